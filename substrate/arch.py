@@ -285,9 +285,14 @@ def _sparse_step_dense_layers(c: Config) -> tuple[int, ...]:
     return tuple(i for i in range(c["num_hidden_layers"]) if i in listed or (i + 1) % step)
 
 
+def _num_experts(c: Config) -> int:
+    """transformers 5 writes ``num_local_experts`` where the hub's files say ``num_experts``."""
+    return int(c["num_experts"] if "num_experts" in c else c["num_local_experts"])
+
+
 def _qwen_moe(c: Config) -> dict[str, Any]:
     return {
-        "num_experts": c["num_experts"],
+        "num_experts": _num_experts(c),
         "top_k": c["num_experts_per_tok"],
         "expert_width": c["moe_intermediate_size"],
         "dense_layers": _sparse_step_dense_layers(c),
@@ -365,7 +370,7 @@ def _phimoe(c: Config) -> dict[str, Any]:
 
 def _olmoe(c: Config) -> dict[str, Any]:
     return {
-        "num_experts": c["num_experts"],
+        "num_experts": _num_experts(c),
         "top_k": c["num_experts_per_tok"],
         "expert_width": c["intermediate_size"],
         "qk_norm": "full",

@@ -1,0 +1,216 @@
+"""Checkpoints in, experts out: safetensors to common weights and one record per expert.
+
+A *record* is one routed expert as a flat run of numbers: gate ``[I, H]``, up ``[I, H]`` and down
+``[H, I]``, in this order.  It is what moves between tiers, what fills a slot, and what is read
+from disk in one piece.  Nothing here ever unpickles.
+"""
+
+import hashlib
+import json
+import os
+from collections.abc import Iterable, Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+
+from substrate.arch import ModelShape
+from substrate.errors import CheckpointError
+from substrate.naming import (
+    COMPUTABLE_FAMILIES,
+    PROJECTIONS,
+    TensorSpec,
+    common_tensors,
+    expert_tensors,
+)
+
+#: Records start at multiples of this many bytes, so that a disk can be read without the page cache.
+ALIGNMENT = 4096
+
+
+class Checkpoint:
+    """A directory in the Hugging Face format: ``config.json`` and ``*.safetensors``.
+
+    Opening reads headers only and checks that every tensor the family needs is there and has its
+    dimensions; weights are read when asked for.
+
+    Raises:
+        CheckpointError: a missing, truncated or mis-shaped file or tensor.
+    """
+
+    def __init__(self, path: Path) -> None:
+        if not path.is_dir():
+            raise CheckpointError(f"{path}: no such directory; expected a Hugging Face checkpoint")
+        self.path = path
+        self.shape = ModelShape.from_file(path / "config.json")
+        if self.shape.family not in COMPUTABLE_FAMILIES:
+            raise CheckpointError(
+                f"{path}: the decoder does not know model_type {self.shape.family!r}; "
+                f"allowed: {', '.join(sorted(COMPUTABLE_FAMILIES))}"
+            )
+        self._stack = ExitStack()
+        self._files = {file: self._open(file) for file in self._shards()}
+        self._holder = {name: f for f in self._files.values() for name in f.keys()}  # noqa: SIM118
+        self._check(common_tensors(self.shape).values())
+        for layer in self.shape.moe_layers:
+            for expert in range(self.shape.num_experts):
+                self._check(expert_tensors(self.shape, layer, expert).values())
+
+    def _shards(self) -> list[Path]:
+        index = self.path / "model.safetensors.index.json"
+        if not index.exists():
+            files = sorted(self.path.glob("*.safetensors"))
+            if not files:
+                raise CheckpointError(f"{self.path}: holds no .safetensors file")
+            return files
+        try:
+            names = sorted(set(json.loads(index.read_text())["weight_map"].values()))
+        except (ValueError, KeyError, AttributeError) as error:
+            raise CheckpointError(f"{index}: not a safetensors index ({error})") from error
+        return [self.path / name for name in names]
+
+    def _open(self, file: Path) -> Any:
+        try:
+            return self._stack.enter_context(safe_open(file, framework="pt"))
+        except FileNotFoundError as error:
+            raise CheckpointError(f"{file}: named by the index but missing") from error
+        except (SafetensorError, OSError) as error:
+            raise CheckpointError(f"{file}: truncated or not safetensors ({error})") from error
+
+    def _check(self, specs: Iterable[TensorSpec]) -> None:
+        for spec in specs:
+            holder = self._holder.get(spec.stored)
+            if holder is None:
+                raise CheckpointError(f"{self.path}: tensor {spec.stored} is missing")
+            dims = tuple(holder.get_slice(spec.stored).get_shape())
+            if dims != spec.dims:
+                raise CheckpointError(
+                    f"{self.path}: tensor {spec.stored} has shape {list(dims)}, "
+                    f"its config.json demands {list(spec.dims)}"
+                )
+
+    def _read(self, stored: str, dtype: torch.dtype) -> Tensor:
+        tensor: Tensor = self._holder[stored].get_tensor(stored)
+        return tensor.to(dtype)
+
+    def common(self, dtype: torch.dtype) -> dict[str, Tensor]:
+        """Every tensor that is not a routed expert's, by our name."""
+        return {
+            ours: self._read(spec.stored, dtype)
+            for ours, spec in common_tensors(self.shape).items()
+        }
+
+    def expert_record(self, layer: int, expert: int, dtype: torch.dtype) -> Tensor:
+        """One routed expert as a flat record ``[3·I·H]``."""
+        specs = expert_tensors(self.shape, layer, expert)
+        return torch.cat([self._read(specs[p].stored, dtype).flatten() for p in PROJECTIONS])
+
+    def content_hash(self) -> str:
+        """A hash of the configuration and of every weight file, for provenance."""
+        digest = hashlib.sha256()
+        for file in [self.path / "config.json", *sorted(self._files)]:
+            with file.open("rb") as stream:
+                digest.update(hashlib.file_digest(stream, "sha256").digest())
+        return digest.hexdigest()[:16]
+
+    def close(self) -> None:
+        """Release the files."""
+        self._stack.close()
+
+
+def unpack(shape: ModelShape, record: Tensor) -> tuple[Tensor, Tensor]:
+    """A record as two matrices without copying: gate above up ``[2·I, H]``, and down ``[H, I]``."""
+    half = 2 * shape.expert_width * shape.hidden_size
+    gate_up = record[:half].view(2 * shape.expert_width, shape.hidden_size)
+    return gate_up, record[half:].view(shape.hidden_size, shape.expert_width)
+
+
+class ResidentExperts:
+    """Every expert's record in memory ``[layers, E, 3·I·H]``: the model as if nothing was tight."""
+
+    def __init__(self, checkpoint: Checkpoint, dtype: torch.dtype) -> None:
+        shape = checkpoint.shape
+        self.shape = shape
+        self._matrices = {
+            (layer, expert): unpack(shape, checkpoint.expert_record(layer, expert, dtype))
+            for layer in shape.moe_layers
+            for expert in range(shape.num_experts)
+        }
+
+    def matrices(self, layer: int, expert: int) -> tuple[Tensor, Tensor]:
+        """Gate above up ``[2·I, H]``, and down ``[H, I]``."""
+        return self._matrices[layer, expert]
+
+
+@dataclass(frozen=True, slots=True)
+class ExpertStore:
+    """Expert records in one file, aligned, readable one by one: the disk tier itself."""
+
+    path: Path
+    shape: ModelShape
+    dtype: torch.dtype
+
+    @property
+    def record_values(self) -> int:
+        """Numbers in a record."""
+        return self.shape.expert_params
+
+    @property
+    def record_bytes(self) -> int:
+        """Bytes that a record holds."""
+        return self.record_values * self.dtype.itemsize
+
+    @property
+    def stride_bytes(self) -> int:
+        """Distance between the starts of two records."""
+        return -(-self.record_bytes // ALIGNMENT) * ALIGNMENT
+
+    def offset(self, layer: int, expert: int) -> int:
+        """Where an expert's record starts."""
+        index = self.shape.moe_layers.index(layer) * self.shape.num_experts + expert
+        return index * self.stride_bytes
+
+    def read_into(self, descriptor: int, layer: int, expert: int, slot: Tensor) -> None:
+        """Read a record into a slot ``[3·I·H]`` of this store's dtype.
+
+        Raises:
+            CheckpointError: the file ends before the record does.
+        """
+        buffer = memoryview(slot.numpy()).cast("B")
+        got = os.preadv(descriptor, [buffer], self.offset(layer, expert))
+        if got != self.record_bytes:
+            raise CheckpointError(
+                f"{self.path}: record of layer {layer} expert {expert} is truncated "
+                f"({got} of {self.record_bytes} bytes); delete the file, it is built again"
+            )
+
+    @classmethod
+    def build(cls, checkpoint: Checkpoint, path: Path, dtype: torch.dtype) -> "ExpertStore":
+        """Write every expert's record, in place by a rename; a finished store is reused."""
+        store = cls(path, checkpoint.shape, dtype)
+        shape = checkpoint.shape
+        last = store.offset(shape.moe_layers[-1], shape.num_experts - 1) + store.record_bytes
+        if path.exists() and path.stat().st_size == last:
+            return store
+        path.parent.mkdir(parents=True, exist_ok=True)
+        partial = path.with_suffix(".partial")
+        with partial.open("wb") as file:
+            for layer in shape.moe_layers:
+                for expert in range(shape.num_experts):
+                    file.seek(store.offset(layer, expert))
+                    record = checkpoint.expert_record(layer, expert, dtype)
+                    file.write(record.contiguous().numpy().tobytes())
+        partial.replace(path)
+        return store
+
+
+def fuse_attention(common: Mapping[str, Tensor], layer: int) -> tuple[Tensor, Tensor | None]:
+    """Query, key and value projections as one matrix (and one bias): one product instead of three."""
+    weight = torch.cat([common[f"layers.{layer}.{n}"] for n in "qkv"])
+    if f"layers.{layer}.q.bias" not in common:
+        return weight, None
+    return weight, torch.cat([common[f"layers.{layer}.{n}.bias"] for n in "qkv"])
