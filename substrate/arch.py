@@ -68,6 +68,7 @@ class ModelShape(BaseModel):
     latent: LatentAttention | None = None
     clip_qkv: float | None = None
     rope_theta: float = Field(default=10_000.0, gt=0)
+    rope_type: str = "default"
     max_positions: int = Field(default=4096, gt=0)
 
     norm: Literal["rms", "layer"] = "rms"
@@ -125,7 +126,7 @@ class ModelShape(BaseModel):
             return cls(**_common(config), **reader(config))
         except KeyError as missing:
             raise CheckpointError(f"{where}: key {missing} is missing") from missing
-        except (TypeError, ValueError) as error:
+        except (TypeError, ValueError, ArithmeticError) as error:
             raise CheckpointError(f"{where}: {_first_line(error)}") from error
 
     @classmethod
@@ -269,6 +270,7 @@ def _common(c: Config) -> dict[str, Any]:
         "num_kv_heads": c.get("num_key_value_heads") or heads,
         "head_dim": c.get("head_dim") or c["hidden_size"] // heads,
         "rope_theta": c.get("rope_theta") or rope.get("rope_theta", 10_000.0),
+        "rope_type": rope.get("rope_type") or rope.get("type") or "default",
         "max_positions": c.get("max_position_embeddings", 4096),
         "norm_eps": c.get("rms_norm_eps", 1e-6),
         "tied_head": c.get("tie_word_embeddings", False),

@@ -83,8 +83,11 @@ class Model(Protocol):
     def expert(self, layer: int, expert: int) -> None:
         """Compute one active expert on its rows."""
 
+    def shared(self, layer: int) -> None:
+        """Compute the shared experts on all rows."""
+
     def combine(self, layer: int) -> None:
-        """Shared experts plus the weighted sum of the routed ones, added to the residual."""
+        """Add the weighted sum of the routed experts, and the shared ones, to the residual."""
 
     def dense(self, layer: int) -> None:
         """The feed-forward block of a layer without routed experts."""
@@ -106,6 +109,8 @@ class Decoder:
     def __init__(self, shape: ModelShape, common: dict[str, Tensor], experts: Experts) -> None:
         if shape.latent or shape.attention_sinks or shape.gate_bias:
             raise UsageError(f"the decoder has no mathematics for {shape.family}; use a trace")
+        if shape.rope_type != "default":
+            raise UsageError(f"the decoder has no mathematics for rope_type {shape.rope_type}")
         self.shape = shape
         self.experts = experts
         self._w = common
@@ -117,6 +122,11 @@ class Decoder:
     def begin(self, prompts: Sequence[Sequence[int]], new_tokens: int) -> None:
         """Allocate the KV cache of a batch; prompts may differ in length."""
         s = self.shape
+        if not prompts:
+            raise UsageError("there is no prompt; give at least one")
+        for b, prompt in enumerate(prompts):
+            if not prompt:
+                raise UsageError(f"prompt {b} is empty; every prompt needs at least one token")
         longest = max(len(p) for p in prompts) + new_tokens
         if longest > s.max_positions:
             raise UsageError(
@@ -124,8 +134,9 @@ class Decoder:
                 "shorten the prompts or --new-tokens"
             )
         dims = (s.num_layers, len(prompts), s.num_kv_heads, longest, s.head_dim)
-        self._keys, self._values = torch.zeros(dims), torch.zeros(dims)
-        self._cos, self._sin = rope_tables(s, torch.arange(longest))
+        dtype = self._w["embed"].dtype
+        self._keys, self._values = torch.zeros(dims, dtype=dtype), torch.zeros(dims, dtype=dtype)
+        self._cos, self._sin = (t.to(dtype) for t in rope_tables(s, torch.arange(longest)))
         self._tokens: list[list[int]] = [list(p) for p in prompts]
         self._cached = [0] * len(prompts)
 
@@ -158,10 +169,10 @@ class Decoder:
         s, d = self.shape, self.shape.head_dim
         x = self._norm(f"layers.{layer}.attention_norm", x_TH)
         qkv = F.linear(x, *self._qkv[layer])
-        if s.clip_qkv is not None:
-            qkv = qkv.clamp(-s.clip_qkv, s.clip_qkv)
         q, k, v = qkv.split((s.num_heads * d, s.num_kv_heads * d, s.num_kv_heads * d), dim=-1)
         q, k = self._query_key_norm(layer, q, k)
+        if s.clip_qkv is not None:  # OLMoE clips what its norms give
+            q, k, v = (t.clamp(-s.clip_qkv, s.clip_qkv) for t in (q, k, v))
         heads = torch.cat((q, k), dim=-1).view(-1, s.num_heads + s.num_kv_heads, d)
         heads = rotate(heads, self._cos_T, self._sin_T)
         q, k = heads.split((s.num_heads, s.num_kv_heads), dim=1)
@@ -224,9 +235,9 @@ class Decoder:
     def expert(self, layer: int, expert: int) -> None:
         """SwiGLU of one expert on the rows that chose it."""
         gate_up, down = self.experts.matrices(layer, expert)
-        rows = self._y
-        if rows.shape[0] > 1:
-            rows = rows[torch.from_numpy(self._places[expert] // self.shape.top_k)]
+        rows, places = self._y, self._places[expert]
+        if rows.shape[0] > 1 or len(places) > 1:
+            rows = rows[torch.from_numpy(places // self.shape.top_k)]
         gate, up = F.linear(rows, gate_up).chunk(2, dim=-1)
         self._outputs[expert] = F.linear(F.silu(gate) * up, down)
 
@@ -236,7 +247,9 @@ class Decoder:
         missing = self._places.keys() - self._outputs.keys()
         if missing:
             raise RuntimeError(f"layer {layer}: experts {sorted(missing)} were never computed")
-        self._x = self._x + self._mixture(list(self._places)) + self._shared(layer)
+        self._x = self._x + self._mixture(list(self._places))
+        if self.shape.shared_width:
+            self._x = self._x + self._shared_out
 
     def _mixture(self, experts: Sequence[int]) -> Tensor:
         """Weighted sum over ranks ``[T, H]`` of the given experts' outputs; the others count zero."""
@@ -248,14 +261,14 @@ class Decoder:
         weighted = by_rank.view(rows, k, -1) * self._weights[..., None]
         return weighted.sum(dim=1).to(self._x.dtype)
 
-    def _shared(self, layer: int) -> Tensor | float:
-        if not self.shape.shared_width:
-            return 0.0
+    @torch.inference_mode()
+    def shared(self, layer: int) -> None:
+        """SwiGLU of the shared experts as one block, scaled by its own sigmoid gate if it has one."""
         p = f"layers.{layer}"
         out = swiglu(self._y, *(self._w[f"{p}.shared.{n}"] for n in PROJECTIONS))
         if self.shape.shared_gated:
             out = out * F.linear(self._y, self._w[f"{p}.shared_gate"]).sigmoid()
-        return out
+        self._shared_out = out
 
     @torch.inference_mode()
     def dense(self, layer: int) -> None:
@@ -269,7 +282,10 @@ class Decoder:
         """The next MoE layer's scores on this layer's post-attention or partial output state."""
         x = self._x
         if lookahead is Lookahead.LAYER:
-            x = x + (self._mixture(done) if done else 0.0) + self._shared(layer)
+            if done:
+                x = x + self._mixture(done)
+            if self.shape.shared_width:
+                x = x + self._shared_out
             x = x + self._attention(layer + 1, x)
         y = self._norm(f"layers.{layer + 1}.mlp_norm", x)
         logits = F.linear(y, self._w[f"layers.{layer + 1}.router"])
@@ -307,5 +323,7 @@ class Decoder:
             gate = self.gate(layer)
             for expert in self.dispatch(layer, gate.ids_TK, gate.ids_TK):
                 self.expert(layer, expert)
+            if self.shape.shared_width:
+                self.shared(layer)
             self.combine(layer)
         return list(self._head(self._x).split(self._new))

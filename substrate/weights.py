@@ -69,7 +69,7 @@ class Checkpoint:
             return files
         try:
             names = sorted(set(json.loads(index.read_text())["weight_map"].values()))
-        except (ValueError, KeyError, AttributeError) as error:
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise CheckpointError(f"{index}: not a safetensors index ({error})") from error
         return [self.path / name for name in names]
 
@@ -180,7 +180,7 @@ class ExpertStore:
         Raises:
             CheckpointError: the file ends before the record does.
         """
-        buffer = memoryview(slot.numpy()).cast("B")
+        buffer = memoryview(slot.view(torch.uint8).numpy())  # numpy has no bfloat16
         got = os.preadv(descriptor, [buffer], self.offset(layer, expert))
         if got != self.record_bytes:
             raise CheckpointError(
@@ -203,7 +203,7 @@ class ExpertStore:
                 for expert in range(shape.num_experts):
                     file.seek(store.offset(layer, expert))
                     record = checkpoint.expert_record(layer, expert, dtype)
-                    file.write(record.contiguous().numpy().tobytes())
+                    file.write(record.view(torch.uint8).numpy().tobytes())
         partial.replace(path)
         return store
 

@@ -1,0 +1,139 @@
+"""What an operation costs on a machine that may not be here: one rule for each kind of operation.
+
+Every rule is a roofline: the larger of bytes over bandwidth and floating-point operations over
+throughput, from a hardware profile and the *full-size* model's shape.  What the control thread
+pays for launching, copying, waiting and deciding is separate (`control_ns`), because it runs beside
+the lanes.
+"""
+
+from substrate.arch import ModelShape, Precision, stored_bytes
+from substrate.machine import Lane, Op, OpKind
+from substrate.profile import HardwareProfile
+
+#: Reads below this many bytes do not reach a GPU's streaming bandwidth (facts: 20 MB).
+LARGE_READ_BYTES = 20_000_000
+
+#: Activations, KV cache and returned outputs are always two bytes a value.
+ACTIVATION_BYTES = 2
+
+
+class CostModel:
+    """Prices operations of one model at one precision on one hardware profile, in ns."""
+
+    def __init__(self, profile: HardwareProfile, shape: ModelShape, precision: Precision) -> None:
+        self.profile = profile
+        self.shape = shape
+        self.precision: Precision = precision
+        gpu, host, software = profile.gpu, profile.host, profile.software
+        self.record_bytes = shape.expert_bytes(precision)
+        self._large = gpu.bandwidth.bytes_per_s * gpu.large_read_efficiency.ratio / 1e9
+        self._small = gpu.bandwidth.bytes_per_s * gpu.small_read_efficiency.ratio / 1e9
+        self._flops = gpu.tensor_bf16.flops_per_s * gpu.tensor_efficiency.ratio / 1e9
+        self._host_bytes = host.gemv_bandwidth.bytes_per_s / 1e9
+        self._host_flops = host.peak_fp32.flops_per_s * host.gemm_efficiency.ratio / 1e9
+        efficiency = profile.link.in_engine_efficiency.ratio
+        self._h2d = profile.link.h2d.bytes_per_s * efficiency / 1e9
+        self._d2h = profile.link.pinned_d2h.bytes_per_s * efficiency / 1e9
+        launch = software.launch.ns
+        attention = software.launches_attention.count * launch
+        gate = software.launches_gate.count * launch
+        self._launch_ns = {
+            OpKind.ATTEND: attention,
+            OpKind.GATE: gate,
+            OpKind.SHARED: software.launches_shared.count * launch,
+            OpKind.DENSE: software.launches_expert.count * launch,
+            OpKind.COMBINE: 2 * launch,
+            OpKind.PREDICT: attention + gate,
+            OpKind.HEAD: software.launches_head.count * launch,
+        }
+        self._launch_expert_ns = software.launches_expert.count * launch
+        self._cache: dict[tuple[Op, Lane], int] = {}
+
+    # ------------------------------------------------------------------ lanes
+
+    def ns(self, op: Op, lane: Lane) -> int:
+        """How long the operation occupies its lane.  Layers of a model cost alike."""
+        key = (op._replace(layer=0, experts=()), lane)
+        cost = self._cache.get(key)
+        if cost is None:
+            cost = self._cache[key] = max(1, round(self._price(op, lane)))
+        return cost
+
+    def _price(self, op: Op, lane: Lane) -> float:
+        if lane is Lane.DEVICE:
+            return self._device(op)
+        if lane is Lane.HOST:
+            return sum(self._host_expert(rows) for rows in op.rows)
+        if lane is Lane.DISK:
+            disk = self.profile.disk
+            return disk.access_latency.ns + self.record_bytes / (disk.queue1_bandwidth.bytes_per_s / 1e9)
+        fixed = self.profile.link.copy_fixed.ns
+        if op.kind is OpKind.RETURN:
+            size = sum(op.rows) * self.shape.hidden_size * ACTIVATION_BYTES
+            return fixed + size / self._d2h
+        return fixed + self.record_bytes / self._h2d
+
+    def _device(self, op: Op) -> float:
+        s = self.shape
+        match op.kind:
+            case OpKind.ATTEND:
+                return self._attention(op.rows[0], op.context)
+            case OpKind.GATE:
+                return self._read(s.gate_params + s.norm_params, op.rows[0])
+            case OpKind.PREDICT:  # context 0: the next gate alone, on the state at hand
+                attention = self._attention(op.rows[0], op.context) if op.context else 0.0
+                return attention + self._read(s.gate_params + s.norm_params, op.rows[0])
+            case OpKind.EXPERT:
+                return sum(self._read(s.expert_params, rows) for rows in op.rows)
+            case OpKind.SHARED:
+                return self._read(s.shared_params, op.rows[0])
+            case OpKind.DENSE:
+                return self._read(3 * s.hidden_size * s.dense_width, op.rows[0])
+            case OpKind.COMBINE:
+                moved = op.rows[0] * (s.top_k + 2) * s.hidden_size * ACTIVATION_BYTES
+                return moved / self._small
+            case OpKind.HEAD:
+                return self._read(s.head_params, op.rows[0])
+        raise ValueError(f"{op.kind} does not run on the device")
+
+    def _read(self, params: int, rows: int) -> float:
+        """Read weights once and multiply them with ``rows`` rows."""
+        size = stored_bytes(params, self.precision)
+        bandwidth = self._large if size >= LARGE_READ_BYTES else self._small
+        return max(size / bandwidth, 2 * params * rows / self._flops)
+
+    def _attention(self, rows: int, context: int) -> float:
+        s = self.shape
+        cache = context * s.kv_values_per_token_layer * ACTIVATION_BYTES / self._large
+        products = 4 * rows * context * s.num_heads * s.head_dim / self._flops
+        return self._read(s.attention_params + s.norm_params, rows) + max(cache, products)
+
+    def _host_expert(self, rows: int) -> float:
+        flops = 2 * self.shape.expert_params * rows / self._host_flops
+        return self.profile.host.handoff.ns + max(self.record_bytes / self._host_bytes, flops)
+
+    # ------------------------------------------------------------------ the control thread
+
+    def control_ns(self, op: Op, lane: Lane) -> int:
+        """What submitting the operation costs the control thread."""
+        if lane is Lane.DEVICE:
+            if op.kind is OpKind.EXPERT:
+                return len(op.rows) * self._launch_expert_ns
+            return self._launch_ns[op.kind]
+        return self.profile.software.copy_submit.ns
+
+    @property
+    def sync_ns(self) -> int:
+        """Reading a result back to the control thread, beyond waiting for it."""
+        return self.profile.software.sync.ns
+
+    @property
+    def decision_ns(self) -> int:
+        """One layer's decisions on the control thread."""
+        return self.profile.software.decision.ns
+
+    # ------------------------------------------------------------------ limits
+
+    def least_device_ns(self, op: Op) -> float:
+        """Device time that no system can save: the operation's bytes at the full read bandwidth."""
+        return self._device(op)

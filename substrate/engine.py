@@ -1,0 +1,268 @@
+"""The one loop: a token's way through the layers, for every system, model and machine.
+
+    attend → gate → (stale prefetches dropped) → route → assign
+           → resident experts start; loads and host experts go to their lanes
+           → the next layer is predicted, prefetches are queued
+           → loaded experts compute as they arrive → combined with the shared experts
+
+Prefill runs the same loop with many rows an expert.  Nothing here knows a system by name.
+"""
+
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from substrate.errors import IntegrityError
+from substrate.machine import Lane, Machine, Op, OpKind, Span
+from substrate.memory import ExpertCache
+from substrate.model import Gate, Lookahead, Model, Phase
+from substrate.system import Costs, LayerView, Missing, Routed, System
+from substrate.timeline import Timeline
+from substrate.transfer import Transfers
+
+
+@dataclass(slots=True)
+class Counts:
+    """What became of active experts and prefetches, summed over layers and passes of one phase."""
+
+    active: int = 0
+    hits: int = 0
+    in_flight: int = 0
+    loads: int = 0
+    host: int = 0
+    replaced: int = 0
+    prefetched: int = 0
+    prefetched_top_score: int = 0
+    prefetched_active: int = 0
+    prefetched_used: int = 0
+
+
+@dataclass(slots=True)
+class Generation:
+    """One batch's outcome; times in ns of the machine's clock."""
+
+    tokens: list[list[int]]
+    started_ns: int
+    token_ends_ns: list[int] = field(default_factory=list)
+    #: For each decoded token: the keys that each MoE layer used, in order.
+    used: list[list[list[int]]] = field(default_factory=list)
+
+    @property
+    def ttft_ns(self) -> int:
+        """Time to the first token."""
+        return self.token_ends_ns[0] - self.started_ns
+
+    @property
+    def steps_ns(self) -> list[int]:
+        """Time of each further token."""
+        ends = self.token_ends_ns
+        return [b - a for a, b in zip(ends, ends[1:], strict=False)]
+
+
+class Engine:
+    """Runs a system's decisions for a model on a machine."""
+
+    def __init__(
+        self, system: System, model: Model, machine: Machine, cache: ExpertCache, timeline: Timeline
+    ) -> None:
+        self.system, self.model, self.machine = system, model, machine
+        self.cache, self.timeline = cache, timeline
+        self.counts: dict[Phase, Counts] = {"prefill": Counts(), "decode": Counts()}
+        self.costs = Costs()
+        self.transfers = Transfers(system.evict, machine, cache, self.costs)
+        one = Op(OpKind.EXPERT, 0, rows=(1,), experts=(0,))
+        self.costs.load_ns.append(machine.estimate_ns(Op(OpKind.LOAD, 0), machine.load_path[-1]))
+        if machine.has_host_lane:
+            estimate = machine.estimate_ns(one, Lane.HOST)
+            self.costs.host_ns.append(estimate)
+            self.costs.host_ns_per_row.append(estimate)
+
+    def start(self) -> int:
+        """Fill the device as the system places experts; returns how many were placed.
+
+        This is loading time, before the clock of any request: nothing is charged to a lane.
+        """
+        shape, cache = self.model.shape, self.cache
+        self.system.start(shape, cache)
+        slots = cache.slots - self.system.evict.reserve
+        placed = 0
+        for layer, expert in self.system.place.place(shape, slots, cache.scope):
+            self.transfers.place(layer, expert)
+            placed += 1
+        return placed
+
+    # ------------------------------------------------------------------ a batch of prompts
+
+    def generate(self, prompts: Sequence[Sequence[int]], new_tokens: int) -> Generation:
+        """Prefill the prompts, then decode until each has ``new_tokens`` new tokens."""
+        self.model.begin(prompts, new_tokens)
+        self._lengths = [len(p) for p in prompts]
+        out = Generation([[] for _ in prompts], self.machine.now_ns())
+        for step in range(new_tokens):
+            phase: Phase = "decode" if step else "prefill"
+            self._used: list[list[int]] = []
+            for tokens, token in zip(out.tokens, self._forward(phase), strict=True):
+                tokens.append(token)
+            out.token_ends_ns.append(self.machine.now_ns())
+            self.timeline.mark(out.token_ends_ns[-1], f"token {step + 1}")
+            if phase == "decode":
+                out.used.append(self._used)
+        return out
+
+    def _forward(self, phase: Phase) -> list[int]:
+        """One pass: the whole prompts, or one token of each sequence."""
+        rows = self.model.embed(phase)
+        if phase == "decode":
+            self._lengths = [n + 1 for n in self._lengths]
+        context = sum(self._lengths)
+        for layer in range(self.model.shape.num_layers):
+            attend = Op(OpKind.ATTEND, layer, (rows,), context=context)
+            self._device(attend, lambda layer=layer: self.model.attend(layer))
+            if layer in self.model.shape.dense_layers:
+                dense = Op(OpKind.DENSE, layer, (rows,))
+                self._device(dense, lambda layer=layer: self.model.dense(layer))
+            else:
+                self._moe(layer, phase, rows, context)
+        head = self._device(Op(OpKind.HEAD, -1, (len(self._lengths),)), self.model.head)
+        self.machine.wait(head)
+        return head.value
+
+    def _device(self, op: Op, work, after: Sequence[Span] = ()) -> Span:
+        return self.machine.submit(op, Lane.DEVICE, after, work)
+
+    # ------------------------------------------------------------------ a layer with experts
+
+    def _moe(self, layer: int, phase: Phase, rows: int, context: int) -> None:
+        model, machine, cache, system = self.model, self.machine, self.cache, self.system
+
+        gated = self._device(Op(OpKind.GATE, layer, (rows,)), lambda: model.gate(layer))
+        machine.wait(gated)
+        machine.cancel(layer)
+        with machine.lock:
+            view = self._view(layer, phase, gated.value)
+            system.observe(view)
+            routed = system.route.route(view)
+            active = model.dispatch(layer, routed.ids_TK, routed.weigh_as_TK)
+            hits = [e for e in active if view.resident_E[e]]
+            late = [e for e in active if view.in_flight_E[e]]
+            missing = self._missing(view, active)
+            assigned = system.assign.assign(view, missing)
+            keys = [cache.key(layer, e) for e in active]
+            cache.pin(keys)
+            system.evict.used(layer, active)
+        machine.elapse(decisions=1)
+
+        self._compute(layer, hits, active)
+        if model.shape.shared_width:
+            self._device(Op(OpKind.SHARED, layer, (rows,)), lambda: model.shared(layer))
+        arriving = [(e, self.transfers.arrival(layer, e)) for e in late]
+        waiting = deque(assigned.load)
+        while waiting and (span := self.transfers.demand(layer, waiting[0])):
+            arriving.append((waiting.popleft(), span))
+        returned = [self._on_host(layer, e, active[e]) for e in assigned.host]
+        predicted = self._predict(layer, phase, rows, context, hits)
+        for expert, span in arriving:
+            self._compute(layer, [expert], active, after=(span,))
+        for expert in waiting:  # more loads than slots: each waits for a computed expert to leave
+            span = self.transfers.demand_when_free(layer, expert)
+            self._compute(layer, [expert], active, after=(span,))
+        combine = Op(OpKind.COMBINE, layer, (rows,))
+        self._device(combine, lambda: model.combine(layer), after=returned)
+
+        if layer + 1 in model.shape.moe_layers:
+            self._prefetch(view, layer + 1, predicted)
+        with machine.lock:
+            cache.unpin(keys)
+        self._count(view, routed, active, hits, late, assigned.load, assigned.host)
+        self._used.append(keys)
+
+    def _view(self, layer: int, phase: Phase, gate: Gate) -> LayerView:
+        now = self.machine.now_ns()
+        return LayerView(
+            phase=phase,
+            layer=layer,
+            shape=self.model.shape,
+            scores_TE=gate.scores_TE,
+            own_TK=gate.ids_TK,
+            resident_E=self.cache.resident(layer, now),
+            in_flight_E=self.cache.in_flight(layer, now),
+            costs=self.costs,
+        )
+
+    def _missing(self, view: LayerView, active: dict[int, int]) -> list[Missing]:
+        absent = [e for e in active if not (view.resident_E[e] or view.in_flight_E[e])]
+        if not absent:
+            return []
+        best = view.scores_TE[:, absent].max(axis=0).tolist()
+        return [Missing(e, s, active[e]) for e, s in zip(absent, best, strict=True)]
+
+    def _compute(
+        self, layer: int, experts: Sequence[int], active: dict[int, int], after: Sequence[Span] = ()
+    ) -> None:
+        """Run experts that are, or after a load will be, on the device."""
+        if not experts:
+            return
+        op = Op(OpKind.EXPERT, layer, tuple(active[e] for e in experts), tuple(experts))
+        span = self._device(op, lambda: [self.model.expert(layer, e) for e in experts], after)
+        with self.machine.lock:
+            self.transfers.read_by(span, layer, experts)
+
+    def _on_host(self, layer: int, expert: int, rows: int) -> Span:
+        """Compute an expert on the host; its small output comes back over d2h."""
+        op = Op(OpKind.EXPERT, layer, (rows,), (expert,))
+        span = self.machine.submit(op, Lane.HOST, (), lambda: self.model.expert(layer, expert))
+        self.costs.host_ns.append(span.duration_ns)
+        self.costs.host_ns_per_row.append(span.duration_ns / rows)
+        back = Op(OpKind.RETURN, layer, (rows,), (expert,))
+        return self.machine.submit(back, Lane.D2H, (span,))
+
+    # ------------------------------------------------------------------ the next layer
+
+    def _predict(
+        self, layer: int, phase: Phase, rows: int, context: int, hits: Sequence[int]
+    ) -> Span | None:
+        lookahead = self.system.prefetch.lookahead
+        if phase == "prefill" or lookahead is Lookahead.NONE:
+            return None
+        if layer + 1 not in self.model.shape.moe_layers:
+            return None
+        op = Op(OpKind.PREDICT, layer, (rows,), context=context * (lookahead is Lookahead.LAYER))
+        return self._device(op, lambda: self.model.predict(layer, hits, lookahead))
+
+    def _prefetch(self, view: LayerView, next_layer: int, predicted: Span | None) -> None:
+        """Ask for prefetches as soon as the prediction can be read, and queue them."""
+        if predicted is not None:
+            self.machine.wait(predicted)
+        scores = None if predicted is None else predicted.value
+        with self.machine.lock:
+            wanted = self.system.prefetch.prefetch(view, next_layer, scores)
+        for expert in wanted:
+            self.transfers.prefetch(next_layer, expert)
+
+    # ------------------------------------------------------------------ counting
+
+    def _count(
+        self, view: LayerView, routed: Routed, active: dict[int, int], hits: Sequence[int],
+        late: Sequence[int], loads: Sequence[int], host: Sequence[int],
+    ) -> None:  # fmt: skip
+        if len(hits) + len(late) + len(loads) + len(host) != len(active):
+            raise IntegrityError(
+                f"layer {view.layer}: the system assigned {len(loads)} loads and {len(host)} host "
+                f"experts to {len(active) - len(hits) - len(late)} missing ones"
+            )
+        c = self.counts[view.phase]
+        c.active += len(active)
+        c.hits += len(hits)
+        c.in_flight += len(late)
+        c.loads += len(loads)
+        c.host += len(host)
+        started = self.transfers.take_started(view.layer)
+        if started:
+            own = set(view.own_TK.ravel().tolist())
+            top = own if routed.top_score is None else routed.top_score
+            c.prefetched += len(started)
+            c.prefetched_top_score += len(started & top)
+            c.prefetched_active += len(started & own)
+            c.prefetched_used += len(started & active.keys())
+        if routed.ids_TK is not view.own_TK:
+            c.replaced += int((routed.ids_TK != view.own_TK).sum())

@@ -1,0 +1,140 @@
+"""What a machine is: lanes that run operations, and a control thread that waits for some of them.
+
+The engine speaks only this protocol.  `substrate.simulated` answers it with a virtual clock and a
+hardware profile, `substrate.local` with the wall clock of this computer.
+
+    submit   an operation that is needed: runs on its lane as soon as what it waits for has ended
+    enqueue  a prefetch: runs when its lane has nothing needed to do, and may still be cancelled
+    wait     the control thread stands still until an operation has ended
+    elapse   the control thread itself works (decisions, launches)
+
+Two rules settle every tie: a needed operation goes before a prefetch that could start at the same
+instant, and operations of one kind go in the order of submission.
+"""
+
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from enum import StrEnum
+from typing import Any, NamedTuple, Protocol
+
+Work = Callable[[], Any]
+
+
+class Lane(StrEnum):
+    """A resource that does one thing at a time."""
+
+    DEVICE = "device"
+    H2D = "h2d"
+    D2H = "d2h"
+    HOST = "host"
+    DISK = "disk"
+
+
+class OpKind(StrEnum):
+    """What an operation does; the cost model has one rule for each."""
+
+    ATTEND = "attend"
+    GATE = "gate"
+    EXPERT = "expert"
+    SHARED = "shared"
+    COMBINE = "combine"
+    DENSE = "dense"
+    PREDICT = "predict"
+    HEAD = "head"
+    LOAD = "load"
+    READ = "read"
+    RETURN = "return"
+
+
+class Op(NamedTuple):
+    """An operation and the sizes that price it.
+
+    ``rows`` holds one count for each expert of an expert operation, else the pass's rows.
+    ``context`` counts the cached tokens that attention reads.
+    """
+
+    kind: OpKind
+    layer: int
+    rows: tuple[int, ...] = ()
+    experts: tuple[int, ...] = ()
+    context: int = 0
+
+
+class Span:
+    """An operation in time (ns).  ``end_ns`` is None until it is known.
+
+    ``stall_ns`` is how long the lane stood idle before it, ``cause`` what it was waiting for.
+    """
+
+    __slots__ = ("cause", "end_ns", "lane", "op", "stall_ns", "start_ns", "value")
+
+    def __init__(self, op: Op, lane: Lane) -> None:
+        self.op = op
+        self.lane = lane
+        self.start_ns: int | None = None
+        self.end_ns: int | None = None
+        self.stall_ns = 0
+        self.cause = ""
+        self.value: Any = None
+
+    @property
+    def duration_ns(self) -> int:
+        """End minus start; the span must have ended."""
+        if self.start_ns is None or self.end_ns is None:
+            raise RuntimeError(f"{self.op.kind} on {self.lane} has not ended")
+        return self.end_ns - self.start_ns
+
+    def __repr__(self) -> str:
+        where = f"layer {self.op.layer}, {self.start_ns}..{self.end_ns}"
+        return f"<{self.op.kind} {list(self.op.experts)} on {self.lane}, {where}>"
+
+
+class Transfer(Protocol):
+    """What a prefetch asks of memory when it really starts and when it ends."""
+
+    def begin(self, now_ns: int) -> bool:
+        """Claim a slot; False drops the prefetch."""
+
+    def arrive(self, start_ns: int, end_ns: int) -> None:
+        """The record, under way since ``start_ns``, is complete in its slot from ``end_ns`` on."""
+
+    def copy(self) -> None:
+        """Move the record into its slot."""
+
+
+class Machine(Protocol):
+    """See the module's docstring."""
+
+    #: Lanes that an expert crosses on its way to the device, in order.
+    load_path: tuple[Lane, ...]
+    #: Whether the host can compute experts beside the device.
+    has_host_lane: bool
+    #: Held while memory or a policy's state is read or changed.
+    lock: AbstractContextManager[Any]
+
+    def now_ns(self) -> int:
+        """The control thread's clock."""
+
+    def elapse(self, decisions: int) -> None:
+        """The control thread takes so many layers' decisions."""
+
+    def submit(self, op: Op, lane: Lane, after: Sequence[Span] = (), work: Work | None = None) -> Span:
+        """Run a needed operation; its ``value`` is what ``work`` returns."""
+
+    def load(self, op: Op, transfer: Transfer, after: Sequence[Span] = ()) -> Span:
+        """Bring a needed expert whose slot is already claimed; the span ends when it is there."""
+
+    def enqueue(self, op: Op, transfer: Transfer) -> Span:
+        """Queue a prefetch."""
+
+    def cancel(self, layer: int | None = None) -> int:
+        """Drop queued prefetches (of layers up to ``layer``, or all); returns how many."""
+
+    def wait(self, span: Span) -> None:
+        """Return when the span has ended."""
+
+    def copy_record(self, layer: int, expert: int, slot: int) -> None:
+        """Move an expert's record into a slot, where slots are real."""
+
+    def estimate_ns(self, op: Op, lane: Lane) -> int:
+        """What the operation costs before anything was measured."""

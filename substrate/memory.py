@@ -1,0 +1,225 @@
+"""Tiers with byte budgets, and the device's expert slots: the only place that knows what is where.
+
+    ┌ Who owns a slot, and when may it be reused? ──────────────────────────────────────────────┐
+    │ free ──claim──▶ arriving ──arrive──▶ resident ──read_until──▶ resident, busy ──▶ evictable │
+    │                                                                                            │
+    │ claim       gives the slot to an expert; its previous owner is gone from that moment       │
+    │ arriving    ready_ns > now: the transfer is under way, nothing may read or evict it        │
+    │ pinned      its layer has chosen it: eviction must not touch it ...                        │
+    │ computed    ... unless nothing else is left and its computation was already submitted      │
+    │ busy        reader_ns > now: a computation still reads it                                  │
+    │ evictable   resident, not pinned, not busy                                                 │
+    └────────────────────────────────────────────────────────────────────────────────────────────┘
+
+An expert's *key* is ``layer · E + expert``: arrays over keys make every question one vector
+operation.  Times are integer nanoseconds of the machine's clock.
+"""
+
+from collections.abc import Iterable
+from typing import Literal
+
+import numpy as np
+
+from substrate.arch import ModelShape
+from substrate.errors import BudgetError, IntegrityError
+
+Mask = np.ndarray
+Scope = Literal["global", "layer"]
+
+#: Later than any time: the end of something that has not ended.
+NEVER = np.iinfo(np.int64).max
+
+
+class Tier:
+    """A budget of bytes and what it was spent on."""
+
+    def __init__(self, name: str, budget_bytes: int) -> None:
+        self.name = name
+        self.budget_bytes = budget_bytes
+        self.used_bytes = 0
+        self.peak_bytes = 0
+        self._spent: dict[str, int] = {}
+
+    @property
+    def free_bytes(self) -> int:
+        """What can still be reserved."""
+        return self.budget_bytes - self.used_bytes
+
+    def reserve(self, what: str, count_bytes: int) -> None:
+        """Spend bytes.
+
+        Raises:
+            BudgetError: the budget does not hold them.
+        """
+        if count_bytes > self.free_bytes:
+            spent = ", ".join(f"{k} {v / 1e9:.4g} GB" for k, v in self._spent.items())
+            raise BudgetError(
+                f"{self.name} memory: {what} needs {count_bytes / 1e9:.4g} GB, "
+                f"{self.free_bytes / 1e9:.4g} of {self.budget_bytes / 1e9:.4g} GB is free"
+                + (f" (spent: {spent})" if spent else "")
+            )
+        self._spent[what] = self._spent.get(what, 0) + count_bytes
+        self.used_bytes += count_bytes
+        self.peak_bytes = max(self.peak_bytes, self.used_bytes)
+
+
+class ExpertCache:
+    """The device's slots and the experts in them.
+
+    Args:
+        shape: the model.
+        slots: how many experts fit at once.
+        scope: one pool for all layers, or the same number of slots for each layer.
+        tier: charged ``record_bytes`` when a slot is used for the first time.
+
+    Raises:
+        BudgetError: not even one layer's pinned experts fit.
+    """
+
+    def __init__(
+        self, shape: ModelShape, slots: int, scope: Scope, tier: Tier, record_bytes: int
+    ) -> None:
+        layers, experts = len(shape.moe_layers), shape.num_experts
+        slots = min(slots, layers * experts)
+        pools = layers if scope == "layer" else 1
+        if slots // pools < 1 or slots < shape.top_k:
+            raise BudgetError(
+                f"{tier.name} memory: room for {slots} experts, one token of one layer pins "
+                f"{shape.top_k}" + (f" and each of {layers} layers needs one" if pools > 1 else "")
+                + "; give more memory or a larger --cache-ratio"
+            )  # fmt: skip
+        self.shape = shape
+        self.scope: Scope = scope
+        self.slots = slots // pools * pools
+        self._tier, self._record_bytes = tier, record_bytes
+        total = shape.num_layers * experts
+        self._slot_of = np.full(total, -1, dtype=np.int64)
+        self._owner_of = np.full(self.slots, -1, dtype=np.int64)
+        self._ready_ns = np.full(total, NEVER, dtype=np.int64)
+        self._reader_ns = np.zeros(total, dtype=np.int64)
+        self._pins = np.zeros(total, dtype=np.int64)
+        self._computed = np.zeros(total, dtype=bool)
+        self._held = np.zeros(total, dtype=bool)
+        per_pool = self.slots // pools
+        self._free = [
+            list(range((p + 1) * per_pool - 1, p * per_pool - 1, -1)) for p in range(pools)
+        ]
+        self._charged: set[int] = set()
+
+    # ------------------------------------------------------------------ questions
+
+    def key(self, layer: int, expert: int) -> int:
+        """The index of an expert in every array here."""
+        return layer * self.shape.num_experts + expert
+
+    def _row(self, layer: int) -> slice:
+        first = layer * self.shape.num_experts
+        return slice(first, first + self.shape.num_experts)
+
+    def _pool(self, key: int) -> list[int]:
+        if self.scope == "global":
+            return self._free[0]
+        return self._free[self.shape.moe_layers.index(key // self.shape.num_experts)]
+
+    def resident(self, layer: int, now_ns: int) -> Mask:
+        """Which experts of a layer are complete on the device, ``[E]`` bool."""
+        mask: Mask = self._ready_ns[self._row(layer)] <= now_ns
+        return mask
+
+    def in_flight(self, layer: int, now_ns: int) -> Mask:
+        """Which experts of a layer are on their way, ``[E]`` bool."""
+        row = self._row(layer)
+        mask: Mask = self._held[row] & (self._ready_ns[row] > now_ns)
+        return mask
+
+    def holds(self, key: int) -> bool:
+        """Whether the expert has a slot, complete or arriving."""
+        return bool(self._held[key])
+
+    def slot_of(self, key: int) -> int:
+        """The slot of an expert that has one."""
+        return int(self._slot_of[key])
+
+    def has_free_slot(self, key: int) -> bool:
+        """Whether the expert could be placed without an eviction."""
+        return bool(self._pool(key))
+
+    def evictable(self, incoming: int, now_ns: int) -> Mask:
+        """Experts that may leave for ``incoming`` at this instant, over keys."""
+        idle = (self._pins == 0) & (self._ready_ns <= now_ns) & (self._reader_ns <= now_ns)
+        return self._in_pool_of(incoming, idle)
+
+    def evictable_soon(self, incoming: int, now_ns: int) -> Mask:
+        """Experts that may leave when the last computation that reads them has ended.
+
+        These include pinned ones: their layer has nothing left to start on them.
+        """
+        idle = (self._pins == 0) & (self._ready_ns <= now_ns)
+        return self._in_pool_of(incoming, self._held & (self._computed | idle))
+
+    def _in_pool_of(self, incoming: int, mask: Mask) -> Mask:
+        if self.scope == "global":
+            return mask
+        row = self._row(incoming // self.shape.num_experts)
+        pool = np.zeros_like(mask)
+        pool[row] = mask[row]
+        return pool
+
+    # ------------------------------------------------------------------ changes
+
+    def claim(self, key: int, victim: int | None) -> int:
+        """Give a slot to an expert: a free one, or the victim's.  Returns the slot."""
+        if self._held[key]:
+            raise IntegrityError(f"expert {key} already has a slot")
+        if victim is None:
+            slot = self._pool(key).pop()
+            if slot not in self._charged:
+                self._tier.reserve("experts", self._record_bytes)
+                self._charged.add(slot)
+        else:
+            slot = int(self._slot_of[victim])
+            if not self._held[victim] or (self._pins[victim] and not self._computed[victim]):
+                raise IntegrityError(f"expert {victim} cannot be evicted: not resident, or in use")
+            self._held[victim] = False
+            self._slot_of[victim] = -1
+            self._ready_ns[victim] = NEVER
+        self._held[key] = True
+        self._slot_of[key] = slot
+        self._owner_of[slot] = key
+        self._ready_ns[key] = NEVER
+        self._reader_ns[key] = 0
+        self._computed[key] = False
+        return slot
+
+    def arrive(self, key: int, ready_ns: int) -> None:
+        """The expert can be read from ``ready_ns`` on."""
+        self._ready_ns[key] = ready_ns
+
+    def pin(self, keys: Iterable[int]) -> None:
+        """Protect experts that a layer has chosen."""
+        for key in keys:
+            self._pins[key] += 1
+
+    def unpin(self, keys: Iterable[int]) -> None:
+        """End the protection."""
+        for key in keys:
+            self._pins[key] -= 1
+            self._computed[key] = False
+
+    def read_until(self, key: int, end_ns: int) -> None:
+        """A computation that reads the expert was submitted; it ends at ``end_ns``."""
+        self._reader_ns[key] = end_ns
+        self._computed[key] = True
+
+    def check_integrity(self) -> None:
+        """Raise IntegrityError unless slots, owners and pins agree."""
+        held = np.flatnonzero(self._held)
+        free = [slot for pool in self._free for slot in pool]
+        if sorted([*self._slot_of[held].tolist(), *free]) != list(range(self.slots)):
+            raise IntegrityError("slots are lost or owned twice")
+        if any(self._owner_of[self._slot_of[key]] != key for key in held):
+            raise IntegrityError("a slot's owner does not know it")
+        if (self._pins < 0).any():
+            raise IntegrityError("an expert was unpinned more often than pinned")
+        if (self._ready_ns[~self._held] != NEVER).any():
+            raise IntegrityError("an expert without a slot counts as resident")

@@ -1,0 +1,220 @@
+"""A system is five decisions.
+
+The engine asks them at fixed moments of a token's way through a layer; a paper composes five small
+policy objects, most of them shared (`systems.policies`).  A policy is a dataclass: its fields are
+its options, its state is made in `start`.  Policies name actions and never price or perform them.
+
+    place     once, before the first token: where every expert starts
+    route     the gate's scores are known: which experts the tokens use
+    assign    some chosen experts are off the device: load or compute on the host, in which order
+    prefetch  the layer's own loads are queued: what to bring for the next layer
+    evict     a transfer needs a slot: who leaves
+"""
+
+from abc import ABC, abstractmethod
+from collections import deque
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import numpy as np
+
+from substrate.arch import ModelShape
+from substrate.memory import ExpertCache, Mask, Scope
+from substrate.model import Ids, Lookahead, Phase, Scores
+
+
+#: How many measured durations of each kind are kept.
+COSTS_KEPT = 64
+
+
+def _recent() -> "deque[float]":
+    return deque(maxlen=COSTS_KEPT)
+
+
+@dataclass(slots=True)
+class Costs:
+    """What the last operations took on this machine, in ns, oldest first.
+
+    Each list starts with one estimate, so that the first decision has something to go by.
+    """
+
+    load_ns: "deque[float]" = field(default_factory=_recent)
+    host_ns: "deque[float]" = field(default_factory=_recent)
+    host_ns_per_row: "deque[float]" = field(default_factory=_recent)
+
+
+@dataclass(slots=True, kw_only=True)
+class LayerView:
+    """What a decision about one layer may look at.
+
+    Attributes:
+        phase: told, never guessed from the number of rows.
+        scores_TE: gate scores of this layer.
+        own_TK: the model's own choice, best first.
+        resident_E, in_flight_E: where this layer's experts are now.
+        costs: measured durations, oldest first.
+    """
+
+    phase: Phase
+    layer: int
+    shape: ModelShape
+    scores_TE: Scores
+    own_TK: Ids
+    resident_E: Mask
+    in_flight_E: Mask
+    costs: Costs
+
+
+class Routed(NamedTuple):
+    """Which experts the tokens use.
+
+    Attributes:
+        ids_TK: the experts of each row; without repetition within a row.
+        weigh_as_TK: whose gate weight each position gets (usually ``ids_TK`` itself).
+        top_score: experts that the system counts as important, over all rows; None if it does not
+            make the distinction (then every active expert counts).
+    """
+
+    ids_TK: Ids
+    weigh_as_TK: Ids
+    top_score: frozenset[int] | None = None
+
+
+class Missing(NamedTuple):
+    """An active expert off the device: its best gate score and its rows."""
+
+    expert: int
+    score: float
+    rows: int
+
+
+class Assigned(NamedTuple):
+    """What happens to the missing experts; every one stands in exactly one list, in order."""
+
+    load: Sequence[int]
+    host: Sequence[int]
+
+
+class Policy(ABC):
+    """Base of the five decisions.  Subclasses are dataclasses whose fields are their options."""
+
+    def start(self, shape: ModelShape, cache: ExpertCache) -> None:
+        """Make fresh state for a run."""
+
+    def observe(self, view: LayerView) -> None:
+        """A layer's gate is known (called for every layer of every pass, before `Routing`)."""
+
+
+class Placement(Policy):
+    """Where every expert starts."""
+
+    @abstractmethod
+    def place(self, shape: ModelShape, slots: int, scope: Scope) -> Iterable[tuple[int, int]]:
+        """At most ``slots`` pairs (layer, expert) to hold when the run starts."""
+
+
+class Routing(Policy):
+    """Which experts the tokens use."""
+
+    @property
+    def lossless(self) -> bool:
+        """Whether the routed experts are always the model's own."""
+        return True
+
+    def route(self, view: LayerView) -> Routed:
+        """Choose; the default is the model's own top-k."""
+        return Routed(view.own_TK, view.own_TK)
+
+
+class Assignment(Policy):
+    """What happens to active experts that are off the device."""
+
+    #: Whether it ever computes on the host.
+    uses_host: bool = False
+
+    @abstractmethod
+    def assign(self, view: LayerView, missing: Sequence[Missing]) -> Assigned:
+        """Split the missing experts between the link and the host."""
+
+
+class Prefetching(Policy):
+    """What to bring for the next layer."""
+
+    @property
+    def lookahead(self) -> Lookahead:
+        """The prediction that `prefetch` needs in decode."""
+        return Lookahead.NONE
+
+    def prefetch(self, view: LayerView, next_layer: int, predicted_TE: Scores | None) -> Sequence[int]:
+        """Experts of ``next_layer`` in the order to bring them; those already held are skipped.
+
+        ``predicted_TE`` is None when ``lookahead`` is NONE, and in prefill.
+        """
+        return ()
+
+
+class Eviction(Policy):
+    """Who leaves when a slot is needed."""
+
+    #: Slots that placement must leave empty.
+    reserve: int = 0
+
+    def used(self, layer: int, experts: Iterable[int]) -> None:
+        """The layer's active experts, whatever brought them."""
+
+    def arrived(self, key: int) -> None:
+        """An expert was given a slot."""
+
+    def left(self, key: int) -> None:
+        """An expert lost its slot."""
+
+    @abstractmethod
+    def victim(self, allowed: Mask, incoming: int) -> int | None:
+        """One of the allowed keys (never empty), or None to refuse."""
+
+
+@dataclass(kw_only=True)
+class System:
+    """Five decisions under a name.  A paper's system is a subclass with its own defaults."""
+
+    place: Placement
+    route: Routing
+    assign: Assignment
+    prefetch: Prefetching
+    evict: Eviction
+    scope: Scope = "global"
+    #: Everything must fit on the device: the ceiling, not an offloading system.
+    all_resident: bool = False
+
+    @property
+    def policies(self) -> dict[str, Policy]:
+        """The decisions by name, in the order in which they are asked."""
+        return {
+            "place": self.place,
+            "route": self.route,
+            "assign": self.assign,
+            "prefetch": self.prefetch,
+            "evict": self.evict,
+        }
+
+    @property
+    def lossless(self) -> bool:
+        """Whether the tokens are those of the model with everything resident."""
+        return self.route.lossless
+
+    def start(self, shape: ModelShape, cache: ExpertCache) -> None:
+        """Begin a run."""
+        for policy in self.policies.values():
+            policy.start(shape, cache)
+
+    def observe(self, view: LayerView) -> None:
+        """Show a layer's gate to every policy."""
+        for policy in self.policies.values():
+            policy.observe(view)
+
+
+def best_scores(scores_TE: Scores) -> Scores:
+    """Each expert's highest score over the rows, ``[E]``."""
+    best: Scores = scores_TE.max(axis=0)
+    return best

@@ -1,0 +1,99 @@
+"""Spans become figures: busy time, stalls by cause, bytes, energy, and a picture in time."""
+
+import json
+from collections import defaultdict
+from pathlib import Path
+from typing import Any
+
+from substrate.machine import Lane, OpKind, Span
+
+#: Operations that move an expert's record.
+MOVES = frozenset({OpKind.LOAD, OpKind.READ})
+
+
+class Timeline:
+    """Adds up every span of a run; keeps the spans themselves only where a picture needs them.
+
+    Args:
+        record_bytes: bytes of one expert on the link or the disk.
+        keep_all: keep every span (for `--timeline`); otherwise only a window that the engine opens.
+    """
+
+    def __init__(self, record_bytes: int, keep_all: bool = False) -> None:
+        self.record_bytes = record_bytes
+        self.busy_ns: dict[Lane, int] = dict.fromkeys(Lane, 0)
+        self.stall_ns: dict[str, int] = defaultdict(int)
+        self.moves: dict[Lane, int] = dict.fromkeys(Lane, 0)
+        self.spans: list[Span] = []
+        self.marks: list[tuple[int, str]] = []
+        self._keep_all = keep_all
+        self.recording = keep_all
+
+    def add(self, span: Span) -> None:
+        """Count a span whose end is known."""
+        self.busy_ns[span.lane] += span.duration_ns
+        if span.stall_ns and span.lane is Lane.DEVICE:
+            self.stall_ns[span.cause] += span.stall_ns
+        if span.op.kind in MOVES:
+            self.moves[span.lane] += 1
+        if self.recording:
+            self.spans.append(span)
+
+    def bytes_moved(self, lane: Lane) -> int:
+        """Expert bytes that crossed a lane."""
+        return self.moves[lane] * self.record_bytes
+
+    def window(self, recording: bool) -> None:
+        """Open or close the window in which spans are kept."""
+        self.recording = recording or self._keep_all
+
+    def mark(self, at_ns: int, name: str) -> None:
+        """Name an instant (a token's end), for the picture."""
+        if self.recording:
+            self.marks.append((at_ns, name))
+
+    # ------------------------------------------------------------------ pictures
+
+    def picture(self) -> list[dict[str, Any]]:
+        """The kept spans as plain records, times in microseconds from the first one's start."""
+        origin = min((s.start_ns or 0 for s in self.spans), default=0)
+        return [
+            {
+                "lane": span.lane.value,
+                "kind": span.op.kind.value,
+                "layer": span.op.layer,
+                "experts": list(span.op.experts),
+                "start_us": ((span.start_ns or 0) - origin) / 1e3,
+                "end_us": ((span.end_ns or 0) - origin) / 1e3,
+            }
+            for span in self.spans
+        ]
+
+    def chrome_trace(self) -> dict[str, Any]:
+        """Chrome trace events, one row a lane; opens in Perfetto (ui.perfetto.dev)."""
+        rows = {lane: index for index, lane in enumerate(Lane)}
+        events: list[dict[str, Any]] = [
+            {"ph": "M", "name": "thread_name", "pid": 0, "tid": row, "args": {"name": lane.value}}
+            for lane, row in rows.items()
+        ]
+        for span in self.spans:
+            op = span.op
+            experts = ",".join(map(str, op.experts))
+            events.append({
+                "ph": "X",
+                "name": f"{op.kind} L{op.layer}" + (f" E{experts}" if experts else ""),
+                "cat": op.kind.value,
+                "pid": 0,
+                "tid": rows[span.lane],
+                "ts": (span.start_ns or 0) / 1e3,
+                "dur": span.duration_ns / 1e3,
+                "args": {"layer": op.layer, "experts": list(op.experts), "rows": list(op.rows),
+                         "stall_us": span.stall_ns / 1e3, "waited_for": span.cause},
+            })  # fmt: skip
+        for at_ns, name in self.marks:
+            events.append({"ph": "i", "s": "g", "name": name, "pid": 0, "tid": 0, "ts": at_ns / 1e3})
+        return {"traceEvents": events, "displayTimeUnit": "ms"}
+
+    def write_chrome_trace(self, path: Path) -> None:
+        """Write `chrome_trace` as JSON."""
+        path.write_text(json.dumps(self.chrome_trace()))

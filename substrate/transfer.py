@@ -1,0 +1,139 @@
+"""Experts on the move: every load and prefetch claims a slot here, through the system's eviction.
+
+A needed load claims its slot when it is submitted.  A prefetch claims when its lane really starts
+it, so that a cancelled one has evicted nobody; if nobody may leave at that moment it is dropped.
+"""
+
+from collections import defaultdict
+from collections.abc import Sequence
+
+from substrate.errors import IntegrityError
+from substrate.machine import Machine, Op, OpKind, Span
+from substrate.memory import NEVER, ExpertCache
+from substrate.system import Costs, Eviction
+
+
+class _Arriving:
+    """One record under way; the machine calls it back (see `substrate.machine.Transfer`)."""
+
+    def __init__(self, transfers: "Transfers", layer: int, expert: int, prefetch: bool) -> None:
+        self._transfers = transfers
+        self.layer, self.expert, self._prefetch = layer, expert, prefetch
+        self.key = transfers.cache.key(layer, expert)
+
+    def begin(self, now_ns: int) -> bool:
+        """Claim a slot for a prefetch, unless the expert came by itself or nobody may leave."""
+        t = self._transfers
+        with t.machine.lock:
+            if t.cache.holds(self.key) or not t.claim(self.key, now_ns):
+                return False
+            t.started[self.layer].add(self.expert)
+            return True
+
+    def arrive(self, start_ns: int, end_ns: int) -> None:
+        """The record can be read from ``end_ns`` on."""
+        t = self._transfers
+        with t.machine.lock:
+            t.cache.arrive(self.key, end_ns)
+            if not self._prefetch:
+                t.costs.load_ns.append(end_ns - start_ns)
+
+    def copy(self) -> None:
+        """Move the record into its slot, where slots are real."""
+        self._transfers.machine.copy_record(self.layer, self.expert, self._transfers.cache.slot_of(self.key))
+
+
+class Transfers:
+    """Slots, evictions and transfers of one run.
+
+    ``started`` collects, by layer, the prefetches that really began since they were last asked for.
+    """
+
+    def __init__(self, evict: Eviction, machine: Machine, cache: ExpertCache, costs: Costs) -> None:
+        self.evict, self.machine, self.cache, self.costs = evict, machine, cache, costs
+        self.started: dict[int, set[int]] = defaultdict(set)
+        self._arrivals: dict[int, Span] = {}
+        self._readers: dict[int, Span] = {}
+
+    def claim(self, key: int, now_ns: int) -> bool:
+        """Give ``key`` a slot at this instant, evicting if need be; False if nobody may leave."""
+        if self.cache.has_free_slot(key):
+            self._give(key, None)
+            return True
+        allowed = self.cache.evictable(key, now_ns)
+        victim = self.evict.victim(allowed, key) if allowed.any() else None
+        if victim is None:
+            return False
+        self._give(key, victim)
+        return True
+
+    def _give(self, key: int, victim: int | None) -> None:
+        self.cache.claim(key, victim)
+        if victim is not None:
+            self.evict.left(victim)
+        self.evict.arrived(key)
+
+    def place(self, layer: int, expert: int) -> None:
+        """Put an expert into a free slot before the run; nothing is charged to a lane."""
+        key = self.cache.key(layer, expert)
+        self._give(key, None)
+        _Arriving(self, layer, expert, prefetch=True).copy()
+        self.cache.arrive(key, 0)
+
+    # ------------------------------------------------------------------ needed now
+
+    def demand(self, layer: int, expert: int) -> Span | None:
+        """Load an expert that its layer needs; None if no slot can be had without waiting."""
+        with self.machine.lock:
+            if not self.claim(self.cache.key(layer, expert), self.machine.now_ns()):
+                return None
+        return self._load(layer, expert, ())
+
+    def demand_when_free(self, layer: int, expert: int) -> Span:
+        """The same, into the slot of an expert whose computation was submitted already."""
+        key = self.cache.key(layer, expert)
+        with self.machine.lock:
+            if self.claim(key, self.machine.now_ns()):
+                return self._load(layer, expert, ())
+            allowed = self.cache.evictable_soon(key, self.machine.now_ns())
+            victim = self.evict.victim(allowed, key) if allowed.any() else None
+            if victim is None:
+                raise IntegrityError(f"layer {layer} expert {expert}: no slot can ever be had")
+            reader = self._readers.get(victim)
+            self._give(key, victim)
+        return self._load(layer, expert, () if reader is None else (reader,))
+
+    def _load(self, layer: int, expert: int, after: Sequence[Span]) -> Span:
+        op = Op(OpKind.LOAD, layer, experts=(expert,))
+        span = self.machine.load(op, _Arriving(self, layer, expert, prefetch=False), after)
+        self._remember(layer, expert, span)
+        return span
+
+    def _remember(self, layer: int, expert: int, span: Span) -> None:
+        self._arrivals[self.cache.key(layer, expert)] = span
+
+    def arrival(self, layer: int, expert: int) -> Span:
+        """The transfer that is bringing an expert."""
+        return self._arrivals[self.cache.key(layer, expert)]
+
+    def read_by(self, span: Span, layer: int, experts: Sequence[int]) -> None:
+        """A computation that reads these experts was submitted."""
+        end = NEVER if span.end_ns is None else span.end_ns
+        for expert in experts:
+            key = self.cache.key(layer, expert)
+            self._readers[key] = span
+            self.cache.read_until(key, end)
+
+    # ------------------------------------------------------------------ perhaps needed later
+
+    def prefetch(self, layer: int, expert: int) -> None:
+        """Queue an expert unless it is there or on its way."""
+        if self.cache.holds(self.cache.key(layer, expert)):
+            return
+        op = Op(OpKind.LOAD, layer, experts=(expert,))
+        transfer = _Arriving(self, layer, expert, prefetch=True)
+        self._remember(layer, expert, self.machine.enqueue(op, transfer))
+
+    def take_started(self, layer: int) -> set[int]:
+        """The prefetches for a layer that really began."""
+        return self.started.pop(layer, set())

@@ -1,0 +1,32 @@
+"""The two ends of the scale: nothing offloaded, and nothing but offloading."""
+
+from dataclasses import dataclass, field
+
+from substrate.system import Assignment, Eviction, Placement, Prefetching, Routing, System
+from systems.policies.assign import LoadAll
+from systems.policies.evict import LeastRecentlyUsed
+from systems.policies.place import PlaceById
+from systems.policies.prefetch import NoPrefetch
+from systems.policies.route import ExactRouting
+
+
+@dataclass(kw_only=True)
+class MoEOnDemand(System):
+    """Load after the gate, keep what was used last: the baseline of every paper.
+
+    No prediction, no host, one LRU over all layers.  When the device holds fewer experts than one
+    token uses in all its layers, every expert is evicted before its turn comes again.
+    """
+
+    place: Placement = field(default_factory=PlaceById)
+    route: Routing = field(default_factory=ExactRouting)
+    assign: Assignment = field(default_factory=LoadAll)
+    prefetch: Prefetching = field(default_factory=NoPrefetch)
+    evict: Eviction = field(default_factory=LeastRecentlyUsed)
+
+
+@dataclass(kw_only=True)
+class GpuOnly(MoEOnDemand):
+    """Everything resident: the ceiling.  Refused when it does not fit, unless overcommitted."""
+
+    all_resident: bool = True

@@ -1,0 +1,66 @@
+"""``--set key=value``: swap a decision of a system, or change an option of one."""
+
+import dataclasses
+import typing
+from collections.abc import Mapping
+from typing import Any
+
+from pydantic import TypeAdapter, ValidationError
+
+from substrate.errors import UnknownNameError, UsageError
+from substrate.system import Policy, System
+from systems.policies import DECISIONS, name_of, policy_class
+
+
+def configure(system: type[System], settings: Mapping[str, str]) -> System:
+    """Build a system class with settings; see `systems.build`."""
+    plain = {k: v for k, v in settings.items() if "." not in k}
+    dotted = {k: v for k, v in settings.items() if "." in k}
+    policies = {d: _policy(system, d, plain.get(d), dotted) for d in DECISIONS}
+    own = {k: v for k, v in plain.items() if k not in DECISIONS}
+    known = options_of(system)
+    _reject_unknown([*own, *dotted], system, policies)
+    return system(**policies, **{k: _value(known[k], v, k) for k, v in own.items()})
+
+
+def _policy(system: type[System], decision: str, swap: str | None, dotted: Mapping[str, str]) -> Any:
+    fields = {f.name: f for f in dataclasses.fields(system)}
+    factory: Any = policy_class(decision, swap) if swap else fields[decision].default_factory
+    default = factory()
+    known = options_of(type(default))
+    prefix = decision + "."
+    given = {k.removeprefix(prefix): v for k, v in dotted.items() if k.startswith(prefix)}
+    changed = {k: _value(known[k], v, prefix + k) for k, v in given.items() if k in known}
+    return dataclasses.replace(default, **changed)
+
+
+def options_of(owner: type[Policy] | type[System]) -> dict[str, Any]:
+    """An owner's options and their types; of a system, those that are not decisions."""
+    hints = typing.get_type_hints(owner)
+    names = [f.name for f in dataclasses.fields(typing.cast(Any, owner)) if f.init]
+    return {name: hints[name] for name in names if name not in DECISIONS}
+
+
+def _value(kind: Any, text: str, key: str) -> Any:
+    try:
+        return TypeAdapter(kind).validate_python(text)
+    except ValidationError as error:
+        raise UsageError(f"--set {key}={text}: {error.errors()[0]['msg']}") from error
+
+
+def _reject_unknown(keys: list[str], system: type[System], policies: Mapping[str, Policy]) -> None:
+    known = [*DECISIONS, *options_of(system)]
+    known += [f"{d}.{o}" for d, policy in policies.items() for o in options_of(type(policy))]
+    for key in keys:
+        if key not in known:
+            raise UnknownNameError("option", key, known, "see: moebench list policies")
+
+
+def describe(system: System) -> dict[str, str]:
+    """Every decision and option as it ended up, spelled as ``--set`` takes it: for provenance."""
+    resolved = {k: str(getattr(system, k)) for k in options_of(type(system))}
+    for decision, policy in system.policies.items():
+        resolved[decision] = name_of(decision, policy)
+        for option in options_of(type(policy)):
+            resolved[f"{decision}.{option}"] = str(getattr(policy, option))
+    return resolved

@@ -1,0 +1,71 @@
+"""Decisions that several systems share, by kind and name.
+
+    from systems.policies import make
+    make("evict", "lru")
+
+A policy that belongs to one paper lives in that paper's file and is listed here all the same, so
+that any system can borrow it: `moebench run --system moe-ondemand --set evict=score`.
+"""
+
+from importlib import import_module
+from typing import Any
+
+from substrate.errors import UnknownNameError
+from substrate.system import Policy
+
+#: decision → name → (module, class).  Nothing is imported until it is asked for.
+POLICIES: dict[str, dict[str, tuple[str, str]]] = {
+    "place": {
+        "by-id": ("systems.policies.place", "PlaceById"),
+        "popular": ("systems.policies.place", "PlacePopular"),
+    },
+    "route": {
+        "exact": ("systems.policies.route", "ExactRouting"),
+        "expert-cache": ("systems.smoe", "ExpertCacheRouter"),
+    },
+    "assign": {
+        "load": ("systems.policies.assign", "LoadAll"),
+        "host": ("systems.policies.assign", "HostAll"),
+        "balanced": ("systems.policies.assign", "Balanced"),
+    },
+    "prefetch": {
+        "none": ("systems.policies.prefetch", "NoPrefetch"),
+        "next-gate": ("systems.policies.prefetch", "NextGate"),
+        "top-score": ("systems.smoe", "TopScorePrefetch"),
+    },
+    "evict": {
+        "static": ("systems.policies.evict", "NeverEvict"),
+        "lru": ("systems.policies.evict", "LeastRecentlyUsed"),
+        "lfu": ("systems.policies.evict", "LeastFrequentlyUsed"),
+        "score": ("systems.policies.evict", "LowestAverageScore"),
+    },
+}
+
+DECISIONS = tuple(POLICIES)
+
+
+def policy_class(decision: str, name: str) -> type[Policy]:
+    """The class behind a policy's name.
+
+    Raises:
+        UnknownNameError: no such policy for this decision.
+    """
+    known = POLICIES[decision]
+    if name not in known:
+        raise UnknownNameError(f"{decision} policy", name, known)
+    module, attribute = known[name]
+    found: Any = getattr(import_module(module), attribute)
+    return found
+
+
+def make(decision: str, name: str, **options: Any) -> Policy:
+    """A policy by name, with its options."""
+    return policy_class(decision, name)(**options)
+
+
+def name_of(decision: str, policy: Policy) -> str:
+    """The name under which a policy is listed; its class name when it is the user's own."""
+    for name, (module, attribute) in POLICIES[decision].items():
+        if (type(policy).__module__, type(policy).__name__) == (module, attribute):
+            return name
+    return type(policy).__name__

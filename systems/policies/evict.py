@@ -1,0 +1,167 @@
+"""Who leaves when a slot is needed.  Keys are ``layer · E + expert`` (see `substrate.memory`)."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+
+from substrate.arch import ModelShape
+from substrate.errors import UsageError
+from substrate.memory import ExpertCache, Mask
+from substrate.system import Eviction, LayerView
+
+
+def _least(values: np.ndarray, allowed: Mask) -> int:
+    """The allowed key with the smallest value; ties to the lowest key."""
+    keys = np.flatnonzero(allowed)
+    return int(keys[values[keys].argmin()])
+
+
+@dataclass(kw_only=True)
+class NeverEvict(Eviction):
+    """Placed experts stay for good; what is loaded passes through a few staging slots.
+
+    Attributes:
+        staging: slots left empty by placement, for loads that are not kept.
+    """
+
+    staging: int = 2
+
+    def __post_init__(self) -> None:
+        if self.staging < 1:
+            raise UsageError(f"evict.staging is {self.staging}; allowed: 1 or more")
+
+    @property
+    def reserve(self) -> int:  # type: ignore[override]
+        """The staging slots."""
+        return self.staging
+
+    def start(self, shape: ModelShape, cache: ExpertCache) -> None:
+        """The first experts to arrive, as many as placement may place, are the placed ones."""
+        self._passing = np.zeros(shape.num_layers * shape.num_experts, dtype=bool)
+        self._to_place = cache.slots - self.staging
+
+    def arrived(self, key: int) -> None:
+        """Placed, or passing through."""
+        if self._to_place > 0:
+            self._to_place -= 1
+        else:
+            self._passing[key] = True
+
+    def left(self, key: int) -> None:
+        """Gone."""
+        self._passing[key] = False
+
+    def victim(self, allowed: Mask, incoming: int) -> int | None:
+        """Only what is passing through."""
+        passing = allowed & self._passing
+        return int(passing.argmax()) if passing.any() else None
+
+
+@dataclass(kw_only=True)
+class LeastRecentlyUsed(Eviction):
+    """Oldest use first; an expert that was never used since it came counts from its arrival."""
+
+    def start(self, shape: ModelShape, cache: ExpertCache) -> None:
+        """No use yet."""
+        self._clock = 0
+        self._last = np.zeros(shape.num_layers * shape.num_experts, dtype=np.int64)
+        self._experts = shape.num_experts
+
+    def _touch(self, key: int) -> None:
+        self._clock += 1
+        self._last[key] = self._clock
+
+    def used(self, layer: int, experts: Iterable[int]) -> None:
+        """Uses within one layer count in the order of ids."""
+        for expert in experts:
+            self._touch(layer * self._experts + expert)
+
+    def arrived(self, key: int) -> None:
+        """An arrival is as recent as a use."""
+        self._touch(key)
+
+    def victim(self, allowed: Mask, incoming: int) -> int | None:
+        """The smallest last use."""
+        return _least(self._last, allowed)
+
+
+@dataclass(kw_only=True)
+class LeastFrequentlyUsed(Eviction):
+    """Fewest uses first.
+
+    Attributes:
+        survive: whether counts survive an eviction; otherwise they restart at zero.
+        tie: equal counts leave by lowest ``id``, or by oldest use (``lru``).
+    """
+
+    survive: bool = False
+    tie: Literal["id", "lru"] = "lru"
+
+    def start(self, shape: ModelShape, cache: ExpertCache) -> None:
+        """No use yet."""
+        self._count = np.zeros(shape.num_layers * shape.num_experts, dtype=np.int64)
+        self._recency = LeastRecentlyUsed()
+        self._recency.start(shape, cache)
+        self._experts = shape.num_experts
+
+    def used(self, layer: int, experts: Iterable[int]) -> None:
+        """Count a use."""
+        experts = list(experts)
+        self._count[[layer * self._experts + e for e in experts]] += 1
+        self._recency.used(layer, experts)
+
+    def arrived(self, key: int) -> None:
+        """Remember when, for the tie."""
+        self._recency.arrived(key)
+
+    def left(self, key: int) -> None:
+        """Forget the count unless it survives."""
+        if not self.survive:
+            self._count[key] = 0
+
+    def victim(self, allowed: Mask, incoming: int) -> int | None:
+        """The smallest count."""
+        keys = np.flatnonzero(allowed)
+        fewest = allowed & (self._count == self._count[keys].min())
+        return self._recency.victim(fewest, incoming) if self.tie == "lru" else int(fewest.argmax())
+
+
+@dataclass(kw_only=True)
+class LowestAverageScore(Eviction):
+    """SMoE Eq. 3: the lowest gate score averaged over the preceding n iterations leaves.
+
+        argmin_i  Σ_{k = max(1, j-n)}^{j} S_{i,k}  /  (j - max(1, j-n) + 1)
+
+    All experts' scores count, the inactive ones' too.  An iteration is one pass over the layer; in
+    a batch, and in prefill, its score is the mean over the rows.
+
+    Attributes:
+        window: n; the sum has n + 1 terms, as printed.
+    """
+
+    window: int = 8
+
+    def __post_init__(self) -> None:
+        if self.window < 0:
+            raise UsageError(f"evict.window is {self.window}; allowed: 0 or more")
+
+    def start(self, shape: ModelShape, cache: ExpertCache) -> None:
+        """No iteration yet: every average is zero."""
+        self._history = np.zeros((shape.num_layers, self.window + 1, shape.num_experts))
+        self._seen = [0] * shape.num_layers
+        self._average = np.zeros((shape.num_layers, shape.num_experts))
+        self._by_key = self._average.reshape(-1)
+
+    def observe(self, view: LayerView) -> None:
+        """Iteration j of a layer."""
+        layer, terms = view.layer, self.window + 1
+        self._history[layer, self._seen[layer] % terms] = view.scores_TE.mean(axis=0)
+        self._seen[layer] += 1
+        known = min(self._seen[layer], terms)
+        self._average[layer] = self._history[layer, :known].mean(axis=0)
+
+    def victim(self, allowed: Mask, incoming: int) -> int | None:
+        """The smallest average."""
+        return _least(self._by_key, allowed)

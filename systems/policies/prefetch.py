@@ -1,0 +1,43 @@
+"""What to bring for the next layer."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from substrate.errors import UsageError
+from substrate.model import Lookahead, Scores
+from substrate.system import LayerView, Prefetching, best_scores
+
+
+@dataclass(kw_only=True)
+class NoPrefetch(Prefetching):
+    """Nothing."""
+
+
+@dataclass(kw_only=True)
+class NextGate(Prefetching):
+    """The next layer's gate on this layer's state: its top-k, best first (Mixtral-Offloading §3.2).
+
+    Attributes:
+        experts: how many to bring for each layer; 0 means the model's top-k.
+    """
+
+    experts: int = 0
+
+    def __post_init__(self) -> None:
+        if self.experts < 0:
+            raise UsageError(f"prefetch.experts is {self.experts}; allowed: 0 (the top-k) or more")
+
+    @property
+    def lookahead(self) -> Lookahead:
+        """The cheap prediction."""
+        return Lookahead.GATE
+
+    def prefetch(self, view: LayerView, next_layer: int, predicted_TE: Scores | None) -> Sequence[int]:
+        """Highest predicted score first; ties by id.  Nothing in prefill."""
+        if predicted_TE is None:
+            return ()
+        best = best_scores(predicted_TE)
+        order: list[int] = np.argsort(-best, kind="stable").tolist()
+        return order[: self.experts or view.shape.top_k]
