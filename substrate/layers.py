@@ -18,8 +18,12 @@ def normalise(shape: ModelShape, x: Tensor, weight: Tensor, bias: Tensor | None 
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
-    """Root-mean-square normalisation over the last dimension."""
-    return F.rms_norm(x.float(), (x.shape[-1],), eps=eps).to(x.dtype) * weight
+    """Root-mean-square normalisation over the last dimension.
+
+    Spelled out: on one row of a CPU, torch's own function takes four times as long.
+    """
+    y = x.float()
+    return (y * torch.rsqrt(y.square().mean(-1, keepdim=True) + eps)).to(x.dtype) * weight
 
 
 def rope_tables(shape: ModelShape, positions: Tensor) -> tuple[Tensor, Tensor]:

@@ -118,7 +118,6 @@ class Decoder:
 
     # ------------------------------------------------------------------ one batch, one pass
 
-    @torch.inference_mode()
     def begin(self, prompts: Sequence[Sequence[int]], new_tokens: int) -> None:
         """Allocate the KV cache of a batch; prompts may differ in length."""
         s = self.shape
@@ -140,7 +139,6 @@ class Decoder:
         self._tokens: list[list[int]] = [list(p) for p in prompts]
         self._cached = [0] * len(prompts)
 
-    @torch.inference_mode()
     def embed(self, phase: Phase) -> int:
         """Rows of all sequences, one after the other: ``[T, H]``."""
         self._new = [len(p) for p in self._tokens] if phase == "prefill" else [1] * len(self._tokens)
@@ -152,7 +150,6 @@ class Decoder:
         self._x = self._w["embed"][ids]
         return len(ids)
 
-    @torch.inference_mode()
     def attend(self, layer: int) -> None:
         """Pre-normed attention added to the residual."""
         self._x = self._x + self._attention(layer, self._x)
@@ -205,7 +202,6 @@ class Decoder:
 
     # ------------------------------------------------------------------ the MoE block
 
-    @torch.inference_mode()
     def gate(self, layer: int) -> Gate:
         """Score the normalised hidden state; the choice is torch's top-k of the scores."""
         self._y = self._norm(f"layers.{layer}.mlp_norm", self._x)
@@ -219,29 +215,26 @@ class Decoder:
         ids = (logits_TE.float() if by_logits else scores).topk(self.shape.top_k).indices
         return Gate(scores.numpy(), ids.numpy())
 
-    @torch.inference_mode()
     def dispatch(self, layer: int, ids_TK: Ids, weigh_as_TK: Ids) -> dict[int, int]:
         """Group rows by expert and fix the weights."""
         self._weights = gate_weights(self.shape, self._logits, torch.from_numpy(weigh_as_TK))
-        flat = ids_TK.ravel()
-        order = np.argsort(flat, kind="stable")
-        experts, first = np.unique(flat[order], return_index=True)
         # For each active expert, the flat (row, rank) places that it fills.
-        self._places = dict(zip(experts.tolist(), np.split(order, first[1:]), strict=True))
+        places: dict[int, list[int]] = {}
+        for place, expert in enumerate(ids_TK.ravel().tolist()):
+            places.setdefault(expert, []).append(place)
+        self._places = dict(sorted(places.items()))
         self._outputs: dict[int, Tensor] = {}
         return {expert: len(places) for expert, places in self._places.items()}
 
-    @torch.inference_mode()
     def expert(self, layer: int, expert: int) -> None:
         """SwiGLU of one expert on the rows that chose it."""
         gate_up, down = self.experts.matrices(layer, expert)
         rows, places = self._y, self._places[expert]
         if rows.shape[0] > 1 or len(places) > 1:
-            rows = rows[torch.from_numpy(places // self.shape.top_k)]
+            rows = rows[[place // self.shape.top_k for place in places]]
         gate, up = F.linear(rows, gate_up).chunk(2, dim=-1)
         self._outputs[expert] = F.linear(F.silu(gate) * up, down)
 
-    @torch.inference_mode()
     def combine(self, layer: int) -> None:
         """Residual plus routed and shared experts."""
         missing = self._places.keys() - self._outputs.keys()
@@ -252,16 +245,16 @@ class Decoder:
             self._x = self._x + self._shared_out
 
     def _mixture(self, experts: Sequence[int]) -> Tensor:
-        """Weighted sum over ranks ``[T, H]`` of the given experts' outputs; the others count zero."""
-        rows, k = self._weights.shape
-        places = np.concatenate([self._places[e] for e in experts])
-        outputs = torch.cat([self._outputs[e] for e in experts])
-        by_rank = outputs.new_zeros(rows * k, outputs.shape[1])
-        by_rank[torch.from_numpy(places)] = outputs
-        weighted = by_rank.view(rows, k, -1) * self._weights[..., None]
-        return weighted.sum(dim=1).to(self._x.dtype)
+        """Weighted sum of the given experts' outputs by row, ``[T, H]``.
 
-    @torch.inference_mode()
+        Experts are added in the order given, whatever order they were computed in.
+        """
+        places = [place for e in experts for place in self._places[e]]
+        outputs = torch.cat([self._outputs[e] for e in experts])
+        weighted = outputs * self._weights.flatten()[places, None]
+        rows = torch.tensor([place // self.shape.top_k for place in places])
+        return torch.zeros_like(self._x).index_add_(0, rows, weighted.to(self._x.dtype))
+
     def shared(self, layer: int) -> None:
         """SwiGLU of the shared experts as one block, scaled by its own sigmoid gate if it has one."""
         p = f"layers.{layer}"
@@ -270,14 +263,12 @@ class Decoder:
             out = out * F.linear(self._y, self._w[f"{p}.shared_gate"]).sigmoid()
         self._shared_out = out
 
-    @torch.inference_mode()
     def dense(self, layer: int) -> None:
         """Residual plus a dense SwiGLU block."""
         p = f"layers.{layer}"
         y = self._norm(f"{p}.mlp_norm", self._x)
         self._x = self._x + swiglu(y, *(self._w[f"{p}.dense.{n}"] for n in PROJECTIONS))
 
-    @torch.inference_mode()
     def predict(self, layer: int, done: Sequence[int], lookahead: Lookahead) -> Scores:
         """The next MoE layer's scores on this layer's post-attention or partial output state."""
         x = self._x
@@ -293,7 +284,6 @@ class Decoder:
 
     # ------------------------------------------------------------------ the end of a pass
 
-    @torch.inference_mode()
     def head(self) -> list[int]:
         """Append and return the next token of each sequence; `logits` ``[B, V]`` holds the choice."""
         last = np.cumsum(self._new) - 1
@@ -307,7 +297,6 @@ class Decoder:
         head = self._w["embed"] if self.shape.tied_head else self._w["head"]
         return F.linear(self._norm("norm", x), head, self._w.get("head.bias")).float()
 
-    @torch.inference_mode()
     def full_logits(self, texts: Sequence[Sequence[int]]) -> list[Tensor]:
         """Lossless logits ``[len, V]`` of whole texts in one batched pass: the reference.
 

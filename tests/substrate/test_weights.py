@@ -4,6 +4,7 @@ import json
 import os
 import shutil
 from collections.abc import Callable
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -46,7 +47,7 @@ def stored_expert(path: Path, layer: int, expert: int) -> list[Tensor]:
     raise AssertionError(f"{path}: no expert {layer}/{expert}")
 
 
-# --------------------------------------------------------------------------------------- round trips
+# ------------------------------------------------------------------------------- round trips
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -75,7 +76,7 @@ def test_store_records_are_the_checkpoints_experts(family, dtype, directories, t
         os.close(descriptor)
         checkpoint.close()
     assert not any(start % ALIGNMENT for start in starts)
-    assert min(b - a for a, b in zip(starts, starts[1:], strict=False)) >= store.record_bytes
+    assert min(b - a for a, b in pairwise(starts)) >= store.record_bytes
     assert store.path.stat().st_size == starts[-1] + store.record_bytes
 
 
