@@ -27,7 +27,15 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from torch import Tensor, nn
 
 from substrate.arch import ModelShape
-from substrate.layers import gate_weights, normalise, rms_norm, rope_tables, rotate, swiglu
+from substrate.layers import (
+    gate_scores,
+    gate_weights,
+    normalise,
+    rms_norm,
+    rope_tables,
+    rotate,
+    swiglu,
+)
 from substrate.naming import PROJECTIONS, common_tensors, expert_tensors
 from workloads.example import END_OF_TEXT, Example, ask_and_answer
 from workloads.exercises import arithmetic
@@ -232,7 +240,7 @@ class TrainableDecoder(nn.Module):
         shape, k = self.shape, self.shape.top_k
         logits_TE = F.linear(x_TH, self[f"{p}.router"])
         ids_TK = logits_TE.topk(k, dim=-1).indices
-        weights_TK = gate_weights(shape, logits_TE, ids_TK)
+        weights_TK = gate_weights(shape, logits_TE, gate_scores(shape, logits_TE), ids_TK)
         # Rows sorted by expert: one grouped product serves all experts, no token is dropped.
         flat = ids_TK.flatten()
         order = flat.argsort(stable=True)

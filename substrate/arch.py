@@ -7,6 +7,7 @@ it; nothing else in the project interprets a Hugging Face configuration.
 import json
 from collections.abc import Callable, Mapping
 from enum import StrEnum
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
 
@@ -103,7 +104,7 @@ class ModelShape(BaseModel):
 
     # ------------------------------------------------------------------ which layers, what is read
 
-    @property
+    @cached_property
     def moe_layers(self) -> tuple[int, ...]:
         """Layer indices that have routed experts, in order."""
         return tuple(i for i in range(self.num_layers) if i not in self.dense_layers)

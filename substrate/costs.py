@@ -47,13 +47,18 @@ class CostModel:
             OpKind.HEAD: software.launches_head.count * launch,
         }
         self._launch_expert_ns = software.launches_expert.count * launch
-        self._cache: dict[tuple[Op, Lane], int] = {}
+        self._copy_submit_ns = software.copy_submit.ns
+        #: Reading a result back to the control thread, beyond waiting for it.
+        self.sync_ns = software.sync.ns
+        #: One layer's decisions on the control thread.
+        self.decision_ns = software.decision.ns
+        self._cache: dict[tuple[OpKind, Lane, tuple[int, ...], int], int] = {}
 
     # ------------------------------------------------------------------ lanes
 
     def ns(self, op: Op, lane: Lane) -> int:
         """How long the operation occupies its lane.  Layers of a model cost alike."""
-        key = (op._replace(layer=0, experts=()), lane)
+        key = (op.kind, lane, op.rows, op.context)
         cost = self._cache.get(key)
         if cost is None:
             cost = self._cache[key] = max(1, round(self._price(op, lane)))
@@ -120,17 +125,7 @@ class CostModel:
             if op.kind is OpKind.EXPERT:
                 return len(op.rows) * self._launch_expert_ns
             return self._launch_ns[op.kind]
-        return self.profile.software.copy_submit.ns
-
-    @property
-    def sync_ns(self) -> int:
-        """Reading a result back to the control thread, beyond waiting for it."""
-        return self.profile.software.sync.ns
-
-    @property
-    def decision_ns(self) -> int:
-        """One layer's decisions on the control thread."""
-        return self.profile.software.decision.ns
+        return self._copy_submit_ns
 
     # ------------------------------------------------------------------ limits
 

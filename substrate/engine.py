@@ -12,6 +12,8 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+import numpy as np
+
 from substrate.errors import IntegrityError
 from substrate.machine import Lane, Machine, Op, OpKind, Span
 from substrate.memory import ExpertCache
@@ -116,7 +118,7 @@ class Engine:
             self._lengths = [n + 1 for n in self._lengths]
         context = sum(self._lengths)
         for layer in range(self.model.shape.num_layers):
-            attend = Op(OpKind.ATTEND, layer, (rows,), context=context)
+            attend = Op(OpKind.ATTEND, layer, (rows,), (), context)
             self._device(attend, lambda layer=layer: self.model.attend(layer))
             if layer in self.model.shape.dense_layers:
                 dense = Op(OpKind.DENSE, layer, (rows,))
@@ -147,7 +149,7 @@ class Engine:
             late = [e for e in active if view.in_flight_E[e]]
             missing = self._missing(view, active)
             assigned = system.assign.assign(view, missing)
-            keys = [cache.key(layer, e) for e in active]
+            keys = cache.keys(layer, active)
             cache.pin(keys)
             system.evict.used(layer, active)
         machine.elapse(decisions=1)
@@ -193,7 +195,7 @@ class Engine:
         absent = [e for e in active if not (view.resident_E[e] or view.in_flight_E[e])]
         if not absent:
             return []
-        best = view.scores_TE[:, absent].max(axis=0).tolist()
+        best = np.maximum.reduce(view.scores_TE[:, absent], axis=0).tolist()
         return [Missing(e, s, active[e]) for e, s in zip(absent, best, strict=True)]
 
     def _compute(
@@ -226,7 +228,7 @@ class Engine:
             return None
         if layer + 1 not in self.model.shape.moe_layers:
             return None
-        op = Op(OpKind.PREDICT, layer, (rows,), context=context * (lookahead is Lookahead.LAYER))
+        op = Op(OpKind.PREDICT, layer, (rows,), (), context * (lookahead is Lookahead.LAYER))
         return self._device(op, lambda: self.model.predict(layer, hits, lookahead))
 
     def _prefetch(self, view: LayerView, next_layer: int, predicted: Span | None) -> None:

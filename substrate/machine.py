@@ -23,6 +23,9 @@ Work = Callable[[], Any]
 class Lane(StrEnum):
     """A resource that does one thing at a time."""
 
+    # Enum's own hash is a Python function; lanes and kinds are dictionary keys in the inner loop.
+    __hash__ = str.__hash__
+
     DEVICE = "device"
     H2D = "h2d"
     D2H = "d2h"
@@ -32,6 +35,8 @@ class Lane(StrEnum):
 
 class OpKind(StrEnum):
     """What an operation does; the cost model has one rule for each."""
+
+    __hash__ = str.__hash__
 
     ATTEND = "attend"
     GATE = "gate"
@@ -68,13 +73,21 @@ class Span:
 
     __slots__ = ("cause", "end_ns", "lane", "op", "stall_ns", "start_ns", "value")
 
-    def __init__(self, op: Op, lane: Lane) -> None:
+    def __init__(
+        self,
+        op: Op,
+        lane: Lane,
+        start_ns: int | None = None,
+        end_ns: int | None = None,
+        stall_ns: int = 0,
+        cause: str = "",
+    ) -> None:
         self.op = op
         self.lane = lane
-        self.start_ns: int | None = None
-        self.end_ns: int | None = None
-        self.stall_ns = 0
-        self.cause = ""
+        self.start_ns = start_ns
+        self.end_ns = end_ns
+        self.stall_ns = stall_ns
+        self.cause = cause
         self.value: Any = None
 
     @property
@@ -95,7 +108,10 @@ class Transfer(Protocol):
     def begin(self, now_ns: int) -> bool:
         """Claim a slot; False drops the prefetch."""
 
-    def arrive(self, start_ns: int, end_ns: int) -> None:
+    def under_way(self, span: Span) -> None:
+        """The transfer has started; ``span`` ends when the record is complete."""
+
+    def arrived(self, start_ns: int, end_ns: int) -> None:
         """The record, under way since ``start_ns``, is complete in its slot from ``end_ns`` on."""
 
     def copy(self) -> None:
@@ -124,8 +140,8 @@ class Machine(Protocol):
     def load(self, op: Op, transfer: Transfer, after: Sequence[Span] = ()) -> Span:
         """Bring a needed expert whose slot is already claimed; the span ends when it is there."""
 
-    def enqueue(self, op: Op, transfer: Transfer) -> Span:
-        """Queue a prefetch."""
+    def enqueue(self, op: Op, transfer: Transfer) -> None:
+        """Queue a prefetch; it costs the control thread nothing, a loader submits it."""
 
     def cancel(self, layer: int | None = None) -> int:
         """Drop queued prefetches (of layers up to ``layer``, or all); returns how many."""

@@ -93,13 +93,16 @@ class ExpertCache:
         self.slots = slots // pools * pools
         self._tier, self._record_bytes = tier, record_bytes
         total = shape.num_layers * experts
-        self._slot_of = np.full(total, -1, dtype=np.int64)
-        self._owner_of = np.full(self.slots, -1, dtype=np.int64)
+        self._slot_of = [-1] * total
+        self._owner_of = [-1] * self.slots
         self._ready_ns = np.full(total, NEVER, dtype=np.int64)
         self._reader_ns = np.zeros(total, dtype=np.int64)
-        self._pins = np.zeros(total, dtype=np.int64)
-        self._computed = np.zeros(total, dtype=bool)
         self._held = np.zeros(total, dtype=bool)
+        self._pinned = np.zeros(total, dtype=bool)
+        self._computed = np.zeros(total, dtype=bool)
+        # When an expert may leave: NEVER while pinned or absent, else max(ready, reader).  Kept up
+        # to date so that every eviction asks one vector comparison.
+        self._free_ns = np.full(total, NEVER, dtype=np.int64)
         per_pool = self.slots // pools
         self._free = [
             list(range((p + 1) * per_pool - 1, p * per_pool - 1, -1)) for p in range(pools)
@@ -111,6 +114,11 @@ class ExpertCache:
     def key(self, layer: int, expert: int) -> int:
         """The index of an expert in every array here."""
         return layer * self.shape.num_experts + expert
+
+    def keys(self, layer: int, experts: Iterable[int]) -> list[int]:
+        """The keys of several experts of a layer."""
+        first = layer * self.shape.num_experts
+        return [first + expert for expert in experts]
 
     def _row(self, layer: int) -> slice:
         first = layer * self.shape.num_experts
@@ -138,7 +146,7 @@ class ExpertCache:
 
     def slot_of(self, key: int) -> int:
         """The slot of an expert that has one."""
-        return int(self._slot_of[key])
+        return self._slot_of[key]
 
     def has_free_slot(self, key: int) -> bool:
         """Whether the expert could be placed without an eviction."""
@@ -146,15 +154,14 @@ class ExpertCache:
 
     def evictable(self, incoming: int, now_ns: int) -> Mask:
         """Experts that may leave for ``incoming`` at this instant, over keys."""
-        idle = (self._pins == 0) & (self._ready_ns <= now_ns) & (self._reader_ns <= now_ns)
-        return self._in_pool_of(incoming, idle)
+        return self._in_pool_of(incoming, self._free_ns <= now_ns)
 
     def evictable_soon(self, incoming: int, now_ns: int) -> Mask:
         """Experts that may leave when the last computation that reads them has ended.
 
         These include pinned ones: their layer has nothing left to start on them.
         """
-        idle = (self._pins == 0) & (self._ready_ns <= now_ns)
+        idle = ~self._pinned & (self._ready_ns <= now_ns)
         return self._in_pool_of(incoming, self._held & (self._computed | idle))
 
     def _in_pool_of(self, incoming: int, mask: Mask) -> Mask:
@@ -177,16 +184,15 @@ class ExpertCache:
                 self._tier.reserve("experts", self._record_bytes)
                 self._charged.add(slot)
         else:
-            slot = int(self._slot_of[victim])
-            if not self._held[victim] or (self._pins[victim] and not self._computed[victim]):
+            slot = self._slot_of[victim]
+            if not self._held[victim] or (self._pinned[victim] and not self._computed[victim]):
                 raise IntegrityError(f"expert {victim} cannot be evicted: not resident, or in use")
             self._held[victim] = False
             self._slot_of[victim] = -1
-            self._ready_ns[victim] = NEVER
+            self._ready_ns[victim] = self._free_ns[victim] = NEVER
         self._held[key] = True
         self._slot_of[key] = slot
         self._owner_of[slot] = key
-        self._ready_ns[key] = NEVER
         self._reader_ns[key] = 0
         self._computed[key] = False
         return slot
@@ -194,32 +200,34 @@ class ExpertCache:
     def arrive(self, key: int, ready_ns: int) -> None:
         """The expert can be read from ``ready_ns`` on."""
         self._ready_ns[key] = ready_ns
+        if not self._pinned[key]:
+            self._free_ns[key] = ready_ns
 
-    def pin(self, keys: Iterable[int]) -> None:
+    def pin(self, keys: list[int]) -> None:
         """Protect experts that a layer has chosen."""
-        for key in keys:
-            self._pins[key] += 1
+        self._pinned[keys] = True
+        self._free_ns[keys] = NEVER
 
-    def unpin(self, keys: Iterable[int]) -> None:
+    def unpin(self, keys: list[int]) -> None:
         """End the protection."""
-        for key in keys:
-            self._pins[key] -= 1
-            self._computed[key] = False
+        self._pinned[keys] = False
+        self._computed[keys] = False
+        self._free_ns[keys] = np.maximum(self._ready_ns[keys], self._reader_ns[keys])
 
-    def read_until(self, key: int, end_ns: int) -> None:
-        """A computation that reads the expert was submitted; it ends at ``end_ns``."""
-        self._reader_ns[key] = end_ns
-        self._computed[key] = True
+    def read_until(self, keys: list[int], end_ns: int) -> None:
+        """A computation that reads these pinned experts was submitted; it ends at ``end_ns``."""
+        self._reader_ns[keys] = end_ns
+        self._computed[keys] = True
 
     def check_integrity(self) -> None:
         """Raise IntegrityError unless slots, owners and pins agree."""
-        held = np.flatnonzero(self._held)
+        held = np.flatnonzero(self._held).tolist()
         free = [slot for pool in self._free for slot in pool]
-        if sorted([*self._slot_of[held].tolist(), *free]) != list(range(self.slots)):
+        if sorted([*(self._slot_of[key] for key in held), *free]) != list(range(self.slots)):
             raise IntegrityError("slots are lost or owned twice")
         if any(self._owner_of[self._slot_of[key]] != key for key in held):
             raise IntegrityError("a slot's owner does not know it")
-        if (self._pins < 0).any():
-            raise IntegrityError("an expert was unpinned more often than pinned")
+        if (self._free_ns[self._pinned] != NEVER).any():
+            raise IntegrityError("a pinned expert counts as evictable")
         if (self._ready_ns[~self._held] != NEVER).any():
             raise IntegrityError("an expert without a slot counts as resident")

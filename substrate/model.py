@@ -7,7 +7,7 @@ mathematics; `substrate.trace.TracedModel` answers the same verbs from a recorde
 Shape letters: B sequences, T rows (all tokens of this pass), H hidden, E experts, K chosen.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from enum import StrEnum
 from typing import Literal, NamedTuple, Protocol
 
@@ -17,7 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from substrate.arch import GateKind, ModelShape
-from substrate.errors import UsageError
+from substrate.errors import IntegrityError, UsageError
 from substrate.layers import (
     gate_scores,
     gate_weights,
@@ -25,7 +25,6 @@ from substrate.layers import (
     rms_norm,
     rope_tables,
     rotate,
-    swiglu,
 )
 from substrate.naming import PROJECTIONS
 from substrate.weights import fuse_attention
@@ -55,6 +54,16 @@ class Experts(Protocol):
 
     def matrices(self, layer: int, expert: int) -> tuple[Tensor, Tensor]:
         """Gate above up ``[2·I, H]``, and down ``[H, I]``."""
+
+    def gathered(self, layer: int, experts: Tensor) -> tuple[Tensor, Tensor] | None:
+        """Several experts' matrices, transposed: ``[n, H, 2·I]`` and ``[n, I, H]``.
+
+        Only where all are in memory and small; else None.
+        """
+
+
+#: More (row, rank) places than this are a prefill: experts then run one by one on all their rows.
+GATHERED_PLACES = 64
 
 
 class Model(Protocol):
@@ -99,6 +108,50 @@ class Model(Protocol):
         """Choose each sequence's next token (greedy; ties to the lowest id)."""
 
 
+def _swiglu(x: Tensor, gate_up: Tensor, down: Tensor) -> Tensor:
+    """A gated block whose gate stands above its up projection: ``[2·I, H]`` and ``[H, I]``."""
+    gate, up = F.linear(x, gate_up).chunk(2, dim=-1)
+    return F.linear(F.silu(gate) * up, down)
+
+
+class _Layer:
+    """One layer's common weights, fused where that saves a product."""
+
+    def __init__(self, shape: ModelShape, common: Mapping[str, Tensor], layer: int) -> None:
+        def get(name: str) -> Tensor | None:
+            return common.get(f"layers.{layer}.{name}")
+
+        def feed_forward(name: str) -> tuple[Tensor, Tensor]:
+            gate, up, down = (common[f"layers.{layer}.{name}.{p}"] for p in PROJECTIONS)
+            return torch.cat((gate, up)), down
+
+        self.shape = shape
+        self.attention_norm = common[f"layers.{layer}.attention_norm"], get("attention_norm.bias")
+        self.mlp_norm = common[f"layers.{layer}.mlp_norm"], get("mlp_norm.bias")
+        self.qkv, self.qkv_bias = fuse_attention(common, layer)
+        self.q_norm, self.k_norm = get("q_norm"), get("k_norm")
+        self.o, self.o_bias = common[f"layers.{layer}.o"], get("o.bias")
+        if layer in shape.dense_layers:
+            self.dense = feed_forward("dense")
+            return
+        self.router = common[f"layers.{layer}.router"]
+        self.shared_gate = get("shared_gate")
+        if shape.shared_width:
+            self.shared = feed_forward("shared")
+
+    def query_key_norm(self, qkv: Tensor) -> Tensor:
+        """Norms and clipping of the families that have them."""
+        s, d = self.shape, self.shape.head_dim
+        if self.q_norm is not None and self.k_norm is not None:
+            q, k, v = qkv.split((s.num_heads * d, s.num_kv_heads * d, s.num_kv_heads * d), dim=-1)
+            if s.qk_norm == "head":
+                q, k = q.unflatten(-1, (-1, d)), k.unflatten(-1, (-1, d))
+            q, k = rms_norm(q, self.q_norm, s.norm_eps), rms_norm(k, self.k_norm, s.norm_eps)
+            qkv = torch.cat((q.flatten(1), k.flatten(1), v), dim=-1)
+        # OLMoE clips what its norms give.
+        return qkv if s.clip_qkv is None else qkv.clamp(-s.clip_qkv, s.clip_qkv)
+
+
 class Decoder:
     """The real mathematics, on torch, in one dtype.
 
@@ -113,8 +166,11 @@ class Decoder:
             raise UsageError(f"the decoder has no mathematics for rope_type {shape.rope_type}")
         self.shape = shape
         self.experts = experts
-        self._w = common
-        self._qkv = [fuse_attention(common, layer) for layer in range(shape.num_layers)]
+        self._embedding = common["embed"]
+        self._head_weight = common["embed" if shape.tied_head else "head"]
+        self._head_bias = common.get("head.bias")
+        self._final_norm = common["norm"], common.get("norm.bias")
+        self._layers = [_Layer(shape, common, layer) for layer in range(shape.num_layers)]
 
     # ------------------------------------------------------------------ one batch, one pass
 
@@ -132,9 +188,12 @@ class Decoder:
                 f"prompt and new tokens need {longest} positions, the model has {s.max_positions}; "
                 "shorten the prompts or --new-tokens"
             )
-        dims = (s.num_layers, len(prompts), s.num_kv_heads, longest, s.head_dim)
-        dtype = self._w["embed"].dtype
-        self._keys, self._values = torch.zeros(dims, dtype=dtype), torch.zeros(dims, dtype=dtype)
+        dtype = self._embedding.dtype
+        dims = (longest, 2 * s.num_kv_heads, s.head_dim)
+        #: For each layer and sequence, keys above values: [position, 2 · kv heads, D].
+        self._cache = [
+            [torch.zeros(dims, dtype=dtype) for _ in prompts] for _ in range(s.num_layers)
+        ]
         self._cos, self._sin = (t.to(dtype) for t in rope_tables(s, torch.arange(longest)))
         self._tokens: list[list[int]] = [list(p) for p in prompts]
         self._cached = [0] * len(prompts)
@@ -146,141 +205,140 @@ class Decoder:
         self._cached = [c + n for c, n in zip(self._starts, self._new, strict=True)]
         ids = [t for seq, n in zip(self._tokens, self._new, strict=True) for t in seq[-n:]]
         positions = [p for c, n in zip(self._starts, self._new, strict=True) for p in range(c, c + n)]
-        self._cos_T, self._sin_T = self._cos[positions, None], self._sin[positions, None]
-        self._x = self._w["embed"][ids]
+        # Values pass through the rotation with angle zero, so that one cache write serves both.
+        turned = (len(ids), self.shape.num_heads + self.shape.num_kv_heads, self.shape.head_dim)
+        still = self._cos.new_ones(len(ids), self.shape.num_kv_heads, self.shape.head_dim)
+        self._cos_T = torch.cat((self._cos[positions, None].expand(turned), still), dim=1)
+        self._sin_T = torch.cat((self._sin[positions, None].expand(turned), still * 0), dim=1)
+        self._x = self._embedding[ids]
         return len(ids)
 
     def attend(self, layer: int) -> None:
         """Pre-normed attention added to the residual."""
-        self._x = self._x + self._attention(layer, self._x)
+        self._x = self._attended(layer, self._x)
 
-    def _norm(self, name: str, x: Tensor) -> Tensor:
-        return normalise(self.shape, x, self._w[name], self._w.get(f"{name}.bias"))
-
-    def _attention(self, layer: int, x_TH: Tensor) -> Tensor:
-        """Attention over cached and new positions; the new keys and values enter the cache.
+    def _attended(self, layer: int, x_TH: Tensor) -> Tensor:
+        """Residual plus attention over cached and new positions, which enter the cache.
 
         Only `embed` moves the cache's length, so a prediction may run the next layer here: what it
         writes lies beyond that layer's length and is overwritten by the true pass.
         """
-        s, d = self.shape, self.shape.head_dim
-        x = self._norm(f"layers.{layer}.attention_norm", x_TH)
-        qkv = F.linear(x, *self._qkv[layer])
-        q, k, v = qkv.split((s.num_heads * d, s.num_kv_heads * d, s.num_kv_heads * d), dim=-1)
-        q, k = self._query_key_norm(layer, q, k)
-        if s.clip_qkv is not None:  # OLMoE clips what its norms give
-            q, k, v = (t.clamp(-s.clip_qkv, s.clip_qkv) for t in (q, k, v))
-        heads = torch.cat((q, k), dim=-1).view(-1, s.num_heads + s.num_kv_heads, d)
+        s, w = self.shape, self._layers[layer]
+        qkv = F.linear(normalise(s, x_TH, *w.attention_norm), w.qkv, w.qkv_bias)
+        heads = w.query_key_norm(qkv).view(-1, s.num_heads + 2 * s.num_kv_heads, s.head_dim)
         heads = rotate(heads, self._cos_T, self._sin_T)
-        q, k = heads.split((s.num_heads, s.num_kv_heads), dim=1)
-        v = v.view(-1, s.num_kv_heads, d)
+        q, kv = heads[:, : s.num_heads], heads[:, s.num_heads :]
         outputs, row = [], 0
-        for b, (start, n) in enumerate(zip(self._starts, self._new, strict=True)):
+        for cache, start, n in zip(self._cache[layer], self._starts, self._new, strict=True):
             rows, end = slice(row, row + n), start + n
-            keys, values = self._keys[layer, b], self._values[layer, b]
-            keys[:, start:end] = k[rows].transpose(0, 1)
-            values[:, start:end] = v[rows].transpose(0, 1)
+            cache[start:end] = kv[rows]
+            past = cache[:end].transpose(0, 1)[None]
             out = F.scaled_dot_product_attention(
-                q[rows].transpose(0, 1)[None], keys[None, :, :end], values[None, :, :end],
-                is_causal=n > 1, enable_gqa=s.num_heads != s.num_kv_heads,
-            )  # fmt: skip
-            outputs.append(out[0].transpose(0, 1).reshape(n, s.num_heads * d))
+                q[rows].transpose(0, 1)[None],
+                past[:, : s.num_kv_heads],
+                past[:, s.num_kv_heads :],
+                is_causal=n > 1,
+                enable_gqa=s.num_heads != s.num_kv_heads,
+            )
+            outputs.append(out[0].transpose(0, 1).reshape(n, -1))
             row += n
         out = outputs[0] if len(outputs) == 1 else torch.cat(outputs)
-        return F.linear(out, self._w[f"layers.{layer}.o"], self._w.get(f"layers.{layer}.o.bias"))
-
-    def _query_key_norm(self, layer: int, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
-        s = self.shape
-        if s.qk_norm == "none":
-            return q, k
-        q_weight, k_weight = self._w[f"layers.{layer}.q_norm"], self._w[f"layers.{layer}.k_norm"]
-        if s.qk_norm == "full":
-            return rms_norm(q, q_weight, s.norm_eps), rms_norm(k, k_weight, s.norm_eps)
-        q, k = (t.view(t.shape[0], -1, s.head_dim) for t in (q, k))
-        q, k = rms_norm(q, q_weight, s.norm_eps), rms_norm(k, k_weight, s.norm_eps)
-        return q.flatten(1), k.flatten(1)
+        return x_TH + F.linear(out, w.o, w.o_bias)
 
     # ------------------------------------------------------------------ the MoE block
 
     def gate(self, layer: int) -> Gate:
         """Score the normalised hidden state; the choice is torch's top-k of the scores."""
-        self._y = self._norm(f"layers.{layer}.mlp_norm", self._x)
-        self._logits = F.linear(self._y, self._w[f"layers.{layer}.router"])
-        return self._choose(self._logits)
-
-    def _choose(self, logits_TE: Tensor) -> Gate:
-        scores = gate_scores(self.shape, logits_TE)
+        w = self._layers[layer]
+        self._y = normalise(self.shape, self._x, *w.mlp_norm)
+        self._logits = F.linear(self._y, w.router)
+        self._scores = gate_scores(self.shape, self._logits)
         # Top-k-first gates choose by logits; a softmax keeps their order but can merge neighbours.
         by_logits = self.shape.gate in (GateKind.SPARSEMIXER, GateKind.TOPK_SOFTMAX)
-        ids = (logits_TE.float() if by_logits else scores).topk(self.shape.top_k).indices
-        return Gate(scores.numpy(), ids.numpy())
+        ids = (self._logits.float() if by_logits else self._scores).topk(self.shape.top_k).indices
+        return Gate(self._scores.numpy(), ids.numpy())
 
     def dispatch(self, layer: int, ids_TK: Ids, weigh_as_TK: Ids) -> dict[int, int]:
         """Group rows by expert and fix the weights."""
-        self._weights = gate_weights(self.shape, self._logits, torch.from_numpy(weigh_as_TK))
+        weigh_as = torch.from_numpy(weigh_as_TK)
+        self._weights = gate_weights(self.shape, self._logits, self._scores, weigh_as)
         # For each active expert, the flat (row, rank) places that it fills.
+        self._ids: list[int] = ids_TK.ravel().tolist()
         places: dict[int, list[int]] = {}
-        for place, expert in enumerate(ids_TK.ravel().tolist()):
+        for place, expert in enumerate(self._ids):
             places.setdefault(expert, []).append(place)
         self._places = dict(sorted(places.items()))
-        self._outputs: dict[int, Tensor] = {}
-        return {expert: len(places) for expert, places in self._places.items()}
+        self._done: set[int] = set()
+        self._by_place = self._gathered(layer, torch.from_numpy(ids_TK))
+        self._together = self._by_place is not None
+        if self._by_place is None:
+            self._by_place = self._y.new_zeros(ids_TK.size, self.shape.hidden_size)
+        return {expert: len(filled) for expert, filled in self._places.items()}
+
+    def _gathered(self, layer: int, ids_TK: Tensor) -> Tensor | None:
+        """Outputs of every (row, rank) place ``[T·K, H]`` in one product, where that is cheaper.
+
+        Only what `expert` has been called for enters a sum, so this is no shortcut in time: the
+        machine still says when each expert could have been computed.
+        """
+        if ids_TK.numel() > GATHERED_PLACES:
+            return None
+        matrices = self.experts.gathered(layer, ids_TK.view(-1))
+        if matrices is None:
+            return None
+        t, k = ids_TK.shape
+        rows = self._y[:, None].expand(t, k, -1).reshape(t * k, 1, -1)
+        gate, up = torch.bmm(rows, matrices[0]).chunk(2, dim=-1)
+        return torch.bmm(F.silu(gate) * up, matrices[1]).squeeze(1)
 
     def expert(self, layer: int, expert: int) -> None:
         """SwiGLU of one expert on the rows that chose it."""
+        self._done.add(expert)
+        if self._together:
+            return
         gate_up, down = self.experts.matrices(layer, expert)
-        rows, places = self._y, self._places[expert]
-        if rows.shape[0] > 1 or len(places) > 1:
-            rows = rows[[place // self.shape.top_k for place in places]]
-        gate, up = F.linear(rows, gate_up).chunk(2, dim=-1)
-        self._outputs[expert] = F.linear(F.silu(gate) * up, down)
-
-    def combine(self, layer: int) -> None:
-        """Residual plus routed and shared experts."""
-        missing = self._places.keys() - self._outputs.keys()
-        if missing:
-            raise RuntimeError(f"layer {layer}: experts {sorted(missing)} were never computed")
-        self._x = self._x + self._mixture(list(self._places))
-        if self.shape.shared_width:
-            self._x = self._x + self._shared_out
-
-    def _mixture(self, experts: Sequence[int]) -> Tensor:
-        """Weighted sum of the given experts' outputs by row, ``[T, H]``.
-
-        Experts are added in the order given, whatever order they were computed in.
-        """
-        places = [place for e in experts for place in self._places[e]]
-        outputs = torch.cat([self._outputs[e] for e in experts])
-        weighted = outputs * self._weights.flatten()[places, None]
-        rows = torch.tensor([place // self.shape.top_k for place in places])
-        return torch.zeros_like(self._x).index_add_(0, rows, weighted.to(self._x.dtype))
+        places = self._places[expert]
+        rows = self._y[[place // self.shape.top_k for place in places]]
+        self._by_place[places] = _swiglu(rows, gate_up, down)
 
     def shared(self, layer: int) -> None:
         """SwiGLU of the shared experts as one block, scaled by its own sigmoid gate if it has one."""
-        p = f"layers.{layer}"
-        out = swiglu(self._y, *(self._w[f"{p}.shared.{n}"] for n in PROJECTIONS))
-        if self.shape.shared_gated:
-            out = out * F.linear(self._y, self._w[f"{p}.shared_gate"]).sigmoid()
-        self._shared_out = out
+        w = self._layers[layer]
+        self._shared_out = _swiglu(self._y, *w.shared)
+        if w.shared_gate is not None:
+            self._shared_out = self._shared_out * F.linear(self._y, w.shared_gate).sigmoid()
+
+    def combine(self, layer: int) -> None:
+        """Residual plus routed and shared experts."""
+        missing = self._places.keys() - self._done
+        if missing:
+            raise IntegrityError(f"layer {layer}: experts {sorted(missing)} were never computed")
+        self._x = self._mixed(self._weights)
+
+    def _mixed(self, weights_TK: Tensor) -> Tensor:
+        """Residual plus shared experts plus the weighted sum over ranks ``[T, H]``."""
+        x = self._x + self._shared_out if self.shape.shared_width else self._x
+        outputs_TKH = self._by_place.view(*weights_TK.shape, -1)
+        weights_T1K = weights_TK.to(x.dtype)[:, None]
+        return torch.baddbmm(x[:, None], weights_T1K, outputs_TKH).squeeze(1)
 
     def dense(self, layer: int) -> None:
         """Residual plus a dense SwiGLU block."""
-        p = f"layers.{layer}"
-        y = self._norm(f"{p}.mlp_norm", self._x)
-        self._x = self._x + swiglu(y, *(self._w[f"{p}.dense.{n}"] for n in PROJECTIONS))
+        w = self._layers[layer]
+        self._x = self._x + _swiglu(normalise(self.shape, self._x, *w.mlp_norm), *w.dense)
 
     def predict(self, layer: int, done: Sequence[int], lookahead: Lookahead) -> Scores:
         """The next MoE layer's scores on this layer's post-attention or partial output state."""
-        x = self._x
+        w, x = self._layers[layer + 1], self._x
         if lookahead is Lookahead.LAYER:
-            if done:
-                x = x + self._mixture(done)
-            if self.shape.shared_width:
-                x = x + self._shared_out
-            x = x + self._attention(layer + 1, x)
-        y = self._norm(f"layers.{layer + 1}.mlp_norm", x)
-        logits = F.linear(y, self._w[f"layers.{layer + 1}.router"])
-        return gate_scores(self.shape, logits).numpy()
+            # An expert that is not done yet weighs nothing.
+            counted = set(done)
+            known = [float(e in counted) for e in self._ids]
+            mask = torch.tensor(known).view(self._weights.shape)
+            x = self._attended(layer + 1, self._mixed(self._weights * mask))
+        logits = F.linear(normalise(self.shape, x, *w.mlp_norm), w.router)
+        scores: Scores = gate_scores(self.shape, logits).numpy()
+        return scores
 
     # ------------------------------------------------------------------ the end of a pass
 
@@ -294,8 +352,8 @@ class Decoder:
         return chosen
 
     def _head(self, x: Tensor) -> Tensor:
-        head = self._w["embed"] if self.shape.tied_head else self._w["head"]
-        return F.linear(self._norm("norm", x), head, self._w.get("head.bias")).float()
+        normed = normalise(self.shape, x, *self._final_norm)
+        return F.linear(normed, self._head_weight, self._head_bias).float()
 
     def full_logits(self, texts: Sequence[Sequence[int]]) -> list[Tensor]:
         """Lossless logits ``[len, V]`` of whole texts in one batched pass: the reference.

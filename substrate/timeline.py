@@ -31,11 +31,13 @@ class Timeline:
 
     def add(self, span: Span) -> None:
         """Count a span whose end is known."""
-        self.busy_ns[span.lane] += span.duration_ns
-        if span.stall_ns and span.lane is Lane.DEVICE:
-            self.stall_ns[span.cause] += span.stall_ns
-        if span.op.kind in MOVES:
-            self.moves[span.lane] += 1
+        lane = span.lane
+        self.busy_ns[lane] += span.duration_ns
+        if lane is Lane.DEVICE:
+            if span.stall_ns:
+                self.stall_ns[span.cause] += span.stall_ns
+        elif span.op.kind in MOVES:
+            self.moves[lane] += 1
         if self.recording:
             self.spans.append(span)
 

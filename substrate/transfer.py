@@ -30,7 +30,11 @@ class _Arriving:
             t.started[self.layer].add(self.expert)
             return True
 
-    def arrive(self, start_ns: int, end_ns: int) -> None:
+    def under_way(self, span: Span) -> None:
+        """Remember what a computation that needs the expert must wait for."""
+        self._transfers.arrivals[self.key] = span
+
+    def arrived(self, start_ns: int, end_ns: int) -> None:
         """The record can be read from ``end_ns`` on."""
         t = self._transfers
         with t.machine.lock:
@@ -52,7 +56,8 @@ class Transfers:
     def __init__(self, evict: Eviction, machine: Machine, cache: ExpertCache, costs: Costs) -> None:
         self.evict, self.machine, self.cache, self.costs = evict, machine, cache, costs
         self.started: dict[int, set[int]] = defaultdict(set)
-        self._arrivals: dict[int, Span] = {}
+        #: The last transfer of each key that was started.
+        self.arrivals: dict[int, Span] = {}
         self._readers: dict[int, Span] = {}
 
     def claim(self, key: int, now_ns: int) -> bool:
@@ -104,35 +109,26 @@ class Transfers:
         return self._load(layer, expert, () if reader is None else (reader,))
 
     def _load(self, layer: int, expert: int, after: Sequence[Span]) -> Span:
-        op = Op(OpKind.LOAD, layer, experts=(expert,))
-        span = self.machine.load(op, _Arriving(self, layer, expert, prefetch=False), after)
-        self._remember(layer, expert, span)
-        return span
-
-    def _remember(self, layer: int, expert: int, span: Span) -> None:
-        self._arrivals[self.cache.key(layer, expert)] = span
+        op = Op(OpKind.LOAD, layer, (), (expert,))
+        return self.machine.load(op, _Arriving(self, layer, expert, prefetch=False), after)
 
     def arrival(self, layer: int, expert: int) -> Span:
         """The transfer that is bringing an expert."""
-        return self._arrivals[self.cache.key(layer, expert)]
+        return self.arrivals[self.cache.key(layer, expert)]
 
     def read_by(self, span: Span, layer: int, experts: Sequence[int]) -> None:
         """A computation that reads these experts was submitted."""
-        end = NEVER if span.end_ns is None else span.end_ns
-        for expert in experts:
-            key = self.cache.key(layer, expert)
-            self._readers[key] = span
-            self.cache.read_until(key, end)
+        keys = self.cache.keys(layer, experts)
+        self._readers.update(dict.fromkeys(keys, span))
+        self.cache.read_until(keys, NEVER if span.end_ns is None else span.end_ns)
 
     # ------------------------------------------------------------------ perhaps needed later
 
     def prefetch(self, layer: int, expert: int) -> None:
         """Queue an expert unless it is there or on its way."""
-        if self.cache.holds(self.cache.key(layer, expert)):
-            return
-        op = Op(OpKind.LOAD, layer, experts=(expert,))
-        transfer = _Arriving(self, layer, expert, prefetch=True)
-        self._remember(layer, expert, self.machine.enqueue(op, transfer))
+        if not self.cache.holds(self.cache.key(layer, expert)):
+            op = Op(OpKind.LOAD, layer, (), (expert,))
+            self.machine.enqueue(op, _Arriving(self, layer, expert, prefetch=True))
 
     def take_started(self, layer: int) -> set[int]:
         """The prefetches for a layer that really began."""

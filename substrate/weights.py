@@ -129,21 +129,43 @@ def unpack(shape: ModelShape, record: Tensor) -> tuple[Tensor, Tensor]:
     return gate_up, record[half:].view(shape.hidden_size, shape.expert_width)
 
 
+#: Experts up to this size are cheaper to gather into one product than to call one by one.
+GATHER_BYTES = 1 << 20
+
+
 class ResidentExperts:
-    """Every expert's record in memory ``[layers, E, 3·I·H]``: the model as if nothing was tight."""
+    """Every expert in memory: the model as if nothing was tight."""
 
     def __init__(self, checkpoint: Checkpoint, dtype: torch.dtype) -> None:
         shape = checkpoint.shape
-        self.shape = shape
-        self._matrices = {
-            (layer, expert): unpack(shape, checkpoint.expert_record(layer, expert, dtype))
-            for layer in shape.moe_layers
-            for expert in range(shape.num_experts)
-        }
+        self._gathers = shape.expert_params * dtype.itemsize <= GATHER_BYTES
+        self._layers: dict[int, tuple[Tensor, Tensor]] = {}
+        for layer in shape.moe_layers:
+            records = [
+                unpack(shape, checkpoint.expert_record(layer, expert, dtype))
+                for expert in range(shape.num_experts)
+            ]
+            # Stored transposed, [E, H, 2·I] and [E, I, H]: batched products of one row want it so.
+            gate_up, down = zip(*records, strict=True)
+            self._layers[layer] = (
+                torch.stack(gate_up).transpose(1, 2).contiguous(),
+                torch.stack(down).transpose(1, 2).contiguous(),
+            )
 
     def matrices(self, layer: int, expert: int) -> tuple[Tensor, Tensor]:
         """Gate above up ``[2·I, H]``, and down ``[H, I]``."""
-        return self._matrices[layer, expert]
+        gate_up, down = self._layers[layer]
+        return gate_up[expert].T, down[expert].T
+
+    def gathered(self, layer: int, experts: Tensor) -> tuple[Tensor, Tensor] | None:
+        """The same for several experts, transposed: ``[n, H, 2·I]`` and ``[n, I, H]``.
+
+        None if they are too large to be copied.
+        """
+        if not self._gathers:
+            return None
+        gate_up, down = self._layers[layer]
+        return gate_up.index_select(0, experts), down.index_select(0, experts)
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,7 @@ link and the host.
     E_l, E_a \\ E_l   low-score and top-score active experts
     E_s              substitutes
     E_p              what `TopScorePrefetch` asks for
-    α, S_{k+1}       alpha, rival
+    α, S_{k+1}       alpha, rival_T1
     Algorithm 1      ExpertCacheRouter.route                          §IV-B
     Eq. 3            systems.policies.evict.LowestAverageScore        §IV-B
     §IV-C            TopScorePrefetch
@@ -41,6 +41,7 @@ from typing import Literal
 import numpy as np
 
 from substrate.errors import UsageError
+from substrate.memory import Mask
 from substrate.model import Ids, Lookahead, Scores
 from substrate.system import (
     Assignment,
@@ -51,19 +52,21 @@ from substrate.system import (
     Routed,
     Routing,
     System,
-    best_scores,
 )
 from systems.policies.assign import Balanced
 from systems.policies.evict import LowestAverageScore
 from systems.policies.place import PlaceById
 
 
-def rivals(scores_TE: Scores, own_TK: Ids) -> Scores:
-    """S_{k+1}: each row's best score outside its own top-k, ``[T]`` (0 where all are active)."""
+def own_and_rival(scores_TE: Scores, own_TK: Ids) -> tuple[Scores, Scores]:
+    """Scores of each row's own top-k ``[T, K]``, and S_{k+1}, the best outside it ``[T, 1]``.
+
+    Where every expert is active there is no rival: S_{k+1} = 0.
+    """
+    rows = np.arange(len(scores_TE))[:, None]
     outside = scores_TE.copy()
-    np.put_along_axis(outside, own_TK, -np.inf, axis=1)
-    best: Scores = np.maximum(outside.max(axis=1), 0.0)
-    return best
+    outside[rows, own_TK] = 0.0
+    return scores_TE[rows, own_TK], np.maximum.reduce(outside, axis=1, keepdims=True)
 
 
 @dataclass(kw_only=True)
@@ -96,27 +99,24 @@ class ExpertCacheRouter(Routing):
     def route(self, view: LayerView) -> Routed:
         """Replace low-score experts in decode; prefill is exact."""
         own_TK, scores_TE = view.own_TK, view.scores_TE
-        rival_T = rivals(scores_TE, own_TK)
-        own_scores_TK = np.take_along_axis(scores_TE, own_TK, axis=1)
-        threshold_T = (1 + self.alpha) * rival_T
-        top_TK = own_scores_TK >= threshold_T[:, None]
+        own_scores_TK, rival_T1 = own_and_rival(scores_TE, own_TK)
+        top_TK = own_scores_TK >= (1 + self.alpha) * rival_T1
         top_set = frozenset(own_TK[top_TK].tolist())
         if view.phase == "prefill" or self.lossless:
             return Routed(own_TK, own_TK, top_set)
 
         on_hand_E = view.resident_E.copy()  # G ∪ C: no extra load or host work
         on_hand_E[list(top_set)] = True
-        low_TK = ~top_TK & (own_scores_TK > rival_T[:, None])
+        low_TK = ~top_TK & (own_scores_TK > rival_T1)
         replaceable_TK = low_TK & ~on_hand_E[own_TK]
         if not replaceable_TK.any():
             return Routed(own_TK, own_TK, top_set)
 
         ids_TK = own_TK.copy()
-        floor_T = (1 - self.alpha) * rival_T
+        similar_TE = (scores_TE > (1 - self.alpha) * rival_T1) & (scores_TE <= rival_T1)
+        similar_TE[np.arange(len(own_TK))[:, None], own_TK] = False
         for t in np.flatnonzero(replaceable_TK.any(axis=1)):
-            similar_E = (scores_TE[t] > floor_T[t]) & (scores_TE[t] <= rival_T[t])
-            similar_E[own_TK[t]] = False
-            substitutes = np.flatnonzero(similar_E & on_hand_E)
+            substitutes = np.flatnonzero(similar_TE[t] & on_hand_E)
             if self.pick == "best":
                 substitutes = substitutes[np.argsort(-scores_TE[t, substitutes], kind="stable")]
             # own_TK is best first, so the weakest low-score experts are the first to be replaced.
@@ -125,22 +125,20 @@ class ExpertCacheRouter(Routing):
                 ids_TK[t, place] = substitute
                 replaceable_TK[t, place] = False
         if self.refine:
-            self._share_with_others(scores_TE, ids_TK, replaceable_TK, floor_T, rival_T)
+            self._share_with_others(ids_TK, replaceable_TK, similar_TE)
         return Routed(ids_TK, ids_TK if self.weight == "own" else own_TK, top_set)
 
     @staticmethod
-    def _share_with_others(
-        scores_TE: Scores, ids_TK: Ids, replaceable_TK: np.ndarray, floor_T: Scores, rival_T: Scores
-    ) -> None:
+    def _share_with_others(ids_TK: Ids, replaceable_TK: Mask, similar_TE: Mask) -> None:
         """v1 §5.4: join an expert that more rows use, even if it has to be loaded for them."""
-        rows_E = np.bincount(ids_TK.ravel(), minlength=scores_TE.shape[1])
+        rows_E = np.bincount(ids_TK.ravel(), minlength=similar_TE.shape[1])
         for t, place in np.argwhere(replaceable_TK):
-            similar_E = (scores_TE[t] > floor_T[t]) & (scores_TE[t] <= rival_T[t])
-            similar_E[ids_TK[t]] = False
-            shared = np.where(similar_E, rows_E, 0)
-            best = int(shared.argmax())
-            if shared[best] >= rows_E[ids_TK[t, place]]:
-                rows_E[ids_TK[t, place]] -= 1
+            given_up = ids_TK[t, place]
+            shared_E = np.where(similar_TE[t], rows_E, 0)
+            shared_E[ids_TK[t]] = 0
+            best = int(shared_E.argmax())
+            if shared_E[best] >= rows_E[given_up]:
+                rows_E[given_up] -= 1
                 rows_E[best] += 1
                 ids_TK[t, place] = best
 
@@ -175,13 +173,15 @@ class TopScorePrefetch(Prefetching):
             return range(view.shape.num_experts) if self.prefill else ()
         if predicted_TE is None:
             return ()
-        k = view.shape.top_k
-        own_TK = np.argsort(-predicted_TE, axis=1, kind="stable")[:, :k]
-        threshold_T = (1 + (self.alpha or 0.0)) * rivals(predicted_TE, own_TK)
-        own_scores_TK = np.take_along_axis(predicted_TE, own_TK, axis=1)
-        top = np.unique(own_TK[own_scores_TK >= threshold_T[:, None]])
-        order: list[int] = top[np.argsort(-best_scores(predicted_TE)[top], kind="stable")].tolist()
-        return order
+        k, wanted = view.shape.top_k, {}
+        for scores_E in predicted_TE:
+            ranked = np.argsort(-scores_E, kind="stable")[: k + 1]
+            scores = scores_E[ranked].tolist()
+            rival = scores[k] if len(scores) > k else 0.0
+            for expert, score in zip(ranked[:k].tolist(), scores, strict=False):
+                if score >= (1 + (self.alpha or 0.0)) * rival:
+                    wanted[expert] = max(score, wanted.get(expert, 0.0))
+        return sorted(wanted, key=lambda expert: (-wanted[expert], expert))
 
 
 @dataclass(kw_only=True)

@@ -12,10 +12,12 @@ from substrate.memory import ExpertCache, Mask
 from substrate.system import Eviction, LayerView
 
 
-def _least(values: np.ndarray, allowed: Mask) -> int:
-    """The allowed key with the smallest value; ties to the lowest key."""
-    keys = np.flatnonzero(allowed)
-    return int(keys[values[keys].argmin()])
+def _least(values: np.ndarray, allowed: Mask, beyond: float) -> int:
+    """The allowed key with the smallest value; ties to the lowest key.
+
+    ``beyond`` is larger than every value: it stands for the keys that are not allowed.
+    """
+    return int(np.where(allowed, values, beyond).argmin())
 
 
 @dataclass(kw_only=True)
@@ -69,22 +71,20 @@ class LeastRecentlyUsed(Eviction):
         self._last = np.zeros(shape.num_layers * shape.num_experts, dtype=np.int64)
         self._experts = shape.num_experts
 
-    def _touch(self, key: int) -> None:
-        self._clock += 1
-        self._last[key] = self._clock
-
     def used(self, layer: int, experts: Iterable[int]) -> None:
         """Uses within one layer count in the order of ids."""
-        for expert in experts:
-            self._touch(layer * self._experts + expert)
+        keys = [layer * self._experts + e for e in experts]
+        self._last[keys] = range(self._clock + 1, self._clock + 1 + len(keys))
+        self._clock += len(keys)
 
     def arrived(self, key: int) -> None:
         """An arrival is as recent as a use."""
-        self._touch(key)
+        self._clock += 1
+        self._last[key] = self._clock
 
     def victim(self, allowed: Mask, incoming: int) -> int | None:
         """The smallest last use."""
-        return _least(self._last, allowed)
+        return _least(self._last, allowed, self._clock + 1)
 
 
 @dataclass(kw_only=True)
@@ -156,12 +156,13 @@ class LowestAverageScore(Eviction):
 
     def observe(self, view: LayerView) -> None:
         """Iteration j of a layer."""
-        layer, terms = view.layer, self.window + 1
-        self._history[layer, self._seen[layer] % terms] = view.scores_TE.mean(axis=0)
+        layer, terms, scores_TE = view.layer, self.window + 1, view.scores_TE
+        iteration = np.add.reduce(scores_TE, axis=0) / len(scores_TE)
+        self._history[layer, self._seen[layer] % terms] = iteration
         self._seen[layer] += 1
         known = min(self._seen[layer], terms)
-        self._average[layer] = self._history[layer, :known].mean(axis=0)
+        self._average[layer] = np.add.reduce(self._history[layer, :known], axis=0) / known
 
     def victim(self, allowed: Mask, incoming: int) -> int | None:
         """The smallest average."""
-        return _least(self._by_key, allowed)
+        return _least(self._by_key, allowed, np.inf)

@@ -1,0 +1,126 @@
+"""One HTML page about some runs: readable without a network, without a server, for years.
+
+The page holds the drawing libraries once and every figure as JSON.  Whatever a run's document
+says is shown as text, never as markup; the page's own policy forbids it to fetch anything.
+"""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from markupsafe import Markup
+
+from reports import figures
+from reports.tables import COLUMNS, Document, Row, cell, dig, rows
+from substrate.errors import InputError, UsageError
+
+TEMPLATES = Path(__file__).parent / "templates"
+
+#: What a badge promises about a latency.
+BADGES = {
+    "measured": "wall-clock time on the machine that is named",
+    "calibrated": "simulated, with a hardware profile fitted to measurements on that machine",
+    "computed": "worked out from a hardware profile: the limit of a measured time",
+    "datasheet": "simulated, with a hardware profile from published figures; never run there",
+}
+
+
+def render(
+    runs: list[Document],
+    timelines: Mapping[str, list[dict[str, Any]]],
+    out: Path,
+    source: str = "the store",
+) -> None:
+    """Write the report.
+
+    Args:
+        runs: run documents in the order in which they are shown.
+        timelines: span records by run id, for the runs that kept a picture (microseconds).
+        out: the page; its folder is created.
+        source: where the runs come from, for the page and for the error.
+
+    Raises:
+        UsageError: there is no run.
+        InputError: the page cannot be written.
+    """
+    if not runs:
+        raise UsageError(f"no runs in {source}; run: moebench run --system smoe --setting S3")
+    text = page(runs, timelines, source)
+    try:
+        out.parent.mkdir(parents=True, exist_ok=True)
+        out.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise InputError(f"{out} cannot be written: {error.strerror or error}") from error
+
+
+def page(runs: list[Document], timelines: Mapping[str, list[dict[str, Any]]], source: str) -> str:
+    """The report as one string; pure."""
+    environment = Environment(
+        loader=FileSystemLoader(TEMPLATES),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    sections = [
+        _section(index, run, row, timelines.get(run["run_id"], []))
+        for index, (run, row) in enumerate(zip(runs, rows(runs), strict=True))
+    ]
+    shown = {section[key] for section in sections for key in ("badge", "bound_badge")}
+    return environment.get_template("report.html.j2").render(
+        source=source,
+        tables=[[c for c in COLUMNS if c.group in ("run", kind)] for kind in ("latency", "detail")],
+        cell=cell,
+        sections=sections,
+        overview=_figure(figures.latencies(runs)),
+        badges={badge: text for badge, text in BADGES.items() if badge in shown},
+        simulated=sum(bool(run["simulated"]) for run in runs),
+        library=Markup(figures.library()),  # the pinned package's own script
+    )
+
+
+def _section(index: int, run: Document, row: Row, records: list[dict[str, Any]]) -> dict[str, Any]:
+    """What the template shows of one run."""
+    return {
+        "anchor": f"run-{index + 1}",
+        "run": run,
+        "row": row,
+        "badge": run["badge"],
+        # A bound is never measured: beside a measured time it must not borrow its badge.
+        "bound_badge": run["badge"] if run["simulated"] else "computed",
+        "simulated": run["simulated"],
+        "latencies": [
+            ("TPOT", dig(run, "metrics.tpot_ms")),
+            ("TTFT", dig(run, "metrics.ttft_ms")),
+        ],
+        "metrics": dig(run, "metrics") or {},
+        "accuracy": run.get("accuracy"),
+        "bound": run.get("bound") or {},
+        "notes": run.get("notes") or [],
+        "timeline": _figure(figures.timeline(records, run["simulated"]), len(records))
+        if records
+        else None,
+        "shares": _figure(figures.shares(run)),
+        "spec": _definitions(run["spec"]),
+        "provenance": _definitions(run.get("provenance") or {}),
+        "json": json.dumps(run, indent=2, ensure_ascii=False),
+    }
+
+
+def _figure(spec: figures.Spec | None, bars: int = 0) -> dict[str, Any] | None:
+    renderer = "canvas" if bars > figures.SVG_LIMIT else "svg"
+    return None if spec is None else {"spec": spec, "renderer": renderer}
+
+
+def _definitions(values: Mapping[str, Any], prefix: str = "") -> list[tuple[str, str]]:
+    """Names and values as text; what is nested gets a dotted name."""
+    found: list[tuple[str, str]] = []
+    for name, value in values.items():
+        if isinstance(value, Mapping) and value:
+            found += _definitions(value, f"{prefix}{name}.")
+        else:
+            plain = isinstance(value, str)
+            found.append((prefix + name, value if plain else json.dumps(value, ensure_ascii=False)))
+    return found

@@ -1,0 +1,123 @@
+"""Run documents become rows: one definition of every column, for the terminal and for the page.
+
+A figure that a run does not have (no accuracy from a replayed trace, no TPOT for one new token) is
+None in a row and a dash in a cell, never a zero.
+"""
+
+from typing import Any, Literal, NamedTuple
+
+Document = dict[str, Any]
+Row = dict[str, Any]
+
+MISSING = "–"  # noqa: RUF001  # an en dash is what a reader expects in an empty cell
+
+
+class Column(NamedTuple):
+    """One column of the table.
+
+    Attributes:
+        key: its key in a row.
+        title: what it shows, in the terms of the documents.
+        unit: of the number ("" for names and pure numbers).
+        form: how a number is written, as in `format`.
+        group: which of the page's two tables shows it; "run" in both.
+        brief: also in the narrow table of a terminal.
+        latency: a time or derived from one; it must stand beside its badge.
+    """
+
+    key: str
+    title: str
+    unit: str = ""
+    form: str = ""
+    group: Literal["run", "latency", "detail"] = "run"
+    brief: bool = False
+    latency: bool = False
+
+    @property
+    def header(self) -> str:
+        """The title with its unit."""
+        return f"{self.title} ({self.unit})" if self.unit else self.title
+
+
+COLUMNS = (
+    Column("run", "run", brief=True),
+    Column("system", "system", brief=True),
+    Column("setting", "setting", brief=True),
+    Column("machine", "machine", group="latency"),
+    Column("workload", "workload", group="latency"),
+    Column("batch", "batch", form="d", group="latency"),
+    Column("alpha", "α", form="g", brief=True),  # noqa: RUF001  # the papers' own letter
+    Column("badge", "badge", group="detail", brief=True),
+    Column("tpot_ms", "TPOT mean", "ms", ".2f", "latency", brief=True, latency=True),
+    Column("bound_ms", "bound", "ms", ".2f", "latency", latency=True),
+    Column("bound_ratio", "TPOT / bound", "", ".2f", "latency", brief=True),
+    Column("ttft_ms", "TTFT mean", "ms", ".1f", "latency", brief=True, latency=True),
+    Column("tokens_per_s", "tokens", "1/s", ".2f", "latency", latency=True),
+    Column("cache_ratio", "cache ratio", "%", ".1%", "detail"),
+    Column("score", "score", form=".3f", group="detail", brief=True),
+    Column("stderr", "± stderr", form=".3f", group="detail"),
+    Column("agreement", "agreement", "%", ".1%", "detail", brief=True),
+    Column("kl", "KL", "nats", ".4f", "detail"),
+    Column("device_busy", "device busy", "%", ".0%", "detail"),
+    Column("link_busy", "link busy", "%", ".0%", "detail"),
+    Column("host_busy", "host busy", "%", ".0%", "detail"),
+)
+
+#: What the terminal prints.
+BRIEF = tuple(column for column in COLUMNS if column.brief)
+
+
+def rows(runs: list[Document]) -> list[Row]:
+    """One flat row a run, keyed by `Column.key`; numbers exactly as the document holds them."""
+    return [_row(run) for run in runs]
+
+
+def cell(column: Column, value: object) -> str:
+    """A row's value as text, without its unit; a dash for None."""
+    if value is None:
+        return MISSING
+    text = format(value, column.form) if isinstance(value, int | float) else str(value)
+    return text.removesuffix("%")
+
+
+def dig(document: Document, path: str) -> Any:
+    """The value at a dotted path ("metrics.tpot_ms.mean"), or None where any step is missing."""
+    value: Any = document
+    for step in path.split("."):
+        value = value.get(step) if isinstance(value, dict) else None
+    return value
+
+
+def span_ms(run: Document) -> float | None:
+    """How long the device lane's time line is: what its busy time and its stalls add up to (ms)."""
+    stalls = dig(run, "metrics.stall_ms") or {}
+    if not stalls:
+        total: float | None = dig(run, "metrics.e2e_ms")
+        return total
+    return float((dig(run, "metrics.lanes.device") or 0) + sum(stalls.values()))
+
+
+def _row(run: Document) -> Row:
+    spec = run["spec"]
+    total_ms = span_ms(run)
+    lanes = dig(run, "metrics.lanes") or {}
+
+    def share(lane: str) -> float | None:
+        return lanes[lane] / total_ms if total_ms and lane in lanes else None
+
+    return {
+        "run": run["run_id"],
+        **{key: spec.get(key) for key in ("system", "setting", "machine", "workload", "batch")},
+        "alpha": spec.get("alpha", dig(spec, "options.alpha")),
+        "badge": run["badge"],
+        "tpot_ms": dig(run, "metrics.tpot_ms.mean"),
+        "bound_ms": dig(run, "bound.tpot_ms"),
+        "bound_ratio": dig(run, "bound.ratio"),
+        "ttft_ms": dig(run, "metrics.ttft_ms.mean"),
+        "tokens_per_s": dig(run, "metrics.tokens_per_s"),
+        "cache_ratio": dig(run, "metrics.cache_ratio"),
+        **{key: dig(run, f"accuracy.{key}") for key in ("score", "stderr", "agreement", "kl")},
+        "device_busy": share("device"),
+        "link_busy": share("h2d"),
+        "host_busy": share("host"),
+    }

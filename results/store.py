@@ -1,0 +1,249 @@
+"""A user's runs: one SQLite file in `.moebench/`, each run one row, each write one transaction.
+
+    .moebench/runs.sqlite     the store
+    .moebench/runs.sqlite-wal, -shm     SQLite's own, present while somebody writes
+
+Reading an absent store finds no runs and creates nothing.  Several processes may write at once:
+SQLite's write-ahead log lets one in at a time and a killed writer leaves the rows as they were.
+"""
+
+import difflib
+import hashlib
+import json
+import sqlite3
+import time
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
+from pathlib import Path
+from typing import Any
+
+from substrate.errors import InputError, IntegrityError, UnknownNameError, UsageError
+
+FILE_NAME = "runs.sqlite"
+SCHEMA_VERSION = 1
+NO_RUNS = "no runs in {}; run: moebench run --system smoe --setting S3"
+
+#: How long a writer waits for the others before it gives up.
+BUSY_S = 30.0
+
+_SCHEMA = """
+CREATE TABLE IF NOT EXISTS runs (
+    run_id   TEXT PRIMARY KEY,
+    created  TEXT NOT NULL,
+    system   TEXT,
+    setting  TEXT,
+    workload TEXT,
+    badge    TEXT,
+    spec     TEXT NOT NULL,
+    document TEXT NOT NULL,
+    timeline TEXT
+)
+"""
+
+_INSERT = "INSERT OR REPLACE INTO runs VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)"
+
+_BROKEN = "{} is damaged or not a moebench store ({}); move it away or give another --store"
+
+#: What SQLite's primary result codes mean to a user.
+_MEANINGS = {
+    sqlite3.SQLITE_NOTADB: _BROKEN,
+    sqlite3.SQLITE_CORRUPT: _BROKEN,
+    sqlite3.SQLITE_ERROR: _BROKEN,
+    sqlite3.SQLITE_FULL: "no space left to write {} ({}); free some or give another --store",
+    sqlite3.SQLITE_IOERR: "{} cannot be used ({}); is the disk full? free some or give --store",
+    sqlite3.SQLITE_READONLY: "{} is read-only ({}); give another --store",
+    sqlite3.SQLITE_PERM: "{} is not accessible ({}); give another --store",
+    sqlite3.SQLITE_CANTOPEN: "{} cannot be opened ({}); check its permissions or give --store",
+    sqlite3.SQLITE_BUSY: "{} is held by another process ({}); wait for it and try again",
+}
+
+#: What SQLite says where it cannot make its -shm file: a read-only folder, a full disk.
+_NO_SHM = {sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_READONLY, sqlite3.SQLITE_IOERR}
+
+
+def run_key(spec: dict[str, Any], **hashes: str) -> str:
+    """Name a run by what determines it: 12 hex digits over its spec and its inputs' hashes.
+
+    Pure: the order of keys does not matter, every value does.
+
+    Raises:
+        IntegrityError: a value that JSON cannot hold (NaN included).
+    """
+    text = _dump({"spec": spec, "hashes": hashes}, "spec", sort=True)
+    return hashlib.sha256(text.encode()).hexdigest()[:12]
+
+
+class Store:
+    """The runs of one directory.  Holds no connection between calls, so workers may share it.
+
+    Every method raises InputError, one line, where the file cannot be read or written.
+
+    Args:
+        directory: the user's `.moebench/`; created by the first `put`.
+    """
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        self.path = directory / FILE_NAME
+
+    def put(self, document: dict[str, Any], timeline: list[dict[str, Any]] | None = None) -> None:
+        """Keep a run; a run that is there already is replaced as a whole.
+
+        Args:
+            document: a run's JSON; `run_id` and `provenance.created` (ISO 8601, UTC) must be there.
+            timeline: span records for the picture, times in microseconds.
+
+        Raises:
+            IntegrityError: the document is not plain JSON (NaN included) or lacks those keys.
+        """
+        row = _row(document, timeline)
+        with self._errors():
+            self.directory.mkdir(parents=True, exist_ok=True)
+            with closing(self._connect("rwc")) as db:
+                self._check(db)
+                # SQLite's own waiting does not cover this switch when two create the store.
+                _retry(lambda: db.execute("PRAGMA journal_mode = WAL"))
+                db.execute("BEGIN IMMEDIATE")
+                db.execute(_SCHEMA)
+                db.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
+                db.execute(_INSERT, row)
+                db.execute("COMMIT")
+
+    def get(self, run_id: str) -> dict[str, Any] | None:
+        """The document of a run, or None."""
+        rows = self._read("SELECT document FROM runs WHERE run_id = ?", run_id)
+        return self._load(rows[0][0]) if rows else None
+
+    def timeline(self, run_id: str) -> list[dict[str, Any]] | None:
+        """The span records kept with a run (microseconds), or None where none were."""
+        rows = self._read("SELECT timeline FROM runs WHERE run_id = ?", run_id)
+        return self._load(rows[0][0]) if rows and rows[0][0] is not None else None
+
+    def runs(self) -> list[dict[str, Any]]:
+        """Every run's document, oldest first."""
+        rows = self._read("SELECT document FROM runs ORDER BY created, run_id")
+        return [self._load(text) for (text,) in rows]
+
+    def find(self, prefix: str) -> dict[str, Any]:
+        """The document of the one run whose id is, or else begins with, ``prefix``.
+
+        Raises:
+            UnknownNameError: no run's id begins so.
+            UsageError: several do, or the store holds no run at all.
+        """
+        ids = [run_id for (run_id,) in self._read("SELECT run_id FROM runs ORDER BY run_id")]
+        if not ids:
+            raise UsageError(NO_RUNS.format(self.directory))
+        matches = [prefix] if prefix in ids else [i for i in ids if i.startswith(prefix)]
+        if not matches:
+            near = difflib.get_close_matches(prefix, ids, n=5, cutoff=0.0)
+            raise UnknownNameError("run", prefix, near, hint="moebench report lists all")
+        if len(matches) > 1:
+            some = ", ".join(matches[:5]) + (", ..." if len(matches) > 5 else "")
+            raise UsageError(f"run {prefix!r} is ambiguous: {some}; give more characters")
+        document = self.get(matches[0])
+        if document is None:  # removed by another process between the two reads
+            raise UnknownNameError("run", prefix, [i for i in ids if i != matches[0]])
+        return document
+
+    # ------------------------------------------------------------------ SQLite
+
+    def _connect(self, mode: str) -> sqlite3.Connection:
+        # The URI form: "rw" must not create an absent store.  Transactions are written out by hand.
+        uri = f"{self.path.absolute().as_uri()}?mode={mode}"
+        return sqlite3.connect(uri, uri=True, timeout=BUSY_S, isolation_level=None)
+
+    def _check(self, db: sqlite3.Connection) -> bool:
+        """Whether the store has its table.
+
+        Raises:
+            InputError: a newer moebench wrote it, or it is somebody else's database.
+        """
+        # One read transaction: another process may be creating the table at this moment.
+        db.execute("BEGIN")
+        (version,) = db.execute("PRAGMA user_version").fetchone()
+        (tables,) = db.execute("SELECT count(*) FROM sqlite_master").fetchone()
+        db.execute("COMMIT")
+        if version > SCHEMA_VERSION:
+            raise InputError(
+                f"{self.path} was written by a newer moebench (schema {version}, this one knows "
+                f"{SCHEMA_VERSION}); upgrade moebench or give another --store"
+            )
+        if version == 0 and tables:
+            raise InputError(_BROKEN.format(self.path, "it holds other tables"))
+        return bool(tables)
+
+    def _read(self, query: str, *values: str) -> list[tuple[Any, ...]]:
+        with self._errors():
+            if not self.path.exists():
+                return []
+            try:
+                return self._query("rw", query, values)
+            except sqlite3.OperationalError as error:
+                if _code(error) not in _NO_SHM or not self._at_rest():
+                    raise
+                return self._query("ro&immutable=1", query, values)
+
+    def _at_rest(self) -> bool:
+        """Whether nobody writes: only then does reading without SQLite's locks miss nothing."""
+        log = self.path.with_name(FILE_NAME + "-wal")
+        return not log.exists() or log.stat().st_size == 0
+
+    def _query(self, mode: str, query: str, values: tuple[str, ...]) -> list[tuple[Any, ...]]:
+        with closing(self._connect(mode)) as db:
+            return db.execute(query, values).fetchall() if self._check(db) else []
+
+    def _load(self, text: str) -> Any:
+        try:
+            return json.loads(text)
+        except ValueError as error:
+            raise InputError(_BROKEN.format(self.path, error)) from error
+
+    @contextmanager
+    def _errors(self) -> Iterator[None]:
+        """Turn whatever SQLite or the file system says into one line."""
+        try:
+            yield
+        except sqlite3.Error as error:
+            meaning = _MEANINGS.get(_code(error), "{} cannot be used ({}); give another --store")
+            raise InputError(meaning.format(self.path, error)) from error
+        except OSError as error:
+            reason = error.strerror or str(error)
+            raise InputError(f"{self.directory} cannot be used: {reason}; give --store") from error
+
+
+def _retry(action: Callable[[], object]) -> None:
+    """Repeat while another process holds the file, at most `BUSY_S` seconds."""
+    deadline = time.monotonic() + BUSY_S
+    while True:
+        try:
+            action()
+            return
+        except sqlite3.OperationalError as error:
+            if _code(error) != sqlite3.SQLITE_BUSY or time.monotonic() > deadline:
+                raise
+            time.sleep(0.01)
+
+
+def _code(error: sqlite3.Error) -> int:
+    """The primary result code; errors that Python itself raises count as general ones."""
+    return getattr(error, "sqlite_errorcode", sqlite3.SQLITE_ERROR) & 0xFF
+
+
+def _dump(value: object, what: str, sort: bool = False) -> str:
+    try:
+        return json.dumps(value, sort_keys=sort, separators=(",", ":"), allow_nan=False)
+    except (TypeError, ValueError) as error:
+        raise IntegrityError(f"the run's {what} is not plain JSON: {error}") from error
+
+
+def _row(document: dict[str, Any], timeline: list[dict[str, Any]] | None) -> tuple[object, ...]:
+    try:
+        run_id, created = document["run_id"], document["provenance"]["created"]
+    except KeyError as error:
+        raise IntegrityError(f"the run's document lacks {error}") from error
+    spec = document.get("spec", {})
+    names = [spec.get(key) for key in ("system", "setting", "workload")]
+    texts = _dump(spec, "spec"), _dump(document, "document")
+    picture = None if timeline is None else _dump(timeline, "timeline")
+    return (run_id, created, *names, document.get("badge"), *texts, picture)

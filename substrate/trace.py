@@ -1,0 +1,135 @@
+"""Routing traces: what the router saw, recorded once and replayed against every system.
+
+A trace answers the engine's verbs exactly as the model did, without its mathematics.  As long as a
+system's routing is lossless its decisions on the trace equal those on the live model; a system that
+substitutes experts sees the scores of the recorded text, not of the text it would have written.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from substrate.arch import ModelShape
+from substrate.errors import UsageError
+from substrate.model import Gate, Ids, Lookahead, Model, Phase, Scores
+
+
+@dataclass(slots=True)
+class PassTrace:
+    """One pass of one batch: gate and prediction of every MoE layer, and the tokens chosen.
+
+    ``predicted`` maps a layer to the scores that were predicted for the next one.
+    """
+
+    rows: int
+    gates: dict[int, Gate] = field(default_factory=dict)
+    predicted: dict[int, Scores] = field(default_factory=dict)
+    chosen: list[int] = field(default_factory=list)
+
+
+@dataclass(slots=True)
+class RoutingTrace:
+    """All passes of all batches, in order."""
+
+    shape: ModelShape
+    batches: list[list[PassTrace]] = field(default_factory=list)
+
+
+class Recorder:
+    """A model that writes down what it answers.  The verbs are the model's own."""
+
+    def __init__(self, model: Model) -> None:
+        self._model = model
+        self.shape = model.shape
+        self.trace = RoutingTrace(model.shape)
+
+    def __getattr__(self, name: str) -> object:
+        return getattr(self._model, name)
+
+    def begin(self, prompts: Sequence[Sequence[int]], new_tokens: int) -> None:
+        """Start a batch in the model and in the trace."""
+        self._model.begin(prompts, new_tokens)
+        self.trace.batches.append([])
+
+    def embed(self, phase: Phase) -> int:
+        """Start a pass."""
+        rows = self._model.embed(phase)
+        self._pass = PassTrace(rows)
+        self.trace.batches[-1].append(self._pass)
+        return rows
+
+    def gate(self, layer: int) -> Gate:
+        """Record a layer's gate."""
+        gate = self._model.gate(layer)
+        self._pass.gates[layer] = Gate(gate.scores_TE.copy(), gate.ids_TK.copy())
+        return gate
+
+    def predict(self, layer: int, done: Sequence[int], lookahead: Lookahead) -> Scores:
+        """Record a prediction."""
+        scores = self._model.predict(layer, done, lookahead)
+        self._pass.predicted[layer] = scores.copy()
+        return scores
+
+    def head(self) -> list[int]:
+        """Record the choice."""
+        self._pass.chosen = self._model.head()
+        return self._pass.chosen
+
+
+class TracedModel:
+    """Answers the engine from a trace, batch by batch in the recorded order."""
+
+    def __init__(self, trace: RoutingTrace) -> None:
+        self.shape = trace.shape
+        self._batches = iter(trace.batches)
+
+    def begin(self, prompts: Sequence[Sequence[int]], new_tokens: int) -> None:
+        """Take the next recorded batch."""
+        batch = next(self._batches, None)
+        if batch is None or len(batch) < new_tokens:
+            have = "no further batch" if batch is None else f"{len(batch)} passes"
+            raise UsageError(f"the trace holds {have}; the run asks for {new_tokens} passes")
+        self._passes = iter(batch)
+
+    def embed(self, phase: Phase) -> int:
+        """Take the next recorded pass."""
+        self._pass = next(self._passes)
+        return self._pass.rows
+
+    def attend(self, layer: int) -> None:
+        """No mathematics."""
+
+    def gate(self, layer: int) -> Gate:
+        """The recorded gate."""
+        return self._pass.gates[layer]
+
+    def dispatch(self, layer: int, ids_TK: Ids, weigh_as_TK: Ids) -> dict[int, int]:
+        """Active experts (ascending) with their rows."""
+        rows: dict[int, int] = {}
+        for expert in sorted(ids_TK.ravel().tolist()):
+            rows[expert] = rows.get(expert, 0) + 1
+        return rows
+
+    def expert(self, layer: int, expert: int) -> None:
+        """No mathematics."""
+
+    def shared(self, layer: int) -> None:
+        """No mathematics."""
+
+    def combine(self, layer: int) -> None:
+        """No mathematics."""
+
+    def dense(self, layer: int) -> None:
+        """No mathematics."""
+
+    def predict(self, layer: int, done: Sequence[int], lookahead: Lookahead) -> Scores:
+        """The recorded prediction."""
+        if layer not in self._pass.predicted:
+            raise UsageError(
+                "the trace holds no predictions; record it with a system that predicts, "
+                "or replay with --set prefetch=none"
+            )
+        return self._pass.predicted[layer]
+
+    def head(self) -> list[int]:
+        """The recorded tokens."""
+        return self._pass.chosen

@@ -1,0 +1,108 @@
+"""Run documents and span records by hand, in the shapes that the command line writes."""
+
+import copy
+from itertools import pairwise
+from typing import Any
+
+RUN: dict[str, Any] = {
+    "run_id": "3fa9c04be712",
+    "spec": {
+        "system": "smoe",
+        "setting": "S3",
+        "machine": "a6000",
+        "model": "qwen2-57b-a14b",
+        "precision": "bf16",
+        "workload": "gsm8k",
+        "batch": 1,
+        "prompts": 32,
+        "new_tokens": 64,
+        "cache_ratio": 0.25,
+        "seed": 0,
+        "options": {"alpha": 0.25, "evict": "lru", "prefetch": "score"},
+    },
+    "badge": "datasheet",
+    "simulated": True,
+    "metrics": {
+        "tpot_ms": {"mean": 61.23456, "p50": 60.5, "p90": 70.25, "p99": 83.125},
+        "ttft_ms": {"mean": 912.75, "p50": 900.5, "p90": 990.0, "p99": 1011.5},
+        "e2e_ms": 152653.5,
+        "tokens_per_s": 13.42,
+        "cache_ratio": 0.4712,
+        "prefetch": {"issued": 4096, "top_score": 0.81, "active": 2048, "used": 1800},
+        "bytes_h2d": 9_876_543_210,
+        "bytes_disk": 0,
+        "lanes": {"device": 40000.0, "h2d": 90000.0, "d2h": 500.0, "host": 25000.0, "disk": 0.0},
+        "stall_ms": {"load": 48000.0, "host": 9000.0, "control": 3000.0},
+        "peak_device_bytes": 48_000_000_000,
+        "peak_host_bytes": 114_000_000_000,
+        "energy_j": 31234.5,
+        "tokens_per_kj": 65.57,
+        "load_ms": 5321.5,
+    },
+    "accuracy": {
+        "score": 0.4062,
+        "n": 32,
+        "stderr": 0.0868,
+        "metric": "exact_match",
+        "agreement": 0.962,
+        "kl": 0.0213,
+    },
+    "bound": {"tpot_ms": 33.3125, "ratio": 1.8382},
+    "notes": ["the scale model did the mathematics; the full-size model's bytes were charged"],
+    "provenance": {
+        "versions": {"moebench": "0.1.0", "torch": "2.13.0", "python": "3.11.9"},
+        "commit": "0123456789abcdef",
+        "machine": "x86_64, 2 cores",
+        "profile": "a6000",
+        "profile_hash": "aa" * 32,
+        "weights_hash": "bb" * 32,
+        "data_hash": "cc" * 32,
+        "created": "2026-01-01T12:00:00+00:00",
+        "wall_s": 41.7,
+    },
+}
+
+
+def run(run_id: str = "3fa9c04be712", **spec: Any) -> dict[str, Any]:
+    """A simulated run of its own; ``spec`` overrides parts of its spec."""
+    document = copy.deepcopy(RUN) | {"run_id": run_id}
+    document["spec"] |= spec
+    return document
+
+
+def traced_run() -> dict[str, Any]:
+    """A replayed trace of one new token: no mathematics, no TPOT, no bound, no batch of options."""
+    document = run("77aa00bb11cc", system="resident", setting=None, options={})
+    document["metrics"] |= {"tpot_ms": None, "cache_ratio": None, "lanes": {}, "stall_ms": {}}
+    return document | {"accuracy": None, "bound": None, "notes": []}
+
+
+def measured_run() -> dict[str, Any]:
+    """A run on this computer."""
+    document = run("b0b1b2b3b4b5", system="lru", machine="local")
+    document["metrics"]["tpot_ms"]["mean"] = 88.0625
+    return document | {"badge": "measured", "simulated": False}
+
+
+def spans(layers: int = 12) -> list[dict[str, Any]]:
+    """Decode, layer by layer: attention, gate, three loads, one host expert, the experts."""
+    records: list[dict[str, Any]] = []
+
+    def add(lane: str, kind: str, layer: int, experts: list[int], start: float, us: float) -> float:
+        record = {"lane": lane, "kind": kind, "layer": layer, "experts": experts}
+        records.append(record | {"start_us": start, "end_us": start + us})
+        return start + us
+
+    now = 0.0
+    for layer in range(layers):
+        gated = add("device", "gate", layer, [], add("device", "attend", layer, [], now, 140), 12.5)
+        ready = add("device", "expert", layer, [1, 5], gated, 90.25)
+        loads = [gated + 410.0 * turn for turn in range(4)]
+        for turn, (start, end) in enumerate(pairwise(loads)):
+            add("h2d", "load", layer, [8 + turn], start, end - start)
+            ready = add("device", "expert", layer, [8 + turn], end, 45)
+        back = add("d2h", "return", layer, [7], add("host", "expert", layer, [7], gated, 900), 20)
+        add("device", "predict", layer, [], gated + 95, 30)
+        now = add("device", "combine", layer, [], max(ready, back), 8)
+    add("device", "head", layers, [], now, 300)
+    return records

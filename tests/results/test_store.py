@@ -1,0 +1,393 @@
+"""The store of runs: one row a run, whole or not at all, and one clear line for every bad file."""
+
+import errno
+import json
+import os
+import shutil
+import signal
+import sqlite3
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from results.store import FILE_NAME, SCHEMA_VERSION, Store, run_key
+from substrate.errors import InputError, IntegrityError, UnknownNameError, UsageError
+
+ROOT = Path(__file__).parents[2]
+SPAN = {"lane": "h2d", "kind": "load", "layer": 1, "experts": [3], "start_us": 0.5, "end_us": 9.0}
+
+
+def document(
+    run_id: str, created: str = "2026-01-01T00:00:00+00:00", **extra: Any
+) -> dict[str, Any]:
+    return {
+        "run_id": run_id,
+        "spec": {"system": "smoe", "setting": "S3", "workload": "gsm8k"},
+        "badge": "datasheet",
+        "provenance": {"created": created},
+    } | extra
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Store:
+    return Store(tmp_path / ".moebench")
+
+
+@pytest.fixture
+def open_folder() -> Iterator[Path]:
+    """A folder that another user may enter, unlike pytest's own."""
+    folder = Path(tempfile.mkdtemp())
+    folder.chmod(0o777)
+    yield folder
+    shutil.rmtree(folder)
+
+
+@pytest.fixture
+def plain_user(open_folder: Path) -> Iterator[Path]:
+    """The superuser may write everywhere: step down to nobody for permission tests."""
+    if os.geteuid() != 0:
+        yield open_folder
+        return
+    os.seteuid(65534)
+    try:
+        yield open_folder
+    finally:
+        os.seteuid(0)
+
+
+def child(script: str, *args: object) -> "subprocess.Popen[str]":
+    command = [sys.executable, "-c", script, *map(str, args)]
+    return subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True)
+
+
+# ---------------------------------------------------------------------- reading and writing
+
+
+def test_reading_an_absent_store_finds_nothing_and_creates_nothing(store: Store) -> None:
+    assert store.runs() == []
+    assert store.get("abc") is None
+    assert store.timeline("abc") is None
+    assert not store.directory.exists()
+
+
+def test_a_run_comes_back_as_it_was_put(store: Store) -> None:
+    given = document(
+        "abc", metrics={"tpot_ms": None, "lanes": {"h2d": 0.1}}, notes=["größer, 专家 🧮"]
+    )
+    store.put(given, [SPAN])
+    assert store.get("abc") == given
+    assert list(store.get("abc") or {}) == list(given)
+    assert store.timeline("abc") == [SPAN]
+    assert store.get("abcd") is None
+
+
+def test_a_run_without_a_picture_has_none(store: Store) -> None:
+    store.put(document("abc"), None)
+    assert store.timeline("abc") is None
+
+
+def test_the_columns_can_be_queried(store: Store) -> None:
+    store.put(document("abc"), None)
+    with closing(sqlite3.connect(store.path)) as db:
+        row = db.execute("SELECT run_id, created, system, setting, workload, badge FROM runs")
+        expected = ("abc", "2026-01-01T00:00:00+00:00", "smoe", "S3", "gsm8k", "datasheet")
+        assert row.fetchone() == expected
+        assert db.execute("PRAGMA journal_mode").fetchone() == ("wal",)
+        assert db.execute("PRAGMA user_version").fetchone() == (SCHEMA_VERSION,)
+
+
+def test_the_same_run_twice_is_one_row_the_later_one(store: Store) -> None:
+    store.put(document("abc", notes=["first"]), [SPAN])
+    store.put(document("abc", notes=["second"]), None)
+    assert [run["notes"] for run in store.runs()] == [["second"]]
+    assert store.timeline("abc") is None
+
+
+def test_runs_are_listed_oldest_first(store: Store) -> None:
+    for run_id, created in [("b", "2026-02-01"), ("c", "2026-01-01"), ("a", "2026-02-01")]:
+        store.put(document(run_id, created), None)
+    assert [run["run_id"] for run in store.runs()] == ["c", "a", "b"]
+
+
+def test_a_folder_with_characters_that_a_uri_would_misread(tmp_path: Path) -> None:
+    store = Store(tmp_path / "a?mode=ro#x% ü")
+    store.put(document("abc"), None)
+    assert store.path.is_file()
+    assert len(store.runs()) == 1
+
+
+def test_nothing_but_the_store_is_left_beside_it(store: Store) -> None:
+    store.put(document("abc"), None)
+    store.runs()
+    assert [path.name for path in store.directory.iterdir()] == [FILE_NAME]
+
+
+# ---------------------------------------------------------------------- finding by prefix
+
+
+def test_find_resolves_a_unique_prefix(store: Store) -> None:
+    for run_id in ("aa11", "aa22", "bb33", "bb"):
+        store.put(document(run_id), None)
+    assert store.find("aa2")["run_id"] == "aa22"
+    assert store.find("bb")["run_id"] == "bb"  # the whole id wins over a prefix of another
+    with pytest.raises(UsageError, match=r"'aa' is ambiguous: aa11, aa22; give more") as caught:
+        store.find("aa")
+    assert not isinstance(caught.value, UnknownNameError)
+
+
+@pytest.mark.parametrize("prefix", ["aa33", "%", "_a", "aa11x"])
+def test_find_names_the_nearest_where_there_is_none(store: Store, prefix: str) -> None:
+    store.put(document("aa11"), None)
+    with pytest.raises(UnknownNameError, match="aa11"):
+        store.find(prefix)
+
+
+def test_find_in_an_empty_store_says_how_to_fill_it(store: Store) -> None:
+    with pytest.raises(UsageError, match=r"no runs in .*; run: moebench run --system smoe"):
+        store.find("aa")
+
+
+# ---------------------------------------------------------------------- whole or not at all
+
+_DIE_AT_COMMIT = """
+import os, sqlite3, sys
+from pathlib import Path
+from results.store import Store
+connect = sqlite3.connect
+def dying(*args, **options):
+    db = connect(*args, **options)
+    state = {"inserted": False}
+    def watch(statement):
+        state["inserted"] |= statement.startswith("INSERT")
+        if statement == "COMMIT" and state["inserted"]:
+            os._exit(9)
+    db.set_trace_callback(watch)
+    return db
+sqlite3.connect = dying
+run = {"run_id": sys.argv[2], "spec": {}, "provenance": {"created": "2027"}, "notes": ["new"]}
+Store(Path(sys.argv[1])).put(run, None)
+"""
+
+
+@pytest.mark.parametrize("run_id", ["abc", "other"])
+def test_a_writer_that_dies_before_its_commit_changes_nothing(store: Store, run_id: str) -> None:
+    before = document("abc", notes=["old"])
+    store.put(before, [SPAN])
+    assert child(_DIE_AT_COMMIT, store.directory, run_id).wait() == 9
+    assert store.runs() == [before]
+    assert store.timeline("abc") == [SPAN]
+    store.put(document("next"), None)
+    assert len(store.runs()) == 2
+
+
+_WRITE_FOR_EVER = """
+import sys
+from itertools import count
+from pathlib import Path
+from results.store import Store
+store = Store(Path(sys.argv[1]))
+for turn in count():
+    run = {"run_id": "abc", "spec": {}, "provenance": {"created": "2027"}}
+    run["turns"] = [turn] * 100_000
+    store.put(run, [{"turn": turn}])
+    print(turn, flush=True)
+"""
+
+
+def test_a_killed_writer_leaves_a_whole_run(store: Store) -> None:
+    writer = child(_WRITE_FOR_EVER, store.directory)
+    assert writer.stdout is not None
+    acknowledged = [int(writer.stdout.readline()) for _ in range(3)]
+    writer.send_signal(signal.SIGKILL)
+    writer.communicate()
+    (run,) = store.runs()
+    assert len(set(run["turns"])) == 1
+    assert run["turns"][0] >= acknowledged[-1]
+    assert store.timeline("abc") == [{"turn": run["turns"][0]}]
+    with closing(sqlite3.connect(store.path)) as db:
+        assert db.execute("PRAGMA integrity_check").fetchone() == ("ok",)
+
+
+_WRITE_MANY = """
+import sys
+from pathlib import Path
+from results.store import Store
+store = Store(Path(sys.argv[1]))
+sys.stdin.readline()
+for turn in range(int(sys.argv[3])):
+    run = {"spec": {}, "provenance": {"created": "2027"}, "text": sys.argv[2] * 20_000}
+    store.put(run | {"run_id": f"{sys.argv[2]}{turn}"}, None)
+    store.put(run | {"run_id": "shared"}, [])
+"""
+
+
+def test_two_processes_write_at_once_into_a_store_not_yet_there(store: Store) -> None:
+    command = [sys.executable, "-c", _WRITE_MANY, str(store.directory)]
+    writers = [
+        subprocess.Popen([*command, name, "15"], cwd=ROOT, stdin=subprocess.PIPE) for name in "ab"
+    ]
+    for writer in writers:
+        assert writer.stdin is not None
+        writer.stdin.close()  # both wait for this line
+    assert [writer.wait() for writer in writers] == [0, 0]
+    names = {run["run_id"] for run in store.runs()}
+    assert names == {f"{name}{turn}" for name in "ab" for turn in range(15)} | {"shared"}
+    assert len(store.runs()) == 31
+
+
+# ---------------------------------------------------------------------- bad stores
+
+
+def one_line(error: "pytest.ExceptionInfo[InputError]") -> str:
+    text = str(error.value)
+    assert "\n" not in text
+    return text
+
+
+@pytest.mark.parametrize(
+    "content", [b"this is no database, whatever its name says" * 50, b"\0" * 4096]
+)
+def test_a_file_that_is_no_database(store: Store, content: bytes) -> None:
+    store.directory.mkdir()
+    store.path.write_bytes(content)
+    for action in (store.runs, lambda: store.put(document("abc"), None), lambda: store.get("abc")):
+        with pytest.raises(InputError, match="damaged or not a moebench store") as caught:
+            action()
+        assert str(store.path) in one_line(caught)
+    assert store.path.read_bytes() == content
+
+
+@pytest.mark.parametrize("keep", [0.6, 0.3])
+def test_a_truncated_store(store: Store, keep: float) -> None:
+    for index in range(20):
+        store.put(document(f"run{index}", notes=["x" * 5000]), None)
+    content = store.path.read_bytes()
+    store.path.write_bytes(content[: int(len(content) * keep)])
+    with pytest.raises(InputError, match="damaged") as caught:
+        store.runs()
+    one_line(caught)
+
+
+def test_a_row_whose_json_is_broken(store: Store) -> None:
+    store.put(document("abc"), None)
+    with closing(sqlite3.connect(store.path)) as db, db:
+        db.execute("UPDATE runs SET document = substr(document, 1, 20)")
+    with pytest.raises(InputError, match="damaged"):
+        store.runs()
+
+
+def test_somebody_elses_database_is_not_touched(store: Store) -> None:
+    store.directory.mkdir()
+    with closing(sqlite3.connect(store.path)) as db, db:
+        db.execute("CREATE TABLE songs (title TEXT)")
+    before = store.path.read_bytes()
+    for action in (store.runs, lambda: store.put(document("abc"), None)):
+        with pytest.raises(InputError, match="other tables"):
+            action()
+    assert store.path.read_bytes() == before
+
+
+def test_a_store_of_a_newer_version_says_so(store: Store) -> None:
+    store.put(document("abc"), None)
+    with closing(sqlite3.connect(store.path)) as db:
+        db.execute(f"PRAGMA user_version = {SCHEMA_VERSION + 1}")
+    for action in (store.runs, lambda: store.put(document("abc"), None)):
+        with pytest.raises(InputError, match=r"newer moebench \(schema 2, this one knows 1\)"):
+            action()
+
+
+def test_an_empty_file_is_an_empty_store(store: Store) -> None:
+    store.directory.mkdir()
+    store.path.touch()
+    assert store.runs() == []
+    store.put(document("abc"), None)
+    assert len(store.runs()) == 1
+
+
+def test_a_full_disk(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    store.put(document("abc"), None)
+    connect = sqlite3.connect
+
+    def small(*args: Any, **options: Any) -> sqlite3.Connection:
+        db = connect(*args, **options)
+        db.execute("PRAGMA max_page_count = 8")  # SQLite then reports what a full disk does
+        return db
+
+    monkeypatch.setattr(sqlite3, "connect", small)
+    with pytest.raises(InputError, match=r"no space left to write .*disk is full") as caught:
+        store.put(document("big", notes=["x" * 100_000]), None)
+    assert "--store" in one_line(caught)
+    assert [run["run_id"] for run in store.runs()] == ["abc"]
+
+
+def test_a_folder_that_cannot_be_created(plain_user: Path) -> None:
+    locked = plain_user / "locked"
+    locked.mkdir()
+    locked.chmod(0o555)
+    with pytest.raises(InputError, match="cannot be used: Permission denied; give --store"):
+        Store(locked / "inner").put(document("abc"), None)
+
+
+def test_a_read_only_store_is_read_but_not_written(plain_user: Path) -> None:
+    store = Store(plain_user / "store")
+    store.put(document("abc"), [SPAN])
+    store.path.chmod(0o444)
+    store.directory.chmod(0o555)
+    try:
+        assert [run["run_id"] for run in store.runs()] == ["abc"]
+        assert store.timeline("abc") == [SPAN]
+        with pytest.raises(InputError, match=r"read-only|cannot be opened") as caught:
+            store.put(document("def"), None)
+        assert str(store.path) in one_line(caught)
+    finally:
+        store.directory.chmod(0o755)
+
+
+def test_a_file_where_the_folder_should_be(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(InputError, match=os.strerror(errno.EEXIST)):
+        Store(tmp_path / "file").put(document("abc"), None)
+
+
+@pytest.mark.parametrize("value", [float("nan"), {1, 2}, Path("x")])
+def test_a_document_that_is_no_json_is_our_bug_and_changes_nothing(
+    store: Store, value: Any
+) -> None:
+    with pytest.raises(IntegrityError, match="not plain JSON"):
+        store.put(document("abc", energy_j=value), None)
+    assert not store.directory.exists()
+
+
+def test_a_document_without_its_id_is_our_bug(store: Store) -> None:
+    with pytest.raises(IntegrityError, match="run_id"):
+        store.put({"spec": {}}, None)
+
+
+# ---------------------------------------------------------------------- keys
+
+
+def test_a_run_key_depends_on_values_and_not_on_order() -> None:
+    spec = {"system": "smoe", "options": {"alpha": 0.25, "evict": "lru"}}
+    same = {"options": {"evict": "lru", "alpha": 0.25}, "system": "smoe"}
+    key = run_key(spec, weights="w", data="d")
+    assert key == run_key(same, data="d", weights="w")
+    assert len(key) == 12
+    assert set(key) <= set("0123456789abcdef")
+    others = [
+        run_key(spec, weights="w2", data="d"),
+        run_key(spec, weights="w"),
+        run_key(spec | {"seed": 1}, weights="w", data="d"),
+        run_key(json.loads(json.dumps(spec).replace("0.25", "0.250001")), weights="w", data="d"),
+    ]
+    assert len({key, *others}) == 5
+
+
+def test_a_run_key_needs_plain_json() -> None:
+    with pytest.raises(IntegrityError, match="spec"):
+        run_key({"alpha": float("nan")})

@@ -1,0 +1,17 @@
+"""The folder of evaluation data, where there is one."""
+
+import os
+from pathlib import Path
+
+import pytest
+
+DEFAULT = Path(__file__).parents[2] / ".." / "shared" / "data"
+
+
+@pytest.fixture(scope="session")
+def data_dir() -> Path:
+    """``MOEBENCH_DATA_DIR``, else ``../shared/data`` beside the repository; skips without it."""
+    folder = Path(os.environ.get("MOEBENCH_DATA_DIR", DEFAULT)).resolve()
+    if not folder.is_dir():
+        pytest.skip("no evaluation data: set MOEBENCH_DATA_DIR to its folder")
+    return folder

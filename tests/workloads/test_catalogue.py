@@ -1,0 +1,173 @@
+"""The catalogue and its draws: what exists, what is drawn, what a wrong request is told."""
+
+import json
+import random
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pydantic import ValidationError
+
+from substrate.errors import InputError, UnknownNameError, UsageError
+from workloads.catalogue import (
+    GENERATED_POOL,
+    Workload,
+    default_workload,
+    load,
+    workload,
+    workload_names,
+)
+
+ROOT = Path(__file__).parents[2]
+NAMES = (
+    "alpaca", "arc_challenge", "arc_easy", "arithmetic", "bbh", "boolq", "gaokao",
+    "gaokao_biology", "gaokao_history", "gaokao_math_i", "gaokao_math_ii", "gsm8k", "hellaswag",
+    "math", "mmlu", "mt_bench", "nq_open", "piqa", "race_middle", "sharegpt", "squad", "triviaqa",
+    "truthfulqa", "wic", "winogrande",
+)  # fmt: skip
+
+
+@pytest.fixture
+def small(tmp_path: Path) -> Path:
+    """A data folder in which gsm8k has ten test questions and no train split."""
+    (tmp_path / "gsm8k").mkdir()
+    records: list[dict[str, Any]] = [
+        {"id": f"g/{i}", "prompt": f"{i}?", "choices": None, "answer": str(i), "answers": None,
+         "split": "test"}
+        for i in range(10)
+    ]  # fmt: skip
+    lines = "".join(json.dumps(record) + "\n" for record in records)
+    (tmp_path / "gsm8k" / "test.jsonl").write_text(lines)
+    return tmp_path
+
+
+def test_names() -> None:
+    assert workload_names() == NAMES
+    assert all(workload(name).name == name for name in NAMES)
+
+
+def test_an_unknown_name_offers_the_nearest() -> None:
+    with pytest.raises(UnknownNameError, match=r"unknown workload 'gsm8'; nearest: gsm8k"):
+        workload("gsm8")
+
+
+def test_a_workload_is_frozen_and_refuses_impossible_values() -> None:
+    gsm8k = workload("gsm8k")
+    with pytest.raises(ValidationError):
+        gsm8k.few_shot = 3
+    fields = gsm8k.model_dump()
+    for wrong in ({"few_shot": -1}, {"max_new_tokens": 0}, {"metric": "f1"}, {"extra": 1}):
+        with pytest.raises(ValidationError):
+            Workload(**fields | wrong)
+    assert gsm8k.model_copy(update={"few_shot": 4}).few_shot == 4
+
+
+def test_all_without_a_count_in_file_order(small: Path) -> None:
+    sample = load(workload("gsm8k"), data_dir=small)
+    assert [e.id for e in sample.examples] == [f"g/{i}" for i in range(10)]
+    assert (sample.source, sample.split, sample.available) == ("gsm8k/test.jsonl", "test", 10)
+
+
+def test_a_draw_is_seeded_and_keeps_its_order(small: Path) -> None:
+    sample = load(workload("gsm8k"), "test", 4, 7, small)
+    expected = random.Random(7).sample([f"g/{i}" for i in range(10)], 4)
+    assert [e.id for e in sample.examples] == expected
+    assert sample == load(workload("gsm8k"), "test", 4, 7, small)
+    assert sample.seed == 7
+    assert sample.examples != load(workload("gsm8k"), "test", 4, 8, small).examples
+
+
+def test_the_hash_tells_content_and_order(small: Path) -> None:
+    def drawn(seed: int) -> str:
+        return load(workload("gsm8k"), "test", 10, seed, small).data_hash
+
+    path = small / "gsm8k" / "test.jsonl"
+    before = drawn(0)
+    assert len(before) == 16
+    assert int(before, 16) >= 0
+    assert before == drawn(0) != drawn(1)
+    path.write_text(path.read_text().replace('"3?"', '"3 ?"'))
+    assert drawn(0) != before
+
+
+def test_generated_problems_need_no_data() -> None:
+    sample = load(workload("arithmetic"), "test", 5, 1)
+    assert (sample.source, sample.available) == ("generated", GENERATED_POOL)
+    assert len({e.id for e in sample.examples}) == 5
+    assert all(e.id.startswith("arithmetic/test/") for e in sample.examples)
+    more = load(workload("arithmetic"), "train", GENERATED_POOL + 1)
+    assert len(more.examples) == more.available == GENERATED_POOL + 1
+
+
+def test_a_data_workload_without_a_folder_says_what_to_type() -> None:
+    with pytest.raises(UsageError) as caught:
+        load(workload("gsm8k"))
+    message = str(caught.value)
+    assert "\n" not in message
+    for part in ("gsm8k needs a data folder", "--data-dir DIR", "--workload arithmetic"):
+        assert part in message
+
+
+def test_a_missing_split_lists_those_that_exist(small: Path) -> None:
+    with pytest.raises(InputError, match=r"gsm8k; splits that exist: test$"):
+        load(workload("gsm8k"), "train", data_dir=small)
+    (small / "gsm8k" / "test.jsonl").unlink()
+    with pytest.raises(InputError, match=r"splits that exist: none$"):
+        load(workload("gsm8k"), "test", data_dir=small)
+
+
+def test_a_missing_folder(small: Path) -> None:
+    with pytest.raises(InputError, match="no such folder, but workload squad reads it"):
+        load(workload("squad"), data_dir=small)
+
+
+def test_more_than_there_are_says_how_many(small: Path) -> None:
+    with pytest.raises(InputError, match=r"gsm8k/test.jsonl: 11 prompts wanted, 10 available"):
+        load(workload("gsm8k"), count=11, data_dir=small)
+
+
+@pytest.mark.parametrize("count", [0, -1])
+def test_a_draw_of_none_is_refused(count: int) -> None:
+    with pytest.raises(UsageError, match="allowed: 1 or more"):
+        load(workload("arithmetic"), count=count)
+
+
+def test_an_unknown_split_is_refused_for_generated_problems_too() -> None:
+    with pytest.raises(UsageError, match=r"'dev' does not exist; allowed: test, train"):
+        load(workload("arithmetic"), "dev")  # type: ignore[arg-type]
+
+
+def test_the_default_follows_the_data(small: Path, tmp_path: Path) -> None:
+    assert default_workload(None) == "arithmetic"
+    assert default_workload(tmp_path / "nowhere") == "arithmetic"
+    assert default_workload(small) == "gsm8k"
+
+
+def test_every_folder_of_the_data_has_its_workload(data_dir: Path) -> None:
+    folders = {path.parent.name for path in data_dir.glob("*/test.jsonl")}
+    entries = [workload(name) for name in NAMES if name != "arithmetic"]
+    assert folders == {folder for entry in entries for folder in entry.source}
+    for entry in entries:
+        trains = [(data_dir / folder / "train.jsonl").is_file() for folder in entry.source]
+        assert entry.train_split_available == all(trains), entry.name
+
+
+def test_a_merged_set_holds_its_parts_in_order(data_dir: Path) -> None:
+    merged = load(workload("gaokao"), data_dir=data_dir)
+    parts = [load(workload(name), data_dir=data_dir) for name in workload("gaokao").source]
+    assert merged.examples == tuple(e for part in parts for e in part.examples)
+    assert merged.source == " + ".join(part.source for part in parts)
+    assert merged.available == 214 + 218 + 287 + 150
+
+
+def test_importing_the_catalogue_is_light() -> None:
+    code = (
+        "import sys, workloads.catalogue, workloads.scoring, workloads.prompts;"
+        "print([m for m in ('torch', 'numpy', 'transformers', 'yaml') if m in sys.modules])"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True
+    )
+    assert done.stdout.strip() == "[]"

@@ -1,0 +1,224 @@
+"""Scoring against hand-worked cases: what is read out of a text, and what a score is worth."""
+
+import math
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from substrate.errors import UsageError
+from workloads.catalogue import Metric, load, workload, workload_names
+from workloads.example import END_OF_TEXT, Example, ask, ask_and_answer
+from workloads.scoring import cut, extract, is_correct, metric_of, score
+
+
+@pytest.mark.parametrize(
+    ("text", "number"),
+    [
+        ("1,234", "1234"),
+        ("#### 1,234,567", "1234567"),
+        ("That makes $18.", "18"),
+        ("$18.00", "18"),
+        ("-3", "-3"),
+        ("-$3", "-3"),
+        ("$-3", "-3"),
+        ("\u22123 degrees", "-3"),
+        ("He has 10-3", "3"),
+        ("(10)-3", "3"),
+        ("10 - 3 = 7. 7 * 2 = 14.", "14"),
+        ("5 - 8 = -3.", "-3"),
+        ("7.0", "7"),
+        ("7", "7"),
+        ("7.", "7"),
+        ("007", "7"),
+        ("-0.0", "0"),
+        ("0.50", "0.5"),
+        (".5", "0.5"),
+        ("-.5", "-0.5"),
+        ("1,2,3", "3"),
+        ("12,34", "34"),
+        ("in 3, 4 and 5,", "5"),
+        ("65%", "65"),
+        ("3 apples", "3"),
+        ("no number", ""),
+        ("", ""),
+        ("#### 5\n\n#### 6", "5"),
+        ("20 + 2 = 22.\n#### 22 of 40", "22"),
+        ("9 left\n#### none", "9"),
+        ("9\n####\n#### 8", "8"),
+        ("#### ", ""),
+        (f"#### 12{END_OF_TEXT}Question: 99", "12"),
+    ],
+)
+def test_exact_number(text: str, number: str) -> None:
+    assert extract("exact_number", text) == number
+
+
+@pytest.mark.parametrize(
+    ("text", "letter"),
+    [
+        (" B", "B"),
+        ("B. no", "B"),
+        ("(C)", "C"),
+        ("**D**", "D"),
+        ("The answer is B.", "B"),
+        ("答案是C。", "C"),
+        ("【答案】D<eoa>", "D"),
+        ("Because A is wrong", "A"),
+        ("A because B is wrong", "A"),
+        ("A dog barks, so B", "B"),
+        ("I think C", "C"),
+        ("I'm sure: D", "D"),
+        ("E or B", "B"),
+        ("no letter", ""),
+        ("b", ""),
+        ("ABC", ""),
+        ("42", ""),
+        ("", ""),
+        ("\n\nA", "A"),
+    ],
+)
+def test_choice_among_four(text: str, letter: str) -> None:
+    assert extract("choice", text, options=4) == letter
+
+
+@pytest.mark.parametrize(
+    ("text", "answer"),
+    [
+        (" The Beatles.\nThey were", "beatles"),
+        ("a  Tale of  two CITIES!", "tale of two cities"),
+        ("\u2018Tis", "tis"),
+        ("Gretzky, Wayne", "gretzky wayne"),
+        ("The The", "the the"),
+        ("?", "?"),
+        ("\n\nParis\nFrance", "paris"),
+        ("another theme", "another theme"),
+        (" ", ""),
+    ],
+)
+def test_text(text: str, answer: str) -> None:
+    assert extract("text", text) == answer
+
+
+@pytest.mark.parametrize(
+    ("text", "answer"),
+    [
+        (" True\nfalse", "True"),
+        ("] ) >", "])>"),
+        ("-15", "-15"),
+        (r"\boxed{\dfrac{1}{2}} is it", r"\frac{1}{2}"),
+        (r"so it is $\boxed{3}$", "3"),
+        (r"\boxed{ {1, 2} ", r"\boxed{{1,2}"),
+        (r"2 + 2 = 4.\n#### $\tfrac34$.".replace(r"\n", "\n"), r"\frac34"),
+        (r"\left( 3, \frac{\pi}{2} \right)", r"(3,\frac{\pi}{2})"),
+        (r"\leftarrow", r"\leftarrow"),
+        (r"14,\!400", "14,400"),
+        (r"\$0.50", "0.50"),
+        ("", ""),
+    ],
+)
+def test_exact_text(text: str, answer: str) -> None:
+    assert extract("exact_text", text) == answer
+
+
+def test_stop_strings_and_the_end_of_text_cut() -> None:
+    text = f" 7\nQuestion: how many? 8{END_OF_TEXT}9"
+    assert cut(text) == " 7\nQuestion: how many? 8"
+    assert cut(text, ("\nQuestion:",)) == " 7"
+    assert cut(text, ("how", "\nQ", " 7")) == ""
+    assert extract("exact_number", text) == "8"
+    assert extract("exact_number", text, ("\nQuestion:",)) == "7"
+
+
+def question(answer: str | int, **fields: tuple[str, ...]) -> Example:
+    if isinstance(answer, int):
+        fields.setdefault("choices", ("w", "x", "y", "z"))
+    return Example(
+        id="q", prompt="?", choices=fields.get("choices"), answer=answer,
+        answers=fields.get("answers"),
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("name", "example", "text", "right"),
+    [
+        ("gsm8k", question("18"), " 9 * 2 = 18.\n#### $18.00", True),
+        ("gsm8k", question("18"), " 18 apples\n\nQuestion: and 3?", True),
+        ("gsm8k", question("18"), " 18 - 1 = 17", False),
+        ("gsm8k", question("1,234"), "1234", True),
+        ("gsm8k", question("3"), "-3", False),
+        ("gsm8k", question("7"), "no idea", False),
+        ("gsm8k", question("none"), "no idea", False),
+        ("mmlu", question(1), " B", True),
+        ("mmlu", question(1), " x", False),
+        ("mmlu", question(1), " C, not B", False),
+        ("mmlu", question(1), "", False),
+        ("triviaqa", question("Wayne Gretzky", answers=("Wayne Gretzky", "Gretzky")),
+         "the gretzky.", True),
+        ("triviaqa", question("The", answers=("The",)), "", False),
+        ("triviaqa", question("Paris"), "Paris, France", False),
+        ("bbh", question(2), "(C)", True),
+        ("bbh", question("] ) >"), " ] ) >", True),
+        ("bbh", question("] ) >"), " ] ) )", False),
+        ("math", question(r"\frac{1}{2}"), r"\boxed{\dfrac{1}{2}}", True),
+        ("math", question("-3"), "3", False),
+    ],
+)  # fmt: skip
+def test_is_correct(name: str, example: Example, text: str, right: bool) -> None:
+    assert is_correct(workload(name), example, text) is right
+
+
+def test_a_question_with_options_is_scored_by_its_letter() -> None:
+    assert metric_of(workload("bbh"), question(0)) == "choice"
+    assert metric_of(workload("bbh"), question("True")) == "exact_text"
+
+
+def test_a_chat_set_has_nothing_to_score() -> None:
+    assert not workload("alpaca").scored
+    with pytest.raises(UsageError, match="no reference answers"):
+        is_correct(workload("alpaca"), question("x"), "x")
+
+
+def test_a_score_by_hand() -> None:
+    result = score([True, False, False, False], "choice")
+    assert (result.score, result.n, result.metric) == (25.0, 4, "choice")
+    assert result.stderr == pytest.approx(100 * math.sqrt(0.25 * 0.75 / 4))
+    sure = score([True] * 5, "text")
+    assert (sure.score, sure.stderr) == (100.0, 0.0)
+
+
+def test_no_answers_have_no_score() -> None:
+    with pytest.raises(UsageError, match="no answers to score"):
+        score([], "choice")
+
+
+@given(st.lists(st.booleans(), min_size=1))
+def test_a_score_is_a_share_with_the_error_of_a_proportion(flags: list[bool]) -> None:
+    result = score(iter(flags), "choice")
+    assert result.score == pytest.approx(100 * sum(flags) / len(flags))
+    assert 0 <= result.stderr <= 50 / math.sqrt(len(flags)) + 1e-9
+
+
+METRICS = st.sampled_from(["exact_number", "choice", "text", "exact_text"])
+
+
+@given(METRICS, st.text())
+def test_any_text_can_be_read(metric: Metric, text: str) -> None:
+    assert isinstance(extract(metric, text), str)
+
+
+@given(st.integers(-(10**9), 10**9), st.sampled_from(["", ".0", ".", ".00"]), st.booleans())
+def test_one_number_in_every_spelling(value: int, tail: str, grouped: bool) -> None:
+    spelled = f"{value:,}" if grouped else str(value)
+    assert extract("exact_number", f"so #### ${spelled}{tail}") == str(value)
+
+
+def test_every_reference_answer_is_right_by_its_own_metric(data_dir: Path) -> None:
+    """What a perfect model trained on our documents writes must score 100 % everywhere."""
+    for name in workload_names():
+        entry = workload(name)
+        for split in ("test", "train") if entry.train_split_available else ("test",):
+            for example in load(entry, split, data_dir=data_dir).examples if entry.scored else ():
+                written = ask_and_answer(example).removeprefix(ask(example))
+                assert is_correct(entry, example, written), example.id
