@@ -22,8 +22,8 @@ TEMPLATES = Path(__file__).parent / "templates"
 BADGES = {
     "measured": "wall-clock time on the machine that is named",
     "calibrated": "simulated, with a hardware profile fitted to measurements on that machine",
-    "computed": "worked out from a hardware profile: the limit of a measured time",
     "datasheet": "simulated, with a hardware profile from published figures; never run there",
+    "computed": "worked out from a hardware profile: the limit of a measured time",
 }
 
 

@@ -76,8 +76,9 @@ def cell(column: Column, value: object) -> str:
     """A row's value as text, without its unit; a dash for None."""
     if value is None:
         return MISSING
-    text = format(value, column.form) if isinstance(value, int | float) else str(value)
-    return text.removesuffix("%")
+    if isinstance(value, int | float):
+        return format(value, column.form).removesuffix("%")
+    return str(value)
 
 
 def dig(document: Document, path: str) -> Any:

@@ -32,7 +32,8 @@ class CostModel:
         self._host_bytes = host.gemv_bandwidth.bytes_per_s / 1e9
         self._host_flops = host.peak_fp32.flops_per_s * host.gemm_efficiency.ratio / 1e9
         efficiency = profile.link.in_engine_efficiency.ratio
-        self._h2d = profile.link.h2d.bytes_per_s * efficiency / 1e9
+        #: What crosses the link to the device in one nanosecond.
+        self.h2d_bytes_per_ns = profile.link.h2d.bytes_per_s * efficiency / 1e9
         self._d2h = profile.link.pinned_d2h.bytes_per_s * efficiency / 1e9
         launch = software.launch.ns
         attention = software.launches_attention.count * launch
@@ -76,7 +77,7 @@ class CostModel:
         if op.kind is OpKind.RETURN:
             size = sum(op.rows) * self.shape.hidden_size * ACTIVATION_BYTES
             return fixed + size / self._d2h
-        return fixed + self.record_bytes / self._h2d
+        return fixed + self.record_bytes / self.h2d_bytes_per_ns
 
     def _device(self, op: Op) -> float:
         s = self.shape
@@ -126,9 +127,3 @@ class CostModel:
                 return len(op.rows) * self._launch_expert_ns
             return self._launch_ns[op.kind]
         return self._copy_submit_ns
-
-    # ------------------------------------------------------------------ limits
-
-    def least_device_ns(self, op: Op) -> float:
-        """Device time that no system can save: the operation's bytes at the full read bandwidth."""
-        return self._device(op)

@@ -17,8 +17,9 @@ import numpy as np
 from substrate.errors import IntegrityError
 from substrate.machine import Lane, Machine, Op, OpKind, Span
 from substrate.memory import ExpertCache
-from substrate.model import Gate, Lookahead, Model, Phase
+from substrate.model import Model
 from substrate.system import Costs, LayerView, Missing, Routed, System
+from substrate.terms import Gate, Lookahead, Phase
 from substrate.timeline import Timeline
 from substrate.transfer import Transfers
 
@@ -102,11 +103,12 @@ class Engine:
         out = Generation([[] for _ in prompts], self.machine.now_ns())
         for step in range(new_tokens):
             phase: Phase = "decode" if step else "prefill"
+            self.timeline.begin(phase)
             self._used: list[list[int]] = []
             for tokens, token in zip(out.tokens, self._forward(phase), strict=True):
                 tokens.append(token)
             out.token_ends_ns.append(self.machine.now_ns())
-            self.timeline.mark(out.token_ends_ns[-1], f"token {step + 1}")
+            self.timeline.token(step, out.token_ends_ns[-1])
             if phase == "decode":
                 out.used.append(self._used)
         return out

@@ -8,8 +8,7 @@ Shape letters: B sequences, T rows (all tokens of this pass), H hidden, E expert
 """
 
 from collections.abc import Mapping, Sequence
-from enum import StrEnum
-from typing import Literal, NamedTuple, Protocol
+from typing import Protocol
 
 import numpy as np
 import torch
@@ -27,26 +26,8 @@ from substrate.layers import (
     rotate,
 )
 from substrate.naming import PROJECTIONS
+from substrate.terms import Gate, Ids, Lookahead, Phase, Scores
 from substrate.weights import fuse_attention
-
-Phase = Literal["prefill", "decode"]
-Ids = np.ndarray
-Scores = np.ndarray
-
-
-class Lookahead(StrEnum):
-    """What a prefetcher's prediction of the next layer's gate scores is computed from."""
-
-    NONE = "none"
-    GATE = "gate"  # next gate on this layer's post-attention state (DAOP, Mixtral-Offloading)
-    LAYER = "layer"  # resident and shared experts, next attention, next gate (SMoE §IV-C)
-
-
-class Gate(NamedTuple):
-    """What a layer's router says: scores ``[T, E]`` and the model's own choice ``[T, K]``."""
-
-    scores_TE: Scores
-    ids_TK: Ids
 
 
 class Experts(Protocol):
@@ -197,6 +178,8 @@ class Decoder:
         self._cos, self._sin = (t.to(dtype) for t in rope_tables(s, torch.arange(longest)))
         self._tokens: list[list[int]] = [list(p) for p in prompts]
         self._cached = [0] * len(prompts)
+        #: Logits ``[B, V]`` of each pass of this batch.
+        self.history: list[Tensor] = []
 
     def embed(self, phase: Phase) -> int:
         """Rows of all sequences, one after the other: ``[T, H]``."""
@@ -343,10 +326,10 @@ class Decoder:
     # ------------------------------------------------------------------ the end of a pass
 
     def head(self) -> list[int]:
-        """Append and return the next token of each sequence; `logits` ``[B, V]`` holds the choice."""
+        """Append and return the next token of each sequence."""
         last = np.cumsum(self._new) - 1
-        self.logits = self._head(self._x[torch.from_numpy(last)])
-        chosen: list[int] = self.logits.argmax(dim=-1).tolist()
+        self.history.append(self._head(self._x[torch.from_numpy(last)]))
+        chosen: list[int] = self.history[-1].argmax(dim=-1).tolist()
         for tokens, token in zip(self._tokens, chosen, strict=True):
             tokens.append(token)
         return chosen

@@ -21,8 +21,7 @@ import numpy as np
 
 from substrate.arch import ModelShape
 from substrate.memory import ExpertCache, Mask, Scope
-from substrate.model import Ids, Lookahead, Phase, Scores
-
+from substrate.terms import Ids, Lookahead, Phase, Scores
 
 #: How many measured durations of each kind are kept.
 COSTS_KEPT = 64

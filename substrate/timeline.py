@@ -6,9 +6,19 @@ from pathlib import Path
 from typing import Any
 
 from substrate.machine import Lane, OpKind, Span
+from substrate.terms import Phase
 
 #: Operations that move an expert's record.
 MOVES = frozenset({OpKind.LOAD, OpKind.READ})
+
+
+class Totals:
+    """Sums of one phase: busy time and transfers by lane, the device's idle time by cause."""
+
+    def __init__(self) -> None:
+        self.busy_ns: dict[Lane, int] = dict.fromkeys(Lane, 0)
+        self.stall_ns: dict[str, int] = defaultdict(int)
+        self.moves: dict[Lane, int] = dict.fromkeys(Lane, 0)
 
 
 class Timeline:
@@ -16,43 +26,60 @@ class Timeline:
 
     Args:
         record_bytes: bytes of one expert on the link or the disk.
-        keep_all: keep every span (for `--timeline`); otherwise only a window that the engine opens.
+        keep_all: keep every span (for `--timeline`); otherwise only those of a `window`.
     """
 
     def __init__(self, record_bytes: int, keep_all: bool = False) -> None:
         self.record_bytes = record_bytes
-        self.busy_ns: dict[Lane, int] = dict.fromkeys(Lane, 0)
-        self.stall_ns: dict[str, int] = defaultdict(int)
-        self.moves: dict[Lane, int] = dict.fromkeys(Lane, 0)
+        self.totals: dict[Phase, Totals] = {"prefill": Totals(), "decode": Totals()}
         self.spans: list[Span] = []
         self.marks: list[tuple[int, str]] = []
+        self._totals = self.totals["prefill"]
+        self._window: tuple[int, int] | None = None
         self._keep_all = keep_all
         self.recording = keep_all
 
     def add(self, span: Span) -> None:
         """Count a span whose end is known."""
-        lane = span.lane
-        self.busy_ns[lane] += span.duration_ns
+        lane, totals = span.lane, self._totals
+        totals.busy_ns[lane] += span.duration_ns
         if lane is Lane.DEVICE:
             if span.stall_ns:
-                self.stall_ns[span.cause] += span.stall_ns
+                totals.stall_ns[span.cause] += span.stall_ns
         elif span.op.kind in MOVES:
-            self.moves[lane] += 1
+            totals.moves[lane] += 1
         if self.recording:
             self.spans.append(span)
 
+    def begin(self, phase: Phase) -> None:
+        """Count what follows under a phase."""
+        self._totals = self.totals[phase]
+
+    def busy_ns(self, lane: Lane) -> int:
+        """Time that a lane worked, over both phases."""
+        return sum(t.busy_ns[lane] for t in self.totals.values())
+
+    def stall_ns(self) -> dict[str, int]:
+        """Time that the device stood idle by cause, over both phases."""
+        causes = sorted({cause for t in self.totals.values() for cause in t.stall_ns})
+        return {c: sum(t.stall_ns.get(c, 0) for t in self.totals.values()) for c in causes}
+
     def bytes_moved(self, lane: Lane) -> int:
-        """Expert bytes that crossed a lane."""
-        return self.moves[lane] * self.record_bytes
+        """Expert bytes that crossed a lane, over both phases."""
+        return sum(t.moves[lane] for t in self.totals.values()) * self.record_bytes
 
-    def window(self, recording: bool) -> None:
-        """Open or close the window in which spans are kept."""
-        self.recording = recording or self._keep_all
+    def window(self, tokens: tuple[int, int] | None) -> None:
+        """Keep the spans of these tokens of the next batch (first, last + 1); None keeps none."""
+        self._window = tokens
+        self.recording = self._keep_all
 
-    def mark(self, at_ns: int, name: str) -> None:
-        """Name an instant (a token's end), for the picture."""
+    def token(self, index: int, at_ns: int) -> None:
+        """A token of the batch is done; what follows belongs to the next one."""
         if self.recording:
-            self.marks.append((at_ns, name))
+            self.marks.append((at_ns, f"token {index + 1}"))
+        if not self._keep_all and self._window is not None:
+            first, beyond = self._window
+            self.recording = first <= index + 1 < beyond
 
     # ------------------------------------------------------------------ pictures
 

@@ -10,7 +10,8 @@ from dataclasses import dataclass, field
 
 from substrate.arch import ModelShape
 from substrate.errors import UsageError
-from substrate.model import Gate, Ids, Lookahead, Model, Phase, Scores
+from substrate.model import Model
+from substrate.terms import Gate, Ids, Lookahead, Phase, Scores
 
 
 @dataclass(slots=True)

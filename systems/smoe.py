@@ -42,7 +42,6 @@ import numpy as np
 
 from substrate.errors import UsageError
 from substrate.memory import Mask
-from substrate.model import Ids, Lookahead, Scores
 from substrate.system import (
     Assignment,
     Eviction,
@@ -53,6 +52,7 @@ from substrate.system import (
     Routing,
     System,
 )
+from substrate.terms import Ids, Lookahead, Scores
 from systems.policies.assign import Balanced
 from systems.policies.evict import LowestAverageScore
 from systems.policies.place import PlaceById

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from substrate.errors import UsageError
-from substrate.model import Lookahead, Scores
 from substrate.system import LayerView, Prefetching, best_scores
+from substrate.terms import Lookahead, Scores
 
 
 @dataclass(kw_only=True)

@@ -1,13 +1,26 @@
-"""Hand-written runs for every test of the reports."""
+"""One page of three runs for all tests, as a file, as text and taken apart."""
 
-import importlib.util
-import sys
 from pathlib import Path
 
-# The test folders are no packages: make `samples` importable from beside this file.
-_spec = importlib.util.spec_from_file_location("samples", Path(__file__).with_name("samples.py"))
-assert _spec is not None
-assert _spec.loader is not None
-samples = importlib.util.module_from_spec(_spec)
-sys.modules.setdefault("samples", samples)
-_spec.loader.exec_module(samples)
+import pytest
+
+from reports.html import render
+from tests.reports.pages import Page
+from tests.reports.samples import RUNS, TIMELINES
+
+
+@pytest.fixture(scope="session")
+def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("report") / "new" / "report.html"
+    render(RUNS, TIMELINES, out, source=".moebench")
+    return out
+
+
+@pytest.fixture(scope="session")
+def text(file: Path) -> str:
+    return file.read_text(encoding="utf-8")
+
+
+@pytest.fixture(scope="session")
+def page(text: str) -> Page:
+    return Page(text)

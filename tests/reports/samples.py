@@ -4,6 +4,8 @@ import copy
 from itertools import pairwise
 from typing import Any
 
+HOSTILE = "<script>alert(1)</script>\"'&</title><img src=x onerror=alert(2)>"
+
 RUN: dict[str, Any] = {
     "run_id": "3fa9c04be712",
     "spec": {
@@ -106,3 +108,16 @@ def spans(layers: int = 12) -> list[dict[str, Any]]:
         now = add("device", "combine", layer, [], max(ready, back), 8)
     add("device", "head", layers, [], now, 300)
     return records
+
+
+def hostile_run() -> dict[str, Any]:
+    document = run(HOSTILE, system=HOSTILE, setting=HOSTILE, model=HOSTILE)
+    document["spec"]["options"][HOSTILE] = HOSTILE
+    document["notes"] = [HOSTILE]
+    document["accuracy"]["metric"] = HOSTILE
+    document["provenance"][HOSTILE] = HOSTILE
+    return document
+
+
+RUNS = [run(), measured_run(), traced_run()]
+TIMELINES = {RUNS[0]["run_id"]: spans(), RUNS[1]["run_id"]: spans(2)}

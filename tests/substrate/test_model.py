@@ -16,7 +16,8 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from substrate.errors import IntegrityError, UsageError
-from substrate.model import Decoder, Gate, Lookahead
+from substrate.model import Decoder
+from substrate.terms import Gate, Lookahead
 from substrate.weights import Checkpoint, ResidentExperts
 from tests.substrate.checkpoints import FAMILIES, HF_FAMILIES, REMOTE_CONFIGS, make_checkpoint
 
@@ -81,8 +82,8 @@ def run(
                 decoder.shared(layer)
             before_combine(layer, gate, active)
             decoder.combine(layer)
-        assert decoder.head() == decoder.logits.argmax(-1).tolist()
-        logits.append(decoder.logits)
+        assert decoder.head() == decoder.history[-1].argmax(-1).tolist()
+        logits.append(decoder.history[-1])
     return torch.stack(logits)
 
 

@@ -1,0 +1,144 @@
+"""The command line.  Nothing heavy is imported before a command needs it."""
+
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+app = typer.Typer(
+    help="Compare systems that run Mixture-of-Experts models on a device too small to hold them.",
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+STORE = Annotated[Path, typer.Option(help="Folder of your results.", show_default=True)]
+JSON = Annotated[bool, typer.Option("--json", help="Print one JSON document on stdout.")]
+DATA_DIR = Annotated[
+    Path | None, typer.Option(help="Folder of evaluation sets [default: ../shared/data if there].")
+]
+DEFAULT_STORE = Path(".moebench")
+
+
+#: What Typer raises for wrong usage.  Some releases carry their own copy of click, so the class is
+#: found through a name that all of them export.
+_USAGE_ERROR: Any = typer.BadParameter.__base__
+
+
+@app.callback(invoke_without_command=True)
+def _moebench(context: typer.Context) -> None:
+    """Compare systems that run Mixture-of-Experts models on a device too small to hold them."""
+    if context.invoked_subcommand is None:
+        typer.echo(context.get_help())
+
+
+@app.command()
+def run(
+    system: Annotated[str, typer.Option(help="See: moebench list systems.")],
+    setting: Annotated[str | None, typer.Option(help="See: moebench list settings.")] = None,
+    workload: Annotated[str | None, typer.Option(help="See: moebench list workloads.")] = None,
+    machine: Annotated[str | None, typer.Option(help="Profile, file.yaml, or local.")] = None,
+    model: Annotated[str | None, typer.Option(help="Model whose bytes are charged.")] = None,
+    weights: Annotated[Path | None, typer.Option(help="Checkpoint that does the maths.")] = None,
+    precision: Annotated[str | None, typer.Option(help="bf16, fp16, fp32 or 4bit.")] = None,
+    batch: Annotated[int | None, typer.Option(help="Sequences decoded together [1].")] = None,
+    alpha: Annotated[float | None, typer.Option(help="Substitution threshold α.")] = None,
+    prompts: Annotated[int | None, typer.Option(help="How many prompts [32].")] = None,
+    new_tokens: Annotated[int | None, typer.Option(help="Generated per prompt [64].")] = None,
+    cache_ratio: Annotated[float | None, typer.Option(help="Experts on the device, 0-1.")] = None,
+    allow_overcommit: Annotated[bool, typer.Option(help="Pretend the device is larger.")] = False,
+    set_: Annotated[list[str] | None, typer.Option("--set", help="key=value, repeatable.")] = None,
+    seed: Annotated[int | None, typer.Option(help="Draws the prompts [0].")] = None,
+    data_dir: DATA_DIR = None,
+    store: STORE = DEFAULT_STORE,
+    timeline: Annotated[Path | None, typer.Option(help="Write a trace for Perfetto.")] = None,
+    force: Annotated[bool, typer.Option(help="Run again even if the result is stored.")] = False,
+    json: JSON = False,
+) -> None:
+    """Run one system on one model and machine; store and show its figures."""
+    from harness.commands import RunRequest, run_command
+
+    given = {
+        "system": system,
+        "setting": setting,
+        "workload": workload,
+        "machine": machine,
+        "model": model,
+        "weights": None if weights is None else str(weights),
+        "precision": precision,
+        "batch": batch,
+        "alpha": alpha,
+        "prompts": prompts,
+        "new_tokens": new_tokens,
+        "cache_ratio": cache_ratio,
+        "allow_overcommit": allow_overcommit or None,
+        "seed": seed,
+    }
+    request = RunRequest(given, set_ or [], data_dir, store, timeline, force, json)
+    run_command(request)
+
+
+class Listing(StrEnum):
+    """What can be listed."""
+
+    systems = "systems"
+    settings = "settings"
+    machines = "machines"
+    workloads = "workloads"
+    policies = "policies"
+    models = "models"
+
+
+@app.command("list")
+def list_(what: Listing, json: JSON = False) -> None:
+    """List systems, settings, machines, workloads, policies or models."""
+    from harness.listings import show
+
+    show(what.value, json)
+
+
+@app.command()
+def report(
+    html: Annotated[Path | None, typer.Option(help="Write one offline page.")] = None,
+    store: STORE = DEFAULT_STORE,
+    json: JSON = False,
+) -> None:
+    """Show the stored runs as a table, or write them as an HTML page."""
+    from harness.commands import report_command
+
+    report_command(html, store, json)
+
+
+@app.command()
+def doctor(data_dir: DATA_DIR = None, store: STORE = DEFAULT_STORE, json: JSON = False) -> None:
+    """Check this installation: packages, models, data, store."""
+    from harness.doctor import examine
+
+    raise typer.Exit(examine(data_dir, store, json))
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Run the command line; returns the exit code.
+
+    0 done, 1 a check failed, 2 wrong usage or input (one line), 3 not measured, 130 interrupted.
+    """
+    from substrate.errors import IntegrityError, MoeBenchError
+
+    try:
+        done: Any = app(args=arguments, prog_name="moebench", standalone_mode=False)
+    except _USAGE_ERROR as error:
+        return _complain(f"{error.format_message()} See: moebench --help")
+    except (KeyboardInterrupt, typer.Abort):
+        typer.echo("interrupted", err=True)
+        return 130
+    except IntegrityError:
+        raise
+    except MoeBenchError as error:
+        return _complain(str(error))
+    return done if isinstance(done, int) else 0
+
+
+def _complain(message: str) -> int:
+    typer.echo(f"moebench: {' '.join(message.split())}", err=True)
+    return 2

@@ -1,0 +1,94 @@
+"""What the commands do, once their options are parsed."""
+
+import json
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from harness import console
+from harness.spec import DEFAULT_DATA_DIR, resolve
+from results.store import Store
+from substrate.errors import InputError, UsageError
+
+
+@dataclass(frozen=True, slots=True)
+class RunRequest:
+    """The options of ``moebench run`` as typed; None means "not given"."""
+
+    given: dict[str, Any]
+    settings: list[str]
+    data_dir: Path | None
+    store: Path
+    timeline: Path | None
+    force: bool
+    json: bool
+
+
+def find_data_dir(given: Path | None) -> Path | None:
+    """The folder of evaluation sets: what was given, else the default if it exists."""
+    if given is not None:
+        if not given.is_dir():
+            raise InputError(f"--data-dir {given}: no such folder")
+        return given
+    return DEFAULT_DATA_DIR if DEFAULT_DATA_DIR.is_dir() else None
+
+
+def parse_settings(pairs: list[str]) -> dict[str, str]:
+    """``key=value`` pairs of ``--set``."""
+    settings = {}
+    for pair in pairs:
+        key, equals, value = pair.partition("=")
+        if not (key and equals and value):
+            raise UsageError(f"--set {pair}: expected key=value, for example --set evict=lru")
+        settings[key] = value
+    return settings
+
+
+def run_command(request: RunRequest) -> None:
+    """Resolve, reuse a stored result or run, store, show."""
+    data_dir = find_data_dir(request.data_dir)
+    spec = resolve(data_dir, **request.given, settings=parse_settings(request.settings))
+    if request.timeline is not None and not request.timeline.parent.is_dir():
+        raise InputError(f"--timeline {request.timeline}: no such folder {request.timeline.parent}")
+
+    from harness.runner import prepare, run
+
+    inputs = prepare(spec, data_dir)
+    store = Store(request.store)
+    stored = None if request.force or request.timeline else store.get(inputs.run_id)
+    if stored is None:
+        with console.progress(f"{spec.system} on {spec.model}") as progress:
+            outcome = run(inputs, request.store, progress, request.timeline is not None)
+        stored = outcome.document
+        store.put(stored, outcome.picture)
+        if request.timeline is not None:
+            outcome.timeline.write_chrome_trace(request.timeline)
+            console.stderr().print(f"timeline in {request.timeline}: open it at ui.perfetto.dev")
+    else:
+        console.stderr().print(f"run {inputs.run_id} was stored; --force runs it again")
+    if request.json:
+        print(json.dumps(stored, sort_keys=True))
+    else:
+        console.show_run(stored)
+
+
+def report_command(html: Path | None, directory: Path, as_json: bool) -> None:
+    """The stored runs as a page, as JSON, or as a table."""
+    store = Store(directory)
+    runs = store.runs()
+    if not runs:
+        raise UsageError(f"no runs in {directory}; run: moebench run --system smoe --setting S3")
+    if html is not None:
+        from reports.html import render
+
+        timelines = {run["run_id"]: store.timeline(run["run_id"]) or [] for run in runs}
+        render(runs, timelines, html, str(directory))
+        console.stderr().print(f"{len(runs)} runs in {html} ({os.path.getsize(html) / 1e6:.1f} MB)")
+    if as_json:
+        print(json.dumps(runs, sort_keys=True))
+    elif html is None:
+        from reports.tables import BRIEF, cell, rows
+
+        lines = [[cell(column, row[column.key]) for column in BRIEF] for row in rows(runs)]
+        console.table(f"runs in {directory}", [column.header for column in BRIEF], lines)

@@ -1,0 +1,112 @@
+"""What a person sees: tables on a terminal, plain lines in a pipe, errors in one line."""
+
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+from rich.console import Console
+from rich.markup import escape
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.table import Table
+
+
+def stderr() -> Console:
+    """Everything that is not the result."""
+    return Console(stderr=True, highlight=False, soft_wrap=True)
+
+
+def stdout() -> Console:
+    """The result."""
+    return Console(highlight=False, soft_wrap=not sys.stdout.isatty())
+
+
+def table(title: str, headers: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+    """A table on a terminal; tab-separated lines when piped."""
+    if not sys.stdout.isatty():
+        for row in (headers, *rows):
+            print("\t".join(row))
+        return
+    drawn = Table(title=escape(title), title_justify="left")
+    for header in headers:
+        drawn.add_column(escape(header))
+    for row in rows:
+        drawn.add_row(*map(escape, row))
+    stdout().print(drawn)
+
+
+@contextmanager
+def progress(what: str) -> Iterator[Any]:
+    """A bar on a terminal, a line for every tenth when piped; yields ``step(done, total)``."""
+    console = stderr()
+    if not console.is_terminal:
+        yield _lines(what)
+        return
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
+    with Progress(*columns, TimeRemainingColumn(), console=console, transient=True) as bar:
+        task = bar.add_task(what, total=None)
+        yield lambda done, total: bar.update(task, completed=done, total=total)
+
+
+def _lines(what: str) -> Any:
+    said = 0
+
+    def step(done: int, total: int) -> None:
+        nonlocal said
+        if done * 10 // total > said:
+            said = done * 10 // total
+            print(f"{what}: {done}/{total}", file=sys.stderr, flush=True)
+
+    return step
+
+
+def _figure(value: float | None, unit: str, digits: int = 4) -> str:
+    return "-" if value is None else f"{value:.{digits}g}{unit}"
+
+
+def _share(value: float | None) -> str:
+    return "-" if value is None else f"{100 * value:.1f} %"
+
+
+def show_run(document: dict[str, Any]) -> None:
+    """One run's figures, each latency with its badge."""
+    spec, metrics, accuracy = document["spec"], document["metrics"], document["accuracy"]
+    badge = document["badge"]
+    title = f"{spec['system']} · {spec['setting'] or spec['model']} · {spec['machine']}"
+    rows = [[name, text] for name, text in _rows(metrics, accuracy, document["bound"], badge)]
+    table(f"{title} · {spec['workload']} · batch {spec['batch']}", ["figure", "value"], rows)
+    console = stderr()
+    for note in document["notes"]:
+        console.print(escape(f"note: {note}"))
+    console.print(escape(f"run {document['run_id']}; moebench report --html out.html shows it"))
+
+
+def _rows(
+    metrics: dict[str, Any], accuracy: dict[str, Any], bound: dict[str, Any], badge: str
+) -> Iterator[tuple[str, str]]:
+    for name, key in (("TPOT", "tpot_ms"), ("TTFT", "ttft_ms")):
+        spread = metrics[key]
+        if spread is not None:
+            tail = f"  (p50 {spread['p50']:.4g}, p99 {spread['p99']:.4g})"
+            yield name, f"{spread['mean']:.4g} ms [{badge}]{tail}"
+    if bound["tpot_ms"] is not None:
+        yield "TPOT lower bound", f"{bound['tpot_ms']:.4g} ms, this run takes {bound['ratio']:.3g} times"
+    yield "tokens/s", _figure(metrics["tokens_per_s"], f" [{badge}]")
+    yield "expert cache ratio", _share(metrics["cache_ratio"])
+    decode = metrics["decode"]
+    yield "decode busy", ", ".join(
+        f"{lane} {busy:.4g} ms" for lane, busy in decode["lanes"].items() if busy
+    )
+    yield "decode device idle", ", ".join(
+        f"{cause} {idle:.4g} ms" for cause, idle in decode["stall_ms"].items()
+    )
+    used = metrics["prefetch"]
+    if used["issued"]:
+        yield "prefetches", f"{used['issued']}, used {_share(used['used'] / used['issued'])}"
+    yield "moved", f"{(metrics['bytes_h2d'] + metrics['bytes_disk']) / 1e9:.4g} GB"
+    yield "peak device memory", f"{metrics['peak_device_bytes'] / 1e9:.4g} GB"
+    if accuracy["score"] is not None:
+        score = f"{accuracy['score']:.1f} ± {accuracy['stderr']:.1f} % of {accuracy['n']}"
+        yield "accuracy", f"{score} ({accuracy['metric']})"
+    yield "agreement with lossless", _share(accuracy["agreement"])
+    yield "KL per token", _figure(accuracy["kl"], " nat")

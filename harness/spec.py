@@ -1,0 +1,121 @@
+"""What a run is: every choice that changes its numbers, resolved to the last default."""
+
+import hashlib
+import json
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from harness.settings import Setting, setting
+from substrate.arch import Precision
+from substrate.errors import UsageError
+from systems import SYSTEMS, system_class
+from workloads.catalogue import default_workload
+
+#: The folder that holds real evaluation sets beside a checkout, if it exists.
+DEFAULT_DATA_DIR = Path("../shared/data")
+
+
+class RunSpec(BaseModel):
+    """One cell: a system on a model on a machine, with its input.
+
+    Two runs with equal specs, code and data give equal results; the spec's hash is the run's id.
+
+    Attributes:
+        machine: a name of the catalogue, a profile's path, or ``local``.
+        model: the full-size model whose bytes and operations are charged.
+        weights: a checkpoint that does the mathematics; None is the model's scale model.
+        cache_ratio: share of routed experts on the device; None fills its memory.
+        settings: changed decisions and options of the system, as ``--set`` takes them.
+        prompts: how many; ``batch`` of them are decoded together.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+    system: str
+    setting: str | None = None
+    machine: str
+    model: str
+    weights: str | None = None
+    precision: Precision = "bf16"
+    workload: str
+    batch: int = Field(default=1, gt=0, le=256)
+    prompts: int = Field(default=32, gt=0)
+    new_tokens: int = Field(default=64, gt=0)
+    cache_ratio: float | None = Field(default=None, gt=0, le=1)
+    allow_overcommit: bool = False
+    free_host_gb: float | None = Field(default=None, gt=0)
+    settings: dict[str, str] = Field(default_factory=dict)
+    seed: int = 0
+
+
+def resolve(data_dir: Path | None, **given: Any) -> RunSpec:
+    """A full spec from what the user gave; None means "not given".
+
+    A setting supplies model, machine, precision, cache ratio and lengths; what was given wins.
+
+    Raises:
+        UnknownNameError, UsageError: a name or value that cannot be; one line.
+    """
+    chosen = {key: value for key, value in given.items() if value is not None}
+    system_class(chosen["system"])
+    alpha = chosen.pop("alpha", None)
+    if "setting" in chosen:
+        row = setting(chosen["setting"])
+        chosen["setting"] = row.name
+        alpha = row.alpha if alpha is None and chosen["system"] in ALPHA_OF else alpha
+        chosen = {**_defaults(row), **chosen}
+    for key, hint in (("model", "--model NAME"), ("machine", "--machine NAME")):
+        if key not in chosen:
+            raise UsageError(f"no {key}: give --setting NAME or {hint}")
+    chosen.setdefault("workload", default_workload(data_dir))
+    chosen["settings"] = _with_alpha(chosen["system"], dict(chosen.get("settings", {})), alpha)
+    try:
+        return RunSpec(**chosen)
+    except ValidationError as error:
+        detail = error.errors()[0]
+        name = str(detail["loc"][0]).replace("_", "-")
+        raise UsageError(f"--{name} {detail['input']}: {detail['msg']}") from error
+
+
+#: Systems with an α, and the option that holds it.
+ALPHA_OF = {"smoe": "route.alpha"}
+
+
+def _with_alpha(system: str, settings: dict[str, str], alpha: float | None) -> dict[str, str]:
+    """``--alpha`` as the system's option; a decision that was swapped away has none."""
+    if alpha is None or "route" in settings:
+        return settings
+    if system not in ALPHA_OF:
+        raise UsageError(f"--alpha: {system} has no α; it belongs to {', '.join(ALPHA_OF)}")
+    return {ALPHA_OF[system]: f"{alpha:g}", **settings}
+
+
+def _defaults(row: Setting) -> dict[str, Any]:
+    keys = ("model", "machine", "precision", "cache_ratio", "new_tokens", "free_host_gb")
+    return {key: value for key in keys if (value := getattr(row, key)) is not None}
+
+
+@lru_cache
+def code_hash() -> str:
+    """A hash of every module and catalogue file of this installation: its version in effect."""
+    root = Path(__file__).parent.parent
+    digest = hashlib.sha256()
+    for package in ("substrate", "systems", "workloads", "harness"):
+        for path in sorted((root / package).rglob("*")):
+            if path.suffix in (".py", ".yaml"):
+                digest.update(path.relative_to(root).as_posix().encode() + path.read_bytes())
+    return digest.hexdigest()[:16]
+
+
+def run_id(spec: RunSpec, **hashes: str) -> str:
+    """The run's identity: its spec, the code, and the content of everything it reads."""
+    content = {"spec": spec.model_dump(), "code": code_hash(), **hashes}
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:12]
+
+
+def known_systems() -> list[str]:
+    """Names for listings."""
+    return sorted(SYSTEMS)

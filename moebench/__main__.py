@@ -1,0 +1,14 @@
+"""``python -m moebench`` and the ``moebench`` command."""
+
+import sys
+
+from harness.cli import main as _main
+
+
+def main() -> None:
+    """Run the command line and exit with its code."""
+    sys.exit(_main())
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,119 @@
+"""Rows of the report: the document's own numbers, dashes for what a run does not have."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from reports.tables import BRIEF, COLUMNS, MISSING, cell, dig, rows, span_ms
+from tests.reports.samples import RUN, run, traced_run
+
+ROOT = Path(__file__).parents[2]
+BY_KEY = {column.key: column for column in COLUMNS}
+
+
+def test_a_row_holds_the_documents_numbers() -> None:
+    (row,) = rows([run()])
+    assert row == {
+        "run": "3fa9c04be712",
+        "system": "smoe",
+        "setting": "S3",
+        "machine": "a6000",
+        "workload": "gsm8k",
+        "batch": 1,
+        "alpha": 0.25,
+        "badge": "datasheet",
+        "tpot_ms": 61.23456,
+        "bound_ms": 33.3125,
+        "bound_ratio": 1.8382,
+        "ttft_ms": 912.75,
+        "tokens_per_s": 13.42,
+        "cache_ratio": 0.4712,
+        "score": 0.4062,
+        "stderr": 0.0868,
+        "agreement": 0.962,
+        "kl": 0.0213,
+        "device_busy": 0.4,  # of 40 s busy and 60 s of stalls
+        "link_busy": 0.9,
+        "host_busy": 0.25,
+    }
+
+
+def test_every_column_is_in_every_row_and_no_other() -> None:
+    keys = [column.key for column in COLUMNS]
+    for row in rows([run(), traced_run()]):
+        assert sorted(row) == sorted(keys)
+    assert len(set(keys)) == len(keys)
+
+
+def test_what_a_run_lacks_is_a_dash_and_not_a_zero() -> None:
+    (row,) = rows([traced_run()])
+    lacking = {key for key, value in row.items() if value is None}
+    assert lacking == {
+        "setting", "alpha", "tpot_ms", "bound_ms", "bound_ratio", "cache_ratio", "score", "stderr",
+        "agreement", "kl", "device_busy", "link_busy", "host_busy",
+    }  # fmt: skip
+    assert {cell(BY_KEY[key], row[key]) for key in lacking} == {MISSING}
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "text"),
+    [
+        ("tpot_ms", 61.23456, "61.23"),
+        ("tpot_ms", 0.0, "0.00"),
+        ("cache_ratio", 0.4712, "47.1"),
+        ("alpha", 0.25, "0.25"),
+        ("batch", 16, "16"),
+        ("device_busy", 1.0, "100"),
+        ("system", "50%", "50%"),
+        ("kl", 0.02125, "0.0213"),
+    ],
+)
+def test_cells_are_written_in_the_headers_unit(key: str, value: object, text: str) -> None:
+    assert cell(BY_KEY[key], value) == text
+
+
+def test_headers_name_units() -> None:
+    assert BY_KEY["tpot_ms"].header == "TPOT mean (ms)"
+    assert BY_KEY["system"].header == "system"
+    assert all(column.unit for column in COLUMNS if column.latency)
+
+
+def test_the_narrow_table_keeps_the_badge_beside_its_latencies() -> None:
+    keys = {column.key for column in BRIEF}
+    assert {"run", "badge", "tpot_ms", "ttft_ms", "score"} <= keys
+    assert len(BRIEF) < len(COLUMNS)
+
+
+def test_without_stalls_shares_are_of_the_whole_run() -> None:
+    document = run()
+    document["metrics"]["stall_ms"] = {}
+    assert span_ms(document) == RUN["metrics"]["e2e_ms"]
+
+
+def test_alpha_may_stand_in_the_spec_itself() -> None:
+    document = run(alpha=0.4)
+    assert rows([document])[0]["alpha"] == 0.4
+
+
+def test_dig_goes_through_nothing() -> None:
+    assert dig({"a": {"b": 0}}, "a.b") == 0
+    assert dig({"a": None}, "a.b.c") is None
+    assert dig({"a": [1]}, "a.b") is None
+
+
+@pytest.mark.parametrize("module", ["reports.html", "reports.tables", "results.store"])
+def test_reports_and_results_stay_on_their_floor(module: str) -> None:
+    """They know nothing of torch nor of the floors above, and the substrate only by its errors."""
+    above = "('torch', 'harness', 'systems', 'workloads', 'moebench')"
+    script = (
+        f"import sys, {module}\n"
+        "bad = [m for m in sys.modules if m.startswith('substrate.') and m != 'substrate.errors'\n"
+        f"       or m.split('.')[0] in {above}]\n"
+        "raise SystemExit(f'imported: {bad}' if bad else 0)"
+    )
+    found = subprocess.run(
+        [sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, check=False
+    )
+    assert found.returncode == 0, found.stderr

@@ -1,0 +1,12 @@
+"""A store that is not there yet."""
+
+from pathlib import Path
+
+import pytest
+
+from results.store import Store
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Store:
+    return Store(tmp_path / ".moebench")
