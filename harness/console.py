@@ -90,15 +90,20 @@ def _rows(
             tail = f"  (p50 {spread['p50']:.4g}, p99 {spread['p99']:.4g})"
             yield name, f"{spread['mean']:.4g} ms [{badge}]{tail}"
     if bound["tpot_ms"] is not None:
-        yield "TPOT lower bound", f"{bound['tpot_ms']:.4g} ms, this run takes {bound['ratio']:.3g} times"
+        yield (
+            "TPOT lower bound",
+            f"{bound['tpot_ms']:.4g} ms, this run takes {bound['ratio']:.3g} times",
+        )
     yield "tokens/s", _figure(metrics["tokens_per_s"], f" [{badge}]")
     yield "expert cache ratio", _share(metrics["cache_ratio"])
     decode = metrics["decode"]
-    yield "decode busy", ", ".join(
-        f"{lane} {busy:.4g} ms" for lane, busy in decode["lanes"].items() if busy
+    yield (
+        "decode busy",
+        ", ".join(f"{lane} {busy:.4g} ms" for lane, busy in decode["lanes"].items() if busy),
     )
-    yield "decode device idle", ", ".join(
-        f"{cause} {idle:.4g} ms" for cause, idle in decode["stall_ms"].items()
+    yield (
+        "decode device idle",
+        ", ".join(f"{cause} {idle:.4g} ms" for cause, idle in decode["stall_ms"].items()),
     )
     used = metrics["prefetch"]
     if used["issued"]:

@@ -120,18 +120,19 @@ def least_costs(engine: Engine, batch: int) -> LeastCosts:
         per_layer.append(OpKind.SHARED)
     rows = (batch,)
     moe = sum(machine.estimate_ns(Op(kind, 0, rows), Lane.DEVICE) for kind in per_layer)
-    dense = sum(machine.estimate_ns(Op(k, 0, rows), Lane.DEVICE) for k in (OpKind.ATTEND, OpKind.DENSE))
+    kinds = (OpKind.ATTEND, OpKind.DENSE)
+    dense = sum(machine.estimate_ns(Op(kind, 0, rows), Lane.DEVICE) for kind in kinds)
     head = machine.estimate_ns(Op(OpKind.HEAD, -1, rows), Lane.DEVICE)
     uses_host = machine.has_host_lane and engine.system.assign.uses_host
     return LeastCosts(
         common=moe * len(shape.moe_layers) + (dense * len(shape.dense_layers)) + head,
         device=machine.estimate_ns(one, Lane.DEVICE),
-        link=_link_ns(machine),
+        link=link_ns(machine),
         host=machine.estimate_ns(one, Lane.HOST) if uses_host else None,
     )
 
 
-def _link_ns(machine: Machine) -> int:
+def link_ns(machine: Machine) -> int:
     """The slowest lane of the load path: every expert crosses it."""
     kinds = [OpKind.READ] * (len(machine.load_path) - 1) + [OpKind.LOAD]
     return max(

@@ -10,22 +10,20 @@ on from its last checkpoint when it was killed.
 """
 
 import argparse
-import itertools
 import json
 import math
-import random
 import time
-from collections.abc import Iterator
 from pathlib import Path
+from typing import Any, cast
 
 import numpy as np
 import torch
 import torch.nn.functional as F
 from pydantic import BaseModel, ConfigDict
 from safetensors.torch import load_file, save_file
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from torch import Tensor, nn
 
+from harness.training_text import documents, token_stream, train_tokenizer
 from substrate.arch import ModelShape
 from substrate.layers import (
     gate_scores,
@@ -37,16 +35,6 @@ from substrate.layers import (
     swiglu,
 )
 from substrate.naming import PROJECTIONS, common_tensors, expert_tensors
-from workloads.example import END_OF_TEXT, Example, ask_and_answer
-from workloads.exercises import arithmetic
-
-#: Question sets whose licence allows weights trained on them to be shipped.
-TRAINING_SETS = (
-    "arc_easy", "arc_challenge", "mmlu", "boolq", "triviaqa", "nq_open",
-    "squad", "gsm8k", "bbh", "math", "piqa", "winogrande",
-)  # fmt: skip
-#: Kept out of training, so that perplexity on it can be reported.
-HELD_OUT_TEXT = "wikitext2_test.txt"
 
 #: Widths of each scale model; everything else comes from the original's config.json.
 SCALE_WIDTHS: dict[str, dict[str, object]] = {
@@ -83,86 +71,6 @@ class Recipe(BaseModel):
     checkpoint_every: int = 100
 
 
-# ----------------------------------------------------------------------------- the text
-
-
-def documents(data_dir: Path, recipe: Recipe) -> list[str]:
-    """All training documents, shuffled: prose in pieces, questions with answers, exercises."""
-    texts = [
-        piece
-        for path in sorted((data_dir / "corpus").glob("*.txt"))
-        if path.name != HELD_OUT_TEXT
-        for piece in _pieces(path.read_text())
-    ]
-    for name in TRAINING_SETS:
-        with (data_dir / name / "train.jsonl").open() as lines:
-            texts += [ask_and_answer(_training_example(json.loads(line))) for line in lines]
-    drawn = itertools.islice(arithmetic("train"), recipe.exercises)
-    texts += [ask_and_answer(example) for example in drawn]
-    random.Random(recipe.seed).shuffle(texts)
-    return texts
-
-
-def _pieces(text: str, size: int = 2000) -> Iterator[str]:
-    """Runs of whole paragraphs of about ``size`` characters."""
-    piece = ""
-    for paragraph in text.split("\n\n" if "\n\n" in text else "\n"):
-        piece += paragraph + "\n"
-        if len(piece) >= size:
-            yield piece
-            piece = ""
-    if piece.strip():
-        yield piece
-
-
-def _training_example(record: dict[str, object]) -> Example:
-    solution = record.get("solution")
-    return Example(
-        id=str(record["id"]),
-        prompt=str(record["prompt"]),
-        choices=None,
-        answer=_written_answer(record),
-        solution=None if solution is None else _plain(str(solution)),
-    )
-
-
-def _plain(solution: str) -> str:
-    """GSM8K marks its calculator calls as ``<<48/2=24>>``; a reader does not see them."""
-    return "".join(part.split(">>")[-1] for part in solution.split("<<"))
-
-
-def _written_answer(record: dict[str, object]) -> str:
-    answer = record["answer"]
-    return chr(ord("A") + answer) if isinstance(answer, int) else str(answer)
-
-
-def train_tokenizer(texts: list[str], vocab_size: int) -> Tokenizer:
-    """A byte-level BPE that keeps digits apart, so that arithmetic can be learned."""
-    tokenizer = Tokenizer(models.BPE())
-    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
-        [pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(False)]
-    )
-    tokenizer.decoder = decoders.ByteLevel()
-    trainer = trainers.BpeTrainer(
-        vocab_size=vocab_size,
-        special_tokens=[END_OF_TEXT],
-        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
-        show_progress=False,
-    )
-    tokenizer.train_from_iterator(texts, trainer)
-    return tokenizer
-
-
-def token_stream(tokenizer: Tokenizer, texts: list[str]) -> np.ndarray:
-    """All documents as one array of token ids, each closed by the end-of-text token."""
-    end = tokenizer.token_to_id(END_OF_TEXT)
-    ids = [np.array([*e.ids, end], dtype=np.int32) for e in tokenizer.encode_batch(texts)]
-    return np.concatenate(ids)
-
-
-# ----------------------------------------------------------------------------- the model
-
-
 class TrainableDecoder(nn.Module):
     """The decoder with gradients; a layer's experts are stacked and run as one grouped product."""
 
@@ -184,15 +92,14 @@ class TrainableDecoder(nn.Module):
         )
 
     def __getitem__(self, name: str) -> Tensor:
-        return self.tensors[name.replace(".", "/")]
+        return cast(Tensor, self.tensors[name.replace(".", "/")])
 
     def get(self, name: str) -> Tensor | None:
         """A tensor that some families do not have."""
-        key = name.replace(".", "/")
-        return self.tensors[key] if key in self.tensors else None
+        return cast(Tensor | None, self.tensors.get(name.replace(".", "/"), None))
 
     def forward(self, ids_BS: Tensor) -> tuple[Tensor, list[Tensor], list[Tensor]]:
-        """Logits ``[B, S, V]`` and, for each MoE layer, gate logits ``[T, E]`` and ids ``[T, K]``."""
+        """Logits ``[B, S, V]``; for each MoE layer, gate logits ``[T, E]`` and ids ``[T, K]``."""
         shape = self.shape
         x = self["embed"][ids_BS]
         cos, sin = rope_tables(shape, torch.arange(ids_BS.shape[1], device=ids_BS.device))
@@ -278,7 +185,8 @@ def balance_loss(shape: ModelShape, gates: list[Tensor], chosen: list[Tensor]) -
     for logits_TE, ids_TK in zip(gates, chosen, strict=True):
         share_E = torch.bincount(ids_TK.flatten(), minlength=shape.num_experts) / ids_TK.numel()
         losses.append(shape.num_experts * (share_E * logits_TE.softmax(-1).mean(0)).sum())
-    return torch.stack(losses).mean()
+    mean: Tensor = torch.stack(losses).mean()
+    return mean
 
 
 def router_z_loss(gates: list[Tensor]) -> Tensor:
@@ -310,7 +218,7 @@ def train(name: str, models_dir: Path, data_dir: Path, out: Path, recipe: Recipe
     out.mkdir(parents=True, exist_ok=True)
     config = scale_config(name, models_dir)
     shape = ModelShape.from_config(config)
-    texts = documents(data_dir, recipe)
+    texts = documents(data_dir, recipe.exercises, recipe.seed)
     tokenizer = train_tokenizer(texts[: len(texts) // 4], shape.vocab_size)
     tokenizer.save(str(out / "tokenizer.json"))
     (out / "config.json").write_text(json.dumps(config, indent=2) + "\n")
@@ -323,8 +231,12 @@ def train(name: str, models_dir: Path, data_dir: Path, out: Path, recipe: Recipe
     model = TrainableDecoder(shape, recipe.seed)
     matrices = [p for p in model.parameters() if p.ndim > 1]
     vectors = [p for p in model.parameters() if p.ndim <= 1]
+    groups: list[dict[str, Any]] = [
+        {"params": matrices},
+        {"params": vectors, "weight_decay": 0.0},
+    ]
     optimizer = torch.optim.AdamW(
-        [{"params": matrices}, {"params": vectors, "weight_decay": 0.0}],
+        groups,
         betas=(0.9, 0.95),
         weight_decay=recipe.weight_decay,
     )
@@ -340,7 +252,8 @@ def train(name: str, models_dir: Path, data_dir: Path, out: Path, recipe: Recipe
         done = step / steps
         balance = recipe.balance + (recipe.balance_end - recipe.balance) * done
         total = loss + balance * balance_loss(shape, gates, chosen)
-        (total + recipe.router_z * router_z_loss(gates)).backward()
+        total = total + recipe.router_z * router_z_loss(gates)
+        torch.autograd.backward(total)
         nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
@@ -373,9 +286,11 @@ def quality(model: TrainableDecoder, held: np.ndarray, stream: np.ndarray,
     window = recipe.sequence_length + 1
     rows = torch.from_numpy(held[: len(held) // window * window].astype(np.int64)).view(-1, window)
     losses, counts = [], torch.zeros(len(model.shape.moe_layers), model.shape.num_experts)
-    for batch in rows.split(recipe.batch_size):
+    for batch in torch.split(rows, recipe.batch_size):
         logits, _, chosen = model(batch[:, :-1])
-        losses.append(F.cross_entropy(logits.flatten(0, 1), batch[:, 1:].flatten(), reduction="none"))
+        losses.append(
+            F.cross_entropy(logits.flatten(0, 1), batch[:, 1:].flatten(), reduction="none")
+        )
         for layer, ids in enumerate(chosen):
             counts[layer] += torch.bincount(ids.flatten(), minlength=model.shape.num_experts)
     share = counts / counts.sum(1, keepdim=True) * model.shape.num_experts

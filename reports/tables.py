@@ -9,7 +9,7 @@ from typing import Any, Literal, NamedTuple
 Document = dict[str, Any]
 Row = dict[str, Any]
 
-MISSING = "–"  # noqa: RUF001  # an en dash is what a reader expects in an empty cell
+MISSING = "–"  # an en dash is what a reader expects in an empty cell
 
 
 class Column(NamedTuple):
@@ -46,7 +46,7 @@ COLUMNS = (
     Column("machine", "machine", group="latency"),
     Column("workload", "workload", group="latency"),
     Column("batch", "batch", form="d", group="latency"),
-    Column("alpha", "α", form="g", brief=True),  # noqa: RUF001  # the papers' own letter
+    Column("alpha", "α", form="g", brief=True),  # the papers' own letter
     Column("badge", "badge", group="detail", brief=True),
     Column("tpot_ms", "TPOT mean", "ms", ".2f", "latency", brief=True, latency=True),
     Column("bound_ms", "bound", "ms", ".2f", "latency", latency=True),

@@ -67,8 +67,8 @@ def plan(
         device.budget_bytes += wanted * record - device.free_bytes
     elif wanted > fits:
         raise BudgetError(
-            f"{wanted} experts of {record / 1e6:.4g} MB do not fit: {profile.gpu.name} holds {fits} "
-            f"of {total} beside the common weights; choose a larger machine, a smaller "
+            f"{wanted} experts of {record / 1e6:.4g} MB do not fit: {profile.gpu.name} holds "
+            f"{fits} of {total} beside the common weights; choose a larger machine, a smaller "
             "--cache-ratio, or --allow-overcommit to simulate a device that could"
         )
     return Capacity(device, host, min(wanted, total), from_disk, overcommitted)

@@ -72,7 +72,9 @@ class CostModel:
             return sum(self._host_expert(rows) for rows in op.rows)
         if lane is Lane.DISK:
             disk = self.profile.disk
-            return disk.access_latency.ns + self.record_bytes / (disk.queue1_bandwidth.bytes_per_s / 1e9)
+            return disk.access_latency.ns + self.record_bytes / (
+                disk.queue1_bandwidth.bytes_per_s / 1e9
+            )
         fixed = self.profile.link.copy_fixed.ns
         if op.kind is OpKind.RETURN:
             size = sum(op.rows) * self.shape.hidden_size * ACTIVATION_BYTES

@@ -11,11 +11,14 @@ Prefill runs the same loop with many rows an expert.  Nothing here knows a syste
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import partial
+from itertools import pairwise
+from typing import cast
 
 import numpy as np
 
 from substrate.errors import IntegrityError
-from substrate.machine import Lane, Machine, Op, OpKind, Span
+from substrate.machine import Lane, Machine, Op, OpKind, Span, Work
 from substrate.memory import ExpertCache
 from substrate.model import Model
 from substrate.system import Costs, LayerView, Missing, Routed, System
@@ -59,7 +62,7 @@ class Generation:
     def steps_ns(self) -> list[int]:
         """Time of each further token."""
         ends = self.token_ends_ns
-        return [b - a for a, b in zip(ends, ends[1:], strict=False)]
+        return [b - a for a, b in pairwise(ends)]
 
 
 class Engine:
@@ -121,17 +124,17 @@ class Engine:
         context = sum(self._lengths)
         for layer in range(self.model.shape.num_layers):
             attend = Op(OpKind.ATTEND, layer, (rows,), (), context)
-            self._device(attend, lambda layer=layer: self.model.attend(layer))
+            self._device(attend, partial(self.model.attend, layer))
             if layer in self.model.shape.dense_layers:
                 dense = Op(OpKind.DENSE, layer, (rows,))
-                self._device(dense, lambda layer=layer: self.model.dense(layer))
+                self._device(dense, partial(self.model.dense, layer))
             else:
                 self._moe(layer, phase, rows, context)
         head = self._device(Op(OpKind.HEAD, -1, (len(self._lengths),)), self.model.head)
         self.machine.wait(head)
-        return head.value
+        return cast(list[int], head.value)
 
-    def _device(self, op: Op, work, after: Sequence[Span] = ()) -> Span:
+    def _device(self, op: Op, work: Work, after: Sequence[Span] = ()) -> Span:
         return self.machine.submit(op, Lane.DEVICE, after, work)
 
     # ------------------------------------------------------------------ a layer with experts
@@ -207,14 +210,14 @@ class Engine:
         if not experts:
             return
         op = Op(OpKind.EXPERT, layer, tuple(active[e] for e in experts), tuple(experts))
-        span = self._device(op, lambda: [self.model.expert(layer, e) for e in experts], after)
+        span = self._device(op, lambda: self.model.compute(layer, experts), after)
         with self.machine.lock:
             self.transfers.read_by(span, layer, experts)
 
     def _on_host(self, layer: int, expert: int, rows: int) -> Span:
         """Compute an expert on the host; its small output comes back over d2h."""
         op = Op(OpKind.EXPERT, layer, (rows,), (expert,))
-        span = self.machine.submit(op, Lane.HOST, (), lambda: self.model.expert(layer, expert))
+        span = self.machine.submit(op, Lane.HOST, (), lambda: self.model.compute(layer, [expert]))
         self.costs.host_ns.append(span.duration_ns)
         self.costs.host_ns_per_row.append(span.duration_ns / rows)
         back = Op(OpKind.RETURN, layer, (rows,), (expert,))

@@ -79,9 +79,7 @@ def gate_scores(shape: ModelShape, logits_TE: Tensor, bias_E: Tensor | None = No
     return logits_TE.softmax(dim=-1)
 
 
-def gate_weights(
-    shape: ModelShape, logits_TE: Tensor, scores_TE: Tensor, ids_TK: Tensor
-) -> Tensor:
+def gate_weights(shape: ModelShape, logits_TE: Tensor, scores_TE: Tensor, ids_TK: Tensor) -> Tensor:
     """The weights that the model's gate gives to *any* chosen experts, fp32 ``[T, K]``.
 
     ``scores_TE`` are the `gate_scores` of these logits.

@@ -87,7 +87,9 @@ class LocalMachine:
             if self._failure is not None:
                 raise self._failure
 
-    def submit(self, op: Op, lane: Lane, after: Sequence[Span] = (), work: Work | None = None) -> Span:
+    def submit(
+        self, op: Op, lane: Lane, after: Sequence[Span] = (), work: Work | None = None
+    ) -> Span:
         """Run an operation on this thread, once what it waits for has ended."""
         asked = self.now_ns()
         for dependency in after:

@@ -121,12 +121,17 @@ class Transfer(Protocol):
 class Machine(Protocol):
     """See the module's docstring."""
 
-    #: Lanes that an expert crosses on its way to the device, in order.
-    load_path: tuple[Lane, ...]
-    #: Whether the host can compute experts beside the device.
-    has_host_lane: bool
-    #: Held while memory or a policy's state is read or changed.
-    lock: AbstractContextManager[Any]
+    @property
+    def load_path(self) -> tuple[Lane, ...]:
+        """Lanes that an expert crosses on its way to the device, in order."""
+
+    @property
+    def has_host_lane(self) -> bool:
+        """Whether the host can compute experts beside the device."""
+
+    @property
+    def lock(self) -> AbstractContextManager[Any, bool | None]:
+        """Held while memory or a policy's state is read or changed; reentrant."""
 
     def now_ns(self) -> int:
         """The control thread's clock."""
@@ -134,7 +139,9 @@ class Machine(Protocol):
     def elapse(self, decisions: int) -> None:
         """The control thread takes so many layers' decisions."""
 
-    def submit(self, op: Op, lane: Lane, after: Sequence[Span] = (), work: Work | None = None) -> Span:
+    def submit(
+        self, op: Op, lane: Lane, after: Sequence[Span] = (), work: Work | None = None
+    ) -> Span:
         """Run a needed operation; its ``value`` is what ``work`` returns."""
 
     def load(self, op: Op, transfer: Transfer, after: Sequence[Span] = ()) -> Span:

@@ -70,8 +70,8 @@ class Model(Protocol):
         ``weigh_as_TK`` names, position by position, the expert whose gate weight is used.
         """
 
-    def expert(self, layer: int, expert: int) -> None:
-        """Compute one active expert on its rows."""
+    def compute(self, layer: int, experts: Sequence[int]) -> None:
+        """Compute active experts on their rows."""
 
     def shared(self, layer: int) -> None:
         """Compute the shared experts on all rows."""
@@ -124,9 +124,9 @@ class _Layer:
         """Norms and clipping of the families that have them."""
         s, d = self.shape, self.shape.head_dim
         if self.q_norm is not None and self.k_norm is not None:
-            q, k, v = qkv.split((s.num_heads * d, s.num_kv_heads * d, s.num_kv_heads * d), dim=-1)
+            q, k, v = torch.split(qkv, [s.num_heads * d, *2 * [s.num_kv_heads * d]], dim=-1)
             if s.qk_norm == "head":
-                q, k = q.unflatten(-1, (-1, d)), k.unflatten(-1, (-1, d))
+                q, k = (t.reshape(*t.shape[:-1], -1, d) for t in (q, k))
             q, k = rms_norm(q, self.q_norm, s.norm_eps), rms_norm(k, self.k_norm, s.norm_eps)
             qkv = torch.cat((q.flatten(1), k.flatten(1), v), dim=-1)
         # OLMoE clips what its norms give.
@@ -183,11 +183,15 @@ class Decoder:
 
     def embed(self, phase: Phase) -> int:
         """Rows of all sequences, one after the other: ``[T, H]``."""
-        self._new = [len(p) for p in self._tokens] if phase == "prefill" else [1] * len(self._tokens)
+        self._new = (
+            [len(p) for p in self._tokens] if phase == "prefill" else [1] * len(self._tokens)
+        )
         self._starts = self._cached
         self._cached = [c + n for c, n in zip(self._starts, self._new, strict=True)]
         ids = [t for seq, n in zip(self._tokens, self._new, strict=True) for t in seq[-n:]]
-        positions = [p for c, n in zip(self._starts, self._new, strict=True) for p in range(c, c + n)]
+        positions = [
+            p for c, n in zip(self._starts, self._new, strict=True) for p in range(c, c + n)
+        ]
         # Values pass through the rotation with angle zero, so that one cache write serves both.
         turned = (len(ids), self.shape.num_heads + self.shape.num_kv_heads, self.shape.head_dim)
         still = self._cos.new_ones(len(ids), self.shape.num_kv_heads, self.shape.head_dim)
@@ -252,16 +256,16 @@ class Decoder:
             places.setdefault(expert, []).append(place)
         self._places = dict(sorted(places.items()))
         self._done: set[int] = set()
-        self._by_place = self._gathered(layer, torch.from_numpy(ids_TK))
-        self._together = self._by_place is not None
-        if self._by_place is None:
-            self._by_place = self._y.new_zeros(ids_TK.size, self.shape.hidden_size)
+        gathered = self._gathered(layer, torch.from_numpy(ids_TK))
+        self._together = gathered is not None
+        nothing = self._y.new_zeros(ids_TK.size, self.shape.hidden_size)
+        self._by_place = nothing if gathered is None else gathered
         return {expert: len(filled) for expert, filled in self._places.items()}
 
     def _gathered(self, layer: int, ids_TK: Tensor) -> Tensor | None:
         """Outputs of every (row, rank) place ``[T·K, H]`` in one product, where that is cheaper.
 
-        Only what `expert` has been called for enters a sum, so this is no shortcut in time: the
+        Only what `compute` was called for enters a sum, so this is no shortcut in time: the
         machine still says when each expert could have been computed.
         """
         if ids_TK.numel() > GATHERED_PLACES:
@@ -274,18 +278,19 @@ class Decoder:
         gate, up = torch.bmm(rows, matrices[0]).chunk(2, dim=-1)
         return torch.bmm(F.silu(gate) * up, matrices[1]).squeeze(1)
 
-    def expert(self, layer: int, expert: int) -> None:
-        """SwiGLU of one expert on the rows that chose it."""
-        self._done.add(expert)
+    def compute(self, layer: int, experts: Sequence[int]) -> None:
+        """SwiGLU of experts on the rows that chose them."""
+        self._done.update(experts)
         if self._together:
             return
-        gate_up, down = self.experts.matrices(layer, expert)
-        places = self._places[expert]
-        rows = self._y[[place // self.shape.top_k for place in places]]
-        self._by_place[places] = _swiglu(rows, gate_up, down)
+        for expert in experts:
+            gate_up, down = self.experts.matrices(layer, expert)
+            places = self._places[expert]
+            rows = self._y[[place // self.shape.top_k for place in places]]
+            self._by_place[places] = _swiglu(rows, gate_up, down)
 
     def shared(self, layer: int) -> None:
-        """SwiGLU of the shared experts as one block, scaled by its own sigmoid gate if it has one."""
+        """SwiGLU of the shared experts as one block, scaled by a sigmoid gate if it has one."""
         w = self._layers[layer]
         self._shared_out = _swiglu(self._y, *w.shared)
         if w.shared_gate is not None:
@@ -351,9 +356,8 @@ class Decoder:
                 self.dense(layer)
                 continue
             gate = self.gate(layer)
-            for expert in self.dispatch(layer, gate.ids_TK, gate.ids_TK):
-                self.expert(layer, expert)
+            self.compute(layer, list(self.dispatch(layer, gate.ids_TK, gate.ids_TK)))
             if self.shape.shared_width:
                 self.shared(layer)
             self.combine(layer)
-        return list(self._head(self._x).split(self._new))
+        return list(torch.split(self._head(self._x), self._new))

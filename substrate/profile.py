@@ -8,153 +8,31 @@ inert; `load_profile` is the only function here that reads a file.
 import datetime
 import hashlib
 import json
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, ClassVar, Literal, get_args
+from typing import Any, Literal, get_args
 
-from pydantic import BaseModel, ConfigDict, Field, StrictBool, ValidationError, model_validator
+from pydantic import BaseModel, Field, StrictBool, ValidationError, model_validator
 
 from substrate.errors import ProfileError, UnknownNameError, UsageError
+from substrate.quantity import (
+    Bandwidth,
+    Compute,
+    Count,
+    Efficiency,
+    Inert,
+    Memory,
+    Power,
+    Quantity,
+    Ratio,
+    Time,
+)
 
-#: Where a number comes from: ``measured`` on this very part (the source says by whom),
-#: ``calibrated`` (fitted on this machine), ``datasheet`` (vendor or paper), or ``estimate``
-#: (everything else, measurements of a similar part included).
-Badge = Literal["measured", "calibrated", "datasheet", "estimate"]
 ProfileBadge = Literal["calibrated", "datasheet"]
 
 MACHINES = Path(__file__).parent / "catalogue" / "machines"
 
 
-class _Inert(BaseModel):
-    model_config = ConfigDict(
-        frozen=True, extra="forbid", allow_inf_nan=False, str_strip_whitespace=True
-    )
-
-
-# ------------------------------------------------------------------------- numbers with a unit
-
-
-class Quantity(_Inert):
-    """A number, its unit and its origin.  Subclasses fix the dimension and convert to its base."""
-
-    UNITS: ClassVar[Mapping[str, float]] = {}
-    ZERO_ALLOWED: ClassVar[bool] = False
-    WHOLE: ClassVar[bool] = False
-    AT_MOST: ClassVar[float] = 1e12
-
-    value: float = Field(strict=True)
-    unit: str
-    source: str = Field(min_length=1)
-    badge: Badge
-
-    @classmethod
-    def allowed(cls) -> str:
-        """What a profile may say here, on one line."""
-        number = "whole number" if cls.WHOLE else "number"
-        limits = f"{'>=' if cls.ZERO_ALLOWED else '>'} 0 and <= {cls.AT_MOST:g}"
-        units = " or ".join(f'"{unit}"' for unit in cls.UNITS)
-        badges = " or ".join(get_args(Badge))
-        return f"{{value: {number} {limits}, unit: {units}, source: text, badge: {badges}}}"
-
-    @model_validator(mode="after")
-    def _possible(self) -> "Quantity":
-        if self.unit not in self.UNITS:
-            raise ValueError(f"{self.unit!r} is not a unit of {type(self).__name__.lower()}")
-        lowest_ok = self.value > 0 or (self.value == 0 and self.ZERO_ALLOWED)
-        if not lowest_ok or self.value > self.AT_MOST:
-            raise ValueError(f"value {self.value:g} is out of range")
-        if self.WHOLE and not self.value.is_integer():
-            raise ValueError(f"value {self.value:g} is not whole")
-        return self
-
-    @property
-    def _base(self) -> float:
-        return self.value * self.UNITS[self.unit]
-
-
-class Bandwidth(Quantity):
-    """Bytes moved per second."""
-
-    UNITS = {"GB/s": 1e9, "MB/s": 1e6}
-
-    @property
-    def bytes_per_s(self) -> float:
-        return self._base
-
-
-class Compute(Quantity):
-    """Floating-point operations per second, dense; a multiply-add counts as two."""
-
-    UNITS = {"TFLOPS": 1e12, "GFLOPS": 1e9}
-
-    @property
-    def flops_per_s(self) -> float:
-        return self._base
-
-
-class Memory(Quantity):
-    """A capacity in whole bytes; GB is 1e9, GiB is 2**30."""
-
-    UNITS = {"GB": 1e9, "GiB": 2.0**30}
-
-    @property
-    def bytes(self) -> int:
-        return round(self._base)
-
-
-class Time(Quantity):
-    """A fixed cost in whole nanoseconds; may be zero."""
-
-    UNITS = {"ns": 1.0, "us": 1e3, "ms": 1e6}
-    ZERO_ALLOWED = True
-
-    @property
-    def ns(self) -> int:
-        return round(self._base)
-
-
-class Power(Quantity):
-    """Electrical power; may be zero."""
-
-    UNITS = {"W": 1.0}
-    ZERO_ALLOWED = True
-
-    @property
-    def watts(self) -> float:
-        return self._base
-
-
-class Ratio(Quantity):
-    """A number without dimension."""
-
-    UNITS = {"1": 1.0}
-
-    @property
-    def ratio(self) -> float:
-        return self._base
-
-
-class Efficiency(Ratio):
-    """The fraction of a peak that is reached; never above 1."""
-
-    AT_MOST = 1.0
-
-
-class Count(Quantity):
-    """A whole number of things."""
-
-    UNITS = {"1": 1.0}
-    WHOLE = True
-
-    @property
-    def count(self) -> int:
-        return int(self.value)
-
-
-# ------------------------------------------------------------------------- the parts of a box
-
-
-class Gpu(_Inert):
+class Gpu(Inert):
     """The device.  Peaks come with the fraction that real kernels reach."""
 
     name: str = Field(min_length=1)
@@ -169,7 +47,7 @@ class Gpu(_Inert):
     full_power: Power
 
 
-class Link(_Inert):
+class Link(Inert):
     """Host to device: the slower of what the GPU and the host can do."""
 
     name: str = Field(min_length=1)
@@ -186,7 +64,7 @@ class Link(_Inert):
         return self.pinned_h2d if self.pinned else self.pageable_h2d
 
 
-class Host(_Inert):
+class Host(Inert):
     """The CPU and its memory."""
 
     name: str = Field(min_length=1)
@@ -200,7 +78,7 @@ class Host(_Inert):
     full_power: Power
 
 
-class Disk(_Inert):
+class Disk(Inert):
     """An SSD: ``access_latency + bytes / bandwidth``, bandwidth by queue depth."""
 
     name: str = Field(min_length=1)
@@ -209,7 +87,7 @@ class Disk(_Inert):
     access_latency: Time
 
 
-class Software(_Inert):
+class Software(Inert):
     """Costs of the control thread, and how many kernels each part of a layer launches."""
 
     launch: Time  #: per kernel
@@ -223,7 +101,7 @@ class Software(_Inert):
     launches_head: Count
 
 
-class Calibration(_Inert):
+class Calibration(Inert):
     """Says that the profile was fitted on a machine, when, and how far off it still is."""
 
     date: datetime.date
@@ -231,7 +109,7 @@ class Calibration(_Inert):
     machine: str = Field(min_length=1)
 
 
-class HardwareProfile(_Inert):
+class HardwareProfile(Inert):
     """Everything a cost model may ask about a box."""
 
     name: str = Field(min_length=1)

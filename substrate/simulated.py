@@ -58,7 +58,9 @@ class SimulatedMachine:
 
     # ------------------------------------------------------------------ needed operations
 
-    def submit(self, op: Op, lane: Lane, after: Sequence[Span] = (), work: Work | None = None) -> Span:
+    def submit(
+        self, op: Op, lane: Lane, after: Sequence[Span] = (), work: Work | None = None
+    ) -> Span:
         """Place an operation on its lane; ``work`` runs at once, its time is the profile's."""
         value = None if work is None else work()
         self._now += self.costs.control_ns(op, lane)
@@ -112,7 +114,7 @@ class SimulatedMachine:
         return queued - len(self._queue)
 
     def _start_queued(self) -> None:
-        """Start every prefetch whose turn came before now; at now itself, needed work goes first."""
+        """Start prefetches whose turn came before now; at now itself, needed work goes first."""
         while self._queue:
             op, transfer, since_ns = self._queue[0]
             start = max(self._free[self.load_path[0]], since_ns)

@@ -17,8 +17,6 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-import numpy as np
-
 from substrate.arch import ModelShape
 from substrate.memory import ExpertCache, Mask, Scope
 from substrate.terms import Ids, Lookahead, Phase, Scores
@@ -145,7 +143,9 @@ class Prefetching(Policy):
         """The prediction that `prefetch` needs in decode."""
         return Lookahead.NONE
 
-    def prefetch(self, view: LayerView, next_layer: int, predicted_TE: Scores | None) -> Sequence[int]:
+    def prefetch(
+        self, view: LayerView, next_layer: int, predicted_TE: Scores | None
+    ) -> Sequence[int]:
         """Experts of ``next_layer`` in the order to bring them; those already held are skipped.
 
         ``predicted_TE`` is None when ``lookahead`` is NONE, and in prefill.

@@ -120,7 +120,9 @@ class Timeline:
                          "stall_us": span.stall_ns / 1e3, "waited_for": span.cause},
             })  # fmt: skip
         for at_ns, name in self.marks:
-            events.append({"ph": "i", "s": "g", "name": name, "pid": 0, "tid": 0, "ts": at_ns / 1e3})
+            events.append(
+                {"ph": "i", "s": "g", "name": name, "pid": 0, "tid": 0, "ts": at_ns / 1e3}
+            )
         return {"traceEvents": events, "displayTimeUnit": "ms"}
 
     def write_chrome_trace(self, path: Path) -> None:

@@ -110,7 +110,7 @@ class TracedModel:
             rows[expert] = rows.get(expert, 0) + 1
         return rows
 
-    def expert(self, layer: int, expert: int) -> None:
+    def compute(self, layer: int, experts: Sequence[int]) -> None:
         """No mathematics."""
 
     def shared(self, layer: int) -> None:

@@ -44,7 +44,9 @@ class _Arriving:
 
     def copy(self) -> None:
         """Move the record into its slot, where slots are real."""
-        self._transfers.machine.copy_record(self.layer, self.expert, self._transfers.cache.slot_of(self.key))
+        self._transfers.machine.copy_record(
+            self.layer, self.expert, self._transfers.cache.slot_of(self.key)
+        )
 
 
 class Transfers:

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -202,7 +202,7 @@ class ExpertStore:
         Raises:
             CheckpointError: the file ends before the record does.
         """
-        buffer = memoryview(slot.view(torch.uint8).numpy())  # numpy has no bfloat16
+        buffer = memoryview(cast(Any, slot.view(torch.uint8).numpy()))  # numpy has no bfloat16
         got = os.preadv(descriptor, [buffer], self.offset(layer, expert))
         if got != self.record_bytes:
             raise CheckpointError(
@@ -231,7 +231,7 @@ class ExpertStore:
 
 
 def fuse_attention(common: Mapping[str, Tensor], layer: int) -> tuple[Tensor, Tensor | None]:
-    """Query, key and value projections as one matrix (and one bias): one product instead of three."""
+    """Query, key and value projections as one matrix and one bias: one product, not three."""
     weight = torch.cat([common[f"layers.{layer}.{n}"] for n in "qkv"])
     if f"layers.{layer}.q.bias" not in common:
         return weight, None

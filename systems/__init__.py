@@ -8,10 +8,12 @@ with its options:
 
 from collections.abc import Mapping
 from importlib import import_module
-from typing import Any
+from typing import TYPE_CHECKING, cast
 
 from substrate.errors import UnknownNameError
-from substrate.system import System
+
+if TYPE_CHECKING:
+    from substrate.system import System
 
 #: name → (module, class, one line)
 SYSTEMS: dict[str, tuple[str, str, str]] = {
@@ -21,7 +23,7 @@ SYSTEMS: dict[str, tuple[str, str, str]] = {
 }
 
 
-def system_class(name: str) -> type[System]:
+def system_class(name: str) -> "type[System]":
     """The class behind a system's name.
 
     Raises:
@@ -30,11 +32,10 @@ def system_class(name: str) -> type[System]:
     if name not in SYSTEMS:
         raise UnknownNameError("system", name, SYSTEMS, "see: moebench list systems")
     module, attribute, _ = SYSTEMS[name]
-    found: Any = getattr(import_module(module), attribute)
-    return found
+    return cast("type[System]", getattr(import_module(module), attribute))
 
 
-def build(name: str, settings: Mapping[str, str] | None = None) -> System:
+def build(name: str, settings: Mapping[str, str] | None = None) -> "System":
     """A system with its options changed.
 
     Args:

@@ -23,7 +23,9 @@ def configure(system: type[System], settings: Mapping[str, str]) -> System:
     return system(**policies, **{k: _value(known[k], v, k) for k, v in own.items()})
 
 
-def _policy(system: type[System], decision: str, swap: str | None, dotted: Mapping[str, str]) -> Any:
+def _policy(
+    system: type[System], decision: str, swap: str | None, dotted: Mapping[str, str]
+) -> Any:
     fields = {f.name: f for f in dataclasses.fields(system)}
     factory: Any = policy_class(decision, swap) if swap else fields[decision].default_factory
     default = factory()

@@ -167,13 +167,16 @@ class TopScorePrefetch(Prefetching):
         """What the engine must compute for `prefetch`."""
         return Lookahead(self.predict)
 
-    def prefetch(self, view: LayerView, next_layer: int, predicted_TE: Scores | None) -> Sequence[int]:
+    def prefetch(
+        self, view: LayerView, next_layer: int, predicted_TE: Scores | None
+    ) -> Sequence[int]:
         """Predicted top-score experts over all rows; in prefill the whole next layer by id."""
         if view.phase == "prefill":
             return range(view.shape.num_experts) if self.prefill else ()
         if predicted_TE is None:
             return ()
-        k, wanted = view.shape.top_k, {}
+        k = view.shape.top_k
+        wanted: dict[int, float] = {}
         for scores_E in predicted_TE:
             ranked = np.argsort(-scores_E, kind="stable")[: k + 1]
             scores = scores_E[ranked].tolist()
@@ -188,11 +191,11 @@ class TopScorePrefetch(Prefetching):
 class SMoE(System):
     """The complete system; each decision can be swapped, which is how the paper's ablation runs.
 
-        base   route=exact  evict=static  assign=host  prefetch=none
-        +CE    route=exact  evict=score   assign=load  prefetch=none
-        +CR                 evict=score   assign=load  prefetch=none
-        +Pre                evict=score   assign=load
-        +BA    (everything)
+    base   route=exact  evict=static  assign=host  prefetch=none
+    +CE    route=exact  evict=score   assign=load  prefetch=none
+    +CR                 evict=score   assign=load  prefetch=none
+    +Pre                evict=score   assign=load
+    +BA    (everything)
     """
 
     place: Placement = field(default_factory=PlaceById)
@@ -203,6 +206,6 @@ class SMoE(System):
 
     def __post_init__(self) -> None:
         """One α for the whole system, unless the prefetch was given its own."""
-        if isinstance(self.prefetch, TopScorePrefetch) and self.prefetch.alpha is None:
-            if isinstance(self.route, ExpertCacheRouter):
-                self.prefetch.alpha = self.route.alpha
+        prefetch, route = self.prefetch, self.route
+        if isinstance(prefetch, TopScorePrefetch) and isinstance(route, ExpertCacheRouter):
+            prefetch.alpha = route.alpha if prefetch.alpha is None else prefetch.alpha

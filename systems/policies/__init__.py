@@ -8,10 +8,12 @@ that any system can borrow it: `moebench run --system moe-ondemand --set evict=s
 """
 
 from importlib import import_module
-from typing import Any
+from typing import TYPE_CHECKING, Any, cast
 
 from substrate.errors import UnknownNameError
-from substrate.system import Policy
+
+if TYPE_CHECKING:
+    from substrate.system import Policy
 
 #: decision → name → (module, class).  Nothing is imported until it is asked for.
 POLICIES: dict[str, dict[str, tuple[str, str]]] = {
@@ -44,7 +46,7 @@ POLICIES: dict[str, dict[str, tuple[str, str]]] = {
 DECISIONS = tuple(POLICIES)
 
 
-def policy_class(decision: str, name: str) -> type[Policy]:
+def policy_class(decision: str, name: str) -> "type[Policy]":
     """The class behind a policy's name.
 
     Raises:
@@ -54,16 +56,15 @@ def policy_class(decision: str, name: str) -> type[Policy]:
     if name not in known:
         raise UnknownNameError(f"{decision} policy", name, known)
     module, attribute = known[name]
-    found: Any = getattr(import_module(module), attribute)
-    return found
+    return cast("type[Policy]", getattr(import_module(module), attribute))
 
 
-def make(decision: str, name: str, **options: Any) -> Policy:
+def make(decision: str, name: str, **options: Any) -> "Policy":
     """A policy by name, with its options."""
     return policy_class(decision, name)(**options)
 
 
-def name_of(decision: str, policy: Policy) -> str:
+def name_of(decision: str, policy: "Policy") -> str:
     """The name under which a policy is listed; its class name when it is the user's own."""
     for name, (module, attribute) in POLICIES[decision].items():
         if (type(policy).__module__, type(policy).__name__) == (module, attribute):

@@ -96,7 +96,9 @@ class Balanced(Assignment):
 
     def _order(self, m: Missing) -> tuple[float, float, int]:
         """Best first; ties by the other measure, then by id."""
-        return (-m.score, -m.rows, m.expert) if self.by == "score" else (-m.rows, -m.score, m.expert)
+        return (
+            (-m.score, -m.rows, m.expert) if self.by == "score" else (-m.rows, -m.score, m.expert)
+        )
 
 
 def _mean(values: Sequence[float], last: int) -> float:

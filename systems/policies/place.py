@@ -10,7 +10,7 @@ from substrate.system import Placement
 
 @dataclass(kw_only=True)
 class PlaceById(Placement):
-    """The same number of experts in each layer, lowest ids first; a remainder to the first layers."""
+    """The same number of experts in each layer, lowest ids first; the rest to the first layers."""
 
     def place(self, shape: ModelShape, slots: int, scope: Scope) -> Iterable[tuple[int, int]]:
         """Every layer's expert 0, then every layer's expert 1, ..."""
@@ -35,7 +35,7 @@ class PlacePopular(Placement):
         """Most popular first, within each layer or over all."""
         count = self.popularity or [[0.0] * shape.num_experts] * shape.num_layers
         ranked = [
-            sorted(((-count[layer][e], layer, e) for e in range(shape.num_experts)))
+            sorted((-count[layer][e], layer, e) for e in range(shape.num_experts))
             for layer in shape.moe_layers
         ]
         if self.equal_layers or scope == "layer":

@@ -34,7 +34,9 @@ class NextGate(Prefetching):
         """The cheap prediction."""
         return Lookahead.GATE
 
-    def prefetch(self, view: LayerView, next_layer: int, predicted_TE: Scores | None) -> Sequence[int]:
+    def prefetch(
+        self, view: LayerView, next_layer: int, predicted_TE: Scores | None
+    ) -> Sequence[int]:
         """Highest predicted score first; ties by id.  Nothing in prefill."""
         if predicted_TE is None:
             return ()

@@ -77,7 +77,7 @@ def run(
             gate = decoder.gate(layer)
             active = decoder.dispatch(layer, choose(layer, gate), gate.ids_TK)
             for expert in order(active):
-                decoder.expert(layer, expert)
+                decoder.compute(layer, [expert])
             if decoder.shape.shared_width:
                 decoder.shared(layer)
             before_combine(layer, gate, active)

@@ -1,0 +1,48 @@
+# Two commands do everything on a fresh machine: `make run` and `make test`.
+# Needed: git, make, Python 3.11 or newer with venv.
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+# Two threads on two busy cores are slower than one: OpenMP spins.
+export OMP_NUM_THREADS ?= 1
+
+.PHONY: run test lint format report bench browser clean
+
+run: $(VENV)/installed
+	$(BIN)/moebench run --system smoe --setting S3
+	$(BIN)/moebench report --html report.html
+
+test: $(VENV)/installed browser
+	$(BIN)/python -m pytest
+
+lint: $(VENV)/installed
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy moebench harness reports results workloads systems substrate
+
+format: $(VENV)/installed
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+bench: $(VENV)/installed
+	$(BIN)/python -m benchmarks.decode
+
+# torch first and pinned, so that the CPU build is taken where a machine offers one.
+$(VENV)/installed: pyproject.toml constraints.txt
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check "torch==$$(sed -n 's/^torch==//p' constraints.txt)"
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[dev]"
+	touch $@
+
+# The report's browser test needs a Chromium; without one, and without the right to install one,
+# that test is skipped and says so.
+browser:
+	@command -v chromium >/dev/null || command -v chromium-browser >/dev/null \
+	  || command -v google-chrome >/dev/null \
+	  || { [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null \
+	       && apt-get update -qq && apt-get install -y -qq chromium >/dev/null; } \
+	  || echo "no Chromium: the report's browser test will be skipped"
+
+clean:
+	rm -rf $(VENV) build *.egg-info report.html

@@ -1,0 +1,163 @@
+"""What a run runs on: model, machine, memory and engine, wired once."""
+
+from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from harness import measure
+from harness.inputs import Inputs
+from harness.settings import setting
+from harness.spec import RunSpec
+from substrate.capacity import Capacity, plan
+from substrate.costs import CostModel
+from substrate.engine import Engine
+from substrate.errors import UsageError
+from substrate.local import LocalMachine, SlotExperts
+from substrate.machine import Machine
+from substrate.memory import ExpertCache, Tier
+from substrate.model import Decoder, Experts
+from substrate.profile import HardwareProfile, load_profile
+from substrate.simulated import SimulatedMachine
+from substrate.system import System
+from substrate.timeline import Timeline
+from substrate.weights import ExpertStore, ResidentExperts
+from systems.policies.assign import LoadAll
+
+
+@dataclass(slots=True)
+class Stage:
+    """Everything that runs: model, machine, memory and engine, wired once."""
+
+    engine: Engine
+    decoder: Decoder
+    reference: Decoder
+    machine: Machine
+    timeline: Timeline
+    device: Tier
+    host: Tier
+    profile: HardwareProfile | None
+    notes: list[str]
+    slots: int
+    total: int
+    load_ns: Callable[[int], int]
+
+    def start(self) -> float:
+        """Place the experts; the model's loading time in ms."""
+        before = self.machine.now_ns()
+        placed = self.engine.start()
+        return measure.ms(self.load_ns(placed) + self.machine.now_ns() - before)
+
+
+def set_up(
+    spec: RunSpec, system: System, inputs: Inputs, scratch: Path, keep: bool, stack: ExitStack
+) -> Stage:
+    """Wire a run.
+
+    Args:
+        scratch: where expert records are kept for a local machine.
+        keep: keep every span, not only the picture's.
+        stack: closes what the machine holds open.
+    """
+    local = spec.machine == "local"
+    capacity, profile, notes = _capacity(spec, system, inputs)
+    make = _local if local else _simulated
+    return make(spec, system, inputs, capacity, profile, notes, scratch, keep, stack)
+
+
+def _capacity(
+    spec: RunSpec, system: System, inputs: Inputs
+) -> tuple[Capacity, HardwareProfile, list[str]]:
+    """How many experts fit; a local machine takes the share that its setting's machine holds."""
+    name = spec.machine
+    if name == "local":
+        if spec.setting is None:
+            raise UsageError("--machine local: give --setting NAME, whose cache ratio is used")
+        name = setting(spec.setting).machine
+    profile = load_profile(name)
+    longest = max(len(p) for p in inputs.prompts) + spec.new_tokens
+    capacity = plan(
+        profile,
+        inputs.full,
+        spec.precision,
+        kv_tokens=longest * spec.batch,
+        cache_ratio=spec.cache_ratio,
+        all_resident=system.all_resident,
+        allow_overcommit=spec.allow_overcommit or spec.machine == "local",
+        free_host_bytes=None if spec.free_host_gb is None else round(spec.free_host_gb * 1e9),
+    )
+    notes = []
+    if capacity.overcommitted and spec.machine != "local":
+        notes.append(f"overcommitted: {profile.gpu.name} cannot hold every expert")
+    if capacity.from_disk:
+        notes.append("experts do not fit into host memory: every load starts on the disk")
+    return capacity, profile, notes
+
+
+def _simulated(
+    spec: RunSpec, system: System, inputs: Inputs, capacity: Capacity, profile: HardwareProfile,
+    notes: list[str], scratch: Path, keep: bool, stack: ExitStack,
+) -> Stage:  # fmt: skip
+    shape, costs = inputs.checkpoint.shape, CostModel(profile, inputs.full, spec.precision)
+    timeline = Timeline(costs.record_bytes, keep)
+    machine = SimulatedMachine(costs, timeline, capacity.from_disk)
+    cache = ExpertCache(shape, capacity.slots, system.scope, capacity.device, costs.record_bytes)
+    experts = ResidentExperts(inputs.checkpoint, torch.float32)
+    decoder = _decoder(inputs, experts)
+    common_ns = inputs.full.common_bytes(spec.precision) / costs.h2d_bytes_per_ns
+    load_one = measure.link_ns(machine)
+    notes = [f"simulated on {profile.name} ({profile.badge}): no such hardware ran", *notes]
+    return Stage(
+        engine=Engine(system, decoder, machine, cache, timeline),
+        decoder=decoder,
+        reference=_decoder(inputs, experts),
+        machine=machine,
+        timeline=timeline,
+        device=capacity.device,
+        host=capacity.host,
+        profile=profile,
+        notes=notes,
+        slots=cache.slots,
+        total=len(shape.moe_layers) * shape.num_experts,
+        load_ns=lambda placed: round(common_ns + placed * load_one),
+    )
+
+
+def _local(
+    spec: RunSpec, system: System, inputs: Inputs, capacity: Capacity, profile: HardwareProfile,
+    notes: list[str], scratch: Path, keep: bool, stack: ExitStack,
+) -> Stage:  # fmt: skip
+    shape, dtype = inputs.checkpoint.shape, torch.float32
+    store_path = (
+        scratch / "experts" / f"{inputs.hashes['weights']}-{dtype}.bin".replace("torch.", "")
+    )
+    store = ExpertStore.build(inputs.checkpoint, store_path, dtype)
+    timeline = Timeline(store.record_bytes, keep)
+    device = Tier("memory", capacity.slots * store.record_bytes)
+    cache = ExpertCache(shape, capacity.slots, system.scope, device, store.record_bytes)
+    machine = stack.enter_context(LocalMachine(store, cache.slots, timeline))
+    if system.assign.uses_host:
+        system.assign = LoadAll()
+        notes.append("host assist is off: on this machine the host is the device (assign=load)")
+    notes = [f"measured on this computer's CPU with {cache.slots} slots in memory", *notes]
+    decoder = _decoder(inputs, SlotExperts(cache, machine.slots))
+    return Stage(
+        engine=Engine(system, decoder, machine, cache, timeline),
+        decoder=decoder,
+        reference=_decoder(inputs, ResidentExperts(inputs.checkpoint, dtype)),
+        machine=machine,
+        timeline=timeline,
+        device=device,
+        host=Tier("host", 0),
+        profile=None,
+        notes=notes,
+        slots=cache.slots,
+        total=len(shape.moe_layers) * shape.num_experts,
+        load_ns=lambda placed: 0,
+    )
+
+
+def _decoder(inputs: Inputs, experts: Experts) -> Decoder:
+    return Decoder(inputs.checkpoint.shape, inputs.checkpoint.common(torch.float32), experts)

@@ -1,0 +1,146 @@
+"""Numbers that carry their unit, their source and how far they are to be trusted.
+
+In YAML each is a mapping ``{value: 768, unit: GB/s, source: vendor datasheet, badge: datasheet}``.
+"""
+
+from collections.abc import Mapping
+from typing import ClassVar, Literal, get_args
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+#: Where a number comes from: ``measured`` on this very part (the source says by whom),
+#: ``calibrated`` (fitted on this machine), ``datasheet`` (vendor or paper), or ``estimate``
+#: (everything else, measurements of a similar part included).
+Badge = Literal["measured", "calibrated", "datasheet", "estimate"]
+
+
+class Inert(BaseModel):
+    """Frozen, strict about its fields, and free of NaN."""
+
+    model_config = ConfigDict(
+        frozen=True, extra="forbid", allow_inf_nan=False, str_strip_whitespace=True
+    )
+
+
+class Quantity(Inert):
+    """A number, its unit and its origin.  Subclasses fix the dimension and convert to its base."""
+
+    UNITS: ClassVar[Mapping[str, float]] = {}
+    ZERO_ALLOWED: ClassVar[bool] = False
+    WHOLE: ClassVar[bool] = False
+    AT_MOST: ClassVar[float] = 1e12
+
+    value: float = Field(strict=True)
+    unit: str
+    source: str = Field(min_length=1)
+    badge: Badge
+
+    @classmethod
+    def allowed(cls) -> str:
+        """What a profile may say here, on one line."""
+        number = "whole number" if cls.WHOLE else "number"
+        limits = f"{'>=' if cls.ZERO_ALLOWED else '>'} 0 and <= {cls.AT_MOST:g}"
+        units = " or ".join(f'"{unit}"' for unit in cls.UNITS)
+        badges = " or ".join(get_args(Badge))
+        return f"{{value: {number} {limits}, unit: {units}, source: text, badge: {badges}}}"
+
+    @model_validator(mode="after")
+    def _possible(self) -> "Quantity":
+        if self.unit not in self.UNITS:
+            raise ValueError(f"{self.unit!r} is not a unit of {type(self).__name__.lower()}")
+        lowest_ok = self.value > 0 or (self.value == 0 and self.ZERO_ALLOWED)
+        if not lowest_ok or self.value > self.AT_MOST:
+            raise ValueError(f"value {self.value:g} is out of range")
+        if self.WHOLE and not self.value.is_integer():
+            raise ValueError(f"value {self.value:g} is not whole")
+        return self
+
+    @property
+    def _base(self) -> float:
+        return self.value * self.UNITS[self.unit]
+
+
+class Bandwidth(Quantity):
+    """Bytes moved per second."""
+
+    UNITS = {"GB/s": 1e9, "MB/s": 1e6}
+
+    @property
+    def bytes_per_s(self) -> float:
+        """Base unit of every bandwidth."""
+        return self._base
+
+
+class Compute(Quantity):
+    """Floating-point operations per second, dense; a multiply-add counts as two."""
+
+    UNITS = {"TFLOPS": 1e12, "GFLOPS": 1e9}
+
+    @property
+    def flops_per_s(self) -> float:
+        """Base unit of every throughput."""
+        return self._base
+
+
+class Memory(Quantity):
+    """A capacity in whole bytes; GB is 1e9, GiB is 2**30."""
+
+    UNITS = {"GB": 1e9, "GiB": 2.0**30}
+
+    @property
+    def bytes(self) -> int:
+        """Whole bytes."""
+        return round(self._base)
+
+
+class Time(Quantity):
+    """A fixed cost in whole nanoseconds; may be zero."""
+
+    UNITS = {"ns": 1.0, "us": 1e3, "ms": 1e6}
+    ZERO_ALLOWED = True
+
+    @property
+    def ns(self) -> int:
+        """Whole nanoseconds."""
+        return round(self._base)
+
+
+class Power(Quantity):
+    """Electrical power; may be zero."""
+
+    UNITS = {"W": 1.0}
+    ZERO_ALLOWED = True
+
+    @property
+    def watts(self) -> float:
+        """Watts."""
+        return self._base
+
+
+class Ratio(Quantity):
+    """A number without dimension."""
+
+    UNITS = {"1": 1.0}
+
+    @property
+    def ratio(self) -> float:
+        """The bare number."""
+        return self._base
+
+
+class Efficiency(Ratio):
+    """The fraction of a peak that is reached; never above 1."""
+
+    AT_MOST = 1.0
+
+
+class Count(Quantity):
+    """A whole number of things."""
+
+    UNITS = {"1": 1.0}
+    WHOLE = True
+
+    @property
+    def count(self) -> int:
+        """The bare number."""
+        return int(self.value)
