@@ -128,13 +128,15 @@ def main(arguments: list[str] | None = None) -> int:
     try:
         done: Any = app(args=arguments, prog_name="moebench", standalone_mode=False)
     except _USAGE_ERROR as error:
-        return _complain(f"{error.format_message()} See: moebench --help")
+        return _complain(f"{error.format_message().rstrip('.')}; see: moebench --help")
     except (KeyboardInterrupt, typer.Abort):
         typer.echo("interrupted", err=True)
         return 130
     except IntegrityError:
         raise
     except MoeBenchError as error:
+        return _complain(str(error))
+    except OSError as error:  # a full disk, a file without permission, ...
         return _complain(str(error))
     return done if isinstance(done, int) else 0
 

@@ -45,12 +45,29 @@ def parse_settings(pairs: list[str]) -> dict[str, str]:
     return settings
 
 
+def require_writable(store: Path) -> None:
+    """Refuse a store that can never be written, before a run spends time on it."""
+    nearest = next(p for p in (store, *store.absolute().parents) if os.path.exists(p))
+    if not nearest.is_dir():
+        raise InputError(f"--store {store}: {nearest} is not a folder; give another --store")
+    if not os.access(nearest, os.W_OK | os.X_OK):
+        raise InputError(f"--store {store}: {nearest} is not writable; give another --store")
+
+
+def _require_file_place(file: Path) -> None:
+    if file.is_dir():
+        raise InputError(f"--timeline {file}: this is a folder; give a file, for example out.json")
+    if not file.parent.is_dir():
+        raise InputError(f"--timeline {file}: no such folder {file.parent}")
+
+
 def run_command(request: RunRequest) -> None:
     """Resolve, reuse a stored result or run, store, show."""
     data_dir = find_data_dir(request.data_dir)
     spec = resolve(data_dir, **request.given, settings=parse_settings(request.settings))
-    if request.timeline is not None and not request.timeline.parent.is_dir():
-        raise InputError(f"--timeline {request.timeline}: no such folder {request.timeline.parent}")
+    if request.timeline is not None:
+        _require_file_place(request.timeline)
+    require_writable(request.store)
 
     from harness.runner import prepare, run
 

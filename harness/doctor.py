@@ -86,14 +86,14 @@ def _data(data_dir: Path | None) -> Finding:
 
 
 def _store(store: Path) -> Finding:
+    from harness.commands import require_writable
     from results.store import Store
 
     try:
+        require_writable(store)
         runs = len(Store(store).runs())
     except MoeBenchError as error:
         return "store", False, str(error)
     parent = next(p for p in (store, *store.absolute().parents) if p.exists())
-    if not os.access(parent, os.W_OK):
-        return "store", False, f"{store} is not writable; give another --store"
     free = shutil.disk_usage(parent).free / 1e9
     return "store", True, f"{store}: {runs} runs, {free:.0f} GB free"

@@ -1,5 +1,6 @@
 """What a run reads: weights, tokenizer and prompts, checked before anything runs."""
 
+import hashlib
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -47,28 +48,60 @@ def prepare(spec: RunSpec, data_dir: Path | None) -> Inputs:
         MoeBenchError: one line that says what, where and what is allowed.
     """
     build(spec.system, spec.settings)
+    full = model_shape(spec.model)
     path = _weights_path(spec)
     checkpoint = Checkpoint(path)
-    full = model_shape(spec.model)
     _check_topology(full, checkpoint)
-    tokenizer_file = path / "tokenizer.json"
-    if not tokenizer_file.exists():
-        raise CheckpointError(f"{tokenizer_file}: missing; a run needs the model's tokenizer")
-    tokenizer = Tokenizer.from_file(str(tokenizer_file))
+    tokenizer = _tokenizer(path / "tokenizer.json")
     chosen = workload(spec.workload)
     sample = load(chosen, count=spec.prompts, seed=spec.seed, data_dir=data_dir)
     shots: tuple[Example, ...] = ()
     if chosen.few_shot:
         shots = load(chosen, "train", chosen.few_shot, spec.seed, data_dir).examples
     prompts = [tokenizer.encode(build_prompt(chosen, e, shots)).ids for e in sample.examples]
+    _check_prompts(spec, sample, prompts, checkpoint)
     local = spec.machine == "local"
     profile = datetime.now(UTC).isoformat() if local else load_profile(spec.machine).content_hash()
     hashes = {
         "weights": checkpoint.content_hash(),
+        "tokenizer": _hash(tokenizer.to_str()),
+        "model": _hash(full.model_dump_json()),
         "data": sample.data_hash,
         "profile": profile,
     }
     return Inputs(spec, checkpoint, full, tokenizer, chosen, sample, prompts, hashes)
+
+
+def _hash(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def _tokenizer(file: Path) -> Tokenizer:
+    if not file.exists():
+        raise CheckpointError(f"{file}: missing; a run needs the model's tokenizer")
+    try:
+        return Tokenizer.from_file(str(file))
+    except Exception as error:  # the library raises nothing more precise
+        raise CheckpointError(f"{file}: not a tokenizer that can be read ({error})") from error
+
+
+def _check_prompts(
+    spec: RunSpec, sample: Sample, prompts: list[list[int]], checkpoint: Checkpoint
+) -> None:
+    """Every prompt fits the weights: better said now than after an hour."""
+    shape = checkpoint.shape
+    for example, prompt in zip(sample.examples, prompts, strict=True):
+        if max(prompt, default=0) >= shape.vocab_size:
+            raise CheckpointError(
+                f"{checkpoint.path}: tokenizer.json gives token {max(prompt)}, the model knows "
+                f"{shape.vocab_size}; the two do not belong together"
+            )
+        if len(prompt) + spec.new_tokens > shape.max_positions:
+            raise UsageError(
+                f"{sample.source}: {example.id} has {len(prompt)} tokens, with {spec.new_tokens} "
+                f"new ones more than the model's {shape.max_positions} positions; "
+                "choose another workload or fewer --new-tokens"
+            )
 
 
 def _weights_path(spec: RunSpec) -> Path:

@@ -11,7 +11,8 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from harness.settings import Setting, setting
 from substrate.arch import Precision
 from substrate.errors import UsageError
-from systems import SYSTEMS, system_class
+from systems import SYSTEMS, build, system_class
+from systems.policies import name_of
 from workloads.catalogue import default_workload
 
 #: The folder that holds real evaluation sets beside a checkout, if it exists.
@@ -61,17 +62,18 @@ def resolve(data_dir: Path | None, **given: Any) -> RunSpec:
     """
     chosen = {key: value for key, value in given.items() if value is not None}
     system_class(chosen["system"])
-    alpha = chosen.pop("alpha", None)
+    alpha, default_alpha = chosen.pop("alpha", None), None
     if "setting" in chosen:
         row = setting(chosen["setting"])
         chosen["setting"] = row.name
-        alpha = row.alpha if alpha is None and chosen["system"] in ALPHA_OF else alpha
+        default_alpha = row.alpha
         chosen = {**_defaults(row), **chosen}
     for key, hint in (("model", "--model NAME"), ("machine", "--machine NAME")):
         if key not in chosen:
             raise UsageError(f"no {key}: give --setting NAME or {hint}")
     chosen.setdefault("workload", default_workload(data_dir))
-    chosen["settings"] = _with_alpha(chosen["system"], dict(chosen.get("settings", {})), alpha)
+    settings = dict(chosen.get("settings", {}))
+    chosen["settings"] = _with_alpha(chosen["system"], settings, alpha, default_alpha)
     try:
         return RunSpec(**chosen)
     except ValidationError as error:
@@ -80,17 +82,24 @@ def resolve(data_dir: Path | None, **given: Any) -> RunSpec:
         raise UsageError(f"--{name} {detail['input']}: {detail['msg']}") from error
 
 
-#: Systems with an α, and the option that holds it.
-ALPHA_OF = {"smoe": "route.alpha"}
+#: The option that holds α, in every routing that has one.
+ALPHA = "route.alpha"
 
 
-def _with_alpha(system: str, settings: dict[str, str], alpha: float | None) -> dict[str, str]:
-    """``--alpha`` as the system's option; a decision that was swapped away has none."""
-    if alpha is None or "route" in settings:
+def _with_alpha(
+    system: str, settings: dict[str, str], given: float | None, default: float | None
+) -> dict[str, str]:
+    """α as an option of the routing, which may have been swapped; `--set` beats the setting's."""
+    route = build(system, {k: v for k, v in settings.items() if k == "route"}).route
+    if not hasattr(route, "alpha"):
+        if given is not None:
+            name = name_of("route", route)
+            raise UsageError(f"--alpha: {system} with route={name} has no α; smoe has one")
         return settings
-    if system not in ALPHA_OF:
-        raise UsageError(f"--alpha: {system} has no α; it belongs to {', '.join(ALPHA_OF)}")
-    return {ALPHA_OF[system]: f"{alpha:g}", **settings}
+    if given is not None and ALPHA in settings:
+        raise UsageError(f"--alpha {given:g} and --set {ALPHA}={settings[ALPHA]}: give one of them")
+    alpha = default if given is None else given
+    return settings if alpha is None else {ALPHA: f"{alpha:.12g}", **settings}
 
 
 def _defaults(row: Setting) -> dict[str, Any]:

@@ -133,10 +133,11 @@ def _local(
     store_path = (
         scratch / "experts" / f"{inputs.hashes['weights']}-{dtype}.bin".replace("torch.", "")
     )
-    store = ExpertStore.build(inputs.checkpoint, store_path, dtype)
+    store = ExpertStore(store_path, shape, dtype)
     timeline = Timeline(store.record_bytes, keep)
     device = Tier("memory", capacity.slots * store.record_bytes)
     cache = ExpertCache(shape, capacity.slots, system.scope, device, store.record_bytes)
+    ExpertStore.build(inputs.checkpoint, store_path, dtype)  # long, so after all that may refuse
     machine = stack.enter_context(LocalMachine(store, cache.slots, timeline))
     if system.assign.uses_host:
         system.assign = LoadAll()

@@ -25,15 +25,7 @@ from torch import Tensor, nn
 
 from harness.training_text import documents, token_stream, train_tokenizer
 from substrate.arch import ModelShape
-from substrate.layers import (
-    gate_scores,
-    gate_weights,
-    normalise,
-    rms_norm,
-    rope_tables,
-    rotate,
-    swiglu,
-)
+from substrate.layers import Norm, gate_scores, gate_weights, rope_tables, rotate, swiglu
 from substrate.naming import PROJECTIONS, common_tensors, expert_tensors
 
 #: Widths of each scale model; everything else comes from the original's config.json.
@@ -120,20 +112,20 @@ class TrainableDecoder(nn.Module):
         return F.linear(x, head, self.get("head.bias")), gates, chosen
 
     def _norm(self, name: str, x: Tensor) -> Tensor:
-        return normalise(self.shape, x, self[name], self.get(f"{name}.bias"))
+        return Norm(self.shape, self[name], self.get(f"{name}.bias"))(x)
 
     def _attention(self, p: str, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
         s, (b, n) = self.shape, x.shape[:2]
         q, k, v = (F.linear(x, self[f"{p}.{i}"], self.get(f"{p}.{i}.bias")) for i in "qkv")
         if s.qk_norm == "full":
-            q = rms_norm(q, self[f"{p}.q_norm"], s.norm_eps)
-            k = rms_norm(k, self[f"{p}.k_norm"], s.norm_eps)
+            q = self._norm(f"{p}.q_norm", q)
+            k = self._norm(f"{p}.k_norm", k)
         q = q.view(b, n, s.num_heads, s.head_dim).transpose(1, 2)
         k = k.view(b, n, s.num_kv_heads, s.head_dim).transpose(1, 2)
         v = v.view(b, n, s.num_kv_heads, s.head_dim).transpose(1, 2)
         if s.qk_norm == "head":
-            q = rms_norm(q, self[f"{p}.q_norm"], s.norm_eps)
-            k = rms_norm(k, self[f"{p}.k_norm"], s.norm_eps)
+            q = self._norm(f"{p}.q_norm", q)
+            k = self._norm(f"{p}.k_norm", k)
         q, k = rotate(q, cos, sin), rotate(k, cos, sin)
         # Heads padded to a multiple of 16: the CPU kernel is a third faster, the result the same.
         q, k, v = (F.pad(t, (0, -s.head_dim % 16)) for t in (q, k, v))
@@ -176,7 +168,8 @@ def _initial(name: str, dims: tuple[int, ...], shape: ModelShape, g: torch.Gener
     scale = dims[-1] ** -0.5
     if name.endswith((".o", ".down")):
         scale /= math.sqrt(2 * shape.num_layers)
-    return torch.randn(dims, generator=g) * scale
+    drawn: Tensor = torch.randn(dims, generator=g) * scale
+    return drawn
 
 
 def balance_loss(shape: ModelShape, gates: list[Tensor], chosen: list[Tensor]) -> Tensor:

@@ -73,6 +73,7 @@ class Engine:
     ) -> None:
         self.system, self.model, self.machine = system, model, machine
         self.cache, self.timeline = cache, timeline
+        self._moe_layers = frozenset(model.shape.moe_layers)
         self.counts: dict[Phase, Counts] = {"prefill": Counts(), "decode": Counts()}
         self.costs = Costs()
         self.transfers = Transfers(system.evict, machine, cache, self.costs)
@@ -125,11 +126,11 @@ class Engine:
         for layer in range(self.model.shape.num_layers):
             attend = Op(OpKind.ATTEND, layer, (rows,), (), context)
             self._device(attend, partial(self.model.attend, layer))
-            if layer in self.model.shape.dense_layers:
+            if layer in self._moe_layers:
+                self._moe(layer, phase, rows, context)
+            else:
                 dense = Op(OpKind.DENSE, layer, (rows,))
                 self._device(dense, partial(self.model.dense, layer))
-            else:
-                self._moe(layer, phase, rows, context)
         head = self._device(Op(OpKind.HEAD, -1, (len(self._lengths),)), self.model.head)
         self.machine.wait(head)
         return cast(list[int], head.value)
@@ -176,7 +177,7 @@ class Engine:
         combine = Op(OpKind.COMBINE, layer, (rows,))
         self._device(combine, lambda: model.combine(layer), after=returned)
 
-        if layer + 1 in model.shape.moe_layers:
+        if layer + 1 in self._moe_layers:
             self._prefetch(view, layer + 1, predicted)
         with machine.lock:
             cache.unpin(keys)
@@ -231,7 +232,7 @@ class Engine:
         lookahead = self.system.prefetch.lookahead
         if phase == "prefill" or lookahead is Lookahead.NONE:
             return None
-        if layer + 1 not in self.model.shape.moe_layers:
+        if layer + 1 not in self._moe_layers:
             return None
         op = Op(OpKind.PREDICT, layer, (rows,), (), context * (lookahead is Lookahead.LAYER))
         return self._device(op, lambda: self.model.predict(layer, hits, lookahead))
@@ -272,4 +273,4 @@ class Engine:
             c.prefetched_active += len(started & own)
             c.prefetched_used += len(started & active.keys())
         if routed.ids_TK is not view.own_TK:
-            c.replaced += int((routed.ids_TK != view.own_TK).sum())
+            c.replaced += np.count_nonzero(routed.ids_TK != view.own_TK)

@@ -4,7 +4,6 @@ Shape letters: T tokens (rows), H hidden, E experts, K chosen experts a token, D
 """
 
 import math
-from functools import lru_cache
 
 import torch
 import torch.nn.functional as F
@@ -13,30 +12,27 @@ from torch import Tensor
 from substrate.arch import GateKind, ModelShape
 
 
-def normalise(shape: ModelShape, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """RMSNorm or LayerNorm over the last dimension, in fp32 as the original models do it."""
-    if shape.norm == "layer":
-        return F.layer_norm(x, (x.shape[-1],), weight, bias, shape.norm_eps)
-    return rms_norm(x, weight, shape.norm_eps)
+class Norm:
+    """RMSNorm or LayerNorm over the last dimension, in fp32 as the original models do it.
 
-
-def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
-    """Root-mean-square normalisation over the last dimension.
-
-    x / sqrt(mean(x²) + eps) is written as √H · x / hypot(‖x‖, √(H·eps)): on one row of a CPU this
-    takes half as long as torch's own function, and a decoded token calls it a hundred times.
+    x / sqrt(mean(x²) + eps) is computed as √H · x / hypot(‖x‖, √(H·eps)): on one row of a CPU this
+    takes half as long as torch's own function, and a decoded token asks for a hundred norms.
     """
-    y = x.float()
-    norm = torch.linalg.vector_norm(y, dim=-1, keepdim=True)
-    root, floor = _rms_constants(x.shape[-1], eps, x.device)
-    return (y * (root / torch.hypot(norm, floor))).to(x.dtype) * weight
 
+    def __init__(self, shape: ModelShape, weight: Tensor, bias: Tensor | None = None) -> None:
+        self._layer_norm = shape.norm == "layer" and bias is not None
+        self._eps, self._weight, self._bias = shape.norm_eps, weight, bias
+        width = weight.shape[-1]
+        self._scaled = weight * math.sqrt(width)
+        self._floor = torch.tensor(math.sqrt(width * shape.norm_eps), device=weight.device)
 
-@lru_cache
-def _rms_constants(width: int, eps: float, device: torch.device) -> tuple[Tensor, Tensor]:
-    """√H and √(H·eps) as tensors: building them costs more than using them."""
-    root = torch.tensor(math.sqrt(width), device=device)
-    return root, torch.tensor(math.sqrt(width * eps), device=device)
+    def __call__(self, x: Tensor) -> Tensor:
+        """Normalised rows of the same shape and dtype."""
+        if self._layer_norm:
+            return F.layer_norm(x, (x.shape[-1],), self._weight, self._bias, self._eps)
+        y = x.float()
+        length = torch.hypot(torch.linalg.vector_norm(y, dim=-1, keepdim=True), self._floor)
+        return (y / length).to(x.dtype) * self._scaled
 
 
 def rope_tables(shape: ModelShape, positions: Tensor) -> tuple[Tensor, Tensor]:

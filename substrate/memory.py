@@ -96,10 +96,11 @@ class ExpertCache:
         self._slot_of = [-1] * total
         self._owner_of = [-1] * self.slots
         self._ready_ns = np.full(total, NEVER, dtype=np.int64)
-        self._reader_ns = np.zeros(total, dtype=np.int64)
         self._held = np.zeros(total, dtype=bool)
-        self._pinned = np.zeros(total, dtype=bool)
-        self._computed = np.zeros(total, dtype=bool)
+        # Read and written key by key: plain lists are faster there than arrays.
+        self._reader_ns = [0] * total
+        self._pinned = [False] * total
+        self._computed = [False] * total
         # When an expert may leave: NEVER while pinned or absent, else max(ready, reader).  Kept up
         # to date so that every eviction asks one vector comparison.
         self._free_ns = np.full(total, NEVER, dtype=np.int64)
@@ -161,8 +162,13 @@ class ExpertCache:
 
         These include pinned ones: their layer has nothing left to start on them.
         """
-        idle = ~self._pinned & (self._ready_ns <= now_ns)
-        return self._in_pool_of(incoming, self._held & (self._computed | idle))
+        idle = ~np.array(self._pinned) & (self._ready_ns <= now_ns)
+        return self._in_pool_of(incoming, self._held & (np.array(self._computed) | idle))
+
+    def arriving(self, incoming: int, now_ns: int) -> list[int]:
+        """Keys under way that no layer has chosen: they may leave for ``incoming`` once there."""
+        mask = self._held & ~np.array(self._pinned) & (self._ready_ns > now_ns)
+        return np.flatnonzero(self._in_pool_of(incoming, mask)).tolist()
 
     def _in_pool_of(self, incoming: int, mask: Mask) -> Mask:
         if self.scope == "global":
@@ -205,19 +211,22 @@ class ExpertCache:
 
     def pin(self, keys: list[int]) -> None:
         """Protect experts that a layer has chosen."""
-        self._pinned[keys] = True
-        self._free_ns[keys] = NEVER
+        for key in keys:
+            self._pinned[key] = True
+            self._free_ns[key] = NEVER
 
     def unpin(self, keys: list[int]) -> None:
         """End the protection."""
-        self._pinned[keys] = False
-        self._computed[keys] = False
-        self._free_ns[keys] = np.maximum(self._ready_ns[keys], self._reader_ns[keys])
+        for key in keys:
+            self._pinned[key] = False
+            self._computed[key] = False
+            self._free_ns[key] = max(int(self._ready_ns[key]), self._reader_ns[key])
 
     def read_until(self, keys: list[int], end_ns: int) -> None:
         """A computation that reads these pinned experts was submitted; it ends at ``end_ns``."""
-        self._reader_ns[keys] = end_ns
-        self._computed[keys] = True
+        for key in keys:
+            self._reader_ns[key] = end_ns
+            self._computed[key] = True
 
     def check_integrity(self) -> None:
         """Raise IntegrityError unless slots, owners and pins agree."""
@@ -227,7 +236,7 @@ class ExpertCache:
             raise IntegrityError("slots are lost or owned twice")
         if any(self._owner_of[self._slot_of[key]] != key for key in held):
             raise IntegrityError("a slot's owner does not know it")
-        if (self._free_ns[self._pinned] != NEVER).any():
+        if (self._free_ns[np.array(self._pinned)] != NEVER).any():
             raise IntegrityError("a pinned expert counts as evictable")
         if (self._ready_ns[~self._held] != NEVER).any():
             raise IntegrityError("an expert without a slot counts as resident")

@@ -17,14 +17,7 @@ from torch import Tensor
 
 from substrate.arch import GateKind, ModelShape
 from substrate.errors import IntegrityError, UsageError
-from substrate.layers import (
-    gate_scores,
-    gate_weights,
-    normalise,
-    rms_norm,
-    rope_tables,
-    rotate,
-)
+from substrate.layers import Norm, gate_scores, gate_weights, rope_tables, rotate
 from substrate.naming import PROJECTIONS
 from substrate.terms import Gate, Ids, Lookahead, Phase, Scores
 from substrate.weights import fuse_attention
@@ -107,10 +100,14 @@ class _Layer:
             return torch.cat((gate, up)), down
 
         self.shape = shape
-        self.attention_norm = common[f"layers.{layer}.attention_norm"], get("attention_norm.bias")
-        self.mlp_norm = common[f"layers.{layer}.mlp_norm"], get("mlp_norm.bias")
+
+        def norm(name: str) -> Norm:
+            return Norm(shape, common[f"layers.{layer}.{name}"], get(f"{name}.bias"))
+
+        self.attention_norm, self.mlp_norm = norm("attention_norm"), norm("mlp_norm")
         self.qkv, self.qkv_bias = fuse_attention(common, layer)
-        self.q_norm, self.k_norm = get("q_norm"), get("k_norm")
+        if shape.qk_norm != "none":
+            self.q_norm, self.k_norm = norm("q_norm"), norm("k_norm")
         self.o, self.o_bias = common[f"layers.{layer}.o"], get("o.bias")
         if layer in shape.dense_layers:
             self.dense = feed_forward("dense")
@@ -123,12 +120,11 @@ class _Layer:
     def query_key_norm(self, qkv: Tensor) -> Tensor:
         """Norms and clipping of the families that have them."""
         s, d = self.shape, self.shape.head_dim
-        if self.q_norm is not None and self.k_norm is not None:
+        if s.qk_norm != "none":
             q, k, v = torch.split(qkv, [s.num_heads * d, *2 * [s.num_kv_heads * d]], dim=-1)
             if s.qk_norm == "head":
                 q, k = (t.reshape(*t.shape[:-1], -1, d) for t in (q, k))
-            q, k = rms_norm(q, self.q_norm, s.norm_eps), rms_norm(k, self.k_norm, s.norm_eps)
-            qkv = torch.cat((q.flatten(1), k.flatten(1), v), dim=-1)
+            qkv = torch.cat((self.q_norm(q).flatten(1), self.k_norm(k).flatten(1), v), dim=-1)
         # OLMoE clips what its norms give.
         return qkv if s.clip_qkv is None else qkv.clamp(-s.clip_qkv, s.clip_qkv)
 
@@ -150,7 +146,7 @@ class Decoder:
         self._embedding = common["embed"]
         self._head_weight = common["embed" if shape.tied_head else "head"]
         self._head_bias = common.get("head.bias")
-        self._final_norm = common["norm"], common.get("norm.bias")
+        self._final_norm = Norm(shape, common["norm"], common.get("norm.bias"))
         self._layers = [_Layer(shape, common, layer) for layer in range(shape.num_layers)]
 
     # ------------------------------------------------------------------ one batch, one pass
@@ -211,25 +207,27 @@ class Decoder:
         writes lies beyond that layer's length and is overwritten by the true pass.
         """
         s, w = self.shape, self._layers[layer]
-        qkv = F.linear(normalise(s, x_TH, *w.attention_norm), w.qkv, w.qkv_bias)
+        qkv = F.linear(w.attention_norm(x_TH), w.qkv, w.qkv_bias)
         heads = w.query_key_norm(qkv).view(-1, s.num_heads + 2 * s.num_kv_heads, s.head_dim)
         heads = rotate(heads, self._cos_T, self._sin_T)
         q, kv = heads[:, : s.num_heads], heads[:, s.num_heads :]
-        outputs, row = [], 0
-        for cache, start, n in zip(self._cache[layer], self._starts, self._new, strict=True):
-            rows, end = slice(row, row + n), start + n
-            cache[start:end] = kv[rows]
+        single = len(self._new) == 1
+        queries = (q,) if single else torch.split(q, self._new)
+        entries = (kv,) if single else torch.split(kv, self._new)
+        outputs = []
+        for b, (start, n) in enumerate(zip(self._starts, self._new, strict=True)):
+            cache, end = self._cache[layer][b], start + n
+            cache[start:end] = entries[b]
             past = cache[:end].transpose(0, 1)[None]
             out = F.scaled_dot_product_attention(
-                q[rows].transpose(0, 1)[None],
+                queries[b].transpose(0, 1)[None],
                 past[:, : s.num_kv_heads],
                 past[:, s.num_kv_heads :],
                 is_causal=n > 1,
                 enable_gqa=s.num_heads != s.num_kv_heads,
             )
             outputs.append(out[0].transpose(0, 1).reshape(n, -1))
-            row += n
-        out = outputs[0] if len(outputs) == 1 else torch.cat(outputs)
+        out = outputs[0] if single else torch.cat(outputs)
         return x_TH + F.linear(out, w.o, w.o_bias)
 
     # ------------------------------------------------------------------ the MoE block
@@ -237,7 +235,7 @@ class Decoder:
     def gate(self, layer: int) -> Gate:
         """Score the normalised hidden state; the choice is torch's top-k of the scores."""
         w = self._layers[layer]
-        self._y = normalise(self.shape, self._x, *w.mlp_norm)
+        self._y = w.mlp_norm(self._x)
         self._logits = F.linear(self._y, w.router)
         self._scores = gate_scores(self.shape, self._logits)
         # Top-k-first gates choose by logits; a softmax keeps their order but can merge neighbours.
@@ -258,8 +256,9 @@ class Decoder:
         self._done: set[int] = set()
         gathered = self._gathered(layer, torch.from_numpy(ids_TK))
         self._together = gathered is not None
-        nothing = self._y.new_zeros(ids_TK.size, self.shape.hidden_size)
-        self._by_place = nothing if gathered is None else gathered
+        if gathered is None:
+            gathered = self._y.new_zeros(ids_TK.size, self.shape.hidden_size)
+        self._by_place = gathered
         return {expert: len(filled) for expert, filled in self._places.items()}
 
     def _gathered(self, layer: int, ids_TK: Tensor) -> Tensor | None:
@@ -313,18 +312,19 @@ class Decoder:
     def dense(self, layer: int) -> None:
         """Residual plus a dense SwiGLU block."""
         w = self._layers[layer]
-        self._x = self._x + _swiglu(normalise(self.shape, self._x, *w.mlp_norm), *w.dense)
+        self._x = self._x + _swiglu(w.mlp_norm(self._x), *w.dense)
 
     def predict(self, layer: int, done: Sequence[int], lookahead: Lookahead) -> Scores:
         """The next MoE layer's scores on this layer's post-attention or partial output state."""
         w, x = self._layers[layer + 1], self._x
         if lookahead is Lookahead.LAYER:
-            # An expert that is not done yet weighs nothing.
-            counted = set(done)
-            known = [float(e in counted) for e in self._ids]
-            mask = torch.tensor(known).view(self._weights.shape)
-            x = self._attended(layer + 1, self._mixed(self._weights * mask))
-        logits = F.linear(normalise(self.shape, x, *w.mlp_norm), w.router)
+            weights = self._weights
+            if len(done) < len(self._places):  # an expert that is not done yet weighs nothing
+                counted = set(done)
+                known = torch.tensor([float(e in counted) for e in self._ids])
+                weights = weights * known.view(weights.shape)
+            x = self._attended(layer + 1, self._mixed(weights))
+        logits = F.linear(w.mlp_norm(x), w.router)
         scores: Scores = gate_scores(self.shape, logits).numpy()
         return scores
 
@@ -340,8 +340,7 @@ class Decoder:
         return chosen
 
     def _head(self, x: Tensor) -> Tensor:
-        normed = normalise(self.shape, x, *self._final_norm)
-        return F.linear(normed, self._head_weight, self._head_bias).float()
+        return F.linear(self._final_norm(x), self._head_weight, self._head_bias).float()
 
     def full_logits(self, texts: Sequence[Sequence[int]]) -> list[Tensor]:
         """Lossless logits ``[len, V]`` of whole texts in one batched pass: the reference.

@@ -170,7 +170,7 @@ class Eviction(Policy):
 
     @abstractmethod
     def victim(self, allowed: Mask, incoming: int) -> int | None:
-        """One of the allowed keys (never empty), or None to refuse."""
+        """One of the allowed keys, or None: to refuse, or because none is allowed."""
 
 
 @dataclass(kw_only=True)
@@ -206,10 +206,13 @@ class System:
         """Begin a run."""
         for policy in self.policies.values():
             policy.start(shape, cache)
+        # Most policies do not watch; asking only those that do keeps the inner loop short.
+        watches = Policy.observe
+        self._observers = [p for p in self.policies.values() if type(p).observe is not watches]
 
     def observe(self, view: LayerView) -> None:
-        """Show a layer's gate to every policy."""
-        for policy in self.policies.values():
+        """Show a layer's gate to every policy that watches."""
+        for policy in self._observers:
             policy.observe(view)
 
 

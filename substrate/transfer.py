@@ -67,8 +67,7 @@ class Transfers:
         if self.cache.has_free_slot(key):
             self._give(key, None)
             return True
-        allowed = self.cache.evictable(key, now_ns)
-        victim = self.evict.victim(allowed, key) if allowed.any() else None
+        victim = self.evict.victim(self.cache.evictable(key, now_ns), key)
         if victim is None:
             return False
         self._give(key, victim)
@@ -97,18 +96,25 @@ class Transfers:
         return self._load(layer, expert, ())
 
     def demand_when_free(self, layer: int, expert: int) -> Span:
-        """The same, into the slot of an expert whose computation was submitted already."""
+        """The same, into the slot of an expert whose computation was submitted already.
+
+        Where all that may leave is still arriving, the control thread waits for it.
+        """
         key = self.cache.key(layer, expert)
-        with self.machine.lock:
-            if self.claim(key, self.machine.now_ns()):
-                return self._load(layer, expert, ())
-            allowed = self.cache.evictable_soon(key, self.machine.now_ns())
-            victim = self.evict.victim(allowed, key) if allowed.any() else None
-            if victim is None:
+        while True:
+            with self.machine.lock:
+                now_ns = self.machine.now_ns()
+                if self.claim(key, now_ns):
+                    return self._load(layer, expert, ())
+                victim = self.evict.victim(self.cache.evictable_soon(key, now_ns), key)
+                if victim is not None:
+                    reader = self._readers.get(victim)
+                    self._give(key, victim)
+                    return self._load(layer, expert, () if reader is None else (reader,))
+                arriving = self.cache.arriving(key, now_ns)
+            if not arriving:
                 raise IntegrityError(f"layer {layer} expert {expert}: no slot can ever be had")
-            reader = self._readers.get(victim)
-            self._give(key, victim)
-        return self._load(layer, expert, () if reader is None else (reader,))
+            self.machine.wait(self.arrivals[arriving[0]])
 
     def _load(self, layer: int, expert: int, after: Sequence[Span]) -> Span:
         op = Op(OpKind.LOAD, layer, (), (expert,))
@@ -121,7 +127,8 @@ class Transfers:
     def read_by(self, span: Span, layer: int, experts: Sequence[int]) -> None:
         """A computation that reads these experts was submitted."""
         keys = self.cache.keys(layer, experts)
-        self._readers.update(dict.fromkeys(keys, span))
+        for key in keys:
+            self._readers[key] = span
         self.cache.read_until(keys, NEVER if span.end_ns is None else span.end_ns)
 
     # ------------------------------------------------------------------ perhaps needed later

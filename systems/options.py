@@ -1,8 +1,10 @@
 """``--set key=value``: swap a decision of a system, or change an option of one."""
 
 import dataclasses
+import json
 import typing
 from collections.abc import Mapping
+from contextlib import suppress
 from typing import Any
 
 from pydantic import TypeAdapter, ValidationError
@@ -44,9 +46,12 @@ def options_of(owner: type[Policy] | type[System]) -> dict[str, Any]:
 
 
 def _value(kind: Any, text: str, key: str) -> Any:
+    adapter = TypeAdapter(kind)
     try:
-        return TypeAdapter(kind).validate_python(text)
+        return adapter.validate_python(text)
     except ValidationError as error:
+        with suppress(ValidationError):
+            return adapter.validate_json(text)
         raise UsageError(f"--set {key}={text}: {error.errors()[0]['msg']}") from error
 
 
@@ -60,9 +65,14 @@ def _reject_unknown(keys: list[str], system: type[System], policies: Mapping[str
 
 def describe(system: System) -> dict[str, str]:
     """Every decision and option as it ended up, spelled as ``--set`` takes it: for provenance."""
-    resolved = {k: str(getattr(system, k)) for k in options_of(type(system))}
+    resolved = {k: _spell(getattr(system, k)) for k in options_of(type(system))}
     for decision, policy in system.policies.items():
         resolved[decision] = name_of(decision, policy)
         for option in options_of(type(policy)):
-            resolved[f"{decision}.{option}"] = str(getattr(policy, option))
+            resolved[f"{decision}.{option}"] = _spell(getattr(policy, option))
     return resolved
+
+
+def _spell(value: Any) -> str:
+    """No value and lists have no other spelling than JSON's: ``null``, ``[[3, 1], [0, 2]]``."""
+    return json.dumps(value) if value is None or isinstance(value, list | tuple) else str(value)

@@ -13,7 +13,7 @@ link and the host.
     E_l, E_a \\ E_l   low-score and top-score active experts
     E_s              substitutes
     E_p              what `TopScorePrefetch` asks for
-    α, S_{k+1}       alpha, rival_T1
+    α, S_{k+1}       alpha, rival_score
     Algorithm 1      ExpertCacheRouter.route                          §IV-B
     Eq. 3            systems.policies.evict.LowestAverageScore        §IV-B
     §IV-C            TopScorePrefetch
@@ -34,14 +34,14 @@ Deviations and readings, where the paper is silent or contradicts itself:
 - The prefill pipeline (v1 §4.1) fetches the next layer's experts by id: nearly all are active.
 """
 
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
 import numpy as np
 
 from substrate.errors import UsageError
-from substrate.memory import Mask
 from substrate.system import (
     Assignment,
     Eviction,
@@ -52,21 +52,18 @@ from substrate.system import (
     Routing,
     System,
 )
-from substrate.terms import Ids, Lookahead, Scores
+from substrate.terms import Lookahead, Scores
 from systems.policies.assign import Balanced
 from systems.policies.evict import LowestAverageScore
 from systems.policies.place import PlaceById
 
 
-def own_and_rival(scores_TE: Scores, own_TK: Ids) -> tuple[Scores, Scores]:
-    """Scores of each row's own top-k ``[T, K]``, and S_{k+1}, the best outside it ``[T, 1]``.
-
-    Where every expert is active there is no rival: S_{k+1} = 0.
-    """
-    rows = np.arange(len(scores_TE))[:, None]
-    outside = scores_TE.copy()
-    outside[rows, own_TK] = 0.0
-    return scores_TE[rows, own_TK], np.maximum.reduce(outside, axis=1, keepdims=True)
+def rival_score(scores: Sequence[float], own: Iterable[int]) -> float:
+    """S_{k+1}: the best score outside the top-k; 0 where every expert is active."""
+    outside = list(scores)
+    for expert in own:
+        outside[expert] = 0.0
+    return max(outside)
 
 
 @dataclass(kw_only=True)
@@ -97,50 +94,69 @@ class ExpertCacheRouter(Routing):
         return self.alpha == 0
 
     def route(self, view: LayerView) -> Routed:
-        """Replace low-score experts in decode; prefill is exact."""
-        own_TK, scores_TE = view.own_TK, view.scores_TE
-        own_scores_TK, rival_T1 = own_and_rival(scores_TE, own_TK)
-        top_TK = own_scores_TK >= (1 + self.alpha) * rival_T1
-        top_set = frozenset(own_TK[top_TK].tolist())
+        """Algorithm 1 in decode; prefill is exact."""
         if view.phase == "prefill" or self.lossless:
-            return Routed(own_TK, own_TK, top_set)
+            return Routed(view.own_TK, view.own_TK)
+        tokens = [
+            _Token(scores, own, self.alpha)
+            for scores, own in zip(view.scores_TE.tolist(), view.own_TK.tolist(), strict=True)
+        ]
+        top_set = frozenset(expert for token in tokens for expert in token.top_score)  # C
+        resident = view.resident_E.tolist()  # G
+        on_hand = top_set.union(e for e, here in enumerate(resident) if here)
 
-        on_hand_E = view.resident_E.copy()  # G ∪ C: no extra load or host work
-        on_hand_E[list(top_set)] = True
-        low_TK = ~top_TK & (own_scores_TK > rival_T1)
-        replaceable_TK = low_TK & ~on_hand_E[own_TK]
-        if not replaceable_TK.any():
-            return Routed(own_TK, own_TK, top_set)
-
-        ids_TK = own_TK.copy()
-        similar_TE = (scores_TE > (1 - self.alpha) * rival_T1) & (scores_TE <= rival_T1)
-        similar_TE[np.arange(len(own_TK))[:, None], own_TK] = False
-        for t in np.flatnonzero(replaceable_TK.any(axis=1)):
-            substitutes = np.flatnonzero(similar_TE[t] & on_hand_E)
-            if self.pick == "best":
-                substitutes = substitutes[np.argsort(-scores_TE[t, substitutes], kind="stable")]
-            # own_TK is best first, so the weakest low-score experts are the first to be replaced.
-            weakest_first = np.flatnonzero(replaceable_TK[t])[::-1]
-            for place, substitute in zip(weakest_first, substitutes, strict=False):
-                ids_TK[t, place] = substitute
-                replaceable_TK[t, place] = False
+        routed = [list(token.own) for token in tokens]
+        left_over: list[tuple[int, int]] = []  # (token, place) of what keeps its missing expert
+        for t, token in enumerate(tokens):
+            # Places are best first: the weakest low-score expert is the first to give way.
+            replaceable = [p for p in reversed(token.low_score) if token.own[p] not in on_hand]
+            substitutes = token.similar(on_hand, self.pick) if replaceable else []
+            for place, substitute in zip(replaceable, substitutes, strict=False):
+                routed[t][place] = substitute
+            left_over += [(t, place) for place in replaceable[len(substitutes) :]]
         if self.refine:
-            self._share_with_others(ids_TK, replaceable_TK, similar_TE)
-        return Routed(ids_TK, ids_TK if self.weight == "own" else own_TK, top_set)
+            _share_with_others(tokens, routed, left_over)
+        if all(ids == token.own for ids, token in zip(routed, tokens, strict=True)):
+            return Routed(view.own_TK, view.own_TK, top_set)
+        ids_TK = np.array(routed)
+        return Routed(ids_TK, ids_TK if self.weight == "own" else view.own_TK, top_set)
 
-    @staticmethod
-    def _share_with_others(ids_TK: Ids, replaceable_TK: Mask, similar_TE: Mask) -> None:
-        """v1 §5.4: join an expert that more rows use, even if it has to be loaded for them."""
-        rows_E = np.bincount(ids_TK.ravel(), minlength=similar_TE.shape[1])
-        for t, place in np.argwhere(replaceable_TK):
-            given_up = ids_TK[t, place]
-            shared_E = np.where(similar_TE[t], rows_E, 0)
-            shared_E[ids_TK[t]] = 0
-            best = int(shared_E.argmax())
-            if shared_E[best] >= rows_E[given_up]:
-                rows_E[given_up] -= 1
-                rows_E[best] += 1
-                ids_TK[t, place] = best
+
+class _Token:
+    """One token's view of a layer's experts: who matters, who may give way, who may step in."""
+
+    def __init__(self, scores: list[float], own: list[int], alpha: float) -> None:
+        self.scores, self.own = scores, own
+        self.rival = rival_score(scores, own)  # S_{k+1}
+        self.floor = (1 - alpha) * self.rival
+        ceiling = (1 + alpha) * self.rival
+        self.top_score = [e for e in own if scores[e] >= ceiling]
+        #: Places in ``own`` of E_l: S_{k+1} < score < (1+α)·S_{k+1}.
+        self.low_score = [p for p, e in enumerate(own) if self.rival < scores[e] < ceiling]
+
+    def similar(self, among: Collection[int], pick: Literal["best", "id"] = "best") -> list[int]:
+        """E_s: inactive experts with (1-α)·S_{k+1} < score ≤ S_{k+1}, in the order to take them."""
+        found = [
+            e
+            for e, score in enumerate(self.scores)
+            if self.floor < score <= self.rival and e in among and e not in self.own
+        ]
+        return sorted(found, key=lambda e: -self.scores[e]) if pick == "best" else found
+
+
+def _share_with_others(
+    tokens: list[_Token], routed: list[list[int]], left_over: list[tuple[int, int]]
+) -> None:
+    """v1 §5.4: join an expert that other rows use anyway, even if it has to be loaded for them."""
+    rows = Counter(expert for ids in routed for expert in ids)
+    for t, place in left_over:
+        given_up = routed[t][place]
+        candidates = [e for e in tokens[t].similar(rows) if e not in routed[t]]
+        shared = max(candidates, key=lambda e: rows[e], default=None)
+        if shared is not None and rows[shared] >= rows[given_up]:
+            rows[given_up] -= 1
+            rows[shared] += 1
+            routed[t][place] = shared
 
 
 @dataclass(kw_only=True)
@@ -177,13 +193,15 @@ class TopScorePrefetch(Prefetching):
             return ()
         k = view.shape.top_k
         wanted: dict[int, float] = {}
-        for scores_E in predicted_TE:
-            ranked = np.argsort(-scores_E, kind="stable")[: k + 1]
-            scores = scores_E[ranked].tolist()
-            rival = scores[k] if len(scores) > k else 0.0
-            for expert, score in zip(ranked[:k].tolist(), scores, strict=False):
-                if score >= (1 + (self.alpha or 0.0)) * rival:
-                    wanted[expert] = max(score, wanted.get(expert, 0.0))
+        for ranked, scores in zip(
+            np.argsort(-predicted_TE, axis=1, kind="stable")[:, :k].tolist(),
+            predicted_TE.tolist(),
+            strict=True,
+        ):
+            threshold = (1 + (self.alpha or 0.0)) * rival_score(scores, ranked)
+            for expert in ranked:
+                if scores[expert] >= threshold:
+                    wanted[expert] = max(scores[expert], wanted.get(expert, 0.0))
         return sorted(wanted, key=lambda expert: (-wanted[expert], expert))
 
 

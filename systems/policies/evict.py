@@ -12,12 +12,13 @@ from substrate.memory import ExpertCache, Mask
 from substrate.system import Eviction, LayerView
 
 
-def _least(values: np.ndarray, allowed: Mask, beyond: float) -> int:
-    """The allowed key with the smallest value; ties to the lowest key.
+def _least(values: np.ndarray, allowed: Mask, beyond: float) -> int | None:
+    """The allowed key with the smallest value; ties to the lowest key; None if none is allowed.
 
     ``beyond`` is larger than every value: it stands for the keys that are not allowed.
     """
-    return int(np.where(allowed, values, beyond).argmin())
+    key = int(np.where(allowed, values, beyond).argmin())
+    return key if allowed[key] else None
 
 
 @dataclass(kw_only=True)
@@ -25,7 +26,8 @@ class NeverEvict(Eviction):
     """Placed experts stay for good; what is loaded passes through a few staging slots.
 
     Attributes:
-        staging: slots left empty by placement, for loads that are not kept.
+        staging: slots left empty by placement, for loads that are not kept; that many for each
+            layer where layers do not share slots.
     """
 
     staging: int = 2
@@ -33,16 +35,13 @@ class NeverEvict(Eviction):
     def __post_init__(self) -> None:
         if self.staging < 1:
             raise UsageError(f"evict.staging is {self.staging}; allowed: 1 or more")
-
-    @property
-    def reserve(self) -> int:  # type: ignore[override]
-        """The staging slots."""
-        return self.staging
+        self.reserve = self.staging
 
     def start(self, shape: ModelShape, cache: ExpertCache) -> None:
         """The first experts to arrive, as many as placement may place, are the placed ones."""
         self._passing = np.zeros(shape.num_layers * shape.num_experts, dtype=bool)
-        self._to_place = cache.slots - self.staging
+        self.reserve = self.staging * (len(shape.moe_layers) if cache.scope == "layer" else 1)
+        self._to_place = cache.slots - self.reserve
 
     def arrived(self, key: int) -> None:
         """Placed, or passing through."""
@@ -63,28 +62,33 @@ class NeverEvict(Eviction):
 
 @dataclass(kw_only=True)
 class LeastRecentlyUsed(Eviction):
-    """Oldest use first; an expert that was never used since it came counts from its arrival."""
+    """Oldest use first; an arrival is as recent as a use."""
 
     def start(self, shape: ModelShape, cache: ExpertCache) -> None:
-        """No use yet."""
-        self._clock = 0
-        self._last = np.zeros(shape.num_layers * shape.num_experts, dtype=np.int64)
+        """Nothing is resident yet."""
+        #: Residents, oldest use first.
+        self._order: dict[int, None] = {}
         self._experts = shape.num_experts
 
     def used(self, layer: int, experts: Iterable[int]) -> None:
-        """Uses within one layer count in the order of ids."""
-        keys = [layer * self._experts + e for e in experts]
-        self._last[keys] = range(self._clock + 1, self._clock + 1 + len(keys))
-        self._clock += len(keys)
+        """Uses within one layer count in the order given, which is that of ids."""
+        for expert in experts:
+            key = layer * self._experts + expert
+            if key in self._order:
+                self.arrived(key)
 
     def arrived(self, key: int) -> None:
-        """An arrival is as recent as a use."""
-        self._clock += 1
-        self._last[key] = self._clock
+        """The newest."""
+        self._order.pop(key, None)
+        self._order[key] = None
+
+    def left(self, key: int) -> None:
+        """Forgotten."""
+        self._order.pop(key, None)
 
     def victim(self, allowed: Mask, incoming: int) -> int | None:
-        """The smallest last use."""
-        return _least(self._last, allowed, self._clock + 1)
+        """The first that may leave."""
+        return next((key for key in self._order if allowed[key]), None)
 
 
 @dataclass(kw_only=True)
@@ -118,13 +122,15 @@ class LeastFrequentlyUsed(Eviction):
 
     def left(self, key: int) -> None:
         """Forget the count unless it survives."""
+        self._recency.left(key)
         if not self.survive:
             self._count[key] = 0
 
     def victim(self, allowed: Mask, incoming: int) -> int | None:
         """The smallest count."""
-        keys = np.flatnonzero(allowed)
-        fewest = allowed & (self._count == self._count[keys].min())
+        if not allowed.any():
+            return None
+        fewest = allowed & (self._count == self._count[allowed].min())
         return self._recency.victim(fewest, incoming) if self.tie == "lru" else int(fewest.argmax())
 
 

@@ -42,4 +42,4 @@ class PlacePopular(Placement):
             order = [entry for rank in zip(*ranked, strict=True) for entry in rank]
         else:
             order = sorted(entry for layer in ranked for entry in layer)
-        return [(layer, e) for _, layer, e in order[:slots]]
+        return [(layer, e) for _, layer, e in order[: max(slots, 0)]]

@@ -1,0 +1,45 @@
+"""The command line, called inside this process."""
+
+import contextlib
+import io
+import json
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from harness.cli import main
+
+SCALE_MODEL = "qwen2-57b-a14b"
+
+#: As little work as a run can be and still decode.
+SMALL = (
+    "--setting", "S3", "--workload", "arithmetic", "--prompts", "1", "--new-tokens", "3",
+)  # fmt: skip
+
+
+class Called(NamedTuple):
+    """What a command left behind."""
+
+    code: int
+    out: str
+    err: str
+
+    @property
+    def json(self) -> Any:
+        """Stdout as exactly one JSON document."""
+        return json.loads(self.out)
+
+
+def call(*arguments: str | Path) -> Called:
+    """`moebench` with these arguments; both streams are pipes, not terminals."""
+    out, err = io.StringIO(), io.StringIO()
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+        code = main([str(argument) for argument in arguments])
+    return Called(code, out.getvalue(), err.getvalue())
+
+
+def run(system: str, *arguments: str | Path) -> dict[str, Any]:
+    """A small run's document; arguments that are given again replace those of `SMALL`."""
+    called = call("run", "--system", system, *SMALL, "--json", *arguments)
+    assert called.code == 0, called.err
+    document: dict[str, Any] = called.json
+    return document

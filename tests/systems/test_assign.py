@@ -1,0 +1,145 @@
+"""Algorithm 2 in both versions, by hand.  C is what one load, or one host computation, takes."""
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from substrate.errors import UsageError
+from substrate.system import Missing
+from systems.policies.assign import Balanced, HostAll, LoadAll
+from tests.systems.views import costs, view
+
+#: By id, as the engine gives them.  By score: 7 2 5 1.  By rows: 2 1 5 7.
+FOUR = [Missing(1, 0.2, 3), Missing(2, 0.4, 4), Missing(5, 0.3, 2), Missing(7, 0.5, 1)]
+
+
+def split(missing, load, host=(1,), per_row=(1,), phase="decode", **options):
+    """(load, host) in their orders."""
+    seen = view([[0.1] * 8], phase=phase, measured=costs(load, host, per_row))
+    out = Balanced(**options).assign(seen, missing)
+    return list(out.load), list(out.host)
+
+
+def test_equal_costs():
+    # C = 10 and 10:  0≤0 load 7 (10|0), 10>0 host 1 (10|10), 10≤10 load 2 (20|10), host 5 (20|20).
+    assert split(FOUR, [10], [10]) == ([7, 2], [1, 5])
+
+
+def test_a_host_three_times_faster():
+    # C = 30 and 10:  load 7 (30|0), host 1 (30|10), host 5 (30|20), host 2 (30|30).
+    assert split(FOUR, [30], [10]) == ([7], [1, 5, 2])
+    # A fifth, the best: load 3 (30|0), host 1 5 2 (30|30), and at the tie the link takes 7.
+    assert split([*FOUR, Missing(3, 0.9, 1)], [30], [10]) == ([3, 7], [1, 5, 2])
+
+
+def test_a_link_three_times_faster():
+    # C = 10 and 30:  load 7 (10|0), host 1 (10|30), load 2 (20|30), load 5 (30|30).
+    assert split(FOUR, [10], [30]) == ([7, 2, 5], [1])
+
+
+def test_a_very_slow_link_still_gets_the_best_expert():
+    # C = 1000 and 10:  0≤0 load 7 (1000|0); the host never reaches 1000.
+    assert split(FOUR, [1000], [10]) == ([7], [1, 5, 2])
+
+
+def test_one_and_none():
+    one = [Missing(4, 0.3, 2)]
+    assert split(one, [10], [10]) == ([4], [])
+    assert split(one, [1000], [1]) == ([4], [])  # as printed: T_load = T_cpu = 0 loads
+    assert split(one, [10], [10], tie="host") == ([], [4])
+    assert split([], [10], [10]) == ([], [])
+
+
+def test_ties_to_the_host():
+    three = [FOUR[0], FOUR[1], FOUR[3]]  # by score 7 2 1
+    # tie=load: load 7 (10|0), host 1 (10|10), load 2.
+    assert split(three, [10], [10]) == ([7, 2], [1])
+    # tie=host: host 1 (0|10), 0<10 load 7 (10|10), host 2.
+    assert split(three, [10], [10], tie="host") == ([7], [1, 2])
+
+
+def test_only_the_last_p_durations_count():
+    # The last two of each: 10 and 10.  All three of the link's: (1000+10+10)/3 = 340 > 3·10.
+    load, host = [1000, 10, 10], [10, 10, 10]
+    assert split(FOUR, load, host, history=2) == ([7, 2], [1, 5])
+    assert split(FOUR, load, host, history=3) == ([7], [1, 5, 2])
+    # The mean, not the last or the first: (40+20)/2 = 30 against (5+15)/2 = 10 is three to one:
+    # load 7 (30|0), host 1 5 2 (30|30).  By the last alone, 20 to 15: load 7 (20|0), host 1 5
+    # (20|30), load 2.
+    assert split(FOUR, [40, 20], [5, 15], history=2) == ([7], [1, 5, 2])
+    assert split(FOUR, [40, 20], [5, 15], history=1) == ([7, 2], [1, 5])
+    # The default p is ten: an eleventh, oldest one is forgotten.
+    assert split(FOUR, [10_000] + [10] * 10, [10]) == ([7, 2], [1, 5])
+    assert split(FOUR, [10_000] + [10] * 9, [10]) == ([7], [1, 5, 2])
+
+
+def test_by_batch():
+    # First version: by rows 2(4) 1(3) 5(2) 7(1); t_load = 20, t_cpu = 10 a row.
+    # load 2 (20|0), host 7 (20|10), host 5 (20|30), load 1 (40|30).
+    assert split(FOUR, [20], [999], [10], by="batch") == ([2, 1], [7, 5])
+    # t_cpu = 5 a row: load 2 (20|0), host 7 (20|5), host 5 (20|15), host 1 (20|30).
+    assert split(FOUR, [20], [999], [5], by="batch") == ([2], [7, 5, 1])
+    # Second version with the same: by score 7 2 5 1; C_cpu = 10 whatever the rows.
+    # load 7 (20|0), host 1 (20|10), host 5 (20|20), load 2.
+    assert split(FOUR, [20], [10], [999], by="score") == ([7, 2], [1, 5])
+
+
+def test_equal_ranks():
+    # By score: the one with more rows first, then the lower id.
+    same = [Missing(1, 0.5, 1), Missing(2, 0.5, 3), Missing(3, 0.5, 1)]
+    assert split(same, [1], [1000]) == ([2, 1], [3])  # load 2 (1|0), host 3 (1|1000), load 1
+    # By rows: the higher score first, then the lower id.
+    same = [Missing(1, 0.1, 2), Missing(2, 0.1, 2), Missing(3, 0.9, 2)]
+    assert split(same, [1], [1], [1000], by="batch") == ([3, 1], [2])
+
+
+def test_prefill_loads_everything_by_id():
+    shuffled = [FOUR[2], FOUR[0], FOUR[3], FOUR[1]]
+    for options in ({}, {"by": "batch"}, {"tie": "host"}):
+        assert split(shuffled, [1000], [1], phase="prefill", **options) == ([1, 2, 5, 7], [])
+
+
+def test_all_to_one_side():
+    shuffled = [FOUR[2], FOUR[0], FOUR[3], FOUR[1]]
+    ids = [1, 2, 5, 7]
+    decode, prefill = view([[0.1] * 8]), view([[0.1] * 8], phase="prefill")
+    assert LoadAll().assign(decode, shuffled) == (ids, ())
+    assert LoadAll().assign(prefill, shuffled) == (ids, ())
+    assert HostAll().assign(decode, shuffled) == ((), ids)
+    assert HostAll().assign(prefill, shuffled) == (ids, ())
+    assert [p.uses_host for p in (LoadAll(), HostAll(), Balanced())] == [False, True, True]
+
+
+@pytest.mark.parametrize("history", [0, 65])
+def test_history_out_of_range(history):
+    with pytest.raises(UsageError, match=r"assign\.history"):
+        Balanced(history=history)
+
+
+missing_sets = st.dictionaries(
+    st.integers(0, 31), st.tuples(st.sampled_from([0.1, 0.2, 0.3]), st.integers(1, 4)), max_size=12
+).map(lambda d: [Missing(e, score, rows) for e, (score, rows) in sorted(d.items())])
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    missing_sets,
+    st.integers(1, 100),
+    st.integers(1, 100),
+    st.sampled_from(["score", "batch"]),
+    st.sampled_from(["load", "host"]),
+)
+def test_everyone_once_and_the_two_sides_meet(missing, load, host, by, tie):
+    loads, hosts = split(missing, [load], [host], [host], by=by, tie=tie)
+    assert sorted(loads + hosts) == [m.expert for m in missing]
+    # One descending queue, eaten from both ends: loads forwards, host backwards.
+    rank = {m.expert: m.score if by == "score" else m.rows for m in missing}
+    queue = [rank[e] for e in loads + hosts[::-1]]
+    assert queue == sorted(queue, reverse=True)
+    # Neither side started an expert while it was the busier one.
+    rows = {m.expert: m.rows if by == "batch" else 1 for m in missing}
+    t_load, t_cpu = load * len(loads), host * sum(rows[e] for e in hosts)
+    if loads:
+        assert t_load - load <= t_cpu
+    if hosts:
+        assert t_cpu - host * rows[hosts[-1]] <= t_load

@@ -1,0 +1,82 @@
+"""Every listed name imports and builds, and listing them imports nothing heavy."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from substrate.errors import UnknownNameError
+from substrate.system import (
+    Assignment,
+    Eviction,
+    Placement,
+    Prefetching,
+    Routing,
+    System,
+)
+from systems import SYSTEMS, build, system_class
+from systems.policies import DECISIONS, POLICIES, make, name_of, policy_class
+
+KINDS = {
+    "place": Placement,
+    "route": Routing,
+    "assign": Assignment,
+    "prefetch": Prefetching,
+    "evict": Eviction,
+}
+EVERY_POLICY = [(decision, name) for decision in POLICIES for name in POLICIES[decision]]
+
+
+@pytest.mark.parametrize("name", SYSTEMS)
+def test_every_system(name):
+    system = build(name)
+    assert type(system) is system_class(name)
+    assert isinstance(system, System)
+    assert list(system.policies) == list(DECISIONS) == list(KINDS)
+    for decision, policy in system.policies.items():
+        assert isinstance(policy, KINDS[decision])
+        assert name_of(decision, policy) in POLICIES[decision]
+    assert SYSTEMS[name][2]
+
+
+@pytest.mark.parametrize(("decision", "name"), EVERY_POLICY)
+def test_every_policy(decision, name):
+    policy = make(decision, name)
+    assert isinstance(policy, KINDS[decision])
+    assert type(policy) is policy_class(decision, name)
+    assert name_of(decision, policy) == name
+
+
+@pytest.mark.parametrize(("decision", "name"), EVERY_POLICY)
+@pytest.mark.parametrize("system", SYSTEMS)
+def test_every_system_can_borrow_every_policy(system, decision, name):
+    borrowed = build(system, {decision: name})
+    assert name_of(decision, borrowed.policies[decision]) == name
+
+
+def test_who_is_lossless():
+    assert build("gpu-only").all_resident
+    assert [build(n).lossless for n in ("gpu-only", "moe-ondemand", "smoe")] == [True, True, False]
+    assert build("smoe", {"route.alpha": "0"}).lossless
+
+
+def test_unknown_policies():
+    with pytest.raises(UnknownNameError, match=r"unknown evict policy .*nearest: lru"):
+        make("evict", "lr")
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "import systems",
+        "import systems.policies",
+        "import systems; [systems.system_class(name) for name in systems.SYSTEMS]",
+        "import systems; [systems.build(name) for name in systems.SYSTEMS]",
+    ],
+)
+def test_no_torch(code):
+    check = f"{code}\nimport sys\nassert 'torch' not in sys.modules, 'torch was imported'"
+    root = Path(__file__).parents[2]
+    done = subprocess.run([sys.executable, "-c", check], cwd=root, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
