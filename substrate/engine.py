@@ -273,4 +273,4 @@ class Engine:
             c.prefetched_active += len(started & own)
             c.prefetched_used += len(started & active.keys())
         if routed.ids_TK is not view.own_TK:
-            c.replaced += np.count_nonzero(routed.ids_TK != view.own_TK)
+            c.replaced += int(np.count_nonzero(routed.ids_TK != view.own_TK))

@@ -58,6 +58,11 @@ from systems.policies.evict import LowestAverageScore
 from systems.policies.place import PlaceById
 
 
+def _check_alpha(option: str, alpha: float) -> None:
+    if not 0 <= alpha <= 1:
+        raise UsageError(f"{option} is {alpha}; allowed: 0 to 1 (the paper uses 0 to 0.6)")
+
+
 def rival_score(scores: Sequence[float], own: Iterable[int]) -> float:
     """S_{k+1}: the best score outside the top-k; 0 where every expert is active."""
     outside = list(scores)
@@ -85,8 +90,7 @@ class ExpertCacheRouter(Routing):
     refine: bool = False
 
     def __post_init__(self) -> None:
-        if not 0 <= self.alpha <= 1:
-            raise UsageError(f"route.alpha is {self.alpha}; allowed: 0 to 1 (the paper uses 0-0.6)")
+        _check_alpha("route.alpha", self.alpha)
 
     @property
     def lossless(self) -> bool:
@@ -177,6 +181,9 @@ class TopScorePrefetch(Prefetching):
     alpha: float | None = None
     predict: Literal["layer", "gate"] = "layer"
     prefill: bool = True
+
+    def __post_init__(self) -> None:
+        _check_alpha("prefetch.alpha", self.alpha or 0.0)
 
     @property
     def lookahead(self) -> Lookahead:

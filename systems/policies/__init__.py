@@ -52,6 +52,8 @@ def policy_class(decision: str, name: str) -> "type[Policy]":
     Raises:
         UnknownNameError: no such policy for this decision.
     """
+    if decision not in POLICIES:
+        raise UnknownNameError("decision", decision, POLICIES)
     known = POLICIES[decision]
     if name not in known:
         raise UnknownNameError(f"{decision} policy", name, known)
