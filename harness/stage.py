@@ -142,7 +142,11 @@ def _local(
     if system.assign.uses_host:
         system.assign = LoadAll()
         notes.append("host assist is off: on this machine the host is the device (assign=load)")
-    notes = [f"measured on this computer's CPU with {cache.slots} slots in memory", *notes]
+    notes = [
+        f"measured on this computer's CPU with {cache.slots} slots in memory; records are read "
+        "through the page cache",
+        *notes,
+    ]
     decoder = _decoder(inputs, SlotExperts(cache, machine.slots))
     return Stage(
         engine=Engine(system, decoder, machine, cache, timeline),

@@ -14,7 +14,6 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from substrate.errors import MoeBenchError
 from substrate.machine import Lane, Op, OpKind, Span, Transfer, Work
 from substrate.memory import ExpertCache
 from substrate.timeline import Timeline
@@ -150,7 +149,7 @@ class LocalMachine:
         try:
             while (job := self._next_job()) is not None:
                 self._carry(*job)
-        except (MoeBenchError, OSError) as failure:
+        except Exception as failure:  # whatever it is, the control thread must not wait for ever
             with self._changed:
                 self._failure = failure
                 self._changed.notify_all()
@@ -158,7 +157,7 @@ class LocalMachine:
     def _next_job(self) -> tuple[Span, Transfer] | None:
         """The next needed load, else the next prefetch that may begin; None when closing."""
         with self._changed:
-            while True:
+            while not self._closing:
                 if self._needed:
                     return self._needed.popleft()
                 if self._queued:
@@ -168,9 +167,8 @@ class LocalMachine:
                         transfer.under_way(span)
                         return span, transfer
                     continue
-                if self._closing:
-                    return None
                 self._changed.wait()
+        return None
 
     def _carry(self, span: Span, transfer: Transfer) -> None:
         span.start_ns = self.now_ns()

@@ -181,8 +181,8 @@ def load_profile(name_or_path: str) -> HardwareProfile:
     known = profile_names()
     if name_or_path == "local":
         raise UsageError(
-            "machine 'local' is this computer and has no stored profile; "
-            "run `moebench calibrate` and give the path of the .yaml file that it writes"
+            "machine 'local' is this computer: it is measured and has no profile; "
+            "allowed: a name from `moebench list machines`, or a path that ends in .yaml"
         )
     if name_or_path not in known:
         raise UnknownNameError("machine", name_or_path, [*known, "local"])

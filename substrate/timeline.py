@@ -71,7 +71,7 @@ class Timeline:
     def window(self, tokens: tuple[int, int] | None) -> None:
         """Keep the spans of these tokens of the next batch (first, last + 1); None keeps none."""
         self._window = tokens
-        self.recording = self._keep_all
+        self.recording = self._keep_all or (tokens is not None and tokens[0] <= 0 < tokens[1])
 
     def token(self, index: int, at_ns: int) -> None:
         """A token of the batch is done; what follows belongs to the next one."""

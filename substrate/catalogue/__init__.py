@@ -22,7 +22,7 @@ def model_shape(name: str) -> ModelShape:
         UnknownNameError: no such model.
     """
     if name not in model_names():
-        raise UnknownNameError("model", name, model_names(), "see: moebench models list")
+        raise UnknownNameError("model", name, model_names(), "see: moebench list models")
     return ModelShape.from_file(MODELS / f"{name}.json")
 
 

@@ -8,6 +8,7 @@ one, so that a timeline can be worked out by hand.  `random_trace` makes routing
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -331,7 +332,7 @@ def _watch_needed(machine: SimulatedMachine) -> list[tuple[int, Span]]:
 
 @dataclass
 class _Stay:
-    """One expert's stay in a slot: from its transfer's start to the last computation that reads it."""
+    """One expert in a slot, from its transfer's start to the last computation that reads it."""
 
     key: int
     slot: int
@@ -367,7 +368,7 @@ def check_lanes(spans: Sequence[Span]) -> None:
         lanes[span.lane].append((span.start_ns, span.end_ns))
     for lane, times in lanes.items():
         times.sort()
-        for (_, end), (start, _) in zip(times, times[1:], strict=False):
+        for (_, end), (start, _) in pairwise(times):
             assert start >= end, f"{lane} does two things at {start}"
 
 
@@ -415,7 +416,7 @@ def _check_slots(stays: Sequence[_Stay], capacity: int) -> None:
         by_slot[stay.slot].append(stay)
     assert set(by_slot) <= set(range(capacity))
     for slot, following in by_slot.items():
-        for before, after in zip(following, following[1:], strict=False):
+        for before, after in pairwise(following):
             assert after.start_ns >= before.last_read_ns, (
                 f"slot {slot}: {after.key} comes at {after.start_ns}, "
                 f"{before.key} is in use until {before.last_read_ns}"

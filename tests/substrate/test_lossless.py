@@ -158,7 +158,8 @@ def test_the_logits_are_those_of_one_pass_over_the_finished_text(checkpoint, res
         whole = decoder.full_logits(texts)
         for row, prompt in enumerate(prompts):
             stepwise = torch.stack([logits[row] for logits in history])
-            torch.testing.assert_close(stepwise, whole[row][len(prompt) - 1 :], atol=1e-4, rtol=1e-4)
+            at_once = whole[row][len(prompt) - 1 :]
+            torch.testing.assert_close(stepwise, at_once, atol=1e-4, rtol=1e-4)
 
 
 # ----------------------------------------------------------------------------- local

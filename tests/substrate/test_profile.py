@@ -357,7 +357,7 @@ def test_an_unknown_machine_lists_the_nearest(typed: str, nearest: str) -> None:
 
 
 def test_local_says_how_to_get_a_profile() -> None:
-    with pytest.raises(UsageError, match="moebench calibrate"):
+    with pytest.raises(UsageError, match="measured and has no profile"):
         load_profile("local")
 
 

@@ -1,0 +1,163 @@
+"""What users rely on, written down: commands, options, names; and how the house is built."""
+
+import ast
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import typer
+
+import moebench
+from harness.cli import app
+
+ROOT = Path(__file__).parents[2]
+
+# --------------------------------------------------------------------------- names
+
+COMMANDS = {"run", "list", "report", "doctor"}
+
+RUN_OPTIONS = {
+    "--system", "--setting", "--workload", "--machine", "--model", "--weights", "--precision",
+    "--batch", "--alpha", "--prompts", "--new-tokens", "--cache-ratio", "--allow-overcommit",
+    "--set", "--seed", "--data-dir", "--store", "--timeline", "--force", "--json",
+}  # fmt: skip
+
+PUBLIC = [
+    "Assignment", "Engine", "Eviction", "HardwareProfile", "LayerView", "ModelShape",
+    "MoeBenchError", "Placement", "Prefetching", "Routing", "RunSpec", "Store", "System",
+    "build", "prepare", "resolve", "run",
+]  # fmt: skip
+
+
+def options_of(command: str) -> set[str]:
+    found = typer.main.get_command(app).commands[command]  # type: ignore[attr-defined]
+    return {
+        name
+        for parameter in found.params
+        for name in (*parameter.opts, *parameter.secondary_opts)
+        if name.startswith("--") and name != "--help"
+    }
+
+
+def test_commands() -> None:
+    assert set(typer.main.get_command(app).commands) == COMMANDS  # type: ignore[attr-defined]
+
+
+def test_options_of_run() -> None:
+    found = options_of("run")
+    # A switch that is off by default may also be spelled with --no-.
+    assert {name for name in found if not name.startswith("--no-")} == RUN_OPTIONS
+
+
+@pytest.mark.parametrize(
+    ("command", "options"),
+    [
+        ("list", {"--json"}),
+        ("report", {"--html", "--store", "--json"}),
+        ("doctor", {"--data-dir", "--store", "--json"}),
+    ],
+)
+def test_options_of_others(command: str, options: set[str]) -> None:
+    assert options_of(command) == options
+
+
+def test_public_names() -> None:
+    assert moebench.__all__ == PUBLIC
+    for name in PUBLIC:
+        assert getattr(moebench, name) is not None
+    with pytest.raises(AttributeError, match="no attribute 'nothing'"):
+        _ = moebench.nothing
+
+
+# --------------------------------------------------------------------------- light to start
+
+HEAVY = ("torch", "transformers", "altair", "vl_convert", "pandas", "ray")
+LIGHT = {
+    "import moebench": "import moebench",
+    "import harness.cli": "import harness.cli",
+    **{
+        f"moebench {arguments}": f"from harness.cli import main\nmain({arguments.split()!r})"
+        for arguments in (
+            "--help", "run --help", "list systems", "list settings", "list machines",
+            "list workloads", "list policies", "list models", "report", "nonsense",
+            "run --system nonsense --setting S3",
+        )
+    },
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("what", LIGHT)
+def test_nothing_heavy_is_imported(tmp_path: Path, what: str) -> None:
+    tail = f"import json, sys\nprint(json.dumps([m for m in {HEAVY!r} if m in sys.modules]))"
+    done = subprocess.run(
+        [sys.executable, "-c", f"{LIGHT[what]}\n{tail}"],
+        cwd=tmp_path, env={**os.environ, "PYTHONPATH": str(ROOT)}, capture_output=True, text=True,
+        timeout=60,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout.splitlines()[-1]) == []
+
+
+# --------------------------------------------------------------------------- floors
+
+#: From the ground up: a floor may import those before it, and itself.
+FLOORS = ("substrate", "systems", "workloads", "results", "reports", "harness", "moebench")
+FILES = sorted(path for floor in FLOORS for path in (ROOT / floor).rglob("*.py"))
+
+
+def relative(path: Path) -> str:
+    return path.relative_to(ROOT).as_posix()
+
+
+def imported(tree: ast.AST) -> Iterator[str]:
+    """Every module that is imported, anywhere in a file; strings for `import_module` too."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, "imports name their floor"
+            yield node.module or ""
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+            first, dot, rest = node.value.partition(".")
+            if first in FLOORS and dot and rest.replace(".", "").replace("_", "").isalpha():
+                yield node.value
+
+
+def test_there_are_files() -> None:
+    assert {path.relative_to(ROOT).parts[0] for path in FILES} == set(FLOORS)
+
+
+@pytest.mark.parametrize("path", FILES, ids=relative)
+def test_imports_only_point_down(path: Path) -> None:
+    here = FLOORS.index(path.relative_to(ROOT).parts[0])
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    above = {
+        name
+        for name in imported(tree)
+        if name.split(".")[0] in FLOORS and FLOORS.index(name.split(".")[0]) > here
+    }
+    assert above == set()
+    assert not any(name.split(".")[0] == "tests" for name in imported(tree))
+
+
+@pytest.mark.parametrize("path", FILES, ids=relative)
+def test_nothing_unpickles(path: Path) -> None:
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    pickling = {"pickle", "cPickle", "dill", "cloudpickle", "joblib", "shelve", "marshal"}
+    assert pickling.isdisjoint(name.split(".")[0] for name in imported(tree))
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name):
+            called = f"{node.value.id}.{node.attr}"
+            assert called not in ("torch.load", "torch.save", "yaml.load", "yaml.unsafe_load")
+        if isinstance(node, ast.keyword) and node.arg == "allow_pickle":
+            assert isinstance(node.value, ast.Constant)
+            assert node.value.value is False
+
+
+@pytest.mark.parametrize("path", FILES, ids=relative)
+def test_files_stay_readable(path: Path) -> None:
+    assert len(path.read_text(encoding="utf-8").splitlines()) < 400
