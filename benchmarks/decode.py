@@ -2,8 +2,8 @@
 
 The same decisions run twice: live, with the scale model's mathematics, and replayed from the trace
 of the live run, without it.  The replay is the bookkeeping (engine, policies, virtual clock); the
-difference is mathematics.  CPU time of this process, one thread, the best of several repeats; figures
-are per decoded token at batch 1.
+difference is mathematics.  CPU time of this process, one thread, the best of several repeats;
+figures are per decoded token at batch 1.
 
     python -m benchmarks.decode [--repeats 3]
 """

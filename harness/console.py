@@ -108,7 +108,9 @@ def _rows(
     used = metrics["prefetch"]
     if used["issued"]:
         yield "prefetches", f"{used['issued']}, used {_share(used['used'] / used['issued'])}"
-    yield "moved", f"{(metrics['bytes_h2d'] + metrics['bytes_disk']) / 1e9:.4g} GB"
+    yield "moved over the link", f"{metrics['bytes_h2d'] / 1e9:.4g} GB"
+    if metrics["bytes_disk"]:
+        yield "read from disk", f"{metrics['bytes_disk'] / 1e9:.4g} GB"
     yield "peak device memory", f"{metrics['peak_device_bytes'] / 1e9:.4g} GB"
     if accuracy["score"] is not None:
         score = f"{accuracy['score']:.1f} ± {accuracy['stderr']:.1f} % of {accuracy['n']}"

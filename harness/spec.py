@@ -1,7 +1,6 @@
 """What a run is: every choice that changes its numbers, resolved to the last default."""
 
 import hashlib
-import json
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -9,9 +8,11 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from harness.settings import Setting, setting
+from results.store import run_key
 from substrate.arch import Precision
 from substrate.errors import UsageError
 from systems import SYSTEMS, build, system_class
+from systems.options import describe
 from systems.policies import name_of
 from workloads.catalogue import default_workload
 
@@ -73,7 +74,10 @@ def resolve(data_dir: Path | None, **given: Any) -> RunSpec:
             raise UsageError(f"no {key}: give --setting NAME or {hint}")
     chosen.setdefault("workload", default_workload(data_dir))
     settings = dict(chosen.get("settings", {}))
-    chosen["settings"] = _with_alpha(chosen["system"], settings, alpha, default_alpha)
+    settings = _with_alpha(chosen["system"], settings, alpha, default_alpha)
+    # Spelled as the system spells them: 0.30 and 0.3 are one run.
+    spelled = describe(build(chosen["system"], settings))
+    chosen["settings"] = {key: spelled[key] for key in settings}
     try:
         return RunSpec(**chosen)
     except ValidationError as error:
@@ -121,8 +125,7 @@ def code_hash() -> str:
 
 def run_id(spec: RunSpec, **hashes: str) -> str:
     """The run's identity: its spec, the code, and the content of everything it reads."""
-    content = {"spec": spec.model_dump(), "code": code_hash(), **hashes}
-    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:12]
+    return run_key(spec.model_dump(), code=code_hash(), **hashes)
 
 
 def known_systems() -> list[str]:

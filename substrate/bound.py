@@ -34,44 +34,35 @@ class LeastCosts:
     host: float | None
 
 
-def belady_misses(requests: Sequence[int], capacity: int) -> int:
+def belady_misses(steps: Sequence[Sequence[int]], capacity: int) -> int:
     """Misses of Belady's MIN with bypass, the first ``capacity`` of them free.
 
-    The free ones stand for the best content that the cache could have had at the start, so no
-    policy that starts from any content loads less.
+    Each step (a layer of one pass) needs all its keys at once; what is kept after it are the keys
+    that are used again soonest.  The free misses stand for the best content that the cache could
+    have had at the start, so no policy that starts from any content loads less.
     """
-    never = len(requests)
-    following = [never] * len(requests)
+    never = len(steps)
+    following: list[dict[int, int]] = [{} for _ in steps]
     last: dict[int, int] = {}
-    for time in range(len(requests) - 1, -1, -1):
-        following[time] = last.get(requests[time], never)
-        last[requests[time]] = time
-    next_use: dict[int, int] = {}
-    farthest: list[tuple[int, int]] = []
+    for time in range(len(steps) - 1, -1, -1):
+        following[time] = {key: last.get(key, never) for key in steps[time]}
+        last.update(dict.fromkeys(steps[time], time))
+    next_use: dict[int, int] = {}  # of what is kept
+    farthest: list[tuple[int, int]] = []  # heap of (-next use, key); may hold outdated entries
     misses = 0
-    for time, key in enumerate(requests):
-        hit = key in next_use
-        misses += not hit
-        if following[time] == never:
-            next_use.pop(key, None)
-            continue
-        if not hit and len(next_use) >= capacity:
-            victim = _farthest(farthest, next_use)
-            if next_use[victim] <= following[time]:
-                continue
-            del next_use[victim]
-        next_use[key] = following[time]
-        heappush(farthest, (-following[time], key))
+    for nexts in following:
+        misses += sum(key not in next_use for key in nexts)
+        for key, time in nexts.items():
+            if time == never:
+                next_use.pop(key, None)
+            else:
+                next_use[key] = time
+                heappush(farthest, (-time, key))
+        while len(next_use) > capacity:
+            time, key = heappop(farthest)
+            if next_use.get(key) == -time:
+                del next_use[key]
     return max(0, misses - capacity)
-
-
-def _farthest(heap: list[tuple[int, int]], next_use: dict[int, int]) -> int:
-    """The cached key that is used last; outdated heap entries are dropped on the way."""
-    while True:
-        time, key = heap[0]
-        if next_use.get(key) == -time:
-            return key
-        heappop(heap)
 
 
 def least_decode_ns(
@@ -84,9 +75,9 @@ def least_decode_ns(
         slots: experts on the device at once.
     """
     tokens = [list(layers) for layers in used]
-    requests = [key for layers in tokens for keys in layers for key in keys]
-    misses = belady_misses(requests, slots)
-    device = costs.common * len(tokens) + costs.device * len(requests)
+    steps = [keys for layers in tokens for keys in layers]
+    misses = belady_misses(steps, slots)
+    device = costs.common * len(tokens) + costs.device * sum(map(len, steps))
     if costs.host is None:
         return max(device, misses * costs.link)
     shared = misses / (1 / costs.link + 1 / costs.host)

@@ -53,13 +53,13 @@ class CostModel:
         self.sync_ns = software.sync.ns
         #: One layer's decisions on the control thread.
         self.decision_ns = software.decision.ns
-        self._cache: dict[tuple[OpKind, Lane, tuple[int, ...], int], int] = {}
+        self._cache: dict[tuple[OpKind, Lane, tuple[int, ...], int, int], int] = {}
 
     # ------------------------------------------------------------------ lanes
 
     def ns(self, op: Op, lane: Lane) -> int:
         """How long the operation occupies its lane.  Layers of a model cost alike."""
-        key = (op.kind, lane, op.rows, op.context)
+        key = (op.kind, lane, op.rows, op.context, op.pairs)
         cost = self._cache.get(key)
         if cost is None:
             cost = self._cache[key] = max(1, round(self._price(op, lane)))
@@ -85,11 +85,11 @@ class CostModel:
         s = self.shape
         match op.kind:
             case OpKind.ATTEND:
-                return self._attention(op.rows[0], op.context)
+                return self._attention(op)
             case OpKind.GATE:
                 return self._read(s.gate_params + s.norm_params, op.rows[0])
             case OpKind.PREDICT:  # context 0: the next gate alone, on the state at hand
-                attention = self._attention(op.rows[0], op.context) if op.context else 0.0
+                attention = self._attention(op) if op.context else 0.0
                 return attention + self._read(s.gate_params + s.norm_params, op.rows[0])
             case OpKind.EXPERT:
                 return sum(self._read(s.expert_params, rows) for rows in op.rows)
@@ -110,11 +110,11 @@ class CostModel:
         bandwidth = self._large if size >= LARGE_READ_BYTES else self._small
         return max(size / bandwidth, 2 * params * rows / self._flops)
 
-    def _attention(self, rows: int, context: int) -> float:
+    def _attention(self, op: Op) -> float:
         s = self.shape
-        cache = context * s.kv_values_per_token_layer * ACTIVATION_BYTES / self._large
-        products = 4 * rows * context * s.num_heads * s.head_dim / self._flops
-        return self._read(s.attention_params + s.norm_params, rows) + max(cache, products)
+        cache = op.context * s.kv_values_per_token_layer * ACTIVATION_BYTES / self._large
+        products = 4 * op.pairs * s.num_heads * s.head_dim / self._flops
+        return self._read(s.attention_params + s.norm_params, op.rows[0]) + max(cache, products)
 
     def _host_expert(self, rows: int) -> float:
         flops = 2 * self.shape.expert_params * rows / self._host_flops
@@ -127,5 +127,7 @@ class CostModel:
         if lane is Lane.DEVICE:
             if op.kind is OpKind.EXPERT:
                 return len(op.rows) * self._launch_expert_ns
+            if op.kind is OpKind.PREDICT and not op.context:
+                return self._launch_ns[OpKind.GATE]
             return self._launch_ns[op.kind]
         return self._copy_submit_ns

@@ -103,6 +103,7 @@ class Engine:
     def generate(self, prompts: Sequence[Sequence[int]], new_tokens: int) -> Generation:
         """Prefill the prompts, then decode until each has ``new_tokens`` new tokens."""
         self.model.begin(prompts, new_tokens)
+        self.machine.begin()
         self._lengths = [len(p) for p in prompts]
         out = Generation([[] for _ in prompts], self.machine.now_ns())
         for step in range(new_tokens):
@@ -122,12 +123,15 @@ class Engine:
         rows = self.model.embed(phase)
         if phase == "decode":
             self._lengths = [n + 1 for n in self._lengths]
-        context = sum(self._lengths)
+        self._context = sum(self._lengths)
+        # A prompt's rows each look back to its start; a decoded row sees the whole sequence.
+        prefill = phase == "prefill"
+        self._pairs = sum(n * (n + 1) // 2 if prefill else n for n in self._lengths)
         for layer in range(self.model.shape.num_layers):
-            attend = Op(OpKind.ATTEND, layer, (rows,), (), context)
+            attend = Op(OpKind.ATTEND, layer, (rows,), (), self._context, self._pairs)
             self._device(attend, partial(self.model.attend, layer))
             if layer in self._moe_layers:
-                self._moe(layer, phase, rows, context)
+                self._moe(layer, phase, rows)
             else:
                 dense = Op(OpKind.DENSE, layer, (rows,))
                 self._device(dense, partial(self.model.dense, layer))
@@ -140,7 +144,7 @@ class Engine:
 
     # ------------------------------------------------------------------ a layer with experts
 
-    def _moe(self, layer: int, phase: Phase, rows: int, context: int) -> None:
+    def _moe(self, layer: int, phase: Phase, rows: int) -> None:
         model, machine, cache, system = self.model, self.machine, self.cache, self.system
 
         gated = self._device(Op(OpKind.GATE, layer, (rows,)), lambda: model.gate(layer))
@@ -168,7 +172,7 @@ class Engine:
         while waiting and (span := self.transfers.demand(layer, waiting[0])):
             arriving.append((waiting.popleft(), span))
         returned = [self._on_host(layer, e, active[e]) for e in assigned.host]
-        predicted = self._predict(layer, phase, rows, context, hits)
+        predicted = self._predict(layer, phase, rows, hits)
         for expert, span in arriving:
             self._compute(layer, [expert], active, after=(span,))
         for expert in waiting:  # more loads than slots: each waits for a computed expert to leave
@@ -226,15 +230,15 @@ class Engine:
 
     # ------------------------------------------------------------------ the next layer
 
-    def _predict(
-        self, layer: int, phase: Phase, rows: int, context: int, hits: Sequence[int]
-    ) -> Span | None:
+    def _predict(self, layer: int, phase: Phase, rows: int, hits: Sequence[int]) -> Span | None:
         lookahead = self.system.prefetch.lookahead
         if phase == "prefill" or lookahead is Lookahead.NONE:
             return None
         if layer + 1 not in self._moe_layers:
             return None
-        op = Op(OpKind.PREDICT, layer, (rows,), (), context * (lookahead is Lookahead.LAYER))
+        op = Op(OpKind.PREDICT, layer, (rows,))
+        if lookahead is Lookahead.LAYER:  # otherwise the next gate alone
+            op = op._replace(context=self._context, pairs=self._pairs)
         return self._device(op, lambda: self.model.predict(layer, hits, lookahead))
 
     def _prefetch(self, view: LayerView, next_layer: int, predicted: Span | None) -> None:
@@ -244,8 +248,7 @@ class Engine:
         scores = None if predicted is None else predicted.value
         with self.machine.lock:
             wanted = self.system.prefetch.prefetch(view, next_layer, scores)
-        for expert in wanted:
-            self.transfers.prefetch(next_layer, expert)
+        self.transfers.prefetch(next_layer, wanted)
 
     # ------------------------------------------------------------------ counting
 

@@ -76,6 +76,10 @@ class LocalMachine:
         """The wall clock."""
         return time.perf_counter_ns()
 
+    def begin(self) -> None:
+        """What this thread did between two batches is nobody's stall."""
+        self._device_free_ns = self.now_ns()
+
     def elapse(self, decisions: int) -> None:
         """Real time passes by itself."""
 

@@ -55,7 +55,8 @@ class Op(NamedTuple):
     """An operation and the sizes that price it.
 
     ``rows`` holds one count for each expert of an expert operation, else the pass's rows.
-    ``context`` counts the cached tokens that attention reads.
+    ``context`` counts the cached tokens that attention reads, ``pairs`` the products of a query
+    with a key that it computes, both summed over the batch's sequences.
     """
 
     kind: OpKind
@@ -63,6 +64,7 @@ class Op(NamedTuple):
     rows: tuple[int, ...] = ()
     experts: tuple[int, ...] = ()
     context: int = 0
+    pairs: int = 0
 
 
 class Span:
@@ -135,6 +137,9 @@ class Machine(Protocol):
 
     def now_ns(self) -> int:
         """The control thread's clock."""
+
+    def begin(self) -> None:
+        """A batch starts: lanes that stood idle before it waited for nobody."""
 
     def elapse(self, decisions: int) -> None:
         """The control thread takes so many layers' decisions."""

@@ -44,6 +44,9 @@ class SimulatedMachine:
         """The control thread's clock."""
         return self._now
 
+    def begin(self) -> None:
+        """Nothing passes between two batches of virtual time."""
+
     def elapse(self, decisions: int) -> None:
         """Let the control thread decide; lanes go on meanwhile."""
         self._advance(self._now + decisions * self.costs.decision_ns)

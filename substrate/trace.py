@@ -18,10 +18,11 @@ from substrate.terms import Gate, Ids, Lookahead, Phase, Scores
 class PassTrace:
     """One pass of one batch: gate and prediction of every MoE layer, and the tokens chosen.
 
-    ``predicted`` maps a layer to the scores that were predicted for the next one.
+    ``rows`` holds one count a sequence; ``predicted`` maps a layer to the scores that were
+    predicted for the next one.
     """
 
-    rows: int
+    rows: tuple[int, ...]
     gates: dict[int, Gate] = field(default_factory=dict)
     predicted: dict[int, Scores] = field(default_factory=dict)
     chosen: list[int] = field(default_factory=list)
@@ -49,12 +50,14 @@ class Recorder:
     def begin(self, prompts: Sequence[Sequence[int]], new_tokens: int) -> None:
         """Start a batch in the model and in the trace."""
         self._model.begin(prompts, new_tokens)
+        self._lengths = tuple(len(prompt) for prompt in prompts)
         self.trace.batches.append([])
 
     def embed(self, phase: Phase) -> int:
         """Start a pass."""
         rows = self._model.embed(phase)
-        self._pass = PassTrace(rows)
+        lengths = self._lengths
+        self._pass = PassTrace(lengths if phase == "prefill" else (1,) * len(lengths))
         self.trace.batches[-1].append(self._pass)
         return rows
 
@@ -89,12 +92,18 @@ class TracedModel:
         if batch is None or len(batch) < new_tokens:
             have = "no further batch" if batch is None else f"{len(batch)} passes"
             raise UsageError(f"the trace holds {have}; the run asks for {new_tokens} passes")
+        lengths = tuple(len(prompt) for prompt in prompts)
+        if batch and batch[0].rows != lengths:
+            raise UsageError(
+                f"the trace's next batch has prompts of {list(batch[0].rows)} tokens, the run "
+                f"of {list(lengths)}; replay it with the prompts and the batch size it recorded"
+            )
         self._passes = iter(batch)
 
     def embed(self, phase: Phase) -> int:
         """Take the next recorded pass."""
         self._pass = next(self._passes)
-        return self._pass.rows
+        return sum(self._pass.rows)
 
     def attend(self, layer: int) -> None:
         """No mathematics."""

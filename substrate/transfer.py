@@ -25,7 +25,7 @@ class _Arriving:
         """Claim a slot for a prefetch, unless the expert came by itself or nobody may leave."""
         t = self._transfers
         with t.machine.lock:
-            if t.cache.holds(self.key) or not t.claim(self.key, now_ns):
+            if t.cache.holds(self.key) or not t.claim(self.key, now_ns, t.wanted):
                 return False
             t.started[self.layer].add(self.expert)
             return True
@@ -61,13 +61,21 @@ class Transfers:
         #: The last transfer of each key that was started.
         self.arrivals: dict[int, Span] = {}
         self._readers: dict[int, Span] = {}
+        #: What the last request for prefetches named: these do not evict each other.
+        self.wanted: list[int] = []
 
-    def claim(self, key: int, now_ns: int) -> bool:
-        """Give ``key`` a slot at this instant, evicting if need be; False if nobody may leave."""
+    def claim(self, key: int, now_ns: int, spare: Sequence[int] = ()) -> bool:
+        """Give ``key`` a slot at this instant, evicting if need be; False if nobody may leave.
+
+        Keys in ``spare`` stay, whatever the policy thinks of them.
+        """
         if self.cache.has_free_slot(key):
             self._give(key, None)
             return True
-        victim = self.evict.victim(self.cache.evictable(key, now_ns), key)
+        allowed = self.cache.evictable(key, now_ns)
+        if spare:
+            allowed[spare] = False
+        victim = self.evict.victim(allowed, key)
         if victim is None:
             return False
         self._give(key, victim)
@@ -133,11 +141,13 @@ class Transfers:
 
     # ------------------------------------------------------------------ perhaps needed later
 
-    def prefetch(self, layer: int, expert: int) -> None:
-        """Queue an expert unless it is there or on its way."""
-        if not self.cache.holds(self.cache.key(layer, expert)):
-            op = Op(OpKind.LOAD, layer, (), (expert,))
-            self.machine.enqueue(op, _Arriving(self, layer, expert, prefetch=True))
+    def prefetch(self, layer: int, experts: Sequence[int]) -> None:
+        """Queue experts that are neither there nor on their way, in this order."""
+        self.wanted = self.cache.keys(layer, experts)
+        for key, expert in zip(self.wanted, experts, strict=True):
+            if not self.cache.holds(key):
+                op = Op(OpKind.LOAD, layer, (), (expert,))
+                self.machine.enqueue(op, _Arriving(self, layer, expert, prefetch=True))
 
     def take_started(self, layer: int) -> set[int]:
         """The prefetches for a layer that really began."""

@@ -8,6 +8,7 @@ from disk in one piece.  Nothing here ever unpickles.
 import hashlib
 import json
 import os
+import shutil
 from collections.abc import Iterable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -219,6 +220,12 @@ class ExpertStore:
         if path.exists() and path.stat().st_size == last:
             return store
         path.parent.mkdir(parents=True, exist_ok=True)
+        free = shutil.disk_usage(path.parent).free
+        if last > free:
+            raise CheckpointError(
+                f"{path}: the expert records need {last / 1e9:.4g} GB, {free / 1e9:.4g} GB are "
+                "free there; free some or give another --store"
+            )
         partial = path.with_suffix(".partial")
         with partial.open("wb") as file:
             for layer in shape.moe_layers:

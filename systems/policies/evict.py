@@ -7,7 +7,7 @@ from typing import Literal
 import numpy as np
 
 from substrate.arch import ModelShape
-from substrate.errors import UsageError
+from substrate.errors import BudgetError, UsageError
 from substrate.memory import ExpertCache, Mask
 from substrate.system import Eviction, LayerView
 
@@ -41,6 +41,11 @@ class NeverEvict(Eviction):
         """The first experts to arrive, as many as placement may place, are the placed ones."""
         self._passing = np.zeros(shape.num_layers * shape.num_experts, dtype=bool)
         self.reserve = self.staging * (len(shape.moe_layers) if cache.scope == "layer" else 1)
+        if self.reserve >= cache.slots:
+            raise BudgetError(
+                f"evict.staging={self.staging} keeps {self.reserve} of {cache.slots} slots empty; "
+                "give fewer, or a larger --cache-ratio"
+            )
         self._to_place = cache.slots - self.reserve
 
     def arrived(self, key: int) -> None:

@@ -4,6 +4,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from substrate.arch import ModelShape
+from substrate.errors import UsageError
 from substrate.memory import Scope
 from substrate.system import Placement
 
@@ -24,7 +25,7 @@ class PlacePopular(Placement):
 
     Attributes:
         popularity: how often each expert was used, ``[layer][expert]`` over all layers; dense
-            layers' rows are ignored.
+            layers' rows are ignored.  Without any, all are equally popular.
         equal_layers: the same number of experts in each layer, instead of the globally best.
     """
 
@@ -34,6 +35,11 @@ class PlacePopular(Placement):
     def place(self, shape: ModelShape, slots: int, scope: Scope) -> Iterable[tuple[int, int]]:
         """Most popular first, within each layer or over all."""
         count = self.popularity or [[0.0] * shape.num_experts] * shape.num_layers
+        if [len(row) for row in count] != [shape.num_experts] * shape.num_layers:
+            raise UsageError(
+                f"place.popularity needs {shape.num_layers} rows of {shape.num_experts} counts, "
+                "one row a layer; give it as JSON: --set 'place.popularity=[[3, 1, ...], ...]'"
+            )
         ranked = [
             sorted((-count[layer][e], layer, e) for e in range(shape.num_experts))
             for layer in shape.moe_layers

@@ -52,7 +52,7 @@ def test_settings_bring_lengths_and_memory() -> None:
     ("system", "given", "expected"),
     [
         ("smoe", {}, "0.25"),
-        ("smoe", {"alpha": 0.0}, "0"),
+        ("smoe", {"alpha": 0.0}, "0.0"),
         ("smoe", {"alpha": 0.4}, "0.4"),
         ("smoe", {"alpha": 0.123456789}, "0.123456789"),
         ("smoe", {"settings": {"route.alpha": "0.5"}}, "0.5"),

@@ -33,8 +33,8 @@ def test_what_is_printed_is_the_value_rounded(text: str) -> None:
     found = re.findall(r'<data value="([^"]+)">([^<]+)</data>', text)
     assert len(found) > 40
     for exact, printed in found:
-        number = float(printed.strip("%×"))  # noqa: RUF001
-        digits = len(printed.strip("%×").partition(".")[2])  # noqa: RUF001
+        number = float(printed.strip("%×"))
+        digits = len(printed.strip("%×").partition(".")[2])
         error = min(abs(number - float(exact) * scale) for scale in (1, 100))
         assert error <= 0.5 * 10**-digits + 1e-9, (exact, printed)
 

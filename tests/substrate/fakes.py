@@ -216,7 +216,7 @@ def random_trace(
                 rows = np.repeat(logits[layer], repeats, axis=0)
                 noise = 0 if step else _noise(random, len(rows), shape)
                 scores[layer] = _softmax(rows + noise)
-            done = PassTrace(sum(repeats))
+            done = PassTrace(tuple(repeats))
             for layer, scores_TE in scores.items():
                 done.gates[layer] = Gate(scores_TE, top_k_of(scores_TE, shape.top_k))
                 if layer + 1 in scores:

@@ -206,3 +206,20 @@ def test_a_small_model_has_no_more_slots_than_experts():
     olmoe = model_shape("olmoe-1b-7b")
     got = plan(A6000, olmoe, "bf16", kv_tokens=1000)
     assert got.slots == len(olmoe.moe_layers) * olmoe.num_experts
+
+
+def test_attention_pays_for_the_pairs_of_each_sequence_not_of_the_batch():
+    """Two prompts of 10,000 tokens: 2 · 10,000 · 10,001 / 2 pairs, 4 · H · D operations each."""
+    tokens, pairs = 20_000, 10_000 * 10_001
+    op = Op(OpKind.ATTEND, 0, (tokens,), (), tokens, pairs)
+    flops = 154.8e12 * 0.6
+    projections = 2 * (QWEN.attention_params + QWEN.norm_params) * tokens / flops * 1e9
+    products = 4 * pairs * 28 * 128 / flops * 1e9
+    assert COSTS.ns(op, Lane.DEVICE) == round(projections + products)
+
+
+def test_a_prediction_without_attention_does_not_launch_it():
+    gate = Op(OpKind.PREDICT, 0, (1,))
+    full = Op(OpKind.PREDICT, 0, (1,), (), 100, 100)
+    assert COSTS.control_ns(gate, Lane.DEVICE) == 4 * 8000
+    assert COSTS.control_ns(full, Lane.DEVICE) == (14 + 4) * 8000
