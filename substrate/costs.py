@@ -38,16 +38,17 @@ class CostModel:
         launch = software.launch.ns
         attention = software.launches_attention.count * launch
         gate = software.launches_gate.count * launch
+        #: What submitting one operation (of experts: one expert) costs the control thread.
         self._launch_ns = {
             OpKind.ATTEND: attention,
             OpKind.GATE: gate,
+            OpKind.EXPERT: software.launches_expert.count * launch,
             OpKind.SHARED: software.launches_shared.count * launch,
             OpKind.DENSE: software.launches_expert.count * launch,
             OpKind.COMBINE: 2 * launch,
             OpKind.PREDICT: attention + gate,
             OpKind.HEAD: software.launches_head.count * launch,
         }
-        self._launch_expert_ns = software.launches_expert.count * launch
         self._copy_submit_ns = software.copy_submit.ns
         #: Reading a result back to the control thread, beyond waiting for it.
         self.sync_ns = software.sync.ns
@@ -125,9 +126,7 @@ class CostModel:
     def control_ns(self, op: Op, lane: Lane) -> int:
         """What submitting the operation costs the control thread."""
         if lane is Lane.DEVICE:
-            if op.kind is OpKind.EXPERT:
-                return len(op.rows) * self._launch_expert_ns
             if op.kind is OpKind.PREDICT and not op.context:
                 return self._launch_ns[OpKind.GATE]
-            return self._launch_ns[op.kind]
+            return self._launch_ns[op.kind] * len(op.rows)
         return self._copy_submit_ns

@@ -195,6 +195,7 @@ class Engine:
             layer=layer,
             shape=self.model.shape,
             scores_TE=gate.scores_TE,
+            scores=gate.scores_TE.tolist(),
             own_TK=gate.ids_TK,
             resident_E=self.cache.resident(layer, now),
             in_flight_E=self.cache.in_flight(layer, now),
@@ -203,10 +204,7 @@ class Engine:
 
     def _missing(self, view: LayerView, active: dict[int, int]) -> list[Missing]:
         absent = [e for e in active if not (view.resident_E[e] or view.in_flight_E[e])]
-        if not absent:
-            return []
-        best = np.maximum.reduce(view.scores_TE[:, absent], axis=0).tolist()
-        return [Missing(e, s, active[e]) for e, s in zip(absent, best, strict=True)]
+        return [Missing(e, max(row[e] for row in view.scores), active[e]) for e in absent]
 
     def _compute(
         self, layer: int, experts: Sequence[int], active: dict[int, int], after: Sequence[Span] = ()

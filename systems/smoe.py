@@ -103,7 +103,7 @@ class ExpertCacheRouter(Routing):
             return Routed(view.own_TK, view.own_TK)
         tokens = [
             _Token(scores, own, self.alpha)
-            for scores, own in zip(view.scores_TE.tolist(), view.own_TK.tolist(), strict=True)
+            for scores, own in zip(view.scores, view.own_TK.tolist(), strict=True)
         ]
         top_set = frozenset(expert for token in tokens for expert in token.top_score)  # C
         resident = view.resident_E.tolist()  # G
@@ -201,7 +201,7 @@ class TopScorePrefetch(Prefetching):
         k = view.shape.top_k
         wanted: dict[int, float] = {}
         for ranked, scores in zip(
-            np.argsort(-predicted_TE, axis=1, kind="stable")[:, :k].tolist(),
+            (-predicted_TE).argsort(axis=1, kind="stable")[:, :k].tolist(),
             predicted_TE.tolist(),
             strict=True,
         ):

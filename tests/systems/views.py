@@ -63,6 +63,7 @@ def view(
         layer=layer,
         shape=shape(experts, k),
         scores_TE=scores_TE,
+        scores=scores_TE.tolist(),
         own_TK=own_choice(scores_TE, k) if own is None else np.asarray(own),
         resident_E=resident_E,
         in_flight_E=np.zeros(experts, dtype=bool),
