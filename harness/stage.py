@@ -105,7 +105,7 @@ def _simulated(
     machine = SimulatedMachine(costs, timeline, capacity.from_disk)
     cache = ExpertCache(shape, capacity.slots, system.scope, capacity.device, costs.record_bytes)
     experts = ResidentExperts(inputs.checkpoint, torch.float32)
-    decoder = _decoder(inputs, experts)
+    decoder = _decoder(inputs, experts, reuse_predictions=True)
     common_ns = inputs.full.common_bytes(spec.precision) / costs.h2d_bytes_per_ns
     load_one = measure.link_ns(machine)
     notes = [f"simulated on {profile.name} ({profile.badge}): no such hardware ran", *notes]
@@ -164,5 +164,6 @@ def _local(
     )
 
 
-def _decoder(inputs: Inputs, experts: Experts) -> Decoder:
-    return Decoder(inputs.checkpoint.shape, inputs.checkpoint.common(torch.float32), experts)
+def _decoder(inputs: Inputs, experts: Experts, reuse_predictions: bool = False) -> Decoder:
+    common = inputs.checkpoint.common(torch.float32)
+    return Decoder(inputs.checkpoint.shape, common, experts, reuse_predictions)

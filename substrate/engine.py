@@ -155,9 +155,7 @@ class Engine:
             system.observe(view)
             routed = system.route.route(view)
             active = model.dispatch(layer, routed.ids_TK, routed.weigh_as_TK)
-            hits = [e for e in active if view.resident_E[e]]
-            late = [e for e in active if view.in_flight_E[e]]
-            missing = self._missing(view, active)
+            hits, late, missing = self._whereabouts(view, active)
             assigned = system.assign.assign(view, missing)
             keys = cache.keys(layer, active)
             cache.pin(keys)
@@ -202,9 +200,19 @@ class Engine:
             costs=self.costs,
         )
 
-    def _missing(self, view: LayerView, active: dict[int, int]) -> list[Missing]:
-        absent = [e for e in active if not (view.resident_E[e] or view.in_flight_E[e])]
-        return [Missing(e, max(row[e] for row in view.scores), active[e]) for e in absent]
+    def _whereabouts(
+        self, view: LayerView, active: dict[int, int]
+    ) -> tuple[list[int], list[int], list[Missing]]:
+        """Active experts that are on the device, on their way to it, and neither."""
+        resident, in_flight = view.resident_E.tolist(), view.in_flight_E.tolist()
+        hits = [e for e in active if resident[e]]
+        late = [e for e in active if in_flight[e]]
+        missing = [
+            Missing(e, max(row[e] for row in view.scores), rows)
+            for e, rows in active.items()
+            if not (resident[e] or in_flight[e])
+        ]
+        return hits, late, missing
 
     def _compute(
         self, layer: int, experts: Sequence[int], active: dict[int, int], after: Sequence[Span] = ()

@@ -143,7 +143,7 @@ class ExpertCache:
 
     def holds(self, key: int) -> bool:
         """Whether the expert has a slot, complete or arriving."""
-        return bool(self._held[key])
+        return self._slot_of[key] >= 0
 
     def slot_of(self, key: int) -> int:
         """The slot of an expert that has one."""

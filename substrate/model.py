@@ -8,7 +8,7 @@ Shape letters: B sequences, T rows (all tokens of this pass), H hidden, E expert
 """
 
 from collections.abc import Mapping, Sequence
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import numpy as np
 import torch
@@ -129,20 +129,44 @@ class _Layer:
         return qkv if s.clip_qkv is None else qkv.clamp(-s.clip_qkv, s.clip_qkv)
 
 
+class _Ahead(NamedTuple):
+    """A prediction that is no guess: every active expert was done, so it is the next layer's truth.
+
+    Where time is virtual the next layer takes it instead of computing the same bits again; the
+    machine charges both.
+    """
+
+    mixed: Tensor
+    attended: Tensor
+    scored: tuple[Tensor, Tensor, Tensor]
+
+
 class Decoder:
     """The real mathematics, on torch, in one dtype.
 
     Results do not depend on the order in which a layer's experts are computed: outputs are
     gathered and summed by rank, so a lossless system reproduces the resident model bit for bit.
+
+    Args:
+        reuse_predictions: let a complete prediction stand for the next layer's attention and gate.
+            Only where time is virtual: on a real machine it would make a measured step vanish.
     """
 
-    def __init__(self, shape: ModelShape, common: dict[str, Tensor], experts: Experts) -> None:
+    def __init__(
+        self,
+        shape: ModelShape,
+        common: dict[str, Tensor],
+        experts: Experts,
+        reuse_predictions: bool = False,
+    ) -> None:
         if shape.latent or shape.attention_sinks or shape.gate_bias:
             raise UsageError(f"the decoder has no mathematics for {shape.family}; use a trace")
         if shape.rope_type != "default":
             raise UsageError(f"the decoder has no mathematics for rope_type {shape.rope_type}")
         self.shape = shape
         self.experts = experts
+        self._reuse_predictions = reuse_predictions
+        self._ahead: _Ahead | None = None
         self._embedding = common["embed"]
         self._head_weight = common["embed" if shape.tied_head else "head"]
         self._head_bias = common.get("head.bias")
@@ -172,6 +196,7 @@ class Decoder:
             [torch.zeros(dims, dtype=dtype) for _ in prompts] for _ in range(s.num_layers)
         ]
         self._cos, self._sin = (t.to(dtype) for t in rope_tables(s, torch.arange(longest)))
+        self._ahead = None
         self._tokens: list[list[int]] = [list(p) for p in prompts]
         self._cached = [0] * len(prompts)
         #: Logits ``[B, V]`` of each pass of this batch.
@@ -198,7 +223,8 @@ class Decoder:
 
     def attend(self, layer: int) -> None:
         """Pre-normed attention added to the residual."""
-        self._x = self._attended(layer, self._x)
+        ahead = self._ahead
+        self._x = ahead.attended if ahead else self._attended(layer, self._x)
 
     def _attended(self, layer: int, x_TH: Tensor) -> Tensor:
         """Residual plus attention over cached and new positions, which enter the cache.
@@ -234,14 +260,22 @@ class Decoder:
 
     def gate(self, layer: int) -> Gate:
         """Score the normalised hidden state; the choice is torch's top-k of the scores."""
-        w = self._layers[layer]
-        self._y = w.mlp_norm(self._x)
-        self._logits = F.linear(self._y, w.router)
-        self._scores = gate_scores(self.shape, self._logits)
+        self._y, self._logits, self._scores = self._scored(layer, self._x, self._ahead)
+        self._ahead = None
         # Top-k-first gates choose by logits; a softmax keeps their order but can merge neighbours.
         by_logits = self.shape.gate in (GateKind.SPARSEMIXER, GateKind.TOPK_SOFTMAX)
         ids = (self._logits.float() if by_logits else self._scores).topk(self.shape.top_k).indices
         return Gate(self._scores.numpy(), ids.numpy())
+
+    def _scored(
+        self, layer: int, x: Tensor, ahead: "_Ahead | None" = None
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Normalised state ``[T, H]``, gate logits and scores ``[T, E]`` of a layer."""
+        if ahead:
+            return ahead.scored
+        y = self._layers[layer].mlp_norm(x)
+        logits = F.linear(y, self._layers[layer].router)
+        return y, logits, gate_scores(self.shape, logits)
 
     def dispatch(self, layer: int, ids_TK: Ids, weigh_as_TK: Ids) -> dict[int, int]:
         """Group rows by expert and fix the weights."""
@@ -300,7 +334,7 @@ class Decoder:
         missing = self._places.keys() - self._done
         if missing:
             raise IntegrityError(f"layer {layer}: experts {sorted(missing)} were never computed")
-        self._x = self._mixed(self._weights)
+        self._x = self._ahead.mixed if self._ahead else self._mixed(self._weights)
 
     def _mixed(self, weights_TK: Tensor) -> Tensor:
         """Residual plus shared experts plus the weighted sum over ranks ``[T, H]``."""
@@ -316,17 +350,19 @@ class Decoder:
 
     def predict(self, layer: int, done: Sequence[int], lookahead: Lookahead) -> Scores:
         """The next MoE layer's scores on this layer's post-attention or partial output state."""
-        w, x = self._layers[layer + 1], self._x
-        if lookahead is Lookahead.LAYER:
-            weights = self._weights
-            if len(done) < len(self._places):  # an expert that is not done yet weighs nothing
-                counted = set(done)
-                known = torch.tensor([float(e in counted) for e in self._ids])
-                weights = weights * known.view(weights.shape)
-            x = self._attended(layer + 1, self._mixed(weights))
-        logits = F.linear(w.mlp_norm(x), w.router)
-        scores: Scores = gate_scores(self.shape, logits).numpy()
-        return scores
+        if lookahead is not Lookahead.LAYER:
+            return self._scored(layer + 1, self._x)[2].numpy()
+        weights, complete = self._weights, len(done) == len(self._places)
+        if not complete:  # an expert that is not done yet weighs nothing
+            counted = set(done)
+            known = torch.tensor([float(e in counted) for e in self._ids])
+            weights = weights * known.view(weights.shape)
+        mixed = self._mixed(weights)
+        attended = self._attended(layer + 1, mixed)
+        scored = self._scored(layer + 1, attended)
+        if complete and self._reuse_predictions:
+            self._ahead = _Ahead(mixed, attended, scored)
+        return scored[2].numpy()
 
     # ------------------------------------------------------------------ the end of a pass
 

@@ -35,7 +35,7 @@ Deviations and readings, where the paper is silent or contradicts itself:
 """
 
 from collections import Counter
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -106,14 +106,15 @@ class ExpertCacheRouter(Routing):
             for scores, own in zip(view.scores, view.own_TK.tolist(), strict=True)
         ]
         top_set = frozenset(expert for token in tokens for expert in token.top_score)  # C
-        resident = view.resident_E.tolist()  # G
-        on_hand = top_set.union(e for e, here in enumerate(resident) if here)
+        on_hand: list[bool] = view.resident_E.tolist()  # G ∪ C, by expert
+        for expert in top_set:
+            on_hand[expert] = True
 
         routed = [list(token.own) for token in tokens]
         left_over: list[tuple[int, int]] = []  # (token, place) of what keeps its missing expert
         for t, token in enumerate(tokens):
             # Places are best first: the weakest low-score expert is the first to give way.
-            replaceable = [p for p in reversed(token.low_score) if token.own[p] not in on_hand]
+            replaceable = [p for p in reversed(token.low_score) if not on_hand[token.own[p]]]
             substitutes = token.similar(on_hand, self.pick) if replaceable else []
             for place, substitute in zip(replaceable, substitutes, strict=False):
                 routed[t][place] = substitute
@@ -138,12 +139,12 @@ class _Token:
         #: Places in ``own`` of E_l: S_{k+1} < score < (1+α)·S_{k+1}.
         self.low_score = [p for p, e in enumerate(own) if self.rival < scores[e] < ceiling]
 
-    def similar(self, among: Collection[int], pick: Literal["best", "id"] = "best") -> list[int]:
+    def similar(self, among: Sequence[bool], pick: Literal["best", "id"] = "best") -> list[int]:
         """E_s: inactive experts with (1-α)·S_{k+1} < score ≤ S_{k+1}, in the order to take them."""
         found = [
             e
             for e, score in enumerate(self.scores)
-            if self.floor < score <= self.rival and e in among and e not in self.own
+            if self.floor < score <= self.rival and among[e] and e not in self.own
         ]
         return sorted(found, key=lambda e: -self.scores[e]) if pick == "best" else found
 
@@ -155,7 +156,8 @@ def _share_with_others(
     rows = Counter(expert for ids in routed for expert in ids)
     for t, place in left_over:
         given_up = routed[t][place]
-        candidates = [e for e in tokens[t].similar(rows) if e not in routed[t]]
+        in_use = [rows[e] > 0 for e in range(len(tokens[t].scores))]
+        candidates = [e for e in tokens[t].similar(in_use) if e not in routed[t]]
         shared = max(candidates, key=lambda e: rows[e], default=None)
         if shared is not None and rows[shared] >= rows[given_up]:
             rows[given_up] -= 1

@@ -162,17 +162,20 @@ class LowestAverageScore(Eviction):
         """No iteration yet: every average is zero."""
         self._history = np.zeros((shape.num_layers, self.window + 1, shape.num_experts))
         self._seen = [0] * shape.num_layers
-        self._average = np.zeros((shape.num_layers, shape.num_experts))
-        self._by_key = self._average.reshape(-1)
+        average_LE = np.zeros((shape.num_layers, shape.num_experts))
+        self._average = list(average_LE)  # rows of one array, so that keys index it whole
+        self._by_key = average_LE.reshape(-1)
 
     def observe(self, view: LayerView) -> None:
         """Iteration j of a layer."""
         layer, terms, scores_TE = view.layer, self.window + 1, view.scores_TE
-        iteration = np.add.reduce(scores_TE, axis=0) / len(scores_TE)
-        self._history[layer, self._seen[layer] % terms] = iteration
+        history = self._history[layer]
+        history[self._seen[layer] % terms] = (
+            scores_TE[0] if len(scores_TE) == 1 else scores_TE.mean(axis=0)
+        )
         self._seen[layer] += 1
         known = min(self._seen[layer], terms)
-        self._average[layer] = np.add.reduce(self._history[layer, :known], axis=0) / known
+        np.divide(np.add.reduce(history[:known], axis=0), known, out=self._average[layer])
 
     def victim(self, allowed: Mask, incoming: int) -> int | None:
         """The smallest average."""
