@@ -74,11 +74,11 @@ def main() -> None:
     inputs = prepare(spec, None)
     print(f"{'system':<14}{'tokens/s':>10}{'ms/token':>10}{'mathematics':>13}{'bookkeeping':>13}")
     for system in SYSTEMS:
+        _, recorder = measure(system, Recorder, inputs, inputs.prompts)
+        trace = recorder.trace  # type: ignore[attr-defined]
         live, replay = [], []
         for _ in range(repeats):
-            us, recorder = measure(system, Recorder, inputs, inputs.prompts)
-            live.append(us)
-            trace = recorder.trace  # type: ignore[attr-defined]
+            live.append(measure(system, lambda model: model, inputs, inputs.prompts)[0])
             replay.append(
                 measure(system, lambda _, t=trace: TracedModel(t), inputs, inputs.prompts)[0]
             )

@@ -220,7 +220,7 @@ class Engine:
         """Run experts that are, or after a load will be, on the device."""
         if not experts:
             return
-        op = Op(OpKind.EXPERT, layer, tuple(active[e] for e in experts), tuple(experts))
+        op = Op(OpKind.EXPERT, layer, tuple(map(active.__getitem__, experts)), tuple(experts))
         span = self._device(op, lambda: self.model.compute(layer, experts), after)
         with self.machine.lock:
             self.transfers.read_by(span, layer, experts)

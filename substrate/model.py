@@ -108,7 +108,7 @@ class _Layer:
         self.qkv, self.qkv_bias = fuse_attention(common, layer)
         if shape.qk_norm != "none":
             self.q_norm, self.k_norm = norm("q_norm"), norm("k_norm")
-        self.o, self.o_bias = common[f"layers.{layer}.o"], get("o.bias")
+        self.o_transposed, self.o_bias = common[f"layers.{layer}.o"].T, get("o.bias")
         if layer in shape.dense_layers:
             self.dense = feed_forward("dense")
             return
@@ -127,6 +127,17 @@ class _Layer:
             qkv = torch.cat((self.q_norm(q).flatten(1), self.k_norm(k).flatten(1), v), dim=-1)
         # OLMoE clips what its norms give.
         return qkv if s.clip_qkv is None else qkv.clamp(-s.clip_qkv, s.clip_qkv)
+
+
+class _Window:
+    """Every layer's views into one sequence's KV cache for one pass, cut once and not per layer."""
+
+    def __init__(self, cache: Tensor, start: int, end: int, kv_heads: int) -> None:
+        past = cache[:, :end].transpose(1, 2)[:, None]  # [layer, 1, 2 · kv heads, position, D]
+        self.keys = past[:, :, :kv_heads].unbind(0)
+        self.values = past[:, :, kv_heads:].unbind(0)
+        #: Where this pass's entries go: [position, 2 · kv heads, D] a layer.
+        self.new = cache[:, start:end].unbind(0)
 
 
 class _Ahead(NamedTuple):
@@ -190,11 +201,9 @@ class Decoder:
                 "shorten the prompts or --new-tokens"
             )
         dtype = self._embedding.dtype
-        dims = (longest, 2 * s.num_kv_heads, s.head_dim)
-        #: For each layer and sequence, keys above values: [position, 2 · kv heads, D].
-        self._cache = [
-            [torch.zeros(dims, dtype=dtype) for _ in prompts] for _ in range(s.num_layers)
-        ]
+        dims = (s.num_layers, longest, 2 * s.num_kv_heads, s.head_dim)
+        #: For each sequence, keys above values: [layer, position, 2 · kv heads, D].
+        self._caches = [torch.zeros(dims, dtype=dtype) for _ in prompts]
         self._cos, self._sin = (t.to(dtype) for t in rope_tables(s, torch.arange(longest)))
         self._ahead = None
         self._tokens: list[list[int]] = [list(p) for p in prompts]
@@ -218,6 +227,10 @@ class Decoder:
         still = self._cos.new_ones(len(ids), self.shape.num_kv_heads, self.shape.head_dim)
         self._cos_T = torch.cat((self._cos[positions, None].expand(turned), still), dim=1)
         self._sin_T = torch.cat((self._sin[positions, None].expand(turned), still * 0), dim=1)
+        self._windows = [
+            _Window(cache, start, start + n, self.shape.num_kv_heads)
+            for cache, start, n in zip(self._caches, self._starts, self._new, strict=True)
+        ]
         self._x = self._embedding[ids]
         return len(ids)
 
@@ -241,20 +254,19 @@ class Decoder:
         queries = (q,) if single else torch.split(q, self._new)
         entries = (kv,) if single else torch.split(kv, self._new)
         outputs = []
-        for b, (start, n) in enumerate(zip(self._starts, self._new, strict=True)):
-            cache, end = self._cache[layer][b], start + n
-            cache[start:end] = entries[b]
-            past = cache[:end].transpose(0, 1)[None]
+        for window, query, entry in zip(self._windows, queries, entries, strict=True):
+            window.new[layer].copy_(entry)
             out = F.scaled_dot_product_attention(
-                queries[b].transpose(0, 1)[None],
-                past[:, : s.num_kv_heads],
-                past[:, s.num_kv_heads :],
-                is_causal=n > 1,
+                query.transpose(0, 1)[None],
+                window.keys[layer],
+                window.values[layer],
+                is_causal=len(query) > 1,
                 enable_gqa=s.num_heads != s.num_kv_heads,
             )
-            outputs.append(out[0].transpose(0, 1).reshape(n, -1))
+            outputs.append(out.transpose(1, 2).reshape(len(query), -1))
         out = outputs[0] if single else torch.cat(outputs)
-        return x_TH + F.linear(out, w.o, w.o_bias)
+        x_TH = torch.addmm(x_TH, out, w.o_transposed)
+        return x_TH if w.o_bias is None else x_TH + w.o_bias
 
     # ------------------------------------------------------------------ the MoE block
 

@@ -79,14 +79,14 @@ class SimulatedMachine:
 
     def _carry(self, op: Op, transfer: Transfer, since_ns: int, after: Sequence[Span]) -> Span:
         """Place one transfer on every lane of the load path, one after the other."""
-        spans: list[Span] = []
-        for lane in self.load_path[:-1]:
-            spans.append(self._place(op._replace(kind=OpKind.READ), lane, since_ns, after))
-            after = spans[-1:]
-        spans.append(self._place(op, self.load_path[-1], since_ns, after))
-        first, last = spans[0], spans[-1]
+        *hops, last_lane = self.load_path
+        first: Span | None = None
+        for lane in hops:
+            span = self._place(op._replace(kind=OpKind.READ), lane, since_ns, after)
+            first, after = first or span, (span,)
+        last = self._place(op, last_lane, since_ns, after)
         transfer.under_way(last)
-        transfer.arrived(cast(int, first.start_ns), cast(int, last.end_ns))
+        transfer.arrived(cast(int, (first or last).start_ns), cast(int, last.end_ns))
         return last
 
     def _place(self, op: Op, lane: Lane, since_ns: int, after: Sequence[Span]) -> Span:

@@ -16,10 +16,13 @@ from substrate.system import Costs, Eviction
 class _Arriving:
     """One record under way; the machine calls it back (see `substrate.machine.Transfer`)."""
 
-    def __init__(self, transfers: "Transfers", layer: int, expert: int, prefetch: bool) -> None:
+    __slots__ = ("_prefetch", "_transfers", "expert", "key", "layer")
+
+    def __init__(
+        self, transfers: "Transfers", layer: int, expert: int, key: int, prefetch: bool
+    ) -> None:
         self._transfers = transfers
-        self.layer, self.expert, self._prefetch = layer, expert, prefetch
-        self.key = transfers.cache.key(layer, expert)
+        self.layer, self.expert, self.key, self._prefetch = layer, expert, key, prefetch
 
     def begin(self, now_ns: int) -> bool:
         """Claim a slot for a prefetch, unless the expert came by itself or nobody may leave."""
@@ -91,17 +94,18 @@ class Transfers:
         """Put an expert into a free slot before the run; nothing is charged to a lane."""
         key = self.cache.key(layer, expert)
         self._give(key, None)
-        _Arriving(self, layer, expert, prefetch=True).copy()
+        self.machine.copy_record(layer, expert, self.cache.slot_of(key))
         self.cache.arrive(key, 0)
 
     # ------------------------------------------------------------------ needed now
 
     def demand(self, layer: int, expert: int) -> Span | None:
         """Load an expert that its layer needs; None if no slot can be had without waiting."""
+        key = self.cache.key(layer, expert)
         with self.machine.lock:
-            if not self.claim(self.cache.key(layer, expert), self.machine.now_ns()):
+            if not self.claim(key, self.machine.now_ns()):
                 return None
-        return self._load(layer, expert, ())
+        return self._load(layer, expert, key, ())
 
     def demand_when_free(self, layer: int, expert: int) -> Span:
         """The same, into the slot of an expert whose computation was submitted already.
@@ -113,20 +117,20 @@ class Transfers:
             with self.machine.lock:
                 now_ns = self.machine.now_ns()
                 if self.claim(key, now_ns):
-                    return self._load(layer, expert, ())
+                    return self._load(layer, expert, key, ())
                 victim = self.evict.victim(self.cache.evictable_soon(key, now_ns), key)
                 if victim is not None:
                     reader = self._readers.get(victim)
                     self._give(key, victim)
-                    return self._load(layer, expert, () if reader is None else (reader,))
+                    return self._load(layer, expert, key, () if reader is None else (reader,))
                 arriving = self.cache.arriving(key, now_ns)
             if not arriving:
                 raise IntegrityError(f"layer {layer} expert {expert}: no slot can ever be had")
             self.machine.wait(self.arrivals[arriving[0]])
 
-    def _load(self, layer: int, expert: int, after: Sequence[Span]) -> Span:
+    def _load(self, layer: int, expert: int, key: int, after: Sequence[Span]) -> Span:
         op = Op(OpKind.LOAD, layer, (), (expert,))
-        return self.machine.load(op, _Arriving(self, layer, expert, prefetch=False), after)
+        return self.machine.load(op, _Arriving(self, layer, expert, key, prefetch=False), after)
 
     def arrival(self, layer: int, expert: int) -> Span:
         """The transfer that is bringing an expert."""
@@ -147,7 +151,7 @@ class Transfers:
         for key, expert in zip(self.wanted, experts, strict=True):
             if not self.cache.holds(key):
                 op = Op(OpKind.LOAD, layer, (), (expert,))
-                self.machine.enqueue(op, _Arriving(self, layer, expert, prefetch=True))
+                self.machine.enqueue(op, _Arriving(self, layer, expert, key, prefetch=True))
 
     def take_started(self, layer: int) -> set[int]:
         """The prefetches for a layer that really began."""

@@ -200,17 +200,15 @@ class TopScorePrefetch(Prefetching):
             return range(view.shape.num_experts) if self.prefill else ()
         if predicted_TE is None:
             return ()
-        k = view.shape.top_k
+        k, band = view.shape.top_k, 1 + (self.alpha or 0.0)
         wanted: dict[int, float] = {}
-        for ranked, scores in zip(
-            (-predicted_TE).argsort(axis=1, kind="stable")[:, :k].tolist(),
-            predicted_TE.tolist(),
-            strict=True,
-        ):
-            threshold = (1 + (self.alpha or 0.0)) * rival_score(scores, ranked)
-            for expert in ranked:
-                if scores[expert] >= threshold:
-                    wanted[expert] = max(scores[expert], wanted.get(expert, 0.0))
+        order_TE = (-predicted_TE).argsort(axis=1, kind="stable").tolist()
+        for ranked, scores in zip(order_TE, predicted_TE.tolist(), strict=True):
+            rival = scores[ranked[k]] if k < len(ranked) else 0.0  # the predicted S_{k+1}
+            for expert in ranked[:k]:
+                if scores[expert] < band * rival:
+                    break
+                wanted[expert] = max(scores[expert], wanted.get(expert, 0.0))
         return sorted(wanted, key=lambda expert: (-wanted[expert], expert))
 
 

@@ -12,13 +12,10 @@ from substrate.memory import ExpertCache, Mask
 from substrate.system import Eviction, LayerView
 
 
-def _least(values: np.ndarray, allowed: Mask, beyond: float) -> int | None:
-    """The allowed key with the smallest value; ties to the lowest key; None if none is allowed.
-
-    ``beyond`` is larger than every value: it stands for the keys that are not allowed.
-    """
-    key = int(np.where(allowed, values, beyond).argmin())
-    return key if allowed[key] else None
+def _least(values: np.ndarray, allowed: Mask) -> int | None:
+    """The allowed key with the smallest value; ties to the lowest key; None if none is allowed."""
+    keys = allowed.nonzero()[0]
+    return int(keys[values[keys].argmin()]) if len(keys) else None
 
 
 @dataclass(kw_only=True)
@@ -179,4 +176,4 @@ class LowestAverageScore(Eviction):
 
     def victim(self, allowed: Mask, incoming: int) -> int | None:
         """The smallest average."""
-        return _least(self._by_key, allowed, np.inf)
+        return _least(self._by_key, allowed)
