@@ -9,6 +9,7 @@ figures are per decoded token at batch 1.
 """
 
 import argparse
+import gc
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -70,6 +71,7 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=3)
     repeats = parser.parse_args().repeats
     torch.set_num_threads(1)
+    gc.freeze()
     spec = resolve(None, system="smoe", setting="S3", prompts=4, new_tokens=TOKENS)
     inputs = prepare(spec, None)
     print(f"{'system':<14}{'tokens/s':>10}{'ms/token':>10}{'mathematics':>13}{'bookkeeping':>13}")

@@ -1,5 +1,6 @@
 """One run, from a spec to its document: build, generate, measure."""
 
+import gc
 import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
@@ -62,6 +63,9 @@ def run(
     with ExitStack() as stack, torch.inference_mode():
         stage = set_up(spec, system, inputs, scratch, keep_timeline, stack)
         load_ms = stage.start()
+        # What lives now lives until the end: the collector need not walk it again and again.
+        gc.freeze()
+        stack.callback(gc.unfreeze)
         accuracy = Accuracy(inputs.workload)
         generations = _generate(spec, stage, inputs, accuracy, progress)
         document = _document(spec, stage, inputs, generations, accuracy, load_ms)

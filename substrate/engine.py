@@ -187,7 +187,7 @@ class Engine:
         self._used.append(keys)
 
     def _view(self, layer: int, phase: Phase, gate: Gate) -> LayerView:
-        now = self.machine.now_ns()
+        resident, in_flight = self.cache.whereabouts(layer, self.machine.now_ns())
         return LayerView(
             phase=phase,
             layer=layer,
@@ -195,8 +195,8 @@ class Engine:
             scores_TE=gate.scores_TE,
             scores=gate.scores_TE.tolist(),
             own_TK=gate.ids_TK,
-            resident_E=self.cache.resident(layer, now),
-            in_flight_E=self.cache.in_flight(layer, now),
+            resident_E=resident,
+            in_flight_E=in_flight,
             costs=self.costs,
         )
 

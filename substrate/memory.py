@@ -101,8 +101,8 @@ class ExpertCache:
         self._reader_ns = [0] * total
         self._pinned = [False] * total
         self._computed = [False] * total
-        # When an expert may leave: NEVER while pinned or absent, else max(ready, reader).  Kept up
-        # to date so that every eviction asks one vector comparison.
+        # When an expert may leave: NEVER while pinned or absent, else when it has come and its last
+        # reader has ended.  Kept up to date, so that an eviction asks one vector comparison.
         self._free_ns = np.full(total, NEVER, dtype=np.int64)
         per_pool = self.slots // pools
         self._free = [
@@ -135,11 +135,10 @@ class ExpertCache:
         mask: Mask = self._ready_ns[self._row(layer)] <= now_ns
         return mask
 
-    def in_flight(self, layer: int, now_ns: int) -> Mask:
-        """Which experts of a layer are on their way, ``[E]`` bool."""
-        row = self._row(layer)
-        mask: Mask = self._held[row] & (self._ready_ns[row] > now_ns)
-        return mask
+    def whereabouts(self, layer: int, now_ns: int) -> tuple[Mask, Mask]:
+        """Which experts of a layer are complete on the device, and which on their way, ``[E]``."""
+        resident = self.resident(layer, now_ns)
+        return resident, self._held[self._row(layer)] > resident
 
     def holds(self, key: int) -> bool:
         """Whether the expert has a slot, complete or arriving."""
@@ -193,7 +192,7 @@ class ExpertCache:
             slot = self._slot_of[victim]
             if not self._held[victim] or (self._pinned[victim] and not self._computed[victim]):
                 raise IntegrityError(f"expert {victim} cannot be evicted: not resident, or in use")
-            self._held[victim] = False
+            self._held[victim] = self._computed[victim] = False
             self._slot_of[victim] = -1
             self._ready_ns[victim] = self._free_ns[victim] = NEVER
         self._held[key] = True
@@ -216,11 +215,11 @@ class ExpertCache:
             self._free_ns[key] = NEVER
 
     def unpin(self, keys: list[int]) -> None:
-        """End the protection."""
+        """End the protection: what was computed is free when its reader has ended."""
         for key in keys:
-            self._pinned[key] = False
-            self._computed[key] = False
-            self._free_ns[key] = max(int(self._ready_ns[key]), self._reader_ns[key])
+            read = self._computed[key]
+            self._free_ns[key] = self._reader_ns[key] if read else self._ready_ns[key]
+            self._pinned[key] = self._computed[key] = False
 
     def read_until(self, keys: list[int], end_ns: int) -> None:
         """A computation that reads these pinned experts was submitted; it ends at ``end_ns``."""

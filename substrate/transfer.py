@@ -76,9 +76,10 @@ class Transfers:
             self._give(key, None)
             return True
         allowed = self.cache.evictable(key, now_ns)
-        if spare:
-            allowed[spare] = False
         victim = self.evict.victim(allowed, key)
+        if victim in spare:
+            allowed[spare] = False
+            victim = self.evict.victim(allowed, key)
         if victim is None:
             return False
         self._give(key, victim)

@@ -82,9 +82,9 @@ def test_from_arriving_to_evictable():
     cache.claim(2, None)
     assert not cache.resident(0, NEVER - 1).any()
     cache.arrive(2, 50)
-    assert cache.in_flight(0, 49).tolist() == [False, False, True, False]
+    assert cache.whereabouts(0, 49)[1].tolist() == [False, False, True, False]
     assert cache.resident(0, 50).tolist() == [False, False, True, False]
-    assert not cache.in_flight(0, 50).any()
+    assert not cache.whereabouts(0, 50)[1].any()
     assert not cache.evictable(0, 49).any()
     assert np.flatnonzero(cache.evictable(0, 50)).tolist() == [2]
     assert cache.arriving(0, 49) == [2]
@@ -235,7 +235,7 @@ class CacheMachine(RuleBasedStateMachine):
             resident = [self.held.get(k, [NEVER])[0] <= self.now for k in keys]
             assert cache.resident(layer, self.now).tolist() == resident
             flying = [k in self.held and self.held[k][0] > self.now for k in keys]
-            assert cache.in_flight(layer, self.now).tolist() == flying
+            assert cache.whereabouts(layer, self.now)[1].tolist() == flying
             if self.scope == "layer":
                 assert sum(k in self.held for k in keys) <= self.pool_slots()
         allowed = {k for k, times in self.held.items() if max(times) <= self.now} - self.pinned
