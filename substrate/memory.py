@@ -215,10 +215,12 @@ class ExpertCache:
             self._free_ns[key] = NEVER
 
     def unpin(self, keys: list[int]) -> None:
-        """End the protection: what was computed is free when its reader has ended."""
+        """End the protection."""
         for key in keys:
-            read = self._computed[key]
-            self._free_ns[key] = self._reader_ns[key] if read else self._ready_ns[key]
+            reader = self._reader_ns[key]
+            # What was computed had come; of the rest (host experts) the later time counts.
+            free = reader if self._computed[key] else max(reader, int(self._ready_ns[key]))
+            self._free_ns[key] = free
             self._pinned[key] = self._computed[key] = False
 
     def read_until(self, keys: list[int], end_ns: int) -> None:

@@ -3,7 +3,7 @@
 import json
 from collections import defaultdict
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 from substrate.machine import Lane, OpKind, Span
 from substrate.terms import Phase
@@ -42,7 +42,7 @@ class Timeline:
     def add(self, span: Span) -> None:
         """Count a span whose end is known."""
         lane, totals = span.lane, self._totals
-        totals.busy_ns[lane] += cast(int, span.end_ns) - cast(int, span.start_ns)
+        totals.busy_ns[lane] += span.duration_ns
         if lane is Lane.DEVICE:
             if span.stall_ns:
                 totals.stall_ns[span.cause] += span.stall_ns
