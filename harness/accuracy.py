@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from substrate.model import Decoder
+from substrate.decoder import Decoder
 from workloads.catalogue import Workload
 from workloads.example import Example
 from workloads.scoring import is_correct, score

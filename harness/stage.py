@@ -13,12 +13,13 @@ from harness.settings import setting
 from harness.spec import RunSpec
 from substrate.capacity import Capacity, plan
 from substrate.costs import CostModel
+from substrate.decoder import Decoder
 from substrate.engine import Engine
 from substrate.errors import UsageError
 from substrate.local import LocalMachine, SlotExperts
 from substrate.machine import Machine
 from substrate.memory import ExpertCache, Tier
-from substrate.model import Decoder, Experts
+from substrate.model import Experts
 from substrate.profile import HardwareProfile, load_profile
 from substrate.simulated import SimulatedMachine
 from substrate.system import System

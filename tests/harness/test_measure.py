@@ -22,9 +22,9 @@ from harness.measure import (
     ratio,
     spread,
 )
+from substrate.decoder import Decoder
 from substrate.engine import Counts, Engine, Generation
 from substrate.machine import Lane, Machine, Op, OpKind, Span
-from substrate.model import Decoder
 from substrate.profile import HardwareProfile
 from substrate.timeline import Timeline
 from workloads.catalogue import load, workload

@@ -6,10 +6,10 @@ import pytest
 import torch
 from torch import Tensor
 
+from substrate.decoder import Decoder
 from substrate.engine import Engine
 from substrate.local import LocalMachine, SlotExperts
 from substrate.memory import ExpertCache, Tier
-from substrate.model import Decoder
 from substrate.timeline import Timeline
 from substrate.weights import Checkpoint, ExpertStore, ResidentExperts
 from systems import build

@@ -15,8 +15,8 @@ import transformers
 from safetensors.torch import load_file
 from torch import Tensor
 
+from substrate.decoder import Decoder
 from substrate.errors import IntegrityError, UsageError
-from substrate.model import Decoder
 from substrate.terms import Gate, Lookahead
 from substrate.weights import Checkpoint, ResidentExperts
 from tests.substrate.checkpoints import FAMILIES, HF_FAMILIES, REMOTE_CONFIGS, make_checkpoint

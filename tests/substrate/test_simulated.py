@@ -7,12 +7,12 @@ from dataclasses import dataclass, field
 import pytest
 import torch
 
+from substrate.decoder import Decoder
 from substrate.engine import Engine
 from substrate.errors import CheckpointError, IntegrityError
 from substrate.local import LocalMachine, SlotExperts
 from substrate.machine import Lane, Op, OpKind, Span
 from substrate.memory import ExpertCache, Tier
-from substrate.model import Decoder
 from substrate.simulated import SimulatedMachine
 from substrate.timeline import Timeline
 from substrate.weights import Checkpoint, ExpertStore

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 import torch
 
+from substrate.decoder import Decoder
 from substrate.errors import UsageError
-from substrate.model import Decoder
 from substrate.trace import Recorder, TracedModel
 from substrate.weights import Checkpoint, ResidentExperts
 from systems import build
