@@ -35,7 +35,7 @@ def _moebench(context: typer.Context) -> None:
 
 @app.command()
 def run(
-    system: Annotated[str, typer.Option(help="See: moebench list systems.")],
+    system: Annotated[str, typer.Option(help="See: moebench list systems; or module:Class.")],
     setting: Annotated[str | None, typer.Option(help="See: moebench list settings.")] = None,
     workload: Annotated[str | None, typer.Option(help="See: moebench list workloads.")] = None,
     machine: Annotated[str | None, typer.Option(help="Profile, file.yaml, or local.")] = None,

@@ -13,7 +13,7 @@ from substrate.catalogue import model_shape, scale_names, scale_path
 from substrate.errors import CheckpointError, UsageError
 from substrate.profile import load_profile
 from substrate.weights import Checkpoint
-from systems import build
+from systems import build, source_hash
 from workloads.catalogue import Sample, Workload, load, workload
 from workloads.example import Example
 from workloads.prompts import build_prompt
@@ -68,6 +68,7 @@ def prepare(spec: RunSpec, data_dir: Path | None) -> Inputs:
         "model": _hash(full.model_dump_json()),
         "data": sample.data_hash,
         "profile": profile,
+        "system": source_hash(spec.system),
     }
     return Inputs(spec, checkpoint, full, tokenizer, chosen, sample, prompts, hashes)
 

@@ -6,11 +6,14 @@ with its options:
     build("smoe", {"route.alpha": "0.3", "evict": "lru"})
 """
 
+import hashlib
+import sys
 from collections.abc import Mapping
 from importlib import import_module
+from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
-from substrate.errors import UnknownNameError
+from substrate.errors import UnknownNameError, UsageError
 
 if TYPE_CHECKING:
     from substrate.system import System
@@ -24,22 +27,51 @@ SYSTEMS: dict[str, tuple[str, str, str]] = {
 
 
 def system_class(name: str) -> "type[System]":
-    """The class behind a system's name.
+    """The class behind a system's name, or behind ``module:Class`` for one of your own.
 
     Raises:
         UnknownNameError: no such system.
+        UsageError: your module cannot be imported, or has no such system.
     """
+    if ":" in name:
+        return _own_system(name)
     if name not in SYSTEMS:
         raise UnknownNameError("system", name, SYSTEMS, "see: moebench list systems")
     module, attribute, _ = SYSTEMS[name]
     return cast("type[System]", getattr(import_module(module), attribute))
 
 
+def _own_system(name: str) -> "type[System]":
+    from substrate.system import System
+
+    module, _, attribute = name.partition(":")
+    if str(Path.cwd()) not in sys.path:
+        sys.path.insert(0, str(Path.cwd()))
+    try:
+        found = getattr(import_module(module), attribute, None)
+    except ImportError as error:
+        raise UsageError(f"--system {name}: cannot import {module} ({error})") from error
+    if not (isinstance(found, type) and issubclass(found, System)):
+        raise UsageError(
+            f"--system {name}: {attribute} is not a System; write module:Class, where the class "
+            "is a subclass of moebench.System"
+        )
+    return found
+
+
+def source_hash(name: str) -> str:
+    """A hash of the file that defines a system of your own; empty for those that ship."""
+    if ":" not in name:
+        return ""
+    path = sys.modules[system_class(name).__module__].__file__
+    return "" if path is None else hashlib.sha256(Path(path).read_bytes()).hexdigest()[:16]
+
+
 def build(name: str, settings: Mapping[str, str] | None = None) -> "System":
     """A system with its options changed.
 
     Args:
-        name: see `SYSTEMS`.
+        name: see `SYSTEMS`; ``module:Class`` for a system of your own.
         settings: ``evict=lru`` swaps a decision, ``evict.window=16`` changes one of its options,
             ``scope=layer`` an option of the system itself.
 
