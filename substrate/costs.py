@@ -49,6 +49,7 @@ class CostModel:
             OpKind.PREDICT: attention + gate,
             OpKind.HEAD: software.launches_head.count * launch,
         }
+        self._one_launch_ns = launch
         self._copy_submit_ns = software.copy_submit.ns
         #: Reading a result back to the control thread, beyond waiting for it.
         self.sync_ns = software.sync.ns
@@ -122,6 +123,10 @@ class CostModel:
         return self.profile.host.handoff.ns + max(self.record_bytes / self._host_bytes, flops)
 
     # ------------------------------------------------------------------ the control thread
+
+    def first_launch_ns(self, op: Op, lane: Lane) -> int:
+        """How long after its submission began an operation's first kernel or copy can run."""
+        return self._one_launch_ns if lane is Lane.DEVICE else self._copy_submit_ns
 
     def control_ns(self, op: Op, lane: Lane) -> int:
         """What submitting the operation costs the control thread."""

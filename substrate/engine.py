@@ -1,9 +1,9 @@
 """The one loop: a token's way through the layers, for every system, model and machine.
 
     attend → gate → (stale prefetches dropped) → route → assign
-           → resident experts start; loads and host experts go to their lanes
+           → loads and host experts go to their lanes; resident and shared experts compute
            → the next layer is predicted, prefetches are queued
-           → loaded experts compute as they arrive → combined with the shared experts
+           → loaded experts compute as they arrive → all are combined
 
 Prefill runs the same loop with many rows an expert.  Nothing here knows a system by name.
 """
@@ -162,15 +162,17 @@ class Engine:
             system.evict.used(layer, active)
         machine.elapse(decisions=1)
 
-        self._compute(layer, hits, active)
-        if model.shape.shared_width:
-            self._device(Op(OpKind.SHARED, layer, (rows,)), lambda: model.shared(layer))
+        # Loads and host experts first: they take longest and cost the control thread least.
         arriving = [(e, self.transfers.arrival(layer, e)) for e in late]
         waiting = deque(assigned.load)
         while waiting and (span := self.transfers.demand(layer, waiting[0])):
             arriving.append((waiting.popleft(), span))
         returned = [self._on_host(layer, e, active[e]) for e in assigned.host]
-        predicted = self._predict(layer, phase, rows, hits)
+        self._compute(layer, hits, active)
+        if model.shape.shared_width:
+            self._device(Op(OpKind.SHARED, layer, (rows,)), lambda: model.shared(layer))
+        if layer + 1 in self._moe_layers:
+            self._prefetch(view, layer + 1, self._predict(layer, phase, rows, hits))
         for expert, span in arriving:
             self._compute(layer, [expert], active, after=(span,))
         for expert in waiting:  # more loads than slots: each waits for a computed expert to leave
@@ -179,8 +181,6 @@ class Engine:
         combine = Op(OpKind.COMBINE, layer, (rows,))
         self._device(combine, lambda: model.combine(layer), after=returned)
 
-        if layer + 1 in self._moe_layers:
-            self._prefetch(view, layer + 1, predicted)
         with machine.lock:
             cache.unpin(keys)
         self._count(view, routed, active, hits, late, assigned.load, assigned.host)
@@ -239,8 +239,6 @@ class Engine:
     def _predict(self, layer: int, phase: Phase, rows: int, hits: Sequence[int]) -> Span | None:
         lookahead = self.system.prefetch.lookahead
         if phase == "prefill" or lookahead is Lookahead.NONE:
-            return None
-        if layer + 1 not in self._moe_layers:
             return None
         op = Op(OpKind.PREDICT, layer, (rows,))
         if lookahead is Lookahead.LAYER:  # otherwise the next gate alone

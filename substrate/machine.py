@@ -70,10 +70,11 @@ class Op(NamedTuple):
 class Span:
     """An operation in time (ns).  ``end_ns`` is None until it is known.
 
-    ``stall_ns`` is how long the lane stood idle before it, ``cause`` what it was waiting for.
+    ``stall_ns`` is how long the lane stood idle before it, ``cause`` what it was waiting for;
+    ``late_ns`` is the idle time before that, until the control thread had submitted it.
     """
 
-    __slots__ = ("cause", "end_ns", "lane", "op", "stall_ns", "start_ns", "value")
+    __slots__ = ("cause", "end_ns", "lane", "late_ns", "op", "stall_ns", "start_ns", "value")
 
     def __init__(
         self,
@@ -83,6 +84,7 @@ class Span:
         end_ns: int | None = None,
         stall_ns: int = 0,
         cause: str = "",
+        late_ns: int = 0,
     ) -> None:
         self.op = op
         self.lane = lane
@@ -90,6 +92,7 @@ class Span:
         self.end_ns = end_ns
         self.stall_ns = stall_ns
         self.cause = cause
+        self.late_ns = late_ns
         self.value: Any = None
 
     @property

@@ -64,10 +64,15 @@ class SimulatedMachine:
     def submit(
         self, op: Op, lane: Lane, after: Sequence[Span] = (), work: Work | None = None
     ) -> Span:
-        """Place an operation on its lane; ``work`` runs at once, its time is the profile's."""
+        """Place an operation on its lane; ``work`` runs at once, its time is the profile's.
+
+        Of an operation of many kernels the first runs as soon as it is launched, and the last
+        cannot end before it is.
+        """
         value = None if work is None else work()
+        first = self._now + self.costs.first_launch_ns(op, lane)
         self._now += self.costs.control_ns(op, lane)
-        span = self._place(op, lane, self._now, after)
+        span = self._place(op, lane, first, after, self._now)
         span.value = value
         return span
 
@@ -89,17 +94,21 @@ class SimulatedMachine:
         transfer.arrived(cast(int, (first or last).start_ns), cast(int, last.end_ns))
         return last
 
-    def _place(self, op: Op, lane: Lane, since_ns: int, after: Sequence[Span]) -> Span:
+    def _place(
+        self, op: Op, lane: Lane, since_ns: int, after: Sequence[Span], not_before_ns: int = 0
+    ) -> Span:
+        """Put an operation behind its lane's last: submitted at ``since_ns``, ended not before."""
         free = self._free[lane]
-        start, cause = (since_ns, "control") if since_ns > free else (free, "")
+        start, cause, late = (since_ns, "control", 0) if since_ns > free else (free, "", 0)
         for dependency in after:
             end = dependency.end_ns
             if end is None:
                 raise IntegrityError(f"{op} waits for {dependency!r}, which has not started")
             if end > start:
                 start, cause = end, _CAUSES.get(dependency.op.kind, dependency.lane.value)
-        end = self._free[lane] = start + self.costs.ns(op, lane)
-        span = Span(op, lane, start, end, start - free, cause)
+                late = max(0, since_ns - free)
+        end = self._free[lane] = max(start + self.costs.ns(op, lane), not_before_ns)
+        span = Span(op, lane, start, end, start - free - late, cause, late)
         self.timeline.add(span)
         return span
 

@@ -46,6 +46,8 @@ class Timeline:
         if lane is Lane.DEVICE:
             if span.stall_ns:
                 totals.stall_ns[span.cause] += span.stall_ns
+            if span.late_ns:
+                totals.stall_ns["control"] += span.late_ns
         elif span.op.kind in MOVES:
             totals.moves[lane] += 1
         if self.recording:

@@ -141,6 +141,9 @@ class FlatCosts:
     def ns(self, op: Op, lane: Lane) -> int:
         return self._lanes[lane, op.kind] * _experts_in(op)
 
+    def first_launch_ns(self, op: Op, lane: Lane) -> int:
+        return self._launch_ns if lane is Lane.DEVICE else self._submit_ns
+
     def control_ns(self, op: Op, lane: Lane) -> int:
         return self._launch_ns * _experts_in(op) if lane is Lane.DEVICE else self._submit_ns
 

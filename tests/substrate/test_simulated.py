@@ -162,6 +162,16 @@ def test_from_disk_a_prefetch_starts_when_the_disk_is_idle():
     assert prefetch.diary == [("begin", 60), ("arrived", 60, 160)]
 
 
+def test_an_operation_of_many_kernels_starts_with_its_first_and_ends_after_its_last():
+    m = machine(launch_ns=50)
+    # Three experts of 10: the first kernel is launched at 50, the last at 150.
+    experts = Op(OpKind.EXPERT, 0, (1, 1, 1), (0, 1, 2))
+    assert times(m.submit(experts, Lane.DEVICE)) == (50, 150)
+    # Launched cheaply they take their own time: 30 from the first launch on.
+    m = machine(launch_ns=5)
+    assert times(m.submit(experts, Lane.DEVICE)) == (5, 35)
+
+
 # ----------------------------------------------------------------------------- stalls
 
 
@@ -186,8 +196,9 @@ def test_every_idle_nanosecond_has_a_cause():
     slow = m.submit(expert, Lane.HOST)  # control 98: 98 .. 153
     back = m.submit(Op(OpKind.RETURN, 0, (1,), (0,)), Lane.D2H, after=(slow,))  # .. 157
     last = m.submit(Op(OpKind.COMBINE, 0, (1,)), Lane.DEVICE, after=(back,))
-    assert (times(last), last.stall_ns, last.cause) == ((157, 159), 54, "host")
-    assert m.timeline.stall_ns() == {"control": 5, "host": 54, "load": 18}
+    # Free since 103, launched at 106: 3 for the control thread, then 51 for the host.
+    assert (times(last), last.late_ns, last.stall_ns, last.cause) == ((157, 159), 3, 51, "host")
+    assert m.timeline.stall_ns() == {"control": 5 + 3, "host": 51, "load": 18}
     busy = m.timeline.busy_ns(Lane.DEVICE)
     assert busy + sum(m.timeline.stall_ns().values()) == last.end_ns
 

@@ -23,87 +23,87 @@ from tests.substrate.fakes import (
 #
 #   device  attend 400, gate 20, expert 50, combine 10, predict 30, head 40
 #   h2d     load 300            host  expert 200            d2h  return 15
-#   control a device launch 5 (an expert operation 5 for each expert), any other submission 3,
-#           reading a result back 7, one layer's decisions 11
+#   control a device launch 5 (an expert operation 5 for each expert; the first one suffices to
+#           start it), any other submission 3, reading a result back 7, one layer's decisions 11
 #
 # Prefill, one row, experts {0,1} everywhere.  c is the control clock after the event.
 #
 #   L0  attend  c 5     device    5 ..  405     gate  c 10    device  405 ..  425
-#       wait    c 432   decide c 443            {0,1} c 453   device  453 ..  553
-#       combine c 458   device  553 ..  563
-#   L1  attend  c 463   device  563 ..  963     gate  c 468   device  963 ..  983
-#       wait    c 990   decide c 1001           {0,1} c 1011  device 1011 .. 1111
-#       combine c 1016  device 1111 .. 1121
-#   L2  attend  c 1021  device 1121 .. 1521     gate  c 1026  device 1521 .. 1541
-#       wait    c 1548  decide c 1559           {0,1} c 1569  device 1569 .. 1669
-#       combine c 1574  device 1669 .. 1679
-#       head    c 1579  device 1679 .. 1719     wait  c 1726  = the first token
+#       wait    c 432   decide c 443            {0,1} c 453   device  448 ..  548
+#       combine c 458   device  548 ..  558
+#   L1  attend  c 463   device  558 ..  958     gate  c 468   device  958 ..  978
+#       wait    c 985   decide c 996            {0,1} c 1006  device 1001 .. 1101
+#       combine c 1011  device 1101 .. 1111
+#   L2  attend  c 1016  device 1111 .. 1511     gate  c 1021  device 1511 .. 1531
+#       wait    c 1538  decide c 1549           {0,1} c 1559  device 1554 .. 1654
+#       combine c 1564  device 1654 .. 1664
+#       head    c 1569  device 1664 .. 1704     wait  c 1711  = the first token
 #
 # Last uses are now L0 {7,8}, L1 {9,10}, L2 {11,12} (six arrivals counted first).
 #
 # Decode.  L0 uses {0,2}: 0 is there, 2 must be loaded and evicts L0's 1, used longest ago.
 #
-#   L0  attend  c 1731  device 1731 .. 2131     gate  c 1736  device 2131 .. 2151
-#       wait    c 2158  decide c 2169           {0}   c 2174  device 2174 .. 2224
-#       load 2  c 2177  h2d    2177 .. 2477     predict c 2182 device 2224 .. 2254
-#       {2}     c 2187  device 2477 .. 2527     (waited 223 for the load)
-#       combine c 2192  device 2527 .. 2537
-#       wait for the prediction: c max(2192, 2254) + 7 = 2261; prefetch 2, 3, 4 for L1
-#   h2d is free at 2477: prefetch 2 takes 2477 .. 2777 and evicts L1's 0, the oldest that may go;
-#   prefetch 3 takes 2777 .. 3077 and evicts L1's 1; prefetch 4 could start at 3077.
-#   L1  attend  c 2266  device 2537 .. 2937     gate  c 2271  device 2937 .. 2957
-#       wait    c 2964: L1 uses {2,3}: 2 is a hit, 3 is in flight, prefetch 4 is cancelled
-#       decide  c 2975  {2}   c 2980  device 2980 .. 3030
-#       predict c 2985  device 3030 .. 3060
-#       {3}     c 2990  device 3077 .. 3127     (waited 17 for the prefetch)
-#       combine c 2995  device 3127 .. 3137
-#       wait for the prediction: c max(2995, 3060) + 7 = 3067; nothing to prefetch
-#   L2  attend  c 3072  device 3137 .. 3537     gate  c 3077  device 3537 .. 3557
-#       wait    c 3564: L2 uses {1,3}: 1 is there, 3 is for the host; no layer comes after
-#       decide  c 3575  {1}   c 3580  device 3580 .. 3630
-#       {3}     c 3583  host   3583 .. 3783     return c 3586  d2h 3783 .. 3798
-#       combine c 3591  device 3798 .. 3808     (waited 168 for the host)
-#       head    c 3596  device 3808 .. 3848     wait  c 3855  = the second token
+#   L0  attend  c 1716  device 1716 .. 2116     gate  c 1721  device 2116 .. 2136
+#       wait    c 2143  decide c 2154           load 2 c 2157 h2d    2157 .. 2457
+#       {0}     c 2162  device 2162 .. 2212     predict c 2167 device 2212 .. 2242
+#       wait for the prediction: c max(2167, 2242) + 7 = 2249; prefetch 2, 3, 4 for L1
+#       {2}     c 2254  device 2457 .. 2507     (12 for the control thread, 203 for the load)
+#       combine c 2259  device 2507 .. 2517
+#   h2d is free at 2457: prefetch 2 takes 2457 .. 2757 and evicts L1's 0, the oldest that may go;
+#   prefetch 3 takes 2757 .. 3057 and evicts L1's 1; prefetch 4 could start at 3057.
+#   L1  attend  c 2264  device 2517 .. 2917     gate  c 2269  device 2917 .. 2937
+#       wait    c 2944: L1 uses {2,3}: 2 is a hit, 3 is in flight, prefetch 4 is cancelled
+#       decide  c 2955  {2}   c 2960  device 2960 .. 3010
+#       predict c 2965  device 3010 .. 3040
+#       wait for the prediction: c max(2965, 3040) + 7 = 3047; nothing to prefetch
+#       {3}     c 3052  device 3057 .. 3107     (12 for control, 5 for the prefetch)
+#       combine c 3057  device 3107 .. 3117
+#   L2  attend  c 3062  device 3117 .. 3517     gate  c 3067  device 3517 .. 3537
+#       wait    c 3544: L2 uses {1,3}: 1 is there, 3 is for the host; no layer comes after
+#       decide  c 3555  {3}   c 3558  host   3558 .. 3758     return c 3561  d2h 3758 .. 3773
+#       {1}     c 3566  device 3566 .. 3616
+#       combine c 3571  device 3773 .. 3783     (waited 157 for the host)
+#       head    c 3576  device 3783 .. 3823     wait  c 3830  = the second token
 
 PREFILL = [
     ("attend", 0, (), "device", 5, 405),
     ("gate", 0, (), "device", 405, 425),
-    ("expert", 0, (0, 1), "device", 453, 553),
-    ("combine", 0, (), "device", 553, 563),
-    ("attend", 1, (), "device", 563, 963),
-    ("gate", 1, (), "device", 963, 983),
-    ("expert", 1, (0, 1), "device", 1011, 1111),
-    ("combine", 1, (), "device", 1111, 1121),
-    ("attend", 2, (), "device", 1121, 1521),
-    ("gate", 2, (), "device", 1521, 1541),
-    ("expert", 2, (0, 1), "device", 1569, 1669),
-    ("combine", 2, (), "device", 1669, 1679),
-    ("head", -1, (), "device", 1679, 1719),
+    ("expert", 0, (0, 1), "device", 448, 548),
+    ("combine", 0, (), "device", 548, 558),
+    ("attend", 1, (), "device", 558, 958),
+    ("gate", 1, (), "device", 958, 978),
+    ("expert", 1, (0, 1), "device", 1001, 1101),
+    ("combine", 1, (), "device", 1101, 1111),
+    ("attend", 2, (), "device", 1111, 1511),
+    ("gate", 2, (), "device", 1511, 1531),
+    ("expert", 2, (0, 1), "device", 1554, 1654),
+    ("combine", 2, (), "device", 1654, 1664),
+    ("head", -1, (), "device", 1664, 1704),
 ]
 
 DECODE = [
-    ("attend", 0, (), "device", 1731, 2131),
-    ("gate", 0, (), "device", 2131, 2151),
-    ("expert", 0, (0,), "device", 2174, 2224),
-    ("load", 0, (2,), "h2d", 2177, 2477),
-    ("predict", 0, (), "device", 2224, 2254),
-    ("expert", 0, (2,), "device", 2477, 2527),
-    ("load", 1, (2,), "h2d", 2477, 2777),
-    ("combine", 0, (), "device", 2527, 2537),
-    ("attend", 1, (), "device", 2537, 2937),
-    ("load", 1, (3,), "h2d", 2777, 3077),
-    ("gate", 1, (), "device", 2937, 2957),
-    ("expert", 1, (2,), "device", 2980, 3030),
-    ("predict", 1, (), "device", 3030, 3060),
-    ("expert", 1, (3,), "device", 3077, 3127),
-    ("combine", 1, (), "device", 3127, 3137),
-    ("attend", 2, (), "device", 3137, 3537),
-    ("gate", 2, (), "device", 3537, 3557),
-    ("expert", 2, (1,), "device", 3580, 3630),
-    ("expert", 2, (3,), "host", 3583, 3783),
-    ("return", 2, (3,), "d2h", 3783, 3798),
-    ("combine", 2, (), "device", 3798, 3808),
-    ("head", -1, (), "device", 3808, 3848),
+    ("attend", 0, (), "device", 1716, 2116),
+    ("gate", 0, (), "device", 2116, 2136),
+    ("load", 0, (2,), "h2d", 2157, 2457),
+    ("expert", 0, (0,), "device", 2162, 2212),
+    ("predict", 0, (), "device", 2212, 2242),
+    ("expert", 0, (2,), "device", 2457, 2507),
+    ("load", 1, (2,), "h2d", 2457, 2757),
+    ("combine", 0, (), "device", 2507, 2517),
+    ("attend", 1, (), "device", 2517, 2917),
+    ("load", 1, (3,), "h2d", 2757, 3057),
+    ("gate", 1, (), "device", 2917, 2937),
+    ("expert", 1, (2,), "device", 2960, 3010),
+    ("predict", 1, (), "device", 3010, 3040),
+    ("expert", 1, (3,), "device", 3057, 3107),
+    ("combine", 1, (), "device", 3107, 3117),
+    ("attend", 2, (), "device", 3117, 3517),
+    ("gate", 2, (), "device", 3517, 3537),
+    ("expert", 2, (3,), "host", 3558, 3758),
+    ("expert", 2, (1,), "device", 3566, 3616),
+    ("return", 2, (3,), "d2h", 3758, 3773),
+    ("combine", 2, (), "device", 3773, 3783),
+    ("head", -1, (), "device", 3783, 3823),
 ]
 
 COSTS = FlatCosts(
@@ -194,7 +194,7 @@ def by_start(table):
 def test_every_span_to_the_nanosecond(token):
     run, generation = token
     assert generation.started_ns == 0
-    assert generation.token_ends_ns == [1726, 3855]
+    assert generation.token_ends_ns == [1711, 3830]
     assert flat(run.spans) == by_start(PREFILL + DECODE)
 
 
@@ -210,10 +210,12 @@ def test_what_became_of_every_expert(token):
 
 def test_what_the_device_waited_for(token):
     run, _ = token
-    # 12 before attend, and 23 = read back 7 + decide 11 + launch 5 after every gate.
+    # 12 before attend; after the gates 7 + 11 + 5 = 23, and 3 more for each load, host expert and
+    # return submitted before: 26, 23, 29; twice 12 between a prediction and what waits for it.
     totals = run.timeline.totals["decode"]
-    assert totals.stall_ns == {"control": 12 + 3 * 23, "load": 223 + 17, "host": 168}
-    assert totals.busy_ns[Lane.DEVICE] == 3848 - 1719 - 81 - 240 - 168
+    control = 12 + 26 + 12 + 23 + 12 + 29
+    assert totals.stall_ns == {"control": control, "load": 203 + 5, "host": 157}
+    assert totals.busy_ns[Lane.DEVICE] == 3823 - 1704 - control - 208 - 157
     assert totals.moves[Lane.H2D] == 3
 
 
