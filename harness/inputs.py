@@ -5,6 +5,8 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
+import numpy as np
+import torch
 from tokenizers import Tokenizer
 
 from harness.spec import RunSpec, run_id
@@ -69,6 +71,8 @@ def prepare(spec: RunSpec, data_dir: Path | None) -> Inputs:
         "data": sample.data_hash,
         "profile": profile,
         "system": source_hash(spec.system),
+        "torch": torch.__version__,
+        "numpy": np.__version__,
     }
     return Inputs(spec, checkpoint, full, tokenizer, chosen, sample, prompts, hashes)
 

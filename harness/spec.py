@@ -19,6 +19,9 @@ from workloads.catalogue import default_workload
 #: The folder that holds real evaluation sets beside a checkout, if it exists.
 DEFAULT_DATA_DIR = Path("../shared/data")
 
+#: Rounded up to whole batches.
+DEFAULT_PROMPTS = 32
+
 
 class RunSpec(BaseModel):
     """One cell: a system on a model on a machine, with its input.
@@ -31,7 +34,7 @@ class RunSpec(BaseModel):
         weights: a checkpoint that does the mathematics; None is the model's scale model.
         cache_ratio: share of routed experts on the device; None fills its memory.
         settings: changed decisions and options of the system, as ``--set`` takes them.
-        prompts: how many; ``batch`` of them are decoded together.
+        prompts: how many, in whole batches; ``batch`` of them are decoded together.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
@@ -44,13 +47,13 @@ class RunSpec(BaseModel):
     precision: Precision = "bf16"
     workload: str
     batch: int = Field(default=1, gt=0, le=256)
-    prompts: int = Field(default=32, gt=0)
+    prompts: int = Field(default=DEFAULT_PROMPTS, gt=0)
     new_tokens: int = Field(default=64, gt=0)
     cache_ratio: float | None = Field(default=None, gt=0, le=1)
     allow_overcommit: bool = False
     free_host_gb: float | None = Field(default=None, gt=0)
     settings: dict[str, str] = Field(default_factory=dict)
-    seed: int = 0
+    seed: int = Field(default=0, ge=0)
 
 
 def resolve(data_dir: Path | None, **given: Any) -> RunSpec:
@@ -78,12 +81,21 @@ def resolve(data_dir: Path | None, **given: Any) -> RunSpec:
     # Spelled as the system spells them: 0.30 and 0.3 are one run.
     spelled = describe(build(chosen["system"], settings))
     chosen["settings"] = {key: spelled[key] for key in settings}
+    batch = chosen.get("batch", 1)
+    if isinstance(batch, int) and batch > 0:
+        chosen.setdefault("prompts", -(-DEFAULT_PROMPTS // batch) * batch)
     try:
-        return RunSpec(**chosen)
+        spec = RunSpec(**chosen)
     except ValidationError as error:
         detail = error.errors()[0]
         name = str(detail["loc"][0]).replace("_", "-")
         raise UsageError(f"--{name} {detail['input']}: {detail['msg']}") from error
+    if spec.prompts % spec.batch:
+        raise UsageError(
+            f"--prompts {spec.prompts} does not fill batches of {spec.batch}; allowed: multiples "
+            f"of {spec.batch}"
+        )
+    return spec
 
 
 #: The option that holds α, in every routing that has one.

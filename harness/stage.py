@@ -109,7 +109,14 @@ def _simulated(
     decoder = _decoder(inputs, experts, reuse_predictions=True)
     common_ns = inputs.full.common_bytes(spec.precision) / costs.h2d_bytes_per_ns
     load_one = measure.link_ns(machine)
-    notes = [f"simulated on {profile.name} ({profile.badge}): no such hardware ran", *notes]
+    lengths = [len(p) for p in inputs.prompts]
+    notes = [
+        f"simulated on {profile.name} ({profile.badge}): no such hardware ran; "
+        f"{profile.estimates} of the profile's {profile.numbers} numbers are estimates",
+        f"prompts of {min(lengths)} to {max(lengths)} tokens, as the computing model's own "
+        "tokenizer counts them",
+        *notes,
+    ]
     return Stage(
         engine=Engine(system, decoder, machine, cache, timeline),
         decoder=decoder,

@@ -17,7 +17,7 @@ from typing import cast
 
 import numpy as np
 
-from substrate.errors import IntegrityError
+from substrate.errors import IntegrityError, UsageError
 from substrate.machine import Lane, Machine, Op, OpKind, Span, Work
 from substrate.memory import ExpertCache
 from substrate.model import Model
@@ -280,4 +280,9 @@ class Engine:
             c.prefetched_active += len(started & own)
             c.prefetched_used += len(started & active.keys())
         if routed.ids_TK is not view.own_TK:
+            if self.system.lossless:
+                raise UsageError(
+                    f"{type(self.system.route).__name__} says that it is lossless and replaced an "
+                    "expert; let its `lossless` be False"
+                )
             c.replaced += int(np.count_nonzero(routed.ids_TK != view.own_TK))

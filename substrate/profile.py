@@ -142,6 +142,26 @@ class HardwareProfile(Inert):
         """How good a latency from this profile is at best."""
         return "datasheet" if self.calibration is None else "calibrated"
 
+    @property
+    def numbers(self) -> int:
+        """How many numbers the profile holds."""
+        return len(self._badges())
+
+    @property
+    def estimates(self) -> int:
+        """How many of them are estimates."""
+        return self._badges().count("estimate")
+
+    def _badges(self) -> list[str]:
+        def walk(part: object) -> list[str]:
+            if isinstance(part, Quantity):
+                return [part.badge]
+            if isinstance(part, BaseModel):
+                return [b for name in type(part).model_fields for b in walk(getattr(part, name))]
+            return []
+
+        return walk(self)
+
     def content_hash(self) -> str:
         """16 hexadecimal digits that change whenever anything in the profile does."""
         text = json.dumps(self.model_dump(mode="json"), sort_keys=True, separators=(",", ":"))

@@ -81,7 +81,7 @@ class Routed(NamedTuple):
 
 
 class Missing(NamedTuple):
-    """An active expert off the device: its best gate score and its rows."""
+    """An active expert off the device: its best gate score over the batch, and its rows."""
 
     expert: int
     score: float

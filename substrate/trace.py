@@ -1,8 +1,10 @@
 """Routing traces: what the router saw, recorded once and replayed against every system.
 
 A trace answers the engine's verbs exactly as the model did, without its mathematics.  As long as a
-system's routing is lossless its decisions on the trace equal those on the live model; a system that
+system's routing is lossless its gates on the trace equal those on the live model; a system that
 substitutes experts sees the scores of the recorded text, not of the text it would have written.
+Predictions are those of the recording system: what a prediction from partly computed layers sees
+depends on which experts were resident then.
 """
 
 from collections.abc import Sequence
@@ -25,6 +27,8 @@ class PassTrace:
     rows: tuple[int, ...]
     gates: dict[int, Gate] = field(default_factory=dict)
     predicted: dict[int, Scores] = field(default_factory=dict)
+    #: What the predictions were computed from; None if they were drawn and fit any kind.
+    lookahead: Lookahead | None = None
     chosen: list[int] = field(default_factory=list)
 
 
@@ -71,6 +75,7 @@ class Recorder:
         """Record a prediction."""
         scores = self._model.predict(layer, done, lookahead)
         self._pass.predicted[layer] = scores.copy()
+        self._pass.lookahead = lookahead
         return scores
 
     def head(self) -> list[int]:
@@ -133,10 +138,10 @@ class TracedModel:
 
     def predict(self, layer: int, done: Sequence[int], lookahead: Lookahead) -> Scores:
         """The recorded prediction."""
-        if layer not in self._pass.predicted:
+        if layer not in self._pass.predicted or self._pass.lookahead not in (None, lookahead):
             raise UsageError(
-                "the trace holds no predictions; record it with a system that predicts, "
-                "or replay with --set prefetch=none"
+                f"the trace holds no predictions of kind {lookahead}; record it with a system that "
+                "makes them, or replay with --set prefetch=none"
             )
         return self._pass.predicted[layer]
 

@@ -5,6 +5,7 @@ A *record* is one routed expert as a flat run of numbers: gate ``[I, H]``, up ``
 from disk in one piece.  Nothing here ever unpickles.
 """
 
+import fcntl
 import hashlib
 import json
 import os
@@ -13,7 +14,7 @@ from collections.abc import Iterable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, BinaryIO, cast
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -215,26 +216,44 @@ class ExpertStore:
     def build(cls, checkpoint: Checkpoint, path: Path, dtype: torch.dtype) -> "ExpertStore":
         """Write every expert's record, in place by a rename; a finished store is reused."""
         store = cls(path, checkpoint.shape, dtype)
-        shape = checkpoint.shape
-        last = store.offset(shape.moe_layers[-1], shape.num_experts - 1) + store.record_bytes
-        if path.exists() and path.stat().st_size == last:
+        if store._finished():
             return store
         path.parent.mkdir(parents=True, exist_ok=True)
         free = shutil.disk_usage(path.parent).free
-        if last > free:
+        if store.total_bytes > free:
             raise CheckpointError(
-                f"{path}: the expert records need {last / 1e9:.4g} GB, {free / 1e9:.4g} GB are "
-                "free there; free some or give another --store"
+                f"{path}: the expert records need {store.total_bytes / 1e9:.4g} GB, "
+                f"{free / 1e9:.4g} GB are free there; free some or give another --store"
             )
         partial = path.with_suffix(".partial")
-        with partial.open("wb") as file:
-            for layer in shape.moe_layers:
-                for expert in range(shape.num_experts):
-                    file.seek(store.offset(layer, expert))
-                    record = checkpoint.expert_record(layer, expert, dtype)
-                    file.write(record.view(torch.uint8).numpy().tobytes())
-        partial.replace(path)
+        descriptor = os.open(partial, os.O_RDWR | os.O_CREAT, 0o644)
+        with os.fdopen(descriptor, "r+b") as file:
+            # A second run waits here, and then finds the first one's store finished.
+            fcntl.flock(file, fcntl.LOCK_EX)
+            if store._finished():
+                partial.unlink(missing_ok=True)
+                return store
+            file.truncate(0)
+            store._write(checkpoint, file)
+            file.flush()
+            partial.replace(path)
         return store
+
+    @property
+    def total_bytes(self) -> int:
+        """Bytes of the whole file."""
+        last = self.offset(self.shape.moe_layers[-1], self.shape.num_experts - 1)
+        return last + self.record_bytes
+
+    def _finished(self) -> bool:
+        return self.path.exists() and self.path.stat().st_size == self.total_bytes
+
+    def _write(self, checkpoint: Checkpoint, file: BinaryIO) -> None:
+        for layer in self.shape.moe_layers:
+            for expert in range(self.shape.num_experts):
+                file.seek(self.offset(layer, expert))
+                record = checkpoint.expert_record(layer, expert, self.dtype)
+                file.write(record.view(torch.uint8).numpy().tobytes())
 
 
 def fuse_attention(common: Mapping[str, Tensor], layer: int) -> tuple[Tensor, Tensor | None]:

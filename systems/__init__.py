@@ -49,8 +49,9 @@ def _own_system(name: str) -> "type[System]":
         sys.path.insert(0, str(Path.cwd()))
     try:
         found = getattr(import_module(module), attribute, None)
-    except ImportError as error:
-        raise UsageError(f"--system {name}: cannot import {module} ({error})") from error
+    except Exception as error:  # whatever a module of the user's own does when it is imported
+        reason = f"{type(error).__name__}: {error}"
+        raise UsageError(f"--system {name}: cannot import {module} ({reason})") from error
     if not (isinstance(found, type) and issubclass(found, System)):
         raise UsageError(
             f"--system {name}: {attribute} is not a System; write module:Class, where the class "

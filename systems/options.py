@@ -30,6 +30,11 @@ def _policy(
 ) -> Any:
     fields = {f.name: f for f in dataclasses.fields(system)}
     factory: Any = policy_class(decision, swap) if swap else fields[decision].default_factory
+    if factory is dataclasses.MISSING:
+        raise UsageError(
+            f"{system.__name__} has no default for {decision}: write "
+            f"`{decision}: ... = field(default_factory=...)`, or subclass an existing system"
+        )
     default = factory()
     known = options_of(type(default))
     prefix = decision + "."

@@ -119,8 +119,10 @@ class LeastFrequentlyUsed(Eviction):
         self._recency.used(layer, experts)
 
     def arrived(self, key: int) -> None:
-        """Remember when, for the tie."""
+        """Remember when, for the tie; what the host computed before does not count."""
         self._recency.arrived(key)
+        if not self.survive:
+            self._count[key] = min(self._count[key], 1)
 
     def left(self, key: int) -> None:
         """Forget the count unless it survives."""

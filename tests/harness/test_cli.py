@@ -167,14 +167,17 @@ def test_another_seed_draws_other_prompts() -> None:
     assert first["provenance"]["data_hash"] != second["provenance"]["data_hash"]
 
 
-def test_batch_with_a_smaller_last_batch() -> None:
-    document = run("smoe", "--batch", "3", "--prompts", "4")
+def test_batches_are_whole() -> None:
+    document = run("smoe", "--batch", "3", "--prompts", "6")
     assert document["spec"]["batch"] == 3
-    assert document["accuracy"]["n"] == 4
+    assert document["accuracy"]["n"] == 6
     decode = document["metrics"]["experts"]["decode"]
     # Two batches, two decoded steps each; a layer's experts are counted once for all its rows.
-    assert 28 * 8 * 4 <= decode["active"] <= 28 * 8 * (3 + 1) * 2
+    assert 28 * 8 * 4 <= decode["active"] <= 28 * 8 * (3 + 3) * 2
     assert document["bound"]["ratio"] >= 1
+    called = call("run", "--system", "smoe", *SMALL, "--batch", "3", "--prompts", "4")
+    assert (called.code, called.err.count("\n")) == (2, 1)
+    assert "--prompts 4 does not fill batches of 3" in called.err
 
 
 def test_without_a_data_folder_the_workload_is_generated(here: Path) -> None:
