@@ -91,6 +91,7 @@ def test_names(arguments: tuple[str, ...], says: str) -> None:
         (("--batch", "three"), r"'--batch'.*integer"),
         (("--batch", "0"), r"--batch 0: .*greater than 0"),
         (("--batch", "257"), r"--batch 257: .*256"),
+        (("--seed", "-1"), r"--seed -1: .*0"),
         (("--prompts", "0"), r"--prompts 0: .*greater than 0"),
         (("--prompts", "1.5"), r"'--prompts'"),
         (("--new-tokens", "-1"), r"--new-tokens -1: .*greater than 0"),

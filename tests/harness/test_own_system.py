@@ -57,3 +57,41 @@ def test_what_is_no_system_is_one_line(own, name, said):
     assert called.code == 2
     assert said in called.err
     assert called.err.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("source", "said"),
+    [
+        ("def broken(:", "cannot import mine (SyntaxError"),
+        ("1 / 0", "cannot import mine (ZeroDivisionError"),
+        (
+            "from dataclasses import dataclass\nfrom moebench import System\n\n"
+            "@dataclass(kw_only=True)\nclass Mine(System):\n    pass\n",
+            "Mine has no default for place",
+        ),
+    ],
+)
+def test_a_broken_module_is_one_line(own, source, said):
+    own("LeastRecentlyUsed")
+    Path("mine.py").write_text(source)
+    called = call("run", "--system", "mine:Mine", *SMALL)
+    assert (called.code, called.err.count("\n")) == (2, 1)
+    assert said in called.err
+
+
+def test_a_lossy_router_may_not_call_itself_lossless(own):
+    own("LeastRecentlyUsed")
+    with Path("mine.py").open("a") as file:
+        file.write(
+            "\n\nfrom systems.smoe import ExpertCacheRouter\n\n\n"
+            "class Liar(ExpertCacheRouter):\n"
+            "    def route(self, view):\n"
+            "        return ExpertCacheRouter(alpha=0.9).route(view)\n\n"
+            "    lossless = True\n\n\n"
+            "@dataclass(kw_only=True)\n"
+            "class Lies(SMoE):\n"
+            "    route: ExpertCacheRouter = field(default_factory=Liar)\n"
+        )
+    called = call("run", "--system", "mine:Lies", *SMALL, "--cache-ratio", "0.05")
+    assert called.code == 2
+    assert "Liar says that it is lossless" in called.err

@@ -375,3 +375,11 @@ def test_listing_machines_imports_neither_torch_nor_yaml() -> None:
     command = [sys.executable, "-c", code]
     done = subprocess.run(command, cwd=root, capture_output=True, text=True, check=False)
     assert done.stdout.strip() == "[]", done.stderr
+
+
+def test_a_profile_counts_its_estimates() -> None:
+    text = (MACHINES / "a6000.yaml").read_text(encoding="utf-8")
+    profile = load_profile("a6000")
+    assert profile.estimates == text.count("badge: estimate")
+    assert profile.numbers == text.count("badge: ")
+    assert 0 < profile.estimates < profile.numbers

@@ -141,3 +141,10 @@ def test_a_trace_without_predictions_serves_only_systems_that_predict_nothing():
     replay({}, passes=3, batches=1, trace=trace_of(4, predictions=False))
     with pytest.raises(UsageError, match="prefetch=none"):
         replay({"prefetch": "next-gate"}, passes=3, batches=1, trace=trace_of(4, predictions=False))
+
+
+def test_predictions_of_another_kind_are_refused(decoder):
+    recorder = Recorder(decoder)
+    run(recorder, "smoe", {"route.alpha": "0"})
+    with pytest.raises(UsageError, match="no predictions of kind gate"):
+        run(TracedModel(recorder.trace), "smoe", {"route.alpha": "0", "prefetch.predict": "gate"})
