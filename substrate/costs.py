@@ -55,17 +55,26 @@ class CostModel:
         self.sync_ns = software.sync.ns
         #: One layer's decisions on the control thread.
         self.decision_ns = software.decision.ns
-        self._cache: dict[tuple[OpKind, Lane, tuple[int, ...], int, int], int] = {}
+        self._cache: dict[tuple[OpKind, Lane, tuple[int, ...], int, int], tuple[int, int, int]] = {}
 
     # ------------------------------------------------------------------ lanes
 
-    def ns(self, op: Op, lane: Lane) -> int:
-        """How long the operation occupies its lane.  Layers of a model cost alike."""
+    def price(self, op: Op, lane: Lane) -> tuple[int, int, int]:
+        """First launch and whole submission on the control thread, and time on the lane.
+
+        Layers of a model cost alike, so one look-up serves an operation of every layer.
+        """
         key = (op.kind, lane, op.rows, op.context, op.pairs)
-        cost = self._cache.get(key)
-        if cost is None:
-            cost = self._cache[key] = max(1, round(self._price(op, lane)))
-        return cost
+        price = self._cache.get(key)
+        if price is None:
+            duration = max(1, round(self._price(op, lane)))
+            price = self.first_launch_ns(op, lane), self.control_ns(op, lane), duration
+            self._cache[key] = price
+        return price
+
+    def ns(self, op: Op, lane: Lane) -> int:
+        """How long the operation occupies its lane."""
+        return self.price(op, lane)[2]
 
     def _price(self, op: Op, lane: Lane) -> float:
         if lane is Lane.DEVICE:

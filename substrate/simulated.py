@@ -70,9 +70,10 @@ class SimulatedMachine:
         cannot end before it is.
         """
         value = None if work is None else work()
-        first = self._now + self.costs.first_launch_ns(op, lane)
-        self._now += self.costs.control_ns(op, lane)
-        span = self._place(op, lane, first, after, self._now)
+        first_launch, control, duration = self.costs.price(op, lane)
+        since = self._now + first_launch
+        self._now += control
+        span = self._place(op, lane, since, duration, after, self._now)
         span.value = value
         return span
 
@@ -87,15 +88,22 @@ class SimulatedMachine:
         *hops, last_lane = self.load_path
         first: Span | None = None
         for lane in hops:
-            span = self._place(op._replace(kind=OpKind.READ), lane, since_ns, after)
+            read = op._replace(kind=OpKind.READ)
+            span = self._place(read, lane, since_ns, self.costs.ns(read, lane), after)
             first, after = first or span, (span,)
-        last = self._place(op, last_lane, since_ns, after)
+        last = self._place(op, last_lane, since_ns, self.costs.ns(op, last_lane), after)
         transfer.under_way(last)
         transfer.arrived(cast(int, (first or last).start_ns), cast(int, last.end_ns))
         return last
 
     def _place(
-        self, op: Op, lane: Lane, since_ns: int, after: Sequence[Span], not_before_ns: int = 0
+        self,
+        op: Op,
+        lane: Lane,
+        since_ns: int,
+        duration_ns: int,
+        after: Sequence[Span],
+        not_before_ns: int = 0,
     ) -> Span:
         """Put an operation behind its lane's last: submitted at ``since_ns``, ended not before."""
         free = self._free[lane]
@@ -107,7 +115,7 @@ class SimulatedMachine:
             if end > start:
                 start, cause = end, _CAUSES.get(dependency.op.kind, dependency.lane.value)
                 late = max(0, since_ns - free)
-        end = self._free[lane] = max(start + self.costs.ns(op, lane), not_before_ns)
+        end = self._free[lane] = max(start + duration_ns, not_before_ns)
         span = Span(op, lane, start, end, start - free - late, cause, late)
         self.timeline.add(span)
         return span

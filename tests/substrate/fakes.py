@@ -141,6 +141,9 @@ class FlatCosts:
     def ns(self, op: Op, lane: Lane) -> int:
         return self._lanes[lane, op.kind] * _experts_in(op)
 
+    def price(self, op: Op, lane: Lane) -> tuple[int, int, int]:
+        return self.first_launch_ns(op, lane), self.control_ns(op, lane), self.ns(op, lane)
+
     def first_launch_ns(self, op: Op, lane: Lane) -> int:
         return self._launch_ns if lane is Lane.DEVICE else self._submit_ns
 
