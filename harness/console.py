@@ -99,11 +99,11 @@ def _rows(
     decode = metrics["decode"]
     yield (
         "decode busy",
-        ", ".join(f"{lane} {busy:.4g} ms" for lane, busy in decode["lanes"].items() if busy),
+        ", ".join(f"{lane} {busy:,.0f} ms" for lane, busy in decode["lanes"].items() if busy),
     )
     yield (
         "decode device idle",
-        ", ".join(f"{cause} {idle:.4g} ms" for cause, idle in decode["stall_ms"].items()),
+        ", ".join(f"{cause} {idle:,.0f} ms" for cause, idle in decode["stall_ms"].items()),
     )
     used = metrics["prefetch"]
     if used["issued"]:
