@@ -11,7 +11,7 @@ from harness.settings import Setting, setting
 from results.store import run_key
 from substrate.arch import Precision
 from substrate.errors import UsageError
-from systems import SYSTEMS, build, system_class
+from systems import build, system_class
 from systems.options import describe
 from systems.policies import name_of
 from workloads.catalogue import default_workload
@@ -138,8 +138,3 @@ def code_hash() -> str:
 def run_id(spec: RunSpec, **hashes: str) -> str:
     """The run's identity: its spec, the code, and the content of everything it reads."""
     return run_key(spec.model_dump(), code=code_hash(), **hashes)
-
-
-def known_systems() -> list[str]:
-    """Names for listings."""
-    return sorted(SYSTEMS)

@@ -92,6 +92,12 @@ def _capacity(
     notes = []
     if capacity.overcommitted and spec.machine != "local":
         notes.append(f"overcommitted: {profile.gpu.name} cannot hold every expert")
+    paper = None if spec.setting is None else setting(spec.setting)
+    if paper is not None and paper.input_tokens is not None:
+        notes.append(
+            f"{paper.paper} uses prompts of {paper.input_tokens} tokens in {paper.name}; these "
+            "keep their own lengths"
+        )
     if capacity.from_disk:
         notes.append("experts do not fit into host memory: every load starts on the disk")
     return capacity, profile, notes
