@@ -13,8 +13,9 @@ import argparse
 import json
 import math
 import time
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, cast
+from typing import cast
 
 import numpy as np
 import torch
@@ -23,25 +24,51 @@ from pydantic import BaseModel, ConfigDict
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
-from harness.training_text import documents, token_stream, train_tokenizer
+from harness.muon import Muon
+from harness.training_text import training_text
 from substrate.arch import ModelShape
 from substrate.layers import Norm, gate_scores, gate_weights, rope_tables, rotate, swiglu
 from substrate.naming import PROJECTIONS, common_tensors, expert_tensors
 
-#: Widths of each scale model; everything else comes from the original's config.json.
+#: Widths of each scale model; everything else comes from the original's config.json.  Experts are
+#: as wide as 13 MB of fp16 weights allow; a multiple of 4, which the grouped product needs.
 SCALE_WIDTHS: dict[str, dict[str, object]] = {
-    "qwen2-57b-a14b": {
-        "hidden_size": 56,
-        "num_attention_heads": 4,
-        "num_key_value_heads": 2,
-        "moe_intermediate_size": 16,
-        "shared_expert_intermediate_size": 128,
-        "intermediate_size": 64,
-        "vocab_size": 1024,
-        "max_position_embeddings": 2048,
-        "rope_theta": 10000.0,
-    },
-}
+    name: {"vocab_size": 1024, "max_position_embeddings": 2048, "rope_theta": 10000.0, **widths}
+    for name, widths in {
+        "deepseek-moe-16b": {
+            "hidden_size": 56, "num_attention_heads": 4, "num_key_value_heads": 4,
+            "moe_intermediate_size": 16, "intermediate_size": 128,
+        },
+        "xverse-moe-a4.2b": {
+            "hidden_size": 56, "num_attention_heads": 4, "intermediate_size": 16,
+        },
+        "qwen2-57b-a14b": {
+            "hidden_size": 56, "num_attention_heads": 4, "num_key_value_heads": 2,
+            "moe_intermediate_size": 16, "shared_expert_intermediate_size": 128,
+            "intermediate_size": 64,
+        },
+        "mixtral-8x7b": {
+            "hidden_size": 64, "num_attention_heads": 4, "num_key_value_heads": 1,
+            "intermediate_size": 96,
+        },
+        "mixtral-8x22b": {
+            "hidden_size": 56, "num_attention_heads": 4, "num_key_value_heads": 1,
+            "intermediate_size": 64,
+        },
+        "phi-3.5-moe": {
+            "hidden_size": 64, "num_attention_heads": 4, "num_key_value_heads": 1,
+            "intermediate_size": 48,
+        },
+        "olmoe-1b-7b": {
+            "hidden_size": 64, "num_attention_heads": 4, "num_key_value_heads": 4,
+            "intermediate_size": 28,
+        },
+        "qwen3-30b-a3b": {
+            "hidden_size": 56, "num_attention_heads": 4, "num_key_value_heads": 1, "head_dim": 14,
+            "moe_intermediate_size": 4, "intermediate_size": 64,
+        },
+    }.items()
+}  # fmt: skip
 
 
 class Recipe(BaseModel):
@@ -50,17 +77,17 @@ class Recipe(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     seed: int = 0
-    tokens: int = 10_000_000
+    tokens: int = 4_000_000
     sequence_length: int = 256
-    batch_size: int = 16
-    learning_rate: float = 4e-3
+    batch_size: int = 8
+    learning_rate: float = 5e-3
     warmup_steps: int = 100
     weight_decay: float = 0.1
     balance: float = 0.05
     balance_end: float = 0.02
     router_z: float = 1e-3
-    exercises: int = 50_000
-    checkpoint_every: int = 100
+    exercise_share: float = 0.55
+    checkpoint_every: int = 200
 
 
 class TrainableDecoder(nn.Module):
@@ -211,34 +238,24 @@ def train(name: str, models_dir: Path, data_dir: Path, out: Path, recipe: Recipe
     out.mkdir(parents=True, exist_ok=True)
     config = scale_config(name, models_dir)
     shape = ModelShape.from_config(config)
-    texts = documents(data_dir, recipe.exercises, recipe.seed)
-    tokenizer = train_tokenizer(texts[: len(texts) // 4], shape.vocab_size)
-    tokenizer.save(str(out / "tokenizer.json"))
+    held_out = 64 * (recipe.sequence_length + 1)
+    text = training_text(
+        data_dir, shape.vocab_size, recipe.tokens, held_out, recipe.exercise_share, recipe.seed
+    )
+    text.tokenizer.save(str(out / "tokenizer.json"))
     (out / "config.json").write_text(json.dumps(config, indent=2) + "\n")
-    stream = token_stream(tokenizer, texts)
-    window = recipe.sequence_length + 1
-    held_out = min(len(stream) // 50, 64 * window)
-    held, stream = stream[:held_out], stream[held_out:]
+    held, stream = text.held_out, text.stream
     print(f"{len(stream):,} training tokens, {len(held):,} held out", flush=True)
 
     model = TrainableDecoder(shape, recipe.seed)
-    matrices = [p for p in model.parameters() if p.ndim > 1]
-    vectors = [p for p in model.parameters() if p.ndim <= 1]
-    groups: list[dict[str, Any]] = [
-        {"params": matrices},
-        {"params": vectors, "weight_decay": 0.0},
-    ]
-    optimizer = torch.optim.AdamW(
-        groups,
-        betas=(0.9, 0.95),
-        weight_decay=recipe.weight_decay,
-    )
+    optimizers = _optimizers(model, recipe)
     steps = recipe.tokens // (recipe.sequence_length * recipe.batch_size)
-    first = _resume(out, model, optimizer)
+    first = _resume(out, model, optimizers)
     clock = time.monotonic()
     for step in range(first, steps):
-        for group in optimizer.param_groups:
-            group["lr"] = learning_rate(recipe, step, steps)
+        for optimizer in optimizers:
+            for group in optimizer.param_groups:
+                group["lr"] = learning_rate(recipe, step, steps)
         batch = _batch(stream, recipe, step)
         logits, gates, chosen = model(batch[:, :-1])
         loss = F.cross_entropy(logits.flatten(0, 1), batch[:, 1:].flatten())
@@ -248,15 +265,28 @@ def train(name: str, models_dir: Path, data_dir: Path, out: Path, recipe: Recipe
         total = total + recipe.router_z * router_z_loss(gates)
         torch.autograd.backward(total)
         nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        optimizer.step()
-        optimizer.zero_grad(set_to_none=True)
+        for optimizer in optimizers:
+            optimizer.step()
+        model.zero_grad(set_to_none=True)
         if (step + 1) % 20 == 0:
             rate = (step + 1 - first) * batch[:, 1:].numel() / (time.monotonic() - clock)
             print(f"step {step + 1}/{steps} loss {loss.item():.3f} {rate:.0f} tok/s", flush=True)
         if (step + 1) % recipe.checkpoint_every == 0 or step + 1 == steps:
-            _save_checkpoint(out, model, optimizer, step + 1)
+            _save_checkpoint(out, model, optimizers, step + 1)
             export(model, out, {"recipe": recipe.model_dump(), "step": step + 1, "steps": steps}
                    | quality(model, held, stream, recipe))  # fmt: skip
+
+
+def _optimizers(model: nn.Module, recipe: Recipe) -> list[torch.optim.Optimizer]:
+    """Muon for the matrices between embedding and head; AdamW for the rest, routers included."""
+    named = list(model.named_parameters())
+    own = [p for n, p in named if p.ndim < 2 or n.rsplit("/")[-1] in ("embed", "head", "router")]
+    rest = {id(p) for p in own}
+    matrices = [p for _, p in named if id(p) not in rest]
+    return [
+        torch.optim.AdamW(own, betas=(0.9, 0.95), weight_decay=0.0),
+        Muon(matrices, recipe.learning_rate, weight_decay=recipe.weight_decay),
+    ]
 
 
 def _batch(stream: np.ndarray, recipe: Recipe, step: int) -> Tensor:
@@ -313,32 +343,35 @@ def export(model: TrainableDecoder, out: Path, report: dict[str, object]) -> Non
     print(json.dumps(report), flush=True)
 
 
-def _save_checkpoint(out: Path, model: nn.Module, optimizer: torch.optim.Optimizer,
+def _save_checkpoint(out: Path, model: nn.Module, optimizers: Sequence[torch.optim.Optimizer],
                      step: int) -> None:  # fmt: skip
-    """Weights and moments in one file, put in place by a rename: a kill leaves the last one."""
+    """Weights, moments and step in one file, put in place by a rename: a kill leaves the last."""
     state = {f"model.{k}": v for k, v in model.state_dict().items()}
-    for index, moments in optimizer.state_dict()["state"].items():
-        state |= {f"adam.{index}.{k}": v for k, v in moments.items()}
+    state["step"] = torch.tensor(step)
+    for which, optimizer in enumerate(optimizers):
+        for index, moments in optimizer.state_dict()["state"].items():
+            state |= {f"optimizer.{which}.{index}.{k}": v for k, v in moments.items()}
     half_written = out / "checkpoint.partial"
-    save_file(state, half_written, metadata={"step": str(step)})
+    save_file(state, half_written)
     half_written.replace(out / "checkpoint.safetensors")
-    (out / "checkpoint.step").write_text(str(step))
 
 
-def _resume(out: Path, model: nn.Module, optimizer: torch.optim.Optimizer) -> int:
+def _resume(out: Path, model: nn.Module, optimizers: Sequence[torch.optim.Optimizer]) -> int:
+    """Take up the last checkpoint; the step to go on with."""
     path = out / "checkpoint.safetensors"
     if not path.exists():
         return 0
     state = load_file(path)
     model.load_state_dict({k[6:]: v for k, v in state.items() if k.startswith("model.")})
-    moments: dict[int, dict[str, Tensor]] = {}
-    for key, value in state.items():
-        if key.startswith("adam."):
-            _, index, name = key.split(".")
-            moments.setdefault(int(index), {})[name] = value
-    frame = optimizer.state_dict()
-    optimizer.load_state_dict({"state": moments, "param_groups": frame["param_groups"]})
-    return int((out / "checkpoint.step").read_text())
+    for which, optimizer in enumerate(optimizers):
+        moments: dict[int, dict[str, Tensor]] = {}
+        for key, value in state.items():
+            if key.startswith(f"optimizer.{which}."):
+                _, _, index, name = key.split(".")
+                moments.setdefault(int(index), {})[name] = value
+        frame = optimizer.state_dict()
+        optimizer.load_state_dict({"state": moments, "param_groups": frame["param_groups"]})
+    return int(state["step"])
 
 
 def main() -> None:

@@ -4,13 +4,14 @@ import itertools
 import json
 import random
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from workloads.example import END_OF_TEXT, Example, ask_and_answer
-from workloads.exercises import arithmetic
+from workloads.exercises import exercises
 from workloads.prompts import without_calculator_marks
 
 #: Question sets whose licence allows weights trained on them to be shipped.
@@ -18,12 +19,14 @@ TRAINING_SETS = (
     "arc_easy", "arc_challenge", "mmlu", "boolq", "triviaqa", "nq_open",
     "squad", "gsm8k", "bbh", "math", "piqa", "winogrande",
 )  # fmt: skip
+#: How often each exercise family is drawn: arithmetic takes the most practice.
+EXERCISE_MIX = {"arithmetic": 32, "equations": 26, "facts": 14, "passages": 16, "inflection": 12}
 #: Kept out of training, so that perplexity on it can be reported.
 HELD_OUT_TEXT = "wikitext2_test.txt"
 
 
-def documents(data_dir: Path, exercises: int, seed: int) -> list[str]:
-    """All training documents, shuffled: prose in pieces, questions with answers, exercises."""
+def real_documents(data_dir: Path, seed: int) -> list[str]:
+    """Prose in pieces and questions with their answers, shuffled."""
     texts = [
         piece
         for path in sorted((data_dir / "corpus").glob("*.txt"))
@@ -33,10 +36,17 @@ def documents(data_dir: Path, exercises: int, seed: int) -> list[str]:
     for name in TRAINING_SETS:
         with (data_dir / name / "train.jsonl").open() as lines:
             texts += [ask_and_answer(_training_example(json.loads(line))) for line in lines]
-    drawn = itertools.islice(arithmetic("train"), exercises)
-    texts += [ask_and_answer(example) for example in drawn]
     random.Random(seed).shuffle(texts)
     return texts
+
+
+def generated_documents(seed: int) -> Iterator[str]:
+    """Exercises of the train split without end, the families mixed as ``EXERCISE_MIX`` says."""
+    streams = {family: exercises(family, "train") for family in EXERCISE_MIX}
+    rng = random.Random(seed)
+    while True:
+        family = rng.choices(tuple(EXERCISE_MIX), tuple(EXERCISE_MIX.values()))[0]
+        yield ask_and_answer(next(streams[family]))
 
 
 def _pieces(text: str, size: int = 2000) -> Iterator[str]:
@@ -67,6 +77,46 @@ def _written_answer(record: dict[str, object]) -> str:
     return chr(ord("A") + answer) if isinstance(answer, int) else str(answer)
 
 
+@dataclass(frozen=True, slots=True)
+class TrainingText:
+    """The tokenizer, and the training and held-out token ids, documents closed by end-of-text."""
+
+    tokenizer: Tokenizer
+    stream: np.ndarray
+    held_out: np.ndarray
+
+
+def training_text(
+    data_dir: Path, vocab_size: int, tokens: int, held_out: int, exercise_share: float, seed: int
+) -> TrainingText:
+    """About ``tokens`` training tokens, ``exercise_share`` of them exercises, shuffled.
+
+    Real text is taken once: where it does not reach, the stream is shorter and its reader starts
+    again.  The held-out tokens come from documents that are not in the stream.
+    """
+    real, generated = real_documents(data_dir, seed), generated_documents(seed)
+    sample = real[:5000] + list(itertools.islice(generated, 5000))
+    tokenizer = train_tokenizer(sample, vocab_size)
+    wanted = tokens + held_out
+    drawn = _take(tokenizer, iter(real), int(wanted * (1 - exercise_share)))
+    drawn += _take(tokenizer, generated, int(wanted * exercise_share))
+    random.Random(seed).shuffle(drawn)
+    ids = np.concatenate(drawn)
+    return TrainingText(tokenizer, stream=ids[held_out:], held_out=ids[:held_out])
+
+
+def _take(tokenizer: Tokenizer, texts: Iterator[str], tokens: int) -> list[np.ndarray]:
+    """Documents as ids until there are ``tokens`` of them, or no more texts."""
+    end = tokenizer.token_to_id(END_OF_TEXT)
+    taken: list[np.ndarray] = []
+    left = tokens
+    while left > 0 and (batch := list(itertools.islice(texts, 256))):
+        for encoding in tokenizer.encode_batch(batch):
+            taken.append(np.array([*encoding.ids, end], dtype=np.int32))
+            left -= len(taken[-1])
+    return taken
+
+
 def train_tokenizer(texts: list[str], vocab_size: int) -> Tokenizer:
     """A byte-level BPE that keeps digits apart, so that arithmetic can be learned."""
     tokenizer = Tokenizer(models.BPE())
@@ -82,10 +132,3 @@ def train_tokenizer(texts: list[str], vocab_size: int) -> Tokenizer:
     )
     tokenizer.train_from_iterator(texts, trainer)
     return tokenizer
-
-
-def token_stream(tokenizer: Tokenizer, texts: list[str]) -> np.ndarray:
-    """All documents as one array of token ids, each closed by the end-of-text token."""
-    end = tokenizer.token_to_id(END_OF_TEXT)
-    ids = [np.array([*e.ids, end], dtype=np.int32) for e in tokenizer.encode_batch(texts)]
-    return np.concatenate(ids)

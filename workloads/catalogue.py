@@ -21,7 +21,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from substrate.errors import InputError, UnknownNameError, UsageError
 from workloads.data import SPLITS, read_examples
 from workloads.example import Example
-from workloads.exercises import Split, arithmetic
+from workloads.exercises import FAMILIES, Split, exercises
 
 Category = Literal[
     "exam", "language", "knowledge", "understanding", "reasoning", "commonsense", "chat"
@@ -121,7 +121,10 @@ def load(
         raise UsageError(f"{count} prompts cannot be drawn; allowed: 1 or more")
     if workload.source == "generated":
         size = max(GENERATED_POOL, count or 0)
-        examples, source = list(itertools.islice(arithmetic(split), size)), "generated"
+        examples, source = (
+            list(itertools.islice(exercises(workload.name, split), size)),
+            "generated",
+        )
     else:
         files = _files(workload, workload.source, split, data_dir)
         examples = [example for file in files for example in read_examples(file)]
@@ -189,7 +192,7 @@ def _free(
         name=name,
         title=title,
         category=category,
-        source="generated" if name == "arithmetic" else (name,),
+        source="generated" if name in FAMILIES else (name,),
         metric=metric,
         max_new_tokens=tokens,
         train_split_available=train,
@@ -219,6 +222,10 @@ _ALL = (
     _free("squad", "SQuAD v1.1", "understanding", "text", 32),
     _free("gsm8k", "GSM8K, grade-school mathematics", "reasoning", "exact_number", 256),
     _free("arithmetic", "Generated arithmetic word problems", "reasoning", "exact_number", 64),
+    _free("equations", "Generated sums and sequences", "exam", "exact_text", 32),
+    _free("inflection", "Generated sentences to inflect", "language", "exact_text", 32),
+    _free("facts", "Generated questions on learnt facts", "knowledge", "exact_text", 64),
+    _free("passages", "Generated stories of moves", "understanding", "exact_text", 32),
     _free("bbh", "BIG-Bench Hard, direct answers", "reasoning", "exact_text", 64),
     _free("math", "MATH, competition mathematics", "reasoning", "exact_text", 512),
     _options("hellaswag", "HellaSwag", "commonsense", train=False),

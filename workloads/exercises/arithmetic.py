@@ -1,21 +1,10 @@
-"""Generated exercises: arithmetic word problems that need no data folder.
+"""Word problems of one to three steps (category: reasoning)."""
 
-Every problem is drawn from its own index, so problem 17 of a split is the same wherever it is
-asked for.  The two splits are disjoint by construction: a problem belongs to *test* when a hash of
-its text is even, so that memorising the training half never answers a test question.
-"""
-
-import hashlib
 import random
-from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Literal
 
-from workloads.example import Example
+from workloads.exercises.exercise import NAMES, Exercise
 
-Split = Literal["train", "test"]
-
-NAMES = ("Tom", "Anna", "Ben", "Lucy", "Omar", "Mia", "Ivan", "Sara", "Leo", "Nina", "Paul", "Ruth")
 THINGS = ("apples", "books", "coins", "pens", "cards", "eggs", "shells", "stamps", "cakes", "toys")
 GAINS = ("buys {n} more", "finds {n} more", "gets {n} more from {friend}", "wins {n}")
 LOSSES = ("gives {n} to {friend}", "loses {n}", "sells {n}", "gives away {n}")
@@ -44,8 +33,8 @@ def _draw_step(rng: random.Random, total: int, friend: str) -> _Step:
     return _Step(f"then makes it {n} times as many", "*", n, total * n)
 
 
-def _word_problem(rng: random.Random) -> tuple[str, str, str]:
-    """A story of one to three steps: (question, worked solution, answer)."""
+def draw(rng: random.Random) -> Exercise:
+    """A story of one to three steps, solved line by line."""
     name, friend = rng.sample(NAMES, 2)
     thing = rng.choice(THINGS)
     total = rng.randint(2, 30)
@@ -57,24 +46,5 @@ def _word_problem(rng: random.Random) -> tuple[str, str, str]:
         lines.append(f"{total} {step.operator} {step.operand} = {step.total}.")
         total = step.total
     sentences.append(f"How many {thing} does {name} have now?")
-    return " ".join(sentences), " ".join(lines), str(total)
-
-
-def arithmetic(split: Split, seed: int = 0) -> Iterator[Example]:
-    """An endless stream of distinct arithmetic word problems of one split."""
-    wanted = 0 if split == "test" else 1
-    seen: set[str] = set()
-    index = 0
-    while True:
-        question, solution, answer = _word_problem(random.Random(f"{seed}/{index}"))
-        index += 1
-        half = hashlib.sha256(question.encode()).digest()[0] % 2
-        if half == wanted and question not in seen:
-            seen.add(question)
-            yield Example(
-                id=f"arithmetic/{split}/{seed}/{index - 1}",
-                prompt=question,
-                choices=None,
-                answer=answer,
-                solution=solution,
-            )
+    question = " ".join(sentences)
+    return Exercise(question=question, solution=" ".join(lines), answer=str(total), key=question)

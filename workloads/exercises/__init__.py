@@ -1,0 +1,55 @@
+"""Generated exercises: five families, one for each of SMoE's categories, that need no data folder.
+
+Every exercise is drawn from its own index, so exercise 17 of a split is the same wherever it is
+asked for.  The two splits are disjoint by construction: a hash of what the exercise asks decides
+its half, so memorising the training half never answers a test question.
+
+| family | category | asks |
+|---|---|---|
+| ``equations`` | exam | sums, missing terms, sequences; four options |
+| ``inflection`` | language | a sentence put into another form |
+| ``facts`` | knowledge | which of four things has a property, from facts learnt in training |
+| ``passages`` | understanding | who and what is where, after a story of moves |
+| ``arithmetic`` | reasoning | word problems of one to three steps |
+"""
+
+import random
+from collections.abc import Callable, Iterator
+from typing import Literal
+
+from workloads.example import Example
+from workloads.exercises import arithmetic, equations, facts, inflection, passages
+from workloads.exercises.exercise import Exercise
+
+Split = Literal["train", "test"]
+
+#: How each family draws one exercise.
+FAMILIES: dict[str, Callable[[random.Random], Exercise]] = {
+    "equations": equations.draw,
+    "inflection": inflection.draw,
+    "facts": facts.draw,
+    "passages": passages.draw,
+    "arithmetic": arithmetic.draw,
+}
+
+
+def exercises(family: str, split: Split, seed: int = 0) -> Iterator[Example]:
+    """An endless stream of distinct exercises of one family and split."""
+    draw = FAMILIES[family]
+    wanted = 0 if split == "test" else 1
+    seen: set[str] = set()
+    index = 0
+    while True:
+        # Arithmetic came first: its stream carries no family name.
+        stream = f"{seed}/{index}" if family == "arithmetic" else f"{family}/{seed}/{index}"
+        exercise = draw(random.Random(stream))
+        index += 1
+        if exercise.half == wanted and exercise.question not in seen:
+            seen.add(exercise.question)
+            yield Example(
+                id=f"{family}/{split}/{seed}/{index - 1}",
+                prompt=exercise.question,
+                choices=exercise.choices,
+                answer=exercise.answer,
+                solution=exercise.solution,
+            )

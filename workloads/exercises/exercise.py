@@ -1,0 +1,27 @@
+"""What a family draws: one exercise, before it belongs to a split."""
+
+import hashlib
+from dataclasses import dataclass
+
+NAMES = ("Tom", "Anna", "Ben", "Lucy", "Omar", "Mia", "Ivan", "Sara", "Leo", "Nina", "Paul", "Ruth")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Exercise:
+    """A question with its worked solution and answer.
+
+    ``answer`` is a text, or an index into ``choices``.  ``key`` decides the split: exercises with
+    one key are in one half, so a family whose texts differ only in passing names what must not be
+    memorised (a verb with its complement, say) and not the whole text.
+    """
+
+    question: str
+    answer: str | int
+    solution: str | None = None
+    choices: tuple[str, ...] | None = None
+    key: str
+
+    @property
+    def half(self) -> int:
+        """0 (test) or 1 (train): the parity of a hash, so it never depends on a drawing order."""
+        return hashlib.sha256(self.key.encode()).digest()[0] % 2
