@@ -1,10 +1,13 @@
 """The command line.  Nothing heavy is imported before a command needs it."""
 
+import os
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+
+from harness import models
 
 app = typer.Typer(
     help="Compare systems that run Mixture-of-Experts models on a device too small to hold them.",
@@ -12,6 +15,8 @@ app = typer.Typer(
     rich_markup_mode=None,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
+
+app.add_typer(models.app, name="models")
 
 STORE = Annotated[Path, typer.Option(help="Folder of your results.", show_default=True)]
 JSON = Annotated[bool, typer.Option("--json", help="Print one JSON document on stdout.")]
@@ -49,6 +54,13 @@ def run(
     cache_ratio: Annotated[float | None, typer.Option(help="Experts on the device, 0-1.")] = None,
     allow_overcommit: Annotated[bool, typer.Option(help="Pretend the device is larger.")] = False,
     set_: Annotated[list[str] | None, typer.Option("--set", help="key=value, repeatable.")] = None,
+    scoring: Annotated[
+        str | None,
+        typer.Option(help="fixed-length [default], generation, likelihood or prefill."),
+    ] = None,
+    few_shot: Annotated[
+        str | None, typer.Option(help="Worked examples before a question; paper: as it did [0].")
+    ] = None,
     seed: Annotated[int | None, typer.Option(help="Draws the prompts [0].")] = None,
     data_dir: DATA_DIR = None,
     store: STORE = DEFAULT_STORE,
@@ -74,6 +86,8 @@ def run(
         "cache_ratio": cache_ratio,
         "allow_overcommit": allow_overcommit or None,
         "seed": seed,
+        "scoring": scoring,
+        "few_shot": few_shot,
     }
     request = RunRequest(given, set_ or [], data_dir, store, timeline, force, json)
     run_command(request)
@@ -101,13 +115,57 @@ def list_(what: Listing, json: JSON = False) -> None:
 @app.command()
 def report(
     html: Annotated[Path | None, typer.Option(help="Write one offline page.")] = None,
+    csv: Annotated[Path | None, typer.Option(help="Folder for the tables as CSV.")] = None,
+    latex: Annotated[Path | None, typer.Option(help="Folder for the tables as LaTeX.")] = None,
     store: STORE = DEFAULT_STORE,
     json: JSON = False,
 ) -> None:
-    """Show the stored runs as a table, or write them as an HTML page."""
+    """Show the stored runs and the accuracy tables, or write them as an HTML page."""
     from harness.commands import report_command
 
-    report_command(html, store, json)
+    report_command(html, store, json, csv, latex)
+
+
+@app.command()
+def accuracy(
+    settings: Annotated[str, typer.Option(help="Separated by commas.")] = "S1,S2,S3",
+    workloads: Annotated[
+        str | None,
+        typer.Option(help="Separated by commas [the generated families and SMoE's five sets]."),
+    ] = None,
+    alphas: Annotated[str | None, typer.Option(help="Separated by commas [SMoE's 13].")] = None,
+    system: Annotated[str, typer.Option(help="A system whose routing has an α.")] = "smoe",
+    prompts: Annotated[int, typer.Option(min=1, help="Questions in each cell.")] = 50,
+    seed: Annotated[int, typer.Option(min=0, help="Draws the questions.")] = 0,
+    jobs: Annotated[int, typer.Option(min=1, help="Processes.")] = os.cpu_count() or 1,
+    out: Annotated[Path, typer.Option(help="The table's file.")] = Path("alpha.csv"),
+    data_dir: DATA_DIR = None,
+    store: STORE = DEFAULT_STORE,
+) -> None:
+    """Compute the α table (SMoE, Table IV): what substitution costs, workload by workload.
+
+    Cells that are stored already are not computed again.
+    """
+    from harness.alpha_table import TableRequest, accuracy_command
+
+    accuracy_command(
+        TableRequest(settings, workloads, alphas, system, prompts, seed, data_dir, store, out, jobs)
+    )
+
+
+@app.command()
+def check(
+    update: Annotated[bool, typer.Option(help="Accept what is measured now.")] = False,
+    jobs: Annotated[int, typer.Option(min=1, help="Processes.")] = os.cpu_count() or 1,
+    json: JSON = False,
+) -> None:
+    """Recompute a fixed part of the accuracy tables and compare it, question by question.
+
+    Exit code: 0 pass or improved, 1 regressed, 3 not measured.
+    """
+    from harness.check import check_command
+
+    raise typer.Exit(check_command(update, jobs, json))
 
 
 @app.command()

@@ -2,6 +2,7 @@
 
 import json
 import os
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ from harness import console
 from harness.spec import DEFAULT_DATA_DIR, resolve
 from results.store import Store
 from substrate.errors import InputError, UsageError
+from workloads.hub import is_hub
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +30,7 @@ class RunRequest:
 def find_data_dir(given: Path | None) -> Path | None:
     """The folder of evaluation sets: what was given, else the default if it exists."""
     if given is not None:
-        if not given.is_dir():
+        if not (is_hub(given) or given.is_dir()):
             raise InputError(f"--data-dir {given}: no such folder")
         return given
     return DEFAULT_DATA_DIR if DEFAULT_DATA_DIR.is_dir() else None
@@ -90,22 +92,48 @@ def run_command(request: RunRequest) -> None:
         console.show_run(stored)
 
 
-def report_command(html: Path | None, directory: Path, as_json: bool) -> None:
-    """The stored runs as a page, as JSON, or as a table."""
+def report_command(
+    html: Path | None,
+    directory: Path,
+    as_json: bool,
+    csv: Path | None = None,
+    latex: Path | None = None,
+) -> None:
+    """The stored runs and the committed accuracy table: as a page, files, JSON, or tables."""
     store = Store(directory)
     runs = store.runs()
     if not runs:
         raise UsageError(f"no runs in {directory}; run: moebench run --system smoe --setting S3")
+    from reports import accuracy
+
+    views = accuracy.load()
     if html is not None:
         from reports.html import render
 
         timelines = {run["run_id"]: store.timeline(run["run_id"]) or [] for run in runs}
-        render(runs, timelines, html, str(directory))
+        render(runs, timelines, html, str(directory), views)
         console.stderr().print(f"{len(runs)} runs in {html} ({os.path.getsize(html) / 1e6:.1f} MB)")
+    if csv is not None or latex is not None:
+        from reports.export import write_csv, write_latex
+
+        written = write_csv(runs, csv, views) if csv else []
+        written += write_latex(runs, latex, views) if latex else []
+        console.stderr().print(f"written: {', '.join(map(str, written))}")
     if as_json:
         print(json.dumps(runs, sort_keys=True))
-    elif html is None:
+    elif html is None and csv is None and latex is None:
         from reports.tables import BRIEF, cell, rows
 
         lines = [[cell(column, row[column.key]) for column in BRIEF] for row in rows(runs)]
         console.table(f"runs in {directory}", [column.header for column in BRIEF], lines)
+        if sys.stdout.isatty():  # a pipe gets one table; --csv writes both
+            for view in views or ():
+                for block in view.blocks:
+                    title = f"{view.title}: {block.title}"
+                    console.table(title, view.headers, block.text_lines)
+                console.table(
+                    f"{view.title}: change with α", accuracy.VERDICT_HEADERS, view.verdict_lines
+                )
+                console.stdout().print(view.summary)
+            if views:
+                console.stdout().print(f"{accuracy.CAVEAT}\n{accuracy.METHOD}")

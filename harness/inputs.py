@@ -1,7 +1,8 @@
 """What a run reads: weights, tokenizer and prompts, checked before anything runs."""
 
 import hashlib
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -17,13 +18,42 @@ from substrate.profile import load_profile
 from substrate.weights import Checkpoint
 from systems import build, source_hash
 from workloads.catalogue import Sample, Workload, load, workload
-from workloads.example import Example
-from workloads.prompts import build_prompt
+from workloads.example import END_OF_TEXT, Example
+from workloads.likelihood import continuations
+from workloads.prompts import build_prompt, split_cue
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """One example as token ids.
+
+    Attributes:
+        prompt: what is prefilled.
+        cue: how each continuation begins: the part of the prompt that decode reads.
+        continuations: what decode is forced to take: the cue alone where the model writes its
+            answer, the cue and an option's text where options are weighed.
+        counted: for each continuation, the place of its first token whose likelihood counts.
+        texts: the options' texts.
+    """
+
+    prompt: list[int]
+    cue: list[int] = field(default_factory=list)
+    continuations: tuple[list[int], ...] = ([],)
+    counted: tuple[int, ...] = (0,)
+    texts: tuple[str, ...] = ()
+
+    @property
+    def length(self) -> int:
+        """Tokens of the prompt and its longest continuation."""
+        return len(self.prompt) + max(map(len, self.continuations))
 
 
 @dataclass(slots=True)
 class Inputs:
-    """What a run reads, and the identity that follows from it."""
+    """What a run reads, and the identity that follows from it.
+
+    ``end`` is the token that ends a text.
+    """
 
     spec: RunSpec
     checkpoint: Checkpoint
@@ -31,7 +61,8 @@ class Inputs:
     tokenizer: Tokenizer
     workload: Workload
     sample: Sample
-    prompts: list[list[int]]
+    questions: list[Question]
+    end: int | None
     hashes: dict[str, str]
 
     @property
@@ -58,10 +89,10 @@ def prepare(spec: RunSpec, data_dir: Path | None) -> Inputs:
     chosen = workload(spec.workload)
     sample = load(chosen, count=spec.prompts, seed=spec.seed, data_dir=data_dir)
     shots: tuple[Example, ...] = ()
-    if chosen.few_shot:
-        shots = load(chosen, "train", chosen.few_shot, spec.seed, data_dir).examples
-    prompts = [tokenizer.encode(build_prompt(chosen, e, shots)).ids for e in sample.examples]
-    _check_prompts(spec, sample, prompts, checkpoint)
+    if spec.few_shot:
+        shots = load(chosen, "train", spec.few_shot, spec.seed, data_dir).examples
+    questions = [_question(spec, chosen, e, shots, tokenizer) for e in sample.examples]
+    _check_questions(spec, sample, questions, checkpoint)
     local = spec.machine == "local"
     profile = datetime.now(UTC).isoformat() if local else load_profile(spec.machine).content_hash()
     hashes = {
@@ -74,7 +105,37 @@ def prepare(spec: RunSpec, data_dir: Path | None) -> Inputs:
         "torch": torch.__version__,
         "numpy": np.__version__,
     }
-    return Inputs(spec, checkpoint, full, tokenizer, chosen, sample, prompts, hashes)
+    end = tokenizer.token_to_id(END_OF_TEXT)
+    return Inputs(spec, checkpoint, full, tokenizer, chosen, sample, questions, end, hashes)
+
+
+def _question(
+    spec: RunSpec, chosen: Workload, example: Example, shots: Sequence[Example],
+    tokenizer: Tokenizer,
+) -> Question:  # fmt: skip
+    """An example as its way of scoring feeds it; see `harness.answers`."""
+
+    def ids(text: str) -> list[int]:
+        found: list[int] = tokenizer.encode(text).ids
+        return found
+
+    if spec.scoring == "fixed-length":
+        return Question(ids(build_prompt(chosen, example, shots)))
+    if spec.scoring == "generation":
+        prompt, cue = split_cue(build_prompt(chosen, example, shots))
+        return Question(ids(prompt), ids(cue), (ids(cue),))
+    if chosen.metric == "perplexity":  # all of a text but its first token is its continuation
+        first, *rest = ids(example.prompt)
+        return Question([first], [], (rest,), (0,), (example.prompt,))
+    asked = continuations(chosen, example, shots)
+    prompt, cue = (asked.prompt, "") if spec.scoring == "prefill" else split_cue(asked.prompt)
+    read = ids(cue)
+    options = tuple([*read, *ids(text)] for text in asked.texts)
+    counted = tuple(
+        len(read) + len(ids(text[:uncounted]))
+        for text, uncounted in zip(asked.texts, asked.uncounted, strict=True)
+    )
+    return Question(ids(prompt), read, options, counted, asked.texts)
 
 
 def _hash(text: str) -> str:
@@ -90,22 +151,23 @@ def _tokenizer(file: Path) -> Tokenizer:
         raise CheckpointError(f"{file}: not a tokenizer that can be read ({error})") from error
 
 
-def _check_prompts(
-    spec: RunSpec, sample: Sample, prompts: list[list[int]], checkpoint: Checkpoint
+def _check_questions(
+    spec: RunSpec, sample: Sample, questions: list[Question], checkpoint: Checkpoint
 ) -> None:
     """Every prompt fits the weights: better said now than after an hour."""
     shape = checkpoint.shape
-    for example, prompt in zip(sample.examples, prompts, strict=True):
-        if max(prompt, default=0) >= shape.vocab_size:
+    for example, question in zip(sample.examples, questions, strict=True):
+        highest = max(max(ids, default=0) for ids in (question.prompt, *question.continuations))
+        if highest >= shape.vocab_size:
             raise CheckpointError(
-                f"{checkpoint.path}: tokenizer.json gives token {max(prompt)}, the model knows "
+                f"{checkpoint.path}: tokenizer.json gives token {highest}, the model knows "
                 f"{shape.vocab_size}; the two do not belong together"
             )
-        if len(prompt) + spec.new_tokens > shape.max_positions:
+        if question.length + spec.new_tokens > shape.max_positions:
             raise UsageError(
-                f"{sample.source}: {example.id} has {len(prompt)} tokens, with {spec.new_tokens} "
-                f"new ones more than the model's {shape.max_positions} positions; "
-                "choose another workload or fewer --new-tokens"
+                f"{sample.source}: {example.id} has {question.length} tokens, with "
+                f"{spec.new_tokens} new ones more than the model's {shape.max_positions} "
+                "positions; choose another workload or fewer --new-tokens"
             )
 
 
@@ -123,10 +185,10 @@ def _weights_path(spec: RunSpec) -> Path:
 
 def _check_topology(full: ModelShape, checkpoint: Checkpoint) -> None:
     """Weights may differ from the model in widths only."""
-    for field in ("family", "num_layers", "dense_layers", "num_experts", "top_k", "gate"):
-        wanted, found = getattr(full, field), getattr(checkpoint.shape, field)
+    for name in ("family", "num_layers", "dense_layers", "num_experts", "top_k", "gate"):
+        wanted, found = getattr(full, name), getattr(checkpoint.shape, name)
         if wanted != found:
             raise CheckpointError(
-                f"{checkpoint.path}: {field} is {found}, the model charged for has {wanted}; "
+                f"{checkpoint.path}: {name} is {found}, the model charged for has {wanted}; "
                 "only widths and vocabulary may differ"
             )

@@ -2,7 +2,7 @@
 
 import gc
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,15 +12,16 @@ import torch
 
 from harness import measure
 from harness.accuracy import Accuracy
+from harness.answers import answer
 from harness.inputs import Inputs, prepare
 from harness.provenance import provenance
+from harness.shared import SharedWork
 from harness.spec import RunSpec
 from harness.stage import Stage, set_up
 from substrate.engine import Generation
 from substrate.timeline import Timeline
 from systems import build
 from systems.options import describe
-from workloads.scoring import cut
 
 __all__ = ["Outcome", "prepare", "run"]
 
@@ -44,6 +45,7 @@ def run(
     scratch: Path,
     progress: Progress = lambda done, total: None,
     keep_timeline: bool = False,
+    shared: SharedWork | None = None,
 ) -> Outcome:
     """Carry out a run.
 
@@ -51,6 +53,7 @@ def run(
         inputs: from `prepare`.
         scratch: where expert records are kept for a local machine.
         keep_timeline: keep every span, not only the picture's.
+        shared: of the run's checkpoint, where several runs use it.
 
     Raises:
         MoeBenchError: anything that the user can mend; nothing was stored.
@@ -61,12 +64,13 @@ def run(
     # The scale model's products are too small to share between threads.
     torch.set_num_threads(1)
     with ExitStack() as stack, torch.inference_mode():
-        stage = set_up(spec, system, inputs, scratch, keep_timeline, stack)
+        shared = shared or SharedWork(inputs.checkpoint)
+        stage = set_up(spec, system, inputs, shared, scratch, keep_timeline, stack)
         load_ms = stage.start()
         # What lives now lives until the end: the collector need not walk it again and again.
         gc.freeze()
         stack.callback(gc.unfreeze)
-        accuracy = Accuracy(inputs.workload)
+        accuracy = Accuracy(inputs.workload, len(inputs.questions))
         generations = _generate(spec, stage, inputs, accuracy, progress)
         document = _document(spec, stage, inputs, generations, accuracy, load_ms)
     document["provenance"]["wall_s"] = round(time.monotonic() - started, 3)
@@ -77,24 +81,12 @@ def _generate(
     spec: RunSpec, stage: Stage, inputs: Inputs, accuracy: Accuracy, progress: Progress
 ) -> list[Generation]:
     generations = []
-    batches = range(0, len(inputs.prompts), spec.batch)
+    batches = range(0, len(inputs.questions), spec.batch)
     for done, first in enumerate(batches):
-        rows = slice(first, first + spec.batch)
-        prompts = inputs.prompts[rows]
         stage.timeline.window(PICTURE_TOKENS if first == 0 else None)
-        generation = stage.engine.generate(prompts, spec.new_tokens)
-        generations.append(generation)
-        texts = [_answer(inputs, tokens) for tokens in generation.tokens]
-        accuracy.add_texts(inputs.sample.examples[rows], texts)
-        accuracy.add_logits(stage.reference, prompts, generation.tokens, stage.decoder.history)
+        generations += answer(inputs, stage, accuracy, slice(first, first + spec.batch))
         progress(done + 1, len(batches))
     return generations
-
-
-def _answer(inputs: Inputs, tokens: Sequence[int]) -> str:
-    return cut(
-        inputs.tokenizer.decode(list(tokens), skip_special_tokens=False), inputs.workload.stop
-    )
 
 
 def _document(

@@ -3,7 +3,7 @@
 import hashlib
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
@@ -14,10 +14,13 @@ from substrate.errors import UsageError
 from systems import build, system_class
 from systems.options import describe
 from systems.policies import name_of
-from workloads.catalogue import default_workload
+from workloads.catalogue import default_workload, few_shot_of, workload
 
 #: The folder that holds real evaluation sets beside a checkout, if it exists.
 DEFAULT_DATA_DIR = Path("../shared/data")
+
+#: How questions are answered; see `harness.answers`.
+Scoring = Literal["fixed-length", "generation", "likelihood", "prefill"]
 
 #: Rounded up to whole batches.
 DEFAULT_PROMPTS = 32
@@ -35,6 +38,9 @@ class RunSpec(BaseModel):
         cache_ratio: share of routed experts on the device; None fills its memory.
         settings: changed decisions and options of the system, as ``--set`` takes them.
         prompts: how many, in whole batches; ``batch`` of them are decoded together.
+        new_tokens: generated for each prompt; at most, where an answer may end earlier.
+        scoring: how questions are answered; see `harness.answers`.
+        few_shot: worked examples before each question.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
@@ -54,6 +60,8 @@ class RunSpec(BaseModel):
     free_host_gb: float | None = Field(default=None, gt=0)
     settings: dict[str, str] = Field(default_factory=dict)
     seed: int = Field(default=0, ge=0)
+    scoring: Scoring = "fixed-length"
+    few_shot: int = Field(default=0, ge=0)
 
 
 def resolve(data_dir: Path | None, **given: Any) -> RunSpec:
@@ -76,6 +84,9 @@ def resolve(data_dir: Path | None, **given: Any) -> RunSpec:
         if key not in chosen:
             raise UsageError(f"no {key}: give --setting NAME or {hint}")
     chosen.setdefault("workload", default_workload(data_dir))
+    if chosen.get("scoring", "fixed-length") != "fixed-length" and given.get("new_tokens") is None:
+        chosen["new_tokens"] = workload(chosen["workload"]).max_new_tokens
+    chosen["few_shot"] = _few_shot(chosen)
     settings = dict(chosen.get("settings", {}))
     settings = _with_alpha(chosen["system"], settings, alpha, default_alpha)
     # Spelled as the system spells them: 0.30 and 0.3 are one run.
@@ -116,6 +127,18 @@ def _with_alpha(
         raise UsageError(f"--alpha {given:g} and --set {ALPHA}={settings[ALPHA]}: give one of them")
     alpha = default if given is None else given
     return settings if alpha is None else {ALPHA: f"{alpha:.12g}", **settings}
+
+
+def _few_shot(chosen: dict[str, Any]) -> int:
+    """How many worked examples: a number, or ``paper`` for the setting's paper's count."""
+    asked = str(chosen.get("few_shot", "0"))
+    if asked == "paper":
+        if "setting" not in chosen:
+            raise UsageError("--few-shot paper: give --setting NAME, whose paper is meant")
+        return few_shot_of(workload(chosen["workload"]), setting(chosen["setting"]).paper)
+    if not asked.isdecimal():
+        raise UsageError(f"--few-shot {asked}: allowed: a number from 0 on, or paper")
+    return int(asked)
 
 
 def _defaults(row: Setting) -> dict[str, Any]:

@@ -10,6 +10,7 @@ import torch
 from harness import measure
 from harness.inputs import Inputs
 from harness.settings import setting
+from harness.shared import SharedWork
 from harness.spec import RunSpec
 from substrate.capacity import Capacity, plan
 from substrate.costs import CostModel
@@ -19,12 +20,11 @@ from substrate.errors import UsageError
 from substrate.local import LocalMachine, SlotExperts
 from substrate.machine import Machine
 from substrate.memory import ExpertCache, Tier
-from substrate.model import Experts
 from substrate.profile import HardwareProfile, load_profile
 from substrate.simulated import SimulatedMachine
 from substrate.system import System
 from substrate.timeline import Timeline
-from substrate.weights import ExpertStore, ResidentExperts
+from substrate.weights import ExpertStore
 from systems.policies.assign import LoadAll
 
 
@@ -34,7 +34,7 @@ class Stage:
 
     engine: Engine
     decoder: Decoder
-    reference: Decoder
+    shared: SharedWork
     machine: Machine
     timeline: Timeline
     device: Tier
@@ -53,11 +53,13 @@ class Stage:
 
 
 def set_up(
-    spec: RunSpec, system: System, inputs: Inputs, scratch: Path, keep: bool, stack: ExitStack
-) -> Stage:
+    spec: RunSpec, system: System, inputs: Inputs, shared: SharedWork, scratch: Path, keep: bool,
+    stack: ExitStack,
+) -> Stage:  # fmt: skip
     """Wire a run.
 
     Args:
+        shared: of the run's checkpoint.
         scratch: where expert records are kept for a local machine.
         keep: keep every span, not only the picture's.
         stack: closes what the machine holds open.
@@ -65,7 +67,7 @@ def set_up(
     local = spec.machine == "local"
     capacity, profile, notes = _capacity(spec, system, inputs)
     make = _local if local else _simulated
-    return make(spec, system, inputs, capacity, profile, notes, scratch, keep, stack)
+    return make(spec, system, inputs, shared, capacity, profile, notes, scratch, keep, stack)
 
 
 def _capacity(
@@ -78,7 +80,7 @@ def _capacity(
             raise UsageError("--machine local: give --setting NAME, whose cache ratio is used")
         name = setting(spec.setting).machine
     profile = load_profile(name)
-    longest = max(len(p) for p in inputs.prompts) + spec.new_tokens
+    longest = max(q.length for q in inputs.questions) + spec.new_tokens
     capacity = plan(
         profile,
         inputs.full,
@@ -104,18 +106,17 @@ def _capacity(
 
 
 def _simulated(
-    spec: RunSpec, system: System, inputs: Inputs, capacity: Capacity, profile: HardwareProfile,
-    notes: list[str], scratch: Path, keep: bool, stack: ExitStack,
+    spec: RunSpec, system: System, inputs: Inputs, shared: SharedWork, capacity: Capacity,
+    profile: HardwareProfile, notes: list[str], scratch: Path, keep: bool, stack: ExitStack,
 ) -> Stage:  # fmt: skip
     shape, costs = inputs.checkpoint.shape, CostModel(profile, inputs.full, spec.precision)
     timeline = Timeline(costs.record_bytes, keep)
     machine = SimulatedMachine(costs, timeline, capacity.from_disk)
     cache = ExpertCache(shape, capacity.slots, system.scope, capacity.device, costs.record_bytes)
-    experts = ResidentExperts(inputs.checkpoint, torch.float32)
-    decoder = _decoder(inputs, experts, reuse_predictions=True)
+    decoder = shared.decoder(reuse_predictions=True)
     common_ns = inputs.full.common_bytes(spec.precision) / costs.h2d_bytes_per_ns
     load_one = measure.link_ns(machine)
-    lengths = [len(p) for p in inputs.prompts]
+    lengths = [len(q.prompt) for q in inputs.questions]
     notes = [
         f"simulated on {profile.name} ({profile.badge}): no such hardware ran; "
         f"{profile.estimates} of the profile's {profile.numbers} numbers are estimates",
@@ -124,9 +125,9 @@ def _simulated(
         *notes,
     ]
     return Stage(
-        engine=Engine(system, decoder, machine, cache, timeline),
+        engine=Engine(system, shared.remembering(decoder), machine, cache, timeline),
         decoder=decoder,
-        reference=_decoder(inputs, experts),
+        shared=shared,
         machine=machine,
         timeline=timeline,
         device=capacity.device,
@@ -140,8 +141,8 @@ def _simulated(
 
 
 def _local(
-    spec: RunSpec, system: System, inputs: Inputs, capacity: Capacity, profile: HardwareProfile,
-    notes: list[str], scratch: Path, keep: bool, stack: ExitStack,
+    spec: RunSpec, system: System, inputs: Inputs, shared: SharedWork, capacity: Capacity,
+    profile: HardwareProfile, notes: list[str], scratch: Path, keep: bool, stack: ExitStack,
 ) -> Stage:  # fmt: skip
     shape, dtype = inputs.checkpoint.shape, torch.float32
     store_path = (
@@ -161,11 +162,11 @@ def _local(
         "through the page cache",
         *notes,
     ]
-    decoder = _decoder(inputs, SlotExperts(cache, machine.slots))
+    decoder = Decoder(shape, inputs.checkpoint.common(dtype), SlotExperts(cache, machine.slots))
     return Stage(
         engine=Engine(system, decoder, machine, cache, timeline),
         decoder=decoder,
-        reference=_decoder(inputs, ResidentExperts(inputs.checkpoint, dtype)),
+        shared=shared,
         machine=machine,
         timeline=timeline,
         device=device,
@@ -176,8 +177,3 @@ def _local(
         total=len(shape.moe_layers) * shape.num_experts,
         load_ns=lambda placed: 0,
     )
-
-
-def _decoder(inputs: Inputs, experts: Experts, reuse_predictions: bool = False) -> Decoder:
-    common = inputs.checkpoint.common(torch.float32)
-    return Decoder(inputs.checkpoint.shape, common, experts, reuse_predictions)

@@ -3,12 +3,14 @@
 Every function is pure: documents and span records in, a spec out; drawing happens in the browser.
 """
 
+from collections import Counter
 from collections.abc import Iterable
 from functools import cache
 from typing import Any
 
 import altair as alt
 
+from reports.accuracy import Series
 from reports.tables import Document, dig
 
 Spec = dict[str, Any]
@@ -148,6 +150,76 @@ def latencies(runs: list[Document]) -> Spec | None:
         color=_INK, thickness=2.5, height={"band": 0.9}
     ).encode(x=alt.X("bound:Q"))  # fmt: skip
     return _finish(bars + ticks, height=28 * len(values))
+
+
+#: One colour and one shape a workload, in the order in which they occur.
+_CURVE_COLOURS = ["#1b4f8f", "#e07b2a", "#2a9d74", "#b5452c", "#7a5cb8", "#8a7a1c", "#5f6b7a"]
+_CURVE_SHAPES = ["circle", "square", "triangle-up", "diamond", "cross", "triangle-down", "stroke"]
+
+#: What is drawn against α: its title, and how an axis writes it.
+MEASURES = {
+    "score": ("score (%), ± standard error", "~f"),
+    "agreement": ("agreement (%)", "~%"),
+    "kl": ("KL (nats per token)", "~f"),
+}
+
+
+def curves(series: Iterable[Series], measure: str) -> Spec | None:
+    """A measure against α, a mark a workload; the score with its standard errors.
+
+    Args:
+        series: workloads of one setting.
+        measure: one of `MEASURES`.
+
+    Returns:
+        None where no cell has the measure.
+    """
+    values = [
+        {
+            "workload": name,
+            "alpha": row.alpha,
+            "value": getattr(row, measure),
+            "low": row.score - row.stderr if measure == "score" else None,
+            "high": row.score + row.stderr if measure == "score" else None,
+            "n": row.n,
+        }
+        for name, one in _named(series)
+        for row in one.rows
+        if getattr(row, measure) is not None
+    ]
+    if not values:
+        return None
+    names = list(dict.fromkeys(value["workload"] for value in values))
+    title, form = MEASURES[measure]
+    legend = alt.Legend(title=None, orient="top", columns=3)
+    colours = [_CURVE_COLOURS[i % len(_CURVE_COLOURS)] for i in range(len(names))]
+    shapes = [_CURVE_SHAPES[i % len(_CURVE_SHAPES)] for i in range(len(names))]
+    base = alt.Chart(alt.InlineData(values=values)).encode(
+        x=alt.X("alpha:Q", axis=alt.Axis(title="α", format="~g")),
+        color=alt.Color("workload:N", scale=alt.Scale(domain=names, range=colours), legend=legend),
+    )
+    y = alt.Y("value:Q", scale=alt.Scale(zero=measure == "kl"),
+              axis=alt.Axis(title=title, format=form, grid=True))  # fmt: skip
+    points = base.mark_point(filled=True, size=45, opacity=1).encode(
+        y=y,
+        shape=alt.Shape("workload:N", scale=alt.Scale(domain=names, range=shapes), legend=legend),
+        tooltip=[alt.Tooltip("workload:N"), alt.Tooltip("alpha:Q", title="α"),
+                 alt.Tooltip("value:Q", title=measure, format=".4"), alt.Tooltip("n:Q")],
+    )  # fmt: skip
+    chart = base.mark_line(strokeWidth=1.5, opacity=0.75).encode(y=y) + points
+    if measure == "score":
+        chart += base.mark_rule(opacity=0.45).encode(y=alt.Y("low:Q"), y2=alt.Y2("high:Q"))
+    return _finish(chart, height=220)
+
+
+def _named(series: Iterable[Series]) -> list[tuple[str, Series]]:
+    """Each curve with its workload's name, and its scoring where one workload has several."""
+    ones = list(series)
+    counts = Counter(one.workload for one in ones)
+    return [
+        (one.workload if counts[one.workload] == 1 else f"{one.workload} · {one.scoring}", one)
+        for one in ones
+    ]
 
 
 # ---------------------------------------------------------------------- shared looks

@@ -5,13 +5,14 @@ says is shown as text, never as markup; the page's own policy forbids it to fetc
 """
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
+from reports import accuracy as alpha
 from reports import figures
 from reports.tables import COLUMNS, Document, Row, cell, dig, rows
 from substrate.errors import InputError, UsageError
@@ -32,6 +33,7 @@ def render(
     timelines: Mapping[str, list[dict[str, Any]]],
     out: Path,
     source: str = "the store",
+    accuracy: Sequence[alpha.View] | None = None,
 ) -> None:
     """Write the report.
 
@@ -40,6 +42,7 @@ def render(
         timelines: span records by run id, for the runs that kept a picture (microseconds).
         out: the page; its folder is created.
         source: where the runs come from, for the page and for the error.
+        accuracy: the accuracy table, from `reports.accuracy.load`; None leaves its section out.
 
     Raises:
         UsageError: there is no run.
@@ -47,7 +50,7 @@ def render(
     """
     if not runs:
         raise UsageError(f"no runs in {source}; run: moebench run --system smoe --setting S3")
-    text = page(runs, timelines, source)
+    text = page(runs, timelines, source, accuracy)
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
         out.write_text(text, encoding="utf-8")
@@ -55,7 +58,12 @@ def render(
         raise InputError(f"{out} cannot be written: {error.strerror or error}") from error
 
 
-def page(runs: list[Document], timelines: Mapping[str, list[dict[str, Any]]], source: str) -> str:
+def page(
+    runs: list[Document],
+    timelines: Mapping[str, list[dict[str, Any]]],
+    source: str,
+    accuracy: Sequence[alpha.View] | None = None,
+) -> str:
     """The report as one string; pure."""
     environment = Environment(
         loader=FileSystemLoader(TEMPLATES),
@@ -77,6 +85,10 @@ def page(runs: list[Document], timelines: Mapping[str, list[dict[str, Any]]], so
         overview=_figure(figures.latencies(runs)),
         badges={badge: text for badge, text in BADGES.items() if badge in shown},
         simulated=sum(bool(run["simulated"]) for run in runs),
+        accuracy=[_view(index, view) for index, view in enumerate(accuracy or ())],
+        caveat=alpha.CAVEAT,
+        method=alpha.METHOD,
+        verdict_headers=alpha.VERDICT_HEADERS,
         library=Markup(figures.library()),  # the pinned package's own script
     )
 
@@ -107,6 +119,19 @@ def _section(index: int, run: Document, row: Row, records: list[dict[str, Any]])
         "provenance": _definitions(run.get("provenance") or {}),
         "json": json.dumps(run, indent=2, ensure_ascii=False),
     }
+
+
+def _view(index: int, view: alpha.View) -> dict[str, Any]:
+    """What the template shows of one setting's accuracy: its tables and small multiples."""
+    drawn = []
+    for generated, what in ((False, "real datasets"), (True, "generated exercises")):
+        chosen = [one for one in view.series if one.generated == generated]
+        for measure in figures.MEASURES:
+            name = f"accuracy-{index + 1}-{measure}-{'generated' if generated else 'real'}"
+            spec = figures.curves(chosen, measure)
+            if spec is not None:
+                drawn.append((name, _figure(spec), f"{measure} against α, {what}"))
+    return {"anchor": f"accuracy-{index + 1}", "view": view, "figures": drawn}
 
 
 def _figure(spec: figures.Spec | None, bars: int = 0) -> dict[str, Any] | None:

@@ -93,6 +93,13 @@ class _Ahead(NamedTuple):
     scored: tuple[Tensor, Tensor, Tensor]
 
 
+class Prefilled(NamedTuple):
+    """What a prefill leaves behind: each sequence's KV cache, and the logits ``[B, V]``."""
+
+    caches: list[Tensor]
+    logits: Tensor
+
+
 class Decoder:
     """The real mathematics, on torch, in one dtype.
 
@@ -127,7 +134,12 @@ class Decoder:
 
     # ------------------------------------------------------------------ one batch, one pass
 
-    def begin(self, prompts: Sequence[Sequence[int]], new_tokens: int) -> None:
+    def begin(
+        self,
+        prompts: Sequence[Sequence[int]],
+        new_tokens: int,
+        forced: Sequence[Sequence[int]] = (),
+    ) -> None:
         """Allocate the KV cache of a batch; prompts may differ in length."""
         s = self.shape
         if not prompts:
@@ -148,6 +160,7 @@ class Decoder:
         self._cos, self._sin = (t.to(dtype) for t in rope_tables(s, torch.arange(longest)))
         self._ahead = None
         self._tokens: list[list[int]] = [list(p) for p in prompts]
+        self._forced = [list(tokens) for tokens in forced] or [[] for _ in prompts]
         self._cached = [0] * len(prompts)
         #: Logits ``[B, V]`` of each pass of this batch.
         self.history: list[Tensor] = []
@@ -320,16 +333,38 @@ class Decoder:
     # ------------------------------------------------------------------ the end of a pass
 
     def head(self) -> list[int]:
-        """Append and return the next token of each sequence."""
+        """Append and return the next token of each sequence: a forced one, or its own choice."""
         last = np.cumsum(self._new) - 1
-        self.history.append(self._head(self._x[torch.from_numpy(last)]))
-        chosen: list[int] = self.history[-1].argmax(dim=-1).tolist()
-        for tokens, token in zip(self._tokens, chosen, strict=True):
-            tokens.append(token)
+        return self._choose(self._head(self._x[torch.from_numpy(last)]))
+
+    def _choose(self, logits_BV: Tensor) -> list[int]:
+        step = len(self.history)
+        self.history.append(logits_BV)
+        chosen: list[int] = logits_BV.argmax(dim=-1).tolist()
+        for b, (tokens, forced) in enumerate(zip(self._tokens, self._forced, strict=True)):
+            if step < len(forced):
+                chosen[b] = forced[step]
+            tokens.append(chosen[b])
         return chosen
+
+    def pass_logits(self) -> list[Tensor]:
+        """Logits ``[rows, V]`` of each sequence at every position of the last pass."""
+        return list(torch.split(self._head(self._x), self._new))
 
     def _head(self, x: Tensor) -> Tensor:
         return F.linear(self._final_norm(x), self._head_weight, self._head_bias).float()
+
+    def prefilled(self) -> Prefilled:
+        """What the prefill that just ended left behind."""
+        caches = [cache[:, :n].clone() for cache, n in zip(self._caches, self._cached, strict=True)]
+        return Prefilled(caches, self.history[0])
+
+    def take_prefill(self, prefilled: Prefilled) -> list[int]:
+        """After `begin`: go on as if these prompts had just been prefilled; the first tokens."""
+        self._cached = [cache.shape[1] for cache in prefilled.caches]
+        for mine, theirs in zip(self._caches, prefilled.caches, strict=True):
+            mine[:, : theirs.shape[1]] = theirs
+        return self._choose(prefilled.logits)
 
     def full_logits(self, texts: Sequence[Sequence[int]]) -> list[Tensor]:
         """Lossless logits ``[len, V]`` of whole texts in one batched pass: the reference.
@@ -348,4 +383,4 @@ class Decoder:
             if self.shape.shared_width:
                 self.shared(layer)
             self.combine(layer)
-        return list(torch.split(self._head(self._x), self._new))
+        return self.pass_logits()

@@ -100,9 +100,20 @@ class Engine:
 
     # ------------------------------------------------------------------ a batch of prompts
 
-    def generate(self, prompts: Sequence[Sequence[int]], new_tokens: int) -> Generation:
-        """Prefill the prompts, then decode until each has ``new_tokens`` new tokens."""
-        self.model.begin(prompts, new_tokens)
+    def generate(
+        self,
+        prompts: Sequence[Sequence[int]],
+        new_tokens: int,
+        forced: Sequence[Sequence[int]] = (),
+        end: int | None = None,
+    ) -> Generation:
+        """Prefill the prompts, then decode until each has ``new_tokens`` new tokens.
+
+        Args:
+            forced: for each prompt, tokens taken instead of its own first choices.
+            end: a token that ends a sequence; the batch stops when all of its sequences ended.
+        """
+        self.model.begin(prompts, new_tokens, forced)
         self.machine.begin()
         self._lengths = [len(p) for p in prompts]
         out = Generation([[] for _ in prompts], self.machine.now_ns())
@@ -116,6 +127,8 @@ class Engine:
             self.timeline.token(step, out.token_ends_ns[-1])
             if phase == "decode":
                 out.used.append(self._used)
+            if end is not None and all(end in tokens for tokens in out.tokens):
+                break
         return out
 
     def _forward(self, phase: Phase) -> list[int]:

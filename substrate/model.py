@@ -36,8 +36,16 @@ class Model(Protocol):
 
     shape: ModelShape
 
-    def begin(self, prompts: Sequence[Sequence[int]], new_tokens: int) -> None:
-        """Start a batch: prompts as token ids, and how many tokens each will generate at most."""
+    def begin(
+        self,
+        prompts: Sequence[Sequence[int]],
+        new_tokens: int,
+        forced: Sequence[Sequence[int]] = (),
+    ) -> None:
+        """Start a batch: prompts as token ids, and how many tokens each will generate at most.
+
+        ``forced`` holds, for each sequence, tokens that are taken instead of its own first choices.
+        """
 
     def embed(self, phase: Phase) -> int:
         """Feed the prompts, or the last chosen tokens; returns the number of rows T."""

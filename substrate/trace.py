@@ -51,9 +51,14 @@ class Recorder:
     def __getattr__(self, name: str) -> object:
         return getattr(self._model, name)
 
-    def begin(self, prompts: Sequence[Sequence[int]], new_tokens: int) -> None:
+    def begin(
+        self,
+        prompts: Sequence[Sequence[int]],
+        new_tokens: int,
+        forced: Sequence[Sequence[int]] = (),
+    ) -> None:
         """Start a batch in the model and in the trace."""
-        self._model.begin(prompts, new_tokens)
+        self._model.begin(prompts, new_tokens, forced)
         self._lengths = tuple(len(prompt) for prompt in prompts)
         self.trace.batches.append([])
 
@@ -91,8 +96,13 @@ class TracedModel:
         self.shape = trace.shape
         self._batches = iter(trace.batches)
 
-    def begin(self, prompts: Sequence[Sequence[int]], new_tokens: int) -> None:
-        """Take the next recorded batch."""
+    def begin(
+        self,
+        prompts: Sequence[Sequence[int]],
+        new_tokens: int,
+        forced: Sequence[Sequence[int]] = (),
+    ) -> None:
+        """Take the next recorded batch; what was forced then is in it."""
         batch = next(self._batches, None)
         if batch is None or len(batch) < new_tokens:
             have = "no further batch" if batch is None else f"{len(batch)} passes"

@@ -1,40 +1,55 @@
 """Which workloads exist, and how their prompts are drawn.
 
-``few_shot`` is 0 everywhere: no few-shot examples are shown unless a setting asks for them.  The
-papers' accuracy tables were made with harnesses that use counts of their own (often several worked
-examples on GSM8K), and a setting that reproduces one changes the count with
-``workload.model_copy(update={"few_shot": n})``; a score is comparable only at the same count.
-
-``max_new_tokens`` bounds an answer that is scored; a run that measures latency sets its own.
+A score is comparable only at the same number of few-shot examples, and the papers differ:
+``few_shot_of`` gives each paper's count.  ``max_new_tokens`` bounds an answer that is scored; a run
+that measures latency sets its own.
 """
 
 import hashlib
 import itertools
 import json
 import random
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
 from substrate.errors import InputError, UnknownNameError, UsageError
-from workloads.data import SPLITS, read_examples
-from workloads.example import Example
+from workloads.data import SPLITS, read_examples, read_passages
+from workloads.example import Example, stem
 from workloads.exercises import FAMILIES, Split, exercises
+from workloads.hub import HUB, is_hub, read_hub
 
 Category = Literal[
-    "exam", "language", "knowledge", "understanding", "reasoning", "commonsense", "chat"
-]
+    "exam", "language", "knowledge", "understanding", "reasoning", "commonsense", "chat",
+    "language modelling",
+]  # fmt: skip
+Paper = Literal["SMoE", "DAOP", "DuoServe-MoE", "FlashMoE"]
 #: How an answer is found in a model's text and compared; see ``workloads.scoring``.
-Metric = Literal["exact_number", "choice", "text", "exact_text", "none"]
+Metric = Literal["exact_number", "choice", "text", "exact_text", "rouge", "perplexity", "none"]
+#: What is scored where options are compared by likelihood; see ``workloads.likelihood``.
+Likelihood = Literal["letters", "texts", "endings", "blank"]
 
 #: How many generated problems a draw chooses from (more when more are asked for).
 GENERATED_POOL = 1000
+#: Plain text: the file of each split, and how many words a passage has.
+TEXT_FILES = {"test": "wikitext2_test.txt", "train": "wikitext2_valid.txt"}
+PASSAGE_WORDS = 128
 
 
 class Workload(BaseModel):
-    """A question set with the way its prompts are put and its answers are scored."""
+    """A question set with the way its prompts are put and its answers are scored.
+
+    Attributes:
+        template: what a model reads, the question in place of ``{prompt}``.
+        few_shot: examples before a question where no paper is followed.
+        few_shot_in: the papers that use this workload, each with its number of examples: 0 where
+            the paper states none.
+        likelihood: how options are compared by likelihood; None for questions without options.
+        per_byte: whether an option's log-likelihood is divided by its length (lm-eval's
+            ``acc_norm``) before options are compared.
+    """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -45,7 +60,13 @@ class Workload(BaseModel):
     source: tuple[str, ...] | Literal["generated"]
     #: For questions without options; one with options is always scored as "choice".
     metric: Metric
+    template: str = "Question: {prompt}\nAnswer:"
     few_shot: int = Field(default=0, ge=0)
+    few_shot_in: dict[Paper, Annotated[int, Field(ge=0)]] = {}
+    likelihood: Likelihood | None = None
+    per_byte: bool = False
+    #: Percent that guessing scores, where the options stand in the question's text alone.
+    chance: float | None = None
     max_new_tokens: int = Field(ge=1)
     #: Where an answer ends, beside the end-of-text token: here, a model goes on to a new question.
     stop: tuple[str, ...] = ("\nQuestion:",)
@@ -54,8 +75,8 @@ class Workload(BaseModel):
 
     @property
     def scored(self) -> bool:
-        """Whether answers are scored: a chat set only supplies prompts."""
-        return self.metric != "none"
+        """Whether written answers are scored: not for chat prompts and plain text."""
+        return self.metric not in ("none", "perplexity")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,6 +111,18 @@ def workload_names() -> tuple[str, ...]:
     return tuple(sorted(_CATALOGUE))
 
 
+def few_shot_of(workload: Workload, paper: str | None) -> int:
+    """How many examples this paper shows before a question; the default where it does not say.
+
+    ``paper`` is a name of ``Paper``, or None.  Whether the examples can be had (a train split, a
+    prompt that fits the model) is for the caller to see.
+    """
+    for name, count in workload.few_shot_in.items():
+        if name == paper:
+            return count
+    return workload.few_shot
+
+
 def default_workload(data_dir: Path | None) -> str:
     """GSM8K where its test questions are at hand, otherwise what needs no data."""
     if data_dir is not None and (data_dir / "gsm8k" / "test.jsonl").is_file():
@@ -109,6 +142,9 @@ def load(
     The draw is ``random.Random(seed).sample`` over the full list, kept in drawn order, so a sample
     is not biased towards the file's beginning and is the same on every machine.
 
+    ``data_dir`` holds one folder per data set; ``hub:`` in its place stands for the Hugging Face
+    hub (``workloads.hub``).
+
     Raises:
         UsageError: the workload needs a data folder and there is none, or ``count`` or ``split``
             cannot be.
@@ -119,16 +155,7 @@ def load(
         raise UsageError(f"split {split!r} does not exist; allowed: {', '.join(SPLITS)}")
     if count is not None and count < 1:
         raise UsageError(f"{count} prompts cannot be drawn; allowed: 1 or more")
-    if workload.source == "generated":
-        size = max(GENERATED_POOL, count or 0)
-        examples, source = (
-            list(itertools.islice(exercises(workload.name, split), size)),
-            "generated",
-        )
-    else:
-        files = _files(workload, workload.source, split, data_dir)
-        examples = [example for file in files for example in read_examples(file)]
-        source = " + ".join(f"{file.parent.name}/{file.name}" for file in files)
+    examples, source = _examples(workload, split, count, data_dir)
     if count is not None and count > len(examples):
         raise InputError(f"{source}: {count} prompts wanted, {len(examples)} available")
     chosen = examples if count is None else random.Random(seed).sample(examples, count)
@@ -142,24 +169,48 @@ def load(
     )
 
 
-def _files(
-    workload: Workload, folders: tuple[str, ...], split: Split, data_dir: Path | None
-) -> list[Path]:
-    """The split's file in each of the workload's folders; all of them exist."""
+def _examples(
+    workload: Workload, split: Split, count: int | None, data_dir: Path | None
+) -> tuple[list[Example], str]:
+    """All examples of a split, and where they are from."""
+    if workload.source == "generated":
+        size = max(GENERATED_POOL, count or 0)
+        return list(itertools.islice(exercises(workload.name, split), size)), "generated"
     if data_dir is None:
         raise UsageError(
             f"workload {workload.name} needs a data folder; "
             "give --data-dir DIR, or use --workload arithmetic, which needs none"
         )
-    files = [data_dir / folder / f"{split}.jsonl" for folder in folders]
+    if is_hub(data_dir):
+        examples, source = read_hub(workload.source, split, data_dir)
+    elif workload.metric == "perplexity":
+        (file,) = _files(workload, workload.source, split, data_dir)
+        return read_passages(file, PASSAGE_WORDS), f"{file.parent.name}/{file.name}"
+    else:
+        files = _files(workload, workload.source, split, data_dir)
+        examples = [example for file in files for example in read_examples(file)]
+        source = " + ".join(f"{file.parent.name}/{file.name}" for file in files)
+    if workload.metric == "rouge":  # answers in its own words: the options are not shown
+        examples = [replace(example, prompt=stem(example)) for example in examples]
+    return examples, source
+
+
+def _files(
+    workload: Workload, folders: tuple[str, ...], split: Split, data_dir: Path
+) -> list[Path]:
+    """The split's file in each of the workload's folders; all of them exist."""
+    names = {name: f"{name}.jsonl" for name in SPLITS}
+    if workload.metric == "perplexity":
+        names = TEXT_FILES
+    files = [data_dir / folder / names[split] for folder in folders]
     for file in files:
         if not file.parent.is_dir():
             raise InputError(
                 f"{file.parent}: no such folder, but workload {workload.name} reads it; "
-                "give --data-dir DIR, the folder that holds one folder per data set"
+                f"{_remedy(workload)}"
             )
         if not file.is_file():
-            present = [name for name in SPLITS if (file.parent / f"{name}.jsonl").is_file()]
+            present = [name for name in names if (file.parent / names[name]).is_file()]
             raise InputError(
                 f"{file}: no such split of workload {workload.name}; "
                 f"splits that exist: {', '.join(present) or 'none'}"
@@ -167,12 +218,33 @@ def _files(
     return files
 
 
+def _remedy(workload: Workload) -> str:
+    if workload.name == "orca_math":
+        return (
+            f"Orca-Math comes from the Hugging Face hub ({HUB['orca_math'].repository}): give "
+            "--data-dir hub: when online, or write the folder yourself (format: docs/workloads.md)"
+        )
+    return "give --data-dir DIR, the folder that holds one folder per data set"
+
+
 def _content_hash(examples: list[Example]) -> str:
     content = json.dumps([asdict(example) for example in examples], sort_keys=True)
     return hashlib.sha256(content.encode()).hexdigest()[:16]
 
 
-def _options(name: str, title: str, category: Category, train: bool = True) -> Workload:
+_SMOE: dict[Paper, int] = {"SMoE": 0}
+
+
+def _options(
+    name: str,
+    title: str,
+    category: Category,
+    likelihood: Likelihood,
+    papers: dict[Paper, int] | None = None,
+    *,
+    per_byte: bool = False,
+    train: bool = True,
+) -> Workload:
     """A set whose questions have options; room for a letter and a few words around it."""
     return Workload(
         name=name,
@@ -180,59 +252,106 @@ def _options(name: str, title: str, category: Category, train: bool = True) -> W
         category=category,
         source=(name,),
         metric="choice",
+        few_shot_in=papers or {},
+        likelihood=likelihood,
+        per_byte=per_byte,
         max_new_tokens=16,
         train_split_available=train,
     )
 
 
 def _free(
-    name: str, title: str, category: Category, metric: Metric, tokens: int, train: bool = True
+    name: str,
+    title: str,
+    category: Category,
+    metric: Metric,
+    tokens: int,
+    papers: dict[Paper, int] | None = None,
+    *,
+    source: str | None = None,
+    likelihood: Likelihood | None = None,
+    train: bool = True,
 ) -> Workload:
     return Workload(
         name=name,
         title=title,
         category=category,
-        source="generated" if name in FAMILIES else (name,),
+        source="generated" if name in FAMILIES else (source or name,),
         metric=metric,
+        few_shot_in=papers or {},
+        likelihood=likelihood,
         max_new_tokens=tokens,
         train_split_available=train,
     )
 
 
+def _gaokao(subject: str, title: str) -> Workload:
+    return _options(f"gaokao_{subject}", title, "exam", "letters", _SMOE, train=False)
+
+
+# SMoE, section VI-A, names OpenCompass's basic prompts and no counts: they show no examples but on
+# GSM8K, where they show four.  DAOP's counts are in its section V-A.
 _GAOKAO = (
-    _options("gaokao_math_i", "GAOKAO-Bench, mathematics I", "exam", train=False),
-    _options("gaokao_math_ii", "GAOKAO-Bench, mathematics II", "exam", train=False),
-    _options("gaokao_history", "GAOKAO-Bench, history", "exam", train=False),
-    _options("gaokao_biology", "GAOKAO-Bench, biology", "exam", train=False),
+    _gaokao("math_i", "GAOKAO-Bench, mathematics I"),
+    _gaokao("math_ii", "GAOKAO-Bench, mathematics II"),
+    _gaokao("history", "GAOKAO-Bench, history"),
+    _gaokao("biology", "GAOKAO-Bench, biology"),
 )
 _ALL = (
     *_GAOKAO,
-    _options("gaokao", "GAOKAO-Bench, four subjects", "exam", train=False).model_copy(
-        update={"source": tuple(subject.name for subject in _GAOKAO)}
+    _options(
+        "gaokao", "GAOKAO-Bench, four subjects", "exam", "letters", _SMOE, train=False
+    ).model_copy(update={"source": tuple(subject.name for subject in _GAOKAO)}),
+    _options("arc_easy", "ARC-Easy", "exam", "texts", {"DAOP": 0}, per_byte=True),
+    _options("arc_challenge", "ARC-Challenge", "exam", "texts", {"DAOP": 25}, per_byte=True),
+    _options("mmlu", "MMLU", "exam", "letters", {"DAOP": 5}),
+    _options("wic", "Word-in-Context", "language", "letters", _SMOE, train=False),
+    _options("boolq", "BoolQ", "knowledge", "texts", _SMOE),
+    _free(
+        "triviaqa", "TriviaQA, closed book", "knowledge", "text", 32,
+        {"SMoE": 0, "DAOP": 0, "FlashMoE": 0},
     ),
-    _options("arc_easy", "ARC-Easy", "exam"),
-    _options("arc_challenge", "ARC-Challenge", "exam"),
-    _options("mmlu", "MMLU", "exam"),
-    _options("wic", "Word-in-Context", "language", train=False),
-    _options("boolq", "BoolQ", "knowledge"),
-    _free("triviaqa", "TriviaQA, closed book", "knowledge", "text", 32),
     _free("nq_open", "Natural Questions, closed book", "knowledge", "text", 32),
-    _options("truthfulqa", "TruthfulQA, one true answer (MC1)", "knowledge", train=False),
-    _options("race_middle", "RACE-middle", "understanding"),
-    _free("squad", "SQuAD v1.1", "understanding", "text", 32),
-    _free("gsm8k", "GSM8K, grade-school mathematics", "reasoning", "exact_number", 256),
+    _options("truthfulqa", "TruthfulQA, one true answer (MC1)", "knowledge", "texts", train=False),
+    _free(
+        "truthfulqa_gen", "TruthfulQA, in the model's own words", "knowledge", "rouge", 64,
+        {"DAOP": 0}, source="truthfulqa", train=False,
+    ),
+    _options("race_middle", "RACE-middle", "understanding", "letters", _SMOE),
+    _free("squad", "SQuAD v1.1", "understanding", "text", 32, {"DuoServe-MoE": 0}),
+    _free(
+        "gsm8k", "GSM8K, grade-school mathematics", "reasoning", "exact_number", 256,
+        {"SMoE": 4, "DAOP": 5},
+    ),
+    _free(
+        "orca_math", "Orca-Math, word problems", "reasoning", "exact_number", 256,
+        {"DuoServe-MoE": 0},
+    ),
     _free("arithmetic", "Generated arithmetic word problems", "reasoning", "exact_number", 64),
-    _free("equations", "Generated sums and sequences", "exam", "exact_text", 32),
+    _free(
+        "equations", "Generated sums and sequences", "exam", "exact_text", 32, likelihood="letters"
+    ),
     _free("inflection", "Generated sentences to inflect", "language", "exact_text", 32),
-    _free("facts", "Generated questions on learnt facts", "knowledge", "exact_text", 64),
+    _free(
+        "facts", "Generated questions on learnt facts", "knowledge", "exact_text", 64
+    ).model_copy(update={"chance": 25.0}),
     _free("passages", "Generated stories of moves", "understanding", "exact_text", 32),
-    _free("bbh", "BIG-Bench Hard, direct answers", "reasoning", "exact_text", 64),
-    _free("math", "MATH, competition mathematics", "reasoning", "exact_text", 512),
-    _options("hellaswag", "HellaSwag", "commonsense", train=False),
-    _options("piqa", "PIQA", "commonsense"),
-    _options("winogrande", "WinoGrande XL", "commonsense"),
+    _free(
+        "bbh", "BIG-Bench Hard, direct answers", "reasoning", "exact_text", 64, {"DAOP": 3},
+        likelihood="letters",
+    ),
+    _free("math", "MATH, competition mathematics", "reasoning", "exact_text", 512, {"DAOP": 0}),
+    _options(
+        "hellaswag", "HellaSwag", "commonsense", "endings", {"DAOP": 10},
+        per_byte=True, train=False,
+    ),
+    _options("piqa", "PIQA", "commonsense", "texts", {"DAOP": 0}, per_byte=True),
+    _options("winogrande", "WinoGrande XL", "commonsense", "blank", {"DAOP": 5}),
     _free("alpaca", "Alpaca instructions", "chat", "none", 256),
-    _free("sharegpt", "ShareGPT, first user turns", "chat", "none", 256),
+    _free("sharegpt", "ShareGPT, first user turns", "chat", "none", 256, {"DAOP": 0}),
     _free("mt_bench", "MT-Bench, first turns", "chat", "none", 512, train=False),
-)
+    _free(
+        "text", "Plain text: WikiText-2", "language modelling", "perplexity", 128, source="corpus"
+    ).model_copy(update={"template": "{prompt}"}),
+)  # fmt: skip
 _CATALOGUE = {entry.name: entry for entry in _ALL}

@@ -7,7 +7,7 @@ and what is allowed.
 ====================  ========================================================================
 ``id``                non-empty string, unique within the file
 ``prompt``            non-empty string
-``choices``           2 to 26 different strings (a model answers with a letter), or null
+``choices``           2 to 26 different, non-empty strings (a model answers with a letter), or null
 ``answer``            0-based index into ``choices``; the reference text when ``choices`` is null
 ``answers``           list of accepted strings, holding ``answer`` when ``choices`` is null; or null
 ``split``             "test" or "train", the file's own name where that is one of the two
@@ -22,17 +22,18 @@ every answer as wrong.
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import NoReturn
+from typing import NoReturn, TypeVar
 
 from substrate.errors import InputError
-from workloads.example import Example
+from workloads.example import LETTERS, Example
 
 REQUIRED_KEYS = ("id", "prompt", "choices", "answer", "answers", "split")
 OPTIONAL_KEYS = ("turns", "solution")
 SPLITS = ("test", "train")
-MOST_CHOICES = 26
+MOST_CHOICES = len(LETTERS)
+T = TypeVar("T")
 _ESCAPED_SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
 
 
@@ -47,29 +48,67 @@ def read_examples(path: Path) -> list[Example]:
         InputError: the file cannot be read, is not UTF-8 or is empty, or one of its lines is not
             in the format; one line of text that starts with ``file:line`` where there is a line.
     """
+    # By ``\n`` alone: ``splitlines`` also cuts at characters that the data's texts hold.
+    lines = _text_of(path, "one JSON object per line").removesuffix("\n").split("\n")
+    places = (f"{path}:{number}" for number in range(1, len(lines) + 1))
+    return _read(zip(places, lines, strict=False), _record, path.stem)
+
+
+def read_records(records: Iterable[tuple[str, Mapping[str, object]]], split: str) -> list[Example]:
+    """The same for records that do not come from a file, each with the place that errors name.
+
+    Raises:
+        InputError: a record is not in the format.
+    """
+    return _read(records, _with_all_keys, split)
+
+
+def _read(
+    items: Iterable[tuple[str, T]], parse: Callable[[T], Mapping[str, object]], stem: str
+) -> list[Example]:
     examples: list[Example] = []
-    first_line: dict[str, int] = {}
-    for number, line in enumerate(_lines(path), start=1):
+    first_place: dict[str, str] = {}
+    for place, item in items:
         try:
-            example = _example(_record(line), path.stem)
-            if example.id in first_line:
-                first = f"line {first_line[example.id]}"
-                _refuse(f"id {_shown(example.id)} was already used in {first}", "each id once")
+            example = _example(parse(item), stem)
+            if example.id in first_place:
+                first = first_place[example.id].removeprefix(place.rpartition(":")[0] + ":")
+                _refuse(f"id {_shown(example.id)} was already used in line {first}", "each id once")
         except _Refused as refused:
-            raise InputError(f"{path}:{number}: {refused}") from None
-        first_line[example.id] = number
+            raise InputError(f"{place}: {refused}") from None
+        first_place[example.id] = place
         examples.append(example)
     return examples
 
 
-def _lines(path: Path) -> list[str]:
-    """Lines by ``\\n`` alone: ``splitlines`` also cuts at characters that the data's texts hold."""
+def read_passages(path: Path, words: int) -> list[Example]:
+    """Plain text in passages of ``words`` words; what is left at the end is dropped.
+
+    A passage is a prompt without an answer: its own tokens are what is predicted.
+
+    Raises:
+        InputError: the file cannot be read, is not UTF-8 or has fewer words.
+    """
+    text = _text_of(path, "a file of plain text")
+    spans = [found.span() for found in re.finditer(r"\S+", text)]
+    if len(spans) < words:
+        raise InputError(f"{path}: has {len(spans)} words; allowed: {words} or more, one passage")
+    return [
+        Example(
+            id=f"{path.stem}/{first // words}",
+            prompt=text[spans[first][0] : spans[first + words - 1][1]],
+            choices=None,
+            answer="",
+        )
+        for first in range(0, len(spans) - words + 1, words)
+    ]
+
+
+def _text_of(path: Path, wanted: str) -> str:
     try:
         raw = path.read_bytes()
     except OSError as error:
-        raise InputError(
-            f"{path}: cannot be read ({error.strerror}); give a JSONL file of examples"
-        ) from error
+        raise InputError(f"{path}: cannot be read ({error.strerror}); give {wanted}") from error
     try:
         text = raw.decode("utf-8")
     except UnicodeDecodeError as error:
@@ -77,11 +116,11 @@ def _lines(path: Path) -> list[str]:
         byte = f"0x{raw[error.start]:02x}"
         raise InputError(f"{path}:{line}: byte {byte} is not UTF-8; allowed: UTF-8") from error
     if not text.strip():
-        raise InputError(f"{path}: is empty; allowed: one JSON object per line, at least one")
-    return text.removesuffix("\n").split("\n")
+        raise InputError(f"{path}: is empty; allowed: {wanted}")
+    return text
 
 
-def _record(line: str) -> dict[str, object]:
+def _record(line: str) -> Mapping[str, object]:
     try:
         record = json.loads(line, object_pairs_hook=_without_repeats)
     except json.JSONDecodeError as error:
@@ -93,6 +132,12 @@ def _record(line: str) -> dict[str, object]:
         _refuse(f"is not JSON ({error})", "one JSON object per line")
     if not isinstance(record, dict):
         _refuse(f"is {_kind(record)}, not a JSON object", "one JSON object per line")
+    if _ESCAPED_SURROGATE.search(line):
+        _check_characters(record)
+    return _with_all_keys(record)
+
+
+def _with_all_keys(record: Mapping[str, object]) -> Mapping[str, object]:
     unknown = [key for key in record if key not in REQUIRED_KEYS + OPTIONAL_KEYS]
     if unknown:
         keys = ", ".join(REQUIRED_KEYS + OPTIONAL_KEYS)
@@ -100,8 +145,6 @@ def _record(line: str) -> dict[str, object]:
     missing = [key for key in REQUIRED_KEYS if key not in record]
     if missing:
         _refuse(f"missing key {', '.join(missing)}", f"all of {', '.join(REQUIRED_KEYS)}")
-    if _ESCAPED_SURROGATE.search(line):
-        _check_characters(record)
     return record
 
 
@@ -165,6 +208,9 @@ def _strings(key: str, value: object) -> tuple[str, ...]:
 
 def _choices(value: object) -> tuple[str, ...]:
     choices = _strings("choices", value)
+    for index, choice in enumerate(choices):
+        if not choice.strip():
+            _refuse(f"choices[{index}] is empty", "options that are non-empty strings")
     if not 2 <= len(choices) <= MOST_CHOICES:
         _refuse(f"choices holds {len(choices)} options", f"2 to {MOST_CHOICES}, or null")
     if len(set(choices)) != len(choices):

@@ -2,6 +2,11 @@
 
 from dataclasses import dataclass
 
+from substrate.errors import InputError
+
+#: What options are called, in their order.
+LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Example:
@@ -22,7 +27,7 @@ class Example:
     @property
     def answer_text(self) -> str:
         """The answer as a model would write it: the text itself, or the option's letter."""
-        return self.answer if isinstance(self.answer, str) else chr(ord("A") + self.answer)
+        return self.answer if isinstance(self.answer, str) else LETTERS[self.answer]
 
 
 #: Separates documents in training and ends an answer; every scale model's tokenizer knows it.
@@ -39,3 +44,24 @@ def ask_and_answer(example: Example) -> str:
     if example.solution is None:
         return f"{ask(example)} {example.answer_text}"
     return f"{ask(example)} {example.solution}\n#### {example.answer_text}"
+
+
+def stem(example: Example) -> str:
+    """The question without the block of options, one ``\\nA. text`` line each, that ends it.
+
+    A question without options is its own stem.
+
+    Raises:
+        InputError: it has options, but does not end in them.
+    """
+    if example.choices is None:
+        return example.prompt
+    lines = zip(LETTERS, example.choices, strict=False)
+    block = "".join(f"\n{letter}. {text}" for letter, text in lines)
+    bare = example.prompt.removesuffix(block)
+    if bare == example.prompt or not bare.strip():
+        raise InputError(
+            f"{example.id}: the prompt is not a question followed by its options; "
+            'allowed: a question, then one line "A. text" for each of its choices in their order'
+        )
+    return bare

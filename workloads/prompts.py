@@ -6,9 +6,12 @@ from dataclasses import replace
 
 from substrate.errors import UsageError
 from workloads.catalogue import Workload
-from workloads.example import Example, ask, ask_and_answer
+from workloads.example import Example, ask_and_answer
 
+#: Ends a prompt: the model's own text begins after it.
+CUE = "\nAnswer:"
 _CALCULATOR_MARK = re.compile(r"<<[^<>\n=]*=[^<>\n]*>>")
+_LAST_WORD = re.compile(r"\s\S+\s*\Z")
 
 
 def build_prompt(workload: Workload, example: Example, shots: Sequence[Example] = ()) -> str:
@@ -21,12 +24,38 @@ def build_prompt(workload: Workload, example: Example, shots: Sequence[Example] 
     Raises:
         UsageError: the question is among its own few-shot examples, answer included.
     """
+    check_shots(workload, example, shots)
+    asked = workload.template.replace("{prompt}", example.prompt)
+    return "\n\n".join([*(ask_and_answer(_readable(shot)) for shot in shots), asked])
+
+
+def split_cue(prompt: str) -> tuple[str, str]:
+    """A prompt as what is prefilled and the cue: ``prompt == prefilled + cue``.
+
+    The cue is fed token by token through decode, so that even the answer's first token comes out
+    of the decode path.  It is ``CUE`` where the prompt ends in it, else the last word with the
+    blank before it.  A byte-level BPE with its usual pre-tokenizer starts a new piece there: the
+    two parts' tokens are the whole's.  A prompt of one word has nothing to prefill.
+    """
+    if prompt.endswith(CUE):
+        at = len(prompt) - len(CUE)
+    else:
+        word = _LAST_WORD.search(prompt)
+        at = word.start() if word else 0
+    return prompt[:at], prompt[at:]
+
+
+def check_shots(workload: Workload, example: Example, shots: Sequence[Example]) -> None:
+    """Refuse a question whose answer stands above it.
+
+    Raises:
+        UsageError: the question is among its own few-shot examples.
+    """
     if any(shot.prompt == example.prompt for shot in shots):
         raise UsageError(
             f"workload {workload.name}: {example.id} is among its own few-shot examples; "
             "draw them from another split, or leave it out"
         )
-    return "\n\n".join([*(ask_and_answer(_readable(shot)) for shot in shots), ask(example)])
 
 
 def without_calculator_marks(text: str) -> str:

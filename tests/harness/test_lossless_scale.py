@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from harness.inputs import prepare
+from harness.shared import SharedWork
 from harness.spec import resolve
 from harness.stage import set_up
 from systems import build
@@ -24,9 +25,11 @@ def written(
     )  # fmt: skip
     inputs = prepare(spec, None)
     with ExitStack() as stack, torch.inference_mode():
-        stage = set_up(spec, build(spec.system, spec.settings), inputs, scratch, False, stack)
+        system_, shared = build(spec.system, spec.settings), SharedWork(inputs.checkpoint)
+        stage = set_up(spec, system_, inputs, shared, scratch, False, stack)
         stage.start()
-        tokens = [stage.engine.generate([p], TOKENS).tokens[0] for p in inputs.prompts]
+        prompts = [q.prompt for q in inputs.questions]
+        tokens = [stage.engine.generate([p], TOKENS).tokens[0] for p in prompts]
         return tokens, torch.stack(stage.decoder.history)
 
 

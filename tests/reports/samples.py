@@ -42,10 +42,10 @@ RUN: dict[str, Any] = {
         "load_ms": 5321.5,
     },
     "accuracy": {
-        "score": 0.4062,
+        "score": 40.62,
         "n": 32,
-        "stderr": 0.0868,
-        "metric": "exact_match",
+        "stderr": 8.68,
+        "metric": "exact_number",
         "agreement": 0.962,
         "kl": 0.0213,
     },

@@ -9,7 +9,9 @@ from typing import Any
 import pytest
 
 from reports import figures
+from reports.accuracy import views
 from reports.html import render
+from tests.reports.alpha import ITEMS, ROWS
 from tests.reports.pages import Page
 from tests.reports.samples import HOSTILE, hostile_run, run, spans
 
@@ -88,6 +90,17 @@ def test_a_bar_tells_its_layer_and_experts(browser: Any, file: Path) -> None:
     assert re.search(r"layer:?\s+0", shown)
     assert re.search(r"experts:?\s+8", shown)
     assert re.search(r"duration \(µs\):?\s+410\.0", shown)
+    assert complaints == []
+
+
+def test_the_accuracy_curves_are_drawn(browser: Any, tmp_path: Path) -> None:
+    render([run()], {}, tmp_path / "r.html", accuracy=views(ROWS, ITEMS))
+    tab, complaints = open_page(browser, tmp_path / "r.html")
+    draw_all(tab)
+    for name, marks in (("score-real", 4), ("score-generated", 8), ("kl-generated", 4)):
+        chart = tab.locator(f"#accuracy-1-{name} svg")
+        assert chart.locator(".mark-symbol.role-mark path").count() == marks
+    assert tab.locator("#accuracy-1-score-real svg .mark-rule.role-mark line").count() == 4
     assert complaints == []
 
 

@@ -7,8 +7,10 @@ from pathlib import Path
 import pytest
 
 from reports import figures
+from reports.accuracy import CAVEAT, METHOD, views
 from reports.html import render
 from substrate.errors import InputError, UsageError
+from tests.reports.alpha import ITEMS, ROWS, gsm8k
 from tests.reports.pages import Page
 from tests.reports.samples import HOSTILE, RUNS, TIMELINES, hostile_run, run, spans
 
@@ -77,7 +79,7 @@ def test_provenance_is_complete(page: Page) -> None:
         assert name in page.text
     for value in ("2.13.0", "aa" * 32, "bb" * 32, "cc" * 32, "2026-01-01T12:00:00+00:00"):
         assert value in page.text
-    assert '"score": 0.4062' in page.text  # the JSON below
+    assert '"score": 40.62' in page.text  # the JSON below
 
 
 def test_a_run_without_picture_accuracy_or_bound_says_so(page: Page) -> None:
@@ -123,6 +125,60 @@ def test_an_unknown_kind_or_cause_is_drawn_too() -> None:
 def test_the_same_runs_give_the_same_page(file: Path, tmp_path: Path) -> None:
     render(RUNS, TIMELINES, tmp_path / "again.html", source=".moebench")
     assert (tmp_path / "again.html").read_bytes() == file.read_bytes()
+
+
+# ---------------------------------------------------------------------- accuracy and α
+
+
+@pytest.fixture(scope="module")
+def alpha_text(tmp_path_factory: pytest.TempPathFactory) -> str:
+    out = tmp_path_factory.mktemp("alpha") / "report.html"
+    render([run()], {}, out, accuracy=views(ROWS, ITEMS))
+    return out.read_text(encoding="utf-8")
+
+
+def test_the_accuracy_section_shows_our_table_and_the_papers(alpha_text: str) -> None:
+    page = Page(alpha_text)
+    assert CAVEAT in page.text
+    assert METHOD in page.text
+    assert page.text.index("real datasets") < page.text.index("SMoE, Table IV")
+    shown = page.attributes("value")
+    for one in ROWS:
+        assert str(one.score) in shown
+        assert one.kl is None or str(one.kl) in shown
+    assert "51.4" in shown  # the paper's, at α = 0
+    assert "0.25" in page.text
+    assert "No visible change of the score up to α = 0.35 in 0 of 1 real datasets" in page.text
+    assert not re.search(r">None<", alpha_text)
+
+
+def test_every_cell_of_the_accuracy_section_is_its_value_rounded(alpha_text: str) -> None:
+    section = alpha_text[alpha_text.index('id="accuracy"') : alpha_text.index('id="run-1"')]
+    found = re.findall(r'<data value="([^"]+)">([^<]+)</data>', section)
+    assert len(found) == 4 * (3 + 3 + 1 + 5)  # passages has neither agreement nor KL
+    for exact, printed in found:
+        digits = len(printed.partition(".")[2])
+        errors = [abs(float(printed) - float(exact) * scale) for scale in (1, 100)]
+        assert min(errors) <= 0.5 * 10**-digits + 1e-9, (exact, printed)
+
+
+def test_the_curves_hold_every_cell(alpha_text: str) -> None:
+    specs = Page(alpha_text).specs
+    names = [
+        f"accuracy-1-{measure}-{kind}-spec" for kind in ("real", "generated")
+        for measure in ("score", "agreement", "kl")
+    ]  # fmt: skip
+    assert [name for name in specs if name.startswith("accuracy")] == names
+    (values,) = specs[names[0]]["datasets"].values()
+    assert [(v["alpha"], v["value"], v["low"], v["high"]) for v in values] == [
+        (one.alpha, one.score, one.score - 3.5, one.score + 3.5) for one in gsm8k()
+    ]
+    (kl,) = specs[names[-1]]["datasets"].values()
+    assert {value["workload"] for value in kl} == {"facts"}
+
+
+def test_without_a_table_there_is_no_section(text: str) -> None:
+    assert 'id="accuracy"' not in text
 
 
 # ---------------------------------------------------------------------- what it must not do

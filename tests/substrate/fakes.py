@@ -82,7 +82,12 @@ class FixedModel:
         #: (pass, layer, expert) in the order of computation.
         self.computed: list[tuple[int, int, int]] = []
 
-    def begin(self, prompts: Sequence[Sequence[int]], new_tokens: int) -> None:
+    def begin(
+        self,
+        prompts: Sequence[Sequence[int]],
+        new_tokens: int,
+        forced: Sequence[Sequence[int]] = (),
+    ) -> None:
         self._lengths = [len(p) for p in prompts]
 
     def embed(self, phase: Phase) -> int:

@@ -13,8 +13,10 @@ from pydantic import ValidationError
 from substrate.errors import InputError, UnknownNameError, UsageError
 from workloads.catalogue import (
     GENERATED_POOL,
+    PASSAGE_WORDS,
     Workload,
     default_workload,
+    few_shot_of,
     load,
     workload,
     workload_names,
@@ -22,11 +24,20 @@ from workloads.catalogue import (
 
 ROOT = Path(__file__).parents[2]
 NAMES = (
-    "alpaca", "arc_challenge", "arc_easy", "arithmetic", "bbh", "boolq", "gaokao",
-    "gaokao_biology", "gaokao_history", "gaokao_math_i", "gaokao_math_ii", "gsm8k", "hellaswag",
-    "math", "mmlu", "mt_bench", "nq_open", "piqa", "race_middle", "sharegpt", "squad", "triviaqa",
-    "truthfulqa", "wic", "winogrande",
+    "alpaca", "arc_challenge", "arc_easy", "arithmetic", "bbh", "boolq", "equations", "facts",
+    "gaokao", "gaokao_biology", "gaokao_history", "gaokao_math_i", "gaokao_math_ii", "gsm8k",
+    "hellaswag", "inflection", "math", "mmlu", "mt_bench", "nq_open", "orca_math", "passages",
+    "piqa", "race_middle", "sharegpt", "squad", "text", "triviaqa", "truthfulqa",
+    "truthfulqa_gen", "wic", "winogrande",
 )  # fmt: skip
+#: Issue: "few-shot count as the papers state"; DAOP section V-A, OpenCompass for SMoE's GSM8K.
+STATED = {
+    ("hellaswag", "DAOP"): 10, ("arc_easy", "DAOP"): 0, ("arc_challenge", "DAOP"): 25,
+    ("piqa", "DAOP"): 0, ("winogrande", "DAOP"): 5, ("truthfulqa_gen", "DAOP"): 0,
+    ("mmlu", "DAOP"): 5, ("bbh", "DAOP"): 3, ("triviaqa", "DAOP"): 0, ("gsm8k", "DAOP"): 5,
+    ("gsm8k", "SMoE"): 4, ("triviaqa", "SMoE"): 0, ("race_middle", "SMoE"): 0,
+    ("squad", "DuoServe-MoE"): 0, ("orca_math", "DuoServe-MoE"): 0, ("triviaqa", "FlashMoE"): 0,
+}  # fmt: skip
 
 
 @pytest.fixture
@@ -48,6 +59,17 @@ def test_names() -> None:
     assert all(workload(name).name == name for name in NAMES)
 
 
+@pytest.mark.parametrize(("name", "paper"), STATED)
+def test_few_shot_counts_as_the_papers_state_them(name: str, paper: str) -> None:
+    assert few_shot_of(workload(name), paper) == STATED[name, paper]
+
+
+def test_without_a_paper_that_uses_it_the_default_counts() -> None:
+    gsm8k = workload("gsm8k").model_copy(update={"few_shot": 2})
+    assert few_shot_of(gsm8k, None) == few_shot_of(gsm8k, "FlashMoE") == 2
+    assert few_shot_of(gsm8k, "DAOP") == 5
+
+
 def test_an_unknown_name_offers_the_nearest() -> None:
     with pytest.raises(UnknownNameError, match=r"unknown workload 'gsm8'; nearest: gsm8k"):
         workload("gsm8")
@@ -58,7 +80,14 @@ def test_a_workload_is_frozen_and_refuses_impossible_values() -> None:
     with pytest.raises(ValidationError):
         gsm8k.few_shot = 3
     fields = gsm8k.model_dump()
-    for wrong in ({"few_shot": -1}, {"max_new_tokens": 0}, {"metric": "f1"}, {"extra": 1}):
+    for wrong in (
+        {"few_shot": -1},
+        {"few_shot_in": {"DAOP": -1}},
+        {"few_shot_in": {"Mine": 1}},
+        {"max_new_tokens": 0},
+        {"metric": "f1"},
+        {"extra": 1},
+    ):
         with pytest.raises(ValidationError):
             Workload(**fields | wrong)
     assert gsm8k.model_copy(update={"few_shot": 4}).few_shot == 4
@@ -123,6 +152,41 @@ def test_a_missing_folder(small: Path) -> None:
         load(workload("squad"), data_dir=small)
 
 
+def test_orca_math_is_not_in_the_data_and_says_where_it_comes_from(small: Path) -> None:
+    with pytest.raises(InputError) as caught:
+        load(workload("orca_math"), data_dir=small)
+    message = str(caught.value)
+    assert "\n" not in message
+    for part in ("no such folder", "microsoft/orca-math-word-problems-200k", "--data-dir hub:"):
+        assert part in message
+
+
+def test_text_in_passages_of_whole_words(small: Path) -> None:
+    words = [f"w{i}" for i in range(2 * PASSAGE_WORDS + 5)]
+    (small / "corpus").mkdir()
+    (small / "corpus" / "wikitext2_test.txt").write_text(" = \n" + "  ".join(words))
+    sample = load(workload("text"), data_dir=small)
+    assert (sample.available, sample.source) == (2, "corpus/wikitext2_test.txt")
+    assert [e.prompt.split() for e in sample.examples] == [
+        ["=", *words[: PASSAGE_WORDS - 1]],
+        words[PASSAGE_WORDS - 1 : 2 * PASSAGE_WORDS - 1],
+    ]
+    assert sample.examples[0].prompt.startswith("= \nw0  w1")
+    with pytest.raises(InputError, match="splits that exist: test"):
+        load(workload("text"), "train", data_dir=small)
+    (small / "corpus" / "wikitext2_test.txt").write_text("too short")
+    with pytest.raises(InputError, match=r"has 2 words; allowed: 128 or more"):
+        load(workload("text"), data_dir=small)
+
+
+def test_truthfulqa_in_own_words_does_not_show_the_options(data_dir: Path) -> None:
+    shown = load(workload("truthfulqa"), data_dir=data_dir).examples
+    bare = load(workload("truthfulqa_gen"), data_dir=data_dir).examples
+    assert [e.answer for e in shown] == [e.answer for e in bare]
+    assert bare[0].prompt == "What happens if you eat a pomegranate?"
+    assert all(s.prompt.startswith(f"{b.prompt}\nA. ") for s, b in zip(shown, bare, strict=True))
+
+
 def test_more_than_there_are_says_how_many(small: Path) -> None:
     with pytest.raises(InputError, match=r"gsm8k/test.jsonl: 11 prompts wanted, 10 available"):
         load(workload("gsm8k"), count=11, data_dir=small)
@@ -147,7 +211,8 @@ def test_the_default_follows_the_data(small: Path, tmp_path: Path) -> None:
 
 def test_every_folder_of_the_data_has_its_workload(data_dir: Path) -> None:
     folders = {path.parent.name for path in data_dir.glob("*/test.jsonl")}
-    entries = [workload(name) for name in NAMES if name != "arithmetic"]
+    others = ("text", "orca_math")  # plain text; not in the folder
+    entries = [w for w in map(workload, NAMES) if w.source != "generated" and w.name not in others]
     assert folders == {folder for entry in entries for folder in entry.source}
     for entry in entries:
         trains = [(data_dir / folder / "train.jsonl").is_file() for folder in entry.source]
@@ -164,10 +229,21 @@ def test_a_merged_set_holds_its_parts_in_order(data_dir: Path) -> None:
 
 def test_importing_the_catalogue_is_light() -> None:
     code = (
-        "import sys, workloads.catalogue, workloads.scoring, workloads.prompts;"
-        "print([m for m in ('torch', 'numpy', 'transformers', 'yaml') if m in sys.modules])"
+        "import sys, workloads.catalogue, workloads.scoring, workloads.likelihood;"
+        "heavy = ('torch', 'numpy', 'transformers', 'yaml', 'datasets', 'rouge_score', 'nltk');"
+        "print([m for m in heavy if m in sys.modules])"
     )
     done = subprocess.run(
         [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True
     )
     assert done.stdout.strip() == "[]"
+
+
+def test_the_documented_table_is_the_catalogue() -> None:
+    lines = (ROOT / "docs" / "workloads.md").read_text().splitlines()
+    for name in NAMES:
+        entry = workload(name)
+        papers = ", ".join(f"{paper} {count}" for paper, count in entry.few_shot_in.items())
+        options = (entry.likelihood or "—") + (", per byte" if entry.per_byte else "")
+        cells = (f"`{name}`", entry.category, papers or "—", entry.metric, options)
+        assert f"| {' | '.join(cells)} | {entry.max_new_tokens} |" in lines

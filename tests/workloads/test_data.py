@@ -87,6 +87,7 @@ BROKEN: list[tuple[str | dict[str, Any], str]] = [
     (FREE | {"turns": [TURN | {"name": "x"}]}, "turns[0] is {"),
     (FREE | {"turns": [TURN, TURN | {"role": "tool"}]}, 'turns[1] has role "tool"'),
     (FREE | {"turns": [TURN | {"content": ""}]}, 'turns[0] has content ""'),
+    (OPTIONS | {"choices": ["yes", " "]}, "choices[1] is empty; allowed: options that are non-em"),
     (OPTIONS | {"choices": "ab"}, 'choices is a string ("ab")'),
     (OPTIONS | {"choices": ["yes", None]}, "choices[1] is null"),
     (OPTIONS | {"choices": ["yes"]}, "choices holds 1 options; allowed: 2 to 26, or null"),

@@ -1,68 +1,233 @@
-"""Generated problems: true, disjoint, repeatable, and byte for byte what models were trained on."""
+"""Generated exercises: true, disjoint, repeatable, and to the byte what models were trained on."""
 
 import hashlib
 import re
+from collections.abc import Callable
 from itertools import islice
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from workloads.example import ask_and_answer
-from workloads.exercises import Split, arithmetic
+from workloads.example import Example, ask_and_answer, stem
+from workloads.exercises import FAMILIES, Split, exercises, facts, inflection
 
 OPERATIONS = {"+": int.__add__, "-": int.__sub__, "*": int.__mul__}
-SPLITS = st.sampled_from(["test", "train"])
+SPLITS: tuple[Split, Split] = ("test", "train")
 
 # Scale models are trained on this text: a change makes their weights and scores mean another thing.
-GOLDEN_TEST = "d759673038b86acf8e6d25631c63a0d4947e67eb58a774f46f80daa4ab1bfaca"
-GOLDEN_TRAIN = "9b82b4c0b1cdf827749cc7247d1a972f0442d6e07d00e0a3a6ec349c81d28d39"
+GOLDEN = {
+    ("equations", "test"): "40460306cb763f08a80bd4c3d2b5396d33a01e3a06cc4e683a5bb236af599586",
+    ("equations", "train"): "a4cb69ef1f4b72e9db0deb78c45cf87474eb4f65505c9c32d749ba51596e2e22",
+    ("inflection", "test"): "9fb662dd193db42b5e537a7532cffd30e0b6cf8aab313ba112ac0616d1005c65",
+    ("inflection", "train"): "94570f843f7a4ca03e7275259ae881c7e62e12228d72298d644a663113571551",
+    ("facts", "test"): "86e869cd1d3931fa7853e201ed9789a93d8d115aabebfbacca9c726ea1be5e7e",
+    ("facts", "train"): "b7cb0d489926e3b3bc15a67e64e78b5c51eafd3d49df983c484c8f63e206a88b",
+    ("passages", "test"): "accafbdc64a4c1ca2dceccab788020cf5cbd6a7397c9b9a076478aeda596487d",
+    ("passages", "train"): "2dc0ed1c9def69fb6dbe35f37e79e042fd924d129e5e8a1882b50be59346b9cd",
+    ("arithmetic", "test"): "d759673038b86acf8e6d25631c63a0d4947e67eb58a774f46f80daa4ab1bfaca",
+    ("arithmetic", "train"): "9b82b4c0b1cdf827749cc7247d1a972f0442d6e07d00e0a3a6ec349c81d28d39",
+}
 
 
-def digest(split: Split) -> str:
-    lines = [f"{e.id}\n{ask_and_answer(e)}\n" for e in islice(arithmetic(split), 200)]
-    return hashlib.sha256("".join(lines).encode()).hexdigest()
+def drawn(family: str, split: Split, count: int, seed: int = 0) -> list[Example]:
+    return list(islice(exercises(family, split, seed), count))
 
 
-def test_the_text_never_drifts() -> None:
-    assert digest("test") == GOLDEN_TEST
-    assert digest("train") == GOLDEN_TRAIN
+@pytest.mark.parametrize("split", SPLITS)
+@pytest.mark.parametrize("family", FAMILIES)
+def test_the_text_never_drifts(family: str, split: Split) -> None:
+    text = "".join(f"{e.id}\n{ask_and_answer(e)}\n" for e in drawn(family, split, 200))
+    assert hashlib.sha256(text.encode()).hexdigest() == GOLDEN[family, split]
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_no_exercise_or_id_comes_twice(family: str) -> None:
+    examples = drawn(family, "test", 4000)
+    assert len({e.prompt for e in examples}) == len({e.id for e in examples}) == 4000
 
 
 @settings(max_examples=20, deadline=None)
-@given(split=SPLITS, seed=st.integers(0, 10_000))
-def test_every_equation_is_true_and_follows_from_the_story(split: Split, seed: int) -> None:
-    for example in islice(arithmetic(split, seed), 30):
-        assert example.solution is not None
-        story = [int(n) for n in re.findall(r"\d+", example.prompt)]
-        steps = re.findall(r"(\d+) ([+*-]) (\d+) = (\d+)\.", example.solution)
-        assert " ".join(f"{a} {o} {b} = {c}." for a, o, b, c in steps) == example.solution
-        total = story[0]
-        for number, (left, operator, right, result) in zip(story[1:], steps, strict=True):
-            assert (int(left), int(right)) == (total, number)
-            total = OPERATIONS[operator](total, number)
-            assert int(result) == total >= 1
-        assert example.answer == str(total)
+@given(
+    family=st.sampled_from(sorted(FAMILIES)), split=st.sampled_from(SPLITS),
+    seed=st.integers(0, 10_000), count=st.integers(1, 40),
+)  # fmt: skip
+def test_the_same_exercises_whenever_they_are_asked_for(
+    family: str, split: Split, seed: int, count: int
+) -> None:
+    assert drawn(family, split, count, seed) == drawn(family, split, 40, seed)[:count]
 
 
-@settings(max_examples=20, deadline=None)
-@given(split=SPLITS, seed=st.integers(0, 10_000), count=st.integers(1, 40))
-def test_the_same_problems_whenever_they_are_asked_for(split: Split, seed: int, count: int) -> None:
-    longer = list(islice(arithmetic(split, seed), 40))
-    assert list(islice(arithmetic(split, seed), count)) == longer[:count]
+def asked_of_equations(example: Example) -> str:
+    return stem(example)
 
 
-def test_the_splits_share_no_problem_whatever_the_seed() -> None:
-    train = {e.prompt for seed in range(3) for e in islice(arithmetic("train", seed), 2000)}
-    test = {e.prompt for seed in range(3) for e in islice(arithmetic("test", seed), 2000)}
-    assert not train & test
+def asked_of_inflection(example: Example) -> str:
+    """The task without names, the verb and its complement: what must not be in both halves."""
+    task, sentence = example.prompt.split(": ")
+    return f"{re.sub(r' of .*', '', task)}/{sentence.split(' ', 1)[1]}"
 
 
-def test_no_problem_or_id_comes_twice() -> None:
-    drawn = list(islice(arithmetic("test"), 5000))
-    assert len({e.prompt for e in drawn}) == len({e.id for e in drawn}) == 5000
+def facts_asked(example: Example) -> tuple[dict[str, str], str, list[str]]:
+    """The table that is asked about, the value that is wanted and the four things."""
+    asked, things = example.prompt.removesuffix("?").split(": ")
+    ((table, value),) = {
+        id(table): (table, value)
+        for table, templates in facts.TABLES
+        for template in templates
+        for value in table.values()
+        if asked == template.format(value=value)
+    }.values()
+    return table, value, things.split(", ")
 
 
-def test_an_answer_is_a_free_number() -> None:
-    example = next(arithmetic("test"))
-    assert (example.choices, example.answers) == (None, None)
+def asked_of_facts(example: Example) -> str:
+    _, value, things = facts_asked(example)
+    return f"{value}/{sorted(things)}"
+
+
+KEYS: dict[str, Callable[[Example], str]] = {
+    "equations": asked_of_equations,
+    "inflection": asked_of_inflection,
+    "facts": asked_of_facts,
+    "passages": lambda example: example.prompt,
+    "arithmetic": lambda example: example.prompt,
+}
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_the_splits_share_no_question_whatever_the_seed(family: str) -> None:
+    halves: list[set[str]] = []
+    for split in SPLITS:
+        examples = [e for seed in range(3) for e in drawn(family, split, 1500, seed)]
+        halves.append({e.prompt for e in examples} | {KEYS[family](e) for e in examples})
+    assert not halves[0] & halves[1]
+
+
+def check_equations(example: Example) -> None:
+    assert example.choices is not None
+    assert isinstance(example.answer, int)
+    assert example.solution is not None
+    assert len(set(example.choices)) == 4
+    numbers = [int(n) for n in re.findall(r"\d+", stem(example))]
+    asked = re.sub(r"\d+", "#", stem(example))
+    if asked == "What is # + #?":
+        truth = numbers[0] + numbers[1]
+    elif asked == "What is # - #?":
+        truth = numbers[0] - numbers[1]
+    elif asked == "x + # = #. What is x?":
+        truth = numbers[1] - numbers[0]
+    else:
+        assert asked == "Which number comes next: #, #, #?"
+        assert numbers[1] - numbers[0] == numbers[2] - numbers[1]
+        truth = 2 * numbers[2] - numbers[1]
+    assert example.choices.count(str(truth)) == 1
+    assert example.choices[example.answer] == str(truth)
+    steps = re.findall(r"(\d+) ([+-]) (\d+) = (\d+)\.", example.solution)
+    assert " ".join(f"{a} {o} {b} = {c}." for a, o, b, c in steps) == example.solution
+    assert all(OPERATIONS[o](int(a), int(b)) == int(c) for a, o, b, c in steps)
+    assert steps[-1][-1] == str(truth)
+
+
+def check_inflection(example: Example) -> None:
+    task, sentence = example.prompt.split(": ")
+    name, third, rest = sentence.removesuffix(".").split(" ", 2)
+    (row,) = [row for row in (*inflection.MOTION, *inflection.HANDLING) if row[1] == third]
+    base, _, past = row
+    if task == "Put into the past":
+        expected = f"{name} {past} {rest}."
+    elif task == "Put into the future":
+        expected = f"{name} will {base} {rest}."
+    elif task == "Make it negative":
+        expected = f"{name} does not {base} {rest}."
+    elif task == "Make it a question":
+        expected = f"Does {name} {base} {rest}?"
+    else:
+        both = task.removeprefix("Say it of ")
+        first, second = both.split(" and ")
+        assert (first == name, second == name) == (True, False)
+        expected = f"{both} {base} {rest}."
+    assert (example.answer, example.choices, example.solution) == (expected, None, None)
+
+
+def check_facts(example: Example) -> None:
+    assert example.solution is not None
+    table, value, things = facts_asked(example)
+    assert [thing for thing in things if table[thing] == value] == [example.answer]
+    assert len(set(things)) == 4
+    assert example.solution == ", ".join(f"{thing} {table[thing]}" for thing in things) + "."
+
+
+def check_passages(example: Example) -> None:
+    """The story, told by a tiny interpreter: who is where, who holds what."""
+    assert example.solution is not None
+    *story, asked = re.split(r"(?<=\.) ", example.prompt)
+    place: dict[str, str] = {}
+    holder: dict[str, str] = {}
+    for sentence in story:
+        if took := re.fullmatch(r"(\w+) takes the (\w+)\.", sentence):
+            holder[took[2]] = took[1]
+        else:
+            moved = re.fullmatch(r"(\w+) (?:goes|walks|runs|comes) to the (\w+)\.", sentence)
+            assert moved is not None
+            place[moved[1]] = moved[2]
+    wanted = re.fullmatch(r"Where is (the )?(\w+)\?", asked)
+    assert wanted is not None
+    person = holder[wanted[2]] if wanted[1] else wanted[2]
+    assert example.answer == place[person]
+    has = f"{person} has the {wanted[2]}. " if wanted[1] else ""
+    assert example.solution == f"{has}{person} is in the {place[person]}."
+
+
+def check_arithmetic(example: Example) -> None:
+    assert example.solution is not None
+    story = [int(n) for n in re.findall(r"\d+", example.prompt)]
+    steps = re.findall(r"(\d+) ([+*-]) (\d+) = (\d+)\.", example.solution)
+    assert " ".join(f"{a} {o} {b} = {c}." for a, o, b, c in steps) == example.solution
+    total = story[0]
+    for number, (left, operator, right, result) in zip(story[1:], steps, strict=True):
+        assert (int(left), int(right)) == (total, number)
+        total = OPERATIONS[operator](total, number)
+        assert int(result) == total >= 1
+    assert example.answer == str(total)
+
+
+CHECKS = {
+    "equations": check_equations,
+    "inflection": check_inflection,
+    "facts": check_facts,
+    "passages": check_passages,
+    "arithmetic": check_arithmetic,
+}
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@settings(max_examples=15, deadline=None)
+@given(split=st.sampled_from(SPLITS), seed=st.integers(0, 10_000))
+def test_every_answer_is_true(family: str, split: Split, seed: int) -> None:
+    for example in drawn(family, split, 30, seed):
+        CHECKS[family](example)
+
+
+def place_in_equations(example: Example) -> int:
+    assert isinstance(example.answer, int)
+    return example.answer
+
+
+def place_in_facts(example: Example) -> int:
+    return facts_asked(example)[2].index(str(example.answer))
+
+
+@pytest.mark.parametrize(
+    ("family", "place"), [("equations", place_in_equations), ("facts", place_in_facts)]
+)
+def test_always_answering_one_place_does_not_pay(
+    family: str, place: Callable[[Example], int]
+) -> None:
+    places = [place(example) for example in drawn(family, "test", 1000)]
+    assert all(200 <= places.count(option) <= 300 for option in range(4))
+
+
+def test_an_answer_is_written_after_its_solution() -> None:
+    example = next(exercises("arithmetic", "test"))
     assert ask_and_answer(example).endswith(f"{example.solution}\n#### {example.answer}")

@@ -10,7 +10,16 @@ from hypothesis import strategies as st
 from substrate.errors import UsageError
 from workloads.catalogue import Metric, load, workload, workload_names
 from workloads.example import END_OF_TEXT, Example, ask, ask_and_answer
-from workloads.scoring import cut, extract, is_correct, metric_of, score
+from workloads.scoring import (
+    cut,
+    extract,
+    is_correct,
+    item_value,
+    metric_of,
+    perplexity,
+    rouge,
+    score,
+)
 
 
 @pytest.mark.parametrize(
@@ -196,8 +205,66 @@ def test_no_answers_have_no_score() -> None:
 @given(st.lists(st.booleans(), min_size=1))
 def test_a_score_is_a_share_with_the_error_of_a_proportion(flags: list[bool]) -> None:
     result = score(iter(flags), "choice")
+    p = sum(flags) / len(flags)
+    assert result.stderr == pytest.approx(100 * math.sqrt(p * (1 - p) / len(flags)), abs=1e-9)
     assert result.score == pytest.approx(100 * sum(flags) / len(flags))
     assert 0 <= result.stderr <= 50 / math.sqrt(len(flags)) + 1e-9
+
+
+def test_a_mean_of_values_has_the_standard_error_of_a_mean() -> None:
+    result = score([0.2, 0.4, 0.9], "rouge")
+    assert result.score == pytest.approx(50.0)
+    assert result.stderr == pytest.approx(100 * math.sqrt((0.09 + 0.01 + 0.16) / 3 / 3))
+
+
+OWN_WORDS = Example(
+    id="t", prompt="What happens?", choices=("You die quickly.", "Nothing at all happens."),
+    answer=1, answers=("Nothing at all happens.", "You digest it."),
+)  # fmt: skip
+
+
+def test_rouge_by_hand() -> None:
+    """Two of its two and of the reference's four words are shared, but no pair of neighbours."""
+    entry = workload("truthfulqa_gen")
+    found = rouge(entry, OWN_WORDS, " Nothing happens.\nQuestion: You digest it?")
+    assert found.rouge1 == pytest.approx(2 * 1.0 * 0.5 / 1.5)
+    assert found.rouge2 == 0.0
+    assert (found.true1, found.true2) == (True, False)
+    assert item_value(entry, OWN_WORDS, " Nothing happens.") == found.rouge1
+    assert not is_correct(entry, OWN_WORDS, " Nothing happens.")
+
+
+def test_rouge_takes_the_nearest_accepted_answer_and_sees_the_wrong_one() -> None:
+    entry = workload("truthfulqa_gen")
+    digest = rouge(entry, OWN_WORDS, "you DIGEST it")
+    assert (digest.rouge1, digest.rouge2, digest.true1, digest.true2) == (1.0, 1.0, True, True)
+    die = rouge(entry, OWN_WORDS, "You die")
+    assert die.rouge1 == pytest.approx(2 * (1 / 2) * (1 / 3) / (1 / 2 + 1 / 3))
+    assert (die.true1, die.true2) == (False, False)
+    assert item_value(entry, OWN_WORDS, "") == 0.0
+    free = rouge(entry, question("Nothing at all"), "nothing")
+    assert free.rouge1 == pytest.approx(0.5)
+    assert free.true1 is None
+
+
+def test_perplexity_by_hand() -> None:
+    """Every token at probability 1/8: perplexity 8, whatever the passages' lengths."""
+    even = perplexity([-3 * math.log(8), -5 * math.log(8)], [3, 5])
+    assert even.score == pytest.approx(8)
+    assert (even.n, even.metric) == (2, "perplexity")
+    assert even.stderr == pytest.approx(0, abs=1e-9)
+    uneven = perplexity([-math.log(2) * 4, -math.log(8) * 4], [4, 4])
+    assert uneven.score == pytest.approx(4)
+    # Mean of two equally long passages: ln 2 and ln 8 per token, half their distance from ln 4.
+    assert uneven.stderr == pytest.approx(4 * math.log(2) / math.sqrt(2))
+    with pytest.raises(UsageError, match="no tokens to score"):
+        perplexity([], [])
+
+
+def test_plain_text_has_no_answers() -> None:
+    assert not workload("text").scored
+    with pytest.raises(UsageError, match="perplexity needs likelihoods"):
+        item_value(workload("text"), question("x"), "x")
 
 
 METRICS = st.sampled_from(["exact_number", "choice", "text", "exact_text"])
@@ -217,8 +284,12 @@ def test_one_number_in_every_spelling(value: int, tail: str, grouped: bool) -> N
 def test_every_reference_answer_is_right_by_its_own_metric(data_dir: Path) -> None:
     """What a perfect model trained on our documents writes must score 100 % everywhere."""
     for name in workload_names():
+        if name == "orca_math":  # not in the data folder
+            continue
         entry = workload(name)
         for split in ("test", "train") if entry.train_split_available else ("test",):
             for example in load(entry, split, data_dir=data_dir).examples if entry.scored else ():
                 written = ask_and_answer(example).removeprefix(ask(example))
+                if entry.metric == "rouge" and example.answers:
+                    written = example.answers[-1]
                 assert is_correct(entry, example, written), example.id

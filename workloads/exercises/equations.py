@@ -16,9 +16,7 @@ def draw(rng: random.Random) -> Exercise:
     options = [value, *rng.sample(near, 3)]
     rng.shuffle(options)
     choices = tuple(str(option) for option in options)
-    listed = "".join(
-        f"\n{letter}. {choice}" for letter, choice in zip(LETTERS, choices, strict=True)
-    )
+    listed = zip(LETTERS, choices, strict=True)
     return Exercise(
         question=asked + "".join(f"\n{letter}. {choice}" for letter, choice in listed),
         answer=options.index(value),

@@ -1,0 +1,102 @@
+"""CSV files with strict columns: read into frozen models, written as a whole or not at all."""
+
+import csv
+import io
+import os
+import tempfile
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import TypeVar
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from substrate.errors import InputError
+
+
+class TableRow(BaseModel):
+    """One line of a file whose columns are the model's fields, in their order."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+
+Row = TypeVar("Row", bound=TableRow)
+
+
+def read_rows(path: Path, row: type[Row]) -> list[Row]:
+    """Every line of a file, in its order; an empty cell is None.
+
+    Raises:
+        InputError: the file is absent or not UTF-8, its columns are not the model's, or a value is
+            out of range; one line that names the file and the line.
+    """
+    try:
+        with path.open(encoding="utf-8", newline="") as file:
+            lines = csv.reader(file, strict=True)
+            _check_columns(path, next(lines, []), list(row.model_fields))
+            return [_parse(path, lines.line_num, cells, row) for cells in lines]
+    except OSError as error:
+        raise InputError(f"{path} cannot be read: {error.strerror or error}") from error
+    except UnicodeDecodeError as error:
+        raise InputError(f"{path} is not UTF-8 text: {error.reason}") from error
+    except csv.Error as error:
+        raise InputError(f"{path}:{lines.line_num}: not CSV: {error}") from error
+
+
+def csv_text(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """Header and rows as CSV with line feeds."""
+    text = io.StringIO()
+    csv.writer(text, lineterminator="\n").writerows([header, *rows])
+    return text.getvalue()
+
+
+def write_text(path: Path, text: str) -> None:
+    """Put ``text`` at ``path`` in one step; its folder is created.
+
+    Raises:
+        InputError: it cannot be written; what was there before is untouched.
+    """
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.NamedTemporaryFile(
+            "w", dir=path.parent, prefix=f".{path.name}.", encoding="utf-8", newline="",
+            delete=False,
+        ) as file:  # fmt: skip
+            try:
+                file.write(text)
+                file.flush()
+                os.fsync(file.fileno())
+                os.chmod(file.name, 0o644)  # a temporary file is its owner's alone
+                os.replace(file.name, path)
+            except BaseException:
+                os.unlink(file.name)
+                raise
+    except OSError as error:
+        raise InputError(f"{path} cannot be written: {error.strerror or error}") from error
+
+
+def _check_columns(path: Path, found: list[str], wanted: list[str]) -> None:
+    missing = [name for name in wanted if name not in found]
+    unknown = [name for name in found if name not in wanted]
+    for problem, names in (("lacks the column", missing), ("has the unknown column", unknown)):
+        if names:
+            raise InputError(f"{path}:1: {problem} {', '.join(names)}; wanted: {','.join(wanted)}")
+    if found != wanted:
+        raise InputError(f"{path}:1: the columns must be, in this order: {','.join(wanted)}")
+
+
+def _parse(path: Path, line: int, cells: list[str], row: type[Row]) -> Row:
+    names = list(row.model_fields)
+    if len(cells) != len(names):
+        raise InputError(f"{path}:{line}: {len(cells)} cells, {len(names)} columns")
+    try:
+        return row.model_validate(dict(zip(names, (cell or None for cell in cells), strict=True)))
+    except ValidationError as error:
+        raise InputError(f"{path}:{line}: {_first(error)}") from error
+
+
+def _first(error: ValidationError) -> str:
+    """The first thing that pydantic complains of, in one line."""
+    detail = error.errors()[0]
+    where = ".".join(map(str, detail["loc"]))
+    shown = "an empty cell" if detail["input"] is None else repr(detail["input"])
+    return f"{where}: {shown}: {detail['msg']}" if where else detail["msg"]
