@@ -3,72 +3,33 @@
 A scale model keeps layers, MoE layers, experts, top-k, shared experts and gate kind of its
 original exactly and shrinks widths and vocabulary only.  It is trained here from scratch on plain
 text, on the train halves of question sets and on generated exercises, and stored in the Hugging
-Face format of its family.  The run is deterministic for a seed and a number of threads, and goes
-on from its last checkpoint when it was killed.
-
-    python -m harness.training qwen2-57b-a14b --data-dir ../shared/data --out build/qwen2
+Face format of its family.  On a CPU the run is deterministic for a seed and a number of threads; a
+killed run goes on from its last checkpoint and ends with the same weights.
 """
 
-import argparse
+import hashlib
 import json
-import math
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import cast
 
 import numpy as np
 import torch
 import torch.nn.functional as F
-from pydantic import BaseModel, ConfigDict
-from safetensors.torch import load_file, save_file
+from pydantic import BaseModel, ConfigDict, Field
 from torch import Tensor, nn
 
+from harness.model_checkpoint import Progress, TrainingState
+from harness.model_files import save_in_place, write_in_place, writing
+from harness.model_trainable import TrainableDecoder, balance_loss, router_z_loss
+from harness.model_widths import scale_config
 from harness.muon import Muon
-from harness.training_text import training_text
+from harness.training_text import TrainingText, training_text
 from substrate.arch import ModelShape
-from substrate.layers import Norm, gate_scores, gate_weights, rope_tables, rotate, swiglu
-from substrate.naming import PROJECTIONS, common_tensors, expert_tensors
+from substrate.errors import InputError, UsageError
 
-#: Widths of each scale model; everything else comes from the original's config.json.  Experts are
-#: as wide as 13 MB of fp16 weights allow; a multiple of 4, which the grouped product needs.
-SCALE_WIDTHS: dict[str, dict[str, object]] = {
-    name: {"vocab_size": 1024, "max_position_embeddings": 2048, "rope_theta": 10000.0, **widths}
-    for name, widths in {
-        "deepseek-moe-16b": {
-            "hidden_size": 56, "num_attention_heads": 4, "num_key_value_heads": 4,
-            "moe_intermediate_size": 16, "intermediate_size": 128,
-        },
-        "xverse-moe-a4.2b": {
-            "hidden_size": 56, "num_attention_heads": 4, "intermediate_size": 16,
-        },
-        "qwen2-57b-a14b": {
-            "hidden_size": 56, "num_attention_heads": 4, "num_key_value_heads": 2,
-            "moe_intermediate_size": 16, "shared_expert_intermediate_size": 128,
-            "intermediate_size": 64,
-        },
-        "mixtral-8x7b": {
-            "hidden_size": 64, "num_attention_heads": 4, "num_key_value_heads": 1,
-            "intermediate_size": 96,
-        },
-        "mixtral-8x22b": {
-            "hidden_size": 56, "num_attention_heads": 4, "num_key_value_heads": 1,
-            "intermediate_size": 64,
-        },
-        "phi-3.5-moe": {
-            "hidden_size": 64, "num_attention_heads": 4, "num_key_value_heads": 1,
-            "intermediate_size": 48,
-        },
-        "olmoe-1b-7b": {
-            "hidden_size": 64, "num_attention_heads": 4, "num_key_value_heads": 4,
-            "intermediate_size": 28,
-        },
-        "qwen3-30b-a3b": {
-            "hidden_size": 56, "num_attention_heads": 4, "num_key_value_heads": 1, "head_dim": 14,
-            "moe_intermediate_size": 4, "intermediate_size": 64,
-        },
-    }.items()
-}  # fmt: skip
+#: Steps between two rows of the loss log.
+LOG_EVERY = 20
 
 
 class Recipe(BaseModel):
@@ -76,151 +37,23 @@ class Recipe(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    seed: int = 0
-    tokens: int = 4_000_000
-    sequence_length: int = 256
-    batch_size: int = 8
+    seed: int = Field(default=0, ge=0)
+    tokens: int = Field(default=4_000_000, gt=0)
+    sequence_length: int = Field(default=256, gt=0)
+    batch_size: int = Field(default=8, gt=0)
     learning_rate: float = 5e-3
     warmup_steps: int = 100
     weight_decay: float = 0.1
     balance: float = 0.05
     balance_end: float = 0.02
     router_z: float = 1e-3
-    exercise_share: float = 0.55
-    checkpoint_every: int = 200
+    exercise_share: float = Field(default=0.55, ge=0, le=1)
+    checkpoint_every: int = Field(default=200, gt=0)
 
-
-class TrainableDecoder(nn.Module):
-    """The decoder with gradients; a layer's experts are stacked and run as one grouped product."""
-
-    def __init__(self, shape: ModelShape, seed: int) -> None:
-        super().__init__()
-        self.shape = shape
-        generator = torch.Generator().manual_seed(seed)
-        tensors = {
-            ours: _initial(ours, spec.dims, shape, generator)
-            for ours, spec in common_tensors(shape).items()
-        }
-        e, h, i = shape.num_experts, shape.hidden_size, shape.expert_width
-        for layer in shape.moe_layers:
-            for name, dims in (("gate", (e, i, h)), ("up", (e, i, h)), ("down", (e, h, i))):
-                ours = f"layers.{layer}.experts.{name}"
-                tensors[ours] = _initial(ours, dims, shape, generator)
-        self.tensors = nn.ParameterDict(
-            {name.replace(".", "/"): nn.Parameter(t) for name, t in tensors.items()}
-        )
-
-    def __getitem__(self, name: str) -> Tensor:
-        return cast(Tensor, self.tensors[name.replace(".", "/")])
-
-    def get(self, name: str) -> Tensor | None:
-        """A tensor that some families do not have."""
-        return cast(Tensor | None, self.tensors.get(name.replace(".", "/"), None))
-
-    def forward(self, ids_BS: Tensor) -> tuple[Tensor, list[Tensor], list[Tensor]]:
-        """Logits ``[B, S, V]``; for each MoE layer, gate logits ``[T, E]`` and ids ``[T, K]``."""
-        shape = self.shape
-        x = self["embed"][ids_BS]
-        cos, sin = rope_tables(shape, torch.arange(ids_BS.shape[1], device=ids_BS.device))
-        gates, chosen = [], []
-        for layer in range(shape.num_layers):
-            p = f"layers.{layer}"
-            x = x + self._attention(p, self._norm(f"{p}.attention_norm", x), cos, sin)
-            y = self._norm(f"{p}.mlp_norm", x)
-            if layer in shape.dense_layers:
-                x = x + swiglu(y, *(self[f"{p}.dense.{n}"] for n in PROJECTIONS))
-                continue
-            out, logits, ids = self._moe(p, y.flatten(0, 1))
-            gates.append(logits)
-            chosen.append(ids)
-            x = x + out.view_as(x)
-        x = self._norm("norm", x)
-        head = self["embed"] if shape.tied_head else self["head"]
-        return F.linear(x, head, self.get("head.bias")), gates, chosen
-
-    def _norm(self, name: str, x: Tensor) -> Tensor:
-        return Norm(self.shape, self[name], self.get(f"{name}.bias"))(x)
-
-    def _attention(self, p: str, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-        s, (b, n) = self.shape, x.shape[:2]
-        q, k, v = (F.linear(x, self[f"{p}.{i}"], self.get(f"{p}.{i}.bias")) for i in "qkv")
-        if s.qk_norm == "full":
-            q = self._norm(f"{p}.q_norm", q)
-            k = self._norm(f"{p}.k_norm", k)
-        q = q.view(b, n, s.num_heads, s.head_dim).transpose(1, 2)
-        k = k.view(b, n, s.num_kv_heads, s.head_dim).transpose(1, 2)
-        v = v.view(b, n, s.num_kv_heads, s.head_dim).transpose(1, 2)
-        if s.qk_norm == "head":
-            q = self._norm(f"{p}.q_norm", q)
-            k = self._norm(f"{p}.k_norm", k)
-        q, k = rotate(q, cos, sin), rotate(k, cos, sin)
-        # Heads padded to a multiple of 16: the CPU kernel is a third faster, the result the same.
-        q, k, v = (F.pad(t, (0, -s.head_dim % 16)) for t in (q, k, v))
-        out = F.scaled_dot_product_attention(
-            q, k, v, is_causal=True, enable_gqa=True, scale=s.head_dim**-0.5
-        )
-        out = out[..., : s.head_dim].transpose(1, 2).reshape(b, n, -1)
-        return F.linear(out, self[f"{p}.o"], self.get(f"{p}.o.bias"))
-
-    def _moe(self, p: str, x_TH: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        shape, k = self.shape, self.shape.top_k
-        logits_TE = F.linear(x_TH, self[f"{p}.router"])
-        ids_TK = logits_TE.topk(k, dim=-1).indices
-        weights_TK = gate_weights(shape, logits_TE, gate_scores(shape, logits_TE), ids_TK)
-        # Rows sorted by expert: one grouped product serves all experts, no token is dropped.
-        flat = ids_TK.flatten()
-        order = flat.argsort(stable=True)
-        ends = torch.bincount(flat, minlength=shape.num_experts).cumsum(0).to(torch.int32)
-        rows = x_TH[order // k]
-        gate, up, down = (self[f"{p}.experts.{n}"].transpose(1, 2) for n in PROJECTIONS)
-        inner = F.silu(F.grouped_mm(rows, gate, offs=ends)) * F.grouped_mm(rows, up, offs=ends)
-        outputs = F.grouped_mm(inner, down, offs=ends)
-        back = torch.empty_like(order).scatter_(0, order, torch.arange(len(order)))
-        out = (outputs[back].view(-1, k, x_TH.shape[1]) * weights_TK[..., None]).sum(1)
-        if shape.shared_width:
-            shared = swiglu(x_TH, *(self[f"{p}.shared.{n}"] for n in PROJECTIONS))
-            if shape.shared_gated:
-                shared = shared * F.linear(x_TH, self[f"{p}.shared_gate"]).sigmoid()
-            out = out + shared
-        return out, logits_TE, ids_TK
-
-
-def _initial(name: str, dims: tuple[int, ...], shape: ModelShape, g: torch.Generator) -> Tensor:
-    if name.endswith(".bias"):
-        return torch.zeros(dims)
-    if len(dims) == 1:
-        return torch.ones(dims)
-    if name in ("embed", "head"):
-        return torch.randn(dims, generator=g) * (1.0 if name == "embed" else 0.02)
-    scale = dims[-1] ** -0.5
-    if name.endswith((".o", ".down")):
-        scale /= math.sqrt(2 * shape.num_layers)
-    drawn: Tensor = torch.randn(dims, generator=g) * scale
-    return drawn
-
-
-def balance_loss(shape: ModelShape, gates: list[Tensor], chosen: list[Tensor]) -> Tensor:
-    """Load balancing of Switch Transformers: E · Σ (share of tokens × mean probability)."""
-    losses = []
-    for logits_TE, ids_TK in zip(gates, chosen, strict=True):
-        share_E = torch.bincount(ids_TK.flatten(), minlength=shape.num_experts) / ids_TK.numel()
-        losses.append(shape.num_experts * (share_E * logits_TE.softmax(-1).mean(0)).sum())
-    mean: Tensor = torch.stack(losses).mean()
-    return mean
-
-
-def router_z_loss(gates: list[Tensor]) -> Tensor:
-    """Mean squared log-partition of the gates (ST-MoE): keeps their logits from drifting."""
-    return torch.stack([logits.logsumexp(-1).square().mean() for logits in gates]).mean()
-
-
-# ----------------------------------------------------------------------------- the run
-
-
-def scale_config(name: str, models_dir: Path) -> dict[str, object]:
-    """The original's ``config.json`` with a scale model's widths."""
-    config = json.loads((models_dir / f"{name}.json").read_text())
-    return {**config, **SCALE_WIDTHS[name], "torch_dtype": "float16", "eos_token_id": 0}
+    @property
+    def tokens_per_step(self) -> int:
+        """Tokens that a batch is trained on."""
+        return self.sequence_length * self.batch_size
 
 
 def learning_rate(recipe: Recipe, step: int, steps: int) -> float:
@@ -229,52 +62,115 @@ def learning_rate(recipe: Recipe, step: int, steps: int) -> float:
     return recipe.learning_rate * warm * min(1.0, 3 * (steps - step) / steps)
 
 
-def train(name: str, models_dir: Path, data_dir: Path, out: Path, recipe: Recipe) -> None:
-    """Train a scale model, resuming from ``out`` when a checkpoint is there.
+def train(
+    name: str,
+    data_dir: Path,
+    out: Path,
+    recipe: Recipe,
+    device: str = "cpu",
+    report: Callable[[Progress], None] = lambda progress: None,
+) -> dict[str, object]:
+    """Train the scale model of a full-size model, resuming where ``out`` holds a checkpoint.
 
-    Writes ``config.json``, ``tokenizer.json``, ``model.safetensors`` and ``training.json``.
+    Writes ``config.json``, ``tokenizer.json``, ``model.safetensors``, ``training.json``, the loss
+    log ``loss.csv`` (step, tokens, loss, tokens per second) and ``checkpoint.safetensors``.
+
+    Returns:
+        what ``training.json`` holds: the recipe, and quality on held-out text.
+
+    Raises:
+        UnknownNameError: there is no recipe for a scale model of this name.
+        InputError: training data is missing, the checkpoint belongs to another run, or ``out``
+            cannot be written.
     """
+    return train_config(scale_config(name), data_dir, out, recipe, device, report)
+
+
+def train_config(
+    config: dict[str, object],
+    data_dir: Path,
+    out: Path,
+    recipe: Recipe,
+    device: str = "cpu",
+    report: Callable[[Progress], None] = lambda progress: None,
+) -> dict[str, object]:
+    """`train` for any configuration of a family that the decoder knows."""
+    steps = recipe.tokens // recipe.tokens_per_step
+    if not steps:
+        raise UsageError(
+            f"{recipe.tokens} tokens are less than one step; train on {recipe.tokens_per_step} "
+            "or more"
+        )
     torch.manual_seed(recipe.seed)
-    out.mkdir(parents=True, exist_ok=True)
-    config = scale_config(name, models_dir)
     shape = ModelShape.from_config(config)
     held_out = 64 * (recipe.sequence_length + 1)
     text = training_text(
         data_dir, shape.vocab_size, recipe.tokens, held_out, recipe.exercise_share, recipe.seed
     )
-    text.tokenizer.save(str(out / "tokenizer.json"))
-    (out / "config.json").write_text(json.dumps(config, indent=2) + "\n")
-    held, stream = text.held_out, text.stream
-    print(f"{len(stream):,} training tokens, {len(held):,} held out", flush=True)
-
-    model = TrainableDecoder(shape, recipe.seed)
+    if len(text.held_out) < held_out or len(text.stream) <= recipe.sequence_length:
+        raise InputError(
+            f"{data_dir}: too little text, {len(text.held_out) + len(text.stream):,} tokens; "
+            f"{held_out:,} are held out, and training needs more than {recipe.sequence_length}"
+        )
+    model = TrainableDecoder(shape, recipe.seed).to(device)
     optimizers = _optimizers(model, recipe)
-    steps = recipe.tokens // (recipe.sequence_length * recipe.batch_size)
-    first = _resume(out, model, optimizers)
+    state = TrainingState(out, model, optimizers, _identity(config, recipe, text))
+    with writing(out):
+        out.mkdir(parents=True, exist_ok=True)
+        first = state.resume()
+        write_in_place(out / "tokenizer.json", text.tokenizer.to_str(pretty=True))
+        write_in_place(out / "config.json", json.dumps(config, indent=2) + "\n")
+
+    def training_report(step: int) -> dict[str, object]:
+        about: dict[str, object] = {"recipe": recipe.model_dump(), "step": step, "steps": steps}
+        return about | quality(model, text, recipe)
+
     clock = time.monotonic()
     for step in range(first, steps):
-        for optimizer in optimizers:
-            for group in optimizer.param_groups:
-                group["lr"] = learning_rate(recipe, step, steps)
-        batch = _batch(stream, recipe, step)
-        logits, gates, chosen = model(batch[:, :-1])
-        loss = F.cross_entropy(logits.flatten(0, 1), batch[:, 1:].flatten())
-        done = step / steps
-        balance = recipe.balance + (recipe.balance_end - recipe.balance) * done
-        total = loss + balance * balance_loss(shape, gates, chosen)
-        total = total + recipe.router_z * router_z_loss(gates)
-        torch.autograd.backward(total)
-        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        for optimizer in optimizers:
-            optimizer.step()
-        model.zero_grad(set_to_none=True)
-        if (step + 1) % 20 == 0:
-            rate = (step + 1 - first) * batch[:, 1:].numel() / (time.monotonic() - clock)
-            print(f"step {step + 1}/{steps} loss {loss.item():.3f} {rate:.0f} tok/s", flush=True)
-        if (step + 1) % recipe.checkpoint_every == 0 or step + 1 == steps:
-            _save_checkpoint(out, model, optimizers, step + 1)
-            export(model, out, {"recipe": recipe.model_dump(), "step": step + 1, "steps": steps}
-                   | quality(model, held, stream, recipe))  # fmt: skip
+        loss = _step(model, optimizers, text.stream, recipe, step, steps)
+        done, here = step + 1, step + 1 - first
+        rate = here * recipe.tokens_per_step / (time.monotonic() - clock)
+        now = Progress(done, steps, done * recipe.tokens_per_step, loss.item(), rate)
+        report(now)
+        with writing(out):
+            if done % LOG_EVERY == 0 or done == steps:
+                state.log(now)
+            if done % recipe.checkpoint_every == 0 or done == steps:
+                state.save(done)
+                if done < steps:
+                    export(model, out, training_report(done))
+    # A finished run that could not be exported is taken up here.
+    final = training_report(steps)
+    with writing(out):
+        export(model, out, final)
+    return final
+
+
+def _step(
+    model: TrainableDecoder,
+    optimizers: Sequence[torch.optim.Optimizer],
+    stream: np.ndarray,
+    recipe: Recipe,
+    step: int,
+    steps: int,
+) -> Tensor:
+    """One batch forward, backward and applied; its loss on the next token."""
+    for optimizer in optimizers:
+        for group in optimizer.param_groups:
+            group["lr"] = learning_rate(recipe, step, steps)
+    batch = _batch(stream, recipe, step).to(model["embed"].device)
+    logits, gates, chosen = model(batch[:, :-1])
+    loss: Tensor = F.cross_entropy(logits.flatten(0, 1), batch[:, 1:].flatten())
+    done = step / steps
+    balance = recipe.balance + (recipe.balance_end - recipe.balance) * done
+    total = loss + balance * balance_loss(model.shape, gates, chosen)
+    total = total + recipe.router_z * router_z_loss(gates)
+    torch.autograd.backward(total)
+    nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+    for optimizer in optimizers:
+        optimizer.step()
+    model.zero_grad(set_to_none=True)
+    return loss.detach()
 
 
 def _optimizers(model: nn.Module, recipe: Recipe) -> list[torch.optim.Optimizer]:
@@ -303,21 +199,20 @@ def _batch(stream: np.ndarray, recipe: Recipe, step: int) -> Tensor:
 
 
 @torch.no_grad()
-def quality(model: TrainableDecoder, held: np.ndarray, stream: np.ndarray,
-            recipe: Recipe) -> dict[str, object]:  # fmt: skip
-    """Held-out loss beside a unigram's, and how evenly the experts are used."""
+def quality(model: TrainableDecoder, text: TrainingText, recipe: Recipe) -> dict[str, object]:
+    """Held-out loss in nats beside a unigram's, and how evenly the experts are used."""
+    shape, held = model.shape, text.held_out
     window = recipe.sequence_length + 1
     rows = torch.from_numpy(held[: len(held) // window * window].astype(np.int64)).view(-1, window)
-    losses, counts = [], torch.zeros(len(model.shape.moe_layers), model.shape.num_experts)
-    for batch in torch.split(rows, recipe.batch_size):
+    losses, counts = [], torch.zeros(len(shape.moe_layers), shape.num_experts)
+    for batch in torch.split(rows.to(model["embed"].device), recipe.batch_size):
         logits, _, chosen = model(batch[:, :-1])
-        losses.append(
-            F.cross_entropy(logits.flatten(0, 1), batch[:, 1:].flatten(), reduction="none")
-        )
+        loss = F.cross_entropy(logits.flatten(0, 1), batch[:, 1:].flatten(), reduction="none")
+        losses.append(loss.cpu())
         for layer, ids in enumerate(chosen):
-            counts[layer] += torch.bincount(ids.flatten(), minlength=model.shape.num_experts)
-    share = counts / counts.sum(1, keepdim=True) * model.shape.num_experts
-    frequency = np.bincount(stream, minlength=model.shape.vocab_size) + 1.0
+            counts[layer] += torch.bincount(ids.flatten(), minlength=shape.num_experts).cpu()
+    share = counts / counts.sum(1, keepdim=True) * shape.num_experts
+    frequency = np.bincount(text.stream, minlength=shape.vocab_size) + 1.0
     unigram = -np.log(frequency / frequency.sum())[rows[:, 1:].numpy()].mean()
     return {
         "held_out_loss": round(torch.cat(losses).mean().item(), 4),
@@ -331,63 +226,17 @@ def quality(model: TrainableDecoder, held: np.ndarray, stream: np.ndarray,
 
 def export(model: TrainableDecoder, out: Path, report: dict[str, object]) -> None:
     """Write the weights in the family's Hugging Face layout, fp16, and what training measured."""
-    shape = model.shape
-    tensors = {spec.stored: model[ours] for ours, spec in common_tensors(shape).items()}
-    for layer in shape.moe_layers:
-        for expert in range(shape.num_experts):
-            for part, spec in expert_tensors(shape, layer, expert).items():
-                tensors[spec.stored] = model[f"layers.{layer}.experts.{part}"][expert]
-    stored = {n: t.detach().to(torch.float16).contiguous() for n, t in tensors.items()}
-    save_file(stored, out / "model.safetensors", metadata={"format": "pt"})
-    (out / "training.json").write_text(json.dumps(report, indent=2) + "\n")
-    print(json.dumps(report), flush=True)
+    save_in_place(model.stored(), out / "model.safetensors", {"format": "pt"})
+    write_in_place(out / "training.json", json.dumps(report, indent=2) + "\n")
 
 
-def _save_checkpoint(out: Path, model: nn.Module, optimizers: Sequence[torch.optim.Optimizer],
-                     step: int) -> None:  # fmt: skip
-    """Weights, moments and step in one file, put in place by a rename: a kill leaves the last."""
-    state = {f"model.{k}": v for k, v in model.state_dict().items()}
-    state["step"] = torch.tensor(step)
-    for which, optimizer in enumerate(optimizers):
-        for index, moments in optimizer.state_dict()["state"].items():
-            state |= {f"optimizer.{which}.{index}.{k}": v for k, v in moments.items()}
-    half_written = out / "checkpoint.partial"
-    save_file(state, half_written)
-    half_written.replace(out / "checkpoint.safetensors")
-
-
-def _resume(out: Path, model: nn.Module, optimizers: Sequence[torch.optim.Optimizer]) -> int:
-    """Take up the last checkpoint; the step to go on with."""
-    path = out / "checkpoint.safetensors"
-    if not path.exists():
-        return 0
-    state = load_file(path)
-    model.load_state_dict({k[6:]: v for k, v in state.items() if k.startswith("model.")})
-    for which, optimizer in enumerate(optimizers):
-        moments: dict[int, dict[str, Tensor]] = {}
-        for key, value in state.items():
-            if key.startswith(f"optimizer.{which}."):
-                _, _, index, name = key.split(".")
-                moments.setdefault(int(index), {})[name] = value
-        frame = optimizer.state_dict()
-        optimizer.load_state_dict({"state": moments, "param_groups": frame["param_groups"]})
-    return int(state["step"])
-
-
-def main() -> None:
-    """The command line of this module; see its docstring."""
-    parser = argparse.ArgumentParser(description="train a scale model")
-    parser.add_argument("name", choices=sorted(SCALE_WIDTHS))
-    parser.add_argument("--data-dir", type=Path, required=True)
-    parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--tokens", type=int, default=Recipe().tokens)
-    parser.add_argument("--threads", type=int, default=1)
-    options = parser.parse_args()
-    torch.set_num_threads(options.threads)
-    models_dir = Path(__file__).parent.parent / "substrate" / "catalogue" / "models"
-    recipe = Recipe(tokens=options.tokens)
-    train(options.name, models_dir, options.data_dir, options.out, recipe)
-
-
-if __name__ == "__main__":
-    main()
+def _identity(config: dict[str, object], recipe: Recipe, text: TrainingText) -> dict[str, str]:
+    """What a checkpoint must agree on with the run that takes it up."""
+    data = hashlib.sha256(text.tokenizer.to_str().encode())
+    data.update(text.held_out.tobytes())
+    data.update(text.stream.tobytes())
+    return {
+        "model": json.dumps(config, sort_keys=True),
+        "recipe": recipe.model_dump_json(),
+        "data": data.hexdigest(),
+    }

@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
+from substrate.errors import InputError
 from workloads.example import END_OF_TEXT, Example, ask_and_answer
 from workloads.exercises import exercises
 from workloads.prompts import without_calculator_marks
@@ -26,18 +27,36 @@ HELD_OUT_TEXT = "wikitext2_test.txt"
 
 
 def real_documents(data_dir: Path, seed: int) -> list[str]:
-    """Prose in pieces and questions with their answers, shuffled."""
-    texts = [
-        piece
-        for path in sorted((data_dir / "corpus").glob("*.txt"))
-        if path.name != HELD_OUT_TEXT
-        for piece in _pieces(path.read_text())
-    ]
+    """Prose in pieces and questions with their answers, shuffled.
+
+    Raises:
+        InputError: the folder lacks prose or one of ``TRAINING_SETS``, or a file is broken.
+    """
+    corpus = data_dir / "corpus"
+    prose = [path for path in sorted(corpus.glob("*.txt")) if path.name != HELD_OUT_TEXT]
+    if not prose:
+        raise InputError(f"{corpus}: holds no prose; training reads *.txt files there")
+    texts = [piece for path in prose for piece in _pieces(_read(path))]
     for name in TRAINING_SETS:
-        with (data_dir / name / "train.jsonl").open() as lines:
-            texts += [ask_and_answer(_training_example(json.loads(line))) for line in lines]
+        texts += _questions(data_dir / name / "train.jsonl")
     random.Random(seed).shuffle(texts)
     return texts
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise InputError(f"{path}: cannot be read ({error}); training needs it") from error
+
+
+def _questions(path: Path) -> Iterator[str]:
+    # By line feeds alone: splitlines also cuts at characters that texts hold.
+    for number, line in enumerate(_read(path).removesuffix("\n").split("\n"), start=1):
+        try:
+            yield ask_and_answer(_training_example(json.loads(line)))
+        except (ValueError, KeyError, TypeError) as error:
+            raise InputError(f"{path}:{number}: not a question to train on ({error!r})") from error
 
 
 def generated_documents(seed: int) -> Iterator[str]:

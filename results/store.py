@@ -1,7 +1,9 @@
 """A user's runs: one SQLite file in `.moebench/`, each run one row, each write one transaction.
 
-    .moebench/runs.sqlite     the store
+    .moebench/runs.sqlite     the store: `runs`, sweeps' `cells`, the view `metrics`
     .moebench/runs.sqlite-wal, -shm     SQLite's own, present while somebody writes
+    .moebench/samples/RUN_ID.parquet    see `results.samples`
+    .moebench/failures/CELL_ID.txt      where a cell failed
 
 Reading an absent store finds no runs and creates nothing.  Several processes may write at once:
 SQLite's write-ahead log lets one in at a time and a killed writer leaves the rows as they were.
@@ -10,37 +12,28 @@ SQLite's write-ahead log lets one in at a time and a killed writer leaves the ro
 import difflib
 import hashlib
 import json
+import os
 import sqlite3
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import closing, contextmanager
+from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, NamedTuple
 
+from results.store_schema import SCHEMA_VERSION, migrate
 from substrate.errors import InputError, IntegrityError, UnknownNameError, UsageError
 
 FILE_NAME = "runs.sqlite"
-SCHEMA_VERSION = 1
 NO_RUNS = "no runs in {}; run: moebench run --system smoe --setting S3"
 
 #: How long a writer waits for the others before it gives up.
 BUSY_S = 30.0
 
-_SCHEMA = """
-CREATE TABLE IF NOT EXISTS runs (
-    run_id   TEXT PRIMARY KEY,
-    created  TEXT NOT NULL,
-    system   TEXT,
-    setting  TEXT,
-    workload TEXT,
-    badge    TEXT,
-    spec     TEXT NOT NULL,
-    document TEXT NOT NULL,
-    timeline TEXT
-)
-"""
-
 _INSERT = "INSERT OR REPLACE INTO runs VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)"
+_INSERT_CELL = "INSERT OR REPLACE INTO cells VALUES (?, ?, ?, ?, ?, ?, ?)"
+#: A cell that failed before its inputs could be hashed had another id.
+_FORGET_FAILURE = "DELETE FROM cells WHERE state != 'done' AND spec = ? AND cell_id != ?"
 
 _BROKEN = "{} is damaged or not a moebench store ({}); move it away or give another --store"
 
@@ -73,6 +66,31 @@ def run_key(spec: dict[str, Any], **hashes: str) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:12]
 
 
+State = Literal["queued", "done", "failed"]
+
+
+class Cell(NamedTuple):
+    """One combination that a sweep asks for: what becomes of it outlives the sweep.
+
+    Attributes:
+        cell_id: its run's id; on a local machine, where each measurement is a run of its own, an
+            id that all of the cell's measurements share.
+        spec: the resolved spec.
+        run_id: of the run that finished it, the latest one.
+        error: what went wrong, in one line.
+        traceback: the file that says where, relative to the store's folder.
+        updated: ISO 8601, UTC.
+    """
+
+    cell_id: str
+    state: State
+    spec: dict[str, Any]
+    run_id: str | None = None
+    error: str | None = None
+    traceback: str | None = None
+    updated: str = ""
+
+
 class Store:
     """The runs of one directory.  Holds no connection between calls, so workers may share it.
 
@@ -86,28 +104,64 @@ class Store:
         self.directory = directory
         self.path = directory / FILE_NAME
 
-    def put(self, document: dict[str, Any], timeline: list[dict[str, Any]] | None = None) -> None:
-        """Keep a run; a run that is there already is replaced as a whole.
+    def put(
+        self,
+        document: dict[str, Any],
+        timeline: list[dict[str, Any]] | None = None,
+        cell: tuple[str, dict[str, Any]] | None = None,
+    ) -> None:
+        """Keep a run, and that its cell is done; a run that is there already is replaced.
 
         Args:
             document: a run's JSON; `run_id` and `provenance.created` (ISO 8601, UTC) must be there.
             timeline: span records for the picture, times in microseconds.
+            cell: the cell's id and resolved spec; None for a run's own.
 
         Raises:
             IntegrityError: the document is not plain JSON (NaN included) or lacks those keys.
         """
         row = _row(document, timeline)
+        cell_id, spec = cell or (document["run_id"], document.get("spec", {}))
+        text = _dump(spec, "spec")
+        done = (cell_id, "done", text, document["run_id"], None, None, _now())
+        with self._transaction() as db:
+            db.execute(_INSERT, row)
+            db.execute(_INSERT_CELL, done)
+            db.execute(_FORGET_FAILURE, (text, cell_id))
         with self._errors():
-            self.directory.mkdir(parents=True, exist_ok=True)
-            with closing(self._connect("rwc")) as db:
-                self._check(db)
-                # SQLite's own waiting does not cover this switch when two create the store.
-                _retry(lambda: db.execute("PRAGMA journal_mode = WAL"))
-                db.execute("BEGIN IMMEDIATE")
-                db.execute(_SCHEMA)
-                db.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
-                db.execute(_INSERT, row)
-                db.execute("COMMIT")
+            self._traceback(cell_id).unlink(missing_ok=True)
+
+    def queue(self, cells: Iterable[tuple[str, dict[str, Any]]]) -> None:
+        """Note cells (id, resolved spec) as wanted; what is known of them is forgotten."""
+        now = _now()
+        rows = [(i, "queued", _dump(s, "spec"), None, None, None, now) for i, s in cells]
+        with self._transaction() as db:
+            db.executemany(_INSERT_CELL, rows)
+
+    def fail(self, cell_id: str, spec: dict[str, Any], error: str, traceback: str) -> None:
+        """Keep a cell's failure: one line in the store, all of it in a file beside it."""
+        line = " ".join(error.split())
+        file = self._traceback(cell_id)
+        with self._errors():
+            file.parent.mkdir(parents=True, exist_ok=True)
+            half_written = file.with_suffix(".partial")
+            half_written.write_text(f"{line}\n\n{json.dumps(spec, indent=1)}\n\n{traceback}\n")
+            os.replace(half_written, file)
+        name = file.relative_to(self.directory).as_posix()
+        with self._transaction() as db:
+            row = (cell_id, "failed", _dump(spec, "spec"), None, line, name, _now())
+            db.execute(_INSERT_CELL, row)
+
+    def cells(self, state: State | None = None) -> list[Cell]:
+        """Every cell, or those in one state, in the order of their last change."""
+        found = self._read("SELECT * FROM cells ORDER BY updated, cell_id", since=2)
+        cells = [Cell(i, s, self._load(text), *rest) for i, s, text, *rest in found]
+        return [cell for cell in cells if state in (None, cell.state)]
+
+    def finished(self) -> dict[str, str]:
+        """The run that finished each cell, by the cell's id."""
+        query = "SELECT cell_id, run_id FROM cells WHERE state = 'done'"
+        return dict(self._read(query, since=2) or self._read("SELECT run_id, run_id FROM runs"))
 
     def get(self, run_id: str) -> dict[str, Any] | None:
         """The document of a run, or None."""
@@ -153,15 +207,29 @@ class Store:
         uri = f"{self.path.absolute().as_uri()}?mode={mode}"
         return sqlite3.connect(uri, uri=True, timeout=BUSY_S, isolation_level=None)
 
-    def _check(self, db: sqlite3.Connection) -> bool:
-        """Whether the store has its table.
+    @contextmanager
+    def _transaction(self) -> Iterator[sqlite3.Connection]:
+        """All of what is written inside, or nothing; creates and migrates the store."""
+        with self._errors():
+            self.directory.mkdir(parents=True, exist_ok=True)
+            with closing(self._connect("rwc")) as db:
+                self._check(db)
+                # SQLite's own waiting does not cover this switch when two create the store.
+                _retry(lambda: db.execute("PRAGMA journal_mode = WAL"))
+                db.execute("BEGIN IMMEDIATE")
+                migrate(db, _version(db))  # asked again: another process may have been first
+                yield db
+                db.execute("COMMIT")
+
+    def _check(self, db: sqlite3.Connection) -> int:
+        """The version of the store; 0 where it has no table yet.
 
         Raises:
             InputError: a newer moebench wrote it, or it is somebody else's database.
         """
         # One read transaction: another process may be creating the table at this moment.
         db.execute("BEGIN")
-        (version,) = db.execute("PRAGMA user_version").fetchone()
+        version = _version(db)
         (tables,) = db.execute("SELECT count(*) FROM sqlite_master").fetchone()
         db.execute("COMMIT")
         if version > SCHEMA_VERSION:
@@ -171,27 +239,33 @@ class Store:
             )
         if version == 0 and tables:
             raise InputError(_BROKEN.format(self.path, "it holds other tables"))
-        return bool(tables)
+        return version if tables else 0
 
-    def _read(self, query: str, *values: str) -> list[tuple[Any, ...]]:
+    def _read(self, query: str, *values: str, since: int = 1) -> list[tuple[Any, ...]]:
+        """Rows; none where the store is absent or older than version ``since``."""
         with self._errors():
             if not self.path.exists():
                 return []
             try:
-                return self._query("rw", query, values)
+                return self._query("rw", query, values, since)
             except sqlite3.OperationalError as error:
                 if _code(error) not in _NO_SHM or not self._at_rest():
                     raise
-                return self._query("ro&immutable=1", query, values)
+                return self._query("ro&immutable=1", query, values, since)
 
     def _at_rest(self) -> bool:
         """Whether nobody writes: only then does reading without SQLite's locks miss nothing."""
         log = self.path.with_name(FILE_NAME + "-wal")
         return not log.exists() or log.stat().st_size == 0
 
-    def _query(self, mode: str, query: str, values: tuple[str, ...]) -> list[tuple[Any, ...]]:
+    def _query(
+        self, mode: str, query: str, values: tuple[str, ...], since: int
+    ) -> list[tuple[Any, ...]]:
         with closing(self._connect(mode)) as db:
-            return db.execute(query, values).fetchall() if self._check(db) else []
+            return db.execute(query, values).fetchall() if self._check(db) >= since else []
+
+    def _traceback(self, cell_id: str) -> Path:
+        return self.directory / "failures" / f"{cell_id}.txt"
 
     def _load(self, text: str) -> Any:
         try:
@@ -223,6 +297,15 @@ def _retry(action: Callable[[], object]) -> None:
             if _code(error) != sqlite3.SQLITE_BUSY or time.monotonic() > deadline:
                 raise
             time.sleep(0.01)
+
+
+def _version(db: sqlite3.Connection) -> int:
+    (version,) = db.execute("PRAGMA user_version").fetchone()
+    return int(version)
+
+
+def _now() -> str:
+    return datetime.now(UTC).isoformat(timespec="seconds")
 
 
 def _code(error: sqlite3.Error) -> int:

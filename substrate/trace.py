@@ -5,10 +5,14 @@ system's routing is lossless its gates on the trace equal those on the live mode
 substitutes experts sees the scores of the recorded text, not of the text it would have written.
 Predictions are those of the recording system: what a prediction from partly computed layers sees
 depends on which experts were resident then.
+
+Here a trace is in memory; `substrate.trace_file` keeps one in a folder.
 """
 
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from typing import Protocol
 
 from substrate.arch import ModelShape
 from substrate.errors import UsageError
@@ -38,6 +42,18 @@ class RoutingTrace:
 
     shape: ModelShape
     batches: list[list[PassTrace]] = field(default_factory=list)
+
+
+class Batches(Protocol):
+    """What is replayed: batches in order, each with its passes; both may be made on demand."""
+
+    @property
+    def shape(self) -> ModelShape:
+        """The model that routed so; its widths are not read."""
+
+    @property
+    def batches(self) -> Iterable[Sequence[PassTrace]]:
+        """The prefill of a batch is its first pass."""
 
 
 class Recorder:
@@ -92,7 +108,7 @@ class Recorder:
 class TracedModel:
     """Answers the engine from a trace, batch by batch in the recorded order."""
 
-    def __init__(self, trace: RoutingTrace) -> None:
+    def __init__(self, trace: Batches) -> None:
         self.shape = trace.shape
         self._batches = iter(trace.batches)
 
@@ -129,9 +145,11 @@ class TracedModel:
 
     def dispatch(self, layer: int, ids_TK: Ids, weigh_as_TK: Ids) -> dict[int, int]:
         """Active experts (ascending) with their rows."""
-        rows: dict[int, int] = {}
-        for expert in sorted(ids_TK.ravel().tolist()):
-            rows[expert] = rows.get(expert, 0) + 1
+        ids = ids_TK.ravel().tolist()
+        ids.sort()
+        rows = dict.fromkeys(ids, 1)
+        if len(rows) < len(ids):
+            rows = dict(sorted(Counter(ids).items()))
         return rows
 
     def compute(self, layer: int, experts: Sequence[int]) -> None:

@@ -19,6 +19,9 @@ SCALE = _HERE / "scale"
 #: What a scale model's folder holds.
 SCALE_FILES = ("config.json", "tokenizer.json", "model.safetensors", "training.json")
 
+#: What the manifest says of each.
+_ENTRY = {"files", "bytes", "parameters", "training", "data", "measured"}
+
 #: What a scale model may choose freely; all else of its shape is its original's.
 _WIDTHS = {
     "hidden_size", "vocab_size", "num_heads", "num_kv_heads", "head_dim", "expert_width",
@@ -90,11 +93,14 @@ def read_manifest(folder: Path = SCALE) -> dict[str, Any]:
         return {}
     try:
         entries = json.loads(file.read_text(encoding="utf-8"))
-        if all(isinstance(entry["files"], dict) for entry in entries.values()):
+        if all(entry.keys() == _ENTRY for entry in entries.values()):
             return dict(entries)
-    except (OSError, ValueError, TypeError, KeyError, AttributeError):
+    except (OSError, ValueError, AttributeError):
         pass
-    raise InputError(f"{file}: not a manifest; write it again with: moebench models verify --write")
+    raise InputError(
+        f"{file}: not a manifest; delete it and write it again with: moebench models verify NAME "
+        "--write"
+    )
 
 
 def file_hashes(path: Path) -> dict[str, str]:

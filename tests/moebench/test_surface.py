@@ -18,12 +18,13 @@ ROOT = Path(__file__).parents[2]
 
 # --------------------------------------------------------------------------- names
 
-COMMANDS = {"run", "list", "report", "doctor"}
+COMMANDS = {"run", "list", "report", "accuracy", "check", "doctor", "models"}
 
 RUN_OPTIONS = {
     "--system", "--setting", "--workload", "--machine", "--model", "--weights", "--precision",
     "--batch", "--alpha", "--prompts", "--new-tokens", "--cache-ratio", "--allow-overcommit",
-    "--set", "--seed", "--data-dir", "--store", "--timeline", "--force", "--json",
+    "--set", "--scoring", "--few-shot", "--seed", "--data-dir", "--store", "--timeline",
+    "--force", "--json",
 }  # fmt: skip
 
 PUBLIC = [
@@ -33,8 +34,18 @@ PUBLIC = [
 ]  # fmt: skip
 
 
-def options_of(command: str) -> set[str]:
-    found = typer.main.get_command(app).commands[command]  # type: ignore[attr-defined]
+MODELS_OPTIONS = {
+    "list": {"--json"},
+    "train": {"--data-dir", "--out", "--tokens", "--seed", "--device", "--threads"},
+    "import": {"--name", "--out"},
+    "verify": {"--all", "--data-dir", "--quick", "--write", "--json"},
+}
+
+
+def options_of(*command: str) -> set[str]:
+    found = typer.main.get_command(app)
+    for name in command:
+        found = found.commands[name]  # type: ignore[attr-defined]
     return {
         name
         for parameter in found.params
@@ -57,12 +68,21 @@ def test_options_of_run() -> None:
     ("command", "options"),
     [
         ("list", {"--json"}),
-        ("report", {"--html", "--store", "--json"}),
+        ("report", {"--html", "--csv", "--latex", "--store", "--json"}),
+        ("check", {"--update", "--jobs", "--json"}),
         ("doctor", {"--data-dir", "--store", "--json"}),
     ],
 )
 def test_options_of_others(command: str, options: set[str]) -> None:
-    assert options_of(command) == options
+    assert {n for n in options_of(command) if not n.startswith("--no-")} == options
+
+
+def test_options_of_models() -> None:
+    group = typer.main.get_command(app).commands["models"]  # type: ignore[attr-defined]
+    assert set(group.commands) == set(MODELS_OPTIONS)
+    for command, options in MODELS_OPTIONS.items():
+        found = options_of("models", command)
+        assert {name for name in found if not name.startswith("--no-")} == options
 
 
 def test_public_names() -> None:
@@ -84,7 +104,8 @@ LIGHT = {
         for arguments in (
             "--help", "run --help", "list systems", "list settings", "list machines",
             "list workloads", "list policies", "list models", "report", "nonsense",
-            "run --system nonsense --setting S3",
+            "run --system nonsense --setting S3", "models --help", "models list",
+            "models verify nonsense", "models train nonsense", "models import nonsense",
         )
     },
 }  # fmt: skip

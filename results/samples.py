@@ -1,0 +1,91 @@
+"""What a run's means are made of: one Parquet file a run, one row a token.
+
+    .moebench/samples/RUN_ID.parquet
+
+| column | type | what |
+|---|---|---|
+| `batch` | int32 | which batch of prompts, from 0 |
+| `step` | int32 | which token: 0 ends prefill (its time is TTFT), 1 is the first decoded one |
+| `ns` | int64 | time of this token, of the whole batch, in ns |
+| `active` | list of int32 | active experts of each MoE layer, in order; null at step 0 |
+"""
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from substrate.errors import InputError
+
+FOLDER = "samples"
+
+
+class Sample(NamedTuple):
+    """One token of one batch; the columns of the file."""
+
+    batch: int
+    step: int
+    ns: int
+    active: list[int] | None
+
+
+def samples_path(directory: Path, run_id: str) -> Path:
+    """Where the store in ``directory`` keeps a run's samples."""
+    return directory / FOLDER / f"{run_id}.parquet"
+
+
+def write_samples(directory: Path, run_id: str, samples: Sequence[Sample]) -> Path:
+    """Write a run's samples, all of them or none.
+
+    Raises:
+        InputError: the file cannot be written; what was there is left as it was.
+    """
+    import pyarrow
+    from pyarrow import parquet
+
+    kinds = (pyarrow.int32(), pyarrow.int32(), pyarrow.int64(), pyarrow.list_(pyarrow.int32()))
+    columns = zip(*samples, strict=True) if samples else [()] * len(kinds)
+    arrays = [pyarrow.array(c, kind) for c, kind in zip(columns, kinds, strict=True)]
+    table = pyarrow.table(arrays, names=list(Sample._fields))
+    file = samples_path(directory, run_id)
+    # Two processes may write the same run: each its own half, and either whole is right.
+    half_written = file.with_suffix(f".{os.getpid()}.partial")
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        parquet.write_table(table, half_written, compression="zstd")
+        os.replace(half_written, file)
+    except OSError as error:
+        reason = error.strerror or str(error)
+        raise InputError(
+            f"{file} cannot be written: {reason}; give another --store or --no-samples"
+        ) from error
+    finally:
+        _discard(half_written)
+    return file
+
+
+def read_samples(directory: Path, run_id: str) -> list[Sample] | None:
+    """A run's samples, or None where none were kept.
+
+    Raises:
+        InputError: the file is damaged.
+    """
+    import pyarrow
+    from pyarrow import parquet
+
+    file = samples_path(directory, run_id)
+    if not file.exists():
+        return None
+    try:
+        rows: list[dict[str, Any]] = parquet.read_table(file).to_pylist()
+        return [Sample(**row) for row in rows]
+    except (OSError, pyarrow.ArrowException, TypeError) as error:
+        reason = " ".join(str(error).split())
+        raise InputError(f"{file} is damaged ({reason}); delete it and run with --force") from error
+
+
+def _discard(file: Path) -> None:
+    try:
+        file.unlink(missing_ok=True)
+    except OSError:  # the write's own error is the one to show
+        pass
