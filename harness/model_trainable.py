@@ -6,13 +6,13 @@ Shape letters: B sequences, S positions, T = B·S rows, H hidden, I expert width
 K chosen, V vocabulary.
 """
 
-import math
 from typing import cast
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from harness.model_start import initial, teach_copying
 from substrate.arch import ModelShape
 from substrate.layers import Norm, gate_scores, gate_weights, rope_tables, rotate, swiglu
 from substrate.naming import PROJECTIONS, common_tensors, expert_tensors
@@ -29,14 +29,15 @@ class TrainableDecoder(nn.Module):
         self.shape = shape
         generator = torch.Generator().manual_seed(seed)
         tensors = {
-            ours: _initial(ours, spec.dims, shape, generator)
+            ours: initial(ours, spec.dims, shape, generator)
             for ours, spec in common_tensors(shape).items()
         }
         e, h, i = shape.num_experts, shape.hidden_size, shape.expert_width
         for layer in shape.moe_layers:
             for name, dims in (("gate", (e, i, h)), ("up", (e, i, h)), ("down", (e, h, i))):
                 ours = f"layers.{layer}.experts.{name}"
-                tensors[ours] = _initial(ours, dims, shape, generator)
+                tensors[ours] = initial(ours, dims, shape, generator)
+        teach_copying(tensors, shape, generator)
         self.tensors = nn.ParameterDict(
             {name.replace(".", "/"): nn.Parameter(t) for name, t in tensors.items()}
         )
@@ -126,20 +127,6 @@ class TrainableDecoder(nn.Module):
                 shared = shared * F.linear(x_TH, self[f"{p}.shared_gate"]).sigmoid()
             out = out + shared
         return out, logits_TE, ids_TK
-
-
-def _initial(name: str, dims: tuple[int, ...], shape: ModelShape, g: torch.Generator) -> Tensor:
-    if name.endswith(".bias"):
-        return torch.zeros(dims)
-    if len(dims) == 1:
-        return torch.ones(dims)
-    if name in ("embed", "head"):
-        return torch.randn(dims, generator=g) * (1.0 if name == "embed" else 0.02)
-    scale = dims[-1] ** -0.5
-    if name.endswith((".o", ".down")):
-        scale /= math.sqrt(2 * shape.num_layers)
-    drawn: Tensor = torch.randn(dims, generator=g) * scale
-    return drawn
 
 
 def balance_loss(shape: ModelShape, gates: list[Tensor], chosen: list[Tensor]) -> Tensor:

@@ -38,16 +38,16 @@ class Recipe(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     seed: int = Field(default=0, ge=0)
-    tokens: int = Field(default=4_000_000, gt=0)
+    tokens: int = Field(default=3_000_000, gt=0)
     sequence_length: int = Field(default=256, gt=0)
     batch_size: int = Field(default=8, gt=0)
-    learning_rate: float = 5e-3
+    learning_rate: float = 6e-3
     warmup_steps: int = 100
     weight_decay: float = 0.1
-    balance: float = 0.05
-    balance_end: float = 0.02
+    balance: float = 0.08
+    balance_end: float = 0.04
     router_z: float = 1e-3
-    exercise_share: float = Field(default=0.55, ge=0, le=1)
+    exercise_share: float = Field(default=0.75, ge=0, le=1)
     checkpoint_every: int = Field(default=200, gt=0)
 
     @property
@@ -127,7 +127,7 @@ def train_config(
 
     clock = time.monotonic()
     for step in range(first, steps):
-        loss = _step(model, optimizers, text.stream, recipe, step, steps)
+        loss = _step(model, optimizers, text, recipe, step, steps)
         done, here = step + 1, step + 1 - first
         rate = here * recipe.tokens_per_step / (time.monotonic() - clock)
         now = Progress(done, steps, done * recipe.tokens_per_step, loss.item(), rate)
@@ -149,18 +149,21 @@ def train_config(
 def _step(
     model: TrainableDecoder,
     optimizers: Sequence[torch.optim.Optimizer],
-    stream: np.ndarray,
+    text: TrainingText,
     recipe: Recipe,
     step: int,
     steps: int,
 ) -> Tensor:
-    """One batch forward, backward and applied; its loss on the next token."""
+    """One batch forward, backward and applied; its weighted loss on the next token."""
     for optimizer in optimizers:
         for group in optimizer.param_groups:
             group["lr"] = learning_rate(recipe, step, steps)
-    batch = _batch(stream, recipe, step).to(model["embed"].device)
+    device = model["embed"].device
+    batch = _batch(text.stream, recipe, step).long().to(device)
+    weights = _batch(text.weights, recipe, step)[:, 1:].flatten().to(device)
     logits, gates, chosen = model(batch[:, :-1])
-    loss: Tensor = F.cross_entropy(logits.flatten(0, 1), batch[:, 1:].flatten())
+    losses = F.cross_entropy(logits.flatten(0, 1), batch[:, 1:].flatten(), reduction="none")
+    loss: Tensor = (losses * weights).sum() / weights.sum()
     done = step / steps
     balance = recipe.balance + (recipe.balance_end - recipe.balance) * done
     total = loss + balance * balance_loss(model.shape, gates, chosen)
@@ -194,7 +197,7 @@ def _batch(stream: np.ndarray, recipe: Recipe, step: int) -> Tensor:
         epoch, place = divmod(i, windows)
         order = np.random.default_rng((recipe.seed, epoch)).permutation(windows)
         start = int(order[place]) * window
-        rows.append(torch.from_numpy(stream[start : start + window + 1].astype(np.int64)))
+        rows.append(torch.from_numpy(stream[start : start + window + 1]))
     return torch.stack(rows)
 
 
@@ -235,6 +238,7 @@ def _identity(config: dict[str, object], recipe: Recipe, text: TrainingText) -> 
     data = hashlib.sha256(text.tokenizer.to_str().encode())
     data.update(text.held_out.tobytes())
     data.update(text.stream.tobytes())
+    data.update(text.weights.tobytes())
     return {
         "model": json.dumps(config, sort_keys=True),
         "recipe": recipe.model_dump_json(),

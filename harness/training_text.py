@@ -6,12 +6,13 @@ import random
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from substrate.errors import InputError
-from workloads.example import END_OF_TEXT, Example, ask_and_answer
+from workloads.example import END_OF_TEXT, Example, ask, ask_and_answer
 from workloads.exercises import exercises
 from workloads.prompts import without_calculator_marks
 
@@ -22,6 +23,8 @@ TRAINING_SETS = (
 )  # fmt: skip
 #: How often each exercise family is drawn: arithmetic takes the most practice.
 EXERCISE_MIX = {"arithmetic": 32, "equations": 26, "facts": 14, "passages": 16, "inflection": 12}
+#: What a token of an exercise's question counts in the loss, where one of its answer counts 1.
+QUESTION_WEIGHT = 0.1
 #: Kept out of training, so that perplexity on it can be reported.
 HELD_OUT_TEXT = "wikitext2_test.txt"
 
@@ -59,13 +62,22 @@ def _questions(path: Path) -> Iterator[str]:
             raise InputError(f"{path}:{number}: not a question to train on ({error!r})") from error
 
 
-def generated_documents(seed: int) -> Iterator[str]:
+class Document(NamedTuple):
+    """A text to train on: what is asked, and what follows and is learnt in full."""
+
+    asked: str
+    learnt: str
+
+
+def generated_documents(seed: int) -> Iterator[Document]:
     """Exercises of the train split without end, the families mixed as ``EXERCISE_MIX`` says."""
     streams = {family: exercises(family, "train") for family in EXERCISE_MIX}
     rng = random.Random(seed)
     while True:
         family = rng.choices(tuple(EXERCISE_MIX), tuple(EXERCISE_MIX.values()))[0]
-        yield ask_and_answer(next(streams[family]))
+        example = next(streams[family])
+        asked = ask(example)
+        yield Document(asked, ask_and_answer(example).removeprefix(asked))
 
 
 def _pieces(text: str, size: int = 2000) -> Iterator[str]:
@@ -98,10 +110,15 @@ def _written_answer(record: dict[str, object]) -> str:
 
 @dataclass(frozen=True, slots=True)
 class TrainingText:
-    """The tokenizer, and the training and held-out token ids, documents closed by end-of-text."""
+    """The tokenizer, and the training and held-out token ids, documents closed by end-of-text.
+
+    ``weights`` says how much each token of ``stream`` counts in the loss: an exercise's question is
+    random and can hardly be learnt, its noise would drown what the answer teaches.
+    """
 
     tokenizer: Tokenizer
     stream: np.ndarray
+    weights: np.ndarray
     held_out: np.ndarray
 
 
@@ -113,26 +130,38 @@ def training_text(
     Real text is taken once: where it does not reach, the stream is shorter and its reader starts
     again.  The held-out tokens come from documents that are not in the stream.
     """
-    real, generated = real_documents(data_dir, seed), generated_documents(seed)
+    real = [Document("", text) for text in real_documents(data_dir, seed)]
+    generated = generated_documents(seed)
     sample = real[:5000] + list(itertools.islice(generated, 5000))
-    tokenizer = train_tokenizer(sample, vocab_size)
+    tokenizer = train_tokenizer([asked + learnt for asked, learnt in sample], vocab_size)
     wanted = tokens + held_out
     drawn = _take(tokenizer, iter(real), int(wanted * (1 - exercise_share)))
     drawn += _take(tokenizer, generated, int(wanted * exercise_share))
     random.Random(seed).shuffle(drawn)
-    ids = np.concatenate(drawn)
-    return TrainingText(tokenizer, stream=ids[held_out:], held_out=ids[:held_out])
+    ids = np.concatenate([document for document, _ in drawn])
+    weights = np.concatenate([
+        np.where(np.arange(len(document)) < asked, QUESTION_WEIGHT, 1.0).astype(np.float32)
+        for document, asked in drawn
+    ])  # fmt: skip
+    return TrainingText(tokenizer, ids[held_out:], weights[held_out:], ids[:held_out])
 
 
-def _take(tokenizer: Tokenizer, texts: Iterator[str], tokens: int) -> list[np.ndarray]:
-    """Documents as ids until there are ``tokens`` of them, or no more texts."""
+def _take(
+    tokenizer: Tokenizer, documents: Iterator[Document], tokens: int
+) -> list[tuple[np.ndarray, int]]:
+    """Documents as ids with the length of what is asked, until there are ``tokens`` ids or no more.
+
+    The two parts are cut alone: the tokenizer begins a new piece at the blank between them.
+    """
     end = tokenizer.token_to_id(END_OF_TEXT)
-    taken: list[np.ndarray] = []
+    taken: list[tuple[np.ndarray, int]] = []
     left = tokens
-    while left > 0 and (batch := list(itertools.islice(texts, 256))):
-        for encoding in tokenizer.encode_batch(batch):
-            taken.append(np.array([*encoding.ids, end], dtype=np.int32))
-            left -= len(taken[-1])
+    while left > 0 and (batch := list(itertools.islice(documents, 256))):
+        parts = ([d.asked for d in batch], [d.learnt for d in batch])
+        for asked, learnt in zip(*map(tokenizer.encode_batch, parts), strict=True):
+            ids = np.array([*asked.ids, *learnt.ids, end], dtype=np.int32)
+            taken.append((ids, len(asked.ids)))
+            left -= len(ids)
     return taken
 
 
