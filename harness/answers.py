@@ -20,7 +20,7 @@ from torch import Tensor
 
 from harness.accuracy import Accuracy
 from harness.inputs import Inputs
-from harness.stage import Stage
+from harness.stage import LiveStage
 from substrate.engine import Generation
 from workloads.catalogue import Workload
 from workloads.example import Example
@@ -28,13 +28,13 @@ from workloads.likelihood import choose
 from workloads.scoring import cut, item_value, rouge
 
 
-def answer(inputs: Inputs, stage: Stage, accuracy: Accuracy, rows: slice) -> list[Generation]:
+def answer(inputs: Inputs, stage: LiveStage, accuracy: Accuracy, rows: slice) -> list[Generation]:
     """Run a batch of questions and add its outcome to ``accuracy``."""
     by_options = inputs.spec.scoring in ("likelihood", "prefill")
     return (_choose if by_options else _write)(inputs, stage, accuracy, rows)
 
 
-def _write(inputs: Inputs, stage: Stage, accuracy: Accuracy, rows: slice) -> list[Generation]:
+def _write(inputs: Inputs, stage: LiveStage, accuracy: Accuracy, rows: slice) -> list[Generation]:
     """The model writes its answers."""
     spec, questions = inputs.spec, inputs.questions[rows]
     prompts = [q.prompt for q in questions]
@@ -68,7 +68,7 @@ def _up_to(end: int | None, tokens: list[int]) -> list[int]:
     return tokens[: tokens.index(end) + 1] if end in tokens else tokens
 
 
-def _choose(inputs: Inputs, stage: Stage, accuracy: Accuracy, rows: slice) -> list[Generation]:
+def _choose(inputs: Inputs, stage: LiveStage, accuracy: Accuracy, rows: slice) -> list[Generation]:
     """The likeliest option of each question is its answer."""
     questions, examples = inputs.questions[rows], inputs.sample.examples[rows]
     options = [q.continuations for q in questions]
@@ -99,7 +99,7 @@ def _choose(inputs: Inputs, stage: Stage, accuracy: Accuracy, rows: slice) -> li
 
 
 def _feed(
-    inputs: Inputs, stage: Stage, accuracy: Accuracy, rows: slice, forced: Sequence[list[int]]
+    inputs: Inputs, stage: LiveStage, accuracy: Accuracy, rows: slice, forced: Sequence[list[int]]
 ) -> tuple[Generation, list[Tensor]]:
     """Feed one continuation to each prompt; the logits ``[len, V]`` that each token met."""
     prompts = [q.prompt for q in inputs.questions[rows]]

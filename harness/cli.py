@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from harness import models
+from harness import models, traces
 
 app = typer.Typer(
     help="Compare systems that run Mixture-of-Experts models on a device too small to hold them.",
@@ -17,6 +17,7 @@ app = typer.Typer(
 )
 
 app.add_typer(models.app, name="models")
+app.add_typer(traces.app, name="trace")
 
 STORE = Annotated[Path, typer.Option(help="Folder of your results.", show_default=True)]
 JSON = Annotated[bool, typer.Option("--json", help="Print one JSON document on stdout.")]
@@ -46,6 +47,10 @@ def run(
     machine: Annotated[str | None, typer.Option(help="Profile, file.yaml, or local.")] = None,
     model: Annotated[str | None, typer.Option(help="Model whose bytes are charged.")] = None,
     weights: Annotated[Path | None, typer.Option(help="Checkpoint that does the maths.")] = None,
+    trace: Annotated[str | None, typer.Option(help="Replay a trace instead of maths.")] = None,
+    reconstruct_scores: Annotated[
+        bool, typer.Option(help="Scores by rank, for a trace that holds none.")
+    ] = False,
     precision: Annotated[str | None, typer.Option(help="bf16, fp16, fp32 or 4bit.")] = None,
     batch: Annotated[int | None, typer.Option(help="Sequences decoded together [1].")] = None,
     alpha: Annotated[float | None, typer.Option(help="Substitution threshold α.")] = None,
@@ -78,6 +83,8 @@ def run(
         "machine": machine,
         "model": model,
         "weights": None if weights is None else str(weights),
+        "trace": trace,
+        "reconstruct_scores": reconstruct_scores or None,
         "precision": precision,
         "batch": batch,
         "alpha": alpha,
@@ -91,6 +98,67 @@ def run(
     }
     request = RunRequest(given, set_ or [], data_dir, store, timeline, force, json)
     run_command(request)
+
+
+@app.command()
+def sweep(
+    file: Annotated[
+        Path | None, typer.Argument(help="Axes as YAML, or a sweep that ships: standard.")
+    ] = None,
+    systems: Annotated[str | None, typer.Option(help="Separated by commas, as all lists.")] = None,
+    settings: Annotated[str | None, typer.Option(help="See: moebench list settings.")] = None,
+    models: Annotated[str | None, typer.Option(help="Models whose bytes are charged.")] = None,
+    machines: Annotated[str | None, typer.Option(help="Profiles, files.yaml, or local.")] = None,
+    workloads: Annotated[str | None, typer.Option(help="See: moebench list workloads.")] = None,
+    batches: Annotated[str | None, typer.Option(help="Sequences decoded together.")] = None,
+    alphas: Annotated[str | None, typer.Option(help="Substitution thresholds α.")] = None,
+    cache_ratios: Annotated[str | None, typer.Option(help="Experts on the device, 0-1.")] = None,
+    prompts: Annotated[str | None, typer.Option(help="How many prompts.")] = None,
+    new_tokens: Annotated[str | None, typer.Option(help="Generated per prompt.")] = None,
+    seeds: Annotated[str | None, typer.Option(help="Draw the prompts.")] = None,
+    traces: Annotated[str | None, typer.Option(help="Recordings that answer for models.")] = None,
+    set_: Annotated[list[str] | None, typer.Option("--set", help="key=value in all cells.")] = None,
+    jobs: Annotated[
+        int | None, typer.Option(min=0, help="Processes [one a core]; 0 is this one.")
+    ] = None,
+    ray: Annotated[str | None, typer.Option(help="Address of a Ray cluster, or auto.")] = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="List the cells and stop.")] = False,
+    force: Annotated[bool, typer.Option("--force", help="Run stored cells again.")] = False,
+    retry_failed: Annotated[
+        bool, typer.Option("--retry-failed", help="Run cells again that failed.")
+    ] = False,
+    no_samples: Annotated[
+        bool, typer.Option("--no-samples", help="Keep no time of every token.")
+    ] = False,
+    data_dir: DATA_DIR = None,
+    store: STORE = DEFAULT_STORE,
+    json: JSON = False,
+) -> None:
+    """Run every combination of systems, settings and lengths; finished cells are never run again.
+
+    Exit code: 0 every cell is done, 1 some failed.
+    """
+    from harness.sweep import SweepRequest, sweep_command
+
+    axes = {
+        "system": systems,
+        "setting": settings,
+        "model": models,
+        "machine": machines,
+        "workload": workloads,
+        "batch": batches,
+        "alpha": alphas,
+        "cache_ratio": cache_ratios,
+        "prompts": prompts,
+        "new_tokens": new_tokens,
+        "seed": seeds,
+        "trace": traces,
+    }
+    request = SweepRequest(
+        file, axes, set_ or [], jobs, ray, dry_run, force, retry_failed, not no_samples, data_dir,
+        store, json,
+    )  # fmt: skip
+    raise typer.Exit(sweep_command(request))
 
 
 class Listing(StrEnum):

@@ -49,26 +49,38 @@ class Question:
 
 
 @dataclass(slots=True)
-class Inputs:
-    """What a run reads, and the identity that follows from it.
+class RunInputs:
+    """What every run reads, and the identity that follows from it.
 
-    ``end`` is the token that ends a text.
+    `Inputs` are computed, `harness.replay.ReplayInputs` replayed.  ``full`` is the model that is
+    charged.
     """
 
     spec: RunSpec
-    checkpoint: Checkpoint
     full: ModelShape
-    tokenizer: Tokenizer
-    workload: Workload
     sample: Sample
-    questions: list[Question]
-    end: int | None
     hashes: dict[str, str]
 
     @property
     def run_id(self) -> str:
         """Equal for equal results; every measurement on this computer is its own."""
         return run_id(self.spec, **self.hashes)
+
+
+@dataclass(slots=True)
+class Inputs(RunInputs):
+    """Weights and questions.  ``end`` is the token that ends a text."""
+
+    checkpoint: Checkpoint
+    tokenizer: Tokenizer
+    workload: Workload
+    questions: list[Question]
+    end: int | None
+
+    @property
+    def longest(self) -> int:
+        """Tokens of the longest text, new ones included."""
+        return max(q.length for q in self.questions) + self.spec.new_tokens
 
 
 def prepare(spec: RunSpec, data_dir: Path | None) -> Inputs:
@@ -80,6 +92,7 @@ def prepare(spec: RunSpec, data_dir: Path | None) -> Inputs:
     Raises:
         MoeBenchError: one line that says what, where and what is allowed.
     """
+    assert spec.trace is None, "harness.runner.prepare opens traces too"
     build(spec.system, spec.settings)
     full = model_shape(spec.model)
     path = _weights_path(spec)
@@ -106,7 +119,7 @@ def prepare(spec: RunSpec, data_dir: Path | None) -> Inputs:
         "numpy": np.__version__,
     }
     end = tokenizer.token_to_id(END_OF_TEXT)
-    return Inputs(spec, checkpoint, full, tokenizer, chosen, sample, questions, end, hashes)
+    return Inputs(spec, full, sample, hashes, checkpoint, tokenizer, chosen, questions, end)
 
 
 def _question(

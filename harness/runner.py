@@ -5,20 +5,24 @@ import time
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 
 from harness import measure
 from harness.accuracy import Accuracy
 from harness.answers import answer
-from harness.inputs import Inputs, prepare
+from harness.inputs import Inputs, RunInputs
+from harness.inputs import prepare as prepare_live
 from harness.provenance import provenance
+from harness.replay import ReplayInputs, no_accuracy, prepare_replay, replay, stage_of
 from harness.shared import SharedWork
 from harness.spec import RunSpec
 from harness.stage import Stage, set_up
 from substrate.engine import Generation
+from substrate.model import Model
 from substrate.timeline import Timeline
 from systems import build
 from systems.options import describe
@@ -40,12 +44,18 @@ class Outcome:
     timeline: Timeline
 
 
+def prepare(spec: RunSpec, data_dir: Path | None) -> Inputs | ReplayInputs:
+    """Open what a run reads: weights and questions, or a trace; see `harness.inputs.prepare`."""
+    return prepare_live(spec, data_dir) if spec.trace is None else prepare_replay(spec)
+
+
 def run(
-    inputs: Inputs,
+    inputs: RunInputs,
     scratch: Path,
     progress: Progress = lambda done, total: None,
     keep_timeline: bool = False,
     shared: SharedWork | None = None,
+    wrap: Callable[[Model], Model] = lambda model: model,
 ) -> Outcome:
     """Carry out a run.
 
@@ -54,6 +64,7 @@ def run(
         scratch: where expert records are kept for a local machine.
         keep_timeline: keep every span, not only the picture's.
         shared: of the run's checkpoint, where several runs use it.
+        wrap: put around a model that computes, for example to record what it answers.
 
     Raises:
         MoeBenchError: anything that the user can mend; nothing was stored.
@@ -64,34 +75,43 @@ def run(
     # The scale model's products are too small to share between threads.
     torch.set_num_threads(1)
     with ExitStack() as stack, torch.inference_mode():
-        shared = shared or SharedWork(inputs.checkpoint)
-        stage = set_up(spec, system, inputs, shared, scratch, keep_timeline, stack)
+        stage: Stage
+        if isinstance(inputs, ReplayInputs):
+            stage = stage_of(inputs, system, keep_timeline)
+            work, accuracy = partial(replay, inputs, stage), no_accuracy
+        else:
+            assert isinstance(inputs, Inputs)
+            shared = shared or SharedWork(inputs.checkpoint)
+            stage = live = set_up(spec, system, inputs, shared, scratch, keep_timeline, stack, wrap)
+            answers = Accuracy(inputs.workload, len(inputs.questions))
+            work, accuracy = partial(answer, inputs, live, answers), answers.document
         load_ms = stage.start()
         # What lives now lives until the end: the collector need not walk it again and again.
         gc.freeze()
         stack.callback(gc.unfreeze)
-        accuracy = Accuracy(inputs.workload, len(inputs.questions))
-        generations = _generate(spec, stage, inputs, accuracy, progress)
-        document = _document(spec, stage, inputs, generations, accuracy, load_ms)
+        generations = _generate(spec, stage, work, progress)
+        document = _document(spec, stage, inputs, generations, accuracy(), load_ms)
+    if isinstance(inputs, ReplayInputs):
+        inputs.mark(document)
     document["provenance"]["wall_s"] = round(time.monotonic() - started, 3)
     return Outcome(document, stage.timeline.picture(), stage.timeline)
 
 
 def _generate(
-    spec: RunSpec, stage: Stage, inputs: Inputs, accuracy: Accuracy, progress: Progress
+    spec: RunSpec, stage: Stage, work: Callable[[slice], list[Generation]], progress: Progress
 ) -> list[Generation]:
     generations = []
-    batches = range(0, len(inputs.questions), spec.batch)
+    batches = range(0, spec.prompts, spec.batch)
     for done, first in enumerate(batches):
         stage.timeline.window(PICTURE_TOKENS if first == 0 else None)
-        generations += answer(inputs, stage, accuracy, slice(first, first + spec.batch))
+        generations += work(slice(first, first + spec.batch))
         progress(done + 1, len(batches))
     return generations
 
 
 def _document(
-    spec: RunSpec, stage: Stage, inputs: Inputs, generations: list[Generation],
-    accuracy: Accuracy, load_ms: float,
+    spec: RunSpec, stage: Stage, inputs: RunInputs, generations: list[Generation],
+    accuracy: dict[str, Any], load_ms: float,
 ) -> dict[str, Any]:  # fmt: skip
     profile, engine = stage.profile, stage.engine
     resolved = {
@@ -117,7 +137,7 @@ def _document(
             **measure.energy(profile, stage.timeline, generations),
             "load_ms": load_ms,
         },
-        "accuracy": accuracy.document(),
+        "accuracy": accuracy,
         "bound": measure.bound(engine, generations),
-        "provenance": provenance(inputs, profile),
+        "provenance": provenance(cast(Inputs, inputs), profile),  # reads what all runs have
     }

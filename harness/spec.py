@@ -41,6 +41,8 @@ class RunSpec(BaseModel):
         new_tokens: generated for each prompt; at most, where an answer may end earlier.
         scoring: how questions are answered; see `harness.answers`.
         few_shot: worked examples before each question.
+        trace: a recorded trace that is replayed instead of computing.
+        reconstruct_scores: let scores by rank stand for gate scores that it does not hold.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
@@ -62,6 +64,8 @@ class RunSpec(BaseModel):
     seed: int = Field(default=0, ge=0)
     scoring: Scoring = "fixed-length"
     few_shot: int = Field(default=0, ge=0)
+    trace: str | None = None
+    reconstruct_scores: bool = False
 
 
 def resolve(data_dir: Path | None, **given: Any) -> RunSpec:
@@ -80,6 +84,10 @@ def resolve(data_dir: Path | None, **given: Any) -> RunSpec:
         chosen["setting"] = row.name
         default_alpha = row.alpha
         chosen = {**_defaults(row), **chosen}
+    if "trace" in chosen:
+        chosen = _of_trace(chosen, given)
+    elif "reconstruct_scores" in chosen:
+        raise UsageError("--reconstruct-scores: a trace's scores are meant; give --trace DIR")
     for key, hint in (("model", "--model NAME"), ("machine", "--machine NAME")):
         if key not in chosen:
             raise UsageError(f"no {key}: give --setting NAME or {hint}")
@@ -107,6 +115,39 @@ def resolve(data_dir: Path | None, **given: Any) -> RunSpec:
             f"of {spec.batch}"
         )
     return spec
+
+
+#: What a replay has no use for: it computes nothing and measures nothing.
+NOT_REPLAYED = ("weights", "workload", "scoring", "few_shot", "seed")
+
+
+def _of_trace(chosen: dict[str, Any], given: dict[str, Any]) -> dict[str, Any]:
+    """A trace says its model and workload, and how much can be asked for."""
+    from substrate.trace_catalogue import find_trace
+    from substrate.trace_file import open_trace
+
+    for key in NOT_REPLAYED:
+        if key in chosen:
+            raise UsageError(f"--{key.replace('_', '-')} and --trace: a trace has its own")
+    if chosen.get("machine") == "local":
+        raise UsageError("--machine local and --trace: a replay runs on a simulated machine only")
+    trace = open_trace(find_trace(chosen["trace"]))
+    batch = chosen.get("batch", 1)
+    whole = max(1, batch) * (len(trace.sequences) // max(1, batch))
+    longest = max(map(trace.passes, range(len(trace.sequences))))
+    for key, has, unit in (("prompts", whole, "prompts"), ("new_tokens", longest, "new tokens")):
+        if (given.get(key) or 0) > has:
+            raise UsageError(
+                f"--{key.replace('_', '-')} {given[key]}: {chosen['trace']} holds {has} {unit}"
+            )
+    if not whole:
+        raise UsageError(f"--batch {batch}: {chosen['trace']} holds {len(trace.sequences)} prompts")
+    wanted = {
+        "workload": trace.header.workload,
+        "prompts": given.get("prompts") or whole,
+        "new_tokens": min(chosen.get("new_tokens", longest), longest),
+    }
+    return {"model": trace.header.model, **chosen, **wanted}
 
 
 #: The option that holds α, in every routing that has one.

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 
 import torch
@@ -12,6 +12,7 @@ from harness.inputs import Inputs
 from harness.settings import setting
 from harness.shared import SharedWork
 from harness.spec import RunSpec
+from substrate.arch import ModelShape
 from substrate.capacity import Capacity, plan
 from substrate.costs import CostModel
 from substrate.decoder import Decoder
@@ -20,6 +21,7 @@ from substrate.errors import UsageError
 from substrate.local import LocalMachine, SlotExperts
 from substrate.machine import Machine
 from substrate.memory import ExpertCache, Tier
+from substrate.model import Model
 from substrate.profile import HardwareProfile, load_profile
 from substrate.simulated import SimulatedMachine
 from substrate.system import System
@@ -33,8 +35,6 @@ class Stage:
     """Everything that runs: model, machine, memory and engine, wired once."""
 
     engine: Engine
-    decoder: Decoder
-    shared: SharedWork
     machine: Machine
     timeline: Timeline
     device: Tier
@@ -52,10 +52,18 @@ class Stage:
         return measure.ms(self.load_ns(placed) + self.machine.now_ns() - before)
 
 
+@dataclass(slots=True)
+class LiveStage(Stage):
+    """A stage whose model computes."""
+
+    decoder: Decoder
+    shared: SharedWork
+
+
 def set_up(
     spec: RunSpec, system: System, inputs: Inputs, shared: SharedWork, scratch: Path, keep: bool,
-    stack: ExitStack,
-) -> Stage:  # fmt: skip
+    stack: ExitStack, wrap: Callable[[Model], Model] = lambda model: model,
+) -> LiveStage:  # fmt: skip
     """Wire a run.
 
     Args:
@@ -63,15 +71,41 @@ def set_up(
         scratch: where expert records are kept for a local machine.
         keep: keep every span, not only the picture's.
         stack: closes what the machine holds open.
+        wrap: put around the model, for example to record what it answers.
     """
-    local = spec.machine == "local"
-    capacity, profile, notes = _capacity(spec, system, inputs)
-    make = _local if local else _simulated
-    return make(spec, system, inputs, shared, capacity, profile, notes, scratch, keep, stack)
+    capacity, profile, notes = _capacity(spec, system, inputs.full, inputs.longest)
+    if spec.machine == "local":
+        return _local(spec, system, inputs, shared, capacity, profile, notes, scratch, keep, stack)
+    lengths = [len(q.prompt) for q in inputs.questions]
+    notes = [
+        f"prompts of {min(lengths)} to {max(lengths)} tokens, as the computing model's own "
+        "tokenizer counts them",
+        *notes,
+    ]
+    decoder = shared.decoder(reuse_predictions=True)
+    model = wrap(shared.remembering(decoder))
+    stage = _simulated(spec, system, model, inputs.full, capacity, profile, notes, keep)
+    values = {f.name: getattr(stage, f.name) for f in fields(stage)}
+    return LiveStage(**values, decoder=decoder, shared=shared)
+
+
+def set_up_replay(
+    spec: RunSpec, system: System, model: Model, full: ModelShape, longest: int, keep: bool
+) -> Stage:
+    """Wire a replay on a simulated machine.
+
+    Args:
+        model: answers from a trace.
+        full: the model that is charged.
+        longest: tokens of the longest sequence.
+        keep: keep every span, not only the picture's.
+    """
+    capacity, profile, notes = _capacity(spec, system, full, longest)
+    return _simulated(spec, system, model, full, capacity, profile, notes, keep)
 
 
 def _capacity(
-    spec: RunSpec, system: System, inputs: Inputs
+    spec: RunSpec, system: System, full: ModelShape, longest: int
 ) -> tuple[Capacity, HardwareProfile, list[str]]:
     """How many experts fit; a local machine takes the share that its setting's machine holds."""
     name = spec.machine
@@ -80,10 +114,9 @@ def _capacity(
             raise UsageError("--machine local: give --setting NAME, whose cache ratio is used")
         name = setting(spec.setting).machine
     profile = load_profile(name)
-    longest = max(q.length for q in inputs.questions) + spec.new_tokens
     capacity = plan(
         profile,
-        inputs.full,
+        full,
         spec.precision,
         kv_tokens=longest * spec.batch,
         cache_ratio=spec.cache_ratio,
@@ -106,28 +139,22 @@ def _capacity(
 
 
 def _simulated(
-    spec: RunSpec, system: System, inputs: Inputs, shared: SharedWork, capacity: Capacity,
-    profile: HardwareProfile, notes: list[str], scratch: Path, keep: bool, stack: ExitStack,
+    spec: RunSpec, system: System, model: Model, full: ModelShape, capacity: Capacity,
+    profile: HardwareProfile, notes: list[str], keep: bool,
 ) -> Stage:  # fmt: skip
-    shape, costs = inputs.checkpoint.shape, CostModel(profile, inputs.full, spec.precision)
+    shape, costs = model.shape, CostModel(profile, full, spec.precision)
     timeline = Timeline(costs.record_bytes, keep)
     machine = SimulatedMachine(costs, timeline, capacity.from_disk)
     cache = ExpertCache(shape, capacity.slots, system.scope, capacity.device, costs.record_bytes)
-    decoder = shared.decoder(reuse_predictions=True)
-    common_ns = inputs.full.common_bytes(spec.precision) / costs.h2d_bytes_per_ns
+    common_ns = full.common_bytes(spec.precision) / costs.h2d_bytes_per_ns
     load_one = measure.link_ns(machine)
-    lengths = [len(q.prompt) for q in inputs.questions]
     notes = [
         f"simulated on {profile.name} ({profile.badge}): no such hardware ran; "
         f"{profile.estimates} of the profile's {profile.numbers} numbers are estimates",
-        f"prompts of {min(lengths)} to {max(lengths)} tokens, as the computing model's own "
-        "tokenizer counts them",
         *notes,
     ]
     return Stage(
-        engine=Engine(system, shared.remembering(decoder), machine, cache, timeline),
-        decoder=decoder,
-        shared=shared,
+        engine=Engine(system, model, machine, cache, timeline),
         machine=machine,
         timeline=timeline,
         device=capacity.device,
@@ -143,7 +170,7 @@ def _simulated(
 def _local(
     spec: RunSpec, system: System, inputs: Inputs, shared: SharedWork, capacity: Capacity,
     profile: HardwareProfile, notes: list[str], scratch: Path, keep: bool, stack: ExitStack,
-) -> Stage:  # fmt: skip
+) -> LiveStage:  # fmt: skip
     shape, dtype = inputs.checkpoint.shape, torch.float32
     store_path = (
         scratch / "experts" / f"{inputs.hashes['weights']}-{dtype}.bin".replace("torch.", "")
@@ -163,7 +190,7 @@ def _local(
         *notes,
     ]
     decoder = Decoder(shape, inputs.checkpoint.common(dtype), SlotExperts(cache, machine.slots))
-    return Stage(
+    return LiveStage(
         engine=Engine(system, decoder, machine, cache, timeline),
         decoder=decoder,
         shared=shared,

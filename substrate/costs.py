@@ -50,7 +50,8 @@ class CostModel:
             OpKind.HEAD: software.launches_head.count * launch,
         }
         self._one_launch_ns = launch
-        self._copy_submit_ns = software.copy_submit.ns
+        #: What submitting a copy or a host expert costs the control thread.
+        self.copy_submit_ns = software.copy_submit.ns
         #: Reading a result back to the control thread, beyond waiting for it.
         self.sync_ns = software.sync.ns
         #: One layer's decisions on the control thread.
@@ -135,7 +136,7 @@ class CostModel:
 
     def first_launch_ns(self, op: Op, lane: Lane) -> int:
         """How long after its submission began an operation's first kernel or copy can run."""
-        return self._one_launch_ns if lane is Lane.DEVICE else self._copy_submit_ns
+        return self._one_launch_ns if lane is Lane.DEVICE else self.copy_submit_ns
 
     def control_ns(self, op: Op, lane: Lane) -> int:
         """What submitting the operation costs the control thread."""
@@ -143,4 +144,4 @@ class CostModel:
             if op.kind is OpKind.PREDICT and not op.context:
                 return self._launch_ns[OpKind.GATE]
             return self._launch_ns[op.kind] * len(op.rows)
-        return self._copy_submit_ns
+        return self.copy_submit_ns

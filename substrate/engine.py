@@ -8,7 +8,6 @@
 Prefill runs the same loop with many rows an expert.  Nothing here knows a system by name.
 """
 
-from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -177,9 +176,8 @@ class Engine:
 
         # Loads and host experts first: they take longest and cost the control thread least.
         arriving = [(e, self.transfers.arrival(layer, e)) for e in late]
-        waiting = deque(assigned.load)
-        while waiting and (span := self.transfers.demand(layer, waiting[0])):
-            arriving.append((waiting.popleft(), span))
+        loads = self.transfers.demand(layer, assigned.load)
+        arriving += zip(assigned.load, loads, strict=False)
         returned = [self._on_host(layer, e, active[e]) for e in assigned.host]
         self._compute(layer, hits, active)
         if model.shape.shared_width:
@@ -188,7 +186,8 @@ class Engine:
             self._prefetch(view, layer + 1, self._predict(layer, phase, rows, hits))
         for expert, span in arriving:
             self._compute(layer, [expert], active, after=(span,))
-        for expert in waiting:  # more loads than slots: each waits for a computed expert to leave
+        # More loads than slots: each waits for a computed expert to leave.
+        for expert in assigned.load[len(loads) :]:
             span = self.transfers.demand_when_free(layer, expert)
             self._compute(layer, [expert], active, after=(span,))
         combine = Op(OpKind.COMBINE, layer, (rows,))

@@ -15,12 +15,13 @@ from substrate.errors import IntegrityError
 from substrate.machine import Lane, Op, OpKind, Span, Transfer, Work
 from substrate.timeline import Timeline
 
-#: What the device waited for, by what it depended on.
+#: What the device waited for, by what it depended on; otherwise by that one's lane.
 _CAUSES = {
     OpKind.LOAD: "load",
     OpKind.READ: "load",
     OpKind.RETURN: "host",
 }
+_LANE_NAMES = {lane: lane.value for lane in Lane}
 
 
 class SimulatedMachine:
@@ -79,8 +80,9 @@ class SimulatedMachine:
 
     def load(self, op: Op, transfer: Transfer, after: Sequence[Span] = ()) -> Span:
         """Bring a needed expert along the load path, ahead of every queued prefetch."""
-        self._now += self.costs.control_ns(op, Lane.H2D)
-        self._start_queued()
+        self._now += self.costs.copy_submit_ns
+        if self._queue:
+            self._start_queued()
         return self._carry(op, transfer, self._now, after)
 
     def _carry(self, op: Op, transfer: Transfer, since_ns: int, after: Sequence[Span]) -> Span:
@@ -113,7 +115,8 @@ class SimulatedMachine:
             if end is None:
                 raise IntegrityError(f"{op} waits for {dependency!r}, which has not started")
             if end > start:
-                start, cause = end, _CAUSES.get(dependency.op.kind, dependency.lane.value)
+                start = end
+                cause = _CAUSES.get(dependency.op.kind) or _LANE_NAMES[dependency.lane]
                 late = max(0, since_ns - free)
         end = self._free[lane] = max(start + duration_ns, not_before_ns)
         span = Span(op, lane, start, end, start - free - late, cause, late)

@@ -9,10 +9,12 @@ depends on which experts were resident then.
 Here a trace is in memory; `substrate.trace_file` keeps one in a folder.
 """
 
-from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import Protocol
+
+import numpy as np
 
 from substrate.arch import ModelShape
 from substrate.errors import UsageError
@@ -120,16 +122,18 @@ class TracedModel:
     ) -> None:
         """Take the next recorded batch; what was forced then is in it."""
         batch = next(self._batches, None)
-        if batch is None or len(batch) < new_tokens:
+        if not batch or len(batch) < new_tokens:
             have = "no further batch" if batch is None else f"{len(batch)} passes"
             raise UsageError(f"the trace holds {have}; the run asks for {new_tokens} passes")
         lengths = tuple(len(prompt) for prompt in prompts)
-        if batch and batch[0].rows != lengths:
+        passes = iter(batch)
+        prefill = next(passes)
+        if prefill.rows != lengths:
             raise UsageError(
-                f"the trace's next batch has prompts of {list(batch[0].rows)} tokens, the run "
+                f"the trace's next batch has prompts of {list(prefill.rows)} tokens, the run "
                 f"of {list(lengths)}; replay it with the prompts and the batch size it recorded"
             )
-        self._passes = iter(batch)
+        self._passes = chain([prefill], passes)
 
     def embed(self, phase: Phase) -> int:
         """Take the next recorded pass."""
@@ -145,12 +149,11 @@ class TracedModel:
 
     def dispatch(self, layer: int, ids_TK: Ids, weigh_as_TK: Ids) -> dict[int, int]:
         """Active experts (ascending) with their rows."""
-        ids = ids_TK.ravel().tolist()
-        ids.sort()
-        rows = dict.fromkeys(ids, 1)
-        if len(rows) < len(ids):
-            rows = dict(sorted(Counter(ids).items()))
-        return rows
+        if len(ids_TK) == 1:  # the common case: no expert twice
+            return dict.fromkeys(sorted(ids_TK[0].tolist()), 1)
+        counts = np.bincount(ids_TK.ravel())
+        experts = counts.nonzero()[0]
+        return dict(zip(experts.tolist(), counts[experts].tolist(), strict=True))
 
     def compute(self, layer: int, experts: Sequence[int]) -> None:
         """No mathematics."""

@@ -135,9 +135,9 @@ class TraceWriter:
             if name not in self._files:
                 fixed = self._header.ids_type if name in ("ids", "candidates") else None
                 dtype = np.dtype(_COLUMNS.get(name, fixed) or values.dtype).newbyteorder("<")
-                stream = (self._folder / f"{name}.npy").open("wb")
-                stream.write(_npy_header(dtype, (0, *values.shape[1:])))
-                self._files[name], self._rows[name] = (stream, dtype, values.shape[1:]), 0
+                new = (self._folder / f"{name}.npy").open("wb")
+                new.write(_npy_header(dtype, (0, *values.shape[1:])))
+                self._files[name], self._rows[name] = (new, dtype, values.shape[1:]), 0
             stream, dtype, row_shape = self._files[name]
             if values.shape[1:] != row_shape:
                 raise ValueError(f"{name}: rows of {values.shape[1:]} after rows of {row_shape}")
@@ -219,7 +219,12 @@ class TraceFile:
         self.path, self.header, self.arrays = path, header, arrays
         self.hash = hashlib.sha256(header.model_dump_json().encode()).hexdigest()[:16]
         self.ids_TLK, self.chosen = arrays["ids"], arrays["chosen"]
+        if not len(self.ids_TLK):
+            raise _broken(path, "it has no token")
         decoded = arrays["phase"] == 1
+        for name, values in arrays.items():
+            if name.startswith(_DECODED) and len(values) != decoded.sum():
+                raise _broken(path, f"{name} has {len(values)} rows for {decoded.sum()} tokens")
         #: Where a decoded token's row stands among the decoded ones.
         self.decoded_row = np.cumsum(decoded) - 1
         order = np.lexsort((arrays["position"], arrays["sequence"]))

@@ -64,6 +64,7 @@ class Transfers:
         #: The last transfer of each key that was started.
         self.arrivals: dict[int, Span] = {}
         self._readers: dict[int, Span] = {}
+        self._ops: dict[int, Op] = {}
         #: What the last request for prefetches named: these do not evict each other.
         self.wanted: list[int] = []
 
@@ -100,13 +101,18 @@ class Transfers:
 
     # ------------------------------------------------------------------ needed now
 
-    def demand(self, layer: int, expert: int) -> Span | None:
-        """Load an expert that its layer needs; None if no slot can be had without waiting."""
-        key = self.cache.key(layer, expert)
-        with self.machine.lock:
-            if not self.claim(key, self.machine.now_ns()):
-                return None
-        return self._load(layer, expert, key, ())
+    def demand(self, layer: int, experts: Sequence[int]) -> list[Span]:
+        """Load experts that their layer needs, in this order.
+
+        The list ends before the first one for which no slot can be had without waiting.
+        """
+        machine, spans = self.machine, []
+        for expert, key in zip(experts, self.cache.keys(layer, experts), strict=True):
+            with machine.lock:
+                if not self.claim(key, machine.now_ns()):
+                    break
+            spans.append(self._load(layer, expert, key, ()))
+        return spans
 
     def demand_when_free(self, layer: int, expert: int) -> Span:
         """The same, into the slot of an expert whose computation was submitted already.
@@ -130,8 +136,12 @@ class Transfers:
             self.machine.wait(self.arrivals[arriving[0]])
 
     def _load(self, layer: int, expert: int, key: int, after: Sequence[Span]) -> Span:
-        op = Op(OpKind.LOAD, layer, (), (expert,))
+        op = self._ops.get(key) or self._op(layer, expert, key)
         return self.machine.load(op, _Arriving(self, layer, expert, key, prefetch=False), after)
+
+    def _op(self, layer: int, expert: int, key: int) -> Op:
+        """One object a transfer of this expert: thousands of them are asked for in a second."""
+        return self._ops.setdefault(key, Op(OpKind.LOAD, layer, (), (expert,)))
 
     def arrival(self, layer: int, expert: int) -> Span:
         """The transfer that is bringing an expert."""
@@ -140,8 +150,7 @@ class Transfers:
     def read_by(self, span: Span, layer: int, experts: Sequence[int]) -> None:
         """A computation that reads these experts was submitted."""
         keys = self.cache.keys(layer, experts)
-        for key in keys:
-            self._readers[key] = span
+        self._readers.update(dict.fromkeys(keys, span))
         self.cache.read_until(keys, NEVER if span.end_ns is None else span.end_ns)
 
     # ------------------------------------------------------------------ perhaps needed later
@@ -151,7 +160,7 @@ class Transfers:
         self.wanted = self.cache.keys(layer, experts)
         for key, expert in zip(self.wanted, experts, strict=True):
             if not self.cache.holds(key):
-                op = Op(OpKind.LOAD, layer, (), (expert,))
+                op = self._ops.get(key) or self._op(layer, expert, key)
                 self.machine.enqueue(op, _Arriving(self, layer, expert, key, prefetch=True))
 
     def take_started(self, layer: int) -> set[int]:

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+import torch.nn.functional as F
 from safetensors.torch import load_file, save_file
 
 import harness.model_files
@@ -18,7 +19,14 @@ from harness.model_trainable import TrainableDecoder, balance_loss
 from harness.model_widths import SCALE_WIDTHS, scale_config
 from harness.muon import Muon, orthogonalise
 from harness.training import Recipe, learning_rate, train_config
-from harness.training_text import TRAINING_SETS, TrainingText, real_documents, train_tokenizer
+from harness.training_text import (
+    QUESTION_WEIGHT,
+    TRAINING_SETS,
+    TrainingText,
+    real_documents,
+    train_tokenizer,
+    training_text,
+)
 from substrate.arch import ModelShape
 from substrate.decoder import Decoder
 from substrate.errors import InputError, UnknownNameError, UsageError
@@ -51,7 +59,8 @@ def text(monkeypatch: pytest.MonkeyPatch) -> dict[str, int]:
 
     def training_text(*_: object) -> TrainingText:
         ids = np.random.default_rng(holds["seed"]).integers(0, 300, 64 * 17 + 1000, dtype=np.int32)
-        return TrainingText(tokenizer, ids[64 * 17 :], ids[: 64 * 17])
+        weights = np.linspace(0.1, 1, 1000, dtype=np.float32)
+        return TrainingText(tokenizer, ids[64 * 17 :], weights, ids[: 64 * 17])
 
     monkeypatch.setattr(harness.training, "training_text", training_text)
     torch.set_num_threads(1)
@@ -118,7 +127,9 @@ def test_the_seed_is_all_that_differs(tmp_path: Path) -> None:
 
 def test_the_loss_falls(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     repeating = np.tile(np.arange(7, dtype=np.int32), 400)
-    fixed = TrainingText(train_tokenizer(["a"], 300), repeating[: 7 * 160], repeating[: 64 * 17])
+    stream, held_out = repeating[: 7 * 160], repeating[: 64 * 17]
+    even = np.ones(len(stream), dtype=np.float32)
+    fixed = TrainingText(train_tokenizer(["a"], 300), stream, even, held_out)
     monkeypatch.setattr(harness.training, "training_text", lambda *_: fixed)
     recipe = RECIPE.model_copy(update={"learning_rate": 2e-2, "warmup_steps": 5})
     final = train(tmp_path, recipe=recipe)
@@ -186,7 +197,8 @@ def test_less_than_a_step_is_refused(tmp_path: Path) -> None:
 
 def test_too_little_text_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     ids = np.zeros(64 * 17 + 16, dtype=np.int32)
-    short = TrainingText(train_tokenizer(["a"], 300), ids[64 * 17 :], ids[: 64 * 17])
+    even = np.ones(16, dtype=np.float32)
+    short = TrainingText(train_tokenizer(["a"], 300), ids[64 * 17 :], even, ids[: 64 * 17])
     monkeypatch.setattr(harness.training, "training_text", lambda *_: short)
     with pytest.raises(InputError, match="data: too little text, 1,104 tokens"):
         train(tmp_path)
@@ -317,3 +329,33 @@ def test_missing_or_broken_data_is_one_line(tmp_path: Path) -> None:
     (data / "corpus" / "book.txt").unlink()
     with pytest.raises(InputError, match="holds no prose"):
         real_documents(data, 0)
+
+
+def test_an_exercises_question_counts_less_than_its_answer(tmp_path: Path) -> None:
+    (tmp_path / "corpus").mkdir()
+    (tmp_path / "corpus" / "prose.txt").write_text("Whales are large.\n\n" * 400)
+    for name in TRAINING_SETS:
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "train.jsonl").write_text('{"id": "1", "prompt": "?", "answer": "!"}\n')
+    text = training_text(tmp_path, 400, 2000, 100, 0.75, seed=0)
+    assert len(text.stream) == len(text.weights)
+    assert set(text.weights.tolist()) == {np.float32(QUESTION_WEIGHT).item(), 1.0}
+    light = text.tokenizer.decode(text.stream[text.weights < 1].tolist())
+    heavy = text.tokenizer.decode(text.stream[text.weights == 1].tolist())
+    assert "Question:" in light
+    assert "####" not in light
+    assert "####" in heavy
+    assert "Whales are large." in heavy
+
+
+def test_a_model_copies_before_it_has_learnt_anything() -> None:
+    """Tokens that come again are less surprising: previous-token and copying heads are there."""
+    shape = ModelShape.from_config(scale_config("mixtral-8x7b"))
+    model = TrainableDecoder(shape, seed=0)
+    once = torch.randint(300, 1000, (4, 40), generator=torch.Generator().manual_seed(1))
+    ids = torch.cat((once, once), dim=1)
+    with torch.no_grad():
+        losses = F.cross_entropy(
+            model(ids)[0][:, :-1].transpose(1, 2), ids[:, 1:], reduction="none"
+        )
+    assert losses[:, 41:].mean() < losses[:, :39].mean() - 1

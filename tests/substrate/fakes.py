@@ -139,7 +139,7 @@ class FlatCosts:
         decision_ns: int = 0,
     ) -> None:
         self._lanes = dict(lanes)
-        self._launch_ns, self._submit_ns = launch_ns, submit_ns
+        self._launch_ns, self.copy_submit_ns = launch_ns, submit_ns
         self.sync_ns, self.decision_ns = sync_ns, decision_ns
         self.record_bytes = RECORD_BYTES
 
@@ -150,10 +150,10 @@ class FlatCosts:
         return self.first_launch_ns(op, lane), self.control_ns(op, lane), self.ns(op, lane)
 
     def first_launch_ns(self, op: Op, lane: Lane) -> int:
-        return self._launch_ns if lane is Lane.DEVICE else self._submit_ns
+        return self._launch_ns if lane is Lane.DEVICE else self.copy_submit_ns
 
     def control_ns(self, op: Op, lane: Lane) -> int:
-        return self._launch_ns * _experts_in(op) if lane is Lane.DEVICE else self._submit_ns
+        return self._launch_ns * _experts_in(op) if lane is Lane.DEVICE else self.copy_submit_ns
 
 
 def _experts_in(op: Op) -> int:
