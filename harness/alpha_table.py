@@ -10,8 +10,9 @@ from pathlib import Path
 
 from harness import console
 from harness.commands import find_data_dir, require_writable
-from harness.pool import Document, run_groups
 from harness.spec import RunSpec, resolve
+from harness.sweep import run_all
+from harness.sweep_worker import Document
 from results.accuracy_table import items_from_run, row_from_run, write_items, write_table
 from substrate.errors import UsageError
 from workloads.catalogue import Workload, load, workload
@@ -53,13 +54,12 @@ def accuracy_command(request: TableRequest) -> None:
         raise UsageError(f"--workloads {','.join(unscored)}: no reference answers to score")
     require_writable(request.store)
     require_writable(request.out.parent)
-    # α by α within each setting and workload: such runs share their prefills.
-    groups = [
-        [_cell(request, data_dir, setting, name, alpha) for alpha in _alphas(request.alphas)]
-        for name, setting in product(names, _listed(request.settings, []))
+    axes = (names, _listed(request.settings, []), _alphas(request.alphas))
+    specs = [
+        _cell(request, data_dir, setting, name, alpha) for name, setting, alpha in product(*axes)
     ]
     with console.progress("accuracy") as progress:
-        documents = run_groups(groups, data_dir, request.store, request.jobs, progress)
+        documents = run_all(specs, data_dir, request.store, request.jobs, progress)
     write_rows(documents, request.out, data_dir)
     console.stderr().print(f"{len(documents)} cells in {request.out}")
 

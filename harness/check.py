@@ -20,8 +20,9 @@ from typing import Any
 import yaml
 
 from harness import console
-from harness.pool import Document, run_groups
 from harness.spec import RunSpec, resolve
+from harness.sweep import run_all
+from harness.sweep_worker import Document
 from substrate.errors import InputError
 
 SUBSET = Path(__file__).parent / "catalogue" / "check.yaml"
@@ -87,8 +88,7 @@ def measure(jobs: int) -> dict[str, dict[str, Any]]:
     """Recompute every cell: its accuracy with items, and what it was computed from."""
     specs = subset()
     with tempfile.TemporaryDirectory() as scratch, console.progress("check") as progress:
-        groups = [[spec] for spec in specs.values()]
-        documents = run_groups(groups, None, Path(scratch), jobs, progress)
+        documents = run_all(list(specs.values()), None, Path(scratch), jobs, progress)
     return {name: _cell(document) for name, document in zip(specs, documents, strict=True)}
 
 

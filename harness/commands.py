@@ -3,13 +3,14 @@
 import json
 import os
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from harness import console
 from harness.spec import DEFAULT_DATA_DIR, resolve
-from results.store import Store
+from results.store import Cell, Store
 from substrate.errors import InputError, UsageError
 from workloads.hub import is_hub
 
@@ -72,6 +73,8 @@ def run_command(request: RunRequest) -> None:
     require_writable(request.store)
 
     from harness.runner import prepare, run
+    from harness.sweep_worker import samples_of
+    from results.samples import write_samples
 
     inputs = prepare(spec, data_dir)
     store = Store(request.store)
@@ -80,7 +83,9 @@ def run_command(request: RunRequest) -> None:
         with console.progress(f"{spec.system} on {spec.model}") as progress:
             outcome = run(inputs, request.store, progress, request.timeline is not None)
         stored = outcome.document
-        store.put(stored, outcome.picture)
+        if samples := samples_of(outcome.generations):
+            write_samples(request.store, inputs.run_id, samples)
+        store.put(stored, outcome.picture, (inputs.run_id, spec.model_dump()))
         if request.timeline is not None:
             outcome.timeline.write_chrome_trace(request.timeline)
             console.stderr().print(f"timeline in {request.timeline}: open it at ui.perfetto.dev")
@@ -101,8 +106,8 @@ def report_command(
 ) -> None:
     """The stored runs and the committed accuracy table: as a page, files, JSON, or tables."""
     store = Store(directory)
-    runs = store.runs()
-    if not runs:
+    runs, failed = store.runs(), store.cells("failed")
+    if not runs and not failed:
         raise UsageError(f"no runs in {directory}; run: moebench run --system smoe --setting S3")
     from reports import accuracy
 
@@ -111,12 +116,12 @@ def report_command(
         from reports.html import render
 
         timelines = {run["run_id"]: store.timeline(run["run_id"]) or [] for run in runs}
-        render(runs, timelines, html, str(directory), views)
+        render(runs, timelines, html, str(directory), views, failed)
         console.stderr().print(f"{len(runs)} runs in {html} ({os.path.getsize(html) / 1e6:.1f} MB)")
     if csv is not None or latex is not None:
         from reports.export import write_csv, write_latex
 
-        written = write_csv(runs, csv, views) if csv else []
+        written = write_csv(runs, csv, views, failed) if csv else []
         written += write_latex(runs, latex, views) if latex else []
         console.stderr().print(f"written: {', '.join(map(str, written))}")
     if as_json:
@@ -126,6 +131,7 @@ def report_command(
 
         lines = [[cell(column, row[column.key]) for column in BRIEF] for row in rows(runs)]
         console.table(f"runs in {directory}", [column.header for column in BRIEF], lines)
+        _show_failures(failed, directory)
         if sys.stdout.isatty():  # a pipe gets one table; --csv writes both
             for view in views or ():
                 for block in view.blocks:
@@ -137,3 +143,14 @@ def report_command(
                 console.stdout().print(view.summary)
             if views:
                 console.stdout().print(f"{accuracy.CAVEAT}\n{accuracy.METHOD}")
+
+
+def _show_failures(failed: Sequence[Cell], directory: Path) -> None:
+    """Cells without a run: a table on a terminal, lines beside the one table of a pipe."""
+    from reports.failures import HEADERS, lines
+
+    rows = lines(failed)
+    if rows and sys.stdout.isatty():
+        console.table(f"failed cells; where, in {directory}", HEADERS, rows)
+    for row in () if sys.stdout.isatty() else rows:
+        print(f"failed: {', '.join(row)}", file=sys.stderr)

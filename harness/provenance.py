@@ -1,6 +1,7 @@
 """Where a number comes from: versions, commit, hashes, machine and data of a run."""
 
 import platform
+import shutil
 import subprocess
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
@@ -9,12 +10,12 @@ from typing import Any
 
 import torch
 
-from harness.inputs import Inputs
+from harness.inputs import RunInputs
 from harness.spec import code_hash
 from substrate.profile import HardwareProfile
 
 
-def provenance(inputs: Inputs, profile: HardwareProfile | None) -> dict[str, Any]:
+def provenance(inputs: RunInputs, profile: HardwareProfile | None) -> dict[str, Any]:
     """The ``provenance`` part of a run; ``profile`` is None for a local machine."""
     spec, sample, hashes = inputs.spec, inputs.sample, inputs.hashes
     drawn = f"{len(sample.examples)} of {sample.available}"
@@ -48,7 +49,7 @@ def _version(package: str) -> str | None:
 def _commit() -> str | None:
     """The checkout's commit, where moebench runs from one."""
     here = Path(__file__).parent.parent
-    if not (here / ".git").exists():
+    if not (here / ".git").exists() or shutil.which("git") is None:
         return None
     done = subprocess.run(
         ["git", "rev-parse", "--short=12", "HEAD"], cwd=here, capture_output=True, text=True

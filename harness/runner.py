@@ -7,7 +7,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import torch
 
@@ -37,11 +37,12 @@ Progress = Callable[[int, int], None]
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """A finished run: its document, the picture's spans, and the timeline behind them."""
+    """A finished run: its document, the picture's spans, and the records behind them."""
 
     document: dict[str, Any]
     picture: list[dict[str, Any]]
     timeline: Timeline
+    generations: list[Generation]
 
 
 def prepare(spec: RunSpec, data_dir: Path | None) -> Inputs | ReplayInputs:
@@ -94,7 +95,7 @@ def run(
     if isinstance(inputs, ReplayInputs):
         inputs.mark(document)
     document["provenance"]["wall_s"] = round(time.monotonic() - started, 3)
-    return Outcome(document, stage.timeline.picture(), stage.timeline)
+    return Outcome(document, stage.timeline.picture(), stage.timeline, generations)
 
 
 def _generate(
@@ -139,5 +140,5 @@ def _document(
         },
         "accuracy": accuracy,
         "bound": measure.bound(engine, generations),
-        "provenance": provenance(cast(Inputs, inputs), profile),  # reads what all runs have
+        "provenance": provenance(inputs, profile),
     }

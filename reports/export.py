@@ -7,9 +7,11 @@ one `tabular` (booktabs) a file, to be `\\input`.
 from collections.abc import Sequence
 from pathlib import Path
 
+from reports import failures
 from reports.accuracy import VERDICT_HEADERS, View
 from reports.tables import COLUMNS, Document, cell, rows
 from results.csvfile import csv_text, write_text
+from results.store import Cell
 
 _SPECIAL = {
     "\\": r"\textbackslash{}", "&": r"\&", "%": r"\%", "$": r"\$", "#": r"\#", "_": r"\_",
@@ -19,9 +21,12 @@ _SPECIAL = {
 
 
 def write_csv(
-    runs: list[Document], directory: Path, accuracy: Sequence[View] | None = None
+    runs: list[Document],
+    directory: Path,
+    accuracy: Sequence[View] | None = None,
+    failed: Sequence[Cell] = (),
 ) -> list[Path]:
-    """Write ``runs.csv`` and, where there is an accuracy table, ``accuracy.csv``.
+    """Write ``runs.csv`` and, where there are any, ``accuracy.csv`` and ``failures.csv``.
 
     Returns:
         The files written.
@@ -38,6 +43,8 @@ def write_csv(
         values = [[getattr(row, name) for name in names] for row in cells]
         shown = [["" if v is None else str(v) for v in line] for line in values]
         files["accuracy.csv"] = csv_text(names, shown)
+    if failed:
+        files["failures.csv"] = csv_text(failures.HEADERS, failures.lines(failed))
     return _write(directory, files)
 
 

@@ -13,8 +13,9 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
 from reports import accuracy as alpha
-from reports import figures
+from reports import failures, figures
 from reports.tables import COLUMNS, Document, Row, cell, dig, rows
+from results.store import Cell
 from substrate.errors import InputError, UsageError
 
 TEMPLATES = Path(__file__).parent / "templates"
@@ -34,6 +35,7 @@ def render(
     out: Path,
     source: str = "the store",
     accuracy: Sequence[alpha.View] | None = None,
+    failed: Sequence[Cell] = (),
 ) -> None:
     """Write the report.
 
@@ -43,6 +45,7 @@ def render(
         out: the page; its folder is created.
         source: where the runs come from, for the page and for the error.
         accuracy: the accuracy table, from `reports.accuracy.load`; None leaves its section out.
+        failed: cells of sweeps that have no run.
 
     Raises:
         UsageError: there is no run.
@@ -50,7 +53,7 @@ def render(
     """
     if not runs:
         raise UsageError(f"no runs in {source}; run: moebench run --system smoe --setting S3")
-    text = page(runs, timelines, source, accuracy)
+    text = page(runs, timelines, source, accuracy, failed)
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
         out.write_text(text, encoding="utf-8")
@@ -63,6 +66,7 @@ def page(
     timelines: Mapping[str, list[dict[str, Any]]],
     source: str,
     accuracy: Sequence[alpha.View] | None = None,
+    failed: Sequence[Cell] = (),
 ) -> str:
     """The report as one string; pure."""
     environment = Environment(
@@ -85,6 +89,8 @@ def page(
         overview=_figure(figures.latencies(runs)),
         badges={badge: text for badge, text in BADGES.items() if badge in shown},
         simulated=sum(bool(run["simulated"]) for run in runs),
+        failure_headers=failures.HEADERS,
+        failures=failures.lines(failed),
         accuracy=[_view(index, view) for index, view in enumerate(accuracy or ())],
         caveat=alpha.CAVEAT,
         method=alpha.METHOD,

@@ -4,6 +4,7 @@
 
 | column | type | what |
 |---|---|---|
+| `run_id` | string | the run, equal in all rows |
 | `batch` | int32 | which batch of prompts, from 0 |
 | `step` | int32 | which token: 0 ends prefill (its time is TTFT), 1 is the first decoded one |
 | `ns` | int64 | time of this token, of the whole batch, in ns |
@@ -12,8 +13,9 @@
 
 import os
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from substrate.errors import InputError
 
@@ -21,7 +23,7 @@ FOLDER = "samples"
 
 
 class Sample(NamedTuple):
-    """One token of one batch; the columns of the file."""
+    """One token of one batch; the columns of the file but the run's."""
 
     batch: int
     step: int
@@ -40,16 +42,18 @@ def write_samples(directory: Path, run_id: str, samples: Sequence[Sample]) -> Pa
     Raises:
         InputError: the file cannot be written; what was there is left as it was.
     """
-    import pyarrow
+    import pyarrow  # type: ignore[import-untyped]
     from pyarrow import parquet
 
     kinds = (pyarrow.int32(), pyarrow.int32(), pyarrow.int64(), pyarrow.list_(pyarrow.int32()))
     columns = zip(*samples, strict=True) if samples else [()] * len(kinds)
     arrays = [pyarrow.array(c, kind) for c, kind in zip(columns, kinds, strict=True)]
-    table = pyarrow.table(arrays, names=list(Sample._fields))
+    run = pyarrow.array([run_id] * len(samples), pyarrow.string())
+    table = pyarrow.table([run, *arrays], names=["run_id", *Sample._fields])
     file = samples_path(directory, run_id)
     # Two processes may write the same run: each its own half, and either whole is right.
-    half_written = file.with_suffix(f".{os.getpid()}.partial")
+    # Readers of the whole folder pass over names that begin with a dot.
+    half_written = file.with_name(f".{run_id}.{os.getpid()}.partial")
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
         parquet.write_table(table, half_written, compression="zstd")
@@ -77,15 +81,13 @@ def read_samples(directory: Path, run_id: str) -> list[Sample] | None:
     if not file.exists():
         return None
     try:
-        rows: list[dict[str, Any]] = parquet.read_table(file).to_pylist()
-        return [Sample(**row) for row in rows]
+        table = parquet.read_table(file, columns=list(Sample._fields))
+        return [Sample(**row) for row in table.to_pylist()]
     except (OSError, pyarrow.ArrowException, TypeError) as error:
         reason = " ".join(str(error).split())
         raise InputError(f"{file} is damaged ({reason}); delete it and run with --force") from error
 
 
 def _discard(file: Path) -> None:
-    try:
+    with suppress(OSError):  # the write's own error is the one to show
         file.unlink(missing_ok=True)
-    except OSError:  # the write's own error is the one to show
-        pass

@@ -32,7 +32,7 @@ BUSY_S = 30.0
 
 _INSERT = "INSERT OR REPLACE INTO runs VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)"
 _INSERT_CELL = "INSERT OR REPLACE INTO cells VALUES (?, ?, ?, ?, ?, ?, ?)"
-#: A cell that failed before its inputs could be hashed had another id.
+#: A cell that failed with other code, or before its inputs could be hashed, had another id.
 _FORGET_FAILURE = "DELETE FROM cells WHERE state != 'done' AND spec = ? AND cell_id != ?"
 
 _BROKEN = "{} is damaged or not a moebench store ({}); move it away or give another --store"
@@ -149,8 +149,9 @@ class Store:
             os.replace(half_written, file)
         name = file.relative_to(self.directory).as_posix()
         with self._transaction() as db:
-            row = (cell_id, "failed", _dump(spec, "spec"), None, line, name, _now())
-            db.execute(_INSERT_CELL, row)
+            text = _dump(spec, "spec")
+            db.execute(_INSERT_CELL, (cell_id, "failed", text, None, line, name, _now()))
+            db.execute(_FORGET_FAILURE, (text, cell_id))
 
     def cells(self, state: State | None = None) -> list[Cell]:
         """Every cell, or those in one state, in the order of their last change."""

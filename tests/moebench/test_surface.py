@@ -18,13 +18,13 @@ ROOT = Path(__file__).parents[2]
 
 # --------------------------------------------------------------------------- names
 
-COMMANDS = {"run", "list", "report", "accuracy", "check", "doctor", "models"}
+COMMANDS = {"run", "sweep", "list", "report", "accuracy", "check", "trace", "models", "doctor"}
 
 RUN_OPTIONS = {
     "--system", "--setting", "--workload", "--machine", "--model", "--weights", "--precision",
     "--batch", "--alpha", "--prompts", "--new-tokens", "--cache-ratio", "--allow-overcommit",
     "--set", "--scoring", "--few-shot", "--seed", "--data-dir", "--store", "--timeline",
-    "--force", "--json",
+    "--trace", "--reconstruct-scores", "--force", "--json",
 }  # fmt: skip
 
 PUBLIC = [

@@ -1,0 +1,21 @@
+"""Cells of sweeps that failed, as rows of text: for the terminal, the page and the CSV file."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from results.store import Cell
+
+HEADERS = ("cell", "what", "error", "traceback")
+
+
+def lines(cells: Sequence[Cell]) -> list[list[str]]:
+    """One row a cell; the traceback is a file in the store's folder."""
+    return [[c.cell_id, title(c.spec), c.error or "", c.traceback or ""] for c in cells]
+
+
+def title(spec: Mapping[str, Any]) -> str:
+    """The parts of a resolved spec that usually tell cells apart, in a few words."""
+    options = " ".join(f"{key}={value}" for key, value in (spec.get("settings") or {}).items())
+    place = spec.get("setting") or f"{spec.get('model')} on {spec.get('machine')}"
+    batch = f"×{spec.get('batch', 1)}"
+    return " ".join(filter(None, [spec.get("system"), options, place, spec.get("workload"), batch]))
