@@ -1,11 +1,16 @@
 """The guard's verdicts, on cells made by hand."""
 
 import copy
+import dataclasses
 import json
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
+from harness import check
 from harness.check import (
     EXIT_CODES,
     Verdict,
@@ -15,7 +20,10 @@ from harness.check import (
     subset,
 )
 from substrate.errors import InputError
+from substrate.system import LayerView, Routed
+from systems.smoe import ExpertCacheRouter
 
+Route = Callable[[ExpertCacheRouter, LayerView], Routed]
 Cells = dict[str, dict[str, Any]]
 
 
@@ -123,3 +131,67 @@ def test_the_subset_covers_every_family_in_every_setting_of_smoe():
     smoe = {(spec.setting, spec.workload) for spec in specs if spec.system == "smoe"}
     assert len(smoe) == 15
     assert all(spec.scoring == "generation" for spec in specs)
+
+
+# ----------------------------------------------------------------------------- the command
+
+
+@pytest.fixture
+def small_subset(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """One cell of three questions; the path of its references, which do not exist yet."""
+    plan = {
+        "prompts": 3, "seed": 0,
+        "cells": [{"system": "smoe", "settings": ["S3"], "workloads": ["arithmetic"]}],
+    }  # fmt: skip
+    monkeypatch.setattr(check, "SUBSET", tmp_path / "check.yaml")
+    (tmp_path / "check.yaml").write_text(json.dumps(plan))
+    return tmp_path / "check.json"
+
+
+def run_check(references: Path, update: bool = False) -> int:
+    return check.check_command(update, jobs=0, as_json=False, references=references)
+
+
+def test_accepted_then_equal_then_deleted(small_subset, capsys):
+    assert run_check(small_subset) == 3
+    assert "no reference; moebench check --update" in capsys.readouterr().out
+    assert run_check(small_subset, update=True) == 0
+    assert "1 references written" in capsys.readouterr().err
+    assert run_check(small_subset) == 0
+    assert "equal to the last bit" in capsys.readouterr().out
+    small_subset.write_text("{}")
+    assert run_check(small_subset) == 3
+
+
+def thrice_alpha(route: Route) -> Route:
+    def corrupted(self: ExpertCacheRouter, view: LayerView) -> Routed:
+        return route(dataclasses.replace(self, alpha=min(1.0, 3 * self.alpha)), view)
+
+    return corrupted
+
+
+def two_experts_swapped(route: Route) -> Route:
+    def corrupted(self: ExpertCacheRouter, view: LayerView) -> Routed:
+        routed = route(self, view)
+        swapped = np.arange(view.shape.num_experts)
+        swapped[[0, 1]] = [1, 0]
+        ids_TK = swapped[routed.ids_TK]
+        return routed._replace(ids_TK=ids_TK, weigh_as_TK=ids_TK)
+
+    return corrupted
+
+
+@pytest.mark.parametrize("corrupt", [thrice_alpha, two_experts_swapped])
+def test_a_corrupted_router_is_a_regression(small_subset, corrupt, monkeypatch, capsys):
+    assert run_check(small_subset, update=True) == 0
+    monkeypatch.setattr(ExpertCacheRouter, "route", corrupt(ExpertCacheRouter.route))
+    assert run_check(small_subset) == 1
+    assert "check: regressed" in capsys.readouterr().err
+    # The same on other arithmetic, where only pairs of questions can be compared.
+    accepted = json.loads(small_subset.read_text())
+    for reference in accepted.values():
+        reference["arithmetic"] = "another processor"
+    findings = check.compare(check.measure(jobs=0), accepted)
+    assert {f.verdict for f in findings} <= {Verdict.REGRESSED, Verdict.PASS}
+    assert run_check(small_subset, update=True) == 0
+    assert "kl" in capsys.readouterr().err
