@@ -5,7 +5,8 @@ normalisation, so that ``7.0`` is ``7`` and ``"The Beatles."`` is ``"beatles"``;
 answer is found is wrong.
 
 - ``exact_number`` (GSM8K): the number after ``####``, else the last number.
-- ``choice``: the first capital letter that stands alone and names an option.  A model that repeats
+- ``choice``: after ``####``, else anywhere, the first capital letter that stands alone and names an
+  option.  A model that repeats
   the option's text instead of its letter is not credited.
 - ``text`` (TriviaQA, SQuAD): the first line, normalised as SQuAD's official script does; right if
   it equals any accepted answer.
@@ -216,7 +217,8 @@ def _canonical(found: re.Match[str]) -> str:
 
 
 def _letter(text: str, options: str) -> str:
-    for found in _LETTER.finditer(text):
+    _, mark, final = text.partition(_MARK)
+    for found in _LETTER.finditer(final if mark else text):
         letter = found[1]
         if letter in options and not (letter in "AI" and _PROSE.match(text, found.end())):
             return letter

@@ -17,14 +17,14 @@ SPLITS: tuple[Split, Split] = ("test", "train")
 
 # Scale models are trained on this text: a change makes their weights and scores mean another thing.
 GOLDEN = {
-    ("equations", "test"): "40460306cb763f08a80bd4c3d2b5396d33a01e3a06cc4e683a5bb236af599586",
-    ("equations", "train"): "a4cb69ef1f4b72e9db0deb78c45cf87474eb4f65505c9c32d749ba51596e2e22",
+    ("equations", "test"): "df6b6643459688902738b23357d7dadb678d8f0dc48285e0acf2c16e0b28899e",
+    ("equations", "train"): "dc02983530ee4ca254da39a936ee4ed39f14c68471794232cae4db6d155afb1c",
     ("inflection", "test"): "9fb662dd193db42b5e537a7532cffd30e0b6cf8aab313ba112ac0616d1005c65",
     ("inflection", "train"): "94570f843f7a4ca03e7275259ae881c7e62e12228d72298d644a663113571551",
-    ("facts", "test"): "86e869cd1d3931fa7853e201ed9789a93d8d115aabebfbacca9c726ea1be5e7e",
-    ("facts", "train"): "b7cb0d489926e3b3bc15a67e64e78b5c51eafd3d49df983c484c8f63e206a88b",
-    ("passages", "test"): "accafbdc64a4c1ca2dceccab788020cf5cbd6a7397c9b9a076478aeda596487d",
-    ("passages", "train"): "2dc0ed1c9def69fb6dbe35f37e79e042fd924d129e5e8a1882b50be59346b9cd",
+    ("facts", "test"): "bba34ba256d4646ddb1d37c486641acebbe4ff8f78f82eb4905266189ca8ce36",
+    ("facts", "train"): "8a38ee91e19359a73d161f02968793c9595e137d26440a4856cec47284b93b4c",
+    ("passages", "test"): "1e17a9dffc341d079f833df70f8063e03aee730a11911d0acb940ad27d97e346",
+    ("passages", "train"): "f7a58b3a7d586ee8550f412f1bc539ad2196d70ef47bdef9760352c188431e0f",
     ("arithmetic", "test"): "d759673038b86acf8e6d25631c63a0d4947e67eb58a774f46f80daa4ab1bfaca",
     ("arithmetic", "train"): "9b82b4c0b1cdf827749cc7247d1a972f0442d6e07d00e0a3a6ec349c81d28d39",
 }
@@ -124,7 +124,10 @@ def check_equations(example: Example) -> None:
     assert example.choices.count(str(truth)) == 1
     assert example.choices[example.answer] == str(truth)
     steps = re.findall(r"(\d+) ([+-]) (\d+) = (\d+)\.", example.solution)
-    assert " ".join(f"{a} {o} {b} = {c}." for a, o, b, c in steps) == example.solution
+    computed = [f"{a} {o} {b} = {c}." for a, o, b, c in steps]
+    options = zip("ABCD", example.choices[: example.answer + 1], strict=False)
+    compared = [f"{letter} {choice}." for letter, choice in options]
+    assert " ".join(computed + compared) == example.solution
     assert all(OPERATIONS[o](int(a), int(b)) == int(c) for a, o, b, c in steps)
     assert steps[-1][-1] == str(truth)
 
@@ -155,7 +158,8 @@ def check_facts(example: Example) -> None:
     table, value, things = facts_asked(example)
     assert [thing for thing in things if table[thing] == value] == [example.answer]
     assert len(set(things)) == 4
-    assert example.solution == ", ".join(f"{thing} {table[thing]}" for thing in things) + "."
+    considered = things[: things.index(str(example.answer)) + 1]
+    assert example.solution == ", ".join(f"{thing} {table[thing]}" for thing in considered) + "."
 
 
 def check_passages(example: Example) -> None:
@@ -165,17 +169,17 @@ def check_passages(example: Example) -> None:
     place: dict[str, str] = {}
     holder: dict[str, str] = {}
     for sentence in story:
-        if took := re.fullmatch(r"(\w+) takes the (\w+)\.", sentence):
-            holder[took[2]] = took[1]
+        if kept := re.fullmatch(r"The (\w+) is with (\w+)\.", sentence):
+            holder[kept[1]] = kept[2]
         else:
-            moved = re.fullmatch(r"(\w+) (?:goes|walks|runs|comes) to the (\w+)\.", sentence)
+            moved = re.fullmatch(r"(?:Now )?(\w+) is in the (\w+)\.", sentence)
             assert moved is not None
             place[moved[1]] = moved[2]
     wanted = re.fullmatch(r"Where is (the )?(\w+)\?", asked)
     assert wanted is not None
     person = holder[wanted[2]] if wanted[1] else wanted[2]
     assert example.answer == place[person]
-    has = f"{person} has the {wanted[2]}. " if wanted[1] else ""
+    has = f"The {wanted[2]} is with {person}. " if wanted[1] else ""
     assert example.solution == f"{has}{person} is in the {place[person]}."
 
 

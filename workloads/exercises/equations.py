@@ -8,7 +8,10 @@ LETTERS = "ABCD"
 
 
 def draw(rng: random.Random) -> Exercise:
-    """One question; the wrong options lie near the right one, as in a school examination."""
+    """One question; the wrong options lie near the right one, as in a school examination.
+
+    The solution computes, then reads the options until one has the result.
+    """
     asked, solution, value = rng.choice((_sum, _difference, _missing_term, _sequence))(rng)
     near = [
         n for n in (value - 10, value - 2, value - 1, value + 1, value + 2, value + 10) if n > 0
@@ -16,11 +19,13 @@ def draw(rng: random.Random) -> Exercise:
     options = [value, *rng.sample(near, 3)]
     rng.shuffle(options)
     choices = tuple(str(option) for option in options)
-    listed = zip(LETTERS, choices, strict=True)
+    listed = list(zip(LETTERS, choices, strict=True))
+    right = options.index(value)
+    compared = "".join(f" {letter} {choice}." for letter, choice in listed[: right + 1])
     return Exercise(
         question=asked + "".join(f"\n{letter}. {choice}" for letter, choice in listed),
-        answer=options.index(value),
-        solution=solution,
+        answer=right,
+        solution=solution + compared,
         choices=choices,
         key=asked,
     )

@@ -52,16 +52,20 @@ TABLES = (
 
 
 def draw(rng: random.Random) -> Exercise:
-    """Four things of one table, one of which has the value that is asked for."""
+    """Four things of one table, one of which has the value that is asked for.
+
+    The solution recalls the fact about each thing until one has that value.
+    """
     table, templates = rng.choice(TABLES)
     right = rng.choice(tuple(table))
     others = [thing for thing, value in table.items() if value != table[right]]
     things = [right, *rng.sample(others, 3)]
     rng.shuffle(things)
+    considered = things[: things.index(right) + 1]
     asked = rng.choice(templates).format(value=table[right])
     return Exercise(
         question=f"{asked}: {', '.join(things)}?",
         answer=right,
-        solution=", ".join(f"{thing} {table[thing]}" for thing in things) + ".",
+        solution=", ".join(f"{thing} {table[thing]}" for thing in considered) + ".",
         key=f"{table[right]}/{'/'.join(sorted(things))}",
     )
