@@ -84,7 +84,7 @@ def _record(spec: RunSpec, request: RecordRequest, out: Path) -> None:
 
     inputs = prepare(spec, request.data_dir)
     system = build(spec.system, spec.settings)
-    asks = system.prefetch.lookahead
+    asks = system.lookahead
     with writing(out, _header(inputs, system.lossless)) as writer:
         writer.describe(predictions=recorded_predictions(asks, spec.system))
 

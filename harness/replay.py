@@ -129,7 +129,7 @@ def _replay(spec: RunSpec, trace: TraceFile, full: Any, system: System) -> Repla
     Raises:
         UsageError: the trace lacks scores or predictions that the system needs.
     """
-    lookahead, reconstruction = system.prefetch.lookahead, None
+    lookahead, reconstruction = system.lookahead, None
     if lookahead is not Lookahead.NONE and trace.predicted(lookahead) is None:
         kinds = ", ".join(trace.header.predictions) or "none"
         raise UsageError(

@@ -277,15 +277,16 @@ class Decoder:
         gate, up = torch.bmm(rows, matrices[0]).chunk(2, dim=-1)
         return torch.bmm(F.silu(gate) * up, matrices[1]).squeeze(1)
 
-    def compute(self, layer: int, experts: Sequence[int]) -> None:
+    def compute(self, layer: int, experts: Sequence[int], stale: bool = False) -> None:
         """SwiGLU of experts on the rows that chose them."""
         self._done.update(experts)
-        if self._together:
+        if self._together and not stale:
             return
+        state = self._foreseen[0] if stale else self._y
         for expert in experts:
             gate_up, down = self.experts.matrices(layer, expert)
             places = self._places[expert]
-            rows = self._y[[place // self.shape.top_k for place in places]]
+            rows = state[[place // self.shape.top_k for place in places]]
             self._by_place[places] = _swiglu(rows, gate_up, down)
 
     def shared(self, layer: int) -> None:
@@ -329,6 +330,18 @@ class Decoder:
         if complete and self._reuse_predictions:
             self._ahead = _Ahead(mixed, attended, scored)
         return scored[2].numpy()
+
+    def foresee(self, layer: int) -> Scores:
+        """The next gate on this layer's state; both are kept for the next layer."""
+        #: Normalised state ``[T, H]``, gate logits and scores ``[T, E]``.
+        self._foreseen = self._scored(layer + 1, self._x)
+        return self._foreseen[2].numpy()
+
+    def recall(self, layer: int) -> Gate:
+        """The layer's own gate; what follows is weighed by the foreseen one."""
+        own = self.gate(layer)
+        _, self._logits, self._scores = self._foreseen
+        return own
 
     # ------------------------------------------------------------------ the end of a pass
 

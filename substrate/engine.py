@@ -3,16 +3,18 @@
     attend → gate → (stale prefetches dropped) → route → assign
            → loads and host experts go to their lanes; resident and shared experts compute
            → the next layer is predicted, prefetches are queued
+             (or, where the system foresees it, routed: its host experts start at once)
            → loaded experts compute as they arrive → all are combined
 
 Prefill runs the same loop with many rows an expert.  Nothing here knows a system by name.
 """
 
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import pairwise
-from typing import cast
+from typing import NamedTuple, cast
 
 import numpy as np
 
@@ -21,7 +23,7 @@ from substrate.machine import Lane, Machine, Op, OpKind, Span, Work
 from substrate.memory import ExpertCache
 from substrate.model import Model
 from substrate.system import Costs, LayerView, Missing, Routed, System
-from substrate.terms import Gate, Lookahead, Phase
+from substrate.terms import Gate, Ids, Lookahead, Phase
 from substrate.timeline import Timeline
 from substrate.transfer import Transfers
 
@@ -40,6 +42,20 @@ class Counts:
     prefetched_top_score: int = 0
     prefetched_active: int = 0
     prefetched_used: int = 0
+    #: Places (row, rank) that were routed one layer ahead, those of them whose expert was really
+    #: chosen, and those whose expert the system replaced.
+    foreseen: int = 0
+    foreseen_right: int = 0
+    degraded: int = 0
+
+
+class _Ahead(NamedTuple):
+    """A layer that was routed while the one before it was computed."""
+
+    own_TK: Ids
+    routed: Routed
+    #: The host's experts: when their outputs are back.
+    returned: dict[int, Span]
 
 
 @dataclass(slots=True)
@@ -120,6 +136,7 @@ class Engine:
             phase: Phase = "decode" if step else "prefill"
             self.timeline.begin(phase)
             self._used: list[list[int]] = []
+            self._ahead: _Ahead | None = None
             for tokens, token in zip(out.tokens, self._forward(phase), strict=True):
                 tokens.append(token)
             out.token_ends_ns.append(self.machine.now_ns())
@@ -159,15 +176,18 @@ class Engine:
     def _moe(self, layer: int, phase: Phase, rows: int) -> None:
         model, machine, cache, system = self.model, self.machine, self.cache, self.system
 
-        gated = self._device(Op(OpKind.GATE, layer, (rows,)), lambda: model.gate(layer))
-        machine.wait(gated)
+        ahead, self._ahead = self._ahead, None
+        gate = model.recall(layer) if ahead else self._gate(layer, rows)
         machine.cancel(layer)
+        if phase == "decode" and layer + 1 in self._moe_layers and system.route.foresees(layer + 1):
+            self._ahead = self._foresee(layer, rows)
         with machine.lock:
-            view = self._view(layer, phase, gated.value)
+            view = self._view(layer, phase, gate)
             system.observe(view)
-            routed = system.route.route(view)
+            routed = ahead.routed if ahead else system.route.route(view)
             active = model.dispatch(layer, routed.ids_TK, routed.weigh_as_TK)
-            hits, late, missing = self._whereabouts(view, active)
+            early = ahead.returned if ahead else {}
+            hits, late, missing = self._whereabouts(view, active, early)
             assigned = system.assign.assign(view, missing)
             keys = cache.keys(layer, active)
             cache.pin(keys)
@@ -178,7 +198,11 @@ class Engine:
         arriving = [(e, self.transfers.arrival(layer, e)) for e in late]
         loads = self.transfers.demand(layer, assigned.load)
         arriving += zip(assigned.load, loads, strict=False)
-        returned = [self._on_host(layer, e, active[e]) for e in assigned.host]
+        if early:
+            model.compute(layer, list(early), stale=True)
+        returned = [*early.values()]
+        for e in assigned.host:
+            returned.append(self._on_host(layer, e, active[e], partial(model.compute, layer, [e])))
         self._compute(layer, hits, active)
         if model.shape.shared_width:
             self._device(Op(OpKind.SHARED, layer, (rows,)), lambda: model.shared(layer))
@@ -195,8 +219,30 @@ class Engine:
 
         with machine.lock:
             cache.unpin(keys)
-        self._count(view, routed, active, hits, late, assigned.load, assigned.host)
+        self._count(view, routed, active, hits, late, assigned.load, [*early, *assigned.host])
+        if ahead:
+            self._count_foreseen(view, ahead)
         self._used.append(keys)
+
+    def _gate(self, layer: int, rows: int) -> Gate:
+        gated = self._device(Op(OpKind.GATE, layer, (rows,)), partial(self.model.gate, layer))
+        self.machine.wait(gated)
+        return cast(Gate, gated.value)
+
+    def _foresee(self, layer: int, rows: int) -> _Ahead:
+        """Route the next layer on this layer's state; its host experts start at once."""
+        op = Op(OpKind.PREDICT, layer, (rows,))
+        span = self._device(op, partial(self.model.foresee, layer))
+        self.machine.wait(span)
+        scores_TE = span.value
+        own_TK = np.argsort(-scores_TE, axis=1, kind="stable")[:, : self.model.shape.top_k]
+        with self.machine.lock:
+            view = self._view(layer + 1, "decode", Gate(scores_TE, own_TK))
+            routed = self.system.route.route(view)
+        absent = [e for e in routed.ids_TK.ravel().tolist() if not view.resident_E[e]]
+        early = Counter(absent) if self.machine.has_host_lane else {}
+        returned = {e: self._on_host(layer + 1, e, rows) for e, rows in sorted(early.items())}
+        return _Ahead(own_TK, routed, returned)
 
     def _view(self, layer: int, phase: Phase, gate: Gate) -> LayerView:
         resident, in_flight = self.cache.whereabouts(layer, self.machine.now_ns())
@@ -213,15 +259,19 @@ class Engine:
         )
 
     def _whereabouts(
-        self, view: LayerView, active: dict[int, int]
+        self, view: LayerView, active: dict[int, int], early: Mapping[int, Span]
     ) -> tuple[list[int], list[int], list[Missing]]:
-        """Active experts that are on the device, on their way to it, and neither."""
+        """Active experts that are on the device, on their way to it, and neither.
+
+        Those in ``early`` are none of these: the host has them already.
+        """
         resident, in_flight = view.resident_E.tolist(), view.in_flight_E.tolist()
-        hits = [e for e in active if resident[e]]
-        late = [e for e in active if in_flight[e]]
+        here = [e for e in active if e not in early] if early else active
+        hits = [e for e in here if resident[e]]
+        late = [e for e in here if in_flight[e]]
         missing = [
-            Missing(e, max(row[e] for row in view.scores), rows)
-            for e, rows in active.items()
+            Missing(e, max([row[e] for row in view.scores]), active[e])
+            for e in here
             if not (resident[e] or in_flight[e])
         ]
         return hits, late, missing
@@ -237,10 +287,10 @@ class Engine:
         with self.machine.lock:
             self.transfers.read_by(span, layer, experts)
 
-    def _on_host(self, layer: int, expert: int, rows: int) -> Span:
+    def _on_host(self, layer: int, expert: int, rows: int, work: Work | None = None) -> Span:
         """Compute an expert on the host; its small output comes back over d2h."""
         op = Op(OpKind.EXPERT, layer, (rows,), (expert,))
-        span = self.machine.submit(op, Lane.HOST, (), lambda: self.model.compute(layer, [expert]))
+        span = self.machine.submit(op, Lane.HOST, (), work)
         self.costs.host_ns.append(span.duration_ns)
         self.costs.host_ns_per_row.append(span.duration_ns / rows)
         back = Op(OpKind.RETURN, layer, (rows,), (expert,))
@@ -298,3 +348,10 @@ class Engine:
                     "expert; let its `lossless` be False"
                 )
             c.replaced += int(np.count_nonzero(routed.ids_TK != view.own_TK))
+
+    def _count_foreseen(self, view: LayerView, ahead: _Ahead) -> None:
+        c = self.counts["decode"]
+        c.foreseen += ahead.own_TK.size
+        pairs = zip(ahead.own_TK.tolist(), view.own_TK.tolist(), strict=True)
+        c.foreseen_right += sum(len({*guess} & {*own}) for guess, own in pairs)
+        c.degraded += int(np.count_nonzero(ahead.routed.ids_TK != ahead.own_TK))

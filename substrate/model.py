@@ -62,8 +62,8 @@ class Model(Protocol):
         ``weigh_as_TK`` names, position by position, the expert whose gate weight is used.
         """
 
-    def compute(self, layer: int, experts: Sequence[int]) -> None:
-        """Compute active experts on their rows."""
+    def compute(self, layer: int, experts: Sequence[int], stale: bool = False) -> None:
+        """Compute active experts on their rows; ``stale`` ones on the state that `foresee` read."""
 
     def shared(self, layer: int) -> None:
         """Compute the shared experts on all rows."""
@@ -76,6 +76,15 @@ class Model(Protocol):
 
     def predict(self, layer: int, done: Sequence[int], lookahead: Lookahead) -> Scores:
         """Scores ``[T, E]`` that the next layer's gate would give, from the experts ``done``."""
+
+    def foresee(self, layer: int) -> Scores:
+        """Scores ``[T, E]`` of the next layer's gate on this layer's post-attention state.
+
+        Both are kept: the next layer may be routed by them (`recall`).
+        """
+
+    def recall(self, layer: int) -> Gate:
+        """Instead of `gate`: weights will be the foreseen scores; returns the layer's own gate."""
 
     def head(self) -> list[int]:
         """Choose each sequence's next token (greedy; ties to the lowest id)."""

@@ -77,10 +77,10 @@ class RememberedPrefills:
         experts, rows = np.unique(ids_TK, return_counts=True)
         return dict(zip(experts.tolist(), rows.tolist(), strict=True))
 
-    def compute(self, layer: int, experts: Sequence[int]) -> None:
+    def compute(self, layer: int, experts: Sequence[int], stale: bool = False) -> None:
         """Experts, unless they are remembered."""
         if not self._known:
-            self._decoder.compute(layer, experts)
+            self._decoder.compute(layer, experts, stale)
 
     def shared(self, layer: int) -> None:
         """Shared experts, unless they are remembered."""
@@ -100,6 +100,14 @@ class RememberedPrefills:
     def predict(self, layer: int, done: Sequence[int], lookahead: Lookahead) -> Scores:
         """The decoder's prediction: the engine asks for one in decode only."""
         return self._decoder.predict(layer, done, lookahead)
+
+    def foresee(self, layer: int) -> Scores:
+        """The decoder's, in decode."""
+        return self._decoder.foresee(layer)
+
+    def recall(self, layer: int) -> Gate:
+        """The decoder's, in decode."""
+        return self._decoder.recall(layer)
 
     def head(self) -> list[int]:
         """The next tokens; a prefill that was just computed is remembered."""

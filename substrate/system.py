@@ -18,6 +18,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from substrate.arch import ModelShape
+from substrate.errors import UsageError
 from substrate.memory import ExpertCache, Mask, Scope
 from substrate.terms import Ids, Lookahead, Phase, Scores
 
@@ -121,8 +122,21 @@ class Routing(Policy):
         """Whether the routed experts are always the model's own."""
         return True
 
+    @property
+    def lookahead(self) -> Lookahead:
+        """The prediction that `foresee` needs; GATE or NONE."""
+        return Lookahead.NONE
+
+    def foresees(self, layer: int) -> bool:
+        """Whether this layer is routed while the layer before it is computed (decode only)."""
+        return False
+
     def route(self, view: LayerView) -> Routed:
-        """Choose; the default is the model's own top-k."""
+        """Choose; the default is the model's own top-k.
+
+        For a layer that is foreseen, ``view`` holds its gate's scores on the state of the layer
+        before, and ``own_TK`` their best.
+        """
         return Routed(view.own_TK, view.own_TK)
 
 
@@ -203,6 +217,21 @@ class System:
     def lossless(self) -> bool:
         """Whether the tokens are those of the model with everything resident."""
         return self.route.lossless
+
+    @property
+    def lookahead(self) -> Lookahead:
+        """What is predicted of the next layer.
+
+        Raises:
+            UsageError: routing and prefetching ask for different predictions.
+        """
+        kinds = {self.route.lookahead, self.prefetch.lookahead} - {Lookahead.NONE}
+        if len(kinds) > 1:
+            raise UsageError(
+                "route and prefetch need different predictions "
+                f"({self.route.lookahead}, {self.prefetch.lookahead}); swap one of them with --set"
+            )
+        return kinds.pop() if kinds else Lookahead.NONE
 
     def start(self, shape: ModelShape, cache: ExpertCache) -> None:
         """Begin a run."""

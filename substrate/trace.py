@@ -101,6 +101,19 @@ class Recorder:
         self._pass.lookahead = lookahead
         return scores
 
+    def foresee(self, layer: int) -> Scores:
+        """Record a prediction by the next gate."""
+        scores = self._model.foresee(layer)
+        self._pass.predicted[layer] = scores.copy()
+        self._pass.lookahead = Lookahead.GATE
+        return scores
+
+    def recall(self, layer: int) -> Gate:
+        """Record a layer's own gate, though another routes it."""
+        gate = self._model.recall(layer)
+        self._pass.gates[layer] = Gate(gate.scores_TE.copy(), gate.ids_TK.copy())
+        return gate
+
     def head(self) -> list[int]:
         """Record the choice."""
         self._pass.chosen = self._model.head()
@@ -155,7 +168,7 @@ class TracedModel:
         experts = counts.nonzero()[0]
         return dict(zip(experts.tolist(), counts[experts].tolist(), strict=True))
 
-    def compute(self, layer: int, experts: Sequence[int]) -> None:
+    def compute(self, layer: int, experts: Sequence[int], stale: bool = False) -> None:
         """No mathematics."""
 
     def shared(self, layer: int) -> None:
@@ -175,6 +188,14 @@ class TracedModel:
                 "makes them, or replay with --set prefetch=none"
             )
         return self._pass.predicted[layer]
+
+    def foresee(self, layer: int) -> Scores:
+        """The recorded prediction by the next gate."""
+        return self.predict(layer, (), Lookahead.GATE)
+
+    def recall(self, layer: int) -> Gate:
+        """The recorded gate."""
+        return self.gate(layer)
 
     def head(self) -> list[int]:
         """The recorded tokens."""

@@ -86,7 +86,10 @@ class TraceRecorder:
 
     def gate(self, layer: int) -> Gate:
         """Record a layer's gate."""
-        gate, place = self._model.gate(layer), self._place[layer]
+        return self._record(layer, self._model.gate(layer))
+
+    def _record(self, layer: int, gate: Gate) -> Gate:
+        place = self._place[layer]
         self._scores[:, place] = gate.scores_TE
         self._ids[:, place] = gate.ids_TK
         return Gate(self._rounded(gate.scores_TE), gate.ids_TK)
@@ -101,13 +104,23 @@ class TraceRecorder:
         self._predicted[lookahead][:, self._place[layer]] = scores
         return self._rounded(scores)
 
+    def foresee(self, layer: int) -> Scores:
+        """Record the prediction by which the system routes the next layer."""
+        scores = self._model.foresee(layer)
+        self._predicted[Lookahead.GATE][:, self._place[layer]] = scores
+        return self._rounded(scores)
+
+    def recall(self, layer: int) -> Gate:
+        """Record a layer's own gate, though another routes it."""
+        return self._record(layer, self._model.recall(layer))
+
     def combine(self, layer: int) -> None:
         """Before the layer ends, predict what the system did not ask for."""
         if self._phase == "decode" and layer + 1 in self._place:
+            place = self._place[layer]
             for kind, predicted in self._predicted.items():
-                if kind is not self._asks:
-                    guess = self._model.predict(layer, (), kind)
-                    predicted[:, self._place[layer]] = guess
+                if np.isnan(predicted[:, place]).any():
+                    predicted[:, place] = self._model.predict(layer, (), kind)
         self._model.combine(layer)
 
     def head(self) -> list[int]:

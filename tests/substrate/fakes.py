@@ -109,8 +109,14 @@ class FixedModel:
         self._active = dict(zip(experts.tolist(), rows.tolist(), strict=True))
         return self._active
 
-    def compute(self, layer: int, experts: Sequence[int]) -> None:
+    def compute(self, layer: int, experts: Sequence[int], stale: bool = False) -> None:
         self.computed += [(self._pass, layer, expert) for expert in experts]
+
+    def foresee(self, layer: int) -> Scores:
+        return self._predictions[self._pass, layer]
+
+    def recall(self, layer: int) -> Gate:
+        return self.gate(layer)
 
     def combine(self, layer: int) -> None:
         done = {e for p, at, e in self.computed if (p, at) == (self._pass, layer)}
