@@ -66,6 +66,9 @@ def run(
     few_shot: Annotated[
         str | None, typer.Option(help="Worked examples before a question; paper: as it did [0].")
     ] = None,
+    calibrate_from: Annotated[
+        str | None, typer.Option(help="Workload whose train split a learning system learns from.")
+    ] = None,
     seed: Annotated[int | None, typer.Option(help="Draws the prompts [0].")] = None,
     data_dir: DATA_DIR = None,
     store: STORE = DEFAULT_STORE,
@@ -95,6 +98,7 @@ def run(
         "seed": seed,
         "scoring": scoring,
         "few_shot": few_shot,
+        "calibrate_from": calibrate_from,
     }
     request = RunRequest(given, set_ or [], data_dir, store, timeline, force, json)
     run_command(request)

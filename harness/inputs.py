@@ -76,6 +76,7 @@ class Inputs(RunInputs):
     workload: Workload
     questions: list[Question]
     end: int | None
+    data_dir: Path | None
 
     @property
     def longest(self) -> int:
@@ -119,7 +120,9 @@ def prepare(spec: RunSpec, data_dir: Path | None) -> Inputs:
         "numpy": np.__version__,
     }
     end = tokenizer.token_to_id(END_OF_TEXT)
-    return Inputs(spec, full, sample, hashes, checkpoint, tokenizer, chosen, questions, end)
+    return Inputs(
+        spec, full, sample, hashes, checkpoint, tokenizer, chosen, questions, end, data_dir
+    )
 
 
 def _question(

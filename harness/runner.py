@@ -14,6 +14,7 @@ import torch
 from harness import measure
 from harness.accuracy import Accuracy
 from harness.answers import answer
+from harness.calibration import calibrate, identity
 from harness.inputs import Inputs, RunInputs
 from harness.inputs import prepare as prepare_live
 from harness.provenance import provenance
@@ -47,11 +48,15 @@ class Outcome:
 
 def prepare(spec: RunSpec, data_dir: Path | None) -> Inputs | ReplayInputs:
     """Open what a run reads: weights and questions, or a trace; see `harness.inputs.prepare`."""
-    return prepare_live(spec, data_dir) if spec.trace is None else prepare_replay(spec)
+    if spec.trace is not None:
+        return prepare_replay(spec)
+    inputs = prepare_live(spec, data_dir)
+    inputs.hashes |= identity(spec, data_dir)
+    return inputs
 
 
 def run(
-    inputs: RunInputs,
+    inputs: Inputs | ReplayInputs,
     scratch: Path,
     progress: Progress = lambda done, total: None,
     keep_timeline: bool = False,
@@ -75,6 +80,9 @@ def run(
     system = build(spec.system, spec.settings)
     # The scale model's products are too small to share between threads.
     torch.set_num_threads(1)
+    if isinstance(inputs, Inputs):
+        shared = shared or SharedWork(inputs.checkpoint)
+    calibrate(system, inputs, shared, scratch, progress)
     with ExitStack() as stack, torch.inference_mode():
         stage: Stage
         if isinstance(inputs, ReplayInputs):
@@ -82,7 +90,7 @@ def run(
             work, accuracy = partial(replay, inputs, stage), no_accuracy
         else:
             assert isinstance(inputs, Inputs)
-            shared = shared or SharedWork(inputs.checkpoint)
+            assert shared is not None
             stage = live = set_up(spec, system, inputs, shared, scratch, keep_timeline, stack, wrap)
             answers = Accuracy(inputs.workload, len(inputs.questions))
             work, accuracy = partial(answer, inputs, live, answers), answers.document

@@ -41,6 +41,8 @@ class RunSpec(BaseModel):
         new_tokens: generated for each prompt; at most, where an answer may end earlier.
         scoring: how questions are answered; see `harness.answers`.
         few_shot: worked examples before each question.
+        calibrate_from: the workload whose train split a learning system learns from; None is
+            ShareGPT where it is at hand, else the run's own.
         trace: a recorded trace that is replayed instead of computing.
         reconstruct_scores: let scores by rank stand for gate scores that it does not hold.
     """
@@ -64,6 +66,7 @@ class RunSpec(BaseModel):
     seed: int = Field(default=0, ge=0)
     scoring: Scoring = "fixed-length"
     few_shot: int = Field(default=0, ge=0)
+    calibrate_from: str | None = None
     trace: str | None = None
     reconstruct_scores: bool = False
 

@@ -14,7 +14,8 @@ from results.samples import Sample
 from substrate.errors import MoeBenchError, UsageError
 
 if TYPE_CHECKING:
-    from harness.inputs import RunInputs
+    from harness.inputs import Inputs
+    from harness.replay import ReplayInputs
     from harness.shared import SharedWork
     from substrate.engine import Generation
 
@@ -69,14 +70,15 @@ class Opened:
     def __init__(self, data_dir: Path | None) -> None:
         self._data_dir = data_dir
         self._group = ""
-        self._known: RunInputs | None = None
+        self._known: Inputs | ReplayInputs | None = None
 
-    def inputs(self, spec: RunSpec) -> "RunInputs":
+    def inputs(self, spec: RunSpec) -> "Inputs | ReplayInputs":
         """As `harness.runner.prepare` gives them.
 
         Raises:
             MoeBenchError: as `prepare` does.
         """
+        from harness.calibration import identity
         from harness.inputs import Inputs
         from harness.runner import prepare
         from systems import source_hash
@@ -90,8 +92,10 @@ class Opened:
             self._known = prepare(spec, self._data_dir)
             self._group = group
             return self._known
+        shared = {k: v for k, v in self._known.hashes.items() if k != "calibration"}
         own = {"profile": _profile_hash(spec.machine), "system": source_hash(spec.system)}
-        return replace(self._known, spec=spec, hashes=self._known.hashes | own)
+        own |= identity(spec, self._data_dir)
+        return replace(self._known, spec=spec, hashes=shared | own)
 
     def cell_id(self, spec: RunSpec) -> str:
         """A run's id; one that does not change from measurement to measurement where it is local.
@@ -168,7 +172,7 @@ class Worker:
         samples = samples_of(outcome.generations) if self._samples else []
         return Finished(outcome.document, samples)
 
-    def _share(self, inputs: "RunInputs") -> "SharedWork | None":
+    def _share(self, inputs: "Inputs | ReplayInputs") -> "SharedWork | None":
         """Weights, prefills and reference logits of the group; a replay computes none."""
         from harness.inputs import Inputs
         from harness.shared import SharedWork

@@ -47,7 +47,7 @@ class Recipe(BaseModel):
     balance: float = 0.08
     balance_end: float = 0.04
     router_z: float = 1e-3
-    exercise_share: float = Field(default=0.75, ge=0, le=1)
+    exercise_share: float = Field(default=0.8, ge=0, le=1)
     checkpoint_every: int = Field(default=200, gt=0)
 
     @property

@@ -22,7 +22,7 @@ TRAINING_SETS = (
     "squad", "gsm8k", "bbh", "math", "piqa", "winogrande",
 )  # fmt: skip
 #: How often each exercise family is drawn: arithmetic takes the most practice.
-EXERCISE_MIX = {"arithmetic": 32, "equations": 26, "facts": 14, "passages": 16, "inflection": 12}
+EXERCISE_MIX = {"arithmetic": 34, "equations": 20, "facts": 16, "passages": 14, "inflection": 16}
 #: What a token of an exercise's question counts in the loss, where one of its answer counts 1.
 QUESTION_WEIGHT = 0.1
 #: Kept out of training, so that perplexity on it can be reported.

@@ -6,6 +6,8 @@ pays for launching, copying, waiting and deciding is separate (`control_ns`), be
 the lanes.
 """
 
+from itertools import pairwise
+
 from substrate.arch import ModelShape, Precision, stored_bytes
 from substrate.machine import Lane, Op, OpKind
 from substrate.profile import HardwareProfile
@@ -15,6 +17,9 @@ LARGE_READ_BYTES = 20_000_000
 
 #: Activations, KV cache and returned outputs are always two bytes a value.
 ACTIVATION_BYTES = 2
+
+#: A policy's own network is kept in fp32; each of its layers launches product, norm and activation.
+NETWORK_VALUE_BYTES, NETWORK_LAUNCHES = 4, 3
 
 
 class CostModel:
@@ -56,7 +61,7 @@ class CostModel:
         self.sync_ns = software.sync.ns
         #: One layer's decisions on the control thread.
         self.decision_ns = software.decision.ns
-        self._cache: dict[tuple[OpKind, Lane, tuple[int, ...], int, int], tuple[int, int, int]] = {}
+        self._cache: dict[tuple[object, ...], tuple[int, int, int]] = {}
 
     # ------------------------------------------------------------------ lanes
 
@@ -65,7 +70,7 @@ class CostModel:
 
         Layers of a model cost alike, so one look-up serves an operation of every layer.
         """
-        key = (op.kind, lane, op.rows, op.context, op.pairs)
+        key = (op.kind, lane, op.rows, op.context, op.pairs, op.network)
         price = self._cache.get(key)
         if price is None:
             duration = max(1, round(self._price(op, lane)))
@@ -80,6 +85,8 @@ class CostModel:
     def _price(self, op: Op, lane: Lane) -> float:
         if lane is Lane.DEVICE:
             return self._device(op)
+        if lane is Lane.PREDICT:
+            return sum(self._dense(a * b + b, op.rows[0]) for a, b in pairwise(op.network))
         if lane is Lane.HOST:
             return sum(self._host_expert(rows) for rows in op.rows)
         if lane is Lane.DISK:
@@ -122,6 +129,12 @@ class CostModel:
         bandwidth = self._large if size >= LARGE_READ_BYTES else self._small
         return max(size / bandwidth, 2 * params * rows / self._flops)
 
+    def _dense(self, params: int, rows: int) -> float:
+        """One layer of a policy's own network, as if the device did nothing else."""
+        size = params * NETWORK_VALUE_BYTES
+        bandwidth = self._large if size >= LARGE_READ_BYTES else self._small
+        return max(size / bandwidth, 2 * params * rows / self._flops)
+
     def _attention(self, op: Op) -> float:
         s = self.shape
         cache = op.context * s.kv_values_per_token_layer * ACTIVATION_BYTES / self._large
@@ -136,7 +149,8 @@ class CostModel:
 
     def first_launch_ns(self, op: Op, lane: Lane) -> int:
         """How long after its submission began an operation's first kernel or copy can run."""
-        return self._one_launch_ns if lane is Lane.DEVICE else self.copy_submit_ns
+        on_gpu = lane in (Lane.DEVICE, Lane.PREDICT)
+        return self._one_launch_ns if on_gpu else self.copy_submit_ns
 
     def control_ns(self, op: Op, lane: Lane) -> int:
         """What submitting the operation costs the control thread."""
@@ -144,4 +158,6 @@ class CostModel:
             if op.kind is OpKind.PREDICT and not op.context:
                 return self._launch_ns[OpKind.GATE]
             return self._launch_ns[op.kind] * len(op.rows)
+        if lane is Lane.PREDICT:
+            return NETWORK_LAUNCHES * (len(op.network) - 1) * self._one_launch_ns
         return self.copy_submit_ns

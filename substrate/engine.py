@@ -47,6 +47,11 @@ class Counts:
     foreseen: int = 0
     foreseen_right: int = 0
     degraded: int = 0
+    #: Decoded rows of layers for which experts were asked ahead; those of them whose own experts
+    #: were all among the asked ones, and those of which at least one was.
+    asked: int = 0
+    asked_all: int = 0
+    asked_any: int = 0
 
 
 class _Ahead(NamedTuple):
@@ -89,6 +94,8 @@ class Engine:
         self.system, self.model, self.machine = system, model, machine
         self.cache, self.timeline = cache, timeline
         self._moe_layers = frozenset(model.shape.moe_layers)
+        #: By layer: what was asked ahead for it.
+        self._asked: dict[int, frozenset[int]] = {}
         self.counts: dict[Phase, Counts] = {"prefill": Counts(), "decode": Counts()}
         self.costs = Costs()
         self.transfers = Transfers(system.evict, machine, cache, self.costs)
@@ -156,6 +163,8 @@ class Engine:
         # A prompt's rows each look back to its start; a decoded row sees the whole sequence.
         prefill = phase == "prefill"
         self._pairs = sum(n * (n + 1) // 2 if prefill else n for n in self._lengths)
+        first = self.model.shape.moe_layers[0]
+        self._ask(first, self.system.prefetch.opening(phase, first))
         for layer in range(self.model.shape.num_layers):
             attend = Op(OpKind.ATTEND, layer, (rows,), (), self._context, self._pairs)
             self._device(attend, partial(self.model.attend, layer))
@@ -206,8 +215,10 @@ class Engine:
         self._compute(layer, hits, active)
         if model.shape.shared_width:
             self._device(Op(OpKind.SHARED, layer, (rows,)), lambda: model.shared(layer))
-        if layer + 1 in self._moe_layers:
-            self._prefetch(view, layer + 1, self._predict(layer, phase, rows, hits))
+        more, in_order = layer + 1 in self._moe_layers, system.prefetch.in_order
+        predicted = self._predict(view, rows, hits) if more else None
+        if more and not in_order:
+            self._prefetch(view, layer + 1, predicted)
         for expert, span in arriving:
             self._compute(layer, [expert], active, after=(span,))
         # More loads than slots: each waits for a computed expert to leave.
@@ -216,6 +227,8 @@ class Engine:
             self._compute(layer, [expert], active, after=(span,))
         combine = Op(OpKind.COMBINE, layer, (rows,))
         self._device(combine, lambda: model.combine(layer), after=returned)
+        if more and in_order:  # into slots that wait for what was just submitted
+            self._prefetch(view, layer + 1, predicted)
 
         with machine.lock:
             cache.unpin(keys)
@@ -298,9 +311,14 @@ class Engine:
 
     # ------------------------------------------------------------------ the next layer
 
-    def _predict(self, layer: int, phase: Phase, rows: int, hits: Sequence[int]) -> Span | None:
-        lookahead = self.system.prefetch.lookahead
-        if phase == "prefill" or lookahead is Lookahead.NONE:
+    def _predict(self, view: LayerView, rows: int, hits: Sequence[int]) -> Span | None:
+        prefetch, layer = self.system.prefetch, view.layer
+        lookahead = prefetch.lookahead
+        if view.phase == "decode" and prefetch.network:
+            op = Op(OpKind.PREDICT, layer, (rows,), network=prefetch.network)
+            foretell = partial(prefetch.foretell, view, layer + 1)
+            return self.machine.submit(op, Lane.PREDICT, (), foretell)
+        if view.phase == "prefill" or lookahead is Lookahead.NONE:
             return None
         op = Op(OpKind.PREDICT, layer, (rows,))
         if lookahead is Lookahead.LAYER:  # otherwise the next gate alone
@@ -314,7 +332,18 @@ class Engine:
         scores = None if predicted is None else predicted.value
         with self.machine.lock:
             wanted = self.system.prefetch.prefetch(view, next_layer, scores)
-        self.transfers.prefetch(next_layer, wanted)
+        self._ask(next_layer, wanted)
+
+    def _ask(self, layer: int, experts: Sequence[int]) -> None:
+        """Ask for experts ahead of their layer."""
+        if not self.system.prefetch.in_order:
+            self.transfers.prefetch(layer, experts)
+        else:
+            absent = [e for e in experts if not self.cache.holds(self.cache.key(layer, e))]
+            for expert in absent:
+                self.transfers.demand_when_free(layer, expert)
+            self.transfers.started[layer].update(absent)
+        self._asked[layer] = frozenset(experts)
 
     # ------------------------------------------------------------------ counting
 
@@ -341,6 +370,13 @@ class Engine:
             c.prefetched_top_score += len(started & top)
             c.prefetched_active += len(started & own)
             c.prefetched_used += len(started & active.keys())
+        asked = self._asked.pop(view.layer, None)
+        if asked and view.phase == "decode":
+            for own in view.own_TK.tolist():
+                right = len(asked.intersection(own))
+                c.asked += 1
+                c.asked_all += right == len(own)
+                c.asked_any += right > 0
         if routed.ids_TK is not view.own_TK:
             if self.system.lossless:
                 raise UsageError(

@@ -31,6 +31,7 @@ class Lane(StrEnum):
     D2H = "d2h"
     HOST = "host"
     DISK = "disk"
+    PREDICT = "predict"  # a stream beside the device's own, for a policy's network
 
 
 class OpKind(StrEnum):
@@ -56,7 +57,8 @@ class Op(NamedTuple):
 
     ``rows`` holds one count for each expert of an expert operation, else the pass's rows.
     ``context`` counts the cached tokens that attention reads, ``pairs`` the products of a query
-    with a key that it computes, both summed over the batch's sequences.
+    with a key that it computes, both summed over the batch's sequences.  ``network`` holds a
+    policy's own network's widths, input to output.
     """
 
     kind: OpKind
@@ -65,6 +67,7 @@ class Op(NamedTuple):
     experts: tuple[int, ...] = ()
     context: int = 0
     pairs: int = 0
+    network: tuple[int, ...] = ()
 
 
 class Span:

@@ -13,14 +13,18 @@ its options, its state is made in `start`.  Policies name actions and never pric
 
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from pathlib import Path
+from typing import TYPE_CHECKING, ClassVar, NamedTuple
 
 from substrate.arch import ModelShape
 from substrate.errors import UsageError
 from substrate.memory import ExpertCache, Mask, Scope
 from substrate.terms import Ids, Lookahead, Phase, Scores
+
+if TYPE_CHECKING:
+    from substrate.statistics import Routing as RoutedText
 
 #: How many measured durations of each kind are kept.
 COSTS_KEPT = 64
@@ -99,6 +103,28 @@ class Assigned(NamedTuple):
 class Policy(ABC):
     """Base of the five decisions.  Subclasses are dataclasses whose fields are their options."""
 
+    #: Whether the policy learns from recorded routing: `calibrate` then comes before `start`.
+    calibrates: ClassVar[bool] = False
+
+    @property
+    def device_bytes(self) -> int:
+        """Device memory that it needs for itself, beside slots."""
+        return 0
+
+    def calibrate(
+        self,
+        sequences: "Sequence[RoutedText]",
+        shape: ModelShape,
+        artefacts: Path,
+        progress: Callable[[int, int], None],
+    ) -> None:
+        """Learn from how other texts than the run's own were routed.
+
+        Args:
+            artefacts: a folder in which what was learnt may be kept, by the hash of all it is from.
+            progress: told of steps done and to do.
+        """
+
     def start(self, shape: ModelShape, cache: ExpertCache) -> None:
         """Make fresh state for a run."""
 
@@ -154,17 +180,38 @@ class Assignment(Policy):
 class Prefetching(Policy):
     """What to bring for the next layer."""
 
+    #: How its transfers go.  False: behind everything needed; what has not begun is dropped when
+    #: the layer's gate is known.  True: like loads, in the order asked; each waits for a slot that
+    #: the current layer leaves, and none is dropped.
+    in_order: ClassVar[bool] = False
+
     @property
     def lookahead(self) -> Lookahead:
         """The prediction that `prefetch` needs in decode."""
         return Lookahead.NONE
+
+    @property
+    def network(self) -> tuple[int, ...]:
+        """Widths, input to output, of a network of its own that `foretell` runs; () for none."""
+        return ()
+
+    def foretell(self, view: LayerView, next_layer: int) -> Scores:
+        """What its own network says of ``next_layer``, ``[T, E]``: asked in decode, if it has one.
+
+        It runs beside the device, from when the layer's gate is known.
+        """
+        raise NotImplementedError
+
+    def opening(self, phase: Phase, layer: int) -> Sequence[int]:
+        """Experts of a pass's first MoE layer, to bring while all before its gate is computed."""
+        return ()
 
     def prefetch(
         self, view: LayerView, next_layer: int, predicted_TE: Scores | None
     ) -> Sequence[int]:
         """Experts of ``next_layer`` in the order to bring them; those already held are skipped.
 
-        ``predicted_TE`` is None when ``lookahead`` is NONE, and in prefill.
+        ``predicted_TE`` is None where nothing was predicted, and in prefill.
         """
         return ()
 
@@ -217,6 +264,15 @@ class System:
     def lossless(self) -> bool:
         """Whether the tokens are those of the model with everything resident."""
         return self.route.lossless
+
+    def most_slots(self, shape: ModelShape) -> int | None:
+        """How many experts it keeps on the device at most; None takes all that fit."""
+        return None
+
+    @property
+    def device_bytes(self) -> int:
+        """Device memory that its policies need for themselves."""
+        return sum(policy.device_bytes for policy in self.policies.values())
 
     @property
     def lookahead(self) -> Lookahead:

@@ -23,6 +23,9 @@ SYSTEMS: dict[str, tuple[str, str, str]] = {
     "gpu-only": ("systems.baselines", "GpuOnly", "everything resident on the device: the ceiling"),
     "moe-ondemand": ("systems.baselines", "MoEOnDemand", "load after the gate, LRU, no prefetch"),
     "smoe": ("systems.smoe", "SMoE", "substitute low-score experts, prefetch top-score ones"),
+    "daop": ("systems.daop", "DAOP", "swap in prefill, compute on the host one layer ahead"),
+    "duoserve": ("systems.duoserve", "DuoServe", "stream through k slots, a learned path ahead"),
+    "flashmoe": ("systems.flashmoe", "FlashMoE", "experts on disk, a learned eviction a layer"),
 }
 
 

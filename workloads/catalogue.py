@@ -328,9 +328,7 @@ _ALL = (
         {"DuoServe-MoE": 0},
     ),
     _free("arithmetic", "Generated arithmetic word problems", "reasoning", "exact_number", 64),
-    _free(
-        "equations", "Generated sums and sequences", "exam", "exact_text", 32, likelihood="letters"
-    ),
+    _free("equations", "Generated sums and sequences", "exam", "exact_number", 32),
     _free("inflection", "Generated sentences to inflect", "language", "exact_text", 32),
     _free(
         "facts", "Generated questions on learnt facts", "knowledge", "exact_text", 64

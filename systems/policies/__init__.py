@@ -20,26 +20,38 @@ POLICIES: dict[str, dict[str, tuple[str, str]]] = {
     "place": {
         "by-id": ("systems.policies.place", "PlaceById"),
         "popular": ("systems.policies.place", "PlacePopular"),
+        "activation": ("systems.daop", "PlaceByActivation"),
+        "none": ("systems.flashmoe", "PlaceNothing"),
     },
     "route": {
         "exact": ("systems.policies.route", "ExactRouting"),
         "expert-cache": ("systems.smoe", "ExpertCacheRouter"),
+        "predicted": ("systems.daop", "PredictedRouting"),
     },
     "assign": {
         "load": ("systems.policies.assign", "LoadAll"),
         "host": ("systems.policies.assign", "HostAll"),
         "balanced": ("systems.policies.assign", "Balanced"),
+        "by-sequence": ("systems.daop", "AllocateBySequence"),
     },
     "prefetch": {
         "none": ("systems.policies.prefetch", "NoPrefetch"),
         "next-gate": ("systems.policies.prefetch", "NextGate"),
         "top-score": ("systems.smoe", "TopScorePrefetch"),
+        "expert-mlp": ("systems.duoserve", "LearnedPath"),
     },
     "evict": {
         "static": ("systems.policies.evict", "NeverEvict"),
         "lru": ("systems.policies.evict", "LeastRecentlyUsed"),
         "lfu": ("systems.policies.evict", "LeastFrequentlyUsed"),
+        "fifo": ("systems.policies.evict", "FirstInFirstOut"),
+        "lifo": ("systems.policies.evict", "LastInFirstOut"),
+        "arc": ("systems.policies.caches", "AdaptiveReplacement"),
+        "lecar": ("systems.policies.caches", "LeastRegret"),
+        "belady": ("systems.policies.evict_belady", "Belady"),
+        "flashmoe": ("systems.flashmoe", "LearnedEviction"),
         "score": ("systems.policies.evict", "LowestAverageScore"),
+        "swap": ("systems.daop", "MakeRoomForSwaps"),
     },
 }
 

@@ -1,8 +1,8 @@
 """Who leaves when a slot is needed.  Keys are ``layer · E + expert`` (see `substrate.memory`)."""
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, TypeVar
 
 import numpy as np
 
@@ -12,10 +12,91 @@ from substrate.memory import ExpertCache, Mask
 from substrate.system import Eviction, LayerView
 
 
-def _least(values: np.ndarray, allowed: Mask) -> int | None:
+def least(values: np.ndarray, allowed: Mask) -> int | None:
     """The allowed key with the smallest value; ties to the lowest key; None if none is allowed."""
     keys = allowed.nonzero()[0]
     return int(keys[values[keys].argmin()]) if len(keys) else None
+
+
+def first(keys: Iterable[int], allowed: Mask) -> int | None:
+    """The first of these keys that is allowed."""
+    for key in keys:
+        if allowed[key]:
+            return key
+    return None
+
+
+State = TypeVar("State")
+
+
+def pools(shape: ModelShape, cache: ExpertCache, make: Callable[[int], State]) -> list[State]:
+    """By key, the state of its pool: slots that lend each other, one layer's or all.
+
+    ``make`` gets the number of slots of a pool.
+    """
+    if cache.scope == "global":
+        return [make(cache.slots)] * (shape.num_layers * shape.num_experts)
+    each = cache.slots // len(shape.moe_layers)
+    return [state for _ in range(shape.num_layers) for state in [make(each)] * shape.num_experts]
+
+
+class ByCount:
+    """Residents by how often they were used; equal counts in the order in which they got there."""
+
+    def __init__(self) -> None:
+        self._counts: dict[int, dict[int, None]] = {}
+        self._least = 0  # no count is smaller
+
+    def add(self, key: int, count: int) -> None:
+        """The newest of its count."""
+        keys = self._counts.get(count)
+        if keys is None:
+            self._counts[count] = {key: None}
+        else:
+            keys[key] = None
+        if count < self._least:
+            self._least = count
+
+    def use(self, key: int, count: int) -> None:
+        """One use more, if it is there."""
+        keys = self._counts.get(count)
+        if keys is None or key not in keys:
+            return
+        del keys[key]
+        if not keys:
+            del self._counts[count]
+        above = self._counts.get(count + 1)
+        if above is None:
+            self._counts[count + 1] = {key: None}
+        else:
+            above[key] = None
+
+    def remove(self, key: int, count: int) -> None:
+        """Gone, if it was there."""
+        keys = self._counts.get(count)
+        if keys is None or key not in keys:
+            return
+        del keys[key]
+        if not keys:
+            del self._counts[count]
+
+    def least(self, allowed: Mask, tie: Literal["id", "lru"]) -> int | None:
+        """Of the smallest count: the lowest id, or the one that was used longest ago."""
+        counts = self._counts
+        if not counts:
+            return None
+        while self._least not in counts:
+            self._least += 1
+        if tie == "lru":
+            for key in counts[self._least]:
+                if allowed[key]:  # nearly always the first one
+                    return key
+        for count in sorted(counts):
+            keys = counts[count]
+            found = first(sorted(keys) if tie == "id" else keys, allowed)
+            if found is not None:
+                return found
+        return None
 
 
 @dataclass(kw_only=True)
@@ -62,35 +143,59 @@ class NeverEvict(Eviction):
         return int(passing.argmax()) if passing.any() else None
 
 
-@dataclass(kw_only=True)
-class LeastRecentlyUsed(Eviction):
-    """Oldest use first; an arrival is as recent as a use."""
+class _InOrder(Eviction):
+    """Residents of each pool of slots in an order; the first that may leave does."""
 
     def start(self, shape: ModelShape, cache: ExpertCache) -> None:
         """Nothing is resident yet."""
-        #: Residents, oldest use first.
-        self._order: dict[int, None] = {}
         self._experts = shape.num_experts
-
-    def used(self, layer: int, experts: Iterable[int]) -> None:
-        """Uses within one layer count in the order given, which is that of ids."""
-        for expert in experts:
-            key = layer * self._experts + expert
-            if key in self._order:
-                self.arrived(key)
+        self._pools = pools(shape, cache, lambda slots: dict[int, None]())
 
     def arrived(self, key: int) -> None:
         """The newest."""
-        self._order.pop(key, None)
-        self._order[key] = None
+        order = self._pools[key]
+        order.pop(key, None)
+        order[key] = None
 
     def left(self, key: int) -> None:
         """Forgotten."""
-        self._order.pop(key, None)
+        self._pools[key].pop(key, None)
 
     def victim(self, allowed: Mask, incoming: int) -> int | None:
         """The first that may leave."""
-        return next((key for key in self._order if allowed[key]), None)
+        return first(self._pools[incoming], allowed)
+
+
+@dataclass(kw_only=True)
+class FirstInFirstOut(_InOrder):
+    """Oldest arrival first; a use changes nothing."""
+
+
+@dataclass(kw_only=True)
+class LastInFirstOut(_InOrder):
+    """Newest arrival first; a use changes nothing.
+
+    An arrival of the current layer is in use and may not leave, so the newest of earlier ones does.
+    """
+
+    def victim(self, allowed: Mask, incoming: int) -> int | None:
+        """The last that may leave."""
+        return first(reversed(self._pools[incoming]), allowed)
+
+
+@dataclass(kw_only=True)
+class LeastRecentlyUsed(_InOrder):
+    """Oldest use first; an arrival is as recent as a use."""
+
+    def used(self, layer: int, experts: Iterable[int]) -> None:
+        """Uses within one layer count in the order given, which is that of ids."""
+        base = layer * self._experts
+        order = self._pools[base]
+        for expert in experts:
+            key = base + expert
+            if key in order:
+                del order[key]
+                order[key] = None
 
 
 @dataclass(kw_only=True)
@@ -107,35 +212,34 @@ class LeastFrequentlyUsed(Eviction):
 
     def start(self, shape: ModelShape, cache: ExpertCache) -> None:
         """No use yet."""
-        self._count = np.zeros(shape.num_layers * shape.num_experts, dtype=np.int64)
-        self._recency = LeastRecentlyUsed()
-        self._recency.start(shape, cache)
+        self._count = [0] * (shape.num_layers * shape.num_experts)
+        self._pools = pools(shape, cache, lambda slots: ByCount())
         self._experts = shape.num_experts
 
     def used(self, layer: int, experts: Iterable[int]) -> None:
         """Count a use."""
-        experts = list(experts)
-        self._count[[layer * self._experts + e for e in experts]] += 1
-        self._recency.used(layer, experts)
+        base, count = layer * self._experts, self._count
+        residents = self._pools[base]
+        for expert in experts:
+            key = base + expert
+            residents.use(key, count[key])
+            count[key] += 1
 
     def arrived(self, key: int) -> None:
-        """Remember when, for the tie; what the host computed before does not count."""
-        self._recency.arrived(key)
+        """The newest of its count; what the host computed before does not count."""
         if not self.survive:
             self._count[key] = min(self._count[key], 1)
+        self._pools[key].add(key, self._count[key])
 
     def left(self, key: int) -> None:
         """Forget the count unless it survives."""
-        self._recency.left(key)
+        self._pools[key].remove(key, self._count[key])
         if not self.survive:
             self._count[key] = 0
 
     def victim(self, allowed: Mask, incoming: int) -> int | None:
         """The smallest count."""
-        if not allowed.any():
-            return None
-        fewest = allowed & (self._count == self._count[allowed].min())
-        return self._recency.victim(fewest, incoming) if self.tie == "lru" else int(fewest.argmax())
+        return self._pools[incoming].least(allowed, self.tie)
 
 
 @dataclass(kw_only=True)
@@ -178,4 +282,4 @@ class LowestAverageScore(Eviction):
 
     def victim(self, allowed: Mask, incoming: int) -> int | None:
         """The smallest average."""
-        return _least(self._by_key, allowed)
+        return least(self._by_key, allowed)

@@ -32,14 +32,23 @@ class PlacePopular(Placement):
     popularity: Sequence[Sequence[float]] = ()
     equal_layers: bool = False
 
-    def place(self, shape: ModelShape, slots: int, scope: Scope) -> Iterable[tuple[int, int]]:
-        """Most popular first, within each layer or over all."""
+    def counts(self, shape: ModelShape) -> Sequence[Sequence[float]]:
+        """``popularity`` as ``[layer][expert]``.
+
+        Raises:
+            UsageError: it has not one row of counts a layer.
+        """
         count = self.popularity or [[0.0] * shape.num_experts] * shape.num_layers
         if [len(row) for row in count] != [shape.num_experts] * shape.num_layers:
             raise UsageError(
                 f"place.popularity needs {shape.num_layers} rows of {shape.num_experts} counts, "
                 "one row a layer; give it as JSON: --set 'place.popularity=[[3, 1, ...], ...]'"
             )
+        return count
+
+    def place(self, shape: ModelShape, slots: int, scope: Scope) -> Iterable[tuple[int, int]]:
+        """Most popular first, within each layer or over all."""
+        count = self.counts(shape)
         ranked = [
             sorted((-count[layer][e], layer, e) for e in range(shape.num_experts))
             for layer in shape.moe_layers

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from workloads.example import Example, ask_and_answer, stem
+from workloads.example import Example, ask_and_answer
 from workloads.exercises import FAMILIES, Split, exercises, facts, inflection
 
 OPERATIONS = {"+": int.__add__, "-": int.__sub__, "*": int.__mul__}
@@ -17,14 +17,14 @@ SPLITS: tuple[Split, Split] = ("test", "train")
 
 # Scale models are trained on this text: a change makes their weights and scores mean another thing.
 GOLDEN = {
-    ("equations", "test"): "df6b6643459688902738b23357d7dadb678d8f0dc48285e0acf2c16e0b28899e",
-    ("equations", "train"): "dc02983530ee4ca254da39a936ee4ed39f14c68471794232cae4db6d155afb1c",
+    ("equations", "test"): "2cb86d82c2a5d1ded1cb1123e5ba3be81281b99b04ab827a250c0b2c0de6c701",
+    ("equations", "train"): "4bed27b623505f1a5b851104d88719312260613d422c31b6b4f03bccf19d975a",
     ("inflection", "test"): "9fb662dd193db42b5e537a7532cffd30e0b6cf8aab313ba112ac0616d1005c65",
     ("inflection", "train"): "94570f843f7a4ca03e7275259ae881c7e62e12228d72298d644a663113571551",
     ("facts", "test"): "bba34ba256d4646ddb1d37c486641acebbe4ff8f78f82eb4905266189ca8ce36",
     ("facts", "train"): "8a38ee91e19359a73d161f02968793c9595e137d26440a4856cec47284b93b4c",
-    ("passages", "test"): "1e17a9dffc341d079f833df70f8063e03aee730a11911d0acb940ad27d97e346",
-    ("passages", "train"): "f7a58b3a7d586ee8550f412f1bc539ad2196d70ef47bdef9760352c188431e0f",
+    ("passages", "test"): "73fc7900cf1c1a744b8b6a138992984a30d90594ba7715d6b13279eee4073f65",
+    ("passages", "train"): "25edc9ddd99d0b7eed2f3d58d6bd19d49cc86753e4191d45fdc9fef916b5c315",
     ("arithmetic", "test"): "d759673038b86acf8e6d25631c63a0d4947e67eb58a774f46f80daa4ab1bfaca",
     ("arithmetic", "train"): "9b82b4c0b1cdf827749cc7247d1a972f0442d6e07d00e0a3a6ec349c81d28d39",
 }
@@ -58,10 +58,6 @@ def test_the_same_exercises_whenever_they_are_asked_for(
     assert drawn(family, split, count, seed) == drawn(family, split, 40, seed)[:count]
 
 
-def asked_of_equations(example: Example) -> str:
-    return stem(example)
-
-
 def asked_of_inflection(example: Example) -> str:
     """The task without names, the verb and its complement: what must not be in both halves."""
     task, sentence = example.prompt.split(": ")
@@ -87,7 +83,7 @@ def asked_of_facts(example: Example) -> str:
 
 
 KEYS: dict[str, Callable[[Example], str]] = {
-    "equations": asked_of_equations,
+    "equations": lambda example: example.prompt,
     "inflection": asked_of_inflection,
     "facts": asked_of_facts,
     "passages": lambda example: example.prompt,
@@ -105,29 +101,25 @@ def test_the_splits_share_no_question_whatever_the_seed(family: str) -> None:
 
 
 def check_equations(example: Example) -> None:
-    assert example.choices is not None
-    assert isinstance(example.answer, int)
+    assert example.choices is None
     assert example.solution is not None
-    assert len(set(example.choices)) == 4
-    numbers = [int(n) for n in re.findall(r"\d+", stem(example))]
-    asked = re.sub(r"\d+", "#", stem(example))
+    numbers = [int(n) for n in re.findall(r"\d+", example.prompt)]
+    asked = re.sub(r"\d+", "#", example.prompt)
     if asked == "What is # + #?":
         truth = numbers[0] + numbers[1]
     elif asked == "What is # - #?":
         truth = numbers[0] - numbers[1]
+    elif two := re.fullmatch(r"What is # ([+-]) # ([+-]) #\?", asked):
+        truth = OPERATIONS[two[2]](OPERATIONS[two[1]](numbers[0], numbers[1]), numbers[2])
     elif asked == "x + # = #. What is x?":
         truth = numbers[1] - numbers[0]
     else:
         assert asked == "Which number comes next: #, #, #?"
         assert numbers[1] - numbers[0] == numbers[2] - numbers[1]
         truth = 2 * numbers[2] - numbers[1]
-    assert example.choices.count(str(truth)) == 1
-    assert example.choices[example.answer] == str(truth)
+    assert example.answer == str(truth)
     steps = re.findall(r"(\d+) ([+-]) (\d+) = (\d+)\.", example.solution)
-    computed = [f"{a} {o} {b} = {c}." for a, o, b, c in steps]
-    options = zip("ABCD", example.choices[: example.answer + 1], strict=False)
-    compared = [f"{letter} {choice}." for letter, choice in options]
-    assert " ".join(computed + compared) == example.solution
+    assert " ".join(f"{a} {o} {b} = {c}." for a, o, b, c in steps) == example.solution
     assert all(OPERATIONS[o](int(a), int(b)) == int(c) for a, o, b, c in steps)
     assert steps[-1][-1] == str(truth)
 
@@ -163,24 +155,16 @@ def check_facts(example: Example) -> None:
 
 
 def check_passages(example: Example) -> None:
-    """The story, told by a tiny interpreter: who is where, who holds what."""
+    """The notes, read by a tiny interpreter: who is where, who holds what."""
     assert example.solution is not None
-    *story, asked = re.split(r"(?<=\.) ", example.prompt)
-    place: dict[str, str] = {}
-    holder: dict[str, str] = {}
-    for sentence in story:
-        if kept := re.fullmatch(r"The (\w+) is with (\w+)\.", sentence):
-            holder[kept[1]] = kept[2]
-        else:
-            moved = re.fullmatch(r"(?:Now )?(\w+) is in the (\w+)\.", sentence)
-            assert moved is not None
-            place[moved[1]] = moved[2]
-    wanted = re.fullmatch(r"Where is (the )?(\w+)\?", asked)
-    assert wanted is not None
-    person = holder[wanted[2]] if wanted[1] else wanted[2]
-    assert example.answer == place[person]
-    has = f"The {wanted[2]} is with {person}. " if wanted[1] else ""
-    assert example.solution == f"{has}{person} is in the {place[person]}."
+    form = r"Notes: (.*)\. Later: (.*)\. Where is (the )?(\w+)\?"
+    read = re.fullmatch(form, example.prompt)
+    assert read is not None
+    noted = dict(note.split() for note in f"{read[1]}, {read[2]}".split(", "))  # the last counts
+    wanted = noted[read[4]] if read[3] else read[4]
+    assert example.answer == noted[wanted]
+    held = f"{read[4]} {wanted}, " if read[3] else ""
+    assert example.solution == f"{held}{wanted} {noted[wanted]}."
 
 
 def check_arithmetic(example: Example) -> None:
@@ -213,22 +197,12 @@ def test_every_answer_is_true(family: str, split: Split, seed: int) -> None:
         CHECKS[family](example)
 
 
-def place_in_equations(example: Example) -> int:
-    assert isinstance(example.answer, int)
-    return example.answer
-
-
 def place_in_facts(example: Example) -> int:
     return facts_asked(example)[2].index(str(example.answer))
 
 
-@pytest.mark.parametrize(
-    ("family", "place"), [("equations", place_in_equations), ("facts", place_in_facts)]
-)
-def test_always_answering_one_place_does_not_pay(
-    family: str, place: Callable[[Example], int]
-) -> None:
-    places = [place(example) for example in drawn(family, "test", 1000)]
+def test_always_answering_one_place_does_not_pay() -> None:
+    places = [place_in_facts(example) for example in drawn("facts", "test", 1000)]
     assert all(200 <= places.count(option) <= 300 for option in range(4))
 
 

@@ -296,7 +296,6 @@ def test_every_reference_answer_is_right_by_its_own_metric(data_dir: Path) -> No
 
 
 def test_a_worked_solutions_letters_do_not_count() -> None:
-    """Generated equations read their options before they answer."""
     assert extract("choice", " 24 - 5 = 19. A 9. B 29. C 19.\n#### C", options=4) == "C"
     assert extract("choice", " A 9. B 19.", options=4) == "A"
     assert extract("choice", " A 9.\n####", options=4) == ""

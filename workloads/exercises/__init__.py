@@ -6,10 +6,10 @@ its half, so memorising the training half never answers a test question.
 
 | family | category | asks |
 |---|---|---|
-| ``equations`` | exam | sums, missing terms, sequences; four options |
+| ``equations`` | exam | sums, missing terms, sequences |
 | ``inflection`` | language | a sentence put into another form |
 | ``facts`` | knowledge | which of four things has a property, from facts learnt in training |
-| ``passages`` | understanding | who and what is where, after a story of moves |
+| ``passages`` | understanding | who and what is where, after some moves |
 | ``arithmetic`` | reasoning | word problems of one to three steps |
 """
 

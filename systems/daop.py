@@ -1,0 +1,251 @@
+"""DAOP: data-aware offloading and predictive pre-calculation.
+
+"DAOP: Data-Aware Offloading and Predictive Pre-Calculation for Efficient MoE Inference" (Y. Zhang,
+S. Aggarwal, T. Mitra, DATE 2025, arXiv 2501.10375).  Which experts a sequence needs shows in its
+prefill, so that is when the device's experts are exchanged; in decode nothing moves any more.
+Experts that stayed on the host are computed there, one layer ahead, from a prediction.
+
+    paper                            here
+    ─────                            ────
+    memory initialization    §IV-A   PlaceByActivation
+    Algorithm 1              §IV-B   swaps: `AllocateBySequence` loads, `MakeRoomForSwaps` evicts
+    threshold 1.05           §IV-B   assign.threshold
+    pre-calculation          §IV-C   PredictedRouting.foresees; the engine computes the host's
+                                     experts on the state of the layer before
+    graceful degradation     §IV-C   PredictedRouting.route
+    expert cache ratio, ECR  §V-A    --cache-ratio
+
+Deviations and readings, where the paper is silent:
+
+- The first predicted layer is index 5, as in the authors' code; `route.first`.
+- A predicted layer is routed and weighed by the predicted scores; its own gate is not evaluated.
+- Host experts read the state of the layer before through their own layer's norm, as the predicting
+  gate does; "the hidden states from the non-MoE computation" leaves the norm open.
+- Two experts of a top-2 model on the host: the lower-scored one gives way.  For top-k the paper has
+  no rule; `route.most_host` says how many may stay on the host: by default k - 1 and at least 1,
+  which is the paper's rule for k = 2.  The best-scored stay.
+- A swap that brings in an active expert replaces one that may itself be active: it leaves when its
+  computation has ended, so no swap delays a computation on the device.
+- Swaps need one sort of the layer's experts: linear in them but for it.  FlashMoE reports that the
+  authors' search does not scale to 64 or 128 experts; an exhaustive search over exchanges would
+  not, and Algorithm 1 does not ask for one.
+- In prefill, experts that stay on the host are computed there, however many rows they have (§IV-B:
+  "parallel local execution").
+- The paper runs batch 1.  In a batch, tokens are counted over all sequences.
+"""
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, ClassVar
+
+import numpy as np
+
+from substrate.arch import ModelShape
+from substrate.errors import UsageError
+from substrate.memory import ExpertCache, Mask, Scope
+from substrate.system import (
+    Assigned,
+    Assignment,
+    Eviction,
+    LayerView,
+    Missing,
+    Placement,
+    Prefetching,
+    Routed,
+    Routing,
+    System,
+)
+from substrate.terms import Lookahead
+from systems.policies.place import PlacePopular
+from systems.policies.prefetch import NoPrefetch
+
+if TYPE_CHECKING:
+    from substrate.statistics import Routing as RoutedText
+
+#: The least advantage in tokens that a swap must bring (Algorithm 1).
+THRESHOLD = 1.05
+
+
+def swaps(view: LayerView, threshold: float) -> dict[int, int]:
+    """Algorithm 1, lines 5-13: experts to bring in, each with the one that makes room for it.
+
+    The busiest host expert is paired with the idlest device expert, the second busiest with the
+    second idlest, and so on; a pair is exchanged where the host's has clearly more tokens.
+    """
+    tokens_E = np.bincount(view.own_TK.ravel(), minlength=view.shape.num_experts)
+    by_tokens = np.argsort(-tokens_E, kind="stable")
+    on_device = view.resident_E | view.in_flight_E
+    host = [int(e) for e in by_tokens if not on_device[e]]
+    device = [int(e) for e in by_tokens[::-1] if view.resident_E[e]]
+    return {
+        h: d for h, d in zip(host, device, strict=False) if tokens_E[h] > threshold * tokens_E[d]
+    }
+
+
+@dataclass(kw_only=True)
+class PlaceByActivation(PlacePopular):
+    """§IV-A: the same number of experts in each layer, the most active first.
+
+    What is left over, less than one a layer, goes to the most active of the rest.  ``popularity``
+    comes from the decode phase of a calibration run.
+    """
+
+    calibrates: ClassVar[bool] = True
+
+    def calibrate(
+        self,
+        sequences: "Sequence[RoutedText]",
+        shape: ModelShape,
+        artefacts: Path,
+        progress: Callable[[int, int], None],
+    ) -> None:
+        """Count the decode phase, unless ``popularity`` was given."""
+        if self.popularity:
+            return
+        counts = np.zeros((shape.num_layers, shape.num_experts))
+        for text in sequences:
+            for layer, ids in zip(shape.moe_layers, text.ids_TLK[text.prefill :].swapaxes(0, 1),
+                                  strict=True):  # fmt: skip
+                counts[layer] += np.bincount(ids.ravel(), minlength=shape.num_experts)
+        self.popularity = counts.tolist()
+
+    def place(self, shape: ModelShape, slots: int, scope: Scope) -> Iterable[tuple[int, int]]:
+        """Equal parts, then the remainder by frequency."""
+        each, rest = divmod(slots, len(shape.moe_layers))
+        count = self.counts(shape)
+
+        def by_activation(pairs: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
+            return sorted(pairs, key=lambda pair: (-count[pair[0]][pair[1]], pair))
+
+        ranked = [
+            by_activation((layer, e) for e in range(shape.num_experts))
+            for layer in shape.moe_layers
+        ]
+        placed = [pair for order in ranked for pair in order[:each]]
+        return placed + by_activation(pair for order in ranked for pair in order[each:])[:rest]
+
+
+@dataclass(kw_only=True)
+class AllocateBySequence(Assignment):
+    """Prefill: bring in what Algorithm 1 swaps; everything else is computed where it is.
+
+    Attributes:
+        threshold: how many times a device expert's tokens its host expert's must exceed.
+    """
+
+    threshold: float = THRESHOLD
+
+    def __post_init__(self) -> None:
+        if self.threshold < 1:
+            raise UsageError(f"assign.threshold is {self.threshold}; allowed: 1 or more")
+
+    @property
+    def uses_host(self) -> bool:  # type: ignore[override]
+        """For all that is not on the device."""
+        return True
+
+    def assign(self, view: LayerView, missing: Sequence[Missing]) -> Assigned:
+        """Algorithm 1 in prefill; no migration in decode (§IV-C)."""
+        brought = swaps(view, self.threshold) if view.phase == "prefill" else {}
+        absent = {m.expert for m in missing}
+        load = [expert for expert in brought if expert in absent]
+        return Assigned(load, sorted(absent - set(load)))
+
+
+@dataclass(kw_only=True)
+class MakeRoomForSwaps(Eviction):
+    """An expert that is brought in takes the place of the one that it was paired with.
+
+    Attributes:
+        threshold: as Algorithm 1's; equal to the assignment's.
+    """
+
+    threshold: float = THRESHOLD
+
+    def start(self, shape: ModelShape, cache: ExpertCache) -> None:
+        """No swap yet."""
+        self._leaves: dict[int, int] = {}
+
+    def observe(self, view: LayerView) -> None:
+        """The same pairs as the assignment's, by key."""
+        if view.phase == "prefill":
+            first = view.layer * view.shape.num_experts
+            pairs = swaps(view, self.threshold)
+            self._leaves = {first + h: first + d for h, d in pairs.items()}
+
+    def victim(self, allowed: Mask, incoming: int) -> int | None:
+        """The partner, once it may leave."""
+        partner = self._leaves.get(incoming)
+        return partner if partner is not None and allowed[partner] else None
+
+
+@dataclass(kw_only=True)
+class PredictedRouting(Routing):
+    """§IV-C: from layer ``first`` on, decode is routed one layer ahead.
+
+    Attributes:
+        first: the first predicted layer; those before it use their own gate.
+        most_host: how many of a token's experts may be on the host before the rest give way to the
+            best-scored experts on the device; None is k - 1, at least 1.
+    """
+
+    first: int = 5
+    most_host: int | None = None
+
+    def __post_init__(self) -> None:
+        for option, least in (("first", 1), ("most_host", 0)):
+            value = getattr(self, option)
+            if value is not None and value < least:
+                raise UsageError(f"route.{option} is {value}; allowed: {least} or more")
+
+    @property
+    def lossless(self) -> bool:
+        """Never: predictions err, and their host experts read an older state."""
+        return False
+
+    @property
+    def lookahead(self) -> Lookahead:
+        """The next gate on this layer's state."""
+        return Lookahead.GATE
+
+    def foresees(self, layer: int) -> bool:
+        """After the first layers, where predictions become good (Fig. 5)."""
+        return layer >= self.first
+
+    def route(self, view: LayerView) -> Routed:
+        """The model's own top-k; of a predicted layer the predicted one, degraded gracefully."""
+        if view.phase == "prefill" or not self.foresees(view.layer):
+            return Routed(view.own_TK, view.own_TK)
+        pairs = zip(view.own_TK.tolist(), view.scores, strict=True)
+        ids_TK = np.array([self._degraded(own, scores, view) for own, scores in pairs])
+        return Routed(ids_TK, ids_TK)
+
+    def _degraded(self, own: list[int], scores: list[float], view: LayerView) -> list[int]:
+        """``own`` (best first) with its lowest-scored host experts replaced, as far as possible."""
+        most = max(1, view.shape.top_k - 1) if self.most_host is None else self.most_host
+        resident = view.resident_E
+        give_way = [expert for expert in own if not resident[expert]][most:]
+        spare = sorted(
+            (e for e in range(len(scores)) if resident[e] and e not in own),
+            key=lambda e: (-scores[e], e),
+        )
+        # The weakest gives way first; without an alternative the original stays.
+        replaced = dict(zip(reversed(give_way), spare, strict=False))
+        return [replaced.get(expert, expert) for expert in own]
+
+
+@dataclass(kw_only=True)
+class DAOP(System):
+    """The complete system."""
+
+    place: Placement = field(default_factory=PlaceByActivation)
+    route: Routing = field(default_factory=PredictedRouting)
+    assign: Assignment = field(default_factory=AllocateBySequence)
+    prefetch: Prefetching = field(default_factory=NoPrefetch)
+    evict: Eviction = field(default_factory=MakeRoomForSwaps)
+
+    def __post_init__(self) -> None:
+        """One threshold for both halves of a swap."""
+        if isinstance(self.assign, AllocateBySequence) and isinstance(self.evict, MakeRoomForSwaps):
+            self.evict.threshold = self.assign.threshold

@@ -1,0 +1,207 @@
+"""DuoServe-MoE: prefill and decode scheduled apart, and a cache of no more than k experts.
+
+"DuoServe-MoE: Dual-Phase Expert Prefetch and Cache Scheduling for Efficient MoE LLM Inference"
+(Y. Zhang et al., arXiv 2509.07379).  Prefill uses nearly all experts, so they stream through k
+slots while earlier ones compute.  A decoded token uses k of a layer: a small network names them
+from the path that the token took so far, and they come while the layer before computes.
+
+    paper                               here
+    ─────                               ────
+    preprocess, ExpertMLP         §4    systems.duoserve_predictor
+    GPU expert cache of k         §5.1  DuoServe.most_slots
+    computation, communication,         the device, link and prediction lanes
+      prediction streams          §5.2-3
+    first expert during the non-MoE     LearnedPath.opening and .prefetch in prefill
+      layers                      §5.2
+    State Constructor             §5.3  LearnedPath.observe: the path, cleared with every token
+    first synchronisation point   §5.3  an expert is computed after its transfer; what the gate
+                                        names and the cache lacks is loaded then (`LoadAll`)
+    second synchronisation point  §5.3  ``in_order``: a transfer waits for the prediction and for
+                                        the computation that reads its slot
+
+A slot's next owner comes in the order in which its last one came (`FirstInFirstOut`), so two slots
+alternate as in Fig. 4.  Every transfer is on one stream: a wrong prefetch delays the right expert.
+
+Deviations and readings, where the paper is silent:
+
+- "First expert" of a prefill's layer is the most popular one: of Mixtral's eight it could be any,
+  of 64 not every one has a token.
+- With one slot (top-1) nothing overlaps; ``slots=2`` gives the paper's pipeline.
+- A transfer still under way at the gate is waited for by the computation that reads it; experts
+  that are there compute meanwhile.
+- The network shares the device with the model; here its stream slows nobody.  Seven layers of
+  three kernels, launched by the control thread, take 0.2 ms; the authors measured 0.6 ms (§6.4).
+- The paper serves one request at a time and says why (§6.1).  Here a batch's rows are predicted one
+  by one, and the k experts with the highest probability in any row are brought.
+- How many texts are traced is `--calibrate-from`'s affair (the paper: 2.5 % of the dataset).
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import ClassVar
+
+import numpy as np
+
+from substrate.arch import ModelShape
+from substrate.errors import UsageError
+from substrate.memory import ExpertCache
+from substrate.statistics import Routing as RoutedText
+from substrate.system import (
+    Assignment,
+    Eviction,
+    LayerView,
+    Placement,
+    Prefetching,
+    Routing,
+    System,
+    best_scores,
+)
+from substrate.terms import Phase, Scores
+from systems.duoserve_predictor import ExpertMLP, Training, trained, widths
+from systems.flashmoe import PlaceNothing
+from systems.policies.assign import LoadAll
+from systems.policies.evict import FirstInFirstOut
+from systems.policies.route import ExactRouting
+
+
+@dataclass(kw_only=True)
+class LearnedPath(Prefetching):
+    """§5: one expert ahead in prefill; in decode the k that ExpertMLP names.
+
+    Without calibration nothing is named: decode loads after the gate, as the first layer does.
+
+    Attributes:
+        width: of the first of ExpertMLP's hidden layers, for what the prediction costs (§4.2).
+        trained_width: of the network that is really trained and asked.  A scale model's routing,
+            and a few thousand tokens of it, do not feed 2048.
+        tokens: at most so many are learnt from.
+        epochs: at most (§6.4); training stops early.
+        dropout: after each hidden layer (§4.2).
+        seed: of weights, order and dropout.
+        memory_mb: what the predictor takes on the device (§6.4).
+    """
+
+    width: int = 2048
+    trained_width: int = 256
+    tokens: int = 4096
+    epochs: int = 20
+    dropout: float = 0.1
+    seed: int = 0
+    memory_mb: int = 300
+
+    calibrates: ClassVar[bool] = True
+    in_order: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        floors = {"width": 64, "trained_width": 64, "tokens": 4, "epochs": 1, "memory_mb": 0}
+        for name, least in floors.items():
+            if getattr(self, name) < least:
+                raise UsageError(
+                    f"prefetch.{name} is {getattr(self, name)}; allowed: {least} or more"
+                )
+        if not 0 <= self.dropout < 1:
+            raise UsageError(f"prefetch.dropout is {self.dropout}; allowed: 0 to less than 1")
+        #: The trained predictor; None before `calibrate`.
+        self.predictor: ExpertMLP | None = None
+        self._network: tuple[int, ...] = ()
+
+    @property
+    def device_bytes(self) -> int:
+        """The predictor, with what its library needs."""
+        return self.memory_mb * 1_000_000
+
+    def calibrate(
+        self,
+        sequences: Sequence[RoutedText],
+        shape: ModelShape,
+        artefacts: Path,
+        progress: Callable[[int, int], None] = lambda done, total: None,
+    ) -> None:
+        """§4: count the matrices and train ExpertMLP, or take what these texts gave before."""
+        layers, experts = len(shape.moe_layers), shape.num_experts
+        options = Training(self.trained_width, self.tokens, self.epochs, self.dropout, self.seed)
+        self.predictor = trained(sequences, experts, options, artefacts, progress)
+        self._network = widths(layers, shape.top_k, experts, self.width)
+
+    def start(self, shape: ModelShape, cache: ExpertCache) -> None:
+        """No path yet.
+
+        Raises:
+            UsageError: the predictor is another model's.
+        """
+        self._number = {layer: i for i, layer in enumerate(shape.moe_layers)}
+        self._popularity = np.zeros((len(self._number), shape.num_experts))
+        if self.predictor is None:
+            return
+        learnt = self.predictor.matrices.popularity_LE
+        if learnt.shape != self._popularity.shape:
+            raise UsageError(
+                f"prefetch=expert-mlp was trained for {learnt.shape[0]} layers of "
+                f"{learnt.shape[1]} experts, the model has {self._popularity.shape[0]} of "
+                f"{shape.num_experts}"
+            )
+        self._popularity = learnt
+
+    @property
+    def network(self) -> tuple[int, ...]:
+        """ExpertMLP at the paper's width."""
+        return self._network
+
+    def opening(self, phase: Phase, layer: int) -> Sequence[int]:
+        """Prefill fetches at once; decode's first layer waits for its gate (§5.3)."""
+        return self._first(layer) if phase == "prefill" else ()
+
+    def _first(self, layer: int) -> Sequence[int]:
+        return (int(self._popularity[self._number[layer]].argmax()),)
+
+    def observe(self, view: LayerView) -> None:
+        """The State Constructor: each row's path so far, ``[T, L, K]``; a token starts anew."""
+        if view.phase == "prefill":
+            return
+        number = self._number[view.layer]
+        if number == 0:
+            rows, k = view.own_TK.shape
+            self._path = np.zeros((rows, len(self._number), k), dtype=np.int32)
+        self._path[:, number] = view.own_TK
+
+    def foretell(self, view: LayerView, next_layer: int) -> Scores:
+        """ExpertMLP on the state of each row."""
+        assert self.predictor is not None
+        return self.predictor.probabilities(self._path, self._number[next_layer])
+
+    def prefetch(
+        self, view: LayerView, next_layer: int, predicted_TE: Scores | None
+    ) -> Sequence[int]:
+        """Prefill: the next layer's first expert.  Decode: the k likeliest, ties by id."""
+        if view.phase == "prefill":
+            return self._first(next_layer)
+        if predicted_TE is None:
+            return ()
+        likeliest = np.argsort(-best_scores(predicted_TE), kind="stable")
+        named: list[int] = likeliest[: view.shape.top_k].tolist()
+        return named
+
+
+@dataclass(kw_only=True)
+class DuoServe(System):
+    """The complete system.
+
+    Attributes:
+        slots: experts on the device at most; 0 is the model's k (§5.1).
+    """
+
+    place: Placement = field(default_factory=PlaceNothing)
+    route: Routing = field(default_factory=ExactRouting)
+    assign: Assignment = field(default_factory=LoadAll)
+    prefetch: Prefetching = field(default_factory=LearnedPath)
+    evict: Eviction = field(default_factory=FirstInFirstOut)
+    slots: int = 0
+
+    def __post_init__(self) -> None:
+        if self.slots < 0:
+            raise UsageError(f"slots is {self.slots}; allowed: 0 (the model's top-k) or more")
+
+    def most_slots(self, shape: ModelShape) -> int | None:
+        """§5.1: exactly as many as one layer of one token uses."""
+        return self.slots or shape.top_k

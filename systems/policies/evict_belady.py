@@ -1,0 +1,127 @@
+"""The oracle: what could be kept if the future were known."""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from heapq import heappop, heappush
+
+from substrate.arch import ModelShape
+from substrate.errors import UsageError
+from substrate.memory import ExpertCache, Mask
+from substrate.system import Eviction
+from systems.policies.evict import pools
+
+#: Later than any step.
+_NEVER = 2**62
+
+
+@dataclass(kw_only=True)
+class Belady(Eviction):
+    """MIN (Belady 1966): who is used again last leaves; ties to the lowest id.
+
+    It needs the future, so it runs on recorded routing only: whoever replays calls `foresee` before
+    `start`.  A layer's step is one moment: its experts are protected, and what counts is their next
+    use after it.
+
+    Attributes:
+        bypass: a newcomer that is itself used again last is not kept.  A device cannot do this (an
+            expert needs a slot to be computed), a count of hits can: a bound on all policies.
+    """
+
+    bypass: bool = False
+
+    def foresee(self, steps: Sequence[tuple[int, Sequence[int]]], may_refuse: bool = False) -> None:
+        """All steps to come: a layer and the experts that it uses.
+
+        Args:
+            may_refuse: whether a newcomer can do without a slot.
+        """
+        self._steps, self._may_refuse = steps, may_refuse
+
+    def start(self, shape: ModelShape, cache: ExpertCache) -> None:
+        """From the last step to the first, when each key is used again.
+
+        Raises:
+            UsageError: the future is not known, or bypass is not possible.
+        """
+        if not hasattr(self, "_steps"):
+            raise UsageError(
+                "evict=belady needs to know the future: replay recorded routing (--trace)"
+            )
+        if self.bypass and not self._may_refuse:
+            raise UsageError(
+                "evict.bypass=true: on a device an expert needs a slot to be computed; bypass is "
+                "for counting hits only (substrate.cache_replay)"
+            )
+        self._experts, self._now = shape.num_experts, 0
+        total = shape.num_layers * shape.num_experts
+        #: Every use to come, in order, and when the same key is used after it; steps in a row.
+        self._uses = [
+            layer * shape.num_experts + expert
+            for layer, experts in self._steps
+            for expert in experts
+        ]
+        self._following = [_NEVER] * len(self._uses)
+        later, at = [_NEVER] * total, len(self._uses)
+        for time in range(len(self._steps) - 1, -1, -1):
+            at -= len(self._steps[time][1])
+            for i in range(at, at + len(self._steps[time][1])):
+                self._following[i] = later[self._uses[i]]
+            for key in self._uses[at : at + len(self._steps[time][1])]:
+                later[key] = time
+        self._uses.append(-1)
+        #: When each key is used again, as a negative number: the farther, the smaller.
+        self._nearness = [-time for time in later]
+        self._resident = [False] * total
+        #: For each pool a heap of (nearness, key); what is outdated is dropped when it is on top.
+        self._farthest: list[list[tuple[int, int]]] = pools(shape, cache, lambda slots: [])
+
+    def used(self, layer: int, experts: Iterable[int]) -> None:
+        """The next step has come.
+
+        Raises:
+            UsageError: it is not the one that was foreseen.
+        """
+        base, at = layer * self._experts, self._now
+        for expert in experts:
+            key = base + expert
+            if self._uses[at] != key:
+                raise UsageError(
+                    f"evict=belady did not foresee that layer {layer} uses expert {expert}; it "
+                    "works with route=exact on the recorded batches"
+                )
+            self._nearness[key] = nearness = -self._following[at]
+            if self._resident[key]:
+                heappush(self._farthest[key], (nearness, key))
+            at += 1
+        self._now = at
+
+    def arrived(self, key: int) -> None:
+        """Resident."""
+        self._resident[key] = True
+        heappush(self._farthest[key], (self._nearness[key], key))
+
+    def left(self, key: int) -> None:
+        """Gone."""
+        self._resident[key] = False
+
+    def next_use(self, key: int) -> int:
+        """The step at which an expert is used again; later than all steps if it is not."""
+        return -self._nearness[key]
+
+    def victim(self, allowed: Mask, incoming: int) -> int | None:
+        """The farthest next use; none at all if that is the newcomer's."""
+        heap, near = self._farthest[incoming], self._nearness
+        found, protected = None, []
+        while heap and found is None:
+            nearness, key = heap[0]
+            if nearness != near[key] or not self._resident[key]:
+                heappop(heap)
+            elif allowed[key]:
+                found = key
+            else:
+                protected.append(heappop(heap))
+        for entry in protected:
+            heappush(heap, entry)
+        if self.bypass and found is not None and near[incoming] <= near[found]:
+            return None
+        return found

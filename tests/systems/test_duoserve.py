@@ -1,0 +1,421 @@
+"""DuoServe-MoE by hand: matrices, the state vector, a prefill's pipeline, a wrong prediction."""
+
+import math
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+import torch
+
+from substrate.decoder import Decoder
+from substrate.engine import Engine
+from substrate.errors import InputError, UsageError
+from substrate.local import LocalMachine, SlotExperts
+from substrate.machine import Lane, OpKind
+from substrate.memory import ExpertCache, Tier
+from substrate.statistics import Routing
+from substrate.timeline import Timeline
+from substrate.weights import Checkpoint, ExpertStore, ResidentExperts
+from systems import build
+from systems.duoserve import DuoServe, LearnedPath
+from systems.duoserve_predictor import ExpertMLP, Matrices, Training, trained, widths
+from systems.options import describe
+from tests.substrate.checkpoints import make_checkpoint
+from tests.substrate.fakes import (
+    FixedModel,
+    FlatCosts,
+    Rig,
+    check_timeline,
+    prices,
+    rig,
+    small_shape,
+)
+from tests.systems.views import shape, view
+
+# --------------------------------------------------------------------------- Eqs. 2, 3 and 5
+
+# Five tokens, two layers, top-2 of three experts.
+FIVE = np.array([[[0, 1], [0, 2]], [[0, 1], [2, 0]], [[0, 2], [2, 1]], [[0, 1], [1, 2]],
+                 [[2, 1], [1, 0]]])  # fmt: skip
+
+
+def test_matrices_of_five_tokens():
+    matrices = Matrices.of([FIVE[:2], FIVE[2:]], 3)
+    # Layer 0 chose expert 0 four times, 1 four times, 2 twice; layer 1: 0 three, 1 three, 2 four.
+    expected = [[0.4, 0.4, 0.2], [0.3, 0.3, 0.4]]
+    np.testing.assert_allclose(matrices.popularity_LE, expected)
+    # With expert 0 of layer 0 (tokens 1-4) went {0,2}, {2,0}, {2,1}, {1,2}: 2, 2, 4 of 8 choices.
+    # With expert 1 (tokens 1, 2, 4, 5): {0,2}, {2,0}, {1,2}, {1,0}: 3, 2, 3.
+    # With expert 2 (tokens 3, 5): {2,1}, {1,0}: 1, 2, 1.
+    expected = [[2 / 8, 2 / 8, 4 / 8], [3 / 8, 2 / 8, 3 / 8], [1 / 4, 2 / 4, 1 / 4]]
+    np.testing.assert_allclose(matrices.affinity_LEE[0], expected)
+
+
+def test_the_state_vector():
+    popularity = np.array([[0.4, 0.4, 0.2], [0.3, 0.3, 0.4], [0.5, 0.1, 0.4]])
+    affinity = np.arange(18).reshape(2, 3, 3) / 20
+    matrices = Matrices(popularity, affinity)
+    # Two tokens; what stands in layer 2 must not be seen.
+    ids = np.array([[[2, 0], [1, 2], [0, 1]], [[0, 1], [2, 1], [2, 0]]])
+    states = matrices.states(ids, np.array([1, 2]))
+    path = [[3 / 3, 1 / 3, 0, 0], [1 / 3, 2 / 3, 3 / 3, 2 / 3]]
+    row = [popularity[1], popularity[2]]
+    came_from = [[*affinity[0][2], *affinity[0][0]], [*affinity[1][2], *affinity[1][1]]]
+    expected = [[*h, *p, *a] for h, p, a in zip(path, row, came_from, strict=True)]
+    np.testing.assert_allclose(states, expected, rtol=1e-6)
+    assert states.shape[1] == widths(layers=3, top_k=2, experts=3, first=2048)[0]
+
+
+def test_seven_layers_from_2048_to_64():
+    # Mixtral 8x7B: 31 layers' pairs, 8 popularities, 2 rows of affinity.
+    assert widths(32, 2, 8, 2048) == (62 + 8 + 16, 2048, 1024, 512, 256, 128, 64, 8)
+    assert widths(32, 2, 8, 64)[1:-1] == (64,) * 6
+
+
+# --------------------------------------------------------------------------- ExpertMLP
+
+
+def learnable(tokens: int, seed: int = 0) -> np.ndarray:
+    """Three layers, top-2 of eight: expert e is followed by e + 1, and that by e + 3."""
+    first = np.random.default_rng(seed).permuted(np.tile(np.arange(8), (tokens, 1)), axis=1)[:, :2]
+    return np.stack([first, (first + 1) % 8, (first + 4) % 8], axis=1)
+
+
+@pytest.fixture(scope="module")
+def taught(tmp_path_factory) -> tuple[ExpertMLP, list[tuple[int, int]]]:
+    folder = tmp_path_factory.mktemp("artefacts")
+    told: list[tuple[int, int]] = []
+    texts = [Routing(learnable(60, seed), 10) for seed in range(10)]
+    options = Training(width=64, tokens=9999, epochs=15, dropout=0.1, seed=0)
+    made = trained(texts, 8, options, folder, lambda done, total: told.append((done, total)))
+    again = trained(texts, 8, options, folder, lambda done, total: pytest.fail("trained twice"))
+    for ours, kept in zip(made.weights, again.weights, strict=True):
+        np.testing.assert_array_equal(ours, kept)
+    return made, told
+
+
+def test_it_learns_what_affinity_knows(taught):
+    mlp, told = taught
+    unseen = learnable(100, seed=99)
+    for layer in (1, 2):
+        probabilities = mlp.probabilities(unseen, layer)
+        assert probabilities.shape == (100, 8)
+        best = np.argsort(-probabilities, axis=1)[:, :2]
+        right = np.sort(best) == np.sort(unseen[:, layer])
+        assert right.all(axis=1).mean() > 0.9
+    epochs = int(mlp.note["epochs"])
+    assert told == [(i + 1, 15) for i in range(epochs)]
+    assert 1 <= int(mlp.note["best_epoch"]) <= epochs <= 15
+    assert mlp.note["tokens"] == str(9 * 50)  # decoded tokens, one text of ten held out
+
+
+def test_the_folded_network_is_torchs(tmp_path):
+    from systems.duoserve_predictor import _folded, _network
+
+    torch.manual_seed(0)
+    sizes = widths(3, 2, 8, 64)
+    network = _network(sizes, 0.1)
+    matrices = Matrices.of([learnable(50)], 8)
+    ids = learnable(30, seed=5)
+    for _ in range(3):  # moves the norms' running statistics
+        network(torch.from_numpy(matrices.states(ids, np.full(30, 2))))
+    network.eval()
+    arrays = [t.numpy() for t in _folded(network)]
+    mlp = ExpertMLP(matrices, arrays[0::2], arrays[1::2], {})
+    with torch.no_grad():
+        wanted = torch.sigmoid(network(torch.from_numpy(matrices.states(ids, np.full(30, 2)))))
+    np.testing.assert_allclose(mlp.probabilities(ids, 2), wanted.numpy(), atol=1e-5)
+
+
+def test_too_little_to_learn_from_and_broken_artefacts(tmp_path):
+    options = Training(width=64, tokens=9999, epochs=1, dropout=0.1, seed=0)
+    with pytest.raises(UsageError, match="at least four tokens"):
+        trained([Routing(learnable(3), 0)], 8, options, tmp_path)
+    trained([Routing(learnable(4), 4)], 8, options, tmp_path)  # a prompt alone is read whole
+    (file,) = tmp_path.iterdir()
+    file.write_bytes(b"broken")
+    with pytest.raises(InputError, match="remove it"):
+        trained([Routing(learnable(4), 4)], 8, options, tmp_path)
+
+
+def test_at_most_so_many_tokens(tmp_path):
+    options = Training(width=64, tokens=25, epochs=1, dropout=0.1, seed=0)
+    mlp = trained([Routing(learnable(20, seed), 0) for seed in range(5)], 8, options, tmp_path)
+    # 20 of the first text and 5 of the second, a tenth of each (two and one) held out.
+    assert mlp.note["tokens"] == str(18 + 4)
+
+
+# --------------------------------------------------------------------------- the timeline
+
+# Four experts, top-2, two slots, two layers; nothing costs the control thread any time.
+#
+#   device  attend 30, gate 3, expert 10, combine 2, head 6     h2d  load 40     predict  25
+#
+# Prefill, two rows: {0,1} and {2,3}, so that all four are active.  Expert 0 is the first.
+#
+#   h2d     0 (0..40)  begins with the pass.  The gate is known at 33: 1 (40..80) takes the free
+#           slot, 2 that of 0 (computed until 50), 3 that of 1 (until 90)
+#   device  0 (40..50)  1 (80..90)  2 (120..130)  3 (160..170)
+#   h2d     layer 1's expert 0 takes the slot of 2 (until 130), behind 3: 160..200
+#   layer 1 attend 172..202, gate 202..205: expert 0 is there, the rest as before
+
+NO_CONTROL = FlatCosts(prices() | {(Lane.PREDICT, OpKind.PREDICT): 25})
+
+PREFILL = [
+    ("load", 0, (0,), "h2d", 0, 40),
+    ("attend", 0, (), "device", 0, 30),
+    ("gate", 0, (), "device", 30, 33),
+    ("load", 0, (1,), "h2d", 40, 80),
+    ("expert", 0, (0,), "device", 40, 50),
+    ("expert", 0, (1,), "device", 80, 90),
+    ("load", 0, (2,), "h2d", 80, 120),
+    ("expert", 0, (2,), "device", 120, 130),
+    ("load", 0, (3,), "h2d", 120, 160),
+    ("expert", 0, (3,), "device", 160, 170),
+    ("combine", 0, (), "device", 170, 172),
+    ("load", 1, (0,), "h2d", 160, 200),
+    ("attend", 1, (), "device", 172, 202),
+    ("gate", 1, (), "device", 202, 205),
+    ("load", 1, (1,), "h2d", 205, 245),
+    ("expert", 1, (0,), "device", 205, 215),
+    ("expert", 1, (1,), "device", 245, 255),
+    ("load", 1, (2,), "h2d", 245, 285),
+    ("expert", 1, (2,), "device", 285, 295),
+    ("load", 1, (3,), "h2d", 285, 325),
+    ("expert", 1, (3,), "device", 325, 335),
+    ("combine", 1, (), "device", 335, 337),
+    ("head", -1, (), "device", 337, 343),
+]
+
+# Decode, a prompt of one row.  Layer 0 uses {0,1}, layer 1 {0,2}; {2,3} is predicted for it.
+#
+#   t0      the first token is there; both slots hold layer 1's experts
+#   h2d     layer 0, after the gate at 33: 0 (33..73) and 1 (73..113), from t0
+#   predict 33..58: beside the loads
+#   device  0 (73..83)  1 (113..123)  combine 123..125
+#   h2d     2 takes the slot of 0, 3 that of 1 (computed until 123): 113..153, 153..193
+#   layer 1 attend 125..155, gate 155..158: 2 is there, 3 on its way in vain, 0 is missing
+#   device  2 (158..168)
+#   h2d     0 takes the slot of 2, behind 3: 193..233
+#   device  0 (233..243)  combine 243..245  head 245..251
+
+DECODE = [
+    ("attend", 0, (), "device", 0, 30),
+    ("gate", 0, (), "device", 30, 33),
+    ("load", 0, (0,), "h2d", 33, 73),
+    ("predict", 0, (), "predict", 33, 58),
+    ("load", 0, (1,), "h2d", 73, 113),
+    ("expert", 0, (0,), "device", 73, 83),
+    ("expert", 0, (1,), "device", 113, 123),
+    ("load", 1, (2,), "h2d", 113, 153),
+    ("combine", 0, (), "device", 123, 125),
+    ("attend", 1, (), "device", 125, 155),
+    ("load", 1, (3,), "h2d", 153, 193),
+    ("gate", 1, (), "device", 155, 158),
+    ("expert", 1, (2,), "device", 158, 168),
+    ("load", 1, (0,), "h2d", 193, 233),
+    ("expert", 1, (0,), "device", 233, 243),
+    ("combine", 1, (), "device", 243, 245),
+    ("head", -1, (), "device", 245, 251),
+]
+
+
+def best(*experts: int) -> list[float]:
+    return [0.9 - 0.2 * experts.index(e) if e in experts else 0.01 for e in range(4)]
+
+
+class Says(LearnedPath):
+    """ExpertMLP that names the same experts always, and keeps the paths that it was shown."""
+
+    def __init__(self, *named: int) -> None:
+        super().__init__()
+        self.named, self.paths = named, []
+
+    @property
+    def network(self):
+        return (3, 4)
+
+    def foretell(self, view, next_layer):
+        self.paths.append(self._path.copy())
+        return np.array([best(*self.named)] * len(view.own_TK))
+
+
+def served(prefetch: LearnedPath, prompt_rows: list[list[float]], new_tokens: int) -> Rig:
+    gates = {(0, layer): prompt_rows for layer in range(2)}
+    for token in range(1, new_tokens):
+        gates |= {(token, 0): [best(0, 1)], (token, 1): [best(2, 0)]}
+    system = DuoServe(prefetch=prefetch)
+    model = FixedModel(small_shape(layers=2), gates)
+    made = rig(system, model, slots=system.most_slots(model.shape), costs=NO_CONTROL)
+    made.engine.generate([[5] * len(prompt_rows)], new_tokens)
+    check_timeline(made.spans, made.claims, num_experts=4, capacity=2)
+    return made
+
+
+def flat(spans, origin: int = 0) -> list[tuple]:
+    rows = [
+        (s.op.kind.value, s.op.layer, s.op.experts, s.lane.value,
+         s.start_ns - origin, s.end_ns - origin)
+        for s in spans
+    ]  # fmt: skip
+    return sorted(rows)
+
+
+def test_a_prefill_streams_every_expert_once_through_two_slots():
+    made = served(LearnedPath(), [best(0, 1), best(2, 3)], 1)
+    assert flat(made.spans) == sorted(PREFILL)
+    counts = made.engine.counts["prefill"]
+    assert (counts.active, counts.loads, counts.hits, counts.in_flight) == (8, 6, 1, 1)
+
+
+def test_a_wrong_prediction_is_fetched_again_behind_what_came_in_vain():
+    prefetch = Says(2, 3)
+    made = served(prefetch, [best(0, 1)], 2)
+    (head,) = [s for s in made.spans if s.op.kind is OpKind.HEAD][:1]
+    decoded = [s for s in made.spans if s.start_ns >= head.end_ns]
+    assert flat(decoded, head.end_ns) == sorted(DECODE)
+    counts = made.engine.counts["decode"]
+    assert (counts.active, counts.hits, counts.in_flight, counts.loads) == (4, 1, 0, 3)
+    assert (counts.prefetched, counts.prefetched_used) == (2, 1)
+    assert (counts.asked, counts.asked_all, counts.asked_any) == (1, 0, 1)
+    assert made.tier.peak_bytes == 2 * 1000
+
+
+def test_a_right_prediction_hides_a_load():
+    made = served(Says(0, 2), [best(0, 1)], 2)
+    counts = made.engine.counts["decode"]
+    assert (counts.asked, counts.asked_all, counts.asked_any) == (1, 1, 1)
+    assert (counts.loads, counts.hits + counts.in_flight) == (2, 2)
+
+
+def test_the_path_starts_anew_with_every_token():
+    prefetch = Says(2, 3)
+    served(prefetch, [best(0, 1)], 4)
+    assert [path.tolist() for path in prefetch.paths] == [[[[0, 1], [0, 0]]]] * 3
+
+
+# --------------------------------------------------------------------------- the policy
+
+
+def test_the_first_expert_of_a_prefill_is_the_most_popular(tmp_path):
+    ids = np.array([[[3], [1]]] * 6 + [[[0], [2]]] * 2)
+    prefetch = LearnedPath(trained_width=64, epochs=1)
+    model = shape(experts=4, top_k=1, layers=3, dense_layers=(0,), dense_width=8)
+    prefetch.calibrate([Routing(ids, 0)], model, tmp_path)
+    prefetch.start(model, None)  # type: ignore[arg-type]
+    assert list(prefetch.opening("prefill", 1)) == [3]
+    assert list(prefetch.opening("decode", 1)) == []
+    seen = view([[1.0, 0, 0, 0]], 1, layer=1, phase="prefill")
+    assert list(prefetch.prefetch(seen, 2, None)) == [1]
+    assert prefetch.network == (1 + 4 + 4, 2048, 1024, 512, 256, 128, 64, 4)
+    with pytest.raises(UsageError, match="trained for 2 layers of 4 experts"):
+        prefetch.start(shape(experts=8, top_k=1), None)  # type: ignore[arg-type]
+
+
+def test_a_batch_shares_the_likeliest():
+    seen = view([[1.0, 0, 0, 0], [0, 0, 1.0, 0]], 2)
+    said = np.array([[0.9, 0.1, 0.2, 0.3], [0.1, 0.2, 0.8, 0.85]])
+    assert LearnedPath().prefetch(seen, 1, said) == [0, 3]
+
+
+def test_options():
+    system = build("duoserve", {"slots": "5", "prefetch.trained_width": "128"})
+    spelled = describe(system)
+    assert (spelled["prefetch.width"], spelled["prefetch.trained_width"]) == ("2048", "128")
+    assert system.most_slots(shape(top_k=3)) == 5
+    assert build("duoserve").most_slots(shape(top_k=3)) == 3
+    assert system.device_bytes == 300_000_000
+    assert system.lossless
+    for options in ({"slots": "-1"}, {"prefetch.width": "32"}, {"prefetch.dropout": "1"}):
+        with pytest.raises(UsageError, match="allowed"):
+            build("duoserve", options)
+
+
+# --------------------------------------------------------------------------- with mathematics
+
+
+@pytest.fixture
+def no_gradients() -> Iterator[None]:
+    with torch.inference_mode():
+        yield
+
+
+@pytest.mark.usefixtures("no_gradients")
+@pytest.mark.parametrize("family", ["qwen2_moe", "mixtral", "deepseek"])
+@pytest.mark.parametrize("prompts", [[[5, 9, 2, 44]], [[5, 9, 2, 44], [3], [7, 7, 20]]])
+def test_tokens_are_those_of_the_resident_model(family, prompts, tmp_path):
+    checkpoint = Checkpoint(make_checkpoint(tmp_path, family))
+    model, common = checkpoint.shape, checkpoint.common(torch.float32)
+    layers, experts = len(model.moe_layers), model.num_experts
+
+    def run(system, slots: int):
+        decoder = Decoder(model, common, ResidentExperts(checkpoint, torch.float32))
+        made = rig(system, decoder, slots=slots, costs=NO_CONTROL)
+        return made, made.engine.generate(prompts, 6).tokens, decoder.history
+
+    random = np.random.default_rng(0)
+    texts = [
+        Routing(
+            np.stack([random.permutation(experts)[: model.top_k] for _ in range(20 * layers)])
+            .reshape(20, layers, model.top_k), 5,
+        )
+    ]  # fmt: skip
+    duoserve = build("duoserve", {"prefetch.trained_width": "64", "prefetch.epochs": "2"})
+    duoserve.prefetch.calibrate(texts, model, tmp_path, lambda done, total: None)
+    made, tokens, logits = run(duoserve, duoserve.most_slots(model))
+    _, expected, reference = run(build("gpu-only"), layers * experts)
+    assert tokens == expected
+    assert all(torch.equal(a, b) for a, b in zip(logits, reference, strict=True))
+    check_timeline(
+        made.spans, made.claims, num_experts=experts, capacity=duoserve.most_slots(model)
+    )
+    counts = made.engine.counts["decode"]
+    pairs = sum(layer + 1 in model.moe_layers for layer in model.moe_layers)
+    assert counts.asked == 5 * pairs * len(prompts)
+    predicted = [s for s in made.spans if s.lane is Lane.PREDICT]
+    assert len(predicted) == 5 * pairs
+
+
+@pytest.mark.usefixtures("no_gradients")
+def test_slots_that_are_real(tmp_path):
+    checkpoint = Checkpoint(make_checkpoint(tmp_path / "model", "qwen2_moe"))
+    store = ExpertStore.build(checkpoint, tmp_path / "experts.bin", torch.float32)
+    common = checkpoint.common(torch.float32)
+    texts = [Routing(np.tile([[[0, 1, 2], [5, 6, 7]]], (9, 1, 1)), 0)]
+
+    def run(system, slots: int):
+        timeline = Timeline(store.record_bytes, keep_all=True)
+        tier = Tier("memory", slots * store.record_bytes)
+        cache = ExpertCache(store.shape, slots, "global", tier, store.record_bytes)
+        with LocalMachine(store, slots, timeline) as machine:
+            decoder = Decoder(store.shape, common, SlotExperts(cache, machine.slots))
+            engine = Engine(system, decoder, machine, cache, timeline)
+            engine.start()
+            tokens = engine.generate([[5, 9, 2, 44, 17]], 6).tokens
+        cache.check_integrity()
+        return tokens, engine.counts["decode"]
+
+    model = store.shape
+    duoserve = build("duoserve", {"prefetch.trained_width": "64", "prefetch.epochs": "2"})
+    duoserve.prefetch.calibrate(texts, model, tmp_path, lambda done, total: None)
+    tokens, counts = run(duoserve, duoserve.most_slots(model))
+    assert counts.asked == 5 * (len(model.moe_layers) - 1)
+    assert tokens == run(build("gpu-only"), len(model.moe_layers) * model.num_experts)[0]
+
+
+def test_without_calibration_decode_loads_after_the_gate():
+    made = served(LearnedPath(), [best(0, 1)], 2)
+    counts = made.engine.counts["decode"]
+    assert (counts.prefetched, counts.asked, counts.loads) == (0, 0, 4)
+
+
+def test_eq_6_is_what_is_minimised():
+    """At logits of zero, binary cross-entropy is ln 2 an expert."""
+    from systems.duoserve_predictor import _loss, _network, _Samples
+
+    network = _network(widths(3, 2, 8, 64), 0.1).eval()
+    for parameter in network.parameters():
+        torch.nn.init.zeros_(parameter)
+    samples = _Samples(Matrices.of([learnable(20)], 8), learnable(20))
+    assert len(samples) == 40
+    assert _loss(network, samples) == pytest.approx(math.log(2), abs=1e-6)
