@@ -8,6 +8,7 @@ import numpy as np
 from harness.inputs import RunInputs
 from harness.spec import RunSpec, run_id
 from harness.stage import Stage, set_up_replay
+from substrate.cache_replay import pass_steps
 from substrate.catalogue import model_shape
 from substrate.engine import Generation
 from substrate.errors import UsageError
@@ -108,6 +109,8 @@ def stage_of(inputs: ReplayInputs, system: System, keep: bool) -> Stage:
     """Wire a replay; its notes say what it cannot know."""
     spec, trace = inputs.spec, inputs.trace
     model = _replay(spec, trace, inputs.full, system)
+    if system.evict.clairvoyant:
+        system.evict.foresee(pass_steps(p for batch in model.batches for p in batch))
     longest = max(inputs.prompts) + spec.new_tokens
     stage = set_up_replay(spec, system, TracedModel(model), inputs.full, longest, keep)
     stage.notes += _notes(inputs, system, model)

@@ -32,14 +32,6 @@ Step = tuple[int, Sequence[int]]
 
 
 @runtime_checkable
-class Clairvoyant(Protocol):
-    """A policy that must know all steps before it starts."""
-
-    def foresee(self, steps: Sequence[Step], may_refuse: bool = False) -> None:
-        """The steps to come; ``may_refuse``: a newcomer can do without a slot."""
-
-
-@runtime_checkable
 class PerSequence(Protocol):
     """A policy that starts anew with every sequence."""
 
@@ -131,7 +123,7 @@ def replay(
     # Whatever does not pin more than one expert at once may hold less than the top-k.
     roomy = shape.model_copy(update={"top_k": 1}) if slots < shape.top_k else shape
     cache = ExpertCache(roomy, slots, scope, Tier("device", 0), 0)
-    if isinstance(policy, Clairvoyant):
+    if policy.clairvoyant:
         policy.foresee([step for steps in sequences for step in steps], may_refuse=True)
     policy.start(shape, cache)
     run = _Run(policy, shape, cache)

@@ -221,6 +221,15 @@ class Eviction(Policy):
 
     #: Slots that placement must leave empty.
     reserve: int = 0
+    #: Whether it must know the future, which a replay alone can tell it before `start`.
+    clairvoyant: ClassVar[bool] = False
+
+    def foresee(self, steps: Sequence[tuple[int, Sequence[int]]], may_refuse: bool = False) -> None:
+        """Learn all steps to come: a layer and the experts that it uses.
+
+        Args:
+            may_refuse: whether a newcomer can do without a slot (where hits alone are counted).
+        """
 
     def used(self, layer: int, experts: Iterable[int]) -> None:
         """The layer's active experts, whatever brought them."""

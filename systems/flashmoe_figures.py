@@ -6,6 +6,7 @@ One cache a layer, tokens one by one, a token's own experts protected, empty at 
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 
@@ -136,6 +137,8 @@ def duel(
 
 class _Rivals(Eviction):
     """Two policies that see the same cache, and an oracle that judges."""
+
+    clairvoyant: ClassVar[bool] = True
 
     def __init__(self, first: Eviction, second: Eviction) -> None:
         self.oracle = Belady()

@@ -9,7 +9,7 @@
 Readings, where the paper is silent:
 
 - The label of an expert is the distance to its next use in steps, at most a *horizon* of three
-  quarters of the experts, divided by it.  (The authors' later code does the same.)
+  quarters of the experts, divided by it.  (So does the code of malmong/CECAR.)
 - Masked is what the record cannot tell: an expert that is not routed again before the sequence
   ends, if the end is nearer than the horizon.  With ``cached`` also what Belady's cache would not
   hold, so that the network learns about possible victims only.

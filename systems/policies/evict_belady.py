@@ -3,6 +3,7 @@
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from heapq import heappop, heappush
+from typing import ClassVar
 
 from substrate.arch import ModelShape
 from substrate.errors import UsageError
@@ -28,6 +29,7 @@ class Belady(Eviction):
     """
 
     bypass: bool = False
+    clairvoyant: ClassVar[bool] = True
 
     def foresee(self, steps: Sequence[tuple[int, Sequence[int]]], may_refuse: bool = False) -> None:
         """All steps to come: a layer and the experts that it uses.

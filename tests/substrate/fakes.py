@@ -180,6 +180,7 @@ def prices(
     read: int = 60,
     host: int = 55,
     back: int = 4,
+    network: int = 25,
 ) -> dict[tuple[Lane, OpKind], int]:
     """A table for `FlatCosts`, in ns."""
     device = {
@@ -197,6 +198,7 @@ def prices(
         (Lane.DISK, OpKind.READ): read,
         (Lane.HOST, OpKind.EXPERT): host,
         (Lane.D2H, OpKind.RETURN): back,
+        (Lane.PREDICT, OpKind.PREDICT): network,
     }
 
 

@@ -18,7 +18,7 @@ from systems.policies.route import ExactRouting
 from tests.substrate.fakes import FixedModel, FlatCosts, Rig, check_timeline, prices, rig
 from tests.substrate.fakes import small_shape as shape
 
-COSTS, SLOW = (FlatCosts(prices(load=ns) | {(Lane.PREDICT, OpKind.PREDICT): 7}) for ns in (40, 100))
+COSTS, SLOW = (FlatCosts(prices(load=ns, network=7)) for ns in (40, 100))
 
 
 @dataclass(kw_only=True)

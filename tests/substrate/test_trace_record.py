@@ -1,5 +1,6 @@
 """A trace in a folder replays to the nanosecond what was recorded, for every lossless system."""
 
+import tempfile
 from itertools import product
 from pathlib import Path
 
@@ -7,8 +8,11 @@ import numpy as np
 import pytest
 import torch
 
+from substrate.arch import ModelShape
 from substrate.decoder import Decoder
 from substrate.errors import UsageError
+from substrate.statistics import Routing as RoutedText
+from substrate.system import System
 from substrate.terms import Lookahead
 from substrate.trace import TracedModel
 from substrate.trace_file import TraceFile, open_trace, writing
@@ -29,6 +33,8 @@ def lossless_systems() -> list[tuple[str, dict[str, str]]]:
     found = []
     for name in SYSTEMS:
         settings = {"route.alpha": "0"} if hasattr(build(name).route, "alpha") else {}
+        if build(name).policies["evict"].calibrates:
+            settings["evict.epochs"] = "2"
         if build(name, settings).lossless:
             found.append((name, settings))
     smoe = {"route.alpha": "0"}
@@ -58,8 +64,20 @@ def decoder(request, tmp_path_factory) -> Decoder:
     return Decoder(checkpoint.shape, checkpoint.common(torch.float32), experts, True)
 
 
+def calibrated(system: System, shape: ModelShape) -> None:
+    """Learners learn from routing drawn at random: what they learn does not matter here."""
+    rng = np.random.default_rng(0)
+    scores = rng.random((12, len(shape.moe_layers), shape.num_experts))
+    texts = [RoutedText(np.argsort(scores)[:, :, : shape.top_k], prefill=4)]
+    with tempfile.TemporaryDirectory() as folder:
+        for policy in system.policies.values():
+            if policy.calibrates:
+                policy.calibrate(texts, shape, Path(folder), lambda done, total: None)
+
+
 def run(model, name: str, settings: dict[str, str], batch: int, slots: int | None = None):
     system = build(name, settings)
+    calibrated(system, model.shape)
     every = len(model.shape.moe_layers) * model.shape.num_experts
     made = rig(system, model, slots=every if system.all_resident else slots or 12)
     tokens = []
