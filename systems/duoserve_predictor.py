@@ -18,8 +18,10 @@ Readings, where the paper is silent:
   layer's experts stand best first.
 - a_{l-1,l} is "the inter-layer affinity vector from the previous layer's expert selection" (§5.3):
   the rows of A of the k experts chosen in layer l-1.  The whole matrix would be the same for all.
+- p_l and a_{l-1,l} stand as multiples of the even share 1 / M: beside ids of up to 1, shares of a
+  hundredth would hardly be seen.
 - Paths of decoded tokens are learnt, for decode is what they are for; of texts without any, all.
-- Adam, 1e-3, batches of 256.  A tenth of the data is held out; training stops when its loss has
+- Adam, 1e-3, batches of 64.  A tenth of the data is held out; training stops when its loss has
   not improved for three epochs, and the best epoch's weights stay.  8x22B took the authors 40 to 45
   epochs: --set prefetch.epochs=45.
 - Batch norm is folded into the weights that are kept.
@@ -47,7 +49,7 @@ if TYPE_CHECKING:
 VERSION = 1
 
 LAYERS, LAST_HIDDEN = 7, 64
-LEARNING_RATE, BATCH, PATIENCE, HELD_OUT = 1e-3, 256, 3, 0.1
+LEARNING_RATE, BATCH, PATIENCE, HELD_OUT = 1e-3, 64, 3, 0.1
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,9 +89,9 @@ class Matrices:
         path = ids_TLK[:, : layers - 1].reshape(tokens, -1)
         past = np.arange(path.shape[1]) < k * layers_T[:, None]
         h = np.where(past, (path + 1) / experts, 0)
-        p = self.popularity_LE[layers_T]
+        p = experts * self.popularity_LE[layers_T]
         chosen_TK = ids_TLK[np.arange(tokens), layers_T - 1]
-        a = self.affinity_LEE[layers_T[:, None] - 1, chosen_TK].reshape(tokens, -1)
+        a = experts * self.affinity_LEE[layers_T[:, None] - 1, chosen_TK].reshape(tokens, -1)
         return np.concatenate([h, p, a], axis=1).astype(np.float32)
 
 
@@ -201,9 +203,9 @@ def _fit(
                 best_loss, best_epoch = found, epoch
                 best = _folded(network)
             progress(epoch, options.epochs)
-    note = {"epochs": str(epoch), "best_epoch": str(best_epoch), "loss": f"{best_loss:.6f}"}
-    note |= {name: str(value) for name, value in asdict(options).items()}
-    note["tokens"] = str(sum(map(len, learnt)))
+    note = {name: str(value) for name, value in asdict(options).items()}
+    note |= {"tokens": str(sum(map(len, learnt))), "epochs": str(epoch)}
+    note |= {"best_epoch": str(best_epoch), "loss": f"{best_loss:.6f}"}
     arrays = [t.numpy() for t in best]
     return ExpertMLP(matrices, arrays[0::2], arrays[1::2], note)
 
@@ -257,7 +259,7 @@ def _loss(network: "torch.nn.Sequential", samples: _Samples) -> float:
     bce = torch.nn.functional.binary_cross_entropy_with_logits
     total = 0.0
     with torch.no_grad():
-        for rows in torch.split(torch.arange(len(samples)), 16 * BATCH):
+        for rows in torch.split(torch.arange(len(samples)), 64 * BATCH):
             states, chosen = samples[rows.numpy()]
             total += float(bce(network(states), chosen)) * len(rows)
     return total / len(samples)

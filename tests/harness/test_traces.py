@@ -6,12 +6,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from harness import runner
+from harness.calibration import learners
 from harness.inputs import prepare as prepare_live
 from harness.runner import prepare, run
 from harness.spec import resolve
-from substrate.trace_catalogue import SHIPPED, trace_names
+from substrate.trace_catalogue import SHIPPED, find_trace, trace_names
 from substrate.trace_file import open_trace, writing
 from substrate.trace_record import TraceRecorder, header_of, recorded_predictions
+from substrate.trace_replay import routings
 from systems import SYSTEMS, build
 from tests.harness.commands import SCALE_MODEL, Called, call
 
@@ -41,8 +44,6 @@ def systems() -> list[tuple[str, dict[str, str]]]:
     found = []
     for name in SYSTEMS:
         settings = {"route.alpha": "0"} if hasattr(build(name).route, "alpha") else {}
-        if name == "flashmoe":  # a live run and a replay would learn from different texts
-            settings = {"evict.trace": "qwen2-57b-a14b__arithmetic", "evict.epochs": "2"}
         if build(name, settings).lossless:
             found.append((name, settings))
     return found
@@ -55,10 +56,22 @@ def facts(outcome) -> list[tuple]:
     ]
 
 
+def learn_from_the_shipped_trace(system, inputs, shared, scratch, progress) -> None:
+    """A live run and its replay would learn from different texts."""
+    texts = routings(open_trace(find_trace("qwen2-57b-a14b__arithmetic")))[:2]
+    for policy in learners(system):
+        if hasattr(policy, "epochs"):
+            policy.epochs = 1
+        policy.calibrate(texts, inputs.full, scratch, progress)
+
+
 @pytest.mark.parametrize("batch", [1, 2])
 @pytest.mark.parametrize(("system", "settings"), systems())
-def test_the_scale_models_replay_is_the_live_run_span_for_span(system, settings, batch, tmp_path):
+def test_the_scale_models_replay_is_the_live_run_span_for_span(
+    system, settings, batch, tmp_path, monkeypatch
+):
     """Prefetch, host assist and score eviction are on; so few slots that all of them matter."""
+    monkeypatch.setattr(runner, "calibrate", learn_from_the_shipped_trace)
     common = {
         "system": system, "settings": settings, "setting": "S3", "new_tokens": TOKENS,
         "batch": batch, "allow_overcommit": True,
