@@ -64,6 +64,14 @@ def expert_figures(engine: Engine) -> dict[str, Any]:
             "top_score": c.prefetched_top_score,
             "active": c.prefetched_active,
             "used": c.prefetched_used,
+            "asked": c.asked,
+            "all_of_top_k": ratio(c.asked_all, c.asked),
+            "at_least_one": ratio(c.asked_any, c.asked),
+        },
+        "foreseen": {
+            "places": c.foreseen,
+            "right": ratio(c.foreseen_right, c.foreseen),
+            "degraded": ratio(c.degraded, c.foreseen),
         },
     }
 

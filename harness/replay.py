@@ -27,11 +27,11 @@ from workloads.catalogue import Sample
 #: Shared decisions that look at no gate score.  One of a user's own counts as looking, unless its
 #: class says ``reads_scores = False``.
 SCORE_FREE = {
-    "place": {"by-id", "popular"},
+    "place": {"by-id", "popular", "none"},
     "route": {"exact"},
     "assign": {"load", "host"},
-    "prefetch": {"none"},
-    "evict": {"static", "lru", "lfu"},
+    "prefetch": {"none", "expert-mlp"},
+    "evict": {"static", "lru", "lfu", "fifo", "lifo", "arc", "lecar", "belady", "flashmoe"},
 }
 
 

@@ -123,6 +123,8 @@ def _capacity(
         all_resident=system.all_resident,
         allow_overcommit=spec.allow_overcommit or spec.machine == "local",
         free_host_bytes=None if spec.free_host_gb is None else round(spec.free_host_gb * 1e9),
+        own_bytes=system.device_bytes,
+        most_slots=system.most_slots(full),
     )
     notes = []
     if capacity.overcommitted and spec.machine != "local":

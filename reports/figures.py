@@ -16,7 +16,7 @@ from reports.tables import Document, dig
 Spec = dict[str, Any]
 Record = dict[str, Any]
 
-LANES = ["device", "h2d", "d2h", "host", "disk"]
+LANES = ["device", "h2d", "d2h", "host", "disk", "predict"]
 
 #: One colour a kind of operation, the same in every figure: blues and greens compute on the
 #: device, warm colours move weights, greys are small.  Told apart by lightness too.

@@ -35,6 +35,8 @@ def plan(
     all_resident: bool = False,
     allow_overcommit: bool = False,
     free_host_bytes: int | None = None,
+    own_bytes: int = 0,
+    most_slots: int | None = None,
 ) -> Capacity:
     """Reserve everything that is always resident, then count the slots that are left.
 
@@ -43,6 +45,8 @@ def plan(
         cache_ratio: share of routed experts on the device; None takes all free memory.
         all_resident: every expert must fit.
         free_host_bytes: host memory that experts may use; None is all of the machine's.
+        own_bytes: what the system itself needs on the device.
+        most_slots: how many experts it keeps there at most; None is all that fit.
 
     Raises:
         BudgetError: the device does not hold the common weights, or what was asked for.
@@ -58,10 +62,13 @@ def plan(
     device.reserve("context and workspace", profile.gpu.reserved_memory.bytes)
     device.reserve("common weights", shape.common_bytes(precision))
     device.reserve("KV cache", kv_tokens * shape.kv_bytes_per_token())
+    device.reserve("the system's own", own_bytes)
     fits = device.free_bytes // record
     wanted = fits if cache_ratio is None else round(cache_ratio * total)
     if all_resident:
         wanted = total
+    elif most_slots is not None:
+        wanted = min(wanted, most_slots)
     overcommitted = wanted > fits and allow_overcommit
     if overcommitted:
         device.budget_bytes += wanted * record - device.free_bytes

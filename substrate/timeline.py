@@ -42,7 +42,7 @@ class Timeline:
     def add(self, span: Span) -> None:
         """Count a span whose end is known."""
         lane, totals = span.lane, self._totals
-        totals.busy_ns[lane] += span.end_ns - span.start_ns  # type: ignore[operator]
+        totals.busy_ns[lane] += span.duration_ns
         if lane is Lane.DEVICE:
             if span.stall_ns:
                 totals.stall_ns[span.cause] += span.stall_ns

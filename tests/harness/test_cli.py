@@ -20,7 +20,7 @@ from tests.harness.commands import SMALL, call, run
 ROOT = Path(__file__).parents[2]
 
 SPREAD = ("mean", "p50", "p90", "p99")
-LANES = ("device", "h2d", "d2h", "host", "disk")
+LANES = ("device", "h2d", "d2h", "host", "disk", "predict")
 
 #: The JSON contract, path by path.
 PATHS = (
@@ -377,5 +377,5 @@ def test_a_refusal_as_a_process(here: Path) -> None:
     assert done.returncode == 2
     assert done.stdout == ""
     assert done.stderr == (
-        "moebench: unknown system 'smo'; nearest: smoe; see: moebench list systems\n"
+        "moebench: unknown system 'smo'; nearest: smoe, flashmoe; see: moebench list systems\n"
     )

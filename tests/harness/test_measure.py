@@ -86,11 +86,16 @@ def test_expert_figures() -> None:
     decode = Counts(
         active=8, hits=5, in_flight=1, loads=1, host=1, replaced=2,
         prefetched=4, prefetched_top_score=3, prefetched_active=2, prefetched_used=1,
+        asked=4, asked_all=1, asked_any=3, foreseen=8, foreseen_right=6, degraded=2,
     )  # fmt: skip
     counts = {"prefill": Counts(active=3, loads=3), "decode": decode}
     found = expert_figures(cast(Engine, SimpleNamespace(counts=counts)))
     assert found["cache_ratio"] == 0.625  # decode's hits alone; in flight is no hit
-    assert found["prefetch"] == {"issued": 4, "top_score": 3, "active": 2, "used": 1}
+    assert found["prefetch"] == {
+        "issued": 4, "top_score": 3, "active": 2, "used": 1,
+        "asked": 4, "all_of_top_k": 0.25, "at_least_one": 0.75,
+    }  # fmt: skip
+    assert found["foreseen"] == {"places": 8, "right": 0.75, "degraded": 0.25}
     assert found["experts"]["prefill"] == {
         "active": 3, "hits": 0, "in_flight": 0, "loads": 3, "host": 0, "replaced": 0,
     }  # fmt: skip
@@ -118,10 +123,10 @@ def test_lane_figures() -> None:
     assert lane_figures(timeline()) == {
         "bytes_h2d": 3000,
         "bytes_disk": 2000,
-        "lanes": {"device": 13, "h2d": 3, "d2h": 0.001, "host": 3, "disk": 8},
+        "lanes": {"device": 13, "h2d": 3, "d2h": 0.001, "host": 3, "disk": 8, "predict": 0},
         "stall_ms": {"host": 0.25, "load": 0.5},
         "decode": {
-            "lanes": {"device": 3, "h2d": 1, "d2h": 0.001, "host": 3, "disk": 0},
+            "lanes": {"device": 3, "h2d": 1, "d2h": 0.001, "host": 3, "disk": 0, "predict": 0},
             "stall_ms": {"host": 0.25, "load": 0.5},
         },
     }

@@ -33,7 +33,7 @@ def test_sums_are_kept_apart_by_phase_and_lane():
     assert timeline.totals["decode"].stall_ns == {"load": 65, "control": 2}
     assert timeline.stall_ns() == {"control": 7, "load": 65}, "the device's idle time alone"
     assert {lane: timeline.busy_ns(lane) for lane in Lane} == {
-        Lane.DEVICE: 28, Lane.H2D: 40, Lane.D2H: 2, Lane.HOST: 39, Lane.DISK: 40,
+        Lane.DEVICE: 28, Lane.H2D: 40, Lane.D2H: 2, Lane.HOST: 39, Lane.DISK: 40, Lane.PREDICT: 0,
     }  # fmt: skip
     assert timeline.bytes_moved(Lane.H2D) == 200
     assert timeline.bytes_moved(Lane.DISK) == 100
