@@ -1,5 +1,8 @@
 """The four ways of scoring, against the lossless model read in one piece."""
 
+import json
+from pathlib import Path
+
 import pytest
 import torch
 
@@ -13,13 +16,30 @@ from workloads.likelihood import choose, continuations
 
 
 def inputs_of(
-    scoring: str, system: str = "gpu-only", workload: str = "equations", **given
-) -> Inputs:
+    scoring: str, system: str = "gpu-only", workload: str = "arithmetic",
+    data_dir: Path | None = None, **given,
+) -> Inputs:  # fmt: skip
     spec = resolve(
-        None, system=system, setting="S3", workload=workload, prompts=4, scoring=scoring,
+        data_dir, system=system, setting="S3", workload=workload, prompts=4, scoring=scoring,
         allow_overcommit=True, **given,
     )  # fmt: skip
-    return prepare(spec, None)
+    return prepare(spec, data_dir)
+
+
+@pytest.fixture
+def options(tmp_path) -> dict[str, object]:
+    """Four questions whose options have letters."""
+    (tmp_path / "mmlu").mkdir()
+    with (tmp_path / "mmlu" / "test.jsonl").open("w") as file:
+        for i in range(4):
+            choices = [str(i + n) for n in range(4)]
+            listed = "".join(f"\n{letter}. {c}" for letter, c in zip("ABCD", choices, strict=True))
+            record = {
+                "id": f"q/{i}", "prompt": f"What is {i} + 1?{listed}", "choices": choices,
+                "answer": 1, "answers": None, "split": "test",
+            }  # fmt: skip
+            file.write(json.dumps(record) + "\n")
+    return {"workload": "mmlu", "data_dir": tmp_path}
 
 
 def likeliest(inputs: Inputs) -> list[int]:
@@ -41,9 +61,11 @@ def likeliest(inputs: Inputs) -> list[int]:
 
 
 @pytest.mark.parametrize("batch", [1, 2])
-def test_likelihoods_through_decode_and_in_one_prefill_are_the_lossless_models(tmp_path, batch):
+def test_likelihoods_through_decode_and_in_one_prefill_are_the_lossless_models(
+    tmp_path, batch, options
+):
     by_decode, in_prefill = (
-        inputs_of(scoring, batch=batch) for scoring in ("likelihood", "prefill")
+        inputs_of(scoring, batch=batch, **options) for scoring in ("likelihood", "prefill")
     )
     one, other = (run_cell(i, tmp_path).document["accuracy"] for i in (by_decode, in_prefill))
     right = [float(a == e.answer) for a, e in zip(likeliest(by_decode), by_decode.sample.examples,
@@ -66,9 +88,9 @@ def test_an_answer_ends_at_the_end_of_text_and_its_cue_is_decoded(tmp_path):
         assert decoded >= len(question.cue)
 
 
-def test_substitution_reaches_the_options_letters(tmp_path):
+def test_substitution_reaches_the_options_letters(tmp_path, options):
     """The only token of such an answer comes out of decode, where systems approximate."""
-    given = {"alpha": 0.6, "cache_ratio": 0.05}
+    given = options | {"alpha": 0.6, "cache_ratio": 0.05}
     accuracy = run_cell(inputs_of("likelihood", "smoe", **given), tmp_path).document["accuracy"]
     assert accuracy["kl"] > 0
 

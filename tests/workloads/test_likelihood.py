@@ -54,9 +54,9 @@ def test_a_blank_counts_what_follows_it() -> None:
     assert counted == [" always won."] * 2
 
 
-def test_equations_show_no_worked_solution_before_a_letter() -> None:
+def test_no_worked_solution_is_shown_before_a_letter() -> None:
     shot = replace(SEA, solution="1 + 1 = 2.")
-    found = continuations(workload("equations"), CUP, [shot])
+    found = continuations(workload("mmlu"), CUP, [shot])
     assert "1 + 1" not in found.prompt
     assert "Answer: B\n\nQuestion:" in found.prompt
 
@@ -98,7 +98,7 @@ def test_every_question_of_the_data_has_its_continuations(data_dir: Path) -> Non
     """They exist, differ, and read on from the prompt as the tokenizer sees the whole text."""
     tokenizer = Tokenizer.from_file(str(scale_path("qwen2-57b-a14b") / "tokenizer.json"))
     names = [name for name in workload_names() if workload(name).likelihood]
-    assert len(names) == 17
+    assert len(names) == 16
     for name in names:
         entry = workload(name)
         drawn = load(entry, data_dir=data_dir).examples
