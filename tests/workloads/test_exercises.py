@@ -17,16 +17,16 @@ SPLITS: tuple[Split, Split] = ("test", "train")
 
 # Scale models are trained on this text: a change makes their weights and scores mean another thing.
 GOLDEN = {
-    ("equations", "test"): "2cb86d82c2a5d1ded1cb1123e5ba3be81281b99b04ab827a250c0b2c0de6c701",
-    ("equations", "train"): "4bed27b623505f1a5b851104d88719312260613d422c31b6b4f03bccf19d975a",
+    ("equations", "test"): "a33fa0273eb410e05ddf78f85884d31f230c6ca5fce7cae2e488e431b3693b17",
+    ("equations", "train"): "03dbbae0b49ebcb84fa0a641a7b10be9e241b0ae1aa93048957dad0b5078a6fc",
     ("inflection", "test"): "9fb662dd193db42b5e537a7532cffd30e0b6cf8aab313ba112ac0616d1005c65",
     ("inflection", "train"): "94570f843f7a4ca03e7275259ae881c7e62e12228d72298d644a663113571551",
     ("facts", "test"): "bba34ba256d4646ddb1d37c486641acebbe4ff8f78f82eb4905266189ca8ce36",
     ("facts", "train"): "8a38ee91e19359a73d161f02968793c9595e137d26440a4856cec47284b93b4c",
     ("passages", "test"): "73fc7900cf1c1a744b8b6a138992984a30d90594ba7715d6b13279eee4073f65",
     ("passages", "train"): "25edc9ddd99d0b7eed2f3d58d6bd19d49cc86753e4191d45fdc9fef916b5c315",
-    ("arithmetic", "test"): "d759673038b86acf8e6d25631c63a0d4947e67eb58a774f46f80daa4ab1bfaca",
-    ("arithmetic", "train"): "9b82b4c0b1cdf827749cc7247d1a972f0442d6e07d00e0a3a6ec349c81d28d39",
+    ("arithmetic", "test"): "4c491ef576fe0e967280dfdd7a339c96c7cf146e81dbeb8896b4fa5714337306",
+    ("arithmetic", "train"): "bcca1746e83118cea6a9e9ba87e95ddb947f73750bbd0ba1fa0c8e69aac3f469",
 }
 
 
@@ -105,12 +105,11 @@ def check_equations(example: Example) -> None:
     assert example.solution is not None
     numbers = [int(n) for n in re.findall(r"\d+", example.prompt)]
     asked = re.sub(r"\d+", "#", example.prompt)
-    if asked == "What is # + #?":
-        truth = numbers[0] + numbers[1]
-    elif asked == "What is # - #?":
-        truth = numbers[0] - numbers[1]
-    elif two := re.fullmatch(r"What is # ([+-]) # ([+-]) #\?", asked):
-        truth = OPERATIONS[two[2]](OPERATIONS[two[1]](numbers[0], numbers[1]), numbers[2])
+    chain = re.fullmatch(r"(?:What is|How much is|Compute|Work out) (#(?: [+-] #)+)[?.]", asked)
+    if chain is not None:
+        truth = numbers[0]
+        for operator, number in zip(re.findall(r"[+-]", chain[1]), numbers[1:], strict=True):
+            truth = OPERATIONS[operator](truth, number)
     elif asked == "x + # = #. What is x?":
         truth = numbers[1] - numbers[0]
     else:

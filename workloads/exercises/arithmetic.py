@@ -24,12 +24,12 @@ def _draw_step(rng: random.Random, total: int, friend: str) -> _Step:
     kinds = ["+"] + (["-"] if total > 1 else []) + (["*"] if total <= 12 else [])
     operator = rng.choice(kinds)
     if operator == "+":
-        n = rng.randint(1, 20)
+        n = rng.randint(1, 9)
         return _Step(rng.choice(GAINS).format(n=n, friend=friend), "+", n, total + n)
     if operator == "-":
-        n = rng.randint(1, min(20, total - 1))
+        n = rng.randint(1, min(9, total - 1))
         return _Step(rng.choice(LOSSES).format(n=n, friend=friend), "-", n, total - n)
-    n = rng.randint(2, 5)
+    n = rng.randint(2, 3)
     return _Step(f"then makes it {n} times as many", "*", n, total * n)
 
 
@@ -37,7 +37,7 @@ def draw(rng: random.Random) -> Exercise:
     """A story of one to three steps, solved line by line."""
     name, friend = rng.sample(NAMES, 2)
     thing = rng.choice(THINGS)
-    total = rng.randint(2, 30)
+    total = rng.randint(2, 15)
     sentences = [f"{name} has {total} {thing}."]
     lines = []
     for _ in range(rng.randint(1, 3)):
