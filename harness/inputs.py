@@ -12,7 +12,7 @@ from tokenizers import Tokenizer
 
 from harness.spec import RunSpec, run_id
 from substrate.arch import ModelShape
-from substrate.catalogue import model_shape, scale_names, scale_path
+from substrate.catalogue import check_topology, model_shape, scale_names, scale_path
 from substrate.errors import CheckpointError, UsageError
 from substrate.profile import load_profile
 from substrate.weights import Checkpoint
@@ -98,7 +98,7 @@ def prepare(spec: RunSpec, data_dir: Path | None) -> Inputs:
     full = model_shape(spec.model)
     path = _weights_path(spec)
     checkpoint = Checkpoint(path)
-    _check_topology(full, checkpoint)
+    check_topology(full, checkpoint.shape, checkpoint.path)
     tokenizer = _tokenizer(path / "tokenizer.json")
     chosen = workload(spec.workload)
     sample = load(chosen, count=spec.prompts, seed=spec.seed, data_dir=data_dir)
@@ -197,14 +197,3 @@ def _weights_path(spec: RunSpec) -> Path:
             "give real weights with --weights DIR"
         )
     return scale_path(spec.model)
-
-
-def _check_topology(full: ModelShape, checkpoint: Checkpoint) -> None:
-    """Weights may differ from the model in widths only."""
-    for name in ("family", "num_layers", "dense_layers", "num_experts", "top_k", "gate"):
-        wanted, found = getattr(full, name), getattr(checkpoint.shape, name)
-        if wanted != found:
-            raise CheckpointError(
-                f"{checkpoint.path}: {name} is {found}, the model charged for has {wanted}; "
-                "only widths and vocabulary may differ"
-            )

@@ -281,8 +281,8 @@ def test_checkpoints(weights: Path, spoil: Callable[[Path], object], says: str) 
 @pytest.mark.parametrize(
     ("model", "says"),
     [
-        ("mixtral-8x7b", r"family is qwen2_moe, the model charged for has mixtral"),
-        ("qwen1.5-moe-a2.7b", r"num_layers is 28, the model charged for has 24"),
+        ("mixtral-8x7b", r"family is qwen2_moe, the full-size model has mixtral"),
+        ("qwen1.5-moe-a2.7b", r"num_layers is 28, the full-size model has 24"),
     ],
 )
 def test_weights_of_another_model(model: str, says: str) -> None:
