@@ -6,8 +6,7 @@ answer is found is wrong.
 
 - ``exact_number`` (GSM8K): the number after ``####``, else the last number.
 - ``choice``: after ``####``, else anywhere, the first capital letter that stands alone and names an
-  option.  A model that repeats
-  the option's text instead of its letter is not credited.
+  option.  A model that repeats the option's text instead of its letter is not credited.
 - ``text`` (TriviaQA, SQuAD): the first line, normalised as SQuAD's official script does; right if
   it equals any accepted answer.
 - ``exact_text`` (MATH, BIG-Bench Hard): after ``####``, in ``\\boxed{}``, or the first line;
