@@ -38,7 +38,7 @@ class Recipe(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     seed: int = Field(default=0, ge=0)
-    tokens: int = Field(default=5_000_000, gt=0)
+    tokens: int = Field(default=3_000_000, gt=0)
     sequence_length: int = Field(default=256, gt=0)
     batch_size: int = Field(default=8, gt=0)
     learning_rate: float = 6e-3
