@@ -199,8 +199,14 @@ class Prefetching(Policy):
         """What its own network says of ``next_layer``, ``[T, E]``: asked in decode, if it has one.
 
         It runs beside the device, from when the layer's gate is known.
+
+        Raises:
+            UsageError: the policy names a network and does not say what it foretells.
         """
-        raise NotImplementedError
+        raise UsageError(
+            f"{type(self).__name__} has a network and no `foretell`; write one, or leave "
+            "`network` empty"
+        )
 
     def opening(self, phase: Phase, layer: int) -> Sequence[int]:
         """Experts of a pass's first MoE layer, to bring while all before its gate is computed."""

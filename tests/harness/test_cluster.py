@@ -14,7 +14,7 @@ from harness.sweep_worker import Failed
 from results.store import Store
 from tests.harness.commands import call
 
-ray = pytest.importorskip("ray")
+ray = pytest.importorskip("ray", reason="no Ray: pip install ray")
 
 ROOT = Path(__file__).parents[2]
 COUNT = 8

@@ -174,7 +174,7 @@ def test_plain_sql_reads_the_metrics(store: Store) -> None:
 
 
 def test_pandas_reads_metrics_and_samples(store: Store) -> None:
-    pandas = pytest.importorskip("pandas")
+    pandas = pytest.importorskip("pandas", reason="no pandas: pip install pandas")
     measured(store, "a", "smoe", 120.5)
     with closing(sqlite3.connect(store.path)) as db:
         metrics = pandas.read_sql("SELECT * FROM metrics", db)

@@ -83,7 +83,7 @@ PAIRS = [
 
 def oracle(name, keys, slots):
     """libcachesim's hits, in a thread of its own: there its random numbers start anew."""
-    libcachesim = pytest.importorskip("libcachesim")
+    libcachesim = pytest.importorskip("libcachesim", reason="pip install libcachesim")
     never = 2**62
     following, later = [never] * len(keys), {}
     for now in range(len(keys) - 1, -1, -1):

@@ -57,7 +57,7 @@ ROWS: dict[str, tuple[dict[str, Any], str, object, object]] = {
 @pytest.fixture
 def mirror(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """An empty copy of the hub, read offline and without a cache from elsewhere."""
-    datasets = pytest.importorskip("datasets")
+    datasets = pytest.importorskip("datasets", reason="pip install datasets")
     monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
     monkeypatch.setattr(datasets.config, "HF_HUB_OFFLINE", True)
     return tmp_path / "hub"
