@@ -11,20 +11,37 @@ figures are per decoded token at batch 1.
 import argparse
 import gc
 import time
-from collections.abc import Callable
+from contextlib import ExitStack
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 
-from harness.inputs import prepare
-from harness.spec import resolve
-from harness.stage import Stage, set_up
+from harness.inputs import Inputs, prepare
+from harness.shared import SharedWork
+from harness.spec import RunSpec, resolve
+from harness.stage import Stage, set_up, set_up_replay
 from substrate.model import Model
-from substrate.trace import Recorder, TracedModel
+from substrate.trace import Recorder, RoutingTrace, TracedModel
 from systems import build
 
 SYSTEMS = ("gpu-only", "moe-ondemand", "smoe")
 TOKENS = 64
+
+
+class Live(NamedTuple):
+    """What a live run computes with, and whether its trace is kept."""
+
+    inputs: Inputs
+    shared: SharedWork
+    record: bool = False
+
+
+class Measured(NamedTuple):
+    """CPU time of a decoded token, and the trace of the run if one was asked for."""
+
+    us_per_token: float
+    trace: RoutingTrace | None
 
 
 class _Clock:
@@ -50,19 +67,30 @@ class _Clock:
         return self.seconds / self.tokens * 1e6
 
 
-def measure(system: str, wrap: Callable[[Model], Model], inputs, prompts) -> tuple[float, Model]:
-    """Microseconds of CPU time a decoded token, and the model that answered."""
-    from contextlib import ExitStack
+def measure(system: str, spec: RunSpec, live: Live, trace: RoutingTrace | None = None) -> Measured:
+    """One pass over the prompts: live, or replayed from a trace."""
+    policy = build(system)
+    spec = spec.model_copy(update={"system": system, "allow_overcommit": True})
+    inputs, shared, recorders = live.inputs, live.shared, []
+
+    def recording(model: Model) -> Model:
+        recorders.append(Recorder(model))
+        return recorders[-1]
 
     with ExitStack() as stack, torch.inference_mode():
-        spec = inputs.spec.model_copy(update={"system": system, "allow_overcommit": True})
-        stage = set_up(spec, build(system), inputs, Path(), False, stack)
-        stage.engine.model = wrap(stage.engine.model)
+        stage: Stage
+        if trace is None:
+            wrap = recording if live.record else (lambda model: model)
+            stage = set_up(spec, policy, inputs, shared, Path(), False, stack, wrap)
+        else:
+            stage = set_up_replay(
+                spec, policy, TracedModel(trace), inputs.full, inputs.longest, False
+            )
         stage.start()
         clock = _Clock(stage)
-        for prompt in prompts:
-            stage.engine.generate([prompt], TOKENS)
-        return clock.us_per_token, stage.engine.model
+        for question in inputs.questions:
+            stage.engine.generate([question.prompt], TOKENS)
+    return Measured(clock.us_per_token, recorders[0].trace if recorders else None)
 
 
 def main() -> None:
@@ -74,18 +102,18 @@ def main() -> None:
     gc.freeze()
     spec = resolve(None, system="smoe", setting="S3", prompts=4, new_tokens=TOKENS)
     inputs = prepare(spec, None)
-    print(f"{'system':<14}{'tokens/s':>10}{'ms/token':>10}{'mathematics':>13}{'bookkeeping':>13}")
+    shared = SharedWork(inputs.checkpoint)
+    print(f"{'system':<14}{'tokens/s':>10}{'ms/token':>10}{'mathematics':>13}{'replay':>10}"
+          f"{'replayed/s':>12}")  # fmt: skip
     for system in SYSTEMS:
-        _, recorder = measure(system, Recorder, inputs, inputs.prompts)
-        trace = recorder.trace  # type: ignore[attr-defined]
+        trace = measure(system, spec, Live(inputs, shared, record=True)).trace
         live, replay = [], []
         for _ in range(repeats):
-            live.append(measure(system, lambda model: model, inputs, inputs.prompts)[0])
-            replay.append(
-                measure(system, lambda _, t=trace: TracedModel(t), inputs, inputs.prompts)[0]
-            )
+            live.append(measure(system, spec, Live(inputs, shared)).us_per_token)
+            replay.append(measure(system, spec, Live(inputs, shared), trace).us_per_token)
         total, books = min(live) / 1e3, min(replay) / 1e3
-        print(f"{system:<14}{1e3 / total:>10.1f}{total:>10.2f}{total - books:>13.2f}{books:>13.2f}")
+        print(f"{system:<14}{1e3 / total:>10.1f}{total:>10.2f}{total - books:>13.2f}{books:>10.2f}"
+              f"{1e3 / books:>12.0f}")  # fmt: skip
 
 
 if __name__ == "__main__":
