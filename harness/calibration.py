@@ -4,7 +4,7 @@ A policy that learns has ``calibrates = True`` and a method ``calibrate``.  It i
 of a few texts that the lossless model wrote: by default answers to ShareGPT, as DAOP does (§V-A),
 else to the train half of the run's own workload; ``--calibrate-from`` names another workload.  Only
 train splits are read, so what is measured was never learnt from.  A replayed trace calibrates from
-those of its sequences that are not replayed.
+its last sequences, as far as they are not replayed.
 
 Routing is kept below the store by the hash of weights and texts; what a policy makes of it, the
 policy keeps itself.
@@ -13,6 +13,7 @@ policy keeps itself.
 import hashlib
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from safetensors.numpy import load_file, save_file
@@ -78,7 +79,7 @@ def calibrate(
     shared: SharedWork | None,
     scratch: Path,
     progress: Callable[[int, int], None],
-) -> None:
+) -> dict[str, Any]:
     """Let every policy that learns do so.
 
     Args:
@@ -86,27 +87,34 @@ def calibrate(
         scratch: routing and what policies learnt are kept below it.
         progress: told of a policy's steps.
 
+    Returns:
+        What was learnt from, and by decision how it went; nothing where nobody learns.
+
     Raises:
         UsageError: there is nothing to learn from.
     """
     policies = learners(system)
     if not policies:
-        return
+        return {}
     folder = scratch / "calibration"
     if isinstance(inputs, ReplayInputs):
         sequences = _not_replayed(inputs)
+        learnt_from = f"the trace's last {len(sequences)} sequences"
     else:
         assert shared is not None
         sequences = _written(inputs, shared, folder)
+        learnt_from = f"{source(inputs.spec, inputs.data_dir).name}: {TEXTS} texts, train split"
     shape = inputs.full
     for policy in policies:
         policy.calibrate(sequences, shape, folder, progress)
+    notes = {decision: dict(p.learnt) for decision, p in system.policies.items() if p.learnt}
+    return {"from": learnt_from, **notes}
 
 
 def _not_replayed(inputs: ReplayInputs) -> list[Routing]:
-    """The trace's sequences after those that the run replays."""
+    """The trace's last texts: the same for runs that replay a few more or less."""
     replayed = inputs.spec.prompts
-    found = routings(inputs.trace)[replayed:]
+    found = routings(inputs.trace)[replayed:][-TEXTS:]
     if not found:
         raise UsageError(
             f"{inputs.spec.trace}: {inputs.spec.system} must be calibrated, and all "

@@ -58,6 +58,9 @@ def run(
     new_tokens: Annotated[int | None, typer.Option(help="Generated per prompt [64].")] = None,
     cache_ratio: Annotated[float | None, typer.Option(help="Experts on the device, 0-1.")] = None,
     allow_overcommit: Annotated[bool, typer.Option(help="Pretend the device is larger.")] = False,
+    free_host_gb: Annotated[
+        float | None, typer.Option(help="Host memory for experts [all]; the rest is on disk.")
+    ] = None,
     set_: Annotated[list[str] | None, typer.Option("--set", help="key=value, repeatable.")] = None,
     scoring: Annotated[
         str | None,
@@ -95,6 +98,7 @@ def run(
         "new_tokens": new_tokens,
         "cache_ratio": cache_ratio,
         "allow_overcommit": allow_overcommit or None,
+        "free_host_gb": free_host_gb,
         "seed": seed,
         "scoring": scoring,
         "few_shot": few_shot,

@@ -30,7 +30,7 @@ SCORE_FREE = {
     "place": {"by-id", "popular", "none"},
     "route": {"exact"},
     "assign": {"load", "host"},
-    "prefetch": {"none", "expert-mlp"},
+    "prefetch": {"none", "whole-layer", "expert-mlp"},
     "evict": {"static", "lru", "lfu", "fifo", "lifo", "arc", "lecar", "belady", "flashmoe"},
 }
 
@@ -64,6 +64,7 @@ class ReplayInputs(RunInputs):
             "weights": f"none: routing replayed from {self.spec.trace}",
             "weights_hash": self.trace.header.source.get("weights_hash"),
             "trace_hash": self.trace.hash,
+            "data": f"{self.sample.source}: {self.spec.prompts} of {self.sample.available}",
         }
 
 

@@ -82,7 +82,7 @@ def run(
     torch.set_num_threads(1)
     if isinstance(inputs, Inputs):
         shared = shared or SharedWork(inputs.checkpoint)
-    calibrate(system, inputs, shared, scratch, progress)
+    learnt = calibrate(system, inputs, shared, scratch, progress)
     with ExitStack() as stack, torch.inference_mode():
         stage: Stage
         if isinstance(inputs, ReplayInputs):
@@ -102,6 +102,7 @@ def run(
         document = _document(spec, stage, inputs, generations, accuracy(), load_ms)
     if isinstance(inputs, ReplayInputs):
         inputs.mark(document)
+    document["provenance"]["learnt"] = learnt
     document["provenance"]["wall_s"] = round(time.monotonic() - started, 3)
     return Outcome(document, stage.timeline.picture(), stage.timeline, generations)
 

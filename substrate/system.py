@@ -13,7 +13,7 @@ its options, its state is made in `start`.  Policies name actions and never pric
 
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar, NamedTuple
@@ -110,6 +110,11 @@ class Policy(ABC):
     def device_bytes(self) -> int:
         """Device memory that it needs for itself, beside slots."""
         return 0
+
+    @property
+    def learnt(self) -> Mapping[str, str]:
+        """How `calibrate` went, for the run's provenance: epochs, loss, what it learnt from."""
+        return {}
 
     def calibrate(
         self,

@@ -36,7 +36,7 @@ Deviations and readings, where the paper is silent:
 - How many texts are traced is `--calibrate-from`'s affair (the paper: 2.5 % of the dataset).
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import ClassVar
@@ -110,6 +110,11 @@ class LearnedPath(Prefetching):
     def device_bytes(self) -> int:
         """The predictor, with what its library needs."""
         return self.memory_mb * 1_000_000
+
+    @property
+    def learnt(self) -> Mapping[str, str]:
+        """How the predictor was trained."""
+        return {} if self.predictor is None else self.predictor.note
 
     def calibrate(
         self,

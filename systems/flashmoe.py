@@ -34,7 +34,7 @@ Deviations and readings, where the paper is silent:
 - Weights are raw records and safetensors instead of pickled `.pt` files.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -88,11 +88,12 @@ class History:
 class Network:
     """A feed-forward network for each layer: 2E → hidden → hidden/2 → E, SiLU between.
 
-    ``weights`` are ``[L, in, out]``, ``biases`` ``[L, out]``.
+    ``weights`` are ``[L, in, out]``, ``biases`` ``[L, out]``; ``note`` says how training went.
     """
 
     weights: Sequence[np.ndarray]
     biases: Sequence[np.ndarray]
+    note: Mapping[str, str] = field(default_factory=dict)
 
     def distances(self, layer: int, features: np.ndarray) -> np.ndarray:
         """How far away each expert's next use is, as a share of the horizon ``[E]``."""
@@ -142,6 +143,11 @@ class LearnedEviction(Eviction):
     def calibrates(self) -> bool:  # type: ignore[override]
         """Unless it was given a trace to learn from."""
         return not self.trace
+
+    @property
+    def learnt(self) -> Mapping[str, str]:
+        """How the networks were trained."""
+        return self._network.note if hasattr(self, "_network") else {}
 
     def calibrate(
         self,

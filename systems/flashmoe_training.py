@@ -15,8 +15,8 @@ Readings, where the paper is silent:
   hold, so that the network learns about possible victims only.
 - "Learning rate decay 1e-2" is AdamW's weight decay, whose default it is.
 - Early stopping: a tenth of the sequences (of fewer than ten, the last tenth of each) is kept for
-  validation; each layer keeps the weights of its best epoch, and training ends when no layer has
-  improved for ``PATIENCE`` epochs.
+  validation; each layer keeps the weights of its best epoch, and training ends when the layers'
+  mean loss has not improved for ``PATIENCE`` epochs.
 - Batches of 256 tokens.
 """
 
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     import torch
 
 #: Changes when the same data and options lead to other networks.
-VERSION = 1
+VERSION = 2
 
 LEARNING_RATE, WEIGHT_DECAY = 1e-3, 1e-2
 BATCH, PATIENCE, VALIDATION = 256, 10, 0.1
@@ -163,11 +163,11 @@ def trained(
         import torch
 
         with torch.inference_mode(False):  # a run's calculations need no gradients, these do
-            _save(file, *_fit(sequences, num_experts, options, progress))
+            _save(file, _fit(sequences, num_experts, options, progress))
     return _load(file)
 
 
-def _save(file: Path, network: Network, note: dict[str, str]) -> None:
+def _save(file: Path, network: Network) -> None:
     """Write under another name first: whatever has the name is whole."""
     from safetensors.numpy import save_file
 
@@ -175,20 +175,21 @@ def _save(file: Path, network: Network, note: dict[str, str]) -> None:
     tensors |= {f"bias{i}": b for i, b in enumerate(network.biases)}
     file.parent.mkdir(parents=True, exist_ok=True)
     part = file.with_suffix(".part")
-    save_file({name: np.ascontiguousarray(t) for name, t in tensors.items()}, part, note)
+    save_file(
+        {name: np.ascontiguousarray(t) for name, t in tensors.items()}, part, dict(network.note)
+    )
     part.replace(file)
 
 
 def _load(file: Path) -> Network:
-    from safetensors import SafetensorError
-    from safetensors.numpy import load_file
+    from safetensors import SafetensorError, safe_open
 
     try:
-        tensors = load_file(file)
-        return Network(
-            [tensors[f"weight{i}"] for i in range(3)], [tensors[f"bias{i}"] for i in range(3)]
-        )
-    except (OSError, KeyError, SafetensorError) as error:
+        with safe_open(file, "np") as kept:
+            read = kept.get_tensor
+            weights = [read(f"weight{i}") for i in range(3)]
+            return Network(weights, [read(f"bias{i}") for i in range(3)], kept.metadata() or {})
+    except (OSError, SafetensorError) as error:
         raise InputError(f"{file}: cannot be read ({error}); remove it to train again") from error
 
 
@@ -197,7 +198,7 @@ def _fit(
     num_experts: int,
     options: Training,
     progress: Callable[[int, int], None],
-) -> tuple[Network, dict[str, str]]:
+) -> Network:
     """Table 1, all layers' networks at once; they share nothing."""
     import torch
 
@@ -207,8 +208,8 @@ def _fit(
     optimizer = torch.optim.AdamW(parameters, LEARNING_RATE, weight_decay=WEIGHT_DECAY)
     best = [p.detach().clone() for p in parameters]
     best_loss = torch.full((len(x),), torch.inf)
-    since = epoch = 0
-    while epoch < options.epochs and since < PATIENCE:
+    best_mean, best_epoch, epoch = torch.inf, 0, 0
+    while epoch < options.epochs and epoch - best_epoch < PATIENCE:
         order = torch.randperm(split, generator=generator)
         for rows in torch.split(order, BATCH):
             loss = _losses(parameters, x[:, rows], y[:, rows], counts[:, rows]).sum()
@@ -221,14 +222,16 @@ def _fit(
         for kept, p in zip(best, parameters, strict=True):
             kept[better] = p.detach()[better]
         best_loss = torch.where(better, held_out, best_loss)
-        since = 0 if bool(better.any()) else since + 1
         epoch += 1
+        mean = float(held_out.mean())
+        if mean < best_mean:
+            best_mean, best_epoch = mean, epoch
         progress(epoch, options.epochs)
     arrays = [p.numpy() for p in best]
-    note = {"epochs": str(epoch), "validation_mse": f"{float(best_loss.mean()):.6f}"}
-    return Network(arrays[0::2], [b[:, 0] for b in arrays[1::2]]), note | {
-        name: str(value) for name, value in asdict(options).items()
-    }
+    note = {name: str(value) for name, value in asdict(options).items()}
+    note |= {"tokens": str(split), "epochs": str(epoch), "best_epoch": str(best_epoch)}
+    note |= {"validation_mse": f"{float(best_loss.mean()):.6f}"}
+    return Network(arrays[0::2], [b[:, 0] for b in arrays[1::2]], note)
 
 
 def _data(

@@ -37,6 +37,7 @@ POLICIES: dict[str, dict[str, tuple[str, str]]] = {
     "prefetch": {
         "none": ("systems.policies.prefetch", "NoPrefetch"),
         "next-gate": ("systems.policies.prefetch", "NextGate"),
+        "whole-layer": ("systems.policies.prefetch", "WholeLayer"),
         "top-score": ("systems.smoe", "TopScorePrefetch"),
         "expert-mlp": ("systems.duoserve", "LearnedPath"),
     },

@@ -43,3 +43,17 @@ class NextGate(Prefetching):
         best = best_scores(predicted_TE)
         order: list[int] = np.argsort(-best, kind="stable").tolist()
         return order[: self.experts or view.shape.top_k]
+
+
+@dataclass(kw_only=True)
+class WholeLayer(Prefetching):
+    """Every expert of the next layer by id, in both phases: fetching without a prediction.
+
+    SE-MoE / MoESys (arXiv 2205.10034) does so with room for two layers.
+    """
+
+    def prefetch(
+        self, view: LayerView, next_layer: int, predicted_TE: Scores | None
+    ) -> Sequence[int]:
+        """All of them; those already held are skipped."""
+        return range(view.shape.num_experts)
