@@ -165,16 +165,15 @@ class _Run:
         counted, hits, experts_a_layer = self.result.requests, self.result.hits, self.experts
         for layer, experts in steps:
             used(layer, experts)
-            pool, base = pools[layer], layer * experts_a_layer
+            pool, base, asked = pools[layer], layer * experts_a_layer, len(experts)
             inside, may_leave = pool.inside, pool.may_leave
-            counted[layer] += len(experts)
-            if len(experts) == 1:  # the same as below: there is nobody to protect
+            counted[layer] += asked
+            if asked == 1:  # the same as below: there is nobody to protect
                 key = base + experts[0]
                 if inside[key]:
                     hits[layer] += 1
-                else:
-                    load(key, pool)
-                    may_leave[key] = inside[key]
+                elif load(key, pool):
+                    may_leave[key] = 1
                 self.now += 1
                 continue
             missing = []
@@ -184,7 +183,7 @@ class _Run:
                     may_leave[key] = 0
                 else:
                     missing.append(key)
-            hits[layer] += len(experts) - len(missing)
+            hits[layer] += asked - len(missing)
             for key in missing:
                 load(key, pool)
             for expert in experts:
@@ -198,9 +197,9 @@ class _Run:
         self.load(key, pool)
         pool.may_leave[key] = pool.inside[key]
 
-    def load(self, key: int, pool: _Pool) -> None:
-        """Into a free slot, a victim's, or (the policy refuses) through the cache."""
-        policy, inside = self.policy, pool.inside
+    def load(self, key: int, pool: _Pool) -> bool:
+        """Into a free slot or a victim's; False if the policy refuses: through the cache."""
+        policy = self.policy
         if pool.free:
             pool.free -= 1
         else:
@@ -208,9 +207,10 @@ class _Run:
             if victim is None and not any(pool.may_leave):
                 victim = policy.victim(pool.held, key)
             if victim is None:
-                return
-            inside[victim] = pool.may_leave[victim] = 0
+                return False
+            pool.inside[victim] = pool.may_leave[victim] = 0
             policy.left(victim)
             self.result.evicted.append((self.now, victim, key))
         policy.arrived(key)
-        inside[key] = 1
+        pool.inside[key] = 1
+        return True

@@ -6,8 +6,10 @@ for all of a layer's experts, then `victim`, `left` and `arrived` for each that 
 """
 
 import math
+from collections import OrderedDict, defaultdict
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Literal
 
 import numpy as np
@@ -16,7 +18,7 @@ from substrate.arch import ModelShape
 from substrate.errors import UsageError
 from substrate.memory import ExpertCache, Mask
 from substrate.system import Eviction
-from systems.policies.evict import ByCount, first, pools
+from systems.policies.evict import first, pools
 
 # ----------------------------------------------------------------------------- ARC
 
@@ -122,94 +124,67 @@ class AdaptiveReplacement(Eviction):
 
 Variant = Literal["original", "libcachesim"]
 
-#: When each left, and its count; oldest first.
-_Ghosts = dict[int, tuple[int, int]]
+#: When each left; oldest first.
+_Ghosts = OrderedDict[int, int]
 
 
 class _LeCaR:
-    """Two experts' advice for one pool: what LRU and what LFU would evict."""
+    """One pool's orders, ghosts and weights.
+
+    `LeastRegret` keeps the orders itself, LFU's too: a miss would call four methods of `ByCount`,
+    and a replay spends most of its time on misses.
+    """
 
     def __init__(self, slots: int, variant: Variant, lr: float, seed: int) -> None:
-        self.slots, self.original, self.lr = slots, variant == "original", lr
+        self.original, self.lr = variant == "original", lr
         self.d = 0.005 ** (1 / slots)
         self.w_lru = self.w_lfu = 0.5
         self.time = 0
-        self.count: dict[int, int] = {}  # of residents, least recent first
-        self.by_count = ByCount()
-        #: Of LRU and of LFU.
-        self.ghosts: tuple[_Ghosts, _Ghosts] = ({}, {})
+        #: Residents, least recent first.  Who is first is asked at every miss: a plain dict would
+        #: search for it among the places of all who left.
+        self.recent = OrderedDict[int, None]()
+        #: Residents of each count that there is, in the order in which they got there.
+        self.by_count = defaultdict[int, dict[int, None]](dict)
+        self.least = 1  # no count is smaller
+        #: Whom LRU and whom LFU evicted against the other's advice.
+        self.of_lru, self.of_lfu = _Ghosts(), _Ghosts()
         self.most_ghosts = slots if self.original else slots // 2
-        self._draws = _authors_draws(seed) if self.original else _libcachesims_draws()
-        self.missed, self.resume = -1, 1
+        self.draws = _authors_draws(seed) if self.original else _libcachesims_draws()
+        self.missed = -1
+        self.goes_on = False  # whether its count does
         self.lru_decides: bool | None = None
         self.chosen = -1  # the key that will leave because one of the two wanted it
 
-    # ------------------------------------------------------------------ requests
-
-    def request(self, keys: Iterable[int]) -> None:
-        count, use = self.count, self.by_count.use
-        for key in keys:
-            self.time += 1
-            uses = count.pop(key, 0)
-            if uses:
-                count[key] = uses + 1
-                use(key, uses)
-
     def miss(self, key: int) -> None:
-        """Blame the policy that let a ghost go; draw who decides.  Once for each miss."""
-        if key == self.missed:
-            return
-        self.missed, self.resume = key, 1
-        self.lru_decides = None
-        of_lru, of_lfu = self.ghosts
-        if key in of_lru or key in of_lfu:
-            policy = 0 if key in of_lru else 1
-            left_at, count = self.ghosts[policy].pop(key)
-            self._blame(policy, self.d ** (self.time - left_at))
-            self.resume = count + 1 if self.original else 1
+        """Blame the policy that let a ghost go; who decides is open.  Once for each miss."""
+        self.missed, self.goes_on, self.lru_decides = key, False, None
+        if key in self.of_lru:
+            self._blame(self.of_lru, key)
+        elif key in self.of_lfu:
+            self._blame(self.of_lfu, key)
 
-    def choose(self, allowed: Mask) -> int | None:
-        for oldest in self.count:
-            if allowed[oldest]:
-                break
-        else:
-            return None
-        rarest = self.by_count.least(allowed, "id" if self.original else "lru")
-        assert rarest is not None
-        if self.lru_decides is None and (self.original or oldest != rarest):
-            self.lru_decides = next(self._draws) < self.w_lru
-        found = oldest if self.lru_decides else rarest
-        # Where both would evict the same, nobody is to blame.
-        self.chosen = -1 if oldest == rarest else found
-        return found
-
-    def leave(self, key: int) -> None:
-        count = self.count.pop(key)
-        self.by_count.remove(key, count)
-        if key != self.chosen:
-            return
-        ghosts = self.ghosts[0 if self.lru_decides else 1]
-        ghosts[key] = (self.time, count)
-        if len(ghosts) > self.most_ghosts:
-            del ghosts[next(iter(ghosts))]
-
-    def insert(self, key: int) -> None:
-        if key != self.missed:
-            self.miss(key)
-        self.count[key] = self.resume
-        self.by_count.add(key, self.resume)
-        self.missed = -1
-
-    # ------------------------------------------------------------------ pieces
-
-    def _blame(self, policy: int, regret: float) -> None:
+    def _blame(self, ghosts: _Ghosts, key: int) -> None:
         """Lower a weight: w ← w · exp(-lr · d^t), normalised."""
-        w = [self.w_lru, self.w_lfu]
-        w[policy] *= math.exp(-self.lr * regret)
-        self.w_lru = w[0] / (w[0] + w[1])
+        w_lru, w_lfu = self.w_lru, self.w_lfu
+        kept = math.exp(-self.lr * self.d ** (self.time - ghosts.pop(key)))
+        if ghosts is self.of_lru:
+            w_lru *= kept
+        else:
+            w_lfu *= kept
+        w_lru /= w_lru + w_lfu
         if self.original:
-            self.w_lru = min(max(self.w_lru, 0.01), 0.99)
-        self.w_lfu = 1 - self.w_lru
+            w_lru = min(max(w_lru, 0.01), 0.99)
+            self.goes_on = True
+        self.w_lru, self.w_lfu = w_lru, 1 - w_lru
+
+    def rarest(self, allowed: Mask) -> int:
+        """Whom LFU would evict: of the smallest count, by lowest id or oldest use."""
+        for count in sorted(self.by_count):
+            keys = self.by_count[count]
+            found = first(sorted(keys) if self.original else keys, allowed)
+            if found is not None:
+                return found
+        raise LookupError("nobody may leave")
 
 
 def _authors_draws(seed: int) -> Iterator[float]:
@@ -223,8 +198,18 @@ def _libcachesims_draws() -> Iterator[float]:
     """Hundredths: a Lehmer generator with libCacheSim's constants."""
     state = 0xDEADBEEF
     while True:
-        state = state * 0xDA942042E4DD58B5 & (2**128 - 1)
-        yield (state >> 64) % 100 / 100
+        draws, state = _lehmer(state)
+        yield from draws
+
+
+@lru_cache(maxsize=64)
+def _lehmer(state: int) -> tuple[list[float], int]:
+    """The next draws and state: every cache draws the same ones, so they are made once."""
+    draws, low = [], 2**128 - 1
+    for _ in range(4096):
+        state = state * 0xDA942042E4DD58B5 & low
+        draws.append((state >> 64) % 100 / 100)
+    return draws, state
 
 
 @dataclass(kw_only=True)
@@ -256,6 +241,9 @@ class LeastRegret(Eviction):
     def start(self, shape: ModelShape, cache: ExpertCache) -> None:
         """Equal weights."""
         self._experts = shape.num_experts
+        keys = shape.num_layers * shape.num_experts
+        self._count = [0] * keys  # of residents
+        self._count_then = [0] * keys  # of those who left
         self._pools = pools(
             shape, cache, lambda slots: _LeCaR(slots, self.variant, self.lr, self.seed)
         )
@@ -266,19 +254,70 @@ class LeastRegret(Eviction):
 
     def used(self, layer: int, experts: Iterable[int]) -> None:
         """Each is a request."""
-        base = layer * self._experts
-        self._pools[base].request([base + expert for expert in experts])
+        base, counts = layer * self._experts, self._count
+        pool = self._pools[base]
+        for expert in experts:
+            pool.time += 1
+            key = base + expert
+            count = counts[key]
+            if count:
+                counts[key] = count + 1
+                pool.recent.move_to_end(key)
+                by_count = pool.by_count
+                keys = by_count[count]
+                del keys[key]
+                if not keys:
+                    del by_count[count]
+                by_count[count + 1][key] = None
 
     def arrived(self, key: int) -> None:
         """Resident, with its old count or a new one."""
-        self._pools[key].insert(key)
+        pool = self._pools[key]
+        if key != pool.missed:
+            pool.miss(key)
+        pool.missed = -1
+        self._count[key] = count = self._count_then[key] + 1 if pool.goes_on else 1
+        pool.recent[key] = None
+        pool.by_count[count][key] = None
+        if count < pool.least:
+            pool.least = count
 
     def left(self, key: int) -> None:
         """A ghost of whoever chose it."""
-        self._pools[key].leave(key)
+        pool = self._pools[key]
+        self._count_then[key] = count = self._count[key]
+        self._count[key] = 0
+        del pool.recent[key]
+        keys = pool.by_count[count]
+        del keys[key]
+        if not keys:
+            del pool.by_count[count]
+        if key == pool.chosen:
+            ghosts = pool.of_lru if pool.lru_decides else pool.of_lfu
+            ghosts[key] = pool.time
+            if len(ghosts) > pool.most_ghosts:
+                ghosts.popitem(last=False)
 
     def victim(self, allowed: Mask, incoming: int) -> int | None:
         """Draw who decides, after regret."""
         pool = self._pools[incoming]
-        pool.miss(incoming)
-        return pool.choose(allowed)
+        if incoming != pool.missed:
+            pool.miss(incoming)
+        for oldest in pool.recent:
+            if allowed[oldest]:
+                break
+        else:
+            return None
+        while pool.least not in pool.by_count:
+            pool.least += 1
+        for rarest in () if pool.original else pool.by_count[pool.least]:
+            if rarest == oldest or allowed[rarest]:  # nearly always the first one
+                break
+        else:
+            rarest = pool.rarest(allowed)
+        agreed = oldest == rarest
+        if pool.lru_decides is None and (not agreed or pool.original):
+            pool.lru_decides = next(pool.draws) < pool.w_lru
+        found = oldest if pool.lru_decides else rarest
+        pool.chosen = -1 if agreed else found  # where both agree, nobody is to blame
+        return found
