@@ -111,7 +111,7 @@ def run(
 @app.command()
 def sweep(
     file: Annotated[
-        Path | None, typer.Argument(help="Axes as YAML, or a sweep that ships: standard.")
+        Path | None, typer.Argument(help="Axes as YAML, or a sweep that ships: standard, ...")
     ] = None,
     systems: Annotated[str | None, typer.Option(help="Separated by commas, as all lists.")] = None,
     settings: Annotated[str | None, typer.Option(help="See: moebench list settings.")] = None,

@@ -137,7 +137,7 @@ def test_a_bad_file_is_named(here: Path, text: str, complaint: str) -> None:
 def test_a_file_that_is_not_there() -> None:
     called = call("sweep", "no.yaml")
     assert (called.code, called.err.count("\n")) == (2, 1)
-    assert "no such file; sweeps that ship: standard" in called.err
+    assert "no such file; sweeps that ship: daop, duoserve, flashmoe, standard" in called.err
 
 
 def test_the_standard_sweep_says_how_to_record_its_traces() -> None:

@@ -23,8 +23,8 @@ COMMANDS = {"run", "sweep", "list", "report", "accuracy", "check", "trace", "mod
 RUN_OPTIONS = {
     "--system", "--setting", "--workload", "--machine", "--model", "--weights", "--precision",
     "--batch", "--alpha", "--prompts", "--new-tokens", "--cache-ratio", "--allow-overcommit",
-    "--free-host-gb", "--set", "--scoring", "--few-shot", "--calibrate-from", "--seed", "--data-dir", "--store",
-    "--timeline", "--trace", "--reconstruct-scores", "--force", "--json",
+    "--free-host-gb", "--set", "--scoring", "--few-shot", "--calibrate-from", "--seed",
+    "--data-dir", "--store", "--timeline", "--trace", "--reconstruct-scores", "--force", "--json",
 }  # fmt: skip
 
 PUBLIC = [
