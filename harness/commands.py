@@ -113,10 +113,12 @@ def report_command(
 
     views = accuracy.load()
     if html is not None:
+        from reports import throughput
         from reports.html import render
 
         timelines = {run["run_id"]: store.timeline(run["run_id"]) or [] for run in runs}
-        render(runs, timelines, html, str(directory), views, failed)
+        curves = throughput.load(directory, runs)
+        render(runs, timelines, html, str(directory), views, failed, curves)
         console.stderr().print(f"{len(runs)} runs in {html} ({os.path.getsize(html) / 1e6:.1f} MB)")
     if csv is not None or latex is not None:
         from reports.export import write_csv, write_latex

@@ -169,7 +169,8 @@ def _routing(model: ScaleModel, windows: list[list[int]]) -> list[Routing]:
 def differences(measured: dict[str, Any], recorded: dict[str, Any]) -> list[str]:
     """Where a measurement left its manifest beyond the tolerances, one line each.
 
-    Statistics of a source that only one of the two has are not compared.
+    Statistics of a source that only one of the two has are not compared, nor is a statistic that
+    the manifest was written without.
     """
     found = []
     for family, now in measured["accuracy"].items():
@@ -181,7 +182,9 @@ def differences(measured: dict[str, Any], recorded: dict[str, Any]) -> list[str]
         if turned > max(2, ANSWERS_TOLERANCE * now["n"]):
             found.append(f"accuracy of {family}: {turned} of {now['n']} answers turned")
     for source in measured["statistics"].keys() & recorded["statistics"].keys():
-        now, then = (dict(_flat(m["statistics"][source])) for m in (measured, recorded))
+        then = recorded["statistics"][source]
+        known = {name: v for name, v in measured["statistics"][source].items() if name in then}
+        now, then = dict(_flat(known)), dict(_flat(then))
         for key in sorted(now.keys() | then.keys()):
             if not _close(now.get(key), then.get(key)):
                 found.append(

@@ -211,7 +211,9 @@ def _cell(given: Given, data_dir: Path | None, record: object) -> RunSpec:
         if record is not None and not Path(chosen["trace"]).exists():
             raise InputError(f"trace {chosen['trace']} is missing; record it: {record}")
     spec = resolve(data_dir, **chosen, settings=settings)
-    _check_names(spec.model, spec.machine, spec.workload)
+    _check_names(spec.model, spec.machine)
+    if spec.trace is None:  # of a trace it only says what was recorded
+        workload(spec.workload)
     return spec
 
 
@@ -232,9 +234,8 @@ def _has_alpha(system: str, route: str | None) -> bool:
 
 
 @lru_cache
-def _check_names(model: str, machine: str, workload_name: str) -> None:
+def _check_names(model: str, machine: str) -> None:
     """A name that no catalogue holds is the file's mistake, not a cell's failure."""
     model_shape(model)
     if machine != "local":
         load_profile(machine)
-    workload(workload_name)

@@ -4,7 +4,7 @@ Every function is pure: documents and span records in, a spec out; drawing happe
 """
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from functools import cache
 from typing import Any
 
@@ -12,6 +12,7 @@ import altair as alt
 
 from reports.accuracy import Series
 from reports.tables import Document, dig
+from reports.throughput import Curve
 
 Spec = dict[str, Any]
 Record = dict[str, Any]
@@ -125,7 +126,7 @@ def latencies(runs: list[Document]) -> Spec | None:
     """TPOT of every run, coloured by its badge, beside its lower bound (ms); None without any."""
     values = [
         {
-            "run": f"{_name(run)} · {run['run_id'][:6]}",
+            "run": _label(run),
             "badge": run["badge"],
             "tpot": dig(run, "metrics.tpot_ms.mean"),
             "bound": dig(run, "bound.tpot_ms"),
@@ -152,9 +153,12 @@ def latencies(runs: list[Document]) -> Spec | None:
     return _finish(bars + ticks, height=28 * len(values))
 
 
-#: One colour and one shape a workload, in the order in which they occur.
+#: One colour and one shape a workload (one colour a run), in the order in which they occur.
 _CURVE_COLOURS = ["#1b4f8f", "#e07b2a", "#2a9d74", "#b5452c", "#7a5cb8", "#8a7a1c", "#5f6b7a"]
 _CURVE_SHAPES = ["circle", "square", "triangle-up", "diamond", "cross", "triangle-down", "stroke"]
+
+#: More runs than colours: the next seven are dashed, and so on.
+_CURVE_DASHES = [[1, 0], [6, 3], [2, 2], [8, 3, 2, 3]]
 
 #: What is drawn against α: its title, and how an axis writes it.
 MEASURES = {
@@ -222,6 +226,53 @@ def _named(series: Iterable[Series]) -> list[tuple[str, Series]]:
     ]
 
 
+def throughput(runs: list[Document], curves: Mapping[str, Curve]) -> Spec:
+    """Cumulative distributions of decode throughput, a curve a run (DuoServe-MoE, Fig. 6).
+
+    Args:
+        runs: comparable runs, at least one, either all simulated or none.
+        curves: a curve for each of them, by run id.
+    """
+    values = [
+        {
+            "run": _label(run),
+            # Four digits are finer than a screen, and half the page's bytes.
+            "tokens_per_s": float(f"{point.tokens_per_s:.4g}"),
+            "share": round(point.share, 4),
+        }
+        for run in runs
+        for point in curves[run["run_id"]]
+    ]
+    names = list(dict.fromkeys(map(_label, runs)))
+    legend = alt.Legend(
+        title=None, orient="top", columns=3, labelLimit=320,
+        symbolType="stroke", symbolLimit=len(names),
+    )  # fmt: skip
+    colours = [_CURVE_COLOURS[i % len(_CURVE_COLOURS)] for i in range(len(names))]
+    dashes = [
+        _CURVE_DASHES[i // len(_CURVE_COLOURS) % len(_CURVE_DASHES)] for i in range(len(names))
+    ]
+    # Invisible points carry the tooltip: a line has only one.
+    chart = alt.Chart(alt.InlineData(values=values)).mark_line(
+        interpolate="step-after", strokeWidth=1.5, point="transparent"
+    ).encode(
+        # From zero: how many times faster one system is than another can be read off.
+        x=alt.X("tokens_per_s:Q", scale=alt.Scale(zero=True),
+                axis=alt.Axis(title=_axis("decode throughput", runs[0]["simulated"], "tokens/s"))),
+        y=alt.Y("share:Q", scale=alt.Scale(domain=[0, 1]),
+                axis=alt.Axis(title="share of decoded tokens", format="~%", grid=True)),
+        # A curve may stand still in speed; only the share gives its points an order.
+        order=alt.Order("share:Q"),
+        color=alt.Color("run:N", scale=alt.Scale(domain=names, range=colours), legend=legend),
+        strokeDash=alt.StrokeDash("run:N", scale=alt.Scale(domain=names, range=dashes),
+                                  legend=legend),
+        tooltip=[alt.Tooltip("run:N"),
+                 alt.Tooltip("tokens_per_s:Q", title="tokens/s, at most", format=".4"),
+                 alt.Tooltip("share:Q", title="share of tokens", format=".0%")],
+    )  # fmt: skip
+    return _finish(chart, height=260)
+
+
 # ---------------------------------------------------------------------- shared looks
 
 
@@ -230,8 +281,12 @@ def _name(run: Document) -> str:
     return " · ".join(str(spec[key]) for key in ("system", "setting") if spec.get(key))
 
 
-def _axis(what: str, simulated: bool) -> str:
-    return f"{what} (ms, {'simulated' if simulated else 'measured'})"
+def _label(run: Document) -> str:
+    return f"{_name(run)} · {run['run_id'][:6]}"
+
+
+def _axis(what: str, simulated: bool, unit: str = "ms") -> str:
+    return f"{what} ({unit}, {'simulated' if simulated else 'measured'})"
 
 
 def _order(found: Iterable[str], known: dict[str, str]) -> list[str]:

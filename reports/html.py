@@ -13,7 +13,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
 from reports import accuracy as alpha
-from reports import failures, figures
+from reports import failures, figures, throughput
 from reports.tables import COLUMNS, Document, Row, cell, dig, rows
 from results.store import Cell
 from substrate.errors import InputError, UsageError
@@ -36,6 +36,7 @@ def render(
     source: str = "the store",
     accuracy: Sequence[alpha.View] | None = None,
     failed: Sequence[Cell] = (),
+    curves: Mapping[str, throughput.Curve] | None = None,
 ) -> None:
     """Write the report.
 
@@ -46,6 +47,7 @@ def render(
         source: where the runs come from, for the page and for the error.
         accuracy: the accuracy table, from `reports.accuracy.load`; None leaves its section out.
         failed: cells of sweeps that have no run.
+        curves: distributions of decode throughput, from `reports.throughput.load`.
 
     Raises:
         UsageError: there is no run.
@@ -53,7 +55,7 @@ def render(
     """
     if not runs:
         raise UsageError(f"no runs in {source}; run: moebench run --system smoe --setting S3")
-    text = page(runs, timelines, source, accuracy, failed)
+    text = page(runs, timelines, source, accuracy, failed, curves)
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
         out.write_text(text, encoding="utf-8")
@@ -67,6 +69,7 @@ def page(
     source: str,
     accuracy: Sequence[alpha.View] | None = None,
     failed: Sequence[Cell] = (),
+    curves: Mapping[str, throughput.Curve] | None = None,
 ) -> str:
     """The report as one string; pure."""
     environment = Environment(
@@ -87,6 +90,7 @@ def page(
         cell=cell,
         sections=sections,
         overview=_figure(figures.latencies(runs)),
+        throughput=_throughput(runs, curves or {}),
         badges={badge: text for badge, text in BADGES.items() if badge in shown},
         simulated=sum(bool(run["simulated"]) for run in runs),
         failure_headers=failures.HEADERS,
@@ -125,6 +129,23 @@ def _section(index: int, run: Document, row: Row, records: list[dict[str, Any]])
         "provenance": _definitions(run.get("provenance") or {}),
         "json": json.dumps(run, indent=2, ensure_ascii=False),
     }
+
+
+def _throughput(
+    runs: list[Document], curves: Mapping[str, throughput.Curve]
+) -> list[dict[str, Any]]:
+    """What the template shows of decode throughput: a figure for each set of comparable runs."""
+    return [
+        {
+            "name": f"throughput-{index}",
+            "figure": _figure(
+                figures.throughput(ones, curves), sum(len(curves[run["run_id"]]) for run in ones)
+            ),
+            "title": common.title,
+            "simulated": ones[0]["simulated"],
+        }
+        for index, (common, ones) in enumerate(throughput.groups(runs, curves).items(), 1)
+    ]
 
 
 def _view(index: int, view: alpha.View) -> dict[str, Any]:

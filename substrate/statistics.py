@@ -17,6 +17,9 @@ from substrate.errors import UsageError
 #: Steps (tokens) of the experts that each requests.
 Steps = Sequence[Sequence[int]]
 
+#: Decoded tokens of a window (DAOP, section VI-B).
+WINDOW = 15
+
 
 @dataclass(frozen=True, slots=True)
 class Routing:
@@ -157,9 +160,29 @@ def prefill_decode_similarity(sequences: Sequence[Routing], num_experts: int) ->
     for s in sequences:
         if 0 < s.prefill < len(s.ids_TLK):
             used = _used(s.ids_TLK, num_experts)
-            p, d = used[: s.prefill].mean(0), used[s.prefill :].mean(0)
-            norms = np.linalg.norm(p, axis=1) * np.linalg.norm(d, axis=1)
-            cosines.append(((p * d).sum(1) / norms).mean())
+            cosines.append(_cosine(used[: s.prefill].mean(0), used[s.prefill :].mean(0)).mean())
+    return float(np.mean(cosines)) if cosines else float("nan")
+
+
+def window_similarity(
+    sequences: Sequence[Routing], num_experts: int, window: int = WINDOW
+) -> float:
+    """Cosine of a layer's expert use in successive windows of decoded tokens (DAOP, section VI-B).
+
+    The paper gives the window, 15 tokens, and the measure, but not which windows it compares: here
+    each with the next one.  They do not overlap, start with the first decoded token, and what is
+    left at the end is no window.  The mean over the layers and pairs of a sequence, then over
+    sequences; NaN where none decoded two windows.
+    """
+    cosines = []
+    for s in sequences:
+        used = _used(s.ids_TLK[s.prefill :], num_experts)
+        count = len(used) // window
+        if count > 1:
+            # Axes: windows, tokens of one, layers, experts.
+            windows = used[: count * window].reshape(count, window, *used.shape[1:])
+            shares = windows.mean(1)
+            cosines.append(_cosine(shares[:-1], shares[1:]).mean())
     return float(np.mean(cosines)) if cosines else float("nan")
 
 
@@ -274,6 +297,7 @@ def summary(sequences: Sequence[Routing], num_experts: int) -> dict[str, Any]:
             "score_skew": score_skew(sequences)[: 2 * top_k] if scored else None,
             "reuse_by_rank": reuse_by_rank(sequences, num_experts)[: 2 * top_k],
             "prefill_decode_similarity": prefill_decode_similarity(sequences, num_experts),
+            "window_similarity": window_similarity(sequences, num_experts),
             "prediction_by_layer": {k: prediction_by_layer(sequences, k) for k in kinds},
             "popularity": {k: v.mean() for k, v in concentration(shares_LE).items()},
             "least_used_expert": concentration(shares_LE)["min_over_mean"].min(),
@@ -322,6 +346,12 @@ def _together(ids_TLK: np.ndarray, num_experts: int) -> np.ndarray:
     """How often neighbouring layers chose a pair of experts ``[L-1, E, E]``."""
     used = _used(ids_TLK, num_experts).astype(np.float32).transpose(1, 2, 0)
     return np.asarray(used[:-1] @ used[1:].transpose(0, 2, 1), dtype=np.float64)
+
+
+def _cosine(these: np.ndarray, those: np.ndarray) -> np.ndarray:
+    """Cosine of the last axes of two arrays; neither may hold a vector of zeros."""
+    norms = np.linalg.norm(these, axis=-1) * np.linalg.norm(those, axis=-1)
+    return np.asarray((these * those).sum(-1) / norms)
 
 
 def _best(scores: np.ndarray, k: int) -> np.ndarray:

@@ -340,6 +340,9 @@ def test_a_drawn_trace_is_compared_and_replays():
     document = call("run", "--trace", "drawn", "--setting", "D1", *SMOE, "--json").json
     assert document["spec"]["new_tokens"] == 12, "the setting's 512 are more than there are"
     assert any("drawn, not recorded" in note for note in document["notes"])
+    swept = call("sweep", "--traces", "drawn", "--systems", "moe-ondemand", "--settings", "D1",
+                 "--jobs", "0", "--json")  # fmt: skip
+    assert [cell["error"] for cell in swept.json["cells"]] == [None], swept.err
 
 
 @pytest.mark.parametrize(

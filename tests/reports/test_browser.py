@@ -11,6 +11,7 @@ import pytest
 from reports import figures
 from reports.accuracy import views
 from reports.html import render
+from reports.throughput import Point
 from tests.reports.alpha import ITEMS, ROWS
 from tests.reports.pages import Page
 from tests.reports.samples import HOSTILE, hostile_run, run, spans
@@ -101,6 +102,32 @@ def test_the_accuracy_curves_are_drawn(browser: Any, tmp_path: Path) -> None:
         chart = tab.locator(f"#accuracy-1-{name} svg")
         assert chart.locator(".mark-symbol.role-mark path").count() == marks
     assert tab.locator("#accuracy-1-score-real svg .mark-rule.role-mark line").count() == 4
+    assert complaints == []
+
+
+def test_the_throughput_curves_are_drawn(browser: Any, tmp_path: Path) -> None:
+    # The second run's name is markup; the first one's tokens are all of one speed.
+    curves = {
+        run()["run_id"]: [Point(20, 0), Point(20, 0.5), Point(20, 1)],
+        HOSTILE: [Point(10, 0), Point(10, 0.5), Point(30, 1)],
+    }
+    other = hostile_run()
+    other["spec"]["model"] = run()["spec"]["model"]
+    render([run(), other], {}, tmp_path / "r.html", curves=curves)
+    tab, complaints = open_page(browser, tmp_path / "r.html")
+    draw_all(tab)
+    chart = tab.locator("#throughput-1 svg")
+    paths = [path.get_attribute("d") for path in chart.locator(".mark-line.role-mark path").all()]
+    assert len(paths) == 2
+    ends = [re.findall(r"[\d.]+", path) for path in paths]
+    assert [len(set(numbers[::2])) for numbers in ends] == [1, 2]  # x: one speed; two
+    # Both rise from the axis, at 0 %, to the top, at 100 %.
+    assert {(numbers[1], numbers[-1]) for numbers in ends} == {("260", "0")}
+    point = chart.locator(".mark-symbol.role-mark path").nth(5)
+    point.hover()
+    shown = tab.locator("#vg-tooltip-element.visible").inner_text(timeout=5000)
+    assert re.search(r"tokens/s, at most:?\s+30", shown)
+    assert re.search(r"share of tokens:?\s+100%", shown)
     assert complaints == []
 
 

@@ -23,6 +23,7 @@ from substrate.statistics import (
     reuse_by_rank,
     score_skew,
     summary,
+    window_similarity,
 )
 
 NAN = float("nan")
@@ -105,6 +106,29 @@ def test_similarity_is_the_cosine_of_use() -> None:
     assert np.isnan(prefill_decode_similarity([Routing(ids, 4)], 2))
 
 
+def test_window_similarity_compares_a_window_with_the_next() -> None:
+    # Decoded windows of two: layer 0 uses 0 and 1, then 0 alone, then 1 alone: 1/√2, then 0.
+    # Layer 1 uses 0 always: 1 and 1.  The token of prompt and the seventh decoded one do not count.
+    layer_0 = [1, 0, 1, 0, 0, 1, 1, 0]
+    ids = np.array([[[expert], [0]] for expert in layer_0])
+    first, expected = Routing(ids, 1), (2**-0.5 + 0 + 1 + 1) / 4
+    assert window_similarity([first], 2, window=2) == pytest.approx(expected)
+    # A sequence counts once, however many its windows; one that decoded a single window does not.
+    same, short = Routing(np.zeros((5, 2, 1), int), 1), Routing(ids[:4], 1)
+    found = window_similarity([first, same, short], 2, window=2)
+    assert found == pytest.approx((expected + 1) / 2)
+    assert np.isnan(window_similarity([short], 2, window=2))
+
+
+def test_a_window_is_fifteen_decoded_tokens() -> None:
+    # After a token of prompt, 15 choose experts 0 and 2, the others 0 and 1: half is shared.
+    def routing(others: int) -> Routing:
+        return one_layer(*[(0, 2)] * 16, *[(0, 1)] * others, prefill=1)
+
+    assert window_similarity([routing(15)], 3) == pytest.approx(1 / 2)
+    assert np.isnan(window_similarity([routing(14)], 3))
+
+
 def test_prediction_counts_the_true_top_k() -> None:
     ids = np.array([[[0, 1], [2, 3]], [[0, 1], [1, 0]]])
     guess = np.array([[[0.1, 0.2, 0.3, 0.4]], [[0.4, 0.1, 0.3, 0.2]]])  # 3, 2; then 0, 2
@@ -164,6 +188,7 @@ def test_a_summary_of_ids_alone_says_what_is_unknown() -> None:
     assert found["score_skew"] is None
     assert found["prediction_by_layer"] == {}
     assert found["tokens"] == {"prefill": 1, "decode": 2}
+    assert found["window_similarity"] is None
     assert found["lag_overlap"] == {"1": 0.5, "2": None, "4": None, "8": None}
     assert len(found["reuse_by_rank"]) == 2
 
@@ -204,6 +229,7 @@ def test_shares_are_shares(case: tuple[list[Routing], int]) -> None:
         reuse_by_rank(sequences, experts),
         lag_overlap(sequences, 1),
         np.array([prefill_decode_similarity(sequences, experts)]),
+        np.array([window_similarity(sequences, experts, window=3)]),
         prediction_by_layer(sequences, "gate"),
         np.array(recall_from_history(sequences, experts)),
     ):

@@ -1,0 +1,99 @@
+"""How fast tokens were decoded, one by one: the curves of DuoServe-MoE, Fig. 6.
+
+A mean hides what a reader waits for; the spread of a system that predicts experts is wider than
+that of one that loads them all on demand (section 6.2).  Curves come from the samples that the
+store keeps beside its runs.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from reports.tables import Document
+from results.samples import Sample, read_samples
+
+#: A curve's steps at most: a hundredth of the tokens each, however many were decoded.
+STEPS = 100
+
+
+class Point(NamedTuple):
+    """The share of a run's decoded tokens that came at this speed or slower."""
+
+    tokens_per_s: float
+    share: float
+
+
+#: A cumulative distribution by speed, from share 0 to share 1.
+Curve = Sequence[Point]
+
+
+def load(directory: Path, runs: Iterable[Document]) -> dict[str, Curve]:
+    """The curves of the runs, by run id, that have samples of decoded tokens.
+
+    Args:
+        directory: the store's folder.
+        runs: its run documents.
+
+    Raises:
+        InputError: a file of samples is damaged.
+    """
+    found = {}
+    for run in runs:
+        # One run at a time: a sweep's samples together need not fit into memory.
+        samples = read_samples(directory, run["run_id"])
+        if samples and (points := curve(samples, run["spec"]["batch"])):
+            found[run["run_id"]] = points
+    return found
+
+
+def curve(samples: Iterable[Sample], batch: int) -> Curve:
+    """The distribution of decode throughput over tokens; empty where nothing was decoded.
+
+    A decoded step gives every sequence of its batch a token: batch / step time, for each of them.
+    Prefill (step 0) is left out, as in the paper.
+    """
+    speeds = sorted(batch * 1e9 / sample.ns for sample in samples if sample.step > 0)
+    if not speeds:
+        return []
+    steps = min(len(speeds), STEPS)
+    # Always a speed that occurred, never one between two: a curve shows no speed that no token had.
+    last = [-(-step * len(speeds) // steps) - 1 for step in range(1, steps + 1)]
+    points = [Point(speeds[at], step / steps) for step, at in enumerate(last, 1)]
+    return [Point(speeds[0], 0.0), *points]
+
+
+class Comparable(NamedTuple):
+    """What runs must have in common for their speeds to be drawn in one figure.
+
+    A simulated time and a measured one, or two of profiles of different worth, are not comparable:
+    hence the badge.
+    """
+
+    model: Any
+    precision: Any
+    machine: Any
+    workload: Any
+    batch: int
+    badge: str
+
+    @property
+    def title(self) -> str:
+        """All of it in one line."""
+        names = [self.model, self.precision, self.machine, self.workload]
+        return " · ".join([*map(str, filter(None, names)), f"batch {self.batch}", self.badge])
+
+
+def groups(
+    runs: Iterable[Document], curves: Mapping[str, Curve]
+) -> dict[Comparable, list[Document]]:
+    """The runs that have a curve, by what makes them comparable, in their order."""
+    found: dict[Comparable, list[Document]] = {}
+    for run in runs:
+        if run["run_id"] in curves:
+            spec = run["spec"]
+            common = Comparable(
+                spec.get("model"), spec.get("precision"), spec.get("machine"),
+                spec.get("workload"), spec["batch"], run["badge"],
+            )  # fmt: skip
+            found.setdefault(common, []).append(run)
+    return found
