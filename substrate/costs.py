@@ -61,21 +61,20 @@ class CostModel:
         self.sync_ns = software.sync.ns
         #: One layer's decisions on the control thread.
         self.decision_ns = software.decision.ns
-        self._cache: dict[tuple[object, ...], tuple[int, int, int]] = {}
+        self._prices: dict[Lane, dict[tuple[object, ...], tuple[int, int, int]]] = {
+            lane: {} for lane in Lane
+        }
 
     # ------------------------------------------------------------------ lanes
 
     def price(self, op: Op, lane: Lane) -> tuple[int, int, int]:
-        """First launch and whole submission on the control thread, and time on the lane.
-
-        Layers of a model cost alike, so one look-up serves an operation of every layer.
-        """
-        key = (op.kind, lane, op.rows, op.context, op.pairs, op.network)
-        price = self._cache.get(key)
+        """First launch and whole submission on the control thread, and time on the lane."""
+        prices = self._prices[lane]
+        price = prices.get(op.sizes)
         if price is None:
             duration = max(1, round(self._price(op, lane)))
             price = self.first_launch_ns(op, lane), self.control_ns(op, lane), duration
-            self._cache[key] = price
+            prices[op.sizes] = price
         return price
 
     def ns(self, op: Op, lane: Lane) -> int:

@@ -12,46 +12,20 @@ Prefill runs the same loop with many rows an expert.  Nothing here knows a syste
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from itertools import pairwise
-from typing import NamedTuple, cast
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 
+from substrate.counts import Counts
 from substrate.errors import IntegrityError, UsageError
-from substrate.machine import Lane, Machine, Op, OpKind, Span, Work
+from substrate.machine import Lane, Machine, Op, OpKind, Span, Work, op_of
 from substrate.memory import ExpertCache
 from substrate.model import Model
-from substrate.system import Costs, LayerView, Missing, Routed, System
+from substrate.system import Costs, LayerView, Missing, Routed, System, best_scores
 from substrate.terms import Gate, Ids, Lookahead, Phase
 from substrate.timeline import Timeline
 from substrate.transfer import Transfers
-
-
-@dataclass(slots=True)
-class Counts:
-    """What became of active experts and prefetches, summed over layers and passes of one phase."""
-
-    active: int = 0
-    hits: int = 0
-    in_flight: int = 0
-    loads: int = 0
-    host: int = 0
-    replaced: int = 0
-    prefetched: int = 0
-    prefetched_top_score: int = 0
-    prefetched_active: int = 0
-    prefetched_used: int = 0
-    #: Places (row, rank) that were routed one layer ahead, those of them whose expert was really
-    #: chosen, and those whose expert the system replaced.
-    foreseen: int = 0
-    foreseen_right: int = 0
-    degraded: int = 0
-    #: Decoded rows of layers for which experts were asked ahead; those of them whose own experts
-    #: were all among the asked ones, and those of which at least one was.
-    asked: int = 0
-    asked_all: int = 0
-    asked_any: int = 0
 
 
 class _Ahead(NamedTuple):
@@ -167,18 +141,17 @@ class Engine:
         self._ask(first, self.system.prefetch.opening(phase, first))
         for layer in range(self.model.shape.num_layers):
             attend = Op(OpKind.ATTEND, layer, (rows,), (), self._context, self._pairs)
-            self._device(attend, partial(self.model.attend, layer))
+            self._device(attend, self.model.attend, layer)
             if layer in self._moe_layers:
                 self._moe(layer, phase, rows)
             else:
-                dense = Op(OpKind.DENSE, layer, (rows,))
-                self._device(dense, partial(self.model.dense, layer))
-        head = self._device(Op(OpKind.HEAD, -1, (len(self._lengths),)), self.model.head)
+                self._device(op_of(OpKind.DENSE, layer, (rows,)), self.model.dense, layer)
+        head = self._device(op_of(OpKind.HEAD, -1, (len(self._lengths),)), self.model.head)
         self.machine.wait(head)
         return cast(list[int], head.value)
 
-    def _device(self, op: Op, work: Work, after: Sequence[Span] = ()) -> Span:
-        return self.machine.submit(op, Lane.DEVICE, after, work)
+    def _device(self, op: Op, work: Work, *args: Any) -> Span:
+        return self.machine.submit(op, Lane.DEVICE, (), work, *args)
 
     # ------------------------------------------------------------------ a layer with experts
 
@@ -211,22 +184,30 @@ class Engine:
             model.compute(layer, list(early), stale=True)
         returned = [*early.values()]
         for e in assigned.host:
-            returned.append(self._on_host(layer, e, active[e], partial(model.compute, layer, [e])))
-        self._compute(layer, hits, active)
+            returned.append(self._on_host(layer, e, active[e], model.compute, layer, [e]))
+        reads: list[Span] = []
+        if hits:
+            each = tuple(map(active.__getitem__, hits))
+            together = Op(OpKind.EXPERT, layer, each, tuple(hits))
+            reads.append(self._device(together, model.compute, layer, hits))
         if model.shape.shared_width:
-            self._device(Op(OpKind.SHARED, layer, (rows,)), lambda: model.shared(layer))
+            self._device(op_of(OpKind.SHARED, layer, (rows,)), model.shared, layer)
         more, in_order = layer + 1 in self._moe_layers, system.prefetch.in_order
         predicted = self._predict(view, rows, hits) if more else None
         if more and not in_order:
             self._prefetch(view, layer + 1, predicted)
-        for expert, span in arriving:
-            self._compute(layer, [expert], active, after=(span,))
+        for e, arrival in arriving:
+            reads.append(self._compute(layer, e, active[e], arrival))
+        with machine.lock:
+            cache.read_by(reads)
         # More loads than slots: each waits for a computed expert to leave.
-        for expert in assigned.load[len(loads) :]:
-            span = self.transfers.demand_when_free(layer, expert)
-            self._compute(layer, [expert], active, after=(span,))
-        combine = Op(OpKind.COMBINE, layer, (rows,))
-        self._device(combine, lambda: model.combine(layer), after=returned)
+        for e in assigned.load[len(loads) :]:
+            arrival = self.transfers.demand_when_free(layer, e)
+            read = self._compute(layer, e, active[e], arrival)
+            with machine.lock:
+                cache.read_by((read,))
+        combine = op_of(OpKind.COMBINE, layer, (rows,))
+        machine.submit(combine, Lane.DEVICE, returned, model.combine, layer)
         if more and in_order:  # into slots that wait for what was just submitted
             self._prefetch(view, layer + 1, predicted)
 
@@ -238,14 +219,14 @@ class Engine:
         self._used.append(keys)
 
     def _gate(self, layer: int, rows: int) -> Gate:
-        gated = self._device(Op(OpKind.GATE, layer, (rows,)), partial(self.model.gate, layer))
+        gated = self._device(op_of(OpKind.GATE, layer, (rows,)), self.model.gate, layer)
         self.machine.wait(gated)
         return cast(Gate, gated.value)
 
     def _foresee(self, layer: int, rows: int) -> _Ahead:
         """Route the next layer on this layer's state; its host experts start at once."""
-        op = Op(OpKind.PREDICT, layer, (rows,))
-        span = self._device(op, partial(self.model.foresee, layer))
+        op = op_of(OpKind.PREDICT, layer, (rows,))
+        span = self._device(op, self.model.foresee, layer)
         self.machine.wait(span)
         scores_TE = span.value
         own_TK = np.argsort(-scores_TE, axis=1, kind="stable")[:, : self.model.shape.top_k]
@@ -279,34 +260,37 @@ class Engine:
         Those in ``early`` are none of these: the host has them already.
         """
         resident, in_flight = view.resident_E.tolist(), view.in_flight_E.tolist()
-        here = [e for e in active if e not in early] if early else active
-        hits = [e for e in here if resident[e]]
-        late = [e for e in here if in_flight[e]]
-        missing = [
-            Missing(e, max([row[e] for row in view.scores]), active[e])
-            for e in here
-            if not (resident[e] or in_flight[e])
-        ]
+        best = view.scores[0] if len(view.scores) == 1 else best_scores(view.scores_TE).tolist()
+        hits: list[int] = []
+        late: list[int] = []
+        missing: list[Missing] = []
+        for e, rows in active.items():
+            if e in early:
+                continue
+            if resident[e]:
+                hits.append(e)
+            elif in_flight[e]:
+                late.append(e)
+            else:
+                missing.append(Missing(e, best[e], rows))
         return hits, late, missing
 
-    def _compute(
-        self, layer: int, experts: Sequence[int], active: dict[int, int], after: Sequence[Span] = ()
-    ) -> None:
-        """Run experts that are, or after a load will be, on the device."""
-        if not experts:
-            return
-        op = Op(OpKind.EXPERT, layer, tuple(map(active.__getitem__, experts)), tuple(experts))
-        span = self._device(op, lambda: self.model.compute(layer, experts), after)
-        with self.machine.lock:
-            self.transfers.read_by(span, layer, experts)
+    def _compute(self, layer: int, expert: int, rows: int, arrival: Span) -> Span:
+        """Run an expert that is, after this transfer, on the device."""
+        op = op_of(OpKind.EXPERT, layer, (rows,), (expert,))
+        return self.machine.submit(
+            op, Lane.DEVICE, (arrival,), self.model.compute, layer, op.experts
+        )
 
-    def _on_host(self, layer: int, expert: int, rows: int, work: Work | None = None) -> Span:
+    def _on_host(
+        self, layer: int, expert: int, rows: int, work: Work | None = None, *args: Any
+    ) -> Span:
         """Compute an expert on the host; its small output comes back over d2h."""
-        op = Op(OpKind.EXPERT, layer, (rows,), (expert,))
-        span = self.machine.submit(op, Lane.HOST, (), work)
+        op = op_of(OpKind.EXPERT, layer, (rows,), (expert,))
+        span = self.machine.submit(op, Lane.HOST, (), work, *args)
         self.costs.host_ns.append(span.duration_ns)
         self.costs.host_ns_per_row.append(span.duration_ns / rows)
-        back = Op(OpKind.RETURN, layer, (rows,), (expert,))
+        back = op_of(OpKind.RETURN, layer, (rows,), (expert,))
         return self.machine.submit(back, Lane.D2H, (span,))
 
     # ------------------------------------------------------------------ the next layer
@@ -316,14 +300,14 @@ class Engine:
         lookahead = prefetch.lookahead
         if view.phase == "decode" and prefetch.network:
             op = Op(OpKind.PREDICT, layer, (rows,), network=prefetch.network)
-            foretell = partial(prefetch.foretell, view, layer + 1)
-            return self.machine.submit(op, Lane.PREDICT, (), foretell)
+            return self.machine.submit(op, Lane.PREDICT, (), prefetch.foretell, view, layer + 1)
         if view.phase == "prefill" or lookahead is Lookahead.NONE:
             return None
-        op = Op(OpKind.PREDICT, layer, (rows,))
-        if lookahead is Lookahead.LAYER:  # otherwise the next gate alone
-            op = op._replace(context=self._context, pairs=self._pairs)
-        return self._device(op, lambda: self.model.predict(layer, hits, lookahead))
+        if lookahead is Lookahead.LAYER:
+            op = Op(OpKind.PREDICT, layer, (rows,), (), self._context, self._pairs)
+        else:  # the next gate alone
+            op = op_of(OpKind.PREDICT, layer, (rows,))
+        return self._device(op, self.model.predict, layer, hits, lookahead)
 
     def _prefetch(self, view: LayerView, next_layer: int, predicted: Span | None) -> None:
         """Ask for prefetches as soon as the prediction can be read, and queue them."""

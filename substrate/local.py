@@ -10,6 +10,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -91,7 +92,7 @@ class LocalMachine:
                 raise self._failure
 
     def submit(
-        self, op: Op, lane: Lane, after: Sequence[Span] = (), work: Work | None = None
+        self, op: Op, lane: Lane, after: Sequence[Span] = (), work: Work | None = None, *args: Any
     ) -> Span:
         """Run an operation on this thread, once what it waits for has ended."""
         asked = self.now_ns()
@@ -99,7 +100,7 @@ class LocalMachine:
             self.wait(dependency)
         span = Span(op, lane, self.now_ns())
         if work is not None:
-            span.value = work()
+            span.value = work(*args)
         self._end(span)
         span.stall_ns = (span.start_ns or 0) - self._device_free_ns
         span.cause = "load" if after and (span.start_ns or 0) > asked else "control"

@@ -14,10 +14,12 @@ instant, and operations of one kind go in the order of submission.
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any, NamedTuple, Protocol
+from functools import lru_cache
+from typing import Any, Protocol
 
-Work = Callable[[], Any]
+Work = Callable[..., Any]
 
 
 class Lane(StrEnum):
@@ -52,13 +54,15 @@ class OpKind(StrEnum):
     RETURN = "return"
 
 
-class Op(NamedTuple):
-    """An operation and the sizes that price it.
+@dataclass(slots=True)
+class Op:
+    """An operation and the sizes that price it; never changed once it is made.
 
     ``rows`` holds one count for each expert of an expert operation, else the pass's rows.
     ``context`` counts the cached tokens that attention reads, ``pairs`` the products of a query
     with a key that it computes, both summed over the batch's sequences.  ``network`` holds a
-    policy's own network's widths, input to output.
+    policy's own network's widths, input to output.  ``sizes`` is all that its price depends on:
+    layers of a model cost alike, and so do the experts of a layer.
     """
 
     kind: OpKind
@@ -68,6 +72,16 @@ class Op(NamedTuple):
     context: int = 0
     pairs: int = 0
     network: tuple[int, ...] = ()
+    sizes: tuple[object, ...] = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        self.sizes = (self.kind, self.rows, self.context, self.pairs, self.network)
+
+
+@lru_cache(maxsize=1 << 14)
+def op_of(kind: OpKind, layer: int, rows: tuple[int, ...], experts: tuple[int, ...] = ()) -> Op:
+    """One object for operations that come again with every token."""
+    return Op(kind, layer, rows, experts)
 
 
 class Span:
@@ -111,10 +125,13 @@ class Span:
 
 
 class Transfer(Protocol):
-    """What a prefetch asks of memory when it really starts and when it ends."""
+    """What a transfer asks of memory when it starts and when it ends.
+
+    All but `copy` is called while no other thread can hold the machine's lock.
+    """
 
     def begin(self, now_ns: int) -> bool:
-        """Claim a slot; False drops the prefetch."""
+        """Claim a slot for a prefetch; False drops it."""
 
     def under_way(self, span: Span) -> None:
         """The transfer has started; ``span`` ends when the record is complete."""
@@ -151,9 +168,9 @@ class Machine(Protocol):
         """The control thread takes so many layers' decisions."""
 
     def submit(
-        self, op: Op, lane: Lane, after: Sequence[Span] = (), work: Work | None = None
+        self, op: Op, lane: Lane, after: Sequence[Span] = (), work: Work | None = None, *args: Any
     ) -> Span:
-        """Run a needed operation; its ``value`` is what ``work`` returns."""
+        """Run a needed operation; its ``value`` is what ``work(*args)`` returns."""
 
     def load(self, op: Op, transfer: Transfer, after: Sequence[Span] = ()) -> Span:
         """Bring a needed expert whose slot is already claimed; the span ends when it is there."""

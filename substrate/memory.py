@@ -1,13 +1,13 @@
 """Tiers with byte budgets, and the device's expert slots: the only place that knows what is where.
 
     ┌ Who owns a slot, and when may it be reused? ──────────────────────────────────────────────┐
-    │ free ──claim──▶ arriving ──arrive──▶ resident ──read_until──▶ resident, busy ──▶ evictable │
+    │ free ──claim──▶ arriving ──arrive──▶ resident ──read_by──▶ resident, busy ──▶ evictable   │
     │                                                                                            │
     │ claim       gives the slot to an expert; its previous owner is gone from that moment       │
     │ arriving    ready_ns > now: the transfer is under way, nothing may read or evict it        │
     │ pinned      its layer has chosen it: eviction must not touch it ...                        │
     │ computed    ... unless nothing else is left and its computation was already submitted      │
-    │ busy        reader_ns > now: a computation still reads it                                  │
+    │ busy        its reader has not ended: a computation still reads it                         │
     │ evictable   resident, not pinned, not busy                                                 │
     └────────────────────────────────────────────────────────────────────────────────────────────┘
 
@@ -15,19 +15,27 @@ An expert's *key* is ``layer · E + expert``: arrays over keys make every questi
 operation.  Times are integer nanoseconds of the machine's clock.
 """
 
-from collections.abc import Iterable
+from array import array
+from collections.abc import Iterable, Sequence
 from typing import Literal
 
 import numpy as np
 
 from substrate.arch import ModelShape
 from substrate.errors import BudgetError, IntegrityError
+from substrate.machine import Span
 
 Mask = np.ndarray
 Scope = Literal["global", "layer"]
 
 #: Later than any time: the end of something that has not ended.
 NEVER = np.iinfo(np.int64).max
+
+
+def _column(kind: Literal["b", "q"], values: Sequence[int]) -> tuple["array[int]", np.ndarray]:
+    """A buffer of flags (b) or times (q), for single keys and for vector questions."""
+    buffer = array(kind, values)
+    return buffer, np.frombuffer(buffer, dtype=bool if kind == "b" else np.int64)
 
 
 class Tier:
@@ -92,53 +100,55 @@ class ExpertCache:
         self.scope: Scope = scope
         self.slots = slots // pools * pools
         self._tier, self._record_bytes = tier, record_bytes
+        self._experts = experts
         total = shape.num_layers * experts
         self._slot_of = [-1] * total
         self._owner_of = [-1] * self.slots
-        self._ready_ns = np.full(total, NEVER, dtype=np.int64)
-        self._held = np.zeros(total, dtype=bool)
-        # Read and written key by key: plain lists are faster there than arrays.
-        self._reader_ns = [0] * total
-        self._pinned = [False] * total
-        self._computed = [False] * total
+        #: The last computation that was submitted to read each.
+        self._reader: list[Span | None] = [None] * total
+        # One buffer under two names: changes go key by key, questions are put to all keys at once.
+        self._held, self._held_all = _column("b", [False] * total)
+        self._pinned, self._pinned_all = _column("b", [False] * total)
+        self._computed, self._computed_all = _column("b", [False] * total)
+        self._ready_ns, self._ready_all = _column("q", [NEVER] * total)
         # When an expert may leave: NEVER while pinned or absent, else when it has come and its last
         # reader has ended.  Kept up to date, so that an eviction asks one vector comparison.
-        self._free_ns = np.full(total, NEVER, dtype=np.int64)
+        self._free_ns, self._free_all = _column("q", [NEVER] * total)
         per_pool = self.slots // pools
         self._free = [
             list(range((p + 1) * per_pool - 1, p * per_pool - 1, -1)) for p in range(pools)
         ]
+        # By key, the free slots that it may be given: all of them, or its own layer's.
+        self._free_for = [self._free[0]] * total
+        if pools > 1:
+            for pool, layer in zip(self._free, shape.moe_layers, strict=True):
+                self._free_for[self._row(layer)] = [pool] * experts
         self._charged: set[int] = set()
 
     # ------------------------------------------------------------------ questions
 
     def key(self, layer: int, expert: int) -> int:
         """The index of an expert in every array here."""
-        return layer * self.shape.num_experts + expert
+        return layer * self._experts + expert
 
     def keys(self, layer: int, experts: Iterable[int]) -> list[int]:
         """The keys of several experts of a layer."""
-        first = layer * self.shape.num_experts
+        first = layer * self._experts
         return [first + expert for expert in experts]
 
     def _row(self, layer: int) -> slice:
-        first = layer * self.shape.num_experts
-        return slice(first, first + self.shape.num_experts)
-
-    def _pool(self, key: int) -> list[int]:
-        if self.scope == "global":
-            return self._free[0]
-        return self._free[self.shape.moe_layers.index(key // self.shape.num_experts)]
+        first = layer * self._experts
+        return slice(first, first + self._experts)
 
     def resident(self, layer: int, now_ns: int) -> Mask:
         """Which experts of a layer are complete on the device, ``[E]`` bool."""
-        mask: Mask = self._ready_ns[self._row(layer)] <= now_ns
+        mask: Mask = self._ready_all[self._row(layer)] <= now_ns
         return mask
 
     def whereabouts(self, layer: int, now_ns: int) -> tuple[Mask, Mask]:
         """Which experts of a layer are complete on the device, and which on their way, ``[E]``."""
         resident = self.resident(layer, now_ns)
-        return resident, self._held[self._row(layer)] > resident
+        return resident, self._held_all[self._row(layer)] > resident
 
     def holds(self, key: int) -> bool:
         """Whether the expert has a slot, complete or arriving."""
@@ -148,31 +158,36 @@ class ExpertCache:
         """The slot of an expert that has one."""
         return self._slot_of[key]
 
+    def reader_of(self, key: int) -> Span | None:
+        """The last computation that reads the expert where it is now; None if none did."""
+        return self._reader[key]
+
     def has_free_slot(self, key: int) -> bool:
         """Whether the expert could be placed without an eviction."""
-        return bool(self._pool(key))
+        return bool(self._free_for[key])
 
     def evictable(self, incoming: int, now_ns: int) -> Mask:
         """Experts that may leave for ``incoming`` at this instant, over keys."""
-        return self._in_pool_of(incoming, self._free_ns <= now_ns)
+        mask: Mask = self._free_all <= now_ns
+        return mask if self.scope == "global" else self._in_pool_of(incoming, mask)
 
     def evictable_soon(self, incoming: int, now_ns: int) -> Mask:
         """Experts that may leave when the last computation that reads them has ended.
 
         These include pinned ones: their layer has nothing left to start on them.
         """
-        idle = ~np.array(self._pinned) & (self._ready_ns <= now_ns)
-        return self._in_pool_of(incoming, self._held & (np.array(self._computed) | idle))
+        idle = ~self._pinned_all & (self._ready_all <= now_ns)
+        return self._in_pool_of(incoming, self._held_all & (self._computed_all | idle))
 
     def arriving(self, incoming: int, now_ns: int) -> list[int]:
         """Keys under way that no layer has chosen: they may leave for ``incoming`` once there."""
-        mask = self._held & ~np.array(self._pinned) & (self._ready_ns > now_ns)
+        mask = self._held_all & ~self._pinned_all & (self._ready_all > now_ns)
         return np.flatnonzero(self._in_pool_of(incoming, mask)).tolist()
 
     def _in_pool_of(self, incoming: int, mask: Mask) -> Mask:
         if self.scope == "global":
             return mask
-        row = self._row(incoming // self.shape.num_experts)
+        row = self._row(incoming // self._experts)
         pool = np.zeros_like(mask)
         pool[row] = mask[row]
         return pool
@@ -184,7 +199,7 @@ class ExpertCache:
         if self._held[key]:
             raise IntegrityError(f"expert {key} already has a slot")
         if victim is None:
-            slot = self._pool(key).pop()
+            slot = self._free_for[key].pop()
             if slot not in self._charged:
                 self._tier.reserve("experts", self._record_bytes)
                 self._charged.add(slot)
@@ -198,7 +213,7 @@ class ExpertCache:
         self._held[key] = True
         self._slot_of[key] = slot
         self._owner_of[slot] = key
-        self._reader_ns[key] = 0
+        self._reader[key] = None
         self._computed[key] = False
         return slot
 
@@ -217,27 +232,30 @@ class ExpertCache:
     def unpin(self, keys: list[int]) -> None:
         """End the protection."""
         for key in keys:
-            reader = self._reader_ns[key]
-            # What was computed had come; of the rest (host experts) the later time counts.
-            free = reader if self._computed[key] else max(reader, int(self._ready_ns[key]))
+            free, reader = self._ready_ns[key], self._reader[key]
+            if reader is not None:
+                end = NEVER if reader.end_ns is None else reader.end_ns
+                free = end if end > free else free
             self._free_ns[key] = free
             self._pinned[key] = self._computed[key] = False
 
-    def read_until(self, keys: list[int], end_ns: int) -> None:
-        """A computation that reads these pinned experts was submitted; it ends at ``end_ns``."""
-        for key in keys:
-            self._reader_ns[key] = end_ns
-            self._computed[key] = True
+    def read_by(self, spans: Iterable[Span]) -> None:
+        """Computations that read pinned experts were submitted; their operations name them."""
+        for span in spans:
+            first = span.op.layer * self._experts
+            for expert in span.op.experts:
+                self._reader[first + expert] = span
+                self._computed[first + expert] = True
 
     def check_integrity(self) -> None:
         """Raise IntegrityError unless slots, owners and pins agree."""
-        held = np.flatnonzero(self._held).tolist()
+        held = np.flatnonzero(self._held_all).tolist()
         free = [slot for pool in self._free for slot in pool]
         if sorted([*(self._slot_of[key] for key in held), *free]) != list(range(self.slots)):
             raise IntegrityError("slots are lost or owned twice")
         if any(self._owner_of[self._slot_of[key]] != key for key in held):
             raise IntegrityError("a slot's owner does not know it")
-        if (self._free_ns[np.array(self._pinned)] != NEVER).any():
+        if (self._free_all[self._pinned_all] != NEVER).any():
             raise IntegrityError("a pinned expert counts as evictable")
-        if (self._ready_ns[~self._held] != NEVER).any():
+        if (self._ready_all[~self._held_all] != NEVER).any():
             raise IntegrityError("an expert without a slot counts as resident")

@@ -8,11 +8,11 @@ cancelled; they start when the clock passes the instant at which their lane had 
 from collections import deque
 from collections.abc import Sequence
 from threading import RLock
-from typing import cast
+from typing import Any, cast
 
 from substrate.costs import CostModel
 from substrate.errors import IntegrityError
-from substrate.machine import Lane, Op, OpKind, Span, Transfer, Work
+from substrate.machine import Lane, Op, OpKind, Span, Transfer, Work, op_of
 from substrate.timeline import Timeline
 
 #: What the device waited for, by what it depended on; otherwise by that one's lane.
@@ -50,39 +50,36 @@ class SimulatedMachine:
 
     def elapse(self, decisions: int) -> None:
         """Let the control thread decide; lanes go on meanwhile."""
-        self._advance(self._now + decisions * self.costs.decision_ns)
+        self._now += decisions * self.costs.decision_ns
+        self._start_queued()
 
     def wait(self, span: Span) -> None:
         """Let the clock run to the span's end, and a little further to read its result."""
-        self._advance(max(self._now, cast(int, span.end_ns)) + self.costs.sync_ns)
-
-    def _advance(self, to_ns: int) -> None:
-        self._now = to_ns
+        self._now = max(self._now, cast(int, span.end_ns)) + self.costs.sync_ns
         self._start_queued()
 
     # ------------------------------------------------------------------ needed operations
 
     def submit(
-        self, op: Op, lane: Lane, after: Sequence[Span] = (), work: Work | None = None
+        self, op: Op, lane: Lane, after: Sequence[Span] = (), work: Work | None = None, *args: Any
     ) -> Span:
         """Place an operation on its lane; ``work`` runs at once, its time is the profile's.
 
         Of an operation of many kernels the first runs as soon as it is launched, and the last
         cannot end before it is.
         """
-        value = None if work is None else work()
+        value = None if work is None else work(*args)
         first_launch, control, duration = self.costs.price(op, lane)
-        since = self._now + first_launch
-        self._now += control
-        span = self._place(op, lane, since, duration, after, self._now)
+        now = self._now
+        self._now = launched = now + control
+        span = self._place(op, lane, now + first_launch, duration, after, launched)
         span.value = value
         return span
 
     def load(self, op: Op, transfer: Transfer, after: Sequence[Span] = ()) -> Span:
         """Bring a needed expert along the load path, ahead of every queued prefetch."""
         self._now += self.costs.copy_submit_ns
-        if self._queue:
-            self._start_queued()
+        self._start_queued()
         return self._carry(op, transfer, self._now, after)
 
     def _carry(self, op: Op, transfer: Transfer, since_ns: int, after: Sequence[Span]) -> Span:
@@ -90,12 +87,12 @@ class SimulatedMachine:
         *hops, last_lane = self.load_path
         first: Span | None = None
         for lane in hops:
-            read = op._replace(kind=OpKind.READ)
+            read = op_of(OpKind.READ, op.layer, op.rows, op.experts)
             span = self._place(read, lane, since_ns, self.costs.ns(read, lane), after)
             first, after = first or span, (span,)
         last = self._place(op, last_lane, since_ns, self.costs.ns(op, last_lane), after)
         transfer.under_way(last)
-        transfer.arrived(cast(int, (first or last).start_ns), cast(int, last.end_ns))
+        transfer.arrived((first or last).start_ns, last.end_ns)  # type: ignore[arg-type]
         return last
 
     def _place(
@@ -109,7 +106,8 @@ class SimulatedMachine:
     ) -> Span:
         """Put an operation behind its lane's last: submitted at ``since_ns``, ended not before."""
         free = self._free[lane]
-        start, cause, late = (since_ns, "control", 0) if since_ns > free else (free, "", 0)
+        submitted_late = since_ns > free
+        start, cause, late = (since_ns, "control", 0) if submitted_late else (free, "", 0)
         for dependency in after:
             end = dependency.end_ns
             if end is None:
@@ -117,8 +115,11 @@ class SimulatedMachine:
             if end > start:
                 start = end
                 cause = _CAUSES.get(dependency.op.kind) or _LANE_NAMES[dependency.lane]
-                late = max(0, since_ns - free)
-        end = self._free[lane] = max(start + duration_ns, not_before_ns)
+                late = since_ns - free if submitted_late else 0
+        end = start + duration_ns
+        if end < not_before_ns:
+            end = not_before_ns
+        self._free[lane] = end
         span = Span(op, lane, start, end, start - free - late, cause, late)
         self.timeline.add(span)
         return span
@@ -133,7 +134,9 @@ class SimulatedMachine:
         """Drop prefetches that have not started by now."""
         queued = len(self._queue)
         if queued:
-            self._queue = deque(q for q in self._queue if layer is not None and q[0].layer > layer)
+            self._queue = deque(
+                [q for q in self._queue if layer is not None and q[0].layer > layer]
+            )
         return queued - len(self._queue)
 
     def _start_queued(self) -> None:

@@ -7,31 +7,34 @@ it, so that a cancelled one has evicted nobody; if nobody may leave at that mome
 from collections import defaultdict
 from collections.abc import Sequence
 
-from substrate.errors import IntegrityError
-from substrate.machine import Machine, Op, OpKind, Span
-from substrate.memory import NEVER, ExpertCache
+from substrate.errors import UsageError
+from substrate.machine import Machine, OpKind, Span, op_of
+from substrate.memory import ExpertCache
 from substrate.system import Costs, Eviction
 
 
 class _Arriving:
-    """One record under way; the machine calls it back (see `substrate.machine.Transfer`)."""
+    """Brings one expert whenever it is asked to; the machine calls it back.
 
-    __slots__ = ("_prefetch", "_transfers", "expert", "key", "layer")
+    See `substrate.machine.Transfer`.
+    """
+
+    __slots__ = ("_prefetch", "_transfers", "expert", "key", "layer", "op")
 
     def __init__(
         self, transfers: "Transfers", layer: int, expert: int, key: int, prefetch: bool
     ) -> None:
         self._transfers = transfers
         self.layer, self.expert, self.key, self._prefetch = layer, expert, key, prefetch
+        self.op = op_of(OpKind.LOAD, layer, (), (expert,))
 
     def begin(self, now_ns: int) -> bool:
         """Claim a slot for a prefetch, unless the expert came by itself or nobody may leave."""
         t = self._transfers
-        with t.machine.lock:
-            if t.cache.holds(self.key) or not t.claim(self.key, now_ns, t.wanted):
-                return False
-            t.started[self.layer].add(self.expert)
-            return True
+        if t.cache.holds(self.key) or not t.claim(self.key, now_ns, t.wanted):
+            return False
+        t.started[self.layer].add(self.expert)
+        return True
 
     def under_way(self, span: Span) -> None:
         """Remember what a computation that needs the expert must wait for."""
@@ -40,10 +43,9 @@ class _Arriving:
     def arrived(self, start_ns: int, end_ns: int) -> None:
         """The record can be read from ``end_ns`` on."""
         t = self._transfers
-        with t.machine.lock:
-            t.cache.arrive(self.key, end_ns)
-            if not self._prefetch:
-                t.costs.load_ns.append(end_ns - start_ns)
+        t.cache.arrive(self.key, end_ns)
+        if not self._prefetch:
+            t.costs.load_ns.append(end_ns - start_ns)
 
     def copy(self) -> None:
         """Move the record into its slot, where slots are real."""
@@ -63,8 +65,9 @@ class Transfers:
         self.started: dict[int, set[int]] = defaultdict(set)
         #: The last transfer of each key that was started.
         self.arrivals: dict[int, Span] = {}
-        self._readers: dict[int, Span] = {}
-        self._ops: dict[int, Op] = {}
+        # One object for each expert and purpose: thousands are asked for in a second.
+        self._needed: dict[int, _Arriving] = {}
+        self._perhaps: dict[int, _Arriving] = {}
         #: What the last request for prefetches named: these do not evict each other.
         self.wanted: list[int] = []
 
@@ -111,7 +114,7 @@ class Transfers:
             with machine.lock:
                 if not self.claim(key, machine.now_ns()):
                     break
-            spans.append(self._load(layer, expert, key, ()))
+            spans.append(self._load(layer, expert, key))
         return spans
 
     def demand_when_free(self, layer: int, expert: int) -> Span:
@@ -124,34 +127,29 @@ class Transfers:
             with self.machine.lock:
                 now_ns = self.machine.now_ns()
                 if self.claim(key, now_ns):
-                    return self._load(layer, expert, key, ())
+                    return self._load(layer, expert, key)
                 victim = self.evict.victim(self.cache.evictable_soon(key, now_ns), key)
                 if victim is not None:
-                    reader = self._readers.get(victim)
+                    reader = self.cache.reader_of(victim)
                     self._give(key, victim)
                     return self._load(layer, expert, key, () if reader is None else (reader,))
                 arriving = self.cache.arriving(key, now_ns)
             if not arriving:
-                raise IntegrityError(f"layer {layer} expert {expert}: no slot can ever be had")
+                raise UsageError(
+                    f"evict={type(self.evict).__name__} lets nobody leave for an expert that layer "
+                    f"{layer} must load; swap it, for example --set evict=lru"
+                )
             self.machine.wait(self.arrivals[arriving[0]])
 
-    def _load(self, layer: int, expert: int, key: int, after: Sequence[Span]) -> Span:
-        op = self._ops.get(key) or self._op(layer, expert, key)
-        return self.machine.load(op, _Arriving(self, layer, expert, key, prefetch=False), after)
-
-    def _op(self, layer: int, expert: int, key: int) -> Op:
-        """One object a transfer of this expert: thousands of them are asked for in a second."""
-        return self._ops.setdefault(key, Op(OpKind.LOAD, layer, (), (expert,)))
+    def _load(self, layer: int, expert: int, key: int, after: Sequence[Span] = ()) -> Span:
+        arriving = self._needed.get(key)
+        if arriving is None:
+            arriving = self._needed[key] = _Arriving(self, layer, expert, key, prefetch=False)
+        return self.machine.load(arriving.op, arriving, after)
 
     def arrival(self, layer: int, expert: int) -> Span:
         """The transfer that is bringing an expert."""
         return self.arrivals[self.cache.key(layer, expert)]
-
-    def read_by(self, span: Span, layer: int, experts: Sequence[int]) -> None:
-        """A computation that reads these experts was submitted."""
-        keys = self.cache.keys(layer, experts)
-        self._readers.update(dict.fromkeys(keys, span))
-        self.cache.read_until(keys, NEVER if span.end_ns is None else span.end_ns)
 
     # ------------------------------------------------------------------ perhaps needed later
 
@@ -160,8 +158,10 @@ class Transfers:
         self.wanted = self.cache.keys(layer, experts)
         for key, expert in zip(self.wanted, experts, strict=True):
             if not self.cache.holds(key):
-                op = self._ops.get(key) or self._op(layer, expert, key)
-                self.machine.enqueue(op, _Arriving(self, layer, expert, key, prefetch=True))
+                arriving = self._perhaps.get(key)
+                if arriving is None:
+                    arriving = self._perhaps[key] = _Arriving(self, layer, expert, key, True)
+                self.machine.enqueue(arriving.op, arriving)
 
     def take_started(self, layer: int) -> set[int]:
         """The prefetches for a layer that really began."""

@@ -141,10 +141,11 @@ class _Token:
 
     def similar(self, among: Sequence[bool], pick: Literal["best", "id"] = "best") -> list[int]:
         """E_s: inactive experts with (1-α)·S_{k+1} < score ≤ S_{k+1}, in the order to take them."""
+        floor, rival, own = self.floor, self.rival, self.own
         found = [
             e
             for e, score in enumerate(self.scores)
-            if self.floor < score <= self.rival and among[e] and e not in self.own
+            if floor < score <= rival and among[e] and e not in own
         ]
         return sorted(found, key=lambda e: -self.scores[e]) if pick == "best" else found
 

@@ -9,7 +9,7 @@ from substrate.system import Assigned, Assignment, LayerView, Missing
 
 
 def _by_id(missing: Sequence[Missing]) -> list[int]:
-    return sorted(m.expert for m in missing)
+    return sorted([m.expert for m in missing])
 
 
 @dataclass(kw_only=True)
@@ -75,6 +75,8 @@ class Balanced(Assignment):
         """Algorithm 2 in decode; in prefill everything is loaded (first version, §4.1)."""
         if view.phase == "prefill":
             return Assigned(_by_id(missing), ())
+        if not missing:
+            return Assigned((), ())
         costs, p = view.costs, self.history
         load_ns = _mean(costs.load_ns, p)
         host_ns = _mean(costs.host_ns if self.by == "score" else costs.host_ns_per_row, p)

@@ -23,7 +23,8 @@ from harness.measure import (
     spread,
 )
 from harness.shared import SharedWork
-from substrate.engine import Counts, Engine, Generation
+from substrate.counts import Counts
+from substrate.engine import Engine, Generation
 from substrate.machine import Lane, Machine, Op, OpKind, Span
 from substrate.profile import HardwareProfile
 from substrate.timeline import Timeline

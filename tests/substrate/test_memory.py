@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from substrate.errors import BudgetError, IntegrityError
+from substrate.machine import Lane, Op, OpKind, Span
 from substrate.memory import NEVER, ExpertCache, Tier
 from tests.substrate.fakes import small_shape
 
@@ -16,6 +17,11 @@ RECORD = 7
 def cache_of(slots: int, scope="global", budget: int | None = None, **dims) -> ExpertCache:
     tier = Tier("device", slots * RECORD if budget is None else budget)
     return ExpertCache(small_shape(**dims), slots, scope, tier, RECORD)
+
+
+def computation(cache: ExpertCache, key: int, end_ns: int) -> Span:
+    layer, expert = divmod(key, cache.shape.num_experts)
+    return Span(Op(OpKind.EXPERT, layer, (1,), (expert,)), Lane.DEVICE, 0, end_ns)
 
 
 # ----------------------------------------------------------------------------- tiers
@@ -93,7 +99,7 @@ def test_from_arriving_to_evictable():
     cache.pin([2])
     assert not cache.evictable(0, 50).any()
     assert not cache.evictable_soon(0, 50).any()
-    cache.read_until([2], 80)
+    cache.read_by([computation(cache, 2, 80)])
     assert not cache.evictable(0, 99).any(), "pinned until its layer is done"
     assert np.flatnonzero(cache.evictable_soon(0, 60)).tolist() == [2]
     cache.unpin([2])
@@ -117,7 +123,7 @@ def test_impossible_claims_are_bugs():
     cache.pin([0])
     with pytest.raises(IntegrityError, match="cannot be evicted"):
         cache.claim(1, 0)
-    cache.read_until([0], 10)
+    cache.read_by([computation(cache, 0, 10)])
     cache.claim(1, 0)
 
 
@@ -212,7 +218,7 @@ class CacheMachine(RuleBasedStateMachine):
         if known:
             key = data.draw(st.sampled_from(sorted(known)))
             end = max(self.now, self.held[key][0]) + later
-            self.cache.read_until([key], end)
+            self.cache.read_by([computation(self.cache, key, end)])
             self.held[key][1] = end
             self.computed.add(key)
 

@@ -155,7 +155,7 @@ def test_one_threshold_for_both_halves_of_a_swap():
 LOAD, HOST, EXPERT = 90, 70, 10
 
 
-def decoded_layers(first: int) -> tuple[Engine, list]:
+def decoded_layers(first: int, **settings: str) -> tuple[Engine, list]:
     """A prompt of one token and one decoded token through three layers, both for experts 0 and 1.
 
     All of them are on the device but the last layer's expert 1.
@@ -164,7 +164,8 @@ def decoded_layers(first: int) -> tuple[Engine, list]:
     gates = {(p, layer): scores for p in range(2) for layer in range(3)}
     model = FixedModel(small_shape(), gates, gates)
     popularity = "[[3, 2, 0, 0], [3, 2, 0, 0], [3, 1, 0, 0]]"
-    system = build("daop", {"route.first": str(first), "place.popularity": popularity})
+    options = {"route.first": str(first), "place.popularity": popularity}
+    system = build("daop", options | settings)
     costs = FlatCosts(prices(load=LOAD, host=HOST), launch_ns=1, submit_ns=1, sync_ns=1)
     made = rig(system, model, slots=5, costs=costs)
     made.engine.generate([[1]], 2)
@@ -193,3 +194,8 @@ def test_what_became_of_experts_and_predictions():
     decode = engine.counts["decode"]
     assert (decode.active, decode.hits, decode.host, decode.loads) == (6, 5, 1, 0)
     assert (decode.foreseen, decode.foreseen_right, decode.degraded) == (2, 2, 0)
+
+
+def test_swaps_make_no_room_for_other_loads():
+    with pytest.raises(UsageError, match=r"evict=MakeRoomForSwaps lets nobody leave .* layer 2"):
+        decoded_layers(first=2, assign="load")
