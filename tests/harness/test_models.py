@@ -239,12 +239,12 @@ def test_chance_of_naming_what_was_mentioned() -> None:
 
 def test_docs_tables_come_between_their_markers(tmp_path: Path) -> None:
     docs = tmp_path / "models.md"
-    docs.write_text("before\n<!-- verify -->\nold\n<!-- /verify -->\nafter\n")
+    docs.write_text("before\n<!-- verify -->\nearlier tables\n<!-- /verify -->\nafter\n")
     harness.model_tables.write_docs(docs)
     text = docs.read_text()
     assert text.startswith("before\n<!-- verify -->\n")
     assert text.endswith("\n<!-- /verify -->\nafter\n")
-    assert "old" not in text
+    assert "earlier tables" not in text
 
 
 # --------------------------------------------------------------------------- train
