@@ -10,6 +10,8 @@ from substrate.catalogue import read_manifest
 
 _FIGURES = Path(__file__).parent / "catalogue" / "routing_figures.yaml"
 DOCS = Path(__file__).parent.parent / "docs" / "scale-models.md"
+#: The policies of a cell of hit rates, in the order in which the figures' file names them.
+_HIT_RATES = ("lru", "lfu", "belady")
 _BEGIN, _END = "<!-- verify -->", "<!-- /verify -->"
 
 
@@ -109,8 +111,11 @@ def _cell(statistics: dict[str, Any], key: str) -> str:
     value: Any = statistics
     for part in key.split("."):
         value = None if value is None else value.get(part)
-    if isinstance(value, dict):  # hit rates by cache size
-        return ", ".join(f"{n}: {'/'.join(map(_number, r.values()))}" for n, r in value.items())
+    if isinstance(value, dict):  # hit rates by cache size, in whatever order the file has them
+        sizes = sorted(value, key=int)
+        return ", ".join(
+            f"{n}: {'/'.join(_number(value[n][policy]) for policy in _HIT_RATES)}" for n in sizes
+        )
     if not isinstance(value, list):
         return _number(value)
     if "by_layer" not in key:

@@ -247,6 +247,19 @@ def test_docs_tables_come_between_their_markers(tmp_path: Path) -> None:
     assert "earlier tables" not in text
 
 
+def test_hit_rates_stand_in_the_order_that_their_line_names() -> None:
+    rates = {
+        "16": {"belady": 0.6, "lfu": 0.2, "lru": 0.3},
+        "8": {"belady": 0.4, "lfu": 0, "lru": 1},
+    }
+    cell = harness.model_tables._cell({"hit_rates": rates}, "hit_rates")
+    assert cell == "8: 1.00/0.00/0.40, 16: 0.30/0.20/0.60"
+    names = [
+        figure["what"] for figure in harness.model_tables.figures() if figure["key"] == "hit_rates"
+    ]
+    assert ["LRU/LFU/Belady" in name for name in names] == [True]
+
+
 # --------------------------------------------------------------------------- train
 
 
