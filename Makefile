@@ -7,7 +7,7 @@ BIN := $(VENV)/bin
 # Two threads on two busy cores are slower than one: OpenMP spins.
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: run test lint format report bench browser clean
+.PHONY: run test check lint format report bench browser clean
 
 run: $(VENV)/installed
 	$(BIN)/moebench run --system smoe --setting S3
@@ -15,6 +15,10 @@ run: $(VENV)/installed
 
 test: $(VENV)/installed browser
 	$(BIN)/python -m pytest
+
+# Has accuracy moved?
+check: $(VENV)/installed
+	$(BIN)/moebench check
 
 lint: $(VENV)/installed
 	$(BIN)/ruff check .
