@@ -13,7 +13,15 @@ from harness.commands import find_data_dir, require_writable
 from harness.spec import RunSpec, resolve
 from harness.sweep import run_all
 from harness.sweep_worker import Document
-from results.accuracy_table import items_from_run, row_from_run, write_items, write_table
+from results.accuracy_table import (
+    items_from_run,
+    key,
+    read_items,
+    read_table,
+    row_from_run,
+    write_items,
+    write_table,
+)
 from substrate.errors import UsageError
 from workloads.catalogue import Workload, load, workload
 from workloads.exercises import FAMILIES
@@ -91,7 +99,10 @@ def _cell(
 
 
 def write_rows(documents: Sequence[Document], out: Path, data_dir: Path | None) -> None:
-    """Write runs as an accuracy table, and beside it which questions each got right."""
+    """Put runs into an accuracy table, and beside it which questions each got right.
+
+    A cell that the table holds is replaced; its others stay.
+    """
     rows = []
     for document in documents:
         chosen = workload(document["spec"]["workload"])
@@ -103,9 +114,16 @@ def write_rows(documents: Sequence[Document], out: Path, data_dir: Path | None) 
                 chance=_chance(chosen, document, data_dir),
             )
         )
-    write_table(out, rows)
-    items = {document["run_id"]: items_from_run(document) for document in documents}
-    write_items(out, {run: text for run, text in items.items() if text is not None})
+    new = {key(row) for row in rows}
+    others = [row for row in (read_table(out) if out.exists() else []) if key(row) not in new]
+    items = {
+        run: text for run, text in read_items(out).items() if run in {r.run_id for r in others}
+    }
+    for document in documents:
+        if (text := items_from_run(document)) is not None:
+            items[document["run_id"]] = text
+    write_table(out, [*others, *rows])
+    write_items(out, items)
 
 
 def _chance(chosen: Workload, document: Document, data_dir: Path | None) -> float | None:

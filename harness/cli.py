@@ -214,7 +214,9 @@ def accuracy(
     prompts: Annotated[int, typer.Option(min=1, help="Questions in each cell.")] = 50,
     seed: Annotated[int, typer.Option(min=0, help="Draws the questions.")] = 0,
     jobs: Annotated[int, typer.Option(min=1, help="Processes.")] = os.cpu_count() or 1,
-    out: Annotated[Path, typer.Option(help="The table's file.")] = Path("alpha.csv"),
+    out: Annotated[Path, typer.Option(help="The table's file; its other cells stay.")] = Path(
+        "alpha.csv"
+    ),
     data_dir: DATA_DIR = None,
     store: STORE = DEFAULT_STORE,
 ) -> None:
