@@ -26,6 +26,9 @@ OWN_FIELDS = frozenset(
     {"system", "settings", "setting", "machine", "cache_ratio", "allow_overcommit", "free_host_gb"}
 )
 
+#: What a replay may vary besides: its passes are read from the trace one by one.
+REPLAY_FIELDS = frozenset({"batch", "prompts", "new_tokens"})
+
 #: A process that holds more after a cell forgets what it shares.
 MEMORY_LIMIT_BYTES = 700_000_000
 
@@ -60,8 +63,9 @@ class Failed:
 
 
 def group_of(spec: RunSpec) -> str:
-    """Equal for specs that differ in the system and the machine only."""
-    return spec.model_dump_json(exclude=set(OWN_FIELDS))
+    """Equal for specs that read the same weights and questions, or the same trace."""
+    own = OWN_FIELDS if spec.trace is None else OWN_FIELDS | REPLAY_FIELDS
+    return spec.model_dump_json(exclude=set(own))
 
 
 class Opened:

@@ -11,6 +11,9 @@ from harness.calibration import learners
 from harness.inputs import prepare as prepare_live
 from harness.runner import prepare, run
 from harness.spec import resolve
+from harness.sweep_plan import cells_from_file
+from harness.sweep_worker import group_of
+from results.store import Store
 from substrate.trace_catalogue import SHIPPED, find_trace, trace_names
 from substrate.trace_file import open_trace, writing
 from substrate.trace_record import TraceRecorder, header_of, recorded_predictions
@@ -340,9 +343,24 @@ def test_a_drawn_trace_is_compared_and_replays():
     document = call("run", "--trace", "drawn", "--setting", "D1", *SMOE, "--json").json
     assert document["spec"]["new_tokens"] == 12, "the setting's 512 are more than there are"
     assert any("drawn, not recorded" in note for note in document["notes"])
-    swept = call("sweep", "--traces", "drawn", "--systems", "moe-ondemand", "--settings", "D1",
-                 "--jobs", "0", "--json")  # fmt: skip
-    assert [cell["error"] for cell in swept.json["cells"]] == [None], swept.err
+
+
+def test_a_sweep_opens_a_trace_once_and_runs_it_as_a_run_does():
+    draw("--like", "mixtral-8x7b")
+    plan = {
+        "common": {"trace": "drawn", "setting": "D1"},
+        "product": {"system": ["moe-ondemand", "gpu-only"], "allow_overcommit": True},
+        "zip": {"batch": [1, 2], "prompts": [1, 2], "new_tokens": [12, 5]},
+    }
+    Path("s.yaml").write_text(json.dumps(plan))
+    specs = cells_from_file(Path("s.yaml"), None)
+    assert len({group_of(spec) for spec in specs}) == 1
+    cells = call("sweep", "s.yaml", "--jobs", "0", "--json").json["cells"]
+    alone = [run(prepare(spec, None), Path("alone")).document for spec in specs]
+    assert sorted(c["run_id"] for c in cells) == sorted(d["run_id"] for d in alone)
+    stored = {run_["run_id"]: run_ for run_ in Store(Path(".moebench")).runs()}
+    for document in alone:
+        assert stored[document["run_id"]]["metrics"] == document["metrics"]
 
 
 @pytest.mark.parametrize(
