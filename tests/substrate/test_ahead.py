@@ -15,7 +15,8 @@ from systems import build
 from systems.policies.assign import LoadAll
 from systems.policies.evict import FirstInFirstOut
 from systems.policies.route import ExactRouting
-from tests.substrate.fakes import FixedModel, FlatCosts, Rig, check_timeline, prices, rig
+from tests.substrate.checker import check_timeline
+from tests.substrate.fakes import FixedModel, FlatCosts, Rig, prices, rig
 from tests.substrate.fakes import small_shape as shape
 
 COSTS, SLOW = (FlatCosts(prices(load=ns, network=7)) for ns in (40, 100))

@@ -13,8 +13,9 @@ from substrate.memory import ExpertCache, Tier
 from substrate.timeline import Timeline
 from substrate.weights import Checkpoint, ExpertStore, ResidentExperts
 from systems import build
+from tests.substrate.checker import check_lanes, check_timeline
 from tests.substrate.checkpoints import make_checkpoint
-from tests.substrate.fakes import FlatCosts, check_lanes, check_timeline, prices, rig
+from tests.substrate.fakes import FlatCosts, prices, rig
 
 # Together the first batch's prompts fill more places than a gathered product takes.
 BATCHES = [[[5, 9, 2, 44, 17, 17, 30] * 3, [3], [60, 1, 8, 52]], [[7, 7, 20]]]

@@ -10,14 +10,8 @@ from substrate.system import Assigned, Assignment, Placement, Prefetching, Syste
 from substrate.terms import Lookahead
 from systems.policies.evict import LeastRecentlyUsed
 from systems.policies.route import ExactRouting
-from tests.substrate.fakes import (
-    FixedModel,
-    FlatCosts,
-    check_timeline,
-    prices,
-    rig,
-    small_shape,
-)
+from tests.substrate.checker import check_timeline
+from tests.substrate.fakes import FixedModel, FlatCosts, prices, rig, small_shape
 
 # Three MoE layers of five experts, top-2, six slots: L0 {0,1}, L1 {0,1}, L2 {0,1} to begin with.
 #

@@ -19,7 +19,8 @@ from systems.daop import (
     PredictedRouting,
     swaps,
 )
-from tests.substrate.fakes import FixedModel, FlatCosts, check_timeline, prices, rig, small_shape
+from tests.substrate.checker import check_timeline
+from tests.substrate.fakes import FixedModel, FlatCosts, prices, rig, small_shape
 from tests.systems.views import shape, view
 
 # --------------------------------------------------------------------------- Algorithm 1

@@ -18,16 +18,9 @@ from substrate.weights import Checkpoint, ExpertStore, ResidentExperts
 from systems import build
 from systems.duoserve import DuoServe, LearnedPath
 from systems.options import describe
+from tests.substrate.checker import check_timeline
 from tests.substrate.checkpoints import make_checkpoint
-from tests.substrate.fakes import (
-    FixedModel,
-    FlatCosts,
-    Rig,
-    check_timeline,
-    prices,
-    rig,
-    small_shape,
-)
+from tests.substrate.fakes import FixedModel, FlatCosts, Rig, prices, rig, small_shape
 from tests.systems.views import shape, view
 
 # --------------------------------------------------------------------------- the timeline
