@@ -2,9 +2,10 @@
 
 A policy that learns has ``calibrates = True`` and a method ``calibrate``.  It is given the routing
 of a few texts that the lossless model wrote: by default answers to ShareGPT, as DAOP does (§V-A),
-else to the train half of the run's own workload; ``--calibrate-from`` names another workload.  Only
-train splits are read, so what is measured was never learnt from.  A replayed trace calibrates from
-its last sequences, as far as they are not replayed.
+or to the train half of the run's own workload, as DuoServe-MoE does (§4) and wherever there is no
+ShareGPT; ``--calibrate-from`` names another workload.  Only train splits are read, so what is
+measured was never learnt from.  A replayed trace calibrates from its last sequences, as far as they
+are not replayed.
 
 Routing is kept below the store by the hash of weights and texts; what a policy makes of it, the
 policy keeps itself.
@@ -50,9 +51,13 @@ def source(spec: RunSpec, data_dir: Path | None) -> Workload:
     """
     if spec.calibrate_from is not None:
         return workload(spec.calibrate_from)
+    own = workload(spec.workload)
+    if own.train_split_available and any(
+        policy.learns_own_set for policy in learners(build(spec.system, spec.settings))
+    ):
+        return own
     if data_dir is not None and (data_dir / DEFAULT / "train.jsonl").is_file():
         return workload(DEFAULT)
-    own = workload(spec.workload)
     if own.train_split_available:
         return own
     raise UsageError(

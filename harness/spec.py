@@ -41,8 +41,8 @@ class RunSpec(BaseModel):
         new_tokens: generated for each prompt; at most, where an answer may end earlier.
         scoring: how questions are answered; see `harness.answers`.
         few_shot: worked examples before each question.
-        calibrate_from: the workload whose train split a learning system learns from; None is
-            ShareGPT where it is at hand, else the run's own.
+        calibrate_from: the workload whose train split a learning system learns from; None is the
+            system's choice: ShareGPT where it is at hand, or the run's own.
         trace: a recorded trace that is replayed instead of computing.
         reconstruct_scores: let scores by rank stand for gate scores that it does not hold.
     """

@@ -1,7 +1,7 @@
 """Tiers with byte budgets, and the device's expert slots: the only place that knows what is where.
 
     ┌ Who owns a slot, and when may it be reused? ──────────────────────────────────────────────┐
-    │ free ──claim──▶ arriving ──arrive──▶ resident ──read_by──▶ resident, busy ──▶ evictable   │
+    │ free ──claim──▶ arriving ──arrive──▶ resident ──read_by──▶ resident, busy ──▶ evictable    │
     │                                                                                            │
     │ claim       gives the slot to an expert; its previous owner is gone from that moment       │
     │ arriving    ready_ns > now: the transfer is under way, nothing may read or evict it        │

@@ -105,6 +105,9 @@ class Policy(ABC):
 
     #: Whether the policy learns from recorded routing: `calibrate` then comes before `start`.
     calibrates: ClassVar[bool] = False
+    #: Whether what it learns is a data set's own, so that it learns from the train half of the one
+    #: that it will serve rather than from general text.
+    learns_own_set: ClassVar[bool] = False
 
     @property
     def device_bytes(self) -> int:

@@ -136,8 +136,8 @@ class Transfers:
                 arriving = self.cache.arriving(key, now_ns)
             if not arriving:
                 raise UsageError(
-                    f"evict={type(self.evict).__name__} lets nobody leave for an expert that layer "
-                    f"{layer} must load; swap it, for example --set evict=lru"
+                    f"{type(self.evict).__name__} lets nobody leave for an expert that layer "
+                    f"{layer} must load; swap it: --set evict=lru"
                 )
             self.machine.wait(self.arrivals[arriving[0]])
 

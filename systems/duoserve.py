@@ -91,6 +91,7 @@ class LearnedPath(Prefetching):
     memory_mb: int = 300
 
     calibrates: ClassVar[bool] = True
+    learns_own_set: ClassVar[bool] = True  # §4: traced on a part of the data set itself
     in_order: ClassVar[bool] = True
 
     def __post_init__(self) -> None:

@@ -198,5 +198,5 @@ def test_what_became_of_experts_and_predictions():
 
 
 def test_swaps_make_no_room_for_other_loads():
-    with pytest.raises(UsageError, match=r"evict=MakeRoomForSwaps lets nobody leave .* layer 2"):
+    with pytest.raises(UsageError, match=r"MakeRoomForSwaps lets nobody leave .* layer 2"):
         decoded_layers(first=2, assign="load")
