@@ -6,8 +6,8 @@ from substrate.catalogue import MODELS
 from substrate.errors import UnknownNameError
 
 #: Widths of each scale model; everything else comes from the original's config.json.  Experts are
-#: as wide as 13 MB of fp16 weights allow; a multiple of 4, which the grouped product needs.  Two
-#: wide heads that barely turn can compare more than four narrow ones.
+#: as wide as 13 MB of fp16 weights, and 90 MB of all eight, allow; a multiple of 4, which the
+#: grouped product needs.  Two wide heads that barely turn can compare more than four narrow ones.
 SCALE_WIDTHS: dict[str, dict[str, object]] = {
     name: {"vocab_size": 1024, "max_position_embeddings": 2048, "rope_theta": 1e6, **widths}
     for name, widths in {
@@ -29,11 +29,11 @@ SCALE_WIDTHS: dict[str, dict[str, object]] = {
         },
         "mixtral-8x22b": {
             "hidden_size": 56, "num_attention_heads": 2, "num_key_value_heads": 1,
-            "intermediate_size": 64,
+            "intermediate_size": 52,
         },
         "phi-3.5-moe": {
             "hidden_size": 64, "num_attention_heads": 2, "num_key_value_heads": 1,
-            "intermediate_size": 48,
+            "intermediate_size": 40,
         },
         "olmoe-1b-7b": {
             "hidden_size": 64, "num_attention_heads": 2, "num_key_value_heads": 2,
