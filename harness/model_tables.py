@@ -6,7 +6,7 @@ from typing import Any
 import yaml
 
 from harness import console
-from substrate.catalogue import read_manifest
+from substrate.catalogue import read_manifest, verify_target
 
 _FIGURES = Path(__file__).parent / "catalogue" / "routing_figures.yaml"
 DOCS = Path(__file__).parent.parent / "docs" / "scale-models.md"
@@ -15,9 +15,9 @@ _HIT_RATES = ("lru", "lfu", "belady")
 _BEGIN, _END = "<!-- verify -->", "<!-- /verify -->"
 
 
-def show(name: str, document: dict[str, Any]) -> None:
-    """Print what was measured of one model, beside real models' figures."""
-    measured = document["measured"]
+def show(path: Path, document: dict[str, Any]) -> None:
+    """Print what was measured of the model in a folder, beside real models' figures."""
+    name, measured = path.name, document["measured"]
     headers = ["family", "accuracy", "standard error", "n", "chance"]
     lines = [
         [family, _percent(a["score"]), _percent(a["stderr"]), str(a["n"]), _percent(a["chance"])]
@@ -35,7 +35,7 @@ def show(name: str, document: dict[str, Any]) -> None:
     for line in document["differences"]:
         stderr.print(f"{name}: {line}", markup=False)
     if not document["compared"]:
-        hint = f"record it with: moebench models verify {name} --write"
+        hint = f"record it with: moebench models verify {verify_target(path)} --write"
         stderr.print(f"{name}: the manifest holds no measurement; {hint}", markup=False)
 
 

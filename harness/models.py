@@ -99,7 +99,9 @@ def import_(
 
 @app.command()
 def verify(
-    name: Annotated[str | None, typer.Argument(help="A shipped scale model, or your own.")] = None,
+    target: Annotated[
+        str | None, typer.Argument(metavar="NAME|DIR", help="A shipped scale model, or your own.")
+    ] = None,
     all_: Annotated[bool, typer.Option("--all", help="Every shipped scale model.")] = False,
     data_dir: Annotated[Path | None, typer.Option(help="Adds statistics of prose.")] = None,
     quick: Annotated[bool, typer.Option(help="32 exercises a family instead of 100.")] = False,
@@ -112,7 +114,7 @@ def verify(
 
     if write and quick:
         raise UsageError("--write records the full measurement; leave --quick out")
-    paths = _paths(name, all_)
+    paths = _paths(target, all_)
     data = None if data_dir is None else find_data_dir(data_dir)
     failed = False
     documents = {}
@@ -122,7 +124,7 @@ def verify(
         if not json:
             from harness.model_tables import show
 
-            show(path.name, document)
+            show(path, document)
     if write:
         from harness import model_tables
 
@@ -155,23 +157,30 @@ def _verify(path: Path, data: Path | None, quick: bool, write: bool) -> dict[str
     }
 
 
-def _paths(name: str | None, every: bool) -> list[Path]:
-    """The folders that are asked for: shipped ones, or one of the user's own."""
+def _paths(target: str | None, every: bool) -> list[Path]:
+    """The folders that are asked for: shipped ones, or one of the user's own.
+
+    What holds a slash is a folder, so that one's own training of a shipped model can be named.
+    """
     from substrate.catalogue import scale_names, scale_path
-    from substrate.errors import UnknownNameError, UsageError
+    from substrate.errors import InputError, UnknownNameError, UsageError
 
     shipped = scale_names()
-    if every == (name is not None):
-        raise UsageError("give one name, or --all; see: moebench models list")
-    if name is None:
-        return [scale_path(shipped_name) for shipped_name in shipped]
-    if name in shipped:
-        return [scale_path(name)]
+    if every == (target is not None):
+        raise UsageError("give one name or folder, or --all; see: moebench models list")
+    if target is None:
+        return [scale_path(name) for name in shipped]
+    if "/" in target:
+        if not (Path(target) / "config.json").is_file():
+            raise InputError(f"{target}: no scale model (config.json) in this folder")
+        return [Path(target)]
+    if target in shipped:
+        return [scale_path(target)]
     own = sorted(path.parent.name for path in OWN.glob("*/config.json"))
-    if name not in own:
+    if target not in own:
         hint = "train it with: moebench models train NAME --data-dir DIR"
-        raise UnknownNameError("scale model", name, [*shipped, *own], hint)
-    return [OWN / name]
+        raise UnknownNameError("scale model", target, [*shipped, *own], hint)
+    return [OWN / target]
 
 
 def _rows() -> list[dict[str, Any]]:
@@ -189,13 +198,18 @@ def _rows() -> list[dict[str, Any]]:
             if there
             else ModelShape.from_config(scale_config(name))
         )
+        weights = path / "model.safetensors"
         entry = (manifest if name in shipped else own).get(name) or {}
         accuracy = (entry.get("measured") or {}).get("accuracy") or {}
         rows.append(
             {
                 "model": name,
                 "weights": "shipped" if name in shipped else str(path) if there else None,
-                "megabytes": round(2 * shape.total_params / 1e6, 1),
+                # What is not there yet: its fp16 weights, without the file's list of tensors.
+                "megabytes": round(
+                    (weights.stat().st_size if weights.exists() else 2 * shape.total_params) / 1e6,
+                    1,
+                ),
                 "params_m": round(shape.total_params / 1e6, 2),
                 "layers": shape.num_layers,
                 "moe_layers": len(shape.moe_layers),

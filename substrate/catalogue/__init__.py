@@ -55,6 +55,11 @@ def scale_path(name: str) -> Path:
     return SCALE / name
 
 
+def verify_target(path: Path) -> str:
+    """What ``moebench models verify`` calls it: its name if it ships, else its folder."""
+    return path.name if path.parent == SCALE else path.as_posix()
+
+
 def check_topology(full: ModelShape, found: ModelShape, where: Path) -> None:
     """A scale model differs from its original in widths and vocabulary only.
 
@@ -129,13 +134,13 @@ def check_files(path: Path) -> dict[str, Any]:
     if entry is None:
         raise CheckpointError(
             f"{manifest_file(path.parent)}: has no entry for {path.name}; "
-            f"write it with: moebench models verify {path.name} --write"
+            f"write it with: moebench models verify {verify_target(path)} --write"
         )
     for name, found in file_hashes(path).items():
         if entry["files"].get(name) != found:
             raise CheckpointError(
                 f"{path / name}: its SHA-256 is {found[:16]}…, the manifest says "
                 f"{str(entry['files'].get(name))[:16]}…; restore the file, or accept it with: "
-                f"moebench models verify {path.name} --write"
+                f"moebench models verify {verify_target(path)} --write"
             )
     return dict(entry)

@@ -21,13 +21,15 @@ from harness.model_verify import chance_of_mentioned, differences
 from harness.model_widths import SCALE_WIDTHS, scale_config
 from harness.training_text import TRAINING_SETS, train_tokenizer, training_text
 from substrate.arch import ModelShape
-from substrate.catalogue import SCALE_FILES, model_shape, scale_names
+from substrate.catalogue import SCALE_FILES, model_shape, scale_names, scale_path
 from tests.harness.commands import call
 from workloads.catalogue import workload
 from workloads.example import Example
 
 #: Has a recipe, and does not ship: what a test imports is the one that is found.
 NAME = "phi-3.5-moe"
+#: Where one's own model of this name goes, shipped or not.
+OWN = f".moebench/models/{NAME}"
 
 
 def make_model(path: Path, **changes: Any) -> Path:
@@ -69,6 +71,9 @@ def test_list_has_every_recipe_with_its_original_s_topology() -> None:
         assert (row["shared"] is None) == (full.shared_width == 0)
         assert (row["weights"] == "shipped") == (row["model"] in scale_names())
         assert row["megabytes"] < 13
+        if row["weights"]:
+            size = (scale_path(row["model"]) / "model.safetensors").stat().st_size
+            assert row["megabytes"] == pytest.approx(size / 1e6, abs=0.05)
     lines = call("models", "list").out.splitlines()
     assert len(lines) == 1 + len(rows)
 
@@ -80,7 +85,7 @@ def test_import_keeps_the_weights_and_writes_a_manifest(here: Path) -> None:
     source = make_model(here / NAME)
     called = call("models", "import", source)
     assert called.code == 0
-    out = here / ".moebench" / "models" / NAME
+    out = here / OWN
     assert f"--weights .moebench/models/{NAME}" in called.err
     assert sorted(f.name for f in out.iterdir()) == sorted(SCALE_FILES)
     assert sum(f.stat().st_size for f in out.iterdir()) < 13e6
@@ -135,13 +140,14 @@ def test_import_of_what_is_no_checkpoint(here: Path) -> None:
 @pytest.mark.usefixtures("small")
 def test_verify_measures_writes_and_compares(here: Path) -> None:
     assert call("models", "import", make_model(here / NAME)).code == 0
-    first = call("models", "verify", NAME)
+    first = call("models", "verify", OWN)
     assert first.code == 0
     assert "the manifest holds no measurement" in first.err
+    assert f"moebench models verify {OWN} --write" in first.err
     assert "prefill/decode similarity" in first.out
     assert "Mixtral .907" in first.out
 
-    written = call("models", "verify", NAME, "--write", "--json")
+    written = call("models", "verify", OWN, "--write", "--json")
     assert written.code == 0
     measured = written.json[NAME]["measured"]
     assert set(measured["accuracy"]) == {
@@ -153,7 +159,7 @@ def test_verify_measures_writes_and_compares(here: Path) -> None:
     assert statistics["tokens"] == {"prefill": 5 * 8, "decode": 5 * 8}
     assert len(statistics["prediction_by_layer"]["gate"]) == 32
 
-    again = call("models", "verify", NAME, "--quick", "--json")
+    again = call("models", "verify", OWN, "--quick", "--json")
     assert again.code == 0
     assert again.json[NAME]["differences"] == []
 
@@ -161,7 +167,7 @@ def test_verify_measures_writes_and_compares(here: Path) -> None:
     entries = json.loads(manifest.read_text())
     entries[NAME]["measured"]["statistics"]["exercises"]["popularity"]["gini"] += 0.1
     manifest.write_text(json.dumps(entries))
-    moved = call("models", "verify", NAME)
+    moved = call("models", "verify", OWN)
     assert moved.code == 1
     assert "exercises: popularity.gini is" in moved.err
 
@@ -171,19 +177,19 @@ def test_verify_adds_prose_from_a_data_folder(here: Path) -> None:
     assert call("models", "import", make_model(here / NAME)).code == 0
     data = here / "data"
     (data / "corpus").mkdir(parents=True)
-    missing = call("models", "verify", NAME, "--data-dir", data, "--write")
+    missing = call("models", "verify", OWN, "--data-dir", data, "--write")
     assert (missing.code, "statistics of prose need it" in missing.err) == (2, True)
     (data / "corpus" / "wikitext2_test.txt").write_text("Where is the cup? " * 40)
-    found = call("models", "verify", NAME, "--data-dir", data, "--write", "--json")
+    found = call("models", "verify", OWN, "--data-dir", data, "--write", "--json")
     assert set(found.json[NAME]["measured"]["statistics"]) == {"exercises", "wikitext2_test"}
 
 
 @pytest.mark.parametrize("name", SCALE_FILES)
 def test_a_file_that_differs_from_the_manifest_is_one_line(here: Path, name: str) -> None:
     assert call("models", "import", make_model(here / NAME)).code == 0
-    file = here / ".moebench" / "models" / NAME / name
+    file = here / OWN / name
     file.write_bytes(file.read_bytes() + b" ")
-    called = call("models", "verify", NAME)
+    called = call("models", "verify", OWN)
     assert (called.code, len(called.err.splitlines())) == (2, 1)
     assert f"{name}: its SHA-256 is" in called.err
 
@@ -191,9 +197,10 @@ def test_a_file_that_differs_from_the_manifest_is_one_line(here: Path, name: str
 def test_bad_requests_are_one_line(here: Path) -> None:
     (here / ".moebench" / "models").mkdir(parents=True)
     for arguments, message in (
-        (("verify",), "give one name, or --all"),
-        (("verify", NAME, "--all"), "give one name, or --all"),
+        (("verify",), "give one name or folder, or --all"),
+        (("verify", NAME, "--all"), "give one name or folder, or --all"),
         (("verify", "nonsense"), "unknown scale model 'nonsense'"),
+        (("verify", "no/sense"), "no/sense: no scale model"),
         (("verify", "--all", "--write", "--quick"), "leave --quick out"),
         (("train", "nonsense", "--data-dir", "."), "unknown scale model 'nonsense'"),
         (("train", NAME), "give --data-dir"),
@@ -206,8 +213,8 @@ def test_bad_requests_are_one_line(here: Path) -> None:
         assert message in called.err
         assert "Traceback" not in called.err
     (here / ".moebench" / "models" / "manifest.json").write_text("[]")
-    make_model(here / ".moebench" / "models" / NAME)
-    assert "not a manifest" in call("models", "verify", NAME).err
+    make_model(here / OWN)
+    assert "not a manifest" in call("models", "verify", OWN).err
 
 
 def test_differences_stay_silent_within_the_tolerances() -> None:
@@ -290,7 +297,7 @@ def test_train_from_a_data_folder_and_use_what_it_wrote(
 
     called = call(*command)
     assert called.code == 0, called.err
-    out = Path(".moebench/models") / NAME
+    out = Path(OWN)
     assert "step 2/2 loss" in called.err
     assert f"moebench run --system smoe --model {NAME} --weights {out}" in called.err
     assert set(SCALE_FILES) < {file.name for file in out.iterdir()}

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from harness import inputs
 from harness.runner import prepare
 from harness.spec import RunSpec, resolve
 from harness.sweep import jobs_of, keep
@@ -183,7 +184,8 @@ def test_a_failed_cell_is_retried_when_asked() -> None:
     assert len(store.runs()) == 1
 
 
-def test_a_cell_whose_inputs_cannot_be_opened_fails_alone() -> None:
+def test_a_cell_whose_inputs_cannot_be_opened_fails_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(inputs, "scale_names", lambda: ["qwen2-57b-a14b"])
     called = sweep("--systems", "moe-ondemand", "--settings", "S3,U3")
     assert called.code == 1
     assert "1 done (0 were known), 1 failed" in called.err
