@@ -4,6 +4,7 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from substrate.decoder import Decoder
 from substrate.statistics import Routing
@@ -35,6 +36,21 @@ def write(
         if all(ended):
             break
     return written
+
+
+def margins(logits: Sequence[Tensor], lengths: Sequence[int]) -> np.ndarray:
+    """How sure a model was of what it wrote greedily, in nats.
+
+    Args:
+        logits: of each step, ``[B, V]``.
+        lengths: tokens written of each text; later steps of it do not count.
+
+    Returns:
+        of each token written, text by text, the likeliest token's log-probability less the next's.
+    """
+    best = torch.stack([step.topk(2).values for step in logits])
+    lead_SB = (best[..., 0] - best[..., 1]).numpy()
+    return np.concatenate([lead_SB[:length, b] for b, length in enumerate(lengths)])
 
 
 @torch.inference_mode()

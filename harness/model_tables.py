@@ -18,9 +18,12 @@ _BEGIN, _END = "<!-- verify -->", "<!-- /verify -->"
 def show(path: Path, document: dict[str, Any]) -> None:
     """Print what was measured of the model in a folder, beside real models' figures."""
     name, measured = path.name, document["measured"]
-    headers = ["family", "accuracy", "standard error", "n", "chance"]
+    headers = ["family", "accuracy", "standard error", "n", "chance", "margin (nats)", "unsure"]
     lines = [
-        [family, _percent(a["score"]), _percent(a["stderr"]), str(a["n"]), _percent(a["chance"])]
+        [
+            *(family, _percent(a["score"]), _percent(a["stderr"]), str(a["n"])),
+            *(_percent(a["chance"]), *_certainty(a)),
+        ]
         for family, a in measured["accuracy"].items()
     ]
     console.table(f"{name}: accuracy at α = 0", headers, lines)
@@ -74,6 +77,10 @@ def tables() -> str:
         for name, entry in entries.items()
     ]
     headers = ["model", "MB", *families, "held-out loss", "least used expert"]
+    certainty = [
+        [f"`{name}`", *(" / ".join(_certainty(entry["measured"]["accuracy"][f])) for f in families)]
+        for name, entry in entries.items()
+    ]
     statistics = [e["measured"]["statistics"]["exercises"] for e in entries.values()]
     routing = [[f["what"], *(_cell(s, f["key"]) for s in statistics), f["real"]] for f in figures()]
     return "\n".join(
@@ -81,6 +88,11 @@ def tables() -> str:
             "Accuracy at α = 0 (chance in brackets):",
             "",
             *_markdown(headers, quality),
+            "",
+            "How sure the model is of what it writes: the median margin between the likeliest "
+            "token and the next, in nats, and the share of tokens below one nat:",
+            "",
+            *_markdown(["model", *families], certainty),
             "",
             "Routing on held-out exercises:",
             "",
@@ -100,6 +112,12 @@ def _training(training: dict[str, Any]) -> list[list[str]]:
 
 def _percent(share: float) -> str:
     return f"{100 * share:.0f} %"
+
+
+def _certainty(accuracy: dict[str, Any]) -> tuple[str, str]:
+    """A family's median margin and its share of unsure tokens."""
+    unsure = accuracy.get("unsure")
+    return _number(accuracy.get("margin")), "-" if unsure is None else f"{100 * unsure:.1f} %"
 
 
 def _number(value: float | None) -> str:

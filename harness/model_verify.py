@@ -8,11 +8,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from tokenizers import Tokenizer
 
 from harness.model_files import read_tokenizer
-from harness.model_observe import read, write
+from harness.model_observe import margins, read, write
 from harness.training_text import HELD_OUT_TEXT
 from substrate.decoder import Decoder
 from substrate.errors import InputError
@@ -26,6 +27,8 @@ from workloads.scoring import is_correct
 
 #: Test exercises of each family; a quick check asks the first `QUICK` of them.
 QUESTIONS, QUICK = 100, 32
+#: A written token is unsure where the likeliest leads the next by less: a factor of e, in nats.
+UNSURE = 1.0
 #: Texts for the statistics: windows of each family's exercises, and of prose; half is the prompt.
 WINDOWS, WINDOW = 8, 256
 
@@ -70,10 +73,13 @@ def measure(
     """Accuracy of each generated family at α = 0, and routing statistics.
 
     Returns:
-        ``accuracy`` by family: share of right answers, its standard error, n, chance, and which
-        were right ("1") or wrong ("0"); ``statistics`` of held-out exercises and, with a data
+        ``accuracy`` by family: share of right answers, its standard error, n, chance, which were
+        right ("1") or wrong ("0"), and how sure the model was of the tokens that it wrote: the
+        median ``margin`` between the likeliest and the next in nats, and the share of tokens that
+        were ``unsure``, by less than one nat; ``statistics`` of held-out exercises and, with a data
         folder, of prose.
     """
+    torch.set_num_threads(1)  # as in runs: the same sums everywhere, and no gain from more
     count = QUICK if quick else QUESTIONS
     total = len(FAMILIES) + 1 + (data_dir is not None)
     steps = itertools.count(1)
@@ -100,18 +106,22 @@ def _accuracy(model: ScaleModel, family: str, count: int) -> dict[str, Any]:
     stop = model.tokenizer.token_to_id(END_OF_TEXT)
     # The first batch is all that a quick check asks: both then compute the same bits.
     batches = [prompts[:QUICK], prompts[QUICK:]] if count > QUICK else [prompts]
-    written = [
-        model.tokenizer.decode(tokens)
-        for batch in batches
-        for tokens in write(model.decoder, batch, chosen.max_new_tokens, stop)
-    ]
+    written: list[str] = []
+    by_batch = []
+    for batch in batches:
+        texts = write(model.decoder, batch, chosen.max_new_tokens, stop)
+        written += map(model.tokenizer.decode, texts)
+        by_batch.append(margins(model.decoder.history, [len(tokens) for tokens in texts]))
     right = [is_correct(chosen, e, text) for e, text in zip(asked, written, strict=True)]
+    margin = np.concatenate(by_batch)
     share = sum(right) / count
     return {
         "score": round(share, 4),
         "stderr": round(math.sqrt(share * (1 - share) / count), 4),
         "n": count,
         "chance": round(_CHANCE.get(family, chance_of_mentioned(asked)), 4),
+        "margin": round(float(np.median(margin)), 2) if len(margin) else None,
+        "unsure": round(float(np.mean(margin < UNSURE)), 4) if len(margin) else None,
         "answers": "".join("01"[flag] for flag in right),
     }
 

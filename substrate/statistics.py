@@ -20,6 +20,9 @@ Steps = Sequence[Sequence[int]]
 #: Decoded tokens of a window (DAOP, section VI-B).
 WINDOW = 15
 
+#: The α of `summary`'s low-score experts.
+LOW_SCORE_ALPHAS = (0.1, 0.35, 0.6)
+
 
 @dataclass(frozen=True, slots=True)
 class Routing:
@@ -111,6 +114,38 @@ def score_skew(sequences: Sequence[Routing]) -> np.ndarray:
     flat = np.concatenate([scores.reshape(-1, experts) for scores in rows]).astype(np.float64)
     by_rank = np.sort(flat, axis=1)[:, ::-1].mean(0)
     return np.asarray(by_rank / by_rank[0])
+
+
+def low_scores(
+    sequences: Sequence[Routing], alphas: Sequence[float]
+) -> tuple[np.ndarray, np.ndarray]:
+    """How much of a token's top-k SMoE would let go if it were off the device, by α.
+
+    Low-score is an active expert below (1+α) times the best inactive one's score (SMoE, Eq. 1).
+
+    Returns:
+        the low-score experts' share of the decoded tokens' active experts, and their share of the
+        active experts' scores, each ``[len(alphas)]``.
+
+    Raises:
+        UsageError: no sequence has scores of decoded tokens.
+    """
+    own, rival = [], []
+    for s in sequences:
+        if s.scores_TLE is not None and len(s.scores_TLE) > s.prefill:
+            scores, ids = s.scores_TLE[s.prefill :].astype(np.float64), s.ids_TLK[s.prefill :]
+            own.append(np.take_along_axis(scores, ids, axis=2).reshape(-1, ids.shape[2]))
+            np.put_along_axis(scores, ids, -np.inf, axis=2)
+            rival.append(scores.max(axis=2).reshape(-1, 1))
+    if not own:
+        raise UsageError("the routing holds no gate scores of decoded tokens")
+    own_NK, rival_N1 = np.concatenate(own), np.concatenate(rival)
+    low = [own_NK < (1 + alpha) * rival_N1 for alpha in alphas]
+    weights = own_NK / own_NK.sum(axis=1, keepdims=True)
+    return (
+        np.array([low_NK.mean() for low_NK in low]),
+        np.array([(weights * low_NK).sum(axis=1).mean() for low_NK in low]),
+    )
 
 
 def reuse_by_rank(sequences: Sequence[Routing], num_experts: int, ahead: int = 3) -> np.ndarray:
@@ -285,6 +320,7 @@ def summary(sequences: Sequence[Routing], num_experts: int) -> dict[str, Any]:
     sizes = sorted({max(1, num_experts * eighths // 8) for eighths in (1, 2, 4, 6)})
     rates = hit_rates(sequences, sizes)
     scored = any(s.scores_TLE is not None and len(s.scores_TLE) > s.prefill for s in sequences)
+    low_share, low_weight = low_scores(sequences, LOW_SCORE_ALPHAS) if scored else (None, None)
     by_affinity, by_popularity = recall_from_history(sequences, num_experts)
     kinds = sorted({kind for s in sequences for kind in s.predicted_TLE})
     lags = {lag: lag_overlap(sequences, lag) for lag in (1, 2, 4, 8)}
@@ -295,6 +331,8 @@ def summary(sequences: Sequence[Routing], num_experts: int) -> dict[str, Any]:
                 "decode": sum(len(s.ids_TLK) - s.prefill for s in sequences),
             },
             "score_skew": score_skew(sequences)[: 2 * top_k] if scored else None,
+            "low_score_experts": low_share,
+            "low_score_weight": low_weight,
             "reuse_by_rank": reuse_by_rank(sequences, num_experts)[: 2 * top_k],
             "prefill_decode_similarity": prefill_decode_similarity(sequences, num_experts),
             "window_similarity": window_similarity(sequences, num_experts),

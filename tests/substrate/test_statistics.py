@@ -15,6 +15,7 @@ from substrate.statistics import (
     hit_rates,
     lag_overlap,
     lfu_hits,
+    low_scores,
     lru_hits,
     popularity,
     prediction_by_layer,
@@ -73,6 +74,16 @@ def test_score_skew_is_relative_to_the_best() -> None:
     scores = np.array([[[0.9, 0.9, 0.9]], [[0.1, 0.6, 0.3]], [[0.2, 0.1, 0.2]]])
     routing = Routing(np.array([[[1]], [[1]], [[0]]]), 1, scores)  # the prompt does not count
     np.testing.assert_allclose(score_skew([routing]), [1, 0.5 / 0.8, 0.2 / 0.8])
+
+
+def test_low_score_experts_lie_within_alpha_of_the_best_inactive_one() -> None:
+    # Two active experts; S_{k+1} is 0.2 for each decoded token, whatever expert it belongs to.
+    scores = np.array([[[0.9, 0.0, 0.1]], [[0.5, 0.25, 0.2]], [[0.2, 0.23, 0.27]]])
+    routing = Routing(np.array([[[0, 1]], [[0, 1]], [[2, 1]]]), 1, scores)
+    share, weight = low_scores([routing, Routing(np.array([[[0, 1]]]), 0)], (0, 0.2, 0.3))
+    # Below 0.24: expert 1 of the second token.  Below 0.26: expert 1 of the first, too.
+    np.testing.assert_allclose(share, [0, 1 / 4, 2 / 4])
+    np.testing.assert_allclose(weight, [0, 0.23 / 0.5 / 2, (0.25 / 0.75 + 0.23 / 0.5) / 2])
 
 
 def test_reuse_by_rank() -> None:
