@@ -48,6 +48,9 @@ def train(
     out: Annotated[Path | None, typer.Option(help="[default: .moebench/models/NAME]")] = None,
     tokens: Annotated[int, typer.Option(min=1, help="How many it learns from.")] = 4_000_000,
     seed: Annotated[int, typer.Option(min=0, help="Draws weights and data.")] = 0,
+    balance: Annotated[
+        float, typer.Option(min=0, help="Weight of the balance loss; falls to half of it.")
+    ] = 0.08,
     device: Annotated[Device, typer.Option(help="Where it runs.")] = Device.cpu,
     threads: Annotated[int, typer.Option(min=1, help="CPU threads.")] = 1,
 ) -> None:
@@ -70,9 +73,10 @@ def train(
         raise UsageError("--device cuda: torch finds no CUDA device here; use --device cpu")
     torch.set_num_threads(threads)
     out = out or OWN / name
+    recipe = Recipe(tokens=tokens, seed=seed, balance=balance, balance_end=balance / 2)
     _say(f"{name}: reading {data}")
     with _progress(name) as report:
-        final = train_model(name, data, out, Recipe(tokens=tokens, seed=seed), device.value, report)
+        final = train_model(name, data, out, recipe, device.value, report)
     _say(f"held-out loss {final['held_out_loss']}, a unigram's {final['unigram_loss']}; in {out}")
     _say(f"use it: moebench run --system smoe --model {name} --weights {out} --machine a6000")
 
