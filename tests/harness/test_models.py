@@ -7,7 +7,6 @@ import random
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from safetensors import safe_open
@@ -17,7 +16,6 @@ import harness.model_files
 import harness.model_tables
 import harness.model_verify
 import harness.training
-from harness.model_observe import margins
 from harness.model_trainable import TrainableDecoder
 from harness.model_verify import chance_of_mentioned, differences
 from harness.model_widths import SCALE_WIDTHS, scale_config
@@ -236,14 +234,6 @@ def test_differences_stay_silent_within_the_tolerances() -> None:
         "exercises: l[1] is 0.53, the manifest says 0.5"
     ]
     assert len(differences(document("1" * 100, None), recorded)) == 1
-
-
-def test_margins_of_the_tokens_that_were_written() -> None:
-    steps = [
-        torch.tensor([[3.0, 1.0, 2.5], [0.0, 4.0, 1.0]]),
-        torch.tensor([[9.0, 1, 2], [1, 1, 0]]),
-    ]
-    np.testing.assert_allclose(margins(steps, [1, 2]), [0.5, 3.0, 0.0])
 
 
 def test_chance_of_naming_what_was_mentioned() -> None:

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from harness.model_observe import read, write
+from harness.model_observe import margins, read, write
 from harness.model_tables import figures
 from harness.model_verify import WINDOW, differences
 from substrate.decoder import Decoder
@@ -93,3 +93,11 @@ def test_a_statistic_newer_than_the_manifest_is_no_difference() -> None:
     assert differences(older, newer) == [
         "exercises: window_similarity is None, the manifest says 0.8"
     ]
+
+
+def test_margins_of_the_tokens_that_were_written() -> None:
+    steps = [
+        torch.tensor([[3.0, 1.0, 2.5], [0.0, 4.0, 1.0]]),
+        torch.tensor([[9.0, 1, 2], [1, 1, 0]]),
+    ]
+    np.testing.assert_allclose(margins(steps, [1, 2]), [0.5, 3.0, 0.0])
