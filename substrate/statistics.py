@@ -13,9 +13,7 @@ import numpy as np
 
 from substrate.bound import belady_misses
 from substrate.errors import UsageError
-
-#: Steps (tokens) of the experts that each requests.
-Steps = Sequence[Sequence[int]]
+from substrate.hits import Steps, lfu_hits, lru_hits
 
 #: Decoded tokens of a window (DAOP, section VI-B).
 WINDOW = 15
@@ -239,44 +237,6 @@ def prediction_by_layer(sequences: Sequence[Routing], lookahead: str) -> np.ndar
 
 
 # ----------------------------------------------------------------------------- caches
-
-
-def lru_hits(steps: Steps, capacity: int) -> int:
-    """Hits of a cache that evicts what was not used for longest.
-
-    Here and in `lfu_hits` a step's requests come in the order of their ids, none is pinned, and
-    the cache starts empty.
-    """
-    cache: dict[int, None] = {}
-    hits = 0
-    for step in steps:
-        for key in sorted(step):
-            if key in cache:
-                hits += 1
-                del cache[key]
-            elif len(cache) == capacity:
-                del cache[next(iter(cache))]
-            cache[key] = None
-    return hits
-
-
-def lfu_hits(steps: Steps, capacity: int) -> int:
-    """Hits of a cache that evicts what was used least often since it came; ties to the lowest id.
-
-    Counts start at 1 and are dropped at eviction, as in FlashMoE's comparison.
-    """
-    counts: dict[int, int] = {}
-    hits = 0
-    for step in steps:
-        for key in sorted(step):
-            if key in counts:
-                hits += 1
-                counts[key] += 1
-                continue
-            if len(counts) == capacity:
-                del counts[min(counts, key=lambda k: (counts[k], k))]
-            counts[key] = 1
-    return hits
 
 
 def hit_rates(sequences: Sequence[Routing], sizes: Sequence[int]) -> dict[str, np.ndarray]:

@@ -36,7 +36,7 @@ PUBLIC = [
 
 MODELS_OPTIONS = {
     "list": {"--json"},
-    "train": {"--data-dir", "--out", "--tokens", "--seed", "--device", "--threads"},
+    "train": {"--data-dir", "--out", "--tokens", "--seed", "--balance", "--device", "--threads"},
     "import": {"--name", "--out"},
     "verify": {"--all", "--data-dir", "--quick", "--write", "--json"},
 }
