@@ -1,6 +1,7 @@
 """``moebench models``: scale models listed, trained, verified and imported."""
 
 import json
+import math
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -69,6 +70,8 @@ def train(
     from harness.training import Recipe
     from harness.training import train as train_model
 
+    if not math.isfinite(balance):
+        raise UsageError(f"--balance {balance}: give a finite number, 0 or more")
     if device is Device.cuda and not torch.cuda.is_available():
         raise UsageError("--device cuda: torch finds no CUDA device here; use --device cpu")
     torch.set_num_threads(threads)

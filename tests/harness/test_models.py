@@ -209,6 +209,7 @@ def test_bad_requests_are_one_line(here: Path) -> None:
         (("train", NAME, "--data-dir", "none"), "--data-dir none: no such folder"),
         (("train", NAME, "--data-dir", "."), "corpus: holds no prose"),
         (("train", NAME, "--data-dir", ".", "--tokens", "0"), "--tokens"),
+        (("train", NAME, "--data-dir", ".", "--balance", "inf"), "--balance inf: give a finite"),
     ):
         called = call("models", *arguments)
         assert (called.code, len(called.err.strip().splitlines()[-1:])) == (2, 1), arguments
