@@ -23,7 +23,7 @@ check: $(VENV)/installed
 lint: $(VENV)/installed
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	$(BIN)/mypy moebench harness reports results workloads systems substrate
+	$(BIN)/mypy moebench
 
 format: $(VENV)/installed
 	$(BIN)/ruff check --fix .

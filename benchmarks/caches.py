@@ -20,16 +20,16 @@ from typing import Any, cast
 
 import numpy as np
 
-from substrate.arch import ModelShape
-from substrate.cache_replay import Step, replay, requests, token_steps, topology
-from substrate.memory import Scope
-from substrate.statistics import Routing
-from substrate.system import Eviction
-from substrate.trace_file import HEADER, TraceFile, open_trace
-from substrate.trace_import import import_trace
-from systems.flashmoe import ARTEFACTS
-from systems.flashmoe_figures import duel, hit_rates, regret
-from systems.policies import make
+from moebench.harness.studies.evictions import duel, hit_rates, regret
+from moebench.substrate.engine.cache_replay import Step, replay, requests, token_steps, topology
+from moebench.substrate.engine.system import Eviction
+from moebench.substrate.memory.cache import Scope
+from moebench.substrate.models.shape import ModelShape
+from moebench.substrate.terms import RoutedSequence
+from moebench.substrate.traces.file import HEADER, TraceFile, open_trace
+from moebench.substrate.traces.published import import_trace
+from moebench.systems.flashmoe import ARTEFACTS
+from moebench.systems.registry import make
 
 #: Our policy and its options for each of libcachesim's.
 PAIRS: dict[str, tuple[str, dict[str, str]]] = {
@@ -167,7 +167,9 @@ def figures(train: list[Path], test: list[Path], train_share: float) -> None:
     experts = header.num_experts
     network = evict("flashmoe")
     shape = topology(header.num_moe_layers, experts, header.top_k)
-    network.calibrate([Routing(ids, 0) for ids in learnt], shape, ARTEFACTS, lambda *done: None)
+    network.calibrate(
+        [RoutedSequence(ids, 0) for ids in learnt], shape, ARTEFACTS, lambda *done: None
+    )
     policies = {
         "flashmoe": network,
         **{name: evict(name) for name in ("lru", "lfu", "lifo", "fifo", "arc", "lecar")},

@@ -17,13 +17,13 @@ from typing import NamedTuple
 
 import torch
 
-from harness.inputs import Inputs, prepare
-from harness.shared import SharedWork
-from harness.spec import RunSpec, resolve
-from harness.stage import Stage, set_up, set_up_replay
-from substrate.model import Model
-from substrate.trace import Recorder, RoutingTrace, TracedModel
-from systems import build
+from moebench.harness.run.inputs import Inputs, prepare
+from moebench.harness.run.shared import SharedWork
+from moebench.harness.run.spec import RunSpec, resolve
+from moebench.harness.run.stage import Stage, set_up, set_up_replay
+from moebench.substrate.models.protocol import Model
+from moebench.substrate.traces.passes import Recorder, RoutingTrace, TracedModel
+from moebench.systems.options import build
 
 SYSTEMS = ("gpu-only", "moe-ondemand", "smoe")
 TOKENS = 64

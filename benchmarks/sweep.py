@@ -16,9 +16,9 @@ import time
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from harness.cli import main as moebench
-from results.store import Store
-from substrate.engine import Engine, Generation
+from moebench.harness.cli.app import main as moebench
+from moebench.results.store import Store
+from moebench.substrate.engine.loop import Engine, Generation
 
 SETTING, WORKLOAD = "S3", "arithmetic"
 PROMPTS, NEW_TOKENS = 2, 8

@@ -2,7 +2,7 @@
 
 import sys
 
-from harness.cli import main as _main
+from moebench.harness.cli.app import main as _main
 
 
 def main() -> None:

@@ -9,9 +9,9 @@ from itertools import groupby
 from pathlib import Path
 from typing import NamedTuple
 
-from reports.tables import MISSING
-from results.accuracy_table import ALPHA_TABLE, AccuracyRow, key, read_items, read_table
-from results.paper_tables import smoe_table_4, workload_of
+from moebench.reports.tables import MISSING
+from moebench.results.accuracy_table import ALPHA_TABLE, AccuracyRow, key, read_items, read_table
+from moebench.results.paper_tables import smoe_table_4, workload_of
 
 CAVEAT = (
     "Scale models: the papers' routing topology with small trained weights, not the papers' "

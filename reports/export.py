@@ -7,11 +7,11 @@ one `tabular` (booktabs) a file, to be `\\input`.
 from collections.abc import Sequence
 from pathlib import Path
 
-from reports import failures
-from reports.accuracy import VERDICT_HEADERS, View
-from reports.tables import COLUMNS, Document, cell, rows
-from results.csvfile import csv_text, write_text
-from results.store import Cell
+from moebench.reports import failures
+from moebench.reports.accuracy import VERDICT_HEADERS, View
+from moebench.reports.tables import COLUMNS, Document, cell, rows
+from moebench.results.csvfile import csv_text, write_text
+from moebench.results.store import Cell
 
 _SPECIAL = {
     "\\": r"\textbackslash{}", "&": r"\&", "%": r"\%", "$": r"\$", "#": r"\#", "_": r"\_",

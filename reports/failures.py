@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from results.store import Cell
+from moebench.results.store import Cell
 
 HEADERS = ("cell", "what", "error", "traceback")
 

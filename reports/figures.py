@@ -10,9 +10,9 @@ from typing import Any
 
 import altair as alt
 
-from reports.accuracy import Series
-from reports.tables import Document, dig
-from reports.throughput import Curve
+from moebench.reports.accuracy import Series
+from moebench.reports.tables import Document, dig
+from moebench.reports.throughput import Curve
 
 Spec = dict[str, Any]
 Record = dict[str, Any]

@@ -12,11 +12,11 @@ from typing import Any
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
-from reports import accuracy as alpha
-from reports import failures, figures, throughput
-from reports.tables import COLUMNS, Document, Row, cell, dig, rows
-from results.store import Cell
-from substrate.errors import InputError, UsageError
+from moebench.reports import accuracy as alpha
+from moebench.reports import failures, figures, throughput
+from moebench.reports.tables import COLUMNS, Document, Row, cell, dig, rows
+from moebench.results.store import Cell
+from moebench.substrate.errors import InputError, UsageError
 
 TEMPLATES = Path(__file__).parent / "templates"
 

@@ -9,8 +9,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from reports.tables import Document
-from results.samples import Sample, read_samples
+from moebench.reports.tables import Document
+from moebench.results.samples import TokenSample, read_samples
 
 #: A curve's steps at most: a hundredth of the tokens each, however many were decoded.
 STEPS = 100
@@ -46,7 +46,7 @@ def load(directory: Path, runs: Iterable[Document]) -> dict[str, Curve]:
     return found
 
 
-def curve(samples: Iterable[Sample], batch: int) -> Curve:
+def curve(samples: Iterable[TokenSample], batch: int) -> Curve:
     """The distribution of decode throughput over tokens; empty where nothing was decoded.
 
     A decoded step gives every sequence of its batch a token: batch / step time, for each of them.

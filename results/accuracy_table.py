@@ -13,9 +13,9 @@ from typing import Annotated, Any, NamedTuple
 
 from pydantic import BeforeValidator, Field, ValidationError
 
-from results.csvfile import TableRow, csv_text, read_rows, write_text
-from results.paper_tables import Percent, Share
-from substrate.errors import InputError
+from moebench.results.csvfile import TableRow, csv_text, read_rows, write_text
+from moebench.results.paper_tables import Percent, Share
+from moebench.substrate.errors import InputError
 
 #: The committed α table (SMoE, Table IV, on the scale models).
 ALPHA_TABLE = Path(__file__).parent / "accuracy" / "alpha.csv"

@@ -10,7 +10,7 @@ from typing import TypeVar
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from substrate.errors import InputError
+from moebench.substrate.errors import InputError
 
 
 class TableRow(BaseModel):

@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from results.csvfile import TableRow, read_rows
+from moebench.results.csvfile import TableRow, read_rows
 
 FOLDER = Path(__file__).parent / "papers"
 

@@ -17,12 +17,12 @@ from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
-from substrate.errors import InputError
+from moebench.substrate.errors import InputError
 
 FOLDER = "samples"
 
 
-class Sample(NamedTuple):
+class TokenSample(NamedTuple):
     """One token of one batch; the columns of the file but the run's."""
 
     batch: int
@@ -36,7 +36,7 @@ def samples_path(directory: Path, run_id: str) -> Path:
     return directory / FOLDER / f"{run_id}.parquet"
 
 
-def write_samples(directory: Path, run_id: str, samples: Sequence[Sample]) -> Path:
+def write_samples(directory: Path, run_id: str, samples: Sequence[TokenSample]) -> Path:
     """Write a run's samples, all of them or none.
 
     Raises:
@@ -49,7 +49,7 @@ def write_samples(directory: Path, run_id: str, samples: Sequence[Sample]) -> Pa
     columns = zip(*samples, strict=True) if samples else [()] * len(kinds)
     arrays = [pyarrow.array(c, kind) for c, kind in zip(columns, kinds, strict=True)]
     run = pyarrow.array([run_id] * len(samples), pyarrow.string())
-    table = pyarrow.table([run, *arrays], names=["run_id", *Sample._fields])
+    table = pyarrow.table([run, *arrays], names=["run_id", *TokenSample._fields])
     file = samples_path(directory, run_id)
     # Two processes may write the same run: each its own half, and either whole is right.
     # Readers of the whole folder pass over names that begin with a dot.
@@ -68,7 +68,7 @@ def write_samples(directory: Path, run_id: str, samples: Sequence[Sample]) -> Pa
     return file
 
 
-def read_samples(directory: Path, run_id: str) -> list[Sample] | None:
+def read_samples(directory: Path, run_id: str) -> list[TokenSample] | None:
     """A run's samples, or None where none were kept.
 
     Raises:
@@ -81,8 +81,8 @@ def read_samples(directory: Path, run_id: str) -> list[Sample] | None:
     if not file.exists():
         return None
     try:
-        table = parquet.read_table(file, columns=list(Sample._fields))
-        return [Sample(**row) for row in table.to_pylist()]
+        table = parquet.read_table(file, columns=list(TokenSample._fields))
+        return [TokenSample(**row) for row in table.to_pylist()]
     except (OSError, pyarrow.ArrowException, TypeError) as error:
         reason = " ".join(str(error).split())
         raise InputError(f"{file} is damaged ({reason}); delete it and run with --force") from error

@@ -21,8 +21,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
-from results.store_schema import SCHEMA_VERSION, migrate
-from substrate.errors import InputError, IntegrityError, UnknownNameError, UsageError
+from moebench.results.store_schema import SCHEMA_VERSION, migrate
+from moebench.substrate.errors import InputError, IntegrityError, UnknownNameError, UsageError
 
 FILE_NAME = "runs.sqlite"
 NO_RUNS = "no runs in {}; run: moebench run --system smoe --setting S3"

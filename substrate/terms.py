@@ -1,8 +1,10 @@
-"""Words that the model, the engine and the policies share.  Imports no torch.
+"""Types shared by models, the engine, policies and traces.  Imports no torch.
 
-Shape letters: T rows (all tokens of a pass), E experts, K chosen experts a token.
+Shape letters: T rows (all tokens of a pass), E experts, K chosen experts a token, L MoE layers.
 """
 
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Literal, NamedTuple
 
@@ -26,3 +28,18 @@ class Gate(NamedTuple):
 
     scores_TE: Scores
     ids_TK: Ids
+
+
+@dataclass(frozen=True, slots=True)
+class RoutedSequence:
+    """What the router did with one sequence, prompt first.
+
+    ``ids_TLK`` are the chosen experts, best first; ``prefill`` of the T tokens are the prompt.
+    Optional are all gate scores, and, for each kind of lookahead, what a layer predicted of the
+    next MoE layer's scores.  A prediction that was not made is NaN; the last layer's is not read.
+    """
+
+    ids_TLK: np.ndarray
+    prefill: int
+    scores_TLE: np.ndarray | None = None
+    predicted_TLE: Mapping[str, np.ndarray] = field(default_factory=dict)

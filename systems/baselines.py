@@ -2,12 +2,19 @@
 
 from dataclasses import dataclass, field
 
-from substrate.system import Assignment, Eviction, Placement, Prefetching, Routing, System
-from systems.policies.assign import LoadAll
-from systems.policies.evict import LeastRecentlyUsed
-from systems.policies.place import PlaceById
-from systems.policies.prefetch import NoPrefetch
-from systems.policies.route import ExactRouting
+from moebench.substrate.engine.system import (
+    Assignment,
+    Eviction,
+    Placement,
+    Prefetching,
+    Routing,
+    System,
+)
+from moebench.systems.policies.assign import LoadAll
+from moebench.systems.policies.evict import LeastRecentlyUsed
+from moebench.systems.policies.place import PlaceById
+from moebench.systems.policies.prefetch import NoPrefetch
+from moebench.systems.policies.route import ExactRouting
 
 
 @dataclass(kw_only=True)

@@ -41,10 +41,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 
-from substrate.arch import ModelShape
-from substrate.errors import UsageError
-from substrate.memory import ExpertCache, Mask, Scope
-from substrate.system import (
+from moebench.substrate.engine.system import (
     Assigned,
     Assignment,
     Eviction,
@@ -56,12 +53,15 @@ from substrate.system import (
     Routing,
     System,
 )
-from substrate.terms import Lookahead
-from systems.policies.place import PlacePopular
-from systems.policies.prefetch import NoPrefetch
+from moebench.substrate.errors import UsageError
+from moebench.substrate.memory.cache import ExpertCache, Mask, Scope
+from moebench.substrate.models.shape import ModelShape
+from moebench.substrate.terms import Lookahead
+from moebench.systems.policies.place import PlacePopular
+from moebench.systems.policies.prefetch import NoPrefetch
 
 if TYPE_CHECKING:
-    from substrate.statistics import Routing as RoutedText
+    from moebench.substrate.terms import RoutedSequence
 
 #: The least advantage in tokens that a swap must bring (Algorithm 1).
 THRESHOLD = 1.05
@@ -95,7 +95,7 @@ class PlaceByActivation(PlacePopular):
 
     def calibrate(
         self,
-        sequences: "Sequence[RoutedText]",
+        sequences: "Sequence[RoutedSequence]",
         shape: ModelShape,
         artefacts: Path,
         progress: Callable[[int, int], None],

@@ -7,7 +7,7 @@ from the path that the token took so far, and they come while the layer before c
 
     paper                               here
     ─────                               ────
-    preprocess, ExpertMLP         §4    systems.duoserve_predictor
+    preprocess, ExpertMLP         §4    systems.learn.expert_mlp
     GPU expert cache of k         §5.1  DuoServe.most_slots
     computation, communication,         the device, link and prediction lanes
       prediction streams          §5.2-3
@@ -43,11 +43,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from substrate.arch import ModelShape
-from substrate.errors import UsageError
-from substrate.memory import ExpertCache
-from substrate.statistics import Routing as RoutedText
-from substrate.system import (
+from moebench.substrate.engine.system import (
     Assignment,
     Eviction,
     LayerView,
@@ -57,12 +53,15 @@ from substrate.system import (
     System,
     best_scores,
 )
-from substrate.terms import Phase, Scores
-from systems.duoserve_predictor import ExpertMLP, Training, trained, widths
-from systems.flashmoe import PlaceNothing
-from systems.policies.assign import LoadAll
-from systems.policies.evict import FirstInFirstOut
-from systems.policies.route import ExactRouting
+from moebench.substrate.errors import UsageError
+from moebench.substrate.memory.cache import ExpertCache
+from moebench.substrate.models.shape import ModelShape
+from moebench.substrate.terms import Phase, RoutedSequence, Scores
+from moebench.systems.flashmoe import PlaceNothing
+from moebench.systems.learn.expert_mlp import ExpertMLP, ExpertMLPOptions, trained, widths
+from moebench.systems.policies.assign import LoadAll
+from moebench.systems.policies.evict import FirstInFirstOut
+from moebench.systems.policies.route import ExactRouting
 
 
 @dataclass(kw_only=True)
@@ -119,14 +118,16 @@ class LearnedPath(Prefetching):
 
     def calibrate(
         self,
-        sequences: Sequence[RoutedText],
+        sequences: Sequence[RoutedSequence],
         shape: ModelShape,
         artefacts: Path,
         progress: Callable[[int, int], None] = lambda done, total: None,
     ) -> None:
         """§4: count the matrices and train ExpertMLP, or take what these texts gave before."""
         layers, experts = len(shape.moe_layers), shape.num_experts
-        options = Training(self.trained_width, self.tokens, self.epochs, self.dropout, self.seed)
+        options = ExpertMLPOptions(
+            self.trained_width, self.tokens, self.epochs, self.dropout, self.seed
+        )
         self.predictor = trained(sequences, experts, options, artefacts, progress)
         self._network = widths(layers, shape.top_k, experts, self.width)
 

@@ -7,12 +7,11 @@ foretells how far away its next use is, as Belady's oracle would know.
 
     paper                      here
     ─────                      ────
-    r_t, f_t                   History.r, History.f                            §3.2
-    FFN input [1/r ‖ f/max f]  History.features                                §3.2
-    ml_cache, dist_scores      Network, LearnedEviction._distances             Algorithm 1
+    r_t, f_t, FFN input        learn.eviction_network.History                  §3.2
+    ml_cache, dist_scores      learn.eviction_network.Network                  Algorithm 1
     cache.MaxDist              LearnedEviction.victim                          Algorithm 1
-    Eq. 1, cache size          substrate.capacity.plan, then `scope = "layer"`  §3.1
-    training, Table 1          systems.flashmoe_training                       §3.2
+    training, Table 1          learn.eviction_network.trained                  §3.2
+    Eq. 1, cache size          memory.capacity.plan, then `scope = "layer"`    §3.1
 
 Storage (§3.1): one record for each expert, read on demand; nothing but the common weights is loaded
 at the start.  Records lie on the disk when the host cannot hold them: settings with the paper's
@@ -41,10 +40,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from substrate.arch import ModelShape
-from substrate.errors import UsageError
-from substrate.memory import ExpertCache, Mask, Scope
-from substrate.system import (
+from moebench.substrate.engine.system import (
     Assignment,
     Eviction,
     LayerView,
@@ -53,61 +49,25 @@ from substrate.system import (
     Routing,
     System,
 )
-from systems.policies.assign import LoadAll
-from systems.policies.evict import least
-from systems.policies.prefetch import NoPrefetch
-from systems.policies.route import ExactRouting
+from moebench.substrate.errors import UsageError
+from moebench.substrate.memory.cache import ExpertCache, Mask, Scope
+from moebench.substrate.models.shape import ModelShape
+from moebench.systems.learn.eviction_network import (
+    EvictionNetworkOptions,
+    History,
+    recorded,
+    trained,
+)
+from moebench.systems.policies.assign import LoadAll
+from moebench.systems.policies.evict import least
+from moebench.systems.policies.prefetch import NoPrefetch
+from moebench.systems.policies.route import ExactRouting
 
 if TYPE_CHECKING:
-    from substrate.statistics import Routing as RoutedText
+    from moebench.substrate.terms import RoutedSequence
 
 #: Where trained networks are kept unless the caller says, below the current directory.
 ARTEFACTS = Path(".moebench") / "flashmoe"
-
-
-class History:
-    """§3.2: how long ago (r) and how often (f) each expert of each layer was routed ``[L, E]``."""
-
-    def __init__(self, layers: int, experts: int) -> None:
-        self.r = np.full((layers, experts), np.inf)
-        self.f = np.zeros((layers, experts))
-
-    def step(self, layer: int, experts: Sequence[int] | np.ndarray) -> None:
-        """What is routed gets r = 1 and f + 1, the others r + 1."""
-        self.r[layer] += 1
-        self.r[layer, experts] = 1
-        self.f[layer, experts] += 1
-
-    def features(self, layer: int) -> np.ndarray:
-        """[1/r ‖ f / max f], ``[2E]`` in [0, 1]."""
-        f = self.f[layer]
-        return np.concatenate([1 / self.r[layer], f / max(f.max(), 1)])
-
-
-@dataclass(frozen=True, slots=True)
-class Network:
-    """A feed-forward network for each layer: 2E → hidden → hidden/2 → E, SiLU between.
-
-    ``weights`` are ``[L, in, out]``, ``biases`` ``[L, out]``; ``note`` says how training went.
-    """
-
-    weights: Sequence[np.ndarray]
-    biases: Sequence[np.ndarray]
-    note: Mapping[str, str] = field(default_factory=dict)
-
-    def distances(self, layer: int, features: np.ndarray) -> np.ndarray:
-        """How far away each expert's next use is, as a share of the horizon ``[E]``."""
-        x, last = features.astype(np.float32), len(self.weights) - 1
-        for i, (w, b) in enumerate(zip(self.weights, self.biases, strict=True)):
-            x = x @ w[layer] + b[layer]
-            if i < last:
-                x = x / (1 + np.exp(-x))
-        return x
-
-    @property
-    def bytes_per_layer(self) -> int:
-        """What one layer's network takes."""
-        return sum(a[0].nbytes for a in (*self.weights, *self.biases))
 
 
 @dataclass(kw_only=True)
@@ -151,7 +111,7 @@ class LearnedEviction(Eviction):
 
     def calibrate(
         self,
-        sequences: "Sequence[RoutedText]",
+        sequences: "Sequence[RoutedSequence]",
         shape: ModelShape,
         artefacts: Path = ARTEFACTS,
         progress: Callable[[int, int], None] = lambda done, total: None,
@@ -162,13 +122,11 @@ class LearnedEviction(Eviction):
             UsageError: the trace is another model's, or there is nothing to learn from.
             InputError: there is no such trace, or what was kept is broken.
         """
-        from systems.flashmoe_training import Training, recorded, trained
-
         if self.trace:
             known = recorded(self.trace, shape, self.tokens)
         else:
             known = [text.ids_TLK for text in sequences]
-        options = Training(self.hidden, self.epochs, self.cached, self.seed)
+        options = EvictionNetworkOptions(self.hidden, self.epochs, self.cached, self.seed)
         self._network = trained(known, shape.num_experts, options, artefacts, progress)
 
     def start(self, shape: ModelShape, cache: ExpertCache) -> None:

@@ -9,13 +9,24 @@ from typing import Any
 
 from pydantic import TypeAdapter, ValidationError
 
-from substrate.errors import UnknownNameError, UsageError
-from substrate.system import Policy, System
-from systems.policies import DECISIONS, name_of, policy_class
+from moebench.substrate.engine.system import Policy, System
+from moebench.substrate.errors import UnknownNameError, UsageError
+from moebench.systems.registry import DECISIONS, name_of, policy_class, system_class
 
 
-def configure(system: type[System], settings: Mapping[str, str]) -> System:
-    """Build a system class with settings; see `systems.build`."""
+def build(name: str, settings: Mapping[str, str] | None = None) -> System:
+    """A system with its options changed.
+
+    Args:
+        name: see `systems.registry.SYSTEMS`; ``module:Class`` for a system of your own.
+        settings: ``evict=lru`` swaps a decision, ``evict.window=16`` changes one of its options,
+            ``scope=layer`` an option of the system itself.
+
+    Raises:
+        UnknownNameError: an unknown system, decision, policy or option.
+        UsageError: a value that the option does not allow.
+    """
+    system, settings = system_class(name), settings or {}
     plain = {k: v for k, v in settings.items() if "." not in k}
     dotted = {k: v for k, v in settings.items() if "." in k}
     policies = {d: _policy(system, d, plain.get(d), dotted) for d in DECISIONS}

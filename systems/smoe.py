@@ -41,8 +41,7 @@ from typing import Literal
 
 import numpy as np
 
-from substrate.errors import UsageError
-from substrate.system import (
+from moebench.substrate.engine.system import (
     Assignment,
     Eviction,
     LayerView,
@@ -52,10 +51,11 @@ from substrate.system import (
     Routing,
     System,
 )
-from substrate.terms import Lookahead, Scores
-from systems.policies.assign import Balanced
-from systems.policies.evict import LowestAverageScore
-from systems.policies.place import PlaceById
+from moebench.substrate.errors import UsageError
+from moebench.substrate.terms import Lookahead, Scores
+from moebench.systems.policies.assign import Balanced
+from moebench.systems.policies.evict import LowestAverageScore
+from moebench.systems.policies.place import PlaceById
 
 
 def _check_alpha(option: str, alpha: float) -> None:

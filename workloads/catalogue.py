@@ -1,98 +1,15 @@
-"""Which workloads exist, and how their prompts are drawn.
+"""Which workloads exist, and how many examples each paper shows before their questions.
 
 A score is comparable only at the same number of few-shot examples, and the papers differ:
 ``few_shot_of`` gives each paper's count.  ``max_new_tokens`` bounds an answer that is scored; a run
 that measures latency sets its own.
 """
 
-import hashlib
-import itertools
-import json
-import random
-from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
-
-from substrate.errors import InputError, UnknownNameError, UsageError
-from workloads.data import SPLITS, read_examples, read_passages
-from workloads.example import Example, stem
-from workloads.exercises import FAMILIES, Split, exercises
-from workloads.hub import HUB, is_hub, read_hub
-
-Category = Literal[
-    "exam", "language", "knowledge", "understanding", "reasoning", "commonsense", "chat",
-    "language modelling",
-]  # fmt: skip
-Paper = Literal["SMoE", "DAOP", "DuoServe-MoE", "FlashMoE"]
-#: How an answer is found in a model's text and compared; see ``workloads.scoring``.
-Metric = Literal["exact_number", "choice", "text", "exact_text", "rouge", "perplexity", "none"]
-#: What is scored where options are compared by likelihood; see ``workloads.likelihood``.
-Likelihood = Literal["letters", "texts", "endings", "blank"]
-
-#: How many generated problems a draw chooses from (more when more are asked for).
-GENERATED_POOL = 1000
-#: Plain text: the file of each split, and how many words a passage has.
-TEXT_FILES = {"test": "wikitext2_test.txt", "train": "wikitext2_valid.txt"}
-PASSAGE_WORDS = 128
-
-
-class Workload(BaseModel):
-    """A question set with the way its prompts are put and its answers are scored.
-
-    Attributes:
-        template: what a model reads, the question in place of ``{prompt}``.
-        few_shot: examples before a question where no paper is followed.
-        few_shot_in: the papers that use this workload, each with its number of examples: 0 where
-            the paper states none.
-        likelihood: how options are compared by likelihood; None for questions without options.
-        per_byte: whether an option's log-likelihood is divided by its length (lm-eval's
-            ``acc_norm``) before options are compared.
-    """
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-    name: str
-    title: str
-    category: Category
-    #: Folders under the data folder whose files are joined in this order, or "generated".
-    source: tuple[str, ...] | Literal["generated"]
-    #: For questions without options; one with options is always scored as "choice".
-    metric: Metric
-    template: str = "Question: {prompt}\nAnswer:"
-    few_shot: int = Field(default=0, ge=0)
-    few_shot_in: dict[Paper, Annotated[int, Field(ge=0)]] = {}
-    likelihood: Likelihood | None = None
-    per_byte: bool = False
-    #: Percent that guessing scores, where the options stand in the question's text alone.
-    chance: float | None = None
-    max_new_tokens: int = Field(ge=1)
-    #: Where an answer ends, beside the end-of-text token: here, a model goes on to a new question.
-    stop: tuple[str, ...] = ("\nQuestion:",)
-    #: Whether calibration data and few-shot examples can come from a split of their own.
-    train_split_available: bool = True
-
-    @property
-    def scored(self) -> bool:
-        """Whether written answers are scored: not for chat prompts and plain text."""
-        return self.metric not in ("none", "perplexity")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Sample:
-    """The prompts of one run, with everything that is needed to draw them again.
-
-    ``available`` is how many there were to draw from; ``data_hash`` is 16 hex digits of a SHA-256
-    over the chosen examples' content in their order, so that it changes with any of them.
-    """
-
-    examples: tuple[Example, ...]
-    source: str
-    split: Split
-    seed: int
-    available: int
-    data_hash: str
+from moebench.substrate.errors import UnknownNameError
+from moebench.workloads.exercises import FAMILIES
+from moebench.workloads.workload import Category, Likelihood, Metric, Paper, Workload
 
 
 def workload(name: str) -> Workload:
@@ -128,108 +45,6 @@ def default_workload(data_dir: Path | None) -> str:
     if data_dir is not None and (data_dir / "gsm8k" / "test.jsonl").is_file():
         return "gsm8k"
     return "arithmetic"
-
-
-def load(
-    workload: Workload,
-    split: Split = "test",
-    count: int | None = None,
-    seed: int = 0,
-    data_dir: Path | None = None,
-) -> Sample:
-    """Draw ``count`` prompts of a split without replacement; all, in file order, for ``None``.
-
-    The draw is ``random.Random(seed).sample`` over the full list, kept in drawn order, so a sample
-    is not biased towards the file's beginning and is the same on every machine.
-
-    ``data_dir`` holds one folder per data set; ``hub:`` in its place stands for the Hugging Face
-    hub (``workloads.hub``).
-
-    Raises:
-        UsageError: the workload needs a data folder and there is none, or ``count`` or ``split``
-            cannot be.
-        InputError: a folder or split is missing, a file is broken, or ``count`` is more than
-            there are.
-    """
-    if split not in SPLITS:
-        raise UsageError(f"split {split!r} does not exist; allowed: {', '.join(SPLITS)}")
-    if count is not None and count < 1:
-        raise UsageError(f"{count} prompts cannot be drawn; allowed: 1 or more")
-    examples, source = _examples(workload, split, count, data_dir)
-    if count is not None and count > len(examples):
-        raise InputError(f"{source}: {count} prompts wanted, {len(examples)} available")
-    chosen = examples if count is None else random.Random(seed).sample(examples, count)
-    return Sample(
-        examples=tuple(chosen),
-        source=source,
-        split=split,
-        seed=seed,
-        available=len(examples),
-        data_hash=_content_hash(chosen),
-    )
-
-
-def _examples(
-    workload: Workload, split: Split, count: int | None, data_dir: Path | None
-) -> tuple[list[Example], str]:
-    """All examples of a split, and where they are from."""
-    if workload.source == "generated":
-        size = max(GENERATED_POOL, count or 0)
-        return list(itertools.islice(exercises(workload.name, split), size)), "generated"
-    if data_dir is None:
-        raise UsageError(
-            f"workload {workload.name} needs a data folder; "
-            "give --data-dir DIR, or use --workload arithmetic, which needs none"
-        )
-    if is_hub(data_dir):
-        examples, source = read_hub(workload.source, split, data_dir)
-    elif workload.metric == "perplexity":
-        (file,) = _files(workload, workload.source, split, data_dir)
-        return read_passages(file, PASSAGE_WORDS), f"{file.parent.name}/{file.name}"
-    else:
-        files = _files(workload, workload.source, split, data_dir)
-        examples = [example for file in files for example in read_examples(file)]
-        source = " + ".join(f"{file.parent.name}/{file.name}" for file in files)
-    if workload.metric == "rouge":  # answers in its own words: the options are not shown
-        examples = [replace(example, prompt=stem(example)) for example in examples]
-    return examples, source
-
-
-def _files(
-    workload: Workload, folders: tuple[str, ...], split: Split, data_dir: Path
-) -> list[Path]:
-    """The split's file in each of the workload's folders; all of them exist."""
-    names = {name: f"{name}.jsonl" for name in SPLITS}
-    if workload.metric == "perplexity":
-        names = TEXT_FILES
-    files = [data_dir / folder / names[split] for folder in folders]
-    for file in files:
-        if not file.parent.is_dir():
-            raise InputError(
-                f"{file.parent}: no such folder, but workload {workload.name} reads it; "
-                f"{_remedy(workload)}"
-            )
-        if not file.is_file():
-            present = [name for name in names if (file.parent / names[name]).is_file()]
-            raise InputError(
-                f"{file}: no such split of workload {workload.name}; "
-                f"splits that exist: {', '.join(present) or 'none'}"
-            )
-    return files
-
-
-def _remedy(workload: Workload) -> str:
-    if workload.name == "orca_math":
-        return (
-            f"Orca-Math comes from the Hugging Face hub ({HUB['orca_math'].repository}): give "
-            "--data-dir hub: when online, or write the folder yourself (format: docs/workloads.md)"
-        )
-    return "give --data-dir DIR, the folder that holds one folder per data set"
-
-
-def _content_hash(examples: list[Example]) -> str:
-    content = json.dumps([asdict(example) for example in examples], sort_keys=True)
-    return hashlib.sha256(content.encode()).hexdigest()[:16]
 
 
 _SMOE: dict[Paper, int] = {"SMoE": 0}

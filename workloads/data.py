@@ -26,8 +26,8 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import NoReturn, TypeVar
 
-from substrate.errors import InputError
-from workloads.example import LETTERS, Example
+from moebench.substrate.errors import InputError
+from moebench.workloads.example import LETTERS, Example
 
 REQUIRED_KEYS = ("id", "prompt", "choices", "answer", "answers", "split")
 OPTIONAL_KEYS = ("turns", "solution")

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from substrate.errors import InputError
+from moebench.substrate.errors import InputError
 
 #: What options are called, in their order.
 LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"

@@ -15,9 +15,10 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any, Literal
 
-from substrate.errors import InputError, UsageError
-from workloads.data import read_records
-from workloads.example import LETTERS, Example
+from moebench.substrate.errors import InputError, UsageError
+from moebench.workloads.data import read_records
+from moebench.workloads.example import LETTERS, Example
+from moebench.workloads.scoring import boxed
 
 PREFIX = "hub:"
 Row = Mapping[str, Any]
@@ -148,7 +149,6 @@ def _orca_math(row: Row) -> dict[str, object]:
 
 
 def _math(row: Row) -> dict[str, object]:
-    from workloads.scoring import boxed
 
     solution = row["solution"]
     answer = boxed(solution[max(solution.rfind("\\boxed{"), 0) :])

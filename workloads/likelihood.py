@@ -22,10 +22,10 @@ highest per byte of UTF-8 (lm-eval's ``acc_norm``), which does not favour short 
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from substrate.errors import InputError, UsageError
-from workloads.catalogue import Workload
-from workloads.example import LETTERS, Example, stem
-from workloads.prompts import check_shots
+from moebench.substrate.errors import InputError, UsageError
+from moebench.workloads.example import LETTERS, Example, stem
+from moebench.workloads.prompts import check_shots
+from moebench.workloads.workload import Workload
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,9 +4,9 @@ import re
 from collections.abc import Sequence
 from dataclasses import replace
 
-from substrate.errors import UsageError
-from workloads.catalogue import Workload
-from workloads.example import Example, ask_and_answer
+from moebench.substrate.errors import UsageError
+from moebench.workloads.example import Example, ask_and_answer
+from moebench.workloads.workload import Workload
 
 #: Ends a prompt: the model's own text begins after it.
 CUE = "\nAnswer:"

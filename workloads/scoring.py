@@ -22,9 +22,9 @@ import string
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from substrate.errors import UsageError
-from workloads.catalogue import Metric, Workload
-from workloads.example import END_OF_TEXT, LETTERS, Example
+from moebench.substrate.errors import UsageError
+from moebench.workloads.example import END_OF_TEXT, LETTERS, Example
+from moebench.workloads.workload import Metric, Workload
 
 _MARK = "####"
 # A sign counts only where no term stands before it: "10-3" ends in 3, "= -3" in -3.

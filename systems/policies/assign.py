@@ -4,8 +4,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from substrate.errors import UsageError
-from substrate.system import Assigned, Assignment, LayerView, Missing
+from moebench.substrate.engine.system import Assigned, Assignment, LayerView, Missing
+from moebench.substrate.errors import UsageError
 
 
 def _by_id(missing: Sequence[Missing]) -> list[int]:

@@ -14,11 +14,11 @@ from typing import Literal
 
 import numpy as np
 
-from substrate.arch import ModelShape
-from substrate.errors import UsageError
-from substrate.memory import ExpertCache, Mask
-from substrate.system import Eviction
-from systems.policies.evict import first, pools
+from moebench.substrate.engine.system import Eviction
+from moebench.substrate.errors import UsageError
+from moebench.substrate.memory.cache import ExpertCache, Mask
+from moebench.substrate.models.shape import ModelShape
+from moebench.systems.policies.evict import first, pools
 
 # ----------------------------------------------------------------------------- ARC
 

@@ -1,4 +1,4 @@
-"""Who leaves when a slot is needed.  Keys are ``layer · E + expert`` (see `substrate.memory`)."""
+"""Who leaves when a slot is needed.  Keys are ``layer · E + expert`` (see `memory.cache`)."""
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -6,10 +6,10 @@ from typing import Literal, TypeVar
 
 import numpy as np
 
-from substrate.arch import ModelShape
-from substrate.errors import BudgetError, UsageError
-from substrate.memory import ExpertCache, Mask
-from substrate.system import Eviction, LayerView
+from moebench.substrate.engine.system import Eviction, LayerView
+from moebench.substrate.errors import BudgetError, UsageError
+from moebench.substrate.memory.cache import ExpertCache, Mask
+from moebench.substrate.models.shape import ModelShape
 
 
 def least(values: np.ndarray, allowed: Mask) -> int | None:

@@ -5,11 +5,11 @@ from dataclasses import dataclass
 from heapq import heappop, heappush
 from typing import ClassVar
 
-from substrate.arch import ModelShape
-from substrate.errors import UsageError
-from substrate.memory import ExpertCache, Mask
-from substrate.system import Eviction
-from systems.policies.evict import pools
+from moebench.substrate.engine.system import Eviction
+from moebench.substrate.errors import UsageError
+from moebench.substrate.memory.cache import ExpertCache, Mask
+from moebench.substrate.models.shape import ModelShape
+from moebench.systems.policies.evict import pools
 
 #: Later than any step.
 _NEVER = 2**62
@@ -52,7 +52,7 @@ class Belady(Eviction):
         if self.bypass and not self._may_refuse:
             raise UsageError(
                 "evict.bypass=true: on a device an expert needs a slot to be computed; bypass is "
-                "for counting hits only (substrate.cache_replay)"
+                "for counting hits only (substrate.engine.cache_replay)"
             )
         self._experts, self._now = shape.num_experts, 0
         total = shape.num_layers * shape.num_experts

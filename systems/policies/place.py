@@ -3,10 +3,10 @@
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from substrate.arch import ModelShape
-from substrate.errors import UsageError
-from substrate.memory import Scope
-from substrate.system import Placement
+from moebench.substrate.engine.system import Placement
+from moebench.substrate.errors import UsageError
+from moebench.substrate.memory.cache import Scope
+from moebench.substrate.models.shape import ModelShape
 
 
 @dataclass(kw_only=True)

@@ -5,9 +5,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from substrate.errors import UsageError
-from substrate.system import LayerView, Prefetching, best_scores
-from substrate.terms import Lookahead, Scores
+from moebench.substrate.engine.system import LayerView, Prefetching, best_scores
+from moebench.substrate.errors import UsageError
+from moebench.substrate.terms import Lookahead, Scores
 
 
 @dataclass(kw_only=True)

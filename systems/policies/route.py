@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from substrate.system import Routing
+from moebench.substrate.engine.system import Routing
 
 
 @dataclass(kw_only=True)

@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from harness.cli import main
+from moebench.harness.cli.app import main
 
 SCALE_MODEL = "qwen2-57b-a14b"
 

@@ -1,18 +1,16 @@
-"""What users rely on, written down: commands, options, names; and how the house is built."""
+"""What users rely on, written down: commands, options, names, a quick start."""
 
-import ast
 import json
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import typer
 
 import moebench
-from harness.cli import app
+from moebench.harness.cli.app import app
 
 ROOT = Path(__file__).parents[2]
 
@@ -98,9 +96,11 @@ def test_public_names() -> None:
 HEAVY = ("torch", "transformers", "altair", "vl_convert", "pandas", "ray")
 LIGHT = {
     "import moebench": "import moebench",
-    "import harness.cli": "import harness.cli",
+    "import moebench.harness.cli.app": "import moebench.harness.cli.app",
     **{
-        f"moebench {arguments}": f"from harness.cli import main\nmain({arguments.split()!r})"
+        f"moebench {arguments}": (
+            f"from moebench.harness.cli.app import main\nmain({arguments.split()!r})"
+        )
         for arguments in (
             "--help", "run --help", "list systems", "list settings", "list machines",
             "list workloads", "list policies", "list models", "report", "nonsense",
@@ -121,64 +121,3 @@ def test_nothing_heavy_is_imported(tmp_path: Path, what: str) -> None:
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout.splitlines()[-1]) == []
-
-
-# --------------------------------------------------------------------------- floors
-
-#: From the ground up: a floor may import those before it, and itself.
-FLOORS = ("substrate", "systems", "workloads", "results", "reports", "harness", "moebench")
-FILES = sorted(path for floor in FLOORS for path in (ROOT / floor).rglob("*.py"))
-
-
-def relative(path: Path) -> str:
-    return path.relative_to(ROOT).as_posix()
-
-
-def imported(tree: ast.AST) -> Iterator[str]:
-    """Every module that is imported, anywhere in a file; strings for `import_module` too."""
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Import):
-            yield from (alias.name for alias in node.names)
-        elif isinstance(node, ast.ImportFrom):
-            assert node.level == 0, "imports name their floor"
-            yield node.module or ""
-        elif isinstance(node, ast.Constant) and isinstance(node.value, str):
-            first, dot, rest = node.value.partition(".")
-            if first in FLOORS and dot and rest.replace(".", "").replace("_", "").isalpha():
-                yield node.value
-
-
-def test_there_are_files() -> None:
-    assert {path.relative_to(ROOT).parts[0] for path in FILES} == set(FLOORS)
-
-
-@pytest.mark.parametrize("path", FILES, ids=relative)
-def test_imports_only_point_down(path: Path) -> None:
-    here = FLOORS.index(path.relative_to(ROOT).parts[0])
-    tree = ast.parse(path.read_text(encoding="utf-8"))
-    above = {
-        name
-        for name in imported(tree)
-        if name.split(".")[0] in FLOORS and FLOORS.index(name.split(".")[0]) > here
-    }
-    assert above == set()
-    assert not any(name.split(".")[0] == "tests" for name in imported(tree))
-
-
-@pytest.mark.parametrize("path", FILES, ids=relative)
-def test_nothing_unpickles(path: Path) -> None:
-    tree = ast.parse(path.read_text(encoding="utf-8"))
-    pickling = {"pickle", "cPickle", "dill", "cloudpickle", "joblib", "shelve", "marshal"}
-    assert pickling.isdisjoint(name.split(".")[0] for name in imported(tree))
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name):
-            called = f"{node.value.id}.{node.attr}"
-            assert called not in ("torch.load", "torch.save", "yaml.load", "yaml.unsafe_load")
-        if isinstance(node, ast.keyword) and node.arg == "allow_pickle":
-            assert isinstance(node.value, ast.Constant)
-            assert node.value.value is False
-
-
-@pytest.mark.parametrize("path", FILES, ids=relative)
-def test_files_stay_readable(path: Path) -> None:
-    assert len(path.read_text(encoding="utf-8").splitlines()) < 400

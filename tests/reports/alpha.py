@@ -1,6 +1,6 @@
 """A small α table by hand: one setting, a real dataset and two generated families."""
 
-from results.accuracy_table import AccuracyRow
+from moebench.results.accuracy_table import AccuracyRow
 from tests.results.tables import row
 
 ALPHAS = (0.0, 0.25, 0.35, 0.6)

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from reports.html import render
+from moebench.reports.html import render
 from tests.reports.pages import Page
 from tests.reports.samples import RUNS, TIMELINES
 

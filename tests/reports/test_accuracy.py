@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from reports.accuracy import (
+from moebench.reports.accuracy import (
     CLAIMED_ALPHA,
     VERDICT_HEADERS,
     Change,
@@ -19,8 +19,8 @@ from reports.accuracy import (
     verdict_cells,
     views,
 )
-from reports.figures import curves
-from results.accuracy_table import write_items, write_table
+from moebench.reports.figures import curves
+from moebench.results.accuracy_table import write_items, write_table
 from tests.reports.alpha import ALPHAS, ITEMS, ROWS, generated, gsm8k
 from tests.results.tables import row
 

@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from reports import figures
-from reports.accuracy import views
-from reports.html import render
-from reports.throughput import Point
+from moebench.reports import figures
+from moebench.reports.accuracy import views
+from moebench.reports.html import render
+from moebench.reports.throughput import Point
 from tests.reports.alpha import ITEMS, ROWS
 from tests.reports.pages import Page
 from tests.reports.samples import HOSTILE, hostile_run, run, spans

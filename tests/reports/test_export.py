@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from reports.accuracy import views
-from reports.export import latex, write_csv, write_latex
-from substrate.errors import InputError
+from moebench.reports.accuracy import views
+from moebench.reports.export import latex, write_csv, write_latex
+from moebench.substrate.errors import InputError
 from tests.reports.alpha import ITEMS, ROWS
 from tests.reports.samples import RUNS
 

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from reports import figures
-from reports.accuracy import CAVEAT, METHOD, views
-from reports.html import render
-from substrate.errors import InputError, UsageError
+from moebench.reports import figures
+from moebench.reports.accuracy import CAVEAT, METHOD, views
+from moebench.reports.html import render
+from moebench.substrate.errors import InputError, UsageError
 from tests.reports.alpha import ITEMS, ROWS, gsm8k
 from tests.reports.pages import Page
 from tests.reports.samples import HOSTILE, RUNS, TIMELINES, hostile_run, run, spans

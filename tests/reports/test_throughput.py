@@ -4,21 +4,21 @@ from pathlib import Path
 
 import pytest
 
-from reports import figures
-from reports.html import render
-from reports.throughput import STEPS, Point, curve, groups, load
-from results.samples import Sample, samples_path, write_samples
-from substrate.errors import InputError
+from moebench.reports import figures
+from moebench.reports.html import render
+from moebench.reports.throughput import STEPS, Point, curve, groups, load
+from moebench.results.samples import TokenSample, samples_path, write_samples
+from moebench.substrate.errors import InputError
 from tests.reports.pages import Page
 from tests.reports.samples import RUNS, measured_run, run
 
 MS = 1_000_000
 
 
-def samples(*decoded_ms: int, batch: int = 0) -> list[Sample]:
+def samples(*decoded_ms: int, batch: int = 0) -> list[TokenSample]:
     """A batch of prompts: a second of prefill, then steps of these times."""
-    steps = [Sample(batch, step, ms * MS, [2, 2]) for step, ms in enumerate(decoded_ms, 1)]
-    return [Sample(batch, 0, 1000 * MS, None), *steps]
+    steps = [TokenSample(batch, step, ms * MS, [2, 2]) for step, ms in enumerate(decoded_ms, 1)]
+    return [TokenSample(batch, 0, 1000 * MS, None), *steps]
 
 
 # ---------------------------------------------------------------------- points
@@ -33,7 +33,9 @@ def test_a_curve_by_hand() -> None:
 def test_many_tokens_become_a_hundred_steps() -> None:
     # Speeds of 1, 2, ... 250 tokens/s, slowest last: step i of 100 ends at the ⌈2.5 i⌉th.
     speeds = range(250, 0, -1)
-    found = curve([Sample(0, i, round(1e9 / s), [2]) for i, s in enumerate(speeds, 1)], batch=1)
+    found = curve(
+        [TokenSample(0, i, round(1e9 / s), [2]) for i, s in enumerate(speeds, 1)], batch=1
+    )
     assert len(found) == STEPS + 1
     assert [round(point.tokens_per_s) for point in found[:4]] == [1, 3, 5, 8]
     assert found[50].share == 0.5
@@ -42,7 +44,7 @@ def test_many_tokens_become_a_hundred_steps() -> None:
 
 
 @pytest.mark.parametrize("nothing", [[], samples()])
-def test_without_decoded_tokens_there_is_no_curve(nothing: list[Sample]) -> None:
+def test_without_decoded_tokens_there_is_no_curve(nothing: list[TokenSample]) -> None:
     assert curve(nothing, batch=1) == []
 
 
@@ -121,7 +123,7 @@ def test_without_samples_there_is_no_figure(text: str, page: Page) -> None:
 
 
 def test_a_curve_of_any_length_is_about_ten_kilobytes(tmp_path: Path) -> None:
-    points = curve([Sample(0, i, 10 * MS + 7919 * i, [2]) for i in range(1, 5000)], batch=1)
+    points = curve([TokenSample(0, i, 10 * MS + 7919 * i, [2]) for i in range(1, 5000)], batch=1)
     render([run()], {}, tmp_path / "with.html", curves={run()["run_id"]: points})
     render([run()], {}, tmp_path / "without.html")
     sizes = [(tmp_path / f"{name}.html").stat().st_size for name in ("with", "without")]

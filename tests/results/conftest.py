@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from results.store import Store
+from moebench.results.store import Store
 
 
 @pytest.fixture

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from results.accuracy_table import AccuracyRow
+from moebench.results.accuracy_table import AccuracyRow
 
 HEADER = (
     "setting,model,system,workload,generated,category,alpha,scoring,n,score,stderr,chance,"

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from results.accuracy_table import (
+from moebench.results.accuracy_table import (
     items_from_run,
     items_path,
     read_items,
@@ -13,7 +13,7 @@ from results.accuracy_table import (
     write_items,
     write_table,
 )
-from substrate.errors import InputError
+from moebench.substrate.errors import InputError
 from tests.results.tables import HEADER, LINE, row, scored_run
 
 

@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
-from results.store import SCHEMA_VERSION, Store
-from substrate.errors import InputError, IntegrityError
+from moebench.results.store import SCHEMA_VERSION, Store
+from moebench.substrate.errors import InputError, IntegrityError
 from tests.results.documents import SPAN, document
 
 

@@ -5,9 +5,15 @@ from pathlib import Path
 
 import pytest
 
-from results import paper_tables as papers
-from results.paper_tables import daop_table_5, daop_table_6, smoe_figures, smoe_table_4, workload_of
-from substrate.errors import InputError
+from moebench.results import paper_tables as papers
+from moebench.results.paper_tables import (
+    daop_table_5,
+    daop_table_6,
+    smoe_figures,
+    smoe_table_4,
+    workload_of,
+)
+from moebench.substrate.errors import InputError
 
 ALPHAS = [step / 20 for step in range(13)]
 
@@ -53,7 +59,7 @@ def test_smoe_text_on_its_figures() -> None:
 
 
 def test_every_dataset_is_a_workload() -> None:
-    from workloads.catalogue import workload_names
+    from moebench.workloads.catalogue import workload_names
 
     names = [("smoe", c.dataset) for c in smoe_table_4()]
     names += [("daop", c.dataset) for c in (*daop_table_5(), *daop_table_6())]

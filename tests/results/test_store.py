@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
-from results.store import FILE_NAME, SCHEMA_VERSION, Store, run_key
-from substrate.errors import IntegrityError, UnknownNameError, UsageError
+from moebench.results.store import FILE_NAME, SCHEMA_VERSION, Store, run_key
+from moebench.substrate.errors import IntegrityError, UnknownNameError, UsageError
 from tests.results.documents import SPAN, document
 
 ROOT = Path(__file__).parents[2]
@@ -116,7 +116,7 @@ def test_find_in_an_empty_store_says_how_to_fill_it(store: Store) -> None:
 _DIE_AT_COMMIT = """
 import os, sqlite3, sys
 from pathlib import Path
-from results.store import Store
+from moebench.results.store import Store
 connect = sqlite3.connect
 def dying(*args, **options):
     db = connect(*args, **options)
@@ -148,7 +148,7 @@ _WRITE_FOR_EVER = """
 import sys
 from itertools import count
 from pathlib import Path
-from results.store import Store
+from moebench.results.store import Store
 store = Store(Path(sys.argv[1]))
 for turn in count():
     run = {"run_id": "abc", "spec": {}, "provenance": {"created": "2027"}}
@@ -175,7 +175,7 @@ def test_a_killed_writer_leaves_a_whole_run(store: Store) -> None:
 _WRITE_MANY = """
 import sys
 from pathlib import Path
-from results.store import Store
+from moebench.results.store import Store
 store = Store(Path(sys.argv[1]))
 sys.stdin.readline()
 for turn in range(int(sys.argv[3])):

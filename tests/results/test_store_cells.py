@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from results.samples import Sample, samples_path, write_samples
-from results.store import Store
-from results.store_schema import METRICS, SCHEMA_VERSION
+from moebench.results.samples import TokenSample, samples_path, write_samples
+from moebench.results.store import Store
+from moebench.results.store_schema import METRICS, SCHEMA_VERSION
 from tests.results.documents import SPAN, document
 
 SPEC = {"system": "smoe", "setting": "S3", "batch": 1}
@@ -157,7 +157,9 @@ def measured(store: Store, run_id: str, system: str, tpot_ms: float | None) -> N
     spec = {"system": system, "setting": "S3", "workload": "gsm8k", "batch": 1}
     spread = None if tpot_ms is None else {"mean": tpot_ms, "p50": tpot_ms}
     store.put(document(run_id, spec=spec, metrics={"tpot_ms": spread}))
-    write_samples(store.directory, run_id, [Sample(0, 0, 9, None), Sample(0, 1, 4, [8, 7])])
+    write_samples(
+        store.directory, run_id, [TokenSample(0, 0, 9, None), TokenSample(0, 1, 4, [8, 7])]
+    )
 
 
 def test_plain_sql_reads_the_metrics(store: Store) -> None:

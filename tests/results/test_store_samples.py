@@ -6,14 +6,18 @@ from pathlib import Path
 
 import pytest
 
-from results.samples import Sample, read_samples, samples_path, write_samples
-from substrate.errors import InputError
+from moebench.results.samples import TokenSample, read_samples, samples_path, write_samples
+from moebench.substrate.errors import InputError
 
-SAMPLES = [Sample(0, 0, 3_000_000_000, None), Sample(0, 1, 5, [8, 8]), Sample(1, 0, 7, None)]
+SAMPLES = [
+    TokenSample(0, 0, 3_000_000_000, None),
+    TokenSample(0, 1, 5, [8, 8]),
+    TokenSample(1, 0, 7, None),
+]
 
 
 @pytest.mark.parametrize("samples", [SAMPLES, []])
-def test_samples_come_back(tmp_path: Path, samples: list[Sample]) -> None:
+def test_samples_come_back(tmp_path: Path, samples: list[TokenSample]) -> None:
     write_samples(tmp_path, "abc", samples)
     assert read_samples(tmp_path, "abc") == samples
     assert read_samples(tmp_path, "def") is None

@@ -4,9 +4,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from substrate.errors import UsageError
-from substrate.system import Missing
-from systems.policies.assign import Balanced, HostAll, LoadAll
+from moebench.substrate.engine.system import Missing
+from moebench.substrate.errors import UsageError
+from moebench.systems.policies.assign import Balanced, HostAll, LoadAll
 from tests.systems.views import costs, view
 
 #: By id, as the engine gives them.  By score: 7 2 5 1.  By rows: 2 1 5 7.

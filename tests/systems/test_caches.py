@@ -1,6 +1,6 @@
 """Cache policies against libcachesim, published counts, and small cases by hand.
 
-Hits are counted request by request, as a textbook's cache does (`substrate.cache_replay.requests`).
+Hits are counted request by request, as a textbook's cache does (`cache_replay.requests`).
 """
 
 import random
@@ -12,11 +12,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from substrate.cache_replay import replay, requests, token_steps, topology
-from substrate.errors import UsageError
-from substrate.trace_catalogue import find_trace
-from substrate.trace_file import open_trace
-from systems.policies import make
+from moebench.substrate.engine.cache_replay import replay, requests, token_steps, topology
+from moebench.substrate.errors import UsageError
+from moebench.substrate.traces.catalogue import find_trace
+from moebench.substrate.traces.file import open_trace
+from moebench.systems.registry import make
 from tests.systems.test_evict import golden_trace
 from tests.systems.views import cache, shape
 

@@ -7,20 +7,20 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from substrate.engine import Engine
-from substrate.errors import UsageError
-from substrate.machine import Lane, OpKind
-from substrate.system import Missing
-from systems import build
-from systems.daop import (
+from moebench.substrate.engine.loop import Engine
+from moebench.substrate.engine.system import Missing
+from moebench.substrate.errors import UsageError
+from moebench.substrate.machines.protocol import Lane, OpKind
+from moebench.systems.daop import (
     AllocateBySequence,
     MakeRoomForSwaps,
     PlaceByActivation,
     PredictedRouting,
     swaps,
 )
-from tests.substrate.checker import check_timeline
-from tests.substrate.fakes import FixedModel, FlatCosts, prices, rig, small_shape
+from moebench.systems.options import build
+from tests.substrate.engine.checker import check_timeline
+from tests.substrate.engine.fakes import FixedModel, FlatCosts, prices, rig, small_shape
 from tests.systems.views import shape, view
 
 # --------------------------------------------------------------------------- Algorithm 1

@@ -6,21 +6,22 @@ import numpy as np
 import pytest
 import torch
 
-from substrate.decoder import Decoder
-from substrate.engine import Engine
-from substrate.errors import UsageError
-from substrate.local import LocalMachine, SlotExperts
-from substrate.machine import Lane, OpKind
-from substrate.memory import ExpertCache, Tier
-from substrate.statistics import Routing
-from substrate.timeline import Timeline
-from substrate.weights import Checkpoint, ExpertStore, ResidentExperts
-from systems import build
-from systems.duoserve import DuoServe, LearnedPath
-from systems.options import describe
-from tests.substrate.checker import check_timeline
-from tests.substrate.checkpoints import make_checkpoint
-from tests.substrate.fakes import FixedModel, FlatCosts, Rig, prices, rig, small_shape
+from moebench.substrate.engine.loop import Engine
+from moebench.substrate.errors import UsageError
+from moebench.substrate.machines.local import LocalMachine
+from moebench.substrate.machines.protocol import Lane, OpKind
+from moebench.substrate.machines.timeline import Timeline
+from moebench.substrate.memory.cache import ExpertCache
+from moebench.substrate.memory.slots import SlotExperts
+from moebench.substrate.memory.tier import Tier
+from moebench.substrate.models.decoder import Decoder
+from moebench.substrate.models.weights import Checkpoint, ExpertStore, ResidentExperts
+from moebench.substrate.terms import RoutedSequence
+from moebench.systems.duoserve import DuoServe, LearnedPath
+from moebench.systems.options import build, describe
+from tests.substrate.engine.checker import check_timeline
+from tests.substrate.engine.fakes import FixedModel, FlatCosts, Rig, prices, rig, small_shape
+from tests.substrate.models.checkpoints import make_checkpoint
 from tests.systems.views import shape, view
 
 # --------------------------------------------------------------------------- the timeline
@@ -179,7 +180,7 @@ def test_the_first_expert_of_a_prefill_is_the_most_popular(tmp_path):
     ids = np.array([[[3], [1]]] * 6 + [[[0], [2]]] * 2)
     prefetch = LearnedPath(trained_width=64, epochs=1)
     model = shape(experts=4, top_k=1, layers=3, dense_layers=(0,), dense_width=8)
-    prefetch.calibrate([Routing(ids, 0)], model, tmp_path)
+    prefetch.calibrate([RoutedSequence(ids, 0)], model, tmp_path)
     prefetch.start(model, None)  # type: ignore[arg-type]
     assert list(prefetch.opening("prefill", 1)) == [3]
     assert list(prefetch.opening("decode", 1)) == []
@@ -233,7 +234,7 @@ def test_tokens_are_those_of_the_resident_model(family, prompts, tmp_path):
 
     random = np.random.default_rng(0)
     texts = [
-        Routing(
+        RoutedSequence(
             np.stack([random.permutation(experts)[: model.top_k] for _ in range(20 * layers)])
             .reshape(20, layers, model.top_k), 5,
         )
@@ -259,7 +260,7 @@ def test_slots_that_are_real(tmp_path):
     checkpoint = Checkpoint(make_checkpoint(tmp_path / "model", "qwen2_moe"))
     store = ExpertStore.build(checkpoint, tmp_path / "experts.bin", torch.float32)
     common = checkpoint.common(torch.float32)
-    texts = [Routing(np.tile([[[0, 1, 2], [5, 6, 7]]], (9, 1, 1)), 0)]
+    texts = [RoutedSequence(np.tile([[[0, 1, 2], [5, 6, 7]]], (9, 1, 1)), 0)]
 
     def run(system, slots: int):
         timeline = Timeline(store.record_bytes, keep_all=True)

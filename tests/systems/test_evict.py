@@ -14,8 +14,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from substrate.errors import UsageError
-from systems.policies.evict import (
+from moebench.substrate.errors import UsageError
+from moebench.systems.policies.evict import (
     LeastFrequentlyUsed,
     LeastRecentlyUsed,
     LowestAverageScore,

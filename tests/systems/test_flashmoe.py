@@ -5,17 +5,24 @@ import pytest
 import torch
 from safetensors import safe_open
 
-from substrate.cache_replay import replay, token_steps, topology
-from substrate.errors import InputError, UnknownNameError, UsageError
-from substrate.statistics import Routing
-from substrate.trace import TracedModel
-from substrate.trace_file import Header, writing
-from systems import build
-from systems.flashmoe import FlashMoE, History, LearnedEviction, Network
-from systems.flashmoe_figures import duel, eviction_map, hit_rates, regret
-from systems.flashmoe_training import Training, features, labels, trained
-from systems.policies import make
-from tests.substrate.fakes import random_trace, rig, small_shape
+from moebench.harness.studies.evictions import duel, eviction_map, hit_rates, regret
+from moebench.substrate.engine.cache_replay import replay, token_steps, topology
+from moebench.substrate.errors import InputError, UnknownNameError, UsageError
+from moebench.substrate.terms import RoutedSequence
+from moebench.substrate.traces.file import Header, writing
+from moebench.substrate.traces.passes import TracedModel
+from moebench.systems.flashmoe import FlashMoE, LearnedEviction
+from moebench.systems.learn.eviction_network import (
+    EvictionNetworkOptions,
+    History,
+    Network,
+    features,
+    labels,
+    trained,
+)
+from moebench.systems.options import build
+from moebench.systems.registry import make
+from tests.substrate.engine.fakes import random_trace, rig, small_shape
 from tests.systems.views import cache, shape, view
 
 INF = float("inf")
@@ -128,7 +135,7 @@ def artefacts(tmp_path_factory):
 
 def test_trained_once(artefacts):
     told = []
-    options = Training(hidden=16, epochs=5)
+    options = EvictionNetworkOptions(hidden=16, epochs=5)
     first = trained([routed()], 8, options, artefacts, lambda *done: told.append(done))
     assert told == [(n, 5) for n in range(1, 6)]
     again = trained([routed()], 8, options, artefacts, lambda *done: told.append(done))
@@ -140,13 +147,15 @@ def test_trained_once(artefacts):
         assert kept.metadata()["epochs"] == "5"
         assert 0 < float(kept.metadata()["validation_mse"]) < 1
     for other in ({"seed": 1}, {"cached": 3}, {"hidden": 8}):
-        trained([routed()], 8, Training(**{"hidden": 16, "epochs": 1} | other), artefacts)
+        trained(
+            [routed()], 8, EvictionNetworkOptions(**{"hidden": 16, "epochs": 1} | other), artefacts
+        )
     trained([routed(seed=1)], 8, options, artefacts)
     assert len(list(artefacts.glob("*"))) == 5
 
 
 def test_equal_data_and_seed_give_equal_networks(tmp_path):
-    options = Training(hidden=16, epochs=3)
+    options = EvictionNetworkOptions(hidden=16, epochs=3)
     a = trained([routed()], 8, options, tmp_path / "a")
     with torch.inference_mode():  # as in a run
         b = trained([routed()], 8, options, tmp_path / "b")
@@ -155,7 +164,7 @@ def test_equal_data_and_seed_give_equal_networks(tmp_path):
 
 def test_it_learns_what_recurs(artefacts):
     # 0 and 1 come every second token, each of the others about every sixth.
-    network = trained([routed(400)], 8, Training(hidden=32, epochs=60), artefacts)
+    network = trained([routed(400)], 8, EvictionNetworkOptions(hidden=32, epochs=60), artefacts)
     history = History(2, 8)
     for ids in routed(51, seed=9):
         for layer in range(2):
@@ -166,7 +175,7 @@ def test_it_learns_what_recurs(artefacts):
 
 
 def test_a_broken_artefact(tmp_path):
-    options = Training(hidden=8, epochs=1)
+    options = EvictionNetworkOptions(hidden=8, epochs=1)
     trained([routed()], 8, options, tmp_path)
     file = next(tmp_path.glob("*"))
     file.write_bytes(file.read_bytes()[:100])
@@ -176,7 +185,7 @@ def test_a_broken_artefact(tmp_path):
 
 def test_too_little_to_learn_from(tmp_path):
     with pytest.raises(UsageError, match="less than two tokens"):
-        trained([routed(1)], 8, Training(), tmp_path)
+        trained([routed(1)], 8, EvictionNetworkOptions(), tmp_path)
 
 
 # ---------------------------------------------------------------- Algorithm 1
@@ -276,7 +285,7 @@ def test_trained_on_a_trace(tmp_path, monkeypatch):
     assert len(list((tmp_path / ".moebench" / "flashmoe").iterdir())) == 1
     # The first two of three sequences are those 80 tokens.
     policy = LearnedEviction(epochs=2)
-    policy.calibrate([Routing(routed()[:40], 0), Routing(routed()[40:80], 9)], model)
+    policy.calibrate([RoutedSequence(routed()[:40], 0), RoutedSequence(routed()[40:80], 9)], model)
     assert len(list((tmp_path / ".moebench" / "flashmoe").iterdir())) == 1
     with pytest.raises(UsageError, match="2 layers of 8 experts; the model has 2 of 4"):
         build("flashmoe", settings).evict.start(shape(4), cache(shape(4), 4))

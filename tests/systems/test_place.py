@@ -2,7 +2,7 @@
 
 import pytest
 
-from systems.policies.place import PlaceById, PlacePopular
+from moebench.systems.policies.place import PlaceById, PlacePopular
 from tests.systems.views import shape
 
 MODEL = shape(4, 2, 3, dense_layers=(0,), dense_width=8)

@@ -6,8 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from substrate.errors import UnknownNameError
-from substrate.system import (
+from moebench.substrate.engine.system import (
     Assignment,
     Eviction,
     Placement,
@@ -15,8 +14,17 @@ from substrate.system import (
     Routing,
     System,
 )
-from systems import SYSTEMS, build, system_class
-from systems.policies import DECISIONS, POLICIES, make, name_of, policy_class
+from moebench.substrate.errors import UnknownNameError
+from moebench.systems.options import build
+from moebench.systems.registry import (
+    DECISIONS,
+    POLICIES,
+    SYSTEMS,
+    make,
+    name_of,
+    policy_class,
+    system_class,
+)
 
 KINDS = {
     "place": Placement,
@@ -69,10 +77,10 @@ def test_unknown_policies():
 @pytest.mark.parametrize(
     "code",
     [
-        "import systems",
-        "import systems.policies",
-        "import systems; [systems.system_class(name) for name in systems.SYSTEMS]",
-        "import systems; [systems.build(name) for name in systems.SYSTEMS]",
+        "import moebench.systems",
+        "import moebench.systems.policies",
+        "from moebench.systems import registry as r; [r.system_class(name) for name in r.SYSTEMS]",
+        "from moebench.systems import options as o, registry as r; [o.build(n) for n in r.SYSTEMS]",
     ],
 )
 def test_no_torch(code):

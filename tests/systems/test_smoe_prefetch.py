@@ -3,11 +3,11 @@
 import numpy as np
 import pytest
 
-from substrate.terms import Lookahead
-from systems import build
-from systems.policies import make
-from systems.policies.prefetch import NextGate
-from systems.smoe import TopScorePrefetch
+from moebench.substrate.terms import Lookahead
+from moebench.systems.options import build
+from moebench.systems.policies.prefetch import NextGate
+from moebench.systems.registry import make
+from moebench.systems.smoe import TopScorePrefetch
 from tests.systems.views import view
 
 #: S_{k+1} = 4: with α = 1/2 expert 0 alone reaches 6; with α = 1/4 (bound 5) also 1 and 2.

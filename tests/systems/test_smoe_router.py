@@ -16,9 +16,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from substrate.errors import UsageError
-from substrate.system import LayerView
-from systems.smoe import ExpertCacheRouter
+from moebench.substrate.engine.system import LayerView
+from moebench.substrate.errors import UsageError
+from moebench.systems.smoe import ExpertCacheRouter
 from tests.systems.views import own_choice, view
 
 ROW = [8, 5.5, 5, 4, 3.5, 3, 2, 1]

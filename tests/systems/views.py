@@ -5,10 +5,11 @@ from typing import Any
 
 import numpy as np
 
-from substrate.arch import GateKind, ModelShape
-from substrate.memory import ExpertCache, Scope, Tier
-from substrate.system import Costs, LayerView
-from substrate.terms import Phase
+from moebench.substrate.engine.system import Costs, LayerView
+from moebench.substrate.memory.cache import ExpertCache, Scope
+from moebench.substrate.memory.tier import Tier
+from moebench.substrate.models.shape import GateKind, ModelShape
+from moebench.substrate.terms import Phase
 
 
 def shape(experts: int = 8, top_k: int = 3, layers: int = 2, **changed: Any) -> ModelShape:

@@ -10,17 +10,10 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from substrate.errors import InputError, UnknownNameError, UsageError
-from workloads.catalogue import (
-    GENERATED_POOL,
-    PASSAGE_WORDS,
-    Workload,
-    default_workload,
-    few_shot_of,
-    load,
-    workload,
-    workload_names,
-)
+from moebench.substrate.errors import InputError, UnknownNameError, UsageError
+from moebench.workloads.catalogue import default_workload, few_shot_of, workload, workload_names
+from moebench.workloads.draw import GENERATED_POOL, PASSAGE_WORDS, load
+from moebench.workloads.workload import Workload
 
 ROOT = Path(__file__).parents[2]
 NAMES = (
@@ -229,7 +222,7 @@ def test_a_merged_set_holds_its_parts_in_order(data_dir: Path) -> None:
 
 def test_importing_the_catalogue_is_light() -> None:
     code = (
-        "import sys, workloads.catalogue, workloads.scoring, workloads.likelihood;"
+        "import sys, moebench.workloads.draw, moebench.workloads.likelihood;"
         "heavy = ('torch', 'numpy', 'transformers', 'yaml', 'datasets', 'rouge_score', 'nltk');"
         "print([m for m in heavy if m in sys.modules])"
     )

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from substrate.errors import InputError
-from workloads.data import read_examples
+from moebench.substrate.errors import InputError
+from moebench.workloads.data import read_examples
 
 FREE: dict[str, Any] = {
     "id": "a/1", "prompt": "How many?", "choices": None, "answer": "7", "answers": None,

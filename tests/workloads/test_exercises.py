@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from workloads.example import Example, ask_and_answer
-from workloads.exercises import FAMILIES, Split, exercises, facts, inflection
+from moebench.workloads.example import Example, ask_and_answer
+from moebench.workloads.exercises import FAMILIES, Split, exercises, facts, inflection
 
 OPERATIONS = {"+": int.__add__, "-": int.__sub__, "*": int.__mul__}
 SPLITS: tuple[Split, Split] = ("test", "train")

@@ -6,10 +6,11 @@ from typing import Any
 
 import pytest
 
-from substrate.errors import InputError, UsageError
-from workloads.catalogue import load, workload
-from workloads.example import Example
-from workloads.hub import HUB, is_hub
+from moebench.substrate.errors import InputError, UsageError
+from moebench.workloads.catalogue import workload
+from moebench.workloads.draw import load
+from moebench.workloads.example import Example
+from moebench.workloads.hub import HUB, is_hub
 
 NQ = "google-research-datasets/nq_open"
 #: A row of each set in the hub's own columns, and the example that the evaluation data makes of it.
@@ -175,7 +176,7 @@ def test_without_the_library(mirror: Path, monkeypatch: pytest.MonkeyPatch) -> N
     def missing(name: str) -> None:
         raise ImportError(name)
 
-    monkeypatch.setattr("workloads.hub.import_module", missing)
+    monkeypatch.setattr("moebench.workloads.hub.import_module", missing)
     with pytest.raises(UsageError, match=r"pip install moebench\[hub\]"):
         read("gsm8k", Path("hub:"))
 

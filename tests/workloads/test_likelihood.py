@@ -7,11 +7,12 @@ from pathlib import Path
 import pytest
 from tokenizers import Tokenizer
 
-from substrate.catalogue import scale_path
-from substrate.errors import InputError, UsageError
-from workloads.catalogue import load, workload, workload_names
-from workloads.example import Example
-from workloads.likelihood import choose, continuations
+from moebench.substrate.errors import InputError, UsageError
+from moebench.substrate.models.catalogue import scale_path
+from moebench.workloads.catalogue import workload, workload_names
+from moebench.workloads.draw import load
+from moebench.workloads.example import Example
+from moebench.workloads.likelihood import choose, continuations
 
 
 def options(question: str, *choices: str, answer: int = 0) -> Example:

@@ -8,11 +8,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import Tokenizer
 
-from substrate.catalogue import scale_path
-from substrate.errors import UsageError
-from workloads.catalogue import load, workload, workload_names
-from workloads.example import Example, ask
-from workloads.prompts import CUE, build_prompt, split_cue, without_calculator_marks
+from moebench.substrate.errors import UsageError
+from moebench.substrate.models.catalogue import scale_path
+from moebench.workloads.catalogue import workload, workload_names
+from moebench.workloads.draw import load
+from moebench.workloads.example import Example, ask
+from moebench.workloads.prompts import CUE, build_prompt, split_cue, without_calculator_marks
 
 QUESTION = Example(id="q", prompt="Two and two?", choices=None, answer="4")
 WORKED = Example(

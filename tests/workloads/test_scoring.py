@@ -7,10 +7,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from substrate.errors import UsageError
-from workloads.catalogue import Metric, load, workload, workload_names
-from workloads.example import END_OF_TEXT, Example, ask, ask_and_answer
-from workloads.scoring import (
+from moebench.substrate.errors import UsageError
+from moebench.workloads.catalogue import workload, workload_names
+from moebench.workloads.draw import load
+from moebench.workloads.example import END_OF_TEXT, Example, ask, ask_and_answer
+from moebench.workloads.scoring import (
     cut,
     extract,
     is_correct,
@@ -20,6 +21,7 @@ from workloads.scoring import (
     rouge,
     score,
 )
+from moebench.workloads.workload import Metric
 
 
 @pytest.mark.parametrize(

@@ -17,9 +17,9 @@ import random
 from collections.abc import Callable, Iterator
 from typing import Literal
 
-from workloads.example import Example
-from workloads.exercises import arithmetic, equations, facts, inflection, passages
-from workloads.exercises.exercise import Exercise
+from moebench.workloads.example import Example
+from moebench.workloads.exercises import arithmetic, equations, facts, inflection, passages
+from moebench.workloads.exercises.exercise import Exercise
 
 Split = Literal["train", "test"]
 

@@ -3,7 +3,7 @@
 import random
 from dataclasses import dataclass
 
-from workloads.exercises.exercise import NAMES, Exercise
+from moebench.workloads.exercises.exercise import NAMES, Exercise
 
 THINGS = ("apples", "books", "coins", "pens", "cards", "eggs", "shells", "stamps", "cakes", "toys")
 GAINS = ("buys {n} more", "finds {n} more", "gets {n} more from {friend}", "wins {n}")

@@ -2,7 +2,7 @@
 
 import random
 
-from workloads.exercises.exercise import Exercise
+from moebench.workloads.exercises.exercise import Exercise
 
 FORMS = ("What is {}?", "How much is {}?", "Compute {}.", "Work out {}.")
 

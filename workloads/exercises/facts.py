@@ -6,7 +6,7 @@ things together was never asked in training, so it is answered by facts and not 
 
 import random
 
-from workloads.exercises.exercise import Exercise
+from moebench.workloads.exercises.exercise import Exercise
 
 CAPITALS = {
     "Paris": "France", "Rome": "Italy", "Madrid": "Spain", "Berlin": "Germany", "London": "England",

@@ -6,7 +6,7 @@ seen in training with another name in front.
 
 import random
 
-from workloads.exercises.exercise import NAMES, Exercise
+from moebench.workloads.exercises.exercise import NAMES, Exercise
 
 #: base form, third person, past
 MOTION = (

@@ -7,7 +7,7 @@ is who has it.
 
 import random
 
-from workloads.exercises.exercise import NAMES, Exercise
+from moebench.workloads.exercises.exercise import NAMES, Exercise
 
 PLACES = ("garden", "kitchen", "office", "park", "school", "shop", "station", "library", "church")
 THINGS = ("ball", "book", "key", "cup", "lamp", "letter", "map", "hat", "bag", "box")

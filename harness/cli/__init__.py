@@ -1,0 +1,1 @@
+"""The commands of `moebench`, a file for each group."""

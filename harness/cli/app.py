@@ -1,0 +1,282 @@
+"""The command line.  Nothing heavy is imported before a command needs it."""
+
+import os
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from moebench.harness.cli import models, traces
+
+app = typer.Typer(
+    help="Compare systems that run Mixture-of-Experts models on a device too small to hold them.",
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+app.add_typer(models.app, name="models")
+app.add_typer(traces.app, name="trace")
+
+STORE = Annotated[Path, typer.Option(help="Folder of your results.", show_default=True)]
+JSON = Annotated[bool, typer.Option("--json", help="Print one JSON document on stdout.")]
+DATA_DIR = Annotated[
+    Path | None, typer.Option(help="Folder of evaluation sets [default: ../shared/data if there].")
+]
+DEFAULT_STORE = Path(".moebench")
+
+
+#: What Typer raises for wrong usage.  Some releases carry their own copy of click, so the class is
+#: found through a name that all of them export.
+_USAGE_ERROR: Any = typer.BadParameter.__base__
+
+
+@app.callback(invoke_without_command=True)
+def _moebench(context: typer.Context) -> None:
+    """Compare systems that run Mixture-of-Experts models on a device too small to hold them."""
+    if context.invoked_subcommand is None:
+        typer.echo(context.get_help())
+
+
+@app.command()
+def run(
+    system: Annotated[str, typer.Option(help="See: moebench list systems; or module:Class.")],
+    setting: Annotated[str | None, typer.Option(help="See: moebench list settings.")] = None,
+    workload: Annotated[str | None, typer.Option(help="See: moebench list workloads.")] = None,
+    machine: Annotated[str | None, typer.Option(help="Profile, file.yaml, or local.")] = None,
+    model: Annotated[str | None, typer.Option(help="Model whose bytes are charged.")] = None,
+    weights: Annotated[Path | None, typer.Option(help="Checkpoint that does the maths.")] = None,
+    trace: Annotated[str | None, typer.Option(help="Replay a trace instead of maths.")] = None,
+    reconstruct_scores: Annotated[
+        bool, typer.Option(help="Scores by rank, for a trace that holds none.")
+    ] = False,
+    precision: Annotated[str | None, typer.Option(help="bf16, fp16, fp32 or 4bit.")] = None,
+    batch: Annotated[int | None, typer.Option(help="Sequences decoded together [1].")] = None,
+    alpha: Annotated[float | None, typer.Option(help="Substitution threshold α.")] = None,
+    prompts: Annotated[int | None, typer.Option(help="How many prompts [32].")] = None,
+    new_tokens: Annotated[int | None, typer.Option(help="Generated per prompt [64].")] = None,
+    cache_ratio: Annotated[float | None, typer.Option(help="Experts on the device, 0-1.")] = None,
+    allow_overcommit: Annotated[bool, typer.Option(help="Pretend the device is larger.")] = False,
+    free_host_gb: Annotated[
+        float | None, typer.Option(help="Host memory for experts [all]; the rest is on disk.")
+    ] = None,
+    set_: Annotated[list[str] | None, typer.Option("--set", help="key=value, repeatable.")] = None,
+    scoring: Annotated[
+        str | None,
+        typer.Option(help="fixed-length [default], generation, likelihood or prefill."),
+    ] = None,
+    few_shot: Annotated[
+        str | None, typer.Option(help="Worked examples before a question; paper: as it did [0].")
+    ] = None,
+    calibrate_from: Annotated[
+        str | None, typer.Option(help="Workload whose train split a learning system learns from.")
+    ] = None,
+    seed: Annotated[int | None, typer.Option(help="Draws the prompts [0].")] = None,
+    data_dir: DATA_DIR = None,
+    store: STORE = DEFAULT_STORE,
+    timeline: Annotated[Path | None, typer.Option(help="Write a trace for Perfetto.")] = None,
+    force: Annotated[bool, typer.Option(help="Run again even if the result is stored.")] = False,
+    json: JSON = False,
+) -> None:
+    """Run one system on one model and machine; store and show its figures."""
+    from moebench.harness.cli.run import RunRequest, run_command
+
+    given = {
+        "system": system,
+        "setting": setting,
+        "workload": workload,
+        "machine": machine,
+        "model": model,
+        "weights": None if weights is None else str(weights),
+        "trace": trace,
+        "reconstruct_scores": reconstruct_scores or None,
+        "precision": precision,
+        "batch": batch,
+        "alpha": alpha,
+        "prompts": prompts,
+        "new_tokens": new_tokens,
+        "cache_ratio": cache_ratio,
+        "allow_overcommit": allow_overcommit or None,
+        "free_host_gb": free_host_gb,
+        "seed": seed,
+        "scoring": scoring,
+        "few_shot": few_shot,
+        "calibrate_from": calibrate_from,
+    }
+    request = RunRequest(given, set_ or [], data_dir, store, timeline, force, json)
+    run_command(request)
+
+
+@app.command()
+def sweep(
+    file: Annotated[
+        Path | None, typer.Argument(help="Axes as YAML, or a sweep that ships: standard, ...")
+    ] = None,
+    systems: Annotated[str | None, typer.Option(help="Separated by commas, as all lists.")] = None,
+    settings: Annotated[str | None, typer.Option(help="See: moebench list settings.")] = None,
+    models: Annotated[str | None, typer.Option(help="Models whose bytes are charged.")] = None,
+    machines: Annotated[str | None, typer.Option(help="Profiles, files.yaml, or local.")] = None,
+    workloads: Annotated[str | None, typer.Option(help="See: moebench list workloads.")] = None,
+    batches: Annotated[str | None, typer.Option(help="Sequences decoded together.")] = None,
+    alphas: Annotated[str | None, typer.Option(help="Substitution thresholds α.")] = None,
+    cache_ratios: Annotated[str | None, typer.Option(help="Experts on the device, 0-1.")] = None,
+    prompts: Annotated[str | None, typer.Option(help="How many prompts.")] = None,
+    new_tokens: Annotated[str | None, typer.Option(help="Generated per prompt.")] = None,
+    seeds: Annotated[str | None, typer.Option(help="Draw the prompts.")] = None,
+    traces: Annotated[str | None, typer.Option(help="Recordings that answer for models.")] = None,
+    set_: Annotated[list[str] | None, typer.Option("--set", help="key=value in all cells.")] = None,
+    jobs: Annotated[
+        int | None, typer.Option(min=0, help="Processes [one a core]; 0 is this one.")
+    ] = None,
+    ray: Annotated[str | None, typer.Option(help="Address of a Ray cluster, or auto.")] = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="List the cells and stop.")] = False,
+    force: Annotated[bool, typer.Option("--force", help="Run stored cells again.")] = False,
+    retry_failed: Annotated[
+        bool, typer.Option("--retry-failed", help="Run cells again that failed.")
+    ] = False,
+    no_samples: Annotated[
+        bool, typer.Option("--no-samples", help="Keep no time of every token.")
+    ] = False,
+    data_dir: DATA_DIR = None,
+    store: STORE = DEFAULT_STORE,
+    json: JSON = False,
+) -> None:
+    """Run every combination of systems, settings and lengths; finished cells are never run again.
+
+    Exit code: 0 every cell is done, 1 some failed.
+    """
+    from moebench.harness.cli.sweep import SweepRequest, sweep_command
+
+    axes = {
+        "system": systems,
+        "setting": settings,
+        "model": models,
+        "machine": machines,
+        "workload": workloads,
+        "batch": batches,
+        "alpha": alphas,
+        "cache_ratio": cache_ratios,
+        "prompts": prompts,
+        "new_tokens": new_tokens,
+        "seed": seeds,
+        "trace": traces,
+    }
+    request = SweepRequest(
+        file, axes, set_ or [], jobs, ray, dry_run, force, retry_failed, not no_samples, data_dir,
+        store, json,
+    )  # fmt: skip
+    raise typer.Exit(sweep_command(request))
+
+
+class Listing(StrEnum):
+    """What can be listed."""
+
+    systems = "systems"
+    settings = "settings"
+    machines = "machines"
+    workloads = "workloads"
+    policies = "policies"
+    models = "models"
+
+
+@app.command("list")
+def list_(what: Listing, json: JSON = False) -> None:
+    """List systems, settings, machines, workloads, policies or models."""
+    from moebench.harness.cli.listings import show
+
+    show(what.value, json)
+
+
+@app.command()
+def report(
+    html: Annotated[Path | None, typer.Option(help="Write one offline page.")] = None,
+    csv: Annotated[Path | None, typer.Option(help="Folder for the tables as CSV.")] = None,
+    latex: Annotated[Path | None, typer.Option(help="Folder for the tables as LaTeX.")] = None,
+    store: STORE = DEFAULT_STORE,
+    json: JSON = False,
+) -> None:
+    """Show the stored runs and the accuracy tables, or write them as an HTML page."""
+    from moebench.harness.cli.report import report_command
+
+    report_command(html, store, json, csv, latex)
+
+
+@app.command()
+def accuracy(
+    settings: Annotated[str, typer.Option(help="Separated by commas.")] = "S1,S2,S3",
+    workloads: Annotated[
+        str | None,
+        typer.Option(help="Separated by commas [the generated families and SMoE's five sets]."),
+    ] = None,
+    alphas: Annotated[str | None, typer.Option(help="Separated by commas [SMoE's 13].")] = None,
+    system: Annotated[str, typer.Option(help="A system whose routing has an α.")] = "smoe",
+    prompts: Annotated[int, typer.Option(min=1, help="Questions in each cell.")] = 50,
+    seed: Annotated[int, typer.Option(min=0, help="Draws the questions.")] = 0,
+    jobs: Annotated[int, typer.Option(min=1, help="Processes.")] = os.cpu_count() or 1,
+    out: Annotated[Path, typer.Option(help="The table's file; its other cells stay.")] = Path(
+        "alpha.csv"
+    ),
+    data_dir: DATA_DIR = None,
+    store: STORE = DEFAULT_STORE,
+) -> None:
+    """Compute the α table (SMoE, Table IV): what substitution costs, workload by workload.
+
+    Cells that are stored already are not computed again.
+    """
+    from moebench.harness.studies.alpha_table import TableRequest, accuracy_command
+
+    accuracy_command(
+        TableRequest(settings, workloads, alphas, system, prompts, seed, data_dir, store, out, jobs)
+    )
+
+
+@app.command()
+def check(
+    update: Annotated[bool, typer.Option(help="Accept what is measured now.")] = False,
+    jobs: Annotated[int, typer.Option(min=1, help="Processes.")] = os.cpu_count() or 1,
+    json: JSON = False,
+) -> None:
+    """Recompute a fixed part of the accuracy tables and compare it, question by question.
+
+    Exit code: 0 pass or improved, 1 regressed, 3 not measured.
+    """
+    from moebench.harness.studies.check import check_command
+
+    raise typer.Exit(check_command(update, jobs, json))
+
+
+@app.command()
+def doctor(data_dir: DATA_DIR = None, store: STORE = DEFAULT_STORE, json: JSON = False) -> None:
+    """Check this installation: packages, models, data, store."""
+    from moebench.harness.cli.doctor import examine
+
+    raise typer.Exit(examine(data_dir, store, json))
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Run the command line; returns the exit code.
+
+    0 done, 1 a check failed, 2 wrong usage or input (one line), 3 not measured, 130 interrupted.
+    """
+    from moebench.substrate.errors import IntegrityError, MoeBenchError
+
+    try:
+        done: Any = app(args=arguments, prog_name="moebench", standalone_mode=False)
+    except _USAGE_ERROR as error:
+        return _complain(f"{error.format_message().rstrip('.')}; see: moebench --help")
+    except (KeyboardInterrupt, typer.Abort):
+        typer.echo("interrupted", err=True)
+        return 130
+    except IntegrityError:
+        raise
+    except MoeBenchError as error:
+        return _complain(str(error))
+    except OSError as error:  # a full disk, a file without permission, ...
+        return _complain(str(error))
+    return done if isinstance(done, int) else 0
+
+
+def _complain(message: str) -> int:
+    typer.echo(f"moebench: {' '.join(message.split())}", err=True)
+    return 2

@@ -1,0 +1,122 @@
+"""``moebench list``: the catalogues, read without importing anything heavy."""
+
+import json
+from typing import Any
+
+from moebench.harness import console
+
+
+def show(what: str, as_json: bool) -> None:
+    """Print one catalogue."""
+    rows = _CATALOGUES[what]()
+    if as_json:
+        print(json.dumps(rows, sort_keys=True))
+        return
+    headers = list(rows[0])
+    console.table(what, headers, [[_text(row[h]) for h in headers] for row in rows])
+
+
+def _text(value: Any) -> str:
+    return "-" if value is None else str(value)
+
+
+def _systems() -> list[dict[str, Any]]:
+    from moebench.systems.registry import SYSTEMS
+
+    return [{"system": n, "what": text} for n, (_, _, text) in sorted(SYSTEMS.items())]
+
+
+def _settings() -> list[dict[str, Any]]:
+    from moebench.harness.run.settings import settings
+    from moebench.substrate.models.catalogue import scale_names
+
+    ready = scale_names()
+    return [
+        {
+            "setting": s.name,
+            "paper": s.paper,
+            "model": s.model,
+            "machine": s.machine,
+            "precision": s.precision,
+            "alpha": s.alpha,
+            "cache_ratio": s.cache_ratio,
+            "runs": "yes" if s.model in ready else "with --weights DIR",
+        }
+        for s in settings().values()
+    ]
+
+
+def _machines() -> list[dict[str, Any]]:
+    from moebench.substrate.machines.profile import load_profile, profile_names
+
+    profiles = [load_profile(name) for name in profile_names()]
+    rows: list[dict[str, Any]] = [
+        {"machine": p.name, "badge": p.badge, "what": p.description} for p in profiles
+    ]
+    here = {"machine": "local", "badge": "measured", "what": "this computer: CPU, memory and disk"}
+    return [*rows, here]
+
+
+def _workloads() -> list[dict[str, Any]]:
+    from moebench.workloads.catalogue import workload, workload_names
+
+    found = [workload(name) for name in workload_names()]
+    return [
+        {
+            "workload": w.name,
+            "category": w.category,
+            "metric": w.metric,
+            "source": "generated" if w.source == "generated" else "--data-dir",
+            "what": w.title,
+        }
+        for w in found
+    ]
+
+
+def _policies() -> list[dict[str, Any]]:
+    import dataclasses
+
+    from moebench.systems.options import options_of
+    from moebench.systems.registry import POLICIES, policy_class
+
+    rows = []
+    for decision, names in POLICIES.items():
+        for name in names:
+            found = policy_class(decision, name)
+            defaults = {f.name: f.default for f in dataclasses.fields(found)}  # type: ignore[arg-type]
+            options = [f"{decision}.{o}={defaults[o]}" for o in options_of(found)]
+            what = (found.__doc__ or "").splitlines()[0]
+            rows.append(
+                {"decision": decision, "name": name, "what": what, "options": " ".join(options)}
+            )
+    return rows
+
+
+def _models() -> list[dict[str, Any]]:
+    from moebench.substrate.models.catalogue import model_names, model_shape, scale_names
+
+    rows = []
+    for name in model_names():
+        shape = model_shape(name)
+        rows.append(
+            {
+                "model": name,
+                "params_b": f"{shape.total_params / 1e9:.2f}",
+                "layers": shape.num_layers,
+                "experts": f"{shape.num_experts}, top-{shape.top_k}",
+                "expert_mb_bf16": f"{shape.expert_bytes('bf16') / 1e6:.1f}",
+                "common_gb_bf16": f"{shape.common_bytes('bf16') / 1e9:.2f}",
+                "scale_model": "ships" if name in scale_names() else None,
+            }
+        )
+    return rows
+
+
+_CATALOGUES = {
+    "systems": _systems,
+    "settings": _settings,
+    "machines": _machines,
+    "workloads": _workloads,
+    "policies": _policies,
+    "models": _models,
+}

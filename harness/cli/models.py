@@ -1,0 +1,267 @@
+"""``moebench models``: scale models listed, trained, verified and imported."""
+
+import json
+import math
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+if TYPE_CHECKING:
+    from moebench.harness.scale.checkpoint import Progress
+
+app = typer.Typer(help="Scale models: list, train, verify, import.", no_args_is_help=True)
+
+#: Where a user's own scale models go.
+OWN = Path(".moebench/models")
+JSON = Annotated[bool, typer.Option("--json", help="Print one JSON document on stdout.")]
+
+
+class Device(StrEnum):
+    """Where training runs."""
+
+    cpu = "cpu"
+    cuda = "cuda"
+
+
+@app.command("list")
+def list_(json: JSON = False) -> None:
+    """List the scale models that there is a recipe for."""
+    rows = _rows()
+    if json:
+        _print_json(rows)
+        return
+    from moebench.harness import console
+
+    headers = list(rows[0])
+    lines = [["-" if row[h] is None else str(row[h]) for h in headers] for row in rows]
+    console.table("scale models", headers, lines)
+
+
+@app.command()
+def train(
+    name: Annotated[str, typer.Argument(help="See: moebench models list.")],
+    data_dir: Annotated[Path | None, typer.Option(help="Folder of training sets.")] = None,
+    out: Annotated[Path | None, typer.Option(help="[default: .moebench/models/NAME]")] = None,
+    tokens: Annotated[int, typer.Option(min=1, help="How many it learns from.")] = 4_000_000,
+    seed: Annotated[int, typer.Option(min=0, help="Draws weights and data.")] = 0,
+    balance: Annotated[
+        float, typer.Option(min=0, help="Weight of the balance loss; falls to half of it.")
+    ] = 0.08,
+    device: Annotated[Device, typer.Option(help="Where it runs.")] = Device.cpu,
+    threads: Annotated[int, typer.Option(min=1, help="CPU threads.")] = 1,
+) -> None:
+    """Train a scale model; a killed training goes on when the same command is given again."""
+    from moebench.harness.options import find_data_dir
+    from moebench.harness.scale.widths import scale_config
+    from moebench.substrate.errors import UsageError
+
+    scale_config(name)  # an unknown name shows before data is read
+    data = find_data_dir(data_dir)
+    if data is None:
+        raise UsageError("training reads a data folder; give --data-dir DIR")
+
+    import torch
+
+    from moebench.harness.scale.training import TrainingRecipe
+    from moebench.harness.scale.training import train as train_model
+
+    if not math.isfinite(balance):
+        raise UsageError(f"--balance {balance}: give a finite number, 0 or more")
+    if device is Device.cuda and not torch.cuda.is_available():
+        raise UsageError("--device cuda: torch finds no CUDA device here; use --device cpu")
+    torch.set_num_threads(threads)
+    out = out or OWN / name
+    recipe = TrainingRecipe(tokens=tokens, seed=seed, balance=balance, balance_end=balance / 2)
+    _say(f"{name}: reading {data}")
+    with _progress(name) as report:
+        final = train_model(name, data, out, recipe, device.value, report)
+    _say(f"held-out loss {final['held_out_loss']}, a unigram's {final['unigram_loss']}; in {out}")
+    _say(f"use it: moebench run --system smoe --model {name} --weights {out} --machine a6000")
+
+
+@app.command("import")
+def import_(
+    source: Annotated[Path, typer.Argument(metavar="DIR", help="Hugging Face checkpoint.")],
+    name: Annotated[str | None, typer.Option(help="Full-size model [default: DIR's name].")] = None,
+    out: Annotated[Path | None, typer.Option(help="[default: .moebench/models/NAME]")] = None,
+) -> None:
+    """Take a checkpoint up as the scale model of a full-size model."""
+    from moebench.substrate.models.catalogue import model_shape
+
+    name = name or source.resolve().name
+    model_shape(name)  # an unknown name shows before torch is imported
+
+    from moebench.harness.scale.files import import_model
+
+    out = out or OWN / name
+    entry = import_model(source, name, out)
+    _say(f"{entry['bytes'] / 1e6:.1f} MB, {entry['parameters']:,} parameters in {out}")
+    _say(f"use it: moebench run --system smoe --model {name} --weights {out} --machine a6000")
+
+
+@app.command()
+def verify(
+    target: Annotated[
+        str | None, typer.Argument(metavar="NAME|DIR", help="A shipped scale model, or your own.")
+    ] = None,
+    all_: Annotated[bool, typer.Option("--all", help="Every shipped scale model.")] = False,
+    data_dir: Annotated[Path | None, typer.Option(help="Adds statistics of prose.")] = None,
+    quick: Annotated[bool, typer.Option(help="32 exercises a family instead of 100.")] = False,
+    write: Annotated[bool, typer.Option(help="Write the manifest and the docs' table.")] = False,
+    json: JSON = False,
+) -> None:
+    """Measure quality and routing statistics again and compare them with the manifest."""
+    from moebench.harness.options import find_data_dir
+    from moebench.substrate.errors import UsageError
+
+    if write and quick:
+        raise UsageError("--write records the full measurement; leave --quick out")
+    paths = _paths(target, all_)
+    data = None if data_dir is None else find_data_dir(data_dir)
+    failed = False
+    documents = {}
+    for path in paths:
+        documents[path.name] = document = _verify(path, data, quick, write)
+        failed |= bool(document["differences"])
+        if not json:
+            from moebench.harness.scale.tables import show
+
+            show(path, document)
+    if write:
+        from moebench.harness.scale import tables as model_tables
+
+        model_tables.write_docs(model_tables.DOCS)
+    if json:
+        _print_json(documents)
+    raise typer.Exit(1 if failed else 0)
+
+
+def _verify(path: Path, data: Path | None, quick: bool, write: bool) -> dict[str, Any]:
+    from moebench.substrate.models.catalogue import check_files
+
+    entry = None if write else check_files(path)
+
+    from moebench.harness import console
+    from moebench.harness.scale.files import write_entry
+    from moebench.harness.scale.verify import ScaleModel, differences, measure
+
+    model = ScaleModel.open(path)
+    with console.progress(f"verify {path.name}") as progress:
+        measured = measure(model, data, quick, progress)
+    if entry is None:
+        entry = write_entry(path, measured)
+    recorded = entry["measured"]
+    return {
+        "training": entry["training"],
+        "measured": measured,
+        "compared": recorded is not None,
+        "differences": [] if recorded is None else differences(measured, recorded),
+    }
+
+
+def _paths(target: str | None, every: bool) -> list[Path]:
+    """The folders that are asked for: shipped ones, or one of the user's own.
+
+    What holds a slash is a folder, so that one's own training of a shipped model can be named.
+    """
+    from moebench.substrate.errors import InputError, UnknownNameError, UsageError
+    from moebench.substrate.models.catalogue import scale_names, scale_path
+
+    shipped = scale_names()
+    if every == (target is not None):
+        raise UsageError("give one name or folder, or --all; see: moebench models list")
+    if target is None:
+        return [scale_path(name) for name in shipped]
+    if "/" in target:
+        if not (Path(target) / "config.json").is_file():
+            raise InputError(f"{target}: no scale model (config.json) in this folder")
+        return [Path(target)]
+    if target in shipped:
+        return [scale_path(target)]
+    own = sorted(path.parent.name for path in OWN.glob("*/config.json"))
+    if target not in own:
+        hint = "train it with: moebench models train NAME --data-dir DIR"
+        raise UnknownNameError("scale model", target, [*shipped, *own], hint)
+    return [OWN / target]
+
+
+def _rows() -> list[dict[str, Any]]:
+    from moebench.harness.scale.widths import SCALE_WIDTHS, scale_config
+    from moebench.substrate.models.catalogue import read_manifest, scale_names, scale_path
+    from moebench.substrate.models.config import read_shape, shape_of
+
+    shipped, rows = scale_names(), []
+    manifest, own = read_manifest(), read_manifest(OWN)
+    for name in sorted(SCALE_WIDTHS):
+        path = scale_path(name) if name in shipped else OWN / name
+        there = (path / "config.json").exists()
+        shape = read_shape(path / "config.json") if there else shape_of(scale_config(name))
+        weights = path / "model.safetensors"
+        entry = (manifest if name in shipped else own).get(name) or {}
+        accuracy = (entry.get("measured") or {}).get("accuracy") or {}
+        rows.append(
+            {
+                "model": name,
+                "weights": "shipped" if name in shipped else str(path) if there else None,
+                # What is not there yet: its fp16 weights, without the file's list of tensors.
+                "megabytes": round(
+                    (weights.stat().st_size if weights.exists() else 2 * shape.total_params) / 1e6,
+                    1,
+                ),
+                "params_m": round(shape.total_params / 1e6, 2),
+                "layers": shape.num_layers,
+                "moe_layers": len(shape.moe_layers),
+                "experts": shape.num_experts,
+                "top_k": shape.top_k,
+                # In widths of one routed expert.
+                "shared": round(shape.shared_width / shape.expert_width) or None,
+                "held_out_loss": (entry.get("training") or {}).get("held_out_loss"),
+                "accuracy": ", ".join(f"{f} {a['score']:.0%}" for f, a in accuracy.items()) or None,
+            }
+        )
+    return rows
+
+
+# ----------------------------------------------------------------------------- what is said
+
+
+def _say(text: str) -> None:
+    typer.echo(text, err=True)
+
+
+def _print_json(document: Any) -> None:
+    typer.echo(json.dumps(document, sort_keys=True))
+
+
+@contextmanager
+def _progress(name: str) -> "Iterator[Any]":
+    """A bar with the loss on a terminal; a line for every fiftieth step when piped."""
+    from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
+    from rich.progress import Progress as Bar
+
+    from moebench.harness import console
+
+    stderr = console.stderr()
+    if not stderr.is_terminal:
+        yield _line
+        return
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
+    with Bar(*columns, TimeRemainingColumn(), console=stderr, transient=True) as bar:
+        task = bar.add_task(name, total=None)
+
+        def report(now: "Progress") -> None:
+            what = f"{name} loss {now.loss:.3f} {now.tokens_per_s:,.0f} tokens/s"
+            bar.update(task, completed=now.step, total=now.steps, description=what)
+
+        yield report
+
+
+def _line(now: "Progress") -> None:
+    if now.step % 50 == 0 or now.step == now.steps:
+        said = f"step {now.step}/{now.steps} loss {now.loss:.3f} {now.tokens_per_s:.0f} tokens/s"
+        print(said, file=sys.stderr, flush=True)

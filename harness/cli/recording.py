@@ -1,0 +1,112 @@
+"""Recording traces: a run whose model writes down what it answers."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from moebench.harness import console
+from moebench.harness.run.inputs import Inputs, prepare
+from moebench.harness.run.settings import settings
+from moebench.harness.run.spec import RunSpec, resolve
+from moebench.substrate.errors import UsageError
+from moebench.substrate.models.catalogue import scale_names
+from moebench.substrate.models.protocol import Model
+from moebench.substrate.traces.file import Header, writing
+from moebench.substrate.traces.record import Kept, TraceRecorder, header_of, recorded_predictions
+from moebench.systems.options import build
+
+#: The machine of a recording that names none; with `gpu-only` no number depends on it.
+MACHINE = "a6000"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RecordRequest:
+    """The options of ``moebench trace record`` as typed.
+
+    Attributes:
+        given: those that `harness.run.spec.resolve` reads; None means "not given".
+        workloads: one, or several for as many traces.
+        every: one trace for each shipped scale model and workload.
+        scores: the type of recorded scores.
+        out: the trace's folder; where there may be several, their parent.
+    """
+
+    given: dict[str, Any]
+    workloads: Sequence[str | None]
+    every: bool
+    scores: Kept
+    data_dir: Path | None
+    out: Path
+
+
+def record(request: RecordRequest) -> None:
+    """Record what was asked for; of several traces those that exist are left as they are."""
+    several = request.every or len(request.workloads) > 1
+    if not several and request.out.exists():
+        raise UsageError(f"{request.out}: exists; give another --out, or remove it first")
+    for spec in list(_specs(request)):
+        out = request.out / f"{spec.model}__{spec.workload}" if several else request.out
+        if several and out.exists():
+            console.stderr().print(f"{out} exists")
+            continue
+        _record(spec, request, out)
+
+
+def _specs(request: RecordRequest) -> Iterator[RunSpec]:
+    given = dict(request.given)
+    if request.every and (given.get("setting") or given.get("model") or given.get("weights")):
+        raise UsageError("--all: every shipped scale model; leave --setting, --model and --weights")
+    if given.get("machine") == "local":
+        raise UsageError("--machine local: recording runs on a simulated machine")
+    models = scale_names() if request.every else [None]
+    for model in models:
+        for workload in request.workloads:
+            chosen = given | {"workload": workload}
+            if model is not None:
+                chosen |= _setting_of(model)
+            if chosen.get("setting") is None and chosen.get("machine") is None:
+                chosen["machine"] = MACHINE
+            system = build(chosen["system"], chosen.get("settings") or {})
+            # Nobody reads the times of a recording; a device that could hold all will do.
+            chosen["allow_overcommit"] = system.all_resident or None
+            yield resolve(request.data_dir, **chosen)
+
+
+def _setting_of(model: str) -> dict[str, str]:
+    """The first setting with this model, or the model alone."""
+    names = [s.name for s in settings().values() if s.model == model]
+    return {"setting": names[0]} if names else {"model": model}
+
+
+def _record(spec: RunSpec, request: RecordRequest, out: Path) -> None:
+    from moebench.harness.run.runner import run
+
+    inputs = prepare(spec, request.data_dir)
+    system = build(spec.system, spec.settings)
+    asks = system.lookahead
+    with writing(out, _header(inputs, system.lossless)) as writer:
+        writer.describe(predictions=recorded_predictions(asks, spec.system))
+
+        def wrap(model: Model) -> Model:
+            return TraceRecorder(model, writer, request.scores, asks)
+
+        with console.progress(f"{spec.model} on {spec.workload}") as progress:
+            run(inputs, out.parent, progress, wrap=wrap)
+    megabytes = sum(file.stat().st_size for file in out.iterdir()) / 1e6
+    console.stderr().print(f"{out}: {spec.prompts} sequences, {megabytes:.1f} MB")
+
+
+def _header(inputs: Inputs, lossless: bool) -> Header:
+    spec, sample = inputs.spec, inputs.sample
+    source = {
+        "weights": spec.weights or f"scale model of {spec.model}",
+        "weights_hash": inputs.hashes["weights"],
+        "system": spec.system,
+        "run_id": inputs.run_id,
+        "spec": spec.model_dump(mode="json"),
+        "data": f"{sample.source}: {len(sample.examples)} of {sample.available}",
+        "data_hash": sample.data_hash,
+    }
+    header = header_of(inputs.checkpoint.shape, spec.model, spec.workload)
+    return header.model_copy(update={"source": source, "lossless": lossless})

@@ -1,0 +1,65 @@
+"""``moebench run``, once its options are parsed."""
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from moebench.harness import console
+from moebench.harness.options import find_data_dir, parse_settings, require_writable
+from moebench.harness.run.spec import resolve
+from moebench.results.store import Store
+from moebench.substrate.errors import InputError
+
+
+@dataclass(frozen=True, slots=True)
+class RunRequest:
+    """The options of ``moebench run`` as typed; None means "not given"."""
+
+    given: dict[str, Any]
+    settings: list[str]
+    data_dir: Path | None
+    store: Path
+    timeline: Path | None
+    force: bool
+    json: bool
+
+
+def _require_file_place(file: Path) -> None:
+    if file.is_dir():
+        raise InputError(f"--timeline {file}: this is a folder; give a file, for example out.json")
+    if not file.parent.is_dir():
+        raise InputError(f"--timeline {file}: no such folder {file.parent}")
+
+
+def run_command(request: RunRequest) -> None:
+    """Resolve, reuse a stored result or run, store, show."""
+    data_dir = find_data_dir(request.data_dir)
+    spec = resolve(data_dir, **request.given, settings=parse_settings(request.settings))
+    if request.timeline is not None:
+        _require_file_place(request.timeline)
+    require_writable(request.store)
+
+    from moebench.harness.run.runner import prepare, run
+    from moebench.harness.sweep.worker import samples_of
+    from moebench.results.samples import write_samples
+
+    inputs = prepare(spec, data_dir)
+    store = Store(request.store)
+    stored = None if request.force or request.timeline else store.get(inputs.run_id)
+    if stored is None:
+        with console.progress(f"{spec.system} on {spec.model}") as progress:
+            outcome = run(inputs, request.store, progress, request.timeline is not None)
+        stored = outcome.document
+        if samples := samples_of(outcome.generations):
+            write_samples(request.store, inputs.run_id, samples)
+        store.put(stored, outcome.picture, (inputs.run_id, spec.model_dump()))
+        if request.timeline is not None:
+            outcome.timeline.write_chrome_trace(request.timeline)
+            console.stderr().print(f"timeline in {request.timeline}: open it at ui.perfetto.dev")
+    else:
+        console.stderr().print(f"run {inputs.run_id} was stored; --force runs it again")
+    if request.json:
+        print(json.dumps(stored, sort_keys=True))
+    else:
+        console.show_run(stored)

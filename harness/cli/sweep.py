@@ -1,0 +1,151 @@
+"""``moebench sweep``, once its options are parsed: plans cells, shows them or carries them out."""
+
+import json
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from moebench.harness import console
+from moebench.harness.options import find_data_dir, parse_settings, require_writable
+from moebench.harness.run.spec import RunSpec
+from moebench.harness.sweep.estimate import estimate
+from moebench.harness.sweep.execute import Open, carry_out, jobs_of, local_workers, processes_for
+from moebench.harness.sweep.plan import cells_from_file, expand
+from moebench.harness.sweep.progress import board, title
+from moebench.harness.sweep.worker import Job
+from moebench.results.store import Store
+from moebench.substrate.errors import UsageError
+
+
+@dataclass(frozen=True, slots=True)
+class SweepRequest:
+    """The options of ``moebench sweep`` as typed.
+
+    Attributes:
+        axes: field of a run → values separated by commas; None means "not given".
+    """
+
+    file: Path | None
+    axes: dict[str, str | None]
+    settings: list[str]
+    jobs: int | None
+    ray: str | None
+    dry_run: bool
+    force: bool
+    retry_failed: bool
+    samples: bool
+    data_dir: Path | None
+    store: Path
+    json: bool
+
+
+def sweep_command(request: SweepRequest) -> int:
+    """Plan, show or carry out; 0 where every cell is done, 1 where some failed."""
+    data_dir = find_data_dir(request.data_dir)
+    specs = _specs(request, data_dir)
+    store = Store(request.store)
+    finished = store.finished()  # a store that cannot be read is said before cells are hashed
+    cells = jobs_of(specs, data_dir)
+    failed = {cell.cell_id: cell.error for cell in store.cells("failed")}
+    again = request.retry_failed or request.force
+    todo = [
+        job for job in cells
+        if (request.force or job.cell_id not in finished)
+        and (again or job.cell_id not in failed)
+    ]  # fmt: skip
+    if request.dry_run:
+        _show_plan(request, cells, todo, finished, failed, store)
+        return 0
+    require_writable(request.store)
+    if todo:
+        store.queue([(job.cell_id, job.spec.model_dump()) for job in todo])
+        with _workers(request, data_dir) as opened, board(len(todo)) as shown:
+            carry_out(todo, store, opened, shown)
+    return _sum_up(request, cells, len(todo), store)
+
+
+def _specs(request: SweepRequest, data_dir: Path | None) -> list[RunSpec]:
+    axes = {k: _listed(text) for k, text in request.axes.items() if text is not None}
+    if request.file is not None:
+        if axes or request.settings:
+            raise UsageError(f"{request.file} and flags: give a file or flags, not both")
+        return cells_from_file(request.file, data_dir)
+    if not axes:
+        raise UsageError("nothing to sweep; give FILE.yaml or, for example, --systems smoe,...")
+    common = {"set": parse_settings(request.settings)}
+    return expand({"common": common, "product": axes}, data_dir)
+
+
+def _listed(text: str) -> list[str]:
+    values = [value.strip() for value in text.split(",")]
+    if not all(values):
+        raise UsageError(f"{text!r}: allowed: values separated by single commas")
+    return values
+
+
+@contextmanager
+def _workers(request: SweepRequest, data_dir: Path | None) -> Iterator[Open]:
+    if request.ray is None:
+        yield local_workers(request.jobs, data_dir, request.store, request.samples)
+        return
+    try:
+        import ray
+    except ImportError as error:
+        raise UsageError("--ray needs Ray: pip install 'moebench[cluster]'") from error
+    from moebench.harness.sweep.cluster import RayWorkers, connect
+
+    connect(request.ray)
+    try:
+        yield lambda local: RayWorkers(data_dir, request.samples, request.jobs, local)
+    finally:
+        ray.shutdown()
+
+
+# ----------------------------------------------------------------------------- showing
+
+
+def _show_plan(
+    request: SweepRequest, cells: Sequence[Job], todo: Sequence[Job], finished: dict[str, str],
+    failed: dict[str, str | None], store: Store,
+) -> None:  # fmt: skip
+    state = {job.cell_id: "to run" for job in todo}
+    known = dict.fromkeys(finished, "stored") | dict.fromkeys(failed, "failed before")
+    states = [state.get(job.cell_id) or known[job.cell_id] for job in cells]
+    processes = 1 if request.jobs == 0 else processes_for(request.jobs)
+    guess = estimate([job.spec for job in todo], store.runs(), processes)
+    counts = Counter(states)
+    if request.json:
+        rows = [
+            {"cell_id": job.cell_id, "state": s, "spec": job.spec.model_dump()}
+            for job, s in zip(cells, states, strict=True)
+        ]
+        plan: dict[str, Any] = {"cells": rows, "estimate_s": round(guess.seconds, 1)}
+        print(json.dumps(plan, sort_keys=True))
+    else:
+        lines = [[job.cell_id, s, title(job.spec)] for job, s in zip(cells, states, strict=True)]
+        console.table("cells", ["cell", "state", "what"], lines)
+    said = ", ".join(f"{n} {name}" for name, n in counts.items())
+    console.stderr().print(f"{len(cells)} cells: {said}; {processes} at a time, {guess}")
+
+
+def _sum_up(request: SweepRequest, cells: Sequence[Job], ran: int, store: Store) -> int:
+    finished = store.finished()
+    failures = {cell.cell_id: cell for cell in store.cells("failed")}
+    failed = [job for job in cells if job.cell_id in failures]
+    if request.json:
+        rows = [
+            {"cell_id": job.cell_id, "run_id": finished.get(job.cell_id), "error": None}
+            | ({"error": failures[job.cell_id].error} if job.cell_id in failures else {})
+            for job in cells
+        ]
+        print(json.dumps({"cells": rows}, sort_keys=True))
+    done = sum(job.cell_id in finished for job in cells)
+    line = f"{len(cells)} cells: {done} done ({len(cells) - ran} were known), {len(failed)} failed"
+    out = console.stderr()
+    out.print(f"{line}; moebench report shows them")
+    if failed:
+        out.print("moebench report names the failures; --retry-failed runs these cells again")
+    return 1 if failed else 0

@@ -1,0 +1,267 @@
+"""``moebench trace``: routing traces recorded, described, imported and drawn."""
+
+import json
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+if TYPE_CHECKING:
+    from moebench.substrate.traces.synthesis import SynthesisRecipe
+
+app = typer.Typer(help="Routing traces: record, info, import, synthesize.", no_args_is_help=True)
+
+JSON = Annotated[bool, typer.Option("--json", help="Print one JSON document on stdout.")]
+OUT = Annotated[Path, typer.Option(help="The trace's folder; it must not exist yet.")]
+
+
+class Kept(StrEnum):
+    """How recorded scores are kept."""
+
+    float16 = "float16"
+    float32 = "float32"
+
+
+@app.command()
+def record(
+    out: Annotated[Path, typer.Option(help="Folder; with several traces, their parent.")],
+    setting: Annotated[str | None, typer.Option(help="See: moebench list settings.")] = None,
+    workload: Annotated[
+        str | None, typer.Option("--workload", "--workloads", help="One, or several with commas.")
+    ] = None,
+    all_: Annotated[bool, typer.Option("--all", help="Every shipped scale model.")] = False,
+    system: Annotated[str, typer.Option(help="Whose run is recorded.")] = "gpu-only",
+    model: Annotated[str | None, typer.Option(help="See: moebench list models.")] = None,
+    weights: Annotated[Path | None, typer.Option(help="Checkpoint [the scale model].")] = None,
+    machine: Annotated[str | None, typer.Option(help="For systems that depend on it.")] = None,
+    cache_ratio: Annotated[float | None, typer.Option(help="Experts on the device, 0-1.")] = None,
+    alpha: Annotated[float | None, typer.Option(help="Substitution threshold α.")] = None,
+    set_: Annotated[list[str] | None, typer.Option("--set", help="key=value, repeatable.")] = None,
+    batch: Annotated[int | None, typer.Option(help="Sequences decoded together [1].")] = None,
+    prompts: Annotated[int | None, typer.Option(help="How many prompts [32].")] = None,
+    new_tokens: Annotated[int | None, typer.Option(help="Generated per prompt [64].")] = None,
+    seed: Annotated[int | None, typer.Option(help="Draws the prompts [0].")] = None,
+    scores: Annotated[
+        Kept, typer.Option(help="float32 replays as any live run does.")
+    ] = Kept.float16,
+    data_dir: Annotated[Path | None, typer.Option(help="Folder of evaluation sets.")] = None,
+) -> None:
+    """Record what the router sees while a system runs; float16 scores are rounded for it too."""
+    from moebench.harness.cli.recording import RecordRequest
+    from moebench.harness.cli.recording import record as record_traces
+    from moebench.harness.options import find_data_dir, parse_settings
+
+    given = {
+        "system": system,
+        "setting": setting,
+        "model": model,
+        "weights": None if weights is None else str(weights),
+        "machine": machine,
+        "cache_ratio": cache_ratio,
+        "alpha": alpha,
+        "settings": parse_settings(set_ or []),
+        "batch": batch,
+        "prompts": prompts,
+        "new_tokens": new_tokens,
+        "seed": seed,
+    }
+    request = RecordRequest(
+        given=given,
+        workloads=[None] if workload is None else workload.split(","),
+        every=all_,
+        scores=scores.value,
+        data_dir=find_data_dir(data_dir),
+        out=out,
+    )
+    record_traces(request)
+
+
+@app.command()
+def info(
+    trace: Annotated[str, typer.Argument(metavar="DIR", help="A folder, or a shipped trace.")],
+    tokens: Annotated[
+        int, typer.Option(min=1, help="Statistics over the first sequences of so many tokens.")
+    ] = 4096,
+    json: JSON = False,
+) -> None:
+    """Show what a trace holds, where it comes from, and its routing statistics."""
+    from moebench.substrate.analysis.statistics import summary
+    from moebench.substrate.traces.catalogue import find_trace
+    from moebench.substrate.traces.file import open_trace
+    from moebench.substrate.traces.replay import routings
+
+    opened = open_trace(find_trace(trace))
+    header, measured = opened.header, routings(opened, tokens)
+    document = {
+        "trace": trace,
+        "hash": opened.hash,
+        **header.model_dump(mode="json"),
+        "sequences": len(opened.sequences),
+        "tokens": {
+            "prefill": sum(opened.prompts),
+            "decode": len(opened.ids_TLK) - sum(opened.prompts),
+        },
+        "measured_sequences": len(measured),
+        "statistics": summary(measured, header.num_experts),
+    }
+    if json:
+        _print_json(document)
+        return
+    from moebench.harness import console
+
+    shown = {k: v for k, v in document.items() if k not in ("arrays", "statistics", "source")}
+    shown |= {f"source: {k}": v for k, v in header.source.items() if k != "spec"}
+    arrays = {f"array: {name}": f"{a.dtype} {list(a.shape)}" for name, a in header.arrays.items()}
+    console.table("trace", ["what", "value"], _lines(shown | arrays))
+    title = f"routing statistics of {len(measured)} of {len(opened.sequences)} sequences"
+    console.table(title, ["statistic", "value"], _lines(_flat(document["statistics"])))
+
+
+@app.command("import")
+def import_(
+    source: Annotated[Path, typer.Argument(metavar="FOLDER", help="meta.json and its arrays.")],
+    out: OUT,
+    model: Annotated[str | None, typer.Option(help="Model of the catalogue [by name].")] = None,
+    prompt_tokens: Annotated[
+        int | None,
+        typer.Option(min=1, help="Take so many tokens as prompt, the others as decoded."),
+    ] = None,
+) -> None:
+    """Import a published trace of chosen experts, with or without scores."""
+    from moebench.substrate.traces.published import import_trace
+
+    header = import_trace(source, out, model, prompt_tokens)
+    for note in header.notes:
+        _say(f"note: {note}")
+    _say(f"use it: moebench run --trace {out} --system moe-ondemand --machine a6000")
+
+
+@app.command()
+def synthesize(
+    model: Annotated[str, typer.Option(help="Whose layers, experts and top-k are drawn.")],
+    out: OUT,
+    like: Annotated[str | None, typer.Option(help="A model whose routing was measured.")] = None,
+    static: Annotated[float | None, typer.Option(help="Variance that lasts a sequence.")] = None,
+    ar1: Annotated[float | None, typer.Option(help="Variance of the AR(1) part.")] = None,
+    rho: Annotated[float | None, typer.Option(help="AR(1) coefficient.")] = None,
+    noise: Annotated[float | None, typer.Option(help="White noise [what the two leave].")] = None,
+    common: Annotated[
+        float | None, typer.Option(help="Share of the static part that all sequences have.")
+    ] = None,
+    depth: Annotated[
+        str | None, typer.Option(help="Lasting variance: first,middle,last layer over the mean.")
+    ] = None,
+    prefill_similarity: Annotated[
+        float | None, typer.Option(help="Cosine of prefill's and decode's expert use.")
+    ] = None,
+    recall: Annotated[float | None, typer.Option(help="Of the next layer's top-k.")] = None,
+    spread: Annotated[float | None, typer.Option(help="Standard deviation of logits.")] = None,
+    sequences: Annotated[int, typer.Option(min=1, help="How many.")] = 32,
+    prompt_tokens: Annotated[int, typer.Option(min=1, help="Of each sequence.")] = 64,
+    new_tokens: Annotated[int, typer.Option(min=1, help="Of each sequence.")] = 64,
+    seed: Annotated[int, typer.Option(min=0, help="Draws everything.")] = 0,
+    json: JSON = False,
+) -> None:
+    """Draw a trace with given statistics, and say how close it came."""
+    from moebench.harness import console
+    from moebench.substrate.models.catalogue import model_shape
+    from moebench.substrate.traces.file import open_trace
+    from moebench.substrate.traces.replay import routings
+    from moebench.substrate.traces.synthesis import Synthesis, asked_and_drawn
+    from moebench.substrate.traces.synthesis import synthesize as draw
+
+    shape = model_shape(model)
+    recipe = _recipe(
+        like,
+        noise,
+        depth,
+        static=static,
+        ar1=ar1,
+        rho=rho,
+        common=common,
+        prefill_similarity=prefill_similarity,
+        recall=recall,
+        spread=spread,
+    )
+    with console.progress(f"drawing {model}") as progress:
+        synthesis = Synthesis(shape, recipe, seed)
+        draw(synthesis, model, sequences, prompt_tokens, new_tokens, out, progress)
+    found = asked_and_drawn(recipe, routings(open_trace(out)), shape.num_experts)
+    rows = {
+        name: {"asked": asked, "drawn": None if drawn != drawn else round(drawn, 4)}
+        for name, asked, drawn in found
+    }
+    if json:
+        _print_json({"out": str(out), "statistics": rows})
+        return
+    lines = [[name, _text(row["asked"]), _text(row["drawn"])] for name, row in rows.items()]
+    console.table(f"drawn trace in {out}", ["statistic", "asked", "drawn"], lines)
+
+
+def _recipe(
+    like: str | None, noise: float | None, depth: str | None, **given: float | None
+) -> "SynthesisRecipe":
+    """A family's recipe with what was given in place of its own."""
+    from dataclasses import replace
+
+    from moebench.substrate.errors import UsageError
+    from moebench.substrate.traces.synthesis import SynthesisRecipe, family
+
+    chosen: dict[str, Any] = {key: value for key, value in given.items() if value is not None}
+    if depth is not None:
+        try:
+            first, middle, last = map(float, depth.split(","))
+        except ValueError as error:
+            raise UsageError(f"--depth {depth}: expected three numbers: 0.5,1.2,1") from error
+        chosen["depth"] = (first, middle, last)
+    if like is not None:
+        # Published figures stand beside what was drawn only where the recipe is the family's own.
+        recipe = replace(family(like), **chosen)
+        recipe = replace(recipe, chance=None) if chosen else recipe
+    elif "static" not in chosen:
+        raise UsageError("give --like NAME, or --static and the others; see --help")
+    else:
+        recipe = SynthesisRecipe(**chosen)
+    if noise is not None and abs(recipe.static + recipe.ar1 + noise - 1) > 0.005:
+        raise UsageError(
+            f"--noise {noise:g}: the variances must sum to 1, static and ar1 leave "
+            f"{1 - recipe.static - recipe.ar1:.3g}"
+        )
+    return recipe
+
+
+def _flat(values: Any, prefix: str = "") -> dict[str, Any]:
+    """Nested figures under dotted names."""
+    if not isinstance(values, dict):
+        return {prefix: values}
+    found: dict[str, Any] = {}
+    for key, value in values.items():
+        found |= _flat(value, f"{prefix}.{key}" if prefix else str(key))
+    return found
+
+
+def _lines(values: dict[str, Any]) -> list[list[str]]:
+    return [[name, _text(value)] for name, value in values.items()]
+
+
+def _text(value: Any) -> str:
+    if value is None:
+        return "-"
+    if isinstance(value, float):
+        return f"{value:.4g}"
+    if isinstance(value, list):
+        return ", ".join(map(_text, value)) or "-"
+    if isinstance(value, dict):
+        return ", ".join(f"{k} {_text(v)}" for k, v in value.items()) or "-"
+    return str(value)
+
+
+def _print_json(document: Any) -> None:
+    print(json.dumps(document, sort_keys=True))
+
+
+def _say(line: str) -> None:
+    from moebench.harness import console
+
+    console.stderr().print(line)

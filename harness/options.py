@@ -1,0 +1,39 @@
+"""Options that several commands share: what they mean, and what is refused before work begins."""
+
+import os
+from pathlib import Path
+
+from moebench.substrate.errors import InputError, UsageError
+from moebench.workloads.hub import is_hub
+
+#: The folder that holds real evaluation sets beside a checkout, if it exists.
+DEFAULT_DATA_DIR = Path("../shared/data")
+
+
+def find_data_dir(given: Path | None) -> Path | None:
+    """The folder of evaluation sets: what was given, else the default if it exists."""
+    if given is not None:
+        if not (is_hub(given) or given.is_dir()):
+            raise InputError(f"--data-dir {given}: no such folder")
+        return given
+    return DEFAULT_DATA_DIR if DEFAULT_DATA_DIR.is_dir() else None
+
+
+def parse_settings(pairs: list[str]) -> dict[str, str]:
+    """``key=value`` pairs of ``--set``."""
+    settings = {}
+    for pair in pairs:
+        key, equals, value = pair.partition("=")
+        if not (key and equals and value):
+            raise UsageError(f"--set {pair}: expected key=value, for example --set evict=lru")
+        settings[key] = value
+    return settings
+
+
+def require_writable(store: Path) -> None:
+    """Refuse a store that can never be written, before a run spends time on it."""
+    nearest = next(p for p in (store, *store.absolute().parents) if os.path.exists(p))
+    if not nearest.is_dir():
+        raise InputError(f"--store {store}: {nearest} is not a folder; give another --store")
+    if not os.access(nearest, os.W_OK | os.X_OK):
+        raise InputError(f"--store {store}: {nearest} is not writable; give another --store")

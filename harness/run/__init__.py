@@ -1,0 +1,1 @@
+"""One run, from what was typed to its document."""

@@ -1,0 +1,124 @@
+"""What a system costs in accuracy: scores, token agreement and KL against the lossless model.
+
+Agreement and KL compare, on the system's own prefix, its next-token choice and distribution with
+those of the model with everything resident: one batched pass over the finished texts.  They see
+damage long before a score does.
+"""
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from moebench.harness.run.shared import SharedWork
+from moebench.workloads.scoring import Rouge, Score, perplexity, score
+from moebench.workloads.workload import Workload
+
+
+@dataclass(slots=True)
+class Item:
+    """One question: what its answer is worth, and how its decoded steps compare.
+
+    ``value`` is 0 to 1, None without a reference; ``kl`` is summed over the decoded steps;
+    ``read`` is the log-likelihood of a text (nats) and its number of tokens.
+    """
+
+    value: float | None = None
+    read: tuple[float, int] | None = None
+    answer: str = ""
+    decoded: int = 0
+    agreed: int = 0
+    kl: float = 0.0
+
+
+class Accuracy:
+    """Adds up batches; `document` gives the figures of the run."""
+
+    def __init__(self, workload: Workload, questions: int) -> None:
+        self._workload = workload
+        self._items = [Item() for _ in range(questions)]
+        self.rouges: list[Rouge] = []
+
+    def answered(
+        self, rows: slice, answers: Sequence[Sequence[int]], values: Sequence[float] | None
+    ) -> None:
+        """What the questions of a batch were answered with, and what each answer is worth.
+
+        Args:
+            answers: token ids, or the index of the chosen option.
+            values: 0 to 1; None where the workload has no reference answers.
+        """
+        for i, (item, answer) in enumerate(zip(self._items[rows], answers, strict=True)):
+            item.answer = hashlib.sha256(str(list(answer)).encode()).hexdigest()[:8]
+            item.value = None if values is None else float(values[i])
+
+    def read(self, rows: slice, log_likelihoods: Sequence[float], tokens: Sequence[int]) -> None:
+        """The log-likelihoods of a batch of texts, in nats, and how many tokens each has."""
+        for item, value, n in zip(self._items[rows], log_likelihoods, tokens, strict=True):
+            item.read = (value, n)
+
+    def compare(
+        self, rows: slice, shared: SharedWork, prompts: Sequence[Sequence[int]],
+        tokens: Sequence[Sequence[int]], logits: Sequence[Tensor],
+    ) -> None:  # fmt: skip
+        """Compare a batch's decoded steps with the lossless model.
+
+        Args:
+            tokens: what each sequence took, the prefill's token first.
+            logits: of each pass ``[B, V]``, the prefill's first.
+        """
+        decoded = [b for b, t in enumerate(tokens) if len(t) > 1]
+        if not decoded:
+            return
+        items = self._items[rows]
+        texts = [[*prompts[b], *tokens[b][:-1]] for b in decoded]
+        references = shared.lossless(texts, [len(prompts[b]) for b in decoded])
+        for b, lossless in zip(decoded, references, strict=True):
+            own = torch.stack([step[b] for step in logits[1 : len(tokens[b])]]).log_softmax(-1)
+            items[b].agreed += int((lossless.argmax(-1) == own.argmax(-1)).sum())
+            items[b].kl += float((lossless.exp() * (lossless - own)).sum())
+            items[b].decoded += len(own)
+
+    def document(self) -> dict[str, Any]:
+        """The ``accuracy`` part of a run; ``items`` holds lists with one entry a question."""
+        scored = self._score()
+        decoded = sum(item.decoded for item in self._items)
+        agreed, kl = (sum(getattr(i, name) for i in self._items) for name in ("agreed", "kl"))
+        return {
+            "score": None if scored is None else round(scored.score, 4),
+            "n": 0 if scored is None else scored.n,
+            "stderr": None if scored is None else round(scored.stderr, 4),
+            "metric": self._workload.metric,
+            "agreement": round(agreed / decoded, 6) if decoded else None,
+            "kl": abs(round(kl / decoded, 6)) if decoded else None,
+            **self._rouge(),
+            "items": {
+                "value": [item.value for item in self._items],
+                "answer": [item.answer for item in self._items],
+                "decoded": [item.decoded for item in self._items],
+                "agreed": [item.agreed for item in self._items],
+                "kl": [round(abs(item.kl), 6) for item in self._items],
+            },
+        }
+
+    def _score(self) -> Score | None:
+        """Over what was scored; None where nothing was."""
+        texts = [item.read for item in self._items if item.read is not None]
+        if texts:
+            return perplexity([value for value, _ in texts], [tokens for _, tokens in texts])
+        values = [item.value for item in self._items if item.value is not None]
+        return score(values, self._workload.metric) if values else None
+
+    def _rouge(self) -> dict[str, float]:
+        """ROUGE-1 and ROUGE-2 beside the score, and DAOP's shares of true answers, in percent."""
+        found = self.rouges
+        names = ("rouge1", "rouge2", "true1", "true2") if found else ()
+        columns = {name: [getattr(r, name) for r in found] for name in names}
+        return {
+            name: round(100 * sum(values) / len(values), 4)
+            for name, values in columns.items()
+            if None not in values
+        }

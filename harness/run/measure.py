@@ -1,0 +1,149 @@
+"""From an engine's raw records to the figures of a run's document (DESIGN: the JSON contract)."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from moebench.substrate.analysis.bound import LeastCosts, least_decode_ns
+from moebench.substrate.engine.loop import Engine, Generation
+from moebench.substrate.machines.profile import HardwareProfile
+from moebench.substrate.machines.protocol import Lane, Machine, Op, OpKind
+from moebench.substrate.machines.timeline import Timeline
+
+PERCENTILES = (50, 90, 99)
+
+
+def ms(ns: float) -> float:
+    """Nanoseconds as milliseconds, to the nanosecond."""
+    return round(ns / 1e6, 6)
+
+
+def spread(samples_ns: Sequence[int]) -> dict[str, float] | None:
+    """Mean and percentiles in ms; None without samples."""
+    if not samples_ns:
+        return None
+    values = {"mean": float(np.mean(samples_ns))}
+    for p in PERCENTILES:
+        values[f"p{p}"] = float(np.percentile(samples_ns, p))
+    return {name: ms(value) for name, value in values.items()}
+
+
+def ratio(part: float, whole: float) -> float | None:
+    """A share, or None where there is nothing to share."""
+    return round(part / whole, 6) if whole else None
+
+
+def latencies(generations: Sequence[Generation]) -> dict[str, Any]:
+    """TPOT over every decoded step, TTFT and end-to-end over batches, throughput over all."""
+    steps = [ns for g in generations for ns in g.steps_ns]
+    whole = [g.token_ends_ns[-1] - g.started_ns for g in generations]
+    tokens = sum(len(t) for g in generations for t in g.tokens)
+    return {
+        "tpot_ms": spread(steps),
+        "ttft_ms": spread([g.ttft_ns for g in generations]),
+        "e2e_ms": ms(float(np.mean(whole))),
+        "tokens_per_s": round(tokens / (sum(whole) / 1e9), 4),
+    }
+
+
+def expert_figures(engine: Engine) -> dict[str, Any]:
+    """Where decode found its experts, and what its prefetches were good for."""
+    c = engine.counts["decode"]
+    return {
+        "cache_ratio": ratio(c.hits, c.active),
+        "experts": {
+            phase: {
+                name: getattr(n, name)
+                for name in ("active", "hits", "in_flight", "loads", "host", "replaced")
+            }
+            for phase, n in engine.counts.items()
+        },
+        "prefetch": {
+            "issued": c.prefetched,
+            "top_score": c.prefetched_top_score,
+            "active": c.prefetched_active,
+            "used": c.prefetched_used,
+            "asked": c.asked,
+            "all_of_top_k": ratio(c.asked_all, c.asked),
+            "at_least_one": ratio(c.asked_any, c.asked),
+        },
+        "foreseen": {
+            "places": c.foreseen,
+            "right": ratio(c.foreseen_right, c.foreseen),
+            "degraded": ratio(c.degraded, c.foreseen),
+        },
+    }
+
+
+def lane_figures(timeline: Timeline) -> dict[str, Any]:
+    """Busy time, idle causes and bytes, over the run and for decode alone."""
+    decode = timeline.totals["decode"]
+    return {
+        "bytes_h2d": timeline.bytes_moved(Lane.H2D),
+        "bytes_disk": timeline.bytes_moved(Lane.DISK),
+        "lanes": {lane.value: ms(timeline.busy_ns(lane)) for lane in Lane},
+        "stall_ms": {cause: ms(ns) for cause, ns in timeline.stall_ns().items()},
+        "decode": {
+            "lanes": {lane.value: ms(decode.busy_ns[lane]) for lane in Lane},
+            "stall_ms": {cause: ms(decode.stall_ns[cause]) for cause in sorted(decode.stall_ns)},
+        },
+    }
+
+
+def energy(
+    profile: HardwareProfile | None, timeline: Timeline, generations: Sequence[Generation]
+) -> dict[str, float | None]:
+    """Idle power all the time, plus each side's extra while it works; None without a profile."""
+    if profile is None:
+        return {"energy_j": None, "tokens_per_kj": None}
+    seconds = sum(g.token_ends_ns[-1] - g.started_ns for g in generations) / 1e9
+    joules = 0.0
+    for part, lane in ((profile.gpu, Lane.DEVICE), (profile.host, Lane.HOST)):
+        idle, full = part.idle_power.watts, part.full_power.watts
+        joules += idle * seconds + (full - idle) * timeline.busy_ns(lane) / 1e9
+    tokens = sum(len(t) for g in generations for t in g.tokens)
+    return {"energy_j": round(joules, 4), "tokens_per_kj": round(tokens / joules * 1e3, 4)}
+
+
+def bound(engine: Engine, generations: Sequence[Generation]) -> dict[str, float | None]:
+    """The least mean TPOT for this platform and these expert choices, and the distance to it."""
+    steps = sum(len(g.steps_ns) for g in generations)
+    if not steps:
+        return {"tpot_ms": None, "ratio": None}
+    slots = engine.cache.slots
+    least = sum(
+        least_decode_ns(g.used, slots, least_costs(engine, len(g.tokens))) for g in generations
+    )
+    actual = sum(sum(g.steps_ns) for g in generations)
+    return {"tpot_ms": ms(least / steps), "ratio": round(actual / least, 4)}
+
+
+def least_costs(engine: Engine, batch: int) -> LeastCosts:
+    """What the machine says each unavoidable piece costs at the least."""
+    machine, shape = engine.machine, engine.model.shape
+    one = Op(OpKind.EXPERT, 0, (1,), (0,))
+    per_layer = [OpKind.ATTEND, OpKind.GATE, OpKind.COMBINE]
+    if shape.shared_width:
+        per_layer.append(OpKind.SHARED)
+    rows = (batch,)
+    moe = sum(machine.estimate_ns(Op(kind, 0, rows), Lane.DEVICE) for kind in per_layer)
+    kinds = (OpKind.ATTEND, OpKind.DENSE)
+    dense = sum(machine.estimate_ns(Op(kind, 0, rows), Lane.DEVICE) for kind in kinds)
+    head = machine.estimate_ns(Op(OpKind.HEAD, -1, rows), Lane.DEVICE)
+    uses_host = machine.has_host_lane and engine.system.assign.uses_host
+    return LeastCosts(
+        common=moe * len(shape.moe_layers) + (dense * len(shape.dense_layers)) + head,
+        device=machine.estimate_ns(one, Lane.DEVICE),
+        link=link_ns(machine),
+        host=machine.estimate_ns(one, Lane.HOST) if uses_host else None,
+    )
+
+
+def link_ns(machine: Machine) -> int:
+    """The slowest lane of the load path: every expert crosses it."""
+    kinds = [OpKind.READ] * (len(machine.load_path) - 1) + [OpKind.LOAD]
+    return max(
+        machine.estimate_ns(Op(kind, 0), lane)
+        for kind, lane in zip(kinds, machine.load_path, strict=True)
+    )

@@ -1,0 +1,57 @@
+"""Where a number comes from: versions, commit, hashes, machine and data of a run."""
+
+import platform
+import shutil
+import subprocess
+from datetime import UTC, datetime
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from moebench.harness.run.inputs import RunInputs
+from moebench.harness.run.spec import code_hash
+from moebench.substrate.machines.profile import HardwareProfile
+
+
+def provenance(inputs: RunInputs, profile: HardwareProfile | None) -> dict[str, Any]:
+    """The ``provenance`` part of a run; ``profile`` is None for a local machine."""
+    spec, sample, hashes = inputs.spec, inputs.sample, inputs.hashes
+    drawn = f"{len(sample.examples)} of {sample.available}"
+    here = platform.processor() or platform.machine()
+    calibration = None if profile is None else profile.calibration
+    return {
+        "versions": {name: _version(name) for name in ("moebench", "torch", "numpy", "tokenizers")}
+        | {"python": platform.python_version()},
+        "commit": _commit(),
+        "code_hash": code_hash(),
+        "machine": here if profile is None else spec.machine,
+        "profile": None if profile is None else profile.description,
+        "profile_hash": None if profile is None else hashes["profile"],
+        "profile_error": None if calibration is None else calibration.error.ratio,
+        "weights": spec.weights or f"scale model of {spec.model}",
+        "weights_hash": hashes["weights"],
+        "data": f"{sample.source}: {drawn}, seed {sample.seed}",
+        "data_hash": hashes["data"],
+        "threads": torch.get_num_threads(),
+        "created": datetime.now(UTC).isoformat(timespec="seconds"),
+    }
+
+
+def _version(package: str) -> str | None:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return None
+
+
+def _commit() -> str | None:
+    """The checkout's commit, where moebench runs from one."""
+    here = Path(__file__).resolve().parents[2]
+    if not (here / ".git").exists() or shutil.which("git") is None:
+        return None
+    done = subprocess.run(
+        ["git", "rev-parse", "--short=12", "HEAD"], cwd=here, capture_output=True, text=True
+    )
+    return done.stdout.strip() or None

@@ -1,0 +1,56 @@
+"""The settings catalogue: which model on which machine, as the papers ran them."""
+
+from functools import lru_cache
+from pathlib import Path
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from moebench.substrate.errors import UnknownNameError
+from moebench.substrate.models.shape import Precision
+
+CATALOGUE = Path(__file__).parents[1] / "catalogue" / "settings.yaml"
+
+
+class Setting(BaseModel):
+    """One row of the catalogue.
+
+    Attributes:
+        alpha: the paper's substitution threshold, for systems that have one.
+        cache_ratio: share of routed experts on the device; None fills the device's memory.
+        input_tokens, new_tokens: lengths that the paper fixes.
+        free_host_gb: host memory that experts may use; None is all of the machine's.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    name: str
+    paper: str
+    model: str
+    machine: str
+    precision: Precision
+    alpha: float | None = None
+    cache_ratio: float | None = Field(default=None, gt=0, le=1)
+    input_tokens: int | None = Field(default=None, gt=0)
+    new_tokens: int | None = Field(default=None, gt=0)
+    free_host_gb: float | None = Field(default=None, gt=0)
+
+
+@lru_cache
+def settings() -> dict[str, Setting]:
+    """Every setting by name."""
+    import yaml
+
+    rows = yaml.safe_load(CATALOGUE.read_text())
+    return {name: Setting(name=name, **row) for name, row in rows.items()}
+
+
+def setting(name: str) -> Setting:
+    """A setting by name, in any case.
+
+    Raises:
+        UnknownNameError: no such setting.
+    """
+    found = settings().get(name.upper())
+    if found is None:
+        raise UnknownNameError("setting", name, settings(), "see: moebench list settings")
+    return found

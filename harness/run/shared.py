@@ -1,0 +1,52 @@
+"""Work that runs of the same weights share: experts in memory, prefills, reference logits."""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from moebench.substrate.models.decoder import Decoder
+from moebench.substrate.models.protocol import Model
+from moebench.substrate.models.remembered import Prefills, RememberedPrefills
+from moebench.substrate.models.weights import Checkpoint, ResidentExperts
+
+
+class SharedWork:
+    """What one process keeps between runs of one checkpoint; nothing here changes a result.
+
+    Args:
+        checkpoint: the weights; a run of others must not share.
+        remember: keep prefills and reference logits too.  For runs that ask small models the same
+            questions again: a long text of a full-size model would fill the memory.
+    """
+
+    def __init__(self, checkpoint: Checkpoint, remember: bool = False) -> None:
+        self.checkpoint = checkpoint
+        self._common = checkpoint.common(torch.float32)
+        self._experts = ResidentExperts(checkpoint, torch.float32)
+        self._reference = self.decoder()
+        self._prefills: Prefills | None = {} if remember else None
+        self._lossless: dict[tuple[int, ...], Tensor] = {}
+
+    def decoder(self, reuse_predictions: bool = False) -> Decoder:
+        """A decoder with every expert in memory."""
+        return Decoder(self.checkpoint.shape, self._common, self._experts, reuse_predictions)
+
+    def remembering(self, decoder: Decoder) -> Model:
+        """The decoder, with prefills from memory where they are kept."""
+        return decoder if self._prefills is None else RememberedPrefills(decoder, self._prefills)
+
+    def lossless(self, texts: Sequence[Sequence[int]], starts: Sequence[int]) -> list[Tensor]:
+        """Log-probabilities ``[len - start, V]`` of the lossless model after each text's start.
+
+        Args:
+            texts: token ids.
+            starts: for each text, the first position whose successor is asked for.
+        """
+        keys = [tuple(text) for text in texts]
+        known = self._lossless if self._prefills is not None else {}
+        new = dict(pair for pair in zip(keys, starts, strict=True) if pair[0] not in known)
+        for key, logits in zip(new, self._reference.full_logits(list(new)) if new else [],
+                               strict=True):  # fmt: skip
+            known[key] = logits[new[key] :].log_softmax(-1)
+        return [known[key] for key in keys]

@@ -1,0 +1,203 @@
+"""What a run is: every choice that changes its numbers, resolved to the last default."""
+
+import hashlib
+from functools import lru_cache
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from moebench.harness.run.settings import Setting, setting
+from moebench.results.store import run_key
+from moebench.substrate.errors import UsageError
+from moebench.substrate.models.shape import Precision
+from moebench.systems.options import build, describe
+from moebench.systems.registry import name_of, system_class
+from moebench.workloads.catalogue import default_workload, few_shot_of, workload
+
+#: How questions are answered; see `harness.run.answers`.
+Scoring = Literal["fixed-length", "generation", "likelihood", "prefill"]
+
+#: Rounded up to whole batches.
+DEFAULT_PROMPTS = 32
+
+
+class RunSpec(BaseModel):
+    """One cell: a system on a model on a machine, with its input.
+
+    Two runs with equal specs, code and data give equal results; the spec's hash is the run's id.
+
+    Attributes:
+        machine: a name of the catalogue, a profile's path, or ``local``.
+        model: the full-size model whose bytes and operations are charged.
+        weights: a checkpoint that does the mathematics; None is the model's scale model.
+        cache_ratio: share of routed experts on the device; None fills its memory.
+        settings: changed decisions and options of the system, as ``--set`` takes them.
+        prompts: how many, in whole batches; ``batch`` of them are decoded together.
+        new_tokens: generated for each prompt; at most, where an answer may end earlier.
+        scoring: how questions are answered; see `harness.run.answers`.
+        few_shot: worked examples before each question.
+        calibrate_from: the workload whose train split a learning system learns from; None is the
+            system's choice: ShareGPT where it is at hand, or the run's own.
+        trace: a recorded trace that is replayed instead of computing.
+        reconstruct_scores: let scores by rank stand for gate scores that it does not hold.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+    system: str
+    setting: str | None = None
+    machine: str
+    model: str
+    weights: str | None = None
+    precision: Precision = "bf16"
+    workload: str
+    batch: int = Field(default=1, gt=0, le=256)
+    prompts: int = Field(default=DEFAULT_PROMPTS, gt=0)
+    new_tokens: int = Field(default=64, gt=0)
+    cache_ratio: float | None = Field(default=None, gt=0, le=1)
+    allow_overcommit: bool = False
+    free_host_gb: float | None = Field(default=None, gt=0)
+    settings: dict[str, str] = Field(default_factory=dict)
+    seed: int = Field(default=0, ge=0)
+    scoring: Scoring = "fixed-length"
+    few_shot: int = Field(default=0, ge=0)
+    calibrate_from: str | None = None
+    trace: str | None = None
+    reconstruct_scores: bool = False
+
+
+def resolve(data_dir: Path | None, **given: Any) -> RunSpec:
+    """A full spec from what the user gave; None means "not given".
+
+    A setting supplies model, machine, precision, cache ratio and lengths; what was given wins.
+
+    Raises:
+        UnknownNameError, UsageError: a name or value that cannot be; one line.
+    """
+    chosen = {key: value for key, value in given.items() if value is not None}
+    system_class(chosen["system"])
+    alpha, default_alpha = chosen.pop("alpha", None), None
+    if "setting" in chosen:
+        row = setting(chosen["setting"])
+        chosen["setting"] = row.name
+        default_alpha = row.alpha
+        chosen = {**_defaults(row), **chosen}
+    if "trace" in chosen:
+        chosen = _of_trace(chosen, given)
+    elif "reconstruct_scores" in chosen:
+        raise UsageError("--reconstruct-scores: a trace's scores are meant; give --trace DIR")
+    for key, hint in (("model", "--model NAME"), ("machine", "--machine NAME")):
+        if key not in chosen:
+            raise UsageError(f"no {key}: give --setting NAME or {hint}")
+    chosen.setdefault("workload", default_workload(data_dir))
+    if chosen.get("scoring", "fixed-length") != "fixed-length" and given.get("new_tokens") is None:
+        chosen["new_tokens"] = workload(chosen["workload"]).max_new_tokens
+    chosen["few_shot"] = _few_shot(chosen)
+    settings = dict(chosen.get("settings", {}))
+    settings = _with_alpha(chosen["system"], settings, alpha, default_alpha)
+    # Spelled as the system spells them: 0.30 and 0.3 are one run.
+    spelled = describe(build(chosen["system"], settings))
+    chosen["settings"] = {key: spelled[key] for key in settings}
+    batch = chosen.get("batch", 1)
+    if isinstance(batch, int) and batch > 0:
+        chosen.setdefault("prompts", -(-DEFAULT_PROMPTS // batch) * batch)
+    try:
+        spec = RunSpec(**chosen)
+    except ValidationError as error:
+        detail = error.errors()[0]
+        name = str(detail["loc"][0]).replace("_", "-")
+        raise UsageError(f"--{name} {detail['input']}: {detail['msg']}") from error
+    if spec.prompts % spec.batch:
+        raise UsageError(
+            f"--prompts {spec.prompts} does not fill batches of {spec.batch}; allowed: multiples "
+            f"of {spec.batch}"
+        )
+    return spec
+
+
+#: What a replay has no use for: it computes nothing and measures nothing.
+NOT_REPLAYED = ("weights", "workload", "scoring", "few_shot", "seed")
+
+
+def _of_trace(chosen: dict[str, Any], given: dict[str, Any]) -> dict[str, Any]:
+    """A trace says its model and workload, and how much can be asked for."""
+    from moebench.substrate.traces.catalogue import find_trace
+    from moebench.substrate.traces.file import open_trace
+
+    for key in NOT_REPLAYED:
+        if key in chosen:
+            raise UsageError(f"--{key.replace('_', '-')} and --trace: a trace has its own")
+    if chosen.get("machine") == "local":
+        raise UsageError("--machine local and --trace: a replay runs on a simulated machine only")
+    trace = open_trace(find_trace(chosen["trace"]))
+    batch = chosen.get("batch", 1)
+    whole = max(1, batch) * (len(trace.sequences) // max(1, batch))
+    longest = max(map(trace.passes, range(len(trace.sequences))))
+    for key, has, unit in (("prompts", whole, "prompts"), ("new_tokens", longest, "new tokens")):
+        if (given.get(key) or 0) > has:
+            raise UsageError(
+                f"--{key.replace('_', '-')} {given[key]}: {chosen['trace']} holds {has} {unit}"
+            )
+    if not whole:
+        raise UsageError(f"--batch {batch}: {chosen['trace']} holds {len(trace.sequences)} prompts")
+    wanted = {
+        "workload": trace.header.workload,
+        "prompts": given.get("prompts") or whole,
+        "new_tokens": min(chosen.get("new_tokens", longest), longest),
+    }
+    return {"model": trace.header.model, **chosen, **wanted}
+
+
+#: The option that holds α, in every routing that has one.
+ALPHA = "route.alpha"
+
+
+def _with_alpha(
+    system: str, settings: dict[str, str], given: float | None, default: float | None
+) -> dict[str, str]:
+    """α as an option of the routing, which may have been swapped; `--set` beats the setting's."""
+    route = build(system, {k: v for k, v in settings.items() if k == "route"}).route
+    if not hasattr(route, "alpha"):
+        if given is not None:
+            name = name_of("route", route)
+            raise UsageError(f"--alpha: {system} with route={name} has no α; smoe has one")
+        return settings
+    if given is not None and ALPHA in settings:
+        raise UsageError(f"--alpha {given:g} and --set {ALPHA}={settings[ALPHA]}: give one of them")
+    alpha = default if given is None else given
+    return settings if alpha is None else {ALPHA: f"{alpha:.12g}", **settings}
+
+
+def _few_shot(chosen: dict[str, Any]) -> int:
+    """How many worked examples: a number, or ``paper`` for the setting's paper's count."""
+    asked = str(chosen.get("few_shot", "0"))
+    if asked == "paper":
+        if "setting" not in chosen:
+            raise UsageError("--few-shot paper: give --setting NAME, whose paper is meant")
+        return few_shot_of(workload(chosen["workload"]), setting(chosen["setting"]).paper)
+    if not asked.isdecimal():
+        raise UsageError(f"--few-shot {asked}: allowed: a number from 0 on, or paper")
+    return int(asked)
+
+
+def _defaults(row: Setting) -> dict[str, Any]:
+    keys = ("model", "machine", "precision", "cache_ratio", "new_tokens", "free_host_gb")
+    return {key: value for key in keys if (value := getattr(row, key)) is not None}
+
+
+@lru_cache
+def code_hash() -> str:
+    """A hash of every module and catalogue file of this installation: its version in effect."""
+    root = Path(__file__).parents[2]
+    digest = hashlib.sha256()
+    for package in ("substrate", "systems", "workloads", "harness"):
+        for path in sorted((root / package).rglob("*")):
+            if path.suffix in (".py", ".yaml"):
+                digest.update(path.relative_to(root).as_posix().encode() + path.read_bytes())
+    return digest.hexdigest()[:16]
+
+
+def run_id(spec: RunSpec, **hashes: str) -> str:
+    """The run's identity: its spec, the code, and the content of everything it reads."""
+    return run_key(spec.model_dump(), code=code_hash(), **hashes)

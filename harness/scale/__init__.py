@@ -1,0 +1,1 @@
+"""Scale models: training, import, verification."""

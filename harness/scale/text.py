@@ -1,0 +1,182 @@
+"""What scale models are trained on: prose, the train halves of question sets, exercises."""
+
+import itertools
+import json
+import random
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+
+from moebench.substrate.errors import InputError
+from moebench.workloads.example import END_OF_TEXT, Example, ask, ask_and_answer
+from moebench.workloads.exercises import exercises
+from moebench.workloads.prompts import without_calculator_marks
+
+#: Question sets whose licence allows weights trained on them to be shipped.
+TRAINING_SETS = (
+    "arc_easy", "arc_challenge", "mmlu", "boolq", "triviaqa", "nq_open",
+    "squad", "gsm8k", "bbh", "math", "piqa", "winogrande",
+)  # fmt: skip
+#: How often each exercise family is drawn: arithmetic takes the most practice.
+EXERCISE_MIX = {"arithmetic": 34, "equations": 20, "facts": 16, "passages": 14, "inflection": 16}
+#: What a token of an exercise's question counts in the loss, where one of its answer counts 1.
+QUESTION_WEIGHT = 0.1
+#: Kept out of training, so that perplexity on it can be reported.
+HELD_OUT_TEXT = "wikitext2_test.txt"
+
+
+def real_documents(data_dir: Path, seed: int) -> list[str]:
+    """Prose in pieces and questions with their answers, shuffled.
+
+    Raises:
+        InputError: the folder lacks prose or one of ``TRAINING_SETS``, or a file is broken.
+    """
+    corpus = data_dir / "corpus"
+    prose = [path for path in sorted(corpus.glob("*.txt")) if path.name != HELD_OUT_TEXT]
+    if not prose:
+        raise InputError(f"{corpus}: holds no prose; training reads *.txt files there")
+    texts = [piece for path in prose for piece in _pieces(_read(path))]
+    for name in TRAINING_SETS:
+        texts += _questions(data_dir / name / "train.jsonl")
+    random.Random(seed).shuffle(texts)
+    return texts
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise InputError(f"{path}: cannot be read ({error}); training needs it") from error
+
+
+def _questions(path: Path) -> Iterator[str]:
+    # By line feeds alone: splitlines also cuts at characters that texts hold.
+    for number, line in enumerate(_read(path).removesuffix("\n").split("\n"), start=1):
+        try:
+            yield ask_and_answer(_training_example(json.loads(line)))
+        except (ValueError, KeyError, TypeError) as error:
+            raise InputError(f"{path}:{number}: not a question to train on ({error!r})") from error
+
+
+class Document(NamedTuple):
+    """A text to train on: what is asked, and what follows and is learnt in full."""
+
+    asked: str
+    learnt: str
+
+
+def generated_documents(seed: int) -> Iterator[Document]:
+    """Exercises of the train split without end, the families mixed as ``EXERCISE_MIX`` says."""
+    streams = {family: exercises(family, "train") for family in EXERCISE_MIX}
+    rng = random.Random(seed)
+    while True:
+        family = rng.choices(tuple(EXERCISE_MIX), tuple(EXERCISE_MIX.values()))[0]
+        example = next(streams[family])
+        asked = ask(example)
+        yield Document(asked, ask_and_answer(example).removeprefix(asked))
+
+
+def _pieces(text: str, size: int = 2000) -> Iterator[str]:
+    """Runs of whole paragraphs of about ``size`` characters."""
+    piece = ""
+    for paragraph in text.split("\n\n" if "\n\n" in text else "\n"):
+        piece += paragraph + "\n"
+        if len(piece) >= size:
+            yield piece
+            piece = ""
+    if piece.strip():
+        yield piece
+
+
+def _training_example(record: dict[str, object]) -> Example:
+    solution = record.get("solution")
+    return Example(
+        id=str(record["id"]),
+        prompt=str(record["prompt"]),
+        choices=None,
+        answer=_written_answer(record),
+        solution=None if solution is None else without_calculator_marks(str(solution)),
+    )
+
+
+def _written_answer(record: dict[str, object]) -> str:
+    answer = record["answer"]
+    return chr(ord("A") + answer) if isinstance(answer, int) else str(answer)
+
+
+@dataclass(frozen=True, slots=True)
+class TrainingText:
+    """The tokenizer, and the training and held-out token ids, documents closed by end-of-text.
+
+    ``weights`` says how much each token of ``stream`` counts in the loss: an exercise's question is
+    random and can hardly be learnt, its noise would drown what the answer teaches.
+    """
+
+    tokenizer: Tokenizer
+    stream: np.ndarray
+    weights: np.ndarray
+    held_out: np.ndarray
+
+
+def training_text(
+    data_dir: Path, vocab_size: int, tokens: int, held_out: int, exercise_share: float, seed: int
+) -> TrainingText:
+    """About ``tokens`` training tokens, ``exercise_share`` of them exercises, shuffled.
+
+    Real text is taken once: where it does not reach, the stream is shorter and its reader starts
+    again.  The held-out tokens come from documents that are not in the stream.
+    """
+    real = [Document("", text) for text in real_documents(data_dir, seed)]
+    generated = generated_documents(seed)
+    sample = real[:5000] + list(itertools.islice(generated, 5000))
+    tokenizer = train_tokenizer([asked + learnt for asked, learnt in sample], vocab_size)
+    wanted = tokens + held_out
+    drawn = _take(tokenizer, iter(real), int(wanted * (1 - exercise_share)))
+    drawn += _take(tokenizer, generated, int(wanted * exercise_share))
+    random.Random(seed).shuffle(drawn)
+    ids = np.concatenate([document for document, _ in drawn])
+    weights = np.concatenate([
+        np.where(np.arange(len(document)) < asked, QUESTION_WEIGHT, 1.0).astype(np.float32)
+        for document, asked in drawn
+    ])  # fmt: skip
+    return TrainingText(tokenizer, ids[held_out:], weights[held_out:], ids[:held_out])
+
+
+def _take(
+    tokenizer: Tokenizer, documents: Iterator[Document], tokens: int
+) -> list[tuple[np.ndarray, int]]:
+    """Documents as ids with the length of what is asked, until there are ``tokens`` ids or no more.
+
+    The two parts are cut alone: the tokenizer begins a new piece at the blank between them.
+    """
+    end = tokenizer.token_to_id(END_OF_TEXT)
+    taken: list[tuple[np.ndarray, int]] = []
+    left = tokens
+    while left > 0 and (batch := list(itertools.islice(documents, 256))):
+        parts = ([d.asked for d in batch], [d.learnt for d in batch])
+        for asked, learnt in zip(*map(tokenizer.encode_batch, parts), strict=True):
+            ids = np.array([*asked.ids, *learnt.ids, end], dtype=np.int32)
+            taken.append((ids, len(asked.ids)))
+            left -= len(ids)
+    return taken
+
+
+def train_tokenizer(texts: list[str], vocab_size: int) -> Tokenizer:
+    """A byte-level BPE that keeps digits apart, so that arithmetic can be learned."""
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
+        [pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(False)]
+    )
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=vocab_size,
+        special_tokens=[END_OF_TEXT],
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator(texts, trainer)
+    return tokenizer

@@ -1,0 +1,250 @@
+"""Training of scale models: a full-size model's routing topology with small widths.
+
+A scale model keeps layers, MoE layers, experts, top-k, shared experts and gate kind of its
+original exactly and shrinks widths and vocabulary only.  It is trained here from scratch on plain
+text, on the train halves of question sets and on generated exercises, and stored in the Hugging
+Face format of its family.  On a CPU the run is deterministic for a seed and a number of threads; a
+killed run goes on from its last checkpoint and ends with the same weights.
+"""
+
+import hashlib
+import json
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from pydantic import BaseModel, ConfigDict, Field
+from torch import Tensor, nn
+
+from moebench.harness.scale.checkpoint import Progress, TrainingState
+from moebench.harness.scale.files import save_in_place, write_in_place, writing
+from moebench.harness.scale.muon import Muon
+from moebench.harness.scale.text import TrainingText, training_text
+from moebench.harness.scale.trainable import TrainableDecoder, balance_loss, router_z_loss
+from moebench.harness.scale.widths import scale_config
+from moebench.substrate.errors import InputError, UsageError
+from moebench.substrate.models.config import shape_of
+
+#: Steps between two rows of the loss log.
+LOG_EVERY = 20
+
+
+class TrainingRecipe(BaseModel):
+    """How a scale model is trained; stored beside its weights."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    seed: int = Field(default=0, ge=0)
+    tokens: int = Field(default=3_000_000, gt=0)
+    sequence_length: int = Field(default=256, gt=0)
+    batch_size: int = Field(default=8, gt=0)
+    learning_rate: float = 6e-3
+    warmup_steps: int = 100
+    weight_decay: float = 0.1
+    balance: float = 0.08
+    balance_end: float = 0.04
+    router_z: float = 1e-3
+    exercise_share: float = Field(default=0.8, ge=0, le=1)
+    checkpoint_every: int = Field(default=200, gt=0)
+
+    @property
+    def tokens_per_step(self) -> int:
+        """Tokens that a batch is trained on."""
+        return self.sequence_length * self.batch_size
+
+
+def learning_rate(recipe: TrainingRecipe, step: int, steps: int) -> float:
+    """Linear warm-up, a plateau, and a linear descent to zero over the last third."""
+    warm = min(1.0, (step + 1) / recipe.warmup_steps)
+    return recipe.learning_rate * warm * min(1.0, 3 * (steps - step) / steps)
+
+
+def train(
+    name: str,
+    data_dir: Path,
+    out: Path,
+    recipe: TrainingRecipe,
+    device: str = "cpu",
+    report: Callable[[Progress], None] = lambda progress: None,
+) -> dict[str, object]:
+    """Train the scale model of a full-size model, resuming where ``out`` holds a checkpoint.
+
+    Writes ``config.json``, ``tokenizer.json``, ``model.safetensors``, ``training.json``, the loss
+    log ``loss.csv`` (step, tokens, loss, tokens per second) and ``checkpoint.safetensors``.
+
+    Returns:
+        what ``training.json`` holds: the recipe, and quality on held-out text.
+
+    Raises:
+        UnknownNameError: there is no recipe for a scale model of this name.
+        InputError: training data is missing, the checkpoint belongs to another run, or ``out``
+            cannot be written.
+    """
+    return train_config(scale_config(name), data_dir, out, recipe, device, report)
+
+
+def train_config(
+    config: dict[str, object],
+    data_dir: Path,
+    out: Path,
+    recipe: TrainingRecipe,
+    device: str = "cpu",
+    report: Callable[[Progress], None] = lambda progress: None,
+) -> dict[str, object]:
+    """`train` for any configuration of a family that the decoder knows."""
+    steps = recipe.tokens // recipe.tokens_per_step
+    if not steps:
+        raise UsageError(
+            f"{recipe.tokens} tokens are less than one step; train on {recipe.tokens_per_step} "
+            "or more"
+        )
+    torch.manual_seed(recipe.seed)
+    shape = shape_of(config)
+    held_out = 64 * (recipe.sequence_length + 1)
+    text = training_text(
+        data_dir, shape.vocab_size, recipe.tokens, held_out, recipe.exercise_share, recipe.seed
+    )
+    if len(text.held_out) < held_out or len(text.stream) <= recipe.sequence_length:
+        raise InputError(
+            f"{data_dir}: too little text, {len(text.held_out) + len(text.stream):,} tokens; "
+            f"{held_out:,} are held out, and training needs more than {recipe.sequence_length}"
+        )
+    model = TrainableDecoder(shape, recipe.seed).to(device)
+    optimizers = _optimizers(model, recipe)
+    state = TrainingState(out, model, optimizers, _identity(config, recipe, text))
+    with writing(out):
+        out.mkdir(parents=True, exist_ok=True)
+        first = state.resume()
+        write_in_place(out / "tokenizer.json", text.tokenizer.to_str(pretty=True))
+        write_in_place(out / "config.json", json.dumps(config, indent=2) + "\n")
+
+    def training_report(step: int) -> dict[str, object]:
+        about: dict[str, object] = {"recipe": recipe.model_dump(), "step": step, "steps": steps}
+        return about | quality(model, text, recipe)
+
+    clock = time.monotonic()
+    for step in range(first, steps):
+        loss = _step(model, optimizers, text, recipe, step, steps)
+        done, here = step + 1, step + 1 - first
+        rate = here * recipe.tokens_per_step / (time.monotonic() - clock)
+        now = Progress(done, steps, done * recipe.tokens_per_step, loss.item(), rate)
+        report(now)
+        with writing(out):
+            if done % LOG_EVERY == 0 or done == steps:
+                state.log(now)
+            if done % recipe.checkpoint_every == 0 or done == steps:
+                state.save(done)
+                if done < steps:
+                    export(model, out, training_report(done))
+    # A finished run that could not be exported is taken up here.
+    final = training_report(steps)
+    with writing(out):
+        export(model, out, final)
+    return final
+
+
+def _step(
+    model: TrainableDecoder,
+    optimizers: Sequence[torch.optim.Optimizer],
+    text: TrainingText,
+    recipe: TrainingRecipe,
+    step: int,
+    steps: int,
+) -> Tensor:
+    """One batch forward, backward and applied; its weighted loss on the next token."""
+    for optimizer in optimizers:
+        for group in optimizer.param_groups:
+            group["lr"] = learning_rate(recipe, step, steps)
+    device = model["embed"].device
+    batch = _batch(text.stream, recipe, step).long().to(device)
+    weights = _batch(text.weights, recipe, step)[:, 1:].flatten().to(device)
+    logits, gates, chosen = model(batch[:, :-1])
+    losses = F.cross_entropy(logits.flatten(0, 1), batch[:, 1:].flatten(), reduction="none")
+    loss: Tensor = (losses * weights).sum() / weights.sum()
+    done = step / steps
+    balance = recipe.balance + (recipe.balance_end - recipe.balance) * done
+    total = loss + balance * balance_loss(model.shape, gates, chosen)
+    total = total + recipe.router_z * router_z_loss(gates)
+    torch.autograd.backward(total)
+    nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+    for optimizer in optimizers:
+        optimizer.step()
+    model.zero_grad(set_to_none=True)
+    return loss.detach()
+
+
+def _optimizers(model: nn.Module, recipe: TrainingRecipe) -> list[torch.optim.Optimizer]:
+    """Muon for the matrices between embedding and head; AdamW for the rest, routers included."""
+    named = list(model.named_parameters())
+    own = [p for n, p in named if p.ndim < 2 or n.rsplit("/")[-1] in ("embed", "head", "router")]
+    rest = {id(p) for p in own}
+    matrices = [p for _, p in named if id(p) not in rest]
+    return [
+        torch.optim.AdamW(own, betas=(0.9, 0.95), weight_decay=0.0),
+        Muon(matrices, recipe.learning_rate, weight_decay=recipe.weight_decay),
+    ]
+
+
+def _batch(stream: np.ndarray, recipe: TrainingRecipe, step: int) -> Tensor:
+    """Batch ``step``: windows of a permutation that is drawn anew each epoch."""
+    window = recipe.sequence_length
+    windows = (len(stream) - 1) // window
+    rows = []
+    for i in range(step * recipe.batch_size, (step + 1) * recipe.batch_size):
+        epoch, place = divmod(i, windows)
+        order = np.random.default_rng((recipe.seed, epoch)).permutation(windows)
+        start = int(order[place]) * window
+        rows.append(torch.from_numpy(stream[start : start + window + 1]))
+    return torch.stack(rows)
+
+
+@torch.no_grad()
+def quality(
+    model: TrainableDecoder, text: TrainingText, recipe: TrainingRecipe
+) -> dict[str, object]:
+    """Held-out loss in nats beside a unigram's, and how evenly the experts are used."""
+    shape, held = model.shape, text.held_out
+    window = recipe.sequence_length + 1
+    rows = torch.from_numpy(held[: len(held) // window * window].astype(np.int64)).view(-1, window)
+    losses, counts = [], torch.zeros(len(shape.moe_layers), shape.num_experts)
+    for batch in torch.split(rows.to(model["embed"].device), recipe.batch_size):
+        logits, _, chosen = model(batch[:, :-1])
+        loss = F.cross_entropy(logits.flatten(0, 1), batch[:, 1:].flatten(), reduction="none")
+        losses.append(loss.cpu())
+        for layer, ids in enumerate(chosen):
+            counts[layer] += torch.bincount(ids.flatten(), minlength=shape.num_experts).cpu()
+    share = counts / counts.sum(1, keepdim=True) * shape.num_experts
+    frequency = np.bincount(text.stream, minlength=shape.vocab_size) + 1.0
+    unigram = -np.log(frequency / frequency.sum())[rows[:, 1:].numpy()].mean()
+    return {
+        "held_out_loss": round(torch.cat(losses).mean().item(), 4),
+        "unigram_loss": round(float(unigram), 4),
+        "held_out_tokens": rows[:, 1:].numel(),
+        "least_used_expert": round(share.min().item(), 4),
+        "experts_below_a_tenth": int((share < 0.1).sum()),
+        "most_used_expert": round(share.max().item(), 2),
+    }
+
+
+def export(model: TrainableDecoder, out: Path, report: dict[str, object]) -> None:
+    """Write the weights in the family's Hugging Face layout, fp16, and what training measured."""
+    save_in_place(model.stored(), out / "model.safetensors", {"format": "pt"})
+    write_in_place(out / "training.json", json.dumps(report, indent=2) + "\n")
+
+
+def _identity(
+    config: dict[str, object], recipe: TrainingRecipe, text: TrainingText
+) -> dict[str, str]:
+    """What a checkpoint must agree on with the run that takes it up."""
+    data = hashlib.sha256(text.tokenizer.to_str().encode())
+    data.update(text.held_out.tobytes())
+    data.update(text.stream.tobytes())
+    data.update(text.weights.tobytes())
+    return {
+        "model": json.dumps(config, sort_keys=True),
+        "recipe": recipe.model_dump_json(),
+        "data": data.hexdigest(),
+    }

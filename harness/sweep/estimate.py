@@ -1,0 +1,83 @@
+"""How long a sweep will take: from stored runs of like cells, else from constants."""
+
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from statistics import mean
+from typing import Any, NamedTuple
+
+from moebench.harness.run.spec import RunSpec
+
+#: Seconds of a core for each generated token, where no run was stored: measured on S3's scale model
+#: and a slow core, with its share of the prefill.  A replay does no mathematics.
+LIVE_S = 0.05
+REPLAY_S = 0.005
+#: Beginning a worker: the libraries and the weights.
+START_S = 4.0
+
+#: What makes two cells alike, the closest first.
+_LIKENESS = (
+    ("system", "model", "machine", "workload", "batch", "trace"),
+    ("system", "model", "batch", "trace"),
+    ("system", "model", "trace"),
+    ("model", "trace"),
+)
+
+
+class Estimate(NamedTuple):
+    """Wall time in seconds, and how many cells' share of it comes from stored runs."""
+
+    seconds: float
+    from_runs: int
+    from_constants: int
+
+    def __str__(self) -> str:
+        sources = []
+        if self.from_runs:
+            sources.append(f"{self.from_runs} cells from stored runs like them")
+        if self.from_constants:
+            sources.append(
+                f"{self.from_constants} cells from a constant ({LIVE_S * 1e3:g} ms of a core for a "
+                f"generated token, {REPLAY_S * 1e3:g} ms replayed)"
+            )
+        return f"about {duration(self.seconds)}: {', '.join(sources) or 'nothing to run'}"
+
+
+def estimate(specs: Sequence[RunSpec], runs: Iterable[dict[str, Any]], jobs: int) -> Estimate:
+    """Wall time of cells on ``jobs`` processes.
+
+    Args:
+        runs: documents of the store.
+    """
+    known: dict[tuple[object, ...], list[float]] = defaultdict(list)
+    for run in runs:
+        wall_s = run.get("provenance", {}).get("wall_s")
+        if wall_s is not None:
+            for key in _keys(run["spec"]):
+                known[key].append(wall_s / _tokens(run["spec"]))
+    total, from_runs = 0.0, 0
+    for spec in specs:
+        fields = spec.model_dump()
+        rates = next((known[key] for key in _keys(fields) if key in known), None)
+        from_runs += rates is not None
+        constant = REPLAY_S if fields.get("trace") else LIVE_S
+        total += _tokens(fields) * (mean(rates) if rates else constant)
+    processes = max(1, min(jobs, len(specs)))
+    seconds = total / processes + (START_S if specs else 0)
+    return Estimate(seconds, from_runs, len(specs) - from_runs)
+
+
+def _keys(spec: dict[str, Any]) -> list[tuple[object, ...]]:
+    traced = {**spec, "trace": spec.get("trace") is not None}
+    return [(*names, *(traced.get(name) for name in names)) for names in _LIKENESS]
+
+
+def _tokens(spec: dict[str, Any]) -> int:
+    return int(spec["prompts"]) * int(spec["new_tokens"])
+
+
+def duration(seconds: float) -> str:
+    """A time as a person says it."""
+    if seconds < 90:
+        return f"{seconds:.0f} s"
+    minutes = seconds / 60
+    return f"{minutes:.0f} min" if minutes < 90 else f"{minutes / 60:.1f} h"

@@ -1,0 +1,242 @@
+"""From a sweep's file or flags to its cells: product, zip and exclude over the fields of a run.
+
+    common:  {prompts: 32, new_tokens: 64}     # the same in every cell
+    product:                                   # every combination
+      system: [moe-ondemand, {system: smoe, set: {evict: lru}}]
+      setting: [S1, S3]
+      alpha: [0.2, 0.3]                        # without effect on a system that has no α
+    zip: {batch: [1, 3], prompts: [32, 33]}    # these go together, row by row
+    exclude:                                   # cells that have all of these values
+      - {system: smoe, setting: S1, alpha: 0.2}
+    record: moebench trace record ...          # what to type where a trace is missing
+
+A key is a field of `RunSpec` (`set` for its settings) or `alpha`.  An entry may be a mapping: then
+it sets several fields at once.  `system: all` stands for every system of the catalogue.  A `trace`
+may name its cell's own fields: `traces/{model}__{workload}`.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from functools import lru_cache
+from itertools import chain, product
+from pathlib import Path
+from typing import Any
+
+from pydantic import TypeAdapter, ValidationError
+
+from moebench.harness.run.spec import NOT_REPLAYED, RunSpec, resolve
+from moebench.substrate.errors import InputError, UnknownNameError, UsageError
+from moebench.substrate.machines.profile import load_profile
+from moebench.substrate.models.catalogue import model_shape
+from moebench.systems.options import build
+from moebench.systems.registry import SYSTEMS
+from moebench.workloads.catalogue import workload
+
+#: Sweeps that ship, by the names of their files.
+CATALOGUE = Path(__file__).parents[2] / "results" / "sweeps"
+
+PARTS = ("common", "product", "zip", "exclude", "record")
+
+#: What a cell may be given, with its type.
+FIELDS: dict[str, Any] = {
+    **{name: field.annotation for name, field in RunSpec.model_fields.items()},
+    "alpha": float,
+    "few_shot": int | str,
+    "set": dict[str, str],
+}
+del FIELDS["settings"]
+
+Given = dict[str, Any]
+
+
+def cells_from_file(path: Path, data_dir: Path | None) -> list[RunSpec]:
+    """The cells of a sweep's file, or of a sweep that ships.
+
+    Raises:
+        InputError, UsageError, UnknownNameError: one line with the file and what is wrong in it.
+    """
+    file = path
+    if not path.exists() and len(path.parts) == 1:
+        file = CATALOGUE / path.with_suffix(".yaml")
+    if not file.is_file():
+        known = ", ".join(sorted(p.stem for p in CATALOGUE.glob("*.yaml")))
+        raise InputError(f"{path}: no such file; sweeps that ship: {known}")
+    plan = _read(file)
+    try:
+        return expand(plan, data_dir)
+    except (UsageError, InputError) as error:
+        raise UsageError(f"{path}: {error}") from error
+
+
+def _read(file: Path) -> Given:
+    import yaml
+
+    try:
+        plan = yaml.safe_load(file.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        raise InputError(f"{file}: not YAML that can be read ({error})") from error
+    return _mapping(plan, str(file))
+
+
+def expand(plan: Mapping[str, Any], data_dir: Path | None) -> list[RunSpec]:
+    """Every cell once, in the order of the axes.
+
+    Raises:
+        UsageError, UnknownNameError: a key, name or value that cannot be.
+    """
+    for key in plan:
+        if key not in PARTS:
+            raise UnknownNameError("sweep key", str(key), PARTS)
+    common = _fields(plan.get("common") or {}, "common")
+    axes = [*_product(plan.get("product") or {}), *_zips(plan.get("zip") or [])]
+    excluded = [
+        _fields(_mapping(row, "exclude"), "exclude") for row in _list(plan.get("exclude") or [])
+    ]
+    specs: dict[str, RunSpec] = {}
+    for rows in product(*axes):
+        given = _merged([common, *rows])
+        if any(_matches(row, given) for row in excluded):
+            continue
+        spec = _cell(given, data_dir, plan.get("record"))
+        specs.setdefault(spec.model_dump_json(), spec)
+    if not specs:
+        raise UsageError("the sweep has no cell: everything is excluded, or a list is empty")
+    return list(specs.values())
+
+
+# ----------------------------------------------------------------------------- axes
+
+
+def _product(part: object) -> Iterator[list[Given]]:
+    for key, entries in _mapping(part, "product").items():
+        yield list(chain.from_iterable(_entry(key, e, "product") for e in _list(entries)))
+
+
+def _zips(part: object) -> Iterator[list[Given]]:
+    for columns in _list(part):
+        named = {key: _list(v) for key, v in _mapping(columns, "zip").items()}
+        lengths = {key: len(values) for key, values in named.items()}
+        if len(set(lengths.values())) > 1:
+            said = ", ".join(f"{key} {n}" for key, n in lengths.items())
+            raise UsageError(f"zip: lists must be equally long; found {said}")
+        rows = zip(*named.values(), strict=True)
+        yield [
+            _merged([row for k, v in zip(named, r, strict=True) for row in _entry(k, v, "zip")])
+            for r in rows
+        ]
+
+
+def _entry(key: object, entry: object, where: str) -> list[Given]:
+    """One place on an axis: a value, several fields at once, or all systems."""
+    if key == "system" and entry == "all" and where == "product":
+        return [{"system": name} for name in sorted(SYSTEMS)]
+    if isinstance(entry, Mapping) and key != "set":
+        return [_fields(entry, f"{where}: {key}")]
+    return [_fields({key: entry}, where)]
+
+
+def _fields(row: object, where: str) -> Given:
+    """A mapping's values, each of its field's type."""
+    return {str(key): _value(key, value, where) for key, value in _mapping(row, where).items()}
+
+
+def _value(key: object, value: object, where: str) -> Any:
+    if key not in FIELDS:
+        raise UnknownNameError(f"field in {where}", str(key), FIELDS)
+    if key == "set":
+        return {str(k): _spelled(v) for k, v in _mapping(value, f"{where}: set").items()}
+    try:
+        return _adapter(str(key)).validate_python(value)
+    except ValidationError as error:
+        raise UsageError(f"{where}: {key} {value!r}: {error.errors()[0]['msg']}") from error
+
+
+@lru_cache
+def _adapter(key: str) -> TypeAdapter[Any]:
+    return TypeAdapter(FIELDS[key])
+
+
+def _spelled(value: object) -> str:
+    """An option as ``--set`` takes it."""
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def _mapping(value: object, where: str) -> Given:
+    if not isinstance(value, Mapping):
+        raise UsageError(f"{where}: expected `key: value` lines, found {_brief(value)}")
+    return dict(value)
+
+
+def _list(value: object) -> Sequence[Any]:
+    return value if isinstance(value, list) else [value]
+
+
+def _brief(value: object) -> str:
+    text = repr(value)
+    return text if len(text) <= 40 else f"{text[:37]}..."
+
+
+# ----------------------------------------------------------------------------- cells
+
+
+def _merged(rows: Sequence[Given]) -> Given:
+    """Later rows win; options of a system add up."""
+    merged: Given = {}
+    for row in rows:
+        options = {**merged.get("set", {}), **row.get("set", {})}
+        merged = {**merged, **row, "set": options}
+    return merged
+
+
+def _matches(row: Given, given: Given) -> bool:
+    """Whether a cell has all of a row's values; of options, those that the row names."""
+    options = given.get("set", {})
+    wanted = dict(row)
+    return all(options.get(k) == v for k, v in wanted.pop("set", {}).items()) and all(
+        given.get(key) == value for key, value in wanted.items()
+    )
+
+
+def _cell(given: Given, data_dir: Path | None, record: object) -> RunSpec:
+    chosen = {key: value for key, value in given.items() if key != "set"}
+    if "system" not in chosen:
+        raise UsageError("no system: give `system: [smoe, ...]` or --systems smoe,...")
+    settings = given.get("set", {})
+    if not _has_alpha(chosen["system"], settings.get("route")):
+        chosen.pop("alpha", None)
+    trace = chosen.get("trace")
+    if trace is not None and "{" in trace:
+        of = resolve(data_dir, **{**chosen, "trace": None}, settings=settings)
+        # What named the trace is in it, and a replay takes it from there.
+        chosen = {key: value for key, value in chosen.items() if key not in NOT_REPLAYED}
+        chosen["trace"] = _filled(trace, of)
+        if record is not None and not Path(chosen["trace"]).exists():
+            raise InputError(f"trace {chosen['trace']} is missing; record it: {record}")
+    spec = resolve(data_dir, **chosen, settings=settings)
+    _check_names(spec.model, spec.machine)
+    if spec.trace is None:  # of a trace it only says what was recorded
+        workload(spec.workload)
+    return spec
+
+
+def _filled(template: str, spec: RunSpec) -> str:
+    """A path with the cell's own names in it: ``traces/{model}-{workload}``."""
+    fields = spec.model_dump()
+    try:
+        return template.format_map(fields)
+    except (KeyError, ValueError, IndexError, AttributeError) as error:
+        raise UsageError(f"trace {template}: no field {error}; known: {', '.join(fields)}") from (
+            error
+        )
+
+
+@lru_cache
+def _has_alpha(system: str, route: str | None) -> bool:
+    return hasattr(build(system, {} if route is None else {"route": route}).route, "alpha")
+
+
+@lru_cache
+def _check_names(model: str, machine: str) -> None:
+    """A name that no catalogue holds is the file's mistake, not a cell's failure."""
+    model_shape(model)
+    if machine != "local":
+        load_profile(machine)

@@ -1,0 +1,108 @@
+"""How a sweep shows itself: a live board on a terminal, plain lines in a pipe."""
+
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Protocol
+
+from rich.console import Group
+from rich.live import Live
+from rich.markup import escape
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    TaskID,
+    TextColumn,
+    TimeRemainingColumn,
+)
+from rich.text import Text
+
+from moebench.harness import console
+from moebench.harness.run.spec import RunSpec
+from moebench.harness.sweep.estimate import duration
+from moebench.harness.sweep.worker import Failed, Finished, Job
+from moebench.reports import failures
+
+
+class Board(Protocol):
+    """What is told of a sweep's cells."""
+
+    def started(self, worker: int, job: Job) -> None:
+        """A worker begins a cell."""
+
+    def ended(self, worker: int, job: Job, outcome: Finished | Failed) -> None:
+        """A cell is done, or failed."""
+
+
+def title(spec: RunSpec) -> str:
+    """A cell in a few words."""
+    return failures.title(spec.model_dump())
+
+
+@contextmanager
+def board(total: int) -> Iterator[Board]:
+    """The board of a sweep of ``total`` cells."""
+    if console.stderr().is_terminal:
+        drawn = _Live(total)
+        with drawn.live:
+            yield drawn
+    else:
+        yield _Lines(total)
+
+
+class _Lines:
+    """A line for every tenth of the cells and for every failure."""
+
+    def __init__(self, total: int) -> None:
+        self._total, self._done, self._failed, self._said = total, 0, 0, 0
+        self._began = time.monotonic()
+
+    def started(self, worker: int, job: Job) -> None:
+        """Not worth a line."""
+
+    def ended(self, worker: int, job: Job, outcome: Finished | Failed) -> None:
+        self._done += 1
+        if isinstance(outcome, Failed):
+            self._failed += 1
+            error = " ".join(outcome.error.split())
+            self._say(f"failed: {title(job.spec)}: {error}")
+        if self._done * 10 // self._total > self._said:
+            self._said = self._done * 10 // self._total
+            left = (time.monotonic() - self._began) / self._done * (self._total - self._done)
+            rest = f", {duration(left)} left" if self._done < self._total else ""
+            self._say(f"sweep: {self._done}/{self._total}, {self._failed} failed{rest}")
+
+    def _say(self, line: str) -> None:
+        print(line, file=sys.stderr, flush=True)
+
+
+class _Live:
+    """A bar with counts and the time left, and every worker's present cell."""
+
+    def __init__(self, total: int) -> None:
+        self._now: dict[int, str] = {}
+        self._failed = 0
+        self._bar = Progress(
+            TextColumn("sweep"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn(),
+            TextColumn("{task.fields[running]} running, {task.fields[failed]} failed"),
+        )  # fmt: skip
+        self._task: TaskID = self._bar.add_task("", total=total, running=0, failed=0)
+        self.live = Live(get_renderable=self._draw, console=console.stderr(), transient=True)
+
+    def started(self, worker: int, job: Job) -> None:
+        self._now[worker] = title(job.spec)
+        self._bar.update(self._task, running=len(self._now))
+
+    def ended(self, worker: int, job: Job, outcome: Finished | Failed) -> None:
+        self._now.pop(worker, None)
+        if isinstance(outcome, Failed):
+            self._failed += 1
+            error = " ".join(outcome.error.split())
+            self.live.console.print(escape(f"failed: {title(job.spec)}: {error}"))
+        self._bar.update(self._task, advance=1, running=len(self._now), failed=self._failed)
+
+    def _draw(self) -> Group:
+        lines = [Text(f"  {worker}: {what}") for worker, what in sorted(self._now.items())]
+        return Group(self._bar, *lines)

@@ -1,0 +1,213 @@
+"""What one process of a sweep does: it carries out cells and keeps what the next ones share."""
+
+import gc
+import platform
+import traceback
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from moebench.harness.run.spec import RunSpec, code_hash, run_id
+from moebench.results.samples import TokenSample
+from moebench.substrate.errors import MoeBenchError, UsageError
+
+if TYPE_CHECKING:
+    from moebench.harness.run.inputs import Inputs
+    from moebench.harness.run.replay import ReplayInputs
+    from moebench.harness.run.shared import SharedWork
+    from moebench.substrate.engine.loop import Generation
+
+Document = dict[str, Any]
+
+#: What a cell may vary without reading other weights, questions or traces.
+OWN_FIELDS = frozenset(
+    {"system", "settings", "setting", "machine", "cache_ratio", "allow_overcommit", "free_host_gb"}
+)
+
+#: What a replay may vary besides: its passes are read from the trace one by one.
+REPLAY_FIELDS = frozenset({"batch", "prompts", "new_tokens"})
+
+#: A process that holds more after a cell forgets what it shares.
+MEMORY_LIMIT_BYTES = 700_000_000
+
+
+class Job(NamedTuple):
+    """A cell to carry out.
+
+    Attributes:
+        cell_id: what the store knows it by.
+        group: equal for cells that read the same: they follow each other on one process.
+    """
+
+    cell_id: str
+    spec: RunSpec
+    group: str
+
+
+@dataclass(frozen=True, slots=True)
+class Finished:
+    """A cell's run."""
+
+    document: Document
+    samples: list[TokenSample]
+
+
+@dataclass(frozen=True, slots=True)
+class Failed:
+    """Why a cell has no run: one line, and where in the code."""
+
+    error: str
+    traceback: str
+
+
+def group_of(spec: RunSpec) -> str:
+    """Equal for specs that read the same weights and questions, or the same trace."""
+    own = OWN_FIELDS if spec.trace is None else OWN_FIELDS | REPLAY_FIELDS
+    return spec.model_dump_json(exclude=set(own))
+
+
+class Opened:
+    """Inputs of cells: weights, traces and questions are opened once for cells that share them."""
+
+    def __init__(self, data_dir: Path | None) -> None:
+        self._data_dir = data_dir
+        self._group = ""
+        self._known: Inputs | ReplayInputs | None = None
+
+    def inputs(self, spec: RunSpec) -> "Inputs | ReplayInputs":
+        """As `harness.run.runner.prepare` gives them.
+
+        Raises:
+            MoeBenchError: as `prepare` does.
+        """
+        from moebench.harness.run.calibration import identity
+        from moebench.harness.run.inputs import Inputs
+        from moebench.harness.run.runner import prepare
+        from moebench.systems.registry import source_hash
+
+        group = group_of(spec)
+        # Every measurement on this computer has a hash of its own.
+        if group != self._group or self._known is None or spec.machine == "local":
+            if isinstance(self._known, Inputs):
+                self._known.checkpoint.close()
+            self._known = None
+            self._known = prepare(spec, self._data_dir)
+            self._group = group
+            return self._known
+        shared = {k: v for k, v in self._known.hashes.items() if k != "calibration"}
+        own = {"profile": _profile_hash(spec.machine), "system": source_hash(spec.system)}
+        own |= identity(spec, self._data_dir)
+        return replace(self._known, spec=spec, hashes=shared | own)
+
+    def cell_id(self, spec: RunSpec) -> str:
+        """A run's id; one that does not change from measurement to measurement where it is local.
+
+        A cell whose inputs cannot be opened is known by its spec: it fails when it is run.
+        """
+        try:
+            inputs = self.inputs(spec)
+        except MoeBenchError:
+            return run_id(spec, inputs="unusable")
+        if spec.machine == "local":
+            return run_id(spec, **inputs.hashes | {"profile": f"local {platform.node()}"})
+        return inputs.run_id
+
+
+@lru_cache
+def _profile_hash(machine: str) -> str:
+    from moebench.substrate.machines.profile import load_profile
+
+    return load_profile(machine).content_hash()
+
+
+class Worker:
+    """Carries out cells, one after another.
+
+    Args:
+        scratch: where expert records are kept for cells on a local machine.
+        samples: give every token's time too.
+    """
+
+    def __init__(self, data_dir: Path | None, scratch: Path, samples: bool) -> None:
+        self._opened = Opened(data_dir)
+        self._scratch, self._samples = scratch, samples
+        self._group = ""
+        self._shared: SharedWork | None = None
+
+    def run(self, job: Job, code: str) -> Finished | Failed:
+        """Carry out a cell; whatever goes wrong in it is its failure.
+
+        Args:
+            code: `code_hash` of the process that keeps the store.
+        """
+        try:
+            if code != code_hash():
+                raise UsageError(
+                    f"moebench is not the same here and there: {platform.node()} has another "
+                    "version, or its files changed meanwhile; start the sweep again"
+                )
+            return self._run(job)
+        except MoeBenchError as error:
+            return Failed(str(error), traceback.format_exc())
+        except Exception as error:  # a bug here or in a system of the user's own: only this cell's
+            return Failed(f"{type(error).__name__}: {error}", traceback.format_exc())
+        finally:
+            if resident_bytes() > MEMORY_LIMIT_BYTES:
+                self._forget()
+
+    def _run(self, job: Job) -> Finished:
+        from moebench.harness.run.runner import run
+
+        if self._group != job.group:
+            self._forget()
+        inputs = self._opened.inputs(job.spec)
+        shared = self._share(inputs)
+        self._group = job.group
+        try:
+            outcome = run(inputs, self._scratch, shared=shared)
+        except UsageError:
+            if shared is None:
+                raise
+            # A prefill that its system routes in its own way cannot be shared: alone, it can run.
+            self._forget()
+            outcome = run(inputs, self._scratch)
+        samples = samples_of(outcome.generations) if self._samples else []
+        return Finished(outcome.document, samples)
+
+    def _share(self, inputs: "Inputs | ReplayInputs") -> "SharedWork | None":
+        """Weights, prefills and reference logits of the group; a replay computes none."""
+        from moebench.harness.run.inputs import Inputs
+        from moebench.harness.run.shared import SharedWork
+
+        if self._shared is None and isinstance(inputs, Inputs):
+            # Prefills of a full-size model would fill the memory.
+            remember = inputs.spec.weights is None
+            self._shared = SharedWork(inputs.checkpoint, remember)
+        return self._shared
+
+    def _forget(self) -> None:
+        if self._shared is not None:
+            self._shared = None
+            gc.collect()
+
+
+def samples_of(generations: "Iterable[Generation]") -> list[TokenSample]:
+    """Every token of a run."""
+    found = []
+    for batch, generation in enumerate(generations):
+        times = [generation.ttft_ns, *generation.steps_ns]
+        active = [None, *([len(keys) for keys in step] for step in generation.used)]
+        for step, (ns, experts) in enumerate(zip(times, active, strict=True)):
+            found.append(TokenSample(batch, step, ns, experts))
+    return found
+
+
+def resident_bytes() -> int:
+    """Memory of this process; 0 where the system does not say."""
+    try:
+        pages = int(Path("/proc/self/statm").read_text().split()[1])
+    except OSError:
+        return 0
+    return pages * 4096

@@ -1,0 +1,1 @@
+"""The store of runs, and the reference tables that are committed."""

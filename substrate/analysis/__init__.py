@@ -1,0 +1,1 @@
+"""Figures of routing and of runs: statistics, cache hits, lower bounds."""

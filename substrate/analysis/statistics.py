@@ -1,0 +1,360 @@
+"""Routing statistics of recorded sequences, each as the paper that published it defines it.
+
+They read plain arrays, so a live model and a recorded trace are measured alike.
+
+Shape letters: T tokens of a sequence, L MoE layers, K chosen experts a token, E experts.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from moebench.substrate.analysis.bound import belady_misses
+from moebench.substrate.analysis.hits import Steps, lfu_hits, lru_hits
+from moebench.substrate.errors import UsageError
+from moebench.substrate.terms import RoutedSequence
+
+#: Decoded tokens of a window (DAOP, section VI-B).
+WINDOW = 15
+
+#: The α of `summary`'s low-score experts.
+LOW_SCORE_ALPHAS = (0.1, 0.35, 0.6)
+
+
+def popularity(sequences: Sequence[RoutedSequence], num_experts: int) -> np.ndarray:
+    """Each layer's share of choices that fall on an expert ``[L, E]`` (DuoServe, Eq. 2).
+
+    Raises:
+        UsageError: there is no token to count.
+    """
+    counts_LE = sum(_used(s.ids_TLK, num_experts).sum(0) for s in _any(sequences))
+    return np.asarray(counts_LE / np.sum(counts_LE, axis=1, keepdims=True))
+
+
+def concentration(popularity_LE: np.ndarray) -> dict[str, np.ndarray]:
+    """How unevenly each layer uses its experts ``[L]``.
+
+    ``gini`` is 0 and ``entropy`` (normalised by ln E) is 1 for equal use; ``max_over_mean`` and
+    ``min_over_mean`` are the most and the least used expert's share of the fair share 1/E.
+    """
+    e = popularity_LE.shape[1]
+    ascending = np.sort(popularity_LE, axis=1)
+    gini = 2 * (ascending * np.arange(1, e + 1)).sum(1) / e - (e + 1) / e
+    logs = np.log(popularity_LE, where=popularity_LE > 0, out=np.zeros_like(popularity_LE))
+    entropy = -(popularity_LE * logs).sum(1) / np.log(e) if e > 1 else np.ones(len(popularity_LE))
+    return {
+        "gini": gini,
+        "entropy": entropy,
+        "max_over_mean": ascending[:, -1] * e,
+        "min_over_mean": ascending[:, 0] * e,
+    }
+
+
+def affinity(sequences: Sequence[RoutedSequence], num_experts: int) -> np.ndarray:
+    """P(next choice is expert j | this layer chose i) ``[L-1, E, E]`` (DuoServe, Eq. 3).
+
+    Rows of experts that were never chosen are zero; all others sum to one.
+
+    Raises:
+        UsageError: there is no token to count.
+    """
+    together = sum(_together(s.ids_TLK, num_experts) for s in _any(sequences))
+    totals = np.sum(together, axis=2, keepdims=True)
+    return np.asarray(together / np.where(totals > 0, totals, 1))
+
+
+def recall_from_history(
+    sequences: Sequence[RoutedSequence], num_experts: int
+) -> tuple[float, float]:
+    """How well affinity and popularity alone foretell a layer: two recalls at k.
+
+    The share of a layer's choices among the k experts that are likeliest after the previous
+    layer's choice, and among the k that are chosen most.  Learnt on every second sequence, tested
+    on the others; NaN where there are less than two sequences or layers.
+    """
+    known, rest = sequences[::2], sequences[1::2]
+    if not rest or rest[0].ids_TLK.shape[1] < 2:
+        return float("nan"), float("nan")
+    tested = np.concatenate([s.ids_TLK for s in rest])
+    affinity_LEE = affinity(known, num_experts)
+    prior_LE = popularity(known, num_experts)
+    before, after = tested[:, :-1], tested[:, 1:]
+    layers = np.arange(before.shape[1])[None, :, None]
+    named = _best(affinity_LEE[layers, before].sum(2), after.shape[2])
+    popular = np.broadcast_to(_best(prior_LE[1:], after.shape[2]), after.shape)
+    return float(_shared(after, named).mean()), float(_shared(after, popular).mean())
+
+
+def score_skew(sequences: Sequence[RoutedSequence]) -> np.ndarray:
+    """Mean gate score by rank ``[E]`` of decoded tokens, relative to rank 1 (SMoE, Fig. 4).
+
+    Raises:
+        UsageError: no sequence has scores of decoded tokens.
+    """
+    rows = [s.scores_TLE[s.prefill :] for s in sequences if s.scores_TLE is not None]
+    if not sum(map(len, rows)):
+        raise UsageError("the routing holds no gate scores of decoded tokens")
+    experts = rows[0].shape[2]
+    flat = np.concatenate([scores.reshape(-1, experts) for scores in rows]).astype(np.float64)
+    by_rank = np.sort(flat, axis=1)[:, ::-1].mean(0)
+    return np.asarray(by_rank / by_rank[0])
+
+
+def low_scores(
+    sequences: Sequence[RoutedSequence], alphas: Sequence[float]
+) -> tuple[np.ndarray, np.ndarray]:
+    """How much of a token's top-k SMoE would let go if it were off the device, by α.
+
+    Low-score is an active expert below (1+α) times the best inactive one's score (SMoE, Eq. 1).
+
+    Returns:
+        the low-score experts' share of the decoded tokens' active experts, and their share of the
+        active experts' scores, each ``[len(alphas)]``.
+
+    Raises:
+        UsageError: no sequence has scores of decoded tokens.
+    """
+    own, rival = [], []
+    for s in sequences:
+        if s.scores_TLE is not None and len(s.scores_TLE) > s.prefill:
+            scores, ids = s.scores_TLE[s.prefill :].astype(np.float64), s.ids_TLK[s.prefill :]
+            own.append(np.take_along_axis(scores, ids, axis=2).reshape(-1, ids.shape[2]))
+            np.put_along_axis(scores, ids, -np.inf, axis=2)
+            rival.append(scores.max(axis=2).reshape(-1, 1))
+    if not own:
+        raise UsageError("the routing holds no gate scores of decoded tokens")
+    own_NK, rival_N1 = np.concatenate(own), np.concatenate(rival)
+    low = [own_NK < (1 + alpha) * rival_N1 for alpha in alphas]
+    weights = own_NK / own_NK.sum(axis=1, keepdims=True)
+    return (
+        np.array([low_NK.mean() for low_NK in low]),
+        np.array([(weights * low_NK).sum(axis=1).mean() for low_NK in low]),
+    )
+
+
+def reuse_by_rank(
+    sequences: Sequence[RoutedSequence], num_experts: int, ahead: int = 3
+) -> np.ndarray:
+    """P(an expert of this rank is chosen within the next ``ahead`` decoded tokens), by rank.
+
+    SMoE, Fig. 11 (first version) and Fig. 6 (second).  ``[E]`` where every sequence has scores,
+    else ``[K]``: the ranks of unchosen experts are not known then.  NaN where nothing was decoded.
+    """
+    scored = all(s.scores_TLE is not None for s in sequences)
+    shares = []
+    for s in sequences:
+        ids_TLK = s.ids_TLK[s.prefill :]
+        ranked = _ranked(ids_TLK, s.scores_TLE[s.prefill :]) if scored else ids_TLK  # type: ignore[index]
+        tokens = len(ids_TLK) - ahead
+        if tokens > 0:
+            used = _used(ids_TLK, num_experts)
+            soon = np.any([used[i : i + tokens] for i in range(1, ahead + 1)], axis=0)
+            reused = np.take_along_axis(soon, ranked[:tokens], axis=2)
+            shares.append(reused.reshape(-1, reused.shape[2]))
+    if not shares:
+        ranks = num_experts if scored or not sequences else sequences[0].ids_TLK.shape[2]
+        return np.full(ranks, np.nan)
+    return np.asarray(np.concatenate(shares).mean(0))
+
+
+def lag_overlap(sequences: Sequence[RoutedSequence], lag: int) -> np.ndarray:
+    """Share of a decoded token's experts that the token ``lag`` before chose too, by layer ``[L]``.
+
+    NaN where no sequence is long enough.
+    """
+    shares = []
+    for s in _any(sequences):
+        ids = s.ids_TLK[s.prefill :]
+        if len(ids) > lag:
+            shares.append(_shared(ids[lag:], ids[:-lag]).mean(2))
+    if not shares:
+        return np.full(sequences[0].ids_TLK.shape[1], np.nan)
+    return np.asarray(np.concatenate(shares).mean(0))
+
+
+def prefill_decode_similarity(sequences: Sequence[RoutedSequence], num_experts: int) -> float:
+    """Cosine of a layer's expert use in prefill and in decode (DAOP, Eq. 1).
+
+    The mean over the layers of a sequence, then over sequences; NaN where nothing was decoded.
+    """
+    cosines = []
+    for s in sequences:
+        if 0 < s.prefill < len(s.ids_TLK):
+            used = _used(s.ids_TLK, num_experts)
+            cosines.append(_cosine(used[: s.prefill].mean(0), used[s.prefill :].mean(0)).mean())
+    return float(np.mean(cosines)) if cosines else float("nan")
+
+
+def window_similarity(
+    sequences: Sequence[RoutedSequence], num_experts: int, window: int = WINDOW
+) -> float:
+    """Cosine of a layer's expert use in successive windows of decoded tokens (DAOP, section VI-B).
+
+    The paper gives the window, 15 tokens, and the measure, but not which windows it compares: here
+    each with the next one.  They do not overlap, start with the first decoded token, and what is
+    left at the end is no window.  The mean over the layers and pairs of a sequence, then over
+    sequences; NaN where none decoded two windows.
+    """
+    cosines = []
+    for s in sequences:
+        used = _used(s.ids_TLK[s.prefill :], num_experts)
+        count = len(used) // window
+        if count > 1:
+            # Axes: windows, tokens of one, layers, experts.
+            windows = used[: count * window].reshape(count, window, *used.shape[1:])
+            shares = windows.mean(1)
+            cosines.append(_cosine(shares[:-1], shares[1:]).mean())
+    return float(np.mean(cosines)) if cosines else float("nan")
+
+
+def prediction_by_layer(sequences: Sequence[RoutedSequence], lookahead: str) -> np.ndarray:
+    """Share of each layer's top-k that the layer before predicted ``[L]`` (DAOP, Fig. 5).
+
+    NaN where no prediction was recorded: always for the first layer.
+    """
+    layers = _any(sequences)[0].ids_TLK.shape[1]
+    found, asked = np.zeros(layers), np.zeros(layers)
+    for s in sequences:
+        if lookahead in s.predicted_TLE and layers > 1:
+            predicted, truth = s.predicted_TLE[lookahead][:, :-1], s.ids_TLK[:, 1:]
+            made = ~np.isnan(predicted).any(2)
+            right = _shared(truth, _best(predicted, truth.shape[2])).mean(2)
+            found[1:] += (right * made).sum(0)
+            asked[1:] += made.sum(0)
+    return np.asarray(np.where(asked > 0, found / np.maximum(asked, 1), np.nan))
+
+
+# ----------------------------------------------------------------------------- caches
+
+
+def hit_rates(sequences: Sequence[RoutedSequence], sizes: Sequence[int]) -> dict[str, np.ndarray]:
+    """Hit rate of a cache for each layer, decode only, by ``sizes`` (experts a layer holds).
+
+    ``lru``, ``lfu`` and ``belady`` (MIN with bypass), means over layers.  Sequences follow each
+    other through one cache.  The first misses, as many as it holds, are free for every policy:
+    they stand for what was placed before.  NaN where nothing was decoded.
+    """
+    decoded = np.concatenate([s.ids_TLK[s.prefill :] for s in _any(sequences)])
+    if decoded.size == 0:
+        return {name: np.full(len(sizes), np.nan) for name in ("lru", "lfu", "belady")}
+    layers: list[list[list[int]]] = decoded.transpose(1, 0, 2).tolist()
+    requests = decoded.shape[0] * decoded.shape[2]
+
+    def missed(hits: Callable[[Steps, int], int]) -> Callable[[Steps, int], int]:
+        return lambda steps, size: max(0, requests - hits(steps, size) - size)
+
+    policies = {"lru": missed(lru_hits), "lfu": missed(lfu_hits), "belady": belady_misses}
+    return {
+        name: np.array(
+            [1 - np.mean([misses(steps, size) for steps in layers]) / requests for size in sizes]
+        )
+        for name, misses in policies.items()
+    }
+
+
+# ----------------------------------------------------------------------------- all of them
+
+
+def summary(sequences: Sequence[RoutedSequence], num_experts: int) -> dict[str, Any]:
+    """All statistics as plain numbers and lists; what was not recorded is None.
+
+    Cache sizes are an eighth, a quarter, a half and three quarters of a layer's experts.
+
+    Raises:
+        UsageError: there is no token to count.
+    """
+    shares_LE = popularity(sequences, num_experts)
+    top_k = sequences[0].ids_TLK.shape[2]
+    sizes = sorted({max(1, num_experts * eighths // 8) for eighths in (1, 2, 4, 6)})
+    rates = hit_rates(sequences, sizes)
+    scored = any(s.scores_TLE is not None and len(s.scores_TLE) > s.prefill for s in sequences)
+    low_share, low_weight = low_scores(sequences, LOW_SCORE_ALPHAS) if scored else (None, None)
+    by_affinity, by_popularity = recall_from_history(sequences, num_experts)
+    kinds = sorted({kind for s in sequences for kind in s.predicted_TLE})
+    lags = {lag: lag_overlap(sequences, lag) for lag in (1, 2, 4, 8)}
+    found: dict[str, Any] = _plain(
+        {
+            "tokens": {
+                "prefill": sum(s.prefill for s in sequences),
+                "decode": sum(len(s.ids_TLK) - s.prefill for s in sequences),
+            },
+            "score_skew": score_skew(sequences)[: 2 * top_k] if scored else None,
+            "low_score_experts": low_share,
+            "low_score_weight": low_weight,
+            "reuse_by_rank": reuse_by_rank(sequences, num_experts)[: 2 * top_k],
+            "prefill_decode_similarity": prefill_decode_similarity(sequences, num_experts),
+            "window_similarity": window_similarity(sequences, num_experts),
+            "prediction_by_layer": {k: prediction_by_layer(sequences, k) for k in kinds},
+            "popularity": {k: v.mean() for k, v in concentration(shares_LE).items()},
+            "least_used_expert": concentration(shares_LE)["min_over_mean"].min(),
+            "recall_from_affinity": by_affinity,
+            "recall_from_popularity": by_popularity,
+            "random_overlap": top_k / num_experts,
+            "lag_overlap": {str(lag): by_layer.mean() for lag, by_layer in lags.items()},
+            "lag_overlap_by_layer": lags[1],
+            "hit_rates": {
+                str(size): {name: rate[i] for name, rate in rates.items()}
+                for i, size in enumerate(sizes)
+            },
+        }
+    )
+    return found
+
+
+def _plain(value: Any) -> Any:
+    """Arrays as lists, four decimals, None for NaN."""
+    if isinstance(value, dict):
+        return {key: _plain(inner) for key, inner in value.items()}
+    if isinstance(value, np.ndarray | list):
+        return [_plain(inner) for inner in value]
+    if isinstance(value, float | np.floating):
+        return None if np.isnan(value) else round(float(value), 4)
+    return value
+
+
+# ----------------------------------------------------------------------------- pieces
+
+
+def _any(sequences: Sequence[RoutedSequence]) -> Sequence[RoutedSequence]:
+    if not sum(len(s.ids_TLK) for s in sequences):
+        raise UsageError("the routing holds no token; record at least one")
+    return sequences
+
+
+def _used(ids_TLK: np.ndarray, num_experts: int) -> np.ndarray:
+    """Whether a token chose an expert ``[T, L, E]``."""
+    used = np.zeros((*ids_TLK.shape[:2], num_experts), dtype=bool)
+    np.put_along_axis(used, ids_TLK, True, axis=2)
+    return used
+
+
+def _together(ids_TLK: np.ndarray, num_experts: int) -> np.ndarray:
+    """How often neighbouring layers chose a pair of experts ``[L-1, E, E]``."""
+    used = _used(ids_TLK, num_experts).astype(np.float32).transpose(1, 2, 0)
+    return np.asarray(used[:-1] @ used[1:].transpose(0, 2, 1), dtype=np.float64)
+
+
+def _cosine(these: np.ndarray, those: np.ndarray) -> np.ndarray:
+    """Cosine of the last axes of two arrays; neither may hold a vector of zeros."""
+    norms = np.linalg.norm(these, axis=-1) * np.linalg.norm(those, axis=-1)
+    return np.asarray((these * those).sum(-1) / norms)
+
+
+def _best(scores: np.ndarray, k: int) -> np.ndarray:
+    """The k best of the last axis; ties to the lowest id."""
+    return np.argsort(-scores, axis=-1, kind="stable")[..., :k]
+
+
+def _ranked(ids_TLK: np.ndarray, scores_TLE: np.ndarray) -> np.ndarray:
+    """All experts by rank ``[T, L, E]``: the chosen ones as the model ranked them, first."""
+    k = ids_TLK.shape[2]
+    scores = scores_TLE.astype(np.float64)
+    chosen = scores.max() + np.arange(k, 0, -1, dtype=np.float64) if scores.size else np.zeros(k)
+    np.put_along_axis(scores, ids_TLK, np.broadcast_to(chosen, ids_TLK.shape), axis=2)
+    return _best(scores, scores.shape[2])
+
+
+def _shared(these: np.ndarray, those: np.ndarray) -> np.ndarray:
+    """Which of ``these`` ids ``[..., K]`` are among ``those`` ``[..., N]``."""
+    return np.asarray((these[..., :, None] == those[..., None, :]).any(-1))

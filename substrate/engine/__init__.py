@@ -1,0 +1,1 @@
+"""The five decisions, the loop that asks them, and expert transfers."""

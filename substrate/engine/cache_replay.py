@@ -1,0 +1,207 @@
+"""How often a cache policy hits on recorded routing: no model, no machine, no time.
+
+A *step* is one layer of one pass: the distinct experts that it uses.  A step goes as in the engine
+(`substrate.engine.loop`, everything loaded on demand, nothing prefetched):
+
+    the policy is told all of the step's experts; those that have a slot hit and are pinned
+    the others are loaded in the order given (ascending ids, as the engine does), each into a free
+      slot or a victim's, and pinned
+    when nobody else may leave, an expert of the step itself does: it was computed by then
+    pins end
+
+So a run of a system with this policy, on demand and without prefetching, hits exactly as often.
+`requests` cuts steps into single requests, nothing pinned: the textbook's cache.
+
+Shape letters: T tokens, L MoE layers, K chosen experts a token.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Literal, Protocol, runtime_checkable
+
+import numpy as np
+
+from moebench.substrate.engine.system import Eviction
+from moebench.substrate.errors import UsageError
+from moebench.substrate.memory.cache import ExpertCache, Scope
+from moebench.substrate.memory.tier import Tier
+from moebench.substrate.models.shape import GateKind, ModelShape
+
+#: A layer, counted over those with experts, and what it uses.
+Step = tuple[int, Sequence[int]]
+
+
+@runtime_checkable
+class PerSequence(Protocol):
+    """A policy that starts anew with every sequence."""
+
+    def sequence_begins(self) -> None:
+        """The next step is the first of a sequence."""
+
+
+#: At which step an expert left, and for whom, as keys ``layer · E + expert``: (step, victim, new).
+Evicted = tuple[int, int, int]
+
+
+@dataclass(slots=True)
+class Replayed:
+    """What became of the requests, by layer ``[L]``; every eviction in order."""
+
+    requests: list[int]
+    hits: list[int]
+    evicted: list[Evicted] = field(default_factory=list)
+
+    @property
+    def hit_rate(self) -> float:
+        """Hits over requests, all layers together."""
+        return sum(self.hits) / sum(self.requests)
+
+
+# ----------------------------------------------------------------------------- steps
+
+
+def token_steps(ids_TLK: np.ndarray, order: Literal["id", "recorded"] = "id") -> list[Step]:
+    """Token by token, layer by layer; experts by ascending id, or as the trace lists them."""
+    ordered = np.sort(ids_TLK, axis=2) if order == "id" else ids_TLK
+    return [(layer, ids) for token in ordered.tolist() for layer, ids in enumerate(token)]
+
+
+def requests(steps: Iterable[Step]) -> list[Step]:
+    """Every request a step of its own."""
+    return [(layer, (expert,)) for layer, experts in steps for expert in experts]
+
+
+def topology(layers: int, experts: int, top_k: int) -> ModelShape:
+    """A shape of which only layers, experts and top-k mean anything: all that a policy reads."""
+    return ModelShape(
+        family="routing-only", num_layers=layers, num_experts=experts, top_k=top_k,
+        hidden_size=1, vocab_size=1, num_heads=1, num_kv_heads=1, head_dim=1, expert_width=1,
+        gate=GateKind.SOFTMAX_TOPK,
+    )  # fmt: skip
+
+
+# ----------------------------------------------------------------------------- the replay
+
+
+def replay(
+    policy: Eviction,
+    sequences: Sequence[Sequence[Step]],
+    shape: ModelShape,
+    slots: int,
+    scope: Scope = "layer",
+    *,
+    placed: Iterable[tuple[int, int]] = (),
+) -> Replayed:
+    """Run sequences after each other through one cache.
+
+    Args:
+        sequences: the steps of each.
+        slots: experts that are held at once, over all layers; with ``scope="layer"`` each of the
+            layers has the same number, and what is left over is not used.
+        placed: pairs (layer, expert) that are there before the first step.
+
+    Raises:
+        BudgetError: not even one expert fits into each pool.
+        UsageError: no step, or a policy that asks for gate scores, which ids do not have.
+    """
+    if not any(map(len, sequences)):
+        raise UsageError("the routing holds no step to replay")
+    if type(policy).observe is not Eviction.observe and not isinstance(policy, PerSequence):
+        raise UsageError(
+            f"{type(policy).__name__} reads gate scores; a replay of ids has none: run the trace "
+            "(moebench run --trace)"
+        )
+    # Whatever does not pin more than one expert at once may hold less than the top-k.
+    roomy = shape.model_copy(update={"top_k": 1}) if slots < shape.top_k else shape
+    cache = ExpertCache(roomy, slots, scope, Tier("device", 0), 0)
+    if policy.clairvoyant:
+        policy.foresee([step for steps in sequences for step in steps], may_refuse=True)
+    policy.start(shape, cache)
+    run = _Run(policy, shape, cache)
+    for layer, expert in placed:
+        run.place(layer, expert)
+    for steps in sequences:
+        if isinstance(policy, PerSequence):
+            policy.sequence_begins()
+        run.steps(steps)
+    return run.result
+
+
+class _Pool:
+    """Slots that lend each other; ``allowed`` and ``held`` are views of bytes over all keys."""
+
+    def __init__(self, free: int, keys: int) -> None:
+        self.free = free
+        # Bytes are written one by one much faster than arrays; policies read arrays.
+        self.may_leave, self.inside = bytearray(keys), bytearray(keys)
+        self.allowed = np.frombuffer(self.may_leave, dtype=bool)
+        self.held = np.frombuffer(self.inside, dtype=bool)
+
+
+class _Run:
+    def __init__(self, policy: Eviction, shape: ModelShape, cache: ExpertCache) -> None:
+        layers, self.experts = shape.num_layers, shape.num_experts
+        self.policy = policy
+        self.result = Replayed([0] * layers, [0] * layers)
+        keys = layers * self.experts
+        if cache.scope == "layer":
+            each = cache.slots // len(shape.moe_layers)
+            self.pools = [_Pool(each, keys) for _ in range(layers)]
+        else:
+            self.pools = [_Pool(cache.slots, keys)] * layers
+        self.now = 0
+
+    def steps(self, steps: Iterable[Step]) -> None:
+        used, load, pools = self.policy.used, self.load, self.pools
+        counted, hits, experts_a_layer = self.result.requests, self.result.hits, self.experts
+        for layer, experts in steps:
+            used(layer, experts)
+            pool, base, asked = pools[layer], layer * experts_a_layer, len(experts)
+            inside, may_leave = pool.inside, pool.may_leave
+            counted[layer] += asked
+            if asked == 1:  # the same as below: there is nobody to protect
+                key = base + experts[0]
+                if inside[key]:
+                    hits[layer] += 1
+                elif load(key, pool):
+                    may_leave[key] = 1
+                self.now += 1
+                continue
+            missing = []
+            for expert in experts:
+                key = base + expert
+                if inside[key]:
+                    may_leave[key] = 0
+                else:
+                    missing.append(key)
+            hits[layer] += asked - len(missing)
+            for key in missing:
+                load(key, pool)
+            for expert in experts:
+                key = base + expert
+                may_leave[key] = inside[key]
+            self.now += 1
+
+    def place(self, layer: int, expert: int) -> None:
+        """There from the start."""
+        pool, key = self.pools[layer], layer * self.experts + expert
+        self.load(key, pool)
+        pool.may_leave[key] = pool.inside[key]
+
+    def load(self, key: int, pool: _Pool) -> bool:
+        """Into a free slot or a victim's; False if the policy refuses: through the cache."""
+        policy = self.policy
+        if pool.free:
+            pool.free -= 1
+        else:
+            victim = policy.victim(pool.allowed, key)
+            if victim is None and not any(pool.may_leave):
+                victim = policy.victim(pool.held, key)
+            if victim is None:
+                return False
+            pool.inside[victim] = pool.may_leave[victim] = 0
+            policy.left(victim)
+            self.result.evicted.append((self.now, victim, key))
+        policy.arrived(key)
+        pool.inside[key] = 1
+        return True

@@ -1,0 +1,254 @@
+"""A hardware profile: one box (GPU, link, host, disk, software) as numbers with their origin.
+
+Profiles are YAML.  A number is never bare: it is a mapping ``{value, unit, source, badge}``, so
+that every latency computed from it can say how far it is to be trusted.  A `HardwareProfile` is
+inert; `load_profile` is the only function here that reads a file.
+"""
+
+import datetime
+import hashlib
+import json
+from pathlib import Path
+from typing import Any, Literal, get_args
+
+from pydantic import BaseModel, Field, StrictBool, ValidationError, model_validator
+
+from moebench.substrate.errors import ProfileError, UnknownNameError, UsageError
+from moebench.substrate.machines.quantity import (
+    Bandwidth,
+    Compute,
+    Count,
+    Efficiency,
+    Inert,
+    Memory,
+    Power,
+    Quantity,
+    Ratio,
+    Time,
+)
+
+ProfileBadge = Literal["calibrated", "datasheet"]
+
+MACHINES = Path(__file__).parents[1] / "catalogue" / "machines"
+
+
+class Gpu(Inert):
+    """The device.  Peaks come with the fraction that real kernels reach."""
+
+    name: str = Field(min_length=1)
+    memory: Memory
+    reserved_memory: Memory  #: CUDA context and workspace: never available to weights
+    bandwidth: Bandwidth
+    large_read_efficiency: Efficiency  #: reads of at least 20 MB
+    small_read_efficiency: Efficiency  #: reads below 20 MB
+    tensor_bf16: Compute  #: with fp32 accumulation
+    tensor_efficiency: Efficiency
+    idle_power: Power
+    full_power: Power
+
+
+class Link(Inert):
+    """Host to device: the slower of what the GPU and the host can do."""
+
+    name: str = Field(min_length=1)
+    pinned_h2d: Bandwidth
+    pinned_d2h: Bandwidth
+    pageable_h2d: Bandwidth
+    in_engine_efficiency: Efficiency  #: of a benchmark's copies, reached between kernels
+    copy_fixed: Time  #: device side, per copy
+    pinned: StrictBool = True  #: whether this box's software copies experts from pinned memory
+
+    @property
+    def h2d(self) -> Bandwidth:
+        """The bandwidth at which this box copies experts to the device."""
+        return self.pinned_h2d if self.pinned else self.pageable_h2d
+
+
+class Host(Inert):
+    """The CPU and its memory."""
+
+    name: str = Field(min_length=1)
+    cores: Count
+    memory: Memory
+    gemv_bandwidth: Bandwidth
+    peak_fp32: Compute
+    gemm_efficiency: Efficiency
+    handoff: Time  #: giving one task to the host's threads
+    idle_power: Power
+    full_power: Power
+
+
+class Disk(Inert):
+    """An SSD: ``access_latency + bytes / bandwidth``, bandwidth by queue depth."""
+
+    name: str = Field(min_length=1)
+    queue1_bandwidth: Bandwidth  #: one large read at a time
+    max_bandwidth: Bandwidth  #: four or more in flight
+    access_latency: Time
+
+
+class Software(Inert):
+    """Costs of the control thread, and how many kernels each part of a layer launches."""
+
+    launch: Time  #: per kernel
+    sync: Time  #: host waits for the device
+    decision: Time  #: the system's own Python, per MoE layer
+    copy_submit: Time  #: per copy
+    launches_attention: Count
+    launches_gate: Count
+    launches_expert: Count
+    launches_shared: Count
+    launches_head: Count
+
+
+class Calibration(Inert):
+    """Says that the profile was fitted on a machine, when, and how far off it still is."""
+
+    date: datetime.date
+    error: Ratio
+    machine: str = Field(min_length=1)
+
+
+class HardwareProfile(Inert):
+    """Everything a cost model may ask about a box."""
+
+    name: str = Field(min_length=1)
+    description: str = Field(min_length=1)
+    gpu: Gpu
+    link: Link
+    host: Host
+    disk: Disk
+    software: Software
+    calibration: Calibration | None = None
+
+    @model_validator(mode="after")
+    def _ordered(self) -> "HardwareProfile":
+        gpu, host, disk = self.gpu, self.host, self.disk
+        rules = {
+            "gpu.reserved_memory < gpu.memory": gpu.reserved_memory.bytes < gpu.memory.bytes,
+            "gpu.idle_power < gpu.full_power": gpu.idle_power.watts < gpu.full_power.watts,
+            "host.idle_power < host.full_power": host.idle_power.watts < host.full_power.watts,
+            "disk.queue1_bandwidth <= disk.max_bandwidth": (
+                disk.queue1_bandwidth.bytes_per_s <= disk.max_bandwidth.bytes_per_s
+            ),
+        }
+        for rule, holds in rules.items():
+            if not holds:
+                raise ValueError(f"impossible pair of numbers; allowed: {rule}")
+        return self
+
+    @property
+    def badge(self) -> ProfileBadge:
+        """How good a latency from this profile is at best."""
+        return "datasheet" if self.calibration is None else "calibrated"
+
+    @property
+    def numbers(self) -> int:
+        """How many numbers the profile holds."""
+        return len(self._badges())
+
+    @property
+    def estimates(self) -> int:
+        """How many of them are estimates."""
+        return self._badges().count("estimate")
+
+    def _badges(self) -> list[str]:
+        def walk(part: object) -> list[str]:
+            if isinstance(part, Quantity):
+                return [part.badge]
+            if isinstance(part, BaseModel):
+                return [b for name in type(part).model_fields for b in walk(getattr(part, name))]
+            return []
+
+        return walk(self)
+
+    def content_hash(self) -> str:
+        """16 hexadecimal digits that change whenever anything in the profile does."""
+        text = json.dumps(self.model_dump(mode="json"), sort_keys=True, separators=(",", ":"))
+        return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+    @classmethod
+    def from_mapping(cls, data: object, where: str = "profile") -> "HardwareProfile":
+        """Check what a YAML file held.
+
+        Raises:
+            ProfileError: one line with `where`, the first bad field, and what it may hold.
+        """
+        try:
+            return cls.model_validate(data)
+        except ValidationError as error:
+            raise ProfileError(f"{where}: {_explain(error)}") from error
+
+
+# ------------------------------------------------------------------------- finding and reading
+
+
+def profile_names() -> list[str]:
+    """Names of the catalogue's machines, sorted."""
+    return sorted(path.stem for path in MACHINES.glob("*.yaml"))
+
+
+def load_profile(name_or_path: str) -> HardwareProfile:
+    """Load a machine of the catalogue by name, or any file by a path that ends in ``.yaml``.
+
+    Raises:
+        UnknownNameError: no such machine.
+        UsageError: ``local``, which is a machine but not a stored profile.
+        ProfileError: the file cannot be read, is not YAML, or misses or misstates a number.
+    """
+    if name_or_path.endswith(".yaml"):
+        return HardwareProfile.from_mapping(_read_yaml(Path(name_or_path)), name_or_path)
+    known = profile_names()
+    if name_or_path == "local":
+        raise UsageError(
+            "machine 'local' is this computer: it is measured and has no profile; "
+            "allowed: a name from `moebench list machines`, or a path that ends in .yaml"
+        )
+    if name_or_path not in known:
+        raise UnknownNameError("machine", name_or_path, [*known, "local"])
+    path = MACHINES / f"{name_or_path}.yaml"
+    return HardwareProfile.from_mapping(_read_yaml(path), str(path))
+
+
+def _read_yaml(path: Path) -> object:
+    import yaml
+
+    try:
+        return yaml.safe_load(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ProfileError(
+            f"{path}: cannot be read ({error.strerror}); allowed: a readable .yaml file, "
+            "or a name from `moebench list machines`"
+        ) from error
+    except (yaml.YAMLError, ValueError) as error:
+        reason = " ".join(str(error).split())
+        raise ProfileError(f"{path}: not valid YAML ({reason}); allowed: UTF-8 YAML") from error
+
+
+def _explain(error: ValidationError) -> str:
+    """The first complaint as ``field: what is wrong; allowed: ...``."""
+    detail = error.errors(include_url=False)[0]
+    kind, given = detail["type"], repr(detail["input"])[:60]
+    problems = {
+        "missing": "missing",
+        "extra_forbidden": "unknown field",
+        "model_type": f"expected a mapping, got {given}",
+        "value_error": str(detail.get("ctx", {}).get("error")),
+    }
+    problem = problems.get(kind) or f"{detail['msg']}, got {given}"
+    model = _innermost(detail["loc"])
+    if issubclass(model, Quantity):
+        problem += f"; allowed: {model.allowed()}"
+    elif kind in ("missing", "extra_forbidden", "model_type"):
+        problem += f"; allowed: fields {', '.join(model.model_fields)}"
+    return f"{'.'.join(map(str, detail['loc'])) or 'top level'}: {problem}"
+
+
+def _innermost(loc: tuple[int | str, ...]) -> type[BaseModel]:
+    """The last model on the way to a field."""
+    model: type[BaseModel] = HardwareProfile
+    for key in loc:
+        info = model.model_fields.get(str(key))
+        kinds: tuple[Any, ...] = (info.annotation, *get_args(info.annotation)) if info else ()
+        model = next((k for k in kinds if isinstance(k, type) and issubclass(k, BaseModel)), model)
+    return model

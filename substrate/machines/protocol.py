@@ -1,0 +1,191 @@
+"""What a machine is: lanes that run operations, and a control thread that waits for some of them.
+
+The engine speaks only this protocol.  `substrate.machines.simulated` answers it with a
+virtual clock and a hardware profile, `substrate.machines.local` with this computer's wall clock.
+
+    submit   an operation that is needed: runs on its lane as soon as what it waits for has ended
+    enqueue  a prefetch: runs when its lane has nothing needed to do, and may still be cancelled
+    wait     the control thread stands still until an operation has ended
+    elapse   the control thread itself works (decisions, launches)
+
+Two rules settle every tie: a needed operation goes before a prefetch that could start at the same
+instant, and operations of one kind go in the order of submission.
+"""
+
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
+from enum import StrEnum
+from functools import lru_cache
+from typing import Any, Protocol
+
+Work = Callable[..., Any]
+
+
+class Lane(StrEnum):
+    """A resource that does one thing at a time."""
+
+    # Enum's own hash is a Python function; lanes and kinds are dictionary keys in the inner loop.
+    __hash__ = str.__hash__
+
+    DEVICE = "device"
+    H2D = "h2d"
+    D2H = "d2h"
+    HOST = "host"
+    DISK = "disk"
+    PREDICT = "predict"  # a stream beside the device's own, for a policy's network
+
+
+class OpKind(StrEnum):
+    """What an operation does; the cost model has one rule for each."""
+
+    __hash__ = str.__hash__
+
+    ATTEND = "attend"
+    GATE = "gate"
+    EXPERT = "expert"
+    SHARED = "shared"
+    COMBINE = "combine"
+    DENSE = "dense"
+    PREDICT = "predict"
+    HEAD = "head"
+    LOAD = "load"
+    READ = "read"
+    RETURN = "return"
+
+
+@dataclass(slots=True)
+class Op:
+    """An operation and the sizes that price it; never changed once it is made.
+
+    ``rows`` holds one count for each expert of an expert operation, else the pass's rows.
+    ``context`` counts the cached tokens that attention reads, ``pairs`` the products of a query
+    with a key that it computes, both summed over the batch's sequences.  ``network`` holds a
+    policy's own network's widths, input to output.  ``sizes`` is all that its price depends on:
+    layers of a model cost alike, and so do the experts of a layer.
+    """
+
+    kind: OpKind
+    layer: int
+    rows: tuple[int, ...] = ()
+    experts: tuple[int, ...] = ()
+    context: int = 0
+    pairs: int = 0
+    network: tuple[int, ...] = ()
+    sizes: tuple[object, ...] = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        self.sizes = (self.kind, self.rows, self.context, self.pairs, self.network)
+
+
+@lru_cache(maxsize=1 << 14)
+def op_of(kind: OpKind, layer: int, rows: tuple[int, ...], experts: tuple[int, ...] = ()) -> Op:
+    """One object for operations that come again with every token."""
+    return Op(kind, layer, rows, experts)
+
+
+class Span:
+    """An operation in time (ns).  ``end_ns`` is None until it is known.
+
+    ``stall_ns`` is how long the lane stood idle before it, ``cause`` what it was waiting for;
+    ``late_ns`` is the idle time before that, until the control thread had submitted it.
+    """
+
+    __slots__ = ("cause", "end_ns", "lane", "late_ns", "op", "stall_ns", "start_ns", "value")
+
+    def __init__(
+        self,
+        op: Op,
+        lane: Lane,
+        start_ns: int | None = None,
+        end_ns: int | None = None,
+        stall_ns: int = 0,
+        cause: str = "",
+        late_ns: int = 0,
+    ) -> None:
+        self.op = op
+        self.lane = lane
+        self.start_ns = start_ns
+        self.end_ns = end_ns
+        self.stall_ns = stall_ns
+        self.cause = cause
+        self.late_ns = late_ns
+        self.value: Any = None
+
+    @property
+    def duration_ns(self) -> int:
+        """End minus start; the span must have ended."""
+        if self.start_ns is None or self.end_ns is None:
+            raise RuntimeError(f"{self.op.kind} on {self.lane} has not ended")
+        return self.end_ns - self.start_ns
+
+    def __repr__(self) -> str:
+        where = f"layer {self.op.layer}, {self.start_ns}..{self.end_ns}"
+        return f"<{self.op.kind} {list(self.op.experts)} on {self.lane}, {where}>"
+
+
+class Transfer(Protocol):
+    """What a transfer asks of memory when it starts and when it ends.
+
+    All but `copy` is called while no other thread can hold the machine's lock.
+    """
+
+    def begin(self, now_ns: int) -> bool:
+        """Claim a slot for a prefetch; False drops it."""
+
+    def under_way(self, span: Span) -> None:
+        """The transfer has started; ``span`` ends when the record is complete."""
+
+    def arrived(self, start_ns: int, end_ns: int) -> None:
+        """The record, under way since ``start_ns``, is complete in its slot from ``end_ns`` on."""
+
+    def copy(self) -> None:
+        """Move the record into its slot."""
+
+
+class Machine(Protocol):
+    """See the module's docstring."""
+
+    @property
+    def load_path(self) -> tuple[Lane, ...]:
+        """Lanes that an expert crosses on its way to the device, in order."""
+
+    @property
+    def has_host_lane(self) -> bool:
+        """Whether the host can compute experts beside the device."""
+
+    @property
+    def lock(self) -> AbstractContextManager[Any, bool | None]:
+        """Held while memory or a policy's state is read or changed; reentrant."""
+
+    def now_ns(self) -> int:
+        """The control thread's clock."""
+
+    def begin(self) -> None:
+        """A batch starts: lanes that stood idle before it waited for nobody."""
+
+    def elapse(self, decisions: int) -> None:
+        """The control thread takes so many layers' decisions."""
+
+    def submit(
+        self, op: Op, lane: Lane, after: Sequence[Span] = (), work: Work | None = None, *args: Any
+    ) -> Span:
+        """Run a needed operation; its ``value`` is what ``work(*args)`` returns."""
+
+    def load(self, op: Op, transfer: Transfer, after: Sequence[Span] = ()) -> Span:
+        """Bring a needed expert whose slot is already claimed; the span ends when it is there."""
+
+    def enqueue(self, op: Op, transfer: Transfer) -> None:
+        """Queue a prefetch; it costs the control thread nothing, a loader submits it."""
+
+    def cancel(self, layer: int | None = None) -> int:
+        """Drop queued prefetches (of layers up to ``layer``, or all); returns how many."""
+
+    def wait(self, span: Span) -> None:
+        """Return when the span has ended."""
+
+    def copy_record(self, layer: int, expert: int, slot: int) -> None:
+        """Move an expert's record into a slot, where slots are real."""
+
+    def estimate_ns(self, op: Op, lane: Lane) -> int:
+        """What the operation costs before anything was measured."""

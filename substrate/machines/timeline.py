@@ -1,0 +1,132 @@
+"""Spans become figures: busy time, stalls by cause, bytes, energy, and a picture in time."""
+
+import json
+from collections import defaultdict
+from pathlib import Path
+from typing import Any
+
+from moebench.substrate.machines.protocol import Lane, OpKind, Span
+from moebench.substrate.terms import Phase
+
+#: Operations that move an expert's record.
+MOVES = frozenset({OpKind.LOAD, OpKind.READ})
+
+
+class Totals:
+    """Sums of one phase: busy time and transfers by lane, the device's idle time by cause."""
+
+    def __init__(self) -> None:
+        self.busy_ns: dict[Lane, int] = dict.fromkeys(Lane, 0)
+        self.stall_ns: dict[str, int] = defaultdict(int)
+        self.moves: dict[Lane, int] = dict.fromkeys(Lane, 0)
+
+
+class Timeline:
+    """Adds up every span of a run; keeps the spans themselves only where a picture needs them.
+
+    Args:
+        record_bytes: bytes of one expert on the link or the disk.
+        keep_all: keep every span (for `--timeline`); otherwise only those of a `window`.
+    """
+
+    def __init__(self, record_bytes: int, keep_all: bool = False) -> None:
+        self.record_bytes = record_bytes
+        self.totals: dict[Phase, Totals] = {"prefill": Totals(), "decode": Totals()}
+        self.spans: list[Span] = []
+        self.marks: list[tuple[int, str]] = []
+        self._totals = self.totals["prefill"]
+        self._window: tuple[int, int] | None = None
+        self._keep_all = keep_all
+        self.recording = keep_all
+
+    def add(self, span: Span) -> None:
+        """Count a span whose end is known."""
+        lane, totals = span.lane, self._totals
+        totals.busy_ns[lane] += span.duration_ns
+        if lane is Lane.DEVICE:
+            if span.stall_ns:
+                totals.stall_ns[span.cause] += span.stall_ns
+            if span.late_ns:
+                totals.stall_ns["control"] += span.late_ns
+        elif span.op.kind in MOVES:
+            totals.moves[lane] += 1
+        if self.recording:
+            self.spans.append(span)
+
+    def begin(self, phase: Phase) -> None:
+        """Count what follows under a phase."""
+        self._totals = self.totals[phase]
+
+    def busy_ns(self, lane: Lane) -> int:
+        """Time that a lane worked, over both phases."""
+        return sum(t.busy_ns[lane] for t in self.totals.values())
+
+    def stall_ns(self) -> dict[str, int]:
+        """Time that the device stood idle by cause, over both phases."""
+        causes = sorted({cause for t in self.totals.values() for cause in t.stall_ns})
+        return {c: sum(t.stall_ns.get(c, 0) for t in self.totals.values()) for c in causes}
+
+    def bytes_moved(self, lane: Lane) -> int:
+        """Expert bytes that crossed a lane, over both phases."""
+        return sum(t.moves[lane] for t in self.totals.values()) * self.record_bytes
+
+    def window(self, tokens: tuple[int, int] | None) -> None:
+        """Keep the spans of these tokens of the next batch (first, last + 1); None keeps none."""
+        self._window = tokens
+        self.recording = self._keep_all or (tokens is not None and tokens[0] <= 0 < tokens[1])
+
+    def token(self, index: int, at_ns: int) -> None:
+        """A token of the batch is done; what follows belongs to the next one."""
+        if self.recording:
+            self.marks.append((at_ns, f"token {index + 1}"))
+        if not self._keep_all and self._window is not None:
+            first, beyond = self._window
+            self.recording = first <= index + 1 < beyond
+
+    # ------------------------------------------------------------------ pictures
+
+    def picture(self) -> list[dict[str, Any]]:
+        """The kept spans as plain records, times in microseconds from the first one's start."""
+        origin = min((s.start_ns or 0 for s in self.spans), default=0)
+        return [
+            {
+                "lane": span.lane.value,
+                "kind": span.op.kind.value,
+                "layer": span.op.layer,
+                "experts": list(span.op.experts),
+                "start_us": ((span.start_ns or 0) - origin) / 1e3,
+                "end_us": ((span.end_ns or 0) - origin) / 1e3,
+            }
+            for span in self.spans
+        ]
+
+    def chrome_trace(self) -> dict[str, Any]:
+        """Chrome trace events, one row a lane; opens in Perfetto (ui.perfetto.dev)."""
+        rows = {lane: index for index, lane in enumerate(Lane)}
+        events: list[dict[str, Any]] = [
+            {"ph": "M", "name": "thread_name", "pid": 0, "tid": row, "args": {"name": lane.value}}
+            for lane, row in rows.items()
+        ]
+        for span in self.spans:
+            op = span.op
+            experts = ",".join(map(str, op.experts))
+            events.append({
+                "ph": "X",
+                "name": f"{op.kind} L{op.layer}" + (f" E{experts}" if experts else ""),
+                "cat": op.kind.value,
+                "pid": 0,
+                "tid": rows[span.lane],
+                "ts": (span.start_ns or 0) / 1e3,
+                "dur": span.duration_ns / 1e3,
+                "args": {"layer": op.layer, "experts": list(op.experts), "rows": list(op.rows),
+                         "stall_us": span.stall_ns / 1e3, "waited_for": span.cause},
+            })  # fmt: skip
+        for at_ns, name in self.marks:
+            events.append(
+                {"ph": "i", "s": "g", "name": name, "pid": 0, "tid": 0, "ts": at_ns / 1e3}
+            )
+        return {"traceEvents": events, "displayTimeUnit": "ms"}
+
+    def write_chrome_trace(self, path: Path) -> None:
+        """Write `chrome_trace` as JSON."""
+        path.write_text(json.dumps(self.chrome_trace()))

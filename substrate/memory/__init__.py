@@ -1,0 +1,1 @@
+"""Tiers with byte budgets, and the expert cache on the device."""

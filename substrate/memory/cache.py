@@ -1,0 +1,229 @@
+"""The device's expert slots: the only place that knows which expert is where.
+
+    ┌ Who owns a slot, and when may it be reused? ──────────────────────────────────────────────┐
+    │ free ──claim──▶ arriving ──arrive──▶ resident ──read_by──▶ resident, busy ──▶ evictable    │
+    │                                                                                            │
+    │ claim       gives the slot to an expert; its previous owner is gone from that moment       │
+    │ arriving    ready_ns > now: the transfer is under way, nothing may read or evict it        │
+    │ pinned      its layer has chosen it: eviction must not touch it ...                        │
+    │ computed    ... unless nothing else is left and its computation was already submitted      │
+    │ busy        its reader has not ended: a computation still reads it                         │
+    │ evictable   resident, not pinned, not busy                                                 │
+    └────────────────────────────────────────────────────────────────────────────────────────────┘
+
+An expert's *key* is ``layer · E + expert``: arrays over keys make every question one vector
+operation.  Times are integer nanoseconds of the machine's clock.
+"""
+
+from array import array
+from collections.abc import Iterable, Sequence
+from typing import Literal
+
+import numpy as np
+
+from moebench.substrate.errors import BudgetError, IntegrityError
+from moebench.substrate.machines.protocol import Span
+from moebench.substrate.memory.tier import Tier
+from moebench.substrate.models.shape import ModelShape
+
+Mask = np.ndarray
+Scope = Literal["global", "layer"]
+
+#: Later than any time: the end of something that has not ended.
+NEVER = np.iinfo(np.int64).max
+
+
+def _column(kind: Literal["b", "q"], values: Sequence[int]) -> tuple["array[int]", np.ndarray]:
+    """A buffer of flags (b) or times (q), for single keys and for vector questions."""
+    buffer = array(kind, values)
+    return buffer, np.frombuffer(buffer, dtype=bool if kind == "b" else np.int64)
+
+
+class ExpertCache:
+    """The device's slots and the experts in them.
+
+    Args:
+        shape: the model.
+        slots: how many experts fit at once.
+        scope: one pool for all layers, or the same number of slots for each layer.
+        tier: charged ``record_bytes`` when a slot is used for the first time.
+
+    Raises:
+        BudgetError: not even one layer's pinned experts fit.
+    """
+
+    def __init__(
+        self, shape: ModelShape, slots: int, scope: Scope, tier: Tier, record_bytes: int
+    ) -> None:
+        layers, experts = len(shape.moe_layers), shape.num_experts
+        slots = min(slots, layers * experts)
+        pools = layers if scope == "layer" else 1
+        if slots // pools < 1 or slots < shape.top_k:
+            raise BudgetError(
+                f"{tier.name} memory: room for {slots} experts, one token of one layer pins "
+                f"{shape.top_k}" + (f" and each of {layers} layers needs one" if pools > 1 else "")
+                + "; give more memory or a larger --cache-ratio"
+            )  # fmt: skip
+        self.shape = shape
+        self.scope: Scope = scope
+        self.slots = slots // pools * pools
+        self._tier, self._record_bytes = tier, record_bytes
+        self._experts = experts
+        total = shape.num_layers * experts
+        self._slot_of = [-1] * total
+        self._owner_of = [-1] * self.slots
+        #: The last computation that was submitted to read each.
+        self._reader: list[Span | None] = [None] * total
+        # One buffer under two names: changes go key by key, questions are put to all keys at once.
+        self._held, self._held_all = _column("b", [False] * total)
+        self._pinned, self._pinned_all = _column("b", [False] * total)
+        self._computed, self._computed_all = _column("b", [False] * total)
+        self._ready_ns, self._ready_all = _column("q", [NEVER] * total)
+        # When an expert may leave: NEVER while pinned or absent, else when it has come and its last
+        # reader has ended.  Kept up to date, so that an eviction asks one vector comparison.
+        self._free_ns, self._free_all = _column("q", [NEVER] * total)
+        per_pool = self.slots // pools
+        self._free = [
+            list(range((p + 1) * per_pool - 1, p * per_pool - 1, -1)) for p in range(pools)
+        ]
+        # By key, the free slots that it may be given: all of them, or its own layer's.
+        self._free_for = [self._free[0]] * total
+        if pools > 1:
+            for pool, layer in zip(self._free, shape.moe_layers, strict=True):
+                self._free_for[self._row(layer)] = [pool] * experts
+        self._charged: set[int] = set()
+
+    # ------------------------------------------------------------------ questions
+
+    def key(self, layer: int, expert: int) -> int:
+        """The index of an expert in every array here."""
+        return layer * self._experts + expert
+
+    def keys(self, layer: int, experts: Iterable[int]) -> list[int]:
+        """The keys of several experts of a layer."""
+        first = layer * self._experts
+        return [first + expert for expert in experts]
+
+    def _row(self, layer: int) -> slice:
+        first = layer * self._experts
+        return slice(first, first + self._experts)
+
+    def resident(self, layer: int, now_ns: int) -> Mask:
+        """Which experts of a layer are complete on the device, ``[E]`` bool."""
+        mask: Mask = self._ready_all[self._row(layer)] <= now_ns
+        return mask
+
+    def whereabouts(self, layer: int, now_ns: int) -> tuple[Mask, Mask]:
+        """Which experts of a layer are complete on the device, and which on their way, ``[E]``."""
+        resident = self.resident(layer, now_ns)
+        return resident, self._held_all[self._row(layer)] > resident
+
+    def holds(self, key: int) -> bool:
+        """Whether the expert has a slot, complete or arriving."""
+        return self._slot_of[key] >= 0
+
+    def slot_of(self, key: int) -> int:
+        """The slot of an expert that has one."""
+        return self._slot_of[key]
+
+    def reader_of(self, key: int) -> Span | None:
+        """The last computation that reads the expert where it is now; None if none did."""
+        return self._reader[key]
+
+    def has_free_slot(self, key: int) -> bool:
+        """Whether the expert could be placed without an eviction."""
+        return bool(self._free_for[key])
+
+    def evictable(self, incoming: int, now_ns: int) -> Mask:
+        """Experts that may leave for ``incoming`` at this instant, over keys."""
+        mask: Mask = self._free_all <= now_ns
+        return mask if self.scope == "global" else self._in_pool_of(incoming, mask)
+
+    def evictable_soon(self, incoming: int, now_ns: int) -> Mask:
+        """Experts that may leave when the last computation that reads them has ended.
+
+        These include pinned ones: their layer has nothing left to start on them.
+        """
+        idle = ~self._pinned_all & (self._ready_all <= now_ns)
+        return self._in_pool_of(incoming, self._held_all & (self._computed_all | idle))
+
+    def arriving(self, incoming: int, now_ns: int) -> list[int]:
+        """Keys under way that no layer has chosen: they may leave for ``incoming`` once there."""
+        mask = self._held_all & ~self._pinned_all & (self._ready_all > now_ns)
+        return np.flatnonzero(self._in_pool_of(incoming, mask)).tolist()
+
+    def _in_pool_of(self, incoming: int, mask: Mask) -> Mask:
+        if self.scope == "global":
+            return mask
+        row = self._row(incoming // self._experts)
+        pool = np.zeros_like(mask)
+        pool[row] = mask[row]
+        return pool
+
+    # ------------------------------------------------------------------ changes
+
+    def claim(self, key: int, victim: int | None) -> int:
+        """Give a slot to an expert: a free one, or the victim's.  Returns the slot."""
+        if self._held[key]:
+            raise IntegrityError(f"expert {key} already has a slot")
+        if victim is None:
+            slot = self._free_for[key].pop()
+            if slot not in self._charged:
+                self._tier.reserve("experts", self._record_bytes)
+                self._charged.add(slot)
+        else:
+            slot = self._slot_of[victim]
+            if not self._held[victim] or (self._pinned[victim] and not self._computed[victim]):
+                raise IntegrityError(f"expert {victim} cannot be evicted: not resident, or in use")
+            self._held[victim] = self._computed[victim] = False
+            self._slot_of[victim] = -1
+            self._ready_ns[victim] = self._free_ns[victim] = NEVER
+        self._held[key] = True
+        self._slot_of[key] = slot
+        self._owner_of[slot] = key
+        self._reader[key] = None
+        self._computed[key] = False
+        return slot
+
+    def arrive(self, key: int, ready_ns: int) -> None:
+        """The expert can be read from ``ready_ns`` on."""
+        self._ready_ns[key] = ready_ns
+        if not self._pinned[key]:
+            self._free_ns[key] = ready_ns
+
+    def pin(self, keys: list[int]) -> None:
+        """Protect experts that a layer has chosen."""
+        for key in keys:
+            self._pinned[key] = True
+            self._free_ns[key] = NEVER
+
+    def unpin(self, keys: list[int]) -> None:
+        """End the protection."""
+        for key in keys:
+            free, reader = self._ready_ns[key], self._reader[key]
+            if reader is not None:
+                end = NEVER if reader.end_ns is None else reader.end_ns
+                free = end if end > free else free
+            self._free_ns[key] = free
+            self._pinned[key] = self._computed[key] = False
+
+    def read_by(self, spans: Iterable[Span]) -> None:
+        """Computations that read pinned experts were submitted; their operations name them."""
+        for span in spans:
+            first = span.op.layer * self._experts
+            for expert in span.op.experts:
+                self._reader[first + expert] = span
+                self._computed[first + expert] = True
+
+    def check_integrity(self) -> None:
+        """Raise IntegrityError unless slots, owners and pins agree."""
+        held = np.flatnonzero(self._held_all).tolist()
+        free = [slot for pool in self._free for slot in pool]
+        if sorted([*(self._slot_of[key] for key in held), *free]) != list(range(self.slots)):
+            raise IntegrityError("slots are lost or owned twice")
+        if any(self._owner_of[self._slot_of[key]] != key for key in held):
+            raise IntegrityError("a slot's owner does not know it")
+        if (self._free_all[self._pinned_all] != NEVER).any():
+            raise IntegrityError("a pinned expert counts as evictable")
+        if (self._ready_all[~self._held_all] != NEVER).any():
+            raise IntegrityError("an expert without a slot counts as resident")

@@ -1,0 +1,1 @@
+"""Model shapes, checkpoints, and the decoder that computes them."""

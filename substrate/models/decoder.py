@@ -1,0 +1,399 @@
+"""One compact decoder for all families: the real mathematics behind the model's verbs.
+
+Shape letters: B sequences, T rows (all tokens of this pass), H hidden, E experts, K chosen.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from moebench.substrate.errors import IntegrityError, UsageError
+from moebench.substrate.models.layers import Norm, gate_scores, gate_weights, rope_tables, rotate
+from moebench.substrate.models.naming import PROJECTIONS
+from moebench.substrate.models.protocol import Experts
+from moebench.substrate.models.shape import GateKind, ModelShape
+from moebench.substrate.models.weights import fuse_attention
+from moebench.substrate.terms import Gate, Ids, Lookahead, Phase, Scores
+
+#: More (row, rank) places than this are a prefill: experts then run one by one on all their rows.
+GATHERED_PLACES = 64
+
+
+def _swiglu(x: Tensor, gate_up: Tensor, down: Tensor) -> Tensor:
+    """A gated block whose gate stands above its up projection: ``[2·I, H]`` and ``[H, I]``."""
+    gate, up = F.linear(x, gate_up).chunk(2, dim=-1)
+    return F.linear(F.silu(gate) * up, down)
+
+
+class _Layer:
+    """One layer's common weights, fused where that saves a product."""
+
+    def __init__(self, shape: ModelShape, common: Mapping[str, Tensor], layer: int) -> None:
+        def get(name: str) -> Tensor | None:
+            return common.get(f"layers.{layer}.{name}")
+
+        def feed_forward(name: str) -> tuple[Tensor, Tensor]:
+            gate, up, down = (common[f"layers.{layer}.{name}.{p}"] for p in PROJECTIONS)
+            return torch.cat((gate, up)), down
+
+        self.shape = shape
+
+        def norm(name: str) -> Norm:
+            return Norm(shape, common[f"layers.{layer}.{name}"], get(f"{name}.bias"))
+
+        self.attention_norm, self.mlp_norm = norm("attention_norm"), norm("mlp_norm")
+        self.qkv, self.qkv_bias = fuse_attention(common, layer)
+        if shape.qk_norm != "none":
+            self.q_norm, self.k_norm = norm("q_norm"), norm("k_norm")
+        self.o_transposed, self.o_bias = common[f"layers.{layer}.o"].T, get("o.bias")
+        if layer in shape.dense_layers:
+            self.dense = feed_forward("dense")
+            return
+        self.router = common[f"layers.{layer}.router"]
+        self.shared_gate = get("shared_gate")
+        if shape.shared_width:
+            self.shared = feed_forward("shared")
+
+    def query_key_norm(self, qkv: Tensor) -> Tensor:
+        """Norms and clipping of the families that have them."""
+        s, d = self.shape, self.shape.head_dim
+        if s.qk_norm != "none":
+            q, k, v = torch.split(qkv, [s.num_heads * d, *2 * [s.num_kv_heads * d]], dim=-1)
+            if s.qk_norm == "head":
+                q, k = (t.reshape(*t.shape[:-1], -1, d) for t in (q, k))
+            qkv = torch.cat((self.q_norm(q).flatten(1), self.k_norm(k).flatten(1), v), dim=-1)
+        # OLMoE clips what its norms give.
+        return qkv if s.clip_qkv is None else qkv.clamp(-s.clip_qkv, s.clip_qkv)
+
+
+class _Window:
+    """Every layer's views into one sequence's KV cache for one pass, cut once and not per layer."""
+
+    def __init__(self, cache: Tensor, start: int, end: int, kv_heads: int) -> None:
+        past = cache[:, :end].transpose(1, 2)[:, None]  # [layer, 1, 2 · kv heads, position, D]
+        self.keys = past[:, :, :kv_heads].unbind(0)
+        self.values = past[:, :, kv_heads:].unbind(0)
+        #: Where this pass's entries go: [position, 2 · kv heads, D] a layer.
+        self.new = cache[:, start:end].unbind(0)
+
+
+class _Ahead(NamedTuple):
+    """A prediction that is no guess: every active expert was done, so it is the next layer's truth.
+
+    Where time is virtual the next layer takes it instead of computing the same bits again; the
+    machine charges both.
+    """
+
+    mixed: Tensor
+    attended: Tensor
+    scored: tuple[Tensor, Tensor, Tensor]
+
+
+class Prefilled(NamedTuple):
+    """What a prefill leaves behind: each sequence's KV cache, and the logits ``[B, V]``."""
+
+    caches: list[Tensor]
+    logits: Tensor
+
+
+class Decoder:
+    """The real mathematics, on torch, in one dtype.
+
+    Results do not depend on the order in which a layer's experts are computed: outputs are
+    gathered and summed by rank, so a lossless system reproduces the resident model bit for bit.
+
+    Args:
+        reuse_predictions: let a complete prediction stand for the next layer's attention and gate.
+            Only where time is virtual: on a real machine it would make a measured step vanish.
+    """
+
+    def __init__(
+        self,
+        shape: ModelShape,
+        common: dict[str, Tensor],
+        experts: Experts,
+        reuse_predictions: bool = False,
+    ) -> None:
+        if shape.latent or shape.attention_sinks or shape.gate_bias:
+            raise UsageError(f"the decoder has no mathematics for {shape.family}; use a trace")
+        if shape.rope_type != "default":
+            raise UsageError(f"the decoder has no mathematics for rope_type {shape.rope_type}")
+        self.shape = shape
+        self.experts = experts
+        self._reuse_predictions = reuse_predictions
+        self._ahead: _Ahead | None = None
+        self._embedding = common["embed"]
+        self._head_weight = common["embed" if shape.tied_head else "head"]
+        self._head_bias = common.get("head.bias")
+        self._final_norm = Norm(shape, common["norm"], common.get("norm.bias"))
+        self._layers = [_Layer(shape, common, layer) for layer in range(shape.num_layers)]
+
+    # ------------------------------------------------------------------ one batch, one pass
+
+    def begin(
+        self,
+        prompts: Sequence[Sequence[int]],
+        new_tokens: int,
+        forced: Sequence[Sequence[int]] = (),
+    ) -> None:
+        """Allocate the KV cache of a batch; prompts may differ in length."""
+        s = self.shape
+        if not prompts:
+            raise UsageError("there is no prompt; give at least one")
+        for b, prompt in enumerate(prompts):
+            if not prompt:
+                raise UsageError(f"prompt {b} is empty; every prompt needs at least one token")
+        longest = max(len(p) for p in prompts) + new_tokens
+        if longest > s.max_positions:
+            raise UsageError(
+                f"prompt and new tokens need {longest} positions, the model has {s.max_positions}; "
+                "shorten the prompts or --new-tokens"
+            )
+        dtype = self._embedding.dtype
+        dims = (s.num_layers, longest, 2 * s.num_kv_heads, s.head_dim)
+        #: For each sequence, keys above values: [layer, position, 2 · kv heads, D].
+        self._caches = [torch.zeros(dims, dtype=dtype) for _ in prompts]
+        self._cos, self._sin = (t.to(dtype) for t in rope_tables(s, torch.arange(longest)))
+        self._ahead = None
+        self._tokens: list[list[int]] = [list(p) for p in prompts]
+        self._forced = [list(tokens) for tokens in forced] or [[] for _ in prompts]
+        self._cached = [0] * len(prompts)
+        #: Logits ``[B, V]`` of each pass of this batch.
+        self.history: list[Tensor] = []
+
+    def embed(self, phase: Phase) -> int:
+        """Rows of all sequences, one after the other: ``[T, H]``."""
+        self._new = (
+            [len(p) for p in self._tokens] if phase == "prefill" else [1] * len(self._tokens)
+        )
+        self._starts = self._cached
+        self._cached = [c + n for c, n in zip(self._starts, self._new, strict=True)]
+        ids = [t for seq, n in zip(self._tokens, self._new, strict=True) for t in seq[-n:]]
+        positions = [
+            p for c, n in zip(self._starts, self._new, strict=True) for p in range(c, c + n)
+        ]
+        # Values pass through the rotation with angle zero, so that one cache write serves both.
+        turned = (len(ids), self.shape.num_heads + self.shape.num_kv_heads, self.shape.head_dim)
+        still = self._cos.new_ones(len(ids), self.shape.num_kv_heads, self.shape.head_dim)
+        self._cos_T = torch.cat((self._cos[positions, None].expand(turned), still), dim=1)
+        self._sin_T = torch.cat((self._sin[positions, None].expand(turned), still * 0), dim=1)
+        self._windows = [
+            _Window(cache, start, start + n, self.shape.num_kv_heads)
+            for cache, start, n in zip(self._caches, self._starts, self._new, strict=True)
+        ]
+        self._x = self._embedding[ids]
+        return len(ids)
+
+    def attend(self, layer: int) -> None:
+        """Pre-normed attention added to the residual."""
+        ahead = self._ahead
+        self._x = ahead.attended if ahead else self._attended(layer, self._x)
+
+    def _attended(self, layer: int, x_TH: Tensor) -> Tensor:
+        """Residual plus attention over cached and new positions, which enter the cache.
+
+        Only `embed` moves the cache's length, so a prediction may run the next layer here: what it
+        writes lies beyond that layer's length and is overwritten by the true pass.
+        """
+        s, w = self.shape, self._layers[layer]
+        qkv = F.linear(w.attention_norm(x_TH), w.qkv, w.qkv_bias)
+        heads = w.query_key_norm(qkv).view(-1, s.num_heads + 2 * s.num_kv_heads, s.head_dim)
+        heads = rotate(heads, self._cos_T, self._sin_T)
+        q, kv = heads[:, : s.num_heads], heads[:, s.num_heads :]
+        single = len(self._new) == 1
+        queries = (q,) if single else torch.split(q, self._new)
+        entries = (kv,) if single else torch.split(kv, self._new)
+        outputs = []
+        for window, query, entry in zip(self._windows, queries, entries, strict=True):
+            window.new[layer].copy_(entry)
+            out = F.scaled_dot_product_attention(
+                query.transpose(0, 1)[None],
+                window.keys[layer],
+                window.values[layer],
+                is_causal=len(query) > 1,
+                enable_gqa=s.num_heads != s.num_kv_heads,
+            )
+            outputs.append(out.transpose(1, 2).reshape(len(query), -1))
+        out = outputs[0] if single else torch.cat(outputs)
+        x_TH = torch.addmm(x_TH, out, w.o_transposed)
+        return x_TH if w.o_bias is None else x_TH + w.o_bias
+
+    # ------------------------------------------------------------------ the MoE block
+
+    def gate(self, layer: int) -> Gate:
+        """Score the normalised hidden state; the choice is torch's top-k of the scores."""
+        self._y, self._logits, self._scores = self._scored(layer, self._x, self._ahead)
+        self._ahead = None
+        # Top-k-first gates choose by logits; a softmax keeps their order but can merge neighbours.
+        by_logits = self.shape.gate in (GateKind.SPARSEMIXER, GateKind.TOPK_SOFTMAX)
+        ids = (self._logits.float() if by_logits else self._scores).topk(self.shape.top_k).indices
+        return Gate(self._scores.numpy(), ids.numpy())
+
+    def _scored(
+        self, layer: int, x: Tensor, ahead: "_Ahead | None" = None
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Normalised state ``[T, H]``, gate logits and scores ``[T, E]`` of a layer."""
+        if ahead:
+            return ahead.scored
+        y = self._layers[layer].mlp_norm(x)
+        logits = F.linear(y, self._layers[layer].router)
+        return y, logits, gate_scores(self.shape, logits)
+
+    def dispatch(self, layer: int, ids_TK: Ids, weigh_as_TK: Ids) -> dict[int, int]:
+        """Group rows by expert and fix the weights."""
+        weigh_as = torch.from_numpy(weigh_as_TK)
+        self._weights = gate_weights(self.shape, self._logits, self._scores, weigh_as)
+        # For each active expert, the flat (row, rank) places that it fills.
+        self._ids: list[int] = ids_TK.ravel().tolist()
+        places: dict[int, list[int]] = {}
+        for place, expert in enumerate(self._ids):
+            places.setdefault(expert, []).append(place)
+        self._places = dict(sorted(places.items()))
+        self._done: set[int] = set()
+        gathered = self._gathered(layer, torch.from_numpy(ids_TK))
+        self._together = gathered is not None
+        if gathered is None:
+            gathered = self._y.new_zeros(ids_TK.size, self.shape.hidden_size)
+        self._by_place = gathered
+        return {expert: len(filled) for expert, filled in self._places.items()}
+
+    def _gathered(self, layer: int, ids_TK: Tensor) -> Tensor | None:
+        """Outputs of every (row, rank) place ``[T·K, H]`` in one product, where that is cheaper.
+
+        Only what `compute` was called for enters a sum, so this is no shortcut in time: the
+        machine still says when each expert could have been computed.
+        """
+        if ids_TK.numel() > GATHERED_PLACES:
+            return None
+        matrices = self.experts.gathered(layer, ids_TK.view(-1))
+        if matrices is None:
+            return None
+        t, k = ids_TK.shape
+        rows = self._y[:, None].expand(t, k, -1).reshape(t * k, 1, -1)
+        gate, up = torch.bmm(rows, matrices[0]).chunk(2, dim=-1)
+        return torch.bmm(F.silu(gate) * up, matrices[1]).squeeze(1)
+
+    def compute(self, layer: int, experts: Sequence[int], stale: bool = False) -> None:
+        """SwiGLU of experts on the rows that chose them."""
+        self._done.update(experts)
+        if self._together and not stale:
+            return
+        state = self._foreseen[0] if stale else self._y
+        for expert in experts:
+            gate_up, down = self.experts.matrices(layer, expert)
+            places = self._places[expert]
+            rows = state[[place // self.shape.top_k for place in places]]
+            self._by_place[places] = _swiglu(rows, gate_up, down)
+
+    def shared(self, layer: int) -> None:
+        """SwiGLU of the shared experts as one block, scaled by a sigmoid gate if it has one."""
+        w = self._layers[layer]
+        self._shared_out = _swiglu(self._y, *w.shared)
+        if w.shared_gate is not None:
+            self._shared_out = self._shared_out * F.linear(self._y, w.shared_gate).sigmoid()
+
+    def combine(self, layer: int) -> None:
+        """Residual plus routed and shared experts."""
+        missing = self._places.keys() - self._done
+        if missing:
+            raise IntegrityError(f"layer {layer}: experts {sorted(missing)} were never computed")
+        self._x = self._ahead.mixed if self._ahead else self._mixed(self._weights)
+
+    def _mixed(self, weights_TK: Tensor) -> Tensor:
+        """Residual plus shared experts plus the weighted sum over ranks ``[T, H]``."""
+        x = self._x + self._shared_out if self.shape.shared_width else self._x
+        outputs_TKH = self._by_place.view(*weights_TK.shape, -1)
+        weights_T1K = weights_TK.to(x.dtype)[:, None]
+        return torch.baddbmm(x[:, None], weights_T1K, outputs_TKH).squeeze(1)
+
+    def dense(self, layer: int) -> None:
+        """Residual plus a dense SwiGLU block."""
+        w = self._layers[layer]
+        self._x = self._x + _swiglu(w.mlp_norm(self._x), *w.dense)
+
+    def predict(self, layer: int, done: Sequence[int], lookahead: Lookahead) -> Scores:
+        """The next MoE layer's scores on this layer's post-attention or partial output state."""
+        if lookahead is not Lookahead.LAYER:
+            return self._scored(layer + 1, self._x)[2].numpy()
+        weights, complete = self._weights, len(done) == len(self._places)
+        if not complete:  # an expert that is not done yet weighs nothing
+            counted = set(done)
+            known = torch.tensor([float(e in counted) for e in self._ids])
+            weights = weights * known.view(weights.shape)
+        mixed = self._mixed(weights)
+        attended = self._attended(layer + 1, mixed)
+        scored = self._scored(layer + 1, attended)
+        if complete and self._reuse_predictions:
+            self._ahead = _Ahead(mixed, attended, scored)
+        return scored[2].numpy()
+
+    def foresee(self, layer: int) -> Scores:
+        """The next gate on this layer's state; both are kept for the next layer."""
+        #: Normalised state ``[T, H]``, gate logits and scores ``[T, E]``.
+        self._foreseen = self._scored(layer + 1, self._x)
+        return self._foreseen[2].numpy()
+
+    def recall(self, layer: int) -> Gate:
+        """The layer's own gate; what follows is weighed by the foreseen one."""
+        own = self.gate(layer)
+        _, self._logits, self._scores = self._foreseen
+        return own
+
+    # ------------------------------------------------------------------ the end of a pass
+
+    def head(self) -> list[int]:
+        """Append and return the next token of each sequence: a forced one, or its own choice."""
+        last = np.cumsum(self._new) - 1
+        return self._choose(self._head(self._x[torch.from_numpy(last)]))
+
+    def _choose(self, logits_BV: Tensor) -> list[int]:
+        step = len(self.history)
+        self.history.append(logits_BV)
+        chosen: list[int] = logits_BV.argmax(dim=-1).tolist()
+        for b, (tokens, forced) in enumerate(zip(self._tokens, self._forced, strict=True)):
+            if step < len(forced):
+                chosen[b] = forced[step]
+            tokens.append(chosen[b])
+        return chosen
+
+    def pass_logits(self) -> list[Tensor]:
+        """Logits ``[rows, V]`` of each sequence at every position of the last pass."""
+        return list(torch.split(self._head(self._x), self._new))
+
+    def _head(self, x: Tensor) -> Tensor:
+        return F.linear(self._final_norm(x), self._head_weight, self._head_bias).float()
+
+    def prefilled(self) -> Prefilled:
+        """What the prefill that just ended left behind."""
+        caches = [cache[:, :n].clone() for cache, n in zip(self._caches, self._cached, strict=True)]
+        return Prefilled(caches, self.history[0])
+
+    def take_prefill(self, prefilled: Prefilled) -> list[int]:
+        """After `begin`: go on as if these prompts had just been prefilled; the first tokens."""
+        self._cached = [cache.shape[1] for cache in prefilled.caches]
+        for mine, theirs in zip(self._caches, prefilled.caches, strict=True):
+            mine[:, : theirs.shape[1]] = theirs
+        return self._choose(prefilled.logits)
+
+    def full_logits(self, texts: Sequence[Sequence[int]]) -> list[Tensor]:
+        """Lossless logits ``[len, V]`` of whole texts in one batched pass: the reference.
+
+        Every expert is resident and the model's own top-k is used.
+        """
+        self.begin(texts, 0)
+        self.embed("prefill")
+        for layer in range(self.shape.num_layers):
+            self.attend(layer)
+            if layer in self.shape.dense_layers:
+                self.dense(layer)
+                continue
+            gate = self.gate(layer)
+            self.compute(layer, list(self.dispatch(layer, gate.ids_TK, gate.ids_TK)))
+            if self.shape.shared_width:
+                self.shared(layer)
+            self.combine(layer)
+        return self.pass_logits()

@@ -1,0 +1,116 @@
+"""The pieces of a decoder layer as pure functions: the decoder and the trainer share them.
+
+Shape letters: T tokens (rows), H hidden, E experts, K chosen experts a token, D head width.
+"""
+
+import math
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from moebench.substrate.models.shape import GateKind, ModelShape
+
+
+class Norm:
+    """RMSNorm or LayerNorm over the last dimension, in fp32 as the original models do it.
+
+    x / sqrt(mean(x²) + eps) is computed as √H · x / hypot(‖x‖, √(H·eps)): on one row of a CPU this
+    takes half as long as torch's own function, and a decoded token asks for a hundred norms.
+    """
+
+    def __init__(self, shape: ModelShape, weight: Tensor, bias: Tensor | None = None) -> None:
+        self._layer_norm = shape.norm == "layer" and bias is not None
+        self._eps, self._weight, self._bias = shape.norm_eps, weight, bias
+        width = weight.shape[-1]
+        self._scaled = weight * math.sqrt(width)
+        self._floor = torch.tensor(math.sqrt(width * shape.norm_eps), device=weight.device)
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """Normalised rows of the same shape and dtype."""
+        if self._layer_norm:
+            return F.layer_norm(x, (x.shape[-1],), self._weight, self._bias, self._eps)
+        y = x.float()
+        length = torch.hypot(torch.linalg.vector_norm(y, dim=-1, keepdim=True), self._floor)
+        return (y / length).to(x.dtype) * self._scaled
+
+
+def rope_tables(shape: ModelShape, positions: Tensor) -> tuple[Tensor, Tensor]:
+    """Cosines and (half-negated, see `rotate`) sines, each ``[..., D]`` for positions ``[...]``."""
+    d = shape.head_dim
+    inverse = shape.rope_theta ** (-torch.arange(0, d, 2, dtype=torch.float32) / d)
+    angles = positions[..., None].float() * inverse.to(positions.device)
+    cos, sin = angles.cos(), angles.sin()
+    return torch.cat((cos, cos), dim=-1), torch.cat((-sin, sin), dim=-1)
+
+
+def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """Rotary embedding in the half-split convention of Hugging Face.
+
+    ``sin`` comes from `rope_tables` with its first half negated: rolling by half a head then stands
+    for "swap the halves and negate the first".
+    """
+    return torch.addcmul(x * cos, x.roll(x.shape[-1] // 2, -1), sin)
+
+
+def swiglu(x_TH: Tensor, gate_IH: Tensor, up_IH: Tensor, down_HI: Tensor) -> Tensor:
+    """A gated feed-forward block: an expert, the shared experts, or a dense layer."""
+    return F.linear(F.silu(F.linear(x_TH, gate_IH)) * F.linear(x_TH, up_IH), down_HI)
+
+
+def gate_scores(shape: ModelShape, logits_TE: Tensor, bias_E: Tensor | None = None) -> Tensor:
+    """The scores by which a router ranks experts, fp32 ``[T, E]``.
+
+    For a softmax gate these are its probabilities, whether or not the chosen ones are
+    renormalised later: the importance that SMoE and DAOP compare.  A sigmoid gate with a
+    correction bias ranks by the biased sigmoid.  The softmax of the logits orders SparseMixer and
+    top-k-first gates as their own logits do.
+    """
+    logits_TE = logits_TE.float()
+    if shape.gate is GateKind.SIGMOID_BIAS_TOPK_RENORM:
+        scores = logits_TE.sigmoid()
+        return scores if bias_E is None else scores + bias_E
+    if shape.gate is GateKind.TOPK_SIGMOID:
+        return logits_TE.sigmoid()
+    return logits_TE.softmax(dim=-1)
+
+
+def gate_weights(shape: ModelShape, logits_TE: Tensor, scores_TE: Tensor, ids_TK: Tensor) -> Tensor:
+    """The weights that the model's gate gives to *any* chosen experts, fp32 ``[T, K]``.
+
+    ``scores_TE`` are the `gate_scores` of these logits.
+
+    For the model's own top-k this is the published gate.  For a substitution it is the chosen
+    experts' own gate scores, renormalised exactly where the model renormalises its own top-k.
+    """
+    match shape.gate:
+        case GateKind.SOFTMAX_TOPK | GateKind.SOFTMAX_TOPK_RENORM | GateKind.TOPK_SIGMOID:
+            weights = scores_TE.gather(-1, ids_TK)
+        case GateKind.TOPK_SOFTMAX:
+            weights = logits_TE.float().gather(-1, ids_TK).softmax(dim=-1)
+        case GateKind.SIGMOID_BIAS_TOPK_RENORM:  # the bias chooses, it does not weigh
+            weights = logits_TE.float().sigmoid().gather(-1, ids_TK)
+        case GateKind.SPARSEMIXER:
+            weights = _sparsemixer_weights(shape, logits_TE.float(), ids_TK)
+    if shape.gate in (GateKind.SOFTMAX_TOPK_RENORM, GateKind.SIGMOID_BIAS_TOPK_RENORM):
+        weights = weights / weights.sum(dim=-1, keepdim=True)
+    scale = shape.routed_scaling_factor
+    return weights if scale == 1.0 else weights * scale
+
+
+def _sparsemixer_weights(shape: ModelShape, logits_TE: Tensor, ids_TK: Tensor) -> Tensor:
+    """SparseMixer-v2 (Phi-3.5-MoE): each pick is weighed by a softmax over its near rivals.
+
+    A rival is near when its distance to the pick, relative to the larger magnitude, is at most
+    twice the jitter; earlier picks no longer compete.
+    """
+    weights = []
+    remaining = logits_TE
+    for k in range(ids_TK.shape[-1]):
+        pick = ids_TK[:, k : k + 1]
+        best = logits_TE.gather(-1, pick)
+        distance = (best - logits_TE) / torch.maximum(logits_TE.abs(), best)
+        near = remaining.masked_fill(distance > 2 * shape.gate_jitter, float("-inf"))
+        weights.append(near.softmax(dim=-1).gather(-1, pick))
+        remaining = remaining.scatter(-1, pick, float("-inf"))
+    return torch.cat(weights, dim=-1)

@@ -1,0 +1,90 @@
+"""What the engine asks of a model, step by step, and where a model finds its experts.
+
+A `Model` answers; it never decides.  The engine calls its verbs in order (embed, attend, gate,
+dispatch, compute, ..., combine, head) and a machine prices or times each.
+`substrate.models.decoder.Decoder` does the real mathematics, `substrate.traces.passes.TracedModel`
+answers the same verbs from a recorded trace.
+
+Shape letters: B sequences, T rows (all tokens of this pass), H hidden, E experts, K chosen.
+"""
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Protocol
+
+from moebench.substrate.models.shape import ModelShape
+from moebench.substrate.terms import Gate, Ids, Lookahead, Phase, Scores
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+class Experts(Protocol):
+    """Where the mathematics finds an expert's matrices: in memory, or in the slots of a device."""
+
+    def matrices(self, layer: int, expert: int) -> "tuple[Tensor, Tensor]":
+        """Gate above up ``[2·I, H]``, and down ``[H, I]``."""
+
+    def gathered(self, layer: int, experts: "Tensor") -> "tuple[Tensor, Tensor] | None":
+        """Several experts' matrices, transposed: ``[n, H, 2·I]`` and ``[n, I, H]``.
+
+        Only where all are in memory and small; else None.
+        """
+
+
+class Model(Protocol):
+    """The verbs of a forward pass.  One pass is a prefill of B prompts or one token for each."""
+
+    shape: ModelShape
+
+    def begin(
+        self,
+        prompts: Sequence[Sequence[int]],
+        new_tokens: int,
+        forced: Sequence[Sequence[int]] = (),
+    ) -> None:
+        """Start a batch: prompts as token ids, and how many tokens each will generate at most.
+
+        ``forced`` holds, for each sequence, tokens that are taken instead of its own first choices.
+        """
+
+    def embed(self, phase: Phase) -> int:
+        """Feed the prompts, or the last chosen tokens; returns the number of rows T."""
+
+    def attend(self, layer: int) -> None:
+        """Attention of a layer, its KV cache extended."""
+
+    def gate(self, layer: int) -> Gate:
+        """Scores of all experts and the model's own choice."""
+
+    def dispatch(self, layer: int, ids_TK: Ids, weigh_as_TK: Ids) -> dict[int, int]:
+        """Fix the experts of each row; returns active experts (ascending) with their row counts.
+
+        ``weigh_as_TK`` names, position by position, the expert whose gate weight is used.
+        """
+
+    def compute(self, layer: int, experts: Sequence[int], stale: bool = False) -> None:
+        """Compute active experts on their rows; ``stale`` ones on the state that `foresee` read."""
+
+    def shared(self, layer: int) -> None:
+        """Compute the shared experts on all rows."""
+
+    def combine(self, layer: int) -> None:
+        """Add the weighted sum of the routed experts, and the shared ones, to the residual."""
+
+    def dense(self, layer: int) -> None:
+        """The feed-forward block of a layer without routed experts."""
+
+    def predict(self, layer: int, done: Sequence[int], lookahead: Lookahead) -> Scores:
+        """Scores ``[T, E]`` that the next layer's gate would give, from the experts ``done``."""
+
+    def foresee(self, layer: int) -> Scores:
+        """Scores ``[T, E]`` of the next layer's gate on this layer's post-attention state.
+
+        Both are kept: the next layer may be routed by them (`recall`).
+        """
+
+    def recall(self, layer: int) -> Gate:
+        """Instead of `gate`: weights will be the foreseen scores; returns the layer's own gate."""
+
+    def head(self) -> list[int]:
+        """Choose each sequence's next token (greedy; ties to the lowest id)."""

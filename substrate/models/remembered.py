@@ -1,0 +1,119 @@
+"""Prefills that were computed before: for many runs that differ in decode only.
+
+An accuracy table asks the same questions again and again, of systems that prefill exactly and
+approximate in decode.  `RememberedPrefills` computes each batch's prefill once; afterwards it
+answers the prefill's verbs from memory, as a trace would, and lets the decoder go on from there.
+"""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from moebench.substrate.errors import UsageError
+from moebench.substrate.models.decoder import Decoder, Prefilled
+from moebench.substrate.terms import Gate, Ids, Lookahead, Phase, Scores
+
+
+class _Known(NamedTuple):
+    gates: dict[int, Gate]
+    left: Prefilled
+
+
+#: By the batch's prompts; share one between decoders of the same weights.
+Prefills = dict[tuple[tuple[int, ...], ...], _Known]
+
+
+class RememberedPrefills:
+    """A `Model` over a decoder: known prefills from memory, everything else computed.
+
+    Raises:
+        UsageError: a system routes a prefill otherwise than the model; such a prefill is its own.
+    """
+
+    def __init__(self, decoder: Decoder, prefills: Prefills) -> None:
+        self._decoder, self._prefills = decoder, prefills
+        self.shape = decoder.shape
+
+    def begin(
+        self,
+        prompts: Sequence[Sequence[int]],
+        new_tokens: int,
+        forced: Sequence[Sequence[int]] = (),
+    ) -> None:
+        """Start a batch."""
+        self._key = tuple(tuple(prompt) for prompt in prompts)
+        self._decoder.begin(prompts, new_tokens, forced)
+
+    def embed(self, phase: Phase) -> int:
+        """Start a pass; a known prefill leaves the decoder untouched until its head."""
+        self._phase = phase
+        self._known = self._prefills.get(self._key) if phase == "prefill" else None
+        self._gates: dict[int, Gate] = {}
+        return sum(map(len, self._key)) if self._known else self._decoder.embed(phase)
+
+    def attend(self, layer: int) -> None:
+        """Attention, unless it is remembered."""
+        if not self._known:
+            self._decoder.attend(layer)
+
+    def gate(self, layer: int) -> Gate:
+        """The layer's gate."""
+        if self._known:
+            return self._known.gates[layer]
+        gate = self._decoder.gate(layer)
+        if self._phase == "prefill":
+            self._gates[layer] = Gate(gate.scores_TE.copy(), gate.ids_TK.copy())
+        return gate
+
+    def dispatch(self, layer: int, ids_TK: Ids, weigh_as_TK: Ids) -> dict[int, int]:
+        """Active experts with their rows."""
+        if self._phase == "prefill":
+            own = (self._known.gates if self._known else self._gates)[layer].ids_TK
+            if not (np.array_equal(ids_TK, own) and np.array_equal(weigh_as_TK, own)):
+                raise UsageError("only exact prefills can be remembered; run each system alone")
+        if not self._known:
+            return self._decoder.dispatch(layer, ids_TK, weigh_as_TK)
+        experts, rows = np.unique(ids_TK, return_counts=True)
+        return dict(zip(experts.tolist(), rows.tolist(), strict=True))
+
+    def compute(self, layer: int, experts: Sequence[int], stale: bool = False) -> None:
+        """Experts, unless they are remembered."""
+        if not self._known:
+            self._decoder.compute(layer, experts, stale)
+
+    def shared(self, layer: int) -> None:
+        """Shared experts, unless they are remembered."""
+        if not self._known:
+            self._decoder.shared(layer)
+
+    def combine(self, layer: int) -> None:
+        """The layer's sum, unless it is remembered."""
+        if not self._known:
+            self._decoder.combine(layer)
+
+    def dense(self, layer: int) -> None:
+        """A dense block, unless it is remembered."""
+        if not self._known:
+            self._decoder.dense(layer)
+
+    def predict(self, layer: int, done: Sequence[int], lookahead: Lookahead) -> Scores:
+        """The decoder's prediction: the engine asks for one in decode only."""
+        return self._decoder.predict(layer, done, lookahead)
+
+    def foresee(self, layer: int) -> Scores:
+        """The decoder's, in decode."""
+        return self._decoder.foresee(layer)
+
+    def recall(self, layer: int) -> Gate:
+        """The decoder's, in decode."""
+        return self._decoder.recall(layer)
+
+    def head(self) -> list[int]:
+        """The next tokens; a prefill that was just computed is remembered."""
+        if self._known:
+            return self._decoder.take_prefill(self._known.left)
+        chosen = self._decoder.head()
+        if self._phase == "prefill":
+            self._prefills[self._key] = _Known(self._gates, self._decoder.prefilled())
+        return chosen

@@ -1,0 +1,201 @@
+"""The shape of a Mixture-of-Experts model, and what follows from it: parameters, bytes, layers.
+
+A `ModelShape` holds numbers only.  Costs, memory budgets, the decoder and the synthesiser all read
+it; `substrate.models.config` makes one from a Hugging Face configuration.
+"""
+
+from enum import StrEnum
+from functools import cached_property
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+#: Bits that one weight takes when stored.  ``4bit`` is 4-bit with an fp16 scale and a 4-bit zero
+#: point per group of 128.
+BITS_PER_WEIGHT: dict[str, float] = {"fp32": 32, "bf16": 16, "fp16": 16, "4bit": 4.15625}
+Precision = Literal["fp32", "bf16", "fp16", "4bit"]
+
+
+class GateKind(StrEnum):
+    """How gate logits become the weights of the chosen experts."""
+
+    SOFTMAX_TOPK = "softmax_topk"
+    SOFTMAX_TOPK_RENORM = "softmax_topk_renorm"
+    TOPK_SOFTMAX = "topk_softmax"
+    TOPK_SIGMOID = "topk_sigmoid"
+    SIGMOID_BIAS_TOPK_RENORM = "sigmoid_bias_topk_renorm"
+    SPARSEMIXER = "sparsemixer"
+
+
+class LatentAttention(BaseModel):
+    """Multi-head latent attention (DeepSeek-V2): the cache keeps one compressed vector a token."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    kv_lora_rank: int = Field(gt=0)
+    qk_rope_head_dim: int = Field(gt=0)
+    qk_nope_head_dim: int = Field(gt=0)
+    v_head_dim: int = Field(gt=0)
+
+
+class ModelShape(BaseModel):
+    """Every number of a decoder that placement, costs and mathematics need.
+
+    Parameter counts are exact (they reproduce the published totals); byte counts follow from the
+    precision of storage.  "Common" is all that is not a routed expert.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+    family: str
+    num_layers: int = Field(gt=0)
+    hidden_size: int = Field(gt=0)
+    vocab_size: int = Field(gt=0)
+
+    num_heads: int = Field(gt=0)
+    num_kv_heads: int = Field(gt=0)
+    head_dim: int = Field(gt=0)
+    qkv_bias: bool = False
+    output_bias: bool = False
+    attention_sinks: bool = False
+    qk_norm: Literal["none", "head", "full"] = "none"
+    latent: LatentAttention | None = None
+    clip_qkv: float | None = None
+    rope_theta: float = Field(default=10_000.0, gt=0)
+    rope_type: str = "default"
+    max_positions: int = Field(default=4096, gt=0)
+
+    norm: Literal["rms", "layer"] = "rms"
+    norm_eps: float = Field(default=1e-6, gt=0)
+    tied_head: bool = False
+    head_bias: bool = False
+
+    num_experts: int = Field(gt=0)
+    top_k: int = Field(gt=0)
+    expert_width: int = Field(gt=0)
+    expert_bias: bool = False
+    dense_layers: tuple[int, ...] = ()
+    dense_width: int = 0
+    shared_width: int = 0
+    shared_gated: bool = False
+    gate: GateKind
+    gate_bias: bool = False
+    gate_jitter: float = 0.01
+    routed_scaling_factor: float = 1.0
+
+    @model_validator(mode="after")
+    def _consistent(self) -> "ModelShape":
+        if self.top_k > self.num_experts:
+            raise ValueError(f"top_k {self.top_k} exceeds num_experts {self.num_experts}")
+        if self.num_heads % self.num_kv_heads:
+            raise ValueError(f"{self.num_heads} heads do not divide by {self.num_kv_heads}")
+        if self.dense_layers and not self.dense_width:
+            raise ValueError("dense layers need a dense intermediate size")
+        if not self.moe_layers:
+            raise ValueError("no layer has routed experts")
+        return self
+
+    @cached_property
+    def moe_layers(self) -> tuple[int, ...]:
+        """Layer indices that have routed experts, in order."""
+        return tuple(i for i in range(self.num_layers) if i not in self.dense_layers)
+
+    # ------------------------------------------------------------------------- parameters
+
+    @property
+    def attention_params(self) -> int:
+        """Parameters of one layer's attention, biases and query/key norms included."""
+        h = self.hidden_size
+        if self.latent is not None:
+            m = self.latent
+            q = h * self.num_heads * (m.qk_nope_head_dim + m.qk_rope_head_dim)
+            down = h * (m.kv_lora_rank + m.qk_rope_head_dim) + m.kv_lora_rank
+            up = m.kv_lora_rank * self.num_heads * (m.qk_nope_head_dim + m.v_head_dim)
+            return q + down + up + self.num_heads * m.v_head_dim * h
+        q_width, kv_width = self.num_heads * self.head_dim, self.num_kv_heads * self.head_dim
+        params = h * (q_width + 2 * kv_width) + q_width * h
+        params += (q_width + 2 * kv_width) * self.qkv_bias + h * self.output_bias
+        params += self.num_heads * self.attention_sinks
+        norms = {"none": 0, "head": 2 * self.head_dim, "full": q_width + kv_width}
+        return params + norms[self.qk_norm]
+
+    @property
+    def expert_params(self) -> int:
+        """Parameters of one routed expert: gate, up and down projections."""
+        biases = (2 * self.expert_width + self.hidden_size) * self.expert_bias
+        return 3 * self.hidden_size * self.expert_width + biases
+
+    @property
+    def shared_params(self) -> int:
+        """Parameters of one layer's shared experts (as one block), without their sigmoid gate."""
+        return 3 * self.hidden_size * self.shared_width
+
+    @property
+    def gate_params(self) -> int:
+        """Parameters of one layer's router."""
+        return self.hidden_size * self.num_experts + self.num_experts * self.gate_bias
+
+    @property
+    def norm_params(self) -> int:
+        """Parameters of one normalisation over the hidden state."""
+        return self.hidden_size * (2 if self.norm == "layer" else 1)
+
+    @property
+    def embedding_params(self) -> int:
+        """Parameters of the token embedding alone."""
+        return self.vocab_size * self.hidden_size
+
+    @property
+    def head_params(self) -> int:
+        """Parameters that the output head reads (the embedding's, when tied)."""
+        return self.embedding_params + self.vocab_size * self.head_bias
+
+    def layer_common_params(self, layer: int) -> int:
+        """Parameters of a layer that are not routed experts."""
+        params = self.attention_params + 2 * self.norm_params
+        if layer in self.dense_layers:
+            return params + 3 * self.hidden_size * self.dense_width
+        return params + self.shared_params + self.hidden_size * self.shared_gated + self.gate_params
+
+    @property
+    def common_params(self) -> int:
+        """All parameters that are not routed experts."""
+        stored_head = self.vocab_size * self.head_bias if self.tied_head else self.head_params
+        layers = sum(self.layer_common_params(i) for i in range(self.num_layers))
+        return self.embedding_params + stored_head + self.norm_params + layers
+
+    @property
+    def routed_params(self) -> int:
+        """All routed experts' parameters."""
+        return len(self.moe_layers) * self.num_experts * self.expert_params
+
+    @property
+    def total_params(self) -> int:
+        """The model's size, as published."""
+        return self.common_params + self.routed_params
+
+    # ------------------------------------------------------------------------- bytes
+
+    def expert_bytes(self, precision: Precision) -> int:
+        """Bytes of one routed expert as stored and moved."""
+        return stored_bytes(self.expert_params, precision)
+
+    def common_bytes(self, precision: Precision) -> int:
+        """Bytes of everything that is always resident, KV cache apart."""
+        return stored_bytes(self.common_params, precision)
+
+    @property
+    def kv_values_per_token_layer(self) -> int:
+        """Values that one token adds to one layer's KV cache."""
+        if self.latent is not None:
+            return self.latent.kv_lora_rank + self.latent.qk_rope_head_dim
+        return 2 * self.num_kv_heads * self.head_dim
+
+    def kv_bytes_per_token(self, precision: Precision = "bf16") -> int:
+        """Bytes that one token adds to the whole KV cache."""
+        return stored_bytes(self.num_layers * self.kv_values_per_token_layer, precision)
+
+
+def stored_bytes(params: int, precision: Precision) -> int:
+    """Bytes that a number of weights takes at a precision, rounded to the nearest byte."""
+    return round(params * BITS_PER_WEIGHT[precision] / 8)

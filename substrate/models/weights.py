@@ -1,0 +1,265 @@
+"""Checkpoints in, experts out: safetensors to common weights and one record per expert.
+
+A *record* is one routed expert as a flat run of numbers: gate ``[I, H]``, up ``[I, H]`` and down
+``[H, I]``, in this order.  It is what moves between tiers, what fills a slot, and what is read
+from disk in one piece.  Nothing here ever unpickles.
+"""
+
+import fcntl
+import hashlib
+import json
+import os
+import shutil
+from collections.abc import Iterable, Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, BinaryIO, cast
+
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+
+from moebench.substrate.errors import CheckpointError
+from moebench.substrate.models.config import read_shape
+from moebench.substrate.models.naming import (
+    COMPUTABLE_FAMILIES,
+    PROJECTIONS,
+    TensorSpec,
+    common_tensors,
+    expert_tensors,
+)
+from moebench.substrate.models.shape import ModelShape
+
+#: Records start at multiples of this many bytes, so that a disk can be read without the page cache.
+ALIGNMENT = 4096
+
+
+class Checkpoint:
+    """A directory in the Hugging Face format: ``config.json`` and ``*.safetensors``.
+
+    Opening reads headers only and checks that every tensor the family needs is there and has its
+    dimensions; weights are read when asked for.
+
+    Raises:
+        CheckpointError: a missing, truncated or mis-shaped file or tensor.
+    """
+
+    def __init__(self, path: Path) -> None:
+        if not path.is_dir():
+            raise CheckpointError(f"{path}: no such directory; expected a Hugging Face checkpoint")
+        self.path = path
+        self.shape = read_shape(path / "config.json")
+        if self.shape.family not in COMPUTABLE_FAMILIES:
+            raise CheckpointError(
+                f"{path}: the decoder does not know model_type {self.shape.family!r}; "
+                f"allowed: {', '.join(sorted(COMPUTABLE_FAMILIES))}"
+            )
+        self._stack = ExitStack()
+        self._files = {file: self._open(file) for file in self._shards()}
+        self._holder = {name: f for f in self._files.values() for name in f.keys()}  # noqa: SIM118
+        self._check(common_tensors(self.shape).values())
+        for layer in self.shape.moe_layers:
+            for expert in range(self.shape.num_experts):
+                self._check(expert_tensors(self.shape, layer, expert).values())
+
+    def _shards(self) -> list[Path]:
+        index = self.path / "model.safetensors.index.json"
+        if not index.exists():
+            files = sorted(self.path.glob("*.safetensors"))
+            if not files:
+                raise CheckpointError(f"{self.path}: holds no .safetensors file")
+            return files
+        try:
+            names = sorted(set(json.loads(index.read_text())["weight_map"].values()))
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise CheckpointError(f"{index}: not a safetensors index ({error})") from error
+        return [self.path / name for name in names]
+
+    def _open(self, file: Path) -> Any:
+        try:
+            return self._stack.enter_context(safe_open(file, framework="pt"))
+        except FileNotFoundError as error:
+            raise CheckpointError(f"{file}: named by the index but missing") from error
+        except (SafetensorError, OSError) as error:
+            raise CheckpointError(f"{file}: truncated or not safetensors ({error})") from error
+
+    def _check(self, specs: Iterable[TensorSpec]) -> None:
+        for spec in specs:
+            holder = self._holder.get(spec.stored)
+            if holder is None:
+                raise CheckpointError(f"{self.path}: tensor {spec.stored} is missing")
+            dims = tuple(holder.get_slice(spec.stored).get_shape())
+            if dims != spec.dims:
+                raise CheckpointError(
+                    f"{self.path}: tensor {spec.stored} has shape {list(dims)}, "
+                    f"its config.json demands {list(spec.dims)}"
+                )
+
+    def _read(self, stored: str, dtype: torch.dtype) -> Tensor:
+        tensor: Tensor = self._holder[stored].get_tensor(stored)
+        return tensor.to(dtype)
+
+    def common(self, dtype: torch.dtype) -> dict[str, Tensor]:
+        """Every tensor that is not a routed expert's, by our name."""
+        return {
+            ours: self._read(spec.stored, dtype)
+            for ours, spec in common_tensors(self.shape).items()
+        }
+
+    def expert_record(self, layer: int, expert: int, dtype: torch.dtype) -> Tensor:
+        """One routed expert as a flat record ``[3·I·H]``."""
+        specs = expert_tensors(self.shape, layer, expert)
+        return torch.cat([self._read(specs[p].stored, dtype).flatten() for p in PROJECTIONS])
+
+    def content_hash(self) -> str:
+        """A hash of the configuration and of every weight file, for provenance."""
+        digest = hashlib.sha256()
+        for file in [self.path / "config.json", *sorted(self._files)]:
+            with file.open("rb") as stream:
+                digest.update(hashlib.file_digest(stream, "sha256").digest())
+        return digest.hexdigest()[:16]
+
+    def close(self) -> None:
+        """Release the files."""
+        self._stack.close()
+
+
+def unpack(shape: ModelShape, record: Tensor) -> tuple[Tensor, Tensor]:
+    """A record as two matrices without copying: gate above up ``[2·I, H]``, and down ``[H, I]``."""
+    half = 2 * shape.expert_width * shape.hidden_size
+    gate_up = record[:half].view(2 * shape.expert_width, shape.hidden_size)
+    return gate_up, record[half:].view(shape.hidden_size, shape.expert_width)
+
+
+#: Experts up to this size are cheaper to gather into one product than to call one by one.
+GATHER_BYTES = 1 << 20
+
+
+class ResidentExperts:
+    """Every expert in memory: the model as if nothing was tight."""
+
+    def __init__(self, checkpoint: Checkpoint, dtype: torch.dtype) -> None:
+        shape = checkpoint.shape
+        self._gathers = shape.expert_params * dtype.itemsize <= GATHER_BYTES
+        self._layers: dict[int, tuple[Tensor, Tensor]] = {}
+        for layer in shape.moe_layers:
+            records = [
+                unpack(shape, checkpoint.expert_record(layer, expert, dtype))
+                for expert in range(shape.num_experts)
+            ]
+            # Stored transposed, [E, H, 2·I] and [E, I, H]: batched products of one row want it so.
+            gate_up, down = zip(*records, strict=True)
+            self._layers[layer] = (
+                torch.stack(gate_up).transpose(1, 2).contiguous(),
+                torch.stack(down).transpose(1, 2).contiguous(),
+            )
+
+    def matrices(self, layer: int, expert: int) -> tuple[Tensor, Tensor]:
+        """Gate above up ``[2·I, H]``, and down ``[H, I]``."""
+        gate_up, down = self._layers[layer]
+        return gate_up[expert].T, down[expert].T
+
+    def gathered(self, layer: int, experts: Tensor) -> tuple[Tensor, Tensor] | None:
+        """The same for several experts, transposed: ``[n, H, 2·I]`` and ``[n, I, H]``.
+
+        None if they are too large to be copied.
+        """
+        if not self._gathers:
+            return None
+        gate_up, down = self._layers[layer]
+        return gate_up.index_select(0, experts), down.index_select(0, experts)
+
+
+@dataclass(frozen=True, slots=True)
+class ExpertStore:
+    """Expert records in one file, aligned, readable one by one: the disk tier itself."""
+
+    path: Path
+    shape: ModelShape
+    dtype: torch.dtype
+
+    @property
+    def record_values(self) -> int:
+        """Numbers in a record."""
+        return self.shape.expert_params
+
+    @property
+    def record_bytes(self) -> int:
+        """Bytes that a record holds."""
+        return self.record_values * self.dtype.itemsize
+
+    @property
+    def stride_bytes(self) -> int:
+        """Distance between the starts of two records."""
+        return -(-self.record_bytes // ALIGNMENT) * ALIGNMENT
+
+    def offset(self, layer: int, expert: int) -> int:
+        """Where an expert's record starts."""
+        index = self.shape.moe_layers.index(layer) * self.shape.num_experts + expert
+        return index * self.stride_bytes
+
+    def read_into(self, descriptor: int, layer: int, expert: int, slot: Tensor) -> None:
+        """Read a record into a slot ``[3·I·H]`` of this store's dtype.
+
+        Raises:
+            CheckpointError: the file ends before the record does.
+        """
+        buffer = memoryview(cast(Any, slot.view(torch.uint8).numpy()))  # numpy has no bfloat16
+        got = os.preadv(descriptor, [buffer], self.offset(layer, expert))
+        if got != self.record_bytes:
+            raise CheckpointError(
+                f"{self.path}: record of layer {layer} expert {expert} is truncated "
+                f"({got} of {self.record_bytes} bytes); delete the file, it is built again"
+            )
+
+    @classmethod
+    def build(cls, checkpoint: Checkpoint, path: Path, dtype: torch.dtype) -> "ExpertStore":
+        """Write every expert's record, in place by a rename; a finished store is reused."""
+        store = cls(path, checkpoint.shape, dtype)
+        if store._finished():
+            return store
+        path.parent.mkdir(parents=True, exist_ok=True)
+        free = shutil.disk_usage(path.parent).free
+        if store.total_bytes > free:
+            raise CheckpointError(
+                f"{path}: the expert records need {store.total_bytes / 1e9:.4g} GB, "
+                f"{free / 1e9:.4g} GB are free there; free some or give another --store"
+            )
+        partial = path.with_suffix(".partial")
+        descriptor = os.open(partial, os.O_RDWR | os.O_CREAT, 0o644)
+        with os.fdopen(descriptor, "r+b") as file:
+            # A second run waits here, and then finds the first one's store finished.
+            fcntl.flock(file, fcntl.LOCK_EX)
+            if store._finished():
+                partial.unlink(missing_ok=True)
+                return store
+            file.truncate(0)
+            store._write(checkpoint, file)
+            file.flush()
+            partial.replace(path)
+        return store
+
+    @property
+    def total_bytes(self) -> int:
+        """Bytes of the whole file."""
+        last = self.offset(self.shape.moe_layers[-1], self.shape.num_experts - 1)
+        return last + self.record_bytes
+
+    def _finished(self) -> bool:
+        return self.path.exists() and self.path.stat().st_size == self.total_bytes
+
+    def _write(self, checkpoint: Checkpoint, file: BinaryIO) -> None:
+        for layer in self.shape.moe_layers:
+            for expert in range(self.shape.num_experts):
+                file.seek(self.offset(layer, expert))
+                record = checkpoint.expert_record(layer, expert, self.dtype)
+                file.write(record.view(torch.uint8).numpy().tobytes())
+
+
+def fuse_attention(common: Mapping[str, Tensor], layer: int) -> tuple[Tensor, Tensor | None]:
+    """Query, key and value projections as one matrix and one bias: one product, not three."""
+    weight = torch.cat([common[f"layers.{layer}.{n}"] for n in "qkv"])
+    if f"layers.{layer}.q.bias" not in common:
+        return weight, None
+    return weight, torch.cat([common[f"layers.{layer}.{n}.bias"] for n in "qkv"])

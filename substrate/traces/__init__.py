@@ -1,0 +1,1 @@
+"""Routing traces: recorded, imported, drawn, and replayed."""

@@ -1,0 +1,341 @@
+"""Routing traces in a folder: one ``.npy`` file an array, and a header that says what they are.
+
+    trace.json            version, model, source, what was recorded, each array's SHA-256
+    ids.npy               [T, L, K]    chosen experts, as ``ids_order`` says
+    sequence.npy          [T]          from 0
+    position.npy          [T]          in its sequence, from 0
+    phase.npy             [T]          0 prefill, 1 decode
+    chosen.npy            [T]          the token that follows this one; -1 unknown
+    scores.npy            [T, L, E]    gate scores of all experts
+    top_scores.npy        [T, L, K]    instead, where only the chosen ones' are known
+    candidates.npy        [T, L, C]    best-ranked experts beyond the top-k, in rank buckets
+    predicted*.npy        [D, L-1, E]  what layer l said of layer l+1's scores; NaN: not asked
+
+T tokens in recorded order, D of them decoded, L MoE layers, E experts, K chosen.  Everything but
+``ids``, ``sequence``, ``position``, ``phase`` and ``chosen`` is optional.  Nothing is pickled, all
+can be memory-mapped.  A folder is written under another name and renamed when it is complete, so
+whatever is named as a trace is whole.
+"""
+
+import hashlib
+import json
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from functools import lru_cache
+from pathlib import Path
+from typing import IO, Any, Literal
+
+import numpy as np
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from moebench.substrate.errors import InputError, UsageError
+from moebench.substrate.terms import Lookahead
+
+VERSION = 1
+HEADER = "trace.json"
+
+#: How the chosen experts of a token are listed: best first, in buckets of ranks (1-2, 3-4, 5-8,
+#: 9-16; ascending ids inside one), or by ascending id.
+IdsOrder = Literal["score", "rank buckets", "id"]
+
+#: Arrays with one value a token, their types, and the prefix of those with one row a decoded token.
+_COLUMNS = {"sequence": "int32", "position": "int32", "phase": "uint8", "chosen": "int32"}
+_DECODED = "predicted"
+
+#: Bytes before an array's data, enough for any shape.
+_NPY_HEADER = 192
+
+
+class Array(BaseModel):
+    """One file of a trace."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    dtype: str
+    shape: tuple[int, ...]
+    sha256: str
+
+
+class Prediction(BaseModel):
+    """Scores predicted for the next layer: in which array, and how they were made."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    array: str
+    made: str
+
+
+class Header(BaseModel):
+    """What a trace is.
+
+    Attributes:
+        model: a name of the catalogue where there is one.
+        workload: what was asked.
+        scores: what the scores mean; None where there are none.
+        predictions: by kind of lookahead.
+        lossless: whether the tokens are the model's own: no expert was substituted.
+        source: where it comes from: weights, system, prompts; or repository and licence.
+        notes: what must be known to read results.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    format: Literal["moebench-trace"] = "moebench-trace"
+    version: int = VERSION
+    model: str
+    workload: str
+    num_moe_layers: int = Field(gt=0)
+    num_experts: int = Field(gt=0)
+    top_k: int = Field(gt=0)
+    ids_order: IdsOrder = "score"
+    scores: str | None = None
+    predictions: dict[Lookahead, Prediction] = {}
+    lossless: bool = True
+    source: dict[str, Any] = {}
+    notes: list[str] = []
+    arrays: dict[str, Array] = {}
+
+    @property
+    def ids_type(self) -> str:
+        """The smallest type that holds an expert's id."""
+        return "uint8" if self.num_experts <= 256 else "uint16"
+
+    def row_shape(self, array: str) -> tuple[int, ...] | None:
+        """The shape of an array's rows; None where it is free in its last axis.
+
+        Raises:
+            KeyError: a trace has no such array.
+        """
+        layers, experts, k = self.num_moe_layers, self.num_experts, self.top_k
+        if array.startswith(_DECODED):
+            return (layers - 1, experts)
+        shapes = {"ids": (layers, k), "scores": (layers, experts), "top_scores": (layers, k)}
+        if array == "candidates":
+            return None
+        return () if array in _COLUMNS else shapes[array]
+
+
+# ----------------------------------------------------------------------------- writing
+
+
+class TraceWriter:
+    """Appends rows to a trace that is not there yet; memory is that of one `append`."""
+
+    def __init__(self, folder: Path, header: Header) -> None:
+        self._folder, self._header = folder, header
+        self._files: dict[str, tuple[IO[bytes], np.dtype[Any], tuple[int, ...]]] = {}
+        self._rows: dict[str, int] = {}
+
+    def append(self, **arrays: np.ndarray) -> None:
+        """Add rows; every call names the same arrays."""
+        for name, values in arrays.items():
+            if name not in self._files:
+                fixed = self._header.ids_type if name in ("ids", "candidates") else None
+                dtype = np.dtype(_COLUMNS.get(name, fixed) or values.dtype).newbyteorder("<")
+                new = (self._folder / f"{name}.npy").open("wb")
+                new.write(_npy_header(dtype, (0, *values.shape[1:])))
+                self._files[name], self._rows[name] = (new, dtype, values.shape[1:]), 0
+            stream, dtype, row_shape = self._files[name]
+            if values.shape[1:] != row_shape:
+                raise ValueError(f"{name}: rows of {values.shape[1:]} after rows of {row_shape}")
+            stream.write(np.ascontiguousarray(values, dtype=dtype).data)
+            self._rows[name] += len(values)
+
+    def describe(self, **fields: Any) -> None:
+        """Change what the header says."""
+        self._header = self._header.model_copy(update=fields)
+
+    def finish(self) -> None:
+        """Complete every file and write the header."""
+        arrays = {}
+        for name, (stream, dtype, row_shape) in self._files.items():
+            shape = (self._rows[name], *row_shape)
+            stream.seek(0)
+            stream.write(_npy_header(dtype, shape))
+            stream.flush()
+            os.fsync(stream.fileno())
+            stream.close()
+            with (self._folder / f"{name}.npy").open("rb") as written:
+                digest = hashlib.file_digest(written, "sha256").hexdigest()
+            arrays[name] = Array(dtype=dtype.str, shape=shape, sha256=digest)
+        self.describe(arrays=arrays)
+        text = self._header.model_dump_json(indent=1)
+        (self._folder / HEADER).write_text(text + "\n", encoding="utf-8")
+
+    def close(self) -> None:
+        """Let go of the files."""
+        for stream, _, _ in self._files.values():
+            stream.close()
+
+
+@contextmanager
+def writing(out: Path, header: Header) -> Iterator[TraceWriter]:
+    """Write a trace; it appears under its name when the block ends, and not if the block fails.
+
+    Raises:
+        UsageError: the folder exists.
+        OSError: nothing can be written there.
+    """
+    if out.exists():
+        raise UsageError(f"{out}: exists; give another --out, or remove it first")
+    out.absolute().parent.mkdir(parents=True, exist_ok=True)
+    folder = Path(tempfile.mkdtemp(".part", f".{out.name}.", out.absolute().parent))
+    folder.chmod(0o755)
+    writer = TraceWriter(folder, header)
+    try:
+        yield writer
+        writer.finish()
+        folder.rename(out)
+    except BaseException:
+        writer.close()
+        shutil.rmtree(folder, ignore_errors=True)
+        raise
+
+
+def _npy_header(dtype: "np.dtype[Any]", shape: tuple[int, ...]) -> bytes:
+    """A version 1.0 header of fixed length, so that the number of rows can be written last."""
+    text = repr({"descr": dtype.str, "fortran_order": False, "shape": shape})
+    length = _NPY_HEADER - 10
+    return b"\x93NUMPY\x01\x00" + length.to_bytes(2, "little") + f"{text:<{length - 1}}\n".encode()
+
+
+# ----------------------------------------------------------------------------- reading
+
+
+class TraceFile:
+    """A trace that was opened: its header, and its arrays as views of memory-mapped files.
+
+    Attributes:
+        hash: 16 hex digits over the header, which holds every array's hash.
+        ids_TLK: chosen experts; ``arrays`` has the optional ones by name.
+        sequences: for each sequence, its rows in order of position.
+        prompts: for each sequence, how many of its rows are prefill.
+    """
+
+    def __init__(self, path: Path, header: Header, arrays: Mapping[str, np.ndarray]) -> None:
+        self.path, self.header, self.arrays = path, header, arrays
+        self.hash = hashlib.sha256(header.model_dump_json().encode()).hexdigest()[:16]
+        self.ids_TLK, self.chosen = arrays["ids"], arrays["chosen"]
+        if not len(self.ids_TLK):
+            raise _broken(path, "it has no token")
+        decoded = arrays["phase"] == 1
+        for name, values in arrays.items():
+            if name.startswith(_DECODED) and len(values) != decoded.sum():
+                raise _broken(path, f"{name} has {len(values)} rows for {decoded.sum()} tokens")
+        #: Where a decoded token's row stands among the decoded ones.
+        self.decoded_row = np.cumsum(decoded) - 1
+        order = np.lexsort((arrays["position"], arrays["sequence"]))
+        ends = np.flatnonzero(np.diff(arrays["sequence"][order])) + 1
+        self.sequences: list[np.ndarray] = np.split(order, ends)
+        self.prompts = [int((~decoded[rows]).sum()) for rows in self.sequences]
+        for s, (rows, prompt) in enumerate(zip(self.sequences, self.prompts, strict=True)):
+            if decoded[rows[:prompt]].any():
+                raise _broken(path, f"sequence {s} goes from decode back to prefill")
+
+    @property
+    def scores_TLE(self) -> np.ndarray | None:
+        """Gate scores of all experts, where they were recorded."""
+        return self.arrays.get("scores")
+
+    def predicted(self, kind: Lookahead) -> np.ndarray | None:
+        """Predictions of a kind ``[D, L-1, E]``."""
+        found = self.header.predictions.get(kind)
+        return None if found is None else self.arrays[found.array]
+
+    def passes(self, sequence: int) -> int:
+        """Passes that a sequence can be replayed for: a prefill and its decoded tokens.
+
+        Where the prompt was not recorded, the first decoded token stands for it.
+        """
+        return len(self.sequences[sequence]) - max(self.prompts[sequence], 1) + 1
+
+    def prompt(self, sequence: int) -> int:
+        """Rows of the replayed prefill."""
+        return max(self.prompts[sequence], 1)
+
+
+def open_trace(path: Path) -> TraceFile:
+    """Open a trace.  What was checked is remembered as long as its files do not change.
+
+    Raises:
+        InputError: missing, incomplete, changed since it was written, or of a newer version.
+    """
+    try:
+        states = [(f.name, f.stat().st_size, f.stat().st_mtime_ns) for f in sorted(path.iterdir())]
+    except OSError as error:
+        raise InputError(f"{path}: not a trace's folder ({error.strerror})") from error
+    return _opened(path.absolute(), tuple(states))
+
+
+@lru_cache(maxsize=8)
+def _opened(path: Path, states: tuple[tuple[str, int, int], ...]) -> TraceFile:
+    header = read_header(path)
+    return TraceFile(path, header, {name: _array(path, header, name) for name in header.arrays})
+
+
+def read_header(path: Path) -> Header:
+    """The header of a trace alone.
+
+    Raises:
+        InputError: there is none, it is broken, or from a newer version.
+    """
+    file = path / HEADER
+    try:
+        found = json.loads(file.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise InputError(f"{path}: not a trace, {HEADER} cannot be read ({error.strerror})") from (
+            error
+        )
+    except ValueError as error:
+        raise _broken(path, f"{HEADER} is not JSON") from error
+    if not isinstance(found, dict) or found.get("format") != "moebench-trace":
+        raise InputError(f"{file}: not the header of a trace; see: moebench trace --help")
+    version = found.get("version")
+    if not isinstance(version, int) or version > VERSION:
+        raise InputError(
+            f"{path}: a trace of version {version}, this moebench reads up to {VERSION}; update it"
+        )
+    try:
+        header = Header(**found)
+        predictions = {p.array for p in header.predictions.values()}
+        for name in ("ids", *_COLUMNS, *predictions):
+            if name not in header.arrays:
+                raise _broken(path, f"it has no array {name}")
+        for name, array in header.arrays.items():
+            expected = header.row_shape(name)
+            if expected is not None and array.shape[1:] != expected:
+                raise _broken(path, f"{name} has rows of {array.shape[1:]}, not {expected}")
+    except KeyError as error:
+        raise _broken(path, f"unknown array {error}") from error
+    except ValidationError as error:
+        detail = error.errors()[0]
+        raise _broken(path, f"{HEADER}: {detail['loc']}: {detail['msg']}") from error
+    return header
+
+
+def _array(path: Path, header: Header, name: str) -> np.ndarray:
+    file, wanted = path / f"{name}.npy", header.arrays[name]
+    try:
+        with file.open("rb") as stream:
+            same = hashlib.file_digest(stream, "sha256").hexdigest() == wanted.sha256
+        if not same:
+            raise _broken(path, f"{file.name} is not what was written")
+        values = np.load(file, mmap_mode="r" if np.prod(wanted.shape) else None, allow_pickle=False)
+    except OSError as error:
+        raise _broken(path, f"{file.name} cannot be read ({error.strerror})") from error
+    except ValueError as error:
+        raise _broken(path, f"{file.name} is no array") from error
+    if values.dtype.str != wanted.dtype or values.shape != wanted.shape:
+        raise _broken(path, f"{file.name} is {values.dtype.str} {values.shape}")
+    if not name.startswith(_DECODED) and len(values) != header.arrays["ids"].shape[0]:
+        raise _broken(path, f"{file.name} has {len(values)} rows")
+    if name in ("ids", "candidates") and values.size and values.max() >= header.num_experts:
+        raise _broken(path, f"{file.name} names expert {values.max()} of {header.num_experts}")
+    return np.asarray(values)
+
+
+def _broken(path: Path, what: str) -> InputError:
+    return InputError(f"{path}: a broken trace, {what}; record or import it again")

@@ -1,0 +1,109 @@
+"""What a model writes and how it routes, with every expert resident: no system, no machine."""
+
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from moebench.substrate.models.decoder import Decoder
+from moebench.substrate.terms import Gate, Lookahead, Phase, RoutedSequence
+
+#: Predictions that are observed: the next gate on the post-attention state (DAOP), and on that
+#: state after shared experts and the next attention, no routed expert done (the least SMoE knows).
+LOOKAHEADS = (Lookahead.GATE, Lookahead.LAYER)
+
+
+@torch.inference_mode()
+def write(
+    decoder: Decoder, prompts: Sequence[Sequence[int]], new_tokens: int, stop: int | None
+) -> list[list[int]]:
+    """What the model writes after each prompt, greedily, as one batch.
+
+    A text ends before the token ``stop``, or after ``new_tokens``.
+    """
+    decoder.begin(prompts, new_tokens)
+    written: list[list[int]] = [[] for _ in prompts]
+    ended = [False] * len(prompts)
+    for step in range(new_tokens):
+        for _ in _layers(decoder, "prefill" if step == 0 else "decode"):
+            pass
+        for b, token in enumerate(decoder.head()):
+            ended[b] |= token == stop
+            if not ended[b]:
+                written[b].append(token)
+        if all(ended):
+            break
+    return written
+
+
+def margins(logits: Sequence[Tensor], lengths: Sequence[int]) -> np.ndarray:
+    """How sure a model was of what it wrote greedily, in nats.
+
+    Args:
+        logits: of each step, ``[B, V]``.
+        lengths: tokens written of each text; later steps of it do not count.
+
+    Returns:
+        of each token written, text by text, the likeliest token's log-probability less the next's.
+    """
+    best = torch.stack([step.topk(2).values for step in logits])
+    lead_SB = (best[..., 0] - best[..., 1]).numpy()
+    return np.concatenate([lead_SB[:length, b] for b, length in enumerate(lengths)])
+
+
+@torch.inference_mode()
+def read(decoder: Decoder, texts: Sequence[Sequence[int]], prefill: int) -> list[RoutedSequence]:
+    """How the model routes texts, as one batch in one pass.
+
+    The first ``prefill`` tokens of each count as its prompt.  A token's routing depends on what
+    came before it only, so the others are routed exactly as if they were decoded one by one.
+    """
+    decoder.begin(texts, 0)
+    ids, scores = [], []
+    predicted: dict[str, list[np.ndarray]] = {kind.value: [] for kind in LOOKAHEADS}
+    for gate, guesses in _layers(decoder, "prefill", predict=True):
+        ids.append(gate.ids_TK)
+        scores.append(gate.scores_TE.astype(np.float16))
+        for kind in LOOKAHEADS:
+            guess = guesses.get(kind)
+            missing = np.full_like(scores[-1], np.nan)
+            predicted[kind.value].append(missing if guess is None else guess.astype(np.float16))
+    ends = np.cumsum([len(text) for text in texts])[:-1]
+
+    def by_text(layers: list[np.ndarray]) -> list[np.ndarray]:
+        return np.split(np.stack(layers, axis=1), ends)
+
+    kinds = {kind: by_text(layers) for kind, layers in predicted.items()}
+    return [
+        RoutedSequence(
+            ids_TLK, prefill, scores_TLE, {kind: parts[b] for kind, parts in kinds.items()}
+        )
+        for b, (ids_TLK, scores_TLE) in enumerate(zip(by_text(ids), by_text(scores), strict=True))
+    ]
+
+
+def _layers(
+    decoder: Decoder, phase: Phase, predict: bool = False
+) -> Iterator[tuple[Gate, dict[Lookahead, np.ndarray]]]:
+    """One pass as the engine runs it; each MoE layer's gate and what it predicts of the next."""
+    shape = decoder.shape
+    decoder.embed(phase)
+    for layer in range(shape.num_layers):
+        decoder.attend(layer)
+        if layer in shape.dense_layers:
+            decoder.dense(layer)
+            continue
+        guesses: dict[Lookahead, np.ndarray] = {}
+        predicts = predict and layer + 1 in shape.moe_layers
+        gate = decoder.gate(layer)
+        if predicts:
+            guesses[Lookahead.GATE] = decoder.predict(layer, (), Lookahead.GATE)
+        active = decoder.dispatch(layer, gate.ids_TK, gate.ids_TK)
+        decoder.compute(layer, list(active))
+        if shape.shared_width:
+            decoder.shared(layer)
+        if predicts:
+            guesses[Lookahead.LAYER] = decoder.predict(layer, (), Lookahead.LAYER)
+        decoder.combine(layer)
+        yield gate, guesses

@@ -1,0 +1,211 @@
+"""Routing traces: what the router saw, recorded once and replayed against every system.
+
+A trace answers the engine's verbs exactly as the model did, without its mathematics.  As long as a
+system's routing is lossless its gates on the trace equal those on the live model; a system that
+substitutes experts sees the scores of the recorded text, not of the text it would have written.
+Predictions are those of the recording system: what a prediction from partly computed layers sees
+depends on which experts were resident then.
+
+Here a trace is in memory; `substrate.traces.file` keeps one in a folder.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from itertools import chain
+from typing import Protocol
+
+import numpy as np
+
+from moebench.substrate.errors import UsageError
+from moebench.substrate.models.protocol import Model
+from moebench.substrate.models.shape import ModelShape
+from moebench.substrate.terms import Gate, Ids, Lookahead, Phase, Scores
+
+
+@dataclass(slots=True)
+class PassTrace:
+    """One pass of one batch: gate and prediction of every MoE layer, and the tokens chosen.
+
+    ``rows`` holds one count a sequence; ``predicted`` maps a layer to the scores that were
+    predicted for the next one.
+    """
+
+    rows: tuple[int, ...]
+    gates: dict[int, Gate] = field(default_factory=dict)
+    predicted: dict[int, Scores] = field(default_factory=dict)
+    #: What the predictions were computed from; None if they were drawn and fit any kind.
+    lookahead: Lookahead | None = None
+    chosen: list[int] = field(default_factory=list)
+
+
+@dataclass(slots=True)
+class RoutingTrace:
+    """All passes of all batches, in order."""
+
+    shape: ModelShape
+    batches: list[list[PassTrace]] = field(default_factory=list)
+
+
+class Batches(Protocol):
+    """What is replayed: batches in order, each with its passes; both may be made on demand."""
+
+    @property
+    def shape(self) -> ModelShape:
+        """The model that routed so; its widths are not read."""
+
+    @property
+    def batches(self) -> Iterable[Sequence[PassTrace]]:
+        """The prefill of a batch is its first pass."""
+
+
+class Recorder:
+    """A model that writes down what it answers.  The verbs are the model's own."""
+
+    def __init__(self, model: Model) -> None:
+        self._model = model
+        self.shape = model.shape
+        self.trace = RoutingTrace(model.shape)
+
+    def __getattr__(self, name: str) -> object:
+        return getattr(self._model, name)
+
+    def begin(
+        self,
+        prompts: Sequence[Sequence[int]],
+        new_tokens: int,
+        forced: Sequence[Sequence[int]] = (),
+    ) -> None:
+        """Start a batch in the model and in the trace."""
+        self._model.begin(prompts, new_tokens, forced)
+        self._lengths = tuple(len(prompt) for prompt in prompts)
+        self.trace.batches.append([])
+
+    def embed(self, phase: Phase) -> int:
+        """Start a pass."""
+        rows = self._model.embed(phase)
+        lengths = self._lengths
+        self._pass = PassTrace(lengths if phase == "prefill" else (1,) * len(lengths))
+        self.trace.batches[-1].append(self._pass)
+        return rows
+
+    def gate(self, layer: int) -> Gate:
+        """Record a layer's gate."""
+        gate = self._model.gate(layer)
+        self._pass.gates[layer] = Gate(gate.scores_TE.copy(), gate.ids_TK.copy())
+        return gate
+
+    def predict(self, layer: int, done: Sequence[int], lookahead: Lookahead) -> Scores:
+        """Record a prediction."""
+        scores = self._model.predict(layer, done, lookahead)
+        self._pass.predicted[layer] = scores.copy()
+        self._pass.lookahead = lookahead
+        return scores
+
+    def foresee(self, layer: int) -> Scores:
+        """Record a prediction by the next gate."""
+        scores = self._model.foresee(layer)
+        self._pass.predicted[layer] = scores.copy()
+        self._pass.lookahead = Lookahead.GATE
+        return scores
+
+    def recall(self, layer: int) -> Gate:
+        """Record a layer's own gate, though another routes it."""
+        gate = self._model.recall(layer)
+        self._pass.gates[layer] = Gate(gate.scores_TE.copy(), gate.ids_TK.copy())
+        return gate
+
+    def head(self) -> list[int]:
+        """Record the choice."""
+        self._pass.chosen = self._model.head()
+        return self._pass.chosen
+
+
+class TracedModel:
+    """Answers the engine from a trace, batch by batch in the recorded order."""
+
+    def __init__(self, trace: Batches) -> None:
+        self.shape = trace.shape
+        self._batches = iter(trace.batches)
+
+    def begin(
+        self,
+        prompts: Sequence[Sequence[int]],
+        new_tokens: int,
+        forced: Sequence[Sequence[int]] = (),
+    ) -> None:
+        """Take the next recorded batch; what was forced then is in it."""
+        batch = next(self._batches, None)
+        if not batch or len(batch) < new_tokens:
+            have = "no further batch" if batch is None else f"{len(batch)} passes"
+            raise UsageError(f"the trace holds {have}; the run asks for {new_tokens} passes")
+        lengths = tuple(len(prompt) for prompt in prompts)
+        passes = iter(batch)
+        prefill = next(passes)
+        if prefill.rows != lengths:
+            raise UsageError(
+                f"the trace's next batch has prompts of {list(prefill.rows)} tokens, the run "
+                f"of {list(lengths)}; replay it with the prompts and the batch size it recorded"
+            )
+        self._passes = chain([prefill], passes)
+
+    def embed(self, phase: Phase) -> int:
+        """Take the next recorded pass."""
+        self._pass = next(self._passes)
+        return sum(self._pass.rows)
+
+    def attend(self, layer: int) -> None:
+        """No mathematics."""
+
+    def gate(self, layer: int) -> Gate:
+        """The recorded gate."""
+        return self._pass.gates[layer]
+
+    def dispatch(self, layer: int, ids_TK: Ids, weigh_as_TK: Ids) -> dict[int, int]:
+        """Active experts (ascending) with their rows."""
+        if len(ids_TK) == 1:  # the common case: no expert twice
+            return dict.fromkeys(sorted(ids_TK[0].tolist()), 1)
+        counts = np.bincount(ids_TK.ravel())
+        experts = counts.nonzero()[0]
+        return dict(zip(experts.tolist(), counts[experts].tolist(), strict=True))
+
+    def compute(self, layer: int, experts: Sequence[int], stale: bool = False) -> None:
+        """No mathematics."""
+
+    def shared(self, layer: int) -> None:
+        """No mathematics."""
+
+    def combine(self, layer: int) -> None:
+        """No mathematics."""
+
+    def dense(self, layer: int) -> None:
+        """No mathematics."""
+
+    def predict(self, layer: int, done: Sequence[int], lookahead: Lookahead) -> Scores:
+        """The recorded prediction."""
+        if layer not in self._pass.predicted or self._pass.lookahead not in (None, lookahead):
+            raise UsageError(
+                f"the trace holds no predictions of kind {lookahead}; record it with a system that "
+                "makes them, or replay with --set prefetch=none"
+            )
+        return self._pass.predicted[layer]
+
+    def foresee(self, layer: int) -> Scores:
+        """The recorded prediction by the next gate."""
+        return self.predict(layer, (), Lookahead.GATE)
+
+    def recall(self, layer: int) -> Gate:
+        """The recorded gate."""
+        return self.gate(layer)
+
+    def head(self) -> list[int]:
+        """The recorded tokens."""
+        return self._pass.chosen
+
+
+def pass_steps(passes: Iterable[PassTrace]) -> list[tuple[int, list[int]]]:
+    """What each layer of each pass uses, as `engine.cache_replay` counts: a prefill is one step."""
+    return [
+        (layer, np.unique(gate.ids_TK).tolist())
+        for recorded in passes
+        for layer, gate in recorded.gates.items()
+    ]

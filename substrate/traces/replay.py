@@ -1,0 +1,167 @@
+"""From a trace's folder to passes that the engine replays, and to routing statistics.
+
+Sequences are stored one by one; batches are formed here.  The B sequences of a batch go in lock
+step, a row each, until the shortest ends.  Arrays are read once a pass.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+
+from moebench.substrate.errors import UsageError
+from moebench.substrate.models.shape import ModelShape
+from moebench.substrate.terms import Gate, Lookahead, RoutedSequence
+from moebench.substrate.traces.file import TraceFile
+from moebench.substrate.traces.passes import PassTrace
+from moebench.substrate.traces.scores import Reconstruction
+
+_NO_ROWS = np.empty(0, np.int64)
+
+
+class _Rows(NamedTuple):
+    """The rows of one pass, those of each sequence, and where they stand among decoded rows."""
+
+    rows: np.ndarray
+    counts: tuple[int, ...]
+    decoded: np.ndarray
+
+
+class ReplayedBatch(Sequence[PassTrace]):
+    """The passes of a few sequences in lock step, made one after the other."""
+
+    def __init__(self, replay: "Replay", sequences: Sequence[int]) -> None:
+        trace = replay.trace
+        self._replay = replay
+        self._rows = [trace.sequences[s] for s in sequences]
+        #: Rows of each sequence's prefill.
+        self.prompts = tuple(trace.prompt(s) for s in sequences)
+        self._passes = min(replay.new_tokens, *(trace.passes(s) for s in sequences))
+
+    def __len__(self) -> int:
+        return self._passes
+
+    def __getitem__(self, step: int) -> PassTrace:  # type: ignore[override]
+        if not 0 <= step < self._passes:
+            raise IndexError(step)
+        return self._replay.read(self._pass(step), predicted=step > 0)
+
+    def __iter__(self) -> Iterator[PassTrace]:
+        return map(self.__getitem__, range(self._passes))
+
+    def _pass(self, step: int) -> _Rows:
+        prefills = zip(self._rows, self.prompts, strict=True)
+        if step:
+            rows = np.array([rows[n - 1 + step] for rows, n in prefills])
+            return _Rows(rows, (1,) * len(rows), self._replay.trace.decoded_row[rows])
+        return _Rows(np.concatenate([rows[:n] for rows, n in prefills]), self.prompts, _NO_ROWS)
+
+
+@dataclass(slots=True)
+class Replay:
+    """Batches of a trace, in the order in which sequences were recorded.
+
+    Attributes:
+        shape: of the model that is charged; it has the trace's layers, experts and top-k.
+        sequences: how many are replayed, in whole batches.
+        new_tokens: passes of each batch at most.
+        lookahead: the prediction that the replayed system asks for.
+        reconstruction: stands in for scores that were not recorded.
+    """
+
+    trace: TraceFile
+    shape: ModelShape
+    batch: int
+    sequences: int
+    new_tokens: int
+    lookahead: Lookahead = Lookahead.NONE
+    reconstruction: Reconstruction | None = None
+
+    def __post_init__(self) -> None:
+        h, s = self.trace.header, self.shape
+        has = (h.num_moe_layers, h.num_experts, h.top_k)
+        wanted = (len(s.moe_layers), s.num_experts, s.top_k)
+        if has != wanted:
+            raise UsageError(
+                f"{self.trace.path}: {_topology(*has)}; the model charged for has "
+                f"{_topology(*wanted)}; give the --model that was recorded"
+            )
+
+    @property
+    def batches(self) -> Iterator[ReplayedBatch]:
+        """One after the other."""
+        for first in range(0, self.sequences, self.batch):
+            yield self.batch_at(first)
+
+    def batch_at(self, first: int) -> ReplayedBatch:
+        """The batch whose first sequence is ``first``."""
+        return ReplayedBatch(self, range(first, first + self.batch))
+
+    def read(self, pass_: _Rows, predicted: bool) -> PassTrace:
+        """One pass, its arrays read at once."""
+        trace, layers = self.trace, self.shape.moe_layers
+        ids_LTK = _by_layer(trace.ids_TLK[pass_.rows], np.int64)
+        scores_LTE = _by_layer(self._scores(pass_.rows), np.float32)
+        gates = map(Gate, scores_LTE, ids_LTK)
+        done = PassTrace(pass_.counts, dict(zip(layers, gates, strict=True)))
+        last = np.cumsum(pass_.counts) - 1
+        done.chosen = trace.chosen[pass_.rows[last]].tolist()
+        source = trace.predicted(self.lookahead) if predicted else None
+        if source is not None:
+            done.predicted = dict(
+                zip(layers[:-1], _by_layer(source[pass_.decoded], np.float32), strict=True)
+            )
+            done.lookahead = self.lookahead
+        return done
+
+    def _scores(self, rows: np.ndarray) -> np.ndarray:
+        scores_TLE = self.trace.scores_TLE
+        if scores_TLE is not None:
+            return np.asarray(scores_TLE[rows])
+        if self.reconstruction is not None:
+            return self.reconstruction.scores(self.trace, rows)
+        shape = (len(rows), len(self.shape.moe_layers), self.shape.num_experts)
+        return np.zeros(shape, np.float32)
+
+
+def _topology(layers: int, experts: int, top_k: int) -> str:
+    return f"{layers} MoE layers of {experts} experts, top-{top_k}"
+
+
+def _by_layer(values_TLX: np.ndarray, dtype: type) -> np.ndarray:
+    """Each layer's rows together, ``[L, T, X]``."""
+    return np.ascontiguousarray(values_TLX.swapaxes(0, 1), dtype=dtype)
+
+
+def routings(trace: TraceFile, tokens: int | None = None) -> list[RoutedSequence]:
+    """Sequences for `analysis.statistics`: the first ones that hold so many tokens, or all.
+
+    One sequence at least; at least two where there are two, for what is learnt on one of them.
+    """
+    found: list[RoutedSequence] = []
+    seen = 0
+    for rows, prompt in zip(trace.sequences, trace.prompts, strict=True):
+        if tokens is not None and len(found) >= 2 and seen + len(rows) > tokens:
+            break
+        seen += len(rows)
+        found.append(_routing(trace, rows, prompt))
+    return found
+
+
+def _routing(trace: TraceFile, rows: np.ndarray, prompt: int) -> RoutedSequence:
+    scores_TLE = trace.scores_TLE
+    predicted = {}
+    for kind in trace.header.predictions:
+        source = trace.predicted(kind)
+        if source is not None:
+            shape = (len(rows), source.shape[1] + 1, source.shape[2])
+            values = np.full(shape, np.nan, source.dtype)
+            values[prompt:, :-1] = source[trace.decoded_row[rows[prompt:]]]
+            predicted[kind.value] = values
+    return RoutedSequence(
+        trace.ids_TLK[rows].astype(np.int64),
+        prompt,
+        None if scores_TLE is None else scores_TLE[rows],
+        predicted,
+    )

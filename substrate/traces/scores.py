@@ -1,0 +1,102 @@
+"""Gate scores where a trace holds only ids: the mean score by rank of the model's family.
+
+Logits of E experts are taken as normal with a standard deviation ``spread``; the expert of rank r
+gets the softmax of the expected r-th largest.  One number a family then gives every rank's share.
+The spreads were fitted to the published weights by rank of real traces (mean share of the applied
+weight: DeepSeek-V2-Lite .33/.20/.15/.12/.10/.09, gpt-oss-20b .35/.26/.21/.17, Mixtral-8x7B
+.72/.28, Qwen3-30B-A3B .27/.20/.16/.14/.12/.10).
+
+What a reconstruction cannot know: which token was sure and which was not; anything about experts
+beyond the recorded ones, which share the rest equally; ranks where ids are listed by id or bucket,
+which share equally too.  Where a source published its chosen experts' scores, these are used.
+"""
+
+from dataclasses import dataclass
+from functools import lru_cache
+from statistics import NormalDist
+
+import numpy as np
+
+from moebench.substrate.traces.file import IdsOrder, TraceFile
+
+#: Standard deviation of a gate's logits, by the beginning of a model's name.
+SPREADS = {
+    "mixtral": 1.6,
+    "deepseek": 1.25,
+    "gpt-oss": 0.8,
+    "qwen3": 1.0,
+    "gemma": 1.15,
+}
+DEFAULT_SPREAD = 1.1
+
+#: Ends of the rank buckets.
+BUCKETS = (2, 4, 8, 16)
+
+
+def spread_of(model: str) -> float:
+    """The spread of a model's family; that of none in particular where it is not known."""
+    found = (s for name, s in SPREADS.items() if model.lower().startswith(name))
+    return next(found, DEFAULT_SPREAD)
+
+
+@lru_cache
+def by_rank(experts: int, spread: float) -> np.ndarray:
+    """Scores by rank ``[E]``, best first, with sum 1.
+
+    Expected order statistics after Blom: the r-th largest of n is the quantile at
+    (n - r + 5/8) / (n + 1/4).
+    """
+    normal = NormalDist()
+    places = [(experts - r + 0.625) / (experts + 0.25) for r in range(1, experts + 1)]
+    raised = np.exp(spread * np.array([normal.inv_cdf(p) for p in places]))
+    return np.asarray(raised / raised.sum())
+
+
+def shared_by_order(by_rank_K: np.ndarray, order: IdsOrder) -> np.ndarray:
+    """Scores by column: ranks that the order does not tell apart share equally."""
+    if order == "score":
+        return by_rank_K
+    ends = [e for e in BUCKETS if e < len(by_rank_K)] if order == "rank buckets" else []
+    parts = np.split(by_rank_K, ends)
+    return np.concatenate([np.full(len(part), part.mean()) for part in parts])
+
+
+@dataclass(frozen=True, slots=True)
+class Reconstruction:
+    """Scores by rank of a family; see the module's docstring."""
+
+    spread: float
+
+    def scores(self, trace: TraceFile, rows: np.ndarray) -> np.ndarray:
+        """Scores ``[T, L, E]`` for rows of a trace, float32."""
+        header = trace.header
+        known_TLC = trace.arrays.get("candidates", trace.ids_TLK)[rows].astype(np.int64)
+        ranked = by_rank(header.num_experts, self.spread)[: known_TLC.shape[2]]
+        columns = shared_by_order(ranked, header.ids_order)
+        values_TLC = np.broadcast_to(columns, known_TLC.shape)
+        if "top_scores" in trace.arrays:
+            values_TLC = self._published(trace, rows, float(ranked.sum()))
+        rest_TL = np.maximum(1 - values_TLC.sum(2), 0) / max(
+            1, header.num_experts - known_TLC.shape[2]
+        )
+        # The rest never outranks what was chosen.
+        rest_TL = np.minimum(rest_TL, values_TLC.min(2))
+        shape = (*known_TLC.shape[:2], header.num_experts)
+        scores_TLE = np.broadcast_to(rest_TL[..., None], shape).astype(np.float32)
+        np.put_along_axis(scores_TLE, known_TLC, values_TLC.astype(np.float32), axis=2)
+        return scores_TLE
+
+    def _published(self, trace: TraceFile, rows: np.ndarray, share: float) -> np.ndarray:
+        """The source's scores of the chosen experts, as parts of what they have of all."""
+        values = np.asarray(trace.arrays["top_scores"][rows], dtype=np.float64)
+        over_all = trace.header.source.get("top_scores") == "of all experts"
+        totals = values.sum(2, keepdims=True)
+        return values if over_all else share * values / np.where(totals > 0, totals, 1)
+
+    @property
+    def note(self) -> str:
+        """What a run must say."""
+        return (
+            "gate scores were not recorded: reconstructed by rank (softmax of expected normal "
+            f"order statistics, spread {self.spread:g}); what depends on scores is an estimate"
+        )

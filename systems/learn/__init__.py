@@ -1,0 +1,1 @@
+"""Networks and tables that systems learn before they run."""

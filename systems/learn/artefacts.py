@@ -1,0 +1,61 @@
+"""Keeps what was learnt, under the hash of everything that it follows from.
+
+An artefact is a safetensors file: arrays by name, and a note on how learning went as its metadata.
+"""
+
+import hashlib
+import json
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+from moebench.substrate.errors import InputError
+
+
+class Artefact(NamedTuple):
+    """Arrays by name, and what there is to say about them."""
+
+    arrays: Mapping[str, np.ndarray]
+    note: Mapping[str, str] = {}
+
+
+def content_hash(description: object, arrays: Iterable[np.ndarray] = ()) -> str:
+    """16 hexadecimal digits of a SHA-256 over a JSON description and the content of arrays."""
+    digest = hashlib.sha256(json.dumps(description, sort_keys=True).encode())
+    for array in arrays:
+        kept = np.ascontiguousarray(array)
+        digest.update(f"{kept.dtype} {kept.shape}".encode() + kept.tobytes())
+    return digest.hexdigest()[:16]
+
+
+def kept(file: Path, make: Callable[[], Artefact]) -> Artefact:
+    """The artefact of this name, made and written if it is not there yet.
+
+    Raises:
+        InputError: what is there cannot be read.
+    """
+    from safetensors import SafetensorError, safe_open
+
+    if not file.exists():
+        _write(file, make())
+    try:
+        with safe_open(file, "np") as found:
+            arrays = {name: found.get_tensor(name) for name in found.keys()}  # noqa: SIM118
+            return Artefact(arrays, found.metadata() or {})
+    except (OSError, SafetensorError) as error:
+        raise InputError(
+            f"{file}: cannot be read ({error}); remove it, and it is made again"
+        ) from error
+
+
+def _write(file: Path, artefact: Artefact) -> None:
+    """Write under another name first: whatever has the name is whole."""
+    from safetensors.numpy import save_file
+
+    arrays = {name: np.ascontiguousarray(array) for name, array in artefact.arrays.items()}
+    file.parent.mkdir(parents=True, exist_ok=True)
+    half_written = file.with_suffix(".partial")
+    save_file(arrays, half_written, dict(artefact.note))
+    half_written.replace(file)

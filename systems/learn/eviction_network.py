@@ -1,0 +1,317 @@
+"""FlashMoE's eviction networks: what they see, Belady's labels, Table 1, training.
+
+    paper                          here
+    ─────                          ────
+    r_t, f_t                       History.r, History.f
+    FFN input [1/r ‖ f/max f]      History.features
+    ml_cache                       Network
+    "Generate Dataset", Fig. 4     features, labels
+    "masked target data"           the mask of `labels`
+    Table 1                        EvictionNetworkOptions, _fit
+
+Readings, where the paper is silent:
+
+- The label of an expert is the distance to its next use in steps, at most a *horizon* of three
+  quarters of the experts, divided by it.  (So does the code of malmong/CECAR.)
+- Masked is what the record cannot tell: an expert that is not routed again before the sequence
+  ends, if the end is nearer than the horizon.  With ``cached`` also what Belady's cache would not
+  hold, so that the network learns about possible victims only.
+- "Learning rate decay 1e-2" is AdamW's weight decay, whose default it is.
+- Early stopping: a tenth of the sequences (of fewer than ten, the last tenth of each) is kept for
+  validation; each layer keeps the weights of its best epoch, and training ends when the layers'
+  mean loss has not improved for ``PATIENCE`` epochs.
+- Batches of 256 tokens.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from itertools import pairwise
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from moebench.substrate.engine.cache_replay import replay, topology
+from moebench.substrate.errors import UsageError
+from moebench.substrate.models.shape import ModelShape
+from moebench.systems.learn.artefacts import Artefact, content_hash, kept
+from moebench.systems.policies.evict_belady import Belady
+
+if TYPE_CHECKING:
+    import torch
+
+#: Changes when the same data and options lead to other networks.
+VERSION = 2
+
+LEARNING_RATE, WEIGHT_DECAY = 1e-3, 1e-2
+BATCH, PATIENCE, VALIDATION = 256, 10, 0.1
+
+
+class History:
+    """§3.2: how long ago (r) and how often (f) each expert of each layer was routed ``[L, E]``."""
+
+    def __init__(self, layers: int, experts: int) -> None:
+        self.r = np.full((layers, experts), np.inf)
+        self.f = np.zeros((layers, experts))
+
+    def step(self, layer: int, experts: Sequence[int] | np.ndarray) -> None:
+        """What is routed gets r = 1 and f + 1, the others r + 1."""
+        self.r[layer] += 1
+        self.r[layer, experts] = 1
+        self.f[layer, experts] += 1
+
+    def features(self, layer: int) -> np.ndarray:
+        """[1/r ‖ f / max f], ``[2E]`` in [0, 1]."""
+        f = self.f[layer]
+        return np.concatenate([1 / self.r[layer], f / max(f.max(), 1)])
+
+
+@dataclass(frozen=True, slots=True)
+class Network:
+    """A feed-forward network for each layer: 2E → hidden → hidden/2 → E, SiLU between.
+
+    ``weights`` are ``[L, in, out]``, ``biases`` ``[L, out]``; ``note`` says how training went.
+    """
+
+    weights: Sequence[np.ndarray]
+    biases: Sequence[np.ndarray]
+    note: Mapping[str, str] = field(default_factory=dict)
+
+    def distances(self, layer: int, features: np.ndarray) -> np.ndarray:
+        """How far away each expert's next use is, as a share of the horizon ``[E]``."""
+        x, last = features.astype(np.float32), len(self.weights) - 1
+        for i, (w, b) in enumerate(zip(self.weights, self.biases, strict=True)):
+            x = x @ w[layer] + b[layer]
+            if i < last:
+                x = x / (1 + np.exp(-x))
+        return x
+
+    @property
+    def bytes_per_layer(self) -> int:
+        """What one layer's network takes."""
+        return sum(a[0].nbytes for a in (*self.weights, *self.biases))
+
+
+@dataclass(frozen=True, slots=True)
+class EvictionNetworkOptions:
+    """What a network depends on beside its data; see `systems.flashmoe.LearnedEviction`."""
+
+    hidden: int = 128
+    epochs: int = 200
+    cached: int = 0
+    seed: int = 0
+
+
+def recorded(name: str, shape: ModelShape, tokens: int) -> list[np.ndarray]:
+    """A trace's sequences ``[T, L, K]``: the first ones that hold at most so many tokens.
+
+    Raises:
+        InputError: no such trace.
+        UsageError: it is another model's.
+    """
+    from moebench.substrate.traces.catalogue import find_trace
+    from moebench.substrate.traces.file import open_trace
+
+    trace = open_trace(find_trace(name))
+    header = trace.header
+    if (header.num_moe_layers, header.num_experts) != (len(shape.moe_layers), shape.num_experts):
+        raise UsageError(
+            f"evict.trace={name} is {header.model}'s: {header.num_moe_layers} layers of "
+            f"{header.num_experts} experts; the model has {len(shape.moe_layers)} of "
+            f"{shape.num_experts}"
+        )
+    found: list[np.ndarray] = []
+    for rows in trace.sequences:
+        tokens -= len(rows)
+        if found and tokens < 0:
+            break
+        found.append(np.asarray(trace.ids_TLK[rows]))
+    return found
+
+
+# ----------------------------------------------------------------------------- data
+
+
+def features(ids_TLK: np.ndarray, num_experts: int) -> np.ndarray:
+    """What the networks see at each token of a sequence ``[L, T, 2E]``."""
+    tokens, layers, _ = ids_TLK.shape
+    history = History(layers, num_experts)
+    seen = np.empty((layers, tokens, 2 * num_experts), dtype=np.float32)
+    for t in range(tokens):
+        for layer in range(layers):
+            history.step(layer, ids_TLK[t, layer])
+            seen[layer, t] = history.features(layer)
+    return seen
+
+
+def labels(ids_TLK: np.ndarray, num_experts: int, cached: int = 0) -> tuple[np.ndarray, np.ndarray]:
+    """What Belady knows: each expert's distance, and whether it counts ``[L, T, E]``.
+
+    Args:
+        cached: slots of a layer whose content under Belady limits the mask; 0 does not limit it.
+    """
+    tokens, layers, _ = ids_TLK.shape
+    horizon = max(1, num_experts * 3 // 4)
+    distance = np.empty((layers, tokens, num_experts))
+    following = np.full((layers, num_experts), np.inf)
+    rows = np.arange(layers)[:, None]
+    for t in range(tokens - 1, -1, -1):
+        distance[:, t] = following - t
+        following[rows, ids_TLK[t]] = t
+    left = tokens - 1 - np.arange(tokens)
+    known = np.isfinite(distance) | (left[:, None] >= horizon)
+    if cached:
+        known &= _held_by_belady(ids_TLK, num_experts, cached)
+    return (np.minimum(distance, horizon) / horizon).astype(np.float32), known
+
+
+def _held_by_belady(ids_TLK: np.ndarray, num_experts: int, slots: int) -> np.ndarray:
+    """What a cache of each layer holds when a step's victims are chosen ``[L, T, E]``."""
+    tokens, layers, k = ids_TLK.shape
+    steps = [(layer, ids.tolist()) for token in np.sort(ids_TLK) for layer, ids in enumerate(token)]
+    done = replay(Belady(), [steps], topology(layers, num_experts, k), slots * layers)
+    held = np.zeros((tokens, layers, num_experts), dtype=bool)
+    inside = np.zeros((layers, num_experts), dtype=bool)
+    evicted = iter([*done.evicted, (len(steps), -1, -1)])
+    step, victim, _ = next(evicted)
+    for now, (layer, ids) in enumerate(steps):
+        held[now // layers, layer] = inside[layer]
+        inside[layer, ids] = True
+        while step == now:
+            inside[divmod(victim, num_experts)] = False
+            step, victim, _ = next(evicted)
+    return held.transpose(1, 0, 2)
+
+
+# ----------------------------------------------------------------------------- networks
+
+
+def trained(
+    sequences: Sequence[np.ndarray],
+    num_experts: int,
+    options: EvictionNetworkOptions,
+    artefacts: Path,
+    progress: Callable[[int, int], None] = lambda done, total: None,
+) -> Network:
+    """Networks trained on these sequences ``[T, L, K]``, from ``artefacts`` where they are.
+
+    Raises:
+        UsageError: there is not a single pair of tokens to learn from.
+        InputError: what is kept is broken.
+    """
+    if sum(len(ids) for ids in sequences) < 2:
+        raise UsageError("evict=flashmoe: the calibration data holds less than two tokens")
+    name = content_hash(
+        [VERSION, num_experts, asdict(options)], (ids.astype(np.int32) for ids in sequences)
+    )
+
+    def learn() -> Artefact:
+        import torch
+
+        with torch.inference_mode(False):  # a run's calculations need no gradients, these do
+            network = _fit(sequences, num_experts, options, progress)
+        arrays = {f"weight{i}": w for i, w in enumerate(network.weights)}
+        arrays |= {f"bias{i}": b for i, b in enumerate(network.biases)}
+        return Artefact(arrays, network.note)
+
+    arrays, note = kept(artefacts / f"eviction-network-{name}.safetensors", learn)
+    weights, biases = ([arrays[f"{part}{i}"] for i in range(3)] for part in ("weight", "bias"))
+    return Network(weights, biases, note)
+
+
+def _fit(
+    sequences: Sequence[np.ndarray],
+    num_experts: int,
+    options: EvictionNetworkOptions,
+    progress: Callable[[int, int], None],
+) -> Network:
+    """Table 1, all layers' networks at once; they share nothing."""
+    import torch
+
+    generator = torch.Generator().manual_seed(options.seed)
+    x, y, counts, split = _data(sequences, num_experts, options.cached)
+    parameters = _initial(len(x), num_experts, options.hidden, generator)
+    optimizer = torch.optim.AdamW(parameters, LEARNING_RATE, weight_decay=WEIGHT_DECAY)
+    best = [p.detach().clone() for p in parameters]
+    best_loss = torch.full((len(x),), torch.inf)
+    best_mean, best_epoch, epoch = torch.inf, 0, 0
+    while epoch < options.epochs and epoch - best_epoch < PATIENCE:
+        order = torch.randperm(split, generator=generator)
+        for rows in torch.split(order, BATCH):
+            loss = _losses(parameters, x[:, rows], y[:, rows], counts[:, rows]).sum()
+            optimizer.zero_grad()
+            torch.autograd.backward(loss)
+            optimizer.step()
+        with torch.no_grad():
+            held_out = _losses(parameters, x[:, split:], y[:, split:], counts[:, split:])
+        better = held_out < best_loss
+        for best_of, p in zip(best, parameters, strict=True):
+            best_of[better] = p.detach()[better]
+        best_loss = torch.where(better, held_out, best_loss)
+        epoch += 1
+        mean = float(held_out.mean())
+        if mean < best_mean:
+            best_mean, best_epoch = mean, epoch
+        progress(epoch, options.epochs)
+    arrays = [p.numpy() for p in best]
+    note = {name: str(value) for name, value in asdict(options).items()}
+    note |= {"tokens": str(split), "epochs": str(epoch), "best_epoch": str(best_epoch)}
+    note |= {"validation_mse": f"{float(best_loss.mean()):.6f}"}
+    return Network(arrays[0::2], [b[:, 0] for b in arrays[1::2]], note)
+
+
+def _data(
+    sequences: Sequence[np.ndarray], num_experts: int, cached: int
+) -> "tuple[torch.Tensor, torch.Tensor, torch.Tensor, int]":
+    """Inputs, labels and masks ``[L, N, ...]``, and the first token that only validates."""
+    import torch
+
+    known = [labels(ids, num_experts, cached) for ids in sequences]
+    x = np.concatenate([features(ids, num_experts) for ids in sequences], axis=1)
+    y = np.concatenate([label for label, _ in known], axis=1)
+    counts = np.concatenate([mask for _, mask in known], axis=1)
+    validates = _validates([len(ids) for ids in sequences])
+    order = np.argsort(validates, kind="stable")
+    if not np.array_equal(order, np.arange(len(order))):
+        x, y, counts = x[:, order], y[:, order], counts[:, order]
+    split = len(validates) - int(validates.sum())
+    return torch.from_numpy(x), torch.from_numpy(y), torch.from_numpy(counts), split
+
+
+def _validates(lengths: Sequence[int]) -> np.ndarray:
+    """Which tokens are kept for validation ``[N]``: at least one, and not all."""
+    if len(lengths) >= round(1 / VALIDATION):
+        kept = round(VALIDATION * len(lengths))
+        return np.repeat(np.arange(len(lengths)) >= len(lengths) - kept, lengths)
+    places = np.concatenate([np.arange(n) / n for n in lengths])
+    found: np.ndarray = places >= 1 - VALIDATION
+    found[-1] = True
+    return found
+
+
+def _initial(
+    layers: int, experts: int, hidden: int, generator: "torch.Generator"
+) -> "list[torch.nn.Parameter]":
+    """Weights and biases of 2E → hidden → hidden/2 → E, as torch.nn.Linear starts them."""
+    import torch
+
+    widths = [2 * experts, hidden, hidden // 2, experts]
+    made = []
+    for fan_in, fan_out in pairwise(widths):
+        for rows in (fan_in, 1):
+            uniform = torch.rand(layers, rows, fan_out, generator=generator) * 2 - 1
+            made.append(torch.nn.Parameter(uniform / fan_in**0.5))
+    return made
+
+
+def _losses(
+    parameters: "Sequence[torch.Tensor]", x: "torch.Tensor", y: "torch.Tensor", m: "torch.Tensor"
+) -> "torch.Tensor":
+    """Each layer's mean squared error over what is not masked ``[L]``."""
+    import torch
+
+    for i in range(0, len(parameters), 2):
+        x = torch.baddbmm(parameters[i + 1], x, parameters[i])
+        if i + 2 < len(parameters):
+            x = torch.nn.functional.silu(x)
+    return ((x - y) ** 2 * m).sum((1, 2)) / m.sum((1, 2)).clamp(min=1)

@@ -1,0 +1,167 @@
+"""Every system and every policy by name.  Nothing is imported until it is asked for.
+
+    system_class("smoe")
+    make("evict", "lru")
+
+A policy that belongs to one paper lives in that paper's file and is listed here all the same, so
+that any system can borrow it: `moebench run --system moe-ondemand --set evict=score`.
+"""
+
+import hashlib
+import sys
+from importlib import import_module
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast
+
+from moebench.substrate.errors import UnknownNameError, UsageError
+
+if TYPE_CHECKING:
+    from moebench.substrate.engine.system import Policy, System
+
+#: name → (module, class, one line)
+SYSTEMS: dict[str, tuple[str, str, str]] = {
+    "gpu-only": (
+        "moebench.systems.baselines",
+        "GpuOnly",
+        "everything resident on the device: the ceiling",
+    ),
+    "moe-ondemand": (
+        "moebench.systems.baselines",
+        "MoEOnDemand",
+        "load after the gate, LRU, no prefetch",
+    ),
+    "smoe": (
+        "moebench.systems.smoe",
+        "SMoE",
+        "substitute low-score experts, prefetch top-score ones",
+    ),
+    "daop": (
+        "moebench.systems.daop",
+        "DAOP",
+        "swap in prefill, compute on the host one layer ahead",
+    ),
+    "duoserve": (
+        "moebench.systems.duoserve",
+        "DuoServe",
+        "stream through k slots, a learned path ahead",
+    ),
+    "flashmoe": (
+        "moebench.systems.flashmoe",
+        "FlashMoE",
+        "experts on disk, a learned eviction a layer",
+    ),
+}
+
+
+#: decision → name → (module, class)
+POLICIES: dict[str, dict[str, tuple[str, str]]] = {
+    "place": {
+        "by-id": ("moebench.systems.policies.place", "PlaceById"),
+        "popular": ("moebench.systems.policies.place", "PlacePopular"),
+        "activation": ("moebench.systems.daop", "PlaceByActivation"),
+        "none": ("moebench.systems.flashmoe", "PlaceNothing"),
+    },
+    "route": {
+        "exact": ("moebench.systems.policies.route", "ExactRouting"),
+        "expert-cache": ("moebench.systems.smoe", "ExpertCacheRouter"),
+        "predicted": ("moebench.systems.daop", "PredictedRouting"),
+    },
+    "assign": {
+        "load": ("moebench.systems.policies.assign", "LoadAll"),
+        "host": ("moebench.systems.policies.assign", "HostAll"),
+        "balanced": ("moebench.systems.policies.assign", "Balanced"),
+        "by-sequence": ("moebench.systems.daop", "AllocateBySequence"),
+    },
+    "prefetch": {
+        "none": ("moebench.systems.policies.prefetch", "NoPrefetch"),
+        "next-gate": ("moebench.systems.policies.prefetch", "NextGate"),
+        "whole-layer": ("moebench.systems.policies.prefetch", "WholeLayer"),
+        "top-score": ("moebench.systems.smoe", "TopScorePrefetch"),
+        "expert-mlp": ("moebench.systems.duoserve", "LearnedPath"),
+    },
+    "evict": {
+        "static": ("moebench.systems.policies.evict", "NeverEvict"),
+        "lru": ("moebench.systems.policies.evict", "LeastRecentlyUsed"),
+        "lfu": ("moebench.systems.policies.evict", "LeastFrequentlyUsed"),
+        "fifo": ("moebench.systems.policies.evict", "FirstInFirstOut"),
+        "lifo": ("moebench.systems.policies.evict", "LastInFirstOut"),
+        "arc": ("moebench.systems.policies.caches", "AdaptiveReplacement"),
+        "lecar": ("moebench.systems.policies.caches", "LeastRegret"),
+        "belady": ("moebench.systems.policies.evict_belady", "Belady"),
+        "flashmoe": ("moebench.systems.flashmoe", "LearnedEviction"),
+        "score": ("moebench.systems.policies.evict", "LowestAverageScore"),
+        "swap": ("moebench.systems.daop", "MakeRoomForSwaps"),
+    },
+}
+
+DECISIONS = tuple(POLICIES)
+
+
+def system_class(name: str) -> "type[System]":
+    """The class behind a system's name, or behind ``module:Class`` for one of your own.
+
+    Raises:
+        UnknownNameError: no such system.
+        UsageError: your module cannot be imported, or has no such system.
+    """
+    if ":" in name:
+        return _own_system(name)
+    if name not in SYSTEMS:
+        raise UnknownNameError("system", name, SYSTEMS, "see: moebench list systems")
+    module, attribute, _ = SYSTEMS[name]
+    return cast("type[System]", getattr(import_module(module), attribute))
+
+
+def _own_system(name: str) -> "type[System]":
+    from moebench.substrate.engine.system import System
+
+    module, _, attribute = name.partition(":")
+    if str(Path.cwd()) not in sys.path:
+        sys.path.insert(0, str(Path.cwd()))
+    try:
+        found = getattr(import_module(module), attribute, None)
+    except Exception as error:  # whatever a module of the user's own does when it is imported
+        reason = f"{type(error).__name__}: {error}"
+        raise UsageError(f"--system {name}: cannot import {module} ({reason})") from error
+    if not (isinstance(found, type) and issubclass(found, System)):
+        raise UsageError(
+            f"--system {name}: {attribute} is not a System; write module:Class, where the class "
+            "is a subclass of moebench.System"
+        )
+    return found
+
+
+def source_hash(name: str) -> str:
+    """A hash of the file that defines a system of your own; empty for those that ship."""
+    if ":" not in name:
+        return ""
+    path = sys.modules[system_class(name).__module__].__file__
+    return "" if path is None else hashlib.sha256(Path(path).read_bytes()).hexdigest()[:16]
+
+
+def policy_class(decision: str, name: str) -> "type[Policy]":
+    """The class behind a policy's name.
+
+    Raises:
+        UnknownNameError: no such policy for this decision.
+    """
+    if decision not in POLICIES:
+        raise UnknownNameError("decision", decision, POLICIES)
+    known = POLICIES[decision]
+    if name not in known:
+        raise UnknownNameError(f"{decision} policy", name, known)
+    module, attribute = known[name]
+    return cast("type[Policy]", getattr(import_module(module), attribute))
+
+
+def make(decision: str, name: str, **options: Any) -> "Policy":
+    """A policy by name, with its options."""
+    return policy_class(decision, name)(**options)
+
+
+def name_of(decision: str, policy: "Policy") -> str:
+    """The name under which a policy is listed; its class name when it is the user's own."""
+    for name, (module, attribute) in POLICIES[decision].items():
+        if (type(policy).__module__, type(policy).__name__) == (module, attribute):
+            return name
+    return type(policy).__name__

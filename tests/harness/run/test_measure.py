@@ -1,0 +1,391 @@
+"""From raw records to figures, worked out by hand on records small enough to do so."""
+
+import math
+from collections.abc import Sequence
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+import torch
+from torch import Tensor
+
+from moebench.harness.run.accuracy import Accuracy
+from moebench.harness.run.measure import (
+    bound,
+    energy,
+    expert_figures,
+    lane_figures,
+    latencies,
+    least_costs,
+    link_ns,
+    ms,
+    ratio,
+    spread,
+)
+from moebench.harness.run.shared import SharedWork
+from moebench.substrate.engine.counts import Counts
+from moebench.substrate.engine.loop import Engine, Generation
+from moebench.substrate.machines.profile import HardwareProfile
+from moebench.substrate.machines.protocol import Lane, Machine, Op, OpKind, Span
+from moebench.substrate.machines.timeline import Timeline
+from moebench.workloads.catalogue import workload
+
+# --------------------------------------------------------------------------- times
+
+
+def test_milliseconds_are_exact_to_the_nanosecond() -> None:
+    assert ms(1) == 1e-6
+    assert ms(123_456_789) == 123.456789
+
+
+def test_spread() -> None:
+    # 1 to 101 ms: percentile p is p + 1, the mean 51.
+    samples = [n * 1_000_000 for n in range(101, 0, -1)]
+    assert spread(samples) == {"mean": 51, "p50": 51, "p90": 91, "p99": 100}
+    assert spread([7_000_000]) == {"mean": 7, "p50": 7, "p90": 7, "p99": 7}
+    # Between two samples a percentile lies on the line that joins them.
+    assert spread([10_000_000, 20_000_000]) == {"mean": 15, "p50": 15, "p90": 19, "p99": 19.9}
+    assert spread([]) is None
+
+
+def test_ratio() -> None:
+    assert ratio(1, 3) == 0.333333
+    assert ratio(0, 3) == 0
+    assert ratio(0, 0) is None
+
+
+def generation(
+    started_ns: int, ends_ns: Sequence[int], sequences: int = 1, **more: Any
+) -> Generation:
+    return Generation([[0] * len(ends_ns)] * sequences, started_ns, list(ends_ns), **more)
+
+
+def test_latencies() -> None:
+    found = latencies([
+        generation(1_000_000, [5_000_000, 7_000_000, 10_000_000]),  # TTFT 4, steps 2 and 3
+        generation(20_000_000, [28_000_000, 29_000_000, 33_000_000], sequences=2),  # 8, 1 and 4
+    ])  # fmt: skip
+    assert found["ttft_ms"]["mean"] == 6
+    assert found["tpot_ms"]["mean"] == 2.5
+    assert found["tpot_ms"]["p50"] == 2.5
+    assert found["e2e_ms"] == (9 + 13) / 2
+    # 3 tokens and 2 · 3 tokens in 9 + 13 ms; what passes between two batches does not count.
+    assert found["tokens_per_s"] == pytest.approx(9 / 0.022, abs=1e-4)
+
+
+def test_one_token_has_no_tpot() -> None:
+    found = latencies([generation(0, [2_000_000])])
+    assert found["tpot_ms"] is None
+    assert found["e2e_ms"] == found["ttft_ms"]["mean"] == 2
+    assert found["tokens_per_s"] == 500
+
+
+# --------------------------------------------------------------------------- counts and lanes
+
+
+def test_expert_figures() -> None:
+    decode = Counts(
+        active=8, hits=5, in_flight=1, loads=1, host=1, replaced=2,
+        prefetched=4, prefetched_top_score=3, prefetched_active=2, prefetched_used=1,
+        asked=4, asked_all=1, asked_any=3, foreseen=8, foreseen_right=6, degraded=2,
+    )  # fmt: skip
+    counts = {"prefill": Counts(active=3, loads=3), "decode": decode}
+    found = expert_figures(cast(Engine, SimpleNamespace(counts=counts)))
+    assert found["cache_ratio"] == 0.625  # decode's hits alone; in flight is no hit
+    assert found["prefetch"] == {
+        "issued": 4, "top_score": 3, "active": 2, "used": 1,
+        "asked": 4, "all_of_top_k": 0.25, "at_least_one": 0.75,
+    }  # fmt: skip
+    assert found["foreseen"] == {"places": 8, "right": 0.75, "degraded": 0.25}
+    assert found["experts"]["prefill"] == {
+        "active": 3, "hits": 0, "in_flight": 0, "loads": 3, "host": 0, "replaced": 0,
+    }  # fmt: skip
+    assert found["experts"]["decode"]["in_flight"] == 1
+
+
+def timeline() -> Timeline:
+    """A prefill of 10 ms on the device and two loads, a decode of 2 ms beside 3 ms of host."""
+    made = Timeline(record_bytes=1000)
+    made.begin("prefill")
+    made.add(Span(Op(OpKind.ATTEND, 0), Lane.DEVICE, 0, 10_000_000))
+    for _ in range(2):
+        made.add(Span(Op(OpKind.READ, 0), Lane.DISK, 0, 4_000_000))
+        made.add(Span(Op(OpKind.LOAD, 0), Lane.H2D, 0, 1_000_000))
+    made.begin("decode")
+    made.add(Span(Op(OpKind.EXPERT, 0), Lane.DEVICE, 0, 2_000_000, 500_000, "load"))
+    made.add(Span(Op(OpKind.EXPERT, 0), Lane.HOST, 0, 3_000_000))
+    made.add(Span(Op(OpKind.RETURN, 0), Lane.D2H, 0, 1_000))
+    made.add(Span(Op(OpKind.LOAD, 1), Lane.H2D, 0, 1_000_000))
+    made.add(Span(Op(OpKind.COMBINE, 0), Lane.DEVICE, 0, 1_000_000, 250_000, "host"))
+    return made
+
+
+def test_lane_figures() -> None:
+    assert lane_figures(timeline()) == {
+        "bytes_h2d": 3000,
+        "bytes_disk": 2000,
+        "lanes": {"device": 13, "h2d": 3, "d2h": 0.001, "host": 3, "disk": 8, "predict": 0},
+        "stall_ms": {"host": 0.25, "load": 0.5},
+        "decode": {
+            "lanes": {"device": 3, "h2d": 1, "d2h": 0.001, "host": 3, "disk": 0, "predict": 0},
+            "stall_ms": {"host": 0.25, "load": 0.5},
+        },
+    }
+
+
+def part(idle: float, full: float) -> SimpleNamespace:
+    return SimpleNamespace(
+        idle_power=SimpleNamespace(watts=idle), full_power=SimpleNamespace(watts=full)
+    )
+
+
+def test_energy() -> None:
+    profile = cast(HardwareProfile, SimpleNamespace(gpu=part(20, 300), host=part(50, 250)))
+    # Two batches of 0.1 s: idle (20 + 50) W · 0.2 s, and 280 W · 13 ms, and 200 W · 3 ms more.
+    generations = [generation(0, [100_000_000] * 2), generation(10**9, [10**9 + 100_000_000] * 2)]
+    joules = 70 * 0.2 + 280 * 0.013 + 200 * 0.003
+    assert energy(profile, timeline(), generations) == {
+        "energy_j": round(joules, 4),
+        "tokens_per_kj": round(4 / joules * 1000, 4),
+    }
+
+
+def test_no_profile_no_energy() -> None:
+    nothing = {"energy_j": None, "tokens_per_kj": None}
+    assert energy(None, timeline(), [generation(0, [1])]) == nothing
+
+
+# --------------------------------------------------------------------------- the lower bound
+
+#: What each kind costs at the least on the machine below, in ns.
+ESTIMATES = {
+    (OpKind.ATTEND, Lane.DEVICE): 10,
+    (OpKind.GATE, Lane.DEVICE): 3,
+    (OpKind.COMBINE, Lane.DEVICE): 2,
+    (OpKind.SHARED, Lane.DEVICE): 5,
+    (OpKind.DENSE, Lane.DEVICE): 20,
+    (OpKind.HEAD, Lane.DEVICE): 30,
+    (OpKind.EXPERT, Lane.DEVICE): 4,
+    (OpKind.EXPERT, Lane.HOST): 50,
+    (OpKind.LOAD, Lane.H2D): 400,
+    (OpKind.READ, Lane.DISK): 900,
+}
+
+
+def machine(*load_path: Lane, has_host_lane: bool = True) -> Machine:
+    def estimate_ns(op: Op, lane: Lane) -> int:
+        return ESTIMATES[op.kind, lane]
+
+    return cast(Machine, SimpleNamespace(
+        estimate_ns=estimate_ns, load_path=load_path, has_host_lane=has_host_lane,
+    ))  # fmt: skip
+
+
+def engine(
+    slots: int = 2, shared_width: int = 0, uses_host: bool = False, dense: Sequence[int] = (),
+    on: Machine | None = None,
+) -> Engine:  # fmt: skip
+    """Two MoE layers, and dense ones if asked for."""
+    shape = SimpleNamespace(moe_layers=(1, 2), dense_layers=dense, shared_width=shared_width)
+    return cast(Engine, SimpleNamespace(
+        machine=on or machine(Lane.H2D),
+        model=SimpleNamespace(shape=shape),
+        system=SimpleNamespace(assign=SimpleNamespace(uses_host=uses_host)),
+        cache=SimpleNamespace(slots=slots),
+    ))  # fmt: skip
+
+
+def test_least_costs() -> None:
+    least = least_costs(engine(), batch=1)
+    assert least.common == 2 * (10 + 3 + 2) + 30
+    assert (least.device, least.link, least.host) == (4, 400, None)
+
+
+def test_least_costs_of_shared_experts_and_dense_layers() -> None:
+    least = least_costs(engine(shared_width=8, dense=(0,)), batch=1)
+    assert least.common == 2 * (10 + 3 + 2 + 5) + (10 + 20) + 30
+
+
+@pytest.mark.parametrize(
+    ("lane", "uses", "host"), [(True, True, 50), (True, False, None), (False, True, None)]
+)
+def test_least_costs_of_the_host(lane: bool, uses: bool, host: int | None) -> None:
+    """The host counts where there is one and the system uses it."""
+    on = machine(Lane.H2D, has_host_lane=lane)
+    assert least_costs(engine(uses_host=uses, on=on), batch=1).host == host
+
+
+def test_the_link_is_the_slowest_lane_of_the_load_path() -> None:
+    assert link_ns(machine(Lane.H2D)) == 400
+    assert link_ns(machine(Lane.DISK, Lane.H2D)) == 900
+
+
+def test_bound_by_the_link() -> None:
+    # Of 0 1 0 2 3 1 with two slots, Belady hits 0 and 1 again: four miss, the first two are free.
+    used = [[[0, 1], [0, 2]], [[3, 1]]]
+    run = generation(0, [100, 1100, 2100], used=used)
+    # Device: two steps of 60 and six experts of 4 are 144; the link: 2 · 400.
+    assert bound(engine(), [run]) == {"tpot_ms": ms(400), "ratio": 2.5}
+
+
+def test_bound_by_the_device() -> None:
+    used = [[[0, 1], [0, 1]], [[0, 1], [0, 1]]]
+    run = generation(0, [100, 300, 500], used=used)
+    # No miss beyond the free ones; 2 · 60 + 8 · 4 = 152 ns for two steps that took 400.
+    assert bound(engine(), [run]) == {"tpot_ms": ms(76), "ratio": round(400 / 152, 4)}
+
+
+def test_bound_with_the_host() -> None:
+    used = [[[0, 1], [2, 3]]]
+    run = generation(0, [100, 700], used=used)
+    # Four experts: the device alone 60 + 16 = 76, shared with the host 76 / (1 + 4/50);
+    # two misses beyond the free ones, shared by link and host: 2 / (1/400 + 1/50).
+    device, shared = 76 / (1 + 4 / 50), 2 / (1 / 400 + 1 / 50)
+    assert shared > device
+    found = bound(engine(uses_host=True), [run])
+    assert found == {"tpot_ms": ms(shared), "ratio": round(600 / shared, 4)}
+
+
+def test_bound_adds_up_batches() -> None:
+    run = generation(0, [0, 100, 200], used=[[[0]], [[0]]])
+    other = generation(0, [0, 200], used=[[[1]]])
+    # 2 · 60 + 2 · 4 and 60 + 4, over three steps.
+    assert bound(engine(), [run, other]) == {"tpot_ms": ms(64), "ratio": round(400 / 192, 4)}
+
+
+def test_no_bound_without_a_decoded_token() -> None:
+    assert bound(engine(), [generation(0, [5])]) == {"tpot_ms": None, "ratio": None}
+
+
+# --------------------------------------------------------------------------- accuracy
+
+LN3 = math.log(3)
+#: KL(p‖q) of p = (1/2, 1/2) against q = (3/4, 1/4); the other way round it is 0.1308.
+KL = 0.5 * math.log(2 / 3) + 0.5 * math.log(2)
+
+
+class KnownModel:
+    """Stands for the lossless model: logits as it was told, and it remembers the texts."""
+
+    def __init__(self, logits: list[Tensor]) -> None:
+        self.logits = logits
+        self.texts: list[list[int]] = []
+
+    def lossless(self, texts: Sequence[Sequence[int]], starts: Sequence[int]) -> list[Tensor]:
+        self.texts = [list(text) for text in texts]
+        pairs = zip(self.logits, starts, strict=True)
+        return [logits[start:].log_softmax(-1) for logits, start in pairs]
+
+
+def accuracy(questions: int = 1) -> Accuracy:
+    return Accuracy(workload("arithmetic"), questions)
+
+
+def compare(
+    found: Accuracy, model: KnownModel, prompts: list[list[int]], tokens: list[list[int]],
+    own: list[Tensor],
+) -> None:  # fmt: skip
+    found.compare(slice(0, len(prompts)), cast(SharedWork, model), prompts, tokens, own)
+
+
+def test_agreement_and_kl() -> None:
+    prompt, tokens = [7, 8, 9], [0, 1, 0]
+    even, first, second = [0.0, 0.0], [LN3, 0.0], [0.0, LN3]
+    # The lossless model on prompt + two tokens; only the last two rows stand for decoded steps.
+    model = KnownModel([torch.tensor([second, second, second, even, first])])
+    own = [torch.tensor([first]), torch.tensor([first]), torch.tensor([first])]
+    found = accuracy()
+    compare(found, model, [prompt], [tokens], own)
+    assert model.texts == [[7, 8, 9, 0, 1]]
+    document = found.document()
+    # Step 1: (1/2, 1/2) against (3/4, 1/4), both choose token 0; step 2: equal.
+    assert document["agreement"] == 1
+    assert document["kl"] == pytest.approx(KL / 2, abs=1e-6)
+
+
+def test_agreement_counts_choices() -> None:
+    first, second = [LN3, 0.0], [0.0, LN3]
+    model = KnownModel([torch.tensor([first] * 4)])
+    own = [torch.tensor([row]) for row in (second, first, second, first)]
+    found = accuracy()
+    compare(found, model, [[5]], [[0, 0, 0, 0]], own)
+    document = found.document()
+    assert document["agreement"] == round(2 / 3, 6)
+    # KL of (3/4, 1/4) against (1/4, 3/4), once in three steps.
+    assert document["kl"] == pytest.approx(0.5 * LN3 / 3, abs=1e-6)
+
+
+def test_sequences_of_a_batch_keep_their_own_prompts() -> None:
+    first, second = [LN3, 0.0], [0.0, LN3]
+    # Prompts of one and three tokens: rows 1 and 3 are the first decoded steps.
+    model = KnownModel([torch.tensor([second, first]), torch.tensor([first] * 3 + [second])])
+    own = [torch.tensor([first, first]), torch.tensor([first, second])]
+    found = accuracy(questions=2)
+    compare(found, model, [[1], [2, 3, 4]], [[0, 0], [0, 1]], own)
+    assert model.texts == [[1, 0], [2, 3, 4, 0]]
+    assert found.document()["agreement"] == 1
+    assert found.document()["kl"] == 0
+
+
+def test_shifted_logits_are_the_same_distribution() -> None:
+    model = KnownModel([torch.tensor([[0.0, 0.0], [LN3, 0.0]])])
+    found = accuracy()
+    own = [torch.zeros(1, 2), torch.tensor([[LN3 + 50, 50.0]])]
+    compare(found, model, [[1]], [[0, 0]], own)
+    assert found.document()["kl"] == pytest.approx(0, abs=1e-5)
+
+
+def test_without_a_decoded_token_there_is_nothing_to_compare() -> None:
+    model = KnownModel([])
+    found = accuracy()
+    compare(found, model, [[1]], [[0]], [torch.zeros(1, 2)])
+    document = found.document()
+    assert model.texts == []
+    assert (document["agreement"], document["kl"]) == (None, None)
+
+
+def test_scores() -> None:
+    found = accuracy(questions=4)
+    found.answered(slice(0, 1), [[1]], [1.0])
+    found.answered(slice(1, 4), [[1], [2], [3]], [1.0, 1.0, 0.0])
+    document = found.document()
+    assert (document["score"], document["n"], document["metric"]) == (75, 4, "exact_number")
+    # A share of 3/4 over four answers: √(3/16 / 4), in per cent.
+    assert document["stderr"] == round(100 * math.sqrt(0.1875 / 4), 4)
+
+
+def test_a_chat_workload_has_no_score() -> None:
+    found = Accuracy(workload("mt_bench"), 1)
+    found.answered(slice(0, 1), [[1, 2]], None)
+    document = found.document()
+    assert (document["score"], document["n"], document["stderr"]) == (None, 0, None)
+    assert document["metric"] == "none"
+
+
+def test_a_sequence_that_ended_early_counts_only_its_own_steps() -> None:
+    first, second = [LN3, 0.0], [0.0, LN3]
+    model = KnownModel([torch.tensor([first] * 3), torch.tensor([first] * 2)])
+    own = [torch.tensor(step) for step in ([first, first], [first, first], [first, second])]
+    found = accuracy(questions=2)
+    compare(found, model, [[1], [2]], [[0, 0, 0], [0, 0]], own)
+    assert model.texts == [[1, 0, 0], [2, 0]]
+    assert found.document()["items"]["decoded"] == [2, 1]
+    assert found.document()["agreement"] == 1
+
+
+def test_each_question_keeps_its_own_record() -> None:
+    found = accuracy(questions=3)
+    found.answered(slice(0, 2), [[1, 2], [3]], [1.0, 0.0])
+    found.answered(slice(2, 3), [[1, 2]], [1.0])
+    document = found.document()
+    assert (document["score"], document["n"]) == (pytest.approx(200 / 3, abs=1e-4), 3)
+    answers = document["items"]["answer"]
+    assert answers[0] == answers[2] != answers[1]
+
+
+def test_plain_text_has_a_perplexity() -> None:
+    found = Accuracy(workload("text"), 2)
+    found.read(slice(0, 2), [-4 * LN3, -2 * LN3], [4, 2])
+    document = found.document()
+    assert document["score"] == pytest.approx(3)
+    assert (document["stderr"], document["metric"]) == (pytest.approx(0, abs=1e-4), "perplexity")

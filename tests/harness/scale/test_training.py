@@ -1,0 +1,362 @@
+"""Training of scale models, with models and texts small enough for seconds."""
+
+import errno
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from safetensors.torch import load_file, save_file
+
+from moebench.harness.scale import files, training
+from moebench.harness.scale.checkpoint import Progress
+from moebench.harness.scale.muon import Muon, orthogonalise
+from moebench.harness.scale.text import (
+    QUESTION_WEIGHT,
+    TRAINING_SETS,
+    TrainingText,
+    real_documents,
+    train_tokenizer,
+    training_text,
+)
+from moebench.harness.scale.trainable import TrainableDecoder, balance_loss
+from moebench.harness.scale.training import TrainingRecipe, learning_rate, train_config
+from moebench.harness.scale.widths import SCALE_WIDTHS, scale_config
+from moebench.substrate.errors import InputError, UnknownNameError, UsageError
+from moebench.substrate.models.config import shape_of
+from moebench.substrate.models.decoder import Decoder
+from moebench.substrate.models.weights import Checkpoint, ResidentExperts
+
+CONFIG: dict[str, Any] = {
+    "model_type": "mixtral",
+    "hidden_size": 16,
+    "intermediate_size": 8,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 1,
+    "num_local_experts": 4,
+    "num_experts_per_tok": 2,
+    "vocab_size": 300,
+    "max_position_embeddings": 64,
+    "rms_norm_eps": 1e-5,
+    "rope_theta": 10000.0,
+    "tie_word_embeddings": False,
+}
+#: 60 steps; the loss log has rows at 20, 40 and 60, checkpoints are at 25, 50 and 60.
+RECIPE = TrainingRecipe(tokens=60 * 32, sequence_length=16, batch_size=2, checkpoint_every=25)
+
+
+@pytest.fixture(autouse=True)
+def text(monkeypatch: pytest.MonkeyPatch) -> dict[str, int]:
+    """Random tokens in place of the data folder's; ``seed`` stands for what it holds."""
+    holds = {"seed": 0}
+    tokenizer = train_tokenizer(["a b c"], 300)
+
+    def training_text(*_: object) -> TrainingText:
+        ids = np.random.default_rng(holds["seed"]).integers(0, 300, 64 * 17 + 1000, dtype=np.int32)
+        weights = np.linspace(0.1, 1, 1000, dtype=np.float32)
+        return TrainingText(tokenizer, ids[64 * 17 :], weights, ids[: 64 * 17])
+
+    monkeypatch.setattr(training, "training_text", training_text)
+    torch.set_num_threads(1)
+    return holds
+
+
+def train(
+    out: Path, config: dict[str, Any] = CONFIG, recipe: TrainingRecipe = RECIPE, **options: Any
+):
+    return train_config(config, Path("data"), out, recipe, **options)
+
+
+class Killed(BaseException):
+    """Stands for a signal: nothing in the program catches it."""
+
+
+@dataclass
+class KillAt:
+    step: int
+
+    def __call__(self, now: Progress) -> None:
+        if now.step == self.step:
+            raise Killed
+
+
+def losses(out: Path) -> list[list[str]]:
+    """The loss log without its last column, the speed."""
+    return [row.split(",")[:3] for row in (out / "loss.csv").read_text().splitlines()]
+
+
+def test_a_killed_run_ends_as_an_undisturbed_one(tmp_path: Path) -> None:
+    whole, killed = tmp_path / "whole", tmp_path / "killed"
+    said: list[Progress] = []
+    train(whole, report=said.append)
+    assert [now.step for now in said] == list(range(1, 61))
+    for step in (11, 47, 50):  # before any checkpoint; after a row was logged; at a checkpoint
+        with pytest.raises(Killed):
+            train(killed, report=KillAt(step))
+    train(killed)
+    for name in ("model.safetensors", "training.json", "config.json", "tokenizer.json"):
+        assert (whole / name).read_bytes() == (killed / name).read_bytes(), name
+    assert [row[:2] for row in losses(whole)] == [
+        ["step", "tokens"], ["20", "640"], ["40", "1280"], ["60", "1920"]
+    ]  # fmt: skip
+    assert losses(killed) == losses(whole)
+    assert not list(killed.glob("*.partial"))
+
+
+def test_a_finished_run_is_not_trained_again(tmp_path: Path) -> None:
+    train(tmp_path)
+    before = (tmp_path / "model.safetensors").read_bytes()
+    (tmp_path / "model.safetensors").unlink()
+    train(tmp_path, report=KillAt(1))
+    assert (tmp_path / "model.safetensors").read_bytes() == before
+
+
+def test_the_seed_is_all_that_differs(tmp_path: Path) -> None:
+    recipe = RECIPE.model_copy(update={"tokens": 5 * 32})
+    other = recipe.model_copy(update={"seed": 1})
+    for out, chosen in (("a", recipe), ("b", recipe), ("c", other)):
+        train(tmp_path / out, recipe=chosen)
+    a, b, c = ((tmp_path / out / "model.safetensors").read_bytes() for out in "abc")
+    assert a == b
+    assert a != c
+
+
+def test_the_loss_falls(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    repeating = np.tile(np.arange(7, dtype=np.int32), 400)
+    stream, held_out = repeating[: 7 * 160], repeating[: 64 * 17]
+    even = np.ones(len(stream), dtype=np.float32)
+    fixed = TrainingText(train_tokenizer(["a"], 300), stream, even, held_out)
+    monkeypatch.setattr(training, "training_text", lambda *_: fixed)
+    recipe = RECIPE.model_copy(update={"learning_rate": 2e-2, "warmup_steps": 5})
+    final = train(tmp_path, recipe=recipe)
+    assert float(str(final["held_out_loss"])) < float(str(final["unigram_loss"])) / 2
+
+
+@pytest.mark.parametrize("changed", ["recipe", "model", "data"])
+def test_a_checkpoint_of_another_run_is_refused(
+    tmp_path: Path, text: dict[str, int], changed: str
+) -> None:
+    out = tmp_path / "out"
+    with pytest.raises(Killed):
+        train(out, report=KillAt(30))
+    before = {file.name: file.read_bytes() for file in out.iterdir()}
+    config, recipe = CONFIG, RECIPE
+    if changed == "recipe":
+        recipe = recipe.model_copy(update={"tokens": 90 * 32})
+    elif changed == "model":
+        config = {**config, "hidden_size": 32}
+    else:
+        text["seed"] = 1
+    with pytest.raises(InputError, match=f"checkpoint.safetensors: .* another {changed};"):
+        train(out, config, recipe)
+    assert {file.name: file.read_bytes() for file in out.iterdir()} == before
+
+
+def test_a_broken_checkpoint_is_one_line(tmp_path: Path) -> None:
+    (tmp_path / "checkpoint.safetensors").write_bytes(b"half a file")
+    with pytest.raises(InputError, match="not a checkpoint that can be read"):
+        train(tmp_path)
+
+
+@pytest.mark.parametrize("write", [3, 4])  # the second checkpoint, or the weights after it
+def test_a_full_disk_leaves_the_last_checkpoint(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, write: int
+) -> None:
+    whole, full = tmp_path / "whole", tmp_path / "full"
+    train(whole)
+    writes = 0
+
+    def fail(tensors: dict[str, torch.Tensor], file: Path, **options: Any) -> None:
+        nonlocal writes
+        writes += 1
+        if writes == write:
+            file.write_bytes(b"as far as it went")
+            raise OSError(errno.ENOSPC, "No space left on device")
+        save_file(tensors, file, **options)
+
+    with monkeypatch.context() as disk:
+        disk.setattr(files, "save_file", fail)
+        with pytest.raises(InputError, match=r"No space left on device.*same command") as error:
+            train(full)
+    assert "\n" not in str(error.value)
+    assert not list(full.glob("*.partial"))
+    assert load_file(full / "checkpoint.safetensors")["step"] == {3: 25, 4: 50}[write]
+    train(full)
+    assert (full / "model.safetensors").read_bytes() == (whole / "model.safetensors").read_bytes()
+    assert losses(full) == losses(whole)
+
+
+def test_less_than_a_step_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="train on 32 or more"):
+        train(tmp_path, recipe=RECIPE.model_copy(update={"tokens": 31}))
+
+
+def test_too_little_text_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    ids = np.zeros(64 * 17 + 16, dtype=np.int32)
+    even = np.ones(16, dtype=np.float32)
+    short = TrainingText(train_tokenizer(["a"], 300), ids[64 * 17 :], even, ids[: 64 * 17])
+    monkeypatch.setattr(training, "training_text", lambda *_: short)
+    with pytest.raises(InputError, match="data: too little text, 1,104 tokens"):
+        train(tmp_path)
+
+
+def test_the_learning_rate_rises_stays_and_falls() -> None:
+    recipe = TrainingRecipe(learning_rate=1.0, warmup_steps=10)
+    rates = [learning_rate(recipe, step, 90) for step in range(90)]
+    assert rates[:10] == pytest.approx([(i + 1) / 10 for i in range(10)])
+    assert rates[10:61] == [1.0] * 51
+    assert rates[60:] == sorted(rates[60:], reverse=True)
+    assert rates[-1] == pytest.approx(1 / 30)
+
+
+# --------------------------------------------------------------------------- the mathematics
+
+
+@pytest.mark.parametrize("name", SCALE_WIDTHS)
+def test_trainer_and_decoder_agree(tmp_path: Path, name: str) -> None:
+    """Logits of the trained module and of the decoder that reads its exported weights."""
+    config = {**scale_config(name), "num_hidden_layers": 3}
+    shape = shape_of(config)
+    model = TrainableDecoder(shape, seed=1)
+    draws = torch.Generator().manual_seed(2)
+    with torch.no_grad():
+        for parameter in model.parameters():  # norms and biases too; as fp16 will store them
+            noise = 0.1 * torch.randn(parameter.shape, generator=draws)
+            parameter.copy_((parameter + noise).half().float())
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    save_file(model.stored(), tmp_path / "model.safetensors")
+    checkpoint = Checkpoint(tmp_path)
+    experts = ResidentExperts(checkpoint, torch.float32)
+    decoder = Decoder(shape, checkpoint.common(torch.float32), experts)
+    ids = torch.randint(0, shape.vocab_size, (2, 9), generator=draws)
+    with torch.no_grad():
+        logits, gates, chosen = model(ids)
+    expected = torch.stack(decoder.full_logits(ids.tolist()))
+    torch.testing.assert_close(logits, expected, rtol=1e-3, atol=1e-3)
+    assert len(gates) == len(chosen) == len(shape.moe_layers)
+    assert chosen[0].shape == (18, shape.top_k)
+
+
+@pytest.mark.parametrize("name", SCALE_WIDTHS)
+def test_a_scale_model_fits_13_mb(name: str) -> None:
+    assert 2 * shape_of(scale_config(name)).total_params < 12.9e6
+
+
+def test_an_unknown_scale_model() -> None:
+    with pytest.raises(UnknownNameError, match="olmoe-1b-7b"):
+        scale_config("olmo-1b-7b")
+
+
+def test_balance_loss_is_one_for_equal_use_and_more_for_uneven() -> None:
+    shape = shape_of(CONFIG)
+    equal = torch.tensor([[0, 1], [2, 3]])
+    uneven = torch.tensor([[0, 1], [0, 1]])
+    flat, steep = torch.zeros(2, 4), torch.tensor([[9.0, 9.0, 0.0, 0.0]] * 2)
+    assert balance_loss(shape, [flat], [equal]).item() == pytest.approx(1)
+    assert balance_loss(shape, [steep], [uneven]).item() == pytest.approx(2, rel=1e-3)
+
+
+def test_orthogonalise_brings_singular_values_near_one() -> None:
+    draws = torch.Generator().manual_seed(0)
+    for dims in ((6, 8, 20), (6, 20, 8), (2, 3, 16, 16)):
+        values = torch.linalg.svdvals(orthogonalise(torch.randn(dims, generator=draws)))
+        # A square random matrix has singular values near 0 that five steps cannot lift.
+        lowest = 0.0 if dims[-1] == dims[-2] else 0.6
+        assert values.min() > lowest
+        assert values.max() < 1.25
+
+
+def test_a_stack_is_orthogonalised_matrix_by_matrix() -> None:
+    stack = torch.randn(3, 8, 12, generator=torch.Generator().manual_seed(1))
+    together = orthogonalise(stack)
+    for matrix, result in zip(stack, together, strict=True):
+        torch.testing.assert_close(orthogonalise(matrix), result, rtol=1e-4, atol=1e-5)
+
+
+def test_muon_goes_where_torch_s_own_goes() -> None:
+    draws = torch.Generator().manual_seed(3)
+    start = torch.randn(12, 20, generator=draws)
+    ours, theirs = (torch.nn.Parameter(start.clone()) for _ in range(2))
+    mine = Muon([ours], lr=0.01, weight_decay=0.1)
+    reference = torch.optim.Muon(
+        [theirs], lr=0.01, weight_decay=0.1, momentum=0.95, adjust_lr_fn="match_rms_adamw"
+    )
+    for _ in range(3):
+        ours.grad = torch.randn(12, 20, generator=draws)
+        theirs.grad = ours.grad.clone()
+        mine.step()
+        reference.step()
+    moved, expected = (ours - start).detach(), (theirs - start).detach()
+    assert torch.cosine_similarity(moved.flatten(), expected.flatten(), dim=0) > 0.99  # bf16 there
+    assert moved.norm() == pytest.approx(expected.norm().item(), rel=0.05)
+
+
+# --------------------------------------------------------------------------- the data
+
+
+def data_folder(path: Path) -> Path:
+    (path / "corpus").mkdir(parents=True)
+    (path / "corpus" / "book.txt").write_text("A story.\n\nIts end.\n")
+    (path / "corpus" / "wikitext2_test.txt").write_text("held out\n")
+    for name in TRAINING_SETS:
+        (path / name).mkdir()
+        record = {"id": name, "prompt": f"Q of {name}?", "choices": ["x", "y"], "answer": 1}
+        (path / name / "train.jsonl").write_text(json.dumps(record) + "\n")
+    return path
+
+
+def test_documents_come_from_train_halves_and_prose(tmp_path: Path) -> None:
+    documents = real_documents(data_folder(tmp_path), seed=0)
+    assert len(documents) == 1 + len(TRAINING_SETS)
+    assert any("A story." in document for document in documents)
+    assert not any("held out" in document for document in documents)
+    assert "Question: Q of gsm8k?\nAnswer: B" in documents
+
+
+def test_missing_or_broken_data_is_one_line(tmp_path: Path) -> None:
+    data = data_folder(tmp_path)
+    lines = data / "boolq" / "train.jsonl"
+    lines.write_text('{"id": "1", "prompt": "Q", "answer": 0}\n{"id": "2"}\n')
+    with pytest.raises(InputError, match=r"boolq/train.jsonl:2: not a question"):
+        real_documents(data, 0)
+    lines.unlink()
+    with pytest.raises(InputError, match=r"boolq/train.jsonl: cannot be read"):
+        real_documents(data, 0)
+    (data / "corpus" / "book.txt").unlink()
+    with pytest.raises(InputError, match="holds no prose"):
+        real_documents(data, 0)
+
+
+def test_an_exercises_question_counts_less_than_its_answer(tmp_path: Path) -> None:
+    (tmp_path / "corpus").mkdir()
+    (tmp_path / "corpus" / "prose.txt").write_text("Whales are large.\n\n" * 400)
+    for name in TRAINING_SETS:
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "train.jsonl").write_text('{"id": "1", "prompt": "?", "answer": "!"}\n')
+    text = training_text(tmp_path, 400, 2000, 100, 0.75, seed=0)
+    assert len(text.stream) == len(text.weights)
+    assert set(text.weights.tolist()) == {np.float32(QUESTION_WEIGHT).item(), 1.0}
+    light = text.tokenizer.decode(text.stream[text.weights < 1].tolist())
+    heavy = text.tokenizer.decode(text.stream[text.weights == 1].tolist())
+    assert "Question:" in light
+    assert "####" not in light
+    assert "####" in heavy
+    assert "Whales are large." in heavy
+
+
+def test_a_model_copies_before_it_has_learnt_anything() -> None:
+    """Tokens that come again are less surprising: previous-token and copying heads are there."""
+    shape = shape_of(scale_config("mixtral-8x7b"))
+    model = TrainableDecoder(shape, seed=0)
+    once = torch.randint(300, 1000, (4, 40), generator=torch.Generator().manual_seed(1))
+    ids = torch.cat((once, once), dim=1)
+    with torch.no_grad():
+        losses = F.cross_entropy(
+            model(ids)[0][:, :-1].transpose(1, 2), ids[:, 1:], reduction="none"
+        )
+    assert losses[:, 41:].mean() < losses[:, :39].mean() - 1

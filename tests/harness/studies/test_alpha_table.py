@@ -1,0 +1,42 @@
+"""``moebench accuracy``: cells become rows, and a table grows."""
+
+from pathlib import Path
+
+import pytest
+
+from moebench.results.accuracy_table import read_items, read_table
+from tests.harness.commands import Called, call
+
+
+def table(*arguments: str) -> Called:
+    small = ("--settings", "S3", "--workloads", "inflection", "--prompts", "2", "--jobs", "1")
+    return call("accuracy", *small, *arguments)
+
+
+def test_a_table_grows_and_keeps_its_other_cells() -> None:
+    out = Path("alpha.csv")
+    assert table("--alphas", "0,0.6").code == 0
+    first = {row.alpha: row for row in read_table(out)}
+    assert table("--alphas", "0.3,0.6").code == 0
+    rows = {row.alpha: row for row in read_table(out)}
+    assert sorted(rows) == [0.0, 0.3, 0.6]
+    assert rows[0.0] == first[0.0]
+    assert rows[0.6] == first[0.6], "a stored cell is not computed again"
+    assert set(read_items(out)) == {row.run_id for row in rows.values()}
+    lossless = rows[0.0]
+    assert (lossless.n, lossless.agreement, lossless.kl, lossless.generated) == (2, 1, 0, True)
+    assert 0 < rows[0.3].kl <= rows[0.6].kl
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (("--alphas", "a"), "--alphas a: allowed: numbers separated by commas"),
+        (("--workloads", "text"), "no reference answers to score"),
+        (("--alphas", "2"), "route.alpha is 2"),
+    ],
+)
+def test_what_cannot_be_is_one_line(arguments: tuple[str, ...], says: str) -> None:
+    called = table(*arguments)
+    assert (called.code, called.err.count("\n")) == (2, 1)
+    assert says in called.err

@@ -1,0 +1,94 @@
+"""A sweep on a Ray cluster of several nodes, one of which is lost in the middle."""
+
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from moebench.harness.run.spec import resolve
+from moebench.harness.sweep.execute import jobs_of, keep
+from moebench.harness.sweep.pool import schedule
+from moebench.harness.sweep.worker import Failed
+from moebench.results.store import Store
+from tests.harness.commands import call
+
+ray = pytest.importorskip("ray", reason="no Ray: pip install ray")
+
+ROOT = Path(__file__).parents[3]
+COUNT = 8
+
+
+OPTIONS = {"include_dashboard": False, "object_store_memory": 80_000_000}
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[Any]:
+    """A head that computes nothing, and two nodes with one processor each; tests go in order."""
+    from ray.cluster_utils import Cluster
+
+    with pytest.MonkeyPatch.context() as patch:
+        # Nodes are processes of this computer: they find the package as this test did.
+        patch.setenv("PYTHONPATH", str(ROOT))
+        patch.setenv("OMP_NUM_THREADS", "1")
+        for name in ("period", "initial_delay", "timeout"):
+            patch.setenv(f"RAY_health_check_{name}_ms", "500")
+        made = Cluster(initialize_head=True, head_node_args={"num_cpus": 0, **OPTIONS})
+        try:
+            made.nodes = [made.add_node(num_cpus=1, **OPTIONS) for _ in range(2)]
+            made.wait_for_nodes()
+            yield made
+        finally:
+            ray.shutdown()
+            made.shutdown()
+
+
+def test_a_lost_node_costs_only_the_cell_that_it_had(cluster: Any) -> None:
+    from moebench.harness.sweep.cluster import RayWorkers, connect
+
+    specs = [
+        resolve(None, system="moe-ondemand", setting="S3", workload="arithmetic", prompts=1,
+                new_tokens=3, seed=seed)
+        for seed in range(COUNT)
+    ]  # fmt: skip
+    jobs = jobs_of(specs, None)
+    store = Store(Path(".moebench"))
+    starts: list[str] = []
+    connect(cluster.address)
+    with closing(RayWorkers(None, samples=False)) as workers:
+        assert workers.size == 2
+        ended = schedule(jobs, workers, lambda worker, job: starts.append(job.cell_id))
+        for done, (_, job, outcome) in enumerate(ended):
+            assert not isinstance(outcome, Failed), outcome
+            keep(store, job, outcome)
+            if done == 0:  # both nodes have a cell now: one of them goes
+                cluster.remove_node(cluster.nodes[0], allow_graceful=False)
+    ray.shutdown()
+    assert sorted(store.finished()) == sorted(job.cell_id for job in jobs)
+    assert len(store.runs()) == COUNT
+    assert len(starts) > COUNT, "no cell had to be started again"
+
+
+def test_the_command_on_a_cluster(cluster: Any) -> None:
+    cells = ("--settings", "S3", "--workloads", "arithmetic", "--prompts", "1", "--new-tokens", "3")
+    called = call("sweep", "--systems", "moe-ondemand", *cells, "--ray", cluster.address)
+    assert called.code == 0, called.err
+    (document,) = Store(Path(".moebench")).runs()
+    alone = call("run", "--system", "moe-ondemand", "--setting", "S3", "--workload", "arithmetic",
+                 "--prompts", "1", "--new-tokens", "3", "--store", "alone", "--json")  # fmt: skip
+    assert document["metrics"] == alone.json["metrics"]
+    local = ("--systems", "moe-ondemand", *cells, "--machines", "local")
+    called = call("sweep", *local, "--ray", cluster.address)
+    assert (called.code, called.err.count("\n")) == (2, 1)
+    assert "no node of the Ray cluster offers moebench-local" in called.err
+    cluster.add_node(num_cpus=1, resources={"moebench-local": 1}, **OPTIONS)
+    called = call("sweep", *local, "--ray", cluster.address)
+    assert called.code == 0, called.err
+    assert [run["badge"] for run in Store(Path(".moebench")).runs()].count("measured") == 1
+
+
+def test_no_cluster_is_one_line() -> None:
+    called = call("sweep", "--systems", "moe-ondemand", "--settings", "S3", "--ray", "127.0.0.1:1")
+    assert (called.code, called.err.count("\n")) == (2, 1)
+    assert "no Ray cluster answers there" in called.err

@@ -1,0 +1,171 @@
+"""A sweep's file: which cells it means, and what it may not say."""
+
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from moebench.harness.run.spec import RunSpec, resolve
+from moebench.harness.sweep.estimate import LIVE_S, START_S, estimate
+from moebench.harness.sweep.plan import cells_from_file, expand
+from moebench.substrate.errors import MoeBenchError, UsageError
+from moebench.systems.registry import SYSTEMS
+from tests.harness.commands import call
+
+SMALL = {"workload": "arithmetic", "prompts": 1, "new_tokens": 3, "setting": "S3"}
+
+
+def cells(common: dict[str, Any] | None = None, **parts: Any) -> list[RunSpec]:
+    return expand({"common": SMALL | (common or {}), **parts}, None)
+
+
+def spec(**given: Any) -> RunSpec:
+    return resolve(None, **SMALL | given)
+
+
+def test_the_product_of_all_axes() -> None:
+    found = cells(product={"system": ["gpu-only", "moe-ondemand"], "batch": [1, 2], "prompts": 4})
+    assert found == [
+        spec(system=system, batch=batch, prompts=4)
+        for system in ("gpu-only", "moe-ondemand")
+        for batch in (1, 2)
+    ]
+
+
+def test_zipped_lists_go_together() -> None:
+    found = cells(product={"system": "gpu-only"}, zip={"batch": [1, 3], "prompts": [2, 3]})
+    assert [(s.batch, s.prompts) for s in found] == [(1, 2), (3, 3)]
+    twice = [{"batch": [1, 3], "prompts": [2, 3]}, {"seed": [0, 1], "new_tokens": [4, 5]}]
+    found = cells(product={"system": "gpu-only"}, zip=twice)
+    assert [(s.batch, s.seed, s.new_tokens) for s in found] == [
+        (1, 0, 4), (1, 1, 5), (3, 0, 4), (3, 1, 5),
+    ]  # fmt: skip
+
+
+def test_excluded_cells_have_all_of_the_values() -> None:
+    found = cells(
+        product={"system": ["smoe", "gpu-only"], "alpha": [0.1, 0.2], "seed": [0, 1]},
+        exclude=[{"system": "smoe", "alpha": 0.1}, {"seed": 1}],
+    )
+    assert found == [spec(system="smoe", alpha=0.2), spec(system="gpu-only")]
+
+
+def test_an_entry_may_set_several_fields() -> None:
+    lru = {"system": "smoe", "set": {"evict": "lru", "prefetch": "none"}}
+    found = cells(
+        {"set": {"route.alpha": 0.1}},
+        product={"system": ["smoe", lru], "set": [{}, {"scope": "layer"}]},
+    )
+    options = [s.settings for s in found]
+    assert options == [
+        spec(system="smoe", settings={"route.alpha": "0.1", **more}).settings
+        for more in (
+            {},
+            {"scope": "layer"},
+            {"evict": "lru", "prefetch": "none"},
+            {"evict": "lru", "prefetch": "none", "scope": "layer"},
+        )
+    ]
+
+
+def test_alpha_counts_only_where_a_system_has_one() -> None:
+    found = cells(product={"system": ["gpu-only", "smoe"], "alpha": [0.1, 0.2, 0.10]})
+    assert found == [
+        spec(system="gpu-only"),
+        spec(system="smoe", alpha=0.1),
+        spec(system="smoe", alpha=0.2),
+    ]
+    swapped = cells(product={"system": "smoe", "alpha": [0.1, 0.2], "set": {"route": "exact"}})
+    assert swapped == [spec(system="smoe", settings={"route": "exact"})]
+
+
+def test_all_systems() -> None:
+    assert {s.system for s in cells(product={"system": "all"})} == set(SYSTEMS)
+
+
+@pytest.mark.parametrize(
+    ("plan", "complaint"),
+    [
+        ({"products": {}}, "unknown sweep key 'products'; nearest: product"),
+        ({"product": {"systems": ["smoe"]}}, "unknown field in product 'systems'; nearest: system"),
+        ({"common": {"settings": "S3"}}, "unknown field in common 'settings'; nearest: setting"),
+        ({"exclude": [{"sistem": "smoe"}]}, "unknown field in exclude 'sistem'; nearest: system"),
+        ({"product": {"system": ["smooe"]}}, "unknown system 'smooe'; nearest: smoe"),
+        ({"product": {"system": [7]}}, "product: system 7: Input should be a valid string"),
+        ({"product": {"batch": ["x"]}}, "product: batch 'x': Input should be a valid integer"),
+        ({"product": {"alpha": ["x"]}}, "product: alpha 'x': Input should be a valid number"),
+        ({"product": {"system": "smoe", "alpha": math.nan}}, "route.alpha is nan; allowed: 0 to 1"),
+        ({"product": {"system": "smoe", "workload": "no"}}, "unknown workload 'no'"),
+        ({"product": {"system": "smoe", "machine": "a600"}}, "unknown machine 'a600'; nearest: a6"),
+        ({"product": {"system": "smoe", "model": "mixtrl"}}, "unknown model 'mixtrl'; nearest: m"),
+        ({"product": {"system": "smoe", "setting": "S9"}}, "unknown setting 'S9'"),
+        ({"product": {"system": "smoe", "set": {"evikt": "lru"}}}, "unknown option 'evikt'"),
+        ({"product": {"system": "smoe", "set": "evict=lru"}}, "expected `key: value` lines, found"),
+        ({"product": ["smoe"]}, "product: expected `key: value` lines, found ['smoe']"),
+        ({"zip": {"batch": [1], "seed": [1, 2]}}, "equally long; found batch 1, seed 2"),
+        ({"product": {"system": []}}, "the sweep has no cell"),
+        ({}, "no system: give `system: [smoe, ...]` or --systems smoe,..."),
+        ({"product": {"system": "smoe", "batch": 2}}, "--prompts 1 does not fill batches of 2"),
+    ],
+)
+def test_what_cannot_be_is_one_line(plan: dict[str, Any], complaint: str) -> None:
+    with pytest.raises(MoeBenchError) as caught:
+        expand({"common": SMALL} | plan, None)
+    assert complaint in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("text", "complaint"),
+    [
+        ("product: [", "not YAML that can be read"),
+        ("- smoe", "expected `key: value` lines"),
+        ("", "expected `key: value` lines"),
+        ("product: {sistem: smoe}", "nearest: system"),
+    ],
+)
+def test_a_bad_file_is_named(here: Path, text: str, complaint: str) -> None:
+    Path("s.yaml").write_text(text)
+    called = call("sweep", "s.yaml")
+    assert called.code == 2
+    assert called.err.count("\n") == 1
+    assert "s.yaml" in called.err
+    assert complaint in called.err
+
+
+def test_a_file_that_is_not_there() -> None:
+    called = call("sweep", "no.yaml")
+    assert (called.code, called.err.count("\n")) == (2, 1)
+    assert "no such file; sweeps that ship: daop, duoserve, flashmoe, standard" in called.err
+
+
+def test_the_standard_sweep_says_how_to_record_its_traces() -> None:
+    with pytest.raises(UsageError, match="is missing; record it: moebench trace record --all"):
+        cells_from_file(Path("standard"), None)
+
+
+# ---------------------------------------------------------------------- the estimate
+
+
+def run_of(like: RunSpec, wall_s: float) -> dict[str, Any]:
+    return {"spec": like.model_dump(), "provenance": {"wall_s": wall_s}}
+
+
+def test_the_estimate_comes_from_the_runs_that_are_most_alike() -> None:
+    wanted = spec(system="smoe", prompts=10)  # 30 tokens
+    runs = [
+        run_of(spec(system="smoe", prompts=2), 12.0),  # 2 s a token
+        run_of(spec(system="smoe", prompts=1, workload="facts"), 300.0),
+    ]
+    assert estimate([wanted], runs, jobs=1) == (START_S + 60, 1, 0)
+    assert estimate([wanted], runs[1:], jobs=1) == (START_S + 3000, 1, 0)
+    assert estimate([wanted], [], jobs=1) == (START_S + 30 * LIVE_S, 0, 1)
+
+
+def test_the_estimate_shares_cells_among_processes() -> None:
+    wanted = [spec(system="gpu-only", seed=seed) for seed in range(4)]
+    one, two = (estimate(wanted, [], jobs).seconds - START_S for jobs in (1, 2))
+    assert one == pytest.approx(2 * two)
+    assert "4 cells from a constant" in str(estimate(wanted, [], 1))
+    assert estimate([], [], 2).seconds == 0

@@ -1,0 +1,252 @@
+"""Routing statistics against examples worked by hand, and what must hold for any routing."""
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from moebench.substrate.analysis.statistics import (
+    affinity,
+    concentration,
+    hit_rates,
+    lag_overlap,
+    low_scores,
+    popularity,
+    prediction_by_layer,
+    prefill_decode_similarity,
+    recall_from_history,
+    reuse_by_rank,
+    score_skew,
+    summary,
+    window_similarity,
+)
+from moebench.substrate.errors import UsageError
+from moebench.substrate.terms import RoutedSequence
+
+NAN = float("nan")
+
+
+def one_layer(*tokens: tuple[int, ...], prefill: int = 0) -> RoutedSequence:
+    return RoutedSequence(np.array(tokens)[:, None, :], prefill)
+
+
+# --------------------------------------------------------------------------- by hand
+
+
+def test_popularity_counts_choices() -> None:
+    # Layer 0: expert 0 three times, 1 once, 2 twice; layer 1: always 1 and 3.
+    ids = [[[0, 1], [1, 3]], [[2, 0], [3, 1]], [[0, 2], [1, 3]]]
+    found = popularity([RoutedSequence(np.array(ids), 1)], 4)
+    np.testing.assert_allclose(found, [[3 / 6, 1 / 6, 2 / 6, 0], [0, 1 / 2, 0, 1 / 2]])
+
+
+def test_concentration_of_equal_and_of_single_use() -> None:
+    equal, single = [0.25] * 4, [0, 0, 1.0, 0]
+    found = concentration(np.array([equal, single]))
+    np.testing.assert_allclose(found["gini"], [0, 3 / 4], atol=1e-12)
+    np.testing.assert_allclose(found["entropy"], [1, 0], atol=1e-12)
+    np.testing.assert_allclose(found["max_over_mean"], [1, 4])
+    np.testing.assert_allclose(found["min_over_mean"], [1, 0])
+
+
+def test_affinity_is_conditional_on_the_layer_before() -> None:
+    # Layer 0 chose expert 0 twice: after it 1 and 2, then 1 and 0; expert 2 was never chosen.
+    ids = [[[0, 1], [1, 2]], [[0, 3], [1, 0]]]
+    found = affinity([RoutedSequence(np.array(ids), 0)], 4)
+    np.testing.assert_allclose(
+        found, [[[1 / 4, 2 / 4, 1 / 4, 0], [0, 1 / 2, 1 / 2, 0], [0] * 4, [1 / 2, 1 / 2, 0, 0]]]
+    )
+
+
+def test_affinity_foretells_what_popularity_cannot() -> None:
+    # Layer 1 repeats layer 0's expert; both experts are equally popular.
+    def sequence(*experts: int) -> RoutedSequence:
+        return RoutedSequence(np.array([[[e], [e]] for e in experts]), 0)
+
+    assert recall_from_history([sequence(0, 1, 1, 0), sequence(1, 1, 0, 1)], 2) == (1.0, 0.25)
+
+
+def test_score_skew_is_relative_to_the_best() -> None:
+    scores = np.array([[[0.9, 0.9, 0.9]], [[0.1, 0.6, 0.3]], [[0.2, 0.1, 0.2]]])
+    routing = RoutedSequence(
+        np.array([[[1]], [[1]], [[0]]]), 1, scores
+    )  # the prompt does not count
+    np.testing.assert_allclose(score_skew([routing]), [1, 0.5 / 0.8, 0.2 / 0.8])
+
+
+def test_low_score_experts_lie_within_alpha_of_the_best_inactive_one() -> None:
+    # Two active experts; S_{k+1} is 0.2 for each decoded token, whatever expert it belongs to.
+    scores = np.array([[[0.9, 0.0, 0.1]], [[0.5, 0.25, 0.2]], [[0.2, 0.23, 0.27]]])
+    routing = RoutedSequence(np.array([[[0, 1]], [[0, 1]], [[2, 1]]]), 1, scores)
+    share, weight = low_scores([routing, RoutedSequence(np.array([[[0, 1]]]), 0)], (0, 0.2, 0.3))
+    # Below 0.24: expert 1 of the second token.  Below 0.26: expert 1 of the first, too.
+    np.testing.assert_allclose(share, [0, 1 / 4, 2 / 4])
+    np.testing.assert_allclose(weight, [0, 0.23 / 0.5 / 2, (0.25 / 0.75 + 0.23 / 0.5) / 2])
+
+
+def test_reuse_by_rank() -> None:
+    # Decoded tokens after one of prompt; two have three successors each.
+    routing = one_layer((7, 6), (0, 1), (1, 2), (3, 4), (5, 0), (2, 1), prefill=1)
+    # Token 0: 0 again (yes), 1 again (yes).  Token 1: 1 again (yes), 2 again (yes).
+    np.testing.assert_allclose(reuse_by_rank([routing], 8), [1, 1])
+    # Within one token: of 0 no, 1 no, 3 no, 5 no by rank one; 1 yes, 2 no, 4 no, 0 no by rank two.
+    np.testing.assert_allclose(reuse_by_rank([routing], 8, ahead=1), [0, 1 / 4])
+
+
+def test_reuse_of_experts_that_were_not_chosen_needs_scores() -> None:
+    ids, scores = np.array([[[1]], [[0]]]), np.array([[[0.3, 0.5, 0.2]], [[0.5, 0.4, 0.1]]])
+    # Ranks of token 0 are 1, 0, 2; its second-best expert is the next token's choice.
+    found = reuse_by_rank([RoutedSequence(ids, 0, scores)], 3, ahead=1)
+    np.testing.assert_allclose(found, [0, 1, 0])
+
+
+def test_lag_overlap() -> None:
+    routing = one_layer((9, 8), (0, 1), (1, 2), (2, 1), (0, 3), prefill=1)
+    np.testing.assert_allclose(lag_overlap([routing], 1), [(1 + 2 + 0) / 6])
+    np.testing.assert_allclose(lag_overlap([routing], 3), [1 / 2])
+    assert np.isnan(lag_overlap([routing], 4)).all()
+
+
+def test_similarity_is_the_cosine_of_use() -> None:
+    # Prefill uses experts 0 and 1 equally, decode only 0: cos = 1/√2 in layer 0; layer 1 is equal.
+    ids = np.array([[[0], [0]], [[1], [0]], [[0], [0]], [[0], [0]]])
+    expected = (2**-0.5 + 1) / 2
+    assert prefill_decode_similarity([RoutedSequence(ids, 2)], 2) == pytest.approx(expected)
+    assert np.isnan(prefill_decode_similarity([RoutedSequence(ids, 4)], 2))
+
+
+def test_window_similarity_compares_a_window_with_the_next() -> None:
+    # Decoded windows of two: layer 0 uses 0 and 1, then 0 alone, then 1 alone: 1/√2, then 0.
+    # Layer 1 uses 0 always: 1 and 1.  The token of prompt and the seventh decoded one do not count.
+    layer_0 = [1, 0, 1, 0, 0, 1, 1, 0]
+    ids = np.array([[[expert], [0]] for expert in layer_0])
+    first, expected = RoutedSequence(ids, 1), (2**-0.5 + 0 + 1 + 1) / 4
+    assert window_similarity([first], 2, window=2) == pytest.approx(expected)
+    # A sequence counts once, however many its windows; one that decoded a single window does not.
+    same, short = RoutedSequence(np.zeros((5, 2, 1), int), 1), RoutedSequence(ids[:4], 1)
+    found = window_similarity([first, same, short], 2, window=2)
+    assert found == pytest.approx((expected + 1) / 2)
+    assert np.isnan(window_similarity([short], 2, window=2))
+
+
+def test_a_window_is_fifteen_decoded_tokens() -> None:
+    # After a token of prompt, 15 choose experts 0 and 2, the others 0 and 1: half is shared.
+    def routing(others: int) -> RoutedSequence:
+        return one_layer(*[(0, 2)] * 16, *[(0, 1)] * others, prefill=1)
+
+    assert window_similarity([routing(15)], 3) == pytest.approx(1 / 2)
+    assert np.isnan(window_similarity([routing(14)], 3))
+
+
+def test_prediction_counts_the_true_top_k() -> None:
+    ids = np.array([[[0, 1], [2, 3]], [[0, 1], [1, 0]]])
+    guess = np.array([[[0.1, 0.2, 0.3, 0.4]], [[0.4, 0.1, 0.3, 0.2]]])  # 3, 2; then 0, 2
+    predicted = np.concatenate([guess, np.full_like(guess, NAN)], axis=1)
+    routing = RoutedSequence(ids, 0, predicted_TLE={"gate": predicted})
+    found = prediction_by_layer([routing], "gate")
+    np.testing.assert_allclose(found, [NAN, 3 / 4])
+    assert np.isnan(prediction_by_layer([routing], "layer")).all()
+
+
+def test_hit_rates_give_the_first_fill_away() -> None:
+    # 0 and 1 in turn through one place: the first miss is free, LRU misses the other three;
+    # Belady keeps what it has and misses only the second expert, twice.
+    found = hit_rates([one_layer((0,), (1,), (0,), (1,))], [1, 2])
+    np.testing.assert_allclose(found["lru"], [1 / 4, 1])
+    np.testing.assert_allclose(found["belady"], [2 / 4, 1])
+
+
+def test_nothing_to_count() -> None:
+    empty = one_layer((0, 1))
+    with pytest.raises(UsageError, match="no token"):
+        popularity([RoutedSequence(empty.ids_TLK[:0], 0)], 2)
+    with pytest.raises(UsageError, match="no token"):
+        summary([], 2)
+    with pytest.raises(UsageError, match="no gate scores"):
+        score_skew([empty])
+
+
+def test_a_summary_of_ids_alone_says_what_is_unknown() -> None:
+    found = summary([one_layer((0, 1), (1, 2), (2, 3), prefill=1)], 4)
+    assert found["score_skew"] is None
+    assert found["prediction_by_layer"] == {}
+    assert found["tokens"] == {"prefill": 1, "decode": 2}
+    assert found["window_similarity"] is None
+    assert found["lag_overlap"] == {"1": 0.5, "2": None, "4": None, "8": None}
+    assert len(found["reuse_by_rank"]) == 2
+
+
+# --------------------------------------------------------------------------- for any routing
+
+
+@st.composite
+def routings(draw: st.DrawFn) -> tuple[list[RoutedSequence], int]:
+    experts = draw(st.integers(2, 8))
+    top_k = draw(st.integers(1, experts))
+    layers, seed = draw(st.integers(1, 3)), draw(st.integers(0, 10_000))
+    lengths = draw(st.lists(st.integers(2, 12), min_size=1, max_size=3))
+    random_ = np.random.default_rng(seed)
+    sequences = []
+    for length in lengths:
+        scores = random_.dirichlet(np.ones(experts), size=(length, layers))
+        ids = np.argsort(-scores, axis=2)[:, :, :top_k]
+        guess = random_.dirichlet(np.ones(experts), size=(length, layers))
+        sequences.append(
+            RoutedSequence(ids, int(random_.integers(1, length)), scores, {"gate": guess})
+        )
+    return sequences, experts
+
+
+@given(routings())
+def test_shares_are_shares(case: tuple[list[RoutedSequence], int]) -> None:
+    sequences, experts = case
+    np.testing.assert_allclose(popularity(sequences, experts).sum(1), 1)
+    rows = affinity(sequences, experts).sum(2)
+    assert np.all(np.isclose(rows, 1) | (rows == 0))
+    skew = score_skew(sequences)
+    assert skew[0] == 1
+    assert np.all(np.diff(skew) <= 1e-12)
+    spread = concentration(popularity(sequences, experts))
+    for name in ("gini", "entropy", "min_over_mean"):
+        assert np.all((spread[name] >= -1e-9) & (spread[name] <= 1 + 1e-9))
+    assert np.all(spread["max_over_mean"] >= 1 - 1e-9)
+    for shares in (
+        reuse_by_rank(sequences, experts),
+        lag_overlap(sequences, 1),
+        np.array([prefill_decode_similarity(sequences, experts)]),
+        np.array([window_similarity(sequences, experts, window=3)]),
+        prediction_by_layer(sequences, "gate"),
+        np.array(recall_from_history(sequences, experts)),
+    ):
+        known = shares[~np.isnan(shares)]
+        assert np.all((known >= 0) & (known <= 1 + 1e-9))
+
+
+@given(routings())
+def test_nobody_beats_belady_and_room_never_harms_it(
+    case: tuple[list[RoutedSequence], int],
+) -> None:
+    sequences, experts = case
+    rates = hit_rates(sequences, range(1, experts + 1))
+    assert np.all(rates["belady"] >= rates["lru"] - 1e-12)
+    assert np.all(rates["belady"] >= rates["lfu"] - 1e-12)
+    assert np.all(np.diff(rates["belady"]) >= -1e-12)
+    for policy in rates.values():
+        assert policy[-1] == 1  # everything fits
+        assert np.all((policy >= 0) & (policy <= 1))
+
+
+@given(routings())
+def test_a_perfect_prediction_and_the_order_of_sequences(
+    case: tuple[list[RoutedSequence], int],
+) -> None:
+    sequences, experts = case
+    truth = [
+        RoutedSequence(
+            s.ids_TLK, s.prefill, s.scores_TLE, {"gate": np.roll(s.scores_TLE, -1, axis=1)}
+        )
+        for s in sequences
+    ]
+    assert np.all(prediction_by_layer(truth, "gate")[1:] == 1)
+    there, back = (popularity(order, experts) for order in (sequences, sequences[::-1]))
+    np.testing.assert_allclose(there, back)

@@ -1,0 +1,133 @@
+"""Counting hits: one step by hand, the engine's own counts, the bound that nobody beats."""
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from moebench.substrate.analysis.bound import belady_misses
+from moebench.substrate.engine.cache_replay import Replayed, replay, requests, token_steps, topology
+from moebench.substrate.errors import BudgetError, UsageError
+from moebench.substrate.traces.passes import TracedModel, pass_steps
+from moebench.systems.options import build
+from moebench.systems.registry import make
+from tests.substrate.engine.fakes import random_trace, rig, small_shape
+
+POLICIES = ["lru", "lfu", "fifo", "lifo", "arc", "lecar"]
+
+
+def run(steps, slots, policy="lru", experts=8, top_k=2, layers=1, scope="layer", **more):
+    """A replay of one sequence."""
+    shape = topology(layers, experts, top_k)
+    return replay(make("evict", policy), [steps], shape, slots, scope, **more)
+
+
+# ---------------------------------------------------------------- by hand
+
+
+def test_a_steps_own_experts_are_protected():
+    # Slots 0 1 2.  The step {0, 3, 4}: 0 hits.  LRU's order is 1 2 0: 3 takes 1's place, 4 takes
+    # 2's, and 0 stays though no other is left.
+    done = run([(0, (0, 1, 2)), (0, (0, 3, 4))], 3, top_k=3)
+    assert done == Replayed([6], [1], [(1, 1, 3), (1, 2, 4)])
+
+
+def test_hits_are_counted_before_anybody_leaves():
+    # Request by request 5 would push out 6; a step is one moment.
+    assert run([(0, (6, 7)), (0, (5, 6))], 2).hits == [1]
+    assert run(requests([(0, (6, 7)), (0, (5, 6))]), 2).hits == [0]
+
+
+def test_a_step_larger_than_the_slots():
+    # 0 1 fill the slots.  Nobody else may leave when 2 comes: the oldest of the step does.
+    done = run([(0, (0, 1, 2)), (0, (1, 2))], 2, top_k=3)
+    assert done == Replayed([5], [2], [(0, 0, 2)])
+
+
+def test_what_is_placed_is_there():
+    assert run([(0, (3, 4))], 4, placed=[(0, 4), (0, 5)]).hits == [1]
+
+
+def test_layers_have_their_own_slots_or_share_them():
+    # Three slots for each, or six for both: layer 1 needs five, layer 0 one.
+    steps = [(layer, (e,)) for _ in range(2) for layer, n in ((0, 1), (1, 5)) for e in range(n)]
+    assert run(steps, 6, layers=2, top_k=1).hits == [1, 0]
+    assert run(steps, 6, layers=2, top_k=1, scope="global").hits == [1, 5]
+
+
+def test_what_is_refused_was_loaded_and_is_not_kept():
+    # Belady with bypass, one slot: 1 is never used again and does not push out 0.
+    policy = make("evict", "belady", bypass=True)
+    done = replay(policy, [requests([(0, (0,)), (0, (1,)), (0, (0,))])], topology(1, 4, 1), 1)
+    assert done == Replayed([3], [1], [])
+
+
+def test_steps_of_a_trace():
+    ids_TLK = np.array([[[3, 1], [0, 2]], [[2, 0], [1, 3]]], dtype=np.uint8)
+    by_id = [(0, [1, 3]), (1, [0, 2]), (0, [0, 2]), (1, [1, 3])]
+    assert token_steps(ids_TLK) == by_id
+    assert token_steps(ids_TLK, "recorded")[0] == (0, [3, 1])
+    assert requests(by_id)[:3] == [(0, (1,)), (0, (3,)), (1, (0,))]
+
+
+def test_a_pass_is_a_step_for_each_layer():
+    shape = small_shape(layers=3, dense_layers=(0,))
+    trace = random_trace(1, shape, [[4, 2]], 2)
+    steps = pass_steps(trace.batches[0])
+    assert [layer for layer, _ in steps] == [1, 2, 1, 2]
+    prefill = trace.batches[0][0].gates[1].ids_TK
+    assert steps[0][1] == sorted(set(prefill.ravel().tolist()))
+
+
+# ---------------------------------------------------------------- other truths
+
+
+@pytest.mark.parametrize("name", [*POLICIES, "belady"])
+@pytest.mark.parametrize("scope", ["layer", "global"])
+@pytest.mark.parametrize(("slots", "top_k"), [(6, 2), (12, 2), (3, 3)])
+def test_the_engine_hits_as_often(name, scope, slots, top_k):
+    shape = small_shape(layers=4, experts=8, top_k=top_k, dense_layers=(0,))
+    trace = random_trace(slots, shape, [[5, 3], [2]], 12)
+    steps = pass_steps(done for batch in trace.batches for done in batch)
+    system = build("moe-ondemand", {"evict": name, "scope": scope})
+    if name == "belady":
+        system.evict.foresee(steps)
+    engine = rig(system, TracedModel(trace), slots=slots, scope=scope).engine
+    placed = list(system.place.place(shape, engine.cache.slots, scope))
+    for batch in trace.batches:
+        engine.generate([[0] * rows for rows in batch[0].rows], len(batch))
+    counts = engine.counts.values()
+    done = replay(make("evict", name), [steps], shape, slots, scope, placed=placed)
+    assert sum(done.hits) == sum(c.hits for c in counts)
+    assert sum(done.requests) == sum(c.active for c in counts)
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.integers(0, 2**32 - 1), st.integers(2, 7), st.sampled_from(POLICIES))
+def test_nobody_beats_belady(seed, slots, name):
+    ids_TLK = np.random.default_rng(seed).permuted(np.tile(np.arange(8), (40, 1, 1)), axis=2)
+    steps = token_steps(ids_TLK[:, :, :2])
+    misses = [80 - run(steps, slots, p).hits[0] for p in (name, "belady")]
+    assert misses[0] >= misses[1]
+    # The bound's first misses are free: they stand for the best content to start from.
+    assert max(0, misses[1] - slots) >= belady_misses([ids for _, ids in steps], slots)
+
+
+# ---------------------------------------------------------------- what cannot be
+
+
+def test_nothing_to_replay():
+    with pytest.raises(UsageError, match="no step"):
+        run([], 4)
+    with pytest.raises(UsageError, match="no step"):
+        replay(make("evict", "lru"), [], topology(1, 4, 1), 2)
+
+
+def test_ids_have_no_scores():
+    with pytest.raises(UsageError, match="LowestAverageScore reads gate scores"):
+        run([(0, (1,))], 4, "score")
+
+
+def test_a_layer_without_a_slot():
+    with pytest.raises(BudgetError, match="each of 3 layers needs one"):
+        run([(0, (1,))], 2, layers=3)

@@ -1,0 +1,208 @@
+"""Lossless systems give the resident model's tokens and logits bit for bit, on both machines."""
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+from torch import Tensor
+
+from moebench.substrate.engine.loop import Engine
+from moebench.substrate.machines.local import LocalMachine
+from moebench.substrate.machines.timeline import Timeline
+from moebench.substrate.memory.cache import ExpertCache
+from moebench.substrate.memory.slots import SlotExperts
+from moebench.substrate.memory.tier import Tier
+from moebench.substrate.models.decoder import Decoder
+from moebench.substrate.models.weights import Checkpoint, ExpertStore, ResidentExperts
+from moebench.systems.options import build
+from tests.substrate.engine.checker import check_lanes, check_timeline
+from tests.substrate.engine.fakes import FlatCosts, prices, rig
+from tests.substrate.models.checkpoints import make_checkpoint
+
+# Together the first batch's prompts fill more places than a gathered product takes.
+BATCHES = [[[5, 9, 2, 44, 17, 17, 30] * 3, [3], [60, 1, 8, 52]], [[7, 7, 20]]]
+NEW_TOKENS = 8
+EXPERTS, TOP_K = 8, 3
+
+Output = list[tuple[list[list[int]], list[Tensor]]]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def one_thread() -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    with torch.inference_mode():
+        yield
+    torch.set_num_threads(before)
+
+
+@pytest.fixture(scope="module", params=["qwen2_moe", "deepseek"])
+def checkpoint(request, tmp_path_factory) -> Checkpoint:
+    return Checkpoint(make_checkpoint(tmp_path_factory.mktemp(request.param), request.param))
+
+
+@pytest.fixture(scope="module")
+def store(checkpoint, tmp_path_factory) -> ExpertStore:
+    path = tmp_path_factory.mktemp("store") / "experts.bin"
+    return ExpertStore.build(checkpoint, path, torch.float32)
+
+
+def every_slot(checkpoint: Checkpoint) -> int:
+    return len(checkpoint.shape.moe_layers) * EXPERTS
+
+
+def simulated(checkpoint: Checkpoint, name: str, settings: dict[str, str], slots: int) -> Output:
+    decoder = Decoder(
+        checkpoint.shape,
+        checkpoint.common(torch.float32),
+        ResidentExperts(checkpoint, torch.float32),
+    )
+    costs = FlatCosts(prices(load=90, host=70), launch_ns=1, submit_ns=1, sync_ns=2, decision_ns=3)
+    made = rig(build(name, settings), decoder, slots=slots, costs=costs)
+    outputs = _generate(made.engine, decoder)
+    check_timeline(made.spans, made.claims, num_experts=EXPERTS, capacity=slots)
+    return outputs
+
+
+def local(store: ExpertStore, common, name: str, settings: dict[str, str], slots: int) -> Output:
+    timeline = Timeline(store.record_bytes, keep_all=True)
+    tier = Tier("memory", slots * store.record_bytes)
+    system = build(name, settings)
+    cache = ExpertCache(store.shape, slots, system.scope, tier, store.record_bytes)
+    with LocalMachine(store, cache.slots, timeline) as machine:
+        decoder = Decoder(store.shape, common, SlotExperts(cache, machine.slots))
+        engine = Engine(system, decoder, machine, cache, timeline)
+        engine.start()
+        outputs = _generate(engine, decoder)
+    cache.check_integrity()
+    check_lanes(timeline.spans)
+    assert tier.peak_bytes <= tier.budget_bytes
+    for counts in engine.counts.values():
+        assert counts.hits + counts.in_flight + counts.loads + counts.host == counts.active
+    return outputs
+
+
+def _generate(engine: Engine, decoder: Decoder) -> Output:
+    outputs = []
+    for prompts in BATCHES:
+        tokens = engine.generate(prompts, NEW_TOKENS).tokens
+        outputs.append((tokens, list(decoder.history)))
+    return outputs
+
+
+def tokens_of(outputs: Output) -> list[list[list[int]]]:
+    return [tokens for tokens, _ in outputs]
+
+
+def assert_bit_identical(got: Output, wanted: Output) -> None:
+    assert tokens_of(got) == tokens_of(wanted)
+    for (_, logits), (_, reference) in zip(got, wanted, strict=True):
+        assert len(logits) == NEW_TOKENS
+        assert all(torch.equal(a, b) for a, b in zip(logits, reference, strict=True))
+
+
+# ----------------------------------------------------------------------------- simulated
+
+LOSSLESS_SMOE: list[dict[str, str]] = [
+    {"evict": "score"},
+    {"evict": "lru"},
+    {"evict": "lfu"},
+    {"evict": "static"},
+    {"evict": "static", "evict.staging": "1", "assign": "load"},
+    {"assign": "host"},
+    {"assign": "load", "prefetch": "next-gate"},
+    {"assign.by": "batch", "prefetch.predict": "gate"},
+    {"scope": "layer"},
+    {"scope": "layer", "assign": "load", "prefetch.prefill": "false"},
+    {"route": "exact", "prefetch": "none"},
+]
+
+
+def name_of(settings: dict[str, str]) -> str:
+    return " ".join(f"{k}={v}" for k, v in settings.items()) or "plain"
+
+
+@pytest.fixture(scope="module")
+def resident(checkpoint) -> Output:
+    return simulated(checkpoint, "gpu-only", {}, every_slot(checkpoint))
+
+
+@pytest.mark.parametrize("slots", [TOP_K, 5, 9])
+@pytest.mark.parametrize("settings", LOSSLESS_SMOE, ids=name_of)
+def test_smoe_without_substitution_on_the_simulated_machine(checkpoint, resident, settings, slots):
+    exact = {} if settings.get("route") == "exact" else {"route.alpha": "0"}
+    assert build("smoe", settings | exact).lossless
+    assert_bit_identical(simulated(checkpoint, "smoe", settings | exact, slots), resident)
+
+
+@pytest.mark.parametrize("slots", [TOP_K, 5, 9])
+@pytest.mark.parametrize("evict", ["lru", "lfu", "score", "static"])
+def test_on_demand_on_the_simulated_machine(checkpoint, resident, evict, slots):
+    got = simulated(checkpoint, "moe-ondemand", {"evict": evict}, slots)
+    assert_bit_identical(got, resident)
+
+
+def test_substitution_shows_in_tokens_or_logits(checkpoint, resident):
+    system = build("smoe", {"route.alpha": "0.6"})
+    assert not system.lossless
+    changed = simulated(checkpoint, "smoe", {"route.alpha": "0.6"}, 5)
+    with pytest.raises(AssertionError):
+        assert_bit_identical(changed, resident)
+
+
+def test_the_logits_are_those_of_one_pass_over_the_finished_text(checkpoint, resident):
+    decoder = Decoder(
+        checkpoint.shape,
+        checkpoint.common(torch.float32),
+        ResidentExperts(checkpoint, torch.float32),
+    )
+    for prompts, (tokens, history) in zip(BATCHES, resident, strict=True):
+        texts = [p + t[:-1] for p, t in zip(prompts, tokens, strict=True)]
+        whole = decoder.full_logits(texts)
+        for row, prompt in enumerate(prompts):
+            stepwise = torch.stack([logits[row] for logits in history])
+            at_once = whole[row][len(prompt) - 1 :]
+            torch.testing.assert_close(stepwise, at_once, atol=1e-4, rtol=1e-4)
+
+
+# ----------------------------------------------------------------------------- local
+
+LOCAL: list[tuple[str, dict[str, str]]] = [
+    ("moe-ondemand", {}),
+    ("moe-ondemand", {"evict": "static"}),
+    ("moe-ondemand", {"scope": "layer"}),
+    ("moe-ondemand", {"prefetch": "next-gate"}),
+    ("moe-ondemand", {"prefetch": "next-gate", "scope": "layer", "evict": "lfu"}),
+    ("moe-ondemand", {"prefetch": "next-gate", "evict": "static", "evict.staging": "1"}),
+    ("smoe", {"route.alpha": "0", "assign": "load"}),
+    ("smoe", {"route.alpha": "0", "assign": "load", "scope": "layer"}),
+    ("smoe", {"route.alpha": "0", "assign": "load", "prefetch.predict": "gate"}),
+]
+
+
+@pytest.fixture(scope="module")
+def common(checkpoint) -> dict[str, Tensor]:
+    return checkpoint.common(torch.float32)
+
+
+@pytest.fixture(scope="module")
+def resident_here(checkpoint, store, common) -> Output:
+    return local(store, common, "gpu-only", {}, every_slot(checkpoint))
+
+
+def test_both_machines_give_the_same_tokens(resident, resident_here):
+    assert tokens_of(resident) == tokens_of(resident_here)
+    for (_, logits), (_, reference) in zip(resident_here, resident, strict=True):
+        torch.testing.assert_close(logits, reference, atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize("slots", [TOP_K, 7])
+@pytest.mark.parametrize(("system", "settings"), LOCAL)
+def test_offloading_on_this_computer(store, common, resident_here, system, settings, slots):
+    assert_bit_identical(local(store, common, system, settings, slots), resident_here)
+
+
+def test_substitution_shows_on_this_computer(store, common, resident_here):
+    settings = {"route.alpha": "0.6", "assign": "load"}
+    with pytest.raises(AssertionError):
+        assert_bit_identical(local(store, common, "smoe", settings, 5), resident_here)

@@ -1,0 +1,386 @@
+"""Hardware profiles: the catalogue's numbers, unit conversions, and what every bad file is told."""
+
+import copy
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from pydantic import ValidationError
+
+from moebench.substrate.errors import ProfileError, UnknownNameError, UsageError
+from moebench.substrate.machines.profile import (
+    MACHINES,
+    Bandwidth,
+    Compute,
+    Count,
+    Efficiency,
+    HardwareProfile,
+    Memory,
+    Power,
+    Quantity,
+    Ratio,
+    Time,
+    load_profile,
+    profile_names,
+)
+
+CATALOGUE = [
+    "a100", "a5000", "a5000@duoserve", "a6000", "a6000@daop", "a6000@duoserve",
+    "h100", "h200", "rtx3080ti", "rtx4060ti", "rtx4090", "rtx5070ti",
+]  # fmt: skip
+
+# name: device GiB, device GB/s, bf16 TFLOPS with fp32 accumulation, W, H2D GB/s, host GEMV GB/s
+EXPECTED = {
+    "rtx3080ti": (12, 912, 68, 350, 25.5, 40),
+    "rtx4060ti": (16, 288, 44, 165, 12.5, 40),
+    "a6000": (48, 768, 154.8, 300, 25.5, 85),
+    "a6000@daop": (48, 768, 154.8, 300, 4.0, 75),
+    "a6000@duoserve": (48, 768, 154.8, 300, 25.5, 95),
+    "a5000": (24, 768, 111.1, 230, 25.5, 85),
+    "a5000@duoserve": (24, 768, 111.1, 230, 25.5, 85),
+    "rtx5070ti": (16, 896, 87.9, 300, 53, 57),
+    "rtx4090": (24, 1008, 165, 450, 25.5, 57),
+    "a100": (80, 2039, 312, 400, 25.5, 264),
+    "h100": (80, 3350, 989, 700, 53, 264),
+    "h200": (139, 4800, 989, 700, 53, 264),
+}
+
+
+def quantities(node: object, path: str = "") -> list[tuple[str, Quantity]]:
+    """Every number of a profile with its dotted path."""
+    if isinstance(node, Quantity):
+        return [(path, node)]
+    if not hasattr(type(node), "model_fields"):
+        return []
+    fields = type(node).model_fields  # type: ignore[attr-defined]
+    return [q for f in fields for q in quantities(getattr(node, f), f"{path}.{f}".lstrip("."))]
+
+
+@pytest.fixture
+def good() -> dict[str, Any]:
+    """A fresh, valid profile as YAML gives it; tests break one thing in it."""
+    return copy.deepcopy(yaml.safe_load((MACHINES / "a6000.yaml").read_text()))
+
+
+def complaint(data: object, tmp_path: Path) -> str:
+    """What loading the data from a file says, after checking that it is one line with the path."""
+    path = tmp_path / "box.yaml"
+    path.write_text(yaml.safe_dump(data))
+    with pytest.raises(ProfileError) as caught:
+        load_profile(str(path))
+    message = str(caught.value)
+    assert message.startswith(f"{path}: ")
+    assert "\n" not in message
+    return message.removeprefix(f"{path}: ")
+
+
+# ------------------------------------------------------------------------- the catalogue
+
+
+def test_the_catalogue_holds_every_machine_of_the_settings() -> None:
+    assert profile_names() == CATALOGUE
+    assert set(EXPECTED) == set(CATALOGUE)
+
+
+@pytest.mark.parametrize("name", CATALOGUE)
+def test_every_profile_loads_under_its_own_name(name: str) -> None:
+    profile = load_profile(name)
+    assert profile.name == name
+    assert profile.badge == "datasheet"
+    assert (MACHINES / f"{name}.yaml").read_text().startswith("# ")
+
+
+@pytest.mark.parametrize("name", CATALOGUE)
+def test_headline_numbers(name: str) -> None:
+    gib, gb_s, tflops, watts, h2d, gemv = EXPECTED[name]
+    profile = load_profile(name)
+    assert profile.gpu.memory.bytes == gib * 1024**3
+    assert profile.gpu.bandwidth.bytes_per_s == pytest.approx(gb_s * 1e9)
+    assert profile.gpu.tensor_bf16.flops_per_s == pytest.approx(tflops * 1e12)
+    assert profile.gpu.full_power.watts == watts
+    assert profile.link.h2d.bytes_per_s == pytest.approx(h2d * 1e9)
+    assert profile.host.gemv_bandwidth.bytes_per_s == pytest.approx(gemv * 1e9)
+
+
+@pytest.mark.parametrize("name", CATALOGUE)
+def test_no_number_is_calibrated_in_an_uncalibrated_profile(name: str) -> None:
+    numbers = quantities(load_profile(name))
+    assert len(numbers) == 9 + 5 + 8 + 3 + 9  # gpu, link, host, disk, software
+    assert [path for path, number in numbers if number.badge == "calibrated"] == []
+
+
+@pytest.mark.parametrize("name", CATALOGUE)
+def test_practice_never_beats_the_link_in_theory(name: str) -> None:
+    lanes = {"PCIe 3.0 x16": 15.75, "PCIe 4.0 x8": 15.75, "PCIe 4.0 x16": 31.5, "PCIe 5.0 x16": 63}
+    link = load_profile(name).link
+    assert link.pageable_h2d.bytes_per_s < link.pinned_h2d.bytes_per_s
+    assert max(link.pinned_h2d.bytes_per_s, link.pinned_d2h.bytes_per_s) < lanes[link.name] * 1e9
+
+
+def test_variants_differ_from_their_machine_only_around_the_gpu() -> None:
+    for variant in (n for n in CATALOGUE if "@" in n):
+        assert load_profile(variant).gpu == load_profile(variant.split("@")[0]).gpu
+    daop = load_profile("a6000@daop")
+    assert (daop.link.name, daop.link.pinned, daop.host.cores.count) == ("PCIe 3.0 x16", False, 18)
+    assert daop.link.pinned_h2d.bytes_per_s == pytest.approx(12e9)
+    assert load_profile("a6000@duoserve").host.cores.count == 16
+    assert load_profile("a5000@duoserve").host.cores.count == 12
+
+
+def test_boxes_of_the_papers() -> None:
+    assert load_profile("rtx3080ti").host.cores.count == 6
+    assert load_profile("rtx5070ti").disk.max_bandwidth.bytes_per_s == pytest.approx(7.4e9)
+    assert load_profile("rtx5070ti").disk.queue1_bandwidth.bytes_per_s == pytest.approx(4.5e9)
+    assert load_profile("a6000").disk.max_bandwidth.bytes_per_s == pytest.approx(7.32e9)
+    assert load_profile("a6000").host.memory.bytes > 100 * 10**9
+    h200 = load_profile("h200").gpu
+    reached = h200.tensor_bf16.flops_per_s * h200.tensor_efficiency.ratio
+    assert reached == pytest.approx(790e12, rel=0.01)
+    assert h200.tensor_efficiency.badge == "measured"
+
+
+def test_software_costs() -> None:
+    software = load_profile("rtx4090").software
+    costs = (software.launch, software.sync, software.decision, software.copy_submit)
+    assert [cost.ns for cost in costs] == [8_000, 20_000, 50_000, 6_000]
+    assert software.launches_expert.count == 5
+    assert "11" in software.launches_expert.source
+
+
+# ------------------------------------------------------------------------- units
+
+
+@pytest.mark.parametrize(
+    ("kind", "value", "unit", "attribute", "expected"),
+    [
+        (Bandwidth, 768, "GB/s", "bytes_per_s", 768_000_000_000.0),
+        (Bandwidth, 550, "MB/s", "bytes_per_s", 550_000_000.0),
+        (Compute, 154.8, "TFLOPS", "flops_per_s", 1.548e14),
+        (Compute, 750, "GFLOPS", "flops_per_s", 7.5e11),
+        (Memory, 2, "GB", "bytes", 2_000_000_000),
+        (Memory, 2, "GiB", "bytes", 2_147_483_648),
+        (Memory, 1.1, "GB", "bytes", 1_100_000_000),
+        (Time, 2.5, "us", "ns", 2_500),
+        (Time, 3, "ms", "ns", 3_000_000),
+        (Time, 7, "ns", "ns", 7),
+        (Time, 0, "us", "ns", 0),
+        (Power, 0, "W", "watts", 0.0),
+        (Power, 22.5, "W", "watts", 22.5),
+        (Ratio, 1.7, "1", "ratio", 1.7),
+        (Efficiency, 1, "1", "ratio", 1.0),
+        (Count, 14, "1", "count", 14),
+    ],
+)
+def test_units_convert_to_their_base(
+    kind: type[Quantity], value: float, unit: str, attribute: str, expected: float
+) -> None:
+    number = kind(value=value, unit=unit, source="hand", badge="estimate")
+    converted = getattr(number, attribute)
+    assert converted == pytest.approx(expected)
+    assert type(converted) is type(expected)
+
+
+@pytest.mark.parametrize("kind", [Bandwidth, Compute, Memory, Ratio, Efficiency, Count])
+def test_zero_is_only_for_time_and_power(kind: type[Quantity]) -> None:
+    with pytest.raises(ValidationError, match="out of range"):
+        kind(value=0, unit=next(iter(kind.UNITS)), source="hand", badge="estimate")
+
+
+# ------------------------------------------------------------------------- badge and hash
+
+
+def test_a_calibration_block_makes_a_profile_calibrated(good: dict[str, Any]) -> None:
+    error = {"value": 0.07, "unit": "1", "source": "held-out copies", "badge": "measured"}
+    good["calibration"] = {"date": "2026-01-31", "error": error, "machine": "my desk"}
+    profile = HardwareProfile.from_mapping(good)
+    assert profile.badge == "calibrated"
+    assert profile.calibration is not None
+    assert profile.calibration.error.ratio == 0.07
+    assert profile.content_hash() != load_profile("a6000").content_hash()
+
+
+def test_hash_depends_on_content_not_on_order(good: dict[str, Any], tmp_path: Path) -> None:
+    first = load_profile("a6000").content_hash()
+    assert re.fullmatch("[0-9a-f]{16}", first)
+    path = tmp_path / "copy.yaml"
+    path.write_text(yaml.safe_dump(dict(reversed(good.items()))))
+    assert load_profile(str(path)).content_hash() == first
+    good["gpu"]["bandwidth"]["value"] = 769
+    assert HardwareProfile.from_mapping(good).content_hash() != first
+
+
+def test_profiles_are_frozen() -> None:
+    with pytest.raises(ValidationError, match="frozen"):
+        load_profile("a6000").gpu.bandwidth.value = 1.0
+
+
+# ------------------------------------------------------------------------- bad input
+
+
+@pytest.mark.parametrize(
+    ("path", "change", "says", "allows"),
+    [
+        ("gpu.bandwidth", {"value": -768}, "value -768 is out of range", "> 0"),
+        ("gpu.bandwidth", {"value": 0}, "value 0 is out of range", "> 0"),
+        ("gpu.bandwidth", {"unit": "W"}, "'W' is not a unit of bandwidth", '"GB/s" or "MB/s"'),
+        ("gpu.bandwidth", {"unit": "GB"}, "'GB' is not a unit of bandwidth", '"GB/s" or "MB/s"'),
+        ("gpu.memory", {"unit": "GB/s"}, "'GB/s' is not a unit of memory", '"GB" or "GiB"'),
+        ("host.peak_fp32", {"unit": "GB/s"}, "not a unit of compute", '"TFLOPS" or "GFLOPS"'),
+        ("software.launch", {"unit": "W"}, "not a unit of time", '"ns" or "us" or "ms"'),
+        ("software.sync", {"value": -1}, "value -1 is out of range", ">= 0"),
+        ("gpu.idle_power", {"value": -5}, "value -5 is out of range", ">= 0"),
+        ("link.in_engine_efficiency", {"value": 1.2}, "1.2 is out of range", "<= 1,"),
+        ("host.cores", {"value": 6.5}, "value 6.5 is not whole", "whole number"),
+    ],
+)
+def test_impossible_numbers(
+    good: dict[str, Any], tmp_path: Path, path: str, change: dict[str, Any], says: str, allows: str
+) -> None:
+    section, field = path.split(".")
+    good[section][field].update(change)
+    message = complaint(good, tmp_path)
+    problem, allowed = message.split("; allowed: ")
+    assert problem.startswith(f"{path}: ")
+    assert says in problem
+    assert allows in allowed
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("value", float("nan")),
+        ("value", float("inf")),
+        ("value", "768"),
+        ("value", True),
+        ("value", None),
+        ("badge", "guess"),
+        ("source", "  "),
+        ("unit", 1),
+    ],
+)
+def test_malformed_parts_of_a_number(
+    good: dict[str, Any], tmp_path: Path, key: str, value: object
+) -> None:
+    good["disk"]["max_bandwidth"][key] = value
+    message = complaint(good, tmp_path)
+    assert message.startswith(f"disk.max_bandwidth.{key}: ")
+    assert "; allowed: {value: number > 0" in message
+    assert "measured or calibrated or datasheet or estimate" in message
+
+
+@pytest.mark.parametrize("key", ["value", "unit", "source", "badge"])
+def test_a_number_needs_all_its_parts(good: dict[str, Any], tmp_path: Path, key: str) -> None:
+    del good["link"]["pinned_h2d"][key]
+    message = complaint(good, tmp_path)
+    assert message.startswith(f"link.pinned_h2d.{key}: missing; allowed: ")
+    assert '"GB/s" or "MB/s"' in message
+
+
+def test_a_bare_number_is_refused(good: dict[str, Any], tmp_path: Path) -> None:
+    good["gpu"]["bandwidth"] = 768
+    message = complaint(good, tmp_path)
+    assert message.startswith("gpu.bandwidth: expected a mapping, got 768; allowed: {value: ")
+
+
+@pytest.mark.parametrize("section", ["gpu", "link", "host", "disk", "software"])
+def test_a_missing_section(good: dict[str, Any], tmp_path: Path, section: str) -> None:
+    fields = list(good.pop(section))
+    message = complaint(good, tmp_path)
+    assert message.startswith(f"{section}: missing; allowed: fields ")
+    offered = message.split("allowed: fields ")[1].split(", ")
+    assert sorted(offered) == sorted(fields)
+
+
+def test_an_unknown_field_lists_the_known_ones(good: dict[str, Any], tmp_path: Path) -> None:
+    good["disk"]["bandwith"] = good["disk"]["max_bandwidth"]
+    message = complaint(good, tmp_path)
+    assert message == (
+        "disk.bandwith: unknown field; "
+        "allowed: fields name, queue1_bandwidth, max_bandwidth, access_latency"
+    )
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "rule"),
+    [
+        ("gpu.idle_power", 300, "gpu.idle_power < gpu.full_power"),
+        ("host.full_power", 50, "host.idle_power < host.full_power"),
+        ("gpu.reserved_memory", 52, "gpu.reserved_memory < gpu.memory"),
+        ("disk.queue1_bandwidth", 7.4, "disk.queue1_bandwidth <= disk.max_bandwidth"),
+    ],
+)
+def test_numbers_that_contradict_each_other(
+    good: dict[str, Any], tmp_path: Path, path: str, value: float, rule: str
+) -> None:
+    section, field = path.split(".")
+    good[section][field]["value"] = value
+    assert complaint(good, tmp_path).endswith(f"; allowed: {rule}")
+
+
+@pytest.mark.parametrize("data", [None, 3, ["gpu"]])
+def test_a_file_that_is_no_mapping(data: object, tmp_path: Path) -> None:
+    message = complaint(data, tmp_path)
+    assert message.startswith("top level: expected a mapping, got ")
+    assert "allowed: fields name, description, gpu, link, host, disk, software" in message
+
+
+@pytest.mark.parametrize("text", [b"gpu: {value: 1", b"a: b: c", b"name: \xff\xfe"])
+def test_broken_yaml(tmp_path: Path, text: bytes) -> None:
+    path = tmp_path / "broken.yaml"
+    path.write_bytes(text)
+    with pytest.raises(ProfileError, match=r"broken\.yaml: not valid YAML .*allowed: ") as caught:
+        load_profile(str(path))
+    assert "\n" not in str(caught.value)
+
+
+def test_a_missing_file(tmp_path: Path) -> None:
+    with pytest.raises(ProfileError, match=r"nowhere\.yaml: cannot be read .*allowed: ") as caught:
+        load_profile(str(tmp_path / "nowhere.yaml"))
+    assert "\n" not in str(caught.value)
+
+
+# ------------------------------------------------------------------------- names
+
+
+@pytest.mark.parametrize(
+    ("typed", "nearest"),
+    [("a600", "a6000"), ("rtx4900", "rtx4090"), ("a6000@dap", "a6000@daop"), ("locl", "local")],
+)
+def test_an_unknown_machine_lists_the_nearest(typed: str, nearest: str) -> None:
+    with pytest.raises(UnknownNameError, match=f"unknown machine '{typed}'; nearest: ") as caught:
+        load_profile(typed)
+    assert nearest in str(caught.value).split("nearest: ")[1].split(", ")
+
+
+def test_local_says_how_to_get_a_profile() -> None:
+    with pytest.raises(UsageError, match="measured and has no profile"):
+        load_profile("local")
+
+
+def test_a_name_cannot_leave_the_catalogue() -> None:
+    with pytest.raises(UnknownNameError):
+        load_profile("../machines/a6000")
+
+
+def test_listing_machines_imports_neither_torch_nor_yaml() -> None:
+    code = (
+        "import sys; from moebench.substrate.machines.profile import profile_names\n"
+        "assert profile_names()\n"
+        "print([m for m in ('torch', 'yaml') if m in sys.modules])"
+    )
+    root = MACHINES.parents[3]
+    command = [sys.executable, "-c", code]
+    done = subprocess.run(command, cwd=root, capture_output=True, text=True, check=False)
+    assert done.stdout.strip() == "[]", done.stderr
+
+
+def test_a_profile_counts_its_estimates() -> None:
+    text = (MACHINES / "a6000.yaml").read_text(encoding="utf-8")
+    profile = load_profile("a6000")
+    assert profile.estimates == text.count("badge: estimate")
+    assert profile.numbers == text.count("badge: ")
+    assert 0 < profile.estimates < profile.numbers

@@ -1,0 +1,135 @@
+"""Spans become sums and pictures."""
+
+import json
+
+import pytest
+
+from moebench.substrate.machines.protocol import Lane, Op, OpKind, Span
+from moebench.substrate.machines.timeline import Timeline
+from moebench.substrate.traces.passes import TracedModel
+from moebench.systems.options import build
+from tests.substrate.engine.fakes import random_trace, rig, small_shape
+
+
+def span(kind: OpKind, lane: Lane, start: int, end: int, stall: int = 0, cause: str = "") -> Span:
+    return Span(Op(kind, 0, (1,), (3,)), lane, start, end, stall, cause)
+
+
+def test_sums_are_kept_apart_by_phase_and_lane():
+    timeline = Timeline(record_bytes=100)
+    timeline.begin("prefill")
+    timeline.add(span(OpKind.ATTEND, Lane.DEVICE, 5, 15, 5, "control"))
+    timeline.add(span(OpKind.READ, Lane.DISK, 0, 40))
+    timeline.add(span(OpKind.LOAD, Lane.H2D, 40, 60))
+    timeline.begin("decode")
+    timeline.add(span(OpKind.LOAD, Lane.H2D, 60, 80))
+    timeline.add(span(OpKind.EXPERT, Lane.DEVICE, 80, 90, 65, "load"))
+    timeline.add(span(OpKind.ATTEND, Lane.DEVICE, 92, 100, 2, "control"))
+    timeline.add(span(OpKind.EXPERT, Lane.HOST, 60, 99, 7, "control"))
+    timeline.add(span(OpKind.RETURN, Lane.D2H, 99, 101))
+    assert timeline.totals["prefill"].busy_ns[Lane.DEVICE] == 10
+    assert timeline.totals["decode"].busy_ns[Lane.DEVICE] == 18
+    assert timeline.totals["prefill"].stall_ns == {"control": 5}
+    assert timeline.totals["decode"].stall_ns == {"load": 65, "control": 2}
+    assert timeline.stall_ns() == {"control": 7, "load": 65}, "the device's idle time alone"
+    assert {lane: timeline.busy_ns(lane) for lane in Lane} == {
+        Lane.DEVICE: 28, Lane.H2D: 40, Lane.D2H: 2, Lane.HOST: 39, Lane.DISK: 40, Lane.PREDICT: 0,
+    }  # fmt: skip
+    assert timeline.bytes_moved(Lane.H2D) == 200
+    assert timeline.bytes_moved(Lane.DISK) == 100
+    assert timeline.bytes_moved(Lane.D2H) == 0, "outputs are no expert bytes"
+    assert timeline.spans == [], "nothing asked for a picture"
+
+
+def test_a_span_that_has_not_ended_has_no_duration():
+    with pytest.raises(RuntimeError, match="has not ended"):
+        Timeline(1).add(Span(Op(OpKind.ATTEND, 0), Lane.DEVICE, 0))
+
+
+# ----------------------------------------------------------------------------- windows
+
+
+def kept(window: tuple[int, int] | None, keep_all: bool = False) -> list[int]:
+    """Tokens of a batch of five whose span is kept; token i's is 10i .. 10i + 9."""
+    timeline = Timeline(1, keep_all)
+    timeline.window(window)
+    for token in range(5):
+        timeline.begin("decode" if token else "prefill")
+        timeline.add(span(OpKind.ATTEND, Lane.DEVICE, 10 * token, 10 * token + 9))
+        timeline.token(token, 10 * token + 9)
+    return [s.start_ns // 10 for s in timeline.spans]
+
+
+@pytest.mark.parametrize(
+    ("window", "tokens"),
+    [(None, []), ((2, 4), [2, 3]), ((0, 2), [0, 1]), ((4, 9), [4]), ((3, 3), []), ((7, 9), [])],
+)
+def test_a_window_keeps_only_its_tokens(window, tokens):
+    assert kept(window) == tokens
+    assert kept(window, keep_all=True) == [0, 1, 2, 3, 4]
+
+
+def test_a_window_ends_with_its_batch():
+    timeline = Timeline(1)
+    timeline.window((1, 9))
+    timeline.token(0, 5)
+    timeline.add(span(OpKind.ATTEND, Lane.DEVICE, 5, 9))
+    timeline.window(None)
+    timeline.add(span(OpKind.ATTEND, Lane.DEVICE, 9, 12))
+    timeline.token(0, 12)
+    timeline.add(span(OpKind.ATTEND, Lane.DEVICE, 12, 15))
+    assert [s.start_ns for s in timeline.spans] == [5]
+
+
+# ----------------------------------------------------------------------------- pictures
+
+
+@pytest.fixture(scope="module")
+def recorded():
+    shape = small_shape(layers=3, experts=6, shared=True)
+    model = TracedModel(random_trace(5, shape, [[3, 2]], 6))
+    made = rig(build("smoe", {"route.alpha": "0"}), model, slots=7, from_disk=True)
+    made.engine.generate([[0] * 3, [0] * 2], 6)
+    return made.timeline
+
+
+def test_the_chrome_trace_is_valid_and_complete(recorded, tmp_path):
+    file = tmp_path / "out.json"
+    recorded.write_chrome_trace(file)
+    document = json.loads(file.read_text())
+    events = document["traceEvents"]
+    rows = {e["tid"]: e["args"]["name"] for e in events if e["ph"] == "M"}
+    assert all(e["name"] == "thread_name" for e in events if e["ph"] == "M")
+    assert sorted(rows.values()) == sorted(lane.value for lane in Lane)
+    assert {e["ph"] for e in events} == {"M", "X", "i"}
+    assert len({e["pid"] for e in events}) == 1
+    drawn = [e for e in events if e["ph"] == "X"]
+    assert len(drawn) == len(recorded.spans)
+    for event, kept_span in zip(drawn, recorded.spans, strict=True):
+        assert rows[event["tid"]] == kept_span.lane.value
+        assert event["cat"] == kept_span.op.kind.value
+        assert event["ts"] * 1e3 == pytest.approx(kept_span.start_ns)
+        assert event["dur"] * 1e3 == pytest.approx(kept_span.duration_ns)
+        assert event["name"].startswith(f"{kept_span.op.kind} L{kept_span.op.layer}")
+        assert event["args"]["experts"] == list(kept_span.op.experts)
+    for row in rows:
+        times = [(e["ts"], e["ts"] + e["dur"]) for e in drawn if e["tid"] == row]
+        assert times == sorted(times)
+        ends = [end for _, end in times]
+        assert all(a <= b[0] + 1e-6 for a, b in zip(ends, times[1:], strict=False))
+
+
+def test_the_chrome_trace_marks_every_token(recorded):
+    marks = [e for e in recorded.chrome_trace()["traceEvents"] if e["ph"] == "i"]
+    assert [m["name"] for m in marks] == [f"token {i}" for i in range(1, 7)]
+    assert [m["ts"] for m in marks] == sorted(m["ts"] for m in marks)
+    assert all(m["s"] == "g" for m in marks)
+
+
+def test_the_picture_starts_at_zero(recorded):
+    picture = recorded.picture()
+    assert len(picture) == len(recorded.spans)
+    assert min(row["start_us"] for row in picture) == 0
+    assert all(row["end_us"] >= row["start_us"] for row in picture)
+    assert json.loads(json.dumps(picture)) == picture
+    assert Timeline(1).picture() == []

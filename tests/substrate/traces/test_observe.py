@@ -1,0 +1,104 @@
+"""Reading a text routes its tokens as decoding it does; writing stops; what verify shows of it."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from moebench.harness.scale.tables import figures
+from moebench.harness.scale.verify import WINDOW, differences
+from moebench.substrate.analysis.statistics import prediction_by_layer, summary
+from moebench.substrate.models.decoder import Decoder
+from moebench.substrate.models.weights import Checkpoint, ResidentExperts
+from moebench.substrate.terms import RoutedSequence
+from moebench.substrate.traces.observe import margins, read, write
+from moebench.substrate.traces.passes import Recorder
+from tests.substrate.models.checkpoints import make_checkpoint
+
+PROMPTS = [[5, 9, 2, 40, 7], [11, 3]]
+
+
+@pytest.fixture(params=["mixtral", "deepseek"])
+def decoder(request: pytest.FixtureRequest, tmp_path: Path) -> Decoder:
+    checkpoint = Checkpoint(make_checkpoint(tmp_path / "model", request.param))
+    experts = ResidentExperts(checkpoint, torch.float32)
+    return Decoder(checkpoint.shape, checkpoint.common(torch.float32), experts)
+
+
+def test_reading_routes_as_decoding_does(decoder: Decoder) -> None:
+    recorder = Recorder(decoder)
+    written = write(recorder, PROMPTS, 6, stop=None)  # type: ignore[arg-type]
+    passes = recorder.trace.batches[0]
+    texts = [prompt + tokens for prompt, tokens in zip(PROMPTS, written, strict=True)]
+    routings = read(decoder, texts, prefill=2)
+    starts = np.cumsum([0, *map(len, PROMPTS)])
+    for b, (prompt, routing) in enumerate(zip(PROMPTS, routings, strict=True)):
+        assert routing.prefill == 2
+        assert routing.ids_TLK.shape[:2] == (len(texts[b]), len(decoder.shape.moe_layers))
+        for at, layer in enumerate(decoder.shape.moe_layers):
+            gates = [seen.gates[layer].ids_TK for seen in passes]
+            decoded = [gates[0][starts[b] : starts[b + 1]], *(ids[b : b + 1] for ids in gates[1:])]
+            # The last token was chosen but never fed.
+            np.testing.assert_array_equal(
+                routing.ids_TLK[: len(prompt) + 5, at], np.concatenate(decoded)
+            )
+
+
+def test_predictions_are_for_the_next_layer_only(decoder: Decoder) -> None:
+    (routing,) = read(decoder, [PROMPTS[0]], prefill=1)
+    assert set(routing.predicted_TLE) == {"gate", "layer"}
+    for kind, predicted in routing.predicted_TLE.items():
+        assert np.isnan(predicted[:, -1]).all()
+        assert not np.isnan(predicted[:, :-1]).any()
+        shares = prediction_by_layer([routing], kind)
+        assert np.isnan(shares[0])
+        assert np.all((shares[1:] >= 0) & (shares[1:] <= 1))
+
+
+def test_writing_is_greedy_and_ends_before_the_stop(decoder: Decoder) -> None:
+    written = write(decoder, PROMPTS, 6, stop=None)
+    for prompt, tokens in zip(PROMPTS, written, strict=True):
+        logits = decoder.full_logits([prompt + tokens])[0]
+        assert logits.argmax(-1).tolist()[len(prompt) - 1 : -1] == tokens
+    stop = written[0][3]
+    stopped = write(decoder, PROMPTS, 6, stop=stop)
+    for whole, cut in zip(written, stopped, strict=True):
+        assert cut == (whole[: whole.index(stop)] if stop in whole else whole)
+
+
+# --------------------------------------------------------------------------- what is shown
+
+
+def test_every_figure_is_a_statistic() -> None:
+    # A window as verify reads it: half of it decoded, with both kinds of prediction.
+    ids_TLK = np.arange(WINDOW)[:, None, None] % 4 + np.arange(2)[None, :, None]
+    scores_TLE = np.ones((WINDOW, 2, 5))
+    predicted = dict.fromkeys(("gate", "layer"), scores_TLE)
+    found = summary([RoutedSequence(ids_TLK, WINDOW // 2, scores_TLE, predicted)] * 2, 5)
+    for figure in figures():
+        value = found
+        for part in figure["key"].split("."):
+            value = value[part]
+        assert value is not None, figure["key"]
+
+
+def test_a_statistic_newer_than_the_manifest_is_no_difference() -> None:
+    def document(**statistics: float) -> dict[str, Any]:
+        return {"accuracy": {}, "statistics": {"exercises": statistics}}
+
+    older, newer = document(entropy=0.9), document(entropy=0.9, window_similarity=0.8)
+    assert differences(newer, older) == []
+    # The other way round, something got lost.
+    assert differences(older, newer) == [
+        "exercises: window_similarity is None, the manifest says 0.8"
+    ]
+
+
+def test_margins_of_the_tokens_that_were_written() -> None:
+    steps = [
+        torch.tensor([[3.0, 1.0, 2.5], [0.0, 4.0, 1.0]]),
+        torch.tensor([[9.0, 1, 2], [1, 1, 0]]),
+    ]
+    np.testing.assert_allclose(margins(steps, [1, 2]), [0.5, 3.0, 0.0])

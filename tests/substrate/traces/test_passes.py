@@ -1,0 +1,150 @@
+"""A recorded trace replays to the nanosecond; an unfit one is refused."""
+
+import numpy as np
+import pytest
+import torch
+
+from moebench.substrate.errors import UsageError
+from moebench.substrate.models.decoder import Decoder
+from moebench.substrate.models.weights import Checkpoint, ResidentExperts
+from moebench.substrate.traces.passes import Recorder, TracedModel
+from moebench.systems.options import build
+from tests.substrate.engine.fakes import Rig, random_trace, rig, small_shape
+from tests.substrate.models.checkpoints import make_checkpoint
+
+BATCHES = [[[5, 9, 2, 44], [3]], [[7, 7, 20]]]
+NEW_TOKENS = 6
+
+SYSTEMS = [
+    ("moe-ondemand", {}),
+    ("moe-ondemand", {"evict": "lfu", "scope": "layer"}),
+    ("smoe", {"route.alpha": "0"}),
+    ("smoe", {"route.alpha": "0", "prefetch": "next-gate", "assign": "host"}),
+]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def one_thread():
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    with torch.inference_mode():
+        yield
+    torch.set_num_threads(before)
+
+
+@pytest.fixture(scope="module")
+def decoder(tmp_path_factory) -> Decoder:
+    path = make_checkpoint(tmp_path_factory.mktemp("qwen2_moe"), "qwen2_moe")
+    checkpoint = Checkpoint(path)
+    experts = ResidentExperts(checkpoint, torch.float32)
+    return Decoder(checkpoint.shape, checkpoint.common(torch.float32), experts)
+
+
+def run(model, system: str, settings: dict[str, str], slots: int = 6) -> tuple[Rig, list]:
+    made = rig(build(system, settings), model, slots=slots)
+    tokens = [made.engine.generate(prompts, NEW_TOKENS).tokens for prompts in BATCHES]
+    return made, tokens
+
+
+def facts(made: Rig) -> list[tuple]:
+    return [(s.op, s.lane, s.start_ns, s.end_ns, s.stall_ns, s.cause) for s in made.spans]
+
+
+@pytest.mark.parametrize(("system", "settings"), SYSTEMS)
+def test_a_replay_is_the_live_run_to_the_nanosecond(decoder, system, settings):
+    recorder = Recorder(decoder)
+    live, tokens = run(recorder, system, settings)
+    replayed, again = run(TracedModel(recorder.trace), system, settings)
+    assert facts(replayed) == facts(live)
+    assert replayed.claims == live.claims
+    assert replayed.engine.counts == live.engine.counts
+    assert again == tokens
+
+
+def test_recording_changes_nothing(decoder):
+    plain, tokens = run(decoder, *SYSTEMS[2])
+    recorded, again = run(Recorder(decoder), *SYSTEMS[2])
+    assert facts(recorded) == facts(plain)
+    assert again == tokens
+
+
+def test_a_lossless_system_replays_what_another_recorded(decoder):
+    recorder = Recorder(decoder)
+    run(recorder, "smoe", {"route.alpha": "0"})
+    live, tokens = run(decoder, "moe-ondemand", {"evict": "score"}, slots=4)
+    replayed, again = run(TracedModel(recorder.trace), "moe-ondemand", {"evict": "score"}, slots=4)
+    assert facts(replayed) == facts(live)
+    assert again == tokens
+
+
+def test_a_trace_holds_what_was_asked(decoder):
+    recorder = Recorder(decoder)
+    run(recorder, "smoe", {"route.alpha": "0"})
+    layers = decoder.shape.moe_layers
+    assert [len(passes) for passes in recorder.trace.batches] == [NEW_TOKENS] * 2
+    for passes, prompts in zip(recorder.trace.batches, BATCHES, strict=True):
+        prefill, *decoded = passes
+        assert prefill.rows == tuple(map(len, prompts))
+        assert prefill.predicted == {}, "nothing is predicted in prefill"
+        for one in decoded:
+            assert one.rows == (1,) * len(prompts)
+            assert set(one.gates) == set(layers)
+            assert set(one.predicted) == {i for i in layers if i + 1 in layers}
+            for gate in one.gates.values():
+                assert gate.scores_TE.shape == (len(prompts), decoder.shape.num_experts)
+                assert gate.ids_TK.shape == (len(prompts), decoder.shape.top_k)
+
+
+def test_a_trace_keeps_copies(decoder):
+    recorder = Recorder(decoder)
+    recorder.begin([[1, 2]], 1)
+    recorder.embed("prefill")
+    recorder.attend(0)
+    recorder.dense(0)
+    recorder.attend(1)
+    gate = recorder.gate(1)
+    kept = recorder.trace.batches[0][0].gates[1]
+    before = kept.scores_TE.copy()
+    gate.scores_TE[:] = -1
+    assert np.array_equal(kept.scores_TE, before)
+
+
+# ----------------------------------------------------------------------------- unfit traces
+
+
+def replay(settings: dict[str, str], passes: int, batches: int, trace):
+    made = rig(build("moe-ondemand", settings), TracedModel(trace), slots=6)
+    for _ in range(batches):
+        made.engine.generate([[0, 0]], passes)
+
+
+def trace_of(passes: int, predictions: bool = True):
+    trace = random_trace(1, small_shape(layers=2), [[2]], passes)
+    if not predictions:
+        for one in trace.batches[0]:
+            one.predicted.clear()
+    return trace
+
+
+def test_a_trace_that_is_too_short_is_refused_before_it_runs():
+    replay({}, passes=3, batches=1, trace=trace_of(4))
+    with pytest.raises(UsageError, match="the trace holds 4 passes; the run asks for 5 passes"):
+        replay({}, passes=5, batches=1, trace=trace_of(4))
+
+
+def test_a_trace_with_too_few_batches_is_refused():
+    with pytest.raises(UsageError, match="the trace holds no further batch"):
+        replay({}, passes=3, batches=2, trace=trace_of(4))
+
+
+def test_a_trace_without_predictions_serves_only_systems_that_predict_nothing():
+    replay({}, passes=3, batches=1, trace=trace_of(4, predictions=False))
+    with pytest.raises(UsageError, match="prefetch=none"):
+        replay({"prefetch": "next-gate"}, passes=3, batches=1, trace=trace_of(4, predictions=False))
+
+
+def test_predictions_of_another_kind_are_refused(decoder):
+    recorder = Recorder(decoder)
+    run(recorder, "smoe", {"route.alpha": "0"})
+    with pytest.raises(UsageError, match="no predictions of kind gate"):
+        run(TracedModel(recorder.trace), "smoe", {"route.alpha": "0", "prefetch.predict": "gate"})

@@ -1,0 +1,234 @@
+"""A trace in a folder replays to the nanosecond what was recorded, for every lossless system."""
+
+import tempfile
+from itertools import product
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from moebench.substrate.engine.system import System
+from moebench.substrate.errors import UsageError
+from moebench.substrate.models.decoder import Decoder
+from moebench.substrate.models.shape import ModelShape
+from moebench.substrate.models.weights import Checkpoint, ResidentExperts
+from moebench.substrate.terms import Lookahead, RoutedSequence
+from moebench.substrate.traces.file import TraceFile, open_trace, writing
+from moebench.substrate.traces.passes import TracedModel
+from moebench.substrate.traces.record import TraceRecorder, header_of, recorded_predictions
+from moebench.substrate.traces.replay import Replay, routings
+from moebench.systems.options import build
+from moebench.systems.registry import SYSTEMS
+from tests.substrate.engine.fakes import Rig, rig
+from tests.substrate.models.checkpoints import make_checkpoint
+
+PROMPTS = [[5, 9, 2, 44], [3], [7, 7, 20], [11, 4]]
+NEW_TOKENS = 6
+FAMILIES = ("qwen2_moe", "mixtral")
+
+
+def lossless_systems() -> list[tuple[str, dict[str, str]]]:
+    """Every system that ships, with α = 0 where it has an α, and variants with more at stake."""
+    found = []
+    for name in SYSTEMS:
+        settings = {"route.alpha": "0"} if hasattr(build(name).route, "alpha") else {}
+        if build(name).policies["evict"].calibrates:
+            settings["evict.epochs"] = "2"
+        if build(name, settings).lossless:
+            found.append((name, settings))
+    smoe = {"route.alpha": "0"}
+    return [
+        *found,
+        ("moe-ondemand", {"evict": "score"}),
+        ("moe-ondemand", {"evict": "lfu", "scope": "layer"}),
+        ("smoe", smoe | {"prefetch": "next-gate", "assign": "host"}),
+        ("smoe", smoe | {"prefetch.predict": "gate"}),
+    ]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def one_thread():
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    with torch.inference_mode():
+        yield
+    torch.set_num_threads(before)
+
+
+@pytest.fixture(scope="module", params=FAMILIES)
+def decoder(request, tmp_path_factory) -> Decoder:
+    path = make_checkpoint(tmp_path_factory.mktemp(request.param), request.param)
+    checkpoint = Checkpoint(path)
+    experts = ResidentExperts(checkpoint, torch.float32)
+    return Decoder(checkpoint.shape, checkpoint.common(torch.float32), experts, True)
+
+
+def calibrated(system: System, shape: ModelShape) -> None:
+    """Learners learn from routing drawn at random: what they learn does not matter here."""
+    rng = np.random.default_rng(0)
+    scores = rng.random((12, len(shape.moe_layers), shape.num_experts))
+    texts = [RoutedSequence(np.argsort(scores)[:, :, : shape.top_k], prefill=4)]
+    with tempfile.TemporaryDirectory() as folder:
+        for policy in system.policies.values():
+            if policy.calibrates:
+                policy.calibrate(texts, shape, Path(folder), lambda done, total: None)
+
+
+def run(model, name: str, settings: dict[str, str], batch: int, slots: int | None = None):
+    system = build(name, settings)
+    calibrated(system, model.shape)
+    every = len(model.shape.moe_layers) * model.shape.num_experts
+    made = rig(system, model, slots=every if system.all_resident else slots or 12)
+    tokens = []
+    for first in range(0, len(PROMPTS), batch):
+        tokens += made.engine.generate(PROMPTS[first : first + batch], NEW_TOKENS).tokens
+    return made, tokens
+
+
+def record(path: Path, decoder: Decoder, name, settings, batch=1, precision="float16"):
+    asks = build(name, settings).prefetch.lookahead
+    with writing(path, header_of(decoder.shape, "tiny", "none")) as writer:
+        writer.describe(predictions=recorded_predictions(asks, name))
+        return run(TraceRecorder(decoder, writer, precision, asks), name, settings, batch)
+
+
+def replay(trace: TraceFile, decoder: Decoder, name, settings, batch=1):
+    lookahead = build(name, settings).prefetch.lookahead
+    model = Replay(trace, decoder.shape, batch, len(PROMPTS), NEW_TOKENS, lookahead)
+    return run(TracedModel(model), name, settings, batch)
+
+
+def facts(made: Rig) -> list[tuple]:
+    return [
+        (s.op, s.lane, s.start_ns, s.end_ns, s.stall_ns, s.cause, s.late_ns) for s in made.spans
+    ]
+
+
+@pytest.mark.parametrize("precision", ["float16", "float32"])
+@pytest.mark.parametrize(("name", "settings"), lossless_systems())
+@pytest.mark.parametrize("batch", [1, 2])
+def test_a_replay_is_the_recorded_run_span_for_span(
+    decoder, name, settings, batch, precision, tmp_path
+):
+    live, tokens = record(tmp_path / "t", decoder, name, settings, batch, precision)
+    replayed, again = replay(open_trace(tmp_path / "t"), decoder, name, settings, batch)
+    assert facts(replayed) == facts(live)
+    assert replayed.claims == live.claims
+    assert replayed.engine.counts == live.engine.counts
+    assert again == tokens
+
+
+@pytest.mark.parametrize(("name", "settings"), lossless_systems())
+def test_full_scores_replay_as_the_model_alone_whoever_recorded_them(
+    decoder, name, settings, tmp_path
+):
+    """Only predictions of partly computed layers are the recording system's own."""
+    record(tmp_path / "t", decoder, "gpu-only", {}, precision="float32")
+    trace = open_trace(tmp_path / "t")
+    live, tokens = run(decoder, name, settings, 1)
+    replayed, again = replay(trace, decoder, name, settings)
+    assert again == tokens
+    if build(name, settings).prefetch.lookahead is not Lookahead.LAYER:
+        assert facts(replayed) == facts(live)
+
+
+@pytest.mark.parametrize(("name", "settings"), lossless_systems())
+def test_full_scores_of_its_own_run_replay_as_the_model_alone(decoder, name, settings, tmp_path):
+    record(tmp_path / "t", decoder, name, settings, precision="float32")
+    live, tokens = run(decoder, name, settings, 1)
+    replayed, again = replay(open_trace(tmp_path / "t"), decoder, name, settings)
+    assert (facts(replayed), again) == (facts(live), tokens)
+
+
+def test_recording_changes_no_token_and_no_span(decoder, tmp_path):
+    plain, tokens = run(decoder, "smoe", {"route.alpha": "0"}, 2)
+    recorded, again = record(
+        tmp_path / "t", decoder, "smoe", {"route.alpha": "0"}, 2, precision="float32"
+    )
+    assert facts(recorded) == facts(plain)
+    assert again == tokens
+
+
+def test_sequences_recorded_together_replay_alone_and_in_other_batches(decoder, tmp_path):
+    """Batches are formed at replay: a trace is stored by sequence."""
+    record(tmp_path / "two", decoder, "gpu-only", {}, batch=2, precision="float32")
+    trace = open_trace(tmp_path / "two")
+    for batch in (1, 4):
+        live, tokens = run(decoder, "moe-ondemand", {}, batch)
+        replayed, again = replay(trace, decoder, "moe-ondemand", {}, batch)
+        assert (facts(replayed), again) == (facts(live), tokens)
+
+
+def test_what_is_stored_of_each_token(decoder, tmp_path):
+    _, tokens = record(tmp_path / "t", decoder, "gpu-only", {}, batch=2)
+    trace = open_trace(tmp_path / "t")
+    assert len(trace.sequences) == len(PROMPTS)
+    assert trace.prompts == [len(p) for p in PROMPTS]
+    for s, (rows, prompt) in enumerate(zip(trace.sequences, PROMPTS, strict=True)):
+        assert trace.arrays["position"][rows].tolist() == list(range(len(rows)))
+        assert (trace.arrays["sequence"][rows] == s).all()
+        text = [*prompt, *tokens[s]]
+        assert trace.chosen[rows].tolist() == text[1:], "what follows each token"
+        assert trace.arrays["phase"][rows].sum() == NEW_TOKENS - 1
+    scores = np.asarray(trace.scores_TLE, np.float32)
+    assert np.allclose(scores.sum(2), 1, atol=2e-3), "a softmax over all experts"
+    chosen = np.take_along_axis(scores, trace.ids_TLK.astype(int), 2)
+    assert (np.diff(chosen, axis=2) <= 0).all(), "best first"
+    assert np.allclose(chosen[..., -1], np.sort(scores, 2)[..., -trace.header.top_k], atol=1e-6)
+
+
+def test_predictions_that_nobody_asked_for_know_no_routed_expert(decoder, tmp_path):
+    """They are what the decoder says with nothing done; those of the gate do not depend on it."""
+    record(tmp_path / "t", decoder, "gpu-only", {}, precision="float32")
+    trace = open_trace(tmp_path / "t")
+    layers = decoder.shape.moe_layers
+
+    class Asking:
+        """Asks for the same predictions along the way."""
+
+        def __init__(self):
+            self.said = {kind: [] for kind in (Lookahead.GATE, Lookahead.LAYER)}
+
+        def __getattr__(self, name):
+            return getattr(decoder, name)
+
+        def combine(self, layer):
+            if layer + 1 in layers:
+                for kind, said in self.said.items():
+                    said.append(decoder.predict(layer, (), kind).copy())
+            decoder.combine(layer)
+
+    asking = Asking()
+    run(asking, "gpu-only", {}, 1)
+    steps, ahead = NEW_TOKENS, len(layers) - 1
+    for kind, said in asking.said.items():
+        # The prefill's are not recorded.
+        decoded = [
+            said[(s * steps + step) * ahead + i][0]
+            for s, step, i in product(range(len(PROMPTS)), range(1, steps), range(ahead))
+        ]
+        stored = trace.predicted(kind)
+        assert stored.shape == (len(PROMPTS) * (steps - 1), ahead, decoder.shape.num_experts)
+        assert np.array_equal(stored.reshape(len(decoded), -1), decoded)
+
+
+def test_statistics_read_the_same_sequences(decoder, tmp_path):
+    record(tmp_path / "t", decoder, "gpu-only", {})
+    trace = open_trace(tmp_path / "t")
+    found = routings(trace)
+    assert [r.prefill for r in found] == [len(p) for p in PROMPTS]
+    for routing, rows in zip(found, trace.sequences, strict=True):
+        assert np.array_equal(routing.ids_TLK, trace.ids_TLK[rows])
+        guessed = routing.predicted_TLE["gate"]
+        assert np.isnan(guessed[: routing.prefill]).all(), "nothing is predicted in prefill"
+        assert np.isnan(guessed[:, -1]).all(), "nothing follows the last layer"
+        assert not np.isnan(guessed[routing.prefill :, :-1]).any()
+    assert len(routings(trace, tokens=1)) == 2
+
+
+def test_another_model_is_refused(decoder, tmp_path):
+    record(tmp_path / "t", decoder, "gpu-only", {})
+    other = decoder.shape.model_copy(update={"num_experts": 9})
+    with pytest.raises(UsageError, match=r"the model charged for has .* of 9 experts"):
+        Replay(open_trace(tmp_path / "t"), other, 1, 1, 1)

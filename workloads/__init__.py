@@ -1,0 +1,1 @@
+"""Questions, prompts, scoring, and generated exercises."""

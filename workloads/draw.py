@@ -1,0 +1,139 @@
+"""Draws the prompts of a run from a workload's questions."""
+
+import hashlib
+import itertools
+import json
+import random
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+
+from moebench.substrate.errors import InputError, UsageError
+from moebench.workloads.data import SPLITS, read_examples, read_passages
+from moebench.workloads.example import Example, stem
+from moebench.workloads.exercises import Split, exercises
+from moebench.workloads.hub import HUB, is_hub, read_hub
+from moebench.workloads.workload import Workload
+
+#: How many generated problems a draw chooses from (more when more are asked for).
+GENERATED_POOL = 1000
+#: Plain text: the file of each split, and how many words a passage has.
+TEXT_FILES = {"test": "wikitext2_test.txt", "train": "wikitext2_valid.txt"}
+PASSAGE_WORDS = 128
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PromptSet:
+    """The prompts of one run, with everything that is needed to draw them again.
+
+    ``available`` is how many there were to draw from; ``data_hash`` is 16 hex digits of a SHA-256
+    over the chosen examples' content in their order, so that it changes with any of them.
+    """
+
+    examples: tuple[Example, ...]
+    source: str
+    split: Split
+    seed: int
+    available: int
+    data_hash: str
+
+
+def load(
+    workload: Workload,
+    split: Split = "test",
+    count: int | None = None,
+    seed: int = 0,
+    data_dir: Path | None = None,
+) -> PromptSet:
+    """Draw ``count`` prompts of a split without replacement; all, in file order, for ``None``.
+
+    The draw is ``random.Random(seed).sample`` over the full list, kept in drawn order, so a sample
+    is not biased towards the file's beginning and is the same on every machine.
+
+    ``data_dir`` holds one folder per data set; ``hub:`` in its place stands for the Hugging Face
+    hub (``workloads.hub``).
+
+    Raises:
+        UsageError: the workload needs a data folder and there is none, or ``count`` or ``split``
+            cannot be.
+        InputError: a folder or split is missing, a file is broken, or ``count`` is more than
+            there are.
+    """
+    if split not in SPLITS:
+        raise UsageError(f"split {split!r} does not exist; allowed: {', '.join(SPLITS)}")
+    if count is not None and count < 1:
+        raise UsageError(f"{count} prompts cannot be drawn; allowed: 1 or more")
+    examples, source = _examples(workload, split, count, data_dir)
+    if count is not None and count > len(examples):
+        raise InputError(f"{source}: {count} prompts wanted, {len(examples)} available")
+    chosen = examples if count is None else random.Random(seed).sample(examples, count)
+    return PromptSet(
+        examples=tuple(chosen),
+        source=source,
+        split=split,
+        seed=seed,
+        available=len(examples),
+        data_hash=_content_hash(chosen),
+    )
+
+
+def _examples(
+    workload: Workload, split: Split, count: int | None, data_dir: Path | None
+) -> tuple[list[Example], str]:
+    """All examples of a split, and where they are from."""
+    if workload.source == "generated":
+        size = max(GENERATED_POOL, count or 0)
+        return list(itertools.islice(exercises(workload.name, split), size)), "generated"
+    if data_dir is None:
+        raise UsageError(
+            f"workload {workload.name} needs a data folder; "
+            "give --data-dir DIR, or use --workload arithmetic, which needs none"
+        )
+    if is_hub(data_dir):
+        examples, source = read_hub(workload.source, split, data_dir)
+    elif workload.metric == "perplexity":
+        (file,) = _files(workload, workload.source, split, data_dir)
+        return read_passages(file, PASSAGE_WORDS), f"{file.parent.name}/{file.name}"
+    else:
+        files = _files(workload, workload.source, split, data_dir)
+        examples = [example for file in files for example in read_examples(file)]
+        source = " + ".join(f"{file.parent.name}/{file.name}" for file in files)
+    if workload.metric == "rouge":  # answers in its own words: the options are not shown
+        examples = [replace(example, prompt=stem(example)) for example in examples]
+    return examples, source
+
+
+def _files(
+    workload: Workload, folders: tuple[str, ...], split: Split, data_dir: Path
+) -> list[Path]:
+    """The split's file in each of the workload's folders; all of them exist."""
+    names = {name: f"{name}.jsonl" for name in SPLITS}
+    if workload.metric == "perplexity":
+        names = TEXT_FILES
+    files = [data_dir / folder / names[split] for folder in folders]
+    for file in files:
+        if not file.parent.is_dir():
+            raise InputError(
+                f"{file.parent}: no such folder, but workload {workload.name} reads it; "
+                f"{_remedy(workload)}"
+            )
+        if not file.is_file():
+            present = [name for name in names if (file.parent / names[name]).is_file()]
+            raise InputError(
+                f"{file}: no such split of workload {workload.name}; "
+                f"splits that exist: {', '.join(present) or 'none'}"
+            )
+    return files
+
+
+def _remedy(workload: Workload) -> str:
+    if workload.name == "orca_math":
+        return (
+            f"Orca-Math comes from the Hugging Face hub ({HUB['orca_math'].repository}): give "
+            "--data-dir hub: when online, or write the folder yourself (format: docs/workloads.md)"
+        )
+    return "give --data-dir DIR, the folder that holds one folder per data set"
+
+
+def _content_hash(examples: list[Example]) -> str:
+    content = json.dumps([asdict(example) for example in examples], sort_keys=True)
+    return hashlib.sha256(content.encode()).hexdigest()[:16]
