@@ -19,15 +19,15 @@ def find_data_dir(given: Path | None) -> Path | None:
     return DEFAULT_DATA_DIR if DEFAULT_DATA_DIR.is_dir() else None
 
 
-def parse_settings(pairs: list[str]) -> dict[str, str]:
+def parse_overrides(pairs: list[str]) -> dict[str, str]:
     """``key=value`` pairs of ``--set``."""
-    settings = {}
+    overrides = {}
     for pair in pairs:
         key, equals, value = pair.partition("=")
         if not (key and equals and value):
             raise UsageError(f"--set {pair}: expected key=value, for example --set evict=lru")
-        settings[key] = value
-    return settings
+        overrides[key] = value
+    return overrides
 
 
 def require_writable(store: Path) -> None:

@@ -15,7 +15,7 @@ def lines(cells: Sequence[Cell]) -> list[list[str]]:
 
 def title(spec: Mapping[str, Any]) -> str:
     """The parts of a resolved spec that usually tell cells apart, in a few words."""
-    options = " ".join(f"{key}={value}" for key, value in (spec.get("settings") or {}).items())
+    options = " ".join(f"{key}={value}" for key, value in (spec.get("overrides") or {}).items())
     place = spec.get("setting") or f"{spec.get('model')} on {spec.get('machine')}"
     batch = f"×{spec.get('batch', 1)}"
     return " ".join(filter(None, [spec.get("system"), options, place, spec.get("workload"), batch]))

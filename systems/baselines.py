@@ -2,14 +2,14 @@
 
 from dataclasses import dataclass, field
 
-from moebench.substrate.engine.system import (
+from moebench.substrate.engine.policies import (
     Assignment,
     Eviction,
     Placement,
     Prefetching,
     Routing,
-    System,
 )
+from moebench.substrate.engine.system import System
 from moebench.systems.policies.assign import LoadAll
 from moebench.systems.policies.evict import LeastRecentlyUsed
 from moebench.systems.policies.place import PlaceById

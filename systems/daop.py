@@ -8,9 +8,9 @@ Experts that stayed on the host are computed there, one layer ahead, from a pred
     paper                            here
     ─────                            ────
     memory initialization    §IV-A   PlaceByActivation
-    Algorithm 1              §IV-B   swaps: `AllocateBySequence` loads, `MakeRoomForSwaps` evicts
+    Algorithm 1              §IV-B   swaps, AllocateBySequence
     threshold 1.05           §IV-B   assign.threshold
-    pre-calculation          §IV-C   PredictedRouting.foresees; the engine computes the host's
+    pre-calculation          §IV-C   PredictedRouting.routes_ahead; the engine computes the host's
                                      experts on the state of the layer before
     graceful degradation     §IV-C   PredictedRouting.route
     expert cache ratio, ECR  §V-A    --cache-ratio
@@ -34,34 +34,36 @@ Deviations and readings, where the paper is silent:
 - The paper runs batch 1.  In a batch, tokens are counted over all sequences.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
-from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 
-from moebench.substrate.engine.system import (
-    Assigned,
+from moebench.substrate.engine.decisions import (
+    Active,
+    Fetch,
+    LayerView,
+    Plan,
+    Routed,
+    Where,
+    split,
+)
+from moebench.substrate.engine.policies import (
     Assignment,
     Eviction,
-    LayerView,
-    Missing,
     Placement,
+    Predictor,
     Prefetching,
-    Routed,
     Routing,
-    System,
 )
+from moebench.substrate.engine.system import System
 from moebench.substrate.errors import UsageError
-from moebench.substrate.memory.cache import ExpertCache, Mask, Scope
+from moebench.substrate.memory.cache import Mask, Scope
 from moebench.substrate.models.shape import ModelShape
-from moebench.substrate.terms import Lookahead
+from moebench.substrate.terms import RoutedSequence
 from moebench.systems.policies.place import PlacePopular
+from moebench.systems.policies.predict import NextGates
 from moebench.systems.policies.prefetch import NoPrefetch
-
-if TYPE_CHECKING:
-    from moebench.substrate.terms import RoutedSequence
 
 #: The least advantage in tokens that a swap must bring (Algorithm 1).
 THRESHOLD = 1.05
@@ -73,7 +75,7 @@ def swaps(view: LayerView, threshold: float) -> dict[int, int]:
     The busiest host expert is paired with the idlest device expert, the second busiest with the
     second idlest, and so on; a pair is exchanged where the host's has clearly more tokens.
     """
-    tokens_E = np.bincount(view.own_TK.ravel(), minlength=view.shape.num_experts)
+    tokens_E = np.bincount(view.topk_ids_TK.ravel(), minlength=view.shape.num_experts)
     by_tokens = np.argsort(-tokens_E, kind="stable")
     on_device = view.resident_E | view.in_flight_E
     host = [int(e) for e in by_tokens if not on_device[e]]
@@ -91,24 +93,9 @@ class PlaceByActivation(PlacePopular):
     comes from the decode phase of a calibration run.
     """
 
-    calibrates: ClassVar[bool] = True
-
-    def calibrate(
-        self,
-        sequences: "Sequence[RoutedSequence]",
-        shape: ModelShape,
-        artefacts: Path,
-        progress: Callable[[int, int], None],
-    ) -> None:
-        """Count the decode phase, unless ``popularity`` was given."""
-        if self.popularity:
-            return
-        counts = np.zeros((shape.num_layers, shape.num_experts))
-        for text in sequences:
-            for layer, ids in zip(shape.moe_layers, text.ids_TLK[text.prefill :].swapaxes(0, 1),
-                                  strict=True):  # fmt: skip
-                counts[layer] += np.bincount(ids.ravel(), minlength=shape.num_experts)
-        self.popularity = counts.tolist()
+    def _counted(self, text: RoutedSequence) -> np.ndarray:
+        """Decoded tokens."""
+        return text.ids_TLK[text.prefill :]
 
     def place(self, shape: ModelShape, slots: int, scope: Scope) -> Iterable[tuple[int, int]]:
         """Equal parts, then the remainder by frequency."""
@@ -145,39 +132,25 @@ class AllocateBySequence(Assignment):
         """For all that is not on the device."""
         return True
 
-    def assign(self, view: LayerView, missing: Sequence[Missing]) -> Assigned:
-        """Algorithm 1 in prefill; no migration in decode (§IV-C)."""
-        brought = swaps(view, self.threshold) if view.phase == "prefill" else {}
-        absent = {m.expert for m in missing}
-        load = [expert for expert in brought if expert in absent]
-        return Assigned(load, sorted(absent - set(load)))
+    def assign(self, view: LayerView, active: Sequence[Active]) -> Plan:
+        """Algorithm 1 in prefill; no migration in decode (§IV-C).
+
+        What is still on its way when a layer is routed ahead is pre-calculated, too.
+        """
+        stays = (Where.RESIDENT,) if view.ahead else (Where.RESIDENT, Where.IN_FLIGHT)
+        host = [a.expert for a in active if a.where not in stays]
+        pairs = swaps(view, self.threshold) if view.phase == "prefill" else {}
+        load = [Fetch(view.layer, h, instead_of=d) for h, d in pairs.items() if h in host]
+        return split(active, load, [e for e in host if e not in pairs])
 
 
 @dataclass(kw_only=True)
-class MakeRoomForSwaps(Eviction):
-    """An expert that is brought in takes the place of the one that it was paired with.
-
-    Attributes:
-        threshold: as Algorithm 1's; equal to the assignment's.
-    """
-
-    threshold: float = THRESHOLD
-
-    def start(self, shape: ModelShape, cache: ExpertCache) -> None:
-        """No swap yet."""
-        self._leaves: dict[int, int] = {}
-
-    def observe(self, view: LayerView) -> None:
-        """The same pairs as the assignment's, by key."""
-        if view.phase == "prefill":
-            first = view.layer * view.shape.num_experts
-            pairs = swaps(view, self.threshold)
-            self._leaves = {first + h: first + d for h, d in pairs.items()}
+class OnlySwaps(Eviction):
+    """Nobody leaves but an expert that a swap names."""
 
     def victim(self, allowed: Mask, incoming: int) -> int | None:
-        """The partner, once it may leave."""
-        partner = self._leaves.get(incoming)
-        return partner if partner is not None and allowed[partner] else None
+        """Nobody."""
+        return None
 
 
 @dataclass(kw_only=True)
@@ -199,25 +172,24 @@ class PredictedRouting(Routing):
             if value is not None and value < least:
                 raise UsageError(f"route.{option} is {value}; allowed: {least} or more")
 
-    @property
-    def lossless(self) -> bool:
+    def lossless_at(self, alpha: float) -> bool:
         """Never: predictions err, and their host experts read an older state."""
         return False
 
     @property
-    def lookahead(self) -> Lookahead:
+    def predictor(self) -> Predictor:
         """The next gate on this layer's state."""
-        return Lookahead.GATE
+        return NextGates()
 
-    def foresees(self, layer: int) -> bool:
+    def routes_ahead(self, layer: int) -> bool:
         """After the first layers, where predictions become good (Fig. 5)."""
         return layer >= self.first
 
     def route(self, view: LayerView) -> Routed:
         """The model's own top-k; of a predicted layer the predicted one, degraded gracefully."""
-        if view.phase == "prefill" or not self.foresees(view.layer):
-            return Routed(view.own_TK, view.own_TK)
-        pairs = zip(view.own_TK.tolist(), view.scores, strict=True)
+        if not view.ahead:
+            return Routed(view.topk_ids_TK, view.topk_ids_TK)
+        pairs = zip(view.topk_ids_TK.tolist(), view.scores, strict=True)
         ids_TK = np.array([self._degraded(own, scores, view) for own, scores in pairs])
         return Routed(ids_TK, ids_TK)
 
@@ -243,9 +215,4 @@ class DAOP(System):
     route: Routing = field(default_factory=PredictedRouting)
     assign: Assignment = field(default_factory=AllocateBySequence)
     prefetch: Prefetching = field(default_factory=NoPrefetch)
-    evict: Eviction = field(default_factory=MakeRoomForSwaps)
-
-    def __post_init__(self) -> None:
-        """One threshold for both halves of a swap."""
-        if isinstance(self.assign, AllocateBySequence) and isinstance(self.evict, MakeRoomForSwaps):
-            self.evict.threshold = self.assign.threshold
+    evict: Eviction = field(default_factory=OnlySwaps)

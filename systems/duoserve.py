@@ -13,10 +13,10 @@ from the path that the token took so far, and they come while the layer before c
       prediction streams          §5.2-3
     first expert during the non-MoE     LearnedPath.opening and .prefetch in prefill
       layers                      §5.2
-    State Constructor             §5.3  LearnedPath.observe: the path, cleared with every token
+    State Constructor             §5.3  PathPredictor, on view.forward.history
     first synchronisation point   §5.3  an expert is computed after its transfer; what the gate
                                         names and the cache lacks is loaded then (`LoadAll`)
-    second synchronisation point  §5.3  ``in_order``: a transfer waits for the prediction and for
+    second synchronisation point  §5.3  ``committed``: a transfer waits for the prediction and for
                                         the computation that reads its slot
 
 A slot's next owner comes in the order in which its last one came (`FirstInFirstOut`), so two slots
@@ -43,24 +43,32 @@ from typing import ClassVar
 
 import numpy as np
 
-from moebench.substrate.engine.system import (
+from moebench.substrate.engine.decisions import (
+    Fetch,
+    Forecast,
+    LayerView,
+    best_scores,
+    fetches,
+)
+from moebench.substrate.engine.policies import (
     Assignment,
     Eviction,
-    LayerView,
     Placement,
+    Predictor,
     Prefetching,
     Routing,
-    System,
-    best_scores,
 )
+from moebench.substrate.engine.system import System
 from moebench.substrate.errors import UsageError
+from moebench.substrate.machines.protocol import Lane, Op, OpKind
 from moebench.substrate.memory.cache import ExpertCache
+from moebench.substrate.models.protocol import Model
 from moebench.substrate.models.shape import ModelShape
-from moebench.substrate.terms import Phase, RoutedSequence, Scores
-from moebench.systems.flashmoe import PlaceNothing
+from moebench.substrate.terms import Phase, RoutedSequence
 from moebench.systems.learn.expert_mlp import ExpertMLP, ExpertMLPOptions, trained, widths
 from moebench.systems.policies.assign import LoadAll
 from moebench.systems.policies.evict import FirstInFirstOut
+from moebench.systems.policies.place import PlaceNothing
 from moebench.systems.policies.route import ExactRouting
 
 
@@ -91,7 +99,8 @@ class LearnedPath(Prefetching):
 
     calibrates: ClassVar[bool] = True
     learns_own_set: ClassVar[bool] = True  # §4: traced on a part of the data set itself
-    in_order: ClassVar[bool] = True
+    discipline = "committed"
+    reads_scores = False
 
     def __post_init__(self) -> None:
         floors = {"width": 64, "trained_width": 64, "tokens": 4, "epochs": 1, "memory_mb": 0}
@@ -102,9 +111,9 @@ class LearnedPath(Prefetching):
                 )
         if not 0 <= self.dropout < 1:
             raise UsageError(f"prefetch.dropout is {self.dropout}; allowed: 0 to less than 1")
-        #: The trained predictor; None before `calibrate`.
-        self.predictor: ExpertMLP | None = None
-        self._network: tuple[int, ...] = ()
+        #: The trained network; None before `calibrate`.
+        self.network: ExpertMLP | None = None
+        self._predictor: PathPredictor | None = None
 
     @property
     def device_bytes(self) -> int:
@@ -114,7 +123,7 @@ class LearnedPath(Prefetching):
     @property
     def learnt(self) -> Mapping[str, str]:
         """How the predictor was trained."""
-        return {} if self.predictor is None else self.predictor.note
+        return {} if self.network is None else self.network.note
 
     def calibrate(
         self,
@@ -128,20 +137,21 @@ class LearnedPath(Prefetching):
         options = ExpertMLPOptions(
             self.trained_width, self.tokens, self.epochs, self.dropout, self.seed
         )
-        self.predictor = trained(sequences, experts, options, artefacts, progress)
-        self._network = widths(layers, shape.top_k, experts, self.width)
+        self.network = trained(sequences, experts, options, artefacts, progress)
+        charged = widths(layers, shape.top_k, experts, self.width)
+        self._predictor = PathPredictor(self.network, charged)
 
     def start(self, shape: ModelShape, cache: ExpertCache) -> None:
-        """No path yet.
+        """Which experts are popular.
 
         Raises:
             UsageError: the predictor is another model's.
         """
-        self._number = {layer: i for i, layer in enumerate(shape.moe_layers)}
-        self._popularity = np.zeros((len(self._number), shape.num_experts))
-        if self.predictor is None:
+        self._popularity = np.zeros((len(shape.moe_layers), shape.num_experts))
+        self._rows = shape.moe_rows
+        if self.network is None:
             return
-        learnt = self.predictor.matrices.popularity_LE
+        learnt = self.network.matrices.popularity_LE
         if learnt.shape != self._popularity.shape:
             raise UsageError(
                 f"prefetch=expert-mlp was trained for {learnt.shape[0]} layers of "
@@ -151,43 +161,55 @@ class LearnedPath(Prefetching):
         self._popularity = learnt
 
     @property
-    def network(self) -> tuple[int, ...]:
-        """ExpertMLP at the paper's width."""
-        return self._network
+    def predictor(self) -> Predictor | None:
+        """ExpertMLP, once it is trained."""
+        return self._predictor
 
-    def opening(self, phase: Phase, layer: int) -> Sequence[int]:
+    def opening(self, phase: Phase, layer: int) -> Sequence[Fetch]:
         """Prefill fetches at once; decode's first layer waits for its gate (§5.3)."""
         return self._first(layer) if phase == "prefill" else ()
 
-    def _first(self, layer: int) -> Sequence[int]:
-        return (int(self._popularity[self._number[layer]].argmax()),)
+    def _first(self, layer: int) -> Sequence[Fetch]:
+        return (Fetch(layer, int(self._popularity[self._rows[layer]].argmax())),)
 
-    def observe(self, view: LayerView) -> None:
-        """The State Constructor: each row's path so far, ``[T, L, K]``; a token starts anew."""
-        if view.phase == "prefill":
-            return
-        number = self._number[view.layer]
-        if number == 0:
-            rows, k = view.own_TK.shape
-            self._path = np.zeros((rows, len(self._number), k), dtype=np.int32)
-        self._path[:, number] = view.own_TK
-
-    def foretell(self, view: LayerView, next_layer: int) -> Scores:
-        """ExpertMLP on the state of each row."""
-        assert self.predictor is not None
-        return self.predictor.probabilities(self._path, self._number[next_layer])
-
-    def prefetch(
-        self, view: LayerView, next_layer: int, predicted_TE: Scores | None
-    ) -> Sequence[int]:
+    def prefetch(self, view: LayerView, forecast: Forecast) -> Sequence[Fetch]:
         """Prefill: the next layer's first expert.  Decode: the k likeliest, ties by id."""
+        layer = view.next_layer
+        assert layer is not None
         if view.phase == "prefill":
-            return self._first(next_layer)
-        if predicted_TE is None:
+            return self._first(layer)
+        if layer not in forecast:
             return ()
-        likeliest = np.argsort(-best_scores(predicted_TE), kind="stable")
-        named: list[int] = likeliest[: view.shape.top_k].tolist()
-        return named
+        likeliest = np.argsort(-best_scores(forecast[layer]), kind="stable")
+        return fetches(layer, likeliest[: view.shape.top_k].tolist())
+
+
+class PathPredictor(Predictor):
+    """§5.3: ExpertMLP on each row's path through the layers of its token so far.
+
+    Args:
+        network: what is asked.
+        charged: widths of the network whose operations are charged: the paper's.
+    """
+
+    lane: ClassVar[Lane] = Lane.PREDICT
+
+    def __init__(self, network: ExpertMLP, charged: tuple[int, ...]) -> None:
+        self._network, self._charged = network, charged
+
+    def op(self, view: LayerView) -> Op:
+        """Its seven layers on a stream of their own."""
+        rows = (view.forward.rows,)
+        return Op(OpKind.PREDICT, view.layer, rows, network=self._charged)
+
+    def forecast(self, view: LayerView, model: Model, done: Sequence[int]) -> Forecast:
+        """ExpertMLP on the state of each row."""
+        assert view.next_layer is not None
+        history, layers = view.forward.history, len(view.shape.moe_layers)
+        path_TLK = np.zeros((view.forward.rows, layers, view.shape.top_k), dtype=np.int32)
+        path_TLK[:, : len(history)] = np.stack(history, axis=1)
+        row = view.shape.moe_rows[view.next_layer]
+        return {view.next_layer: self._network.probabilities(path_TLK, row)}
 
 
 @dataclass(kw_only=True)

@@ -36,50 +36,46 @@ Deviations and readings, where the paper is silent:
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import ClassVar
 
 import numpy as np
 
-from moebench.substrate.engine.system import (
+from moebench.substrate.engine.decisions import LayerView, Prompts
+from moebench.substrate.engine.policies import (
     Assignment,
     Eviction,
-    LayerView,
     Placement,
     Prefetching,
     Routing,
-    System,
 )
+from moebench.substrate.engine.system import System
 from moebench.substrate.errors import UsageError
 from moebench.substrate.memory.cache import ExpertCache, Mask, Scope
 from moebench.substrate.models.shape import ModelShape
+from moebench.substrate.terms import RoutedSequence
 from moebench.systems.learn.eviction_network import (
     EvictionNetworkOptions,
     History,
-    recorded,
+    first_tokens,
     trained,
 )
 from moebench.systems.policies.assign import LoadAll
 from moebench.systems.policies.evict import least
+from moebench.systems.policies.place import PlaceNothing
 from moebench.systems.policies.prefetch import NoPrefetch
 from moebench.systems.policies.route import ExactRouting
-
-if TYPE_CHECKING:
-    from moebench.substrate.terms import RoutedSequence
-
-#: Where trained networks are kept unless the caller says, below the current directory.
-ARTEFACTS = Path(".moebench") / "flashmoe"
 
 
 @dataclass(kw_only=True)
 class LearnedEviction(Eviction):
-    """Algorithm 1: the cached expert with the largest predicted distance leaves.
+    """Algorithm 1: evicts the cached expert with the largest predicted distance.
 
     The networks are trained on first use and kept by the hash of topology, data and options.
 
     Attributes:
         trace: a recorded or imported trace to train on, its folder or the name of one that ships,
             instead of the calibration texts.
-        tokens: at most so many of its tokens, in whole sequences.
+        tokens: at most so many tokens are learnt from, in whole sequences.
         hidden: width of the first hidden layer (Table 1).
         epochs: at most; training stops early (§4.1).
         cached: label only experts that Belady's cache of ``cached`` slots a layer holds; 0 labels
@@ -94,15 +90,18 @@ class LearnedEviction(Eviction):
     cached: int = 0
     seed: int = 0
 
+    calibrates: ClassVar[bool] = True
+    reads_scores = False  # it observes chosen experts alone
+
     def __post_init__(self) -> None:
         for name, floor in (("tokens", 1), ("hidden", 2), ("epochs", 1), ("cached", 0)):
             if getattr(self, name) < floor:
                 raise UsageError(f"evict.{name} is {getattr(self, name)}; allowed: {floor} or more")
 
     @property
-    def calibrates(self) -> bool:  # type: ignore[override]
-        """Unless it was given a trace to learn from."""
-        return not self.trace
+    def calibration_trace(self) -> str:  # type: ignore[override]
+        """What ``trace`` names."""
+        return self.trace
 
     @property
     def learnt(self) -> Mapping[str, str]:
@@ -111,21 +110,18 @@ class LearnedEviction(Eviction):
 
     def calibrate(
         self,
-        sequences: "Sequence[RoutedSequence]",
+        sequences: Sequence[RoutedSequence],
         shape: ModelShape,
-        artefacts: Path = ARTEFACTS,
+        artefacts: Path,
         progress: Callable[[int, int], None] = lambda done, total: None,
     ) -> None:
-        """Train on these texts or, if one was named, on a trace; or take what was trained before.
+        """Train on these texts, or take what was trained on them before.
 
         Raises:
-            UsageError: the trace is another model's, or there is nothing to learn from.
-            InputError: there is no such trace, or what was kept is broken.
+            UsageError: there is nothing to learn from.
+            InputError: what was kept is broken.
         """
-        if self.trace:
-            known = recorded(self.trace, shape, self.tokens)
-        else:
-            known = [text.ids_TLK for text in sequences]
+        known = first_tokens([text.ids_TLK for text in sequences], self.tokens)
         options = EvictionNetworkOptions(self.hidden, self.epochs, self.cached, self.seed)
         self._network = trained(known, shape.num_experts, options, artefacts, progress)
 
@@ -137,12 +133,7 @@ class LearnedEviction(Eviction):
         """
         layers, experts = len(shape.moe_layers), shape.num_experts
         if not hasattr(self, "_network"):
-            if not self.trace:
-                raise UsageError(
-                    "evict=flashmoe learns from recorded routing before it runs: calibrate it, or "
-                    "name a trace: --set evict.trace=DIR"
-                )
-            self.calibrate((), shape)
+            raise UsageError("evict=flashmoe learns from recorded routing: calibrate it first")
         trained_for = self._network.biases[-1].shape
         if trained_for != (layers, experts):
             raise UsageError(
@@ -150,34 +141,26 @@ class LearnedEviction(Eviction):
                 f"experts, the model has {layers} of {experts}"
             )
         self._shape = shape
-        self._number = {layer: i for i, layer in enumerate(shape.moe_layers)}
         self._by_key = np.zeros(shape.num_layers * experts, dtype=np.float32)
-        self.sequence_begins()
+        self.begin_sequences(Prompts(()))
 
-    def sequence_begins(self) -> None:
+    def begin_sequences(self, prompts: Prompts) -> None:
         """Time starts anew in every layer."""
-        self._history = History(len(self._number), self._shape.num_experts)
-        self._told: set[int] = set()  # layers whose step `observe` has counted already
-        self._stale: set[int] = set(self._number)
+        self._history = History(len(self._shape.moe_layers), self._shape.num_experts)
+        self._in_prompt = False
+        self._stale: set[int] = set(self._shape.moe_layers)
 
     def observe(self, view: LayerView) -> None:
         """A prompt: its tokens are the first steps of a sequence."""
-        if view.phase == "decode":
-            return
-        layer = self._number[view.layer]
-        if layer == 0:
-            self.sequence_begins()
-        for ids in view.own_TK:
-            self._history.step(layer, ids)
-        self._told.add(layer)
+        self._in_prompt = view.phase == "prefill"
+        if self._in_prompt:
+            for ids in view.topk_ids_TK:
+                self._history.step(self._shape.moe_rows[view.layer], ids)
 
     def used(self, layer: int, experts: Iterable[int]) -> None:
-        """One step, unless a prompt's were counted."""
-        number = self._number[layer]
-        if number in self._told:
-            self._told.remove(number)
-        else:
-            self._history.step(number, list(experts))
+        """One step; a prompt's were counted token by token."""
+        if not self._in_prompt:
+            self._history.step(self._shape.moe_rows[layer], list(experts))
         self._stale.add(layer)
 
     def victim(self, allowed: Mask, incoming: int) -> int | None:
@@ -189,23 +172,14 @@ class LearnedEviction(Eviction):
         return least(-self._by_key, allowed)
 
     def _distances(self, layer: int) -> np.ndarray:
-        number = self._number[layer]
-        return self._network.distances(number, self._history.features(number))
+        row = self._shape.moe_rows[layer]
+        return self._network.distances(row, self._history.features(row))
 
 
 def _layers(allowed: Mask, experts: int) -> list[int]:
     """The layers of which an expert may leave."""
     found: list[int] = np.flatnonzero(allowed.reshape(-1, experts).any(axis=1)).tolist()
     return found
-
-
-@dataclass(kw_only=True)
-class PlaceNothing(Placement):
-    """The device starts with the common weights alone (§3.1)."""
-
-    def place(self, shape: ModelShape, slots: int, scope: Scope) -> Iterable[tuple[int, int]]:
-        """No expert."""
-        return ()
 
 
 @dataclass(kw_only=True)

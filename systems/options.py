@@ -9,31 +9,37 @@ from typing import Any
 
 from pydantic import TypeAdapter, ValidationError
 
-from moebench.substrate.engine.system import Policy, System
+from moebench.substrate.engine.policies import Policy
+from moebench.substrate.engine.system import System
 from moebench.substrate.errors import UnknownNameError, UsageError
 from moebench.systems.registry import DECISIONS, name_of, policy_class, system_class
 
 
-def build(name: str, settings: Mapping[str, str] | None = None) -> System:
+def build(name: str, overrides: Mapping[str, str] | None = None) -> System:
     """A system with its options changed.
 
     Args:
         name: see `systems.registry.SYSTEMS`; ``module:Class`` for a system of your own.
-        settings: ``evict=lru`` swaps a decision, ``evict.window=16`` changes one of its options,
+        overrides: ``evict=lru`` swaps a decision, ``evict.window=16`` changes one of its options,
             ``scope=layer`` an option of the system itself.
 
     Raises:
         UnknownNameError: an unknown system, decision, policy or option.
         UsageError: a value that the option does not allow.
     """
-    system, settings = system_class(name), settings or {}
-    plain = {k: v for k, v in settings.items() if "." not in k}
-    dotted = {k: v for k, v in settings.items() if "." in k}
+    system, overrides = system_class(name), overrides or {}
+    plain = {k: v for k, v in overrides.items() if "." not in k}
+    dotted = {k: v for k, v in overrides.items() if "." in k}
     policies = {d: _policy(system, d, plain.get(d), dotted) for d in DECISIONS}
     own = {k: v for k, v in plain.items() if k not in DECISIONS}
     known = options_of(system)
     _reject_unknown([*own, *dotted], system, policies)
-    return system(**policies, **{k: _value(known[k], v, k) for k, v in own.items()})
+    made = system(**policies, **{k: _value(known[k], v, k) for k, v in own.items()})
+    if "alpha" in own and not made.has_alpha:
+        raise UsageError(
+            f"--set alpha={own['alpha']}: route={name_of('route', made.route)} has no α"
+        )
+    return made
 
 
 def _policy(
@@ -81,7 +87,8 @@ def _reject_unknown(keys: list[str], system: type[System], policies: Mapping[str
 
 def describe(system: System) -> dict[str, str]:
     """Every decision and option as it ended up, spelled as ``--set`` takes it: for provenance."""
-    resolved = {k: _spell(getattr(system, k)) for k in options_of(type(system))}
+    own = [k for k in options_of(type(system)) if k != "alpha" or system.has_alpha]
+    resolved = {k: _spell(getattr(system, k)) for k in own}
     for decision, policy in system.policies.items():
         resolved[decision] = name_of(decision, policy)
         for option in options_of(type(policy)):

@@ -7,7 +7,6 @@ A policy that belongs to one paper lives in that paper's file and is listed here
 that any system can borrow it: `moebench run --system moe-ondemand --set evict=score`.
 """
 
-import hashlib
 import sys
 from importlib import import_module
 from pathlib import Path
@@ -16,7 +15,8 @@ from typing import TYPE_CHECKING, Any, cast
 from moebench.substrate.errors import UnknownNameError, UsageError
 
 if TYPE_CHECKING:
-    from moebench.substrate.engine.system import Policy, System
+    from moebench.substrate.engine.policies import Policy
+    from moebench.substrate.engine.system import System
 
 #: name → (module, class, one line)
 SYSTEMS: dict[str, tuple[str, str, str]] = {
@@ -59,7 +59,7 @@ POLICIES: dict[str, dict[str, tuple[str, str]]] = {
         "by-id": ("moebench.systems.policies.place", "PlaceById"),
         "popular": ("moebench.systems.policies.place", "PlacePopular"),
         "activation": ("moebench.systems.daop", "PlaceByActivation"),
-        "none": ("moebench.systems.flashmoe", "PlaceNothing"),
+        "none": ("moebench.systems.policies.place", "PlaceNothing"),
     },
     "route": {
         "exact": ("moebench.systems.policies.route", "ExactRouting"),
@@ -90,7 +90,7 @@ POLICIES: dict[str, dict[str, tuple[str, str]]] = {
         "belady": ("moebench.systems.policies.evict_belady", "Belady"),
         "flashmoe": ("moebench.systems.flashmoe", "LearnedEviction"),
         "score": ("moebench.systems.policies.evict", "LowestAverageScore"),
-        "swap": ("moebench.systems.daop", "MakeRoomForSwaps"),
+        "swap": ("moebench.systems.daop", "OnlySwaps"),
     },
 }
 
@@ -129,14 +129,6 @@ def _own_system(name: str) -> "type[System]":
             "is a subclass of moebench.System"
         )
     return found
-
-
-def source_hash(name: str) -> str:
-    """A hash of the file that defines a system of your own; empty for those that ship."""
-    if ":" not in name:
-        return ""
-    path = sys.modules[system_class(name).__module__].__file__
-    return "" if path is None else hashlib.sha256(Path(path).read_bytes()).hexdigest()[:16]
 
 
 def policy_class(decision: str, name: str) -> "type[Policy]":

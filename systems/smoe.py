@@ -9,11 +9,11 @@ link and the host.
     paper            here
     ─────            ────
     G                view.resident_E
-    E_a              view.own_TK, the model's own top-k
+    E_a              view.topk_ids_TK, the model's own top-k
     E_l, E_a \\ E_l   low-score and top-score active experts
     E_s              substitutes
     E_p              what `TopScorePrefetch` asks for
-    α, S_{k+1}       alpha, rival_score
+    α, S_{k+1}       view.alpha, rival_score
     Algorithm 1      ExpertCacheRouter.route                          §IV-B
     Eq. 3            systems.policies.evict.LowestAverageScore        §IV-B
     §IV-C            TopScorePrefetch
@@ -37,30 +37,25 @@ Deviations and readings, where the paper is silent or contradicts itself:
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import ClassVar, Literal
 
 import numpy as np
 
-from moebench.substrate.engine.system import (
+from moebench.substrate.engine.decisions import Fetch, Forecast, LayerView, Routed, fetches
+from moebench.substrate.engine.policies import (
     Assignment,
     Eviction,
-    LayerView,
     Placement,
+    Predictor,
     Prefetching,
-    Routed,
     Routing,
-    System,
 )
+from moebench.substrate.engine.system import System
 from moebench.substrate.errors import UsageError
-from moebench.substrate.terms import Lookahead, Scores
 from moebench.systems.policies.assign import Balanced
 from moebench.systems.policies.evict import LowestAverageScore
 from moebench.systems.policies.place import PlaceById
-
-
-def _check_alpha(option: str, alpha: float) -> None:
-    if not 0 <= alpha <= 1:
-        raise UsageError(f"{option} is {alpha}; allowed: 0 to 1 (the paper uses 0 to 0.6)")
+from moebench.systems.policies.predict import NextGates, NextLayer
 
 
 def rival_score(scores: Sequence[float], own: Iterable[int]) -> float:
@@ -75,8 +70,9 @@ def rival_score(scores: Sequence[float], own: Iterable[int]) -> float:
 class ExpertCacheRouter(Routing):
     """Algorithm 1: low-score experts off the device give way to similar ones on it.
 
+    The system's α ≥ 0 is the width of the band around S_{k+1}; 0 is exactly the model's top-k.
+
     Attributes:
-        alpha: α ≥ 0, the width of the band around S_{k+1}; 0 is exactly the model's top-k.
         pick: substitutes are taken ``best`` score first (the paper) or by ``id`` (authors' code).
         weight: a substitute is weighed by its ``own`` gate score, or by that of the expert that it
             ``replaced``.
@@ -84,26 +80,23 @@ class ExpertCacheRouter(Routing):
             way to an expert that other rows use anyway, the one with most rows first.
     """
 
-    alpha: float = 0.25
     pick: Literal["best", "id"] = "best"
     weight: Literal["own", "replaced"] = "own"
     refine: bool = False
 
-    def __post_init__(self) -> None:
-        _check_alpha("route.alpha", self.alpha)
+    has_alpha: ClassVar[bool] = True
 
-    @property
-    def lossless(self) -> bool:
+    def lossless_at(self, alpha: float) -> bool:
         """Only without substitution."""
-        return self.alpha == 0
+        return alpha == 0
 
     def route(self, view: LayerView) -> Routed:
         """Algorithm 1 in decode; prefill is exact."""
-        if view.phase == "prefill" or self.lossless:
-            return Routed(view.own_TK, view.own_TK)
+        if view.phase == "prefill" or view.alpha == 0:
+            return Routed(view.topk_ids_TK, view.topk_ids_TK)
         tokens = [
-            _Token(scores, own, self.alpha)
-            for scores, own in zip(view.scores, view.own_TK.tolist(), strict=True)
+            _Token(scores, own, view.alpha)
+            for scores, own in zip(view.scores, view.topk_ids_TK.tolist(), strict=True)
         ]
         top_set = frozenset(expert for token in tokens for expert in token.top_score)  # C
         on_hand: list[bool] = view.resident_E.tolist()  # G ∪ C, by expert
@@ -122,9 +115,9 @@ class ExpertCacheRouter(Routing):
         if self.refine:
             _share_with_others(tokens, routed, left_over)
         if all(ids == token.own for ids, token in zip(routed, tokens, strict=True)):
-            return Routed(view.own_TK, view.own_TK, top_set)
+            return Routed(view.topk_ids_TK, view.topk_ids_TK, top_set)
         ids_TK = np.array(routed)
-        return Routed(ids_TK, ids_TK if self.weight == "own" else view.own_TK, top_set)
+        return Routed(ids_TK, ids_TK if self.weight == "own" else view.topk_ids_TK, top_set)
 
 
 class _Token:
@@ -168,14 +161,14 @@ def _share_with_others(
 
 @dataclass(kw_only=True)
 class TopScorePrefetch(Prefetching):
-    """§IV-C: bring the next layer's predicted top-score experts, the highest score first.
+    """§IV-C: fetch the next layer's predicted top-score experts, the highest score first.
 
     The prediction runs on the device alone: resident and shared experts, the next layer's attention
     with its KV cache, the next gate.  The queue is dropped when the true scores are known, and
     never goes ahead of the current layer's own loads (the machine's rule for every prefetch).
 
     Attributes:
-        alpha: which predicted experts count as top-score; None follows the router's.
+        alpha: which predicted experts count as top-score; None is the system's α.
         predict: ``layer`` as above, or ``gate``: the next gate on this layer's post-attention
             state, close to what the authors' code does.
         prefill: the prefill pipeline of v1 §4.1.
@@ -185,23 +178,27 @@ class TopScorePrefetch(Prefetching):
     predict: Literal["layer", "gate"] = "layer"
     prefill: bool = True
 
+    reads_scores = False
+
     def __post_init__(self) -> None:
-        _check_alpha("prefetch.alpha", self.alpha or 0.0)
+        if self.alpha is not None and not 0 <= self.alpha <= 1:
+            raise UsageError(f"prefetch.alpha is {self.alpha}; allowed: 0 to 1")
 
     @property
-    def lookahead(self) -> Lookahead:
-        """What the engine must compute for `prefetch`."""
-        return Lookahead(self.predict)
+    def predictor(self) -> Predictor:
+        """What tells the next layer's scores."""
+        return NextLayer() if self.predict == "layer" else NextGates()
 
-    def prefetch(
-        self, view: LayerView, next_layer: int, predicted_TE: Scores | None
-    ) -> Sequence[int]:
+    def prefetch(self, view: LayerView, forecast: Forecast) -> Sequence[Fetch]:
         """Predicted top-score experts over all rows; in prefill the whole next layer by id."""
+        layer = view.next_layer
+        assert layer is not None
         if view.phase == "prefill":
-            return range(view.shape.num_experts) if self.prefill else ()
-        if predicted_TE is None:
+            return fetches(layer, range(view.shape.num_experts)) if self.prefill else ()
+        if layer not in forecast:
             return ()
-        k, band = view.shape.top_k, 1 + (self.alpha or 0.0)
+        predicted_TE = forecast[layer]
+        k, band = view.shape.top_k, 1 + (view.alpha if self.alpha is None else self.alpha)
         wanted: dict[int, float] = {}
         order_TE = (-predicted_TE).argsort(axis=1, kind="stable").tolist()
         for ranked, scores in zip(order_TE, predicted_TE.tolist(), strict=True):
@@ -210,7 +207,7 @@ class TopScorePrefetch(Prefetching):
                 if scores[expert] < band * rival:
                     break
                 wanted[expert] = max(scores[expert], wanted.get(expert, 0.0))
-        return sorted(wanted, key=lambda expert: (-wanted[expert], expert))
+        return fetches(layer, sorted(wanted, key=lambda expert: (-wanted[expert], expert)))
 
 
 @dataclass(kw_only=True)
@@ -229,9 +226,3 @@ class SMoE(System):
     assign: Assignment = field(default_factory=Balanced)
     prefetch: Prefetching = field(default_factory=TopScorePrefetch)
     evict: Eviction = field(default_factory=LowestAverageScore)
-
-    def __post_init__(self) -> None:
-        """One α for the whole system, unless the prefetch was given its own."""
-        prefetch, route = self.prefetch, self.route
-        if isinstance(prefetch, TopScorePrefetch) and isinstance(route, ExpertCacheRouter):
-            prefetch.alpha = route.alpha if prefetch.alpha is None else prefetch.alpha

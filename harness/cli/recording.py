@@ -6,12 +6,11 @@ from pathlib import Path
 from typing import Any
 
 from moebench.harness import console
-from moebench.harness.run.inputs import Inputs, prepare
+from moebench.harness.run.live import LiveSession, prepare
 from moebench.harness.run.settings import settings
 from moebench.harness.run.spec import RunSpec, resolve
 from moebench.substrate.errors import UsageError
 from moebench.substrate.models.catalogue import scale_names
-from moebench.substrate.models.protocol import Model
 from moebench.substrate.traces.file import Header, writing
 from moebench.substrate.traces.record import Kept, TraceRecorder, header_of, recorded_predictions
 from moebench.systems.options import build
@@ -67,7 +66,7 @@ def _specs(request: RecordRequest) -> Iterator[RunSpec]:
                 chosen |= _setting_of(model)
             if chosen.get("setting") is None and chosen.get("machine") is None:
                 chosen["machine"] = MACHINE
-            system = build(chosen["system"], chosen.get("settings") or {})
+            system = build(chosen["system"], chosen.get("overrides") or {})
             # Nobody reads the times of a recording; a device that could hold all will do.
             chosen["allow_overcommit"] = system.all_resident or None
             yield resolve(request.data_dir, **chosen)
@@ -82,31 +81,28 @@ def _setting_of(model: str) -> dict[str, str]:
 def _record(spec: RunSpec, request: RecordRequest, out: Path) -> None:
     from moebench.harness.run.runner import run
 
-    inputs = prepare(spec, request.data_dir)
-    system = build(spec.system, spec.settings)
-    asks = system.lookahead
-    with writing(out, _header(inputs, system.lossless)) as writer:
+    session = prepare(spec, request.data_dir)
+    asks = session.system.lookaheads
+    with writing(out, _header(session)) as writer:
         writer.describe(predictions=recorded_predictions(asks, spec.system))
 
-        def wrap(model: Model) -> Model:
-            return TraceRecorder(model, writer, request.scores, asks)
-
+        session.wrap = lambda model: TraceRecorder(model, writer, request.scores, asks)
         with console.progress(f"{spec.model} on {spec.workload}") as progress:
-            run(inputs, out.parent, progress, wrap=wrap)
+            run(session, out.parent, progress)
     megabytes = sum(file.stat().st_size for file in out.iterdir()) / 1e6
     console.stderr().print(f"{out}: {spec.prompts} sequences, {megabytes:.1f} MB")
 
 
-def _header(inputs: Inputs, lossless: bool) -> Header:
-    spec, sample = inputs.spec, inputs.sample
+def _header(session: LiveSession) -> Header:
+    spec, sample = session.spec, session.sample
     source = {
         "weights": spec.weights or f"scale model of {spec.model}",
-        "weights_hash": inputs.hashes["weights"],
+        "weights_hash": session.hashes["weights"],
         "system": spec.system,
-        "run_id": inputs.run_id,
+        "run_id": session.run_id,
         "spec": spec.model_dump(mode="json"),
         "data": f"{sample.source}: {len(sample.examples)} of {sample.available}",
         "data_hash": sample.data_hash,
     }
-    header = header_of(inputs.checkpoint.shape, spec.model, spec.workload)
-    return header.model_copy(update={"source": source, "lossless": lossless})
+    header = header_of(session.checkpoint.shape, spec.model, spec.workload)
+    return header.model_copy(update={"source": source, "lossless": session.system.lossless})

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from moebench.harness import console
-from moebench.harness.options import find_data_dir, parse_settings, require_writable
+from moebench.harness.options import find_data_dir, parse_overrides, require_writable
 from moebench.harness.run.spec import resolve
 from moebench.results.store import Store
 from moebench.substrate.errors import InputError
@@ -17,7 +17,7 @@ class RunRequest:
     """The options of ``moebench run`` as typed; None means "not given"."""
 
     given: dict[str, Any]
-    settings: list[str]
+    overrides: list[str]
     data_dir: Path | None
     store: Path
     timeline: Path | None
@@ -35,7 +35,7 @@ def _require_file_place(file: Path) -> None:
 def run_command(request: RunRequest) -> None:
     """Resolve, reuse a stored result or run, store, show."""
     data_dir = find_data_dir(request.data_dir)
-    spec = resolve(data_dir, **request.given, settings=parse_settings(request.settings))
+    spec = resolve(data_dir, **request.given, overrides=parse_overrides(request.overrides))
     if request.timeline is not None:
         _require_file_place(request.timeline)
     require_writable(request.store)
@@ -44,21 +44,21 @@ def run_command(request: RunRequest) -> None:
     from moebench.harness.sweep.worker import samples_of
     from moebench.results.samples import write_samples
 
-    inputs = prepare(spec, data_dir)
+    session = prepare(spec, data_dir)
     store = Store(request.store)
-    stored = None if request.force or request.timeline else store.get(inputs.run_id)
+    stored = None if request.force or request.timeline else store.get(session.run_id)
     if stored is None:
         with console.progress(f"{spec.system} on {spec.model}") as progress:
-            outcome = run(inputs, request.store, progress, request.timeline is not None)
+            outcome = run(session, request.store, progress, request.timeline is not None)
         stored = outcome.document
         if samples := samples_of(outcome.generations):
-            write_samples(request.store, inputs.run_id, samples)
-        store.put(stored, outcome.picture, (inputs.run_id, spec.model_dump()))
+            write_samples(request.store, session.run_id, samples)
+        store.put(stored, outcome.picture, (session.run_id, spec.model_dump()))
         if request.timeline is not None:
             outcome.timeline.write_chrome_trace(request.timeline)
             console.stderr().print(f"timeline in {request.timeline}: open it at ui.perfetto.dev")
     else:
-        console.stderr().print(f"run {inputs.run_id} was stored; --force runs it again")
+        console.stderr().print(f"run {session.run_id} was stored; --force runs it again")
     if request.json:
         print(json.dumps(stored, sort_keys=True))
     else:

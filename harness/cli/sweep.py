@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from moebench.harness import console
-from moebench.harness.options import find_data_dir, parse_settings, require_writable
+from moebench.harness.options import find_data_dir, parse_overrides, require_writable
 from moebench.harness.run.spec import RunSpec
 from moebench.harness.sweep.estimate import estimate
 from moebench.harness.sweep.execute import Open, carry_out, jobs_of, local_workers, processes_for
@@ -30,7 +30,7 @@ class SweepRequest:
 
     file: Path | None
     axes: dict[str, str | None]
-    settings: list[str]
+    overrides: list[str]
     jobs: int | None
     ray: str | None
     dry_run: bool
@@ -70,12 +70,12 @@ def sweep_command(request: SweepRequest) -> int:
 def _specs(request: SweepRequest, data_dir: Path | None) -> list[RunSpec]:
     axes = {k: _listed(text) for k, text in request.axes.items() if text is not None}
     if request.file is not None:
-        if axes or request.settings:
+        if axes or request.overrides:
             raise UsageError(f"{request.file} and flags: give a file or flags, not both")
         return cells_from_file(request.file, data_dir)
     if not axes:
         raise UsageError("nothing to sweep; give FILE.yaml or, for example, --systems smoe,...")
-    common = {"set": parse_settings(request.settings)}
+    common = {"set": parse_overrides(request.overrides)}
     return expand({"common": common, "product": axes}, data_dir)
 
 

@@ -50,7 +50,7 @@ def record(
     """Record what the router sees while a system runs; float16 scores are rounded for it too."""
     from moebench.harness.cli.recording import RecordRequest
     from moebench.harness.cli.recording import record as record_traces
-    from moebench.harness.options import find_data_dir, parse_settings
+    from moebench.harness.options import find_data_dir, parse_overrides
 
     given = {
         "system": system,
@@ -60,7 +60,7 @@ def record(
         "machine": machine,
         "cache_ratio": cache_ratio,
         "alpha": alpha,
-        "settings": parse_settings(set_ or []),
+        "overrides": parse_overrides(set_ or []),
         "batch": batch,
         "prompts": prompts,
         "new_tokens": new_tokens,

@@ -5,30 +5,32 @@ of a few texts that the lossless model wrote: by default answers to ShareGPT, as
 or to the train half of the run's own workload, as DuoServe-MoE does (§4) and wherever there is no
 ShareGPT; ``--calibrate-from`` names another workload.  Only train splits are read, so what is
 measured was never learnt from.  A replayed trace calibrates from its last sequences, as far as they
-are not replayed.
+are not replayed.  A policy may name a trace of its own instead (``calibration_trace``).
 
-Routing is kept below the store by the hash of weights and texts; what a policy makes of it, the
-policy keeps itself.
+Routing is kept below the store by the hash of weights and texts, and so is what a policy makes of
+it.  Both are part of a run's identity: `identity` hashes whatever a policy reads.
 """
 
-import hashlib
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from safetensors.numpy import load_file, save_file
+from tokenizers import Tokenizer
 
-from moebench.harness.run.inputs import Inputs
-from moebench.harness.run.replay import ReplayInputs
-from moebench.harness.run.shared import SharedWork
+from moebench.harness.run.session import Learnable, Session
 from moebench.harness.run.spec import RunSpec
-from moebench.substrate.engine.system import Policy, System
+from moebench.substrate.engine.policies import Policy
+from moebench.substrate.engine.system import System
 from moebench.substrate.errors import UsageError
+from moebench.substrate.models.decoder import Decoder
+from moebench.substrate.models.shape import ModelShape
 from moebench.substrate.terms import RoutedSequence
+from moebench.substrate.traces.catalogue import find_trace
+from moebench.substrate.traces.file import TraceFile, open_trace
 from moebench.substrate.traces.observe import read, write
 from moebench.substrate.traces.replay import routings
-from moebench.systems.options import build
+from moebench.systems.learn.artefacts import Artefact, content_hash, kept
 from moebench.workloads.catalogue import workload
 from moebench.workloads.draw import PromptSet, load
 from moebench.workloads.prompts import build_prompt
@@ -40,12 +42,12 @@ TEXTS, PROMPT_TOKENS, NEW_TOKENS = 16, 256, 64
 DEFAULT = "sharegpt"
 
 
-def learners(system: System) -> list[Policy]:
-    """The policies that must be calibrated."""
-    return [policy for policy in system.policies.values() if policy.calibrates]
+def learners(system: System) -> dict[str, Policy]:
+    """The policies that must be calibrated, by decision."""
+    return {name: policy for name, policy in system.policies.items() if policy.calibrates}
 
 
-def source(spec: RunSpec, data_dir: Path | None) -> Workload:
+def source(spec: RunSpec, system: System, data_dir: Path | None) -> Workload:
     """Whose train split a run calibrates from.
 
     Raises:
@@ -54,9 +56,7 @@ def source(spec: RunSpec, data_dir: Path | None) -> Workload:
     if spec.calibrate_from is not None:
         return workload(spec.calibrate_from)
     own = workload(spec.workload)
-    if own.train_split_available and any(
-        policy.learns_own_set for policy in learners(build(spec.system, spec.settings))
-    ):
+    if own.train_split_available and any(p.learns_own_set for p in learners(system).values()):
         return own
     if data_dir is not None and (data_dir / DEFAULT / "train.jsonl").is_file():
         return workload(DEFAULT)
@@ -68,94 +68,110 @@ def source(spec: RunSpec, data_dir: Path | None) -> Workload:
     )
 
 
-def texts(spec: RunSpec, data_dir: Path | None) -> PromptSet:
+def texts(spec: RunSpec, chosen: Workload, data_dir: Path | None) -> PromptSet:
     """The examples that a run calibrates from."""
-    return load(source(spec, data_dir), "train", TEXTS, spec.seed, data_dir)
+    return load(chosen, "train", TEXTS, spec.seed, data_dir)
 
 
-def identity(spec: RunSpec, data_dir: Path | None) -> dict[str, str]:
-    """What calibration adds to a live run's identity: nothing where nobody learns."""
-    if spec.trace is not None or not learners(build(spec.system, spec.settings)):
-        return {}
-    return {"calibration": texts(spec, data_dir).data_hash}
+def identity(spec: RunSpec, system: System, data_dir: Path | None) -> dict[str, str]:
+    """What calibration adds to a run's identity: nothing where nobody learns."""
+    found = {}
+    for decision, policy in learners(system).items():
+        if policy.calibration_trace:
+            trace = open_trace(find_trace(policy.calibration_trace))
+            found[f"calibration {decision}"] = trace.hash
+        elif spec.trace is None:
+            chosen = source(spec, system, data_dir)
+            found["calibration"] = texts(spec, chosen, data_dir).data_hash
+    return found
 
 
 def calibrate(
-    system: System,
-    inputs: Inputs | ReplayInputs,
-    shared: SharedWork | None,
-    scratch: Path,
-    progress: Callable[[int, int], None],
+    session: Session, scratch: Path, progress: Callable[[int, int], None]
 ) -> dict[str, Any]:
     """Let every policy that learns do so.
 
     Args:
-        shared: of a live run's checkpoint.
         scratch: routing and what policies learnt are kept below it.
         progress: told of a policy's steps.
 
     Returns:
-        What was learnt from, and by decision how it went; nothing where nobody learns.
+        by decision what was learnt from, and how it went; nothing where nobody learns.
 
     Raises:
         UsageError: there is nothing to learn from.
     """
-    policies = learners(system)
-    if not policies:
-        return {}
-    folder = scratch / "calibration"
-    if isinstance(inputs, ReplayInputs):
-        sequences = _not_replayed(inputs)
-        learnt_from = f"the trace's last {len(sequences)} sequences"
-    else:
-        assert shared is not None
-        sequences = _written(inputs, shared, folder)
-        learnt_from = f"{source(inputs.spec, inputs.data_dir).name}: {TEXTS} texts, train split"
-    shape = inputs.full
-    for policy in policies:
-        policy.calibrate(sequences, shape, folder, progress)
-    notes = {decision: dict(p.learnt) for decision, p in system.policies.items() if p.learnt}
-    return {"from": learnt_from, **notes}
+    folder, learnt = scratch / "calibration", {}
+    shown: Learnable | None = None
+    for decision, policy in learners(session.system).items():
+        if policy.calibration_trace:
+            found = recorded(policy.calibration_trace, session.full, decision)
+        else:
+            found = shown = shown or session.learnable(folder)
+        policy.calibrate(found.sequences, session.full, folder, progress)
+        learnt[decision] = {"from": found.origin, **policy.learnt}
+    return learnt
 
 
-def _not_replayed(inputs: ReplayInputs) -> list[RoutedSequence]:
-    """The trace's last texts: the same for runs that replay a few more or less."""
-    replayed = inputs.spec.prompts
-    found = routings(inputs.trace)[replayed:][-TEXTS:]
+def recorded(name: str, shape: ModelShape, decision: str) -> Learnable:
+    """The sequences of a trace that a policy named.
+
+    Raises:
+        InputError: no such trace.
+        UsageError: it is another model's.
+    """
+    trace = open_trace(find_trace(name))
+    header = trace.header
+    has = (header.num_moe_layers, header.num_experts)
+    if has != (len(shape.moe_layers), shape.num_experts):
+        raise UsageError(
+            f"{decision}.trace={name} is {header.model}'s: {has[0]} layers of {has[1]} experts; "
+            f"the model has {len(shape.moe_layers)} of {shape.num_experts}"
+        )
+    return Learnable(routings(trace), f"trace {name} ({trace.hash})")
+
+
+def not_replayed(trace: TraceFile, spec: RunSpec) -> Learnable:
+    """A replayed trace's last texts: the same for runs that replay a few more or less."""
+    found = routings(trace)[spec.prompts :][-TEXTS:]
     if not found:
         raise UsageError(
-            f"{inputs.spec.trace}: {inputs.spec.system} must be calibrated, and all "
-            f"{replayed} sequences are replayed; give fewer --prompts, or record more"
+            f"{spec.trace}: {spec.system} must be calibrated, and all {spec.prompts} sequences are "
+            "replayed; give fewer --prompts, or record more"
         )
-    return found
+    return Learnable(found, f"the trace's last {len(found)} sequences")
 
 
-def _written(inputs: Inputs, shared: SharedWork, folder: Path) -> list[RoutedSequence]:
-    """Routing of texts that the lossless model writes, from a file where it was kept."""
-    sample = texts(inputs.spec, inputs.data_dir)
-    key = hashlib.sha256(
-        f"{inputs.hashes['weights']} {sample.data_hash} {PROMPT_TOKENS} {NEW_TOKENS}".encode()
-    ).hexdigest()[:16]
-    path = folder / f"routing-{key}.safetensors"
-    if path.exists():
-        kept = load_file(path)
-        return [RoutedSequence(kept[f"ids.{i}"], int(kept[f"prefill.{i}"])) for i in range(TEXTS)]
-    decoder, chosen = shared.decoder(), source(inputs.spec, inputs.data_dir)
-    encode = inputs.tokenizer.encode
-    prompts = [encode(build_prompt(chosen, e)).ids[:PROMPT_TOKENS] for e in sample.examples]
-    answers = write(decoder, prompts, NEW_TOKENS, inputs.end)
+def written(
+    chosen: Workload, sample: PromptSet, decoder: Callable[[], Decoder], weights_hash: str,
+    tokenizer: Tokenizer, end: int | None, folder: Path,
+) -> Learnable:  # fmt: skip
+    """Routing of texts that the lossless model writes, from a file where it was kept.
+
+    Args:
+        decoder: makes one with every expert in memory.
+        end: the token that ends a text.
+    """
+
+    def write_texts() -> Artefact:
+        model = decoder()
+        prompts = [
+            tokenizer.encode(build_prompt(chosen, e)).ids[:PROMPT_TOKENS] for e in sample.examples
+        ]
+        found: list[RoutedSequence] = []
+        for prompt, answer in zip(prompts, write(model, prompts, NEW_TOKENS, end), strict=True):
+            found += read(model, [[*prompt, *answer]], len(prompt))
+        return _packed(found)
+
+    name = content_hash([weights_hash, sample.data_hash, PROMPT_TOKENS, NEW_TOKENS])
+    arrays, _ = kept(folder / f"routing-{name}.safetensors", write_texts)
     found = [
-        read(decoder, [[*prompt, *answer]], len(prompt))[0]
-        for prompt, answer in zip(prompts, answers, strict=True)
+        RoutedSequence(arrays[f"ids.{i}"], arrays[f"prefill.{i}"].item()) for i in range(TEXTS)
     ]
-    _keep(path, found)
-    return found
+    return Learnable(found, f"{chosen.name}: {TEXTS} texts, train split")
 
 
-def _keep(path: Path, sequences: Sequence[RoutedSequence]) -> None:
+def _packed(sequences: Sequence[RoutedSequence]) -> Artefact:
     arrays = {f"ids.{i}": s.ids_TLK.astype(np.int16) for i, s in enumerate(sequences)}
     arrays |= {f"prefill.{i}": np.array(s.prefill) for i, s in enumerate(sequences)}
-    path.parent.mkdir(parents=True, exist_ok=True)
-    half_written = path.with_suffix(".partial")
-    save_file(arrays, half_written)
-    half_written.replace(path)
+    return Artefact(arrays)

@@ -6,12 +6,19 @@ from typing import Any
 import numpy as np
 
 from moebench.substrate.analysis.bound import LeastCosts, least_decode_ns
-from moebench.substrate.engine.loop import Engine, Generation
+from moebench.substrate.engine.loop import Engine
+from moebench.substrate.engine.records import Generation
 from moebench.substrate.machines.profile import HardwareProfile
 from moebench.substrate.machines.protocol import Lane, Machine, Op, OpKind
 from moebench.substrate.machines.timeline import Timeline
 
 PERCENTILES = (50, 90, 99)
+
+#: Counts of `substrate.engine.counts` that a document holds for each phase.
+EXPERT_COUNTS = (
+    "active", "hits", "in_flight", "loads", "host", "host_resident", "deferred", "unchosen",
+    "replaced",
+)  # fmt: skip
 
 
 def ms(ns: float) -> float:
@@ -49,15 +56,12 @@ def latencies(generations: Sequence[Generation]) -> dict[str, Any]:
 
 def expert_figures(engine: Engine) -> dict[str, Any]:
     """Where decode found its experts, and what its prefetches were good for."""
-    c = engine.counts["decode"]
+    c = engine.tally.by_phase["decode"]
     return {
-        "cache_ratio": ratio(c.hits, c.active),
+        "cache_ratio": ratio(c.hits + c.host_resident, c.active),
         "experts": {
-            phase: {
-                name: getattr(n, name)
-                for name in ("active", "hits", "in_flight", "loads", "host", "replaced")
-            }
-            for phase, n in engine.counts.items()
+            phase: {name: getattr(n, name) for name in EXPERT_COUNTS}
+            for phase, n in engine.tally.by_phase.items()
         },
         "prefetch": {
             "issued": c.prefetched,
@@ -68,10 +72,10 @@ def expert_figures(engine: Engine) -> dict[str, Any]:
             "all_of_top_k": ratio(c.asked_all, c.asked),
             "at_least_one": ratio(c.asked_any, c.asked),
         },
-        "foreseen": {
-            "places": c.foreseen,
-            "right": ratio(c.foreseen_right, c.foreseen),
-            "degraded": ratio(c.degraded, c.foreseen),
+        "routed_ahead": {
+            "places": c.routed_ahead,
+            "right": ratio(c.routed_ahead_right, c.routed_ahead),
+            "degraded": ratio(c.degraded, c.routed_ahead),
         },
     }
 

@@ -10,14 +10,14 @@ from typing import Any
 
 import torch
 
-from moebench.harness.run.inputs import RunInputs
-from moebench.harness.run.spec import code_hash
+from moebench.harness.run.identity import code_hash
+from moebench.harness.run.session import Session
 from moebench.substrate.machines.profile import HardwareProfile
 
 
-def provenance(inputs: RunInputs, profile: HardwareProfile | None) -> dict[str, Any]:
+def provenance(session: Session, profile: HardwareProfile | None) -> dict[str, Any]:
     """The ``provenance`` part of a run; ``profile`` is None for a local machine."""
-    spec, sample, hashes = inputs.spec, inputs.sample, inputs.hashes
+    spec, sample, hashes = session.spec, session.sample, session.hashes
     drawn = f"{len(sample.examples)} of {sample.available}"
     here = platform.processor() or platform.machine()
     calibration = None if profile is None else profile.calibration
@@ -26,6 +26,7 @@ def provenance(inputs: RunInputs, profile: HardwareProfile | None) -> dict[str, 
         | {"python": platform.python_version()},
         "commit": _commit(),
         "code_hash": code_hash(),
+        "system_hash": hashes["system"],
         "machine": here if profile is None else spec.machine,
         "profile": None if profile is None else profile.description,
         "profile_hash": None if profile is None else hashes["profile"],

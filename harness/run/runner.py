@@ -1,31 +1,24 @@
-"""One run, from a spec to its document: build, generate, measure."""
+"""One run, from a spec to its document: prepare, calibrate, generate, measure."""
 
 import gc
 import time
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from moebench.harness.run import measure
-from moebench.harness.run.accuracy import Accuracy
-from moebench.harness.run.answers import answer
-from moebench.harness.run.calibration import calibrate, identity
-from moebench.harness.run.inputs import Inputs, RunInputs
-from moebench.harness.run.inputs import prepare as prepare_live
+from moebench.harness.run import live, measure, replay
+from moebench.harness.run.calibration import calibrate
 from moebench.harness.run.provenance import provenance
-from moebench.harness.run.replay import ReplayInputs, no_accuracy, prepare_replay, replay, stage_of
-from moebench.harness.run.shared import SharedWork
+from moebench.harness.run.session import Session
 from moebench.harness.run.spec import RunSpec
-from moebench.harness.run.stage import Stage, set_up
-from moebench.substrate.engine.loop import Generation
+from moebench.harness.run.stage import Stage
+from moebench.substrate.engine.records import Generation
 from moebench.substrate.machines.timeline import Timeline
-from moebench.substrate.models.protocol import Model
-from moebench.systems.options import build, describe
+from moebench.systems.options import describe
 
 __all__ = ["Outcome", "prepare", "run"]
 
@@ -45,97 +38,79 @@ class Outcome:
     generations: list[Generation]
 
 
-def prepare(spec: RunSpec, data_dir: Path | None) -> Inputs | ReplayInputs:
-    """Open what a run reads: weights and questions, or a trace; see `inputs.prepare`."""
-    if spec.trace is not None:
-        return prepare_replay(spec)
-    inputs = prepare_live(spec, data_dir)
-    inputs.hashes |= identity(spec, data_dir)
-    return inputs
+def prepare(spec: RunSpec, data_dir: Path | None) -> Session:
+    """Open what a run reads: weights and questions, or a trace; and build its system.
+
+    Args:
+        data_dir: the folder of evaluation sets, if any.
+
+    Raises:
+        MoeBenchError: one line that says what, where and what is allowed.
+    """
+    return live.prepare(spec, data_dir) if spec.trace is None else replay.prepare(spec)
 
 
 def run(
-    inputs: Inputs | ReplayInputs,
+    session: Session,
     scratch: Path,
     progress: Progress = lambda done, total: None,
     keep_timeline: bool = False,
-    shared: SharedWork | None = None,
-    wrap: Callable[[Model], Model] = lambda model: model,
 ) -> Outcome:
     """Carry out a run.
 
     Args:
-        inputs: from `prepare`.
-        scratch: where expert records are kept for a local machine.
+        session: from `prepare`.
+        scratch: where expert records are kept for a local machine, and what systems learnt.
         keep_timeline: keep every span, not only the picture's.
-        shared: of the run's checkpoint, where several runs use it.
-        wrap: put around a model that computes, for example to record what it answers.
 
     Raises:
         MoeBenchError: anything that the user can mend; nothing was stored.
     """
     started = time.monotonic()
-    spec = inputs.spec
-    system = build(spec.system, spec.settings)
     # The scale model's products are too small to share between threads.
     torch.set_num_threads(1)
-    if isinstance(inputs, Inputs):
-        shared = shared or SharedWork(inputs.checkpoint)
-    learnt = calibrate(system, inputs, shared, scratch, progress)
+    learnt = calibrate(session, scratch, progress)
     with ExitStack() as stack, torch.inference_mode():
-        stage: Stage
-        if isinstance(inputs, ReplayInputs):
-            stage = stage_of(inputs, system, keep_timeline)
-            work, accuracy = partial(replay, inputs, stage), no_accuracy
-        else:
-            assert isinstance(inputs, Inputs)
-            assert shared is not None
-            stage = live = set_up(spec, system, inputs, shared, scratch, keep_timeline, stack, wrap)
-            answers = Accuracy(inputs.workload, len(inputs.questions))
-            work, accuracy = partial(answer, inputs, live, answers), answers.document
+        stage = session.open(scratch, keep_timeline, stack)
         load_ms = stage.start()
         # What lives now lives until the end: the collector need not walk it again and again.
         gc.freeze()
         stack.callback(gc.unfreeze)
-        generations = _generate(spec, stage, work, progress)
-        document = _document(spec, stage, inputs, generations, accuracy(), load_ms)
-    if isinstance(inputs, ReplayInputs):
-        inputs.mark(document)
+        generations = _generate(session, stage, progress)
+        document = _document(session, stage, generations, load_ms)
+    session.mark(document)
     document["provenance"]["learnt"] = learnt
     document["provenance"]["wall_s"] = round(time.monotonic() - started, 3)
     return Outcome(document, stage.timeline.picture(), stage.timeline, generations)
 
 
-def _generate(
-    spec: RunSpec, stage: Stage, work: Callable[[slice], list[Generation]], progress: Progress
-) -> list[Generation]:
+def _generate(session: Session, stage: Stage, progress: Progress) -> list[Generation]:
     generations = []
-    batches = range(0, spec.prompts, spec.batch)
+    batches = range(0, session.spec.prompts, session.spec.batch)
     for done, first in enumerate(batches):
         stage.timeline.window(PICTURE_TOKENS if first == 0 else None)
-        generations += work(slice(first, first + spec.batch))
+        generations += session.answer(stage, slice(first, first + session.spec.batch))
         progress(done + 1, len(batches))
     return generations
 
 
 def _document(
-    spec: RunSpec, stage: Stage, inputs: RunInputs, generations: list[Generation],
-    accuracy: dict[str, Any], load_ms: float,
-) -> dict[str, Any]:  # fmt: skip
-    profile, engine = stage.profile, stage.engine
+    session: Session, stage: Stage, generations: list[Generation], load_ms: float
+) -> dict[str, Any]:
+    profile, engine, system = stage.profile, stage.engine, session.system
     resolved = {
-        **spec.model_dump(),
-        "alpha": getattr(engine.system.route, "alpha", None),
+        **session.spec.model_dump(),
+        "alpha": system.alpha if system.has_alpha else None,
         "cache_ratio": measure.ratio(stage.slots, stage.total),
         "slots": stage.slots,
-        "options": describe(engine.system),
+        "options": describe(system),
     }
     return {
-        "run_id": inputs.run_id,
+        "run_id": session.run_id,
         "spec": resolved,
         "badge": "measured" if profile is None else profile.badge,
         "simulated": profile is not None,
-        "lossless": engine.system.lossless,
+        "lossless": system.lossless,
         "notes": stage.notes,
         "metrics": {
             **measure.latencies(generations),
@@ -146,7 +121,7 @@ def _document(
             **measure.energy(profile, stage.timeline, generations),
             "load_ms": load_ms,
         },
-        "accuracy": accuracy,
+        "accuracy": session.accuracy(),
         "bound": measure.bound(engine, generations),
-        "provenance": provenance(inputs, profile),
+        "provenance": provenance(session, profile),
     }

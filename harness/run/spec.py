@@ -1,14 +1,12 @@
 """What a run is: every choice that changes its numbers, resolved to the last default."""
 
-import hashlib
-from functools import lru_cache
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from moebench.harness.run.settings import Setting, setting
-from moebench.results.store import run_key
 from moebench.substrate.errors import UsageError
 from moebench.substrate.models.shape import Precision
 from moebench.systems.options import build, describe
@@ -32,7 +30,7 @@ class RunSpec(BaseModel):
         model: the full-size model whose bytes and operations are charged.
         weights: a checkpoint that does the mathematics; None is the model's scale model.
         cache_ratio: share of routed experts on the device; None fills its memory.
-        settings: changed decisions and options of the system, as ``--set`` takes them.
+        overrides: changed decisions and options of the system, as ``--set`` takes them.
         prompts: how many, in whole batches; ``batch`` of them are decoded together.
         new_tokens: generated for each prompt; at most, where an answer may end earlier.
         scoring: how questions are answered; see `harness.run.answers`.
@@ -58,7 +56,7 @@ class RunSpec(BaseModel):
     cache_ratio: float | None = Field(default=None, gt=0, le=1)
     allow_overcommit: bool = False
     free_host_gb: float | None = Field(default=None, gt=0)
-    settings: dict[str, str] = Field(default_factory=dict)
+    overrides: dict[str, str] = Field(default_factory=dict)
     seed: int = Field(default=0, ge=0)
     scoring: Scoring = "fixed-length"
     few_shot: int = Field(default=0, ge=0)
@@ -94,11 +92,10 @@ def resolve(data_dir: Path | None, **given: Any) -> RunSpec:
     if chosen.get("scoring", "fixed-length") != "fixed-length" and given.get("new_tokens") is None:
         chosen["new_tokens"] = workload(chosen["workload"]).max_new_tokens
     chosen["few_shot"] = _few_shot(chosen)
-    settings = dict(chosen.get("settings", {}))
-    settings = _with_alpha(chosen["system"], settings, alpha, default_alpha)
+    overrides = _with_alpha(chosen["system"], chosen.get("overrides", {}), alpha, default_alpha)
     # Spelled as the system spells them: 0.30 and 0.3 are one run.
-    spelled = describe(build(chosen["system"], settings))
-    chosen["settings"] = {key: spelled[key] for key in settings}
+    spelled = describe(build(chosen["system"], overrides))
+    chosen["overrides"] = {key: spelled[key] for key in overrides}
     batch = chosen.get("batch", 1)
     if isinstance(batch, int) and batch > 0:
         chosen.setdefault("prompts", -(-DEFAULT_PROMPTS // batch) * batch)
@@ -149,24 +146,26 @@ def _of_trace(chosen: dict[str, Any], given: dict[str, Any]) -> dict[str, Any]:
     return {"model": trace.header.model, **chosen, **wanted}
 
 
-#: The option that holds α, in every routing that has one.
-ALPHA = "route.alpha"
+#: The system's option that holds α.
+ALPHA = "alpha"
 
 
 def _with_alpha(
-    system: str, settings: dict[str, str], given: float | None, default: float | None
+    system: str, overrides: Mapping[str, str], given: float | None, default: float | None
 ) -> dict[str, str]:
-    """α as an option of the routing, which may have been swapped; `--set` beats the setting's."""
-    route = build(system, {k: v for k, v in settings.items() if k == "route"}).route
-    if not hasattr(route, "alpha"):
+    """α as an option of the system, if its routing has one; `--set` beats the setting's."""
+    route = build(system, {k: v for k, v in overrides.items() if k == "route"}).route
+    if not route.has_alpha:
         if given is not None:
             name = name_of("route", route)
             raise UsageError(f"--alpha: {system} with route={name} has no α; smoe has one")
-        return settings
-    if given is not None and ALPHA in settings:
-        raise UsageError(f"--alpha {given:g} and --set {ALPHA}={settings[ALPHA]}: give one of them")
+        return dict(overrides)
+    if given is not None and ALPHA in overrides:
+        raise UsageError(
+            f"--alpha {given:g} and --set {ALPHA}={overrides[ALPHA]}: give one of them"
+        )
     alpha = default if given is None else given
-    return settings if alpha is None else {ALPHA: f"{alpha:.12g}", **settings}
+    return dict(overrides) if alpha is None else {ALPHA: f"{alpha:.12g}", **overrides}
 
 
 def _few_shot(chosen: dict[str, Any]) -> int:
@@ -184,20 +183,3 @@ def _few_shot(chosen: dict[str, Any]) -> int:
 def _defaults(row: Setting) -> dict[str, Any]:
     keys = ("model", "machine", "precision", "cache_ratio", "new_tokens", "free_host_gb")
     return {key: value for key in keys if (value := getattr(row, key)) is not None}
-
-
-@lru_cache
-def code_hash() -> str:
-    """A hash of every module and catalogue file of this installation: its version in effect."""
-    root = Path(__file__).parents[2]
-    digest = hashlib.sha256()
-    for package in ("substrate", "systems", "workloads", "harness"):
-        for path in sorted((root / package).rglob("*")):
-            if path.suffix in (".py", ".yaml"):
-                digest.update(path.relative_to(root).as_posix().encode() + path.read_bytes())
-    return digest.hexdigest()[:16]
-
-
-def run_id(spec: RunSpec, **hashes: str) -> str:
-    """The run's identity: its spec, the code, and the content of everything it reads."""
-    return run_key(spec.model_dump(), code=code_hash(), **hashes)

@@ -11,7 +11,8 @@ from typing import ClassVar
 import numpy as np
 
 from moebench.substrate.engine.cache_replay import Replayed, Step, replay, token_steps, topology
-from moebench.substrate.engine.system import Eviction
+from moebench.substrate.engine.decisions import Prompts
+from moebench.substrate.engine.policies import Eviction
 from moebench.substrate.memory.cache import ExpertCache, Mask
 from moebench.substrate.models.shape import ModelShape
 from moebench.systems.policies.evict_belady import Belady
@@ -145,12 +146,16 @@ class _Rivals(Eviction):
         self.all = (first, second, self.oracle)
         self.won, self.equal = [0, 0], 0
 
-    def foresee(self, steps: Sequence[Step], may_refuse: bool = False) -> None:
-        self.oracle.foresee(steps, may_refuse)
+    def set_future(self, steps: Sequence[Step], may_refuse: bool = False) -> None:
+        self.oracle.set_future(steps, may_refuse)
 
     def start(self, shape: ModelShape, cache: ExpertCache) -> None:
         for policy in self.all:
             policy.start(shape, cache)
+
+    def begin_sequences(self, prompts: Prompts) -> None:
+        for policy in self.all:
+            policy.begin_sequences(prompts)
 
     def used(self, layer: int, experts: Iterable[int]) -> None:
         for policy in self.all:

@@ -17,7 +17,7 @@ from typing import Any
 import ray
 from ray.exceptions import RayError
 
-from moebench.harness.run.spec import code_hash
+from moebench.harness.run.identity import code_hash
 from moebench.harness.sweep.pool import Lost, Outcome
 from moebench.harness.sweep.worker import Job, Worker
 from moebench.substrate.errors import InputError, UsageError

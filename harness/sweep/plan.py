@@ -10,7 +10,7 @@
       - {system: smoe, setting: S1, alpha: 0.2}
     record: moebench trace record ...          # what to type where a trace is missing
 
-A key is a field of `RunSpec` (`set` for its settings) or `alpha`.  An entry may be a mapping: then
+A key is a field of `RunSpec` (`set` for its overrides) or `alpha`.  An entry may be a mapping: then
 it sets several fields at once.  `system: all` stands for every system of the catalogue.  A `trace`
 may name its cell's own fields: `traces/{model}__{workload}`.
 """
@@ -43,7 +43,7 @@ FIELDS: dict[str, Any] = {
     "few_shot": int | str,
     "set": dict[str, str],
 }
-del FIELDS["settings"]
+del FIELDS["overrides"]
 
 Given = dict[str, Any]
 
@@ -200,18 +200,18 @@ def _cell(given: Given, data_dir: Path | None, record: object) -> RunSpec:
     chosen = {key: value for key, value in given.items() if key != "set"}
     if "system" not in chosen:
         raise UsageError("no system: give `system: [smoe, ...]` or --systems smoe,...")
-    settings = given.get("set", {})
-    if not _has_alpha(chosen["system"], settings.get("route")):
+    overrides = given.get("set", {})
+    if not _has_alpha(chosen["system"], overrides.get("route")):
         chosen.pop("alpha", None)
     trace = chosen.get("trace")
     if trace is not None and "{" in trace:
-        of = resolve(data_dir, **{**chosen, "trace": None}, settings=settings)
+        of = resolve(data_dir, **{**chosen, "trace": None}, overrides=overrides)
         # What named the trace is in it, and a replay takes it from there.
         chosen = {key: value for key, value in chosen.items() if key not in NOT_REPLAYED}
         chosen["trace"] = _filled(trace, of)
         if record is not None and not Path(chosen["trace"]).exists():
             raise InputError(f"trace {chosen['trace']} is missing; record it: {record}")
-    spec = resolve(data_dir, **chosen, settings=settings)
+    spec = resolve(data_dir, **chosen, overrides=overrides)
     _check_names(spec.model, spec.machine)
     if spec.trace is None:  # of a trace it only says what was recorded
         workload(spec.workload)
@@ -231,7 +231,7 @@ def _filled(template: str, spec: RunSpec) -> str:
 
 @lru_cache
 def _has_alpha(system: str, route: str | None) -> bool:
-    return hasattr(build(system, {} if route is None else {"route": route}).route, "alpha")
+    return build(system, {} if route is None else {"route": route}).has_alpha
 
 
 @lru_cache

@@ -15,7 +15,7 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import NamedTuple, Protocol
 
-from moebench.harness.run.spec import code_hash
+from moebench.harness.run.identity import code_hash
 from moebench.harness.sweep.worker import Failed, Finished, Job, Worker
 
 #: How often a cell is tried whose workers are lost: by then it is the cell that kills them.

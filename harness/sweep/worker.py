@@ -4,26 +4,24 @@ import gc
 import platform
 import traceback
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
-from functools import lru_cache
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from moebench.harness.run.spec import RunSpec, code_hash, run_id
+from moebench.harness.run.spec import RunSpec
 from moebench.results.samples import TokenSample
 from moebench.substrate.errors import MoeBenchError, UsageError
 
 if TYPE_CHECKING:
-    from moebench.harness.run.inputs import Inputs
-    from moebench.harness.run.replay import ReplayInputs
+    from moebench.harness.run.session import Session
     from moebench.harness.run.shared import SharedWork
-    from moebench.substrate.engine.loop import Generation
+    from moebench.substrate.engine.records import Generation
 
 Document = dict[str, Any]
 
 #: What a cell may vary without reading other weights, questions or traces.
 OWN_FIELDS = frozenset(
-    {"system", "settings", "setting", "machine", "cache_ratio", "allow_overcommit", "free_host_gb"}
+    {"system", "overrides", "setting", "machine", "cache_ratio", "allow_overcommit", "free_host_gb"}
 )
 
 #: What a replay may vary besides: its passes are read from the trace one by one.
@@ -69,57 +67,44 @@ def group_of(spec: RunSpec) -> str:
 
 
 class Opened:
-    """Inputs of cells: weights, traces and questions are opened once for cells that share them."""
+    """Sessions of cells; those that share weights and questions, or a trace, open them once."""
 
     def __init__(self, data_dir: Path | None) -> None:
         self._data_dir = data_dir
         self._group = ""
-        self._known: Inputs | ReplayInputs | None = None
+        self._known: Session | None = None
 
-    def inputs(self, spec: RunSpec) -> "Inputs | ReplayInputs":
-        """As `harness.run.runner.prepare` gives them.
+    def session(self, spec: RunSpec) -> "Session":
+        """As `harness.run.runner.prepare` gives it.
 
         Raises:
             MoeBenchError: as `prepare` does.
         """
-        from moebench.harness.run.calibration import identity
-        from moebench.harness.run.inputs import Inputs
         from moebench.harness.run.runner import prepare
-        from moebench.systems.registry import source_hash
 
         group = group_of(spec)
-        # Every measurement on this computer has a hash of its own.
-        if group != self._group or self._known is None or spec.machine == "local":
-            if isinstance(self._known, Inputs):
-                self._known.checkpoint.close()
-            self._known = None
-            self._known = prepare(spec, self._data_dir)
-            self._group = group
-            return self._known
-        shared = {k: v for k, v in self._known.hashes.items() if k != "calibration"}
-        own = {"profile": _profile_hash(spec.machine), "system": source_hash(spec.system)}
-        own |= identity(spec, self._data_dir)
-        return replace(self._known, spec=spec, hashes=shared | own)
+        if group == self._group and self._known is not None:
+            return self._known.varied(spec)
+        if self._known is not None:
+            self._known.close()
+        self._known = None
+        self._known, self._group = prepare(spec, self._data_dir), group
+        return self._known
 
     def cell_id(self, spec: RunSpec) -> str:
         """A run's id; one that does not change from measurement to measurement where it is local.
 
         A cell whose inputs cannot be opened is known by its spec: it fails when it is run.
         """
+        from moebench.harness.run.identity import run_id
+
         try:
-            inputs = self.inputs(spec)
+            session = self.session(spec)
         except MoeBenchError:
             return run_id(spec, inputs="unusable")
         if spec.machine == "local":
-            return run_id(spec, **inputs.hashes | {"profile": f"local {platform.node()}"})
-        return inputs.run_id
-
-
-@lru_cache
-def _profile_hash(machine: str) -> str:
-    from moebench.substrate.machines.profile import load_profile
-
-    return load_profile(machine).content_hash()
+            return run_id(spec, **session.hashes | {"profile": f"local {platform.node()}"})
+        return session.run_id
 
 
 class Worker:
@@ -142,6 +127,8 @@ class Worker:
         Args:
             code: `code_hash` of the process that keeps the store.
         """
+        from moebench.harness.run.identity import code_hash
+
         try:
             if code != code_hash():
                 raise UsageError(
@@ -162,30 +149,19 @@ class Worker:
 
         if self._group != job.group:
             self._forget()
-        inputs = self._opened.inputs(job.spec)
-        shared = self._share(inputs)
+        session = self._opened.session(job.spec)
+        self._shared = session.share(self._shared)
         self._group = job.group
         try:
-            outcome = run(inputs, self._scratch, shared=shared)
+            outcome = run(session, self._scratch)
         except UsageError:
-            if shared is None:
+            if self._shared is None:
                 raise
             # A prefill that its system routes in its own way cannot be shared: alone, it can run.
             self._forget()
-            outcome = run(inputs, self._scratch)
+            outcome = run(session.varied(job.spec), self._scratch)
         samples = samples_of(outcome.generations) if self._samples else []
         return Finished(outcome.document, samples)
-
-    def _share(self, inputs: "Inputs | ReplayInputs") -> "SharedWork | None":
-        """Weights, prefills and reference logits of the group; a replay computes none."""
-        from moebench.harness.run.inputs import Inputs
-        from moebench.harness.run.shared import SharedWork
-
-        if self._shared is None and isinstance(inputs, Inputs):
-            # Prefills of a full-size model would fill the memory.
-            remember = inputs.spec.weights is None
-            self._shared = SharedWork(inputs.checkpoint, remember)
-        return self._shared
 
     def _forget(self) -> None:
         if self._shared is not None:

@@ -17,11 +17,12 @@ Shape letters: T tokens, L MoE layers, K chosen experts a token.
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Literal, Protocol, runtime_checkable
+from typing import Literal
 
 import numpy as np
 
-from moebench.substrate.engine.system import Eviction
+from moebench.substrate.engine.decisions import Prompts
+from moebench.substrate.engine.policies import Eviction
 from moebench.substrate.errors import UsageError
 from moebench.substrate.memory.cache import ExpertCache, Scope
 from moebench.substrate.memory.tier import Tier
@@ -29,14 +30,6 @@ from moebench.substrate.models.shape import GateKind, ModelShape
 
 #: A layer, counted over those with experts, and what it uses.
 Step = tuple[int, Sequence[int]]
-
-
-@runtime_checkable
-class PerSequence(Protocol):
-    """A policy that starts anew with every sequence."""
-
-    def sequence_begins(self) -> None:
-        """The next step is the first of a sequence."""
 
 
 #: At which step an expert left, and for whom, as keys ``layer · E + expert``: (step, victim, new).
@@ -106,7 +99,7 @@ def replay(
     """
     if not any(map(len, sequences)):
         raise UsageError("the routing holds no step to replay")
-    if type(policy).observe is not Eviction.observe and not isinstance(policy, PerSequence):
+    if policy.reads_scores:
         raise UsageError(
             f"{type(policy).__name__} reads gate scores; a replay of ids has none: run the trace "
             "(moebench run --trace)"
@@ -115,15 +108,15 @@ def replay(
     roomy = shape.model_copy(update={"top_k": 1}) if slots < shape.top_k else shape
     cache = ExpertCache(roomy, slots, scope, Tier("device", 0), 0)
     if policy.clairvoyant:
-        policy.foresee([step for steps in sequences for step in steps], may_refuse=True)
+        policy.set_future([step for steps in sequences for step in steps], may_refuse=True)
     policy.start(shape, cache)
     run = _Run(policy, shape, cache)
     for layer, expert in placed:
         run.place(layer, expert)
     for steps in sequences:
-        if isinstance(policy, PerSequence):
-            policy.sequence_begins()
+        policy.begin_sequences(Prompts(()))
         run.steps(steps)
+        policy.end_sequences()
     return run.result
 
 
@@ -185,8 +178,9 @@ class _Run:
     def place(self, layer: int, expert: int) -> None:
         """There from the start."""
         pool, key = self.pools[layer], layer * self.experts + expert
-        self.load(key, pool)
-        pool.may_leave[key] = pool.inside[key]
+        pool.free -= 1
+        self.policy.placed(key)
+        pool.inside[key] = pool.may_leave[key] = 1
 
     def load(self, key: int, pool: _Pool) -> bool:
         """Into a free slot or a victim's; False if the policy refuses: through the cache."""

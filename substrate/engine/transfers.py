@@ -1,168 +1,262 @@
-"""Experts on the move: every load and prefetch claims a slot here, through the system's eviction.
+"""Schedules expert transfers and allocates slots: the machine's client for both.
 
-A needed load claims its slot when it is submitted.  A prefetch claims when its lane really starts
-it, so that a cancelled one has evicted nobody; if nobody may leave at that moment it is dropped.
+A needed load claims its slot when it is submitted.  A speculative prefetch claims when its lane
+really starts it, so that a cancelled one has evicted nobody; if nobody may leave at that moment it
+is dropped.  A committed prefetch is a load that begins early: it waits for its slot.
 """
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
-from moebench.substrate.engine.system import Costs, Eviction
+from moebench.substrate.engine.decisions import Fetch
+from moebench.substrate.engine.policies import Eviction
 from moebench.substrate.errors import UsageError
-from moebench.substrate.machines.protocol import Machine, OpKind, Span, op_of
+from moebench.substrate.machines.protocol import Lane, Machine, Op, OpKind, Span, op_of
+from moebench.substrate.machines.timeline import Costs
 from moebench.substrate.memory.cache import ExpertCache
 
 
-class _Arriving:
-    """Brings one expert whenever it is asked to; the machine calls it back.
-
-    See `substrate.machines.protocol.Transfer`.
-    """
-
-    __slots__ = ("_prefetch", "_transfers", "expert", "key", "layer", "op")
-
-    def __init__(
-        self, transfers: "Transfers", layer: int, expert: int, key: int, prefetch: bool
-    ) -> None:
-        self._transfers = transfers
-        self.layer, self.expert, self.key, self._prefetch = layer, expert, key, prefetch
-        self.op = op_of(OpKind.LOAD, layer, (), (expert,))
-
-    def begin(self, now_ns: int) -> bool:
-        """Claim a slot for a prefetch, unless the expert came by itself or nobody may leave."""
-        t = self._transfers
-        if t.cache.holds(self.key) or not t.claim(self.key, now_ns, t.wanted):
-            return False
-        t.started[self.layer].add(self.expert)
-        return True
-
-    def under_way(self, span: Span) -> None:
-        """Remember what a computation that needs the expert must wait for."""
-        self._transfers.arrivals[self.key] = span
-
-    def arrived(self, start_ns: int, end_ns: int) -> None:
-        """The record can be read from ``end_ns`` on."""
-        t = self._transfers
-        t.cache.arrive(self.key, end_ns)
-        if not self._prefetch:
-            t.costs.load_ns.append(end_ns - start_ns)
-
-    def copy(self) -> None:
-        """Move the record into its slot, where slots are real."""
-        self._transfers.machine.copy_record(
-            self.layer, self.expert, self._transfers.cache.slot_of(self.key)
-        )
-
-
 class Transfers:
-    """Slots, evictions and transfers of one run.
-
-    ``started`` collects, by layer, the prefetches that really began since they were last asked for.
-    """
+    """Slots, evictions and transfers of one run; see the module's docstring."""
 
     def __init__(self, evict: Eviction, machine: Machine, cache: ExpertCache, costs: Costs) -> None:
-        self.evict, self.machine, self.cache, self.costs = evict, machine, cache, costs
-        self.started: dict[int, set[int]] = defaultdict(set)
-        #: The last transfer of each key that was started.
-        self.arrivals: dict[int, Span] = {}
-        # One object for each expert and purpose: thousands are asked for in a second.
-        self._needed: dict[int, _Arriving] = {}
-        self._perhaps: dict[int, _Arriving] = {}
-        #: What the last request for prefetches named: these do not evict each other.
-        self.wanted: list[int] = []
-
-    def claim(self, key: int, now_ns: int, spare: Sequence[int] = ()) -> bool:
-        """Give ``key`` a slot at this instant, evicting if need be; False if nobody may leave.
-
-        Keys in ``spare`` stay, whatever the policy thinks of them.
-        """
-        if self.cache.has_free_slot(key):
-            self._give(key, None)
-            return True
-        allowed = self.cache.evictable(key, now_ns)
-        victim = self.evict.victim(allowed, key)
-        if victim in spare:
-            allowed[spare] = False
-            victim = self.evict.victim(allowed, key)
-        if victim is None:
-            return False
-        self._give(key, victim)
-        return True
-
-    def _give(self, key: int, victim: int | None) -> None:
-        self.cache.claim(key, victim)
-        if victim is not None:
-            self.evict.left(victim)
-        self.evict.arrived(key)
+        self.evict, self.machine, self.cache, self._costs = evict, machine, cache, costs
+        #: The transfer that last brought each key, from when it is under way.
+        self._arrivals: dict[int, Span] = {}
+        #: Prefetches that began, by layer, since they were last asked for.
+        self._started: dict[int, set[int]] = defaultdict(set)
+        #: The last speculative request, by key: these do not evict each other.
+        self._wanted: dict[int, Fetch] = {}
+        #: Keys of speculative transfers under way, and of experts that are not kept.
+        self._speculative: set[int] = set()
+        self._passing: set[int] = set()
+        #: Streams of common weights under way, by layer.
+        self._streams: dict[int, Span] = {}
 
     def place(self, layer: int, expert: int) -> None:
         """Put an expert into a free slot before the run; nothing is charged to a lane."""
         key = self.cache.key(layer, expert)
-        self._give(key, None)
+        self.cache.claim(key, None)
+        self.evict.placed(key)
         self.machine.copy_record(layer, expert, self.cache.slot_of(key))
         self.cache.arrive(key, 0)
 
     # ------------------------------------------------------------------ needed now
 
-    def demand(self, layer: int, experts: Sequence[int]) -> list[Span]:
+    def demand(self, wanted: Sequence[Fetch]) -> list[Span]:
         """Load experts that their layer needs, in this order.
 
         The list ends before the first one for which no slot can be had without waiting.
         """
-        machine, spans = self.machine, []
-        for expert, key in zip(experts, self.cache.keys(layer, experts), strict=True):
-            with machine.lock:
-                if not self.claim(key, machine.now_ns()):
+        spans: list[Span] = []
+        for fetch in wanted:
+            op = _load_op(fetch)
+            with self.machine.lock:
+                after = self._claim(fetch, self.machine.now_ns())
+                if after is None:
                     break
-            spans.append(self._load(layer, expert, key))
+            spans.append(self.machine.load(op, self, after))
         return spans
 
-    def demand_when_free(self, layer: int, expert: int) -> Span:
+    def demand_when_free(self, fetch: Fetch) -> Span:
         """The same, into the slot of an expert whose computation was submitted already.
 
         Where all that may leave is still arriving, the control thread waits for it.
         """
-        key = self.cache.key(layer, expert)
+        op, cache = _load_op(fetch), self.cache
+        key = cache.key(op.layer, op.experts[0])
         while True:
             with self.machine.lock:
                 now_ns = self.machine.now_ns()
-                if self.claim(key, now_ns):
-                    return self._load(layer, expert, key)
-                victim = self.evict.victim(self.cache.evictable_soon(key, now_ns), key)
-                if victim is not None:
-                    reader = self.cache.reader_of(victim)
-                    self._give(key, victim)
-                    return self._load(layer, expert, key, () if reader is None else (reader,))
-                arriving = self.cache.arriving(key, now_ns)
+                after = self._claim(fetch, now_ns)
+                if after is None:
+                    after = self._claim_soon(fetch, key, now_ns)
+                arriving = [] if after is not None else cache.arriving(key, now_ns)
+            if after is not None:
+                return self.machine.load(op, self, after)
             if not arriving:
                 raise UsageError(
                     f"{type(self.evict).__name__} lets nobody leave for an expert that layer "
-                    f"{layer} must load; swap it: --set evict=lru"
+                    f"{op.layer} must load; swap it: --set evict=lru"
                 )
-            self.machine.wait(self.arrivals[arriving[0]])
-
-    def _load(self, layer: int, expert: int, key: int, after: Sequence[Span] = ()) -> Span:
-        arriving = self._needed.get(key)
-        if arriving is None:
-            arriving = self._needed[key] = _Arriving(self, layer, expert, key, prefetch=False)
-        return self.machine.load(arriving.op, arriving, after)
+            self.machine.wait(self._arrival(*cache.expert_of(arriving[0])))
 
     def arrival(self, layer: int, expert: int) -> Span:
-        """The transfer that is bringing an expert."""
-        return self.arrivals[self.cache.key(layer, expert)]
+        """The transfer that is bringing an expert, which its layer needs now."""
+        return self._arrival(layer, expert)
 
-    # ------------------------------------------------------------------ perhaps needed later
+    def common(self, layer: int) -> Span:
+        """The transfer that brings a layer's common weights for this pass."""
+        return self._streams.pop(layer, None) or self._stream(layer)
 
-    def prefetch(self, layer: int, experts: Sequence[int]) -> None:
-        """Queue experts that are neither there nor on their way, in this order."""
-        self.wanted = self.cache.keys(layer, experts)
-        for key, expert in zip(self.wanted, experts, strict=True):
-            if not self.cache.holds(key):
-                arriving = self._perhaps.get(key)
-                if arriving is None:
-                    arriving = self._perhaps[key] = _Arriving(self, layer, expert, key, True)
-                self.machine.enqueue(arriving.op, arriving)
+    def computed(self, reads: Sequence[Span]) -> None:
+        """Computations were submitted; what only passes through leaves with them."""
+        cache = self.cache
+        with self.machine.lock:
+            cache.read_by(reads)
+            if self._passing:
+                for span in reads:
+                    for key in cache.keys(span.op.layer, span.op.experts):
+                        self._let_go(key, span)
+
+    def layer_ends(self, layer: int, keys: list[int]) -> None:
+        """The layer has submitted all its computations: its experts may leave.
+
+        What it fetched without keeping or computing it goes at once.
+        """
+        with self.machine.lock:
+            self.cache.unpin(keys)
+            for key in [k for k in self._passing if self.cache.expert_of(k)[0] == layer]:
+                self._let_go(key, self._arrivals[key])
+
+    # ------------------------------------------------------------------ ahead of its layer
+
+    def speculate(self, wanted: Sequence[Fetch], chunks: int = 1) -> None:
+        """Queue fetches behind everything needed, in this order and instead of what is queued."""
+        cache = self.cache
+        self.machine.cancel()
+        self._wanted = {}
+        for fetch in wanted:
+            op = _load_op(fetch)
+            key = cache.key(op.layer, op.experts[0])
+            self._wanted[key] = fetch
+            if not cache.holds(key):
+                self.machine.enqueue(op, self, chunks)
+
+    def commit(self, wanted: Sequence[Fetch]) -> None:
+        """Begin fetches in this order, each as soon as a slot can be had."""
+        for fetch in [f for f in wanted if not self._is_here(f)]:
+            if fetch.expert is None:
+                self._streams[fetch.layer] = self._stream(fetch.layer)
+            elif not self._is_here(fetch):  # a queued prefetch may have begun meanwhile
+                self.demand_when_free(fetch)
+                self._started[fetch.layer].add(fetch.expert)
+
+    def gate_known(self, layer: int) -> None:
+        """Drop speculative fetches for a layer, and for those before it, that have not begun."""
+        self.machine.cancel(layer)
 
     def take_started(self, layer: int) -> set[int]:
         """The prefetches for a layer that really began."""
-        return self.started.pop(layer, set())
+        return self._started.pop(layer, set())
+
+    # ------------------------------------------------------------------ the machine's questions
+
+    def claim(self, op: Op, now_ns: int) -> tuple[Span, ...] | None:
+        """Give a prefetch a slot, unless the expert came by itself or nobody may leave."""
+        key = self.cache.key(op.layer, op.experts[0])
+        if self.cache.holds(key):
+            return None
+        after = self._claim(self._wanted[key], now_ns, spare=self._wanted)
+        if after is not None:
+            self._started[op.layer].add(op.experts[0])
+            self._speculative.add(key)
+        return after
+
+    def under_way(self, op: Op, span: Span) -> None:
+        """Remember what a computation that needs the expert must wait for."""
+        self._arrivals[self.cache.key(op.layer, op.experts[0])] = span
+
+    def arrived(self, op: Op, start_ns: int, end_ns: int) -> None:
+        """The record can be read from ``end_ns`` on."""
+        key = self.cache.key(op.layer, op.experts[0])
+        self.cache.arrive(key, end_ns)
+        if key in self._speculative:
+            self._speculative.remove(key)
+        else:
+            self._costs.load_ns.append(end_ns - start_ns)
+
+    def slot_of(self, op: Op) -> int:
+        """Where the record goes."""
+        return self.cache.slot_of(self.cache.key(op.layer, op.experts[0]))
+
+    # ------------------------------------------------------------------ slots
+
+    def _claim(
+        self, fetch: Fetch, now_ns: int, spare: Collection[int] = ()
+    ) -> tuple[Span, ...] | None:
+        """Give an expert a slot at this instant, evicting if need be.
+
+        Keys in ``spare`` stay, whatever the policy thinks of them.
+
+        Returns:
+            what the transfer must wait for; None if nobody may leave.
+        """
+        cache = self.cache
+        key = cache.key(fetch.layer, fetch.expert)  # type: ignore[arg-type]
+        named = self._named(fetch)
+        if named is None and cache.has_free_slot(key, now_ns):
+            return self._give(fetch, key, None, now_ns)
+        allowed = cache.evictable(key, now_ns)
+        if named is not None:
+            return self._give(fetch, key, named, now_ns) if allowed[named] else None
+        victim = self.evict.victim(allowed, key)
+        if victim in spare:
+            allowed[list(spare)] = False
+            victim = self.evict.victim(allowed, key)
+        return None if victim is None else self._give(fetch, key, victim, now_ns)
+
+    def _claim_soon(self, fetch: Fetch, key: int, now_ns: int) -> tuple[Span, ...] | None:
+        """The same, counting experts that leave when what was submitted has been computed."""
+        cache, named = self.cache, self._named(fetch)
+        if named is None and (last_use := cache.await_slot(key)) is not None:
+            return (last_use, *self._give(fetch, key, None, now_ns))
+        allowed = cache.evictable_soon(key, now_ns)
+        if named is None:
+            victim = self.evict.victim(allowed, key)
+        else:
+            victim = named if allowed[named] else None
+        if victim is None:
+            return None
+        reader = cache.reader_of(victim)
+        after = self._give(fetch, key, victim, now_ns)
+        return after if reader is None else (reader, *after)
+
+    def _named(self, fetch: Fetch) -> int | None:
+        """The key of the expert that a fetch replaces, if it is still there."""
+        if fetch.instead_of is None:
+            return None
+        key = self.cache.key(fetch.layer, fetch.instead_of)
+        return key if self.cache.holds(key) else None
+
+    def _give(self, fetch: Fetch, key: int, victim: int | None, now_ns: int) -> tuple[Span, ...]:
+        self.cache.claim(key, victim)
+        self._arrivals.pop(key, None)
+        after: tuple[Span, ...] = ()
+        if victim is not None:
+            self._passing.discard(victim)
+            self.evict.left(victim)
+            if self.evict.writes_back:
+                after = (self.machine.write_back(*self.cache.expert_of(victim), now_ns),)
+        if fetch.keep:
+            self.evict.arrived(key)
+        else:
+            self._passing.add(key)
+        return after
+
+    def _let_go(self, key: int, last_use: Span) -> None:
+        if key in self._passing:
+            self._passing.remove(key)
+            self.cache.let_go(key, last_use)
+
+    def _arrival(self, layer: int, expert: int) -> Span:
+        key = self.cache.key(layer, expert)
+        span = self._arrivals.get(key)
+        if span is None or span.end_ns is None:
+            self.machine.finish(op_of(OpKind.LOAD, layer, (), (expert,)))
+            span = self._arrivals[key]
+        return span
+
+    def _is_here(self, fetch: Fetch) -> bool:
+        """Whether what a fetch brings is on the device or on its way."""
+        if fetch.expert is None:
+            return fetch.layer in self._streams
+        return self.cache.holds(self.cache.key(fetch.layer, fetch.expert))
+
+    def _stream(self, layer: int) -> Span:
+        return self.machine.submit(op_of(OpKind.STREAM, layer, ()), Lane.H2D)
+
+
+def _load_op(fetch: Fetch) -> Op:
+    assert fetch.expert is not None, "common weights are streamed, not loaded into a slot"
+    return op_of(OpKind.LOAD, fetch.layer, (), (fetch.expert,))

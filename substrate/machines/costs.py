@@ -23,14 +23,28 @@ NETWORK_VALUE_BYTES, NETWORK_LAUNCHES = 4, 3
 
 
 class CostModel:
-    """Prices operations of one model at one precision on one hardware profile, in ns."""
+    """Prices operations of one model on one hardware profile, in ns.
 
-    def __init__(self, profile: HardwareProfile, shape: ModelShape, precision: Precision) -> None:
+    Args:
+        precision: of all weights, unless ``expert_precision`` says otherwise of routed experts.
+        pinned: whether experts are copied from pinned host memory; None is the profile's own.
+    """
+
+    def __init__(
+        self,
+        profile: HardwareProfile,
+        shape: ModelShape,
+        precision: Precision,
+        *,
+        expert_precision: Precision | None = None,
+        pinned: bool | None = None,
+    ) -> None:
         self.profile = profile
         self.shape = shape
         self.precision: Precision = precision
+        self.expert_precision: Precision = expert_precision or precision
         gpu, host, software = profile.gpu, profile.host, profile.software
-        self.record_bytes = shape.expert_bytes(precision)
+        self.record_bytes = shape.expert_bytes(self.expert_precision)
         self._large = gpu.bandwidth.bytes_per_s * gpu.large_read_efficiency.ratio / 1e9
         self._small = gpu.bandwidth.bytes_per_s * gpu.small_read_efficiency.ratio / 1e9
         self._flops = gpu.tensor_bf16.flops_per_s * gpu.tensor_efficiency.ratio / 1e9
@@ -38,7 +52,7 @@ class CostModel:
         self._host_flops = host.peak_fp32.flops_per_s * host.gemm_efficiency.ratio / 1e9
         efficiency = profile.link.in_engine_efficiency.ratio
         #: What crosses the link to the device in one nanosecond.
-        self.h2d_bytes_per_ns = profile.link.h2d.bytes_per_s * efficiency / 1e9
+        self.h2d_bytes_per_ns = profile.link.h2d(pinned).bytes_per_s * efficiency / 1e9
         self._d2h = profile.link.pinned_d2h.bytes_per_s * efficiency / 1e9
         launch = software.launch.ns
         attention = software.launches_attention.count * launch
@@ -87,62 +101,86 @@ class CostModel:
         if lane is Lane.PREDICT:
             return sum(self._dense(a * b + b, op.rows[0]) for a, b in pairwise(op.network))
         if lane is Lane.HOST:
-            return sum(self._host_expert(rows) for rows in op.rows)
+            return self._host(op)
         if lane is Lane.DISK:
             disk = self.profile.disk
-            return disk.access_latency.ns + self.record_bytes / (
+            return disk.access_latency.ns + self.moved_bytes(op) / (
                 disk.queue1_bandwidth.bytes_per_s / 1e9
             )
         fixed = self.profile.link.copy_fixed.ns
         if op.kind is OpKind.RETURN:
             size = sum(op.rows) * self.shape.hidden_size * ACTIVATION_BYTES
             return fixed + size / self._d2h
-        return fixed + self.record_bytes / self.h2d_bytes_per_ns
+        return fixed + self.moved_bytes(op) / (
+            self._d2h if lane is Lane.D2H else self.h2d_bytes_per_ns
+        )
 
-    def _device(self, op: Op) -> float:
-        s = self.shape
+    def moved_bytes(self, op: Op) -> int:
+        """Weights that a transfer moves: a record or a part of it, or a layer's common weights."""
+        if op.kind is OpKind.STREAM:
+            return stored_bytes(self.shape.layer_common_params(op.layer), self.precision)
+        return round(self.record_bytes * op.share)
+
+    def _weights(self, op: Op) -> list[tuple[int, int]]:
+        """What an operation reads and multiplies: parameters, and rows of each block of them."""
+        s, rows = self.shape, op.rows
         match op.kind:
             case OpKind.ATTEND:
-                return self._attention(op)
+                return [(s.attention_params + s.norm_params, rows[0])]
             case OpKind.GATE:
-                return self._read(s.gate_params + s.norm_params, op.rows[0])
-            case OpKind.PREDICT:  # context 0: the next gate alone, on the state at hand
-                attention = self._attention(op) if op.context else 0.0
-                return attention + self._read(s.gate_params + s.norm_params, op.rows[0])
+                return [(s.gate_params + s.norm_params, rows[0])]
+            case OpKind.PREDICT:  # context 0: gates alone, on the state at hand
+                attention = [(s.attention_params + s.norm_params, rows[0])] if op.context else []
+                return attention + [(s.gate_params + s.norm_params, r) for r in rows]
             case OpKind.EXPERT:
-                return sum(self._read(s.expert_params, rows) for rows in op.rows)
+                return [(s.expert_params, r) for r in rows]
             case OpKind.SHARED:
-                return self._read(s.shared_params, op.rows[0])
+                return [(s.shared_params, rows[0])]
             case OpKind.DENSE:
-                return self._read(3 * s.hidden_size * s.dense_width, op.rows[0])
-            case OpKind.COMBINE:
-                moved = op.rows[0] * (s.top_k + 2) * s.hidden_size * ACTIVATION_BYTES
-                return moved / self._small
+                return [(3 * s.hidden_size * s.dense_width, rows[0])]
             case OpKind.HEAD:
-                return self._read(s.head_params, op.rows[0])
-        raise ValueError(f"{op.kind} does not run on the device")
+                return [(s.head_params, rows[0])]
+        raise ValueError(f"{op.kind} reads no weights")
 
-    def _read(self, params: int, rows: int) -> float:
-        """Read weights once and multiply them with ``rows`` rows."""
-        size = stored_bytes(params, self.precision)
-        bandwidth = self._large if size >= LARGE_READ_BYTES else self._small
-        return max(size / bandwidth, 2 * params * rows / self._flops)
+    def _device(self, op: Op) -> float:
+        if op.kind is OpKind.COMBINE:
+            s = self.shape
+            return op.rows[0] * (s.top_k + 2) * s.hidden_size * ACTIVATION_BYTES / self._small
+        time = self._attention(op, self._large, self._flops)
+        for params, rows in self._weights(op):
+            size = self._stored(op, params)
+            bandwidth = self._large if size >= LARGE_READ_BYTES else self._small
+            time += max(size / bandwidth, 2 * params * rows / self._flops)
+        return time
+
+    def _host(self, op: Op) -> float:
+        if op.network:
+            params = sum(a * b + b for a, b in pairwise(op.network))
+            size = params * NETWORK_VALUE_BYTES
+            return max(size / self._host_bytes, 2 * params * op.rows[0] / self._host_flops)
+        handoff = self.profile.host.handoff.ns
+        time = self._attention(op, self._host_bytes, self._host_flops)
+        for params, rows in self._weights(op):
+            size = self._stored(op, params)
+            flops = 2 * params * rows / self._host_flops
+            time += handoff + max(size / self._host_bytes, flops)
+        return time
+
+    def _stored(self, op: Op, params: int) -> int:
+        expert = op.kind is OpKind.EXPERT
+        return stored_bytes(params, self.expert_precision if expert else self.precision)
+
+    def _attention(self, op: Op, bytes_per_ns: float, flops_per_ns: float) -> float:
+        """Keys and values read, and products of queries with them; 0 for other operations."""
+        s = self.shape
+        cache = op.context * s.kv_values_per_token_layer * ACTIVATION_BYTES / bytes_per_ns
+        return max(cache, 4 * op.pairs * s.num_heads * s.head_dim / flops_per_ns)
 
     def _dense(self, params: int, rows: int) -> float:
         """One layer of a policy's own network, as if the device did nothing else."""
         size = params * NETWORK_VALUE_BYTES
         bandwidth = self._large if size >= LARGE_READ_BYTES else self._small
         return max(size / bandwidth, 2 * params * rows / self._flops)
-
-    def _attention(self, op: Op) -> float:
-        s = self.shape
-        cache = op.context * s.kv_values_per_token_layer * ACTIVATION_BYTES / self._large
-        products = 4 * op.pairs * s.num_heads * s.head_dim / self._flops
-        return self._read(s.attention_params + s.norm_params, op.rows[0]) + max(cache, products)
-
-    def _host_expert(self, rows: int) -> float:
-        flops = 2 * self.shape.expert_params * rows / self._host_flops
-        return self.profile.host.handoff.ns + max(self.record_bytes / self._host_bytes, flops)
 
     # ------------------------------------------------------------------ the control thread
 
@@ -155,7 +193,7 @@ class CostModel:
         """What submitting the operation costs the control thread."""
         if lane is Lane.DEVICE:
             if op.kind is OpKind.PREDICT and not op.context:
-                return self._launch_ns[OpKind.GATE]
+                return self._launch_ns[OpKind.GATE] * len(op.rows)
             return self._launch_ns[op.kind] * len(op.rows)
         if lane is Lane.PREDICT:
             return NETWORK_LAUNCHES * (len(op.network) - 1) * self._one_launch_ns

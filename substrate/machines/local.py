@@ -10,32 +10,56 @@ import threading
 import time
 from collections import deque
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 
-from moebench.substrate.machines.protocol import Lane, Op, OpKind, Span, Transfer, Work
+from moebench.substrate.errors import UsageError
+from moebench.substrate.machines.protocol import Lane, Op, OpKind, Span, TransferClient, Work
 from moebench.substrate.machines.timeline import Timeline
 from moebench.substrate.models.weights import ExpertStore
+
+
+@dataclass(slots=True)
+class _Job:
+    """A transfer for the loader: its chunks, how many are done, and the span of the next."""
+
+    op: Op
+    client: TransferClient
+    chunks: int = 1
+    done: int = 0
+    start_ns: int = 0
+    #: Ends with the last chunk.
+    span: Span = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.span = Span(self.op, Lane.DISK)
 
 
 class LocalMachine:
     """The machine protocol on this computer; see the module's docstring.
 
     Use as a context manager: it owns a thread and a file.
+
+    Args:
+        blocking_copies: the control thread waits for every needed load that it asks for.
     """
 
     load_path = (Lane.DISK,)
     has_host_lane = False
 
-    def __init__(self, store: ExpertStore, slots: int, timeline: Timeline) -> None:
+    def __init__(
+        self, store: ExpertStore, slots: int, timeline: Timeline, *, blocking_copies: bool = False
+    ) -> None:
         self.store = store
+        self._blocking_copies = blocking_copies
         self.timeline = timeline
         self.slots = torch.empty(slots, store.record_values, dtype=store.dtype)
         self.lock = threading.RLock()
         self._changed = threading.Condition(self.lock)
-        self._needed: deque[tuple[Span, Transfer]] = deque()
-        self._queued: deque[tuple[Op, Transfer]] = deque()
+        self._needed: deque[_Job] = deque()
+        self._queued: deque[_Job] = deque()
         self._least_ns: dict[tuple[OpKind, Lane], int] = {}
         self._device_free_ns = time.perf_counter_ns()
         self._failure: Exception | None = None
@@ -84,7 +108,8 @@ class LocalMachine:
         span = Span(op, lane, self.now_ns())
         if work is not None:
             span.value = work(*args)
-        self._end(span)
+        span.end_ns = self.now_ns()
+        self._measured(span)
         span.stall_ns = (span.start_ns or 0) - self._device_free_ns
         span.cause = "load" if after and (span.start_ns or 0) > asked else "control"
         self._device_free_ns = span.end_ns or 0
@@ -92,8 +117,7 @@ class LocalMachine:
             self.timeline.add(span)
         return span
 
-    def _end(self, span: Span) -> None:
-        span.end_ns = self.now_ns()
+    def _measured(self, span: Span) -> None:
         each = span.duration_ns // max(1, len(span.op.experts))
         key = (span.op.kind, span.lane)
         self._least_ns[key] = min(each, self._least_ns.get(key, each))
@@ -104,30 +128,56 @@ class LocalMachine:
 
     # ------------------------------------------------------------------ transfers
 
-    def load(self, op: Op, transfer: Transfer, after: Sequence[Span] = ()) -> Span:
+    def load(self, op: Op, client: TransferClient, after: Sequence[Span] = ()) -> Span:
         """Ask the loader for a needed expert; it goes before every queued prefetch."""
         for dependency in after:
             self.wait(dependency)
-        span = Span(op, Lane.DISK)
+        job = _Job(op, client)
         with self._changed:
-            transfer.under_way(span)
-            self._needed.append((span, transfer))
+            client.under_way(op, job.span)
+            self._needed.append(job)
             self._changed.notify_all()
-        return span
+        if self._blocking_copies:
+            self.wait(job.span)
+        return job.span
 
-    def enqueue(self, op: Op, transfer: Transfer) -> None:
+    def enqueue(self, op: Op, client: TransferClient, chunks: int = 1) -> None:
         """Queue a prefetch."""
         with self._changed:
-            self._queued.append((op, transfer))
+            self._queued.append(_Job(op, client, chunks))
             self._changed.notify_all()
 
     def cancel(self, layer: int | None = None) -> int:
-        """Drop prefetches that the loader has not started."""
+        """Drop prefetches that the loader has not begun."""
         with self.lock:
-            kept = [q for q in self._queued if layer is not None and q[0].layer > layer]
+            kept = [
+                job
+                for job in self._queued
+                if job.done or (layer is not None and job.op.layer > layer)
+            ]
             dropped = len(self._queued) - len(kept)
             self._queued = deque(kept)
             return dropped
+
+    def finish(self, op: Op) -> None:
+        """Let the loader go on with a prefetch that has begun before all others that are needed."""
+        with self._changed:
+            for job in [job for job in self._queued if job.done and job.op == op]:
+                self._queued.remove(job)
+                self._needed.appendleft(job)
+
+    def write_back(self, layer: int, expert: int, since_ns: int) -> Span:
+        """Never: records stay in their file, so nothing has to be written back."""
+        raise UsageError(
+            "this machine has no lane from the device to the host: no eviction writes back"
+        )
+
+    def backlog_ns(self, lane: Lane) -> int:
+        """What waits for the loader, at the least that a transfer took; lanes of work are idle."""
+        if lane is not Lane.DISK:
+            return 0
+        with self.lock:
+            return len(self._needed) * self._least_ns.get((OpKind.LOAD, Lane.DISK), 0)
 
     def copy_record(self, layer: int, expert: int, slot: int) -> None:
         """Read one record from disk into a slot."""
@@ -136,33 +186,52 @@ class LocalMachine:
     def _load_for_ever(self) -> None:
         try:
             while (job := self._next_job()) is not None:
-                self._carry(*job)
+                self._carry(job)
         except Exception as failure:  # whatever it is, the control thread must not wait for ever
             with self._changed:
                 self._failure = failure
                 self._changed.notify_all()
 
-    def _next_job(self) -> tuple[Span, Transfer] | None:
+    def _next_job(self) -> _Job | None:
         """The next needed load, else the next prefetch that may begin; None when closing."""
         with self._changed:
             while not self._closing:
                 if self._needed:
                     return self._needed.popleft()
                 if self._queued:
-                    op, transfer = self._queued.popleft()
-                    span = Span(op, Lane.DISK)
-                    if transfer.begin(self.now_ns()):
-                        transfer.under_way(span)
-                        return span, transfer
+                    job = self._queued.popleft()
+                    if job.done or self._begun(job):
+                        return job
                     continue
                 self._changed.wait()
         return None
 
-    def _carry(self, span: Span, transfer: Transfer) -> None:
-        span.start_ns = self.now_ns()
-        transfer.copy()
+    def _begun(self, job: _Job) -> bool:
+        if job.client.claim(job.op, self.now_ns()) is None:
+            return False
+        job.client.under_way(job.op, job.span)
+        return True
+
+    def _carry(self, job: _Job) -> None:
+        """Read a chunk; of a needed load, and of a prefetch in one piece, that is all."""
+        op, start_ns = job.op, self.now_ns()
+        slot = job.client.slot_of(op)
+        values = self.store.record_values
+        first, beyond = (values * n // job.chunks for n in (job.done, job.done + 1))
+        part = self.slots[slot, first:beyond]
+        self.store.read_into(self._file, op.layer, op.experts[0], part, first)
         with self._changed:
-            self._end(span)
-            transfer.arrived(span.start_ns, span.end_ns or 0)
+            job.start_ns = job.start_ns or start_ns
+            job.done += 1
+            complete = job.done == job.chunks
+            span = job.span if complete else Span(op, Lane.DISK)
+            span.start_ns, span.end_ns = start_ns, self.now_ns()
+            span.moved_bytes = part.numel() * part.itemsize
+            if job.chunks == 1:
+                self._measured(span)
             self.timeline.add(span)
+            if complete:
+                job.client.arrived(op, job.start_ns, span.end_ns)
+            else:
+                self._queued.appendleft(job)
             self._changed.notify_all()

@@ -58,10 +58,9 @@ class Link(Inert):
     copy_fixed: Time  #: device side, per copy
     pinned: StrictBool = True  #: whether this box's software copies experts from pinned memory
 
-    @property
-    def h2d(self) -> Bandwidth:
-        """The bandwidth at which this box copies experts to the device."""
-        return self.pinned_h2d if self.pinned else self.pageable_h2d
+    def h2d(self, pinned: bool | None = None) -> Bandwidth:
+        """The bandwidth of copies to the device; by default as this box's software copies."""
+        return self.pinned_h2d if (self.pinned if pinned is None else pinned) else self.pageable_h2d
 
 
 class Host(Inert):

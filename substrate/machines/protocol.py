@@ -4,7 +4,9 @@ The engine speaks only this protocol.  `substrate.machines.simulated` answers it
 virtual clock and a hardware profile, `substrate.machines.local` with this computer's wall clock.
 
     submit   an operation that is needed: runs on its lane as soon as what it waits for has ended
+    load     the same for a transfer of an expert
     enqueue  a prefetch: runs when its lane has nothing needed to do, and may still be cancelled
+    finish   a prefetch that has begun is needed now: what is left of it goes like a load
     wait     the control thread stands still until an operation has ended
     elapse   the control thread itself works (decisions, launches)
 
@@ -49,20 +51,24 @@ class OpKind(StrEnum):
     DENSE = "dense"
     PREDICT = "predict"
     HEAD = "head"
-    LOAD = "load"
-    READ = "read"
-    RETURN = "return"
+    LOAD = "load"  # an expert's record, host to device
+    READ = "read"  # an expert's record, disk to host
+    WRITE_BACK = "write_back"  # an evicted expert's record, device to host
+    STREAM = "stream"  # a layer's common weights, host to device
+    RETURN = "return"  # activations, between host and device
 
 
 @dataclass(slots=True)
 class Op:
     """An operation and the sizes that price it; never changed once it is made.
 
-    ``rows`` holds one count for each expert of an expert operation, else the pass's rows.
+    ``rows`` holds one count for each expert of an expert operation and for each gate of a
+    prediction, else the pass's rows.
     ``context`` counts the cached tokens that attention reads, ``pairs`` the products of a query
     with a key that it computes, both summed over the batch's sequences.  ``network`` holds a
-    policy's own network's widths, input to output.  ``sizes`` is all that its price depends on:
-    layers of a model cost alike, and so do the experts of a layer.
+    policy's own network's widths, input to output.  ``share`` is the part of a record that moves.
+    ``sizes`` is all that its price depends on: the experts of a layer cost alike, and so do layers,
+    but for their common weights (``STREAM``).
     """
 
     kind: OpKind
@@ -72,16 +78,22 @@ class Op:
     context: int = 0
     pairs: int = 0
     network: tuple[int, ...] = ()
+    share: float = 1.0
     sizes: tuple[object, ...] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        self.sizes = (self.kind, self.rows, self.context, self.pairs, self.network)
+        self.sizes = (self.kind, self.rows, self.context, self.pairs, self.network, self.share)
+        if self.kind is OpKind.STREAM:
+            self.sizes += (self.layer,)
 
 
 @lru_cache(maxsize=1 << 14)
-def op_of(kind: OpKind, layer: int, rows: tuple[int, ...], experts: tuple[int, ...] = ()) -> Op:
+def op_of(
+    kind: OpKind, layer: int, rows: tuple[int, ...], experts: tuple[int, ...] = (),
+    share: float = 1.0,
+) -> Op:  # fmt: skip
     """One object for operations that come again with every token."""
-    return Op(kind, layer, rows, experts)
+    return Op(kind, layer, rows, experts, share=share)
 
 
 class Span:
@@ -89,9 +101,12 @@ class Span:
 
     ``stall_ns`` is how long the lane stood idle before it, ``cause`` what it was waiting for;
     ``late_ns`` is the idle time before that, until the control thread had submitted it.
+    ``moved_bytes`` counts the weights that crossed its lane.
     """
 
-    __slots__ = ("cause", "end_ns", "lane", "late_ns", "op", "stall_ns", "start_ns", "value")
+    __slots__ = (
+        "cause", "end_ns", "lane", "late_ns", "moved_bytes", "op", "stall_ns", "start_ns", "value",
+    )  # fmt: skip
 
     def __init__(
         self,
@@ -110,6 +125,7 @@ class Span:
         self.stall_ns = stall_ns
         self.cause = cause
         self.late_ns = late_ns
+        self.moved_bytes = 0
         self.value: Any = None
 
     @property
@@ -124,23 +140,24 @@ class Span:
         return f"<{self.op.kind} {list(self.op.experts)} on {self.lane}, {where}>"
 
 
-class Transfer(Protocol):
-    """What a transfer asks of memory when it starts and when it ends.
+class TransferClient(Protocol):
+    """Who decides about slots: the machine asks it when transfers start and tells it of their end.
 
-    All but `copy` is called while no other thread can hold the machine's lock.
+    ``op`` is the transfer's own operation; it names one expert.  All is called while no other
+    thread can hold the machine's lock.
     """
 
-    def begin(self, now_ns: int) -> bool:
-        """Claim a slot for a prefetch; False drops it."""
+    def claim(self, op: Op, now_ns: int) -> tuple[Span, ...] | None:
+        """Give a prefetch a slot; what its transfer must wait for, or None to drop it."""
 
-    def under_way(self, span: Span) -> None:
+    def under_way(self, op: Op, span: Span) -> None:
         """The transfer has started; ``span`` ends when the record is complete."""
 
-    def arrived(self, start_ns: int, end_ns: int) -> None:
+    def arrived(self, op: Op, start_ns: int, end_ns: int) -> None:
         """The record, under way since ``start_ns``, is complete in its slot from ``end_ns`` on."""
 
-    def copy(self) -> None:
-        """Move the record into its slot."""
+    def slot_of(self, op: Op) -> int:
+        """The slot that the record goes to."""
 
 
 class Machine(Protocol):
@@ -172,14 +189,26 @@ class Machine(Protocol):
     ) -> Span:
         """Run a needed operation; its ``value`` is what ``work(*args)`` returns."""
 
-    def load(self, op: Op, transfer: Transfer, after: Sequence[Span] = ()) -> Span:
+    def load(self, op: Op, client: TransferClient, after: Sequence[Span] = ()) -> Span:
         """Bring a needed expert whose slot is already claimed; the span ends when it is there."""
 
-    def enqueue(self, op: Op, transfer: Transfer) -> None:
-        """Queue a prefetch; it costs the control thread nothing, a loader submits it."""
+    def enqueue(self, op: Op, client: TransferClient, chunks: int = 1) -> None:
+        """Queue a prefetch; it costs the control thread nothing, a loader submits it.
+
+        Between its chunks, needed loads go first.
+        """
 
     def cancel(self, layer: int | None = None) -> int:
-        """Drop queued prefetches (of layers up to ``layer``, or all); returns how many."""
+        """Drop prefetches that have not begun (of layers up to ``layer``, or all); how many."""
+
+    def finish(self, op: Op) -> None:
+        """Bring the chunks that are left of a prefetch that has begun, as a needed load."""
+
+    def write_back(self, layer: int, expert: int, since_ns: int) -> Span:
+        """Copy an evicted expert's record back to the host, from ``since_ns`` on."""
+
+    def backlog_ns(self, lane: Lane) -> int:
+        """How long a lane will still be busy with what was submitted to it."""
 
     def wait(self, span: Span) -> None:
         """Return when the span has ended."""

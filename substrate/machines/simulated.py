@@ -7,37 +7,75 @@ cancelled; they start when the clock passes the instant at which their lane had 
 
 from collections import deque
 from collections.abc import Sequence
+from dataclasses import dataclass
 from threading import RLock
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 from moebench.substrate.errors import IntegrityError
 from moebench.substrate.machines.costs import CostModel
-from moebench.substrate.machines.protocol import Lane, Op, OpKind, Span, Transfer, Work, op_of
+from moebench.substrate.machines.protocol import Lane, Op, OpKind, Span, TransferClient, Work, op_of
 from moebench.substrate.machines.timeline import Timeline
 
 #: What the device waited for, by what it depended on; otherwise by that one's lane.
 _CAUSES = {
     OpKind.LOAD: "load",
     OpKind.READ: "load",
+    OpKind.STREAM: "load",
     OpKind.RETURN: "host",
 }
 _LANE_NAMES = {lane: lane.value for lane in Lane}
 
 
+class _Queued(NamedTuple):
+    """A prefetch that has not begun: in how many chunks it goes, and when it was queued."""
+
+    op: Op
+    client: TransferClient
+    chunks: int
+    since_ns: int
+
+
+@dataclass(slots=True)
+class _Begun:
+    """A prefetch of which some chunks are done: what the next one waits for, and the start."""
+
+    queued: _Queued
+    after: Sequence[Span]
+    done: int = 0
+    start_ns: int = 0
+
+
 class SimulatedMachine:
-    """The machine protocol on a cost model; see the module's docstring."""
+    """The machine protocol on a cost model; see the module's docstring.
+
+    Args:
+        from_disk: experts cross the disk's lane before the link.
+        overlap: False lets no operation start before the one submitted before it has ended.
+        blocking_copies: the control thread waits for every needed load that it submits.
+    """
 
     has_host_lane = True
 
-    def __init__(self, costs: CostModel, timeline: Timeline, from_disk: bool = False) -> None:
+    def __init__(
+        self,
+        costs: CostModel,
+        timeline: Timeline,
+        from_disk: bool = False,
+        *,
+        overlap: bool = True,
+        blocking_copies: bool = False,
+    ) -> None:
         self.costs = costs
         self.timeline = timeline
+        self._overlap, self._blocking_copies = overlap, blocking_copies
+        self._last: Span | None = None
         self.load_path = (Lane.DISK, Lane.H2D) if from_disk else (Lane.H2D,)
         self.lock = RLock()
         self._now = 0
         self._free = dict.fromkeys(Lane, 0)
-        #: Prefetches that have not started: operation, transfer, and when it was queued.
-        self._queue: deque[tuple[Op, Transfer, int]] = deque()
+        self._queue: deque[_Queued] = deque()
+        #: The prefetch that goes in chunks and has begun.
+        self._begun: _Begun | None = None
 
     # ------------------------------------------------------------------ the control thread
 
@@ -72,28 +110,51 @@ class SimulatedMachine:
         first_launch, control, duration = self.costs.price(op, lane)
         now = self._now
         self._now = launched = now + control
-        span = self._place(op, lane, now + first_launch, duration, after, launched)
+        moved = self.costs.moved_bytes(op) if lane is Lane.H2D else 0
+        span = self._place(op, lane, now + first_launch, duration, after, launched, moved)
         span.value = value
         return span
 
-    def load(self, op: Op, transfer: Transfer, after: Sequence[Span] = ()) -> Span:
+    def load(self, op: Op, client: TransferClient, after: Sequence[Span] = ()) -> Span:
         """Bring a needed expert along the load path, ahead of every queued prefetch."""
         self._now += self.costs.copy_submit_ns
         self._start_queued()
-        return self._carry(op, transfer, self._now, after)
+        span = self._carry(op, client, self._now, after)
+        if self._blocking_copies:
+            self.wait(span)
+        return span
 
-    def _carry(self, op: Op, transfer: Transfer, since_ns: int, after: Sequence[Span]) -> Span:
-        """Place one transfer on every lane of the load path, one after the other."""
+    def _carry(self, op: Op, client: TransferClient, since_ns: int, after: Sequence[Span]) -> Span:
+        """One transfer in one piece."""
+        first, last = self._cross(op, since_ns, after, self.costs.record_bytes)
+        client.under_way(op, last)
+        client.arrived(op, first.start_ns, last.end_ns)  # type: ignore[arg-type]
+        return last
+
+    def _cross(
+        self, op: Op, since_ns: int, after: Sequence[Span], moved_bytes: int
+    ) -> tuple[Span, Span]:
+        """A record or a part of it on every lane of the load path, one after the other."""
         *hops, last_lane = self.load_path
         first: Span | None = None
         for lane in hops:
-            read = op_of(OpKind.READ, op.layer, op.rows, op.experts)
-            span = self._place(read, lane, since_ns, self.costs.ns(read, lane), after)
+            read = op_of(OpKind.READ, op.layer, op.rows, op.experts, op.share)
+            duration = self.costs.ns(read, lane)
+            span = self._place(read, lane, since_ns, duration, after, 0, moved_bytes)
             first, after = first or span, (span,)
-        last = self._place(op, last_lane, since_ns, self.costs.ns(op, last_lane), after)
-        transfer.under_way(last)
-        transfer.arrived((first or last).start_ns, last.end_ns)  # type: ignore[arg-type]
-        return last
+        duration = self.costs.ns(op, last_lane)
+        last = self._place(op, last_lane, since_ns, duration, after, 0, moved_bytes)
+        return first or last, last
+
+    def write_back(self, layer: int, expert: int, since_ns: int) -> Span:
+        """A record on its way back to the host."""
+        op = op_of(OpKind.WRITE_BACK, layer, (), (expert,))
+        duration, moved = self.costs.ns(op, Lane.D2H), self.costs.record_bytes
+        return self._place(op, Lane.D2H, since_ns, duration, (), 0, moved)
+
+    def backlog_ns(self, lane: Lane) -> int:
+        """Until when the lane is taken, from now."""
+        return max(0, self._free[lane] - self._now)
 
     def _place(
         self,
@@ -103,8 +164,11 @@ class SimulatedMachine:
         duration_ns: int,
         after: Sequence[Span],
         not_before_ns: int = 0,
+        moved_bytes: int = 0,
     ) -> Span:
         """Put an operation behind its lane's last: submitted at ``since_ns``, ended not before."""
+        if not self._overlap and self._last is not None:
+            after = (*after, self._last)
         free = self._free[lane]
         submitted_late = since_ns > free
         start, cause, late = (since_ns, "control", 0) if submitted_late else (free, "", 0)
@@ -121,34 +185,62 @@ class SimulatedMachine:
             end = not_before_ns
         self._free[lane] = end
         span = Span(op, lane, start, end, start - free - late, cause, late)
+        span.moved_bytes = moved_bytes
+        self._last = span
         self.timeline.add(span)
         return span
 
     # ------------------------------------------------------------------ prefetches
 
-    def enqueue(self, op: Op, transfer: Transfer) -> None:
+    def enqueue(self, op: Op, client: TransferClient, chunks: int = 1) -> None:
         """Queue a prefetch behind everything needed."""
-        self._queue.append((op, transfer, self._now))
+        self._queue.append(_Queued(op, client, chunks, self._now))
 
     def cancel(self, layer: int | None = None) -> int:
-        """Drop prefetches that have not started by now."""
+        """Drop prefetches that have not begun by now."""
         queued = len(self._queue)
         if queued:
             self._queue = deque(
-                [q for q in self._queue if layer is not None and q[0].layer > layer]
+                [q for q in self._queue if layer is not None and q.op.layer > layer]
             )
         return queued - len(self._queue)
 
+    def finish(self, op: Op) -> None:
+        """Carry what is left of the prefetch that has begun, from now on."""
+        while self._begun is not None and self._begun.queued.op == op:
+            self._next_chunk(self._begun, self._now)
+
     def _start_queued(self) -> None:
         """Start prefetches whose turn came before now; at now itself, needed work goes first."""
-        while self._queue:
-            op, transfer, since_ns = self._queue[0]
-            start = max(self._free[self.load_path[0]], since_ns)
+        while self._queue or self._begun is not None:
+            turn = self._begun.queued if self._begun is not None else self._queue[0]
+            start = max(self._free[self.load_path[0]], turn.since_ns)
             if start >= self._now:
                 return
+            if self._begun is not None:
+                self._next_chunk(self._begun, turn.since_ns)
+                continue
             self._queue.popleft()
-            if transfer.begin(start):
-                self._carry(op, transfer, since_ns, ())
+            after = turn.client.claim(turn.op, start)
+            if after is None:
+                continue
+            if turn.chunks == 1:
+                self._carry(turn.op, turn.client, turn.since_ns, after)
+            else:
+                self._begun = _Begun(turn, after)
+
+    def _next_chunk(self, begun: _Begun, since_ns: int) -> None:
+        op, client, chunks, _ = begun.queued
+        record, done = self.costs.record_bytes, begun.done
+        part = op_of(op.kind, op.layer, op.rows, op.experts, 1 / chunks)
+        moved = record * (done + 1) // chunks - record * done // chunks
+        first, last = self._cross(part, since_ns, begun.after, moved)
+        begun.start_ns = begun.start_ns if done else cast(int, first.start_ns)
+        begun.done += 1
+        if begun.done == chunks:
+            self._begun = None
+            client.under_way(op, last)
+            client.arrived(op, begun.start_ns, cast(int, last.end_ns))
 
     def copy_record(self, layer: int, expert: int, slot: int) -> None:
         """Nothing moves: the mathematics reads the weights where they are."""

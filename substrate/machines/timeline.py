@@ -1,15 +1,56 @@
 """Spans become figures: busy time, stalls by cause, bytes, energy, and a picture in time."""
 
 import json
-from collections import defaultdict
+from collections import defaultdict, deque
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from moebench.substrate.machines.protocol import Lane, OpKind, Span
+from moebench.substrate.machines.protocol import Lane, Machine, Op, OpKind, Span
 from moebench.substrate.terms import Phase
 
-#: Operations that move an expert's record.
-MOVES = frozenset({OpKind.LOAD, OpKind.READ})
+#: How many measured durations of each kind are kept.
+COSTS_KEPT = 64
+
+
+def _recent() -> "deque[float]":
+    return deque(maxlen=COSTS_KEPT)
+
+
+@dataclass(slots=True)
+class Costs:
+    """What the last operations took on this machine, in ns, oldest first.
+
+    Each list starts with one estimate, so that the first decision has something to go by.
+
+    Attributes:
+        load_ns: a needed expert's transfer, all of its load path.
+        host_ns, host_ns_per_row: an expert on the host, and that over its rows.
+        device_ns: an expert on the device.
+    """
+
+    load_ns: "deque[float]" = field(default_factory=_recent)
+    host_ns: "deque[float]" = field(default_factory=_recent)
+    host_ns_per_row: "deque[float]" = field(default_factory=_recent)
+    device_ns: "deque[float]" = field(default_factory=_recent)
+
+    def estimate(self, machine: Machine) -> None:
+        """Begin with what the machine says of operations that it has not run."""
+        one = Op(OpKind.EXPERT, 0, rows=(1,), experts=(0,))
+        self.load_ns.append(machine.estimate_ns(Op(OpKind.LOAD, 0), machine.load_path[-1]))
+        self.device_ns.append(machine.estimate_ns(one, Lane.DEVICE))
+        if machine.has_host_lane:
+            on_host = machine.estimate_ns(one, Lane.HOST)
+            self.host_ns.append(on_host)
+            self.host_ns_per_row.append(on_host)
+
+    def add(self, span: Span) -> None:
+        """Count a finished expert operation."""
+        if span.lane is Lane.HOST:
+            self.host_ns.append(span.duration_ns)
+            self.host_ns_per_row.append(span.duration_ns / span.op.rows[0])
+        else:
+            self.device_ns.append(span.duration_ns / len(span.op.rows))
 
 
 class Totals:
@@ -18,19 +59,18 @@ class Totals:
     def __init__(self) -> None:
         self.busy_ns: dict[Lane, int] = dict.fromkeys(Lane, 0)
         self.stall_ns: dict[str, int] = defaultdict(int)
-        self.moves: dict[Lane, int] = dict.fromkeys(Lane, 0)
+        self.moved_bytes: dict[Lane, int] = dict.fromkeys(Lane, 0)
 
 
 class Timeline:
     """Adds up every span of a run; keeps the spans themselves only where a picture needs them.
 
     Args:
-        record_bytes: bytes of one expert on the link or the disk.
         keep_all: keep every span (for `--timeline`); otherwise only those of a `window`.
     """
 
-    def __init__(self, record_bytes: int, keep_all: bool = False) -> None:
-        self.record_bytes = record_bytes
+    def __init__(self, keep_all: bool = False) -> None:
+        self.costs = Costs()
         self.totals: dict[Phase, Totals] = {"prefill": Totals(), "decode": Totals()}
         self.spans: list[Span] = []
         self.marks: list[tuple[int, str]] = []
@@ -48,8 +88,10 @@ class Timeline:
                 totals.stall_ns[span.cause] += span.stall_ns
             if span.late_ns:
                 totals.stall_ns["control"] += span.late_ns
-        elif span.op.kind in MOVES:
-            totals.moves[lane] += 1
+        elif span.moved_bytes:
+            totals.moved_bytes[lane] += span.moved_bytes
+        if span.op.kind is OpKind.EXPERT:
+            self.costs.add(span)
         if self.recording:
             self.spans.append(span)
 
@@ -67,8 +109,8 @@ class Timeline:
         return {c: sum(t.stall_ns.get(c, 0) for t in self.totals.values()) for c in causes}
 
     def bytes_moved(self, lane: Lane) -> int:
-        """Expert bytes that crossed a lane, over both phases."""
-        return sum(t.moves[lane] for t in self.totals.values()) * self.record_bytes
+        """Bytes of weights that crossed a lane, over both phases."""
+        return sum(t.moved_bytes[lane] for t in self.totals.values())
 
     def window(self, tokens: tuple[int, int] | None) -> None:
         """Keep the spans of these tokens of the next batch (first, last + 1); None keeps none."""

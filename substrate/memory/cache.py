@@ -9,6 +9,7 @@
     │ computed    ... unless nothing else is left and its computation was already submitted      │
     │ busy        its reader has not ended: a computation still reads it                         │
     │ evictable   resident, not pinned, not busy                                                 │
+    │ let go      it only passed through: the slot is free once its last reader has ended        │
     └────────────────────────────────────────────────────────────────────────────────────────────┘
 
 An expert's *key* is ``layer · E + expert``: arrays over keys make every question one vector
@@ -17,6 +18,7 @@ operation.  Times are integer nanoseconds of the machine's clock.
 
 from array import array
 from collections.abc import Iterable, Sequence
+from itertools import accumulate
 from typing import Literal
 
 import numpy as np
@@ -39,13 +41,32 @@ def _column(kind: Literal["b", "q"], values: Sequence[int]) -> tuple["array[int]
     return buffer, np.frombuffer(buffer, dtype=bool if kind == "b" else np.int64)
 
 
+def equal_pools(shape: ModelShape, slots: int, scope: Scope, tier: Tier) -> tuple[int, ...]:
+    """One pool of all slots, or the same number of slots for each MoE layer.
+
+    Raises:
+        BudgetError: not even one layer's pinned experts fit.
+    """
+    layers = len(shape.moe_layers)
+    slots = min(slots, layers * shape.num_experts)
+    pools = layers if scope == "layer" else 1
+    if slots // pools < 1 or slots < shape.top_k:
+        raise BudgetError(
+            f"{tier.name} memory: room for {slots} experts, one token of one layer pins "
+            f"{shape.top_k}" + (f" and each of {layers} layers needs one" if pools > 1 else "")
+            + "; give more memory or a larger --cache-ratio"
+        )  # fmt: skip
+    return (slots // pools,) * pools
+
+
 class ExpertCache:
     """The device's slots and the experts in them.
 
     Args:
         shape: the model.
-        slots: how many experts fit at once.
-        scope: one pool for all layers, or the same number of slots for each layer.
+        slots: how many experts fit at once; or how many of each MoE layer, which may be none.
+        scope: one pool for all layers, or one for each layer: equal shares of ``slots``, unless it
+            says more.
         tier: charged ``record_bytes`` when a slot is used for the first time.
 
     Raises:
@@ -53,20 +74,21 @@ class ExpertCache:
     """
 
     def __init__(
-        self, shape: ModelShape, slots: int, scope: Scope, tier: Tier, record_bytes: int
+        self,
+        shape: ModelShape,
+        slots: int | Sequence[int],
+        scope: Scope,
+        tier: Tier,
+        record_bytes: int,
     ) -> None:
-        layers, experts = len(shape.moe_layers), shape.num_experts
-        slots = min(slots, layers * experts)
-        pools = layers if scope == "layer" else 1
-        if slots // pools < 1 or slots < shape.top_k:
-            raise BudgetError(
-                f"{tier.name} memory: room for {slots} experts, one token of one layer pins "
-                f"{shape.top_k}" + (f" and each of {layers} layers needs one" if pools > 1 else "")
-                + "; give more memory or a larger --cache-ratio"
-            )  # fmt: skip
+        experts = shape.num_experts
+        if isinstance(slots, int):
+            slots = equal_pools(shape, slots, scope, tier)
         self.shape = shape
         self.scope: Scope = scope
-        self.slots = slots // pools * pools
+        #: Slots that lend each other: of all layers together, or of each MoE layer.
+        self.pools = tuple(slots)
+        self.slots = sum(slots)
         self._tier, self._record_bytes = tier, record_bytes
         self._experts = experts
         total = shape.num_layers * experts
@@ -82,15 +104,18 @@ class ExpertCache:
         # When an expert may leave: NEVER while pinned or absent, else when it has come and its last
         # reader has ended.  Kept up to date, so that an eviction asks one vector comparison.
         self._free_ns, self._free_all = _column("q", [NEVER] * total)
-        per_pool = self.slots // pools
+        ends = list(accumulate(self.pools))
         self._free = [
-            list(range((p + 1) * per_pool - 1, p * per_pool - 1, -1)) for p in range(pools)
+            list(range(end - 1, end - pool - 1, -1))
+            for end, pool in zip(ends, self.pools, strict=True)
         ]
         # By key, the free slots that it may be given: all of them, or its own layer's.
         self._free_for = [self._free[0]] * total
-        if pools > 1:
-            for pool, layer in zip(self._free, shape.moe_layers, strict=True):
-                self._free_for[self._row(layer)] = [pool] * experts
+        if scope == "layer":
+            for free, layer in zip(self._free, shape.moe_layers, strict=True):
+                self._free_for[self._row(layer)] = [free] * experts
+        #: Slots that were let go: where they will be free, and their last use.
+        self._draining: list[tuple[int, list[int], Span]] = []
         self._charged: set[int] = set()
 
     # ------------------------------------------------------------------ questions
@@ -98,6 +123,10 @@ class ExpertCache:
     def key(self, layer: int, expert: int) -> int:
         """The index of an expert in every array here."""
         return layer * self._experts + expert
+
+    def expert_of(self, key: int) -> tuple[int, int]:
+        """The layer and the expert of a key."""
+        return divmod(key, self._experts)
 
     def keys(self, layer: int, experts: Iterable[int]) -> list[int]:
         """The keys of several experts of a layer."""
@@ -130,9 +159,24 @@ class ExpertCache:
         """The last computation that reads the expert where it is now; None if none did."""
         return self._reader[key]
 
-    def has_free_slot(self, key: int) -> bool:
-        """Whether the expert could be placed without an eviction."""
+    def has_free_slot(self, key: int, now_ns: int) -> bool:
+        """Whether the expert could be placed at this instant without an eviction."""
+        if self._draining:
+            ended = [d for d in self._draining if (d[2].end_ns or NEVER) <= now_ns]
+            for slot, free, _ in ended:
+                free.append(slot)
+            self._draining = [d for d in self._draining if d not in ended]
         return bool(self._free_for[key])
+
+    def await_slot(self, key: int) -> Span | None:
+        """Take the first slot that was let go and is not free yet: its last use; None without."""
+        for entry in self._draining:
+            slot, free, last_use = entry
+            if free is self._free_for[key]:
+                self._draining.remove(entry)
+                free.append(slot)
+                return last_use
+        return None
 
     def evictable(self, incoming: int, now_ns: int) -> Mask:
         """Experts that may leave for ``incoming`` at this instant, over keys."""
@@ -185,6 +229,15 @@ class ExpertCache:
         self._computed[key] = False
         return slot
 
+    def let_go(self, key: int, last_use: Span) -> None:
+        """The expert is gone; its slot is free when its last use has ended."""
+        if not self._held[key]:
+            raise IntegrityError(f"expert {key} has no slot to let go")
+        self._draining.append((self._slot_of[key], self._free_for[key], last_use))
+        self._held[key] = self._computed[key] = False
+        self._slot_of[key], self._reader[key] = -1, None
+        self._ready_ns[key] = self._free_ns[key] = NEVER
+
     def arrive(self, key: int, ready_ns: int) -> None:
         """The expert can be read from ``ready_ns`` on."""
         self._ready_ns[key] = ready_ns
@@ -219,6 +272,7 @@ class ExpertCache:
         """Raise IntegrityError unless slots, owners and pins agree."""
         held = np.flatnonzero(self._held_all).tolist()
         free = [slot for pool in self._free for slot in pool]
+        free += [slot for slot, _, _ in self._draining]
         if sorted([*(self._slot_of[key] for key in held), *free]) != list(range(self.slots)):
             raise IntegrityError("slots are lost or owned twice")
         if any(self._owner_of[self._slot_of[key]] != key for key in held):

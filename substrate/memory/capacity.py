@@ -1,11 +1,38 @@
 """How many experts fit: the byte budgets of a machine against the bytes of a model."""
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Literal, NamedTuple
 
 from moebench.substrate.errors import BudgetError
 from moebench.substrate.machines.profile import HardwareProfile
 from moebench.substrate.memory.tier import Tier
-from moebench.substrate.models.shape import ModelShape, Precision
+from moebench.substrate.models.shape import ModelShape, Precision, stored_bytes
+
+#: Where a layer's common weights are: on the device, in host memory where the host computes them,
+#: or in host memory and streamed to the device for every pass.
+Home = Literal["device", "host", "stream"]
+
+#: Layers that are streamed at once: one computes while the next one comes.
+STREAM_BUFFERS = 2
+
+
+class Budget(NamedTuple):
+    """What a device has room for, in bytes, and what may be put there.
+
+    Attributes:
+        device_bytes: beside workspace and what the system itself needs.
+        layer_bytes: common weights of each layer.
+        kv_layer_bytes: KV cache of one layer.
+        other_bytes: embedding, head and final norm, which are always on the device.
+        expert_bytes: one routed expert.
+    """
+
+    device_bytes: int
+    layer_bytes: tuple[int, ...]
+    kv_layer_bytes: int
+    other_bytes: int
+    expert_bytes: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -13,6 +40,8 @@ class Capacity:
     """Where the bytes go.
 
     Attributes:
+        homes: where each layer's common weights are.
+        common_bytes: of these, what is always on the device.
         slots: experts on the device at once.
         from_disk: experts do not fit into the host's memory, every load starts on the disk.
         overcommitted: the device's budget was raised to hold everything.
@@ -20,6 +49,8 @@ class Capacity:
 
     device: Tier
     host: Tier
+    homes: tuple[Home, ...]
+    common_bytes: int
     slots: int
     from_disk: bool
     overcommitted: bool
@@ -31,6 +62,8 @@ def plan(
     precision: Precision,
     *,
     kv_tokens: int,
+    expert_precision: Precision | None = None,
+    homes: Callable[[Budget], Sequence[Home]] | None = None,
     cache_ratio: float | None = None,
     all_resident: bool = False,
     allow_overcommit: bool = False,
@@ -42,6 +75,8 @@ def plan(
 
     Args:
         kv_tokens: cached tokens over the whole batch.
+        expert_precision: of routed experts, if it is another one.
+        homes: chooses where each layer's common weights are; None is the device.
         cache_ratio: share of routed experts on the device; None takes all free memory.
         all_resident: every expert must fit.
         free_host_bytes: host memory that experts may use; None is all of the machine's.
@@ -52,17 +87,36 @@ def plan(
         BudgetError: the device does not hold the common weights, or what was asked for.
     """
     total = len(shape.moe_layers) * shape.num_experts
-    record = shape.expert_bytes(precision)
+    record = shape.expert_bytes(expert_precision or precision)
+    layers = tuple(
+        stored_bytes(shape.layer_common_params(layer), precision)
+        for layer in range(shape.num_layers)
+    )
+    kv_bytes = kv_tokens * shape.kv_bytes_per_token()
+
+    device = Tier("device", profile.gpu.memory.bytes)
+    device.reserve("context and workspace", profile.gpu.reserved_memory.bytes)
+    common = shape.common_bytes(precision)
+    budget = Budget(
+        device.free_bytes - own_bytes, layers, kv_bytes // shape.num_layers,
+        common - sum(layers), record,
+    )  # fmt: skip
+    on_device: Home = "device"
+    chosen = tuple(homes(budget)) if homes else (on_device,) * shape.num_layers
+    elsewhere = [size for size, home in zip(layers, chosen, strict=True) if home != "device"]
+    streamed = [size for size, home in zip(layers, chosen, strict=True) if home == "stream"]
+    common -= sum(elsewhere)
+    device.reserve("common weights", common)
+    device.reserve("KV cache", kv_bytes * (len(chosen) - chosen.count("host")) // len(chosen))
+    device.reserve("the system's own", own_bytes)
+    device.reserve("buffers of streamed layers", sum(sorted(streamed)[-STREAM_BUFFERS:]))
+
     host = Tier("host", profile.host.memory.bytes if free_host_bytes is None else free_host_bytes)
+    host.reserve("common weights", sum(elsewhere))
     from_disk = total * record > host.free_bytes
     if not from_disk:
         host.reserve("experts", total * record)
 
-    device = Tier("device", profile.gpu.memory.bytes)
-    device.reserve("context and workspace", profile.gpu.reserved_memory.bytes)
-    device.reserve("common weights", shape.common_bytes(precision))
-    device.reserve("KV cache", kv_tokens * shape.kv_bytes_per_token())
-    device.reserve("the system's own", own_bytes)
     fits = device.free_bytes // record
     wanted = fits if cache_ratio is None else round(cache_ratio * total)
     if all_resident:
@@ -78,4 +132,4 @@ def plan(
             f"{fits} of {total} beside the common weights; choose a larger machine, a smaller "
             "--cache-ratio, or --allow-overcommit to simulate a device that could"
         )
-    return Capacity(device, host, min(wanted, total), from_disk, overcommitted)
+    return Capacity(device, host, chosen, common, min(wanted, total), from_disk, overcommitted)

@@ -4,7 +4,7 @@ Shape letters: B sequences, T rows (all tokens of this pass), H hidden, E expert
 """
 
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -159,6 +159,14 @@ class Decoder:
         self._caches = [torch.zeros(dims, dtype=dtype) for _ in prompts]
         self._cos, self._sin = (t.to(dtype) for t in rope_tables(s, torch.arange(longest)))
         self._ahead = None
+        #: What a gate ahead was last asked for, and what it said.
+        self._peeked: tuple[int, Any] = (-1, None)
+        #: Normalised state ``[T, H]``, gate logits and scores ``[T, E]`` of a layer routed ahead.
+        self._routed_ahead: tuple[Tensor, Tensor, Tensor] | None = None
+        #: Experts whose outputs this layer does not add, and outputs that it adds for the last one.
+        self._deferred: frozenset[int] = frozenset()
+        self._carried: Tensor | None = None
+        self._prompts = [list(p) for p in prompts]
         self._tokens: list[list[int]] = [list(p) for p in prompts]
         self._forced = [list(tokens) for tokens in forced] or [[] for _ in prompts]
         self._cached = [0] * len(prompts)
@@ -226,12 +234,16 @@ class Decoder:
 
     def gate(self, layer: int) -> Gate:
         """Score the normalised hidden state; the choice is torch's top-k of the scores."""
-        self._y, self._logits, self._scores = self._scored(layer, self._x, self._ahead)
-        self._ahead = None
+        self._y, self._logits, self._scores = own = self._scored(layer, self._x, self._ahead)
+        self._ahead, self._peeked = None, (-1, None)
+        if self._routed_ahead is not None:
+            _, self._logits, self._scores = self._routed_ahead
+            self._routed_ahead = None
+        _, logits, scores = own
         # Top-k-first gates choose by logits; a softmax keeps their order but can merge neighbours.
         by_logits = self.shape.gate in (GateKind.SPARSEMIXER, GateKind.TOPK_SOFTMAX)
-        ids = (self._logits.float() if by_logits else self._scores).topk(self.shape.top_k).indices
-        return Gate(self._scores.numpy(), ids.numpy())
+        ids = (logits.float() if by_logits else scores).topk(self.shape.top_k).indices
+        return Gate(scores.numpy(), ids.numpy())
 
     def _scored(
         self, layer: int, x: Tensor, ahead: "_Ahead | None" = None
@@ -245,16 +257,18 @@ class Decoder:
 
     def dispatch(self, layer: int, ids_TK: Ids, weigh_as_TK: Ids) -> dict[int, int]:
         """Group rows by expert and fix the weights."""
-        weigh_as = torch.from_numpy(weigh_as_TK)
-        self._weights = gate_weights(self.shape, self._logits, self._scores, weigh_as)
+        weigh_as, fewer = torch.from_numpy(weigh_as_TK), bool((weigh_as_TK < 0).any())
+        self._weights = gate_weights(self.shape, self._logits, self._scores, weigh_as, fewer)
         # For each active expert, the flat (row, rank) places that it fills.
         self._ids: list[int] = ids_TK.ravel().tolist()
         places: dict[int, list[int]] = {}
         for place, expert in enumerate(self._ids):
             places.setdefault(expert, []).append(place)
+        places.pop(-1, None)
         self._places = dict(sorted(places.items()))
         self._done: set[int] = set()
-        gathered = self._gathered(layer, torch.from_numpy(ids_TK))
+        ids = torch.from_numpy(ids_TK)
+        gathered = self._gathered(layer, ids.clamp(min=0) if fewer else ids)
         self._together = gathered is not None
         if gathered is None:
             gathered = self._y.new_zeros(ids_TK.size, self.shape.hidden_size)
@@ -282,7 +296,7 @@ class Decoder:
         self._done.update(experts)
         if self._together and not stale:
             return
-        state = self._foreseen[0] if stale else self._y
+        state = self._stale if stale else self._y
         for expert in experts:
             gate_up, down = self.experts.matrices(layer, expert)
             places = self._places[expert]
@@ -301,7 +315,17 @@ class Decoder:
         missing = self._places.keys() - self._done
         if missing:
             raise IntegrityError(f"layer {layer}: experts {sorted(missing)} were never computed")
-        self._x = self._ahead.mixed if self._ahead else self._mixed(self._weights)
+        carried, self._carried = self._carried, None
+        weights = self._weights
+        if self._deferred:
+            late = torch.tensor([e in self._deferred for e in self._ids]).view(weights.shape)
+            outputs_TKH = self._by_place.view(*weights.shape, -1)
+            late_T1K = (weights * late).to(outputs_TKH.dtype)[:, None]
+            self._carried = torch.bmm(late_T1K, outputs_TKH).squeeze(1)
+            weights, self._deferred = weights.masked_fill(late, 0), frozenset()
+        self._x = self._ahead.mixed if self._ahead else self._mixed(weights)
+        if carried is not None:
+            self._x = self._x + carried
 
     def _mixed(self, weights_TK: Tensor) -> Tensor:
         """Residual plus shared experts plus the weighted sum over ranks ``[T, H]``."""
@@ -315,10 +339,14 @@ class Decoder:
         w = self._layers[layer]
         self._x = self._x + _swiglu(w.mlp_norm(self._x), *w.dense)
 
-    def predict(self, layer: int, done: Sequence[int], lookahead: Lookahead) -> Scores:
-        """The next MoE layer's scores on this layer's post-attention or partial output state."""
+    def predict(self, layer: int, later: int, done: Sequence[int], lookahead: Lookahead) -> Scores:
+        """A later layer's scores on this layer's post-attention state, or on its partial output."""
         if lookahead is not Lookahead.LAYER:
-            return self._scored(layer + 1, self._x)[2].numpy()
+            scored = self._scored(later, self._x)
+            self._peeked = later, scored
+            return scored[2].numpy()
+        if later != layer + 1:
+            raise UsageError(f"layer {layer} cannot run layer {later} ahead: others are between")
         weights, complete = self._weights, len(done) == len(self._places)
         if not complete:  # an expert that is not done yet weighs nothing
             counted = set(done)
@@ -327,21 +355,31 @@ class Decoder:
         mixed = self._mixed(weights)
         attended = self._attended(layer + 1, mixed)
         scored = self._scored(layer + 1, attended)
-        if complete and self._reuse_predictions:
+        exact = complete and not self._deferred and self._carried is None
+        if exact and self._reuse_predictions:
             self._ahead = _Ahead(mixed, attended, scored)
         return scored[2].numpy()
 
-    def foresee(self, layer: int) -> Scores:
-        """The next gate on this layer's state; both are kept for the next layer."""
-        #: Normalised state ``[T, H]``, gate logits and scores ``[T, E]``.
-        self._foreseen = self._scored(layer + 1, self._x)
-        return self._foreseen[2].numpy()
+    def route_ahead(self, layer: int) -> None:
+        """Keep this layer's state, as the next layer's norm and gate see it."""
+        peeked, scored = self._peeked
+        self._routed_ahead = scored if peeked == layer else self._scored(layer, self._x)
+        self._stale = self._routed_ahead[0]
 
-    def recall(self, layer: int) -> Gate:
-        """The layer's own gate; what follows is weighed by the foreseen one."""
-        own = self.gate(layer)
-        _, self._logits, self._scores = self._foreseen
-        return own
+    def defer(self, layer: int, experts: Sequence[int]) -> None:
+        """Add these experts' outputs one layer later."""
+        self._deferred = frozenset(experts)
+
+    def hidden(self, layer: int) -> np.ndarray:
+        """The normalised state ``[T, H]``."""
+        state: np.ndarray = self._y.float().numpy()
+        return state
+
+    def embedding(self) -> np.ndarray:
+        """Mean token embedding of each prompt ``[B, H]``."""
+        means = [self._embedding[prompt].float().mean(0) for prompt in self._prompts]
+        found: np.ndarray = torch.stack(means).numpy()
+        return found
 
     # ------------------------------------------------------------------ the end of a pass
 

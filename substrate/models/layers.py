@@ -75,23 +75,35 @@ def gate_scores(shape: ModelShape, logits_TE: Tensor, bias_E: Tensor | None = No
     return logits_TE.softmax(dim=-1)
 
 
-def gate_weights(shape: ModelShape, logits_TE: Tensor, scores_TE: Tensor, ids_TK: Tensor) -> Tensor:
+def gate_weights(
+    shape: ModelShape, logits_TE: Tensor, scores_TE: Tensor, ids_TK: Tensor, fewer: bool = False
+) -> Tensor:
     """The weights that the model's gate gives to *any* chosen experts, fp32 ``[T, K]``.
 
-    ``scores_TE`` are the `gate_scores` of these logits.
+    Args:
+        scores_TE: the `gate_scores` of these logits.
+        fewer: some ids are -1: no expert, which weighs nothing.
 
     For the model's own top-k this is the published gate.  For a substitution it is the chosen
     experts' own gate scores, renormalised exactly where the model renormalises its own top-k.
     """
+    nobody = ids_TK < 0 if fewer else None
+    if nobody is not None:
+        ids_TK = ids_TK.clamp(min=0)
     match shape.gate:
         case GateKind.SOFTMAX_TOPK | GateKind.SOFTMAX_TOPK_RENORM | GateKind.TOPK_SIGMOID:
             weights = scores_TE.gather(-1, ids_TK)
         case GateKind.TOPK_SOFTMAX:
-            weights = logits_TE.float().gather(-1, ids_TK).softmax(dim=-1)
+            chosen = logits_TE.float().gather(-1, ids_TK)
+            if nobody is not None:
+                chosen = chosen.masked_fill(nobody, float("-inf"))
+            weights = chosen.softmax(dim=-1)
         case GateKind.SIGMOID_BIAS_TOPK_RENORM:  # the bias chooses, it does not weigh
             weights = logits_TE.float().sigmoid().gather(-1, ids_TK)
         case GateKind.SPARSEMIXER:
             weights = _sparsemixer_weights(shape, logits_TE.float(), ids_TK)
+    if nobody is not None:
+        weights = weights.masked_fill(nobody, 0)
     if shape.gate in (GateKind.SOFTMAX_TOPK_RENORM, GateKind.SIGMOID_BIAS_TOPK_RENORM):
         weights = weights / weights.sum(dim=-1, keepdim=True)
     scale = shape.routed_scaling_factor

@@ -15,6 +15,7 @@ from moebench.substrate.models.shape import ModelShape
 from moebench.substrate.terms import Gate, Ids, Lookahead, Phase, Scores
 
 if TYPE_CHECKING:
+    import numpy as np
     from torch import Tensor
 
 
@@ -59,11 +60,15 @@ class Model(Protocol):
     def dispatch(self, layer: int, ids_TK: Ids, weigh_as_TK: Ids) -> dict[int, int]:
         """Fix the experts of each row; returns active experts (ascending) with their row counts.
 
-        ``weigh_as_TK`` names, position by position, the expert whose gate weight is used.
+        ``weigh_as_TK`` names, position by position, the expert whose gate weight is used.  -1
+        stands for no expert: it weighs nothing, and gates that renormalise do so over the others.
         """
 
     def compute(self, layer: int, experts: Sequence[int], stale: bool = False) -> None:
-        """Compute active experts on their rows; ``stale`` ones on the state that `foresee` read."""
+        """Compute active experts on their rows; ``stale`` ones on the state of `route_ahead`."""
+
+    def defer(self, layer: int, experts: Sequence[int]) -> None:
+        """Outputs of these active experts are added by the next layer's `combine`."""
 
     def shared(self, layer: int) -> None:
         """Compute the shared experts on all rows."""
@@ -74,17 +79,21 @@ class Model(Protocol):
     def dense(self, layer: int) -> None:
         """The feed-forward block of a layer without routed experts."""
 
-    def predict(self, layer: int, done: Sequence[int], lookahead: Lookahead) -> Scores:
-        """Scores ``[T, E]`` that the next layer's gate would give, from the experts ``done``."""
+    def predict(self, layer: int, later: int, done: Sequence[int], lookahead: Lookahead) -> Scores:
+        """Scores ``[T, E]`` that a later layer's gate would give, from the experts ``done``."""
 
-    def foresee(self, layer: int) -> Scores:
-        """Scores ``[T, E]`` of the next layer's gate on this layer's post-attention state.
+    def route_ahead(self, layer: int) -> None:
+        """The next layer is routed now: by its gate on this layer's post-attention state.
 
-        Both are kept: the next layer may be routed by them (`recall`).
+        These scores weigh its experts, and that state is what `compute` calls stale.  Its own gate
+        is still asked for what it would have chosen.
         """
 
-    def recall(self, layer: int) -> Gate:
-        """Instead of `gate`: weights will be the foreseen scores; returns the layer's own gate."""
+    def hidden(self, layer: int) -> "np.ndarray":
+        """The state ``[T, H]`` that the layer's gate has read."""
+
+    def embedding(self) -> "np.ndarray":
+        """Mean token embedding of each prompt ``[B, H]``."""
 
     def head(self) -> list[int]:
         """Choose each sequence's next token (greedy; ties to the lowest id)."""

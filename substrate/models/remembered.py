@@ -97,17 +97,32 @@ class RememberedPrefills:
         if not self._known:
             self._decoder.dense(layer)
 
-    def predict(self, layer: int, done: Sequence[int], lookahead: Lookahead) -> Scores:
-        """The decoder's prediction: the engine asks for one in decode only."""
-        return self._decoder.predict(layer, done, lookahead)
+    def predict(self, layer: int, later: int, done: Sequence[int], lookahead: Lookahead) -> Scores:
+        """The decoder's prediction, in decode."""
+        self._only_in_decode()
+        return self._decoder.predict(layer, later, done, lookahead)
 
-    def foresee(self, layer: int) -> Scores:
+    def route_ahead(self, layer: int) -> None:
         """The decoder's, in decode."""
-        return self._decoder.foresee(layer)
+        self._decoder.route_ahead(layer)
 
-    def recall(self, layer: int) -> Gate:
+    def defer(self, layer: int, experts: Sequence[int]) -> None:
         """The decoder's, in decode."""
-        return self._decoder.recall(layer)
+        self._only_in_decode()
+        self._decoder.defer(layer, experts)
+
+    def hidden(self, layer: int) -> np.ndarray:
+        """The decoder's, in decode."""
+        self._only_in_decode()
+        return self._decoder.hidden(layer)
+
+    def embedding(self) -> np.ndarray:
+        """The decoder's: no prefill is needed for it."""
+        return self._decoder.embedding()
+
+    def _only_in_decode(self) -> None:
+        if self._phase == "prefill":
+            raise UsageError("only exact prefills can be remembered; run each system alone")
 
     def head(self) -> list[int]:
         """The next tokens; a prefill that was just computed is remembered."""

@@ -6,6 +6,7 @@ it; `substrate.models.config` makes one from a Hugging Face configuration.
 
 from enum import StrEnum
 from functools import cached_property
+from itertools import zip_longest
 from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
@@ -99,6 +100,19 @@ class ModelShape(BaseModel):
     def moe_layers(self) -> tuple[int, ...]:
         """Layer indices that have routed experts, in order."""
         return tuple(i for i in range(self.num_layers) if i not in self.dense_layers)
+
+    @cached_property
+    def moe_rows(self) -> dict[int, int]:
+        """The row of each MoE layer in arrays that have one for each of them (``L``).
+
+        Everything else names a layer by its index among all of the decoder's.
+        """
+        return {layer: row for row, layer in enumerate(self.moe_layers)}
+
+    @cached_property
+    def next_moe_layers(self) -> dict[int, int | None]:
+        """For each MoE layer the next one; None for the last."""
+        return dict(zip_longest(self.moe_layers, self.moe_layers[1:]))
 
     # ------------------------------------------------------------------------- parameters
 

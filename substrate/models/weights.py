@@ -199,18 +199,24 @@ class ExpertStore:
         index = self.shape.moe_layers.index(layer) * self.shape.num_experts + expert
         return index * self.stride_bytes
 
-    def read_into(self, descriptor: int, layer: int, expert: int, slot: Tensor) -> None:
-        """Read a record into a slot ``[3·I·H]`` of this store's dtype.
+    def read_into(
+        self, descriptor: int, layer: int, expert: int, slot: Tensor, first: int = 0
+    ) -> None:
+        """Read a record into a slot ``[3·I·H]`` of this store's dtype, or a part of one.
+
+        Args:
+            first: the first of the record's numbers that is read.
 
         Raises:
             CheckpointError: the file ends before the record does.
         """
         buffer = memoryview(cast(Any, slot.view(torch.uint8).numpy()))  # numpy has no bfloat16
-        got = os.preadv(descriptor, [buffer], self.offset(layer, expert))
-        if got != self.record_bytes:
+        begin = self.offset(layer, expert) + first * self.dtype.itemsize
+        got = os.preadv(descriptor, [buffer], begin)
+        if got != len(buffer):
             raise CheckpointError(
                 f"{self.path}: record of layer {layer} expert {expert} is truncated "
-                f"({got} of {self.record_bytes} bytes); delete the file, it is built again"
+                f"({got} of {len(buffer)} bytes); delete the file, it is built again"
             )
 
     @classmethod

@@ -98,12 +98,12 @@ def _layers(
         predicts = predict and layer + 1 in shape.moe_layers
         gate = decoder.gate(layer)
         if predicts:
-            guesses[Lookahead.GATE] = decoder.predict(layer, (), Lookahead.GATE)
+            guesses[Lookahead.GATE] = decoder.predict(layer, layer + 1, (), Lookahead.GATE)
         active = decoder.dispatch(layer, gate.ids_TK, gate.ids_TK)
         decoder.compute(layer, list(active))
         if shape.shared_width:
             decoder.shared(layer)
         if predicts:
-            guesses[Lookahead.LAYER] = decoder.predict(layer, (), Lookahead.LAYER)
+            guesses[Lookahead.LAYER] = decoder.predict(layer, layer + 1, (), Lookahead.LAYER)
         decoder.combine(layer)
         yield gate, guesses

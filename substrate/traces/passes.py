@@ -26,15 +26,13 @@ from moebench.substrate.terms import Gate, Ids, Lookahead, Phase, Scores
 class PassTrace:
     """One pass of one batch: gate and prediction of every MoE layer, and the tokens chosen.
 
-    ``rows`` holds one count a sequence; ``predicted`` maps a layer to the scores that were
-    predicted for the next one.
+    ``rows`` holds one count a sequence; ``predicted`` holds, for each kind of prediction, the
+    scores ``[T, E]`` that one layer predicted for a later one.
     """
 
     rows: tuple[int, ...]
     gates: dict[int, Gate] = field(default_factory=dict)
-    predicted: dict[int, Scores] = field(default_factory=dict)
-    #: What the predictions were computed from; None if they were drawn and fit any kind.
-    lookahead: Lookahead | None = None
+    predicted: dict[Lookahead, dict[tuple[int, int], Scores]] = field(default_factory=dict)
     chosen: list[int] = field(default_factory=list)
 
 
@@ -94,25 +92,11 @@ class Recorder:
         self._pass.gates[layer] = Gate(gate.scores_TE.copy(), gate.ids_TK.copy())
         return gate
 
-    def predict(self, layer: int, done: Sequence[int], lookahead: Lookahead) -> Scores:
+    def predict(self, layer: int, later: int, done: Sequence[int], lookahead: Lookahead) -> Scores:
         """Record a prediction."""
-        scores = self._model.predict(layer, done, lookahead)
-        self._pass.predicted[layer] = scores.copy()
-        self._pass.lookahead = lookahead
+        scores = self._model.predict(layer, later, done, lookahead)
+        self._pass.predicted.setdefault(lookahead, {})[layer, later] = scores.copy()
         return scores
-
-    def foresee(self, layer: int) -> Scores:
-        """Record a prediction by the next gate."""
-        scores = self._model.foresee(layer)
-        self._pass.predicted[layer] = scores.copy()
-        self._pass.lookahead = Lookahead.GATE
-        return scores
-
-    def recall(self, layer: int) -> Gate:
-        """Record a layer's own gate, though another routes it."""
-        gate = self._model.recall(layer)
-        self._pass.gates[layer] = Gate(gate.scores_TE.copy(), gate.ids_TK.copy())
-        return gate
 
     def head(self) -> list[int]:
         """Record the choice."""
@@ -163,8 +147,8 @@ class TracedModel:
     def dispatch(self, layer: int, ids_TK: Ids, weigh_as_TK: Ids) -> dict[int, int]:
         """Active experts (ascending) with their rows."""
         if len(ids_TK) == 1:  # the common case: no expert twice
-            return dict.fromkeys(sorted(ids_TK[0].tolist()), 1)
-        counts = np.bincount(ids_TK.ravel())
+            return dict.fromkeys(sorted(e for e in ids_TK[0].tolist() if e >= 0), 1)
+        counts = np.bincount(ids_TK[ids_TK >= 0])
         experts = counts.nonzero()[0]
         return dict(zip(experts.tolist(), counts[experts].tolist(), strict=True))
 
@@ -180,22 +164,30 @@ class TracedModel:
     def dense(self, layer: int) -> None:
         """No mathematics."""
 
-    def predict(self, layer: int, done: Sequence[int], lookahead: Lookahead) -> Scores:
+    def predict(self, layer: int, later: int, done: Sequence[int], lookahead: Lookahead) -> Scores:
         """The recorded prediction."""
-        if layer not in self._pass.predicted or self._pass.lookahead not in (None, lookahead):
+        predicted = self._pass.predicted.get(lookahead, {})
+        if (layer, later) not in predicted:
             raise UsageError(
-                f"the trace holds no predictions of kind {lookahead}; record it with a system that "
-                "makes them, or replay with --set prefetch=none"
+                f"the trace holds no predictions of kind {lookahead} that layer {layer} made of "
+                f"layer {later}; record it with a system that makes them, or replay with --set "
+                "prefetch=none"
             )
-        return self._pass.predicted[layer]
+        return predicted[layer, later]
 
-    def foresee(self, layer: int) -> Scores:
-        """The recorded prediction by the next gate."""
-        return self.predict(layer, (), Lookahead.GATE)
+    def route_ahead(self, layer: int) -> None:
+        """No mathematics."""
 
-    def recall(self, layer: int) -> Gate:
-        """The recorded gate."""
-        return self.gate(layer)
+    def defer(self, layer: int, experts: Sequence[int]) -> None:
+        """No mathematics."""
+
+    def hidden(self, layer: int) -> np.ndarray:
+        """Never: a trace holds no hidden states."""
+        raise UsageError("a trace holds no hidden states; run the system live")
+
+    def embedding(self) -> np.ndarray:
+        """Never: a trace holds no embeddings."""
+        raise UsageError("a trace holds no embeddings; run the system live")
 
     def head(self) -> list[int]:
         """The recorded tokens."""

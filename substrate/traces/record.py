@@ -14,7 +14,7 @@ The next layer is predicted twice for every decoded token:
   counts as computed: the least that a system knows then.
 """
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any, Literal
 
 import numpy as np
@@ -43,16 +43,15 @@ class TraceRecorder:
 
     Args:
         precision: of recorded scores, and of those that the recorded system sees.
-        asks: the prediction that the recorded system asks for, kept as it saw it.
+        asks: the predictions that the recorded system asks for, kept as it saw them.
     """
 
     def __init__(
         self, model: Model, writer: TraceWriter, precision: Kept = "float16",
-        asks: Lookahead = Lookahead.NONE,
+        asks: Collection[Lookahead] = (),
     ) -> None:  # fmt: skip
         self._model, self._writer, self._dtype = model, writer, np.dtype(precision)
-        self.shape = shape = model.shape
-        self._place = {layer: i for i, layer in enumerate(shape.moe_layers)}
+        self.shape = model.shape
         self._asks = asks
         self._sequences = 0
 
@@ -75,7 +74,7 @@ class TraceRecorder:
     def embed(self, phase: Phase) -> int:
         """Start a pass."""
         rows = self._model.embed(phase)
-        layers, s = len(self._place), self.shape
+        layers, s = len(self.shape.moe_layers), self.shape
         self._phase = phase
         self._scores = np.empty((rows, layers, s.num_experts), self._dtype)
         self._ids = np.empty((rows, layers, s.top_k), np.int64)
@@ -89,38 +88,29 @@ class TraceRecorder:
         return self._record(layer, self._model.gate(layer))
 
     def _record(self, layer: int, gate: Gate) -> Gate:
-        place = self._place[layer]
-        self._scores[:, place] = gate.scores_TE
-        self._ids[:, place] = gate.ids_TK
+        row = self.shape.moe_rows[layer]
+        self._scores[:, row] = gate.scores_TE
+        self._ids[:, row] = gate.ids_TK
         return Gate(self._rounded(gate.scores_TE), gate.ids_TK)
 
     def dispatch(self, layer: int, ids_TK: Ids, weigh_as_TK: Ids) -> dict[int, int]:
         """The model's own."""
         return self._model.dispatch(layer, ids_TK, weigh_as_TK)
 
-    def predict(self, layer: int, done: Sequence[int], lookahead: Lookahead) -> Scores:
-        """Record a prediction that the system asked for."""
-        scores = self._model.predict(layer, done, lookahead)
-        self._predicted[lookahead][:, self._place[layer]] = scores
+    def predict(self, layer: int, later: int, done: Sequence[int], lookahead: Lookahead) -> Scores:
+        """Record a prediction of the next MoE layer that the system asked for."""
+        scores = self._model.predict(layer, later, done, lookahead)
+        if later == self.shape.next_moe_layers[layer]:
+            self._predicted[lookahead][:, self.shape.moe_rows[layer]] = scores
         return self._rounded(scores)
-
-    def foresee(self, layer: int) -> Scores:
-        """Record the prediction by which the system routes the next layer."""
-        scores = self._model.foresee(layer)
-        self._predicted[Lookahead.GATE][:, self._place[layer]] = scores
-        return self._rounded(scores)
-
-    def recall(self, layer: int) -> Gate:
-        """Record a layer's own gate, though another routes it."""
-        return self._record(layer, self._model.recall(layer))
 
     def combine(self, layer: int) -> None:
         """Before the layer ends, predict what the system did not ask for."""
-        if self._phase == "decode" and layer + 1 in self._place:
-            place = self._place[layer]
+        row, later = self.shape.moe_rows[layer], self.shape.next_moe_layers[layer]
+        if self._phase == "decode" and later == layer + 1:
             for kind, predicted in self._predicted.items():
-                if np.isnan(predicted[:, place]).any():
-                    predicted[:, place] = self._model.predict(layer, (), kind)
+                if np.isnan(predicted[:, row]).any():
+                    predicted[:, row] = self._model.predict(layer, later, (), kind)
         self._model.combine(layer)
 
     def head(self) -> list[int]:
@@ -156,10 +146,10 @@ class TraceRecorder:
         return scores.astype(self._dtype).astype(np.float32)
 
 
-def recorded_predictions(asks: Lookahead, system: str) -> dict[Lookahead, Prediction]:
+def recorded_predictions(asks: Collection[Lookahead], system: str) -> dict[Lookahead, Prediction]:
     """What a trace's header says of its predictions."""
     return {
-        kind: Prediction(array=array_of(kind), made=f"as {system} saw it" if kind is asks else made)
+        kind: Prediction(array=array_of(kind), made=f"as {system} saw it" if kind in asks else made)
         for kind, made in MADE.items()
     }
 

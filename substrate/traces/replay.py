@@ -4,8 +4,9 @@ Sequences are stored one by one; batches are formed here.  The B sequences of a 
 step, a row each, until the shortest ends.  Arrays are read once a pass.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
@@ -66,7 +67,7 @@ class Replay:
         shape: of the model that is charged; it has the trace's layers, experts and top-k.
         sequences: how many are replayed, in whole batches.
         new_tokens: passes of each batch at most.
-        lookahead: the prediction that the replayed system asks for.
+        lookaheads: the predictions that the replayed system asks for.
         reconstruction: stands in for scores that were not recorded.
     """
 
@@ -75,7 +76,7 @@ class Replay:
     batch: int
     sequences: int
     new_tokens: int
-    lookahead: Lookahead = Lookahead.NONE
+    lookaheads: Collection[Lookahead] = ()
     reconstruction: Reconstruction | None = None
 
     def __post_init__(self) -> None:
@@ -107,12 +108,11 @@ class Replay:
         done = PassTrace(pass_.counts, dict(zip(layers, gates, strict=True)))
         last = np.cumsum(pass_.counts) - 1
         done.chosen = trace.chosen[pass_.rows[last]].tolist()
-        source = trace.predicted(self.lookahead) if predicted else None
-        if source is not None:
-            done.predicted = dict(
-                zip(layers[:-1], _by_layer(source[pass_.decoded], np.float32), strict=True)
-            )
-            done.lookahead = self.lookahead
+        for kind in self.lookaheads if predicted else ():
+            source = trace.predicted(kind)
+            if source is not None:
+                scores_LTE = _by_layer(source[pass_.decoded], np.float32)
+                done.predicted[kind] = dict(zip(pairwise(layers), scores_LTE, strict=True))
         return done
 
     def _scores(self, rows: np.ndarray) -> np.ndarray:

@@ -33,7 +33,6 @@ import numpy as np
 
 from moebench.substrate.engine.cache_replay import replay, topology
 from moebench.substrate.errors import UsageError
-from moebench.substrate.models.shape import ModelShape
 from moebench.systems.learn.artefacts import Artefact, content_hash, kept
 from moebench.systems.policies.evict_belady import Belady
 
@@ -102,30 +101,14 @@ class EvictionNetworkOptions:
     seed: int = 0
 
 
-def recorded(name: str, shape: ModelShape, tokens: int) -> list[np.ndarray]:
-    """A trace's sequences ``[T, L, K]``: the first ones that hold at most so many tokens.
-
-    Raises:
-        InputError: no such trace.
-        UsageError: it is another model's.
-    """
-    from moebench.substrate.traces.catalogue import find_trace
-    from moebench.substrate.traces.file import open_trace
-
-    trace = open_trace(find_trace(name))
-    header = trace.header
-    if (header.num_moe_layers, header.num_experts) != (len(shape.moe_layers), shape.num_experts):
-        raise UsageError(
-            f"evict.trace={name} is {header.model}'s: {header.num_moe_layers} layers of "
-            f"{header.num_experts} experts; the model has {len(shape.moe_layers)} of "
-            f"{shape.num_experts}"
-        )
+def first_tokens(sequences: Sequence[np.ndarray], tokens: int) -> list[np.ndarray]:
+    """The first sequences ``[T, L, K]`` that hold at most so many tokens; one at the least."""
     found: list[np.ndarray] = []
-    for rows in trace.sequences:
-        tokens -= len(rows)
+    for ids in sequences:
+        tokens -= len(ids)
         if found and tokens < 0:
             break
-        found.append(np.asarray(trace.ids_TLK[rows]))
+        found.append(np.asarray(ids))
     return found
 
 

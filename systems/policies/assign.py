@@ -1,24 +1,28 @@
-"""What happens to active experts that are off the device."""
+"""Divides active experts that are off the device between the link and the host."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from moebench.substrate.engine.system import Assigned, Assignment, LayerView, Missing
+from moebench.substrate.engine.decisions import Active, LayerView, Plan, Where, fetches, split
+from moebench.substrate.engine.policies import Assignment
 from moebench.substrate.errors import UsageError
 
 
-def _by_id(missing: Sequence[Missing]) -> list[int]:
-    return sorted([m.expert for m in missing])
+def absent(active: Sequence[Active]) -> list[int]:
+    """Active experts that are neither on the device nor on their way to it, by id."""
+    return [a.expert for a in active if a.where is Where.ABSENT]
 
 
 @dataclass(kw_only=True)
 class LoadAll(Assignment):
     """Load every missing expert, by ascending id."""
 
-    def assign(self, view: LayerView, missing: Sequence[Missing]) -> Assigned:
+    reads_scores = False
+
+    def assign(self, view: LayerView, active: Sequence[Active]) -> Plan:
         """All to the link."""
-        return Assigned(_by_id(missing), ())
+        return split(active, fetches(view.layer, absent(active)))
 
 
 @dataclass(kw_only=True)
@@ -28,15 +32,19 @@ class HostAll(Assignment):
     In prefill an expert serves many rows: the host's time grows with them, the link's does not.
     """
 
+    reads_scores = False
+
     @property
     def uses_host(self) -> bool:  # type: ignore[override]
         """Always in decode."""
         return True
 
-    def assign(self, view: LayerView, missing: Sequence[Missing]) -> Assigned:
+    def assign(self, view: LayerView, active: Sequence[Active]) -> Plan:
         """All to the host, or in prefill all to the link."""
-        ids = _by_id(missing)
-        return Assigned(ids, ()) if view.phase == "prefill" else Assigned((), ids)
+        ids = absent(active)
+        if view.phase == "prefill":
+            return split(active, fetches(view.layer, ids))
+        return split(active, host=ids)
 
 
 @dataclass(kw_only=True)
@@ -71,16 +79,17 @@ class Balanced(Assignment):
         """In decode, when the link falls behind."""
         return True
 
-    def assign(self, view: LayerView, missing: Sequence[Missing]) -> Assigned:
+    def assign(self, view: LayerView, active: Sequence[Active]) -> Plan:
         """Algorithm 2 in decode; in prefill everything is loaded (first version, §4.1)."""
         if view.phase == "prefill":
-            return Assigned(_by_id(missing), ())
+            return split(active, fetches(view.layer, absent(active)))
+        missing = [a for a in active if a.where is Where.ABSENT]
         if not missing:
-            return Assigned((), ())
+            return split(active)
         costs, p = view.costs, self.history
         load_ns = _mean(costs.load_ns, p)
         host_ns = _mean(costs.host_ns if self.by == "score" else costs.host_ns_per_row, p)
-        queue = sorted(missing, key=self._order)
+        queue = sorted(missing, key=self._order)  # S
         load: list[int] = []
         host: list[int] = []
         t_load = t_cpu = 0.0
@@ -94,12 +103,12 @@ class Balanced(Assignment):
                 host.append(queue[right].expert)
                 t_cpu += host_ns * (queue[right].rows if self.by == "batch" else 1)
                 right -= 1
-        return Assigned(load, host)
+        return split(active, fetches(view.layer, load), host)
 
-    def _order(self, m: Missing) -> tuple[float, float, int]:
+    def _order(self, a: Active) -> tuple[float, float, int]:
         """Best first; ties by the other measure, then by id."""
         return (
-            (-m.score, -m.rows, m.expert) if self.by == "score" else (-m.rows, -m.score, m.expert)
+            (-a.score, -a.rows, a.expert) if self.by == "score" else (-a.rows, -a.score, a.expert)
         )
 
 

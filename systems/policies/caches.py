@@ -14,7 +14,7 @@ from typing import Literal
 
 import numpy as np
 
-from moebench.substrate.engine.system import Eviction
+from moebench.substrate.engine.policies import Eviction
 from moebench.substrate.errors import UsageError
 from moebench.substrate.memory.cache import ExpertCache, Mask
 from moebench.substrate.models.shape import ModelShape

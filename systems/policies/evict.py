@@ -1,4 +1,4 @@
-"""Who leaves when a slot is needed.  Keys are ``layer · E + expert`` (see `memory.cache`)."""
+"""Chooses the expert to evict.  Keys are ``layer · E + expert`` (see `memory.cache`)."""
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -6,7 +6,8 @@ from typing import Literal, TypeVar
 
 import numpy as np
 
-from moebench.substrate.engine.system import Eviction, LayerView
+from moebench.substrate.engine.decisions import LayerView
+from moebench.substrate.engine.policies import Eviction
 from moebench.substrate.errors import BudgetError, UsageError
 from moebench.substrate.memory.cache import ExpertCache, Mask
 from moebench.substrate.models.shape import ModelShape
@@ -36,8 +37,11 @@ def pools(shape: ModelShape, cache: ExpertCache, make: Callable[[int], State]) -
     """
     if cache.scope == "global":
         return [make(cache.slots)] * (shape.num_layers * shape.num_experts)
-    each = cache.slots // len(shape.moe_layers)
-    return [state for _ in range(shape.num_layers) for state in [make(each)] * shape.num_experts]
+    # Nobody asks for the keys of dense layers.
+    sizes = [1] * shape.num_layers
+    for layer, size in zip(shape.moe_layers, cache.pools, strict=True):
+        sizes[layer] = max(size, 1)
+    return [state for size in sizes for state in [make(size)] * shape.num_experts]
 
 
 class ByCount:
@@ -116,7 +120,11 @@ class NeverEvict(Eviction):
         self.reserve = self.staging
 
     def start(self, shape: ModelShape, cache: ExpertCache) -> None:
-        """The first experts to arrive, as many as placement may place, are the placed ones."""
+        """Nothing was placed yet.
+
+        Raises:
+            BudgetError: there are no more slots than are to stay empty.
+        """
         self._passing = np.zeros(shape.num_layers * shape.num_experts, dtype=bool)
         self.reserve = self.staging * (len(shape.moe_layers) if cache.scope == "layer" else 1)
         if self.reserve >= cache.slots:
@@ -124,14 +132,13 @@ class NeverEvict(Eviction):
                 f"evict.staging={self.staging} keeps {self.reserve} of {cache.slots} slots empty; "
                 "give fewer, or a larger --cache-ratio"
             )
-        self._to_place = cache.slots - self.reserve
+
+    def placed(self, key: int) -> None:
+        """It stays."""
 
     def arrived(self, key: int) -> None:
-        """Placed, or passing through."""
-        if self._to_place > 0:
-            self._to_place -= 1
-        else:
-            self._passing[key] = True
+        """It passes through."""
+        self._passing[key] = True
 
     def left(self, key: int) -> None:
         """Gone."""

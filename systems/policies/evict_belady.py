@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from heapq import heappop, heappush
 from typing import ClassVar
 
-from moebench.substrate.engine.system import Eviction
+from moebench.substrate.engine.policies import Eviction
 from moebench.substrate.errors import UsageError
 from moebench.substrate.memory.cache import ExpertCache, Mask
 from moebench.substrate.models.shape import ModelShape
@@ -17,11 +17,11 @@ _NEVER = 2**62
 
 @dataclass(kw_only=True)
 class Belady(Eviction):
-    """MIN (Belady 1966): who is used again last leaves; ties to the lowest id.
+    """MIN (Belady 1966): evicts what is used again last; ties to the lowest id.
 
-    It needs the future, so it runs on recorded routing only: whoever replays calls `foresee` before
-    `start`.  A layer's step is one moment: its experts are protected, and what counts is their next
-    use after it.
+    It needs the future, so it runs on recorded routing only: whoever replays calls `set_future`
+    before `start`.  A layer's step is one moment: its experts are protected, and what counts is
+    their next use after it.
 
     Attributes:
         bypass: a newcomer that is itself used again last is not kept.  A device cannot do this (an
@@ -31,7 +31,9 @@ class Belady(Eviction):
     bypass: bool = False
     clairvoyant: ClassVar[bool] = True
 
-    def foresee(self, steps: Sequence[tuple[int, Sequence[int]]], may_refuse: bool = False) -> None:
+    def set_future(
+        self, steps: Sequence[tuple[int, Sequence[int]]], may_refuse: bool = False
+    ) -> None:
         """All steps to come: a layer and the experts that it uses.
 
         Args:
@@ -81,14 +83,14 @@ class Belady(Eviction):
         """The next step has come.
 
         Raises:
-            UsageError: it is not the one that was foreseen.
+            UsageError: it is not the one that was told.
         """
         base, at = layer * self._experts, self._now
         for expert in experts:
             key = base + expert
             if self._uses[at] != key:
                 raise UsageError(
-                    f"evict=belady did not foresee that layer {layer} uses expert {expert}; it "
+                    f"evict=belady was not told that layer {layer} uses expert {expert}; it "
                     "works with route=exact on the recorded batches"
                 )
             self._nearness[key] = nearness = -self._following[at]

@@ -1,12 +1,16 @@
-"""Where experts start."""
+"""Chooses the experts that are on the device when a run starts."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
-from moebench.substrate.engine.system import Placement
+import numpy as np
+
+from moebench.substrate.engine.policies import Placement
 from moebench.substrate.errors import UsageError
 from moebench.substrate.memory.cache import Scope
 from moebench.substrate.models.shape import ModelShape
+from moebench.substrate.terms import RoutedSequence
 
 
 @dataclass(kw_only=True)
@@ -24,27 +28,67 @@ class PlacePopular(Placement):
     """The most popular experts of a calibration run, ties by layer and id (Fiddler §3.2).
 
     Attributes:
-        popularity: how often each expert was used, ``[layer][expert]`` over all layers; dense
-            layers' rows are ignored.  Without any, all are equally popular.
+        popularity: how often each expert was used, ``[layer][expert]`` over all layers (dense
+            layers' rows are ignored), in place of calibration.
         equal_layers: the same number of experts in each layer, instead of the globally best.
     """
 
     popularity: Sequence[Sequence[float]] = ()
     equal_layers: bool = False
 
+    def __post_init__(self) -> None:
+        self._counts = self.popularity
+        self._tokens = 0
+
+    @property
+    def calibrates(self) -> bool:  # type: ignore[override]
+        """Unless popularity was given."""
+        return not self.popularity
+
+    @property
+    def learnt(self) -> Mapping[str, str]:
+        """How many tokens were counted."""
+        return {"tokens": str(self._tokens)} if self._tokens else {}
+
+    def calibrate(
+        self,
+        sequences: Sequence[RoutedSequence],
+        shape: ModelShape,
+        artefacts: Path,
+        progress: Callable[[int, int], None],
+    ) -> None:
+        """Count the experts that the texts use."""
+        counts_LE = np.zeros((shape.num_layers, shape.num_experts))
+        self._tokens = 0
+        for text in sequences:
+            ids_TLK = self._counted(text)
+            self._tokens += len(ids_TLK)
+            for layer, row in shape.moe_rows.items():
+                used = ids_TLK[:, row].ravel()
+                counts_LE[layer] += np.bincount(used, minlength=shape.num_experts)
+        self._counts = counts_LE.tolist()
+
+    def _counted(self, text: RoutedSequence) -> np.ndarray:
+        """The part of a text that counts: all of it."""
+        return text.ids_TLK
+
     def counts(self, shape: ModelShape) -> Sequence[Sequence[float]]:
-        """``popularity`` as ``[layer][expert]``.
+        """Uses as ``[layer][expert]``.
 
         Raises:
-            UsageError: it has not one row of counts a layer.
+            UsageError: there are none, or they have not one row a layer.
         """
-        count = self.popularity or [[0.0] * shape.num_experts] * shape.num_layers
-        if [len(row) for row in count] != [shape.num_experts] * shape.num_layers:
+        if not self._counts:
+            raise UsageError(
+                f"{type(self).__name__} places by popularity and knows none: calibrate it, or give "
+                "counts as JSON: --set 'place.popularity=[[3, 1, ...], ...]'"
+            )
+        if [len(row) for row in self._counts] != [shape.num_experts] * shape.num_layers:
             raise UsageError(
                 f"place.popularity needs {shape.num_layers} rows of {shape.num_experts} counts, "
                 "one row a layer; give it as JSON: --set 'place.popularity=[[3, 1, ...], ...]'"
             )
-        return count
+        return self._counts
 
     def place(self, shape: ModelShape, slots: int, scope: Scope) -> Iterable[tuple[int, int]]:
         """Most popular first, within each layer or over all."""
@@ -58,3 +102,12 @@ class PlacePopular(Placement):
         else:
             order = sorted(entry for layer in ranked for entry in layer)
         return [(layer, e) for _, layer, e in order[: max(slots, 0)]]
+
+
+@dataclass(kw_only=True)
+class PlaceNothing(Placement):
+    """The device starts with the common weights alone (FlashMoE §3.1, DuoServe-MoE §5)."""
+
+    def place(self, shape: ModelShape, slots: int, scope: Scope) -> Iterable[tuple[int, int]]:
+        """No expert."""
+        return ()

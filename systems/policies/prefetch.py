@@ -1,18 +1,27 @@
-"""What to bring for the next layer."""
+"""Selects experts to fetch for later layers."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
-from moebench.substrate.engine.system import LayerView, Prefetching, best_scores
+from moebench.substrate.engine.decisions import (
+    Fetch,
+    Forecast,
+    LayerView,
+    best_scores,
+    fetches,
+)
+from moebench.substrate.engine.policies import Predictor, Prefetching
 from moebench.substrate.errors import UsageError
-from moebench.substrate.terms import Lookahead, Scores
+from moebench.systems.policies.predict import NextGates
 
 
 @dataclass(kw_only=True)
 class NoPrefetch(Prefetching):
     """Nothing."""
+
+    reads_scores = False
 
 
 @dataclass(kw_only=True)
@@ -20,29 +29,29 @@ class NextGate(Prefetching):
     """The next layer's gate on this layer's state: its top-k, best first (Mixtral-Offloading §3.2).
 
     Attributes:
-        experts: how many to bring for each layer; 0 means the model's top-k.
+        experts: how many to fetch for each layer; 0 means the model's top-k.
     """
 
     experts: int = 0
+
+    reads_scores = False
 
     def __post_init__(self) -> None:
         if self.experts < 0:
             raise UsageError(f"prefetch.experts is {self.experts}; allowed: 0 (the top-k) or more")
 
     @property
-    def lookahead(self) -> Lookahead:
+    def predictor(self) -> Predictor:
         """The cheap prediction."""
-        return Lookahead.GATE
+        return NextGates()
 
-    def prefetch(
-        self, view: LayerView, next_layer: int, predicted_TE: Scores | None
-    ) -> Sequence[int]:
+    def prefetch(self, view: LayerView, forecast: Forecast) -> Sequence[Fetch]:
         """Highest predicted score first; ties by id.  Nothing in prefill."""
-        if predicted_TE is None:
-            return ()
-        best = best_scores(predicted_TE)
-        order: list[int] = np.argsort(-best, kind="stable").tolist()
-        return order[: self.experts or view.shape.top_k]
+        wanted: list[Fetch] = []
+        for layer, predicted_TE in forecast.items():
+            order = np.argsort(-best_scores(predicted_TE), kind="stable").tolist()
+            wanted += fetches(layer, order[: self.experts or view.shape.top_k])
+        return wanted
 
 
 @dataclass(kw_only=True)
@@ -52,8 +61,9 @@ class WholeLayer(Prefetching):
     SE-MoE / MoESys (arXiv 2205.10034) does so with room for two layers.
     """
 
-    def prefetch(
-        self, view: LayerView, next_layer: int, predicted_TE: Scores | None
-    ) -> Sequence[int]:
+    reads_scores = False
+
+    def prefetch(self, view: LayerView, forecast: Forecast) -> Sequence[Fetch]:
         """All of them; those already held are skipped."""
-        return range(view.shape.num_experts)
+        assert view.next_layer is not None
+        return fetches(view.next_layer, range(view.shape.num_experts))

@@ -2,9 +2,11 @@
 
 from dataclasses import dataclass
 
-from moebench.substrate.engine.system import Routing
+from moebench.substrate.engine.policies import Routing
 
 
 @dataclass(kw_only=True)
 class ExactRouting(Routing):
     """The model's own top-k, always."""
+
+    reads_scores = False

@@ -1,0 +1,295 @@
+"""A run whose model computes: weights, tokenizer and questions, and how it is wired."""
+
+import hashlib
+from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from tokenizers import Tokenizer
+
+from moebench.harness.run import calibration
+from moebench.harness.run.answers import Answers
+from moebench.harness.run.identity import system_hash
+from moebench.harness.run.question import Question, question_of
+from moebench.harness.run.session import Learnable, Session
+from moebench.harness.run.shared import SharedWork
+from moebench.harness.run.spec import RunSpec
+from moebench.harness.run.stage import Room, Stage, room, simulated
+from moebench.substrate.engine.loop import Engine
+from moebench.substrate.engine.records import Generation
+from moebench.substrate.engine.system import System
+from moebench.substrate.errors import CheckpointError, UsageError
+from moebench.substrate.machines.local import LocalMachine
+from moebench.substrate.machines.profile import load_profile
+from moebench.substrate.machines.timeline import Timeline
+from moebench.substrate.memory.cache import ExpertCache
+from moebench.substrate.memory.slots import SlotExperts
+from moebench.substrate.memory.tier import Tier
+from moebench.substrate.models.catalogue import (
+    check_topology,
+    model_shape,
+    scale_names,
+    scale_path,
+)
+from moebench.substrate.models.decoder import Decoder
+from moebench.substrate.models.protocol import Model
+from moebench.substrate.models.weights import Checkpoint, ExpertStore
+from moebench.systems.options import build
+from moebench.systems.policies.assign import LoadAll
+from moebench.workloads.catalogue import workload
+from moebench.workloads.draw import PromptSet, load
+from moebench.workloads.example import END_OF_TEXT, Example
+from moebench.workloads.workload import Workload
+
+#: What a local machine computes and keeps experts in.
+LOCAL_DTYPE = torch.float32
+
+
+@dataclass(slots=True, kw_only=True)
+class LiveSession(Session):
+    """Weights and questions.
+
+    Attributes:
+        end: the token that ends a text.
+        shared: work that runs of the same weights share; a run alone makes its own.
+        wrap: put around the model, for example to record what it answers.
+    """
+
+    checkpoint: Checkpoint
+    tokenizer: Tokenizer
+    workload: Workload
+    questions: list[Question]
+    end: int | None
+    data_dir: Path | None
+    wrap: Callable[[Model], Model] = lambda model: model
+    shared: SharedWork | None = None
+    answers: Answers = field(init=False)
+
+    @property
+    def longest(self) -> int:
+        """Tokens of the longest text, new ones included."""
+        return max(q.length for q in self.questions) + self.spec.new_tokens
+
+    def sharing(self) -> SharedWork:
+        """The shared work; a run alone remembers nothing."""
+        if self.shared is None:
+            self.shared = SharedWork(self.checkpoint)
+        return self.shared
+
+    def share(self, shared: SharedWork | None) -> SharedWork:
+        """Prefills and reference logits too; those of a full-size model would fill the memory."""
+        remember = self.spec.weights is None
+        self.shared = shared or SharedWork(self.checkpoint, remember)
+        return self.shared
+
+    def close(self) -> None:
+        """Release the weights' files."""
+        self.checkpoint.close()
+
+    def varied(self, spec: RunSpec) -> "LiveSession":
+        """The same weights and questions under another spec."""
+        system = build(spec.system, spec.overrides)
+        own = {"profile": _profile_hash(spec), "system": system_hash(system)}
+        shared = {k: v for k, v in self.hashes.items() if not k.startswith("calibration")}
+        hashes = shared | own | calibration.identity(spec, system, self.data_dir)
+        return replace(self, spec=spec, system=system, hashes=hashes, shared=None)
+
+    def learnable(self, folder: Path) -> Learnable:
+        """Texts that the lossless model writes, to a train split's prompts."""
+        chosen = calibration.source(self.spec, self.system, self.data_dir)
+        sample = calibration.texts(self.spec, chosen, self.data_dir)
+        return calibration.written(
+            chosen, sample, self.sharing().decoder, self.hashes["weights"], self.tokenizer,
+            self.end, folder,
+        )  # fmt: skip
+
+    def open(self, scratch: Path, keep_timeline: bool, stack: ExitStack) -> Stage:
+        """A simulated machine with every expert in memory, or this computer."""
+        found = room(self.spec, self.system, self.full, self.longest)
+        if self.spec.machine == "local":
+            return self._local(found, scratch, keep_timeline, stack)
+        decoder = self.sharing().decoder(reuse_predictions=True)
+        self._answer_with(decoder)
+        model = self.wrap(self.sharing().remembering(decoder))
+        lengths = [len(q.prompt) for q in self.questions]
+        note = (
+            f"prompts of {min(lengths)} to {max(lengths)} tokens, as the computing model's own "
+            "tokenizer counts them"
+        )
+        return simulated(
+            self.spec, self.system, model, self.full, found, keep_timeline, notes=[note]
+        )
+
+    def _local(self, found: Room, scratch: Path, keep: bool, stack: ExitStack) -> Stage:
+        system, capacity, shape = self.system, found.capacity, self.checkpoint.shape
+        _check_local(system)
+        name = f"{self.hashes['weights']}-{LOCAL_DTYPE}.bin".replace("torch.", "")
+        store = ExpertStore(scratch / "experts" / name, shape, LOCAL_DTYPE)
+        timeline = Timeline(keep)
+        device = Tier("memory", capacity.slots * store.record_bytes)
+        slots = system.place.slots(shape, capacity.slots) or capacity.slots
+        cache = ExpertCache(shape, slots, system.scope, device, store.record_bytes)
+        # Long, so after all that may refuse.
+        ExpertStore.build(self.checkpoint, store.path, LOCAL_DTYPE)
+        machine = stack.enter_context(
+            LocalMachine(store, cache.slots, timeline, blocking_copies=system.blocking_copies)
+        )
+        notes = [
+            f"measured on this computer's CPU with {cache.slots} slots in memory; records are read "
+            "through the page cache"
+        ]
+        if system.assign.uses_host:
+            system.assign = LoadAll()
+            notes.append("host assist is off: on this machine the host is the device (assign=load)")
+        common = self.checkpoint.common(LOCAL_DTYPE)
+        decoder = Decoder(shape, common, SlotExperts(cache, machine.slots))
+        self._answer_with(decoder)
+        return Stage(
+            engine=Engine(system, decoder, machine, cache, timeline),
+            machine=machine,
+            timeline=timeline,
+            device=device,
+            host=Tier("host", 0),
+            profile=None,
+            notes=[*notes, *found.notes],
+            slots=cache.slots,
+            total=len(shape.moe_layers) * shape.num_experts,
+            load_ns=lambda placed: 0,
+        )
+
+    def _answer_with(self, decoder: Decoder) -> None:
+        self.answers = Answers(
+            self.spec, self.workload, self.tokenizer, self.end, self.questions,
+            self.sample.examples, decoder, self.sharing(),
+        )  # fmt: skip
+
+    def answer(self, stage: Stage, rows: slice) -> list[Generation]:
+        """Run a batch of questions and add its outcome to the accuracy."""
+        return self.answers.batch(stage.engine, rows)
+
+    def accuracy(self) -> dict[str, Any]:
+        """Scores, agreement and KL."""
+        return self.answers.accuracy.document()
+
+
+def _check_local(system: System) -> None:
+    """Refuse what this computer's machine has no part for."""
+    options = {
+        "overlap": system.overlap is not True,
+        "pinned_copies": system.pinned_copies is not None,
+        "expert_precision": system.expert_precision is not None,
+    }
+    for name, given in options.items():
+        if given:
+            raise UsageError(
+                f"--set {name}={getattr(system, name)} and --machine local: that machine reads "
+                f"fp32 experts from the disk; leave {name} out"
+            )
+
+
+def prepare(spec: RunSpec, data_dir: Path | None) -> LiveSession:
+    """Open the weights and draw the prompts; what can be wrong with the input shows here.
+
+    Args:
+        data_dir: the folder of evaluation sets, if any.
+
+    Raises:
+        MoeBenchError: one line that says what, where and what is allowed.
+    """
+    assert spec.trace is None, "harness.run.runner.prepare opens traces too"
+    system = build(spec.system, spec.overrides)
+    full = model_shape(spec.model)
+    path = _weights_path(spec)
+    checkpoint = Checkpoint(path)
+    check_topology(full, checkpoint.shape, checkpoint.path)
+    tokenizer = _tokenizer(path / "tokenizer.json")
+    chosen = workload(spec.workload)
+    sample = load(chosen, count=spec.prompts, seed=spec.seed, data_dir=data_dir)
+    shots: tuple[Example, ...] = ()
+    if spec.few_shot:
+        shots = load(chosen, "train", spec.few_shot, spec.seed, data_dir).examples
+    questions = [
+        question_of(spec.scoring, chosen, example, shots, tokenizer) for example in sample.examples
+    ]
+    _check_questions(spec, sample, questions, checkpoint)
+    hashes = {
+        "weights": checkpoint.content_hash(),
+        "tokenizer": _hash(tokenizer.to_str()),
+        "model": _hash(full.model_dump_json()),
+        "data": sample.data_hash,
+        "profile": _profile_hash(spec),
+        "system": system_hash(system),
+        "torch": torch.__version__,
+        "numpy": np.__version__,
+        **calibration.identity(spec, system, data_dir),
+    }
+    return LiveSession(
+        spec=spec,
+        system=system,
+        full=full,
+        sample=sample,
+        hashes=hashes,
+        checkpoint=checkpoint,
+        tokenizer=tokenizer,
+        workload=chosen,
+        questions=questions,
+        end=tokenizer.token_to_id(END_OF_TEXT),
+        data_dir=data_dir,
+    )
+
+
+def _profile_hash(spec: RunSpec) -> str:
+    """Of the profile's content; every measurement on this computer has a hash of its own."""
+    if spec.machine == "local":
+        return datetime.now(UTC).isoformat()
+    return load_profile(spec.machine).content_hash()
+
+
+def _hash(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def _tokenizer(file: Path) -> Tokenizer:
+    if not file.exists():
+        raise CheckpointError(f"{file}: missing; a run needs the model's tokenizer")
+    try:
+        return Tokenizer.from_file(str(file))
+    except Exception as error:  # the library raises nothing more precise
+        raise CheckpointError(f"{file}: not a tokenizer that can be read ({error})") from error
+
+
+def _check_questions(
+    spec: RunSpec, sample: PromptSet, questions: list[Question], checkpoint: Checkpoint
+) -> None:
+    """Every prompt fits the weights: better said now than after an hour."""
+    shape = checkpoint.shape
+    for example, question in zip(sample.examples, questions, strict=True):
+        highest = max(max(ids, default=0) for ids in (question.prompt, *question.continuations))
+        if highest >= shape.vocab_size:
+            raise CheckpointError(
+                f"{checkpoint.path}: tokenizer.json gives token {highest}, the model knows "
+                f"{shape.vocab_size}; the two do not belong together"
+            )
+        if question.length + spec.new_tokens > shape.max_positions:
+            raise UsageError(
+                f"{sample.source}: {example.id} has {question.length} tokens, with "
+                f"{spec.new_tokens} new ones more than the model's {shape.max_positions} "
+                "positions; choose another workload or fewer --new-tokens"
+            )
+
+
+def _weights_path(spec: RunSpec) -> Path:
+    if spec.weights is not None:
+        return Path(spec.weights)
+    if spec.model not in scale_names():
+        ours = ", ".join(scale_names())
+        raise UsageError(
+            f"no scale model of {spec.model} ships yet (there is one of: {ours}); "
+            "give real weights with --weights DIR"
+        )
+    return scale_path(spec.model)

@@ -1,0 +1,66 @@
+"""Questions as token ids, as each way of scoring feeds them to the model."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from tokenizers import Tokenizer
+
+from moebench.harness.run.spec import Scoring
+from moebench.workloads.example import Example
+from moebench.workloads.likelihood import continuations
+from moebench.workloads.prompts import build_prompt, split_cue
+from moebench.workloads.workload import Workload
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """One example as token ids.
+
+    Attributes:
+        prompt: what is prefilled.
+        cue: how each continuation begins: the part of the prompt that decode reads.
+        continuations: what decode is forced to take: the cue alone where the model writes its
+            answer, the cue and an option's text where options are weighed.
+        counted: for each continuation, the place of its first token whose likelihood counts.
+        texts: the options' texts.
+    """
+
+    prompt: list[int]
+    cue: list[int] = field(default_factory=list)
+    continuations: tuple[list[int], ...] = ([],)
+    counted: tuple[int, ...] = (0,)
+    texts: tuple[str, ...] = ()
+
+    @property
+    def length(self) -> int:
+        """Tokens of the prompt and its longest continuation."""
+        return len(self.prompt) + max(map(len, self.continuations))
+
+
+def question_of(
+    scoring: Scoring, chosen: Workload, example: Example, shots: Sequence[Example],
+    tokenizer: Tokenizer,
+) -> Question:  # fmt: skip
+    """An example as its way of scoring feeds it; see `harness.run.answers`."""
+
+    def ids(text: str) -> list[int]:
+        found: list[int] = tokenizer.encode(text).ids
+        return found
+
+    if scoring == "fixed-length":
+        return Question(ids(build_prompt(chosen, example, shots)))
+    if scoring == "generation":
+        prompt, cue = split_cue(build_prompt(chosen, example, shots))
+        return Question(ids(prompt), ids(cue), (ids(cue),))
+    if chosen.metric == "perplexity":  # all of a text but its first token is its continuation
+        first, *rest = ids(example.prompt)
+        return Question([first], [], (rest,), (0,), (example.prompt,))
+    asked = continuations(chosen, example, shots)
+    prompt, cue = (asked.prompt, "") if scoring == "prefill" else split_cue(asked.prompt)
+    read = ids(cue)
+    options = tuple([*read, *ids(text)] for text in asked.texts)
+    counted = tuple(
+        len(read) + len(ids(text[:uncounted]))
+        for text, uncounted in zip(asked.texts, asked.uncounted, strict=True)
+    )
+    return Question(ids(prompt), read, options, counted, asked.texts)

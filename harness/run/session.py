@@ -1,0 +1,92 @@
+"""A run that is ready to start: what it reads is open, checked and hashed, its system is built."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from moebench.harness.run.identity import run_id
+from moebench.harness.run.shared import SharedWork
+from moebench.harness.run.spec import RunSpec
+from moebench.harness.run.stage import Stage
+from moebench.substrate.engine.records import Generation
+from moebench.substrate.engine.system import System
+from moebench.substrate.models.shape import ModelShape
+from moebench.substrate.terms import RoutedSequence
+from moebench.workloads.draw import PromptSet
+
+
+class Learnable(NamedTuple):
+    """Routing that a system may learn from, and where it is from."""
+
+    sequences: Sequence[RoutedSequence]
+    origin: str
+
+
+@dataclass(slots=True, kw_only=True)
+class Session(ABC):
+    """One run: `live.LiveSession` computes it, `replay.ReplaySession` answers from a trace.
+
+    Attributes:
+        system: built once, for this run alone.
+        full: the model that is charged.
+        sample: the prompts; of a replay it only says where they are from.
+        hashes: by name, the content of everything that the run reads.
+    """
+
+    spec: RunSpec
+    system: System
+    full: ModelShape
+    sample: PromptSet
+    hashes: dict[str, str]
+
+    @property
+    def run_id(self) -> str:
+        """Equal for equal results; every measurement on this computer is its own."""
+        return run_id(self.spec, **self.hashes)
+
+    @abstractmethod
+    def varied(self, spec: RunSpec) -> "Session":
+        """The same weights, questions or trace under another spec of `sweep.worker.group_of`."""
+
+    def share(self, shared: SharedWork | None) -> SharedWork | None:
+        """Take part in work that runs of the same weights share; None where nothing is computed.
+
+        Args:
+            shared: an earlier run's, of the same weights and questions.
+        """
+        return None
+
+    def close(self) -> None:
+        """Release what was opened."""
+
+    @abstractmethod
+    def learnable(self, folder: Path) -> Learnable:
+        """How other texts than the run's own were routed; kept in ``folder`` where that helps.
+
+        Raises:
+            UsageError: there are none.
+        """
+
+    @abstractmethod
+    def open(self, scratch: Path, keep_timeline: bool, stack: ExitStack) -> Stage:
+        """Wire model, machine, memory and engine.
+
+        Args:
+            scratch: where expert records are kept for a local machine.
+            keep_timeline: keep every span, not only the picture's.
+            stack: closes what the machine holds open.
+        """
+
+    @abstractmethod
+    def answer(self, stage: Stage, rows: slice) -> list[Generation]:
+        """Run a batch of prompts."""
+
+    @abstractmethod
+    def accuracy(self) -> dict[str, Any]:
+        """The ``accuracy`` part of the document, once all batches were run."""
+
+    def mark(self, document: dict[str, Any]) -> None:
+        """Say in the document what only this kind of session knows."""

@@ -1,0 +1,111 @@
+"""Submits a layer's operations to the lanes where their weights are."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from moebench.substrate.engine.decisions import Forecast, LayerView
+from moebench.substrate.engine.policies import Predictor
+from moebench.substrate.engine.transfers import Transfers
+from moebench.substrate.machines.protocol import Lane, Machine, Op, OpKind, Span, Work, op_of
+from moebench.substrate.memory.capacity import Home
+from moebench.substrate.models.protocol import Model
+
+
+class Operations:
+    """Common work, experts and predictions of one run.
+
+    Args:
+        homes: where each layer's common weights are.
+    """
+
+    def __init__(
+        self, model: Model, machine: Machine, transfers: Transfers, homes: Sequence[Home]
+    ) -> None:
+        self._model, self._machine, self._transfers = model, machine, transfers
+        self._homes = homes
+        #: The last computation on the device; common work on the host that has not come over to it.
+        self._last_on_device: Span | None = None
+        self._on_host: Span | None = None
+        #: What was predicted in this layer, and the prediction that was read last.
+        self._predicted: dict[Predictor, Span] = {}
+        self._read: Span | None = None
+
+    # ------------------------------------------------------------------ common weights
+
+    def attend(self, op: Op, layer: int) -> Span:
+        """Attention, which a layer begins with; its common weights come first, if streamed."""
+        streamed = self._homes[layer] == "stream"
+        after = (self._transfers.common(layer),) if streamed else ()
+        return self.common(op, self._model.attend, layer, after=after)
+
+    def common(self, op: Op, work: Work, *args: Any, after: Sequence[Span] = ()) -> Span:
+        """A part of a layer that is no routed expert, where its weights are."""
+        if self._homes[op.layer] != "host":
+            return self.device(op, work, *args, after=after)
+        if self._on_host is None and self._last_on_device is not None:
+            after = (*after, self._last_on_device)
+        self._on_host = self._machine.submit(op, Lane.HOST, after, work, *args)
+        return self._on_host
+
+    def device(self, op: Op, work: Work, *args: Any, after: Sequence[Span] = ()) -> Span:
+        """An operation on the device, to which the state comes over if the host had it."""
+        if self._on_host is not None:
+            back = op_of(OpKind.RETURN, op.layer, (op.rows[0],))
+            after = (*after, self._machine.submit(back, Lane.D2H, (self._on_host,)))
+            self._on_host = None
+        span = self._last_on_device = self._machine.submit(op, Lane.DEVICE, after, work, *args)
+        return span
+
+    # ------------------------------------------------------------------ experts
+
+    def device_expert(self, layer: int, expert: int, rows: int, after: Sequence[Span]) -> Span:
+        """One expert on the device, once it is there."""
+        op = op_of(OpKind.EXPERT, layer, (rows,), (expert,))
+        return self.device(op, self._model.compute, layer, op.experts, after=after)
+
+    def host_expert(self, layer: int, expert: int, rows: int, early: bool = False) -> Span:
+        """One expert on the host; its small output comes back over d2h.
+
+        An ``early`` one is of a layer that is routed ahead: the model computes it at its turn.
+        """
+        op = op_of(OpKind.EXPERT, layer, (rows,), (expert,))
+        if early:
+            span = self._machine.submit(op, Lane.HOST)
+        else:
+            span = self._machine.submit(op, Lane.HOST, (), self._model.compute, layer, op.experts)
+        back = op_of(OpKind.RETURN, layer, (rows,), (expert,))
+        return self._machine.submit(back, Lane.D2H, (span,))
+
+    # ------------------------------------------------------------------ predictions
+
+    def predict(
+        self, predictor: Predictor | None, view: LayerView, done: Sequence[int]
+    ) -> Span | None:
+        """Have a predictor look ahead from a layer; one that was asked there has answered."""
+        if predictor is None or view.next_layer is None:
+            return None
+        if view.phase == "prefill" and not predictor.in_prefill:
+            return None
+        span = self._predicted.get(predictor)
+        if span is None:
+            op, work = predictor.op(view), predictor.forecast
+            if predictor.lane is Lane.DEVICE:
+                span = self.device(op, work, view, self._model, done)
+            else:
+                span = self._machine.submit(op, predictor.lane, (), work, view, self._model, done)
+            self._predicted[predictor] = span
+        return span
+
+    def forecast(self, predicted: Span | None) -> Forecast:
+        """A prediction's result, for which the control thread waits once; empty without one."""
+        if predicted is None:
+            return {}
+        if predicted is not self._read:
+            self._machine.wait(predicted)
+            self._read = predicted
+        forecast: Forecast = predicted.value
+        return forecast
+
+    def next_layer(self) -> None:
+        """Forget what was predicted in the layer before."""
+        self._predicted = {}

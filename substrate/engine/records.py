@@ -1,0 +1,106 @@
+"""What the engine keeps of a layer on its way through the loop, and of a batch."""
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+from typing import NamedTuple
+
+from moebench.substrate.engine.decisions import (
+    NO_EXPERT,
+    Active,
+    Fetch,
+    LayerView,
+    Plan,
+    Routed,
+    Where,
+)
+from moebench.substrate.errors import IntegrityError
+from moebench.substrate.machines.protocol import Span
+from moebench.substrate.terms import Ids
+
+
+class Ahead(NamedTuple):
+    """A layer that was routed while the one before it was computed.
+
+    ``on_host`` holds, by expert, when the host's outputs are back.
+    """
+
+    expected_TK: Ids
+    routed: Routed
+    plan: Plan
+    on_host: dict[int, Span]
+
+
+@dataclass(slots=True)
+class Layer:
+    """One layer's decisions and operations, from its gate to its sum.
+
+    ``rows`` and ``keys`` are of all active experts, ascending; ``where`` and ``plan`` of those that
+    had not begun on the host already.
+    """
+
+    view: LayerView
+    routed: Routed
+    rows: dict[int, int]
+    keys: list[int]
+    where: dict[int, Where]
+    plan: Plan
+    ahead: Ahead | None
+    #: Leading experts of the plan that the device computes at once.
+    here: Sequence[int]
+    #: By expert, the transfer that brings it; and fetches that wait for a slot.
+    arrivals: dict[int, Span] = field(default_factory=dict)
+    waiting: Sequence[Fetch] = ()
+    #: Computations on the device, outputs that come back from the host, and those of them that the
+    #: next layer adds.
+    reads: list[Span] = field(default_factory=list)
+    returned: list[Span] = field(default_factory=list)
+    deferred: list[Span] = field(default_factory=list)
+
+
+@dataclass(slots=True)
+class Generation:
+    """One batch's outcome; times in ns of the machine's clock."""
+
+    tokens: list[list[int]]
+    started_ns: int
+    token_ends_ns: list[int] = field(default_factory=list)
+    #: For each decoded token: the keys that each MoE layer used, in order.
+    used: list[list[list[int]]] = field(default_factory=list)
+
+    @property
+    def ttft_ns(self) -> int:
+        """Time to the first token."""
+        return self.token_ends_ns[0] - self.started_ns
+
+    @property
+    def steps_ns(self) -> list[int]:
+        """Time of each further token."""
+        ends = self.token_ends_ns
+        return [b - a for a, b in pairwise(ends)]
+
+
+def rows_of(routed: Routed) -> dict[int, int]:
+    """Rows of each expert, ascending."""
+    counts = Counter(routed.ids_TK.ravel().tolist())
+    del counts[NO_EXPERT]
+    return dict(sorted(counts.items()))
+
+
+def check(plan: Plan, active: Sequence[Active], layer: int) -> None:
+    """Every active expert stands in the plan once, and what the device lacks is fetched."""
+    planned = sorted([*plan.device, *plan.host, *plan.deferred])
+    if planned != [a.expert for a in active]:
+        raise IntegrityError(
+            f"layer {layer}: the system planned experts {planned}, active are "
+            f"{[a.expert for a in active]}; each must stand in the plan once"
+        )
+    absent = {a.expert for a in active if a.where is Where.ABSENT}
+    if absent:
+        lacking = absent.difference((f.expert for f in plan.load), plan.host, plan.deferred)
+        if lacking:
+            raise IntegrityError(
+                f"layer {layer}: the device is to compute {sorted(lacking)}, which it does not "
+                "have and the plan does not load"
+            )

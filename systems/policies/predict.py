@@ -1,0 +1,62 @@
+"""Predictors that ask the model itself; routing and prefetching share them."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+from moebench.substrate.engine.decisions import Forecast, LayerView
+from moebench.substrate.engine.policies import Predictor
+from moebench.substrate.machines.protocol import Op, OpKind, op_of
+from moebench.substrate.models.protocol import Model
+from moebench.substrate.terms import Lookahead
+
+
+@dataclass(frozen=True, kw_only=True)
+class NextGates(Predictor):
+    """Gates of later layers on this layer's state (DAOP, Mixtral-Offloading; HybriMoE: three).
+
+    Attributes:
+        layers: how many of the layers that follow.
+    """
+
+    layers: int = 1
+
+    lookahead: ClassVar[Lookahead] = Lookahead.GATE
+
+    def op(self, view: LayerView) -> Op:
+        """One gate for each layer."""
+        rows = (view.forward.rows,) * len(self._later(view))
+        return op_of(OpKind.PREDICT, view.layer, rows)
+
+    def forecast(self, view: LayerView, model: Model, done: Sequence[int]) -> Forecast:
+        """What these gates say."""
+        return {
+            later: model.predict(view.layer, later, done, self.lookahead)
+            for later in self._later(view)
+        }
+
+    def _later(self, view: LayerView) -> tuple[int, ...]:
+        row = view.shape.moe_rows[view.layer]
+        return view.shape.moe_layers[row + 1 : row + 1 + self.layers]
+
+
+@dataclass(frozen=True, kw_only=True)
+class NextLayer(Predictor):
+    """The next layer's attention and gate on this layer's partial output (SMoE §IV-C).
+
+    Of that, resident and shared experts are known; the next layer's KV cache is read.
+    """
+
+    lookahead: ClassVar[Lookahead] = Lookahead.LAYER
+
+    def op(self, view: LayerView) -> Op:
+        """An attention and a gate."""
+        p = view.forward
+        return Op(OpKind.PREDICT, view.layer, (p.rows,), (), p.context, p.pairs)
+
+    def forecast(self, view: LayerView, model: Model, done: Sequence[int]) -> Forecast:
+        """What the next layer's gate says; nothing where a layer without experts comes between."""
+        later = view.layer + 1
+        if later != view.next_layer:
+            return {}
+        return {later: model.predict(view.layer, later, done, self.lookahead)}
