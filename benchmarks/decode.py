@@ -17,24 +17,15 @@ from typing import NamedTuple
 
 import torch
 
-from moebench.harness.run.inputs import Inputs, prepare
+from moebench.harness.run.live import LiveSession, prepare
 from moebench.harness.run.shared import SharedWork
-from moebench.harness.run.spec import RunSpec, resolve
-from moebench.harness.run.stage import Stage, set_up, set_up_replay
+from moebench.harness.run.spec import resolve
+from moebench.harness.run.stage import Stage, room, simulated
 from moebench.substrate.models.protocol import Model
 from moebench.substrate.traces.passes import Recorder, RoutingTrace, TracedModel
-from moebench.systems.options import build
 
 SYSTEMS = ("gpu-only", "moe-ondemand", "smoe")
 TOKENS = 64
-
-
-class Live(NamedTuple):
-    """What a live run computes with, and whether its trace is kept."""
-
-    inputs: Inputs
-    shared: SharedWork
-    record: bool = False
 
 
 class Measured(NamedTuple):
@@ -67,28 +58,27 @@ class _Clock:
         return self.seconds / self.tokens * 1e6
 
 
-def measure(system: str, spec: RunSpec, live: Live, trace: RoutingTrace | None = None) -> Measured:
+def measure(
+    session: LiveSession, trace: RoutingTrace | None = None, record: bool = False
+) -> Measured:
     """One pass over the prompts: live, or replayed from a trace."""
-    policy = build(system)
-    spec = spec.model_copy(update={"system": system, "allow_overcommit": True})
-    inputs, shared, recorders = live.inputs, live.shared, []
+    recorders: list[Recorder] = []
 
     def recording(model: Model) -> Model:
         recorders.append(Recorder(model))
         return recorders[-1]
 
     with ExitStack() as stack, torch.inference_mode():
-        stage: Stage
+        spec, system, full = session.spec, session.system, session.full
         if trace is None:
-            wrap = recording if live.record else (lambda model: model)
-            stage = set_up(spec, policy, inputs, shared, Path(), False, stack, wrap)
+            session.wrap = recording if record else (lambda model: model)
+            stage = session.open(Path(), False, stack)
         else:
-            stage = set_up_replay(
-                spec, policy, TracedModel(trace), inputs.full, inputs.longest, False
-            )
+            found = room(spec, system, full, session.longest)
+            stage = simulated(spec, system, TracedModel(trace), full, found, keep=False)
         stage.start()
         clock = _Clock(stage)
-        for question in inputs.questions:
+        for question in session.questions:
             stage.engine.generate([question.prompt], TOKENS)
     return Measured(clock.us_per_token, recorders[0].trace if recorders else None)
 
@@ -101,16 +91,23 @@ def main() -> None:
     torch.set_num_threads(1)
     gc.freeze()
     spec = resolve(None, system="smoe", setting="S3", prompts=4, new_tokens=TOKENS)
-    inputs = prepare(spec, None)
-    shared = SharedWork(inputs.checkpoint)
+    opened = prepare(spec, None)
+    shared = SharedWork(opened.checkpoint)
+
+    def session(system: str) -> LiveSession:
+        given = {"system": system, "overrides": {}, "allow_overcommit": True}
+        varied = opened.varied(spec.model_copy(update=given))
+        varied.shared = shared
+        return varied
+
     print(f"{'system':<14}{'tokens/s':>10}{'ms/token':>10}{'mathematics':>13}{'replay':>10}"
           f"{'replayed/s':>12}")  # fmt: skip
     for system in SYSTEMS:
-        trace = measure(system, spec, Live(inputs, shared, record=True)).trace
+        trace = measure(session(system), record=True).trace
         live, replay = [], []
         for _ in range(repeats):
-            live.append(measure(system, spec, Live(inputs, shared)).us_per_token)
-            replay.append(measure(system, spec, Live(inputs, shared), trace).us_per_token)
+            live.append(measure(session(system)).us_per_token)
+            replay.append(measure(session(system), trace).us_per_token)
         total, books = min(live) / 1e3, min(replay) / 1e3
         print(f"{system:<14}{1e3 / total:>10.1f}{total:>10.2f}{total - books:>13.2f}{books:>10.2f}"
               f"{1e3 / books:>12.0f}")  # fmt: skip

@@ -34,7 +34,7 @@ Deviations and readings, where the paper is silent:
 - The paper runs batch 1.  In a batch, tokens are counted over all sequences.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -45,7 +45,6 @@ from moebench.substrate.engine.decisions import (
     LayerView,
     Plan,
     Routed,
-    Where,
     split,
 )
 from moebench.substrate.engine.policies import (
@@ -132,13 +131,12 @@ class AllocateBySequence(Assignment):
         """For all that is not on the device."""
         return True
 
-    def assign(self, view: LayerView, active: Sequence[Active]) -> Plan:
+    def assign(self, view: LayerView, active: Active) -> Plan:
         """Algorithm 1 in prefill; no migration in decode (§IV-C).
 
         What is still on its way when a layer is routed ahead is pre-calculated, too.
         """
-        stays = (Where.RESIDENT,) if view.ahead else (Where.RESIDENT, Where.IN_FLIGHT)
-        host = [a.expert for a in active if a.where not in stays]
+        host = sorted(active.absent + active.in_flight) if view.ahead else active.absent
         pairs = swaps(view, self.threshold) if view.phase == "prefill" else {}
         load = [Fetch(view.layer, h, instead_of=d) for h, d in pairs.items() if h in host]
         return split(active, load, [e for e in host if e not in pairs])

@@ -1,11 +1,11 @@
 """What the engine counts beside time."""
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
-from moebench.substrate.engine.decisions import Fetch, LayerView, Plan, Routed, Where
+from moebench.substrate.engine.decisions import Active, Fetch, LayerView, Plan, Routed
 from moebench.substrate.terms import Ids, Phase
 
 
@@ -49,8 +49,11 @@ class Tally:
         self.by_phase: dict[Phase, Counts] = {"prefill": Counts(), "decode": Counts()}
         self._asked: dict[int, frozenset[int]] = {}
 
-    def ask(self, wanted: Iterable[Fetch], layer: int) -> None:
+    def ask(self, wanted: Sequence[Fetch], layer: int) -> None:
         """Experts were asked for ahead; ``layer`` is the next one, for which that may be none."""
+        if not wanted:
+            self._asked[layer] = frozenset()
+            return
         by_layer: dict[int, list[int]] = {layer: []}
         for fetch in wanted:
             if fetch.expert is not None:
@@ -58,24 +61,24 @@ class Tally:
         for asked_for, experts in by_layer.items():
             self._asked[asked_for] = frozenset(experts)
 
-    def experts(
-        self, phase: Phase, rows: Mapping[int, int], where: Mapping[int, Where], plan: Plan
-    ) -> None:
-        """Where a layer's active experts were computed, and what brought them to the device.
+    def experts(self, phase: Phase, rows: Mapping[int, int], active: Active, plan: Plan) -> None:
+        """Where a layer's experts were computed, and what brought them to the device.
 
-        Those of ``rows`` that ``where`` does not hold had begun on the host one layer ahead.
+        Those of ``rows`` that are not in ``active`` had begun on the host one layer ahead.
         """
-        c = self.by_phase[phase]
-        device = [where[e] for e in plan.device]
-        host = [where[e] for e in (*plan.host, *plan.deferred)]
+        c, host = self.by_phase[phase], {*plan.host, *plan.deferred}
+        resident = len(host.intersection(active.resident)) if host else 0
+        in_flight = len(host.intersection(active.in_flight)) if host else 0
+        absent = len(host) - resident - in_flight
         c.active += len(rows)
-        c.hits += device.count(Where.RESIDENT)
-        c.in_flight += device.count(Where.IN_FLIGHT)
-        c.loads += device.count(Where.ABSENT)
-        c.host += len(host) + len(rows) - len(where)
-        c.host_resident += host.count(Where.RESIDENT)
+        c.hits += len(active.resident) - resident
+        c.in_flight += len(active.in_flight) - in_flight
+        c.loads += len(active.absent) - absent
+        c.host += len(host) + len(rows) - len(active.rows)
+        c.host_resident += resident
         c.deferred += len(plan.deferred)
-        c.unchosen += sum(fetch.expert not in rows for fetch in plan.load)
+        for fetch in plan.load:
+            c.unchosen += fetch.expert not in rows
 
     def prefetches(
         self, view: LayerView, routed: Routed, active: Collection[int], began: set[int]

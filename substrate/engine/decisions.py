@@ -6,8 +6,8 @@ sequences.
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from enum import StrEnum
-from typing import NamedTuple, Protocol, cast
+from functools import lru_cache
+from typing import NamedTuple, Protocol
 
 import numpy as np
 
@@ -22,25 +22,6 @@ NO_EXPERT = -1
 
 #: Scores ``[T, E]`` that a predictor expects of later layers' gates.
 Forecast = Mapping[int, Scores]
-
-
-class Where(StrEnum):
-    """Where an active expert is when its layer's gate is known."""
-
-    __hash__ = str.__hash__
-
-    RESIDENT = "resident"  # complete on the device
-    IN_FLIGHT = "in flight"  # on its way to the device
-    ABSENT = "absent"  # neither: in host memory or on the disk
-
-
-class Active(NamedTuple):
-    """An expert that the tokens use: its rows, its best gate score over them, and where it is."""
-
-    expert: int
-    rows: int
-    score: float
-    where: Where
 
 
 class Fetch(NamedTuple):
@@ -59,9 +40,25 @@ class Fetch(NamedTuple):
     keep: bool = True
 
 
+class _Plain(dict[int, Fetch]):
+    """Plain fetches of one layer by expert: they come again with every token."""
+
+    def __init__(self, layer: int) -> None:
+        super().__init__()
+        self._layer = layer
+
+    def __missing__(self, expert: int) -> Fetch:
+        fetch = self[expert] = Fetch(self._layer, expert)
+        return fetch
+
+
+_plain = lru_cache(maxsize=None)(_Plain)
+
+
 def fetches(layer: int, experts: Iterable[int]) -> list[Fetch]:
     """Plain fetches of experts of one layer, in this order."""
-    return [Fetch(layer, expert) for expert in experts]
+    plain = _plain(layer)
+    return [plain[expert] for expert in experts]
 
 
 class Routed(NamedTuple):
@@ -78,6 +75,46 @@ class Routed(NamedTuple):
     ids_TK: Ids
     weigh_as_TK: Ids
     top_score: frozenset[int] | None = None
+
+
+class Active:
+    """The experts that a layer's tokens use, and where they are when its gate is known.
+
+    Attributes:
+        rows: rows of each expert, ascending.
+        resident, in_flight, absent: those that are complete on the device, on their way to it, and
+            neither, each ascending.
+    """
+
+    __slots__ = ("_best", "_view", "absent", "in_flight", "resident", "rows")
+
+    def __init__(self, rows: Mapping[int, int], view: "LayerView") -> None:
+        self.rows, self._view = rows, view
+        self._best: list[float] | None = None
+        self.resident: list[int] = []
+        self.in_flight: list[int] = []
+        self.absent: list[int] = []
+        there, coming = view.resident_E.tolist(), view.in_flight_E.tolist()
+        for expert in rows:
+            if there[expert]:
+                self.resident.append(expert)
+            elif coming[expert]:
+                self.in_flight.append(expert)
+            else:
+                self.absent.append(expert)
+
+    def score(self, expert: int) -> float:
+        """An expert's best gate score over the rows."""
+        if self._best is None:
+            scores = self._view.scores
+            self._best = scores[0] if len(scores) == 1 else list(map(max, *scores))
+        return self._best[expert]
+
+
+def best_scores(scores_TE: Scores) -> Scores:
+    """Each expert's highest score over the rows, ``[E]``."""
+    best: Scores = scores_TE.max(axis=0)
+    return best
 
 
 class Plan(NamedTuple):
@@ -97,17 +134,16 @@ class Plan(NamedTuple):
     load: Sequence[Fetch] = ()
 
 
-def split(active: Iterable[Active], load: Sequence[Fetch] = (), host: Sequence[int] = ()) -> Plan:
+def split(active: Active, load: Sequence[Fetch] = (), host: Sequence[int] = ()) -> Plan:
     """The usual plan: the device computes all but ``host``, and loads these fetches.
 
     It computes what is there first, then what is on its way, then what is loaded, in their order.
     """
-    there: list[int] = []
-    coming: list[int] = []
-    for a in active:
-        if a.where is not Where.ABSENT and a.expert not in host:
-            (there if a.where is Where.RESIDENT else coming).append(a.expert)
-    return Plan([*there, *coming, *(cast(int, fetch.expert) for fetch in load)], host, (), load)
+    device = [*active.resident, *active.in_flight]
+    if host:
+        device = [expert for expert in device if expert not in host]
+    device += [fetch[1] for fetch in load]  # type: ignore[misc]
+    return Plan(device, host, (), load)
 
 
 class Prompts(NamedTuple):
@@ -194,9 +230,3 @@ class LayerView:
         if self._scores is None:
             self._scores = self.scores_TE.tolist()
         return self._scores
-
-
-def best_scores(scores_TE: Scores) -> Scores:
-    """Each expert's highest score over the rows, ``[E]``."""
-    best: Scores = scores_TE.max(axis=0)
-    return best

@@ -9,7 +9,7 @@ Where the system routes a layer ahead, its host experts start while the layer be
 Prefill runs the same loop with many rows an expert.  Nothing here knows a system by name.
 """
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Sequence
 from itertools import takewhile
 from typing import cast
 
@@ -22,11 +22,17 @@ from moebench.substrate.engine.decisions import (
     ForwardPass,
     LayerView,
     Prompts,
-    Where,
-    best_scores,
 )
-from moebench.substrate.engine.operations import Operations
-from moebench.substrate.engine.records import Ahead, Generation, Layer, check, rows_of
+from moebench.substrate.engine.operations import DividedOperations, Operations
+from moebench.substrate.engine.records import (
+    Ahead,
+    Generation,
+    HostWork,
+    Layer,
+    Loads,
+    check,
+    rows_of,
+)
 from moebench.substrate.engine.system import System
 from moebench.substrate.engine.transfers import Transfers
 from moebench.substrate.errors import UsageError
@@ -51,13 +57,14 @@ class Engine:
     ) -> None:  # fmt: skip
         self.system, self.model, self.machine = system, model, machine
         self.cache, self.timeline = cache, timeline
-        shape = model.shape
         self.tally = Tally()
         timeline.costs.estimate(machine)
         self.transfers = Transfers(system.evict, machine, cache, timeline.costs)
-        on_device: Home = "device"
-        self._ops = Operations(
-            model, machine, self.transfers, homes or (on_device,) * shape.num_layers
+        divided = any(home != "device" for home in homes)
+        self._ops = (
+            DividedOperations(model, machine, self.transfers, homes)
+            if divided
+            else Operations(model, machine)
         )
         policies = system.policies.values()
         self._reads_hidden = any(policy.reads_hidden for policy in policies)
@@ -156,14 +163,14 @@ class Engine:
         self.transfers.gate_known(layer)
         self._route_ahead(view)
         now = self._decide(view, ahead)
-        self._load(now)
-        self._compute_on_host(now)
-        self._compute_here(now)
+        loads = self._load(now)
+        on_host = self._compute_on_host(now)
+        reads = self._compute_here(now)
         self._compute_shared(layer)
         predicted = self._ops.predict(self.system.prefetch.predictor, view, now.here)
         self._speculate(view, predicted)
-        self._compute_arrivals(now)
-        self._combine(now)
+        self._compute_arrivals(now, loads, reads)
+        self._combine(layer, on_host)
         self._commit(view, predicted)
         self._close(now)
 
@@ -192,7 +199,7 @@ class Engine:
             self._locate(then)
             routed = route.route(then)
             rows = rows_of(routed)
-            active = self._active(then, rows)
+            active = Active(rows, then)
             plan = self.system.assign.assign(then, active)
         check(plan, active, layer)
         self.model.route_ahead(layer)
@@ -207,73 +214,71 @@ class Engine:
             system.observe(view)
             routed = ahead.routed if ahead else system.route.route(view)
             rows = self.model.dispatch(layer, routed.ids_TK, routed.weigh_as_TK)
-            active = self._active(view, rows, ahead.on_host if ahead else {})
+            rest = {e: n for e, n in rows.items() if e not in ahead.on_host} if ahead else rows
+            active = Active(rest, view)
             plan = system.assign.assign(view, active)
             keys = self.cache.keys(layer, rows)
             self.cache.pin(keys)
             system.evict.used(layer, rows)
         check(plan, active, layer)
         self.machine.elapse(decisions=1)
-        where = {a.expert: a.where for a in active}
-        here = list(takewhile(lambda e: where[e] is Where.RESIDENT, plan.device))
-        return Layer(view, routed, rows, keys, where, plan, ahead, here)
+        here = tuple(takewhile(active.resident.__contains__, plan.device))
+        return Layer(view, routed, rows, keys, active, plan, ahead, here)
 
-    def _load(self, now: Layer) -> None:
+    def _load(self, now: Layer) -> Loads:
         """Transfers first: they take longest and cost the control thread least."""
-        layer, plan = now.view.layer, now.plan
-        for e in plan.device:
-            if now.where[e] is Where.IN_FLIGHT:
-                now.arrivals[e] = self.transfers.arrival(layer, e)
-        spans = self.transfers.demand(plan.load)
-        for fetch, span in zip(plan.load, spans, strict=False):
-            now.arrivals[cast(int, fetch.expert)] = span
-        now.waiting = plan.load[len(spans) :]
+        arrivals, load = {}, now.plan.load
+        for e in now.active.in_flight:
+            if e in now.plan.device:
+                arrivals[e] = self.transfers.arrival(now.view.layer, e)
+        spans = self.transfers.demand(load)
+        for fetch, span in zip(load, spans, strict=False):
+            arrivals[cast(int, fetch[1])] = span
+        return Loads(arrivals, load[len(spans) :])
 
-    def _compute_on_host(self, now: Layer) -> None:
-        layer = now.view.layer
+    def _compute_on_host(self, now: Layer) -> HostWork:
+        layer, rows, plan = now.view.layer, now.rows, now.plan
+        due: list[Span] = []
         if now.ahead and now.ahead.on_host:  # on the state that the layer was routed by
             self.model.compute(layer, list(now.ahead.on_host), stale=True)
-            now.returned += now.ahead.on_host.values()
-        for e in now.plan.host:
-            now.returned.append(self._ops.host_expert(layer, e, now.rows[e]))
-        if now.plan.deferred:
-            self.model.defer(layer, now.plan.deferred)
-        for e in now.plan.deferred:
-            now.deferred.append(self._ops.host_expert(layer, e, now.rows[e]))
+            due += now.ahead.on_host.values()
+        due += [self._ops.host_expert(layer, e, rows[e]) for e in plan.host]
+        if plan.deferred:
+            self.model.defer(layer, plan.deferred)
+        return HostWork(due, [self._ops.host_expert(layer, e, rows[e]) for e in plan.deferred])
 
-    def _compute_here(self, now: Layer) -> None:
+    def _compute_here(self, now: Layer) -> list[Span]:
         """Experts that are on the device already, as one operation."""
-        if now.here:
-            layer, here = now.view.layer, tuple(now.here)
-            op = Op(OpKind.EXPERT, layer, tuple(map(now.rows.__getitem__, here)), here)
-            now.reads.append(self._ops.device(op, self.model.compute, layer, here))
+        if not now.here:
+            return []
+        rows, layer = tuple([now.rows[e] for e in now.here]), now.view.layer
+        op = op_of(OpKind.EXPERT, layer, rows, now.here)
+        return [self._ops.device(op, self.model.compute, layer, now.here)]
 
     def _compute_shared(self, layer: int) -> None:
         if self.model.shape.shared_width:
             op = op_of(OpKind.SHARED, layer, (self._pass.rows,))
             self._ops.common(op, self.model.shared, layer)
 
-    def _compute_arrivals(self, now: Layer) -> None:
+    def _compute_arrivals(self, now: Layer, loads: Loads, reads: list[Span]) -> None:
         """The device's other experts in their order, each as soon as it is there."""
-        layer = now.view.layer
+        layer, rows, arrivals = now.view.layer, now.rows, loads.arrivals
         for e in now.plan.device[len(now.here) :]:
-            if e in now.arrivals:
-                now.reads.append(self._ops.device_expert(layer, e, now.rows[e], (now.arrivals[e],)))
-            elif now.where[e] is Where.RESIDENT:
-                now.reads.append(self._ops.device_expert(layer, e, now.rows[e], ()))
-        self.transfers.computed(now.reads)
+            if e in arrivals:
+                reads.append(self._ops.device_expert(layer, e, rows[e], (arrivals[e],)))
+            elif e in now.active.resident:
+                reads.append(self._ops.device_expert(layer, e, rows[e], ()))
+        self.transfers.computed(reads)
         # More loads than slots: each waits for a computed expert to leave.
-        for fetch in now.waiting:
+        for fetch in loads.waiting:
             arrival = self.transfers.demand_when_free(fetch)
-            if fetch.expert in now.rows:
+            if fetch.expert in rows:
                 e = fetch.expert
-                read = self._ops.device_expert(layer, e, now.rows[e], (arrival,))
-                self.transfers.computed((read,))
+                self.transfers.computed([self._ops.device_expert(layer, e, rows[e], (arrival,))])
 
-    def _combine(self, now: Layer) -> None:
+    def _combine(self, layer: int, on_host: HostWork) -> None:
         """The weighted sum, once the host's outputs are back; with what was deferred to here."""
-        layer, due = now.view.layer, [*now.returned, *self._carried]
-        self._carried = now.deferred
+        due, self._carried = [*on_host.due, *self._carried], on_host.deferred
         op = op_of(OpKind.COMBINE, layer, (self._pass.rows,))
         self._ops.device(op, self.model.combine, layer, after=due)
 
@@ -281,7 +286,7 @@ class Engine:
         """Experts may leave again; count."""
         view, routed, tally = now.view, now.routed, self.tally
         self.transfers.layer_ends(view.layer, now.keys)
-        tally.experts(view.phase, now.rows, now.where, now.plan)
+        tally.experts(view.phase, now.rows, now.active, now.plan)
         tally.prefetches(view, routed, now.rows, self.transfers.take_started(view.layer))
         if tally.routing(view, routed) and self.system.lossless:
             raise UsageError(
@@ -315,20 +320,6 @@ class Engine:
         """Where the layer's experts are at this moment."""
         located = self.cache.whereabouts(view.layer, self.machine.now_ns())
         view.resident_E, view.in_flight_E = located
-
-    def _active(
-        self, view: LayerView, rows: Mapping[int, int], begun: Collection[int] = ()
-    ) -> list[Active]:
-        """Active experts and where they are; those in ``begun`` are the host's already."""
-        resident, in_flight = view.resident_E.tolist(), view.in_flight_E.tolist()
-        single = len(view.scores_TE) == 1
-        best = view.scores[0] if single else best_scores(view.scores_TE).tolist()
-        here, coming, absent = Where.RESIDENT, Where.IN_FLIGHT, Where.ABSENT
-        return [
-            Active(e, n, best[e], here if resident[e] else coming if in_flight[e] else absent)
-            for e, n in rows.items()
-            if e not in begun
-        ]
 
     # ------------------------------------------------------------------ later layers
 

@@ -10,71 +10,51 @@ from moebench.substrate.machines.protocol import Lane, Machine, Op, OpKind, Span
 from moebench.substrate.memory.capacity import Home
 from moebench.substrate.models.protocol import Model
 
+#: An enum's member is looked up by a Python function, and these come with every operation.
+_DEVICE, _HOST, _D2H = Lane.DEVICE, Lane.HOST, Lane.D2H
+_EXPERT, _RETURN = OpKind.EXPERT, OpKind.RETURN
+
 
 class Operations:
-    """Common work, experts and predictions of one run.
+    """Common work, experts and predictions of one run whose common weights are on the device."""
 
-    Args:
-        homes: where each layer's common weights are.
-    """
-
-    def __init__(
-        self, model: Model, machine: Machine, transfers: Transfers, homes: Sequence[Home]
-    ) -> None:
-        self._model, self._machine, self._transfers = model, machine, transfers
-        self._homes = homes
-        #: The last computation on the device; common work on the host that has not come over to it.
-        self._last_on_device: Span | None = None
-        self._on_host: Span | None = None
+    def __init__(self, model: Model, machine: Machine) -> None:
+        self._model, self._machine = model, machine
         #: What was predicted in this layer, and the prediction that was read last.
         self._predicted: dict[Predictor, Span] = {}
         self._read: Span | None = None
 
-    # ------------------------------------------------------------------ common weights
-
     def attend(self, op: Op, layer: int) -> Span:
-        """Attention, which a layer begins with; its common weights come first, if streamed."""
-        streamed = self._homes[layer] == "stream"
-        after = (self._transfers.common(layer),) if streamed else ()
-        return self.common(op, self._model.attend, layer, after=after)
+        """Attention, with which a layer begins."""
+        return self.device(op, self._model.attend, layer)
 
-    def common(self, op: Op, work: Work, *args: Any, after: Sequence[Span] = ()) -> Span:
+    def common(self, op: Op, work: Work, *args: Any) -> Span:
         """A part of a layer that is no routed expert, where its weights are."""
-        if self._homes[op.layer] != "host":
-            return self.device(op, work, *args, after=after)
-        if self._on_host is None and self._last_on_device is not None:
-            after = (*after, self._last_on_device)
-        self._on_host = self._machine.submit(op, Lane.HOST, after, work, *args)
-        return self._on_host
+        return self._machine.submit(op, _DEVICE, (), work, *args)
 
     def device(self, op: Op, work: Work, *args: Any, after: Sequence[Span] = ()) -> Span:
-        """An operation on the device, to which the state comes over if the host had it."""
-        if self._on_host is not None:
-            back = op_of(OpKind.RETURN, op.layer, (op.rows[0],))
-            after = (*after, self._machine.submit(back, Lane.D2H, (self._on_host,)))
-            self._on_host = None
-        span = self._last_on_device = self._machine.submit(op, Lane.DEVICE, after, work, *args)
-        return span
+        """An operation on the device."""
+        return self._machine.submit(op, _DEVICE, after, work, *args)
 
     # ------------------------------------------------------------------ experts
 
     def device_expert(self, layer: int, expert: int, rows: int, after: Sequence[Span]) -> Span:
         """One expert on the device, once it is there."""
-        op = op_of(OpKind.EXPERT, layer, (rows,), (expert,))
-        return self.device(op, self._model.compute, layer, op.experts, after=after)
+        op = op_of(_EXPERT, layer, (rows,), (expert,))
+        return self._machine.submit(op, _DEVICE, after, self._model.compute, layer, op.experts)
 
     def host_expert(self, layer: int, expert: int, rows: int, early: bool = False) -> Span:
         """One expert on the host; its small output comes back over d2h.
 
         An ``early`` one is of a layer that is routed ahead: the model computes it at its turn.
         """
-        op = op_of(OpKind.EXPERT, layer, (rows,), (expert,))
+        op = op_of(_EXPERT, layer, (rows,), (expert,))
         if early:
-            span = self._machine.submit(op, Lane.HOST)
+            span = self._machine.submit(op, _HOST)
         else:
-            span = self._machine.submit(op, Lane.HOST, (), self._model.compute, layer, op.experts)
-        back = op_of(OpKind.RETURN, layer, (rows,), (expert,))
-        return self._machine.submit(back, Lane.D2H, (span,))
+            span = self._machine.submit(op, _HOST, (), self._model.compute, layer, op.experts)
+        back = op_of(_RETURN, layer, (rows,), (expert,))
+        return self._machine.submit(back, _D2H, (span,))
 
     # ------------------------------------------------------------------ predictions
 
@@ -89,7 +69,7 @@ class Operations:
         span = self._predicted.get(predictor)
         if span is None:
             op, work = predictor.op(view), predictor.forecast
-            if predictor.lane is Lane.DEVICE:
+            if predictor.lane is _DEVICE:
                 span = self.device(op, work, view, self._model, done)
             else:
                 span = self._machine.submit(op, predictor.lane, (), work, view, self._model, done)
@@ -109,3 +89,50 @@ class Operations:
     def next_layer(self) -> None:
         """Forget what was predicted in the layer before."""
         self._predicted = {}
+
+
+class DividedOperations(Operations):
+    """The same where common weights of some layers are on the host, or streamed.
+
+    Args:
+        homes: where each layer's common weights are.
+    """
+
+    def __init__(
+        self, model: Model, machine: Machine, transfers: Transfers, homes: Sequence[Home]
+    ) -> None:
+        super().__init__(model, machine)
+        self._transfers, self._homes = transfers, homes
+        #: The last computation on the device; common work on the host that has not come over to it.
+        self._last_on_device: Span | None = None
+        self._on_host: Span | None = None
+
+    def attend(self, op: Op, layer: int) -> Span:
+        """Attention, once the layer's common weights have come, if they are streamed."""
+        if self._homes[layer] == "stream":
+            streamed = self._transfers.common(layer)
+            return self.device(op, self._model.attend, layer, after=(streamed,))
+        return self.common(op, self._model.attend, layer)
+
+    def common(self, op: Op, work: Work, *args: Any) -> Span:
+        """On the host, whose operations are in order, after the device's last."""
+        if self._homes[op.layer] != "host":
+            return self.device(op, work, *args)
+        before = self._last_on_device if self._on_host is None else None
+        after = () if before is None else (before,)
+        self._on_host = self._machine.submit(op, _HOST, after, work, *args)
+        return self._on_host
+
+    def device(self, op: Op, work: Work, *args: Any, after: Sequence[Span] = ()) -> Span:
+        """On the device, to which the state comes over if the host had it."""
+        if self._on_host is not None:
+            back = op_of(_RETURN, op.layer, (op.rows[0],))
+            after = (*after, self._machine.submit(back, _D2H, (self._on_host,)))
+            self._on_host = None
+        span = self._last_on_device = super().device(op, work, *args, after=after)
+        return span
+
+    def device_expert(self, layer: int, expert: int, rows: int, after: Sequence[Span]) -> Span:
+        """The same of an expert."""
+        op = op_of(_EXPERT, layer, (rows,), (expert,))
+        return self.device(op, self._model.compute, layer, op.experts, after=after)

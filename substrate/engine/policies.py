@@ -169,8 +169,8 @@ class Assignment(Policy):
     lossless: ClassVar[bool] = True
 
     @abstractmethod
-    def assign(self, view: LayerView, active: Sequence[Active]) -> Plan:
-        """What happens to each of the active experts (ascending).
+    def assign(self, view: LayerView, active: Active) -> Plan:
+        """What happens to each of the active experts.
 
         Of a layer that is routed ahead it is asked twice: when it is routed, to begin host
         computations and loads early, and at the layer's own turn for what the host has not got.

@@ -13,7 +13,6 @@ from moebench.substrate.engine.decisions import (
     LayerView,
     Plan,
     Routed,
-    Where,
 )
 from moebench.substrate.errors import IntegrityError
 from moebench.substrate.machines.protocol import Span
@@ -32,31 +31,36 @@ class Ahead(NamedTuple):
     on_host: dict[int, Span]
 
 
-@dataclass(slots=True)
-class Layer:
-    """One layer's decisions and operations, from its gate to its sum.
+class Layer(NamedTuple):
+    """What was decided about one layer.
 
-    ``rows`` and ``keys`` are of all active experts, ascending; ``where`` and ``plan`` of those that
-    had not begun on the host already.
+    ``rows`` and ``keys`` are of all its experts, ascending; ``active`` and ``plan`` of those that
+    had not begun on the host already.  ``here`` are the leading experts of the plan that the device
+    has, and computes at once.
     """
 
     view: LayerView
     routed: Routed
     rows: dict[int, int]
     keys: list[int]
-    where: dict[int, Where]
+    active: Active
     plan: Plan
     ahead: Ahead | None
-    #: Leading experts of the plan that the device computes at once.
-    here: Sequence[int]
-    #: By expert, the transfer that brings it; and fetches that wait for a slot.
-    arrivals: dict[int, Span] = field(default_factory=dict)
-    waiting: Sequence[Fetch] = ()
-    #: Computations on the device, outputs that come back from the host, and those of them that the
-    #: next layer adds.
-    reads: list[Span] = field(default_factory=list)
-    returned: list[Span] = field(default_factory=list)
-    deferred: list[Span] = field(default_factory=list)
+    here: tuple[int, ...]
+
+
+class Loads(NamedTuple):
+    """A layer's transfers: by expert those under way, and fetches that wait for a slot."""
+
+    arrivals: dict[int, Span]
+    waiting: Sequence[Fetch]
+
+
+class HostWork(NamedTuple):
+    """Outputs that come back from the host: for this layer's sum, and for the next one's."""
+
+    due: list[Span]
+    deferred: list[Span]
 
 
 @dataclass(slots=True)
@@ -88,17 +92,21 @@ def rows_of(routed: Routed) -> dict[int, int]:
     return dict(sorted(counts.items()))
 
 
-def check(plan: Plan, active: Sequence[Active], layer: int) -> None:
-    """Every active expert stands in the plan once, and what the device lacks is fetched."""
-    planned = sorted([*plan.device, *plan.host, *plan.deferred])
-    if planned != [a.expert for a in active]:
+def check(plan: Plan, active: Active, layer: int) -> None:
+    """Every active expert stands in the plan once, and what the device lacks is fetched.
+
+    Raises:
+        IntegrityError: a bug in the system's assignment.
+    """
+    planned, experts = [*plan.device, *plan.host, *plan.deferred], list(active.rows)
+    if planned != experts and sorted(planned) != experts:
         raise IntegrityError(
-            f"layer {layer}: the system planned experts {planned}, active are "
-            f"{[a.expert for a in active]}; each must stand in the plan once"
+            f"layer {layer}: the system planned experts {planned}, active are {experts}; each must "
+            "stand in the plan once"
         )
-    absent = {a.expert for a in active if a.where is Where.ABSENT}
-    if absent:
-        lacking = absent.difference((f.expert for f in plan.load), plan.host, plan.deferred)
+    if active.absent:
+        fetched = {fetch.expert for fetch in plan.load}
+        lacking = set(active.absent).difference(fetched, plan.host, plan.deferred)
         if lacking:
             raise IntegrityError(
                 f"layer {layer}: the device is to compute {sorted(lacking)}, which it does not "

@@ -16,11 +16,26 @@ from moebench.substrate.machines.timeline import Costs
 from moebench.substrate.memory.cache import ExpertCache
 
 
+class _LoadOps(dict[int, Op]):
+    """The transfer of each expert by its key: thousands are asked for in a second."""
+
+    def __init__(self, cache: ExpertCache) -> None:
+        super().__init__()
+        self._cache = cache
+
+    def __missing__(self, key: int) -> Op:
+        layer, expert = self._cache.expert_of(key)
+        op = self[key] = Op(OpKind.LOAD, layer, (), (expert,))
+        return op
+
+
 class Transfers:
     """Slots, evictions and transfers of one run; see the module's docstring."""
 
     def __init__(self, evict: Eviction, machine: Machine, cache: ExpertCache, costs: Costs) -> None:
         self.evict, self.machine, self.cache, self._costs = evict, machine, cache, costs
+        self._experts = cache.shape.num_experts
+        self._ops = _LoadOps(cache)
         #: The transfer that last brought each key, from when it is under way.
         self._arrivals: dict[int, Span] = {}
         #: Prefetches that began, by layer, since they were last asked for.
@@ -48,14 +63,14 @@ class Transfers:
 
         The list ends before the first one for which no slot can be had without waiting.
         """
-        spans: list[Span] = []
+        machine, spans = self.machine, []
         for fetch in wanted:
-            op = _load_op(fetch)
-            with self.machine.lock:
-                after = self._claim(fetch, self.machine.now_ns())
+            key = fetch[0] * self._experts + fetch[1]  # type: ignore[operator]
+            with machine.lock:
+                after = self._claim(fetch, key, machine.now_ns())
                 if after is None:
                     break
-            spans.append(self.machine.load(op, self, after))
+            spans.append(machine.load(self._ops[key], self, after))
         return spans
 
     def demand_when_free(self, fetch: Fetch) -> Span:
@@ -63,21 +78,20 @@ class Transfers:
 
         Where all that may leave is still arriving, the control thread waits for it.
         """
-        op, cache = _load_op(fetch), self.cache
-        key = cache.key(op.layer, op.experts[0])
+        cache, key = self.cache, self._key(fetch)
         while True:
             with self.machine.lock:
                 now_ns = self.machine.now_ns()
-                after = self._claim(fetch, now_ns)
+                after = self._claim(fetch, key, now_ns)
                 if after is None:
                     after = self._claim_soon(fetch, key, now_ns)
                 arriving = [] if after is not None else cache.arriving(key, now_ns)
             if after is not None:
-                return self.machine.load(op, self, after)
+                return self.machine.load(self._ops[key], self, after)
             if not arriving:
                 raise UsageError(
                     f"{type(self.evict).__name__} lets nobody leave for an expert that layer "
-                    f"{op.layer} must load; swap it: --set evict=lru"
+                    f"{fetch.layer} must load; swap it: --set evict=lru"
                 )
             self.machine.wait(self._arrival(*cache.expert_of(arriving[0])))
 
@@ -106,22 +120,20 @@ class Transfers:
         """
         with self.machine.lock:
             self.cache.unpin(keys)
-            for key in [k for k in self._passing if self.cache.expert_of(k)[0] == layer]:
-                self._let_go(key, self._arrivals[key])
+            if self._passing:
+                for key in [k for k in self._passing if self.cache.expert_of(k)[0] == layer]:
+                    self._let_go(key, self._arrivals[key])
 
     # ------------------------------------------------------------------ ahead of its layer
 
     def speculate(self, wanted: Sequence[Fetch], chunks: int = 1) -> None:
         """Queue fetches behind everything needed, in this order and instead of what is queued."""
-        cache = self.cache
-        self.machine.cancel()
-        self._wanted = {}
-        for fetch in wanted:
-            op = _load_op(fetch)
-            key = cache.key(op.layer, op.experts[0])
-            self._wanted[key] = fetch
-            if not cache.holds(key):
-                self.machine.enqueue(op, self, chunks)
+        machine, holds, ops, experts = self.machine, self.cache.holds, self._ops, self._experts
+        machine.cancel()
+        self._wanted = {f[0] * experts + f[1]: f for f in wanted}  # type: ignore[operator]
+        for key in self._wanted:
+            if not holds(key):
+                machine.enqueue(ops[key], self, chunks)
 
     def commit(self, wanted: Sequence[Fetch]) -> None:
         """Begin fetches in this order, each as soon as a slot can be had."""
@@ -144,22 +156,24 @@ class Transfers:
 
     def claim(self, op: Op, now_ns: int) -> tuple[Span, ...] | None:
         """Give a prefetch a slot, unless the expert came by itself or nobody may leave."""
-        key = self.cache.key(op.layer, op.experts[0])
+        layer, expert = op.layer, op.experts[0]
+        key = layer * self._experts + expert
         if self.cache.holds(key):
             return None
-        after = self._claim(self._wanted[key], now_ns, spare=self._wanted)
+        after = self._claim(self._wanted[key], key, now_ns, spare=self._wanted)
         if after is not None:
-            self._started[op.layer].add(op.experts[0])
+            self._started[layer].add(expert)
             self._speculative.add(key)
+            self._arrivals.pop(key, None)  # an earlier transfer's
         return after
 
     def under_way(self, op: Op, span: Span) -> None:
         """Remember what a computation that needs the expert must wait for."""
-        self._arrivals[self.cache.key(op.layer, op.experts[0])] = span
+        self._arrivals[op.layer * self._experts + op.experts[0]] = span
 
     def arrived(self, op: Op, start_ns: int, end_ns: int) -> None:
         """The record can be read from ``end_ns`` on."""
-        key = self.cache.key(op.layer, op.experts[0])
+        key = op.layer * self._experts + op.experts[0]
         self.cache.arrive(key, end_ns)
         if key in self._speculative:
             self._speculative.remove(key)
@@ -173,7 +187,7 @@ class Transfers:
     # ------------------------------------------------------------------ slots
 
     def _claim(
-        self, fetch: Fetch, now_ns: int, spare: Collection[int] = ()
+        self, fetch: Fetch, key: int, now_ns: int, spare: Collection[int] = ()
     ) -> tuple[Span, ...] | None:
         """Give an expert a slot at this instant, evicting if need be.
 
@@ -182,9 +196,9 @@ class Transfers:
         Returns:
             what the transfer must wait for; None if nobody may leave.
         """
-        cache = self.cache
-        key = cache.key(fetch.layer, fetch.expert)  # type: ignore[arg-type]
-        named = self._named(fetch)
+        cache, named = self.cache, None
+        if fetch.instead_of is not None:
+            named = self._named(fetch)
         if named is None and cache.has_free_slot(key, now_ns):
             return self._give(fetch, key, None, now_ns)
         allowed = cache.evictable(key, now_ns)
@@ -221,10 +235,10 @@ class Transfers:
 
     def _give(self, fetch: Fetch, key: int, victim: int | None, now_ns: int) -> tuple[Span, ...]:
         self.cache.claim(key, victim)
-        self._arrivals.pop(key, None)
         after: tuple[Span, ...] = ()
         if victim is not None:
-            self._passing.discard(victim)
+            if self._passing:
+                self._passing.discard(victim)
             self.evict.left(victim)
             if self.evict.writes_back:
                 after = (self.machine.write_back(*self.cache.expert_of(victim), now_ns),)
@@ -243,9 +257,13 @@ class Transfers:
         key = self.cache.key(layer, expert)
         span = self._arrivals.get(key)
         if span is None or span.end_ns is None:
-            self.machine.finish(op_of(OpKind.LOAD, layer, (), (expert,)))
+            self.machine.finish(self._ops[key])
             span = self._arrivals[key]
         return span
+
+    def _key(self, fetch: Fetch) -> int:
+        assert fetch.expert is not None, "common weights are streamed, not loaded into a slot"
+        return fetch.layer * self._experts + fetch.expert
 
     def _is_here(self, fetch: Fetch) -> bool:
         """Whether what a fetch brings is on the device or on its way."""
@@ -255,8 +273,3 @@ class Transfers:
 
     def _stream(self, layer: int) -> Span:
         return self.machine.submit(op_of(OpKind.STREAM, layer, ()), Lane.H2D)
-
-
-def _load_op(fetch: Fetch) -> Op:
-    assert fetch.expert is not None, "common weights are streamed, not loaded into a slot"
-    return op_of(OpKind.LOAD, fetch.layer, (), (fetch.expert,))

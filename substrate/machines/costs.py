@@ -75,9 +75,7 @@ class CostModel:
         self.sync_ns = software.sync.ns
         #: One layer's decisions on the control thread.
         self.decision_ns = software.decision.ns
-        self._prices: dict[Lane, dict[tuple[object, ...], tuple[int, int, int]]] = {
-            lane: {} for lane in Lane
-        }
+        self._prices: dict[Lane, dict[object, tuple[int, int, int]]] = {lane: {} for lane in Lane}
 
     # ------------------------------------------------------------------ lanes
 

@@ -67,8 +67,8 @@ class Op:
     ``context`` counts the cached tokens that attention reads, ``pairs`` the products of a query
     with a key that it computes, both summed over the batch's sequences.  ``network`` holds a
     policy's own network's widths, input to output.  ``share`` is the part of a record that moves.
-    ``sizes`` is all that its price depends on: the experts of a layer cost alike, and so do layers,
-    but for their common weights (``STREAM``).
+    ``sizes`` stands for all that its price depends on, one object for equal ones: the experts of a
+    layer cost alike, and so do layers, but for their common weights (``STREAM``).
     """
 
     kind: OpKind
@@ -79,12 +79,19 @@ class Op:
     pairs: int = 0
     network: tuple[int, ...] = ()
     share: float = 1.0
-    sizes: tuple[object, ...] = field(init=False, repr=False, compare=False)
+    sizes: object = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        self.sizes = (self.kind, self.rows, self.context, self.pairs, self.network, self.share)
-        if self.kind is OpKind.STREAM:
-            self.sizes += (self.layer,)
+        layer = self.layer if self.kind is OpKind.STREAM else None
+        self.sizes = _sizes(
+            self.kind, self.rows, self.context, self.pairs, self.network, self.share, layer
+        )
+
+
+@lru_cache(maxsize=1 << 14)
+def _sizes(*values: object) -> object:
+    """One object for equal values: its hash is its address, where a tuple's is computed anew."""
+    return object()
 
 
 @lru_cache(maxsize=1 << 14)

@@ -9,7 +9,7 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 from threading import RLock
-from typing import Any, NamedTuple, cast
+from typing import Any, cast
 
 from moebench.substrate.errors import IntegrityError
 from moebench.substrate.machines.costs import CostModel
@@ -24,15 +24,12 @@ _CAUSES = {
     OpKind.RETURN: "host",
 }
 _LANE_NAMES = {lane: lane.value for lane in Lane}
+#: An enum's member is looked up by a Python function, and this comes with every transfer.
+_H2D = Lane.H2D
 
 
-class _Queued(NamedTuple):
-    """A prefetch that has not begun: in how many chunks it goes, and when it was queued."""
-
-    op: Op
-    client: TransferClient
-    chunks: int
-    since_ns: int
+#: A prefetch that has not begun: in how many chunks it goes, and when it was queued.
+_Queued = tuple[Op, TransferClient, int, int]
 
 
 @dataclass(slots=True)
@@ -70,6 +67,7 @@ class SimulatedMachine:
         self._overlap, self._blocking_copies = overlap, blocking_copies
         self._last: Span | None = None
         self.load_path = (Lane.DISK, Lane.H2D) if from_disk else (Lane.H2D,)
+        self._from_disk, self._record_bytes = from_disk, costs.record_bytes
         self.lock = RLock()
         self._now = 0
         self._free = dict.fromkeys(Lane, 0)
@@ -110,7 +108,7 @@ class SimulatedMachine:
         first_launch, control, duration = self.costs.price(op, lane)
         now = self._now
         self._now = launched = now + control
-        moved = self.costs.moved_bytes(op) if lane is Lane.H2D else 0
+        moved = self.costs.moved_bytes(op) if lane is _H2D else 0
         span = self._place(op, lane, now + first_launch, duration, after, launched, moved)
         span.value = value
         return span
@@ -126,7 +124,11 @@ class SimulatedMachine:
 
     def _carry(self, op: Op, client: TransferClient, since_ns: int, after: Sequence[Span]) -> Span:
         """One transfer in one piece."""
-        first, last = self._cross(op, since_ns, after, self.costs.record_bytes)
+        if self._from_disk:
+            first, last = self._cross(op, since_ns, after, self._record_bytes)
+        else:
+            duration = self.costs.price(op, _H2D)[2]
+            first = last = self._place(op, _H2D, since_ns, duration, after, 0, self._record_bytes)
         client.under_way(op, last)
         client.arrived(op, first.start_ns, last.end_ns)  # type: ignore[arg-type]
         return last
@@ -135,21 +137,20 @@ class SimulatedMachine:
         self, op: Op, since_ns: int, after: Sequence[Span], moved_bytes: int
     ) -> tuple[Span, Span]:
         """A record or a part of it on every lane of the load path, one after the other."""
-        *hops, last_lane = self.load_path
         first: Span | None = None
-        for lane in hops:
+        if self._from_disk:
             read = op_of(OpKind.READ, op.layer, op.rows, op.experts, op.share)
-            duration = self.costs.ns(read, lane)
-            span = self._place(read, lane, since_ns, duration, after, 0, moved_bytes)
-            first, after = first or span, (span,)
-        duration = self.costs.ns(op, last_lane)
-        last = self._place(op, last_lane, since_ns, duration, after, 0, moved_bytes)
+            duration = self.costs.ns(read, Lane.DISK)
+            first = self._place(read, Lane.DISK, since_ns, duration, after, 0, moved_bytes)
+            after = (first,)
+        duration = self.costs.ns(op, _H2D)
+        last = self._place(op, _H2D, since_ns, duration, after, 0, moved_bytes)
         return first or last, last
 
     def write_back(self, layer: int, expert: int, since_ns: int) -> Span:
         """A record on its way back to the host."""
         op = op_of(OpKind.WRITE_BACK, layer, (), (expert,))
-        duration, moved = self.costs.ns(op, Lane.D2H), self.costs.record_bytes
+        duration, moved = self.costs.ns(op, Lane.D2H), self._record_bytes
         return self._place(op, Lane.D2H, since_ns, duration, (), 0, moved)
 
     def backlog_ns(self, lane: Lane) -> int:
@@ -167,7 +168,7 @@ class SimulatedMachine:
         moved_bytes: int = 0,
     ) -> Span:
         """Put an operation behind its lane's last: submitted at ``since_ns``, ended not before."""
-        if not self._overlap and self._last is not None:
+        if self._last is not None:  # where nothing overlaps
             after = (*after, self._last)
         free = self._free[lane]
         submitted_late = since_ns > free
@@ -185,8 +186,10 @@ class SimulatedMachine:
             end = not_before_ns
         self._free[lane] = end
         span = Span(op, lane, start, end, start - free - late, cause, late)
-        span.moved_bytes = moved_bytes
-        self._last = span
+        if moved_bytes:
+            span.moved_bytes = moved_bytes
+        if not self._overlap:
+            self._last = span
         self.timeline.add(span)
         return span
 
@@ -194,44 +197,45 @@ class SimulatedMachine:
 
     def enqueue(self, op: Op, client: TransferClient, chunks: int = 1) -> None:
         """Queue a prefetch behind everything needed."""
-        self._queue.append(_Queued(op, client, chunks, self._now))
+        self._queue.append((op, client, chunks, self._now))
 
     def cancel(self, layer: int | None = None) -> int:
         """Drop prefetches that have not begun by now."""
         queued = len(self._queue)
         if queued:
             self._queue = deque(
-                [q for q in self._queue if layer is not None and q.op.layer > layer]
+                [q for q in self._queue if layer is not None and q[0].layer > layer]
             )
         return queued - len(self._queue)
 
     def finish(self, op: Op) -> None:
         """Carry what is left of the prefetch that has begun, from now on."""
-        while self._begun is not None and self._begun.queued.op == op:
+        while self._begun is not None and self._begun.queued[0] == op:
             self._next_chunk(self._begun, self._now)
 
     def _start_queued(self) -> None:
         """Start prefetches whose turn came before now; at now itself, needed work goes first."""
         while self._queue or self._begun is not None:
             turn = self._begun.queued if self._begun is not None else self._queue[0]
-            start = max(self._free[self.load_path[0]], turn.since_ns)
+            op, client, chunks, since_ns = turn
+            start = max(self._free[self.load_path[0]], since_ns)
             if start >= self._now:
                 return
             if self._begun is not None:
-                self._next_chunk(self._begun, turn.since_ns)
+                self._next_chunk(self._begun, since_ns)
                 continue
             self._queue.popleft()
-            after = turn.client.claim(turn.op, start)
+            after = client.claim(op, start)
             if after is None:
                 continue
-            if turn.chunks == 1:
-                self._carry(turn.op, turn.client, turn.since_ns, after)
+            if chunks == 1:
+                self._carry(op, client, since_ns, after)
             else:
                 self._begun = _Begun(turn, after)
 
     def _next_chunk(self, begun: _Begun, since_ns: int) -> None:
         op, client, chunks, _ = begun.queued
-        record, done = self.costs.record_bytes, begun.done
+        record, done = self._record_bytes, begun.done
         part = op_of(op.kind, op.layer, op.rows, op.experts, 1 / chunks)
         moved = record * (done + 1) // chunks - record * done // chunks
         first, last = self._cross(part, since_ns, begun.after, moved)

@@ -9,6 +9,9 @@ from typing import Any
 from moebench.substrate.machines.protocol import Lane, Machine, Op, OpKind, Span
 from moebench.substrate.terms import Phase
 
+#: An enum's member is looked up by a Python function, and these come with every operation.
+_DEVICE, _HOST, _EXPERT = Lane.DEVICE, Lane.HOST, OpKind.EXPERT
+
 #: How many measured durations of each kind are kept.
 COSTS_KEPT = 64
 
@@ -44,14 +47,6 @@ class Costs:
             self.host_ns.append(on_host)
             self.host_ns_per_row.append(on_host)
 
-    def add(self, span: Span) -> None:
-        """Count a finished expert operation."""
-        if span.lane is Lane.HOST:
-            self.host_ns.append(span.duration_ns)
-            self.host_ns_per_row.append(span.duration_ns / span.op.rows[0])
-        else:
-            self.device_ns.append(span.duration_ns / len(span.op.rows))
-
 
 class Totals:
     """Sums of one phase: busy time and transfers by lane, the device's idle time by cause."""
@@ -81,17 +76,20 @@ class Timeline:
 
     def add(self, span: Span) -> None:
         """Count a span whose end is known."""
-        lane, totals = span.lane, self._totals
-        totals.busy_ns[lane] += span.duration_ns
-        if lane is Lane.DEVICE:
+        lane, totals, duration = span.lane, self._totals, span.duration_ns
+        totals.busy_ns[lane] += duration
+        if lane is _DEVICE:
+            if span.op.kind is _EXPERT:
+                self.costs.device_ns.append(duration / len(span.op.rows))
             if span.stall_ns:
                 totals.stall_ns[span.cause] += span.stall_ns
             if span.late_ns:
                 totals.stall_ns["control"] += span.late_ns
         elif span.moved_bytes:
             totals.moved_bytes[lane] += span.moved_bytes
-        if span.op.kind is OpKind.EXPERT:
-            self.costs.add(span)
+        elif lane is _HOST and span.op.kind is _EXPERT:
+            self.costs.host_ns.append(duration)
+            self.costs.host_ns_per_row.append(duration / span.op.rows[0])
         if self.recording:
             self.spans.append(span)
 

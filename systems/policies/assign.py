@@ -4,14 +4,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from moebench.substrate.engine.decisions import Active, LayerView, Plan, Where, fetches, split
+from moebench.substrate.engine.decisions import Active, LayerView, Plan, fetches, split
 from moebench.substrate.engine.policies import Assignment
 from moebench.substrate.errors import UsageError
-
-
-def absent(active: Sequence[Active]) -> list[int]:
-    """Active experts that are neither on the device nor on their way to it, by id."""
-    return [a.expert for a in active if a.where is Where.ABSENT]
 
 
 @dataclass(kw_only=True)
@@ -20,9 +15,9 @@ class LoadAll(Assignment):
 
     reads_scores = False
 
-    def assign(self, view: LayerView, active: Sequence[Active]) -> Plan:
+    def assign(self, view: LayerView, active: Active) -> Plan:
         """All to the link."""
-        return split(active, fetches(view.layer, absent(active)))
+        return split(active, fetches(view.layer, active.absent))
 
 
 @dataclass(kw_only=True)
@@ -39,12 +34,11 @@ class HostAll(Assignment):
         """Always in decode."""
         return True
 
-    def assign(self, view: LayerView, active: Sequence[Active]) -> Plan:
+    def assign(self, view: LayerView, active: Active) -> Plan:
         """All to the host, or in prefill all to the link."""
-        ids = absent(active)
         if view.phase == "prefill":
-            return split(active, fetches(view.layer, ids))
-        return split(active, host=ids)
+            return split(active, fetches(view.layer, active.absent))
+        return split(active, host=active.absent)
 
 
 @dataclass(kw_only=True)
@@ -79,37 +73,35 @@ class Balanced(Assignment):
         """In decode, when the link falls behind."""
         return True
 
-    def assign(self, view: LayerView, active: Sequence[Active]) -> Plan:
+    def assign(self, view: LayerView, active: Active) -> Plan:
         """Algorithm 2 in decode; in prefill everything is loaded (first version, §4.1)."""
         if view.phase == "prefill":
-            return split(active, fetches(view.layer, absent(active)))
-        missing = [a for a in active if a.where is Where.ABSENT]
-        if not missing:
+            return split(active, fetches(view.layer, active.absent))
+        if not active.absent:
             return split(active)
         costs, p = view.costs, self.history
         load_ns = _mean(costs.load_ns, p)
         host_ns = _mean(costs.host_ns if self.by == "score" else costs.host_ns_per_row, p)
-        queue = sorted(missing, key=self._order)  # S
+        queue = sorted(active.absent, key=lambda e: self._order(e, active))  # S
         load: list[int] = []
         host: list[int] = []
         t_load = t_cpu = 0.0
         left, right = 0, len(queue) - 1
         while left <= right:
             if t_load < t_cpu or (t_load == t_cpu and self.tie == "load"):
-                load.append(queue[left].expert)
+                load.append(queue[left])
                 t_load += load_ns
                 left += 1
             else:
-                host.append(queue[right].expert)
-                t_cpu += host_ns * (queue[right].rows if self.by == "batch" else 1)
+                host.append(queue[right])
+                t_cpu += host_ns * (active.rows[queue[right]] if self.by == "batch" else 1)
                 right -= 1
         return split(active, fetches(view.layer, load), host)
 
-    def _order(self, a: Active) -> tuple[float, float, int]:
+    def _order(self, expert: int, active: Active) -> tuple[float, float, int]:
         """Best first; ties by the other measure, then by id."""
-        return (
-            (-a.score, -a.rows, a.expert) if self.by == "score" else (-a.rows, -a.score, a.expert)
-        )
+        score, rows = active.score(expert), active.rows[expert]
+        return (-score, -rows, expert) if self.by == "score" else (-rows, -score, expert)
 
 
 def _mean(values: Sequence[float], last: int) -> float:
