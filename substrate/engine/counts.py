@@ -47,54 +47,59 @@ class Tally:
 
     def __init__(self) -> None:
         self.by_phase: dict[Phase, Counts] = {"prefill": Counts(), "decode": Counts()}
-        self._asked: dict[int, frozenset[int]] = {}
+        self._asked: dict[int, set[int]] = {}
 
     def ask(self, wanted: Sequence[Fetch], layer: int) -> None:
         """Experts were asked for ahead; ``layer`` is the next one, for which that may be none."""
-        if not wanted:
-            self._asked[layer] = frozenset()
-            return
-        by_layer: dict[int, list[int]] = {layer: []}
-        for fetch in wanted:
-            if fetch.expert is not None:
-                by_layer.setdefault(fetch.layer, []).append(fetch.expert)
-        for asked_for, experts in by_layer.items():
-            self._asked[asked_for] = frozenset(experts)
+        by_layer: dict[int, set[int]] = {layer: set()}
+        for asked_for, expert, _, _ in wanted:
+            if expert is not None:
+                by_layer.setdefault(asked_for, set()).add(expert)
+        self._asked.update(by_layer)
 
     def experts(self, phase: Phase, rows: Mapping[int, int], active: Active, plan: Plan) -> None:
         """Where a layer's experts were computed, and what brought them to the device.
 
         Those of ``rows`` that are not in ``active`` had begun on the host one layer ahead.
         """
-        c, host = self.by_phase[phase], {*plan.host, *plan.deferred}
-        resident = len(host.intersection(active.resident)) if host else 0
-        in_flight = len(host.intersection(active.in_flight)) if host else 0
-        absent = len(host) - resident - in_flight
+        c = self.by_phase[phase]
         c.active += len(rows)
-        c.hits += len(active.resident) - resident
-        c.in_flight += len(active.in_flight) - in_flight
-        c.loads += len(active.absent) - absent
-        c.host += len(host) + len(rows) - len(active.rows)
-        c.host_resident += resident
-        c.deferred += len(plan.deferred)
+        c.hits += len(active.resident)
+        c.in_flight += len(active.in_flight)
+        c.loads += len(active.absent)
+        c.host += len(rows) - len(active.rows)
+        if plan.host or plan.deferred:
+            host = {*plan.host, *plan.deferred}
+            resident = len(host.intersection(active.resident))
+            in_flight = len(host.intersection(active.in_flight))
+            c.hits -= resident
+            c.in_flight -= in_flight
+            c.loads -= len(host) - resident - in_flight
+            c.host += len(host)
+            c.host_resident += resident
+            c.deferred += len(plan.deferred)
         for fetch in plan.load:
-            c.unchosen += fetch.expert not in rows
+            if fetch[1] not in rows:
+                c.unchosen += 1
 
     def prefetches(
         self, view: LayerView, routed: Routed, active: Collection[int], began: set[int]
     ) -> None:
         """What the prefetches for a layer were good for, now that its experts are known."""
         c = self.by_phase[view.phase]
+        asked = self._asked.pop(view.layer, None)
+        if not began and not asked:
+            return
+        chosen_TK = view.topk_ids_TK.tolist()
         if began:
-            own = set(view.topk_ids_TK.ravel().tolist())
+            own = set().union(*chosen_TK)
             top = own if routed.top_score is None else routed.top_score
             c.prefetched += len(began)
             c.prefetched_top_score += len(began & top)
             c.prefetched_active += len(began & own)
             c.prefetched_used += len(began.intersection(active))
-        asked = self._asked.pop(view.layer, None)
         if asked and view.phase == "decode":
-            for chosen in view.topk_ids_TK.tolist():
+            for chosen in chosen_TK:
                 right = len(asked.intersection(chosen))
                 c.asked += 1
                 c.asked_all += right == len(chosen)

@@ -134,7 +134,7 @@ class Engine:
                 self._moe(layer)
             else:
                 self._ops.common(op_of(OpKind.DENSE, layer, (p.rows,)), model.dense, layer)
-        head = self._ops.device(op_of(OpKind.HEAD, -1, (len(self._lengths),)), model.head)
+        head = self._ops.device(op_of(OpKind.HEAD, -1, (len(self._lengths),)), (), model.head)
         self.machine.wait(head)
         return cast(list[int], head.value)
 
@@ -253,7 +253,7 @@ class Engine:
             return []
         rows, layer = tuple([now.rows[e] for e in now.here]), now.view.layer
         op = op_of(OpKind.EXPERT, layer, rows, now.here)
-        return [self._ops.device(op, self.model.compute, layer, now.here)]
+        return [self._ops.device(op, (), self.model.compute, layer, now.here)]
 
     def _compute_shared(self, layer: int) -> None:
         if self.model.shape.shared_width:
@@ -280,7 +280,7 @@ class Engine:
         """The weighted sum, once the host's outputs are back; with what was deferred to here."""
         due, self._carried = [*on_host.due, *self._carried], on_host.deferred
         op = op_of(OpKind.COMBINE, layer, (self._pass.rows,))
-        self._ops.device(op, self.model.combine, layer, after=due)
+        self._ops.device(op, due, self.model.combine, layer)
 
     def _close(self, now: Layer) -> None:
         """Experts may leave again; count."""

@@ -26,13 +26,13 @@ class Operations:
 
     def attend(self, op: Op, layer: int) -> Span:
         """Attention, with which a layer begins."""
-        return self.device(op, self._model.attend, layer)
+        return self._machine.submit(op, _DEVICE, (), self._model.attend, layer)
 
     def common(self, op: Op, work: Work, *args: Any) -> Span:
         """A part of a layer that is no routed expert, where its weights are."""
         return self._machine.submit(op, _DEVICE, (), work, *args)
 
-    def device(self, op: Op, work: Work, *args: Any, after: Sequence[Span] = ()) -> Span:
+    def device(self, op: Op, after: Sequence[Span], work: Work, *args: Any) -> Span:
         """An operation on the device."""
         return self._machine.submit(op, _DEVICE, after, work, *args)
 
@@ -70,7 +70,7 @@ class Operations:
         if span is None:
             op, work = predictor.op(view), predictor.forecast
             if predictor.lane is _DEVICE:
-                span = self.device(op, work, view, self._model, done)
+                span = self.device(op, (), work, view, self._model, done)
             else:
                 span = self._machine.submit(op, predictor.lane, (), work, view, self._model, done)
             self._predicted[predictor] = span
@@ -111,28 +111,28 @@ class DividedOperations(Operations):
         """Attention, once the layer's common weights have come, if they are streamed."""
         if self._homes[layer] == "stream":
             streamed = self._transfers.common(layer)
-            return self.device(op, self._model.attend, layer, after=(streamed,))
+            return self.device(op, (streamed,), self._model.attend, layer)
         return self.common(op, self._model.attend, layer)
 
     def common(self, op: Op, work: Work, *args: Any) -> Span:
         """On the host, whose operations are in order, after the device's last."""
         if self._homes[op.layer] != "host":
-            return self.device(op, work, *args)
+            return self.device(op, (), work, *args)
         before = self._last_on_device if self._on_host is None else None
         after = () if before is None else (before,)
         self._on_host = self._machine.submit(op, _HOST, after, work, *args)
         return self._on_host
 
-    def device(self, op: Op, work: Work, *args: Any, after: Sequence[Span] = ()) -> Span:
+    def device(self, op: Op, after: Sequence[Span], work: Work, *args: Any) -> Span:
         """On the device, to which the state comes over if the host had it."""
         if self._on_host is not None:
             back = op_of(_RETURN, op.layer, (op.rows[0],))
             after = (*after, self._machine.submit(back, _D2H, (self._on_host,)))
             self._on_host = None
-        span = self._last_on_device = super().device(op, work, *args, after=after)
+        span = self._last_on_device = super().device(op, after, work, *args)
         return span
 
     def device_expert(self, layer: int, expert: int, rows: int, after: Sequence[Span]) -> Span:
         """The same of an expert."""
         op = op_of(_EXPERT, layer, (rows,), (expert,))
-        return self.device(op, self._model.compute, layer, op.experts, after=after)
+        return self.device(op, after, self._model.compute, layer, op.experts)

@@ -131,9 +131,9 @@ class Transfers:
         machine, holds, ops, experts = self.machine, self.cache.holds, self._ops, self._experts
         machine.cancel()
         self._wanted = {f[0] * experts + f[1]: f for f in wanted}  # type: ignore[operator]
-        for key in self._wanted:
-            if not holds(key):
-                machine.enqueue(ops[key], self, chunks)
+        absent = [ops[key] for key in self._wanted if not holds(key)]
+        if absent:
+            machine.enqueue(absent, self, chunks)
 
     def commit(self, wanted: Sequence[Fetch]) -> None:
         """Begin fetches in this order, each as soon as a slot can be had."""

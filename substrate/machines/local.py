@@ -9,7 +9,7 @@ import os
 import threading
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -141,10 +141,10 @@ class LocalMachine:
             self.wait(job.span)
         return job.span
 
-    def enqueue(self, op: Op, client: TransferClient, chunks: int = 1) -> None:
-        """Queue a prefetch."""
+    def enqueue(self, ops: Iterable[Op], client: TransferClient, chunks: int = 1) -> None:
+        """Queue prefetches."""
         with self._changed:
-            self._queued.append(_Job(op, client, chunks))
+            self._queued.extend(_Job(op, client, chunks) for op in ops)
             self._changed.notify_all()
 
     def cancel(self, layer: int | None = None) -> int:

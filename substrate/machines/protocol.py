@@ -5,7 +5,7 @@ virtual clock and a hardware profile, `substrate.machines.local` with this compu
 
     submit   an operation that is needed: runs on its lane as soon as what it waits for has ended
     load     the same for a transfer of an expert
-    enqueue  a prefetch: runs when its lane has nothing needed to do, and may still be cancelled
+    enqueue  prefetches: they run when their lane has nothing needed to do; may still be cancelled
     finish   a prefetch that has begun is needed now: what is left of it goes like a load
     wait     the control thread stands still until an operation has ended
     elapse   the control thread itself works (decisions, launches)
@@ -14,7 +14,7 @@ Two rules settle every tie: a needed operation goes before a prefetch that could
 instant, and operations of one kind go in the order of submission.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -199,10 +199,10 @@ class Machine(Protocol):
     def load(self, op: Op, client: TransferClient, after: Sequence[Span] = ()) -> Span:
         """Bring a needed expert whose slot is already claimed; the span ends when it is there."""
 
-    def enqueue(self, op: Op, client: TransferClient, chunks: int = 1) -> None:
-        """Queue a prefetch; it costs the control thread nothing, a loader submits it.
+    def enqueue(self, ops: Iterable[Op], client: TransferClient, chunks: int = 1) -> None:
+        """Queue prefetches; they cost the control thread nothing, a loader submits them.
 
-        Between its chunks, needed loads go first.
+        Between the chunks of one, needed loads go first.
         """
 
     def cancel(self, layer: int | None = None) -> int:

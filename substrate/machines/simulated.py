@@ -6,7 +6,7 @@ cancelled; they start when the clock passes the instant at which their lane had 
 """
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from threading import RLock
 from typing import Any, cast
@@ -195,9 +195,10 @@ class SimulatedMachine:
 
     # ------------------------------------------------------------------ prefetches
 
-    def enqueue(self, op: Op, client: TransferClient, chunks: int = 1) -> None:
-        """Queue a prefetch behind everything needed."""
-        self._queue.append((op, client, chunks, self._now))
+    def enqueue(self, ops: Iterable[Op], client: TransferClient, chunks: int = 1) -> None:
+        """Queue prefetches behind everything needed."""
+        now = self._now
+        self._queue.extend([(op, client, chunks, now) for op in ops])
 
     def cancel(self, layer: int | None = None) -> int:
         """Drop prefetches that have not begun by now."""

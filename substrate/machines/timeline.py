@@ -76,7 +76,8 @@ class Timeline:
 
     def add(self, span: Span) -> None:
         """Count a span whose end is known."""
-        lane, totals, duration = span.lane, self._totals, span.duration_ns
+        lane, totals = span.lane, self._totals
+        duration = span.end_ns - span.start_ns  # type: ignore[operator]
         totals.busy_ns[lane] += duration
         if lane is _DEVICE:
             if span.op.kind is _EXPERT:

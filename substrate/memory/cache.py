@@ -104,6 +104,8 @@ class ExpertCache:
         # When an expert may leave: NEVER while pinned or absent, else when it has come and its last
         # reader has ended.  Kept up to date, so that an eviction asks one vector comparison.
         self._free_ns, self._free_all = _column("q", [NEVER] * total)
+        self._held_of = self._held_all.reshape(shape.num_layers, experts)
+        self._ready_of = self._ready_all.reshape(shape.num_layers, experts)
         ends = list(accumulate(self.pools))
         self._free = [
             list(range(end - 1, end - pool - 1, -1))
@@ -139,13 +141,13 @@ class ExpertCache:
 
     def resident(self, layer: int, now_ns: int) -> Mask:
         """Which experts of a layer are complete on the device, ``[E]`` bool."""
-        mask: Mask = self._ready_all[self._row(layer)] <= now_ns
+        mask: Mask = self._ready_of[layer] <= now_ns
         return mask
 
     def whereabouts(self, layer: int, now_ns: int) -> tuple[Mask, Mask]:
         """Which experts of a layer are complete on the device, and which on their way, ``[E]``."""
-        resident = self.resident(layer, now_ns)
-        return resident, self._held_all[self._row(layer)] > resident
+        resident = self._ready_of[layer] <= now_ns
+        return resident, self._held_of[layer] > resident
 
     def holds(self, key: int) -> bool:
         """Whether the expert has a slot, complete or arriving."""
