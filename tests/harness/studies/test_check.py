@@ -1,129 +1,33 @@
-"""The guard's verdicts, on cells made by hand."""
+"""The guard on real cells: the same arithmetic, other arithmetic, and a router that is damaged."""
 
 import copy
 import dataclasses
 import json
+import os
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import torch
+from torch import Tensor
 
 from moebench.harness.studies import check
-from moebench.harness.studies.check import (
-    EXIT_CODES,
-    Verdict,
-    compare,
-    read_references,
-    sign_test,
-    subset,
-)
+from moebench.harness.studies.check import EXIT_CODES, read_references, subset
+from moebench.harness.studies.verdicts import Finding, Verdict, compare
 from moebench.substrate.engine.system import LayerView, Routed
 from moebench.substrate.errors import InputError
+from moebench.substrate.models.weights import Checkpoint, unpack
 from moebench.systems.smoe import ExpertCacheRouter
 
-Route = Callable[[ExpertCacheRouter, LayerView], Routed]
 Cells = dict[str, dict[str, Any]]
-
-
-def cell(right: str, kl: float = 0.0, **source: str) -> dict[str, Any]:
-    """A cell whose questions were right (1) or wrong (0), each with the same divergence."""
-    n = len(right)
-    return {
-        "accuracy": {
-            "score": 100 * right.count("1") / n, "agreement": 1.0, "kl": kl,
-            "items": {
-                "value": [float(mark) for mark in right],
-                "answer": [f"{mark}-{i}" for i, mark in enumerate(right)],
-                "kl": [kl] * n,
-            },
-        },
-        "alpha": 0.3,
-        "data_hash": "questions", "weights_hash": "weights", "arithmetic": "this computer",
-        **source,
-    }  # fmt: skip
-
-
-def verdict(now: dict[str, Any], reference: dict[str, Any]) -> Verdict:
-    (finding,) = compare({"cell": now}, {"cell": reference})
-    return finding.verdict
-
-
-def test_equal_cells_pass():
-    assert verdict(cell("1101"), cell("1101")) is Verdict.PASS
-
-
-@pytest.mark.parametrize(
-    ("now", "reference", "expected"),
-    [
-        (cell("1100"), cell("1101"), Verdict.REGRESSED),
-        (cell("1111"), cell("1101"), Verdict.IMPROVED),
-        (cell("1101", kl=0.002), cell("1101", kl=0.001), Verdict.REGRESSED),
-        (cell("1101", kl=0.001), cell("1101", kl=0.002), Verdict.IMPROVED),
-        # More right answers, yet farther from the lossless model: damage, with luck.
-        (cell("1111", kl=0.002), cell("1101", kl=0.001), Verdict.REGRESSED),
-    ],
-)
-def test_on_the_same_arithmetic_any_difference_counts(now, reference, expected):
-    assert verdict(now, reference) is expected
-
-
-def test_other_answers_of_the_same_worth_are_no_regression():
-    other = cell("1101")
-    other["accuracy"]["items"]["answer"][2] = "another wrong answer"
-    assert verdict(other, cell("1101")) is Verdict.IMPROVED
-
-
-@pytest.mark.parametrize("source", [{"weights_hash": "other"}, {"arithmetic": "elsewhere"}])
-def test_on_other_arithmetic_the_same_questions_are_compared_in_pairs(source):
-    reference = cell("1" * 30)
-    assert verdict(cell("1" * 30, **source), reference) is Verdict.PASS
-    assert verdict(cell("1" * 28 + "00", **source), reference) is Verdict.PASS
-    assert verdict(cell("1" * 18 + "0" * 12, **source), reference) is Verdict.REGRESSED
-    assert verdict(cell("1" * 30, kl=0.5, **source), reference) is Verdict.REGRESSED
-    assert verdict(cell("1" * 30, **source), cell("0" * 30)) is Verdict.IMPROVED
-
-
-def test_small_damage_everywhere_is_found_over_all_cells():
-    now = {str(i): cell("111110", arithmetic="elsewhere") for i in range(20)}
-    references = {str(i): cell("111111") for i in range(20)}
-    *single, together = compare(now, references)
-    assert {f.verdict for f in single} == {Verdict.PASS}
-    assert together.verdict is Verdict.REGRESSED
-
-
-def test_a_missing_reference_and_other_questions_are_not_measured():
-    (missing,) = compare({"cell": cell("11")}, {})
-    assert (missing.verdict, missing.reason) == (
-        Verdict.NOT_MEASURED, "no reference; moebench check --update",
-    )  # fmt: skip
-    assert verdict(cell("11"), cell("11", data_hash="others")) is Verdict.NOT_MEASURED
-
-
-def test_the_sign_test_by_hand():
-    assert sign_test(0, 0) == 1.0
-    assert sign_test(3, 0) == 1 / 8
-    assert sign_test(2, 1) == (3 + 1) / 8
-    assert sign_test(0, 3) == 1.0
 
 
 def test_exit_codes():
     assert [EXIT_CODES[v] for v in Verdict] == [0, 0, 3, 1]
-
-
-def test_a_broken_reference_file_is_one_line(tmp_path):
-    file = tmp_path / "check.json"
-    assert read_references(file) == {}
-    whole = {"cell": cell("11")}
-    file.write_text(json.dumps(whole))
-    assert read_references(file) == whole
-    broken = copy.deepcopy(whole)
-    del broken["cell"]["accuracy"]["items"]
-    for text in ("{", "[]", json.dumps(broken)):
-        file.write_text(text)
-        with pytest.raises(InputError, match=r"check.json: not a reference .*check --update"):
-            read_references(file)
 
 
 def test_the_subset_covers_every_family_in_every_setting_of_smoe():
@@ -133,44 +37,114 @@ def test_the_subset_covers_every_family_in_every_setting_of_smoe():
     assert all(spec.scoring == "generation" for spec in specs)
 
 
-# ----------------------------------------------------------------------------- the command
+def test_the_references_that_ship_are_those_of_the_subset():
+    assert read_references(check.REFERENCES).keys() == subset().keys()
 
 
-@pytest.fixture
-def small_subset(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """One cell of three questions; the path of its references, which do not exist yet."""
-    plan = {
-        "prompts": 3, "seed": 0,
-        "cells": [{"system": "smoe", "settings": ["S3"], "workloads": ["arithmetic"]}],
-    }  # fmt: skip
-    monkeypatch.setattr(check, "SUBSET", tmp_path / "check.yaml")
-    (tmp_path / "check.yaml").write_text(json.dumps(plan))
-    return tmp_path / "check.json"
+# ----------------------------------------------------------------------------- real cells
+
+#: Changes the program until the patch is undone.
+Change = Callable[[pytest.MonkeyPatch], None]
+Measured = Callable[[Change], Cells]
 
 
-def run_check(references: Path, update: bool = False) -> int:
-    return check.check_command(update, jobs=0, as_json=False, references=references)
+@pytest.fixture(scope="module")
+def plan(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """One cell of the fastest scale model; two questions can show more than rounding moves."""
+    file = tmp_path_factory.mktemp("plan") / "check.yaml"
+    cells = [{"system": "smoe", "settings": ["D1"], "workloads": ["inflection"]}]
+    file.write_text(json.dumps({"prompts": 2, "seed": 0, "cells": cells}))
+    return file
 
 
-def test_accepted_then_equal_then_deleted(small_subset, capsys):
-    assert run_check(small_subset) == 3
-    assert "no reference; moebench check --update" in capsys.readouterr().out
-    assert run_check(small_subset, update=True) == 0
-    assert "1 references written" in capsys.readouterr().err
-    assert run_check(small_subset) == 0
-    assert "equal to the last bit" in capsys.readouterr().out
-    small_subset.write_text("{}")
-    assert run_check(small_subset) == 3
+@pytest.fixture(scope="module")
+def measured(plan: Path) -> Measured:
+    """The cell under a change, measured once for all tests."""
+    known: dict[Change, Cells] = {}
+
+    def measure(change: Change) -> Cells:
+        if change not in known:
+            with pytest.MonkeyPatch.context() as patch:
+                patch.setattr(check, "SUBSET", plan)
+                change(patch)
+                known[change] = check.measure(jobs=0)
+        return known[change]
+
+    return measure
 
 
-def thrice_alpha(route: Route) -> Route:
+def unchanged(patch: pytest.MonkeyPatch) -> None:
+    """The program as it is."""
+
+
+def again(patch: pytest.MonkeyPatch) -> None:
+    """The program as it is, measured a second time."""
+
+
+def in_fp64(patch: pytest.MonkeyPatch) -> None:
+    """Other arithmetic: products of twice the precision."""
+    common, record = Checkpoint.common, Checkpoint.expert_record
+
+    def common_64(self: Checkpoint, dtype: torch.dtype) -> dict[str, Tensor]:
+        return common(self, torch.float64)
+
+    def record_64(self: Checkpoint, layer: int, expert: int, dtype: torch.dtype) -> Tensor:
+        return record(self, layer, expert, torch.float64)
+
+    patch.setattr(Checkpoint, "common", common_64)
+    patch.setattr(Checkpoint, "expert_record", record_64)
+
+
+def in_another_order(patch: pytest.MonkeyPatch) -> None:
+    """Other arithmetic: each expert's inner width backwards, the same function summed otherwise."""
+    record = Checkpoint.expert_record
+
+    def backwards(self: Checkpoint, layer: int, expert: int, dtype: torch.dtype) -> Tensor:
+        gate_up, down = unpack(self.shape, record(self, layer, expert, dtype))
+        gate, up = gate_up.chunk(2)
+        return torch.cat([part.flatten() for part in (gate.flip(0), up.flip(0), down.flip(1))])
+
+    patch.setattr(Checkpoint, "expert_record", backwards)
+
+
+#: Prints the cell as a process of two threads computes it.
+WITH_TWO_THREADS = """
+import json, pathlib, sys, torch
+from moebench.harness.studies import check
+set_num_threads = torch.set_num_threads
+torch.set_num_threads = lambda threads: set_num_threads(2)
+check.SUBSET = pathlib.Path(sys.argv[1])
+print(json.dumps(check.measure(jobs=0)))
+"""
+
+
+@pytest.fixture(scope="module")
+def elsewhere(plan: Path) -> Cells:
+    """Other arithmetic: two threads, and the kernels that libraries choose for other processors."""
+    kernels = {"ATEN_CPU_CAPABILITY": "avx2", "MKL_CBWR": "COMPATIBLE"}
+    # Threads that spin while they wait take minutes where their cores are busy.
+    done = subprocess.run(
+        [sys.executable, "-c", WITH_TWO_THREADS, str(plan)],
+        env={**os.environ, **kernels, "OMP_WAIT_POLICY": "passive"},
+        cwd=Path(__file__).parents[3],
+        stdout=subprocess.PIPE,
+        check=True,
+    )
+    return dict(json.loads(done.stdout))
+
+
+def thrice_alpha(patch: pytest.MonkeyPatch) -> None:
+    route = ExpertCacheRouter.route
+
     def corrupted(self: ExpertCacheRouter, view: LayerView) -> Routed:
         return route(dataclasses.replace(self, alpha=min(1.0, 3 * self.alpha)), view)
 
-    return corrupted
+    patch.setattr(ExpertCacheRouter, "route", corrupted)
 
 
-def two_experts_swapped(route: Route) -> Route:
+def two_experts_swapped(patch: pytest.MonkeyPatch) -> None:
+    route = ExpertCacheRouter.route
+
     def corrupted(self: ExpertCacheRouter, view: LayerView) -> Routed:
         routed = route(self, view)
         swapped = np.arange(view.shape.num_experts)
@@ -178,20 +152,111 @@ def two_experts_swapped(route: Route) -> Route:
         ids_TK = swapped[routed.ids_TK]
         return routed._replace(ids_TK=ids_TK, weigh_as_TK=ids_TK)
 
-    return corrupted
+    patch.setattr(ExpertCacheRouter, "route", corrupted)
 
 
-@pytest.mark.parametrize("corrupt", [thrice_alpha, two_experts_swapped])
-def test_a_corrupted_router_is_a_regression(small_subset, corrupt, monkeypatch, capsys):
-    assert run_check(small_subset, update=True) == 0
-    monkeypatch.setattr(ExpertCacheRouter, "route", corrupt(ExpertCacheRouter.route))
-    assert run_check(small_subset) == 1
+def best_choice_lost(patch: pytest.MonkeyPatch) -> None:
+    """In decode the expert with the lowest score stands for each token's best one."""
+    route = ExpertCacheRouter.route
+
+    def corrupted(self: ExpertCacheRouter, view: LayerView) -> Routed:
+        routed = route(self, view)
+        if view.phase == "prefill":
+            return routed
+        ids_TK = routed.ids_TK.copy()
+        ids_TK[:, 0] = view.scores_TE.argmin(axis=1)
+        return routed._replace(ids_TK=ids_TK, weigh_as_TK=ids_TK)
+
+    patch.setattr(ExpertCacheRouter, "route", corrupted)
+
+
+def only(cells: Cells) -> dict[str, Any]:
+    (found,) = cells.values()
+    return found
+
+
+def finding(now: Cells, reference: Cells) -> Finding:
+    (found,) = compare(now, reference)
+    return found
+
+
+def test_the_same_arithmetic_computes_the_same_bits(measured):
+    assert measured(again) == measured(unchanged)
+    assert finding(measured(again), measured(unchanged)).reason == "equal to the last bit"
+
+
+@pytest.mark.parametrize("other", [in_fp64, in_another_order])
+def test_other_arithmetic_is_told_by_its_hash_and_passes(measured, other):
+    now, reference = measured(other), measured(unchanged)
+    assert only(now)["arithmetic"] != only(reference)["arithmetic"]
+    assert finding(now, reference).verdict is Verdict.PASS
+
+
+def test_two_threads_and_another_processors_kernels_pass(measured, elsewhere):
+    assert only(elsewhere)["arithmetic"] != only(measured(unchanged))["arithmetic"]
+    assert finding(elsewhere, measured(unchanged)).verdict is Verdict.PASS
+
+
+@pytest.mark.parametrize("reference", [unchanged, in_fp64, in_another_order])
+@pytest.mark.parametrize("corrupt", [thrice_alpha, two_experts_swapped, best_choice_lost])
+def test_a_corrupted_router_is_a_regression(measured, corrupt, reference):
+    # A router is no part of the arithmetic, so its damage cannot pass for rounding.
+    assert only(measured(corrupt))["arithmetic"] == only(measured(unchanged))["arithmetic"]
+    assert finding(measured(corrupt), measured(reference)).verdict is Verdict.REGRESSED
+
+
+# ----------------------------------------------------------------------------- the command
+
+
+def test_a_broken_reference_file_is_one_line(measured, tmp_path):
+    file = tmp_path / "check.json"
+    assert read_references(file) == {}
+    whole = measured(unchanged)
+    file.write_text(json.dumps(whole))
+    assert read_references(file) == whole
+    without_items, of_two_lengths = copy.deepcopy(whole), copy.deepcopy(whole)
+    del only(without_items)["accuracy"]["items"]
+    del only(of_two_lengths)["accuracy"]["items"]["kl"][1]
+    for text in ("{", "[]", json.dumps(without_items), json.dumps(of_two_lengths)):
+        file.write_text(text)
+        with pytest.raises(InputError, match=r"check.json: not a reference .*check --update"):
+            read_references(file)
+
+
+@pytest.fixture
+def run_check(measured: Measured, tmp_path: Path) -> Callable[..., int]:
+    """Runs the command on what the program under a change has measured; its exit code."""
+
+    def run(change: Change = unchanged, update: bool = False, as_json: bool = False) -> int:
+        cells = measured(change)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(check, "measure", lambda jobs: cells)
+            return check.check_command(update, 0, as_json, references=tmp_path / "check.json")
+
+    return run
+
+
+def test_accepted_then_equal_then_deleted(run_check, tmp_path, capsys):
+    assert run_check() == 3
+    assert "no reference; moebench check --update" in capsys.readouterr().out
+    assert run_check(update=True) == 0
+    assert "1 references written" in capsys.readouterr().err
+    assert run_check(again) == 0
+    assert "equal to the last bit" in capsys.readouterr().out
+    (tmp_path / "check.json").write_text("{}")
+    assert run_check() == 3
+
+
+def test_damage_fails_until_it_is_accepted(run_check, capsys):
+    assert run_check(update=True) == 0
+    assert run_check(in_fp64) == 0
+    assert "check: pass" in capsys.readouterr().err
+    assert run_check(thrice_alpha) == 1
     assert "check: regressed" in capsys.readouterr().err
-    # The same on other arithmetic, where only pairs of questions can be compared.
-    accepted = json.loads(small_subset.read_text())
-    for reference in accepted.values():
-        reference["arithmetic"] = "another processor"
-    findings = check.compare(check.measure(jobs=0), accepted)
-    assert {f.verdict for f in findings} <= {Verdict.REGRESSED, Verdict.PASS}
-    assert run_check(small_subset, update=True) == 0
+    assert run_check(thrice_alpha, as_json=True) == 1
+    said = json.loads(capsys.readouterr().out)
+    assert said["verdict"] == "regressed"
+    assert [set(row) for row in said["cells"]] == [{"cell", "verdict", "reason"}]
+    assert run_check(thrice_alpha, update=True) == 0
     assert "kl" in capsys.readouterr().err
+    assert run_check(thrice_alpha) == 0

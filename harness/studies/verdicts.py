@@ -1,0 +1,230 @@
+"""Has accuracy moved?  Cells against their references, question by question.
+
+On the arithmetic of the reference (see `harness.studies.arithmetic`) results are deterministic: the
+code has moved whatever moved.
+
+On other arithmetic sums round differently.  That leaves a question's answer as it was, and its KL
+divergence up to a few millionths; but now and then a score stands so close to a threshold that a
+decision flips, and its question moves, with a few that follow it through the cache.  So a cell is
+judged only where more of its questions moved than rounding moves, by a binomial test, and so are
+all these cells together: damage that is too small in each cell is found there.
+
+Other weights move every question.  Exact sign tests decide then, on right and wrong answers and on
+KL, for each cell and together.
+
+However many cells there are, an unchanged program regresses in at most one of a hundred checks
+(Bonferroni).
+"""
+
+import math
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from statistics import fmean
+from typing import Any, NamedTuple
+
+UPDATE = "moebench check --update"
+
+#: The chance of a false alarm that all tests share.
+FALSE_ALARM = 0.01
+#: How far rounding moves the KL of a question, summed over its tokens: in nats, or as a share.
+#: 4 044 questions were recomputed under a dozen other arithmetics (fp64, dimensions in another
+#: order, kernels for other processors, two threads).  All but five kept their answer, and their KL
+#: within 5e-6 nats or 0.01 %; in those five a decision flipped, and KL moved by 6 or 10 %.
+KL_ROUNDING, KL_ROUNDING_SHARE = 2e-5, 1e-3
+#: The share of questions that rounding moves by more than that, at most.  0.1 % were seen; there is
+#: room for those that follow a moved question in its cell, of which a slightly larger α moved two.
+MOVED_BY_ROUNDING = 0.02
+
+#: A cell's ``accuracy`` as `moebench run` documents it.
+Accuracy = Mapping[str, Any]
+#: The same cell now, and when it was last accepted.
+Pair = tuple[Accuracy, Accuracy]
+
+
+class Verdict(StrEnum):
+    """What became of a cell, the gravest last."""
+
+    PASS = "pass"
+    IMPROVED = "improved"
+    NOT_MEASURED = "not measured"
+    REGRESSED = "regressed"
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """A cell's verdict with its reason."""
+
+    cell: str
+    verdict: Verdict
+    reason: str
+
+
+def compare(
+    now: Mapping[str, Mapping[str, Any]], references: Mapping[str, Mapping[str, Any]]
+) -> list[Finding]:
+    """The verdict on each cell; then on all together that have other arithmetic or other weights.
+
+    Args:
+        now: cells as `harness.studies.check.measure` gives them.
+        references: the same, as they were when they were last accepted.
+    """
+    findings: list[Finding] = []
+    other_arithmetic: list[Pair] = []
+    other_weights: list[Pair] = []
+    # Two tests a cell and two of all cells together, at most, can raise an alarm.
+    threshold = FALSE_ALARM / (2 * (len(now) + 1))
+    for name, cell in now.items():
+        reference = references.get(name)
+        if reference is None or reference["data_hash"] != cell["data_hash"]:
+            why = "no reference" if reference is None else "the reference has other questions"
+            findings.append(Finding(name, Verdict.NOT_MEASURED, f"{why}; {UPDATE}"))
+            continue
+        pair = (cell["accuracy"], reference["accuracy"])
+        if reference["weights_hash"] != cell["weights_hash"]:
+            other_weights.append(pair)
+            findings.append(_by_sign(name, [pair], threshold))
+        elif reference["arithmetic"] != cell["arithmetic"]:
+            other_arithmetic.append(pair)
+            findings.append(_beyond_rounding(name, [pair], MOVED_BY_ROUNDING, threshold))
+        else:
+            findings.append(_beyond_rounding(name, [pair], 0.0, threshold))
+    if len(other_arithmetic) > 1:
+        name = "all on other arithmetic"
+        findings.append(_beyond_rounding(name, other_arithmetic, MOVED_BY_ROUNDING, threshold))
+    if len(other_weights) > 1:
+        findings.append(_by_sign("all of other weights", other_weights, threshold))
+    return findings
+
+
+# ----------------------------------------------------------------------------- the same weights
+
+
+def _beyond_rounding(name: str, pairs: Sequence[Pair], share: float, threshold: float) -> Finding:
+    """Cells of the same weights: what rounding does not explain, the code has changed.
+
+    Args:
+        share: of the questions, how many rounding moves at most; 0 on the same arithmetic.
+    """
+    if all(now == reference for now, reference in pairs):
+        return Finding(name, Verdict.PASS, "equal to the last bit")
+    found = _changes(pairs)
+    if not found["moved"]:
+        return Finding(name, Verdict.PASS, "equal within rounding")
+    moved = f"{found['moved']} of {found['questions']} questions moved"
+    if at_least(found["moved"], found["questions"], share) >= threshold:
+        return Finding(name, Verdict.PASS, f"{moved}, as rounding may; {difference(pairs)}")
+    reason = (
+        f"{moved}: {found['answers']} answers changed, {found['farther']} farther from the "
+        f"lossless model, {found['closer']} closer; {difference(pairs)}"
+    )
+    return Finding(name, _direction(pairs, found), reason)
+
+
+def _direction(pairs: Sequence[Pair], found: Mapping[str, int]) -> Verdict:
+    """Where a change leads: a gain in one figure does not make up for a loss in another.
+
+    KL counts by its mean and by the number of questions, because one question can rule the mean.
+    """
+    (score, agreement, kl), (old_score, old_agreement, old_kl) = _figures(pairs)
+    gains = (
+        score - old_score,
+        agreement - old_agreement,
+        old_kl - kl,
+        found["closer"] - found["farther"],
+    )
+    if any(gain < 0 for gain in gains):
+        return Verdict.REGRESSED
+    return Verdict.IMPROVED if any(gain > 0 for gain in gains) else Verdict.PASS
+
+
+# ----------------------------------------------------------------------------- other weights
+
+
+def _by_sign(name: str, pairs: Sequence[Pair], threshold: float) -> Finding:
+    """Cells of other weights: have their questions moved in one direction?"""
+    found = _changes(pairs)
+    better, worse = found["better"], found["worse"]
+    closer, farther = found["closer"], found["farther"]
+    verdict = Verdict.PASS
+    if min(sign_test(better, worse), sign_test(closer, farther)) < threshold:
+        verdict = Verdict.IMPROVED
+    if min(sign_test(worse, better), sign_test(farther, closer)) < threshold:
+        verdict = Verdict.REGRESSED
+    reason = (
+        f"other weights; answers: {better} better, {worse} worse; KL: {closer} closer, {farther} "
+        "farther from the lossless model"
+    )
+    return Finding(name, verdict, reason)
+
+
+def sign_test(more: int, fewer: int) -> float:
+    """The chance that at least ``more`` of the differing pairs fall on one side by luck alone."""
+    return at_least(more, more + fewer, 0.5)
+
+
+def at_least(k: int, n: int, share: float) -> float:
+    """The chance that ``k`` or more of ``n`` happen, each by itself with the chance ``share``."""
+    return math.fsum(math.comb(n, i) * share**i * (1 - share) ** (n - i) for i in range(k, n + 1))
+
+
+# ----------------------------------------------------------------------------- questions, figures
+
+
+class Question(NamedTuple):
+    """One question's items; see `harness.run.accuracy.Item`."""
+
+    value: float
+    answer: str
+    agreed: int
+    kl: float
+
+
+def questions(accuracy: Accuracy) -> list[Question]:
+    """A cell's questions.
+
+    Raises:
+        KeyError, TypeError, ValueError: it is not what a run documents.
+    """
+    columns = [accuracy["items"][name] for name in Question._fields]
+    return [Question(*row) for row in zip(*columns, strict=True)]
+
+
+def _changes(pairs: Sequence[Pair]) -> Counter[str]:
+    """How many questions there are, how many moved, and how many of them in which way."""
+    found: Counter[str] = Counter()
+    for now, reference in pairs:
+        for new, old in zip(questions(now), questions(reference), strict=True):
+            near = math.isclose(new.kl, old.kl, rel_tol=KL_ROUNDING_SHARE, abs_tol=KL_ROUNDING)
+            found["questions"] += 1
+            found["moved"] += not near or new[:-1] != old[:-1]
+            found["answers"] += new.answer != old.answer
+            found["better"] += new.value > old.value
+            found["worse"] += new.value < old.value
+            found["closer"] += not near and new.kl < old.kl
+            found["farther"] += not (near or new.kl < old.kl)  # so is a KL that is not a number
+    return found
+
+
+#: What is shown of a cell's accuracy, and compared where its questions moved.
+FIGURES = ("score", "agreement", "kl")
+
+
+def _figures(pairs: Sequence[Pair]) -> list[list[float]]:
+    """`FIGURES` now and before, as means of the cells; nothing decoded counts as 0."""
+    return [
+        [fmean(accuracy[name] or 0.0 for accuracy in side) for name in FIGURES]
+        for side in zip(*pairs, strict=True)
+    ]
+
+
+def difference(pairs: Sequence[Pair]) -> str:
+    """Which of `FIGURES` differ, from what to what."""
+    now, before = _figures(pairs)
+    differing = [
+        f"{name} {old:.6g} -> {new:.6g}"
+        for name, old, new in zip(FIGURES, before, now, strict=True)
+        if old != new
+    ]
+    return ", ".join(differing) or "score, agreement and KL equal"
