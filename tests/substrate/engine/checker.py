@@ -9,7 +9,8 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 from moebench.substrate.machines.protocol import Lane, OpKind, Span
-from tests.substrate.engine.fakes import RECORD_BYTES, Claim
+from tests.substrate.engine.fakes import RECORD_BYTES
+from tests.substrate.engine.watch import Claim
 
 
 @dataclass

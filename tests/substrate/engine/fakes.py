@@ -7,21 +7,24 @@ one, so that a timeline can be worked out by hand.  `random_trace` makes routing
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
+from moebench.substrate.engine.counts import Counts
 from moebench.substrate.engine.loop import Engine
 from moebench.substrate.engine.system import System
 from moebench.substrate.machines.protocol import Lane, Op, OpKind, Span
 from moebench.substrate.machines.simulated import SimulatedMachine
 from moebench.substrate.machines.timeline import Timeline
 from moebench.substrate.memory.cache import ExpertCache, Scope
+from moebench.substrate.memory.capacity import Home
 from moebench.substrate.memory.tier import Tier
 from moebench.substrate.models.protocol import Model
 from moebench.substrate.models.shape import GateKind, ModelShape
 from moebench.substrate.terms import Gate, Ids, Lookahead, Phase, Scores
 from moebench.substrate.traces.passes import PassTrace, RoutingTrace
+from tests.substrate.engine.watch import Claim, LetGo, watch_needed, watch_slots
 
 RECORD_BYTES = 1000
 
@@ -59,11 +62,11 @@ def top_k_of(scores_TE: Scores, k: int) -> Ids:
 
 
 class FixedModel:
-    """Answers from tables and writes down what it was asked to compute.
+    """Answers from tables and writes down what it was asked.
 
     Args:
         gates: (pass, layer) → scores ``[T, E]``; its rows are the pass's.
-        predictions: (pass, layer) → scores for the next layer.
+        predictions: (pass, layer) → scores for the next layer with experts.
     """
 
     def __init__(
@@ -78,8 +81,15 @@ class FixedModel:
             k: np.array(v, dtype=np.float64) for k, v in (predictions or {}).items()
         }
         self._pass = -1
-        #: (pass, layer, expert) in the order of computation.
+        #: (pass, layer, expert) in the order of computation; those of them on an older state.
         self.computed: list[tuple[int, int, int]] = []
+        self.stale: list[tuple[int, int, int]] = []
+        #: (pass, layer, later layer, experts that were done), one for each prediction.
+        self.predicted: list[tuple[int, int, int, tuple[int, ...]]] = []
+        #: (pass, layer, experts) whose outputs come one layer later.
+        self.deferred: list[tuple[int, int, tuple[int, ...]]] = []
+        #: (pass, layer) that were routed ahead.
+        self.ahead: list[tuple[int, int]] = []
 
     def begin(
         self,
@@ -87,11 +97,13 @@ class FixedModel:
         new_tokens: int,
         forced: Sequence[Sequence[int]] = (),
     ) -> None:
+        self._prompts = prompts
         self._lengths = [len(p) for p in prompts]
 
     def embed(self, phase: Phase) -> int:
         self._pass += 1
-        return sum(self._lengths) if phase == "prefill" else len(self._lengths)
+        self._rows = sum(self._lengths) if phase == "prefill" else len(self._lengths)
+        return self._rows
 
     def attend(self, layer: int) -> None: ...
 
@@ -104,25 +116,36 @@ class FixedModel:
         return Gate(scores_TE, top_k_of(scores_TE, self.shape.top_k))
 
     def dispatch(self, layer: int, ids_TK: Ids, weigh_as_TK: Ids) -> dict[int, int]:
-        experts, rows = np.unique(ids_TK, return_counts=True)
+        experts, rows = np.unique(ids_TK[ids_TK >= 0], return_counts=True)
         self._active = dict(zip(experts.tolist(), rows.tolist(), strict=True))
         return self._active
 
     def compute(self, layer: int, experts: Sequence[int], stale: bool = False) -> None:
-        self.computed += [(self._pass, layer, expert) for expert in experts]
+        done = [(self._pass, layer, expert) for expert in experts]
+        self.computed += done
+        self.stale += done if stale else []
 
-    def foresee(self, layer: int) -> Scores:
-        return self._predictions[self._pass, layer]
+    def route_ahead(self, layer: int) -> None:
+        self.ahead.append((self._pass, layer))
 
-    def recall(self, layer: int) -> Gate:
-        return self.gate(layer)
+    def defer(self, layer: int, experts: Sequence[int]) -> None:
+        self.deferred.append((self._pass, layer, tuple(experts)))
 
     def combine(self, layer: int) -> None:
-        done = {e for p, at, e in self.computed if (p, at) == (self._pass, layer)}
-        assert done == set(self._active)
+        done = [e for p, at, e in self.computed if (p, at) == (self._pass, layer)]
+        assert sorted(done) == list(self._active), "every active expert is computed once"
 
-    def predict(self, layer: int, done: Sequence[int], lookahead: Lookahead) -> Scores:
+    def predict(self, layer: int, later: int, done: Sequence[int], lookahead: Lookahead) -> Scores:
+        self.predicted.append((self._pass, layer, later, tuple(done)))
         return self._predictions[self._pass, layer]
+
+    def hidden(self, layer: int) -> np.ndarray:
+        """A state that says where it is from: pass and layer."""
+        return np.full((self._rows, 2), [self._pass, layer])
+
+    def embedding(self) -> np.ndarray:
+        """The mean of each prompt's tokens."""
+        return np.array([[np.mean(prompt)] for prompt in self._prompts])
 
     def head(self) -> list[int]:
         return [self._pass] * len(self._lengths)
@@ -131,7 +154,8 @@ class FixedModel:
 class FlatCosts:
     """Stands in for `CostModel`: one price for each operation on each lane.
 
-    An expert operation costs and launches once for each of its experts.
+    An expert operation costs and launches once for each of its experts, a part of a record costs
+    that part.  A layer's common weights are ten records.
     """
 
     def __init__(
@@ -149,7 +173,10 @@ class FlatCosts:
         self.record_bytes = RECORD_BYTES
 
     def ns(self, op: Op, lane: Lane) -> int:
-        return self._lanes[lane, op.kind] * _experts_in(op)
+        return round(self._lanes[lane, op.kind] * _experts_in(op) * op.share)
+
+    def moved_bytes(self, op: Op) -> int:
+        return RECORD_BYTES * (10 if op.kind is OpKind.STREAM else 1)
 
     def price(self, op: Op, lane: Lane) -> tuple[int, int, int]:
         return self.first_launch_ns(op, lane), self.control_ns(op, lane), self.ns(op, lane)
@@ -180,8 +207,11 @@ def prices(
     host: int = 55,
     back: int = 4,
     network: int = 25,
+    write: int = 35,
+    stream: int = 300,
+    on_host: int = 70,
 ) -> dict[tuple[Lane, OpKind], int]:
-    """A table for `FlatCosts`, in ns."""
+    """A table for `FlatCosts`, in ns; ``on_host`` is any part of a layer but an expert there."""
     device = {
         OpKind.ATTEND: attend,
         OpKind.GATE: gate,
@@ -192,13 +222,21 @@ def prices(
         OpKind.PREDICT: predict,
         OpKind.HEAD: head,
     }
-    return {(Lane.DEVICE, kind): ns for kind, ns in device.items()} | {
-        (Lane.H2D, OpKind.LOAD): load,
-        (Lane.DISK, OpKind.READ): read,
-        (Lane.HOST, OpKind.EXPERT): host,
-        (Lane.D2H, OpKind.RETURN): back,
-        (Lane.PREDICT, OpKind.PREDICT): network,
-    }
+    common = (OpKind.ATTEND, OpKind.GATE, OpKind.SHARED, OpKind.DENSE)
+    return (
+        {(Lane.DEVICE, kind): ns for kind, ns in device.items()}
+        | {(Lane.HOST, kind): on_host for kind in common}
+        | {
+            (Lane.H2D, OpKind.LOAD): load,
+            (Lane.H2D, OpKind.STREAM): stream,
+            (Lane.DISK, OpKind.READ): read,
+            (Lane.HOST, OpKind.EXPERT): host,
+            (Lane.D2H, OpKind.RETURN): back,
+            (Lane.D2H, OpKind.WRITE_BACK): write,
+            (Lane.PREDICT, OpKind.PREDICT): network,
+            (Lane.HOST, OpKind.PREDICT): network,
+        }
+    )
 
 
 # ----------------------------------------------------------------------------- random routing
@@ -213,7 +251,7 @@ def random_trace(
     sticky: float = 0.7,
     predictable: float = 0.8,
 ) -> RoutingTrace:
-    """Random gates, skewed towards what the last pass used.
+    """Random gates, skewed towards what the last pass used, and predictions of two layers.
 
     Args:
         batches: for each batch, the lengths of its prompts.
@@ -237,10 +275,12 @@ def random_trace(
             done = PassTrace(tuple(repeats))
             for layer, scores_TE in scores.items():
                 done.gates[layer] = Gate(scores_TE, top_k_of(scores_TE, shape.top_k))
-                if layer + 1 in scores:
-                    guess = _softmax(_noise(random, len(scores_TE), shape))
-                    truth = scores[layer + 1]
-                    done.predicted[layer] = predictable * truth + (1 - predictable) * guess
+                row = shape.moe_rows[layer]
+                for later in shape.moe_layers[row + 1 : row + 3]:
+                    for kind in Lookahead.GATE, Lookahead.LAYER:
+                        guess = _softmax(_noise(random, len(scores_TE), shape))
+                        mixed = predictable * scores[later] + (1 - predictable) * guess
+                        done.predicted.setdefault(kind, {})[layer, later] = mixed
             done.chosen = random.integers(0, shape.vocab_size, len(lengths)).tolist()
             trace.batches[-1].append(done)
     return trace
@@ -258,16 +298,6 @@ def _softmax(logits: np.ndarray) -> Scores:
 # ----------------------------------------------------------------------------- a wired engine
 
 
-class Claim(NamedTuple):
-    """An expert got a slot: before the span with this index; ``placed`` before the first of all."""
-
-    index: int
-    key: int
-    slot: int
-    victim: int | None
-    placed: bool
-
-
 @dataclass
 class Rig:
     """An engine on a simulated machine, and everything that watched it."""
@@ -277,8 +307,9 @@ class Rig:
     cache: ExpertCache
     timeline: Timeline
     tier: Tier
-    claims: list[Claim]
-    #: Control time at which each needed load was on its way, and its span on its first lane.
+    #: What happened to slots, in order.
+    events: list[Claim | LetGo]
+    #: Control time at which each needed load was submitted, and its span on its first lane.
     needed: list[tuple[int, Span]]
     #: Phase of every LayerView, in order, with its layer.
     phases: list[tuple[Phase, int]]
@@ -287,24 +318,39 @@ class Rig:
     def spans(self) -> list[Span]:
         return self.timeline.spans
 
+    @property
+    def claims(self) -> list[Claim]:
+        return [event for event in self.events if isinstance(event, Claim)]
+
+    @property
+    def counts(self) -> dict[Phase, Counts]:
+        return self.engine.tally.by_phase
+
 
 def rig(
     system: System,
     model: Model,
     *,
-    slots: int,
+    slots: int | Sequence[int],
     costs: Any = None,
     scope: Scope | None = None,
     from_disk: bool = False,
+    homes: Sequence[Home] = (),
 ) -> Rig:
     """Wire a system on a simulated machine; its experts are placed when this returns."""
     costs = costs or FlatCosts(prices(), launch_ns=1, submit_ns=1, sync_ns=2, decision_ns=3)
-    timeline = Timeline(costs.record_bytes, keep_all=True)
-    machine = SimulatedMachine(costs, timeline, from_disk)
-    tier = Tier("device", slots * costs.record_bytes)
+    timeline = Timeline(keep_all=True)
+    machine = SimulatedMachine(
+        costs,
+        timeline,
+        from_disk,
+        overlap=system.overlap,
+        blocking_copies=system.blocking_copies,
+    )
+    tier = Tier("device", int(np.sum(slots)) * costs.record_bytes)
     cache = ExpertCache(model.shape, slots, scope or system.scope, tier, costs.record_bytes)
-    claims = _watch_claims(cache, timeline)
-    needed = _watch_needed(machine)
+    events = watch_slots(cache, timeline)
+    needed = watch_needed(machine, costs.copy_submit_ns)
     phases: list[tuple[Phase, int]] = []
     observe = system.observe
 
@@ -313,33 +359,7 @@ def rig(
         observe(view)
 
     system.observe = observed  # type: ignore[method-assign]
-    engine = Engine(system, model, machine, cache, timeline)
+    engine = Engine(system, model, machine, cache, timeline, homes)
     engine.start()
-    claims[:] = [claim._replace(placed=True) for claim in claims]
-    return Rig(engine, machine, cache, timeline, tier, claims, needed, phases)
-
-
-def _watch_claims(cache: ExpertCache, timeline: Timeline) -> list[Claim]:
-    claims: list[Claim] = []
-    claim = cache.claim
-
-    def watched(key: int, victim: int | None) -> int:
-        slot = claim(key, victim)
-        claims.append(Claim(len(timeline.spans), key, slot, victim, placed=False))
-        return slot
-
-    cache.claim = watched  # type: ignore[method-assign]
-    return claims
-
-
-def _watch_needed(machine: SimulatedMachine) -> list[tuple[int, Span]]:
-    needed: list[tuple[int, Span]] = []
-    load = machine.load
-
-    def watched(op, transfer, after=()):
-        span = load(op, transfer, after)
-        needed.append((machine.now_ns(), machine.timeline.spans[-len(machine.load_path)]))
-        return span
-
-    machine.load = watched  # type: ignore[method-assign]
-    return needed
+    events[:] = [claim._replace(placed=True) for claim in events]
+    return Rig(engine, machine, cache, timeline, tier, events, needed, phases)

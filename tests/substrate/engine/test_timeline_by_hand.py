@@ -1,17 +1,25 @@
 """One decoded token worked out by hand, to the nanosecond, on flat costs."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import pytest
 
-from moebench.substrate.engine.system import Assigned, Assignment, Placement, Prefetching, System
+from moebench.substrate.engine.decisions import fetches, split
+from moebench.substrate.engine.policies import Assignment, Placement, Prefetching
+from moebench.substrate.engine.system import System
 from moebench.substrate.machines.protocol import Lane, OpKind
-from moebench.substrate.terms import Lookahead
 from moebench.systems.policies.evict import LeastRecentlyUsed
+from moebench.systems.policies.predict import NextGates
 from moebench.systems.policies.route import ExactRouting
 from tests.substrate.engine.checker import check_timeline
-from tests.substrate.engine.fakes import FixedModel, FlatCosts, prices, rig, small_shape
+from tests.substrate.engine.fakes import (
+    RECORD_BYTES,
+    FixedModel,
+    FlatCosts,
+    prices,
+    rig,
+    small_shape,
+)
 
 # Three MoE layers of five experts, top-2, six slots: L0 {0,1}, L1 {0,1}, L2 {0,1} to begin with.
 #
@@ -133,9 +141,10 @@ class HostInLayerTwo(Assignment):
 
     uses_host = True
 
-    def assign(self, view, missing):
-        ids = [m.expert for m in missing]
-        return Assigned((), ids) if view.layer == 2 else Assigned(ids, ())
+    def assign(self, view, active):
+        if view.layer == 2:
+            return split(active, host=active.absent)
+        return split(active, fetches(view.layer, active.absent))
 
 
 @dataclass(kw_only=True)
@@ -143,11 +152,11 @@ class ThreeForLayerOne(Prefetching):
     """Experts 2, 3 and 4 of layer 1, in this order."""
 
     @property
-    def lookahead(self) -> Lookahead:
-        return Lookahead.GATE
+    def predictor(self):
+        return NextGates()
 
-    def prefetch(self, view, next_layer, predicted_TE) -> Sequence[int]:
-        return (2, 3, 4) if next_layer == 1 and view.phase == "decode" else ()
+    def prefetch(self, view, forecast):
+        return fetches(1, (2, 3, 4)) if view.layer == 0 and view.phase == "decode" else ()
 
 
 def row(*best: int) -> list[list[float]]:
@@ -194,7 +203,7 @@ def test_every_span_to_the_nanosecond(token):
 
 def test_what_became_of_every_expert(token):
     run, _ = token
-    counts = run.engine.counts["decode"]
+    counts = run.counts["decode"]
     assert (counts.active, counts.hits, counts.in_flight) == (6, 3, 1)
     assert (counts.loads, counts.host, counts.replaced) == (1, 1, 0)
     # Three prefetches were asked for; the cancelled one was never issued and evicted nobody.
@@ -210,7 +219,7 @@ def test_what_the_device_waited_for(token):
     control = 12 + 26 + 12 + 23 + 12 + 29
     assert totals.stall_ns == {"control": control, "load": 203 + 5, "host": 157}
     assert totals.busy_ns[Lane.DEVICE] == 3823 - 1704 - control - 208 - 157
-    assert totals.moves[Lane.H2D] == 3
+    assert totals.moved_bytes[Lane.H2D] == 3 * RECORD_BYTES
 
 
 def test_the_checker_agrees_and_can_disagree(token):
