@@ -1,4 +1,4 @@
-"""The least time that any system could take: what a platform and a trace do not let anyone save.
+"""Lower bound of decoding time: what no system can save on a platform, for a trace.
 
 A decoded batch needs, whatever the policy,
 

@@ -67,7 +67,7 @@ def affinity(sequences: Sequence[RoutedSequence], num_experts: int) -> np.ndarra
 def recall_from_history(
     sequences: Sequence[RoutedSequence], num_experts: int
 ) -> tuple[float, float]:
-    """How well affinity and popularity alone foretell a layer: two recalls at k.
+    """How well affinity and popularity alone predict a layer: two recalls at k.
 
     The share of a layer's choices among the k experts that are likeliest after the previous
     layer's choice, and among the k that are chosen most.  Learnt on every second sequence, tested

@@ -6,7 +6,7 @@ A *step* is one layer of one pass: the distinct experts that it uses.  A step go
     the policy is told all of the step's experts; those that have a slot hit and are pinned
     the others are loaded in the order given (ascending ids, as the engine does), each into a free
       slot or a victim's, and pinned
-    when nobody else may leave, an expert of the step itself does: it was computed by then
+    when no other expert can be evicted, one of the step itself is: it was computed by then
     pins end
 
 So a run of a system with this policy, on demand and without prefetching, hits exactly as often.
@@ -152,7 +152,7 @@ class _Run:
             pool, base, asked = pools[layer], layer * experts_a_layer, len(experts)
             inside, may_leave = pool.inside, pool.may_leave
             counted[layer] += asked
-            if asked == 1:  # the same as below: there is nobody to protect
+            if asked == 1:  # the same as below: there is no other expert to protect
                 key = base + experts[0]
                 if inside[key]:
                     hits[layer] += 1

@@ -22,7 +22,7 @@ class Counts:
     host_resident: int = 0
     #: Outputs that were added one MoE layer later.
     deferred: int = 0
-    #: Experts that a layer fetched though nobody had chosen them.
+    #: Experts that a layer fetched though no token had chosen them.
     unchosen: int = 0
     #: Places (row, rank) whose expert the system replaced, or left empty.
     replaced: int = 0
@@ -50,7 +50,7 @@ class Tally:
         self._asked: dict[int, set[int]] = {}
 
     def ask(self, wanted: Sequence[Fetch], layer: int) -> None:
-        """Experts were asked for ahead; ``layer`` is the next one, for which that may be none."""
+        """Count requested prefetches; ``layer`` is the next one, which may have no request."""
         by_layer: dict[int, set[int]] = {layer: set()}
         for asked_for, expert, _, _ in wanted:
             if expert is not None:
@@ -58,7 +58,7 @@ class Tally:
         self._asked.update(by_layer)
 
     def experts(self, phase: Phase, rows: Mapping[int, int], active: Active, plan: Plan) -> None:
-        """Where a layer's experts were computed, and what brought them to the device.
+        """Count where a layer's experts were computed, and what copied them to the device.
 
         Those of ``rows`` that are not in ``active`` had begun on the host one layer ahead.
         """
@@ -85,7 +85,7 @@ class Tally:
     def prefetches(
         self, view: LayerView, routed: Routed, active: Collection[int], began: set[int]
     ) -> None:
-        """What the prefetches for a layer were good for, now that its experts are known."""
+        """Count which prefetches for a layer were used, now that its experts are known."""
         c = self.by_phase[view.phase]
         asked = self._asked.pop(view.layer, None)
         if not began and not asked:
@@ -106,7 +106,7 @@ class Tally:
                 c.asked_any += right > 0
 
     def routing(self, view: LayerView, routed: Routed) -> bool:
-        """Places whose expert is not the model's own; whether there was any."""
+        """Count choices that are not the model's own; returns whether there was any."""
         if routed.ids_TK is view.topk_ids_TK:
             return False
         replaced = int(np.count_nonzero(routed.ids_TK != view.topk_ids_TK))
@@ -114,7 +114,7 @@ class Tally:
         return True
 
     def routed_ahead(self, expected_TK: Ids, routed: Routed, own_TK: Ids) -> None:
-        """How well a layer was routed one layer ahead."""
+        """Count how many choices of a layer routed ahead were right."""
         c = self.by_phase["decode"]
         c.routed_ahead += expected_TK.size
         pairs = zip(expected_TK.tolist(), own_TK.tolist(), strict=True)

@@ -1,4 +1,4 @@
-"""What a decision may look at, and what it may say: plain values, priced and carried out elsewhere.
+"""What decisions are given and what they return: plain values; the engine carries them out.
 
 Shape letters: T rows (all tokens of a pass), E experts, K chosen experts a token, H hidden, B
 sequences.
@@ -25,7 +25,7 @@ Forecast = Mapping[int, Scores]
 
 
 class Fetch(NamedTuple):
-    """Bring an expert to the device.
+    """A request to copy an expert to the device.
 
     Attributes:
         expert: None is the layer's common weights, where these are streamed.
@@ -62,7 +62,7 @@ def fetches(layer: int, experts: Iterable[int]) -> list[Fetch]:
 
 
 class Routed(NamedTuple):
-    """Which experts the tokens use.
+    """The experts that the tokens use.
 
     Attributes:
         ids_TK: the experts of each row, without repetition within a row; `NO_EXPERT` where a row
@@ -122,7 +122,7 @@ class Plan(NamedTuple):
 
     Attributes:
         device: computed on the device, in this order.  Leading ones that are there are one
-            operation; whoever is not there yet is waited for when its turn comes.
+            operation; each that is not there yet is waited for when its turn comes.
         host: computed on the host, in this order, residents too if need be.
         deferred: computed on the host; their outputs are added one MoE layer later.
         load: transfers, in this order: every absent expert of ``device``, and whatever else.
@@ -159,7 +159,7 @@ class Prompts(NamedTuple):
 
 
 class Lanes(Protocol):
-    """What a decision may ask of the machine."""
+    """The part of the machine that decisions can ask."""
 
     def backlog_ns(self, lane: Lane) -> int:
         """How long a lane will still be busy with what was submitted to it."""

@@ -1,4 +1,4 @@
-"""The one loop: a token's way through the layers, for every system, model and machine.
+"""The engine: runs tokens through the layers, for every system, model and machine.
 
     attend → gate → (stale prefetches dropped) → route → assign
            → loads and host experts go to their lanes; resident and shared experts compute
@@ -157,7 +157,7 @@ class Engine:
     # ------------------------------------------------------------------ a layer with experts
 
     def _moe(self, layer: int) -> None:
-        """From the gate to the sum."""
+        """One layer: gate, decisions, transfers, computation, sum."""
         ahead, self._ahead = self._ahead, None
         view = self._gate(layer, ahead)
         self.transfers.gate_known(layer)
@@ -175,7 +175,7 @@ class Engine:
         self._close(now)
 
     def _gate(self, layer: int, ahead: Ahead | None) -> LayerView:
-        """The layer's gate; the control thread waits for it, unless it was routed ahead."""
+        """Compute the gate; the control thread waits for it, unless the layer was routed ahead."""
         self._ops.next_layer()
         if ahead:
             return self._view(layer, self.model.gate(layer))
@@ -207,7 +207,7 @@ class Engine:
         self._ahead = Ahead(expected_TK, routed, plan, on_host)
 
     def _decide(self, view: LayerView, ahead: Ahead | None) -> Layer:
-        """Which experts the tokens use, and what happens to each."""
+        """Ask which experts the tokens use, and what happens to each."""
         system, layer = self.system, view.layer
         with self.machine.lock:
             self._locate(view)
@@ -226,7 +226,7 @@ class Engine:
         return Layer(view, routed, rows, keys, active, plan, ahead, here)
 
     def _load(self, now: Layer) -> Loads:
-        """Transfers first: they take longest and cost the control thread least."""
+        """Submit transfers: first, as they take longest and cost the control thread least."""
         arrivals, load = {}, now.plan.load
         for e in now.active.in_flight:
             if e in now.plan.device:
@@ -248,7 +248,7 @@ class Engine:
         return HostWork(due, [self._ops.host_expert(layer, e, rows[e]) for e in plan.deferred])
 
     def _compute_here(self, now: Layer) -> list[Span]:
-        """Experts that are on the device already, as one operation."""
+        """Compute experts that are on the device already, as one operation."""
         if not now.here:
             return []
         rows, layer = tuple([now.rows[e] for e in now.here]), now.view.layer
@@ -261,7 +261,7 @@ class Engine:
             self._ops.common(op, self.model.shared, layer)
 
     def _compute_arrivals(self, now: Layer, loads: Loads, reads: list[Span]) -> None:
-        """The device's other experts in their order, each as soon as it is there."""
+        """Compute the device's other experts in their order, each as soon as it is there."""
         layer, rows, arrivals = now.view.layer, now.rows, loads.arrivals
         for e in now.plan.device[len(now.here) :]:
             if e in arrivals:
@@ -277,13 +277,13 @@ class Engine:
                 self.transfers.computed([self._ops.device_expert(layer, e, rows[e], (arrival,))])
 
     def _combine(self, layer: int, on_host: HostWork) -> None:
-        """The weighted sum, once the host's outputs are back; with what was deferred to here."""
+        """Sum the outputs once the host's are back, with those deferred by the layer before."""
         due, self._carried = [*on_host.due, *self._carried], on_host.deferred
         op = op_of(OpKind.COMBINE, layer, (self._pass.rows,))
         self._ops.device(op, due, self.model.combine, layer)
 
     def _close(self, now: Layer) -> None:
-        """Experts may leave again; count."""
+        """The layer's experts can be evicted again; what happened is counted."""
         view, routed, tally = now.view, now.routed, self.tally
         self.transfers.layer_ends(view.layer, now.keys)
         tally.experts(view.phase, now.rows, now.active, now.plan)

@@ -7,8 +7,8 @@ perform them.
     place     before the first token: what is on the device when a run starts
     route     the gate's scores are known: which experts the tokens use
     assign    which of these the device computes and which the host; what is loaded, in which order
-    prefetch  the layer's own loads are queued: what to bring for later layers
-    evict     a transfer needs a slot: which expert leaves
+    prefetch  the layer's own loads are queued: what to fetch for later layers
+    evict     a transfer needs a slot: which expert to evict
 """
 
 from abc import ABC, abstractmethod
@@ -34,7 +34,7 @@ from moebench.substrate.terms import Lookahead, Phase, RoutedSequence
 
 
 class Policy(ABC):
-    """Base of the five decisions.  Subclasses are dataclasses whose fields are their options."""
+    """A decision.  Subclasses are dataclasses whose fields are their options."""
 
     #: Whether it looks at `LayerView.hidden_TH`, or at `Prompts.embedding_BH`.
     reads_hidden: ClassVar[bool] = False
@@ -184,7 +184,7 @@ class Prefetching(Policy):
     #: How its transfers go.  ``speculative``: behind everything needed; what has not begun is
     #: dropped when its layer's gate is known, and asking again replaces what is queued.
     #: ``committed``: first in, first out with needed loads; each waits for a slot that the current
-    #: layer leaves, and none is dropped.
+    #: layer frees, and none is dropped.
     discipline: ClassVar[Literal["speculative", "committed"]] = "speculative"
     #: In how many chunks a speculative transfer goes: between them, needed loads go first.
     chunks: int = 1
@@ -223,7 +223,7 @@ class Eviction(Policy):
         """Learn all steps to come: a layer and the experts that it uses.
 
         Args:
-            may_refuse: whether a newcomer can do without a slot (where hits alone are counted).
+            may_refuse: whether a requested expert can do without a slot (where only hits count).
         """
 
     def placed(self, key: int) -> None:
@@ -231,7 +231,7 @@ class Eviction(Policy):
         self.arrived(key)
 
     def used(self, layer: int, experts: Iterable[int]) -> None:
-        """The layer's active experts, whatever brought them."""
+        """A layer uses these experts, wherever they were."""
 
     def arrived(self, key: int) -> None:
         """An expert was given a slot by a transfer."""

@@ -1,8 +1,8 @@
 """Schedules expert transfers and allocates slots: the machine's client for both.
 
 A needed load claims its slot when it is submitted.  A speculative prefetch claims when its lane
-really starts it, so that a cancelled one has evicted nobody; if nobody may leave at that moment it
-is dropped.  A committed prefetch is a load that begins early: it waits for its slot.
+really starts it, so that a cancelled one has evicted no expert; if none can be evicted at that
+moment it is dropped.  A committed prefetch is a load that begins early: it waits for its slot.
 """
 
 from collections import defaultdict
@@ -36,7 +36,7 @@ class Transfers:
         self.evict, self.machine, self.cache, self._costs = evict, machine, cache, costs
         self._experts = cache.shape.num_experts
         self._ops = _LoadOps(cache)
-        #: The transfer that last brought each key, from when it is under way.
+        #: The last transfer of each key, from when it is under way.
         self._arrivals: dict[int, Span] = {}
         #: Prefetches that began, by layer, since they were last asked for.
         self._started: dict[int, set[int]] = defaultdict(set)
@@ -76,7 +76,7 @@ class Transfers:
     def demand_when_free(self, fetch: Fetch) -> Span:
         """The same, into the slot of an expert whose computation was submitted already.
 
-        Where all that may leave is still arriving, the control thread waits for it.
+        Where all that could be evicted is still arriving, the control thread waits for it.
         """
         cache, key = self.cache, self._key(fetch)
         while True:
@@ -90,7 +90,7 @@ class Transfers:
                 return self.machine.load(self._ops[key], self, after)
             if not arriving:
                 raise UsageError(
-                    f"{type(self.evict).__name__} lets nobody leave for an expert that layer "
+                    f"{type(self.evict).__name__} finds no expert to evict for one that layer "
                     f"{fetch.layer} must load; swap it: --set evict=lru"
                 )
             self.machine.wait(self._arrival(*cache.expert_of(arriving[0])))
@@ -104,7 +104,7 @@ class Transfers:
         return self._streams.pop(layer, None) or self._stream(layer)
 
     def computed(self, reads: Sequence[Span]) -> None:
-        """Computations were submitted; what only passes through leaves with them."""
+        """Computations were submitted: experts that are not kept free their slots after them."""
         cache = self.cache
         with self.machine.lock:
             cache.read_by(reads)
@@ -114,7 +114,7 @@ class Transfers:
                         self._let_go(key, span)
 
     def layer_ends(self, layer: int, keys: list[int]) -> None:
-        """The layer has submitted all its computations: its experts may leave.
+        """The layer has submitted all its computations: its experts can be evicted.
 
         What it fetched without keeping or computing it goes at once.
         """
@@ -155,7 +155,7 @@ class Transfers:
     # ------------------------------------------------------------------ the machine's questions
 
     def claim(self, op: Op, now_ns: int) -> tuple[Span, ...] | None:
-        """Give a prefetch a slot, unless the expert came by itself or nobody may leave."""
+        """Give a prefetch a slot, unless the expert has one or none can be evicted."""
         layer, expert = op.layer, op.experts[0]
         key = layer * self._experts + expert
         if self.cache.holds(key):
@@ -194,7 +194,7 @@ class Transfers:
         Keys in ``spare`` stay, whatever the policy thinks of them.
 
         Returns:
-            what the transfer must wait for; None if nobody may leave.
+            what the transfer must wait for; None if no expert can be evicted.
         """
         cache, named = self.cache, None
         if fetch.instead_of is not None:

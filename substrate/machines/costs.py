@@ -1,4 +1,4 @@
-"""What an operation costs on a machine that may not be here: one rule for each kind of operation.
+"""The cost model: how long each kind of operation takes on a hardware profile.
 
 Every rule is a roofline: the larger of bytes over bandwidth and floating-point operations over
 throughput, from a hardware profile and the *full-size* model's shape.  What the control thread

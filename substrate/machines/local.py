@@ -85,7 +85,7 @@ class LocalMachine:
         return time.perf_counter_ns()
 
     def begin(self) -> None:
-        """What this thread did between two batches is nobody's stall."""
+        """What this thread did between two batches counts as no stall."""
         self._device_free_ns = self.now_ns()
 
     def elapse(self, decisions: int) -> None:

@@ -186,7 +186,7 @@ class Machine(Protocol):
         """The control thread's clock."""
 
     def begin(self) -> None:
-        """A batch starts: lanes that stood idle before it waited for nobody."""
+        """A batch starts: the time that lanes stood idle before it is no stall."""
 
     def elapse(self, decisions: int) -> None:
         """The control thread takes so many layers' decisions."""

@@ -101,8 +101,8 @@ class ExpertCache:
         self._pinned, self._pinned_all = _column("b", [False] * total)
         self._computed, self._computed_all = _column("b", [False] * total)
         self._ready_ns, self._ready_all = _column("q", [NEVER] * total)
-        # When an expert may leave: NEVER while pinned or absent, else when it has come and its last
-        # reader has ended.  Kept up to date, so that an eviction asks one vector comparison.
+        # When an expert can be evicted: NEVER while pinned or absent, else when it has come and
+        # its last reader has ended.  Kept up to date: an eviction asks one vector comparison.
         self._free_ns, self._free_all = _column("q", [NEVER] * total)
         self._held_of = self._held_all.reshape(shape.num_layers, experts)
         self._ready_of = self._ready_all.reshape(shape.num_layers, experts)
@@ -181,12 +181,12 @@ class ExpertCache:
         return None
 
     def evictable(self, incoming: int, now_ns: int) -> Mask:
-        """Experts that may leave for ``incoming`` at this instant, over keys."""
+        """Experts that can be evicted for ``incoming`` at this instant, over keys."""
         mask: Mask = self._free_all <= now_ns
         return mask if self.scope == "global" else self._in_pool_of(incoming, mask)
 
     def evictable_soon(self, incoming: int, now_ns: int) -> Mask:
-        """Experts that may leave when the last computation that reads them has ended.
+        """Experts that can be evicted once the last computation that reads them has ended.
 
         These include pinned ones: their layer has nothing left to start on them.
         """
@@ -194,7 +194,7 @@ class ExpertCache:
         return self._in_pool_of(incoming, self._held_all & (self._computed_all | idle))
 
     def arriving(self, incoming: int, now_ns: int) -> list[int]:
-        """Keys under way that no layer has chosen: they may leave for ``incoming`` once there."""
+        """Keys under way that no layer has chosen: evictable for ``incoming`` once there."""
         mask = self._held_all & ~self._pinned_all & (self._ready_all > now_ns)
         return np.flatnonzero(self._in_pool_of(incoming, mask)).tolist()
 

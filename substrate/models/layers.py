@@ -87,23 +87,23 @@ def gate_weights(
     For the model's own top-k this is the published gate.  For a substitution it is the chosen
     experts' own gate scores, renormalised exactly where the model renormalises its own top-k.
     """
-    nobody = ids_TK < 0 if fewer else None
-    if nobody is not None:
+    unused = ids_TK < 0 if fewer else None
+    if unused is not None:
         ids_TK = ids_TK.clamp(min=0)
     match shape.gate:
         case GateKind.SOFTMAX_TOPK | GateKind.SOFTMAX_TOPK_RENORM | GateKind.TOPK_SIGMOID:
             weights = scores_TE.gather(-1, ids_TK)
         case GateKind.TOPK_SOFTMAX:
             chosen = logits_TE.float().gather(-1, ids_TK)
-            if nobody is not None:
-                chosen = chosen.masked_fill(nobody, float("-inf"))
+            if unused is not None:
+                chosen = chosen.masked_fill(unused, float("-inf"))
             weights = chosen.softmax(dim=-1)
         case GateKind.SIGMOID_BIAS_TOPK_RENORM:  # the bias chooses, it does not weigh
             weights = logits_TE.float().sigmoid().gather(-1, ids_TK)
         case GateKind.SPARSEMIXER:
             weights = _sparsemixer_weights(shape, logits_TE.float(), ids_TK)
-    if nobody is not None:
-        weights = weights.masked_fill(nobody, 0)
+    if unused is not None:
+        weights = weights.masked_fill(unused, 0)
     if shape.gate in (GateKind.SOFTMAX_TOPK_RENORM, GateKind.SIGMOID_BIAS_TOPK_RENORM):
         weights = weights / weights.sum(dim=-1, keepdim=True)
     scale = shape.routed_scaling_factor
