@@ -6,6 +6,7 @@ of its files, its size, how it was trained and what was measured of it.
 
 import hashlib
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +14,12 @@ from moebench.substrate.errors import CheckpointError, InputError, UnknownNameEr
 from moebench.substrate.models.config import read_shape
 from moebench.substrate.models.shape import ModelShape
 
-_HERE = Path(__file__).parents[1] / "catalogue"
-MODELS = _HERE / "models"
-SCALE = _HERE / "scale"
+#: The variable that names a folder with ``models/`` and ``scale/`` in place of those that ship.
+FOLDER_VARIABLE = "MOEBENCH_CATALOGUE"
+
+_FOLDER = Path(os.environ.get(FOLDER_VARIABLE) or Path(__file__).parents[1] / "catalogue")
+MODELS = _FOLDER / "models"
+SCALE = _FOLDER / "scale"
 
 #: What a scale model's folder holds.
 SCALE_FILES = ("config.json", "tokenizer.json", "model.safetensors", "training.json")
