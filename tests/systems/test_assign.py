@@ -1,23 +1,54 @@
 """Algorithm 2 in both versions, by hand.  C is what one load, or one host computation, takes."""
 
+from typing import NamedTuple
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from moebench.substrate.engine.system import Missing
 from moebench.substrate.errors import UsageError
+from moebench.substrate.machines.protocol import Lane
 from moebench.systems.policies.assign import Balanced, HostAll, LoadAll
-from tests.systems.views import costs, view
+from tests.systems.views import Backlog, active, costs, view
 
-#: By id, as the engine gives them.  By score: 7 2 5 1.  By rows: 2 1 5 7.
+
+class Missing(NamedTuple):
+    """An active expert that is off the device."""
+
+    expert: int
+    score: float
+    rows: int
+
+
+#: By score: 7 2 5 1.  By rows: 2 1 5 7.
 FOUR = [Missing(1, 0.2, 3), Missing(2, 0.4, 4), Missing(5, 0.3, 2), Missing(7, 0.5, 1)]
+
+
+def plan(policy, missing, on_device=(), in_flight=(), phase="decode", measured=None, lanes=None):
+    """What a policy does where these are missing; the device's other active experts score less."""
+    scores = [0.01] * 32
+    for expert, score, _ in missing:
+        scores[expert] = score
+    seen = view(
+        [scores], resident=on_device, in_flight=in_flight, phase=phase, measured=measured,
+        lanes=lanes,
+    )  # fmt: skip
+    rows = {m.expert: m.rows for m in missing} | dict.fromkeys([*on_device, *in_flight], 1)
+    return policy.assign(seen, active(seen, dict(sorted(rows.items()))))
+
+
+def loaded(found):
+    """Experts that a plan loads, in order: plain fetches of this layer."""
+    assert all(fetch == (0, fetch.expert, None, True) for fetch in found.load)
+    return [fetch.expert for fetch in found.load]
 
 
 def split(missing, load, host=(1,), per_row=(1,), phase="decode", **options):
     """(load, host) in their orders."""
-    seen = view([[0.1] * 8], phase=phase, measured=costs(load, host, per_row))
-    out = Balanced(**options).assign(seen, missing)
-    return list(out.load), list(out.host)
+    found = plan(Balanced(**options), missing, phase=phase, measured=costs(load, host, per_row))
+    assert list(found.device) == loaded(found)  # computed as they come
+    assert found.deferred == ()
+    return loaded(found), list(found.host)
 
 
 def test_equal_costs():
@@ -94,20 +125,39 @@ def test_equal_ranks():
 
 
 def test_prefill_loads_everything_by_id():
-    shuffled = [FOUR[2], FOUR[0], FOUR[3], FOUR[1]]
     for options in ({}, {"by": "batch"}, {"tie": "host"}):
-        assert split(shuffled, [1000], [1], phase="prefill", **options) == ([1, 2, 5, 7], [])
+        assert split(FOUR, [1000], [1], phase="prefill", **options) == ([1, 2, 5, 7], [])
 
 
 def test_all_to_one_side():
-    shuffled = [FOUR[2], FOUR[0], FOUR[3], FOUR[1]]
+    def sides(policy, phase):
+        found = plan(policy, FOUR, phase=phase)
+        return loaded(found), list(found.host)
+
     ids = [1, 2, 5, 7]
-    decode, prefill = view([[0.1] * 8]), view([[0.1] * 8], phase="prefill")
-    assert LoadAll().assign(decode, shuffled) == (ids, ())
-    assert LoadAll().assign(prefill, shuffled) == (ids, ())
-    assert HostAll().assign(decode, shuffled) == ((), ids)
-    assert HostAll().assign(prefill, shuffled) == (ids, ())
+    assert sides(LoadAll(), "decode") == sides(LoadAll(), "prefill") == (ids, [])
+    assert sides(HostAll(), "decode") == ([], ids)
+    assert sides(HostAll(), "prefill") == (ids, [])
     assert [p.uses_host for p in (LoadAll(), HostAll(), Balanced())] == [False, True, True]
+
+
+@pytest.mark.parametrize("policy", [LoadAll(), HostAll(), Balanced()])
+@pytest.mark.parametrize("phase", ["decode", "prefill"])
+def test_what_is_on_the_device_or_on_its_way_is_computed_there(policy, phase):
+    measured = costs([10], [10], [10])
+    found = plan(policy, FOUR, on_device=(0, 6), in_flight=(3,), phase=phase, measured=measured)
+    assert list(found.device[:3]) == [0, 6, 3]
+    assert list(found.device[3:]) == loaded(found)
+    assert sorted([*loaded(found), *found.host]) == [1, 2, 5, 7]
+    nothing = plan(policy, [], on_device=(0, 6), in_flight=(3,), phase=phase, measured=measured)
+    assert (list(nothing.device), list(nothing.load), list(nothing.host)) == ([0, 6, 3], [], [])
+
+
+@pytest.mark.parametrize("busy", [Lane.H2D, Lane.HOST])
+def test_both_sides_begin_at_zero_whatever_was_submitted_before(busy):
+    # As printed: T_load = T_cpu = 0.  What a lane has still to do is not part of the algorithm.
+    found = plan(Balanced(), FOUR, measured=costs([10], [10], [10]), lanes=Backlog({busy: 10_000}))
+    assert (loaded(found), list(found.host)) == ([7, 2], [1, 5])
 
 
 @pytest.mark.parametrize("history", [0, 65])

@@ -1,11 +1,13 @@
 """What a policy sees, made by hand: a small shape, one layer's view, a cache that is never read."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
-from moebench.substrate.engine.system import Costs, LayerView
+from moebench.substrate.engine.decisions import Active, ForwardPass, LayerView
+from moebench.substrate.machines.protocol import Lane
+from moebench.substrate.machines.timeline import Costs
 from moebench.substrate.memory.cache import ExpertCache, Scope
 from moebench.substrate.memory.tier import Tier
 from moebench.substrate.models.shape import GateKind, ModelShape
@@ -43,33 +45,74 @@ def costs(
     return measured
 
 
+class Backlog:
+    """Lanes that are busy for a given time with what was submitted; 0 where none is given."""
+
+    def __init__(self, busy_ns: Mapping[Lane, int] | None = None) -> None:
+        self._busy_ns = dict(busy_ns or {})
+
+    def backlog_ns(self, lane: Lane) -> int:
+        return self._busy_ns.get(lane, 0)
+
+
+def flags(experts: Iterable[int], total: int) -> np.ndarray:
+    """True for these of so many."""
+    found = np.zeros(total, dtype=bool)
+    found[list(experts)] = True
+    return found
+
+
 def view(
     rows: Sequence[Sequence[float]] | np.ndarray,
     k: int = 3,
     resident: Iterable[int] = (),
     *,
+    in_flight: Iterable[int] = (),
     own: Sequence[Sequence[int]] | np.ndarray | None = None,
     phase: Phase = "decode",
     layer: int = 0,
+    layers: int = 2,
+    alpha: float = 0.25,
+    ahead: bool = False,
     of: float = 1.0,
     measured: Costs | None = None,
+    lanes: Backlog | None = None,
+    kind: type[LayerView] = LayerView,
 ) -> LayerView:
     """One layer's gate: scores are ``rows / of``; ``own`` where the model breaks ties oddly."""
     scores_TE = np.asarray(rows, dtype=np.float64) / of
-    experts = scores_TE.shape[1]
-    resident_E = np.zeros(experts, dtype=bool)
-    resident_E[list(resident)] = True
-    return LayerView(
-        phase=phase,
+    tokens, experts = scores_TE.shape
+    topk_ids_TK = own_choice(scores_TE, k) if own is None else np.asarray(own)
+    prefill = phase == "prefill"
+    made = kind(
         layer=layer,
-        shape=shape(experts, k),
+        next_layer=layer + 1,
+        shape=shape(experts, k, max(layers, layer + 2)),
+        forward=ForwardPass(
+            phase=phase,
+            sequences=(tokens,) if prefill else (1,) * tokens,
+            rows=tokens,
+            context=tokens,
+            pairs=tokens * (tokens + 1) // 2 if prefill else tokens,
+            history=[topk_ids_TK],
+        ),
+        alpha=alpha,
         scores_TE=scores_TE,
-        scores=scores_TE.tolist(),
-        own_TK=own_choice(scores_TE, k) if own is None else np.asarray(own),
-        resident_E=resident_E,
-        in_flight_E=np.zeros(experts, dtype=bool),
+        topk_ids_TK=topk_ids_TK,
         costs=measured or Costs(),
+        lanes=lanes or Backlog(),
+        ahead=ahead,
     )
+    made.resident_E, made.in_flight_E = flags(resident, experts), flags(in_flight, experts)
+    return made
+
+
+def active(seen: LayerView, rows: Mapping[int, int] | None = None) -> Active:
+    """The experts that the view's tokens use by the model's own choice, or those given."""
+    if rows is None:
+        experts, counts = np.unique(seen.topk_ids_TK, return_counts=True)
+        rows = dict(zip(experts.tolist(), counts.tolist(), strict=True))
+    return Active(rows, seen)
 
 
 def cache(model: ModelShape, slots: int, scope: Scope = "global") -> ExpertCache:
