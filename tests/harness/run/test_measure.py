@@ -1,15 +1,11 @@
 """From raw records to figures, worked out by hand on records small enough to do so."""
 
-import math
 from collections.abc import Sequence
 from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
-import torch
-from torch import Tensor
 
-from moebench.harness.run.accuracy import Accuracy
 from moebench.harness.run.measure import (
     bound,
     energy,
@@ -22,13 +18,12 @@ from moebench.harness.run.measure import (
     ratio,
     spread,
 )
-from moebench.harness.run.shared import SharedWork
 from moebench.substrate.engine.counts import Counts
-from moebench.substrate.engine.loop import Engine, Generation
+from moebench.substrate.engine.loop import Engine
+from moebench.substrate.engine.records import Generation
 from moebench.substrate.machines.profile import HardwareProfile
 from moebench.substrate.machines.protocol import Lane, Machine, Op, OpKind, Span
 from moebench.substrate.machines.timeline import Timeline
-from moebench.workloads.catalogue import workload
 
 # --------------------------------------------------------------------------- times
 
@@ -85,37 +80,52 @@ def test_one_token_has_no_tpot() -> None:
 
 def test_expert_figures() -> None:
     decode = Counts(
-        active=8, hits=5, in_flight=1, loads=1, host=1, replaced=2,
-        prefetched=4, prefetched_top_score=3, prefetched_active=2, prefetched_used=1,
-        asked=4, asked_all=1, asked_any=3, foreseen=8, foreseen_right=6, degraded=2,
+        active=8, hits=4, in_flight=1, loads=1, host=2, host_resident=1, deferred=1, unchosen=3,
+        replaced=2, prefetched=4, prefetched_top_score=3, prefetched_active=2, prefetched_used=1,
+        asked=4, asked_all=1, asked_any=3, routed_ahead=8, routed_ahead_right=6, degraded=2,
     )  # fmt: skip
     counts = {"prefill": Counts(active=3, loads=3), "decode": decode}
-    found = expert_figures(cast(Engine, SimpleNamespace(counts=counts)))
-    assert found["cache_ratio"] == 0.625  # decode's hits alone; in flight is no hit
+    found = expert_figures(cast(Engine, SimpleNamespace(tally=SimpleNamespace(by_phase=counts))))
+    # Decode's alone: 4 computed on the device and 1 on the host were resident; in flight is not.
+    assert found["cache_ratio"] == 5 / 8
     assert found["prefetch"] == {
         "issued": 4, "top_score": 3, "active": 2, "used": 1,
         "asked": 4, "all_of_top_k": 0.25, "at_least_one": 0.75,
     }  # fmt: skip
-    assert found["foreseen"] == {"places": 8, "right": 0.75, "degraded": 0.25}
-    assert found["experts"]["prefill"] == {
-        "active": 3, "hits": 0, "in_flight": 0, "loads": 3, "host": 0, "replaced": 0,
+    assert found["routed_ahead"] == {"places": 8, "right": 0.75, "degraded": 0.25}
+    assert found["experts"] == {
+        "prefill": {
+            "active": 3, "hits": 0, "in_flight": 0, "loads": 3, "host": 0, "host_resident": 0,
+            "deferred": 0, "unchosen": 0, "replaced": 0,
+        },
+        "decode": {
+            "active": 8, "hits": 4, "in_flight": 1, "loads": 1, "host": 2, "host_resident": 1,
+            "deferred": 1, "unchosen": 3, "replaced": 2,
+        },
     }  # fmt: skip
-    assert found["experts"]["decode"]["in_flight"] == 1
+
+
+def moved(op: Op, lane: Lane, duration_ns: int) -> Span:
+    """A transfer of 1000 bytes."""
+    span = Span(op, lane, 0, duration_ns)
+    span.moved_bytes = 1000
+    return span
 
 
 def timeline() -> Timeline:
-    """A prefill of 10 ms on the device and two loads, a decode of 2 ms beside 3 ms of host."""
-    made = Timeline(record_bytes=1000)
+    """A prefill of 10 ms on the device and two loads, a decode of 3 ms beside 3 ms of host."""
+    made = Timeline()
     made.begin("prefill")
     made.add(Span(Op(OpKind.ATTEND, 0), Lane.DEVICE, 0, 10_000_000))
     for _ in range(2):
-        made.add(Span(Op(OpKind.READ, 0), Lane.DISK, 0, 4_000_000))
-        made.add(Span(Op(OpKind.LOAD, 0), Lane.H2D, 0, 1_000_000))
+        made.add(moved(Op(OpKind.READ, 0), Lane.DISK, 4_000_000))
+        made.add(moved(Op(OpKind.LOAD, 0), Lane.H2D, 1_000_000))
     made.begin("decode")
-    made.add(Span(Op(OpKind.EXPERT, 0), Lane.DEVICE, 0, 2_000_000, 500_000, "load"))
-    made.add(Span(Op(OpKind.EXPERT, 0), Lane.HOST, 0, 3_000_000))
+    expert = Op(OpKind.EXPERT, 0, (1,), (0,))
+    made.add(Span(expert, Lane.DEVICE, 0, 2_000_000, 500_000, "load"))
+    made.add(Span(expert, Lane.HOST, 0, 3_000_000))
     made.add(Span(Op(OpKind.RETURN, 0), Lane.D2H, 0, 1_000))
-    made.add(Span(Op(OpKind.LOAD, 1), Lane.H2D, 0, 1_000_000))
+    made.add(moved(Op(OpKind.LOAD, 1), Lane.H2D, 1_000_000))
     made.add(Span(Op(OpKind.COMBINE, 0), Lane.DEVICE, 0, 1_000_000, 250_000, "host"))
     return made
 
@@ -255,137 +265,3 @@ def test_bound_adds_up_batches() -> None:
 
 def test_no_bound_without_a_decoded_token() -> None:
     assert bound(engine(), [generation(0, [5])]) == {"tpot_ms": None, "ratio": None}
-
-
-# --------------------------------------------------------------------------- accuracy
-
-LN3 = math.log(3)
-#: KL(p‖q) of p = (1/2, 1/2) against q = (3/4, 1/4); the other way round it is 0.1308.
-KL = 0.5 * math.log(2 / 3) + 0.5 * math.log(2)
-
-
-class KnownModel:
-    """Stands for the lossless model: logits as it was told, and it remembers the texts."""
-
-    def __init__(self, logits: list[Tensor]) -> None:
-        self.logits = logits
-        self.texts: list[list[int]] = []
-
-    def lossless(self, texts: Sequence[Sequence[int]], starts: Sequence[int]) -> list[Tensor]:
-        self.texts = [list(text) for text in texts]
-        pairs = zip(self.logits, starts, strict=True)
-        return [logits[start:].log_softmax(-1) for logits, start in pairs]
-
-
-def accuracy(questions: int = 1) -> Accuracy:
-    return Accuracy(workload("arithmetic"), questions)
-
-
-def compare(
-    found: Accuracy, model: KnownModel, prompts: list[list[int]], tokens: list[list[int]],
-    own: list[Tensor],
-) -> None:  # fmt: skip
-    found.compare(slice(0, len(prompts)), cast(SharedWork, model), prompts, tokens, own)
-
-
-def test_agreement_and_kl() -> None:
-    prompt, tokens = [7, 8, 9], [0, 1, 0]
-    even, first, second = [0.0, 0.0], [LN3, 0.0], [0.0, LN3]
-    # The lossless model on prompt + two tokens; only the last two rows stand for decoded steps.
-    model = KnownModel([torch.tensor([second, second, second, even, first])])
-    own = [torch.tensor([first]), torch.tensor([first]), torch.tensor([first])]
-    found = accuracy()
-    compare(found, model, [prompt], [tokens], own)
-    assert model.texts == [[7, 8, 9, 0, 1]]
-    document = found.document()
-    # Step 1: (1/2, 1/2) against (3/4, 1/4), both choose token 0; step 2: equal.
-    assert document["agreement"] == 1
-    assert document["kl"] == pytest.approx(KL / 2, abs=1e-6)
-
-
-def test_agreement_counts_choices() -> None:
-    first, second = [LN3, 0.0], [0.0, LN3]
-    model = KnownModel([torch.tensor([first] * 4)])
-    own = [torch.tensor([row]) for row in (second, first, second, first)]
-    found = accuracy()
-    compare(found, model, [[5]], [[0, 0, 0, 0]], own)
-    document = found.document()
-    assert document["agreement"] == round(2 / 3, 6)
-    # KL of (3/4, 1/4) against (1/4, 3/4), once in three steps.
-    assert document["kl"] == pytest.approx(0.5 * LN3 / 3, abs=1e-6)
-
-
-def test_sequences_of_a_batch_keep_their_own_prompts() -> None:
-    first, second = [LN3, 0.0], [0.0, LN3]
-    # Prompts of one and three tokens: rows 1 and 3 are the first decoded steps.
-    model = KnownModel([torch.tensor([second, first]), torch.tensor([first] * 3 + [second])])
-    own = [torch.tensor([first, first]), torch.tensor([first, second])]
-    found = accuracy(questions=2)
-    compare(found, model, [[1], [2, 3, 4]], [[0, 0], [0, 1]], own)
-    assert model.texts == [[1, 0], [2, 3, 4, 0]]
-    assert found.document()["agreement"] == 1
-    assert found.document()["kl"] == 0
-
-
-def test_shifted_logits_are_the_same_distribution() -> None:
-    model = KnownModel([torch.tensor([[0.0, 0.0], [LN3, 0.0]])])
-    found = accuracy()
-    own = [torch.zeros(1, 2), torch.tensor([[LN3 + 50, 50.0]])]
-    compare(found, model, [[1]], [[0, 0]], own)
-    assert found.document()["kl"] == pytest.approx(0, abs=1e-5)
-
-
-def test_without_a_decoded_token_there_is_nothing_to_compare() -> None:
-    model = KnownModel([])
-    found = accuracy()
-    compare(found, model, [[1]], [[0]], [torch.zeros(1, 2)])
-    document = found.document()
-    assert model.texts == []
-    assert (document["agreement"], document["kl"]) == (None, None)
-
-
-def test_scores() -> None:
-    found = accuracy(questions=4)
-    found.answered(slice(0, 1), [[1]], [1.0])
-    found.answered(slice(1, 4), [[1], [2], [3]], [1.0, 1.0, 0.0])
-    document = found.document()
-    assert (document["score"], document["n"], document["metric"]) == (75, 4, "exact_number")
-    # A share of 3/4 over four answers: √(3/16 / 4), in per cent.
-    assert document["stderr"] == round(100 * math.sqrt(0.1875 / 4), 4)
-
-
-def test_a_chat_workload_has_no_score() -> None:
-    found = Accuracy(workload("mt_bench"), 1)
-    found.answered(slice(0, 1), [[1, 2]], None)
-    document = found.document()
-    assert (document["score"], document["n"], document["stderr"]) == (None, 0, None)
-    assert document["metric"] == "none"
-
-
-def test_a_sequence_that_ended_early_counts_only_its_own_steps() -> None:
-    first, second = [LN3, 0.0], [0.0, LN3]
-    model = KnownModel([torch.tensor([first] * 3), torch.tensor([first] * 2)])
-    own = [torch.tensor(step) for step in ([first, first], [first, first], [first, second])]
-    found = accuracy(questions=2)
-    compare(found, model, [[1], [2]], [[0, 0, 0], [0, 0]], own)
-    assert model.texts == [[1, 0, 0], [2, 0]]
-    assert found.document()["items"]["decoded"] == [2, 1]
-    assert found.document()["agreement"] == 1
-
-
-def test_each_question_keeps_its_own_record() -> None:
-    found = accuracy(questions=3)
-    found.answered(slice(0, 2), [[1, 2], [3]], [1.0, 0.0])
-    found.answered(slice(2, 3), [[1, 2]], [1.0])
-    document = found.document()
-    assert (document["score"], document["n"]) == (pytest.approx(200 / 3, abs=1e-4), 3)
-    answers = document["items"]["answer"]
-    assert answers[0] == answers[2] != answers[1]
-
-
-def test_plain_text_has_a_perplexity() -> None:
-    found = Accuracy(workload("text"), 2)
-    found.read(slice(0, 2), [-4 * LN3, -2 * LN3], [4, 2])
-    document = found.document()
-    assert document["score"] == pytest.approx(3)
-    assert (document["stderr"], document["metric"]) == (pytest.approx(0, abs=1e-4), "perplexity")
