@@ -78,11 +78,15 @@ def _value(kind: Any, text: str, key: str) -> Any:
 
 
 def _reject_unknown(keys: list[str], system: type[System], policies: Mapping[str, Policy]) -> None:
-    known = [*DECISIONS, *options_of(system)]
+    own = options_of(system)
+    known = [*DECISIONS, *own]
     known += [f"{d}.{o}" for d, policy in policies.items() for o in options_of(type(policy))]
     for key in keys:
         if key not in known:
-            raise UnknownNameError("option", key, known, "see: moebench list policies")
+            name, hint = key.rpartition(".")[2], "see: moebench list policies"
+            if name in own:
+                hint = f"{name} is an option of the system itself: --set {name}=VALUE"
+            raise UnknownNameError("option", key, known, hint)
 
 
 def describe(system: System) -> dict[str, str]:
