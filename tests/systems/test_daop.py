@@ -7,21 +7,21 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from moebench.substrate.engine.loop import Engine
-from moebench.substrate.engine.system import Missing
-from moebench.substrate.errors import UsageError
+from moebench.substrate.engine.decisions import Fetch
+from moebench.substrate.errors import UnknownNameError, UsageError
 from moebench.substrate.machines.protocol import Lane, OpKind
+from moebench.substrate.terms import RoutedSequence
 from moebench.systems.daop import (
     AllocateBySequence,
-    MakeRoomForSwaps,
+    OnlySwaps,
     PlaceByActivation,
     PredictedRouting,
     swaps,
 )
 from moebench.systems.options import build
 from tests.substrate.engine.checker import check_timeline
-from tests.substrate.engine.fakes import FixedModel, FlatCosts, prices, rig, small_shape
-from tests.systems.views import shape, view
+from tests.substrate.engine.fakes import FixedModel, FlatCosts, Rig, prices, rig, small_shape
+from tests.systems.views import active, shape, view
 
 # --------------------------------------------------------------------------- Algorithm 1
 
@@ -60,30 +60,47 @@ def test_swaps_never_leave_the_device_with_fewer_tokens(tokens, resident):
     assert sum(count[e] for e in after) >= sum(count[e] for e in resident)
 
 
-def missing_of(*experts: int) -> list[Missing]:
-    return [Missing(expert, 0.5, 1) for expert in experts]
+def test_what_is_on_its_way_is_neither_brought_nor_replaced():
+    seen = prefill_of({0: 9, 1: 2, 3: 7}, {0, 1})
+    seen.in_flight_E[3] = True
+    assert swaps(seen, 1.05) == {}
+    seen.in_flight_E[[3, 1]] = seen.resident_E[1] = False
+    seen.in_flight_E[1] = True
+    assert swaps(seen, 1.05) == {}  # 7 < 1.05 * 9, and 1 is not there yet
 
 
-def test_prefill_loads_what_is_swapped_and_computes_the_rest_on_the_host():
+def allocated(seen, **options):
+    """(loads, host, device) of the experts that the view's tokens use."""
+    found = AllocateBySequence(**options).assign(seen, active(seen))
+    return list(found.load), list(found.host), list(found.device)
+
+
+def test_a_swap_is_a_fetch_that_names_whom_it_replaces():
     seen = prefill_of({0: 9, 1: 2, 3: 7, 4: 3, 5: 1}, {0, 1, 2})
-    assigned = AllocateBySequence().assign(seen, missing_of(3, 4, 5))
-    assert (list(assigned.load), list(assigned.host)) == ([3, 4], [5])
+    # The rest is computed where it is; residents first, then what comes.
+    swapped = [Fetch(0, 3, instead_of=2), Fetch(0, 4, instead_of=1)]
+    assert allocated(seen) == (swapped, [5], [0, 1, 3, 4])
+    assert allocated(seen, threshold=1.6) == (swapped[:1], [4, 5], [0, 1, 3])
 
 
 def test_decode_moves_nothing():
     seen = view([[0.5, 0.3, 0.2, 0.0]], 2, {3})
-    assigned = AllocateBySequence().assign(seen, missing_of(0, 1))
-    assert (list(assigned.load), list(assigned.host)) == ([], [0, 1])
+    assert allocated(seen) == ([], [0, 1], [])
 
 
-def test_a_swap_takes_the_place_of_its_partner_and_of_nobody_else():
-    policy = MakeRoomForSwaps()
+def test_a_transfer_under_way_is_waited_for_but_not_by_a_layer_that_is_routed_ahead():
+    now = view([[0.5, 0.3, 0.2, 0.0]], 3, {0}, in_flight={2})
+    assert allocated(now) == ([], [1], [0, 2])
+    then = view([[0.5, 0.3, 0.2, 0.0]], 3, {0}, in_flight={2}, ahead=True)
+    assert allocated(then) == ([], [1, 2], [0])
+
+
+def test_eviction_itself_chooses_nobody():
+    policy = OnlySwaps()
     policy.start(shape(), None)  # type: ignore[arg-type]
     policy.observe(prefill_of({0: 9, 1: 2, 3: 7}, {0, 1, 2}))
-    anyone = np.ones(16, dtype=bool)
-    assert policy.victim(anyone, 3) == 2
-    assert policy.victim(anyone, 5) is None
-    assert policy.victim(~anyone, 3) is None
+    for expert in range(8):
+        assert policy.victim(np.ones(16, dtype=bool), expert) is None
 
 
 # --------------------------------------------------------------------------- §IV-A
@@ -97,13 +114,25 @@ def test_equal_parts_and_the_remainder_by_frequency():
     assert placed == [(0, 0), (1, 1), (2, 0), (1, 2), (2, 1)]
 
 
+def test_decoded_tokens_alone_are_counted(tmp_path):
+    # Two layers; the prompt uses expert 0 three times, the two decoded tokens use 2 and 3 in
+    # layer 0 and 1 twice in layer 1.
+    ids_TLK = np.array([[[0], [0]]] * 3 + [[[2], [1]], [[3], [1]]])
+    place = PlaceByActivation()
+    assert place.calibrates
+    model = shape(experts=4, top_k=1, layers=2)
+    place.calibrate([RoutedSequence(ids_TLK, 3)], model, tmp_path, lambda done, total: None)
+    assert place.learnt == {"tokens": "2"}
+    assert list(place.place(model, 3, "global")) == [(0, 2), (1, 1), (0, 3)]
+
+
 # --------------------------------------------------------------------------- degradation
 
 SCORES = [0.35, 0.25, 0.20, 0.12, 0.05, 0.03]
 
 
 def routed(resident: set[int], k: int = 2, **options: int) -> list[int]:
-    seen = view([SCORES], k, resident, layer=7)
+    seen = view([SCORES], k, resident, layer=7, ahead=True)
     return PredictedRouting(**options).route(seen).ids_TK[0].tolist()
 
 
@@ -131,12 +160,12 @@ def test_more_than_two():
     assert routed({4}, k=1, most_host=0) == [4]
 
 
-def test_early_layers_and_prefill_keep_their_own_experts():
-    early = view([SCORES], 2, {3, 4}, layer=4)
-    assert PredictedRouting().route(early).ids_TK.tolist() == [[0, 1]]
-    assert PredictedRouting(first=4).route(early).ids_TK.tolist() == [[0, 3]]
-    prefill = view([SCORES], 2, {3, 4}, layer=7, phase="prefill")
-    assert PredictedRouting().route(prefill).ids_TK.tolist() == [[0, 1]]
+def test_only_a_layer_that_is_routed_ahead_degrades():
+    for phase in ("decode", "prefill"):
+        seen = view([SCORES], 2, {3, 4}, layer=7, phase=phase)
+        assert PredictedRouting().route(seen).ids_TK.tolist() == [[0, 1]]
+    assert [PredictedRouting().routes_ahead(layer) for layer in (0, 4, 5, 31)] == [0, 0, 1, 1]
+    assert [PredictedRouting(first=2).routes_ahead(layer) for layer in (1, 2)] == [False, True]
 
 
 def test_options_out_of_range_are_one_line():
@@ -145,10 +174,12 @@ def test_options_out_of_range_are_one_line():
             build("daop", options)
 
 
-def test_one_threshold_for_both_halves_of_a_swap():
+def test_the_threshold_is_an_option_of_the_assignment_alone():
     system = build("daop", {"assign.threshold": "1.5"})
-    assert system.evict.threshold == system.assign.threshold == 1.5  # type: ignore[attr-defined]
+    assert system.assign == AllocateBySequence(threshold=1.5)
     assert not system.lossless
+    with pytest.raises(UnknownNameError, match=r"evict\.threshold.*nearest: assign\.threshold"):
+        build("daop", {"evict.threshold": "3"})
 
 
 # --------------------------------------------------------------------------- one layer ahead
@@ -156,7 +187,7 @@ def test_one_threshold_for_both_halves_of_a_swap():
 LOAD, HOST, EXPERT = 90, 70, 10
 
 
-def decoded_layers(first: int, **settings: str) -> tuple[Engine, list]:
+def decoded_layers(first: int, **overrides: str) -> Rig:
     """A prompt of one token and one decoded token through three layers, both for experts 0 and 1.
 
     All of them are on the device but the last layer's expert 1.
@@ -166,37 +197,57 @@ def decoded_layers(first: int, **settings: str) -> tuple[Engine, list]:
     model = FixedModel(small_shape(), gates, gates)
     popularity = "[[3, 2, 0, 0], [3, 2, 0, 0], [3, 1, 0, 0]]"
     options = {"route.first": str(first), "place.popularity": popularity}
-    system = build("daop", options | settings)
+    system = build("daop", options | overrides)
     costs = FlatCosts(prices(load=LOAD, host=HOST), launch_ns=1, submit_ns=1, sync_ns=1)
     made = rig(system, model, slots=5, costs=costs)
     made.engine.generate([[1]], 2)
     check_timeline(made.spans, made.claims, num_experts=4, capacity=5)
-    return made.engine, made.spans
+    return made
 
 
 def test_host_experts_of_a_predicted_layer_start_in_the_layer_before():
     def of_last_layer(spans: list, kind: OpKind, lane: Lane) -> list:
         return [s for s in spans if s.op.layer == 2 and s.op.kind is kind and s.lane is lane]
 
-    _, ahead = decoded_layers(first=2)
-    _, plain = decoded_layers(first=9)
-    for spans, before in ((ahead, True), (plain, False)):
-        host = of_last_layer(spans, OpKind.EXPERT, Lane.HOST)[-1]
-        attend = of_last_layer(spans, OpKind.ATTEND, Lane.DEVICE)[-1]
+    ahead, plain = decoded_layers(first=2), decoded_layers(first=9)
+    for made, before in ((ahead, True), (plain, False)):
+        host = of_last_layer(made.spans, OpKind.EXPERT, Lane.HOST)[-1]
+        attend = of_last_layer(made.spans, OpKind.ATTEND, Lane.DEVICE)[-1]
         assert (host.start_ns < attend.start_ns) is before
     # The predicted layer asks no gate of its own, and the token ends earlier.
-    assert len(of_last_layer(ahead, OpKind.GATE, Lane.DEVICE)) == 1
-    assert len(of_last_layer(plain, OpKind.GATE, Lane.DEVICE)) == 2
-    assert ahead[-1].end_ns < plain[-1].end_ns
+    assert len(of_last_layer(ahead.spans, OpKind.GATE, Lane.DEVICE)) == 1
+    assert len(of_last_layer(plain.spans, OpKind.GATE, Lane.DEVICE)) == 2
+    assert ahead.spans[-1].end_ns < plain.spans[-1].end_ns
+
+
+def test_host_experts_of_a_predicted_layer_read_the_state_of_the_layer_before():
+    ahead, plain = decoded_layers(first=2), decoded_layers(first=9)
+    assert ahead.engine.model.stale == [(1, 2, 1)]
+    assert ahead.engine.model.ahead == [(1, 2)]
+    assert plain.engine.model.stale == plain.engine.model.ahead == []
 
 
 def test_what_became_of_experts_and_predictions():
-    engine, _ = decoded_layers(first=2)
-    decode = engine.counts["decode"]
+    decode = decoded_layers(first=2).counts["decode"]
     assert (decode.active, decode.hits, decode.host, decode.loads) == (6, 5, 1, 0)
-    assert (decode.foreseen, decode.foreseen_right, decode.degraded) == (2, 2, 0)
+    assert (decode.routed_ahead, decode.routed_ahead_right, decode.degraded) == (2, 2, 0)
 
 
 def test_swaps_make_no_room_for_other_loads():
-    with pytest.raises(UsageError, match=r"MakeRoomForSwaps lets nobody leave .* layer 2"):
+    with pytest.raises(UsageError, match=r"OnlySwaps .* layer 2 must load"):
         decoded_layers(first=2, assign="load")
+
+
+def test_a_swap_takes_the_place_of_its_partner_and_of_nobody_else():
+    # One layer, two slots with experts 0 and 1; three of four prompt tokens use 2, one 0: 2 is
+    # exchanged for 1 although 0's slot could be had too.  The decoded token uses 3: it is computed
+    # on the host.
+    model = small_shape(layers=1, top_k=1)
+    gates = {(0, 0): [[0, 0, 1, 0]] * 3 + [[1, 0, 0, 0]], (1, 0): [[0, 0, 0, 1]]}
+    system = build("daop", {"place.popularity": "[[4, 3, 2, 1]]"})
+    made = rig(system, FixedModel(model, gates), slots=2)
+    made.engine.generate([[1] * 4], 2)
+    exchanged = [claim for claim in made.claims if not claim.placed]
+    assert [(claim.key, claim.victim) for claim in exchanged] == [(2, 1)]
+    assert made.counts["prefill"].loads == 1
+    assert (made.counts["decode"].host, made.counts["decode"].loads) == (1, 0)

@@ -1,8 +1,11 @@
 """Where experts start, by hand: three layers, the first dense; four experts a layer."""
 
+import numpy as np
 import pytest
 
-from moebench.systems.policies.place import PlaceById, PlacePopular
+from moebench.substrate.errors import UsageError
+from moebench.substrate.terms import RoutedSequence
+from moebench.systems.policies.place import PlaceById, PlaceNothing, PlacePopular
 from tests.systems.views import shape
 
 MODEL = shape(4, 2, 3, dense_layers=(0,), dense_width=8)
@@ -47,6 +50,45 @@ def test_most_popular_of_each_layer():
         assert placed(PlacePopular(popularity=POPULARITY), slots, "layer") == order[:slots]
 
 
-def test_without_a_calibration_all_are_equally_popular():
-    assert placed(PlacePopular(), 5) == [(1, 0), (1, 1), (1, 2), (1, 3), (2, 0)]
-    assert placed(PlacePopular(equal_layers=True), 3) == [(1, 0), (2, 0), (1, 1)]
+def test_popularity_is_learnt_from_the_texts(tmp_path):
+    # Two MoE layers, top-2, prompt and decoded tokens alike.  Layer 1: expert 3 three times, 0
+    # twice, 1 once; layer 2: 2 three times, 1 twice, 0 once.
+    ids_TLK = np.array([[[3, 0], [2, 1]], [[3, 0], [2, 0]], [[1, 3], [1, 2]]])
+    texts = [RoutedSequence(ids_TLK[:2], 1), RoutedSequence(ids_TLK[2:], 1)]
+    policy = PlacePopular()
+    assert policy.calibrates
+    policy.calibrate(texts, MODEL, tmp_path, lambda done, total: None)
+    assert policy.learnt == {"tokens": "3"}
+    assert policy.popularity == ()  # the option stays as it was given
+    # 3: (1,3) (2,2)   2: (1,0) (2,1)   1: (1,1) (2,0)   0: the rest, by layer and id.
+    order = [(1, 3), (2, 2), (1, 0), (2, 1), (1, 1), (2, 0), (1, 2), (2, 3)]
+    assert placed(policy, 8) == order
+    # Learning again forgets what was learnt before.
+    policy.calibrate(texts[1:], MODEL, tmp_path, lambda done, total: None)
+    assert policy.learnt == {"tokens": "1"}
+    assert placed(policy, 4) == [(1, 1), (1, 3), (2, 1), (2, 2)]
+
+
+def test_given_counts_need_no_calibration():
+    policy = PlacePopular(popularity=POPULARITY)
+    assert not policy.calibrates
+    assert policy.learnt == {}
+
+
+@pytest.mark.parametrize("options", [{}, {"equal_layers": True}])
+def test_without_popularity_nothing_is_placed(options):
+    with pytest.raises(UsageError, match=r"knows none: calibrate it, or .*place\.popularity") as e:
+        placed(PlacePopular(**options), 5)
+    assert "\n" not in str(e.value)
+
+
+@pytest.mark.parametrize(
+    "counts", [POPULARITY[1:], [*POPULARITY, [1, 1, 1, 1]], [row[:3] for row in POPULARITY]]
+)
+def test_counts_of_another_shape(counts):
+    with pytest.raises(UsageError, match="needs 3 rows of 4 counts"):
+        placed(PlacePopular(popularity=counts), 5)
+
+
+def test_nothing_is_placed():
+    assert placed(PlaceNothing(), 8) == []

@@ -3,9 +3,10 @@
 import numpy as np
 import pytest
 
+from moebench.substrate.errors import UsageError
 from moebench.substrate.terms import Lookahead
 from moebench.systems.options import build
-from moebench.systems.policies.prefetch import NextGate
+from moebench.systems.policies.prefetch import NextGate, WholeLayer
 from moebench.systems.registry import make
 from moebench.systems.smoe import TopScorePrefetch
 from tests.systems.views import view
@@ -16,11 +17,17 @@ ROW = [8, 5.5, 5, 4, 3.5, 3, 2, 1]
 OTHER = [1, 12, 1, 1, 1, 1, 9, 6]
 
 
-def ask(rows, phase="decode", k=3, **options):
-    """What is asked for the next layer when its scores are predicted to be ``rows``."""
-    seen = view([[1] * len(rows[0])], k, phase=phase)
-    predicted = np.array(rows, dtype=np.float32) / 32
-    return list(TopScorePrefetch(**options).prefetch(seen, 1, predicted))
+def ask(rows, phase="decode", k=3, system_alpha=0.0, **options):
+    """What is asked for layer 1 when its scores are predicted to be ``rows``."""
+    seen = view([[1] * len(rows[0])], k, phase=phase, alpha=system_alpha)
+    forecast = {1: np.array(rows, dtype=np.float32) / 32}
+    return experts(TopScorePrefetch(**options).prefetch(seen, forecast))
+
+
+def experts(wanted):
+    """Experts of plain fetches for layer 1, in order."""
+    assert all(fetch == (1, fetch.expert, None, True) for fetch in wanted)
+    return [fetch.expert for fetch in wanted]
 
 
 def test_only_top_score_experts():
@@ -63,45 +70,68 @@ def test_where_every_expert_is_active_all_are_wanted():
 def test_the_prefill_pipeline_brings_the_next_layer_by_id():
     assert ask([ROW], phase="prefill", alpha=0.5) == list(range(8))
     seen = view([ROW], phase="prefill")
-    assert list(TopScorePrefetch().prefetch(seen, 1, None)) == list(range(8))
-    assert list(TopScorePrefetch(prefill=False).prefetch(seen, 1, None)) == []
+    assert experts(TopScorePrefetch().prefetch(seen, {})) == list(range(8))
+    assert experts(TopScorePrefetch(prefill=False).prefetch(seen, {})) == []
 
 
 def test_without_a_prediction_nothing():
-    assert list(TopScorePrefetch().prefetch(view([ROW]), 1, None)) == []
+    assert experts(TopScorePrefetch().prefetch(view([ROW]), {})) == []
 
 
 def test_what_the_prediction_is_made_of():
-    assert TopScorePrefetch().lookahead is Lookahead.LAYER  # through the next layer's attention
-    assert TopScorePrefetch(predict="gate").lookahead is Lookahead.GATE
-    assert make("prefetch", "none").lookahead is Lookahead.NONE
-    assert NextGate().lookahead is Lookahead.GATE
+    def kind(policy):
+        return policy.predictor and policy.predictor.lookahead
+
+    assert kind(TopScorePrefetch()) is Lookahead.LAYER  # through the next layer's attention
+    assert kind(TopScorePrefetch(predict="gate")) is Lookahead.GATE
+    assert kind(make("prefetch", "none")) is kind(make("prefetch", "whole-layer")) is None
+    assert kind(NextGate()) is Lookahead.GATE
+
+
+def test_alpha_is_the_systems_unless_given():
+    # S_{k+1} = 4: two at 5.5, one at 5, one at 8.
+    for alpha, wanted in ((0.0, [0, 1, 2]), (0.375, [0, 1]), (0.5, [0])):
+        assert ask([ROW], system_alpha=alpha) == wanted
+        assert ask([ROW], system_alpha=0.9, alpha=alpha) == wanted
 
 
 @pytest.mark.parametrize(
-    ("settings", "alpha"),
+    ("overrides", "in_use"),
     [
         ({}, 0.25),
-        ({"route.alpha": "0.4"}, 0.4),
-        ({"route.alpha": "0.4", "prefetch.alpha": "0.1"}, 0.1),
-        ({"route.alpha": "0.4", "prefetch.alpha": "0"}, 0.0),
-        ({"route": "exact"}, None),  # no α to follow: the whole predicted top-k
-        ({"route": "exact", "prefetch.alpha": "0.3"}, 0.3),
+        ({"alpha": "0.4"}, 0.4),
+        ({"alpha": "0"}, 0.0),
+        ({"route": "exact"}, 0.0),  # no α to follow: the whole predicted top-k
     ],
 )
-def test_alpha_follows_the_routers_unless_given(settings, alpha):
-    assert build("smoe", settings).prefetch.alpha == alpha
+def test_what_views_hold_as_the_systems_alpha(overrides, in_use):
+    system = build("smoe", overrides)
+    assert system.prefetch.alpha is None
+    assert system.alpha_in_use == in_use
+    # Whatever the prefetch is told of its own leaves the system's alone.
+    own = build("smoe", {**overrides, "prefetch.alpha": "0.1"})
+    assert (own.prefetch.alpha, own.alpha_in_use) == (0.1, in_use)
 
 
 def test_two_systems_do_not_share_an_alpha():
-    assert build("smoe", {"route.alpha": "0.6"}).prefetch.alpha == 0.6
-    assert build("smoe").prefetch.alpha == 0.25
+    assert build("smoe", {"alpha": "0.6"}).alpha_in_use == 0.6
+    assert build("smoe").alpha_in_use == 0.25
 
 
 def test_next_gate_brings_the_top_k_over_all_rows():
     seen = view([[1] * 8])
-    predicted = np.array([ROW, OTHER], dtype=np.float32) / 32
+    forecast = {1: np.array([ROW, OTHER], dtype=np.float32) / 32}
     # Best over rows: 0: 8, 1: 12, 2: 5, 3: 4, 4: 3.5, 5: 3, 6: 9, 7: 6.
-    assert list(NextGate().prefetch(seen, 1, predicted)) == [1, 6, 0]
-    assert list(NextGate(experts=5).prefetch(seen, 1, predicted)) == [1, 6, 0, 7, 2]
-    assert list(NextGate().prefetch(seen, 1, None)) == []
+    assert experts(NextGate().prefetch(seen, forecast)) == [1, 6, 0]
+    assert experts(NextGate(experts=5).prefetch(seen, forecast)) == [1, 6, 0, 7, 2]
+    assert experts(NextGate().prefetch(seen, {})) == []
+
+
+def test_the_whole_next_layer_by_id():
+    for phase in ("prefill", "decode"):
+        assert experts(WholeLayer().prefetch(view([[1] * 8], phase=phase), {})) == list(range(8))
+
+
+def test_no_negative_number_of_experts():
+    with pytest.raises(UsageError, match=r"prefetch\.experts is -1"):
+        NextGate(experts=-1)
