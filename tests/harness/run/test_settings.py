@@ -1,0 +1,46 @@
+"""The settings catalogue holds what the papers say, and names models and machines that exist."""
+
+import pytest
+
+from moebench.harness.run.settings import setting, settings
+from moebench.substrate.errors import UnknownNameError
+from moebench.substrate.machines.profile import profile_names
+from moebench.substrate.models.catalogue import model_names
+
+#: setting: paper, model, machine, precision, α, cache ratio — from the papers.
+PAPERS = {
+    "S1": ("SMoE", "deepseek-moe-16b", "rtx3080ti", "bf16", 0.35, None),
+    "S2": ("SMoE", "xverse-moe-a4.2b", "rtx4060ti", "bf16", 0.30, None),
+    "S3": ("SMoE", "qwen2-57b-a14b", "a6000", "bf16", 0.25, None),
+    "D1": ("DAOP", "mixtral-8x7b", "a6000@daop", "bf16", None, 0.469),
+    "D2": ("DAOP", "phi-3.5-moe", "a6000@daop", "bf16", None, 0.469),
+    "U1": ("DuoServe-MoE", "mixtral-8x7b", "a5000@duoserve", "4bit", None, None),
+    "U2": ("DuoServe-MoE", "mixtral-8x7b", "a6000@duoserve", "4bit", None, None),
+    "U3": ("DuoServe-MoE", "mixtral-8x22b", "a5000@duoserve", "4bit", None, None),
+    "U4": ("DuoServe-MoE", "mixtral-8x22b", "a6000@duoserve", "4bit", None, None),
+    "F1": ("FlashMoE", "olmoe-1b-7b", "rtx5070ti", "bf16", None, None),
+    "F2": ("FlashMoE", "qwen3-30b-a3b", "rtx5070ti", "bf16", None, None),
+}
+
+
+def test_the_settings_are_the_papers() -> None:
+    keys = ("paper", "model", "machine", "precision", "alpha", "cache_ratio")
+    found = {name: tuple(getattr(s, key) for key in keys) for name, s in settings().items()}
+    assert found == PAPERS
+    lengths = {name: (s.input_tokens, s.new_tokens) for name, s in settings().items()}
+    for name, pair in lengths.items():
+        assert pair == ((256, 512) if name in ("D1", "D2") else (None, None))
+    free = {name for name, s in settings().items() if s.free_host_gb == 1.0}
+    assert free == {"F1", "F2"}
+
+
+def test_the_settings_name_what_exists() -> None:
+    for row in settings().values():
+        assert row.model in model_names()
+        assert row.machine in profile_names()
+
+
+def test_settings_are_found_in_any_case() -> None:
+    assert setting("s3") is setting("S3")
+    with pytest.raises(UnknownNameError, match=r"unknown setting 'X9'.*list settings"):
+        setting("X9")
