@@ -6,14 +6,14 @@ from pathlib import Path
 
 import pytest
 
-from moebench.substrate.engine.system import (
+from moebench.substrate.engine.policies import (
     Assignment,
     Eviction,
     Placement,
     Prefetching,
     Routing,
-    System,
 )
+from moebench.substrate.engine.system import System
 from moebench.substrate.errors import UnknownNameError
 from moebench.systems.options import build
 from moebench.systems.registry import (
@@ -66,7 +66,7 @@ def test_every_system_can_borrow_every_policy(system, decision, name):
 def test_who_is_lossless():
     assert build("gpu-only").all_resident
     assert [build(n).lossless for n in ("gpu-only", "moe-ondemand", "smoe")] == [True, True, False]
-    assert build("smoe", {"route.alpha": "0"}).lossless
+    assert build("smoe", {"alpha": "0"}).lossless
 
 
 def test_unknown_policies():

@@ -80,7 +80,8 @@ def view(
     kind: type[LayerView] = LayerView,
 ) -> LayerView:
     """One layer's gate: scores are ``rows / of``; ``own`` where the model breaks ties oddly."""
-    scores_TE = np.asarray(rows, dtype=np.float64) / of
+    given = np.asarray(rows)
+    scores_TE = given / given.dtype.type(of) if given.dtype.kind == "f" else given / of
     tokens, experts = scores_TE.shape
     topk_ids_TK = own_choice(scores_TE, k) if own is None else np.asarray(own)
     prefill = phase == "prefill"
@@ -113,6 +114,21 @@ def active(seen: LayerView, rows: Mapping[int, int] | None = None) -> Active:
         experts, counts = np.unique(seen.topk_ids_TK, return_counts=True)
         rows = dict(zip(experts.tolist(), counts.tolist(), strict=True))
     return Active(rows, seen)
+
+
+def started(
+    policy: Any, experts: int = 4, layers: int = 2, slots: int = 4, scope: Scope = "global"
+) -> Any:
+    """An eviction policy at the start of a run."""
+    model = shape(experts, 1, layers)
+    policy.start(model, cache(model, slots, scope))
+    return policy
+
+
+def victim_of(policy: Any, *keys: int, total: int = 8) -> int | None:
+    """Which of these keys the policy evicts for some expert."""
+    victim: int | None = policy.victim(flags(keys, total), incoming=7)
+    return victim
 
 
 def cache(model: ModelShape, slots: int, scope: Scope = "global") -> ExpertCache:

@@ -17,7 +17,7 @@ from moebench.substrate.errors import UsageError
 from moebench.substrate.traces.catalogue import find_trace
 from moebench.substrate.traces.file import open_trace
 from moebench.systems.registry import make
-from tests.systems.test_evict import golden_trace
+from tests.systems.policies.golden import golden_trace
 from tests.systems.views import cache, shape
 
 EVERY = [
@@ -223,17 +223,17 @@ def test_belady_needs_the_future():
 def test_belady_notices_another_future():
     model = shape()
     policy = make("evict", "belady")
-    policy.foresee([(0, [1, 2, 3]), (1, [0, 1, 2])])
+    policy.set_future([(0, [1, 2, 3]), (1, [0, 1, 2])])
     policy.start(model, cache(model, 4))
     policy.used(0, [1, 2, 3])
-    with pytest.raises(UsageError, match=r"did not foresee that layer 1 uses expert 4"):
+    with pytest.raises(UsageError, match=r"was not told that layer 1 uses expert 4"):
         policy.used(1, [0, 4, 5])
 
 
 def test_no_bypass_on_a_device():
     model = shape()
     policy = make("evict", "belady", bypass=True)
-    policy.foresee([(0, [1, 2, 3])])
+    policy.set_future([(0, [1, 2, 3])])
     with pytest.raises(UsageError, match=r"evict\.bypass"):
         policy.start(model, cache(model, 4))
 
@@ -265,7 +265,7 @@ def test_a_victim_is_allowed_and_asking_changes_nothing(name, options):
     asked_once, asked_twice = (make("evict", name, **options) for _ in range(2))
     for policy in (asked_once, asked_twice):
         if name == "belady":
-            policy.foresee(steps)
+            policy.set_future(steps)
         policy.start(model, cache(model, 4))
     inside = set()
     for layer, experts in steps:
