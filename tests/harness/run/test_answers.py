@@ -6,7 +6,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from moebench.harness.run.inputs import Inputs, prepare
+from moebench.harness.run.live import LiveSession
+from moebench.harness.run.runner import prepare
 from moebench.harness.run.runner import run as run_cell
 from moebench.harness.run.shared import SharedWork
 from moebench.harness.run.spec import resolve
@@ -14,16 +15,20 @@ from moebench.substrate.errors import InputError, UsageError
 from moebench.workloads.likelihood import choose, continuations
 from tests.harness.commands import call
 
+pytestmark = pytest.mark.usefixtures("tiny_models")
 
-def inputs_of(
+
+def session_of(
     scoring: str, system: str = "gpu-only", workload: str = "arithmetic",
     data_dir: Path | None = None, **given,
-) -> Inputs:  # fmt: skip
+) -> LiveSession:  # fmt: skip
     spec = resolve(
         data_dir, system=system, setting="S3", workload=workload, prompts=4, scoring=scoring,
         allow_overcommit=True, **given,
     )  # fmt: skip
-    return prepare(spec, data_dir)
+    session = prepare(spec, data_dir)
+    assert isinstance(session, LiveSession)
+    return session
 
 
 @pytest.fixture
@@ -42,21 +47,21 @@ def options(tmp_path) -> dict[str, object]:
     return {"workload": "mmlu", "data_dir": tmp_path}
 
 
-def likeliest(inputs: Inputs) -> list[int]:
+def likeliest(session: LiveSession) -> list[int]:
     """Each question's answer, from the whole texts in one pass of the resident model."""
-    decoder = SharedWork(inputs.checkpoint).decoder()
+    decoder = SharedWork(session.checkpoint).decoder()
     answers = []
-    for example in inputs.sample.examples:
-        asked = continuations(inputs.workload, example)
-        prompt = inputs.tokenizer.encode(asked.prompt).ids
+    for example in session.sample.examples:
+        asked = continuations(session.workload, example)
+        prompt = session.tokenizer.encode(asked.prompt).ids
         values = []
         for text in asked.texts:
-            option = inputs.tokenizer.encode(text).ids
+            option = session.tokenizer.encode(text).ids
             with torch.inference_mode():
                 logits = decoder.full_logits([[*prompt, *option]])[0].log_softmax(-1)
             rows = logits[len(prompt) - 1 : -1]
             values.append(float(rows.gather(1, torch.tensor(option)[:, None]).sum()))
-        answers.append(choose(inputs.workload, asked.texts, values))
+        answers.append(choose(session.workload, asked.texts, values))
     return answers
 
 
@@ -65,7 +70,7 @@ def test_likelihoods_through_decode_and_in_one_prefill_are_the_lossless_models(
     tmp_path, batch, options
 ):
     by_decode, in_prefill = (
-        inputs_of(scoring, batch=batch, **options) for scoring in ("likelihood", "prefill")
+        session_of(scoring, batch=batch, **options) for scoring in ("likelihood", "prefill")
     )
     one, other = (run_cell(i, tmp_path).document["accuracy"] for i in (by_decode, in_prefill))
     right = [float(a == e.answer) for a, e in zip(likeliest(by_decode), by_decode.sample.examples,
@@ -77,37 +82,50 @@ def test_likelihoods_through_decode_and_in_one_prefill_are_the_lossless_models(
 
 
 def test_an_answer_ends_at_the_end_of_text_and_its_cue_is_decoded(tmp_path):
-    inputs = inputs_of("generation", workload="arithmetic")
-    document = run_cell(inputs, tmp_path).document
-    free = run_cell(inputs_of("fixed-length", workload="arithmetic"), tmp_path).document
-    items, all_of_them = (d["accuracy"]["items"] for d in (document, free))
-    assert items["value"] == all_of_them["value"]  # the same answers ...
-    assert all(a < b for a, b in zip(items["decoded"], all_of_them["decoded"], strict=True))
-    for question, decoded in zip(inputs.questions, items["decoded"], strict=True):
+    """The model writes what it writes after the whole prompt, up to the end."""
+    free = session_of("fixed-length", new_tokens=12)
+    written = [g.tokens[0] for g in run_cell(free, tmp_path).generations]
+    session = session_of("generation", new_tokens=12)
+    # A token that some answers hold stands for the end of a text.
+    session.end = written[0][5]
+    outcome = run_cell(session, tmp_path)
+    ended = 0
+    for question, generation, whole in zip(
+        session.questions, outcome.generations, written, strict=True
+    ):
         assert question.cue == question.continuations[0]
-        assert decoded >= len(question.cue)
+        assert session.end not in question.cue
+        ends = session.end in whole
+        answer = whole[: whole.index(session.end) + 1] if ends else whole
+        assert generation.tokens == [[*question.cue, *answer]]
+        ended += ends
+    assert ended > 0
+    decoded = [len(g.tokens[0]) - 1 for g in outcome.generations]
+    assert outcome.document["accuracy"]["items"]["decoded"] == decoded
 
 
 def test_substitution_reaches_the_options_letters(tmp_path, options):
     """The only token of such an answer comes out of decode, where systems approximate."""
-    given = options | {"alpha": 0.6, "cache_ratio": 0.05}
-    accuracy = run_cell(inputs_of("likelihood", "smoe", **given), tmp_path).document["accuracy"]
+    given = options | {"alpha": 0.6, "cache_ratio": 0.1}
+    accuracy = run_cell(session_of("likelihood", "smoe", **given), tmp_path).document["accuracy"]
     assert accuracy["kl"] > 0
 
 
 def test_remembered_work_changes_no_figure(tmp_path):
-    inputs = inputs_of("generation", "smoe", alpha=0.5)
-    alone = run_cell(inputs, tmp_path).document
-    shared = SharedWork(inputs.checkpoint, remember=True)
+    session = session_of("generation", "smoe", alpha=0.5, new_tokens=8)
+    alone = run_cell(session, tmp_path).document
+    shared = None
     for _ in range(2):
-        document = run_cell(inputs, tmp_path, shared=shared).document
+        again = session.varied(session.spec)
+        shared = again.share(shared)
+        document = run_cell(again, tmp_path).document
         for part in ("metrics", "accuracy", "bound"):
             assert document[part] == alone[part]
 
 
 def test_wrong_ways_are_one_line():
     with pytest.raises(UsageError, match="no options to score by likelihood"):
-        inputs_of("likelihood", workload="arithmetic")
+        session_of("likelihood", workload="arithmetic")
     for asked, message in [
         (("--scoring", "guess"), "--scoring guess"),
         (("--few-shot", "many"), "--few-shot many: allowed: a number from 0 on, or paper"),
@@ -120,7 +138,7 @@ def test_wrong_ways_are_one_line():
 
 
 def test_few_shot_examples_come_from_training_exercises():
-    bare, shown = (inputs_of("generation", few_shot=n) for n in (0, 2))
+    bare, shown = (session_of("generation", few_shot=n) for n in (0, 2))
     for few, many in zip(bare.questions, shown.questions, strict=True):
         assert len(many.prompt) > 2 * len(few.prompt)
         assert many.prompt[-len(few.prompt) + 1 :] == few.prompt[1:]

@@ -6,13 +6,12 @@ from pathlib import Path
 import pytest
 import torch
 
-from moebench.harness.run.inputs import prepare
-from moebench.harness.run.shared import SharedWork
+from moebench.harness.run.live import LiveSession
+from moebench.harness.run.runner import prepare
 from moebench.harness.run.spec import resolve
-from moebench.harness.run.stage import set_up
-from moebench.systems.options import build
+from moebench.substrate.models.decoder import Decoder
 
-TOKENS = 12
+TOKENS = 8
 
 
 def written(
@@ -23,19 +22,27 @@ def written(
         None, system=system, setting="S3", machine=machine, workload="arithmetic", prompts=2,
         new_tokens=TOKENS, allow_overcommit=True, **given,
     )  # fmt: skip
-    inputs = prepare(spec, None)
+    session = prepare(spec, None)
+    assert isinstance(session, LiveSession)
     with ExitStack() as stack, torch.inference_mode():
-        system_, shared = build(spec.system, spec.settings), SharedWork(inputs.checkpoint)
-        stage = set_up(spec, system_, inputs, shared, scratch, False, stack)
+        stage = session.open(scratch, False, stack)
         stage.start()
-        prompts = [q.prompt for q in inputs.questions]
+        prompts = [q.prompt for q in session.questions]
         tokens = [stage.engine.generate([p], TOKENS).tokens[0] for p in prompts]
-        return tokens, torch.stack(stage.decoder.history)
+        decoder = stage.engine.model
+        assert isinstance(decoder, Decoder)
+        return tokens, torch.stack(decoder.history)
 
 
 @pytest.fixture(scope="module")
-def resident(tmp_path_factory) -> tuple[list[list[int]], torch.Tensor]:
-    return written("gpu-only", None, tmp_path_factory.mktemp("resident"))
+def scratch(tmp_path_factory) -> Path:
+    """Local machines read the same records: these are written once."""
+    return tmp_path_factory.mktemp("records")
+
+
+@pytest.fixture(scope="module")
+def resident(scratch) -> tuple[list[list[int]], torch.Tensor]:
+    return written("gpu-only", None, scratch)
 
 
 @pytest.mark.parametrize("machine", [None, "local"])
@@ -44,16 +51,16 @@ def resident(tmp_path_factory) -> tuple[list[list[int]], torch.Tensor]:
     [("gpu-only", {}), ("moe-ondemand", {}), ("smoe", {"alpha": 0.0})],
 )
 def test_lossless_systems_write_the_resident_models_tokens(
-    system, given, machine, tmp_path, resident
+    system, given, machine, scratch, resident
 ):
     """Prefetch, host assist and score eviction are on; α = 0 is exactly the model's top-k."""
-    tokens, logits = written(system, machine, tmp_path, **given)
+    tokens, logits = written(system, machine, scratch, **given)
     assert tokens == resident[0]
     if machine is None:  # one and the same arithmetic: bit for bit
         assert torch.equal(logits, resident[1])
 
 
-def test_substitution_changes_what_the_model_computes(tmp_path, resident):
+def test_substitution_changes_what_the_model_computes(scratch, resident):
     """So that the equality above can fail."""
-    _, logits = written("smoe", None, tmp_path, alpha=0.6, cache_ratio=0.05)
+    _, logits = written("smoe", None, scratch, alpha=0.6, cache_ratio=0.05)
     assert not torch.allclose(logits, resident[1], atol=1e-3)
