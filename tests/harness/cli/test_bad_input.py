@@ -10,11 +10,13 @@ import pytest
 import yaml
 from safetensors.torch import load_file, save_file
 
-from moebench.harness.run import inputs
+from moebench.harness.run import live
 from moebench.harness.run.settings import settings
 from moebench.substrate.machines.profile import MACHINES
 from moebench.substrate.models.catalogue import scale_path
 from tests.harness.commands import SCALE_MODEL, SMALL, call
+
+pytestmark = pytest.mark.usefixtures("tiny_models")
 
 SMOE = ("run", "--system", "smoe", *SMALL)
 
@@ -65,7 +67,12 @@ def refused(*arguments: str | Path) -> str:
         ((*SMOE, "--model", "qwen2-57b"), r"unknown model 'qwen2-57b'; nearest: qwen2-57b-a14b"),
         ((*SMOE, "--set", "evict=lruu"), r"unknown evict policy 'lruu'; nearest: .*lru"),
         ((*SMOE, "--set", "evikt=lru"), r"unknown option 'evikt'; nearest: evict"),
-        ((*SMOE, "--set", "route.alhpa=1"), r"unknown option 'route.alhpa'; nearest: route.alpha"),
+        ((*SMOE, "--set", "alhpa=1"), r"unknown option 'alhpa'; nearest: alpha"),
+        (
+            (*SMOE, "--set", "route.alpha=0.3"),
+            r"unknown option 'route.alpha'; .*option of the system itself: --set alpha=VALUE",
+        ),
+        ((*SMOE, "--set", "evict.threshold=3"), r"'evict.threshold'; nearest: evict.window"),
         ((*SMOE, "--set", "prefetch.experts=2"), r"unknown option 'prefetch.experts'"),
         ((*SMOE, "--set", "prefetch=none", "--set", "prefetch.alpha=0.2"), r"unknown option"),
         (("rnu",), r"No such command 'rnu'.*run"),
@@ -105,11 +112,13 @@ def test_names(arguments: tuple[str, ...], says: str) -> None:
         (("--cache-ratio", "0"), r"--cache-ratio 0.0: .*greater than 0"),
         (("--cache-ratio", "nan"), r"--cache-ratio nan: .*finite"),
         (("--cache-ratio", "half"), r"'--cache-ratio'"),
-        (("--alpha", "1.5"), r"route.alpha is 1.5; allowed: 0 to 1"),
-        (("--alpha", "-0.1"), r"route.alpha is -0.1; allowed: 0 to 1"),
-        (("--alpha", "nan"), r"route.alpha is nan; allowed: 0 to 1"),
+        (("--alpha", "1.5"), r"alpha is 1.5; allowed: 0 to 1"),
+        (("--alpha", "-0.1"), r"alpha is -0.1; allowed: 0 to 1"),
+        (("--alpha", "nan"), r"alpha is nan; allowed: 0 to 1"),
+        (("--set", "alpha=2"), r"alpha is 2.0; allowed: 0 to 1"),
+        (("--set", "route=exact", "--set", "alpha=0.2"), r"alpha=0.2: route=exact has no α"),
         (("--alpha", "much"), r"'--alpha'"),
-        (("--alpha", "0.2", "--set", "route.alpha=0.3"), r"--alpha 0.2 and --set .*one of them"),
+        (("--alpha", "0.2", "--set", "alpha=0.3"), r"--alpha 0.2 and --set .*one of them"),
         (("--alpha", "0.2", "--set", "route=exact"), r"--alpha: smoe with route=exact has no α"),
         (("--system", "moe-ondemand", "--alpha", "0.2"), r"--alpha: moe-ondemand .* has no α"),
         (("--set", "evict"), r"--set evict: expected key=value, for example --set evict=lru"),
@@ -132,15 +141,15 @@ def test_values(options: tuple[str, ...], says: str) -> None:
 @pytest.mark.parametrize(
     ("options", "says"),
     [
-        # 0.004 of 1792 experts are 7; one token of one layer uses 8.
-        (("--cache-ratio", "0.004"), r"room for 7 experts.* pins 8.*larger --cache-ratio"),
+        # 0.04 of 32 experts is 1; one token of one layer uses 2.
+        (("--cache-ratio", "0.04"), r"room for 1 experts.* pins 2.*larger --cache-ratio"),
         (
-            ("--cache-ratio", "0.01", "--set", "scope=layer"),
-            r"room for 18 experts.* 28 layers needs one",
+            ("--cache-ratio", "0.1", "--set", "scope=layer"),
+            r"room for 3 experts.* 4 layers needs one",
         ),
-        (("--cache-ratio", "0.9"), r"1613 experts .* do not fit: .*smaller --cache-ratio"),
+        (("--cache-ratio", "0.9"), r"29 experts .* do not fit: .*smaller --cache-ratio"),
         (("--machine", "rtx3080ti"), r"device memory: .*needs .* GB.*is free"),
-        (("--machine", "local", "--cache-ratio", "0.004"), r"room for 7 experts"),
+        (("--machine", "local", "--cache-ratio", "0.04"), r"room for 1 experts"),
     ],
 )
 def test_memory(options: tuple[str, ...], says: str) -> None:
@@ -262,10 +271,10 @@ def small_vocabulary(folder: Path) -> None:
         (lambda d: (d / "config.json").unlink(), r"config.json: cannot be read"),
         (lambda d: edit_json(d / "config.json", model_type="gpt2"), r"model_type 'gpt2' is not"),
         (lambda d: edit_json(d / "config.json", num_hidden_layers="x"), r"config.json: "),
-        (lambda d: edit_json(d / "config.json", num_experts_per_tok=65), r"top_k 65 exceeds"),
-        (lambda d: edit_json(d / "config.json", num_experts_per_tok=4), r"top_k is 4, .* has 8"),
+        (lambda d: edit_json(d / "config.json", num_experts_per_tok=9), r"top_k 9 exceeds"),
+        (lambda d: edit_json(d / "config.json", num_experts_per_tok=4), r"top_k is 4, .* has 2"),
         (lambda d: edit_json(d / "config.json", norm_topk_prob=True), r"gate is .*renorm"),
-        (lambda d: edit_json(d / "config.json", hidden_size=64), r"has shape .*demands"),
+        (lambda d: edit_json(d / "config.json", hidden_size=32), r"has shape .*demands"),
         (lambda d: (d / "tokenizer.json").unlink(), r"tokenizer.json: missing"),
         (lambda d: (d / "tokenizer.json").write_text("{"), r"tokenizer.json: not a tokenizer"),
         (lambda d: (d / "tokenizer.json").write_text("{}"), r"tokenizer.json: not a tokenizer"),
@@ -282,7 +291,7 @@ def test_checkpoints(weights: Path, spoil: Callable[[Path], object], says: str) 
     ("model", "says"),
     [
         ("mixtral-8x7b", r"family is qwen2_moe, the full-size model has mixtral"),
-        ("qwen1.5-moe-a2.7b", r"num_layers is 28, the full-size model has 24"),
+        ("qwen1.5-moe-a2.7b", r"num_layers is 4, the full-size model has 24"),
     ],
 )
 def test_weights_of_another_model(model: str, says: str) -> None:
@@ -298,7 +307,7 @@ def test_weights_that_are_nowhere() -> None:
 @pytest.mark.parametrize("name", sorted(settings()))
 def test_settings_without_a_scale_model(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     model = settings()[name].model
-    monkeypatch.setattr(inputs, "scale_names", lambda: ["the-only-one"])
+    monkeypatch.setattr(live, "scale_names", lambda: ["the-only-one"])
     line = refused("run", "--system", "moe-ondemand", "--setting", name)
     assert f"no scale model of {model} ships" in line
     assert "the-only-one" in line

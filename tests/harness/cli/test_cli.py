@@ -16,6 +16,9 @@ from moebench.results.store import Store
 from moebench.substrate.machines.profile import MACHINES
 from moebench.systems.smoe import SMoE
 from tests.harness.commands import SMALL, call, run
+from tests.harness.tiny import EXPERTS, LAYERS, TOP_K
+
+pytestmark = pytest.mark.usefixtures("tiny_models")
 
 ROOT = Path(__file__).parents[3]
 
@@ -27,7 +30,7 @@ PATHS = (
     *("run_id", "badge", "simulated", "lossless", "notes"),
     *(f"spec.{key}" for key in (
         "system", "setting", "machine", "model", "weights", "precision", "workload", "batch",
-        "prompts", "new_tokens", "cache_ratio", "allow_overcommit", "free_host_gb", "settings",
+        "prompts", "new_tokens", "cache_ratio", "allow_overcommit", "free_host_gb", "overrides",
         "seed", "alpha", "slots", "options",
     )),
     *(f"metrics.tpot_ms.{key}" for key in SPREAD),
@@ -85,9 +88,9 @@ def counted_runs(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     carried_out: list[str] = []
     true_run: Callable[..., Any] = runner.run
 
-    def counting(inputs: Any, *arguments: Any, **options: Any) -> Any:
-        carried_out.append(inputs.run_id)
-        return true_run(inputs, *arguments, **options)
+    def counting(session: Any, *arguments: Any, **options: Any) -> Any:
+        carried_out.append(session.run_id)
+        return true_run(session, *arguments, **options)
 
     monkeypatch.setattr(runner, "run", counting)
     return carried_out
@@ -124,8 +127,8 @@ def test_the_document_agrees_with_itself() -> None:
         n = metrics["experts"][phase]
         assert n["hits"] + n["in_flight"] + n["loads"] + n["host"] == n["active"]
     decode = metrics["experts"]["decode"]
-    layers, top_k, steps = 28, 8, 2 * (3 - 1)
-    assert decode["active"] == layers * top_k * steps
+    steps = 2 * (3 - 1)
+    assert decode["active"] == LAYERS * TOP_K * steps
     assert metrics["cache_ratio"] == pytest.approx(decode["hits"] / decode["active"], abs=1e-6)
     assert (
         1
@@ -135,10 +138,10 @@ def test_the_document_agrees_with_itself() -> None:
     prefetch = metrics["prefetch"]
     assert max(prefetch["active"], prefetch["used"], prefetch["top_score"]) <= prefetch["issued"]
     spec = document["spec"]
-    assert spec["cache_ratio"] == pytest.approx(spec["slots"] / (layers * 64), abs=1e-6)
-    # 48 GiB of device memory and 55 MB an expert.
-    assert spec["slots"] * 3 * 3584 * 2560 * 2 < metrics["peak_device_bytes"] <= 48 * 2**30
-    assert spec["options"]["route.alpha"] == "0.25" == str(spec["alpha"])
+    assert spec["cache_ratio"] == pytest.approx(spec["slots"] / (LAYERS * EXPERTS), abs=1e-6)
+    # 48 GiB of device memory and 3.1 GB an expert.
+    assert spec["slots"] * 3 * 3584 * (2560 * 56) * 2 < metrics["peak_device_bytes"] <= 48 * 2**30
+    assert spec["options"]["alpha"] == "0.25" == str(spec["alpha"])
     assert document["accuracy"]["n"] == 2
 
 
@@ -173,7 +176,7 @@ def test_batches_are_whole() -> None:
     assert document["accuracy"]["n"] == 6
     decode = document["metrics"]["experts"]["decode"]
     # Two batches, two decoded steps each; a layer's experts are counted once for all its rows.
-    assert 28 * 8 * 4 <= decode["active"] <= 28 * 8 * (3 + 3) * 2
+    assert LAYERS * TOP_K * 4 <= decode["active"] <= LAYERS * TOP_K * (3 + 3) * 2
     assert document["bound"]["ratio"] >= 1
     called = call("run", "--system", "smoe", *SMALL, "--batch", "3", "--prompts", "4")
     assert (called.code, called.err.count("\n")) == (2, 1)
@@ -317,7 +320,7 @@ def test_the_ablation_of_the_docstring() -> None:
     documents = {}
     for name, changes in ablations():
         settings = [part for change in changes for part in ("--set", change)]
-        documents[name] = run("smoe", *settings)
+        documents[name] = run("smoe", "--new-tokens", "12", *settings)
     assert list(documents) == ["base", "+CE", "+CR", "+Pre", "+BA"]
     assert len({d["run_id"] for d in documents.values()}) == 5
     assert len({d["metrics"]["tpot_ms"]["mean"] for d in documents.values()}) == 5
@@ -339,7 +342,7 @@ def test_a_borrowed_decision() -> None:
                    "--set", "evict.survive=true")  # fmt: skip
     options = document["spec"]["options"]
     assert options["route"] == "expert-cache"
-    assert options["route.alpha"] == "0.25"
+    assert options["alpha"] == "0.25"
     assert options["evict.survive"] == "True"
     assert document["lossless"] is False
 
