@@ -31,7 +31,7 @@ def test_swap_and_change():
         "smoe",
         {
             "evict": "lru",
-            "route.alpha": "0.3",
+            "alpha": "0.3",
             "route.pick": "id",
             "route.refine": "true",
             "assign.history": "4",
@@ -39,9 +39,9 @@ def test_swap_and_change():
         },
     )
     assert isinstance(system.evict, LeastRecentlyUsed)
-    assert system.route == ExpertCacheRouter(alpha=0.3, pick="id", refine=True)
+    assert system.route == ExpertCacheRouter(pick="id", refine=True)
     assert system.assign == Balanced(history=4)
-    assert system.scope == "layer"
+    assert (system.scope, system.alpha, system.alpha_in_use) == ("layer", 0.3, 0.3)
 
 
 def test_an_option_of_the_policy_that_was_swapped_in():
@@ -61,11 +61,12 @@ def test_systems_do_not_share_policies():
 @pytest.mark.parametrize(
     ("settings", "kind", "nearest"),
     [
-        ({"route.alfa": "0.3"}, "option", "route.alpha"),
+        ({"alfa": "0.3"}, "option", "alpha"),
+        ({"route.pik": "id"}, "option", "route.pick"),
         ({"evikt": "lru"}, "option", "evict"),
         ({"evict.windw": "3"}, "option", "evict.window"),
         ({"scpe": "layer"}, "option", "scope"),
-        ({"alpha": "0.3"}, "option", "route.alpha"),
+        ({"route.alpha": "0.3"}, "option", "prefetch.alpha"),  # as it was spelled once
         ({"evict": "lruu"}, "evict policy", "lru"),
         ({"prefetch": "topscore"}, "prefetch policy", "top-score"),
     ],
@@ -89,10 +90,10 @@ def test_an_unknown_system():
         ("evict.window", "big"),
         ("evict.window", "2.5"),
         ("evict.window", "-1"),
-        ("route.alpha", "high"),
-        ("route.alpha", "2"),
-        ("route.alpha", "nan"),
-        ("route.alpha", ""),
+        ("alpha", "high"),
+        ("alpha", "2"),
+        ("alpha", "nan"),
+        ("alpha", ""),
         ("route.pick", "worst"),
         ("route.refine", "perhaps"),
         ("assign.history", "0"),
@@ -112,9 +113,9 @@ def test_wrong_values_name_the_option(setting):
     ("name", "settings"),
     [
         ("smoe", {}),
-        ("smoe", {"route.alpha": "0.6", "prefetch.alpha": "0.2", "evict.window": "3"}),
+        ("smoe", {"alpha": "0.6", "prefetch.alpha": "0.2", "evict.window": "3"}),
         ("smoe", {"route.refine": "true", "prefetch.prefill": "false", "scope": "layer"}),
-        ("smoe", {"route": "exact"}),  # the prefetch has no α to follow
+        ("smoe", {"route": "exact"}),  # has no α
         ("smoe", {"evict": "lfu", "evict.survive": "yes", "evict.tie": "id"}),
         ("smoe", {"assign.by": "batch", "assign.tie": "host"}),
         ("moe-ondemand", {"prefetch": "top-score"}),
@@ -138,13 +139,17 @@ def test_no_popularity_is_described_too():
 
 
 def test_a_description_names_every_decision_and_option():
-    described = describe(build("smoe", {"route.alpha": "0.3"}))
+    described = describe(build("smoe", {"alpha": "0.3", "pinned_copies": "yes"}))
     assert described == {
         "scope": "global",
+        "alpha": "0.3",
         "all_resident": "False",
+        "overlap": "True",
+        "blocking_copies": "False",
+        "pinned_copies": "True",
+        "expert_precision": "null",
         "place": "by-id",
         "route": "expert-cache",
-        "route.alpha": "0.3",
         "route.pick": "best",
         "route.weight": "own",
         "route.refine": "False",
@@ -153,7 +158,7 @@ def test_a_description_names_every_decision_and_option():
         "assign.history": "10",
         "assign.tie": "load",
         "prefetch": "top-score",
-        "prefetch.alpha": "0.3",
+        "prefetch.alpha": "null",
         "prefetch.predict": "layer",
         "prefetch.prefill": "True",
         "evict": "score",
