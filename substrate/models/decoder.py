@@ -94,7 +94,7 @@ class _Ahead(NamedTuple):
 
 
 class Prefilled(NamedTuple):
-    """What a prefill leaves behind: each sequence's KV cache, and the logits ``[B, V]``."""
+    """The result of a prefill: each sequence's KV cache, and the logits ``[B, V]``."""
 
     caches: list[Tensor]
     logits: Tensor
@@ -283,7 +283,7 @@ class Decoder:
         """
         if ids_TK.numel() > GATHERED_PLACES:
             return None
-        matrices = self.experts.gathered(layer, ids_TK.view(-1))
+        matrices = self.experts.gathered(layer, ids_TK.reshape(-1))
         if matrices is None:
             return None
         t, k = ids_TK.shape
