@@ -237,7 +237,7 @@ class Decoder:
         self._y, self._logits, self._scores = own = self._scored(layer, self._x, self._ahead)
         self._ahead, self._peeked = None, (-1, None)
         if self._routed_ahead is not None:
-            _, self._logits, self._scores = self._routed_ahead
+            self._stale, self._logits, self._scores = self._routed_ahead
             self._routed_ahead = None
         _, logits, scores = own
         # Top-k-first gates choose by logits; a softmax keeps their order but can merge neighbours.
@@ -364,7 +364,6 @@ class Decoder:
         """Keep this layer's state, as the next layer's norm and gate see it."""
         peeked, scored = self._peeked
         self._routed_ahead = scored if peeked == layer else self._scored(layer, self._x)
-        self._stale = self._routed_ahead[0]
 
     def defer(self, layer: int, experts: Sequence[int]) -> None:
         """Add these experts' outputs one layer later."""

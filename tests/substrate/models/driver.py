@@ -1,0 +1,56 @@
+"""Drives a decoder's verbs, one pass after the other, as an engine would."""
+
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from moebench.substrate.models.decoder import Decoder
+from moebench.substrate.models.weights import Checkpoint, ResidentExperts
+from moebench.substrate.terms import Gate
+
+PROMPTS = [[5, 9, 2, 44, 17, 17, 30], [3], [60, 1, 8, 52]]
+
+Order = Callable[[Iterable[int]], Iterable[int]]
+Choose = Callable[[int, Gate], np.ndarray]
+
+
+def load(
+    path: Path, dtype: torch.dtype = torch.float32, reuse_predictions: bool = False
+) -> Decoder:
+    checkpoint = Checkpoint(path)
+    experts = ResidentExperts(checkpoint, dtype)
+    return Decoder(checkpoint.shape, checkpoint.common(dtype), experts, reuse_predictions)
+
+
+def run(
+    decoder: Decoder,
+    prompts: Sequence[Sequence[int]],
+    steps: int,
+    order: Order = list,
+    choose: Choose = lambda layer, gate: gate.ids_TK,
+    before_combine: Callable[[int, Gate, dict[int, int]], None] = lambda layer, gate, active: None,
+) -> Tensor:
+    """Logits ``[steps, B, V]`` that each greedy choice was made from: one prefill, then decode."""
+    decoder.begin(prompts, steps)
+    logits = []
+    for step in range(steps):
+        decoder.embed("decode" if step else "prefill")
+        for layer in range(decoder.shape.num_layers):
+            decoder.attend(layer)
+            if layer in decoder.shape.dense_layers:
+                decoder.dense(layer)
+                continue
+            gate = decoder.gate(layer)
+            active = decoder.dispatch(layer, choose(layer, gate), gate.ids_TK)
+            for expert in order(active):
+                decoder.compute(layer, [expert])
+            if decoder.shape.shared_width:
+                decoder.shared(layer)
+            before_combine(layer, gate, active)
+            decoder.combine(layer)
+        assert decoder.head() == decoder.history[-1].argmax(-1).tolist()
+        logits.append(decoder.history[-1])
+    return torch.stack(logits)

@@ -1,0 +1,100 @@
+"""Layers that are routed ahead: which state each of their experts reads, against a plain model."""
+
+from collections.abc import Iterable
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from moebench.substrate.models.decoder import Decoder
+from moebench.substrate.terms import Lookahead
+from tests.substrate.models.driver import PROMPTS
+from tests.substrate.models.plain import PlainModel
+
+STEPS = 4
+TOLERANCE = 1e-4
+
+
+def early(experts: Iterable[int]) -> list[int]:
+    """Those that the host computes before their layer begins: the even ones."""
+    return [expert for expert in experts if expert % 2 == 0]
+
+
+def decoded_ahead(decoder: Decoder, first: int, predicts: bool) -> Tensor:
+    """Logits ``[steps, B, V]``; in decode, layers from ``first`` on are routed ahead.
+
+    Args:
+        predicts: whether the later gate is asked before the layer is routed, or not at all.
+    """
+    shape = decoder.shape
+    decoder.begin(PROMPTS, STEPS)
+    for step in range(STEPS):
+        decoder.embed("decode" if step else "prefill")
+        ahead: np.ndarray | None = None
+        for layer in range(shape.num_layers):
+            decoder.attend(layer)
+            if layer in shape.dense_layers:
+                decoder.dense(layer)
+                continue
+            gate = decoder.gate(layer)
+            ids_TK, was_ahead = (gate.ids_TK, False) if ahead is None else (ahead, True)
+            ahead, later = None, shape.next_moe_layers[layer]
+            if step and later is not None and later >= first:
+                scores_TE = decoder.predict(layer, later, (), Lookahead.GATE)
+                ahead = np.argsort(-scores_TE, axis=1)[:, : shape.top_k]
+                if not predicts:  # the state must be had anew
+                    decoder.predict(layer, layer, (), Lookahead.GATE)
+                decoder.route_ahead(later)
+            active = list(decoder.dispatch(layer, ids_TK, ids_TK))
+            before = early(active) if was_ahead else []
+            if before:
+                decoder.compute(layer, before, stale=True)
+            decoder.compute(layer, [e for e in active if e not in before])
+            decoder.shared(layer)
+            decoder.combine(layer)
+        decoder.head()
+    return torch.stack(decoder.history)
+
+
+class RoutedAhead:
+    """The same in formulas: a later gate on a layer's state chooses and weighs.
+
+    The early experts read that state too, through their own layer's norm; others read their own.
+    """
+
+    def __init__(self, plain: PlainModel, prompt: int, first: int) -> None:
+        self._plain, self._prompt, self._first = plain, prompt, first
+        self._states: dict[tuple[int, int], Tensor] = {}
+
+    def __call__(self, layer: int, position: int, x: Tensor) -> Tensor:
+        plain = self._plain
+        self._states[layer, position] = x
+        if position < self._prompt or layer < self._first:
+            return plain.own(layer, position, x)
+        own, foreseen = (
+            plain.normed(layer, state) for state in (x, self._states[layer - 1, position])
+        )
+        scores = plain.scores(layer, foreseen)
+        weights = plain.weights(scores, plain.best(scores))
+        routed = sum(
+            weight * plain.expert(layer, e, foreseen if early([e]) else own)
+            for e, weight in weights.items()
+        )
+        return routed + plain.shared(layer, own)
+
+
+@pytest.mark.parametrize("predicts", [True, False])
+@pytest.mark.parametrize(("family", "first"), [("xverse", 1), ("xverse", 2), ("deepseek", 2)])
+def test_early_experts_read_the_state_that_their_own_layer_was_routed_by(
+    family, first, predicts, decoders, directories
+):
+    """With layer 1 routed in layer 0 and layer 2 in layer 1, neither may take the other's state."""
+    found = decoded_ahead(decoders[family], first, predicts)
+    plain = PlainModel(directories[family])
+    for b, prompt in enumerate(PROMPTS):
+        text = prompt + found[:-1, b].argmax(-1).tolist()
+        routed = RoutedAhead(plain, len(prompt), first)
+        truth = plain.logits(text, routed)[len(prompt) - 1 :]
+        assert (found[:, b] - truth).abs().max() < TOLERANCE
+        assert (truth[1:] - plain.logits(text)[len(prompt) :]).abs().max() > 0.01
