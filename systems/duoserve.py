@@ -228,6 +228,7 @@ class DuoServe(System):
     slots: int = 0
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if self.slots < 0:
             raise UsageError(f"slots is {self.slots}; allowed: 0 (the model's top-k) or more")
 
