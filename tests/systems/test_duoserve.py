@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 
+from moebench.substrate.engine.decisions import Fetch
 from moebench.substrate.engine.loop import Engine
 from moebench.substrate.errors import UsageError
 from moebench.substrate.machines.local import LocalMachine
@@ -17,7 +18,7 @@ from moebench.substrate.memory.tier import Tier
 from moebench.substrate.models.decoder import Decoder
 from moebench.substrate.models.weights import Checkpoint, ExpertStore, ResidentExperts
 from moebench.substrate.terms import RoutedSequence
-from moebench.systems.duoserve import DuoServe, LearnedPath
+from moebench.systems.duoserve import DuoServe, LearnedPath, PathPredictor
 from moebench.systems.options import build, describe
 from tests.substrate.engine.checker import check_timeline
 from tests.substrate.engine.fakes import FixedModel, FlatCosts, Rig, prices, rig, small_shape
@@ -103,20 +104,24 @@ def best(*experts: int) -> list[float]:
     return [0.9 - 0.2 * experts.index(e) if e in experts else 0.01 for e in range(4)]
 
 
-class Says(LearnedPath):
+class Named:
     """ExpertMLP that names the same experts always, and keeps the paths that it was shown."""
 
     def __init__(self, *named: int) -> None:
-        super().__init__()
-        self.named, self.paths = named, []
+        self.named = named
+        #: (path, layer) of every question.
+        self.asked: list[tuple[list, int]] = []
 
-    @property
-    def network(self):
-        return (3, 4)
+    def probabilities(self, path_TLK, layer):
+        self.asked.append((path_TLK.tolist(), layer))
+        return np.array([best(*self.named)] * len(path_TLK))
 
-    def foretell(self, view, next_layer):
-        self.paths.append(self._path.copy())
-        return np.array([best(*self.named)] * len(view.own_TK))
+
+def told_by(network) -> LearnedPath:
+    """A prefetch that this network tells; a small one is charged."""
+    prefetch = LearnedPath()
+    prefetch._predictor = PathPredictor(network, (3, 4))
+    return prefetch
 
 
 def served(prefetch: LearnedPath, prompt_rows: list[list[float]], new_tokens: int) -> Rig:
@@ -143,17 +148,16 @@ def flat(spans, origin: int = 0) -> list[tuple]:
 def test_a_prefill_streams_every_expert_once_through_two_slots():
     made = served(LearnedPath(), [best(0, 1), best(2, 3)], 1)
     assert flat(made.spans) == sorted(PREFILL)
-    counts = made.engine.counts["prefill"]
+    counts = made.counts["prefill"]
     assert (counts.active, counts.loads, counts.hits, counts.in_flight) == (8, 6, 1, 1)
 
 
 def test_a_wrong_prediction_is_fetched_again_behind_what_came_in_vain():
-    prefetch = Says(2, 3)
-    made = served(prefetch, [best(0, 1)], 2)
+    made = served(told_by(Named(2, 3)), [best(0, 1)], 2)
     (head,) = [s for s in made.spans if s.op.kind is OpKind.HEAD][:1]
     decoded = [s for s in made.spans if s.start_ns >= head.end_ns]
     assert flat(decoded, head.end_ns) == sorted(DECODE)
-    counts = made.engine.counts["decode"]
+    counts = made.counts["decode"]
     assert (counts.active, counts.hits, counts.in_flight, counts.loads) == (4, 1, 0, 3)
     assert (counts.prefetched, counts.prefetched_used) == (2, 1)
     assert (counts.asked, counts.asked_all, counts.asked_any) == (1, 0, 1)
@@ -161,16 +165,27 @@ def test_a_wrong_prediction_is_fetched_again_behind_what_came_in_vain():
 
 
 def test_a_right_prediction_hides_a_load():
-    made = served(Says(0, 2), [best(0, 1)], 2)
-    counts = made.engine.counts["decode"]
+    made = served(told_by(Named(0, 2)), [best(0, 1)], 2)
+    counts = made.counts["decode"]
     assert (counts.asked, counts.asked_all, counts.asked_any) == (1, 1, 1)
     assert (counts.loads, counts.hits + counts.in_flight) == (2, 2)
 
 
 def test_the_path_starts_anew_with_every_token():
-    prefetch = Says(2, 3)
-    served(prefetch, [best(0, 1)], 4)
-    assert [path.tolist() for path in prefetch.paths] == [[[[0, 1], [0, 0]]]] * 3
+    network = Named(2, 3)
+    served(told_by(network), [best(0, 1)], 4)
+    # Layer 0 of three decoded tokens; what lies ahead is zero.
+    assert network.asked == [([[[0, 1], [0, 0]]], 1)] * 3
+
+
+def test_the_path_holds_the_layers_so_far_of_every_row():
+    network = Named(1)
+    seen = view([best(0, 1), best(3, 2)], 2, layer=2, layers=5)
+    seen.forward.history = [np.array([[0, 1], [2, 3]]), np.array([[1, 0], [3, 1]])]
+    forecast = PathPredictor(network, (3, 4)).forecast(seen, None, ())  # type: ignore[arg-type]
+    path = [[[0, 1], [1, 0], [0, 0], [0, 0], [0, 0]], [[2, 3], [3, 1], [0, 0], [0, 0], [0, 0]]]
+    assert network.asked == [(path, 3)]
+    assert {layer: scores.shape for layer, scores in forecast.items()} == {3: (2, 4)}
 
 
 # --------------------------------------------------------------------------- the policy
@@ -180,13 +195,17 @@ def test_the_first_expert_of_a_prefill_is_the_most_popular(tmp_path):
     ids = np.array([[[3], [1]]] * 6 + [[[0], [2]]] * 2)
     prefetch = LearnedPath(trained_width=64, epochs=1)
     model = shape(experts=4, top_k=1, layers=3, dense_layers=(0,), dense_width=8)
-    prefetch.calibrate([RoutedSequence(ids, 0)], model, tmp_path)
+    prefetch.calibrate([RoutedSequence(ids, 0)], model, tmp_path, lambda done, total: None)
     prefetch.start(model, None)  # type: ignore[arg-type]
-    assert list(prefetch.opening("prefill", 1)) == [3]
+    assert list(prefetch.opening("prefill", 1)) == [Fetch(1, 3)]
     assert list(prefetch.opening("decode", 1)) == []
     seen = view([[1.0, 0, 0, 0]], 1, layer=1, phase="prefill")
-    assert list(prefetch.prefetch(seen, 2, None)) == [1]
-    assert prefetch.network == (1 + 4 + 4, 2048, 1024, 512, 256, 128, 64, 4)
+    assert list(prefetch.prefetch(seen, {})) == [Fetch(2, 1)]
+    # The paper's network is charged, whatever was really trained.
+    op = prefetch.predictor.op(seen)
+    assert op.network == (1 + 4 + 4, 2048, 1024, 512, 256, 128, 64, 4)
+    assert (op.kind, op.rows, prefetch.predictor.lane) == (OpKind.PREDICT, (1,), Lane.PREDICT)
+    assert int(prefetch.learnt["epochs"]) == 1
     with pytest.raises(UsageError, match="trained for 2 layers of 4 experts"):
         prefetch.start(shape(experts=8, top_k=1), None)  # type: ignore[arg-type]
 
@@ -194,7 +213,13 @@ def test_the_first_expert_of_a_prefill_is_the_most_popular(tmp_path):
 def test_a_batch_shares_the_likeliest():
     seen = view([[1.0, 0, 0, 0], [0, 0, 1.0, 0]], 2)
     said = np.array([[0.9, 0.1, 0.2, 0.3], [0.1, 0.2, 0.8, 0.85]])
-    assert LearnedPath().prefetch(seen, 1, said) == [0, 3]
+    assert LearnedPath().prefetch(seen, {1: said}) == [Fetch(1, 0), Fetch(1, 3)]
+    assert LearnedPath().prefetch(seen, {}) == ()  # before it is trained
+
+
+def test_its_fetches_are_needed_loads_that_begin_early():
+    assert LearnedPath().discipline == "committed"
+    assert LearnedPath().predictor is None
 
 
 def test_options():
@@ -205,7 +230,8 @@ def test_options():
     assert build("duoserve").most_slots(shape(top_k=3)) == 3
     assert system.device_bytes == 300_000_000
     assert system.lossless
-    for options in ({"slots": "-1"}, {"prefetch.width": "32"}, {"prefetch.dropout": "1"}):
+    refused = ({"slots": "-1"}, {"prefetch.width": "32"}, {"prefetch.dropout": "1"})
+    for options in (*refused, {"route": "expert-cache", "alpha": "2"}):
         with pytest.raises(UsageError, match="allowed"):
             build("duoserve", options)
 
@@ -248,7 +274,7 @@ def test_tokens_are_those_of_the_resident_model(family, prompts, tmp_path):
     check_timeline(
         made.spans, made.claims, num_experts=experts, capacity=duoserve.most_slots(model)
     )
-    counts = made.engine.counts["decode"]
+    counts = made.counts["decode"]
     pairs = sum(layer + 1 in model.moe_layers for layer in model.moe_layers)
     assert counts.asked == 5 * pairs * len(prompts)
     predicted = [s for s in made.spans if s.lane is Lane.PREDICT]
@@ -263,7 +289,7 @@ def test_slots_that_are_real(tmp_path):
     texts = [RoutedSequence(np.tile([[[0, 1, 2], [5, 6, 7]]], (9, 1, 1)), 0)]
 
     def run(system, slots: int):
-        timeline = Timeline(store.record_bytes, keep_all=True)
+        timeline = Timeline(keep_all=True)
         tier = Tier("memory", slots * store.record_bytes)
         cache = ExpertCache(store.shape, slots, "global", tier, store.record_bytes)
         with LocalMachine(store, slots, timeline) as machine:
@@ -272,7 +298,7 @@ def test_slots_that_are_real(tmp_path):
             engine.start()
             tokens = engine.generate([[5, 9, 2, 44, 17]], 6).tokens
         cache.check_integrity()
-        return tokens, engine.counts["decode"]
+        return tokens, engine.tally.by_phase["decode"]
 
     model = store.shape
     duoserve = build("duoserve", {"prefetch.trained_width": "64", "prefetch.epochs": "2"})
@@ -284,5 +310,5 @@ def test_slots_that_are_real(tmp_path):
 
 def test_without_calibration_decode_loads_after_the_gate():
     made = served(LearnedPath(), [best(0, 1)], 2)
-    counts = made.engine.counts["decode"]
+    counts = made.counts["decode"]
     assert (counts.prefetched, counts.asked, counts.loads) == (0, 0, 4)
