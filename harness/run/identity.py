@@ -6,7 +6,7 @@ import importlib.util
 import sys
 from collections.abc import Iterator
 from functools import lru_cache
-from importlib.machinery import SourceFileLoader
+from importlib.machinery import ModuleSpec, PathFinder, SourceFileLoader
 from importlib.util import resolve_name
 from pathlib import Path
 
@@ -53,30 +53,30 @@ def run_id(spec: RunSpec, **hashes: str) -> str:
 
 
 def _collect(module: str, found: dict[str, bytes]) -> None:
-    """A module's source and those of what it imports, by name."""
+    """A module's source and those of what it imports, by name; its package's come with it."""
     if module in found or not _counts(module):
         return
+    package = module.rpartition(".")[0]
+    if package:
+        _collect(package, found)
     file = _source(module)
     if file is None:
         return
     source = found[module] = file.read_bytes()
-    package = module if file.name == "__init__.py" else module.rpartition(".")[0]
-    for name in _imports(ast.parse(source), package):
+    for name in _imports(source, module if file.name == "__init__.py" else package):
         _collect(name, found)
 
 
 def _counts(module: str) -> bool:
     top = module.partition(".")[0]
-    return top not in sys.stdlib_module_names and not module.startswith(_SHARED_MODULES)
+    # The public names of `moebench` are defined elsewhere.
+    shared = module == "moebench" or module.startswith(_SHARED_MODULES)
+    return top not in sys.stdlib_module_names and not shared
 
 
 def _source(module: str) -> Path | None:
     """The file of a module that is not installed; None for any other name."""
-    known = sys.modules.get(module)
-    try:
-        spec = known.__spec__ if known is not None else importlib.util.find_spec(module)
-    except (ImportError, ValueError, AttributeError):  # an attribute of a module, or a broken one
-        return None
+    spec = _found(module)
     if spec is None or spec.origin is None or not isinstance(spec.loader, SourceFileLoader):
         return None
     file = Path(spec.origin)
@@ -84,12 +84,32 @@ def _source(module: str) -> Path | None:
     return file if own or not set(_INSTALLED) & set(file.parts) else None
 
 
-def _imports(tree: ast.AST, package: str) -> Iterator[str]:
+def _found(module: str) -> ModuleSpec | None:
+    """Where a module is; nothing is imported, as `importlib.util.find_spec` would its package."""
+    if module in sys.modules:
+        return getattr(sys.modules[module], "__spec__", None)
+    package = module.rpartition(".")[0]
+    if not package:
+        return importlib.util.find_spec(module)
+    above = _found(package)
+    if above is None or above.submodule_search_locations is None:  # an attribute of a module
+        return None
+    return PathFinder.find_spec(module, above.submodule_search_locations)
+
+
+def _imports(source: bytes, package: str) -> Iterator[str]:
     """Names of modules that may be imported; an attribute looks like a module here."""
+    try:
+        tree = ast.parse(source)
+    except (SyntaxError, ValueError):  # imported only where that is expected
+        return
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
-            base = resolve_name("." * node.level + (node.module or ""), package)
+            try:
+                base = resolve_name("." * node.level + (node.module or ""), package)
+            except ImportError:  # relative, in a module that is in no package
+                continue
             yield base
             yield from (f"{base}.{alias.name}" for alias in node.names)

@@ -1,0 +1,239 @@
+"""What a run's id depends on: its spec, the code, and its system with all that this imports."""
+
+import json
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from moebench.harness.run import identity
+from moebench.harness.run.identity import code_hash, run_id, system_hash
+from moebench.harness.run.spec import RunSpec
+from moebench.systems.options import build
+
+ROOT = Path(__file__).parents[3]
+
+# --------------------------------------------------------------------------- the spec
+
+BASE = {"system": "smoe", "machine": "a6000", "model": "m", "workload": "arithmetic"}
+OTHER_VALUES = {
+    "system": "gpu-only", "setting": "S3", "machine": "h100", "model": "olmoe-1b-7b",
+    "weights": "elsewhere", "precision": "fp16", "workload": "gsm8k", "batch": 2, "prompts": 2,
+    "new_tokens": 1, "cache_ratio": 0.5, "allow_overcommit": True, "free_host_gb": 1.0,
+    "overrides": {"evict": "lru"}, "seed": 1, "scoring": "generation", "few_shot": 2,
+    "trace": "elsewhere", "calibrate_from": "gsm8k", "reconstruct_scores": True,
+}  # fmt: skip
+
+
+def test_every_field_is_part_of_the_identity() -> None:
+    assert set(OTHER_VALUES) == set(RunSpec.model_fields)
+    base = RunSpec(**BASE)
+    ids = [run_id(RunSpec(**{**BASE, key: value})) for key, value in OTHER_VALUES.items()]
+    assert len({run_id(base), *ids}) == 1 + len(OTHER_VALUES)
+
+
+def test_equal_specs_have_equal_identities() -> None:
+    one = RunSpec(**BASE, overrides={"evict": "lru", "assign": "load"})
+    other = RunSpec(**dict(reversed(BASE.items())), overrides={"assign": "load", "evict": "lru"})
+    assert run_id(one, data="x", weights="y") == run_id(other, weights="y", data="x")
+    assert len(run_id(one)) == 12
+
+
+def test_code_and_content_are_part_of_the_identity(monkeypatch: pytest.MonkeyPatch) -> None:
+    spec = RunSpec(**BASE)
+    before = run_id(spec, data="x")
+    assert run_id(spec, data="y") != before
+    assert run_id(spec, weights="x") != before
+    monkeypatch.setattr(identity, "code_hash", lambda: "0" * 16)
+    assert run_id(spec, data="x") != before
+
+
+# --------------------------------------------------------------------------- our own code
+
+#: Prints, for each file of the command line, which hashes differ once a line was added to it.
+SCRIPT = """
+import json, sys
+from pathlib import Path
+
+from moebench.harness.run.identity import code_hash, system_hash
+from moebench.systems.options import build
+
+systems = {name: build(name) for name in ("smoe", "moe-ondemand", "daop")}
+
+def hashes():
+    code_hash.cache_clear()
+    return {"code": code_hash()} | {name: system_hash(s) for name, s in systems.items()}
+
+before, found = hashes(), {}
+for name in sys.argv[1:]:
+    file = Path(name)
+    content = file.read_bytes() if file.exists() else None
+    file.write_bytes((content or b"") + b"\\nADDED = 1\\n")
+    after = hashes()
+    found[name] = sorted(key for key in before if before[key] != after[key])
+    file.unlink() if content is None else file.write_bytes(content)
+assert hashes() == before
+print(json.dumps([before, found]))
+"""
+
+EVERY_SYSTEM = ["daop", "moe-ondemand", "smoe"]
+EDITS = {
+    "substrate/engine/loop.py": ["code"],
+    "substrate/models/layers.py": ["code"],
+    "substrate/new.py": ["code"],
+    "workloads/scoring.py": ["code"],
+    "harness/run/measure.py": ["code"],
+    "systems/smoe.py": ["smoe"],
+    "systems/daop.py": ["daop"],
+    "systems/baselines.py": ["moe-ondemand"],
+    "systems/policies/place.py": EVERY_SYSTEM,
+    "systems/flashmoe.py": [],
+    "systems/learn/expert_mlp.py": [],
+    "harness/cli/app.py": [],
+    "harness/sweep/worker.py": [],
+    "reports/html.py": [],
+    "results/store.py": [],
+    "substrate/notes.txt": [],
+}
+
+
+@pytest.fixture(scope="module")
+def edited(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, str], dict[str, list[str]]]:
+    """The hashes of a copy of the packages, and those that each edit changes."""
+    tree = tmp_path_factory.mktemp("tree")
+    links = [path.name for path in (ROOT / "moebench").iterdir() if path.is_symlink()]
+    for name in links:
+        data = shutil.ignore_patterns("__pycache__", "*.safetensors", "*.npy", "tokenizer.json")
+        shutil.copytree(ROOT / name, tree / name, ignore=data)
+    (tree / "moebench").mkdir()
+    shutil.copy(ROOT / "moebench" / "__init__.py", tree / "moebench")
+    for name in links:
+        (tree / "moebench" / name).symlink_to(tree / name)
+    done = subprocess.run(
+        [sys.executable, "-c", SCRIPT, *EDITS], cwd=tree, env={"PYTHONPATH": str(tree)},
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    before, found = json.loads(done.stdout)
+    return before, found
+
+
+@pytest.mark.parametrize("file", EDITS)
+def test_an_edit_changes_the_hashes_of_what_it_can_change(
+    edited: tuple[dict[str, str], dict[str, list[str]]], file: str
+) -> None:
+    assert edited[1][file] == EDITS[file]
+
+
+def test_where_the_code_lies_changes_nothing(
+    edited: tuple[dict[str, str], dict[str, list[str]]],
+) -> None:
+    here = {"code": code_hash()} | {name: system_hash(build(name)) for name in EVERY_SYSTEM}
+    assert edited[0] == here
+
+
+# --------------------------------------------------------------------------- a system of one's own
+
+#: A system, and what it imports in every way that Python has.
+FILES = {
+    "mine.py": """
+from dataclasses import dataclass, field
+
+import json
+import loose.part
+from beside.part import LIMIT
+from helper import Evict
+
+from moebench import Eviction
+from moebench.systems.smoe import SMoE
+
+try:
+    from . import relative
+except ImportError:
+    relative = None
+
+
+def later():
+    import lazy
+    import broken.part
+    import unfinished
+    from nowhere import nothing
+
+
+@dataclass(kw_only=True)
+class Mine(SMoE):
+    evict: Eviction = field(default_factory=Evict)
+""",
+    "helper.py": """
+import deeper
+from moebench.systems.policies.evict import LeastRecentlyUsed
+
+
+class Evict(LeastRecentlyUsed):
+    pass
+""",
+    "deeper.py": "",
+    "lazy.py": "",
+    "beside/__init__.py": "",
+    "beside/part.py": "from .other import LIMIT\nfrom . import third\n",
+    "beside/other.py": "LIMIT = 1\n",
+    "beside/third.py": "",
+    "beside/alone.py": "",
+    "loose/part.py": "",
+    "broken/__init__.py": "raise RuntimeError('nobody imports this while a system is hashed')\n",
+    "broken/part.py": "",
+    "unfinished.py": "def (",
+    "unrelated.py": "",
+    "notes.txt": "",
+}
+COUNT = {
+    "mine.py", "helper.py", "deeper.py", "lazy.py", "beside/__init__.py", "beside/part.py",
+    "beside/other.py", "beside/third.py", "loose/part.py", "broken/__init__.py", "broken/part.py",
+    "unfinished.py",
+}  # fmt: skip
+
+
+@pytest.fixture
+def own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A folder with the user's modules, from which Python imports."""
+    folder = tmp_path / "own"
+    for name, source in FILES.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text(source)
+    monkeypatch.syspath_prepend(folder)
+    known = set(sys.modules)
+    yield folder
+    for name in set(sys.modules) - known:
+        if name.partition(".")[0] in {file.split("/")[0].removesuffix(".py") for file in FILES}:
+            del sys.modules[name]
+
+
+def test_everything_that_a_system_of_ones_own_imports_counts(own: Path) -> None:
+    system = build("mine:Mine")
+    before = system_hash(system)
+    seen = {before}
+    for name in FILES:
+        (own / name).write_text(FILES[name] + "\n# edited\n")
+        after = system_hash(system)
+        assert (after != before) == (name in COUNT), name
+        seen.add(after)
+        (own / name).write_text(FILES[name])
+        assert system_hash(system) == before
+    assert len(seen) == 1 + len(COUNT)
+    assert "broken" not in sys.modules
+
+
+def test_a_module_under_another_name_is_another_system(own: Path) -> None:
+    before = system_hash(build("mine:Mine"))
+    (own / "deeper.py").rename(own / "other.py")
+    (own / "helper.py").write_text(FILES["helper.py"].replace("deeper", "other"))
+    assert system_hash(build("mine:Mine")) != before
+
+
+def test_a_policy_counts_with_the_system_that_uses_it() -> None:
+    plain = system_hash(build("smoe"))
+    assert system_hash(build("smoe", {"evict": "arc"})) != plain
+    assert system_hash(build("smoe", {"alpha": "0.5"})) == plain  # options are the spec's
