@@ -43,3 +43,12 @@ def run(system: str, *arguments: str | Path) -> dict[str, Any]:
     assert called.code == 0, called.err
     document: dict[str, Any] = called.json
     return document
+
+
+def refused(*arguments: str | Path) -> str:
+    """The one line of a command that is refused."""
+    called = call(*arguments)
+    assert (called.code, called.out) == (2, "")
+    (line,) = [text for text in called.err.splitlines() if text.startswith("moebench: ")]
+    assert "Traceback" not in called.err
+    return line
