@@ -225,7 +225,7 @@ class LeastRegret(Eviction):
             many ghosts, counts restart, ties by oldest use, draws in hundredths and only where the
             two disagree.
         lr: learning rate; libCacheSim's is fixed at 0.45.
-        seed: of the original's draws.
+        seed: of the original's draws; libCacheSim's have none.
     """
 
     variant: Variant = "original"
@@ -237,6 +237,11 @@ class LeastRegret(Eviction):
             raise UsageError(f"evict.lr is {self.lr}; allowed: 0 or more")
         if not 0 <= self.seed < 2**32:
             raise UsageError(f"evict.seed is {self.seed}; allowed: 0 to {2**32 - 1}")
+        if self.variant == "libcachesim" and self.seed != type(self).seed:
+            raise UsageError(
+                f"evict.seed is {self.seed}: evict.variant=libcachesim always draws the same "
+                "numbers; leave it out, or take variant=original"
+            )
 
     def start(self, shape: ModelShape, cache: ExpertCache) -> None:
         """Equal weights."""
