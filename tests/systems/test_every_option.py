@@ -1,0 +1,206 @@
+"""No option is silently ignored: each one that ``--set`` takes is seen where it counts, or refused.
+
+Options and their types come from the classes themselves; values other than the default are made
+from the types.  An option whose type says too little needs a value in `VALUES`.
+"""
+
+import ast
+import dataclasses
+import types
+import typing
+from collections.abc import Iterator
+from inspect import getsource
+from pathlib import Path
+
+import pytest
+
+import moebench.substrate.engine
+from moebench.harness.run.spec import resolve
+from moebench.substrate.engine.policies import Policy
+from moebench.substrate.engine.system import System
+from moebench.substrate.errors import UnknownNameError, UsageError
+from moebench.systems.options import build, describe, options_of
+from moebench.systems.registry import DECISIONS, POLICIES, SYSTEMS, policy_class, system_class
+from tests.harness.commands import call
+
+#: Values of options whose type does not say what is allowed, as ``--set`` takes them.
+VALUES = {
+    "evict.trace": ["a-trace"],
+    "place.popularity": ["[[3.0, 1.5], [0.0, 2.0]]"],
+}
+EVERY_POLICY = [(decision, name) for decision in POLICIES for name in POLICIES[decision]]
+
+
+def others(key: str, kind: object, default: object) -> list[object]:
+    """Values that an option may have beside its default."""
+    if key in VALUES:
+        return list(VALUES[key])
+    if typing.get_origin(kind) is typing.Literal:
+        return [value for value in typing.get_args(kind) if value != default]
+    if typing.get_origin(kind) in (types.UnionType, typing.Union):
+        inner = [part for part in typing.get_args(kind) if part is not type(None)]
+        return [value for part in inner for value in others(key, part, default)]
+    if kind is bool:
+        return [value for value in (True, False) if value != default]
+    if kind is int:
+        return [1 if default is None else int(str(default)) + 1]
+    if kind is float:
+        return [0.5 if default is None else float(str(default)) * 1.5]
+    raise AssertionError(
+        f"{key} has the type {kind}, which does not say what is allowed beside its default "
+        f"{default!r}: give values in tests/systems/test_every_option.py, VALUES"
+    )
+
+
+def changes(owner: type[Policy] | type[System], prefix: str = "") -> Iterator[tuple[str, str]]:
+    """(option, another value) as ``--set`` takes them, for all of an owner's options."""
+    fields = {field.name: field for field in dataclasses.fields(typing.cast(typing.Any, owner))}
+    for option, kind in options_of(owner).items():
+        found = others(prefix + option, kind, fields[option].default)
+        assert found, f"{prefix}{option} has no other value than its default"
+        yield from ((prefix + option, str(value)) for value in found)
+
+
+def seen(system: str, overrides: dict[str, str], key: str) -> None:
+    """One more override changes its option in the built system and in the spec, and nothing else.
+
+    Args:
+        overrides: what the option is an option of; ``key`` is among them.
+    """
+    before = {k: v for k, v in overrides.items() if k != key}
+    plain, changed = build(system, before), build(system, overrides)
+    was, now = describe(plain), describe(changed)
+    assert {k for k in now if now[k] != was[k]} == {key}, f"{system}: {overrides}"
+    assert was.keys() == now.keys()
+    owner, _, option = key.rpartition(".")
+    value = getattr(changed.policies[owner] if owner else changed, option)
+    assert value != getattr(plain.policies[owner] if owner else plain, option)
+    assert now[key] == overrides[key]
+    spec = resolve(None, system=system, setting="S3", overrides=overrides)
+    assert spec.overrides[key] == now[key]
+    assert spec != resolve(None, system=system, setting="S3", overrides=before)
+    # A document's spec builds the same system again.
+    assert describe(build(spec.system, spec.overrides))[key] == now[key]
+
+
+@pytest.mark.parametrize(("decision", "name"), EVERY_POLICY)
+def test_every_option_of_every_policy_is_seen_in_every_system(decision, name):
+    for key, text in changes(policy_class(decision, name), decision + "."):
+        for system in SYSTEMS:
+            seen(system, {decision: name, key: text}, key)
+
+
+@pytest.mark.parametrize("system", SYSTEMS)
+def test_every_option_of_a_system_is_seen(system):
+    has_alpha = {"route": "expert-cache"}  # without it there is no α to set
+    for key, text in changes(system_class(system)):
+        seen(system, {**has_alpha, key: text} if key == "alpha" else {key: text}, key)
+
+
+def test_an_option_without_known_values_is_noticed():
+    assert others("evict.new", int | None, None) == [1]
+    with pytest.raises(AssertionError, match=r"evict\.new has the type .*str.* VALUES"):
+        others("evict.new", str, "")
+
+
+def test_every_value_of_the_table_is_an_options():
+    keys = {f"{d}.{o}" for d, name in EVERY_POLICY for o in options_of(policy_class(d, name))}
+    assert set(VALUES) <= keys
+
+
+# --------------------------------------------------------------------------- read by somebody
+
+
+def loads(tree: ast.AST) -> set[str]:
+    """Names of attributes that are read anywhere but in the checks of a ``__post_init__``."""
+    found: set[str] = set()
+    for node in ast.iter_child_nodes(tree):
+        if isinstance(node, ast.FunctionDef) and node.name == "__post_init__":
+            continue
+        if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Load):
+            found.add(node.attr)
+        found |= loads(node)
+    return found
+
+
+@pytest.mark.parametrize(("decision", "name"), EVERY_POLICY)
+def test_every_option_of_a_policy_is_read(decision, name):
+    cls = policy_class(decision, name)
+    ours = [base for base in cls.__mro__ if base.__module__.startswith("moebench.")]
+    read = set().union(*(loads(ast.parse(getsource(base))) for base in ours))
+    assert set(options_of(cls)) - read == set()
+
+
+@pytest.mark.parametrize("system", SYSTEMS)
+def test_every_option_of_a_system_is_read(system):
+    cls = system_class(system)
+    # By the system itself, or by what wires and runs it.
+    root = Path(moebench.substrate.engine.__file__).parents[2]
+    files = [root / "substrate" / "engine" / "loop.py", *(root / "harness" / "run").glob("*.py")]
+    sources = [file.read_text(encoding="utf-8") for file in files]
+    sources += [getsource(base) for base in cls.__mro__ if base.__module__.startswith("moebench.")]
+    read = set().union(*(loads(ast.parse(source)) for source in sources))
+    assert set(options_of(cls)) - read == set()
+
+
+# --------------------------------------------------------------------------- refused
+
+
+@pytest.mark.parametrize("decision", DECISIONS)
+def test_an_option_of_another_policy_is_refused(decision):
+    options = {name: set(options_of(policy_class(decision, name))) for name in POLICIES[decision]}
+    every = set().union(*options.values())
+    for name in POLICIES[decision]:
+        for option in sorted(every - options[name]):
+            for system in SYSTEMS:
+                with pytest.raises(UnknownNameError, match=rf"unknown option '{decision}\."):
+                    build(system, {decision: name, f"{decision}.{option}": "1"})
+
+
+@pytest.mark.parametrize("system", SYSTEMS)
+def test_an_option_of_another_system_is_refused(system):
+    own = set(options_of(system_class(system)))
+    every = set().union(*(options_of(system_class(name)) for name in SYSTEMS))
+    policies = {o for d, name in EVERY_POLICY for o in options_of(policy_class(d, name))}
+    for option in sorted((every | policies) - own):
+        with pytest.raises(UnknownNameError, match="unknown option"):
+            build(system, {option: "1"})
+
+
+@pytest.mark.parametrize("system", SYSTEMS)
+@pytest.mark.parametrize("route", POLICIES["route"])
+def test_alpha_is_refused_where_the_routing_has_none(system, route):
+    overrides = {"route": route, "alpha": "0.5"}
+    if policy_class("route", route).has_alpha:
+        assert build(system, overrides).alpha_in_use == 0.5
+        return
+    with pytest.raises(UsageError, match=f"alpha=0.5: route={route} has no α"):
+        build(system, overrides)
+    with pytest.raises(UsageError, match="has no α"):
+        resolve(None, system=system, setting="S3", overrides={"route": route}, alpha=0.5)
+    assert "alpha" not in describe(build(system, {"route": route}))
+
+
+def test_a_seed_that_nothing_draws_with_is_refused():
+    with pytest.raises(UsageError, match=r"evict\.seed is 5.*variant=libcachesim"):
+        build("smoe", {"evict": "lecar", "evict.variant": "libcachesim", "evict.seed": "5"})
+    assert build("smoe", {"evict": "lecar", "evict.variant": "libcachesim"}).evict.seed == 123
+
+
+@pytest.mark.parametrize(
+    ("system", "override"),
+    [
+        ("daop", "evict.threshold=3"),  # taken once, and became 1.05 silently
+        ("smoe", "route.alpha=0.3"),  # as it was spelled once
+        ("duoserve", "alpha=0.3"),
+        ("smoe", "alpha=2"),
+        ("smoe", "slots=3"),
+        ("flashmoe", "evict.window=3"),
+        ("moe-ondemand", "scope=row"),
+    ],
+)
+def test_a_refusal_is_one_line_and_exit_code_2(system, override):
+    called = call("run", "--system", system, "--setting", "S3", "--set", override)
+    assert (called.code, called.out) == (2, "")
+    assert called.err.count("\n") == 1
+    assert override.partition("=")[0] in called.err
