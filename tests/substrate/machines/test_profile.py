@@ -102,7 +102,7 @@ def test_headline_numbers(name: str) -> None:
     assert profile.gpu.bandwidth.bytes_per_s == pytest.approx(gb_s * 1e9)
     assert profile.gpu.tensor_bf16.flops_per_s == pytest.approx(tflops * 1e12)
     assert profile.gpu.full_power.watts == watts
-    assert profile.link.h2d.bytes_per_s == pytest.approx(h2d * 1e9)
+    assert profile.link.h2d().bytes_per_s == pytest.approx(h2d * 1e9)
     assert profile.host.gemv_bandwidth.bytes_per_s == pytest.approx(gemv * 1e9)
 
 

@@ -132,8 +132,8 @@ def test_layers_do_not_take_each_others_slots():
     cache = cache_of(4, "layer", layers=3, dense_layers=(1,))
     assert cache.claim(cache.key(0, 0), None) in (0, 1)
     assert cache.claim(cache.key(0, 1), None) in (0, 1)
-    assert not cache.has_free_slot(cache.key(0, 2))
-    assert cache.has_free_slot(cache.key(2, 2))
+    assert not cache.has_free_slot(cache.key(0, 2), 0)
+    assert cache.has_free_slot(cache.key(2, 2), 0)
     cache.arrive(0, 0)
     assert not cache.evictable(cache.key(2, 0), 9).any()
     assert cache.evictable(cache.key(0, 3), 9).any()
@@ -181,7 +181,7 @@ class CacheMachine(RuleBasedStateMachine):
         if key in self.held:
             return
         victim = None
-        if not self.cache.has_free_slot(key):
+        if not self.cache.has_free_slot(key, self.now):
             allowed = np.flatnonzero(self.cache.evictable(key, self.now)).tolist()
             soon = np.flatnonzero(self.cache.evictable_soon(key, self.now)).tolist()
             if data.draw(st.booleans()) and soon:

@@ -35,14 +35,14 @@ def decoder_of(checkpoint: Checkpoint) -> Decoder:
     return Decoder(checkpoint.shape, checkpoint.common(torch.float32), experts)
 
 
-def engine_of(model: Model, system: str = "smoe", **settings: str) -> Engine:
-    return rig(build(system, settings), model, slots=12, costs=COSTS).engine
+def engine_of(model: Model, system: str = "smoe", **overrides: str) -> Engine:
+    return rig(build(system, overrides), model, slots=12, costs=COSTS).engine
 
 
 def test_forced_tokens_are_read_in_decode_as_if_they_stood_in_the_prompt(checkpoint):
     decoder = decoder_of(checkpoint)
     forced = [[7, 3, 21], [40, 2]]
-    out = engine_of(decoder, **{"route.alpha": "0"}).generate(PROMPTS, 5, forced)
+    out = engine_of(decoder, **{"alpha": "0"}).generate(PROMPTS, 5, forced)
     assert [t[: len(f)] for t, f in zip(out.tokens, forced, strict=True)] == forced
     history = torch.stack(decoder.history, dim=1)
     for b, (prompt, tokens) in enumerate(zip(PROMPTS, out.tokens, strict=True)):
@@ -67,13 +67,13 @@ def test_remembered_prefills_change_nothing(checkpoint):
     plain, remembering = decoder_of(checkpoint), decoder_of(checkpoint)
     for alpha in ("0", "0.5", "0.5"):
         for forced in ((), [[7, 3], [1]]):
-            ones = engine_of(plain, **{"route.alpha": alpha})
+            ones = engine_of(plain, **{"alpha": alpha})
             wrapped = RememberedPrefills(remembering, prefills)
-            twos = engine_of(wrapped, **{"route.alpha": alpha})
+            twos = engine_of(wrapped, **{"alpha": alpha})
             a, b = (engine.generate(PROMPTS, 5, forced) for engine in (ones, twos))
             assert (a.tokens, a.token_ends_ns, a.used) == (b.tokens, b.token_ends_ns, b.used)
             assert all(map(torch.equal, plain.history, remembering.history))
-            assert ones.counts == twos.counts
+            assert ones.tally.by_phase == twos.tally.by_phase
     assert len(prefills) == 1
 
 

@@ -7,6 +7,7 @@ import torch
 from moebench.substrate.errors import UsageError
 from moebench.substrate.models.decoder import Decoder
 from moebench.substrate.models.weights import Checkpoint, ResidentExperts
+from moebench.substrate.terms import Lookahead
 from moebench.substrate.traces.passes import Recorder, TracedModel
 from moebench.systems.options import build
 from tests.substrate.engine.fakes import Rig, random_trace, rig, small_shape
@@ -18,8 +19,8 @@ NEW_TOKENS = 6
 SYSTEMS = [
     ("moe-ondemand", {}),
     ("moe-ondemand", {"evict": "lfu", "scope": "layer"}),
-    ("smoe", {"route.alpha": "0"}),
-    ("smoe", {"route.alpha": "0", "prefetch": "next-gate", "assign": "host"}),
+    ("smoe", {"alpha": "0"}),
+    ("smoe", {"alpha": "0", "prefetch": "next-gate", "assign": "host"}),
 ]
 
 
@@ -40,8 +41,8 @@ def decoder(tmp_path_factory) -> Decoder:
     return Decoder(checkpoint.shape, checkpoint.common(torch.float32), experts)
 
 
-def run(model, system: str, settings: dict[str, str], slots: int = 6) -> tuple[Rig, list]:
-    made = rig(build(system, settings), model, slots=slots)
+def run(model, system: str, overrides: dict[str, str], slots: int = 6) -> tuple[Rig, list]:
+    made = rig(build(system, overrides), model, slots=slots)
     tokens = [made.engine.generate(prompts, NEW_TOKENS).tokens for prompts in BATCHES]
     return made, tokens
 
@@ -50,14 +51,14 @@ def facts(made: Rig) -> list[tuple]:
     return [(s.op, s.lane, s.start_ns, s.end_ns, s.stall_ns, s.cause) for s in made.spans]
 
 
-@pytest.mark.parametrize(("system", "settings"), SYSTEMS)
-def test_a_replay_is_the_live_run_to_the_nanosecond(decoder, system, settings):
+@pytest.mark.parametrize(("system", "overrides"), SYSTEMS)
+def test_a_replay_is_the_live_run_to_the_nanosecond(decoder, system, overrides):
     recorder = Recorder(decoder)
-    live, tokens = run(recorder, system, settings)
-    replayed, again = run(TracedModel(recorder.trace), system, settings)
+    live, tokens = run(recorder, system, overrides)
+    replayed, again = run(TracedModel(recorder.trace), system, overrides)
     assert facts(replayed) == facts(live)
     assert replayed.claims == live.claims
-    assert replayed.engine.counts == live.engine.counts
+    assert replayed.counts == live.counts
     assert again == tokens
 
 
@@ -70,7 +71,7 @@ def test_recording_changes_nothing(decoder):
 
 def test_a_lossless_system_replays_what_another_recorded(decoder):
     recorder = Recorder(decoder)
-    run(recorder, "smoe", {"route.alpha": "0"})
+    run(recorder, "smoe", {"alpha": "0"})
     live, tokens = run(decoder, "moe-ondemand", {"evict": "score"}, slots=4)
     replayed, again = run(TracedModel(recorder.trace), "moe-ondemand", {"evict": "score"}, slots=4)
     assert facts(replayed) == facts(live)
@@ -79,7 +80,7 @@ def test_a_lossless_system_replays_what_another_recorded(decoder):
 
 def test_a_trace_holds_what_was_asked(decoder):
     recorder = Recorder(decoder)
-    run(recorder, "smoe", {"route.alpha": "0"})
+    run(recorder, "smoe", {"alpha": "0"})
     layers = decoder.shape.moe_layers
     assert [len(passes) for passes in recorder.trace.batches] == [NEW_TOKENS] * 2
     for passes, prompts in zip(recorder.trace.batches, BATCHES, strict=True):
@@ -89,7 +90,9 @@ def test_a_trace_holds_what_was_asked(decoder):
         for one in decoded:
             assert one.rows == (1,) * len(prompts)
             assert set(one.gates) == set(layers)
-            assert set(one.predicted) == {i for i in layers if i + 1 in layers}
+            assert set(one.predicted) == {Lookahead.LAYER}
+            pairs = {(i, i + 1) for i in layers if i + 1 in layers}
+            assert set(one.predicted[Lookahead.LAYER]) == pairs
             for gate in one.gates.values():
                 assert gate.scores_TE.shape == (len(prompts), decoder.shape.num_experts)
                 assert gate.ids_TK.shape == (len(prompts), decoder.shape.top_k)
@@ -112,8 +115,8 @@ def test_a_trace_keeps_copies(decoder):
 # ----------------------------------------------------------------------------- unfit traces
 
 
-def replay(settings: dict[str, str], passes: int, batches: int, trace):
-    made = rig(build("moe-ondemand", settings), TracedModel(trace), slots=6)
+def replay(overrides: dict[str, str], passes: int, batches: int, trace):
+    made = rig(build("moe-ondemand", overrides), TracedModel(trace), slots=6)
     for _ in range(batches):
         made.engine.generate([[0, 0]], passes)
 
@@ -145,6 +148,6 @@ def test_a_trace_without_predictions_serves_only_systems_that_predict_nothing():
 
 def test_predictions_of_another_kind_are_refused(decoder):
     recorder = Recorder(decoder)
-    run(recorder, "smoe", {"route.alpha": "0"})
+    run(recorder, "smoe", {"alpha": "0"})
     with pytest.raises(UsageError, match="no predictions of kind gate"):
-        run(TracedModel(recorder.trace), "smoe", {"route.alpha": "0", "prefetch.predict": "gate"})
+        run(TracedModel(recorder.trace), "smoe", {"alpha": "0", "prefetch.predict": "gate"})

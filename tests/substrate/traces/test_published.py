@@ -201,5 +201,5 @@ def test_every_real_trace_imports_and_replays(data_dir, tmp_path):
         made = rig(build("moe-ondemand"), TracedModel(replay), slots=every // 4)
         passes = min(3, trace.passes(0))
         made.engine.generate([[0] * trace.prompt(0)], passes)
-        decode = made.engine.counts["decode"]
+        decode = made.counts["decode"]
         assert decode.active == (passes - 1) * shape.num_layers * shape.top_k
