@@ -7,6 +7,7 @@ moment it is dropped.  A committed prefetch is a load that begins early: it wait
 
 from collections import defaultdict
 from collections.abc import Collection, Sequence
+from typing import cast
 
 from moebench.substrate.engine.decisions import Fetch
 from moebench.substrate.engine.policies import Eviction
@@ -45,6 +46,8 @@ class Transfers:
         #: Keys of speculative transfers under way, and of experts that are not kept.
         self._speculative: set[int] = set()
         self._passing: set[int] = set()
+        #: Of the latter, those that had not come when their layer ended.
+        self._missed: set[int] = set()
         #: Streams of common weights under way, by layer.
         self._streams: dict[int, Span] = {}
 
@@ -82,6 +85,8 @@ class Transfers:
         while True:
             with self.machine.lock:
                 now_ns = self.machine.now_ns()
+                if cache.holds(key):  # a prefetch of it began during a wait
+                    return self._arrival(fetch.layer, cast(int, fetch.expert))
                 after = self._claim(fetch, key, now_ns)
                 if after is None:
                     after = self._claim_soon(fetch, key, now_ns)
@@ -122,7 +127,10 @@ class Transfers:
             self.cache.unpin(keys)
             if self._passing:
                 for key in [k for k in self._passing if self.cache.expert_of(k)[0] == layer]:
-                    self._let_go(key, self._arrivals[key])
+                    if self.cache.has_come(key):
+                        self._let_go(key, self._arrivals[key])
+                    else:
+                        self._missed.add(key)
 
     # ------------------------------------------------------------------ ahead of its layer
 
@@ -179,6 +187,10 @@ class Transfers:
             self._speculative.remove(key)
         else:
             self._costs.load_ns.append(end_ns - start_ns)
+        if key in self._missed:
+            self._missed.remove(key)
+            if not self.cache.is_pinned(key):
+                self._let_go(key, self._arrivals[key])
 
     def slot_of(self, op: Op) -> int:
         """Where the record goes."""
@@ -218,13 +230,17 @@ class Transfers:
         allowed = cache.evictable_soon(key, now_ns)
         if named is None:
             victim = self.evict.victim(allowed, key)
+            if victim is None:  # what only passes through is not the policy's: it makes room last
+                victim = min((k for k in self._passing if allowed[k]), default=None)
         else:
             victim = named if allowed[named] else None
         if victim is None:
             return None
         reader = cache.reader_of(victim)
-        after = self._give(fetch, key, victim, now_ns)
-        return after if reader is None else (reader, *after)
+        if reader is None:
+            return self._give(fetch, key, victim, now_ns)
+        idle_ns = max(now_ns, reader.end_ns or 0)
+        return (reader, *self._give(fetch, key, victim, idle_ns))
 
     def _named(self, fetch: Fetch) -> int | None:
         """The key of the expert that a fetch replaces, if it is still there."""

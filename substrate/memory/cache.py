@@ -153,6 +153,14 @@ class ExpertCache:
         """Whether the expert has a slot, complete or arriving."""
         return self._slot_of[key] >= 0
 
+    def has_come(self, key: int) -> bool:
+        """Whether it is known when the expert is, or was, complete."""
+        return self._ready_ns[key] != NEVER
+
+    def is_pinned(self, key: int) -> bool:
+        """Whether its layer has chosen the expert and may still compute it."""
+        return bool(self._pinned[key])
+
     def slot_of(self, key: int) -> int:
         """The slot of an expert that has one."""
         return self._slot_of[key]
