@@ -129,7 +129,7 @@ class Engine:
         self._fetch_ahead(self.system.prefetch.opening(phase, first), first)
         for layer in range(shape.num_layers):
             attend = Op(OpKind.ATTEND, layer, (p.rows,), (), p.context, p.pairs)
-            self._ops.attend(attend, layer)
+            self._attended = self._ops.attend(attend, layer)
             if layer in shape.moe_rows:
                 self._moe(layer)
             else:
@@ -201,7 +201,7 @@ class Engine:
             rows = rows_of(routed)
             active = Active(rows, then)
             plan = self.system.assign.assign(then, active)
-        check(plan, active, layer)
+        check(plan, active, then)
         self.model.route_ahead(layer)
         on_host = {e: self._ops.host_expert(layer, e, rows[e], early=True) for e in plan.host}
         self._ahead = Ahead(expected_TK, routed, plan, on_host)
@@ -218,9 +218,11 @@ class Engine:
             active = Active(rest, view)
             plan = system.assign.assign(view, active)
             keys = self.cache.keys(layer, rows)
-            self.cache.pin(keys)
+            # An expert that the host computes may leave the device at any time.
+            all_here = len(plan.device) == len(keys)
+            self.cache.pin(keys if all_here else self.cache.keys(layer, plan.device))
             system.evict.used(layer, rows)
-        check(plan, active, layer)
+        check(plan, active, view)
         self.machine.elapse(decisions=1)
         here = tuple(takewhile(active.resident.__contains__, plan.device))
         return Layer(view, routed, rows, keys, active, plan, ahead, here)
@@ -242,10 +244,13 @@ class Engine:
         if now.ahead and now.ahead.on_host:  # on the state that the layer was routed by
             self.model.compute(layer, list(now.ahead.on_host), stale=True)
             due += now.ahead.on_host.values()
-        due += [self._ops.host_expert(layer, e, rows[e]) for e in plan.host]
+        # Otherwise the control thread has waited for the gate, which follows the attention.
+        after = (self._attended,) if now.ahead else ()
+        due += [self._ops.host_expert(layer, e, rows[e], after) for e in plan.host]
         if plan.deferred:
             self.model.defer(layer, plan.deferred)
-        return HostWork(due, [self._ops.host_expert(layer, e, rows[e]) for e in plan.deferred])
+        deferred = [self._ops.host_expert(layer, e, rows[e], after) for e in plan.deferred]
+        return HostWork(due, deferred)
 
     def _compute_here(self, now: Layer) -> list[Span]:
         """Compute experts that are on the device already, as one operation."""

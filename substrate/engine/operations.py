@@ -43,16 +43,18 @@ class Operations:
         op = op_of(_EXPERT, layer, (rows,), (expert,))
         return self._machine.submit(op, _DEVICE, after, self._model.compute, layer, op.experts)
 
-    def host_expert(self, layer: int, expert: int, rows: int, early: bool = False) -> Span:
+    def host_expert(
+        self, layer: int, expert: int, rows: int, after: Sequence[Span] = (), early: bool = False
+    ) -> Span:
         """One expert on the host; its small output comes back over d2h.
 
         An ``early`` one is of a layer that is routed ahead: the model computes it at its turn.
         """
         op = op_of(_EXPERT, layer, (rows,), (expert,))
         if early:
-            span = self._machine.submit(op, _HOST)
+            span = self._machine.submit(op, _HOST, after)
         else:
-            span = self._machine.submit(op, _HOST, (), self._model.compute, layer, op.experts)
+            span = self._machine.submit(op, _HOST, after, self._model.compute, layer, op.experts)
         back = op_of(_RETURN, layer, (rows,), (expert,))
         return self._machine.submit(back, _D2H, (span,))
 
@@ -115,11 +117,14 @@ class DividedOperations(Operations):
         return self.common(op, self._model.attend, layer)
 
     def common(self, op: Op, work: Work, *args: Any) -> Span:
-        """On the host, whose operations are in order, after the device's last."""
+        """On the host, whose operations are in order.
+
+        A layer's first part reads what the device computed last, unless the host did that too.
+        """
         if self._homes[op.layer] != "host":
             return self.device(op, (), work, *args)
-        before = self._last_on_device if self._on_host is None else None
-        after = () if before is None else (before,)
+        first = op.kind is OpKind.ATTEND and self._on_host is None
+        after = (self._last_on_device,) if first and self._last_on_device is not None else ()
         self._on_host = self._machine.submit(op, _HOST, after, work, *args)
         return self._on_host
 

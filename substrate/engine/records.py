@@ -14,7 +14,7 @@ from moebench.substrate.engine.decisions import (
     Plan,
     Routed,
 )
-from moebench.substrate.errors import IntegrityError
+from moebench.substrate.errors import UsageError
 from moebench.substrate.machines.protocol import Span
 from moebench.substrate.terms import Ids
 
@@ -92,23 +92,39 @@ def rows_of(routed: Routed) -> dict[int, int]:
     return dict(sorted(counts.items()))
 
 
-def check(plan: Plan, active: Active, layer: int) -> None:
+def check(plan: Plan, active: Active, view: LayerView) -> None:
     """Every active expert stands in the plan once, and what the device lacks is fetched.
 
     Raises:
-        IntegrityError: a bug in the system's assignment.
+        UsageError: the system's assignment made a mistake.
     """
-    planned, experts = [*plan.device, *plan.host, *plan.deferred], list(active.rows)
+    layer, planned = view.layer, [*plan.device, *plan.host, *plan.deferred]
+    experts = list(active.rows)
     if planned != experts and sorted(planned) != experts:
-        raise IntegrityError(
+        raise UsageError(
             f"layer {layer}: the system planned experts {planned}, active are {experts}; each must "
             "stand in the plan once"
         )
-    if active.absent:
-        fetched = {fetch.expert for fetch in plan.load}
-        lacking = set(active.absent).difference(fetched, plan.host, plan.deferred)
-        if lacking:
-            raise IntegrityError(
-                f"layer {layer}: the device is to compute {sorted(lacking)}, which it does not "
-                "have and the plan does not load"
+    fetched = {fetch[1] for fetch in plan.load if fetch[0] == layer}
+    if len(fetched) != len(plan.load):
+        raise UsageError(
+            f"layer {layer}: the plan's fetches {[tuple(f[:2]) for f in plan.load]} are not of "
+            "different experts of this layer"
+        )
+    lacking = set(active.absent).difference(fetched, plan.host, plan.deferred)
+    if lacking:
+        raise UsageError(
+            f"layer {layer}: the device is to compute {sorted(lacking)}, which it does not have "
+            "and the plan does not load"
+        )
+    for expert in fetched.difference(active.absent):
+        if expert is None or view.resident_E[expert] or view.in_flight_E[expert]:
+            raise UsageError(
+                f"layer {layer}: the plan loads expert {expert}, which "
+                + ("is none" if expert is None else "is on the device or on its way already")
             )
+    if plan.deferred and view.next_layer is None:
+        raise UsageError(
+            f"layer {layer}: no layer with experts follows, to which the outputs of "
+            f"{list(plan.deferred)} could be deferred; check `view.next_layer`"
+        )
