@@ -108,7 +108,10 @@ class SimulatedMachine:
         first_launch, control, duration = self.costs.price(op, lane)
         now = self._now
         self._now = launched = now + control
-        moved = self.costs.moved_bytes(op) if lane is _H2D else 0
+        moved = 0
+        if lane is _H2D:
+            self._start_queued()
+            moved = self.costs.moved_bytes(op)
         span = self._place(op, lane, now + first_launch, duration, after, launched, moved)
         span.value = value
         return span
