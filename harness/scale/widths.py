@@ -3,7 +3,7 @@
 import json
 
 from moebench.substrate.errors import UnknownNameError
-from moebench.substrate.models.catalogue import MODELS
+from moebench.substrate.models import catalogue
 
 #: Widths of each scale model; everything else comes from the original's config.json.  Experts are
 #: as wide as 13 MB of fp16 weights, and 90 MB of all eight, allow; a multiple of 4, which the
@@ -55,5 +55,5 @@ def scale_config(name: str) -> dict[str, object]:
     """
     if name not in SCALE_WIDTHS:
         raise UnknownNameError("scale model", name, SCALE_WIDTHS, "see: moebench models list")
-    config = json.loads((MODELS / f"{name}.json").read_text())
+    config = json.loads((catalogue.MODELS / f"{name}.json").read_text())
     return {**config, **SCALE_WIDTHS[name], "torch_dtype": "float16", "eos_token_id": 0}

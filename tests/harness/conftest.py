@@ -7,6 +7,8 @@ import pytest
 
 from moebench.substrate.models import catalogue
 
+SHIPPED = {"MODELS": catalogue.MODELS, "SCALE": catalogue.SCALE}
+
 
 @pytest.fixture(autouse=True)
 def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
@@ -39,3 +41,11 @@ def tiny_models(tiny_catalogue: Path) -> Iterator[None]:
         patch.setattr(catalogue, "SCALE", tiny_catalogue / "scale")
         patch.setenv(catalogue.FOLDER_VARIABLE, str(tiny_catalogue))
         yield
+
+
+@pytest.fixture
+def shipped_models(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One test of a module with tiny models finds the shipped ones."""
+    for name, folder in SHIPPED.items():
+        monkeypatch.setattr(catalogue, name, folder)
+    monkeypatch.delenv(catalogue.FOLDER_VARIABLE)

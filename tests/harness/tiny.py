@@ -1,4 +1,4 @@
-"""A catalogue of two tiny models: true Hugging Face checkpoints, random weights.
+"""A catalogue with two tiny scale models: true Hugging Face checkpoints, random weights.
 
 They bear the names of the originals that they stand for, so that the settings find them; they have
 fewer and wider experts than these, so that as many bytes must be moved.
@@ -25,6 +25,7 @@ _FULL = {
         "moe_intermediate_size": 2560 * 56, "shared_expert_intermediate_size": 20480 * 7,
     },
     "mixtral-8x7b": {"intermediate_size": 14336 * 8},
+    "phi-3.5-moe": {"num_local_experts": EXPERTS},
 }  # fmt: skip
 
 #: What its scale model changes of that.
@@ -36,18 +37,19 @@ _SCALE_WIDTHS = {
     "qwen2-57b-a14b": {"moe_intermediate_size": 8, "shared_expert_intermediate_size": 16},
     "mixtral-8x7b": {"intermediate_size": 8},
 }
-NAMES = sorted(_FULL)
+#: Those that have a scale model.
+NAMES = sorted(_SCALE_WIDTHS)
 
 
 def make_catalogue(folder: Path) -> Path:
-    """What `MOEBENCH_CATALOGUE` may name; of other models it has the shapes alone."""
+    """What `MOEBENCH_CATALOGUE` may name; of the other models it has the shapes alone."""
     shutil.copytree(SHIPPED, folder / "models")
     for name, changes in _FULL.items():
         config = json.loads((SHIPPED / f"{name}.json").read_text())
         config |= {"num_hidden_layers": LAYERS} | changes
         (folder / "models" / f"{name}.json").write_text(json.dumps(config))
-        scale = config | _SCALE | _SCALE_WIDTHS[name]
-        _write_checkpoint(folder / "scale" / name, scale)
+        if name in NAMES:
+            _write_checkpoint(folder / "scale" / name, config | _SCALE | _SCALE_WIDTHS[name])
     return folder
 
 

@@ -7,6 +7,8 @@ import pytest
 from moebench.systems.registry import SYSTEMS
 from tests.harness.commands import SCALE_MODEL, call, run
 
+pytestmark = pytest.mark.usefixtures("tiny_models")
+
 # --------------------------------------------------------------------------- report
 
 
@@ -56,6 +58,7 @@ FIRST_COLUMN = {
 }
 
 
+@pytest.mark.usefixtures("shipped_models")
 @pytest.mark.parametrize("what", FIRST_COLUMN)
 def test_list(here: Path, what: str) -> None:
     key, names = FIRST_COLUMN[what]
@@ -72,12 +75,14 @@ def test_list(here: Path, what: str) -> None:
     assert list(here.iterdir()) == []
 
 
+@pytest.mark.usefixtures("shipped_models")
 def test_list_settings_says_what_runs_at_once() -> None:
     rows = {row["setting"]: row for row in call("list", "settings", "--json").json}
     assert rows["S3"]["runs"] == "yes"
     assert rows["S3"]["model"] == SCALE_MODEL
 
 
+@pytest.mark.usefixtures("shipped_models")
 def test_doctor(here: Path) -> None:
     well = call("doctor", "--json")
     assert (well.code, well.err) == (0, "")
