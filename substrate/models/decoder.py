@@ -3,7 +3,7 @@
 Shape letters: B sequences, T rows (all tokens of this pass), H hidden, E experts, K chosen.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -12,62 +12,14 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from moebench.substrate.errors import IntegrityError, UsageError
+from moebench.substrate.models.fused import FusedLayer, fused_swiglu
 from moebench.substrate.models.layers import Norm, gate_scores, gate_weights, rope_tables, rotate
-from moebench.substrate.models.naming import PROJECTIONS
 from moebench.substrate.models.protocol import Experts
 from moebench.substrate.models.shape import GateKind, ModelShape
-from moebench.substrate.models.weights import fuse_attention
 from moebench.substrate.terms import Gate, Ids, Lookahead, Phase, Scores
 
 #: More (row, rank) places than this are a prefill: experts then run one by one on all their rows.
 GATHERED_PLACES = 64
-
-
-def _swiglu(x: Tensor, gate_up: Tensor, down: Tensor) -> Tensor:
-    """A gated block whose gate stands above its up projection: ``[2·I, H]`` and ``[H, I]``."""
-    gate, up = F.linear(x, gate_up).chunk(2, dim=-1)
-    return F.linear(F.silu(gate) * up, down)
-
-
-class _Layer:
-    """One layer's common weights, fused where that saves a product."""
-
-    def __init__(self, shape: ModelShape, common: Mapping[str, Tensor], layer: int) -> None:
-        def get(name: str) -> Tensor | None:
-            return common.get(f"layers.{layer}.{name}")
-
-        def feed_forward(name: str) -> tuple[Tensor, Tensor]:
-            gate, up, down = (common[f"layers.{layer}.{name}.{p}"] for p in PROJECTIONS)
-            return torch.cat((gate, up)), down
-
-        self.shape = shape
-
-        def norm(name: str) -> Norm:
-            return Norm(shape, common[f"layers.{layer}.{name}"], get(f"{name}.bias"))
-
-        self.attention_norm, self.mlp_norm = norm("attention_norm"), norm("mlp_norm")
-        self.qkv, self.qkv_bias = fuse_attention(common, layer)
-        if shape.qk_norm != "none":
-            self.q_norm, self.k_norm = norm("q_norm"), norm("k_norm")
-        self.o_transposed, self.o_bias = common[f"layers.{layer}.o"].T, get("o.bias")
-        if layer in shape.dense_layers:
-            self.dense = feed_forward("dense")
-            return
-        self.router = common[f"layers.{layer}.router"]
-        self.shared_gate = get("shared_gate")
-        if shape.shared_width:
-            self.shared = feed_forward("shared")
-
-    def query_key_norm(self, qkv: Tensor) -> Tensor:
-        """Norms and clipping of the families that have them."""
-        s, d = self.shape, self.shape.head_dim
-        if s.qk_norm != "none":
-            q, k, v = torch.split(qkv, [s.num_heads * d, *2 * [s.num_kv_heads * d]], dim=-1)
-            if s.qk_norm == "head":
-                q, k = (t.reshape(*t.shape[:-1], -1, d) for t in (q, k))
-            qkv = torch.cat((self.q_norm(q).flatten(1), self.k_norm(k).flatten(1), v), dim=-1)
-        # OLMoE clips what its norms give.
-        return qkv if s.clip_qkv is None else qkv.clamp(-s.clip_qkv, s.clip_qkv)
 
 
 class _Window:
@@ -130,7 +82,7 @@ class Decoder:
         self._head_weight = common["embed" if shape.tied_head else "head"]
         self._head_bias = common.get("head.bias")
         self._final_norm = Norm(shape, common["norm"], common.get("norm.bias"))
-        self._layers = [_Layer(shape, common, layer) for layer in range(shape.num_layers)]
+        self._layers = [FusedLayer(shape, common, layer) for layer in range(shape.num_layers)]
 
     # ------------------------------------------------------------------ one batch, one pass
 
@@ -301,12 +253,12 @@ class Decoder:
             gate_up, down = self.experts.matrices(layer, expert)
             places = self._places[expert]
             rows = state[[place // self.shape.top_k for place in places]]
-            self._by_place[places] = _swiglu(rows, gate_up, down)
+            self._by_place[places] = fused_swiglu(rows, gate_up, down)
 
     def shared(self, layer: int) -> None:
         """SwiGLU of the shared experts as one block, scaled by a sigmoid gate if it has one."""
         w = self._layers[layer]
-        self._shared_out = _swiglu(self._y, *w.shared)
+        self._shared_out = fused_swiglu(self._y, *w.shared)
         if w.shared_gate is not None:
             self._shared_out = self._shared_out * F.linear(self._y, w.shared_gate).sigmoid()
 
@@ -337,7 +289,7 @@ class Decoder:
     def dense(self, layer: int) -> None:
         """Residual plus a dense SwiGLU block."""
         w = self._layers[layer]
-        self._x = self._x + _swiglu(w.mlp_norm(self._x), *w.dense)
+        self._x = self._x + fused_swiglu(w.mlp_norm(self._x), *w.dense)
 
     def predict(self, layer: int, later: int, done: Sequence[int], lookahead: Lookahead) -> Scores:
         """A later layer's scores on this layer's post-attention state, or on its partial output."""
