@@ -122,6 +122,8 @@ class AllocateBySequence(Assignment):
 
     threshold: float = THRESHOLD
 
+    reads_scores = False
+
     def __post_init__(self) -> None:
         if self.threshold < 1:
             raise UsageError(f"assign.threshold is {self.threshold}; allowed: 1 or more")
