@@ -1,0 +1,225 @@
+"""Policies read what they say they read: gate scores, hidden states, embeddings, the system's α.
+
+Every policy is shown views that note what is looked at: prefill and decode, one row and several,
+experts everywhere and nowhere, layers that are routed ahead.
+"""
+
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import numpy as np
+import pytest
+
+from moebench.substrate.engine.decisions import LayerView, Plan, Prompts, Routed
+from moebench.substrate.engine.policies import Assignment, Eviction, Policy, Routing
+from moebench.substrate.memory.capacity import Budget
+from moebench.substrate.terms import RoutedSequence
+from moebench.systems.options import options_of
+from moebench.systems.policies.assign import LoadAll
+from moebench.systems.policies.route import ExactRouting
+from moebench.systems.registry import DECISIONS, POLICIES, make, policy_class
+from tests.systems.views import active, cache, costs, flags, shape, view
+
+EXPERTS, K, LAYERS, SLOTS = 8, 2, 3, 10
+MODEL = shape(EXPERTS, K, LAYERS)
+EVERY_POLICY = [(decision, name) for decision in POLICIES for name in POLICIES[decision]]
+
+#: Options that decide what a policy reads, beside the defaults.
+VARIANTS = {
+    ("assign", "balanced"): [{"by": "batch"}],
+    ("prefetch", "top-score"): [{"predict": "gate"}],
+    ("route", "expert-cache"): [{"refine": True}],
+}
+
+
+class Watched(LayerView):
+    """A view that notes the names that are looked at, but for those that `Active` needs."""
+
+    def __getattribute__(self, name):
+        noted = object.__getattribute__(self, "__dict__").setdefault("noted", set())
+        if not name.startswith("_"):
+            noted.add(name)
+        return super().__getattribute__(name)
+
+
+class WatchedPrompts(Prompts):
+    """The same of a batch's prompts."""
+
+    noted: set[str] = set()  # noqa: RUF012
+
+    def __getattribute__(self, name):
+        WatchedPrompts.noted.add(name)
+        return super().__getattribute__(name)
+
+
+class Answers:
+    """A model whose predictions favour the highest ids."""
+
+    def predict(self, layer, later, done, lookahead):
+        return np.tile(np.arange(EXPERTS) / 28, (2, 1))
+
+
+def views():
+    """Every kind of view that a policy may be shown, in the order of a run's layers."""
+    random = np.random.default_rng(0)
+    for phase, rows, ahead in (
+        ("prefill", 4, False), ("decode", 1, False), ("decode", 2, False), ("decode", 2, True),
+    ):  # fmt: skip
+        for resident in ((), range(4), range(EXPERTS)):
+            for layer in range(LAYERS - 1):
+                scores_TE = random.dirichlet(np.full(EXPERTS, 4.0), rows)
+                yield view(
+                    scores_TE, K, resident, phase=phase, layer=layer, layers=LAYERS,
+                    alpha=0.5, ahead=ahead, measured=costs([2], [1], [1]), kind=Watched,
+                )  # fmt: skip
+
+
+def texts():
+    """Routing to learn from."""
+    random = np.random.default_rng(1)
+    ids = [random.permutation(EXPERTS)[:K] for _ in range(12 * LAYERS)]
+    return [RoutedSequence(np.array(ids).reshape(12, LAYERS, K), 2)]
+
+
+def small(decision, name):
+    """Options that make learning quick."""
+    quick = {"trained_width": 64, "epochs": 1, "hidden": 4}
+    known = options_of(policy_class(decision, name))
+    return {option: value for option, value in quick.items() if option in known}
+
+
+def looks_at(policy: Policy) -> set[str]:
+    """What a policy looks at in views and prompts from learning to the last layer."""
+    if policy.calibrates:
+        with TemporaryDirectory() as folder:
+            policy.calibrate(texts(), MODEL, Path(folder), lambda done, total: None)
+    if isinstance(policy, Eviction) and policy.clairvoyant:
+        policy.set_future([(seen.layer, list(active(seen).rows)) for seen in views()])
+    policy.start(MODEL, cache(MODEL, SLOTS))
+    WatchedPrompts.noted = set()
+    policy.begin_sequences(WatchedPrompts((4, 3), np.ones((2, 8))))
+    found, inside = set(WatchedPrompts.noted), set()
+    for seen in views():
+        rows = active(seen).rows
+        seen.__dict__["noted"] = set()
+        policy.observe(seen)
+        asked(policy, seen, rows, inside)
+        found |= seen.__dict__["noted"]
+    policy.end_sequences()
+    return found
+
+
+def evicting(policy: Eviction, keys: list[int], inside: set[int]) -> None:
+    """Bring keys into a cache of `SLOTS`; who is evicted is up to the policy."""
+    for key in [key for key in keys if key not in inside]:
+        if len(inside) == SLOTS:
+            victim = policy.victim(flags(inside - {*keys}, LAYERS * EXPERTS), key)
+            if victim is None:
+                continue
+            inside.remove(victim)
+            policy.left(victim)
+        inside.add(key)
+        policy.arrived(key)
+
+
+def asked(policy: Policy, seen: LayerView, rows: dict[int, int], inside: set[int]) -> None:
+    """Put the decision's questions about a view."""
+    if isinstance(policy, Assignment):
+        policy.assign(seen, active(seen, rows))
+    elif isinstance(policy, Routing):
+        policy.route(seen)
+    elif isinstance(policy, Eviction):
+        policy.used(seen.layer, rows)
+        evicting(policy, [seen.layer * EXPERTS + expert for expert in rows], inside)
+    elif hasattr(policy, "prefetch"):
+        policy.opening("prefill", 0)
+        policy.prefetch(seen, {})
+        policy.prefetch(seen, {seen.next_layer: np.full((2, EXPERTS), 1 / EXPERTS)})
+    else:
+        policy.homes(MODEL, Budget(10**9, (10,) * LAYERS, 1, 1, 1))
+        policy.slots(MODEL, SLOTS)
+        list(policy.place(MODEL, SLOTS, "global"))
+        policy.after_prefill()
+    predictor = getattr(policy, "predictor", None)
+    if predictor is not None:
+        predictor.op(seen)
+        predictor.forecast(seen, Answers(), list(rows))
+
+
+@lru_cache(None)
+def all_that_it_looks_at(decision: str, name: str) -> frozenset[str]:
+    """The same of a policy of the registry, with any of its variants."""
+    found: set[str] = set()
+    for options in ({}, *VARIANTS.get((decision, name), [])):
+        found |= looks_at(make(decision, name, **small(decision, name), **options))
+    return frozenset(found)
+
+
+SCORES = {"scores", "scores_TE"}
+
+
+@pytest.mark.parametrize(("decision", "name"), EVERY_POLICY)
+def test_scores_are_read_by_those_that_say_so(decision, name):
+    reads = bool(all_that_it_looks_at(decision, name) & SCORES)
+    assert reads == make(decision, name).reads_scores
+
+
+@pytest.mark.parametrize(("decision", "name"), EVERY_POLICY)
+def test_states_and_embeddings_are_read_by_those_that_say_so(decision, name):
+    policy, found = make(decision, name), all_that_it_looks_at(decision, name)
+    assert ("hidden_TH" in found) == policy.reads_hidden
+    assert ("embedding_BH" in found) == policy.reads_embedding
+
+
+@pytest.mark.parametrize("name", POLICIES["route"])
+def test_a_routing_reads_alpha_if_it_says_so(name):
+    assert ("alpha" in all_that_it_looks_at("route", name)) == make("route", name).has_alpha
+
+
+def test_beside_routing_only_smoes_prefetch_reads_alpha():
+    readers = {
+        f"{decision}={name}"
+        for decision, name in EVERY_POLICY
+        if decision != "route" and "alpha" in all_that_it_looks_at(decision, name)
+    }
+    assert readers == {"prefetch=top-score"}
+    own = make("prefetch", "top-score", alpha=0.5)
+    assert "alpha" not in looks_at(own)
+
+
+# --------------------------------------------------------------------------- the check itself
+
+
+@dataclass(kw_only=True)
+class SaysNothing(ExactRouting):
+    """Reads everything, which it does not say."""
+
+    def begin_sequences(self, prompts: Prompts) -> None:
+        assert prompts.embedding_BH is not None
+
+    def route(self, view: LayerView) -> Routed:
+        assert view.alpha
+        assert view.hidden_TH is None
+        return super().route(view)
+
+
+@dataclass(kw_only=True)
+class AsksActive(LoadAll):
+    """Reads scores through the active experts."""
+
+    def assign(self, view: LayerView, active) -> Plan:
+        assert active.score(min(active.rows)) > 0
+        return super().assign(view, active)
+
+
+def test_reading_in_secret_is_noticed():
+    found = looks_at(SaysNothing())
+    assert {"alpha", "hidden_TH", "embedding_BH"} <= found
+    assert not found & SCORES
+    assert looks_at(AsksActive()) & SCORES
+
+
+def test_all_five_decisions_are_asked():
+    assert {decision for decision, _ in EVERY_POLICY} == set(DECISIONS)
