@@ -1,11 +1,47 @@
-"""Which texts a learning system is shown, unless it is told."""
+"""What systems learn from before a run, that it is part of the run's id, and where it is kept."""
 
+import json
+from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from moebench.harness.run.calibration import source
-from moebench.harness.run.spec import resolve
+from moebench.harness.run.runner import prepare, run
+from moebench.harness.run.spec import RunSpec, resolve
+from moebench.substrate.errors import UsageError
+from moebench.substrate.models.catalogue import model_shape
+from moebench.substrate.traces.file import TraceFile, open_trace
+from moebench.substrate.traces.synthesis import Synthesis, SynthesisRecipe, synthesize
+from moebench.systems.options import build
+from tests.harness.commands import SMALL, call
+from tests.harness.commands import run as run_small
+
+pytestmark = pytest.mark.usefixtures("tiny_models")
+
+MODEL = "qwen2-57b-a14b"
+SEQUENCES, PROMPT, NEW = 12, 8, 6
+
+
+@pytest.fixture(scope="module")
+def drawn(tmp_path_factory: pytest.TempPathFactory, tiny_models: None) -> Callable[[int], Path]:
+    """Traces by their seed, in which some experts are used much more than others."""
+    made: dict[int, Path] = {}
+
+    def draw(seed: int) -> Path:
+        if seed not in made:
+            made[seed] = tmp_path_factory.mktemp("drawn") / f"seed-{seed}"
+            recipe = SynthesisRecipe(static=0.6, common=0.9)
+            synthesis = Synthesis(model_shape(MODEL), recipe, seed)
+            synthesize(synthesis, MODEL, SEQUENCES, PROMPT, NEW, made[seed])
+        return made[seed]
+
+    return draw
+
+
+# --------------------------------------------------------------------------- whose texts
 
 
 @pytest.fixture
@@ -32,4 +68,201 @@ def test_whose_train_half(
 ) -> None:
     folder = data if has_sharegpt else None
     spec = resolve(folder, system=system, setting="D1", workload="facts", calibrate_from=told)
-    assert source(spec, folder).name == learns_from
+    assert source(spec, build(system), folder).name == learns_from
+
+
+def test_a_workload_without_a_train_split_is_one_line(tmp_path: Path) -> None:
+    called = call("run", "--system", "daop", *SMALL, "--workload", "mt_bench")
+    assert (called.code, called.err.count("\n")) == (2, 1)
+    spec = resolve(None, system="daop", setting="S3", workload="mt_bench")
+    with pytest.raises(UsageError, match="no train split; give --calibrate-from WORKLOAD"):
+        source(spec, build("daop"), None)
+
+
+# --------------------------------------------------------------------------- the run's identity
+
+#: The least training that is one.
+FLASH = {"evict.epochs": "1", "evict.tokens": "32", "evict.hidden": "4"}
+
+
+def spec_of(system: str, **given: Any) -> RunSpec:
+    given = {"setting": "S3", "workload": "arithmetic", "prompts": 1, "new_tokens": 3} | given
+    return resolve(None, system=system, **given)
+
+
+def test_the_texts_that_are_learnt_from_are_part_of_the_id() -> None:
+    nobody, one, other = (
+        prepare(spec_of(system, calibrate_from=name), None)
+        for system, name in [("smoe", "facts"), ("daop", "facts"), ("daop", "passages")]
+    )
+    assert not [name for name in nobody.hashes if name.startswith("calibration")]
+    assert one.hashes["calibration"] != other.hashes["calibration"]
+    assert one.run_id != other.run_id
+    # Sharing weights and questions, another system learns from what its own spec says.
+    assert nobody.varied(one.spec).run_id == one.run_id
+    assert one.varied(nobody.spec).run_id == nobody.run_id
+
+
+def test_a_trace_that_a_policy_names_is_part_of_the_id(
+    tmp_path: Path, drawn: Callable[[int], Path]
+) -> None:
+    """By its content: the same folder with another trace in it is another run."""
+    named = tmp_path / "learn-from"
+    named.symlink_to(drawn(0))
+    spec = spec_of("flashmoe", overrides=FLASH | {"evict.trace": str(named)})
+    before, again = prepare(spec, None), prepare(spec, None)
+    assert before.hashes["calibration evict"] == open_trace(drawn(0)).hash
+    assert before.run_id == again.run_id
+    named.unlink()
+    named.symlink_to(drawn(1))
+    after = prepare(spec, None)
+    assert after.run_id != before.run_id
+    assert {k for k in before.hashes if before.hashes[k] != after.hashes[k]} == {
+        "calibration evict"
+    }
+
+
+def test_a_replay_may_learn_from_another_trace(drawn: Callable[[int], Path]) -> None:
+    told = {
+        "setting": "F1", "trace": str(drawn(0)), "model": MODEL, "prompts": 1, "new_tokens": 3,
+    }  # fmt: skip
+    sessions = [
+        prepare(
+            resolve(None, system="flashmoe", **told, overrides=FLASH | {"evict.trace": str(path)}),
+            None,
+        )
+        for path in (drawn(0), drawn(1))
+    ]
+    assert len({session.run_id for session in sessions}) == 2
+    assert [s.hashes["calibration evict"] for s in sessions] == [
+        open_trace(drawn(seed)).hash for seed in (0, 1)
+    ]
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("nowhere", "no trace nowhere: no such folder"),
+        ("qwen2-57b-a14b__arithmetic", "28 layers of 64 experts; the model has 4 of 8"),
+    ],
+)
+def test_a_trace_of_no_use_is_one_line(name: str, said: str) -> None:
+    called = call("run", "--system", "flashmoe", *SMALL, "--set", f"evict.trace={name}")
+    assert (called.code, called.err.count("\n")) == (2, 1)
+    assert said in called.err
+
+
+# --------------------------------------------------------------------------- what was learnt
+
+
+def test_the_document_says_what_every_policy_learnt_from(
+    here: Path, drawn: Callable[[int], Path]
+) -> None:
+    trace = open_trace(drawn(0))
+    options = [x for k, v in FLASH.items() for x in ("--set", f"{k}={v}")]
+    asked = (
+        "flashmoe", "--set", f"evict.trace={drawn(0)}", *options, "--set", "place=popular",
+        "--calibrate-from", "facts", "--store", "kept",
+    )  # fmt: skip
+    document = run_small(*asked)
+    learnt = document["provenance"]["learnt"]
+    assert set(learnt) == {"place", "evict"}
+    assert learnt["evict"].pop("from") == f"trace {drawn(0)} ({trace.hash})"
+    assert learnt["evict"]  # how training went
+    assert learnt["place"]["from"] == "facts: 16 texts, train split"
+    assert int(learnt["place"]["tokens"]) > 16
+    # Routing and networks lie in the store that was named, and nowhere else.
+    artefacts = sorted(path.name for path in (here / "kept" / "calibration").iterdir())
+    assert len(artefacts) == 2
+    assert all(name.endswith(".safetensors") for name in artefacts)
+    assert not (here / ".moebench").exists()
+    # The next run takes them from there.
+    times = {path: path.stat().st_mtime_ns for path in (here / "kept" / "calibration").iterdir()}
+    again = run_small(*asked, "--force")
+    assert again["provenance"]["learnt"]["place"] == learnt["place"]
+    assert again["metrics"] == document["metrics"]
+    assert {path: path.stat().st_mtime_ns for path in times} == times
+
+
+def test_who_learns_nothing_says_so(here: Path) -> None:
+    assert run_small("moe-ondemand")["provenance"]["learnt"] == {}
+    assert not (here / ".moebench" / "calibration").exists()
+
+
+# --------------------------------------------------------------------------- place=popular
+
+
+def expected_ratio(trace: TraceFile, learn: range, replay: range, placed: int) -> float:
+    """The share of decoded uses that the most used experts of other sequences cover.
+
+    A prompt's other experts pass through one more slot, by layer and id; the last one stays there.
+    """
+
+    def uses(sequence: int, rows: slice) -> list[tuple[int, int]]:
+        ids = trace.arrays["ids"][trace.sequences[sequence][rows]]
+        return [(layer, int(e)) for row in ids for layer, chosen in enumerate(row) for e in chosen]
+
+    counts = Counter(pair for s in learn for pair in uses(s, slice(None)))
+    every = [(layer, e) for layer in range(4) for e in range(8)]
+    popular = set(sorted(every, key=lambda pair: (-counts[pair], pair))[:placed])
+    hits, decoded = 0, 0
+    for s in replay:
+        passing = {max(pair for pair in uses(s, slice(PROMPT)) if pair not in popular)}
+        new = uses(s, slice(PROMPT, None))
+        hits += sum(pair in popular | passing for pair in new)
+        decoded += len(new)
+    return hits / decoded
+
+
+#: Placed experts stay, one slot is left empty, and in decode the host computes all others.
+KEPT = {"evict": "static", "evict.staging": "1", "assign": "host"}
+
+
+def test_popular_experts_are_learnt_placed_and_used(
+    tmp_path: Path, drawn: Callable[[int], Path]
+) -> None:
+    """The ratio is worked out again from the trace."""
+    trace = open_trace(drawn(0))
+    found = {}
+    for place in ("popular", "by-id"):
+        spec = resolve(
+            None, system="moe-ondemand", setting="S3", trace=str(drawn(0)), prompts=4,
+            cache_ratio=0.25, overrides={"place": place, **KEPT},
+        )  # fmt: skip
+        document = run(prepare(spec, None), tmp_path).document
+        found[place] = document["metrics"]["cache_ratio"]
+        assert document["spec"]["slots"] == 8  # a quarter of 4 · 8
+    expected = expected_ratio(trace, range(4, SEQUENCES), range(4), 8 - 1)
+    assert found["popular"] == pytest.approx(expected, abs=1e-6)
+    assert found["popular"] > found["by-id"]
+
+
+def test_popular_experts_are_learnt_from_texts(here: Path) -> None:
+    """The same on a live run, whose lossless model writes the texts."""
+    given = [x for key, value in KEPT.items() for x in ("--set", f"{key}={value}")]
+    small = ("--cache-ratio", "0.25", "--prompts", "2", "--new-tokens", "12")
+    popular, by_id = (
+        run_small("moe-ondemand", "--set", f"place={place}", *given, *small)
+        for place in ("popular", "by-id")
+    )
+    assert popular["metrics"]["cache_ratio"] > by_id["metrics"]["cache_ratio"]
+    assert popular["provenance"]["learnt"]["place"]["from"].startswith("arithmetic: 16 texts")
+
+
+def test_given_popularity_is_not_learnt(here: Path) -> None:
+    counts = json.dumps([[8 - e for e in range(8)]] * 4)
+    given = run_small(
+        "moe-ondemand", "--set", "place=popular", "--set", f"place.popularity={counts}"
+    )
+    assert given["provenance"]["learnt"] == {}
+
+
+def test_a_replay_of_every_sequence_leaves_nothing_to_learn_from(
+    drawn: Callable[[int], Path],
+) -> None:
+    called = call(
+        "run", "--system", "moe-ondemand", "--setting", "S3", "--trace", drawn(0),
+        "--set", "place=popular",
+    )  # fmt: skip
+    assert (called.code, called.err.count("\n")) == (2, 1)
+    assert "all 12 sequences are replayed; give fewer --prompts" in called.err
