@@ -1,0 +1,129 @@
+"""Predictors by hand: what they cost and ask of the model; equal ones are one."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from moebench.substrate.machines.protocol import OpKind
+from moebench.substrate.terms import Lookahead
+from moebench.systems.duoserve import PathPredictor
+from moebench.systems.options import build
+from moebench.systems.policies.predict import NextGates, NextLayer
+from moebench.systems.policies.prefetch import NextGate
+from tests.substrate.engine.fakes import FixedModel, rig, small_shape
+from tests.systems.views import shape, view
+
+
+class Asked:
+    """A model that answers with the number of the question."""
+
+    def __init__(self):
+        self.questions = []
+
+    def predict(self, layer, later, done, lookahead):
+        self.questions.append((layer, later, tuple(done), lookahead))
+        return np.full((1, 4), len(self.questions))
+
+
+def seen_at(layer, rows=2):
+    """A decoded layer of six, of which 0 and 3 are dense."""
+    model = shape(4, 2, 6, dense_layers=(0, 3), dense_width=8)
+    seen = view([[0.4, 0.3, 0.2, 0.1]] * rows, 2, layer=layer)
+    return replace(seen, shape=model, next_layer=model.next_moe_layers[layer])
+
+
+@pytest.mark.parametrize(
+    ("layers", "layer", "later"),
+    [(1, 1, [2]), (1, 2, [4]), (3, 1, [2, 4, 5]), (3, 2, [4, 5]), (3, 4, [5]), (9, 1, [2, 4, 5])],
+)
+def test_gates_of_the_layers_with_experts_that_follow(layers, layer, later):
+    predictor, model, seen = NextGates(layers=layers), Asked(), seen_at(layer)
+    op = predictor.op(seen)
+    assert (op.kind, op.layer, op.rows) == (OpKind.PREDICT, layer, (2,) * len(later))
+    forecast = predictor.forecast(seen, model, [0, 3])
+    assert model.questions == [(layer, other, (0, 3), Lookahead.GATE) for other in later]
+    assert {key: scores[0, 0] for key, scores in forecast.items()} == {
+        other: number for number, other in enumerate(later, 1)
+    }
+
+
+def test_the_next_layer_costs_its_attention():
+    seen, model = seen_at(1), Asked()
+    seen.forward.context, seen.forward.pairs = 70, 71
+    op = NextLayer().op(seen)
+    assert (op.kind, op.rows, op.context, op.pairs) == (OpKind.PREDICT, (2,), 70, 71)
+    assert list(NextLayer().forecast(seen, model, [3])) == [2]
+    assert model.questions == [(1, 2, (3,), Lookahead.LAYER)]
+
+
+def test_nothing_is_predicted_across_a_layer_without_experts():
+    model = Asked()
+    assert NextLayer().forecast(seen_at(2), model, []) == {}
+    assert model.questions == []
+
+
+# --------------------------------------------------------------------------- equal ones
+
+
+def kinds(system, overrides):
+    """Kinds of a system's predictors, routing's first."""
+    return [type(predictor) for predictor in build(system, overrides).predictors]
+
+
+def test_equal_predictors_are_one():
+    gate = {"route": "predicted"}
+    for prefetch in ({"prefetch": "next-gate"}, {"prefetch.predict": "gate"}):
+        system = build("smoe", gate | prefetch)
+        assert system.route.predictor is not system.prefetch.predictor
+        assert system.predictors == [NextGates()]
+        assert system.lookaheads == {Lookahead.GATE}
+
+
+def test_unequal_predictors_are_not():
+    assert kinds("smoe", {"route": "predicted"}) == [NextGates, NextLayer]
+    assert build("smoe", {"route": "predicted"}).lookaheads == {Lookahead.GATE, Lookahead.LAYER}
+    assert NextGates() != NextGates(layers=3)
+    system = build("daop", {"prefetch": "next-gate"})
+    system.prefetch = FarAhead()
+    assert system.predictors == [NextGates(), NextGates(layers=3)]
+
+
+def test_networks_are_their_own():
+    one, other = PathPredictor(None, (3, 4)), PathPredictor(None, (3, 4))  # type: ignore[arg-type]
+    assert len(dict.fromkeys([one, other, one])) == 2
+
+
+def test_who_predicts_nothing():
+    assert kinds("moe-ondemand", {}) == kinds("flashmoe", {}) == kinds("duoserve", {}) == []
+    assert kinds("smoe", {}) == [NextLayer]
+    assert kinds("daop", {}) == [NextGates]
+
+
+class FarAhead(NextGate):
+    """Gates of three layers, brought in time."""
+
+    @property
+    def predictor(self):
+        return NextGates(layers=3)
+
+
+SCORES = [[0.1, 0.2, 0.3, 0.4]]
+
+
+@pytest.mark.parametrize(
+    ("predict", "predictions"),
+    [
+        # Of four layers three have a next one; in decode all but the first are routed ahead.
+        ("gate", 3),
+        ("layer", 6),
+    ],
+)
+def test_an_equal_prediction_is_made_once_a_layer(predict, predictions):
+    overrides = {"route": "predicted", "route.first": "1", "prefetch.predict": predict}
+    model = small_shape(layers=4)
+    tables = {(step, layer): SCORES for step in range(2) for layer in range(4)}
+    made = rig(build("smoe", overrides), FixedModel(model, tables, tables), slots=8)
+    made.engine.generate([[1]], 2)
+    spans = [span for span in made.spans if span.op.kind is OpKind.PREDICT]
+    assert len(spans) == len(made.engine.model.predicted) == predictions
