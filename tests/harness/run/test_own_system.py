@@ -1,11 +1,15 @@
 """A system of the user's own, given as ``module:Class``."""
 
+import importlib
 import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
 from tests.harness.commands import SMALL, call, run
+
+pytestmark = pytest.mark.usefixtures("tiny_models")
 
 SOURCE = """
 from dataclasses import dataclass, field
@@ -83,15 +87,91 @@ def test_a_lossy_router_may_not_call_itself_lossless(own):
     own("LeastRecentlyUsed")
     with Path("mine.py").open("a") as file:
         file.write(
-            "\n\nfrom systems.smoe import ExpertCacheRouter\n\n\n"
+            "\n\nfrom moebench.systems.smoe import ExpertCacheRouter\n\n\n"
             "class Liar(ExpertCacheRouter):\n"
-            "    def route(self, view):\n"
-            "        return ExpertCacheRouter(alpha=0.9).route(view)\n\n"
-            "    lossless = True\n\n\n"
+            "    def lossless_at(self, alpha):\n"
+            "        return True\n\n\n"
             "@dataclass(kw_only=True)\n"
             "class Lies(SMoE):\n"
             "    route: ExpertCacheRouter = field(default_factory=Liar)\n"
         )
-    called = call("run", "--system", "mine:Lies", *SMALL, "--cache-ratio", "0.05")
+    given = ("--cache-ratio", "0.25", "--alpha", "0.9", "--new-tokens", "12")
+    assert run("smoe", *given)["metrics"]["experts"]["decode"]["replaced"] > 0
+    called = call("run", "--system", "mine:Lies", *SMALL, *given)
     assert called.code == 2
+    assert called.err.count("\n") == 1
     assert "Liar says that it is lossless" in called.err
+
+
+# --------------------------------------------------------------------------- modules beside it
+
+HELPED = """
+from dataclasses import dataclass, field
+
+from helper import KeepEven
+from moebench import Eviction
+from moebench.systems.baselines import MoEOnDemand
+
+
+@dataclass(kw_only=True)
+class Helped(MoEOnDemand):
+    evict: Eviction = field(default_factory=KeepEven)
+"""
+HELPER = """
+from dataclasses import dataclass
+
+from deeper.choice import preferred
+from moebench import Eviction
+
+
+@dataclass(kw_only=True)
+class KeepEven(Eviction):
+    def victim(self, allowed, incoming):
+        return preferred(allowed.nonzero()[0].tolist())
+"""
+CHOICE = """
+def preferred(keys):
+    return min(keys, default=None)
+"""
+
+
+@pytest.fixture
+def helped(own) -> Iterator[Callable[[str, str], None]]:
+    """A system whose policy lies in a module beside it, and what that decides in a package."""
+    names = ("mine", "helper", "deeper", "deeper.choice")
+
+    def write(file: str, source: str) -> None:
+        Path(file).parent.mkdir(exist_ok=True)
+        Path(file).write_text(source)
+        for name in names:
+            sys.modules.pop(name, None)
+        importlib.invalidate_caches()
+
+    for file, source in [
+        ("mine.py", HELPED), ("helper.py", HELPER), ("deeper/choice.py", CHOICE),
+        ("deeper/__init__.py", ""), ("alone.py", ""),
+    ]:  # fmt: skip
+        write(file, source)
+    yield write
+    for name in names:
+        sys.modules.pop(name, None)
+
+
+def test_a_changed_helper_is_another_run(helped):
+    """Of whatever module of the user's own is imported, however far away; not of any other."""
+    small = ("--cache-ratio", "0.25", "--prompts", "2", "--new-tokens", "12")
+    first = run("mine:Helped", *small)
+    helped("alone.py", "nothing = 'imports this'")
+    assert run("mine:Helped", *small) == first  # the stored one
+    helped("deeper/choice.py", CHOICE.replace("min", "max"))
+    second = run("mine:Helped", *small)
+    assert second["run_id"] != first["run_id"]
+    # It was really run again, and evicts others.
+    assert second["metrics"]["cache_ratio"] != first["metrics"]["cache_ratio"]
+    helped("helper.py", HELPER.replace("preferred(", "(lambda keys: keys[0])("))
+    third = run("mine:Helped", *small)
+    assert third["run_id"] not in (first["run_id"], second["run_id"])
+    assert third["metrics"] == first["metrics"]  # the lowest key again
+    helped("deeper/__init__.py", "CHANGED = True")
+    ids = {first["run_id"], second["run_id"], third["run_id"]}
+    assert run("mine:Helped", *small)["run_id"] not in ids
