@@ -277,7 +277,7 @@ class Engine:
         # More loads than slots: each waits for a computed expert to leave.
         for fetch in loads.waiting:
             arrival = self.transfers.demand_when_free(fetch)
-            if fetch.expert in rows:
+            if fetch.expert in now.plan.device:
                 e = fetch.expert
                 self.transfers.computed([self._ops.device_expert(layer, e, rows[e], (arrival,))])
 
