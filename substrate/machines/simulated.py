@@ -223,6 +223,8 @@ class SimulatedMachine:
             turn = self._begun.queued if self._begun is not None else self._queue[0]
             op, client, chunks, since_ns = turn
             start = max(self._free[self.load_path[0]], since_ns)
+            if self._last is not None:  # where nothing overlaps, every lane must be idle
+                start = max(start, cast(int, self._last.end_ns))
             if start >= self._now:
                 return
             if self._begun is not None:
