@@ -1,50 +1,110 @@
 """Random small models, budgets, systems and routing: runs that can be repeated."""
 
+import json
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+import numpy as np
 from hypothesis import settings
 from hypothesis import strategies as st
 
-from moebench.substrate.engine.loop import Generation
+from moebench.substrate.engine.records import Generation
+from moebench.substrate.engine.system import System
 from moebench.substrate.memory.cache import Scope
+from moebench.substrate.memory.capacity import Home
 from moebench.substrate.models.shape import ModelShape
 from moebench.substrate.traces.passes import TracedModel
+from moebench.systems.duoserve import PathPredictor
+from moebench.systems.learn.eviction_network import Network
 from moebench.systems.options import build
+from tests.substrate.engine.arbitrary import (
+    AnyAssignment,
+    AnyCommitted,
+    AnyPlacement,
+    AnyPrefetch,
+    AnyRouting,
+    Arbitrary,
+    MayWriteBack,
+)
 from tests.substrate.engine.fakes import FlatCosts, Rig, prices, random_trace, rig, small_shape
+
+SYSTEMS = ("smoe", "moe-ondemand", "daop", "duoserve", "flashmoe", "arbitrary")
 
 
 @dataclass(frozen=True)
 class Case:
-    """A run that can be repeated."""
+    """A run that can be repeated.
+
+    Attributes:
+        slots: on the device, together or of each layer.
+        learnt: whether what a system learns is there.
+    """
 
     shape: ModelShape
     seed: int
     system: str
-    settings: dict[str, str]
-    slots: int
+    overrides: dict[str, str]
+    slots: int | tuple[int, ...]
     scope: Scope
     batches: tuple[tuple[int, ...], ...]
     passes: int
     costs: FlatCosts
     from_disk: bool
+    homes: tuple[Home, ...] = ()
+    learnt: bool = False
+
+    def made(self) -> System:
+        """The system, with random networks in place of trained ones."""
+        if self.system == "arbitrary":
+            return _arbitrary(self)
+        system = build(self.system, self.overrides)
+        if self.system == "duoserve" and self.learnt:
+            system.prefetch._predictor = PathPredictor(_Guesses(self), (2, 4))
+        if self.overrides.get("evict") == "flashmoe":
+            random = np.random.default_rng(self.seed)
+            layers, experts = len(self.shape.moe_layers), self.shape.num_experts
+            weights = random.standard_normal((layers, 2 * experts, experts))
+            system.evict._network = Network([weights], [np.zeros((layers, experts))])
+        return system
 
     def run(self) -> tuple[Rig, list[Generation]]:
         trace = random_trace(self.seed, self.shape, self.batches, self.passes)
         made = rig(
-            build(self.system, self.settings),
+            self.made(),
             TracedModel(trace),
             slots=self.slots,
             costs=self.costs,
             scope=self.scope,
             from_disk=self.from_disk,
+            homes=self.homes,
         )
         prompts = [[[0] * n for n in lengths] for lengths in self.batches]
         return made, [made.engine.generate(p, self.passes) for p in prompts]
 
-    @property
-    def total(self) -> int:
-        return len(self.shape.moe_layers) * self.shape.num_experts
+
+class _Guesses:
+    """Stands in for ExpertMLP: any probabilities."""
+
+    def __init__(self, case: Case) -> None:
+        self._random, self._experts = np.random.default_rng(case.seed), case.shape.num_experts
+
+    def probabilities(self, path_TLK, row):
+        return self._random.random((len(path_TLK), self._experts))
+
+
+def _arbitrary(case: Case) -> Arbitrary:
+    drawn = case.overrides
+    prefetch = AnyCommitted if drawn["discipline"] == "committed" else AnyPrefetch
+    return Arbitrary(
+        place=AnyPlacement(seed=case.seed),
+        route=AnyRouting(seed=case.seed, ahead=frozenset(json.loads(drawn["ahead"]))),
+        assign=AnyAssignment(seed=case.seed),
+        prefetch=prefetch(seed=case.seed, chunks=int(drawn["chunks"])),
+        evict=MayWriteBack(writes_back=drawn["writes_back"] == "True"),
+        scope=case.scope,
+        overlap=drawn["overlap"] == "True",
+        blocking_copies=drawn["blocking_copies"] == "True",
+    )
 
 
 @st.composite
@@ -62,10 +122,10 @@ def shapes(draw) -> ModelShape:
 
 
 @st.composite
-def smoe_settings(draw, most_staging: int) -> dict[str, str]:
+def smoe_overrides(draw, most_staging: int) -> dict[str, str]:
     evicts = ["lru", "lfu", "score"] + ["static"] * (most_staging > 0)
     chosen = {
-        "route.alpha": str(draw(st.sampled_from([0, 0.25, 0.6, 1]))),
+        "alpha": str(draw(st.sampled_from([0, 0.25, 0.6, 1]))),
         "route.refine": str(draw(st.booleans())),
         "assign": draw(st.sampled_from(["load", "host", "balanced"])),
         "prefetch": draw(st.sampled_from(["none", "next-gate", "top-score", "top-score"])),
@@ -79,6 +139,28 @@ def smoe_settings(draw, most_staging: int) -> dict[str, str]:
     if chosen["evict"] == "static":
         chosen["evict.staging"] = str(draw(st.integers(1, min(3, most_staging))))
     return chosen
+
+
+@st.composite
+def daop_overrides(draw, shape: ModelShape) -> dict[str, str]:
+    counts = st.lists(st.integers(0, 9), min_size=shape.num_experts, max_size=shape.num_experts)
+    popularity = [draw(counts) for _ in range(shape.num_layers)]
+    return {
+        "place.popularity": json.dumps(popularity),
+        "route.first": str(draw(st.integers(1, 3))),
+        "route.most_host": draw(st.sampled_from(["null", "0", "1", "2"])),
+        "assign.threshold": str(draw(st.sampled_from([1, 1.05, 2]))),
+    }
+
+
+@st.composite
+def arbitrary_overrides(draw, shape: ModelShape) -> dict[str, str]:
+    return {
+        "ahead": json.dumps(draw(st.lists(st.sampled_from(shape.moe_layers)))),
+        "discipline": draw(st.sampled_from(["speculative", "committed"])),
+        "chunks": str(draw(st.integers(1, 3))),
+        "writes_back": str(draw(st.booleans())),
+    }
 
 
 @st.composite
@@ -101,7 +183,7 @@ def flat_costs(draw) -> FlatCosts:
 
 
 @st.composite
-def cases(draw, systems: Sequence[str] = ("smoe", "smoe", "moe-ondemand", "gpu-only")) -> Case:
+def cases(draw, systems: Sequence[str] = (*SYSTEMS, "smoe", "gpu-only")) -> Case:
     shape = draw(shapes())
     layers = len(shape.moe_layers)
     total = layers * shape.num_experts
@@ -110,24 +192,52 @@ def cases(draw, systems: Sequence[str] = ("smoe", "smoe", "moe-ondemand", "gpu-o
     fewest = max(shape.top_k, layers if scope == "layer" else 1)
     slots = total if system == "gpu-only" else draw(st.integers(fewest, total))
     changes: dict[str, str] = {}
-    if system == "smoe":
-        # Some slot of every pool must be left for placed experts.
-        changes = draw(smoe_settings(slots // (layers if scope == "layer" else 1) - 1))
-    elif system == "moe-ondemand":
-        changes = {"evict": draw(st.sampled_from(["lru", "lfu", "score"]))}
+    match system:
+        case "smoe":
+            # Some slot of every pool must be left for placed experts.
+            changes = draw(smoe_overrides(slots // (layers if scope == "layer" else 1) - 1))
+        case "moe-ondemand":
+            changes = {"evict": draw(st.sampled_from(["lru", "lfu", "score"]))}
+        case "daop":
+            changes = draw(daop_overrides(shape))
+        case "flashmoe":
+            changes = {"evict": draw(st.sampled_from(["flashmoe", "lifo", "arc", "lecar"]))}
+        case "arbitrary":
+            changes = draw(arbitrary_overrides(shape))
+    if draw(st.integers(0, 3)) == 0 or system == "arbitrary":
+        changes["overlap"] = str(draw(st.booleans()))
+        changes["blocking_copies"] = str(draw(st.booleans()))
     lengths = st.lists(st.integers(1, 4), min_size=1, max_size=3).map(tuple)
-    return Case(
+    case = Case(
         shape=shape,
         seed=draw(st.integers(0, 1 << 16)),
         system=system,
-        settings=changes,
+        overrides=changes,
         slots=slots,
         scope=scope,
         batches=tuple(draw(st.lists(lengths, min_size=1, max_size=2))),
         passes=draw(st.integers(1, 5)),
         costs=draw(flat_costs()),
         from_disk=draw(st.booleans()),
+        learnt=draw(st.booleans()),
     )
+    return draw(_divided(case)) if system == "arbitrary" else case
+
+
+@st.composite
+def _divided(draw, case: Case) -> Case:
+    """Homes of common weights, and where layers have slots of their own, any numbers of them."""
+    homes = st.lists(
+        st.sampled_from(["device", "device", "host", "stream"]),
+        min_size=case.shape.num_layers,
+        max_size=case.shape.num_layers,
+    )
+    case = replace(case, homes=tuple(draw(homes)))
+    if case.scope == "global":
+        return case
+    layers, experts = len(case.shape.moe_layers), case.shape.num_experts
+    each = st.lists(st.integers(0, experts), min_size=layers, max_size=layers)
+    return replace(case, slots=tuple(draw(each)))
 
 
 def examples(count: int):

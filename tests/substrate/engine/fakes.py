@@ -24,7 +24,7 @@ from moebench.substrate.models.protocol import Model
 from moebench.substrate.models.shape import GateKind, ModelShape
 from moebench.substrate.terms import Gate, Ids, Lookahead, Phase, Scores
 from moebench.substrate.traces.passes import PassTrace, RoutingTrace
-from tests.substrate.engine.watch import Claim, LetGo, watch_needed, watch_slots
+from tests.substrate.engine.watch import Claim, LetGo, watch_needed, watch_slots, watch_turns
 
 RECORD_BYTES = 1000
 
@@ -311,6 +311,8 @@ class Rig:
     events: list[Claim | LetGo]
     #: Control time at which each needed load was submitted, and its span on its first lane.
     needed: list[tuple[int, Span]]
+    #: When the turn of each speculative prefetch came.
+    turns: list[int]
     #: Phase of every LayerView, in order, with its layer.
     phases: list[tuple[Phase, int]]
 
@@ -360,6 +362,7 @@ def rig(
 
     system.observe = observed  # type: ignore[method-assign]
     engine = Engine(system, model, machine, cache, timeline, homes)
+    turns = watch_turns(engine.transfers)
     engine.start()
     events[:] = [claim._replace(placed=True) for claim in events]
-    return Rig(engine, machine, cache, timeline, tier, events, needed, phases)
+    return Rig(engine, machine, cache, timeline, tier, events, needed, turns, phases)

@@ -2,6 +2,7 @@
 
 from typing import Any, NamedTuple
 
+from moebench.substrate.engine.transfers import Transfers
 from moebench.substrate.machines.protocol import Span
 from moebench.substrate.machines.simulated import SimulatedMachine
 from moebench.substrate.machines.timeline import Timeline
@@ -62,3 +63,18 @@ def watch_needed(machine: SimulatedMachine, submit_ns: int) -> list[tuple[int, S
 
     machine.load, machine.finish = loaded, finished  # type: ignore[method-assign]
     return needed
+
+
+def watch_turns(transfers: Transfers) -> list[int]:
+    """When speculative prefetches got their slots."""
+    turns: list[int] = []
+    claim = transfers.claim
+
+    def claimed(op, now_ns):
+        after = claim(op, now_ns)
+        if after is not None:
+            turns.append(now_ns)
+        return after
+
+    transfers.claim = claimed  # type: ignore[method-assign]
+    return turns
