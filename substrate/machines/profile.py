@@ -8,6 +8,7 @@ inert; `load_profile` is the only function here that reads a file.
 import datetime
 import hashlib
 import json
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, Literal, get_args
 
@@ -213,7 +214,7 @@ def _read_yaml(path: Path) -> object:
     import yaml
 
     try:
-        return yaml.safe_load(path.read_text(encoding="utf-8"))
+        return _parsed(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise ProfileError(
             f"{path}: cannot be read ({error.strerror}); allowed: a readable .yaml file, "
@@ -222,6 +223,14 @@ def _read_yaml(path: Path) -> object:
     except (yaml.YAMLError, ValueError) as error:
         reason = " ".join(str(error).split())
         raise ProfileError(f"{path}: not valid YAML ({reason}); allowed: UTF-8 YAML") from error
+
+
+@lru_cache
+def _parsed(text: str) -> object:
+    """A file's YAML; every cell of a sweep reads its profile, and a profile takes 20 ms."""
+    import yaml
+
+    return yaml.safe_load(text)
 
 
 def _explain(error: ValidationError) -> str:
