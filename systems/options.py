@@ -52,16 +52,21 @@ def _policy(
             f"{system.__name__} has no default for {decision}: write "
             f"`{decision}: ... = field(default_factory=...)`, or subclass an existing system"
         )
-    default = factory()
+    try:
+        default = factory()
+    except TypeError as error:  # one of the user's own that lacks a method, or a default
+        raise UsageError(f"{system.__name__}: cannot make its {decision} ({error})") from error
     known = options_of(type(default))
     prefix = decision + "."
     given = {k.removeprefix(prefix): v for k, v in dotted.items() if k.startswith(prefix)}
     changed = {k: _value(known[k], v, prefix + k) for k, v in given.items() if k in known}
-    return dataclasses.replace(default, **changed)
+    return dataclasses.replace(default, **changed) if known else default
 
 
 def options_of(owner: type[Policy] | type[System]) -> dict[str, Any]:
     """An owner's options and their types; of a system, those that are not decisions."""
+    if not dataclasses.is_dataclass(owner):
+        return {}
     hints = typing.get_type_hints(owner)
     names = [f.name for f in dataclasses.fields(typing.cast(Any, owner)) if f.init]
     return {name: hints[name] for name in names if name not in DECISIONS}

@@ -73,6 +73,13 @@ def test_what_is_no_system_is_one_line(own, name, said):
             "@dataclass(kw_only=True)\nclass Mine(System):\n    pass\n",
             "Mine has no default for place",
         ),
+        (
+            "from dataclasses import dataclass, field\nfrom moebench import Eviction\n"
+            "from moebench.systems.smoe import SMoE\n\n"
+            "@dataclass(kw_only=True)\nclass Mine(SMoE):\n"
+            "    evict: Eviction = field(default_factory=Eviction)\n",
+            "Mine: cannot make its evict (Can't instantiate abstract class Eviction",
+        ),
     ],
 )
 def test_a_broken_module_is_one_line(own, source, said):
@@ -81,6 +88,23 @@ def test_a_broken_module_is_one_line(own, source, said):
     called = call("run", "--system", "mine:Mine", *SMALL)
     assert (called.code, called.err.count("\n")) == (2, 1)
     assert said in called.err
+
+
+def test_a_policy_without_options_need_not_be_a_dataclass(own):
+    own("LeastRecentlyUsed")
+    with Path("mine.py").open("a") as file:
+        file.write(
+            "\n\nclass Lowest(Eviction):\n"
+            "    def victim(self, allowed, incoming):\n"
+            "        return int(allowed.argmax()) if allowed.any() else None\n\n\n"
+            "@dataclass(kw_only=True)\n"
+            "class Bare(SMoE):\n"
+            "    evict: Eviction = field(default_factory=Lowest)\n"
+        )
+    assert run("mine:Bare")["spec"]["options"]["evict"] == "Lowest"
+    called = call("run", "--system", "mine:Bare", *SMALL, "--set", "evict.window=3")
+    assert (called.code, called.err.count("\n")) == (2, 1)
+    assert "unknown option 'evict.window'" in called.err
 
 
 def test_a_lossy_router_may_not_call_itself_lossless(own):
