@@ -277,8 +277,8 @@ class Engine:
         # More loads than slots: each waits for a computed expert to leave.
         for fetch in loads.waiting:
             arrival = self.transfers.demand_when_free(fetch)
-            if fetch.expert in now.plan.device:
-                e = fetch.expert
+            e = cast(int, fetch.expert)
+            if e in now.plan.device:
                 self.transfers.computed([self._ops.device_expert(layer, e, rows[e], (arrival,))])
 
     def _combine(self, layer: int, on_host: HostWork) -> None:
