@@ -30,6 +30,8 @@ class _Job:
     chunks: int = 1
     done: int = 0
     start_ns: int = 0
+    #: A prefetch of which every further chunk goes before other loads.
+    finishing: bool = False
     #: Ends with the last chunk.
     span: Span = field(init=False)
 
@@ -60,6 +62,8 @@ class LocalMachine:
         self._changed = threading.Condition(self.lock)
         self._needed: deque[_Job] = deque()
         self._queued: deque[_Job] = deque()
+        #: What the loader has taken last.
+        self._carried: _Job | None = None
         self._least_ns: dict[tuple[OpKind, Lane], int] = {}
         self._device_free_ns = time.perf_counter_ns()
         self._failure: Exception | None = None
@@ -162,7 +166,10 @@ class LocalMachine:
     def finish(self, op: Op) -> None:
         """Let the loader go on with a prefetch that has begun before all others that are needed."""
         with self._changed:
+            if self._carried is not None and self._carried.op == op:
+                self._carried.finishing = True
             for job in [job for job in self._queued if job.done and job.op == op]:
+                job.finishing = True
                 self._queued.remove(job)
                 self._needed.appendleft(job)
 
@@ -197,10 +204,12 @@ class LocalMachine:
         with self._changed:
             while not self._closing:
                 if self._needed:
-                    return self._needed.popleft()
+                    self._carried = self._needed.popleft()
+                    return self._carried
                 if self._queued:
                     job = self._queued.popleft()
                     if job.done or self._begun(job):
+                        self._carried = job
                         return job
                     continue
                 self._changed.wait()
@@ -233,5 +242,5 @@ class LocalMachine:
             if complete:
                 job.client.arrived(op, job.start_ns, span.end_ns)
             else:
-                self._queued.appendleft(job)
+                (self._needed if job.finishing else self._queued).appendleft(job)
             self._changed.notify_all()
