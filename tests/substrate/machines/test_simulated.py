@@ -1,176 +1,24 @@
-"""Priorities and ties of the two machines, worked out by hand."""
-
-import threading
-from collections.abc import Iterator
-from dataclasses import dataclass, field
+"""The simulated machine's lanes, waits and stalls, worked out by hand."""
 
 import pytest
-import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
-from moebench.substrate.engine.loop import Engine
-from moebench.substrate.errors import CheckpointError, IntegrityError
-from moebench.substrate.machines.local import LocalMachine
-from moebench.substrate.machines.protocol import Lane, Op, OpKind, Span
-from moebench.substrate.machines.simulated import SimulatedMachine
-from moebench.substrate.machines.timeline import Timeline
-from moebench.substrate.memory.cache import ExpertCache
-from moebench.substrate.memory.slots import SlotExperts
-from moebench.substrate.memory.tier import Tier
-from moebench.substrate.models.decoder import Decoder
-from moebench.substrate.models.weights import Checkpoint, ExpertStore
-from moebench.systems.options import build
-from tests.substrate.engine.fakes import FlatCosts, prices
-from tests.substrate.models.checkpoints import make_checkpoint
+from moebench.substrate.errors import IntegrityError
+from moebench.substrate.machines.protocol import Lane, Op, OpKind, Span, op_of
+from tests.substrate.engine.fakes import RECORD_BYTES
+from tests.substrate.machines.clients import ATTEND, Client, attend, load_op, simulated, times
 
-
-@dataclass
-class Parcel:
-    """A transfer that keeps a diary; ``accept`` is what it answers when its turn comes."""
-
-    name: str = ""
-    accept: bool = True
-    diary: list[tuple] = field(default_factory=list)
-
-    def begin(self, now_ns: int) -> bool:
-        self.diary.append(("begin", now_ns))
-        return self.accept
-
-    def under_way(self, span: Span) -> None:
-        self.span = span
-
-    def arrived(self, start_ns: int, end_ns: int) -> None:
-        self.diary.append(("arrived", start_ns, end_ns))
-
-    def copy(self) -> None: ...
-
-
-def machine(from_disk: bool = False, **control: int) -> SimulatedMachine:
-    costs = FlatCosts(prices(expert=10, attend=30, load=40, read=60, host=55, back=4), **control)
-    return SimulatedMachine(costs, Timeline(1, keep_all=True), from_disk)
-
-
-def load_op(layer: int, expert: int = 0) -> Op:
-    return Op(OpKind.LOAD, layer, (), (expert,))
-
-
-ATTEND = Op(OpKind.ATTEND, 0, (1,))
-
-
-def times(span: Span) -> tuple[int, int]:
-    return span.start_ns, span.end_ns
-
-
-# ----------------------------------------------------------------------------- prefetches
-
-
-def test_a_needed_load_goes_before_a_prefetch_that_could_start_at_the_same_instant():
-    m, prefetch, needed = machine(), Parcel(), Parcel()
-    m.enqueue(load_op(1), prefetch)
-    assert times(m.load(load_op(0), needed)) == (0, 40)
-    m.wait(m.submit(ATTEND, Lane.DEVICE))  # to 30: the link is busy until 40
-    assert prefetch.diary == []
-    m.wait(m.submit(ATTEND, Lane.DEVICE))  # to 60: the link was free from 40 on
-    assert prefetch.diary == [("begin", 40), ("arrived", 40, 80)]
-
-
-def test_a_prefetch_starts_only_in_idle_time_that_is_strictly_past():
-    m, prefetch = machine(), Parcel()
-    span = m.submit(ATTEND, Lane.DEVICE)
-    m.wait(span)  # now 30
-    m.enqueue(load_op(1), prefetch)
-    m.elapse(1)  # a decision of 0 ns: still 30
-    assert prefetch.diary == []
-    m.costs.decision_ns = 1
-    m.elapse(1)
-    assert prefetch.diary == [("begin", 30), ("arrived", 30, 70)], "from when it was queued"
-
-
-def test_a_needed_load_waits_for_a_prefetch_that_has_started():
-    m, prefetch = machine(), Parcel()
-    m.enqueue(load_op(1), prefetch)
-    m.wait(m.submit(ATTEND, Lane.DEVICE))
-    assert times(m.load(load_op(0), Parcel())) == (40, 80)
-
-
-def test_the_submission_of_a_load_itself_lets_a_prefetch_start_first():
-    m, prefetch = machine(submit_ns=2), Parcel()
-    m.enqueue(load_op(1), prefetch)  # the link is idle at 0; the load is there at 2
-    assert times(m.load(load_op(0), Parcel())) == (40, 80)
-    assert prefetch.diary[0] == ("begin", 0)
-
-
-def test_prefetches_go_in_the_order_of_the_queue_and_a_refused_one_takes_no_time():
-    m = machine()
-    first, refused, last = Parcel(), Parcel(accept=False), Parcel()
-    for parcel in (first, refused, last):
-        m.enqueue(load_op(1), parcel)
-    for _ in range(4):
-        m.wait(m.submit(ATTEND, Lane.DEVICE))
-    assert first.diary == [("begin", 0), ("arrived", 0, 40)]
-    assert refused.diary == [("begin", 40)]
-    assert last.diary == [("begin", 40), ("arrived", 40, 80)]
-
-
-def test_cancel_drops_what_has_not_started_of_layers_up_to_the_given_one():
-    m = machine()
-    parcels = {layer: Parcel() for layer in (1, 2, 3)}
-    started = Parcel()
-    m.enqueue(load_op(1), started)
-    m.wait(m.submit(ATTEND, Lane.DEVICE))  # the first takes the link until 40
-    for layer, parcel in parcels.items():
-        m.enqueue(load_op(layer), parcel)
-    assert m.cancel(2) == 2
-    assert m.cancel(2) == 0
-    for _ in range(3):
-        m.wait(m.submit(ATTEND, Lane.DEVICE))
-    assert started.diary[-1] == ("arrived", 0, 40)
-    assert parcels[1].diary == parcels[2].diary == []
-    assert parcels[3].diary == [("begin", 40), ("arrived", 40, 80)]
-    m.enqueue(load_op(9), Parcel())
-    assert m.cancel() == 1
-
-
-# ----------------------------------------------------------------------------- the load path
-
-
-def test_from_disk_two_lanes_work_at_once():
-    m, a, b = machine(from_disk=True), Parcel(), Parcel()
-    assert m.load_path == (Lane.DISK, Lane.H2D)
-    assert times(m.load(load_op(0, 1), a)) == (60, 100)
-    assert times(m.load(load_op(0, 2), b)) == (120, 160)
-    assert a.diary == [("arrived", 0, 100)], "it is under way from the disk's start on"
-    assert b.diary == [("arrived", 60, 160)]
-    lanes = [(s.op.kind, s.lane, *times(s)) for s in m.timeline.spans]
-    assert lanes == [
-        (OpKind.READ, Lane.DISK, 0, 60),
-        (OpKind.LOAD, Lane.H2D, 60, 100),
-        (OpKind.READ, Lane.DISK, 60, 120),
-        (OpKind.LOAD, Lane.H2D, 120, 160),
-    ]
-
-
-def test_from_disk_a_load_for_a_busy_slot_waits_before_it_reads():
-    m = machine(from_disk=True)
-    reader = m.submit(ATTEND, Lane.DEVICE)
-    assert times(m.load(load_op(0), Parcel(), after=(reader,))) == (90, 130)
-
-
-def test_from_disk_a_prefetch_starts_when_the_disk_is_idle():
-    m, prefetch = machine(from_disk=True), Parcel()
-    m.load(load_op(0), Parcel())  # disk to 60, link to 100
-    m.enqueue(load_op(1), prefetch)
-    for _ in range(3):
-        m.wait(m.submit(ATTEND, Lane.DEVICE))  # to 90
-    assert prefetch.diary == [("begin", 60), ("arrived", 60, 160)]
+EXPERT = Op(OpKind.EXPERT, 0, (1,), (0,))
 
 
 def test_an_operation_of_many_kernels_starts_with_its_first_and_ends_after_its_last():
-    m = machine(launch_ns=50)
+    m = simulated(launch_ns=50)
     # Three experts of 10: the first kernel is launched at 50, the last at 150.
     experts = Op(OpKind.EXPERT, 0, (1, 1, 1), (0, 1, 2))
     assert times(m.submit(experts, Lane.DEVICE)) == (50, 150)
     # Launched cheaply they take their own time: 30 from the first launch on.
-    m = machine(launch_ns=5)
+    m = simulated(launch_ns=5)
     assert times(m.submit(experts, Lane.DEVICE)) == (5, 35)
 
 
@@ -178,16 +26,16 @@ def test_an_operation_of_many_kernels_starts_with_its_first_and_ends_after_its_l
 
 
 def test_every_idle_nanosecond_has_a_cause():
-    m = machine(launch_ns=5, submit_ns=3, sync_ns=7)
+    m = simulated(launch_ns=5, submit_ns=3, sync_ns=7)
     first = m.submit(ATTEND, Lane.DEVICE)
     assert (times(first), first.stall_ns, first.cause) == ((5, 35), 5, "control")
     second = m.submit(ATTEND, Lane.DEVICE)
     assert (times(second), second.stall_ns, second.cause) == ((35, 65), 0, "")
     expert = Op(OpKind.EXPERT, 0, (1,), (0,))
-    loaded = m.load(load_op(0), Parcel())  # control 13: 13 .. 53
+    loaded = m.load(load_op(0), Client())  # control 13: 13 .. 53
     third = m.submit(expert, Lane.DEVICE, after=(loaded,))
     assert (times(third), third.stall_ns, third.cause) == ((65, 75), 0, "")
-    late = m.load(load_op(0), Parcel())  # control 21: 53 .. 93
+    late = m.load(load_op(0), Client())  # control 21: 53 .. 93
     fourth = m.submit(expert, Lane.DEVICE, after=(late,))
     assert (times(fourth), fourth.stall_ns, fourth.cause) == ((93, 103), 18, "load")
     host = m.submit(expert, Lane.HOST)  # control 29: 29 .. 84
@@ -206,143 +54,138 @@ def test_every_idle_nanosecond_has_a_cause():
 
 
 def test_waiting_for_what_never_started_is_a_bug():
-    m = machine()
+    m = simulated()
     with pytest.raises(IntegrityError, match="has not started"):
         m.submit(ATTEND, Lane.DEVICE, after=(Span(ATTEND, Lane.DEVICE),))
 
 
 def test_work_runs_at_once_and_its_result_is_the_spans():
-    m = machine()
+    m = simulated()
     assert m.submit(ATTEND, Lane.DEVICE, work=lambda: 42).value == 42
     assert m.estimate_ns(ATTEND, Lane.DEVICE) == 30
 
 
-# ----------------------------------------------------------------------------- this computer
+@pytest.mark.parametrize(
+    ("op", "lane", "cause"),
+    [
+        (op_of(OpKind.STREAM, 1, ()), Lane.H2D, "load"),
+        (op_of(OpKind.RETURN, 0, (1,)), Lane.D2H, "host"),
+        (op_of(OpKind.WRITE_BACK, 0, (), (1,)), Lane.D2H, "d2h"),
+        (op_of(OpKind.PREDICT, 0, (1,)), Lane.PREDICT, "predict"),
+        (op_of(OpKind.EXPERT, 0, (1,), (1,)), Lane.HOST, "host"),
+    ],
+)
+def test_a_stall_is_named_after_what_the_device_waited_for(op, lane, cause):
+    m = simulated()
+    awaited = m.submit(op, lane)
+    waiting = m.submit(ATTEND, Lane.DEVICE, after=(awaited,))
+    assert (waiting.stall_ns, waiting.cause) == (awaited.end_ns, cause)
 
 
-@pytest.fixture(scope="module")
-def checkpoint(tmp_path_factory) -> Checkpoint:
-    return Checkpoint(make_checkpoint(tmp_path_factory.mktemp("deepseek"), "deepseek"))
+# ----------------------------------------------------------------------------- what is moved
 
 
-@pytest.fixture
-def store(checkpoint, tmp_path) -> ExpertStore:
-    return ExpertStore.build(checkpoint, tmp_path / "experts.bin", torch.float32)
+def test_weights_that_cross_a_lane_are_counted_and_outputs_are_not():
+    m = simulated(from_disk=True)
+    m.load(load_op(0, 1), Client())
+    m.submit(op_of(OpKind.STREAM, 2, ()), Lane.H2D)
+    m.write_back(0, 3, since_ns=0)
+    m.submit(op_of(OpKind.RETURN, 0, (1,), (1,)), Lane.D2H)
+    m.submit(EXPERT, Lane.HOST)
+    moved = {lane: m.timeline.bytes_moved(lane) for lane in Lane}
+    # A layer's common weights are ten records here.
+    expected = {Lane.DISK: 1, Lane.H2D: 11, Lane.D2H: 1}
+    assert moved == {lane: expected.get(lane, 0) * RECORD_BYTES for lane in Lane}
 
 
-@pytest.fixture
-def here(store) -> Iterator[LocalMachine]:
-    with LocalMachine(store, 4, Timeline(store.record_bytes, keep_all=True)) as m:
-        yield m
+def test_write_backs_take_turns_on_their_own_lane():
+    m = simulated()
+    reader = m.submit(EXPERT, Lane.DEVICE)
+    assert times(m.write_back(0, 1, since_ns=5)) == (5, 40)
+    second = m.write_back(0, 2, since_ns=6)
+    assert times(second) == (40, 75)
+    assert (second.op.kind, second.op.experts, second.lane) == (OpKind.WRITE_BACK, (2,), Lane.D2H)
+    # The link's other direction and the device do not wait for them.
+    assert times(m.load(load_op(0, 5), Client(), after=(reader,))) == (10, 50)
+    assert m.now_ns() == 0, "nor does the control thread"
 
 
-class Record(Parcel):
-    """A parcel that really copies."""
-
-    def __init__(self, m: LocalMachine, expert: int, slot: int) -> None:
-        super().__init__()
-        self.machine, self.expert, self.slot = m, expert, slot
-
-    def copy(self) -> None:
-        self.machine.copy_record(1, self.expert, self.slot)
+# ----------------------------------------------------------------------------- backlog
 
 
-def test_a_record_arrives_in_its_slot(checkpoint, here):
-    parcel = Record(here, 5, 2)
-    span = here.load(load_op(1, 5), parcel)
-    assert parcel.span is span
-    here.wait(span)
-    assert torch.equal(here.slots[2], checkpoint.expert_record(1, 5, torch.float32))
-    assert parcel.diary == [("arrived", span.start_ns, span.end_ns)]
-    assert here.timeline.spans == [span]
-    assert 0 < here.estimate_ns(span.op, Lane.DISK) == span.duration_ns
+def test_a_lanes_backlog_is_what_was_submitted_less_what_has_passed():
+    m = simulated()
+    m.submit(ATTEND, Lane.DEVICE)
+    m.load(load_op(0), Client())
+    m.load(load_op(0, 1), Client())
+    m.submit(EXPERT, Lane.HOST)
+    m.write_back(0, 2, since_ns=0)
+    backlog = {Lane.DEVICE: 30, Lane.H2D: 80, Lane.HOST: 55, Lane.D2H: 35}
+    assert {lane: m.backlog_ns(lane) for lane in Lane} == dict.fromkeys(Lane, 0) | backlog
+    attend(m)  # to 60
+    assert {lane: m.backlog_ns(lane) for lane in Lane} == dict.fromkeys(Lane, 0) | {Lane.H2D: 20}
 
 
-def test_a_needed_load_overtakes_queued_prefetches(here):
-    order: list[str] = []
-    hold, go = threading.Event(), threading.Event()
-
-    class Ordered(Record):
-        def copy(self) -> None:
-            order.append(f"{self.expert}")
-            hold.set()
-            go.wait(10)
-            super().copy()
-
-    first = here.load(load_op(1, 0), Ordered(here, 0, 0))
-    assert hold.wait(10)
-    prefetches = [Ordered(here, e, e) for e in (1, 2)]
-    for parcel in prefetches:
-        here.enqueue(load_op(2 + (parcel.expert == 2), parcel.expert), parcel)
-    needed = here.load(load_op(1, 3), Ordered(here, 3, 3))
-    assert here.cancel(2) == 1
-    go.set()
-    here.wait(first)
-    here.wait(needed)
-    here.wait(here.load(load_op(1, 0), Ordered(here, 0, 0)))
-    assert order[:2] == ["0", "3"]
-    assert "1" not in order
-    assert prefetches[0].diary == []
+def test_queued_prefetches_are_no_backlog():
+    m = simulated()
+    m.enqueue([load_op(1, e) for e in range(3)], Client())
+    assert m.backlog_ns(Lane.H2D) == 0
+    attend(m)  # the first one began at 0 and ends at 40
+    assert m.backlog_ns(Lane.H2D) == 10
 
 
-def test_a_truncated_store_surfaces_where_the_control_thread_waits(store, here):
-    with store.path.open("r+b") as file:
-        file.truncate(store.offset(1, 5) + 8)
-    here.wait(here.load(load_op(1, 4), Record(here, 4, 0)))
-    broken = here.load(load_op(1, 5), Record(here, 5, 1))
-    with pytest.raises(CheckpointError, match="layer 1 expert 5 is truncated"):
-        here.wait(broken)
-    with pytest.raises(CheckpointError):
-        here.submit(ATTEND, Lane.DEVICE, after=(broken,))
+# ----------------------------------------------------------------------------- systems' options
 
 
-def test_a_bug_in_the_loader_surfaces_too(here):
-    class Broken(Parcel):
-        def begin(self, now_ns: int) -> bool:
-            raise ZeroDivisionError("a policy's own mistake")
-
-    here.enqueue(load_op(1), Broken())
-    here._loader.join(10)
-    with pytest.raises(ZeroDivisionError):
-        here.wait(here.load(load_op(1, 4), Record(here, 4, 0)))
-
-
-def test_a_truncated_store_ends_the_run(checkpoint, store):
-    with store.path.open("r+b") as file:
-        file.truncate(store.offset(2, 1) + 8)  # expert 0 of layer 2 can still be placed
-    timeline = Timeline(store.record_bytes)
-    tier = Tier("memory", 3 * store.record_bytes)
-    cache = ExpertCache(store.shape, 3, "global", tier, store.record_bytes)
-    with LocalMachine(store, 3, timeline) as m:
-        decoder = Decoder(
-            store.shape, checkpoint.common(torch.float32), SlotExperts(cache, m.slots)
-        )
-        engine = Engine(build("moe-ondemand"), decoder, m, cache, timeline)
-        engine.start()
-        with torch.inference_mode(), pytest.raises(CheckpointError, match="truncated"):
-            engine.generate([[1, 2, 3, 4, 5, 6, 7, 8]], 4)
-    assert not m._loader.is_alive()
+def test_blocking_copies_hold_the_control_thread_for_needed_loads_alone():
+    m = simulated(blocking_copies=True, submit_ns=1, sync_ns=2)
+    m.enqueue([load_op(1)], Client())
+    assert m.now_ns() == 0
+    m.load(load_op(0), Client())  # at 1, behind the prefetch that began at 0: 40 .. 80
+    assert m.now_ns() == 80 + 2
+    m = simulated(submit_ns=1, sync_ns=2)
+    m.load(load_op(0), Client())
+    assert m.now_ns() == 1
 
 
-def test_closing_ends_the_loader_and_leaves_queued_prefetches_alone(store):
-    hold, go, copied = threading.Event(), threading.Event(), []
-
-    class Slow(Record):
-        def copy(self) -> None:
-            copied.append(self.expert)
-            hold.set()
-            go.wait(10)
-
-    with LocalMachine(store, 4, Timeline(1)) as m:
-        m.load(load_op(1, 0), Slow(m, 0, 0))
-        assert hold.wait(10)
-        m.enqueue(load_op(2, 1), Slow(m, 1, 1))
-        threading.Thread(target=_when_closing, args=(m, go)).start()
-    assert not m._loader.is_alive()
-    assert copied == [0]
+WORK = [
+    (ATTEND, Lane.DEVICE),
+    (EXPERT, Lane.DEVICE),
+    (EXPERT, Lane.HOST),
+    (op_of(OpKind.RETURN, 0, (1,)), Lane.D2H),
+    (op_of(OpKind.STREAM, 0, ()), Lane.H2D),
+    (op_of(OpKind.PREDICT, 0, (1,)), Lane.PREDICT),
+]
 
 
-def _when_closing(m: LocalMachine, go: threading.Event) -> None:
-    with m._changed:
-        m._changed.wait_for(lambda: m._closing, 10)
-    go.set()
+def test_without_overlap_nothing_starts_before_the_last_has_ended():
+    m = simulated(overlap=False)
+    assert times(m.submit(ATTEND, Lane.DEVICE)) == (0, 30)
+    assert times(m.load(load_op(0), Client())) == (30, 70)
+    assert times(m.submit(EXPERT, Lane.HOST)) == (70, 125)
+    assert times(m.write_back(0, 1, since_ns=0)) == (125, 160)
+    assert times(m.submit(EXPERT, Lane.DEVICE)) == (160, 170)
+
+
+@given(st.lists(st.sampled_from([*WORK, None]), min_size=1, max_size=12))
+def test_without_overlap_time_is_the_sum_of_all_durations(steps):
+    m = simulated(overlap=False)
+    spans = []
+    for step in steps:
+        if step is None:
+            spans.append(m.load(load_op(0, len(spans)), Client()))
+        else:
+            spans.append(m.submit(*step))
+    ends = [0, *(span.end_ns for span in spans)]
+    assert [span.start_ns for span in spans] == ends[:-1]
+    assert ends[-1] == sum(m.timeline.busy_ns(lane) for lane in Lane)
+
+
+@given(st.lists(st.sampled_from(WORK), min_size=1, max_size=12))
+def test_with_overlap_each_lane_is_as_fast_as_if_it_were_alone(steps):
+    m = simulated()
+    for op, lane in steps:
+        m.submit(op, lane)
+    for lane in Lane:
+        spans = [span for span in m.timeline.spans if span.lane is lane]
+        assert max((s.end_ns for s in spans), default=0) == sum(s.duration_ns for s in spans)

@@ -1,0 +1,347 @@
+"""This computer as a machine: what its loader thread does when, and what is then in the slots.
+
+No test measures time: where an order matters, the loader is held until it is known.
+"""
+
+import random
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+import pytest
+import torch
+
+from moebench.substrate.engine.loop import Engine
+from moebench.substrate.errors import CheckpointError, UsageError
+from moebench.substrate.machines.local import LocalMachine
+from moebench.substrate.machines.protocol import Lane, Op, Span
+from moebench.substrate.machines.timeline import Timeline
+from moebench.substrate.memory.cache import ExpertCache
+from moebench.substrate.memory.slots import SlotExperts
+from moebench.substrate.memory.tier import Tier
+from moebench.substrate.models.decoder import Decoder
+from moebench.substrate.models.weights import Checkpoint, ExpertStore, ResidentExperts
+from moebench.systems.options import build
+from tests.substrate.machines.clients import ATTEND, Client, load_op
+from tests.substrate.models.checkpoints import EXPERTS, make_checkpoint
+
+WAIT_S = 20
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory) -> Checkpoint:
+    return Checkpoint(make_checkpoint(tmp_path_factory.mktemp("deepseek"), "deepseek"))
+
+
+@pytest.fixture
+def store(checkpoint, tmp_path) -> ExpertStore:
+    return ExpertStore.build(checkpoint, tmp_path / "experts.bin", torch.float32)
+
+
+@pytest.fixture
+def here(store) -> Iterator[LocalMachine]:
+    with LocalMachine(store, EXPERTS, Timeline(keep_all=True)) as m:
+        yield m
+
+
+@dataclass
+class Records(Client):
+    """Every expert goes to the slot of its own number; ``carried`` are the parts that were read.
+
+    Attributes:
+        holds: the experts before whose first part the loader is held.
+    """
+
+    holds: set[int] = field(default_factory=set)
+    carried: list[int] = field(default_factory=list)
+    held: threading.Event = field(default_factory=threading.Event)
+    go: threading.Event = field(default_factory=threading.Event)
+
+    def slot_of(self, op: Op) -> int:
+        (expert,) = op.experts
+        self.carried.append(expert)
+        if expert in self.holds and self.carried.count(expert) == 1:
+            self.held.set()
+            assert self.go.wait(WAIT_S)
+            self.held.clear()
+            self.go.clear()
+        return expert
+
+
+def record(checkpoint: Checkpoint, expert: int) -> torch.Tensor:
+    return checkpoint.expert_record(1, expert, torch.float32)
+
+
+def wait_for(here: LocalMachine, client: Client, expert: int) -> None:
+    """Until a prefetch has come."""
+    with here._changed:
+        assert here._changed.wait_for(lambda: _arrived(client, expert), WAIT_S)
+
+
+def _arrived(client: Client, expert: int) -> bool:
+    return any(what == "arrived" for what, *_ in client.about(expert))
+
+
+# ----------------------------------------------------------------------------- loads
+
+
+def test_a_record_arrives_in_its_slot(checkpoint, here):
+    client = Records()
+    span = here.load(load_op(1, 5), client)
+    assert client.spans[1, 5] is span
+    here.wait(span)
+    assert torch.equal(here.slots[5], record(checkpoint, 5))
+    assert client.diary == [("arrived", 5, span.start_ns, span.end_ns)]
+    assert here.timeline.spans == [span]
+    assert 0 < here.estimate_ns(span.op, Lane.DISK) == span.duration_ns
+    assert here.timeline.bytes_moved(Lane.DISK) == here.store.record_bytes
+
+
+def test_a_needed_load_overtakes_queued_prefetches(here):
+    client = Records(holds={0})
+    first = here.load(load_op(1, 0), client)
+    assert client.held.wait(WAIT_S)
+    here.enqueue([load_op(1, 1), load_op(2, 2)], client)
+    needed = here.load(load_op(1, 3), client)
+    assert here.cancel(1) == 1
+    client.go.set()
+    here.wait(first)
+    here.wait(needed)
+    wait_for(here, client, 2)
+    assert client.carried == [0, 3, 2]
+    assert client.about(1) == []
+
+
+def test_a_refused_prefetch_is_not_read(here):
+    client = Records(refused={1})
+    here.enqueue([load_op(1, 1), load_op(1, 2)], client)
+    wait_for(here, client, 2)
+    assert client.carried == [2]
+    assert [what for what, *_ in client.about(1)] == ["claim"]
+
+
+def test_a_blocking_copy_has_ended_when_its_load_returns(store, checkpoint):
+    with LocalMachine(store, EXPERTS, Timeline(), blocking_copies=True) as m:
+        span = m.load(load_op(1, 2), Records())
+        assert span.end_ns is not None
+        assert torch.equal(m.slots[2], record(checkpoint, 2))
+
+
+def test_operations_run_when_they_are_submitted_after_what_they_wait_for(here):
+    client = Records(holds={4})
+    loaded = here.load(load_op(1, 4), client)
+    assert client.held.wait(WAIT_S)
+    ends: list[Span] = []
+    computing = threading.Thread(
+        target=lambda: ends.append(here.submit(ATTEND, Lane.DEVICE, (loaded,), lambda: "done"))
+    )
+    computing.start()
+    assert loaded.end_ns is None
+    client.go.set()
+    computing.join(WAIT_S)
+    (span,) = ends
+    assert span.value == "done"
+    assert loaded.end_ns <= span.start_ns <= span.end_ns
+    assert span.cause == "load"
+
+
+def test_what_this_machine_has_no_lane_for_is_refused_in_one_line(here):
+    with pytest.raises(UsageError, match="no eviction writes back"):
+        here.write_back(1, 0, here.now_ns())
+
+
+def test_the_backlog_is_what_waits_for_the_loader(here):
+    client = Records(holds={0})
+    here.wait(here.load(load_op(1, 5), client))
+    least = here.estimate_ns(load_op(1), Lane.DISK)
+    here.load(load_op(1, 0), client)
+    assert client.held.wait(WAIT_S)
+    spans = [here.load(load_op(1, e), client) for e in (1, 2, 3)]
+    here.enqueue([load_op(1, 4)], client)
+    assert {lane: here.backlog_ns(lane) for lane in Lane} == dict.fromkeys(Lane, 0) | {
+        Lane.DISK: 3 * least
+    }
+    client.go.set()
+    here.wait(spans[-1])
+    assert here.backlog_ns(Lane.DISK) == 0
+
+
+# ----------------------------------------------------------------------------- chunks
+
+
+@pytest.mark.parametrize("chunks", [1, 2, 5, 7])
+def test_a_record_in_chunks_is_whole(chunks, checkpoint, here):
+    client = Records()
+    here.enqueue([load_op(1, 3), load_op(1, 6)], client, chunks)
+    wait_for(here, client, 6)
+    assert client.carried == [3] * chunks + [6] * chunks
+    for expert in (3, 6):
+        assert torch.equal(here.slots[expert], record(checkpoint, expert))
+    parts = [span for span in here.timeline.spans if span.op.experts == (3,)]
+    assert sum(span.moved_bytes for span in parts) == here.store.record_bytes
+    assert client.about(3)[-1] == ("arrived", parts[0].start_ns, parts[-1].end_ns)
+    assert client.spans[1, 3] is parts[-1]
+
+
+def test_a_needed_load_goes_between_the_chunks_of_a_prefetch(checkpoint, here):
+    client = Records(holds={1})
+    here.enqueue([load_op(1, 1)], client, chunks=3)
+    assert client.held.wait(WAIT_S)
+    assert here.cancel() == 0, "it has begun"
+    here.load(load_op(1, 2), client)
+    client.go.set()
+    wait_for(here, client, 1)
+    assert client.carried == [1, 2, 1, 1]
+    assert torch.equal(here.slots[1], record(checkpoint, 1))
+
+
+@pytest.mark.parametrize("held", ["its first chunk", "a load between its chunks"])
+def test_what_is_left_of_a_needed_prefetch_goes_before_later_loads(held, checkpoint, here):
+    client = Records(holds={1} if held == "its first chunk" else {1, 2})
+    here.enqueue([load_op(1, 1)], client, chunks=3)
+    assert client.held.wait(WAIT_S)
+    before = []
+    if held == "a load between its chunks":
+        here.load(load_op(1, 2), client)
+        client.held.clear()
+        client.go.set()
+        assert client.held.wait(WAIT_S)
+        before = [2]
+    here.finish(load_op(1, 1))
+    last = here.load(load_op(1, 3), client)
+    client.go.set()
+    here.wait(last)
+    assert client.carried == [1, *before, 1, 1, 3]
+    assert torch.equal(here.slots[1], record(checkpoint, 1))
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_whatever_is_asked_in_whatever_order_arrives_whole_and_once(seed, checkpoint, store):
+    """The loader runs freely beside the control thread, which asks for layer 1's experts."""
+    draw = random.Random(seed)
+    timeline = Timeline(keep_all=True)
+    with LocalMachine(store, EXPERTS, timeline) as m:
+        asked: set[int] = set()
+
+        def claimed(op: Op, now_ns: int) -> tuple[Span, ...]:
+            assert op.experts[0] not in asked
+            asked.add(op.experts[0])
+            return ()
+
+        client = Records(claimed=claimed, refused={7})
+        for _ in range(30):
+            expert = draw.randrange(EXPERTS)
+            match draw.choice(("load", "enqueue", "cancel", "finish", "wait")):
+                case "load":
+                    m.cancel()  # nobody may be asked for twice
+                    with m.lock:
+                        new = expert not in asked
+                        asked.add(expert)
+                    if new:
+                        m.load(load_op(1, expert), client)
+                case "enqueue":
+                    m.cancel()
+                    with m.lock:
+                        later = [load_op(1, e) for e in range(EXPERTS) if e not in asked]
+                    # Whoever begins meanwhile is no longer in the queue.
+                    m.enqueue(later[:3], client, draw.randint(1, 4))
+                case "cancel":
+                    m.cancel(draw.choice((0, 1, None)))
+                case "finish":
+                    m.finish(load_op(1, expert))
+                case "wait":
+                    with m.lock:
+                        span = client.spans.get((1, expert))
+                    if span is not None:
+                        m.wait(span)
+        m.cancel()
+        for span in list(client.spans.values()):
+            m.wait(span)
+        arrived = [expert for what, expert, *_ in client.diary if what == "arrived"]
+        assert sorted(arrived) == sorted(asked - {7} | {e for _, e in client.spans})
+        for expert in arrived:
+            assert torch.equal(m.slots[expert], record(checkpoint, expert))
+        assert timeline.bytes_moved(Lane.DISK) == len(arrived) * store.record_bytes
+    times = [(s.start_ns, s.end_ns) for s in timeline.spans]
+    assert all(a[1] <= b[0] for a, b in zip(times, times[1:], strict=False)), "one at a time"
+
+
+# ----------------------------------------------------------------------------- under an engine
+
+
+def slot_engine(m, checkpoint, store, slots, name, chunks=1):
+    tier = Tier("memory", slots * store.record_bytes)
+    cache = ExpertCache(store.shape, slots, "global", tier, store.record_bytes)
+    decoder = Decoder(store.shape, checkpoint.common(torch.float32), SlotExperts(cache, m.slots))
+    system = build(name, {"alpha": "0", "assign": "load"} if name == "smoe" else {})
+    system.prefetch.chunks = chunks
+    engine = Engine(system, decoder, m, cache, m.timeline)
+    engine.start()
+    return engine, cache
+
+
+@pytest.mark.parametrize("chunks", [1, 3])
+def test_prefetched_experts_compute_what_resident_ones_do(chunks, checkpoint, store):
+    """SMoE prefetches; a part of a record that is read too early would change a token."""
+    prompts = [[1, 2, 3, 4, 5], [9, 8]]
+    with LocalMachine(store, 7, Timeline()) as m, torch.inference_mode():
+        engine, cache = slot_engine(m, checkpoint, store, 7, "smoe", chunks)
+        tokens = engine.generate(prompts, 12).tokens
+        with m.lock:
+            cache.check_integrity()
+        everything = ResidentExperts(checkpoint, torch.float32)
+        resident = Decoder(store.shape, checkpoint.common(torch.float32), everything)
+        texts = [prompt + new[:-1] for prompt, new in zip(prompts, tokens, strict=True)]
+        for prompt, new, logits in zip(prompts, tokens, resident.full_logits(texts), strict=True):
+            assert logits.argmax(-1).tolist()[len(prompt) - 1 :] == new
+
+
+def test_a_truncated_store_ends_the_run(checkpoint, store):
+    with store.path.open("r+b") as file:
+        file.truncate(store.offset(2, 1) + 8)  # expert 0 of layer 2 can still be placed
+    with LocalMachine(store, 3, Timeline()) as m:
+        engine, _ = slot_engine(m, checkpoint, store, 3, "moe-ondemand")
+        with torch.inference_mode(), pytest.raises(CheckpointError, match="truncated"):
+            engine.generate([[1, 2, 3, 4, 5, 6, 7, 8]], 4)
+    assert not m._loader.is_alive()
+
+
+# ----------------------------------------------------------------------------- failures, closing
+
+
+def test_a_truncated_store_surfaces_where_the_control_thread_waits(store, here):
+    with store.path.open("r+b") as file:
+        file.truncate(store.offset(1, 5) + 8)
+    here.wait(here.load(load_op(1, 4), Records()))
+    broken = here.load(load_op(1, 5), Records())
+    with pytest.raises(CheckpointError, match="layer 1 expert 5 is truncated"):
+        here.wait(broken)
+    with pytest.raises(CheckpointError):
+        here.submit(ATTEND, Lane.DEVICE, after=(broken,))
+
+
+def test_a_bug_in_the_loader_surfaces_too(here):
+    def broken(op: Op, now_ns: int) -> tuple[Span, ...]:
+        raise ZeroDivisionError("a policy's own mistake")
+
+    here.enqueue([load_op(1)], Client(claimed=broken))
+    here._loader.join(WAIT_S)
+    with pytest.raises(ZeroDivisionError):
+        here.wait(here.load(load_op(1, 4), Records()))
+
+
+def test_closing_ends_the_loader_and_leaves_queued_prefetches_alone(store):
+    client = Records(holds={0})
+    with LocalMachine(store, EXPERTS, Timeline()) as m:
+        m.load(load_op(1, 0), client)
+        assert client.held.wait(WAIT_S)
+        m.enqueue([load_op(2, 1)], client)
+        threading.Thread(target=_when_closing, args=(m, client.go)).start()
+    assert not m._loader.is_alive()
+    assert client.carried == [0]
+
+
+def _when_closing(m: LocalMachine, go: threading.Event) -> None:
+    with m._changed:
+        m._changed.wait_for(lambda: m._closing, WAIT_S)
+    go.set()
