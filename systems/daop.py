@@ -60,7 +60,7 @@ from moebench.substrate.errors import UsageError
 from moebench.substrate.memory.cache import Mask, Scope
 from moebench.substrate.models.shape import ModelShape
 from moebench.substrate.terms import RoutedSequence
-from moebench.systems.policies.place import PlacePopular
+from moebench.systems.policies.place import PlaceByPopularity
 from moebench.systems.policies.predict import NextGates
 from moebench.systems.policies.prefetch import NoPrefetch
 
@@ -85,7 +85,7 @@ def swaps(view: LayerView, threshold: float) -> dict[int, int]:
 
 
 @dataclass(kw_only=True)
-class PlaceByActivation(PlacePopular):
+class PlaceByActivation(PlaceByPopularity):
     """§IV-A: the same number of experts in each layer, the most active first.
 
     What is left over, less than one a layer, goes to the most active of the rest.  ``popularity``

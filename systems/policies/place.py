@@ -24,17 +24,15 @@ class PlaceById(Placement):
 
 
 @dataclass(kw_only=True)
-class PlacePopular(Placement):
-    """The most popular experts of a calibration run, ties by layer and id (Fiddler §3.2).
+class PlaceByPopularity(Placement):
+    """Base of placements that count how often each expert is used.
 
     Attributes:
         popularity: how often each expert was used, ``[layer][expert]`` over all layers (dense
             layers' rows are ignored), in place of calibration.
-        equal_layers: the same number of experts in each layer, instead of the globally best.
     """
 
     popularity: Sequence[Sequence[float]] = ()
-    equal_layers: bool = False
 
     def __post_init__(self) -> None:
         self._counts = self.popularity
@@ -89,6 +87,17 @@ class PlacePopular(Placement):
                 "one row a layer; give it as JSON: --set 'place.popularity=[[3, 1, ...], ...]'"
             )
         return self._counts
+
+
+@dataclass(kw_only=True)
+class PlacePopular(PlaceByPopularity):
+    """The most popular experts of a calibration run, ties by layer and id (Fiddler §3.2).
+
+    Attributes:
+        equal_layers: the same number of experts in each layer, instead of the globally best.
+    """
+
+    equal_layers: bool = False
 
     def place(self, shape: ModelShape, slots: int, scope: Scope) -> Iterable[tuple[int, int]]:
         """Most popular first, within each layer or over all."""
