@@ -20,6 +20,7 @@ from moebench.substrate.engine.policies import Policy
 from moebench.substrate.engine.system import System
 from moebench.substrate.errors import UnknownNameError, UsageError
 from moebench.systems.options import build, describe, options_of
+from moebench.systems.policies.place import PlacePopular
 from moebench.systems.registry import DECISIONS, POLICIES, SYSTEMS, policy_class, system_class
 from tests.harness.commands import call
 
@@ -112,23 +113,51 @@ def test_every_value_of_the_table_is_an_options():
 
 
 def loads(tree: ast.AST) -> set[str]:
-    """Names of attributes that are read anywhere but in the checks of a ``__post_init__``."""
+    """Names of attributes that are read."""
+    return {
+        node.attr
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Load)
+    }
+
+
+def loads_in(cls: type) -> set[str]:
+    """Names of attributes that a class's methods read, the checks of `__post_init__` aside.
+
+    A method that a subclass overrides counts only where the subclass calls it.
+    """
     found: set[str] = set()
-    for node in ast.iter_child_nodes(tree):
-        if isinstance(node, ast.FunctionDef) and node.name == "__post_init__":
+    overridden = {"__post_init__"}
+    for base in cls.__mro__:
+        if base.__module__ in ("builtins", "abc"):
             continue
-        if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Load):
-            found.add(node.attr)
-        found |= loads(node)
+        (tree,) = ast.parse(getsource(base)).body
+        methods = [node for node in tree.body if isinstance(node, ast.FunctionDef)]
+        kept = [method for method in methods if method.name not in overridden]
+        found = found.union(*map(loads, kept))
+        calls_super = {
+            method.name for method in kept if f"super().{method.name}(" in ast.unparse(method)
+        }
+        overridden |= {method.name for method in kept} - calls_super
     return found
 
 
 @pytest.mark.parametrize(("decision", "name"), EVERY_POLICY)
 def test_every_option_of_a_policy_is_read(decision, name):
     cls = policy_class(decision, name)
-    ours = [base for base in cls.__mro__ if base.__module__.startswith("moebench.")]
-    read = set().union(*(loads(ast.parse(getsource(base))) for base in ours))
-    assert set(options_of(cls)) - read == set()
+    assert set(options_of(cls)) - loads_in(cls) == set()
+
+
+class Ignores(PlacePopular):
+    """Overrides the one method that reads ``equal_layers``."""
+
+    def place(self, shape, slots, scope):
+        return ()
+
+
+def test_an_option_that_an_override_ignores_is_noticed():
+    assert "equal_layers" in loads_in(PlacePopular)
+    assert set(options_of(Ignores)) - loads_in(Ignores) == {"equal_layers"}
 
 
 @pytest.mark.parametrize("system", SYSTEMS)
@@ -137,10 +166,8 @@ def test_every_option_of_a_system_is_read(system):
     # By the system itself, or by what wires and runs it.
     root = Path(moebench.substrate.engine.__file__).parents[2]
     files = [root / "substrate" / "engine" / "loop.py", *(root / "harness" / "run").glob("*.py")]
-    sources = [file.read_text(encoding="utf-8") for file in files]
-    sources += [getsource(base) for base in cls.__mro__ if base.__module__.startswith("moebench.")]
-    read = set().union(*(loads(ast.parse(source)) for source in sources))
-    assert set(options_of(cls)) - read == set()
+    read = set().union(*(loads(ast.parse(file.read_text(encoding="utf-8"))) for file in files))
+    assert set(options_of(cls)) - read - loads_in(cls) == set()
 
 
 # --------------------------------------------------------------------------- refused
