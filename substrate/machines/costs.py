@@ -65,7 +65,6 @@ class CostModel:
             OpKind.SHARED: software.launches_shared.count * launch,
             OpKind.DENSE: software.launches_expert.count * launch,
             OpKind.COMBINE: 2 * launch,
-            OpKind.PREDICT: attention + gate,
             OpKind.HEAD: software.launches_head.count * launch,
         }
         self._one_launch_ns = launch
@@ -94,10 +93,8 @@ class CostModel:
         return self.price(op, lane)[2]
 
     def _price(self, op: Op, lane: Lane) -> float:
-        if lane is Lane.DEVICE:
+        if lane in (Lane.DEVICE, Lane.PREDICT):
             return self._device(op)
-        if lane is Lane.PREDICT:
-            return sum(self._dense(a * b + b, op.rows[0]) for a, b in pairwise(op.network))
         if lane is Lane.HOST:
             return self._host(op)
         if lane is Lane.DISK:
@@ -141,6 +138,8 @@ class CostModel:
         raise ValueError(f"{op.kind} reads no weights")
 
     def _device(self, op: Op) -> float:
+        if op.network:
+            return sum(self._dense(a * b + b, op.rows[0]) for a, b in pairwise(op.network))
         if op.kind is OpKind.COMBINE:
             s = self.shape
             return op.rows[0] * (s.top_k + 2) * s.hidden_size * ACTIVATION_BYTES / self._small
@@ -189,10 +188,11 @@ class CostModel:
 
     def control_ns(self, op: Op, lane: Lane) -> int:
         """What submitting the operation costs the control thread."""
-        if lane is Lane.DEVICE:
-            if op.kind is OpKind.PREDICT and not op.context:
-                return self._launch_ns[OpKind.GATE] * len(op.rows)
-            return self._launch_ns[op.kind] * len(op.rows)
-        if lane is Lane.PREDICT:
+        if lane not in (Lane.DEVICE, Lane.PREDICT):
+            return self.copy_submit_ns
+        if op.network:
             return NETWORK_LAUNCHES * (len(op.network) - 1) * self._one_launch_ns
-        return self.copy_submit_ns
+        if op.kind is OpKind.PREDICT:
+            attention = self._launch_ns[OpKind.ATTEND] if op.context else 0
+            return attention + self._launch_ns[OpKind.GATE] * len(op.rows)
+        return self._launch_ns[op.kind] * len(op.rows)
