@@ -2,9 +2,9 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from typing import Literal, NamedTuple, get_args
 
-from moebench.substrate.errors import BudgetError
+from moebench.substrate.errors import BudgetError, UsageError
 from moebench.substrate.machines.profile import HardwareProfile
 from moebench.substrate.memory.tier import Tier
 from moebench.substrate.models.shape import ModelShape, Precision, stored_bytes
@@ -85,6 +85,7 @@ def plan(
 
     Raises:
         BudgetError: the device does not hold the common weights, or what was asked for.
+        UsageError: ``homes`` names not one home for each layer.
     """
     total = len(shape.moe_layers) * shape.num_experts
     record = shape.expert_bytes(expert_precision or precision)
@@ -103,16 +104,23 @@ def plan(
     )  # fmt: skip
     on_device: Home = "device"
     chosen = tuple(homes(budget)) if homes else (on_device,) * shape.num_layers
+    if len(chosen) != shape.num_layers or not set(chosen) <= {*get_args(Home)}:
+        raise UsageError(
+            f"homes of common weights: {list(chosen)}; allowed: one of {', '.join(get_args(Home))} "
+            f"for each of {shape.num_layers} layers"
+        )
     elsewhere = [size for size, home in zip(layers, chosen, strict=True) if home != "device"]
     streamed = [size for size, home in zip(layers, chosen, strict=True) if home == "stream"]
     common -= sum(elsewhere)
     device.reserve("common weights", common)
-    device.reserve("KV cache", kv_bytes * (len(chosen) - chosen.count("host")) // len(chosen))
+    kv_elsewhere = kv_bytes * chosen.count("host") // len(chosen)
+    device.reserve("KV cache", kv_bytes - kv_elsewhere)
     device.reserve("the system's own", own_bytes)
     device.reserve("buffers of streamed layers", sum(sorted(streamed)[-STREAM_BUFFERS:]))
 
     host = Tier("host", profile.host.memory.bytes if free_host_bytes is None else free_host_bytes)
     host.reserve("common weights", sum(elsewhere))
+    host.reserve("KV cache", kv_elsewhere)
     from_disk = total * record > host.free_bytes
     if not from_disk:
         host.reserve("experts", total * record)
