@@ -7,6 +7,7 @@ import random
 import threading
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from itertools import pairwise
 
 import pytest
 import torch
@@ -263,7 +264,7 @@ def test_whatever_is_asked_in_whatever_order_arrives_whole_and_once(seed, checkp
             assert torch.equal(m.slots[expert], record(checkpoint, expert))
         assert timeline.bytes_moved(Lane.DISK) == len(arrived) * store.record_bytes
     times = [(s.start_ns, s.end_ns) for s in timeline.spans]
-    assert all(a[1] <= b[0] for a, b in zip(times, times[1:], strict=False)), "one at a time"
+    assert all(a[1] <= b[0] for a, b in pairwise(times)), "one at a time"
 
 
 # ----------------------------------------------------------------------------- under an engine

@@ -5,24 +5,30 @@ import json
 import pytest
 
 from moebench.substrate.machines.protocol import Lane, Op, OpKind, Span
-from moebench.substrate.machines.timeline import Timeline
+from moebench.substrate.machines.simulated import SimulatedMachine
+from moebench.substrate.machines.timeline import COSTS_KEPT, Costs, Timeline
 from moebench.substrate.traces.passes import TracedModel
 from moebench.systems.options import build
-from tests.substrate.engine.fakes import random_trace, rig, small_shape
+from tests.substrate.engine.fakes import FlatCosts, prices, random_trace, rig, small_shape
 
 
-def span(kind: OpKind, lane: Lane, start: int, end: int, stall: int = 0, cause: str = "") -> Span:
-    return Span(Op(kind, 0, (1,), (3,)), lane, start, end, stall, cause)
+def span(
+    kind: OpKind, lane: Lane, start: int, end: int, stall: int = 0, cause: str = "", moved: int = 0
+) -> Span:
+    made = Span(Op(kind, 0, (1,), (3,)), lane, start, end, stall, cause)
+    made.moved_bytes = moved
+    return made
 
 
 def test_sums_are_kept_apart_by_phase_and_lane():
-    timeline = Timeline(record_bytes=100)
+    timeline = Timeline()
     timeline.begin("prefill")
     timeline.add(span(OpKind.ATTEND, Lane.DEVICE, 5, 15, 5, "control"))
-    timeline.add(span(OpKind.READ, Lane.DISK, 0, 40))
-    timeline.add(span(OpKind.LOAD, Lane.H2D, 40, 60))
+    timeline.add(span(OpKind.READ, Lane.DISK, 0, 40, moved=100))
+    timeline.add(span(OpKind.LOAD, Lane.H2D, 40, 60, moved=100))
     timeline.begin("decode")
-    timeline.add(span(OpKind.LOAD, Lane.H2D, 60, 80))
+    timeline.add(span(OpKind.LOAD, Lane.H2D, 60, 80, moved=100))
+    timeline.add(span(OpKind.STREAM, Lane.H2D, 80, 85, moved=7))
     timeline.add(span(OpKind.EXPERT, Lane.DEVICE, 80, 90, 65, "load"))
     timeline.add(span(OpKind.ATTEND, Lane.DEVICE, 92, 100, 2, "control"))
     timeline.add(span(OpKind.EXPERT, Lane.HOST, 60, 99, 7, "control"))
@@ -33,17 +39,60 @@ def test_sums_are_kept_apart_by_phase_and_lane():
     assert timeline.totals["decode"].stall_ns == {"load": 65, "control": 2}
     assert timeline.stall_ns() == {"control": 7, "load": 65}, "the device's idle time alone"
     assert {lane: timeline.busy_ns(lane) for lane in Lane} == {
-        Lane.DEVICE: 28, Lane.H2D: 40, Lane.D2H: 2, Lane.HOST: 39, Lane.DISK: 40, Lane.PREDICT: 0,
+        Lane.DEVICE: 28, Lane.H2D: 45, Lane.D2H: 2, Lane.HOST: 39, Lane.DISK: 40, Lane.PREDICT: 0,
     }  # fmt: skip
-    assert timeline.bytes_moved(Lane.H2D) == 200
+    assert timeline.totals["prefill"].moved_bytes[Lane.H2D] == 100
+    assert timeline.bytes_moved(Lane.H2D) == 207
     assert timeline.bytes_moved(Lane.DISK) == 100
-    assert timeline.bytes_moved(Lane.D2H) == 0, "outputs are no expert bytes"
+    assert timeline.bytes_moved(Lane.D2H) == 0, "outputs are no weights"
     assert timeline.spans == [], "nothing asked for a picture"
 
 
 def test_a_span_that_has_not_ended_has_no_duration():
-    with pytest.raises(RuntimeError, match="has not ended"):
-        Timeline(1).add(Span(Op(OpKind.ATTEND, 0), Lane.DEVICE, 0))
+    for times in ((), (0,), (None, 5)):
+        with pytest.raises(RuntimeError, match="attend on device has not ended"):
+            _ = Span(Op(OpKind.ATTEND, 0), Lane.DEVICE, *times).duration_ns
+
+
+# ----------------------------------------------------------------------------- measured costs
+
+
+def experts(lane: Lane, rows: tuple[int, ...], duration: int) -> Span:
+    return Span(Op(OpKind.EXPERT, 0, rows, tuple(range(len(rows)))), lane, 10, 10 + duration)
+
+
+def test_experts_are_measured_where_they_run():
+    timeline = Timeline()
+    timeline.add(experts(Lane.DEVICE, (1, 4, 1), 30))
+    timeline.add(experts(Lane.DEVICE, (2,), 8))
+    timeline.add(experts(Lane.HOST, (4,), 60))
+    timeline.add(span(OpKind.ATTEND, Lane.HOST, 0, 999))
+    timeline.add(span(OpKind.ATTEND, Lane.DEVICE, 0, 999))
+    timeline.add(span(OpKind.LOAD, Lane.H2D, 0, 999, moved=5))
+    costs = timeline.costs
+    assert list(costs.device_ns) == [10, 8], "each of three, then one"
+    assert list(costs.host_ns) == [60]
+    assert list(costs.host_ns_per_row) == [15]
+    assert list(costs.load_ns) == [], "only the client knows which transfers were needed"
+
+
+def test_measurements_begin_with_the_machines_estimates():
+    machine = SimulatedMachine(FlatCosts(prices()), Timeline())
+    costs = machine.timeline.costs
+    costs.estimate(machine)
+    first = {"load_ns": [40], "host_ns": [55], "host_ns_per_row": [55], "device_ns": [10]}
+    assert {name: list(getattr(costs, name)) for name in first} == first
+    machine.has_host_lane = False
+    without = Costs()
+    without.estimate(machine)
+    assert list(without.host_ns) == list(without.host_ns_per_row) == []
+
+
+def test_only_the_latest_measurements_are_kept():
+    timeline = Timeline()
+    for duration in range(1, COSTS_KEPT + 11):
+        timeline.add(experts(Lane.DEVICE, (1,), duration))
+    assert list(timeline.costs.device_ns) == list(range(11, COSTS_KEPT + 11))
 
 
 # ----------------------------------------------------------------------------- windows
@@ -51,7 +100,7 @@ def test_a_span_that_has_not_ended_has_no_duration():
 
 def kept(window: tuple[int, int] | None, keep_all: bool = False) -> list[int]:
     """Tokens of a batch of five whose span is kept; token i's is 10i .. 10i + 9."""
-    timeline = Timeline(1, keep_all)
+    timeline = Timeline(keep_all)
     timeline.window(window)
     for token in range(5):
         timeline.begin("decode" if token else "prefill")
@@ -70,7 +119,7 @@ def test_a_window_keeps_only_its_tokens(window, tokens):
 
 
 def test_a_window_ends_with_its_batch():
-    timeline = Timeline(1)
+    timeline = Timeline()
     timeline.window((1, 9))
     timeline.token(0, 5)
     timeline.add(span(OpKind.ATTEND, Lane.DEVICE, 5, 9))
@@ -88,7 +137,7 @@ def test_a_window_ends_with_its_batch():
 def recorded():
     shape = small_shape(layers=3, experts=6, shared=True)
     model = TracedModel(random_trace(5, shape, [[3, 2]], 6))
-    made = rig(build("smoe", {"route.alpha": "0"}), model, slots=7, from_disk=True)
+    made = rig(build("smoe", {"alpha": "0"}), model, slots=7, from_disk=True)
     made.engine.generate([[0] * 3, [0] * 2], 6)
     return made.timeline
 
@@ -132,4 +181,4 @@ def test_the_picture_starts_at_zero(recorded):
     assert min(row["start_us"] for row in picture) == 0
     assert all(row["end_us"] >= row["start_us"] for row in picture)
     assert json.loads(json.dumps(picture)) == picture
-    assert Timeline(1).picture() == []
+    assert Timeline().picture() == []

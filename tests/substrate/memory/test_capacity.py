@@ -1,0 +1,189 @@
+"""How many experts fit: budgets of S3 (Qwen2-57B-A14B in bf16 on the A6000 box), by hand."""
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from moebench.substrate.errors import BudgetError, UsageError
+from moebench.substrate.machines.profile import HardwareProfile, load_profile
+from moebench.substrate.memory.capacity import Budget, Capacity, plan
+from moebench.substrate.models.catalogue import model_shape
+
+A6000 = load_profile("a6000")
+QWEN = model_shape("qwen2-57b-a14b")
+EXPERT_BYTES = 2 * 3 * 3584 * 2560
+ATTENTION_PARAMS = 3584 * (3584 + 2 * 512) + 3584 * 3584 + (3584 + 2 * 512)
+TOTAL = 28 * 64
+LAYER_COMMON = ATTENTION_PARAMS + 2 * 3584 + 3 * 3584 * 20480 + 3584 + 3584 * 64
+COMMON_BYTES = 2 * (2 * 151_936 * 3584 + 3584 + 28 * LAYER_COMMON)
+FREE = 48 * 2**30 - 10**9 - COMMON_BYTES - 1000 * 28 * 2 * 4 * 128 * 2
+
+
+def capacity(profile: HardwareProfile = A6000, **options):
+    return plan(profile, QWEN, "bf16", **({"kv_tokens": 1000} | options))
+
+
+def test_the_slots_of_s3():
+    got = capacity()
+    assert COMMON_BYTES == 16_167_287_808
+    assert got.slots == FREE // EXPERT_BYTES == 623
+    assert got.device.budget_bytes == 48 * 2**30
+    assert got.device.free_bytes == FREE
+    assert got.host.used_bytes == TOTAL * EXPERT_BYTES
+    assert not got.from_disk
+    assert not got.overcommitted
+
+
+def test_a_cache_ratio_is_a_share_of_all_experts():
+    assert capacity(cache_ratio=0.25).slots == TOTAL // 4
+    assert capacity(cache_ratio=0.0).slots == 0
+
+
+def test_longer_texts_leave_fewer_slots():
+    assert capacity(kv_tokens=1000 + 2 * EXPERT_BYTES // 57_344).slots in (620, 621)
+
+
+def test_what_does_not_fit_is_refused_in_one_line():
+    with pytest.raises(BudgetError, match="--cache-ratio") as error:
+        capacity(cache_ratio=0.5)
+    assert "896 experts of 55.05 MB do not fit" in str(error.value)
+    assert "holds 623 of 1792" in str(error.value)
+    assert "\n" not in str(error.value)
+    with pytest.raises(BudgetError, match="1792 experts"):
+        capacity(all_resident=True)
+    with pytest.raises(BudgetError, match=r"device memory: KV cache needs 57\.34 GB"):
+        capacity(kv_tokens=1_000_000)
+    with pytest.raises(BudgetError, match=r"device memory: common weights needs 16\.17 GB"):
+        capacity(load_profile("rtx3080ti"))
+
+
+def test_overcommitting_raises_the_device_just_enough():
+    got = capacity(all_resident=True, allow_overcommit=True)
+    assert got.slots == TOTAL
+    assert got.overcommitted
+    assert got.device.free_bytes == TOTAL * EXPERT_BYTES
+    assert not capacity(allow_overcommit=True).overcommitted
+
+
+def test_too_little_host_memory_sends_every_load_to_the_disk():
+    needed = TOTAL * EXPERT_BYTES
+    assert not capacity(free_host_bytes=needed).from_disk
+    got = capacity(free_host_bytes=needed - 1)
+    assert got.from_disk
+    assert got.host.used_bytes == 0
+
+
+def test_a_small_model_has_no_more_slots_than_experts():
+    olmoe = model_shape("olmoe-1b-7b")
+    got = plan(A6000, olmoe, "bf16", kv_tokens=1000)
+    assert got.slots == len(olmoe.moe_layers) * olmoe.num_experts
+
+
+def test_a_systems_own_needs_and_wishes_leave_fewer_slots():
+    assert capacity(own_bytes=EXPERT_BYTES).slots == 622
+    assert capacity(own_bytes=EXPERT_BYTES).device.used_bytes == 48 * 2**30 - FREE + EXPERT_BYTES
+    assert capacity(most_slots=100).slots == 100
+    assert capacity(most_slots=700).slots == 623
+    assert capacity(most_slots=700, cache_ratio=0.25).slots == TOTAL // 4
+
+
+def test_experts_of_another_precision_are_counted_at_it():
+    record = 4 * 3 * 3584 * 2560
+    got = capacity(expert_precision="fp32")
+    assert got.slots == FREE // record == 311
+    assert got.host.used_bytes == TOTAL * record
+    assert got.common_bytes == COMMON_BYTES
+
+
+# ----------------------------------------------------------------------------- homes
+
+LAYER_BYTES = 2 * LAYER_COMMON
+KV_LAYER = 1000 * 2 * 4 * 128 * 2
+
+
+def at_homes(homes, **options) -> Capacity:
+    return capacity(homes=lambda budget: homes, **options)
+
+
+def test_what_a_placement_is_told_of_the_device():
+    told: list[Budget] = []
+
+    def homes(budget: Budget):
+        told.append(budget)
+        return ["device"] * 28
+
+    assert capacity(homes=homes, own_bytes=5000).slots == capacity(own_bytes=5000).slots
+    assert told == [
+        Budget(
+            device_bytes=48 * 2**30 - 10**9 - 5000,
+            layer_bytes=(LAYER_BYTES,) * 28,
+            kv_layer_bytes=KV_LAYER,
+            other_bytes=2 * (2 * 151_936 * 3584 + 3584),
+            expert_bytes=EXPERT_BYTES,
+        )
+    ]
+
+
+def test_a_layer_on_the_host_takes_its_weights_and_its_kv_cache_along():
+    got = at_homes(["device"] * 24 + ["host"] * 4)
+    assert got.homes == ("device",) * 24 + ("host",) * 4
+    assert got.common_bytes == COMMON_BYTES - 4 * LAYER_BYTES
+    assert got.device.free_bytes == FREE + 4 * (LAYER_BYTES + KV_LAYER)
+    assert got.slots == (FREE + 4 * (LAYER_BYTES + KV_LAYER)) // EXPERT_BYTES
+    assert got.host.used_bytes == TOTAL * EXPERT_BYTES + 4 * (LAYER_BYTES + KV_LAYER)
+
+
+@pytest.mark.parametrize(("streamed", "buffers"), [(1, 1), (2, 2), (5, 2)])
+def test_streamed_layers_share_two_buffers_and_keep_their_kv_cache(streamed, buffers):
+    got = at_homes(["stream"] * streamed + ["device"] * (28 - streamed))
+    assert got.common_bytes == COMMON_BYTES - streamed * LAYER_BYTES
+    assert got.device.free_bytes == FREE + (streamed - buffers) * LAYER_BYTES
+    assert got.host.used_bytes == TOTAL * EXPERT_BYTES + streamed * LAYER_BYTES
+
+
+def test_what_leaves_the_device_can_send_experts_to_the_disk():
+    experts = TOTAL * EXPERT_BYTES
+    assert not at_homes(["device"] * 28, free_host_bytes=experts).from_disk
+    got = at_homes(["device"] * 27 + ["stream"], free_host_bytes=experts)
+    assert got.from_disk
+    assert got.host.used_bytes == LAYER_BYTES, "experts are not in host memory then"
+    with pytest.raises(BudgetError, match="host memory: common weights needs"):
+        at_homes(["device"] * 27 + ["stream"], free_host_bytes=LAYER_BYTES - 1)
+
+
+def test_a_small_device_holds_a_large_model_whose_layers_are_streamed():
+    small = load_profile("rtx3080ti")
+    with pytest.raises(BudgetError):
+        capacity(small)
+    got = capacity(small, homes=lambda budget: ["stream"] * 28)
+    other = 2 * (2 * 151_936 * 3584 + 3584)
+    free = 12 * 2**30 - 10**9 - other - 2 * LAYER_BYTES - 28 * KV_LAYER
+    assert got.slots == free // EXPERT_BYTES
+
+
+@pytest.mark.parametrize("homes", [[], ["device"] * 27, ["device"] * 29, ["device"] * 27 + ["gpu"]])
+def test_homes_that_are_none_are_refused_in_one_line(homes):
+    with pytest.raises(UsageError, match="device, host, stream for each of 28 layers") as error:
+        at_homes(homes)
+    assert "\n" not in str(error.value)
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    st.lists(st.sampled_from(["device", "host", "stream"]), min_size=28, max_size=28),
+    st.integers(0, 2000),
+    st.integers(0, 27),
+)
+def test_no_tier_is_overspent_and_the_host_never_costs_slots(homes, kv_tokens, changed):
+    got = at_homes(homes, kv_tokens=kv_tokens)
+    for tier in (got.device, got.host):
+        assert 0 <= tier.used_bytes == tier.budget_bytes - tier.free_bytes <= tier.budget_bytes
+    assert got.slots * EXPERT_BYTES <= got.device.free_bytes
+    moved = [*homes]
+    moved[changed] = "host"
+    assert at_homes(moved, kv_tokens=kv_tokens).slots >= got.slots
+    # Nothing is lost between the tiers: all weights are somewhere, buffers apart.
+    buffers = min(homes.count("stream"), 2) * LAYER_BYTES
+    kv = kv_tokens * 28 * 2 * 4 * 128 * 2
+    spent = got.device.used_bytes + got.host.used_bytes
+    assert spent == 10**9 + COMMON_BYTES + buffers + kv + TOTAL * EXPERT_BYTES
