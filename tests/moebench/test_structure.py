@@ -1,7 +1,9 @@
 """How the packages depend on each other, and rules that every module keeps."""
 
 import ast
+import re
 from collections.abc import Iterator
+from functools import cache
 from graphlib import TopologicalSorter
 from pathlib import Path
 
@@ -45,6 +47,10 @@ FILES = sorted(
 )
 
 
+#: A module's full name, as `import_module` takes it.
+NAME = re.compile(r"moebench(\.\w+)+")
+
+
 def relative(path: Path) -> str:
     return path.relative_to(ROOT).as_posix()
 
@@ -58,22 +64,28 @@ def module(path: Path) -> str:
 MODULES = {module(path) for path in FILES}
 
 
-def imported(tree: ast.AST) -> Iterator[str]:
+@cache
+def nodes(path: Path) -> list[ast.AST]:
+    """A file's syntax tree, node by node."""
+    return list(ast.walk(ast.parse(path.read_text(encoding="utf-8"))))
+
+
+def imported(path: Path) -> Iterator[str]:
     """Every name that is imported, anywhere in a file; strings for `import_module` too."""
-    for node in ast.walk(tree):
+    for node in nodes(path):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
             assert node.level == 0, "imports name their package"
             yield from (f"{node.module}.{alias.name}" for alias in node.names)
-        elif isinstance(node, ast.Constant) and str(node.value).startswith("moebench."):
+        elif isinstance(node, ast.Constant) and NAME.fullmatch(str(node.value)):
             yield str(node.value)
 
 
 def modules_imported(path: Path) -> set[str]:
     """Our own modules that a file imports."""
     found = set()
-    for name in imported(ast.parse(path.read_text(encoding="utf-8"))):
+    for name in imported(path):
         if name.startswith("moebench."):
             below = name.removeprefix("moebench.")
             while below and below not in MODULES:
@@ -103,7 +115,7 @@ def test_the_public_package_links_to_the_packages_beside_it() -> None:
 def test_imports_only_point_down(path: Path) -> None:
     here = layer(module(path))
     assert {name for name in modules_imported(path) if layer(name) > here} == set()
-    outside = {name.partition(".")[0] for name in imported(ast.parse(path.read_text()))}
+    outside = {name.partition(".")[0] for name in imported(path)}
     assert outside.isdisjoint({"tests", "benchmarks", *PACKAGES[:-1]})
 
 
@@ -115,10 +127,9 @@ def test_modules_import_each_other_in_no_circle() -> None:
 
 @pytest.mark.parametrize("path", FILES, ids=relative)
 def test_nothing_unpickles(path: Path) -> None:
-    tree = ast.parse(path.read_text(encoding="utf-8"))
     pickling = {"pickle", "cPickle", "dill", "cloudpickle", "joblib", "shelve", "marshal"}
-    assert pickling.isdisjoint(name.split(".")[0] for name in imported(tree))
-    for node in ast.walk(tree):
+    assert pickling.isdisjoint(name.split(".")[0] for name in imported(path))
+    for node in nodes(path):
         if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name):
             called = f"{node.value.id}.{node.attr}"
             assert called not in ("torch.load", "torch.save", "yaml.load", "yaml.unsafe_load")

@@ -1,123 +1,300 @@
 """What users rely on, written down: commands, options, names, a quick start."""
 
+import ast
+import importlib
 import json
 import os
+import re
+import shlex
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import typer
 
 import moebench
 from moebench.harness.cli.app import app
+from tests.harness.commands import SMALL, call
 
 ROOT = Path(__file__).parents[2]
 
-# --------------------------------------------------------------------------- names
+# --------------------------------------------------------------------------- commands
 
-COMMANDS = {"run", "sweep", "list", "report", "accuracy", "check", "trace", "models", "doctor"}
-
-RUN_OPTIONS = {
-    "--system", "--setting", "--workload", "--machine", "--model", "--weights", "--precision",
-    "--batch", "--alpha", "--prompts", "--new-tokens", "--cache-ratio", "--allow-overcommit",
-    "--free-host-gb", "--set", "--scoring", "--few-shot", "--calibrate-from", "--seed",
-    "--data-dir", "--store", "--timeline", "--trace", "--reconstruct-scores", "--force", "--json",
+OPTIONS = {
+    "run": {
+        "--system", "--setting", "--workload", "--machine", "--model", "--weights", "--precision",
+        "--batch", "--alpha", "--prompts", "--new-tokens", "--cache-ratio", "--allow-overcommit",
+        "--free-host-gb", "--set", "--scoring", "--few-shot", "--calibrate-from", "--seed",
+        "--data-dir", "--store", "--timeline", "--trace", "--reconstruct-scores", "--force",
+        "--json",
+    },
+    "sweep": {
+        "--systems", "--settings", "--models", "--machines", "--workloads", "--batches",
+        "--alphas", "--cache-ratios", "--prompts", "--new-tokens", "--seeds", "--traces", "--set",
+        "--jobs", "--ray", "--dry-run", "--force", "--retry-failed", "--no-samples", "--data-dir",
+        "--store", "--json",
+    },
+    "list": {"--json"},
+    "report": {"--html", "--csv", "--latex", "--store", "--json"},
+    "accuracy": {
+        "--settings", "--workloads", "--alphas", "--system", "--prompts", "--seed", "--jobs",
+        "--out", "--data-dir", "--store",
+    },
+    "check": {"--update", "--jobs", "--json"},
+    "doctor": {"--data-dir", "--store", "--json"},
+    "models list": {"--json"},
+    "models train": {
+        "--data-dir", "--out", "--tokens", "--seed", "--balance", "--device", "--threads",
+    },
+    "models import": {"--name", "--out"},
+    "models verify": {"--all", "--data-dir", "--quick", "--write", "--json"},
+    "trace record": {
+        "--out", "--setting", "--workload", "--workloads", "--all", "--system", "--model",
+        "--weights", "--machine", "--cache-ratio", "--alpha", "--set", "--batch", "--prompts",
+        "--new-tokens", "--seed", "--scores", "--data-dir",
+    },
+    "trace info": {"--tokens", "--json"},
+    "trace import": {"--out", "--model", "--prompt-tokens"},
+    "trace synthesize": {
+        "--model", "--out", "--like", "--static", "--ar1", "--rho", "--noise", "--common",
+        "--depth", "--prefill-similarity", "--recall", "--spread", "--sequences",
+        "--prompt-tokens", "--new-tokens", "--seed", "--json",
+    },
 }  # fmt: skip
 
-PUBLIC = [
-    "Assignment", "Engine", "Eviction", "HardwareProfile", "LayerView", "ModelShape",
-    "MoeBenchError", "Placement", "Prefetching", "Routing", "RunSpec", "Store", "System",
-    "build", "prepare", "resolve", "run",
-]  # fmt: skip
+
+def commands(group: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[str, Any]]:
+    """Every command that does something, by its words."""
+    for name, command in group.commands.items():
+        if hasattr(command, "commands"):
+            yield from commands(command, (*path, name))
+        else:
+            yield " ".join((*path, name)), command
 
 
-MODELS_OPTIONS = {
-    "list": {"--json"},
-    "train": {"--data-dir", "--out", "--tokens", "--seed", "--balance", "--device", "--threads"},
-    "import": {"--name", "--out"},
-    "verify": {"--all", "--data-dir", "--quick", "--write", "--json"},
-}
+COMMANDS = dict(commands(typer.main.get_command(app)))
 
 
-def options_of(*command: str) -> set[str]:
-    found = typer.main.get_command(app)
-    for name in command:
-        found = found.commands[name]  # type: ignore[attr-defined]
+def options_of(command: str) -> set[str]:
     return {
         name
-        for parameter in found.params
+        for parameter in COMMANDS[command].params
         for name in (*parameter.opts, *parameter.secondary_opts)
         if name.startswith("--") and name != "--help"
     }
 
 
 def test_commands() -> None:
-    assert set(typer.main.get_command(app).commands) == COMMANDS  # type: ignore[attr-defined]
+    assert set(COMMANDS) == set(OPTIONS)
 
 
-def test_options_of_run() -> None:
-    found = options_of("run")
+@pytest.mark.parametrize("command", OPTIONS)
+def test_options(command: str) -> None:
     # A switch that is off by default may also be spelled with --no-.
-    assert {name for name in found if not name.startswith("--no-")} == RUN_OPTIONS
+    found = options_of(command)
+    assert OPTIONS[command] <= found
+    assert all(name.startswith("--no-") for name in found - OPTIONS[command])
 
 
-@pytest.mark.parametrize(
-    ("command", "options"),
-    [
-        ("list", {"--json"}),
-        ("report", {"--html", "--csv", "--latex", "--store", "--json"}),
-        ("check", {"--update", "--jobs", "--json"}),
-        ("doctor", {"--data-dir", "--store", "--json"}),
-    ],
-)
-def test_options_of_others(command: str, options: set[str]) -> None:
-    assert {n for n in options_of(command) if not n.startswith("--no-")} == options
+DOCUMENTS = [ROOT / "README.md", ROOT / "Makefile", *sorted((ROOT / "docs").glob("*.md"))]
 
 
-def test_options_of_models() -> None:
-    group = typer.main.get_command(app).commands["models"]  # type: ignore[attr-defined]
-    assert set(group.commands) == set(MODELS_OPTIONS)
-    for command, options in MODELS_OPTIONS.items():
-        found = options_of("models", command)
-        assert {name for name in found if not name.startswith("--no-")} == options
+def documented(file: Path) -> Iterator[list[str]]:
+    """The words of every call of `moebench` that a document shows."""
+    text = file.read_text().replace("\\\n", " ")
+    shown = re.findall(r"^[^\w`]*(?:\w+\$ |\S*/)?moebench ([a-z].*)$", text, re.MULTILINE)
+    shown += re.findall(r"`moebench ([a-z][^`]*)`", text)
+    for line in shown:
+        yield shlex.split(line.replace("[", "").replace("]", ""), comments=True)
+
+
+@pytest.mark.parametrize("file", DOCUMENTS, ids=lambda path: path.name)
+def test_documents_name_commands_and_options_that_exist(file: Path) -> None:
+    groups = {name.split()[0] for name in COMMANDS if " " in name}
+    for words in documented(file):
+        below = words[1].split("|") if words[0] in groups else [""]
+        for command in (f"{words[0]} {name}".strip() for name in below):
+            assert command in COMMANDS, words
+            assert {word for word in words if word.startswith("--")} <= options_of(command), words
+
+
+def test_documents_show_commands() -> None:
+    shown = {words[0] for file in DOCUMENTS for words in documented(file)}
+    assert {name.split()[0] for name in COMMANDS} - shown <= {"doctor"}
+
+
+# --------------------------------------------------------------------------- names
+
+PUBLIC = [
+    "Active", "Assignment", "Budget", "Costs", "Engine", "Eviction", "ExpertCache", "Fetch",
+    "Forecast", "ForwardPass", "HardwareProfile", "Home", "Lane", "LayerView", "Lookahead",
+    "ModelShape", "MoeBenchError", "NO_EXPERT", "Op", "OpKind", "Placement", "Plan", "Policy",
+    "Predictor", "Prefetching", "Prompts", "Routed", "RoutedSequence", "Routing", "RunSpec",
+    "Store", "System", "UsageError", "best_scores", "build", "fetches", "prepare", "resolve",
+    "run", "split",
+]  # fmt: skip
 
 
 def test_public_names() -> None:
-    assert moebench.__all__ == PUBLIC
+    assert sorted(moebench.__all__) == sorted(PUBLIC)
     for name in PUBLIC:
         assert getattr(moebench, name) is not None
     with pytest.raises(AttributeError, match="no attribute 'nothing'"):
         _ = moebench.nothing
 
 
+# --------------------------------------------------------------------------- a quick start
+
+#: A system with a policy of one's own for every decision that has no default.
+OWN = """
+from dataclasses import dataclass, field
+
+from moebench import (
+    Assignment, Eviction, Placement, Prefetching, Routing, System, fetches, split,
+)
+
+
+class PlaceNothing(Placement):
+    def place(self, shape, slots, scope):
+        return ()
+
+
+class LoadAbsent(Assignment):
+    def assign(self, view, active):
+        return split(active, fetches(view.layer, active.absent))
+
+
+@dataclass(kw_only=True)
+class EvictByLayer(Eviction):
+    last: bool = True
+
+    def victim(self, allowed, incoming):
+        keys = allowed.nonzero()[0].tolist()
+        return (max if self.last else min)(keys, default=None)
+
+
+@dataclass(kw_only=True)
+class MySystem(System):
+    place: Placement = field(default_factory=PlaceNothing)
+    route: Routing = field(default_factory=Routing)
+    assign: Assignment = field(default_factory=LoadAbsent)
+    prefetch: Prefetching = field(default_factory=Prefetching)
+    evict: Eviction = field(default_factory=EvictByLayer)
+"""
+
+
+def readme() -> str:
+    """The system that the readme shows."""
+    (code,) = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
+    return str(code)
+
+
+@pytest.fixture
+def mine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """``mine.py`` in the current folder."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    yield tmp_path / "mine.py"
+    sys.modules.pop("mine", None)
+
+
+@pytest.mark.parametrize("source", [readme(), OWN], ids=["readme", "from public names alone"])
+def test_a_system_of_ones_own_is_written_with_public_names(mine: Path, source: str) -> None:
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.ImportFrom) and node.module == "moebench":
+            assert {alias.name for alias in node.names} <= set(PUBLIC)
+        elif isinstance(node, ast.ImportFrom):
+            module = str(node.module)
+            assert module == "dataclasses" or (
+                source != OWN and module.startswith("moebench.systems.")
+            )
+        assert not isinstance(node, ast.Import)
+    mine.write_text(source)
+    importlib.invalidate_caches()
+    called = call("run", "--system", "mine:MySystem", *SMALL, "--json")
+    assert called.code == 0, called.err
+    document = called.json
+    assert document["metrics"]["experts"]["decode"]["active"] > 0
+    if source == OWN:
+        assert document["spec"]["options"]["evict"] == "EvictByLayer"
+        assert document["spec"]["options"]["evict.last"] == "True"
+        assert document["lossless"]
+
+
+def test_a_run_from_python(tmp_path: Path) -> None:
+    """As the package's own description shows."""
+    spec = moebench.resolve(
+        None, system="moe-ondemand", setting="S3", workload="arithmetic", prompts=1, new_tokens=2
+    )
+    outcome = moebench.run(moebench.prepare(spec, None), tmp_path)
+    store = moebench.Store(tmp_path)
+    store.put(outcome.document, outcome.picture)
+    assert store.get(outcome.document["run_id"]) == outcome.document
+
+
 # --------------------------------------------------------------------------- light to start
 
 HEAVY = ("torch", "transformers", "altair", "vl_convert", "pandas", "ray")
-LIGHT = {
-    "import moebench": "import moebench",
-    "import moebench.harness.cli.app": "import moebench.harness.cli.app",
-    **{
-        f"moebench {arguments}": (
-            f"from moebench.harness.cli.app import main\nmain({arguments.split()!r})"
-        )
-        for arguments in (
-            "--help", "run --help", "list systems", "list settings", "list machines",
-            "list workloads", "list policies", "list models", "report", "nonsense",
-            "run --system nonsense --setting S3", "models --help", "models list",
-            "models verify nonsense", "models train nonsense", "models import nonsense",
-        )
-    },
-}  # fmt: skip
+LIGHT = [
+    "--help", "run --help", "list systems", "list settings", "list machines", "list workloads",
+    "list policies", "list models", "report", "nonsense", "run --system nonsense --setting S3",
+    "models --help", "models list", "models verify nonsense", "models train nonsense",
+    "models import nonsense",
+]  # fmt: skip
+
+#: Says what ``import moebench`` brings, what the command line does, and, of processes that are
+#: forked from there, what each command does besides.
+SCRIPT = """
+import json, os, sys
+
+def heavy():
+    return [name for name in {heavy!r} if name in sys.modules]
+
+before = set(sys.modules)
+import moebench
+brought = [m for m in set(sys.modules) - before if m.split(".")[0] not in sys.stdlib_module_names]
+from moebench.harness.cli.app import main
+found = {{"import moebench": sorted(brought), "the command line": heavy()}}
+for command in {light!r}:
+    read, write = os.pipe()
+    child = os.fork()
+    if not child:
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nowhere, 1), os.dup2(nowhere, 2)
+        try:
+            main(command.split())
+            os.write(write, json.dumps(heavy()).encode())
+        finally:
+            os._exit(0)
+    os.close(write)
+    with os.fdopen(read) as said:
+        text = said.read()
+    os.waitpid(child, 0)
+    found[command] = json.loads(text) if text else ["it ended early"]
+print(json.dumps(found))
+"""
 
 
-@pytest.mark.parametrize("what", LIGHT)
-def test_nothing_heavy_is_imported(tmp_path: Path, what: str) -> None:
-    tail = f"import json, sys\nprint(json.dumps([m for m in {HEAVY!r} if m in sys.modules]))"
+@pytest.fixture(scope="module")
+def imported(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[str]]:
+    """Heavy packages that each command imports, and all that ``import moebench`` does."""
     done = subprocess.run(
-        [sys.executable, "-c", f"{LIGHT[what]}\n{tail}"],
-        cwd=tmp_path, env={**os.environ, "PYTHONPATH": str(ROOT)}, capture_output=True, text=True,
-        timeout=60,
+        [sys.executable, "-c", SCRIPT.format(heavy=HEAVY, light=LIGHT)],
+        cwd=tmp_path_factory.mktemp("empty"), env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True, text=True, timeout=120, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
-    assert json.loads(done.stdout.splitlines()[-1]) == []
+    found: dict[str, list[str]] = json.loads(done.stdout)
+    return found
+
+
+def test_importing_moebench_imports_nothing_else(imported: dict[str, list[str]]) -> None:
+    assert imported["import moebench"] == ["moebench"]
+
+
+@pytest.mark.parametrize("what", ["the command line", *LIGHT])
+def test_nothing_heavy_is_imported(imported: dict[str, list[str]], what: str) -> None:
+    assert imported[what] == []

@@ -1,6 +1,7 @@
 """An installation brings one import name, and works beside other packages of our folders' names."""
 
 import os
+import shutil
 import subprocess
 import sys
 import sysconfig
@@ -27,10 +28,19 @@ def _run(*command: object, cwd: Path) -> str:
 
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("wheel")
+    """A wheel of this checkout, built outside of it: its build folder would be left there."""
+    source, out = tmp_path_factory.mktemp("source"), tmp_path_factory.mktemp("wheel")
+    for name in ("pyproject.toml", "README.md", "LICENSE"):
+        shutil.copy(ROOT / name, source)
+    (source / "moebench").mkdir()
+    for path in (ROOT / "moebench").iterdir():
+        if path.name != "__pycache__":
+            (source / "moebench" / path.name).symlink_to(path.resolve())
+    # Weights do not compress, and trying takes longer than all else here.
+    (source / "setup.cfg").write_text("[bdist_wheel]\ncompression = stored\n")
     offline = ("--no-deps", "--no-build-isolation", "--no-index", "--quiet")
-    _run(sys.executable, "-m", "pip", "wheel", *offline, "-w", folder, ROOT, cwd=folder)
-    (built,) = folder.glob("*.whl")
+    _run(sys.executable, "-m", "pip", "wheel", *offline, "-w", out, source, cwd=out)
+    (built,) = out.glob("*.whl")
     return built
 
 
