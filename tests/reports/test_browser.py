@@ -17,7 +17,7 @@ from tests.reports.pages import Page
 from tests.reports.samples import HOSTILE, hostile_run, run, spans
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def browser() -> Iterator[Any]:
     found = [shutil.which(name) for name in ("chromium", "chromium-browser", "google-chrome")]
     path = next(filter(None, found), None)
@@ -154,5 +154,5 @@ def test_hostile_names_run_nothing(browser: Any, tmp_path: Path) -> None:
     tab, complaints = open_page(browser, tmp_path / "r.html")
     draw_all(tab)
     tab.locator("#run-1-timeline svg .mark-rect.role-mark path").first.hover()
-    tab.wait_for_timeout(200)
+    tab.wait_for_selector("#vg-tooltip-element.visible", timeout=5000)
     assert complaints == []
