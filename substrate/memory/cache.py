@@ -23,7 +23,7 @@ from typing import Literal
 
 import numpy as np
 
-from moebench.substrate.errors import BudgetError, IntegrityError
+from moebench.substrate.errors import BudgetError, IntegrityError, UsageError
 from moebench.substrate.machines.protocol import Span
 from moebench.substrate.memory.tier import Tier
 from moebench.substrate.models.shape import ModelShape
@@ -65,12 +65,13 @@ class ExpertCache:
     Args:
         shape: the model.
         slots: how many experts fit at once; or how many of each MoE layer, which may be none.
-        scope: one pool for all layers, or one for each layer: equal shares of ``slots``, unless it
-            says more.
+        scope: one pool for all layers, or one for each layer: equal shares of ``slots``.  Where
+            these are given for each layer, the scope is the layer.
         tier: charged ``record_bytes`` when a slot is used for the first time.
 
     Raises:
         BudgetError: not even one layer's pinned experts fit.
+        UsageError: ``slots`` is not one number for each MoE layer.
     """
 
     def __init__(
@@ -84,6 +85,12 @@ class ExpertCache:
         experts = shape.num_experts
         if isinstance(slots, int):
             slots = equal_pools(shape, slots, scope, tier)
+        else:
+            scope, layers = "layer", len(shape.moe_layers)
+            if len(slots) != layers or min(slots) < 0:
+                raise UsageError(
+                    f"slots {[*slots]}; allowed: 0 or more for each of {layers} layers"
+                )
         self.shape = shape
         self.scope: Scope = scope
         #: Slots that lend each other: of all layers together, or of each MoE layer.
@@ -221,6 +228,8 @@ class ExpertCache:
         if self._held[key]:
             raise IntegrityError(f"expert {key} already has a slot")
         if victim is None:
+            if not self._free_for[key]:
+                raise IntegrityError(f"expert {key} was to have a free slot, its pool has none")
             slot = self._free_for[key].pop()
             if slot not in self._charged:
                 self._tier.reserve("experts", self._record_bytes)
