@@ -6,7 +6,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from moebench.substrate.errors import BudgetError, IntegrityError
+from moebench.substrate.errors import BudgetError, IntegrityError, UsageError
 from moebench.substrate.machines.protocol import Lane, Op, OpKind, Span
 from moebench.substrate.memory.cache import NEVER, ExpertCache
 from moebench.substrate.memory.tier import Tier
@@ -15,12 +15,14 @@ from tests.substrate.engine.fakes import small_shape
 RECORD = 7
 
 
-def cache_of(slots: int, scope="global", budget: int | None = None, **dims) -> ExpertCache:
-    tier = Tier("device", slots * RECORD if budget is None else budget)
+def cache_of(
+    slots: int | list[int], scope="global", budget: int | None = None, **dims
+) -> ExpertCache:
+    tier = Tier("device", int(np.sum(slots)) * RECORD if budget is None else budget)
     return ExpertCache(small_shape(**dims), slots, scope, tier, RECORD)
 
 
-def computation(cache: ExpertCache, key: int, end_ns: int) -> Span:
+def computation(cache: ExpertCache, key: int, end_ns: int | None) -> Span:
     layer, expert = divmod(key, cache.shape.num_experts)
     return Span(Op(OpKind.EXPERT, layer, (1,), (expert,)), Lane.DEVICE, 0, end_ns)
 
@@ -139,6 +141,85 @@ def test_layers_do_not_take_each_others_slots():
     assert cache.evictable(cache.key(0, 3), 9).any()
 
 
+def test_a_claim_without_a_free_slot_is_a_bug():
+    cache = cache_of([1, 2], layers=2)
+    cache.claim(cache.key(0, 0), None)
+    with pytest.raises(IntegrityError, match="its pool has none"):
+        cache.claim(cache.key(0, 1), None)
+    cache.claim(cache.key(1, 1), None)
+
+
+# ----------------------------------------------------------------------------- unequal pools
+
+
+def test_layers_may_have_unequal_slots_or_none():
+    cache = cache_of([3, 0, 1], layers=4, dense_layers=(1,))
+    assert (cache.slots, cache.pools, cache.scope) == (4, (3, 0, 1), "layer")
+    slots = {0: [0, 1, 2], 2: [], 3: [3]}
+    for layer, own in slots.items():
+        for slot in own:
+            assert cache.has_free_slot(cache.key(layer, slot % 3), 0)
+            assert cache.claim(cache.key(layer, slot % 3), None) in own
+        assert not cache.has_free_slot(cache.key(layer, 3), 0)
+    cache.check_integrity()
+    for key in (cache.key(0, 0), cache.key(3, 0)):
+        cache.arrive(key, 0)
+    assert not cache.evictable(cache.key(2, 0), 9).any(), "nobody leaves for a layer without slots"
+    assert np.flatnonzero(cache.evictable(cache.key(3, 3), 9)).tolist() == [cache.key(3, 0)]
+
+
+def test_slots_of_each_layer_make_the_layer_the_scope():
+    assert cache_of([2, 2], "global", layers=2).scope == "layer"
+    assert cache_of([4, 4], "global", layers=2).has_free_slot(7, 0), "all of the layer's pool"
+
+
+@pytest.mark.parametrize("slots", [[], [4], [1, 2, 3], [5, -1]])
+def test_slots_that_are_not_one_number_for_each_layer_are_refused(slots):
+    with pytest.raises(UsageError, match="0 or more for each of 2 layers") as error:
+        cache_of(slots, budget=99, layers=2)
+    assert "\n" not in str(error.value)
+
+
+# ----------------------------------------------------------------------------- letting go
+
+
+def test_a_slot_that_was_let_go_is_free_when_its_last_use_has_ended():
+    cache = cache_of(1, layers=1, top_k=1)
+    cache.claim(2, None)
+    cache.arrive(2, 5)
+    last_use = computation(cache, 2, 30)
+    cache.let_go(2, last_use)
+    assert not cache.holds(2)
+    assert not cache.resident(0, 10).any()
+    assert not cache.evictable(0, 99).any(), "nobody is there to be evicted"
+    assert not cache.has_free_slot(0, 29)
+    assert cache.has_free_slot(0, 30)
+    assert cache.claim(0, None) == 0
+    cache.check_integrity()
+
+
+def test_whoever_cannot_wait_for_a_free_slot_is_told_what_its_transfer_waits_for():
+    cache = cache_of([1, 2], layers=2)
+    uses = {}
+    for key in (cache.key(1, 0), cache.key(1, 1), cache.key(0, 0)):
+        cache.claim(key, None)
+        cache.arrive(key, 1)
+        uses[key] = Span(Op(OpKind.EXPERT, 0, (1,), (0,)), Lane.DEVICE, 2)  # its end is not known
+        cache.let_go(key, uses[key])
+    for incoming, first in ((4 + 2, 4), (4 + 3, 5), (1, 0)):
+        assert not cache.has_free_slot(incoming, 10)
+        assert cache.await_slot(incoming) is uses[first], "of its own pool, the first that was left"
+        cache.claim(incoming, None)
+    assert cache.await_slot(2) is None
+    cache.check_integrity()
+
+
+def test_letting_go_of_nobody_is_a_bug():
+    cache = cache_of(2, layers=1)
+    with pytest.raises(IntegrityError, match="no slot to let go"):
+        cache.let_go(1, computation(cache, 1, 5))
+
+
 # ----------------------------------------------------------------------------- at random
 
 
@@ -149,27 +230,45 @@ class CacheMachine(RuleBasedStateMachine):
     def build(self, data):
         self.layers = data.draw(st.integers(1, 3))
         self.experts = data.draw(st.integers(2, 5))
-        self.scope = data.draw(st.sampled_from(["global", "layer"]))
+        scope = data.draw(st.sampled_from(["global", "layer", "unequal"]))
         total = self.layers * self.experts
-        slots = data.draw(st.integers(self.layers if self.scope == "layer" else 1, total))
+        if scope == "unequal":
+            slots = [data.draw(st.integers(0, self.experts)) for _ in range(self.layers)]
+            sizes = slots
+        else:
+            slots = data.draw(st.integers(self.layers if scope == "layer" else 1, total))
+            sizes = [slots // self.layers] * self.layers if scope == "layer" else [slots]
+        self.sizes, self.scope = sizes, "layer" if scope == "unequal" else scope
         self.cache = cache_of(slots, self.scope, layers=self.layers, experts=self.experts, top_k=1)
-        self.now = 0
+        self.now = 1
         #: key → [ready, read until]; pinned keys; those whose computation was submitted.
         self.held: dict[int, list[int]] = {}
         self.pinned: set[int] = set()
         self.computed: set[int] = set()
+        #: Last uses of slots that were let go, in order, with the pool.
+        self.left: list[tuple[int, Span]] = []
 
     def key(self, data) -> int:
         return data.draw(st.integers(0, self.layers * self.experts - 1))
 
+    def pool_of(self, key: int) -> int:
+        return 0 if self.scope == "global" else key // self.experts
+
     def pool(self, key: int) -> list[int]:
         """Keys that compete with this one."""
-        if self.scope == "global":
-            return list(self.held)
-        return [k for k in self.held if k // self.experts == key // self.experts]
+        return [k for k in self.held if self.pool_of(k) == self.pool_of(key)]
 
-    def pool_slots(self) -> int:
-        return self.cache.slots // (self.layers if self.scope == "layer" else 1)
+    def free(self, key: int) -> int:
+        """Slots that it could be given at this instant."""
+        busy = [s for pool, s in self.left if pool == self.pool_of(key) and self.reads(s)]
+        return self.sizes[self.pool_of(key)] - len(self.pool(key)) - len(busy)
+
+    def reads(self, span: Span) -> bool:
+        return span.end_ns is None or span.end_ns > self.now
+
+    def forget(self, key: int) -> None:
+        del self.held[key]
+        self.computed.discard(key)
 
     @rule(by=st.integers(0, 20))
     def time_passes(self, by):
@@ -181,19 +280,29 @@ class CacheMachine(RuleBasedStateMachine):
         if key in self.held:
             return
         victim = None
-        if not self.cache.has_free_slot(key, self.now):
+        if self.free(key):
+            assert self.cache.has_free_slot(key, self.now)
+        else:
             allowed = np.flatnonzero(self.cache.evictable(key, self.now)).tolist()
             soon = np.flatnonzero(self.cache.evictable_soon(key, self.now)).tolist()
-            if data.draw(st.booleans()) and soon:
+            draining = [entry for entry in self.left if entry[0] == self.pool_of(key)]
+            way = data.draw(st.sampled_from(["now", "soon", "draining"]))
+            if way == "draining":
+                last_use = self.cache.await_slot(key)
+                assert last_use is (draining[0][1] if draining else None)
+                if not draining:
+                    return
+                self.left.remove(draining[0])
+            elif way == "soon" and soon:
                 victim = data.draw(st.sampled_from(soon))
             elif allowed:
                 victim = data.draw(st.sampled_from(allowed))
             else:
                 return
-            assert victim in self.pool(key)
-            del self.held[victim]
-            self.computed.discard(victim)
-        assert len(self.pool(key)) < self.pool_slots()
+            if victim is not None:
+                assert victim in self.pool(key)
+                self.forget(victim)
+        assert len(self.pool(key)) < self.sizes[self.pool_of(key)]
         self.cache.claim(key, victim)
         self.held[key] = [NEVER, 0]
 
@@ -204,6 +313,21 @@ class CacheMachine(RuleBasedStateMachine):
             key = data.draw(st.sampled_from(coming))
             self.cache.arrive(key, self.now + later)
             self.held[key][0] = self.now + later
+
+    @precondition(lambda self: self.held)
+    @rule(data=st.data(), later=st.none() | st.integers(0, 30))
+    def let_go(self, data, later):
+        key = data.draw(st.sampled_from(sorted(self.held)))
+        end = None if later is None else self.now + later
+        last_use = computation(self.cache, key, end)
+        self.cache.let_go(key, last_use)
+        self.forget(key)
+        self.left.append((self.pool_of(key), last_use))
+
+    @precondition(lambda self: any(span.end_ns is None for _, span in self.left))
+    @rule(later=st.integers(0, 30))
+    def last_use_ends(self, later):
+        next(span for _, span in self.left if span.end_ns is None).end_ns = self.now + later
 
     @rule(data=st.data())
     def choose(self, data):
@@ -234,24 +358,29 @@ class CacheMachine(RuleBasedStateMachine):
     def sound(self):
         if not hasattr(self, "cache"):
             return
-        cache = self.cache
+        cache, now = self.cache, self.now
         cache.check_integrity()
         assert len({cache.slot_of(k) for k in self.held}) == len(self.held) <= cache.slots
+        everyone = range(self.layers * self.experts)
+        assert [cache.holds(k) for k in everyone] == [k in self.held for k in everyone]
         for layer in range(self.layers):
-            keys = range(layer * self.experts, (layer + 1) * self.experts)
-            resident = [self.held.get(k, [NEVER])[0] <= self.now for k in keys]
-            assert cache.resident(layer, self.now).tolist() == resident
-            flying = [k in self.held and self.held[k][0] > self.now for k in keys]
-            assert cache.whereabouts(layer, self.now)[1].tolist() == flying
-            if self.scope == "layer":
-                assert sum(k in self.held for k in keys) <= self.pool_slots()
-        allowed = {k for k, times in self.held.items() if max(times) <= self.now} - self.pinned
-        for incoming in range(self.layers * self.experts):
-            mine = allowed & set(self.pool(incoming))
-            assert set(np.flatnonzero(cache.evictable(incoming, self.now)).tolist()) == mine
-            soon = {k for k in self.held if k not in self.pinned and self.held[k][0] <= self.now}
-            soon = (soon | self.computed) & set(self.pool(incoming))
-            assert set(np.flatnonzero(cache.evictable_soon(incoming, self.now)).tolist()) == soon
+            keys = everyone[layer * self.experts : (layer + 1) * self.experts]
+            resident = [self.held.get(k, [NEVER])[0] <= now for k in keys]
+            flying = [k in self.held and self.held[k][0] > now for k in keys]
+            assert cache.resident(layer, now).tolist() == resident
+            assert [mask.tolist() for mask in cache.whereabouts(layer, now)] == [resident, flying]
+        # Keys of one pool compete alike: one of each is asked.
+        allowed = {k for k, times in self.held.items() if max(times) <= now} - self.pinned
+        idle = {k for k in self.held if k not in self.pinned and self.held[k][0] <= now}
+        coming = {k for k in self.held if k not in self.pinned and self.held[k][0] > now}
+        for incoming in everyone[:: self.experts]:
+            mine = set(self.pool(incoming))
+            assert cache.has_free_slot(incoming, now) == (self.free(incoming) > 0)
+            assert set(np.flatnonzero(cache.evictable(incoming, now)).tolist()) == allowed & mine
+            soon = set(np.flatnonzero(cache.evictable_soon(incoming, now)).tolist())
+            assert soon == (idle | self.computed) & mine
+            assert set(cache.arriving(incoming, now)) == coming & mine
+        self.left = [(pool, span) for pool, span in self.left if self.reads(span)]
 
 
 TestCache = CacheMachine.TestCase
