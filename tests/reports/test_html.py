@@ -75,9 +75,19 @@ def test_simulated_numbers_are_called_simulated(page: Page, text: str) -> None:
 
 
 def test_provenance_is_complete(page: Page) -> None:
-    for name in ("versions.torch", "commit", "profile_hash", "weights_hash", "options.evict"):
+    for name in (
+        "versions.torch", "commit", "profile_hash", "weights_hash", "options.evict",
+        "learnt.evict.from", "learnt.place.tokens",
+    ):  # fmt: skip
         assert name in page.text
-    for value in ("2.13.0", "aa" * 32, "bb" * 32, "cc" * 32, "2026-01-01T12:00:00+00:00"):
+    for value in (
+        "2.13.0",
+        "trace 0a1b2c",
+        "aa" * 32,
+        "bb" * 32,
+        "cc" * 32,
+        "2026-01-01T12:00:00+00:00",
+    ):
         assert value in page.text
     assert '"score": 40.62' in page.text  # the JSON below
 

@@ -1,8 +1,9 @@
 """Both kinds of session give the runner what it needs; inputs are hashed by content."""
 
 import json
+import re
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from moebench.substrate.models.catalogue import model_shape, scale_path
 from moebench.substrate.traces.file import open_trace
 from moebench.substrate.traces.synthesis import Synthesis, SynthesisRecipe, synthesize
 from tests.harness.commands import SCALE_MODEL
+from tests.reports.samples import RUN as SAMPLE
 
 pytestmark = pytest.mark.usefixtures("tiny_models")
 
@@ -130,6 +132,24 @@ def test_runs_of_one_session_are_equal(spec_of: Callable[..., RunSpec], tmp_path
     for document in found[1:]:
         assert document["metrics"] == found[0]["metrics"]
         assert document["run_id"] == found[0]["run_id"]
+
+
+def names(document: dict[str, Any], prefix: str = "") -> Iterator[str]:
+    """Every name in a document, with the names that it lies below."""
+    for name, value in document.items():
+        yield prefix + name
+        if isinstance(value, dict):
+            yield from names(value, f"{prefix}{name}.")
+
+
+def test_the_samples_of_reports_have_the_shape_of_a_run(tmp_path: Path) -> None:
+    spec = resolve(
+        None, system="smoe", setting="S3", workload="arithmetic", prompts=1, new_tokens=3
+    )  # fmt: skip
+    found = set(names(run(prepare(spec, None), tmp_path).document))
+    # What was learnt, and what the device waited for, differs from run to run.
+    sample = [name for name in names(SAMPLE) if not re.search(r"\.(learnt|stall_ms)\.", name)]
+    assert sorted(set(sample) - found) == []
 
 
 # --------------------------------------------------------------------------- replays
