@@ -138,7 +138,13 @@ class Transfers:
         """Queue fetches behind everything needed, in this order and instead of what is queued."""
         machine, holds, ops, experts = self.machine, self.cache.holds, self._ops, self._experts
         machine.cancel()
-        self._wanted = {f[0] * experts + f[1]: f for f in wanted}  # type: ignore[operator]
+        try:
+            self._wanted = {f[0] * experts + f[1]: f for f in wanted}  # type: ignore[operator]
+        except TypeError:
+            raise UsageError(
+                "a speculative prefetch must name an expert; a layer's common weights are fetched "
+                'ahead by one whose discipline is "committed"'
+            ) from None
         absent = [ops[key] for key in self._wanted if not holds(key)]
         if absent:
             machine.enqueue(absent, self, chunks)
