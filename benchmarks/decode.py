@@ -20,7 +20,7 @@ import torch
 from moebench.harness.run.live import LiveSession, prepare
 from moebench.harness.run.shared import SharedWork
 from moebench.harness.run.spec import resolve
-from moebench.harness.run.stage import Stage, room, simulated
+from moebench.harness.run.stage import Stage, memory_for, simulated
 from moebench.substrate.models.protocol import Model
 from moebench.substrate.traces.passes import Recorder, RoutingTrace, TracedModel
 
@@ -74,7 +74,7 @@ def measure(
             session.wrap = recording if record else (lambda model: model)
             stage = session.open(Path(), False, stack)
         else:
-            found = room(spec, system, full, session.longest)
+            found = memory_for(spec, system, full, session.longest)
             stage = simulated(spec, system, TracedModel(trace), full, found, keep=False)
         stage.start()
         clock = _Clock(stage)

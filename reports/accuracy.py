@@ -22,7 +22,7 @@ METHOD = (
     "score at α = 0; one comparison in twenty exceeds that by chance, and a change that so few "
     "questions cannot show is not thereby absent. Paired standard errors are over the same "
     "questions. Agreement and KL compare the next tokens with "
-    "the lossless model's and see damage long before a score does."
+    "the lossless model's and change long before a score does."
 )
 
 #: "Negligible when the substitution threshold is below 0.35" (SMoE, section VI-B).
@@ -116,7 +116,7 @@ class Line(NamedTuple):
 
 
 class Block(NamedTuple):
-    """Lines that belong together: real datasets, generated exercises, or the paper's."""
+    """A group of lines: real datasets, generated exercises, or the paper's."""
 
     title: str
     lines: list[Line]

@@ -19,8 +19,8 @@ Record = dict[str, Any]
 
 LANES = ["device", "h2d", "d2h", "host", "disk", "predict"]
 
-#: One colour a kind of operation, the same in every figure: blues and greens compute on the
-#: device, warm colours move weights, greys are small.  Told apart by lightness too.
+#: One colour for each kind of operation, the same in every figure: blues and greens compute on the
+#: device, warm colours move weights, greys are small.  They differ in lightness too.
 KIND_COLOURS = {
     "attend": "#1b4f8f",
     "dense": "#5b8fd0",
@@ -35,7 +35,7 @@ KIND_COLOURS = {
     "return": "#d9b23c",
 }
 
-#: Where a lane's time went: busy, then what the device stood idle for.
+#: The parts of a lane's time: busy, then what the device waited for.
 SHARE_COLOURS = {
     "busy": "#2f6db5",
     "waits for load": "#e07b2a",
@@ -94,7 +94,7 @@ def timeline(records: list[Record], simulated: bool) -> Spec:
 
 
 def shares(run: Document) -> Spec | None:
-    """Where a run's time went: each lane's busy time, and the device's stalls by cause (ms).
+    """The parts of a run's time: each lane's busy time, and the device's stalls by cause (ms).
 
     None where the run counted no lane.
     """
@@ -261,7 +261,7 @@ def throughput(runs: list[Document], curves: Mapping[str, Curve]) -> Spec:
                 axis=alt.Axis(title=_axis("decode throughput", runs[0]["simulated"], "tokens/s"))),
         y=alt.Y("share:Q", scale=alt.Scale(domain=[0, 1]),
                 axis=alt.Axis(title="share of decoded tokens", format="~%", grid=True)),
-        # A curve may stand still in speed; only the share gives its points an order.
+        # Points may have one speed; only the share gives them an order.
         order=alt.Order("share:Q"),
         color=alt.Color("run:N", scale=alt.Scale(domain=names, range=colours), legend=legend),
         strokeDash=alt.StrokeDash("run:N", scale=alt.Scale(domain=names, range=dashes),
@@ -273,7 +273,7 @@ def throughput(runs: list[Document], curves: Mapping[str, Curve]) -> Spec:
     return _finish(chart, height=260)
 
 
-# ---------------------------------------------------------------------- shared looks
+# ---------------------------------------------------------------------- shared styles
 
 
 def _name(run: Document) -> str:
@@ -323,7 +323,7 @@ def _finish(chart: alt.Chart | alt.LayerChart, height: int) -> Spec:
 @cache
 def library() -> str:
     """Vega, Vega-Lite and vega-embed as one script that defines `vegaEmbed` (about 900 kB)."""
-    # Unpacking the libraries takes seconds, so only a page pays for it.
+    # Unpacking the libraries takes seconds: only where a page is made.
     import vl_convert
 
     version = alt.SCHEMA_VERSION.lstrip("v").rpartition(".")[0]

@@ -1,4 +1,4 @@
-"""Run documents become rows: one definition of every column, for the terminal and for the page.
+"""Turns run documents into rows: one definition of every column, for the terminal and the page.
 
 A figure that a run does not have (no accuracy from a replayed trace, no TPOT for one new token) is
 None in a row and a dash in a cell, never a zero.

@@ -1,7 +1,7 @@
-"""How fast tokens were decoded, one by one: the curves of DuoServe-MoE, Fig. 6.
+"""Distributions of decode throughput over tokens: the curves of DuoServe-MoE, Fig. 6.
 
-A mean hides what a reader waits for; the spread of a system that predicts experts is wider than
-that of one that loads them all on demand (section 6.2).  Curves come from the samples that the
+A mean does not show how tokens differ; a system that predicts experts varies more than one that
+loads them all on demand (section 6.2).  Curves come from the samples that the
 store keeps beside its runs.
 """
 

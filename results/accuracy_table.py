@@ -68,7 +68,7 @@ class AccuracyRow(TableRow):
 
 
 class Key(NamedTuple):
-    """What tells the cells of a table apart, in the order in which they are written."""
+    """What identifies a cell of a table, in the order in which cells are written."""
 
     setting: str
     generated: bool

@@ -95,7 +95,7 @@ def _parse(path: Path, line: int, cells: list[str], row: type[Row]) -> Row:
 
 
 def _first(error: ValidationError) -> str:
-    """The first thing that pydantic complains of, in one line."""
+    """The first error that pydantic reports, in one line."""
     detail = error.errors()[0]
     where = ".".join(map(str, detail["loc"]))
     shown = "an empty cell" if detail["input"] is None else repr(detail["input"])

@@ -70,7 +70,7 @@ State = Literal["queued", "done", "failed"]
 
 
 class Cell(NamedTuple):
-    """One combination that a sweep asks for: what becomes of it outlives the sweep.
+    """One combination that a sweep asks for; its state is kept when the sweep has ended.
 
     Attributes:
         cell_id: its run's id; on a local machine, where each measurement is a run of its own, an
@@ -132,7 +132,7 @@ class Store:
             self._traceback(cell_id).unlink(missing_ok=True)
 
     def queue(self, cells: Iterable[tuple[str, dict[str, Any]]]) -> None:
-        """Note cells (id, resolved spec) as wanted; what is known of them is forgotten."""
+        """Note cells (id, resolved spec) as wanted; their earlier states are dropped."""
         now = _now()
         rows = [(i, "queued", _dump(s, "spec"), None, None, None, now) for i, s in cells]
         with self._transaction() as db:

@@ -1,4 +1,4 @@
-"""The store's tables, version by version: a new store walks the same steps as an old one."""
+"""The store's tables, version by version: a new store takes the same steps as an old one."""
 
 import sqlite3
 

@@ -60,7 +60,7 @@ def _options(
     per_byte: bool = False,
     train: bool = True,
 ) -> Workload:
-    """A set whose questions have options; room for a letter and a few words around it."""
+    """A set whose questions have options; an answer is a letter and a few words around it."""
     return Workload(
         name=name,
         title=title,

@@ -1,4 +1,4 @@
-"""One question: what every workload, few-shot template and metric speaks of."""
+"""One question, as workloads, few-shot templates and metrics use it."""
 
 from dataclasses import dataclass
 

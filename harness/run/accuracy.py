@@ -1,8 +1,8 @@
 """What a system costs in accuracy: scores, token agreement and KL against the lossless model.
 
 Agreement and KL compare, on the system's own prefix, its next-token choice and distribution with
-those of the model with everything resident: one batched pass over the finished texts.  They see
-damage long before a score does.
+those of the model with everything resident: one batched pass over the finished texts.  They change
+long before a score does.
 """
 
 import hashlib
@@ -35,7 +35,7 @@ class Item:
 
 
 class Accuracy:
-    """Adds up batches; `document` gives the figures of the run."""
+    """Collects the answers of a run's batches; `document` gives the run's figures."""
 
     def __init__(self, workload: Workload, questions: int) -> None:
         self._workload = workload

@@ -89,7 +89,7 @@ def identity(spec: RunSpec, system: System, data_dir: Path | None) -> dict[str, 
 def calibrate(
     session: Session, scratch: Path, progress: Callable[[int, int], None]
 ) -> dict[str, Any]:
-    """Let every policy that learns do so.
+    """Calibrate every policy that learns.
 
     Args:
         scratch: routing and what policies learnt are kept below it.

@@ -1,4 +1,4 @@
-"""A run whose model computes: weights, tokenizer and questions, and how it is wired."""
+"""A run whose model computes: it opens weights, tokenizer and questions, and builds the engine."""
 
 import hashlib
 from collections.abc import Callable
@@ -19,7 +19,7 @@ from moebench.harness.run.question import Question, question_of
 from moebench.harness.run.session import Learnable, Session
 from moebench.harness.run.shared import SharedWork
 from moebench.harness.run.spec import RunSpec
-from moebench.harness.run.stage import Room, Stage, room, simulated
+from moebench.harness.run.stage import Memory, Stage, memory_for, simulated
 from moebench.substrate.engine.loop import Engine
 from moebench.substrate.engine.records import Generation
 from moebench.substrate.engine.system import System
@@ -52,7 +52,7 @@ LOCAL_DTYPE = torch.float32
 
 @dataclass(slots=True, kw_only=True)
 class LiveSession(Session):
-    """Weights and questions.
+    """A run that computes, from weights and questions.
 
     Attributes:
         end: the token that ends a text.
@@ -82,7 +82,8 @@ class LiveSession(Session):
         return self.shared
 
     def share(self, shared: SharedWork | None) -> SharedWork:
-        """Prefills and reference logits too; those of a full-size model would fill the memory."""
+        """Experts, prefills and reference logits; of a full-size model, experts alone."""
+        # The others would fill the memory.
         remember = self.spec.weights is None
         self.shared = shared or SharedWork(self.checkpoint, remember)
         return self.shared
@@ -110,9 +111,9 @@ class LiveSession(Session):
 
     def open(self, scratch: Path, keep_timeline: bool, stack: ExitStack) -> Stage:
         """A simulated machine with every expert in memory, or this computer."""
-        found = room(self.spec, self.system, self.full, self.longest)
+        memory = memory_for(self.spec, self.system, self.full, self.longest)
         if self.spec.machine == "local":
-            return self._local(found, scratch, keep_timeline, stack)
+            return self._local(memory, scratch, keep_timeline, stack)
         decoder = self.sharing().decoder(reuse_predictions=True)
         self._answer_with(decoder)
         model = self.wrap(self.sharing().remembering(decoder))
@@ -122,11 +123,11 @@ class LiveSession(Session):
             "tokenizer counts them"
         )
         return simulated(
-            self.spec, self.system, model, self.full, found, keep_timeline, notes=[note]
+            self.spec, self.system, model, self.full, memory, keep_timeline, notes=[note]
         )
 
-    def _local(self, found: Room, scratch: Path, keep: bool, stack: ExitStack) -> Stage:
-        system, capacity, shape = self.system, found.capacity, self.checkpoint.shape
+    def _local(self, memory: Memory, scratch: Path, keep: bool, stack: ExitStack) -> Stage:
+        system, capacity, shape = self.system, memory.capacity, self.checkpoint.shape
         _check_local(system)
         name = f"{self.hashes['weights']}-{LOCAL_DTYPE}.bin".replace("torch.", "")
         store = ExpertStore(scratch / "experts" / name, shape, LOCAL_DTYPE)
@@ -134,7 +135,7 @@ class LiveSession(Session):
         device = Tier("memory", capacity.slots * store.record_bytes)
         slots = system.place.slots(shape, capacity.slots) or capacity.slots
         cache = ExpertCache(shape, slots, system.scope, device, store.record_bytes)
-        # Long, so after all that may refuse.
+        # It takes long: all checks come before it.
         ExpertStore.build(self.checkpoint, store.path, LOCAL_DTYPE)
         machine = stack.enter_context(
             LocalMachine(store, cache.slots, timeline, blocking_copies=system.blocking_copies)
@@ -156,7 +157,7 @@ class LiveSession(Session):
             device=device,
             host=Tier("host", 0),
             profile=None,
-            notes=[*notes, *found.notes],
+            notes=[*notes, *memory.notes],
             slots=cache.slots,
             total=len(shape.moe_layers) * shape.num_experts,
             load_ns=lambda placed: 0,
@@ -178,7 +179,7 @@ class LiveSession(Session):
 
 
 def _check_local(system: System) -> None:
-    """Refuse what this computer's machine has no part for."""
+    """Refuse options that a local machine does not support."""
     options = {
         "overlap": system.overlap is not True,
         "pinned_copies": system.pinned_copies is not None,
@@ -193,7 +194,7 @@ def _check_local(system: System) -> None:
 
 
 def prepare(spec: RunSpec, data_dir: Path | None) -> LiveSession:
-    """Open the weights and draw the prompts; what can be wrong with the input shows here.
+    """Open the weights, draw the prompts, and check the input.
 
     Args:
         data_dir: the folder of evaluation sets, if any.
@@ -266,7 +267,7 @@ def _tokenizer(file: Path) -> Tokenizer:
 def _check_questions(
     spec: RunSpec, sample: PromptSet, questions: list[Question], checkpoint: Checkpoint
 ) -> None:
-    """Every prompt fits the weights: better said now than after an hour."""
+    """Check that every prompt fits the weights."""
     shape = checkpoint.shape
     for example, question in zip(sample.examples, questions, strict=True):
         highest = max(max(ids, default=0) for ids in (question.prompt, *question.continuations))

@@ -1,4 +1,4 @@
-"""From an engine's raw records to the figures of a run's document (DESIGN: the JSON contract)."""
+"""Computes the figures of a run's document from the engine's raw records."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -55,7 +55,7 @@ def latencies(generations: Sequence[Generation]) -> dict[str, Any]:
 
 
 def expert_figures(engine: Engine) -> dict[str, Any]:
-    """Where decode found its experts, and what its prefetches were good for."""
+    """Cache hits of decode, counts of both phases, and how many prefetches were used."""
     c = engine.tally.by_phase["decode"]
     return {
         "cache_ratio": ratio(c.hits + c.host_resident, c.active),
@@ -124,7 +124,7 @@ def bound(engine: Engine, generations: Sequence[Generation]) -> dict[str, float 
 
 
 def least_costs(engine: Engine, batch: int) -> LeastCosts:
-    """What the machine says each unavoidable piece costs at the least."""
+    """The machine's estimate of each operation that no system can avoid."""
     machine, shape = engine.machine, engine.model.shape
     one = Op(OpKind.EXPERT, 0, (1,), (0,))
     per_layer = [OpKind.ATTEND, OpKind.GATE, OpKind.COMBINE]

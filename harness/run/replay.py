@@ -11,7 +11,7 @@ from moebench.harness.run import calibration
 from moebench.harness.run.identity import run_id, system_hash
 from moebench.harness.run.session import Learnable, Session
 from moebench.harness.run.spec import RunSpec
-from moebench.harness.run.stage import Stage, room, simulated
+from moebench.harness.run.stage import Stage, memory_for, simulated
 from moebench.substrate.engine.records import Generation
 from moebench.substrate.engine.system import System
 from moebench.substrate.errors import UsageError
@@ -30,7 +30,7 @@ from moebench.workloads.draw import PromptSet
 
 @dataclass(slots=True, kw_only=True)
 class ReplaySession(Session):
-    """A trace instead of weights and questions."""
+    """A run that replays a trace instead of computing."""
 
     trace: TraceFile
     #: What the system sees of the trace.
@@ -74,9 +74,9 @@ class ReplaySession(Session):
         if evict.clairvoyant:
             evict.set_future(pass_steps(p for batch in self.replayed.batches for p in batch))
         prompts = [self.trace.prompt(s) for s in range(spec.prompts)]
-        found = room(spec, self.system, self.full, max(prompts) + spec.new_tokens)
+        memory = memory_for(spec, self.system, self.full, max(prompts) + spec.new_tokens)
         model = TracedModel(self.replayed)
-        stage = simulated(spec, self.system, model, self.full, found, keep_timeline)
+        stage = simulated(spec, self.system, model, self.full, memory, keep_timeline)
         stage.notes += _notes(self)
         return stage
 
@@ -88,7 +88,7 @@ class ReplaySession(Session):
         return [stage.engine.generate(prompts, passes)]
 
     def accuracy(self) -> dict[str, Any]:
-        """What a replay knows of accuracy: nothing."""
+        """No figure: a replay writes no text."""
         return {
             **dict.fromkeys(("score", "stderr", "metric", "agreement", "kl")),
             "n": 0,
@@ -143,7 +143,7 @@ def _hashes(spec: RunSpec, system: System, trace: TraceFile, full: ModelShape) -
 
 
 def _reconstruction(spec: RunSpec, trace: TraceFile, system: System) -> Reconstruction | None:
-    """What stands for scores that were not recorded."""
+    """What replaces scores that were not recorded; None where they were, or are not needed."""
     for kind in system.lookaheads:
         if trace.predicted(kind) is None:
             kinds = ", ".join(trace.header.predictions) or "none"

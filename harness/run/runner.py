@@ -73,7 +73,7 @@ def run(
     with ExitStack() as stack, torch.inference_mode():
         stage = session.open(scratch, keep_timeline, stack)
         load_ms = stage.start()
-        # What lives now lives until the end: the collector need not walk it again and again.
+        # What exists now is needed until the end: the collector need not visit it again.
         gc.freeze()
         stack.callback(gc.unfreeze)
         generations = _generate(session, stage, progress)

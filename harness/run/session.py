@@ -52,7 +52,7 @@ class Session(ABC):
         """The same weights, questions or trace under another spec of `sweep.worker.group_of`."""
 
     def share(self, shared: SharedWork | None) -> SharedWork | None:
-        """Take part in work that runs of the same weights share; None where nothing is computed.
+        """Use work that runs of the same weights share; None where nothing is computed.
 
         Args:
             shared: an earlier run's, of the same weights and questions.
@@ -72,7 +72,7 @@ class Session(ABC):
 
     @abstractmethod
     def open(self, scratch: Path, keep_timeline: bool, stack: ExitStack) -> Stage:
-        """Wire model, machine, memory and engine.
+        """Build model, machine, memory and engine.
 
         Args:
             scratch: where expert records are kept for a local machine.

@@ -1,4 +1,4 @@
-"""What a run runs on: machine, memory and engine, wired once."""
+"""Builds what a run needs beside its model: machine, memory and engine."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -24,7 +24,7 @@ from moebench.substrate.models.shape import ModelShape
 
 @dataclass(slots=True, kw_only=True)
 class Stage:
-    """Everything that runs, and what the document says of it.
+    """A run's engine, machine and memory, and what its document says of them.
 
     Attributes:
         slots, total: experts that fit on the device, and that there are.
@@ -50,15 +50,15 @@ class Stage:
 
 
 @dataclass(frozen=True, slots=True)
-class Room:
-    """How many experts fit, on which profile, and what must be said of it."""
+class Memory:
+    """How many experts fit on the device of a profile, and what the document must say of that."""
 
     capacity: Capacity
     profile: HardwareProfile
     notes: list[str]
 
 
-def room(spec: RunSpec, system: System, full: ModelShape, longest: int) -> Room:
+def memory_for(spec: RunSpec, system: System, full: ModelShape, longest: int) -> Memory:
     """Count what fits; a local machine takes the share that its setting's machine holds.
 
     Args:
@@ -95,22 +95,23 @@ def room(spec: RunSpec, system: System, full: ModelShape, longest: int) -> Room:
         )
     if capacity.from_disk:
         notes.append("experts do not fit into host memory: every load starts on the disk")
-    return Room(capacity, profile, notes)
+    return Memory(capacity, profile, notes)
 
 
 def simulated(
-    spec: RunSpec, system: System, model: Model, full: ModelShape, found: Room, keep: bool,
+    spec: RunSpec, system: System, model: Model, full: ModelShape, memory: Memory, keep: bool,
     notes: Sequence[str] = (),
 ) -> Stage:  # fmt: skip
-    """Wire a run on the simulated machine.
+    """Build a run on the simulated machine.
 
     Args:
         model: answers the engine: a decoder or a trace.
         full: the model that is charged.
+        memory: from `memory_for`.
         keep: keep every span, not only the picture's.
         notes: what else must be said of the run.
     """
-    capacity, profile, shape = found.capacity, found.profile, model.shape
+    capacity, profile, shape = memory.capacity, memory.profile, model.shape
     costs = CostModel(
         profile,
         full,
@@ -145,7 +146,7 @@ def simulated(
         device=capacity.device,
         host=capacity.host,
         profile=profile,
-        notes=[*said, *notes, *found.notes],
+        notes=[*said, *notes, *memory.notes],
         slots=cache.slots,
         total=len(shape.moe_layers) * shape.num_experts,
         load_ns=lambda placed: round(common_ns + placed * load_one),
