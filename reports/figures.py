@@ -32,6 +32,8 @@ KIND_COLOURS = {
     "combine": "#8a94a3",
     "load": "#e07b2a",
     "read": "#b5452c",
+    "stream": "#c96a8a",
+    "write_back": "#8c3b5e",
     "return": "#d9b23c",
 }
 

@@ -10,6 +10,7 @@ from moebench.reports import figures
 from moebench.reports.accuracy import CAVEAT, METHOD, views
 from moebench.reports.html import render
 from moebench.substrate.errors import InputError, UsageError
+from moebench.substrate.machines.protocol import Lane, OpKind
 from tests.reports.alpha import ITEMS, ROWS, gsm8k
 from tests.reports.pages import Page
 from tests.reports.samples import HOSTILE, RUNS, TIMELINES, hostile_run, run, spans
@@ -118,6 +119,13 @@ def test_the_shares_add_up_to_the_documents_times(page: Page) -> None:
     }
     stalls = {part.removeprefix("waits for "): ms for (_, part), ms in shown.items()}
     assert {cause: stalls[cause] for cause in metrics["stall_ms"]} == metrics["stall_ms"]
+
+
+def test_every_lane_and_kind_of_operation_is_known() -> None:
+    """One colour each, whatever else is in the figure."""
+    assert set(figures.LANES) == {lane.value for lane in Lane}
+    assert set(figures.KIND_COLOURS) == {kind.value for kind in OpKind}
+    assert len(set(figures.KIND_COLOURS.values())) == len(OpKind)
 
 
 def test_an_unknown_kind_or_cause_is_drawn_too() -> None:
