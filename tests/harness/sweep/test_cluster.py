@@ -16,6 +16,8 @@ from tests.harness.commands import call
 
 ray = pytest.importorskip("ray", reason="no Ray: pip install ray")
 
+pytestmark = pytest.mark.usefixtures("tiny_models")
+
 ROOT = Path(__file__).parents[3]
 COUNT = 8
 
@@ -24,7 +26,7 @@ OPTIONS = {"include_dashboard": False, "object_store_memory": 80_000_000}
 
 
 @pytest.fixture(scope="module")
-def cluster() -> Iterator[Any]:
+def cluster(tiny_models: None) -> Iterator[Any]:
     """A head that computes nothing, and two nodes with one processor each; tests go in order."""
     from ray.cluster_utils import Cluster
 

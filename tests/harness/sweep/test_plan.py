@@ -54,12 +54,12 @@ def test_excluded_cells_have_all_of_the_values() -> None:
 def test_an_entry_may_set_several_fields() -> None:
     lru = {"system": "smoe", "set": {"evict": "lru", "prefetch": "none"}}
     found = cells(
-        {"set": {"route.alpha": 0.1}},
+        {"set": {"alpha": 0.1}},
         product={"system": ["smoe", lru], "set": [{}, {"scope": "layer"}]},
     )
-    options = [s.settings for s in found]
+    options = [s.overrides for s in found]
     assert options == [
-        spec(system="smoe", settings={"route.alpha": "0.1", **more}).settings
+        spec(system="smoe", overrides={"alpha": "0.1", **more}).overrides
         for more in (
             {},
             {"scope": "layer"},
@@ -77,7 +77,7 @@ def test_alpha_counts_only_where_a_system_has_one() -> None:
         spec(system="smoe", alpha=0.2),
     ]
     swapped = cells(product={"system": "smoe", "alpha": [0.1, 0.2], "set": {"route": "exact"}})
-    assert swapped == [spec(system="smoe", settings={"route": "exact"})]
+    assert swapped == [spec(system="smoe", overrides={"route": "exact"})]
 
 
 def test_all_systems() -> None:
@@ -95,7 +95,7 @@ def test_all_systems() -> None:
         ({"product": {"system": [7]}}, "product: system 7: Input should be a valid string"),
         ({"product": {"batch": ["x"]}}, "product: batch 'x': Input should be a valid integer"),
         ({"product": {"alpha": ["x"]}}, "product: alpha 'x': Input should be a valid number"),
-        ({"product": {"system": "smoe", "alpha": math.nan}}, "route.alpha is nan; allowed: 0 to 1"),
+        ({"product": {"system": "smoe", "alpha": math.nan}}, "alpha is nan; allowed: 0 to 1"),
         ({"product": {"system": "smoe", "workload": "no"}}, "unknown workload 'no'"),
         ({"product": {"system": "smoe", "machine": "a600"}}, "unknown machine 'a600'; nearest: a6"),
         ({"product": {"system": "smoe", "model": "mixtrl"}}, "unknown model 'mixtrl'; nearest: m"),

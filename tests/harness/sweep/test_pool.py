@@ -10,6 +10,8 @@ from moebench.harness.run.spec import resolve
 from moebench.harness.sweep.pool import TRIES, Lost, Outcome, Processes, schedule
 from moebench.harness.sweep.worker import Failed, Finished, Job
 
+pytestmark = pytest.mark.usefixtures("tiny_models")
+
 SPEC = resolve(None, system="gpu-only", setting="S3", workload="arithmetic")
 
 
@@ -99,7 +101,7 @@ def test_a_process_that_dies_is_lost_and_begun_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "suicidal.py").write_text(
-        "import os\nfrom systems.baselines import GpuOnly\n"
+        "import os\nfrom moebench.systems.baselines import GpuOnly\n"
         "class Dies(GpuOnly):\n"
         "    def __init__(self, *a, **o):\n"
         f"        os._exit(5) if os.getpid() != {os.getpid()} else super().__init__(*a, **o)\n"

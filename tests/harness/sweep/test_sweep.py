@@ -7,16 +7,18 @@ from typing import Any
 
 import pytest
 
-from moebench.harness.run import inputs
+from moebench.harness.run import live
 from moebench.harness.run.runner import prepare
 from moebench.harness.run.spec import RunSpec, resolve
 from moebench.harness.sweep.execute import jobs_of, keep
 from moebench.harness.sweep.worker import Finished, Job, Opened, samples_of
 from moebench.results.samples import TokenSample, read_samples
 from moebench.results.store import FILE_NAME, Store
-from moebench.substrate.engine.loop import Generation
+from moebench.substrate.engine.records import Generation
 from moebench.substrate.errors import MoeBenchError
 from tests.harness.commands import SMALL, Called, call, run
+
+pytestmark = pytest.mark.usefixtures("tiny_models")
 
 FLAGS = ("--settings", "S3", "--workloads", "arithmetic", "--prompts", "1", "--new-tokens", "3")
 
@@ -102,11 +104,11 @@ def test_cells_of_one_group_share_and_change_nothing() -> None:
     "change",
     [
         {}, {"system": "smoe", "alpha": 0.1}, {"machine": "h100"}, {"cache_ratio": 0.5},
-        {"system": "smoe", "settings": {"evict": "lru"}}, {"new_tokens": 4}, {"seed": 1},
+        {"system": "smoe", "overrides": {"evict": "lru"}}, {"new_tokens": 4}, {"seed": 1},
         {"workload": "facts"}, {"setting": None, "model": "qwen2-57b-a14b", "machine": "a6000"},
     ],
 )  # fmt: skip
-def test_inputs_opened_once_have_the_identity_of_inputs_opened_alone(
+def test_a_session_opened_once_has_the_identity_of_one_opened_alone(
     change: dict[str, Any],
 ) -> None:
     base = {
@@ -114,12 +116,9 @@ def test_inputs_opened_once_have_the_identity_of_inputs_opened_alone(
         "new_tokens": 3,
     }  # fmt: skip
     opened = Opened(None)
-    opened.inputs(resolve(None, **base))
-    spec = resolve(None, **base | change)
-    assert opened.inputs(spec).run_id == prepare(spec, None).run_id
-    assert (
-        opened.inputs(resolve(None, **base)).run_id == prepare(resolve(None, **base), None).run_id
-    )
+    opened.session(resolve(None, **base))
+    for spec in (resolve(None, **base | change), resolve(None, **base)):
+        assert opened.session(spec).run_id == prepare(spec, None).run_id
 
 
 def test_a_measured_cell_is_measured_once() -> None:
@@ -185,7 +184,7 @@ def test_a_failed_cell_is_retried_when_asked() -> None:
 
 
 def test_a_cell_whose_inputs_cannot_be_opened_fails_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(inputs, "scale_names", lambda: ["qwen2-57b-a14b"])
+    monkeypatch.setattr(live, "scale_names", lambda: ["qwen2-57b-a14b"])
     called = sweep("--systems", "moe-ondemand", "--settings", "S3,U3")
     assert called.code == 1
     assert "1 done (0 were known), 1 failed" in called.err
