@@ -209,8 +209,12 @@ class Decoder:
 
     def dispatch(self, layer: int, ids_TK: Ids, weigh_as_TK: Ids) -> dict[int, int]:
         """Group rows by expert and fix the weights."""
-        weigh_as, fewer = torch.from_numpy(weigh_as_TK), bool((weigh_as_TK < 0).any())
-        self._weights = gate_weights(self.shape, self._logits, self._scores, weigh_as, fewer)
+        ids, weigh_as = torch.from_numpy(ids_TK), torch.from_numpy(weigh_as_TK)
+        fewer = bool((weigh_as_TK < 0).any())
+        weights = gate_weights(self.shape, self._logits, self._scores, weigh_as, fewer)
+        if fewer or (ids_TK is not weigh_as_TK and (ids_TK < 0).any()):
+            ids, weights = ids.clamp(min=0), weights.masked_fill(ids < 0, 0)
+        self._weights = weights
         # For each active expert, the flat (row, rank) places that it fills.
         self._ids: list[int] = ids_TK.ravel().tolist()
         places: dict[int, list[int]] = {}
@@ -219,8 +223,7 @@ class Decoder:
         places.pop(-1, None)
         self._places = dict(sorted(places.items()))
         self._done: set[int] = set()
-        ids = torch.from_numpy(ids_TK)
-        gathered = self._gathered(layer, ids.clamp(min=0) if fewer else ids)
+        gathered = self._gathered(layer, ids)
         self._together = gathered is not None
         if gathered is None:
             gathered = self._y.new_zeros(ids_TK.size, self.shape.hidden_size)

@@ -101,16 +101,21 @@ def gate_weights(
         case GateKind.SIGMOID_BIAS_TOPK_RENORM:  # the bias chooses, it does not weigh
             weights = logits_TE.float().sigmoid().gather(-1, ids_TK)
         case GateKind.SPARSEMIXER:
-            weights = _sparsemixer_weights(shape, logits_TE.float(), ids_TK)
+            weights = _sparsemixer_weights(shape, logits_TE.float(), ids_TK, unused)
     if unused is not None:
         weights = weights.masked_fill(unused, 0)
     if shape.gate in (GateKind.SOFTMAX_TOPK_RENORM, GateKind.SIGMOID_BIAS_TOPK_RENORM):
-        weights = weights / weights.sum(dim=-1, keepdim=True)
+        total = weights.sum(dim=-1, keepdim=True)
+        if unused is not None:  # a token may use no expert at all
+            total = total.masked_fill(unused.all(dim=-1, keepdim=True), 1)
+        weights = weights / total
     scale = shape.routed_scaling_factor
     return weights if scale == 1.0 else weights * scale
 
 
-def _sparsemixer_weights(shape: ModelShape, logits_TE: Tensor, ids_TK: Tensor) -> Tensor:
+def _sparsemixer_weights(
+    shape: ModelShape, logits_TE: Tensor, ids_TK: Tensor, unused_TK: Tensor | None
+) -> Tensor:
     """SparseMixer-v2 (Phi-3.5-MoE): each pick is weighed by a softmax over its near rivals.
 
     A rival is near when its distance to the pick, relative to the larger magnitude, is at most
@@ -124,5 +129,8 @@ def _sparsemixer_weights(shape: ModelShape, logits_TE: Tensor, ids_TK: Tensor) -
         distance = (best - logits_TE) / torch.maximum(logits_TE.abs(), best)
         near = remaining.masked_fill(distance > 2 * shape.gate_jitter, float("-inf"))
         weights.append(near.softmax(dim=-1).gather(-1, pick))
-        remaining = remaining.scatter(-1, pick, float("-inf"))
+        others = remaining.scatter(-1, pick, float("-inf"))
+        if unused_TK is not None:
+            others = torch.where(unused_TK[:, k : k + 1], remaining, others)
+        remaining = others
     return torch.cat(weights, dim=-1)
