@@ -25,6 +25,31 @@ def load(
     return Decoder(checkpoint.shape, checkpoint.common(dtype), experts, reuse_predictions)
 
 
+def passes(
+    decoder: Decoder,
+    prompts: Sequence[Sequence[int]],
+    steps: int,
+    moe: Callable[[int, int, Gate], None],
+) -> Tensor:
+    """Logits ``[steps, B, V]`` that each greedy choice was made from: one prefill, then decode.
+
+    Args:
+        moe: of a pass and a layer, all from its gate to the sum.
+    """
+    decoder.begin(prompts, steps)
+    for step in range(steps):
+        decoder.embed("decode" if step else "prefill")
+        for layer in range(decoder.shape.num_layers):
+            decoder.attend(layer)
+            if layer in decoder.shape.dense_layers:
+                decoder.dense(layer)
+            else:
+                moe(step, layer, decoder.gate(layer))
+                decoder.combine(layer)
+        assert decoder.head() == decoder.history[-1].argmax(-1).tolist()
+    return torch.stack(decoder.history)
+
+
 def run(
     decoder: Decoder,
     prompts: Sequence[Sequence[int]],
@@ -33,24 +58,14 @@ def run(
     choose: Choose = lambda layer, gate: gate.ids_TK,
     before_combine: Callable[[int, Gate, dict[int, int]], None] = lambda layer, gate, active: None,
 ) -> Tensor:
-    """Logits ``[steps, B, V]`` that each greedy choice was made from: one prefill, then decode."""
-    decoder.begin(prompts, steps)
-    logits = []
-    for step in range(steps):
-        decoder.embed("decode" if step else "prefill")
-        for layer in range(decoder.shape.num_layers):
-            decoder.attend(layer)
-            if layer in decoder.shape.dense_layers:
-                decoder.dense(layer)
-                continue
-            gate = decoder.gate(layer)
-            active = decoder.dispatch(layer, choose(layer, gate), gate.ids_TK)
-            for expert in order(active):
-                decoder.compute(layer, [expert])
-            if decoder.shape.shared_width:
-                decoder.shared(layer)
-            before_combine(layer, gate, active)
-            decoder.combine(layer)
-        assert decoder.head() == decoder.history[-1].argmax(-1).tolist()
-        logits.append(decoder.history[-1])
-    return torch.stack(logits)
+    """The same with experts one by one, in an order."""
+
+    def moe(step: int, layer: int, gate: Gate) -> None:
+        active = decoder.dispatch(layer, choose(layer, gate), gate.ids_TK)
+        for expert in order(active):
+            decoder.compute(layer, [expert])
+        if decoder.shape.shared_width:
+            decoder.shared(layer)
+        before_combine(layer, gate, active)
+
+    return passes(decoder, prompts, steps, moe)

@@ -4,12 +4,11 @@ from collections.abc import Iterable
 
 import numpy as np
 import pytest
-import torch
 from torch import Tensor
 
 from moebench.substrate.models.decoder import Decoder
-from moebench.substrate.terms import Lookahead
-from tests.substrate.models.driver import PROMPTS
+from moebench.substrate.terms import Gate, Lookahead
+from tests.substrate.models.driver import PROMPTS, passes
 from tests.substrate.models.plain import PlainModel
 
 STEPS = 4
@@ -28,33 +27,25 @@ def decoded_ahead(decoder: Decoder, first: int, predicts: bool) -> Tensor:
         predicts: whether the later gate is asked before the layer is routed, or not at all.
     """
     shape = decoder.shape
-    decoder.begin(PROMPTS, STEPS)
-    for step in range(STEPS):
-        decoder.embed("decode" if step else "prefill")
-        ahead: np.ndarray | None = None
-        for layer in range(shape.num_layers):
-            decoder.attend(layer)
-            if layer in shape.dense_layers:
-                decoder.dense(layer)
-                continue
-            gate = decoder.gate(layer)
-            ids_TK, was_ahead = (gate.ids_TK, False) if ahead is None else (ahead, True)
-            ahead, later = None, shape.next_moe_layers[layer]
-            if step and later is not None and later >= first:
-                scores_TE = decoder.predict(layer, later, (), Lookahead.GATE)
-                ahead = np.argsort(-scores_TE, axis=1)[:, : shape.top_k]
-                if not predicts:  # the state must be had anew
-                    decoder.predict(layer, layer, (), Lookahead.GATE)
-                decoder.route_ahead(later)
-            active = list(decoder.dispatch(layer, ids_TK, ids_TK))
-            before = early(active) if was_ahead else []
-            if before:
-                decoder.compute(layer, before, stale=True)
-            decoder.compute(layer, [e for e in active if e not in before])
-            decoder.shared(layer)
-            decoder.combine(layer)
-        decoder.head()
-    return torch.stack(decoder.history)
+    ahead: dict[int, np.ndarray] = {}
+
+    def moe(step: int, layer: int, gate: Gate) -> None:
+        was_ahead, later = layer in ahead, shape.next_moe_layers[layer]
+        ids_TK = ahead.pop(layer, gate.ids_TK)
+        if step and later is not None and later >= first:
+            scores_TE = decoder.predict(layer, later, (), Lookahead.GATE)
+            ahead[later] = np.argsort(-scores_TE, axis=1)[:, : shape.top_k]
+            if not predicts:  # the state must be had anew
+                decoder.predict(layer, layer, (), Lookahead.GATE)
+            decoder.route_ahead(later)
+        active = list(decoder.dispatch(layer, ids_TK, ids_TK))
+        before = early(active) if was_ahead else []
+        if before:
+            decoder.compute(layer, before, stale=True)
+        decoder.compute(layer, [e for e in active if e not in before])
+        decoder.shared(layer)
+
+    return passes(decoder, PROMPTS, STEPS, moe)
 
 
 class RoutedAhead:
