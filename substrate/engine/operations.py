@@ -105,9 +105,11 @@ class DividedOperations(Operations):
     ) -> None:
         super().__init__(model, machine)
         self._transfers, self._homes = transfers, homes
-        #: The last computation on the device; common work on the host that has not come over to it.
+        #: The last computation on the device; common work on the host whose state the device has
+        #: not got; the transfer that brings it, until the device waits for that.
         self._last_on_device: Span | None = None
         self._on_host: Span | None = None
+        self._coming: Span | None = None
 
     def attend(self, op: Op, layer: int) -> Span:
         """Attention, once the layer's common weights have come, if they are streamed."""
@@ -130,10 +132,10 @@ class DividedOperations(Operations):
 
     def device(self, op: Op, after: Sequence[Span], work: Work, *args: Any) -> Span:
         """On the device, to which the state comes over if the host had it."""
-        if self._on_host is not None:
-            back = op_of(_RETURN, op.layer, (op.rows[0],))
-            after = (*after, self._machine.submit(back, _D2H, (self._on_host,)))
-            self._on_host = None
+        self._send()
+        if self._coming is not None:
+            after = (*after, self._coming)
+            self._coming = None
         span = self._last_on_device = super().device(op, after, work, *args)
         return span
 
@@ -141,3 +143,17 @@ class DividedOperations(Operations):
         """The same of an expert."""
         op = op_of(_EXPERT, layer, (rows,), (expert,))
         return self.device(op, after, self._model.compute, layer, op.experts)
+
+    def host_expert(
+        self, layer: int, expert: int, rows: int, after: Sequence[Span] = (), early: bool = False
+    ) -> Span:
+        """The same as elsewhere; the device gets the layer's state before any expert's output."""
+        self._send()
+        return super().host_expert(layer, expert, rows, after, early)
+
+    def _send(self) -> None:
+        if self._on_host is not None:
+            op = self._on_host.op
+            state = op_of(_RETURN, op.layer, (op.rows[0],))
+            self._coming = self._machine.submit(state, _D2H, (self._on_host,))
+            self._on_host = None
