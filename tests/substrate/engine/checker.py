@@ -209,7 +209,7 @@ def check_order(
                 assert span.start_ns >= outputs[op.layer][op.experts[0]]
                 outputs[op.layer][op.experts[0]] = span.end_ns
             case OpKind.COMBINE:
-                ends, later = outputs.pop(op.layer), left.pop(0) if left else ()
+                ends, later = outputs.pop(op.layer, {}), left.pop(0) if left else ()
                 now = [end for expert, end in ends.items() if expert not in later]
                 assert span.start_ns >= max([done, shared, *now, *carried])
                 carried = [ends[expert] for expert in later]
