@@ -7,6 +7,8 @@ import pytest
 from moebench.results.accuracy_table import read_items, read_table
 from tests.harness.commands import Called, call
 
+pytestmark = pytest.mark.usefixtures("tiny_models")
+
 
 def table(*arguments: str) -> Called:
     small = ("--settings", "S3", "--workloads", "inflection", "--prompts", "2", "--jobs", "1")
@@ -33,7 +35,7 @@ def test_a_table_grows_and_keeps_its_other_cells() -> None:
     [
         (("--alphas", "a"), "--alphas a: allowed: numbers separated by commas"),
         (("--workloads", "text"), "no reference answers to score"),
-        (("--alphas", "2"), "route.alpha is 2"),
+        (("--alphas", "2"), "alpha is 2"),
     ],
 )
 def test_what_cannot_be_is_one_line(arguments: tuple[str, ...], says: str) -> None:

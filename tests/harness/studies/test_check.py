@@ -1,7 +1,6 @@
 """The guard on real cells: the same arithmetic, other arithmetic, and a router that is damaged."""
 
 import copy
-import dataclasses
 import json
 import os
 import subprocess
@@ -18,10 +17,12 @@ from torch import Tensor
 from moebench.harness.studies import check
 from moebench.harness.studies.check import EXIT_CODES, read_references, subset
 from moebench.harness.studies.verdicts import Finding, Verdict, compare
-from moebench.substrate.engine.system import LayerView, Routed
+from moebench.substrate.engine.decisions import LayerView, Routed
 from moebench.substrate.errors import InputError
 from moebench.substrate.models.weights import Checkpoint, unpack
 from moebench.systems.smoe import ExpertCacheRouter
+
+pytestmark = pytest.mark.usefixtures("tiny_models")
 
 Cells = dict[str, dict[str, Any]]
 
@@ -50,7 +51,7 @@ Measured = Callable[[Change], Cells]
 
 @pytest.fixture(scope="module")
 def plan(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """One cell of the fastest scale model; two questions can show more than rounding moves."""
+    """One cell; two questions can show more than rounding moves."""
     file = tmp_path_factory.mktemp("plan") / "check.yaml"
     cells = [{"system": "smoe", "settings": ["D1"], "workloads": ["inflection"]}]
     file.write_text(json.dumps({"prompts": 2, "seed": 0, "cells": cells}))
@@ -58,7 +59,7 @@ def plan(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def measured(plan: Path) -> Measured:
+def measured(plan: Path, tiny_models: None) -> Measured:
     """The cell under a change, measured once for all tests."""
     known: dict[Change, Cells] = {}
 
@@ -119,7 +120,7 @@ print(json.dumps(check.measure(jobs=0)))
 
 
 @pytest.fixture(scope="module")
-def elsewhere(plan: Path) -> Cells:
+def elsewhere(plan: Path, tiny_models: None) -> Cells:
     """Other arithmetic: two threads, and the kernels that libraries choose for other processors."""
     kernels = {"ATEN_CPU_CAPABILITY": "avx2", "MKL_CBWR": "COMPATIBLE"}
     # Threads that spin while they wait take minutes where their cores are busy.
@@ -137,7 +138,9 @@ def thrice_alpha(patch: pytest.MonkeyPatch) -> None:
     route = ExpertCacheRouter.route
 
     def corrupted(self: ExpertCacheRouter, view: LayerView) -> Routed:
-        return route(dataclasses.replace(self, alpha=min(1.0, 3 * self.alpha)), view)
+        bolder = copy.copy(view)
+        bolder.alpha = min(1.0, 3 * view.alpha)
+        return route(self, bolder)
 
     patch.setattr(ExpertCacheRouter, "route", corrupted)
 
