@@ -91,12 +91,12 @@ def test_the_engine_hits_as_often(name, scope, slots, top_k):
     steps = pass_steps(done for batch in trace.batches for done in batch)
     system = build("moe-ondemand", {"evict": name, "scope": scope})
     if name == "belady":
-        system.evict.foresee(steps)
+        system.evict.set_future(steps)
     engine = rig(system, TracedModel(trace), slots=slots, scope=scope).engine
     placed = list(system.place.place(shape, engine.cache.slots, scope))
     for batch in trace.batches:
         engine.generate([[0] * rows for rows in batch[0].rows], len(batch))
-    counts = engine.counts.values()
+    counts = engine.tally.by_phase.values()
     done = replay(make("evict", name), [steps], shape, slots, scope, placed=placed)
     assert sum(done.hits) == sum(c.hits for c in counts)
     assert sum(done.requests) == sum(c.active for c in counts)

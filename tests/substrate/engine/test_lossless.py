@@ -60,12 +60,12 @@ def simulated(checkpoint: Checkpoint, name: str, settings: dict[str, str], slots
     costs = FlatCosts(prices(load=90, host=70), launch_ns=1, submit_ns=1, sync_ns=2, decision_ns=3)
     made = rig(build(name, settings), decoder, slots=slots, costs=costs)
     outputs = _generate(made.engine, decoder)
-    check_timeline(made.spans, made.claims, num_experts=EXPERTS, capacity=slots)
+    check_timeline(made.spans, made.events, num_experts=EXPERTS, capacity=slots)
     return outputs
 
 
 def local(store: ExpertStore, common, name: str, settings: dict[str, str], slots: int) -> Output:
-    timeline = Timeline(store.record_bytes, keep_all=True)
+    timeline = Timeline(keep_all=True)
     tier = Tier("memory", slots * store.record_bytes)
     system = build(name, settings)
     cache = ExpertCache(store.shape, slots, system.scope, tier, store.record_bytes)
@@ -77,7 +77,7 @@ def local(store: ExpertStore, common, name: str, settings: dict[str, str], slots
     cache.check_integrity()
     check_lanes(timeline.spans)
     assert tier.peak_bytes <= tier.budget_bytes
-    for counts in engine.counts.values():
+    for counts in engine.tally.by_phase.values():
         assert counts.hits + counts.in_flight + counts.loads + counts.host == counts.active
     return outputs
 
@@ -130,7 +130,7 @@ def resident(checkpoint) -> Output:
 @pytest.mark.parametrize("slots", [TOP_K, 5, 9])
 @pytest.mark.parametrize("settings", LOSSLESS_SMOE, ids=name_of)
 def test_smoe_without_substitution_on_the_simulated_machine(checkpoint, resident, settings, slots):
-    exact = {} if settings.get("route") == "exact" else {"route.alpha": "0"}
+    exact = {} if settings.get("route") == "exact" else {"alpha": "0"}
     assert build("smoe", settings | exact).lossless
     assert_bit_identical(simulated(checkpoint, "smoe", settings | exact, slots), resident)
 
@@ -143,9 +143,9 @@ def test_on_demand_on_the_simulated_machine(checkpoint, resident, evict, slots):
 
 
 def test_substitution_shows_in_tokens_or_logits(checkpoint, resident):
-    system = build("smoe", {"route.alpha": "0.6"})
+    system = build("smoe", {"alpha": "0.6"})
     assert not system.lossless
-    changed = simulated(checkpoint, "smoe", {"route.alpha": "0.6"}, 5)
+    changed = simulated(checkpoint, "smoe", {"alpha": "0.6"}, 5)
     with pytest.raises(AssertionError):
         assert_bit_identical(changed, resident)
 
@@ -174,9 +174,9 @@ LOCAL: list[tuple[str, dict[str, str]]] = [
     ("moe-ondemand", {"prefetch": "next-gate"}),
     ("moe-ondemand", {"prefetch": "next-gate", "scope": "layer", "evict": "lfu"}),
     ("moe-ondemand", {"prefetch": "next-gate", "evict": "static", "evict.staging": "1"}),
-    ("smoe", {"route.alpha": "0", "assign": "load"}),
-    ("smoe", {"route.alpha": "0", "assign": "load", "scope": "layer"}),
-    ("smoe", {"route.alpha": "0", "assign": "load", "prefetch.predict": "gate"}),
+    ("smoe", {"alpha": "0", "assign": "load"}),
+    ("smoe", {"alpha": "0", "assign": "load", "scope": "layer"}),
+    ("smoe", {"alpha": "0", "assign": "load", "prefetch.predict": "gate"}),
 ]
 
 
@@ -203,6 +203,6 @@ def test_offloading_on_this_computer(store, common, resident_here, system, setti
 
 
 def test_substitution_shows_on_this_computer(store, common, resident_here):
-    settings = {"route.alpha": "0.6", "assign": "load"}
+    settings = {"alpha": "0.6", "assign": "load"}
     with pytest.raises(AssertionError):
         assert_bit_identical(local(store, common, "smoe", settings, 5), resident_here)
