@@ -2,6 +2,8 @@
 
 import errno
 import json
+import shutil
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -46,12 +48,13 @@ CONFIG: dict[str, Any] = {
     "rope_theta": 10000.0,
     "tie_word_embeddings": False,
 }
-#: 60 steps; the loss log has rows at 20, 40 and 60, checkpoints are at 25, 50 and 60.
-RECIPE = TrainingRecipe(tokens=60 * 32, sequence_length=16, batch_size=2, checkpoint_every=25)
+#: 24 steps; the loss log has rows at 8, 16 and 24, checkpoints are at 10, 20 and 24.
+RECIPE = TrainingRecipe(tokens=24 * 32, sequence_length=16, batch_size=2, checkpoint_every=10)
+LOG_EVERY = 8
 
 
-@pytest.fixture(autouse=True)
-def text(monkeypatch: pytest.MonkeyPatch) -> dict[str, int]:
+@pytest.fixture(scope="module", autouse=True)
+def text() -> Iterator[dict[str, int]]:
     """Random tokens in place of the data folder's; ``seed`` stands for what it holds."""
     holds = {"seed": 0}
     tokenizer = train_tokenizer(["a b c"], 300)
@@ -61,9 +64,11 @@ def text(monkeypatch: pytest.MonkeyPatch) -> dict[str, int]:
         weights = np.linspace(0.1, 1, 1000, dtype=np.float32)
         return TrainingText(tokenizer, ids[64 * 17 :], weights, ids[: 64 * 17])
 
-    monkeypatch.setattr(training, "training_text", training_text)
     torch.set_num_threads(1)
-    return holds
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(training, "training_text", training_text)
+        patch.setattr(training, "LOG_EVERY", LOG_EVERY)
+        yield holds
 
 
 def train(
@@ -90,30 +95,38 @@ def losses(out: Path) -> list[list[str]]:
     return [row.split(",")[:3] for row in (out / "loss.csv").read_text().splitlines()]
 
 
-def test_a_killed_run_ends_as_an_undisturbed_one(tmp_path: Path) -> None:
-    whole, killed = tmp_path / "whole", tmp_path / "killed"
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory, text: dict[str, int]) -> Path:
+    """A training that nothing disturbed."""
+    out = tmp_path_factory.mktemp("training") / "whole"
     said: list[Progress] = []
-    train(whole, report=said.append)
-    assert [now.step for now in said] == list(range(1, 61))
-    for step in (11, 47, 50):  # before any checkpoint; after a row was logged; at a checkpoint
+    train(out, report=said.append)
+    assert [now.step for now in said] == list(range(1, 25))
+    return out
+
+
+def test_a_killed_run_ends_as_an_undisturbed_one(tmp_path: Path, whole: Path) -> None:
+    killed = tmp_path / "killed"
+    for step in (5, 17, 20):  # before any checkpoint; after a row was logged; at a checkpoint
         with pytest.raises(Killed):
             train(killed, report=KillAt(step))
     train(killed)
     for name in ("model.safetensors", "training.json", "config.json", "tokenizer.json"):
         assert (whole / name).read_bytes() == (killed / name).read_bytes(), name
     assert [row[:2] for row in losses(whole)] == [
-        ["step", "tokens"], ["20", "640"], ["40", "1280"], ["60", "1920"]
+        ["step", "tokens"], ["8", "256"], ["16", "512"], ["24", "768"]
     ]  # fmt: skip
     assert losses(killed) == losses(whole)
     assert not list(killed.glob("*.partial"))
 
 
-def test_a_finished_run_is_not_trained_again(tmp_path: Path) -> None:
-    train(tmp_path)
-    before = (tmp_path / "model.safetensors").read_bytes()
-    (tmp_path / "model.safetensors").unlink()
-    train(tmp_path, report=KillAt(1))
-    assert (tmp_path / "model.safetensors").read_bytes() == before
+def test_a_finished_run_is_not_trained_again(tmp_path: Path, whole: Path) -> None:
+    out = shutil.copytree(whole, tmp_path / "again")
+    (out / "model.safetensors").unlink()
+    said: list[Progress] = []
+    train(out, report=said.append)
+    assert said == []
+    assert (out / "model.safetensors").read_bytes() == (whole / "model.safetensors").read_bytes()
 
 
 def test_the_seed_is_all_that_differs(tmp_path: Path) -> None:
@@ -132,18 +145,18 @@ def test_the_loss_falls(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
     even = np.ones(len(stream), dtype=np.float32)
     fixed = TrainingText(train_tokenizer(["a"], 300), stream, even, held_out)
     monkeypatch.setattr(training, "training_text", lambda *_: fixed)
-    recipe = RECIPE.model_copy(update={"learning_rate": 2e-2, "warmup_steps": 5})
+    recipe = RECIPE.model_copy(update={"tokens": 60 * 32, "learning_rate": 2e-2, "warmup_steps": 5})
     final = train(tmp_path, recipe=recipe)
     assert float(str(final["held_out_loss"])) < float(str(final["unigram_loss"])) / 2
 
 
 @pytest.mark.parametrize("changed", ["recipe", "model", "data"])
 def test_a_checkpoint_of_another_run_is_refused(
-    tmp_path: Path, text: dict[str, int], changed: str
+    tmp_path: Path, text: dict[str, int], monkeypatch: pytest.MonkeyPatch, changed: str
 ) -> None:
     out = tmp_path / "out"
     with pytest.raises(Killed):
-        train(out, report=KillAt(30))
+        train(out, report=KillAt(11))
     before = {file.name: file.read_bytes() for file in out.iterdir()}
     config, recipe = CONFIG, RECIPE
     if changed == "recipe":
@@ -151,7 +164,7 @@ def test_a_checkpoint_of_another_run_is_refused(
     elif changed == "model":
         config = {**config, "hidden_size": 32}
     else:
-        text["seed"] = 1
+        monkeypatch.setitem(text, "seed", 1)
     with pytest.raises(InputError, match=f"checkpoint.safetensors: .* another {changed};"):
         train(out, config, recipe)
     assert {file.name: file.read_bytes() for file in out.iterdir()} == before
@@ -165,10 +178,9 @@ def test_a_broken_checkpoint_is_one_line(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("write", [3, 4])  # the second checkpoint, or the weights after it
 def test_a_full_disk_leaves_the_last_checkpoint(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, write: int
+    tmp_path: Path, whole: Path, monkeypatch: pytest.MonkeyPatch, write: int
 ) -> None:
-    whole, full = tmp_path / "whole", tmp_path / "full"
-    train(whole)
+    full = tmp_path / "full"
     writes = 0
 
     def fail(tensors: dict[str, torch.Tensor], file: Path, **options: Any) -> None:
@@ -185,7 +197,7 @@ def test_a_full_disk_leaves_the_last_checkpoint(
             train(full)
     assert "\n" not in str(error.value)
     assert not list(full.glob("*.partial"))
-    assert load_file(full / "checkpoint.safetensors")["step"] == {3: 25, 4: 50}[write]
+    assert load_file(full / "checkpoint.safetensors")["step"] == {3: 10, 4: 20}[write]
     train(full)
     assert (full / "model.safetensors").read_bytes() == (whole / "model.safetensors").read_bytes()
     assert losses(full) == losses(whole)
