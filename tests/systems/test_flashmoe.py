@@ -10,7 +10,7 @@ from moebench.substrate.terms import RoutedSequence
 from moebench.substrate.traces.file import Header, writing
 from moebench.substrate.traces.passes import TracedModel
 from moebench.systems.flashmoe import FlashMoE, LearnedEviction
-from moebench.systems.learn.eviction_network import History
+from moebench.systems.learn.eviction_network import History, Network
 from moebench.systems.options import build
 from tests.substrate.engine.fakes import random_trace, rig, small_shape
 from tests.systems.learn.networks import random_network, routed
@@ -69,23 +69,28 @@ def test_a_prompts_tokens_are_steps():
 
 
 def test_sequences_begin_when_they_are_said_to():
-    policy = ready()
+    # The farther away, the longer ago (-1/r); of those that were not used, the highest id.
+    longest_ago = np.concatenate([-np.eye(8), np.zeros((8, 8))])
+    network = Network([np.stack([longest_ago] * 2)], [np.stack([np.arange(8) / 1000] * 2)])
+    policy = LearnedEviction()
+    policy._network = network
+    policy.start(shape(8), cache(shape(8), 8, "layer"))
+
+    def victims():
+        """Of either layer."""
+        return [policy.victim(np.arange(16) // 8 == layer, layer * 8) for layer in (0, 1)]
+
+    assert victims() == [7, 15]
     for layer in (0, 1):
-        policy.used(layer, [3])
-    before = policy.victim(np.ones(16, dtype=bool), 0)
+        policy.used(layer, [7])
+    assert victims() == [6, 14]
     # Another prefill of the same sequences is no beginning.
-    policy.observe(view(np.eye(8)[[4]], 1, phase="prefill"))
-    policy.used(0, [4])
-    assert policy._history.f[0, [3, 4]].tolist() == [1, 1]
-    # A beginning is one for every layer, and distances are computed anew.
+    policy.observe(view(np.eye(8)[[6]], 1, phase="prefill"))
+    policy.used(0, [6])
+    assert victims() == [5, 14]
+    # A beginning is one for every layer, also where distances were just computed.
     policy.begin_sequences(Prompts((1,)))
-    assert not policy._history.f.any()
-    fresh = ready()
-    anyone = np.ones(16, dtype=bool)
-    assert policy.victim(anyone, 0) == fresh.victim(anyone, 0)
-    for layer in (0, 1):
-        policy.used(layer, [3])
-    assert policy.victim(anyone, 0) == before
+    assert victims() == [7, 15]
 
 
 def test_nothing_to_train_on():

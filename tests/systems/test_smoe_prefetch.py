@@ -3,13 +3,11 @@
 import numpy as np
 import pytest
 
-from moebench.substrate.errors import UsageError
 from moebench.substrate.terms import Lookahead
 from moebench.systems.options import build
-from moebench.systems.policies.prefetch import NextGate, WholeLayer
 from moebench.systems.registry import make
 from moebench.systems.smoe import TopScorePrefetch
-from tests.systems.views import view
+from tests.systems.views import fetched, view
 
 #: S_{k+1} = 4: with α = 1/2 expert 0 alone reaches 6; with α = 1/4 (bound 5) also 1 and 2.
 ROW = [8, 5.5, 5, 4, 3.5, 3, 2, 1]
@@ -21,13 +19,7 @@ def ask(rows, phase="decode", k=3, system_alpha=0.0, **options):
     """What is asked for layer 1 when its scores are predicted to be ``rows``."""
     seen = view([[1] * len(rows[0])], k, phase=phase, alpha=system_alpha)
     forecast = {1: np.array(rows, dtype=np.float32) / 32}
-    return experts(TopScorePrefetch(**options).prefetch(seen, forecast))
-
-
-def experts(wanted):
-    """Experts of plain fetches for layer 1, in order."""
-    assert all(fetch == (1, fetch.expert, None, True) for fetch in wanted)
-    return [fetch.expert for fetch in wanted]
+    return fetched(1, TopScorePrefetch(**options).prefetch(seen, forecast))
 
 
 def test_only_top_score_experts():
@@ -70,12 +62,12 @@ def test_where_every_expert_is_active_all_are_wanted():
 def test_the_prefill_pipeline_brings_the_next_layer_by_id():
     assert ask([ROW], phase="prefill", alpha=0.5) == list(range(8))
     seen = view([ROW], phase="prefill")
-    assert experts(TopScorePrefetch().prefetch(seen, {})) == list(range(8))
-    assert experts(TopScorePrefetch(prefill=False).prefetch(seen, {})) == []
+    assert fetched(1, TopScorePrefetch().prefetch(seen, {})) == list(range(8))
+    assert fetched(1, TopScorePrefetch(prefill=False).prefetch(seen, {})) == []
 
 
 def test_without_a_prediction_nothing():
-    assert experts(TopScorePrefetch().prefetch(view([ROW]), {})) == []
+    assert fetched(1, TopScorePrefetch().prefetch(view([ROW]), {})) == []
 
 
 def test_what_the_prediction_is_made_of():
@@ -85,7 +77,7 @@ def test_what_the_prediction_is_made_of():
     assert kind(TopScorePrefetch()) is Lookahead.LAYER  # through the next layer's attention
     assert kind(TopScorePrefetch(predict="gate")) is Lookahead.GATE
     assert kind(make("prefetch", "none")) is kind(make("prefetch", "whole-layer")) is None
-    assert kind(NextGate()) is Lookahead.GATE
+    assert kind(make("prefetch", "next-gate")) is Lookahead.GATE
 
 
 def test_alpha_is_the_systems_unless_given():
@@ -116,22 +108,3 @@ def test_what_views_hold_as_the_systems_alpha(overrides, in_use):
 def test_two_systems_do_not_share_an_alpha():
     assert build("smoe", {"alpha": "0.6"}).alpha_in_use == 0.6
     assert build("smoe").alpha_in_use == 0.25
-
-
-def test_next_gate_brings_the_top_k_over_all_rows():
-    seen = view([[1] * 8])
-    forecast = {1: np.array([ROW, OTHER], dtype=np.float32) / 32}
-    # Best over rows: 0: 8, 1: 12, 2: 5, 3: 4, 4: 3.5, 5: 3, 6: 9, 7: 6.
-    assert experts(NextGate().prefetch(seen, forecast)) == [1, 6, 0]
-    assert experts(NextGate(experts=5).prefetch(seen, forecast)) == [1, 6, 0, 7, 2]
-    assert experts(NextGate().prefetch(seen, {})) == []
-
-
-def test_the_whole_next_layer_by_id():
-    for phase in ("prefill", "decode"):
-        assert experts(WholeLayer().prefetch(view([[1] * 8], phase=phase), {})) == list(range(8))
-
-
-def test_no_negative_number_of_experts():
-    with pytest.raises(UsageError, match=r"prefetch\.experts is -1"):
-        NextGate(experts=-1)

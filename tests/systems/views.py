@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from moebench.substrate.engine.decisions import Active, ForwardPass, LayerView
+from moebench.substrate.engine.decisions import Active, Fetch, ForwardPass, LayerView
 from moebench.substrate.machines.protocol import Lane
 from moebench.substrate.machines.timeline import Costs
 from moebench.substrate.memory.cache import ExpertCache, Scope
@@ -114,6 +114,13 @@ def active(seen: LayerView, rows: Mapping[int, int] | None = None) -> Active:
         experts, counts = np.unique(seen.topk_ids_TK, return_counts=True)
         rows = dict(zip(experts.tolist(), counts.tolist(), strict=True))
     return Active(rows, seen)
+
+
+def fetched(layer: int, fetches: Iterable[Fetch]) -> list[int]:
+    """The experts of fetches, in order, all plain ones of this layer."""
+    found = list(fetches)
+    assert all(fetch == Fetch(layer, fetch.expert) for fetch in found)
+    return [expert for _, expert, _, _ in found if expert is not None]
 
 
 def started(

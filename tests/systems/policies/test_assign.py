@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from moebench.substrate.errors import UsageError
 from moebench.substrate.machines.protocol import Lane
 from moebench.systems.policies.assign import Balanced, HostAll, LoadAll
-from tests.systems.views import Backlog, active, costs, view
+from tests.systems.views import Backlog, active, costs, fetched, view
 
 
 class Missing(NamedTuple):
@@ -38,9 +38,8 @@ def plan(policy, missing, on_device=(), in_flight=(), phase="decode", measured=N
 
 
 def loaded(found):
-    """Experts that a plan loads, in order: plain fetches of this layer."""
-    assert all(fetch == (0, fetch.expert, None, True) for fetch in found.load)
-    return [fetch.expert for fetch in found.load]
+    """Experts that a plan loads, in order."""
+    return fetched(0, found.load)
 
 
 def split(missing, load, host=(1,), per_row=(1,), phase="decode", **options):

@@ -214,12 +214,15 @@ def test_who_stays_is_who_was_placed_however_many_came_first():
     assert victim_of(policy, 3) is None
 
 
-def test_a_run_forgets_who_was_placed():
+def test_a_run_forgets_the_one_before():
     policy = started(NeverEvict())
     placing(policy, 0)
+    policy.arrived(1)
     started(policy)
+    placing(policy, 1)
     policy.arrived(0)
-    assert victim_of(policy, 0) == 0
+    assert victim_of(policy, 0, 1) == 0
+    assert victim_of(policy, 1) is None
 
 
 @settings(max_examples=100, deadline=None)
