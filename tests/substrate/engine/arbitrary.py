@@ -93,7 +93,14 @@ class AnyRouting(_Drawn, Routing):
 
 @dataclass(kw_only=True)
 class AnyAssignment(_Drawn, Assignment):
-    """Any division, any order, exchanges, and fetches that nobody chose."""
+    """Any division, any order, exchanges, and fetches that nobody chose.
+
+    Attributes:
+        on_host, later: how many experts the host computes, and how many of these are deferred.
+    """
+
+    on_host: float = 0.3
+    later: float = 0.3
 
     uses_host = True
     lossless: ClassVar[bool] = False
@@ -106,8 +113,8 @@ class AnyAssignment(_Drawn, Assignment):
     def assign(self, view, active):
         lists: tuple[list[int], ...] = ([], [], [])
         for expert in active.rows:
-            on_host = self.random.random() < 0.3 or self.room[view.layer] == 0
-            later = view.next_layer is not None and self.random.random() < 0.3
+            on_host = self.random.random() < self.on_host or self.room[view.layer] == 0
+            later = view.next_layer is not None and self.random.random() < self.later
             lists[on_host * (1 + later)].append(expert)
         for experts in lists:
             self.random.shuffle(experts)

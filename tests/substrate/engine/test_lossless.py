@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from moebench.substrate.engine.loop import Engine
+from moebench.substrate.engine.system import System
 from moebench.substrate.machines.local import LocalMachine
 from moebench.substrate.machines.timeline import Timeline
 from moebench.substrate.memory.cache import ExpertCache
@@ -15,6 +16,14 @@ from moebench.substrate.memory.tier import Tier
 from moebench.substrate.models.decoder import Decoder
 from moebench.substrate.models.weights import Checkpoint, ExpertStore, ResidentExperts
 from moebench.systems.options import build
+from moebench.systems.policies.evict import LeastRecentlyUsed
+from moebench.systems.policies.route import ExactRouting
+from tests.substrate.engine.arbitrary import (
+    AnyAssignment,
+    AnyCommitted,
+    AnyPlacement,
+    AnyPrefetch,
+)
 from tests.substrate.engine.checker import check_lanes, check_timeline
 from tests.substrate.engine.fakes import FlatCosts, prices, rig
 from tests.substrate.models.checkpoints import make_checkpoint
@@ -51,25 +60,25 @@ def every_slot(checkpoint: Checkpoint) -> int:
     return len(checkpoint.shape.moe_layers) * EXPERTS
 
 
-def simulated(checkpoint: Checkpoint, name: str, settings: dict[str, str], slots: int) -> Output:
+def simulated(checkpoint: Checkpoint, system: System, slots: int) -> Output:
     decoder = Decoder(
         checkpoint.shape,
         checkpoint.common(torch.float32),
         ResidentExperts(checkpoint, torch.float32),
     )
     costs = FlatCosts(prices(load=90, host=70), launch_ns=1, submit_ns=1, sync_ns=2, decision_ns=3)
-    made = rig(build(name, settings), decoder, slots=slots, costs=costs)
+    made = rig(system, decoder, slots=slots, costs=costs)
     outputs = _generate(made.engine, decoder)
     check_timeline(made.spans, made.events, num_experts=EXPERTS, capacity=slots)
     return outputs
 
 
-def local(store: ExpertStore, common, name: str, settings: dict[str, str], slots: int) -> Output:
+def local(store: ExpertStore, common, system: System, slots: int) -> Output:
     timeline = Timeline(keep_all=True)
     tier = Tier("memory", slots * store.record_bytes)
-    system = build(name, settings)
     cache = ExpertCache(store.shape, slots, system.scope, tier, store.record_bytes)
-    with LocalMachine(store, cache.slots, timeline) as machine:
+    blocking = system.blocking_copies
+    with LocalMachine(store, cache.slots, timeline, blocking_copies=blocking) as machine:
         decoder = Decoder(store.shape, common, SlotExperts(cache, machine.slots))
         engine = Engine(system, decoder, machine, cache, timeline)
         engine.start()
@@ -124,28 +133,60 @@ def name_of(settings: dict[str, str]) -> str:
 
 @pytest.fixture(scope="module")
 def resident(checkpoint) -> Output:
-    return simulated(checkpoint, "gpu-only", {}, every_slot(checkpoint))
+    return simulated(checkpoint, build("gpu-only"), every_slot(checkpoint))
 
 
 @pytest.mark.parametrize("slots", [TOP_K, 5, 9])
 @pytest.mark.parametrize("settings", LOSSLESS_SMOE, ids=name_of)
 def test_smoe_without_substitution_on_the_simulated_machine(checkpoint, resident, settings, slots):
     exact = {} if settings.get("route") == "exact" else {"alpha": "0"}
-    assert build("smoe", settings | exact).lossless
-    assert_bit_identical(simulated(checkpoint, "smoe", settings | exact, slots), resident)
+    system = build("smoe", settings | exact)
+    assert system.lossless
+    assert_bit_identical(simulated(checkpoint, system, slots), resident)
 
 
 @pytest.mark.parametrize("slots", [TOP_K, 5, 9])
 @pytest.mark.parametrize("evict", ["lru", "lfu", "score", "static"])
 def test_on_demand_on_the_simulated_machine(checkpoint, resident, evict, slots):
-    got = simulated(checkpoint, "moe-ondemand", {"evict": evict}, slots)
+    got = simulated(checkpoint, build("moe-ondemand", {"evict": evict}), slots)
     assert_bit_identical(got, resident)
+
+
+@pytest.mark.parametrize("settings", [("duoserve", {}), ("flashmoe", {"evict": "lifo"})])
+def test_other_lossless_systems_on_the_simulated_machine(checkpoint, resident, settings):
+    system = build(*settings)
+    assert system.lossless
+    assert_bit_identical(simulated(checkpoint, system, 5), resident)
+
+
+def drawn(seed: int, prefetch: type[AnyPrefetch], chunks: int, host: float) -> System:
+    """Any exchanges, unchosen and passing experts, prefetches two layers ahead; own top-k."""
+    return System(
+        place=AnyPlacement(seed=seed),
+        route=ExactRouting(),
+        assign=AnyAssignment(seed=seed, on_host=host, later=0),
+        prefetch=prefetch(seed=seed, chunks=chunks),
+        evict=LeastRecentlyUsed(),
+        scope="layer" if seed % 2 else "global",
+        blocking_copies=seed % 3 == 0,
+        overlap=seed % 3 > 0,
+    )
+
+
+DRAWN = [(AnyPrefetch, 1), (AnyPrefetch, 3), (AnyCommitted, 1)]
+
+
+@pytest.mark.parametrize(("prefetch", "chunks"), DRAWN)
+@pytest.mark.parametrize("seed", [0, 1, 2])
+def test_drawn_decisions_on_the_simulated_machine(checkpoint, resident, prefetch, chunks, seed):
+    system = drawn(seed, prefetch, chunks, host=0.3)
+    assert_bit_identical(simulated(checkpoint, system, 5), resident)
 
 
 def test_substitution_shows_in_tokens_or_logits(checkpoint, resident):
     system = build("smoe", {"alpha": "0.6"})
     assert not system.lossless
-    changed = simulated(checkpoint, "smoe", {"alpha": "0.6"}, 5)
+    changed = simulated(checkpoint, system, 5)
     with pytest.raises(AssertionError):
         assert_bit_identical(changed, resident)
 
@@ -187,7 +228,7 @@ def common(checkpoint) -> dict[str, Tensor]:
 
 @pytest.fixture(scope="module")
 def resident_here(checkpoint, store, common) -> Output:
-    return local(store, common, "gpu-only", {}, every_slot(checkpoint))
+    return local(store, common, build("gpu-only"), every_slot(checkpoint))
 
 
 def test_both_machines_give_the_same_tokens(resident, resident_here):
@@ -199,10 +240,17 @@ def test_both_machines_give_the_same_tokens(resident, resident_here):
 @pytest.mark.parametrize("slots", [TOP_K, 7])
 @pytest.mark.parametrize(("system", "settings"), LOCAL)
 def test_offloading_on_this_computer(store, common, resident_here, system, settings, slots):
-    assert_bit_identical(local(store, common, system, settings, slots), resident_here)
+    assert_bit_identical(local(store, common, build(system, settings), slots), resident_here)
+
+
+@pytest.mark.parametrize(("prefetch", "chunks"), DRAWN)
+@pytest.mark.parametrize("seed", [0, 1, 2, 3])
+def test_drawn_decisions_on_this_computer(store, common, resident_here, prefetch, chunks, seed):
+    system = drawn(seed, prefetch, chunks, host=0)
+    assert_bit_identical(local(store, common, system, 5), resident_here)
 
 
 def test_substitution_shows_on_this_computer(store, common, resident_here):
     settings = {"alpha": "0.6", "assign": "load"}
     with pytest.raises(AssertionError):
-        assert_bit_identical(local(store, common, "smoe", settings, 5), resident_here)
+        assert_bit_identical(local(store, common, build("smoe", settings), 5), resident_here)
