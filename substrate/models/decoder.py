@@ -187,7 +187,9 @@ class Decoder:
     def gate(self, layer: int) -> Gate:
         """Score the normalised hidden state; the choice is torch's top-k of the scores."""
         self._y, self._logits, self._scores = own = self._scored(layer, self._x, self._ahead)
-        self._ahead, self._peeked = None, (-1, None)
+        self._gated, self._ahead, self._peeked = layer, None, (-1, None)
+        self._shared_out: Tensor | None = None
+        self._dispatched = False
         if self._routed_ahead is not None:
             self._stale, self._logits, self._scores = self._routed_ahead
             self._routed_ahead = None
@@ -214,7 +216,7 @@ class Decoder:
         weights = gate_weights(self.shape, self._logits, self._scores, weigh_as, fewer)
         if fewer or (ids_TK is not weigh_as_TK and (ids_TK < 0).any()):
             ids, weights = ids.clamp(min=0), weights.masked_fill(ids < 0, 0)
-        self._weights = weights
+        self._weights, self._dispatched = weights, True
         # For each active expert, the flat (row, rank) places that it fills.
         self._ids: list[int] = ids_TK.ravel().tolist()
         places: dict[int, list[int]] = {}
@@ -259,19 +261,17 @@ class Decoder:
             self._by_place[places] = fused_swiglu(rows, gate_up, down)
 
     def shared(self, layer: int) -> None:
-        """SwiGLU of the shared experts as one block, scaled by a sigmoid gate if it has one."""
-        w = self._layers[layer]
-        self._shared_out = fused_swiglu(self._y, *w.shared)
-        if w.shared_gate is not None:
-            self._shared_out = self._shared_out * F.linear(self._y, w.shared_gate).sigmoid()
+        """Shared experts on all rows."""
+        self._shared_out = self._layers[layer].shared_experts(self._y)
 
     def combine(self, layer: int) -> None:
         """Residual plus routed and shared experts."""
-        missing = self._places.keys() - self._done
-        if missing:
-            raise IntegrityError(f"layer {layer}: experts {sorted(missing)} were never computed")
+        weights, missing = self._weights, self._places.keys() - self._done
+        if missing or (self.shape.shared_width and self._shared_out is None):
+            raise IntegrityError(
+                f"layer {layer}: {sorted(missing) or 'shared'} experts were never computed"
+            )
         carried, self._carried = self._carried, None
-        weights = self._weights
         if self._deferred:
             late = torch.tensor([e in self._deferred for e in self._ids]).view(weights.shape)
             outputs_TKH = self._by_place.view(*weights.shape, -1)
@@ -284,7 +284,7 @@ class Decoder:
 
     def _mixed(self, weights_TK: Tensor) -> Tensor:
         """Residual plus shared experts plus the weighted sum over ranks ``[T, H]``."""
-        x = self._x + self._shared_out if self.shape.shared_width else self._x
+        x = self._x if self._shared_out is None else self._x + self._shared_out
         outputs_TKH = self._by_place.view(*weights_TK.shape, -1)
         weights_T1K = weights_TK.to(x.dtype)[:, None]
         return torch.baddbmm(x[:, None], weights_T1K, outputs_TKH).squeeze(1)
@@ -297,36 +297,44 @@ class Decoder:
     def predict(self, layer: int, later: int, done: Sequence[int], lookahead: Lookahead) -> Scores:
         """A later layer's scores on this layer's post-attention state, or on its partial output."""
         if lookahead is not Lookahead.LAYER:
-            scored = self._scored(later, self._x)
-            self._peeked = later, scored
-            return scored[2].numpy()
+            return self._peek(later)[2].numpy()
         if later != layer + 1:
             raise UsageError(f"layer {layer} cannot run layer {later} ahead: others are between")
-        weights, complete = self._weights, len(done) == len(self._places)
-        if not complete:  # an expert that is not done yet weighs nothing
-            counted = set(done)
-            known = torch.tensor([float(e in counted) for e in self._ids])
-            weights = weights * known.view(weights.shape)
-        mixed = self._mixed(weights)
+        exact, mixed = False, self._x
+        if self._dispatched:
+            weights, complete = self._weights, len(done) == len(self._places)
+            exact = complete and not self._deferred and self._carried is None
+            if not complete:  # an expert that is not done yet weighs nothing
+                counted = set(done)
+                known = torch.tensor([float(e in counted) for e in self._ids])
+                weights = weights * known.view(weights.shape)
+            mixed = self._mixed(weights)
         attended = self._attended(layer + 1, mixed)
         scored = self._scored(layer + 1, attended)
-        exact = complete and not self._deferred and self._carried is None
-        if exact and self._reuse_predictions:
-            self._ahead = _Ahead(mixed, attended, scored)
+        # Of several predictions the last one is in the KV cache.
+        exact = exact and self._reuse_predictions
+        self._ahead = _Ahead(mixed, attended, scored) if exact else None
         return scored[2].numpy()
+
+    def _peek(self, layer: int) -> tuple[Tensor, Tensor, Tensor]:
+        """A later layer's norm and gate on this layer's state."""
+        if self._peeked[0] != layer:
+            self._peeked = layer, self._scored(layer, self._x)
+        return self._peeked[1]  # type: ignore[no-any-return]
 
     def route_ahead(self, layer: int) -> None:
         """Keep this layer's state, as the next layer's norm and gate see it."""
-        peeked, scored = self._peeked
-        self._routed_ahead = scored if peeked == layer else self._scored(layer, self._x)
+        self._routed_ahead = self._peek(layer)
 
     def defer(self, layer: int, experts: Sequence[int]) -> None:
         """Add these experts' outputs one layer later."""
         self._deferred = frozenset(experts)
+        self._ahead = None if experts else self._ahead  # they are in what was predicted
 
     def hidden(self, layer: int) -> np.ndarray:
-        """The normalised state ``[T, H]``."""
-        state: np.ndarray = self._y.float().numpy()
+        """The normalised state ``[T, H]``; of a later layer, what its gate reads of this one."""
+        y = self._y if layer == self._gated else self._peek(layer)[0]
+        state: np.ndarray = y.float().numpy()
         return state
 
     def embedding(self) -> np.ndarray:

@@ -57,3 +57,10 @@ class FusedLayer:
             qkv = torch.cat((self.q_norm(q).flatten(1), self.k_norm(k).flatten(1), v), dim=-1)
         # OLMoE clips what its norms give.
         return qkv if s.clip_qkv is None else qkv.clamp(-s.clip_qkv, s.clip_qkv)
+
+    def shared_experts(self, y: Tensor) -> Tensor:
+        """SwiGLU of the shared experts as one block, scaled by a sigmoid gate if it has one."""
+        out = fused_swiglu(y, *self.shared)
+        if self.shared_gate is not None:
+            out = out * F.linear(y, self.shared_gate).sigmoid()
+        return out
