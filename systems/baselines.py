@@ -1,4 +1,4 @@
-"""The two ends of the scale: nothing offloaded, and nothing but offloading."""
+"""Two baselines: everything resident, and every expert loaded on demand."""
 
 from dataclasses import dataclass, field
 
@@ -19,7 +19,7 @@ from moebench.systems.policies.route import ExactRouting
 
 @dataclass(kw_only=True)
 class MoEOnDemand(System):
-    """Load after the gate, keep what was used last: the baseline of every paper.
+    """Loads after the gate, evicts what was used longest ago: the baseline of every paper.
 
     No prediction, no host, one LRU over all layers.  When the device holds fewer experts than one
     token uses in all its layers, every expert is evicted before its turn comes again.
@@ -34,6 +34,6 @@ class MoEOnDemand(System):
 
 @dataclass(kw_only=True)
 class GpuOnly(MoEOnDemand):
-    """Everything resident: the ceiling.  Refused when it does not fit, unless overcommitted."""
+    """Everything resident: the upper bound.  Refused when it does not fit, unless overcommitted."""
 
     all_resident: bool = True

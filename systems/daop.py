@@ -3,12 +3,13 @@
 "DAOP: Data-Aware Offloading and Predictive Pre-Calculation for Efficient MoE Inference" (Y. Zhang,
 S. Aggarwal, T. Mitra, DATE 2025, arXiv 2501.10375).  Which experts a sequence needs shows in its
 prefill, so that is when the device's experts are exchanged; in decode nothing moves any more.
-Experts that stayed on the host are computed there, one layer ahead, from a prediction.
+Experts that are on the host are computed there, one layer ahead, from a prediction.
 
     paper                            here
     ─────                            ────
     memory initialization    §IV-A   PlaceByActivation
-    Algorithm 1              §IV-B   swaps, AllocateBySequence
+    Algorithm 1              §IV-B   swaps, AllocateBySequence; a swap is a Fetch whose
+                                     ``instead_of`` names the expert that it replaces
     threshold 1.05           §IV-B   assign.threshold
     pre-calculation          §IV-C   PredictedRouting.routes_ahead; the engine computes the host's
                                      experts on the state of the layer before
@@ -21,11 +22,11 @@ Deviations and readings, where the paper is silent:
 - A predicted layer is routed and weighed by the predicted scores; its own gate is not evaluated.
 - Host experts read the state of the layer before through their own layer's norm, as the predicting
   gate does; "the hidden states from the non-MoE computation" leaves the norm open.
-- Two experts of a top-2 model on the host: the lower-scored one gives way.  For top-k the paper has
-  no rule; `route.most_host` says how many may stay on the host: by default k - 1 and at least 1,
-  which is the paper's rule for k = 2.  The best-scored stay.
-- A swap that brings in an active expert replaces one that may itself be active: it leaves when its
-  computation has ended, so no swap delays a computation on the device.
+- Two experts of a top-2 model on the host: the lower-scored one is replaced.  For top-k the paper
+  has no rule; `route.most_host` says how many may be computed on the host: by default k - 1 and at
+  least 1, which is the paper's rule for k = 2.  These are the best-scored.
+- A swap may replace an expert that is itself active: its slot is taken when its computation has
+  ended, so no swap delays a computation on the device.
 - Swaps need one sort of the layer's experts: linear in them but for it.  FlashMoE reports that the
   authors' search does not scale to 64 or 128 experts; an exhaustive search over exchanges would
   not, and Algorithm 1 does not ask for one.
@@ -64,15 +65,15 @@ from moebench.systems.policies.place import PlaceByPopularity
 from moebench.systems.policies.predict import NextGates
 from moebench.systems.policies.prefetch import NoPrefetch
 
-#: The least advantage in tokens that a swap must bring (Algorithm 1).
+#: How many times more tokens than its partner's a swapped expert must have (Algorithm 1).
 THRESHOLD = 1.05
 
 
 def swaps(view: LayerView, threshold: float) -> dict[int, int]:
-    """Algorithm 1, lines 5-13: experts to bring in, each with the one that makes room for it.
+    """Algorithm 1, lines 5-13: experts to load, each with the one that it replaces.
 
-    The busiest host expert is paired with the idlest device expert, the second busiest with the
-    second idlest, and so on; a pair is exchanged where the host's has clearly more tokens.
+    The host expert with most tokens is paired with the device expert with fewest, the second most
+    with the second fewest, and so on; a pair is exchanged where the host's has clearly more.
     """
     tokens_E = np.bincount(view.topk_ids_TK.ravel(), minlength=view.shape.num_experts)
     by_tokens = np.argsort(-tokens_E, kind="stable")
@@ -86,10 +87,10 @@ def swaps(view: LayerView, threshold: float) -> dict[int, int]:
 
 @dataclass(kw_only=True)
 class PlaceByActivation(PlaceByPopularity):
-    """§IV-A: the same number of experts in each layer, the most active first.
+    """§IV-A: places the same number of experts of each layer, the most active first.
 
-    What is left over, less than one a layer, goes to the most active of the rest.  ``popularity``
-    comes from the decode phase of a calibration run.
+    Slots that are left over, fewer than one a layer, are for the most active of the rest.  Decoded
+    tokens of a calibration run are counted.
     """
 
     def _counted(self, text: RoutedSequence) -> np.ndarray:
@@ -114,7 +115,7 @@ class PlaceByActivation(PlaceByPopularity):
 
 @dataclass(kw_only=True)
 class AllocateBySequence(Assignment):
-    """Prefill: bring in what Algorithm 1 swaps; everything else is computed where it is.
+    """Loads what Algorithm 1 swaps in prefill; computes everything else where it is.
 
     Attributes:
         threshold: how many times a device expert's tokens its host expert's must exceed.
@@ -146,21 +147,21 @@ class AllocateBySequence(Assignment):
 
 @dataclass(kw_only=True)
 class OnlySwaps(Eviction):
-    """Nobody leaves but an expert that a swap names."""
+    """Evicts no expert of its own choice: a swap names the one that it replaces."""
 
     def victim(self, allowed: Mask, incoming: int) -> int | None:
-        """Nobody."""
+        """None, so that nothing but swaps can be loaded into full memory."""
         return None
 
 
 @dataclass(kw_only=True)
 class PredictedRouting(Routing):
-    """§IV-C: from layer ``first`` on, decode is routed one layer ahead.
+    """§IV-C: routes decode one layer ahead, from layer ``first`` on.
 
     Attributes:
         first: the first predicted layer; those before it use their own gate.
-        most_host: how many of a token's experts may be on the host before the rest give way to the
-            best-scored experts on the device; None is k - 1, at least 1.
+        most_host: how many of a token's experts may be on the host; the rest are replaced by the
+            best-scored experts on the device.  None is k - 1, at least 1.
     """
 
     first: int = 5
@@ -197,13 +198,13 @@ class PredictedRouting(Routing):
         """``own`` (best first) with its lowest-scored host experts replaced, as far as possible."""
         most = max(1, view.shape.top_k - 1) if self.most_host is None else self.most_host
         resident = view.resident_E
-        give_way = [expert for expert in own if not resident[expert]][most:]
+        too_many = [expert for expert in own if not resident[expert]][most:]
         spare = sorted(
             (e for e in range(len(scores)) if resident[e] and e not in own),
             key=lambda e: (-scores[e], e),
         )
-        # The weakest gives way first; without an alternative the original stays.
-        replaced = dict(zip(reversed(give_way), spare, strict=False))
+        # The weakest is replaced first; without an alternative the original is kept.
+        replaced = dict(zip(reversed(too_many), spare, strict=False))
         return [replaced.get(expert, expert) for expert in own]
 
 

@@ -3,7 +3,7 @@
 "DuoServe-MoE: Dual-Phase Expert Prefetch and Cache Scheduling for Efficient MoE LLM Inference"
 (Y. Zhang et al., arXiv 2509.07379).  Prefill uses nearly all experts, so they stream through k
 slots while earlier ones compute.  A decoded token uses k of a layer: a small network names them
-from the path that the token took so far, and they come while the layer before computes.
+from those of the layers before, and they are loaded while the layer before computes.
 
     paper                               here
     ─────                               ────
@@ -19,8 +19,8 @@ from the path that the token took so far, and they come while the layer before c
     second synchronisation point  §5.3  ``committed``: a transfer waits for the prediction and for
                                         the computation that reads its slot
 
-A slot's next owner comes in the order in which its last one came (`FirstInFirstOut`), so two slots
-alternate as in Fig. 4.  Every transfer is on one stream: a wrong prefetch delays the right expert.
+The expert that was loaded first is evicted first (`FirstInFirstOut`), so two slots alternate as in
+Fig. 4.  Every transfer is on one stream: a wrong prefetch delays the right expert.
 
 Deviations and readings, where the paper is silent:
 
@@ -29,11 +29,11 @@ Deviations and readings, where the paper is silent:
 - With one slot (top-1) nothing overlaps; ``slots=2`` gives the paper's pipeline.
 - A transfer still under way at the gate is waited for by the computation that reads it; experts
   that are there compute meanwhile.
-- The network shares the device with the model; here its stream slows nobody.  Seven layers of
+- The network shares the device with the model; here its stream slows no other.  Seven layers of
   three kernels, launched by the control thread, take 0.2 ms; the authors measured 0.6 ms (§6.4).
 - The paper serves one request at a time and says why (§6.1).  Here a batch's rows are predicted one
-  by one, and the k experts with the highest probability in any row are brought.
-- How many texts are traced is `--calibrate-from`'s affair (the paper: 2.5 % of the dataset).
+  by one, and the k experts with the highest probability in any row are fetched.
+- The texts that are traced are those of `--calibrate-from` (the paper: 2.5 % of the dataset).
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -74,9 +74,9 @@ from moebench.systems.policies.route import ExactRouting
 
 @dataclass(kw_only=True)
 class LearnedPath(Prefetching):
-    """§5: one expert ahead in prefill; in decode the k that ExpertMLP names.
+    """§5: fetches one expert ahead in prefill, and in decode the k that ExpertMLP predicts.
 
-    Without calibration nothing is named: decode loads after the gate, as the first layer does.
+    Without calibration nothing is predicted: decode loads after the gate, as the first layer does.
 
     Attributes:
         width: of the first of ExpertMLP's hidden layers, for what the prediction costs (§4.2).
@@ -103,8 +103,8 @@ class LearnedPath(Prefetching):
     reads_scores = False
 
     def __post_init__(self) -> None:
-        floors = {"width": 64, "trained_width": 64, "tokens": 4, "epochs": 1, "memory_mb": 0}
-        for name, least in floors.items():
+        allowed = {"width": 64, "trained_width": 64, "tokens": 4, "epochs": 1, "memory_mb": 0}
+        for name, least in allowed.items():
             if getattr(self, name) < least:
                 raise UsageError(
                     f"prefetch.{name} is {getattr(self, name)}; allowed: {least} or more"
@@ -142,7 +142,7 @@ class LearnedPath(Prefetching):
         self._predictor = PathPredictor(self.network, charged)
 
     def start(self, shape: ModelShape, cache: ExpertCache) -> None:
-        """Which experts are popular.
+        """Take the popularity of experts from what was learnt.
 
         Raises:
             UsageError: the predictor is another model's.
@@ -185,7 +185,7 @@ class LearnedPath(Prefetching):
 
 
 class PathPredictor(Predictor):
-    """§5.3: ExpertMLP on each row's path through the layers of its token so far.
+    """§5.3: runs ExpertMLP on the experts that each row's token has used so far.
 
     Args:
         network: what is asked.

@@ -1,9 +1,9 @@
-"""FlashMoE: experts on the SSD, and a small network that decides who leaves.
+"""FlashMoE: experts on the SSD, and a small network that chooses the expert to evict.
 
 "FlashMoE: Reducing SSD I/O Bottlenecks via ML-Based Cache Replacement for Mixture-of-Experts
 Inference on Edge Devices" (B. Kim et al., arXiv 2601.17063).  Where a miss costs a read from disk,
 a better victim is worth a network: it sees how recently and how often each expert was routed and
-foretells how far away its next use is, as Belady's oracle would know.
+predicts how far away its next use is, which Belady's rule would have to know.
 
     paper                      here
     ─────                      ────
@@ -18,9 +18,9 @@ at the start.  Records lie on the disk when the host cannot hold them: settings 
 `free_host_gb` of about 1.  Eq. 1 is what the device has left beside the common weights, in records,
 shared equally by the layers; `--cache-ratio` asks for less.
 
-Prefill (§3.1) reads each routed expert once a pass, and what stays is the policy's decision.
-Decode is the same with one row.  The policy is evaluated while experts load; its cost is not
-charged, for the paper hides it (about 0.1 ms beside 3 ms a load).
+Prefill (§3.1) reads each routed expert once a pass; which of them are kept is the policy's
+decision.  Decode is the same with one row.  The policy is evaluated while experts load; its cost is
+not charged, for the paper hides it (about 0.1 ms beside 3 ms a load).
 
 Deviations and readings, where the paper is silent:
 
@@ -29,7 +29,7 @@ Deviations and readings, where the paper is silent:
 - The scores at time t already count the experts routed at t, as in the paper's example.
 - Time is counted from the start of each sequence.  A prompt's tokens are steps of their own, one
   after the other (those of a batch, too); a decoded batch is one step of all its experts.
-- The current layer's experts cannot leave, whatever the network says (the substrate's rule).
+- The current layer's experts cannot be evicted, whatever the network says (the substrate's rule).
 - Weights are raw records and safetensors instead of pickled `.pt` files.
 """
 
@@ -94,9 +94,10 @@ class LearnedEviction(Eviction):
     reads_scores = False  # it observes chosen experts alone
 
     def __post_init__(self) -> None:
-        for name, floor in (("tokens", 1), ("hidden", 2), ("epochs", 1), ("cached", 0)):
-            if getattr(self, name) < floor:
-                raise UsageError(f"evict.{name} is {getattr(self, name)}; allowed: {floor} or more")
+        for name, least_allowed in (("tokens", 1), ("hidden", 2), ("epochs", 1), ("cached", 0)):
+            given = getattr(self, name)
+            if given < least_allowed:
+                raise UsageError(f"evict.{name} is {given}; allowed: {least_allowed} or more")
 
     @property
     def calibration_trace(self) -> str:  # type: ignore[override]
@@ -126,7 +127,7 @@ class LearnedEviction(Eviction):
         self._network = trained(known, shape.num_experts, options, artefacts, progress)
 
     def start(self, shape: ModelShape, cache: ExpertCache) -> None:
-        """Nothing was routed yet.
+        """Begin with an empty history.
 
         Raises:
             UsageError: there was nothing to learn from, or it was another model's.
@@ -145,26 +146,26 @@ class LearnedEviction(Eviction):
         self.begin_sequences(Prompts(()))
 
     def begin_sequences(self, prompts: Prompts) -> None:
-        """Time starts anew in every layer."""
+        """Begin a new history in every layer."""
         self._history = History(len(self._shape.moe_layers), self._shape.num_experts)
         self._in_prompt = False
         self._stale: set[int] = set(self._shape.moe_layers)
 
     def observe(self, view: LayerView) -> None:
-        """A prompt: its tokens are the first steps of a sequence."""
+        """Count a prompt's tokens, the first steps of a sequence."""
         self._in_prompt = view.phase == "prefill"
         if self._in_prompt:
             for ids in view.topk_ids_TK:
                 self._history.step(self._shape.moe_rows[view.layer], ids)
 
     def used(self, layer: int, experts: Iterable[int]) -> None:
-        """One step; a prompt's were counted token by token."""
+        """Count one step; a prompt's were counted token by token."""
         if not self._in_prompt:
             self._history.step(self._shape.moe_rows[layer], list(experts))
         self._stale.add(layer)
 
     def victim(self, allowed: Mask, incoming: int) -> int | None:
-        """MaxDist: the largest predicted distance of those that may leave."""
+        """MaxDist: the largest predicted distance of the allowed keys."""
         experts = self._shape.num_experts
         for layer in self._stale & {incoming // experts, *_layers(allowed, experts)}:
             self._by_key[layer * experts : (layer + 1) * experts] = self._distances(layer)
@@ -177,7 +178,7 @@ class LearnedEviction(Eviction):
 
 
 def _layers(allowed: Mask, experts: int) -> list[int]:
-    """The layers of which an expert may leave."""
+    """The layers of the allowed keys."""
     found: list[int] = np.flatnonzero(allowed.reshape(-1, experts).any(axis=1)).tolist()
     return found
 

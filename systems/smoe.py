@@ -2,9 +2,9 @@
 
 "Enabling MoE on the Edge via Importance-Driven Expert Scheduling" (G. Zhu et al., arXiv
 2508.18983, second version; "v1" marks the first).  A few active experts score high and matter; the
-others score like inactive ones.  So the important ones are brought ahead of time, the unimportant
-ones are replaced by experts that happen to be on the device, and what remains is split between the
-link and the host.
+others score like inactive ones.  So the important ones are prefetched, the unimportant ones are
+replaced by experts that are on the device already, and what remains is loaded or computed on the
+host.
 
     paper            here
     ─────            ────
@@ -68,7 +68,7 @@ def rival_score(scores: Sequence[float], own: Iterable[int]) -> float:
 
 @dataclass(kw_only=True)
 class ExpertCacheRouter(Routing):
-    """Algorithm 1: low-score experts off the device give way to similar ones on it.
+    """Algorithm 1: replaces low-score experts off the device by similar ones on it.
 
     The system's α ≥ 0 is the width of the band around S_{k+1}; 0 is exactly the model's top-k.
 
@@ -76,8 +76,8 @@ class ExpertCacheRouter(Routing):
         pick: substitutes are taken ``best`` score first (the paper) or by ``id`` (authors' code).
         weight: a substitute is weighed by its ``own`` gate score, or by that of the expert that it
             ``replaced``.
-        refine: batch-aware refinement (v1 §5.4): what Algorithm 1 could not replace may still give
-            way to an expert that other rows use anyway, the one with most rows first.
+        refine: batch-aware refinement (v1 §5.4): what Algorithm 1 could not replace is replaced by
+            an expert that other rows use anyway, the one with most rows first.
     """
 
     pick: Literal["best", "id"] = "best"
@@ -104,9 +104,9 @@ class ExpertCacheRouter(Routing):
             on_hand[expert] = True
 
         routed = [list(token.own) for token in tokens]
-        left_over: list[tuple[int, int]] = []  # (token, place) of what keeps its missing expert
+        left_over: list[tuple[int, int]] = []  # (token, place) of low-score experts not replaced
         for t, token in enumerate(tokens):
-            # Places are best first: the weakest low-score expert is the first to give way.
+            # Places are best first: the weakest low-score expert is replaced first.
             replaceable = [p for p in reversed(token.low_score) if not on_hand[token.own[p]]]
             substitutes = token.similar(on_hand, self.pick) if replaceable else []
             for place, substitute in zip(replaceable, substitutes, strict=False):
@@ -121,24 +121,24 @@ class ExpertCacheRouter(Routing):
 
 
 class _Token:
-    """One token's view of a layer's experts: who matters, who may give way, who may step in."""
+    """One token's top-score and low-score experts, and substitutes for the latter."""
 
     def __init__(self, scores: list[float], own: list[int], alpha: float) -> None:
         self.scores, self.own = scores, own
         self.rival = rival_score(scores, own)  # S_{k+1}
-        self.floor = (1 - alpha) * self.rival
-        ceiling = (1 + alpha) * self.rival
-        self.top_score = [e for e in own if scores[e] >= ceiling]
+        self.lower = (1 - alpha) * self.rival
+        upper = (1 + alpha) * self.rival
+        self.top_score = [e for e in own if scores[e] >= upper]
         #: Places in ``own`` of E_l: S_{k+1} < score < (1+α)·S_{k+1}.
-        self.low_score = [p for p, e in enumerate(own) if self.rival < scores[e] < ceiling]
+        self.low_score = [p for p, e in enumerate(own) if self.rival < scores[e] < upper]
 
     def similar(self, among: Sequence[bool], pick: Literal["best", "id"] = "best") -> list[int]:
         """E_s: inactive experts with (1-α)·S_{k+1} < score ≤ S_{k+1}, in the order to take them."""
-        floor, rival, own = self.floor, self.rival, self.own
+        lower, rival, own = self.lower, self.rival, self.own
         found = [
             e
             for e, score in enumerate(self.scores)
-            if floor < score <= rival and among[e] and e not in own
+            if lower < score <= rival and among[e] and e not in own
         ]
         return sorted(found, key=lambda e: -self.scores[e]) if pick == "best" else found
 
@@ -146,7 +146,7 @@ class _Token:
 def _share_with_others(
     tokens: list[_Token], routed: list[list[int]], left_over: list[tuple[int, int]]
 ) -> None:
-    """v1 §5.4: join an expert that other rows use anyway, even if it has to be loaded for them."""
+    """v1 §5.4: replace by an expert that other rows use anyway, even if it must be loaded."""
     rows = Counter(expert for ids in routed for expert in ids)
     for t, place in left_over:
         given_up = routed[t][place]

@@ -1,4 +1,4 @@
-"""Keeps what was learnt, under the hash of everything that it follows from.
+"""Stores what was learnt, under a hash of the data and options that it was learnt from.
 
 An artefact is a safetensors file: arrays by name, and a note on how learning went as its metadata.
 """
@@ -51,7 +51,7 @@ def kept(file: Path, make: Callable[[], Artefact]) -> Artefact:
 
 
 def _write(file: Path, artefact: Artefact) -> None:
-    """Write under another name first: whatever has the name is whole."""
+    """Write under another name first, so that a file of this name is always complete."""
     from safetensors.numpy import save_file
 
     arrays = {name: np.ascontiguousarray(array) for name, array in artefact.arrays.items()}

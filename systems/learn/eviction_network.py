@@ -1,4 +1,4 @@
-"""FlashMoE's eviction networks: what they see, Belady's labels, Table 1, training.
+"""FlashMoE's eviction networks: inputs, labels by Belady's rule, training.
 
     paper                          here
     ─────                          ────

@@ -16,7 +16,7 @@ class LoadAll(Assignment):
     reads_scores = False
 
     def assign(self, view: LayerView, active: Active) -> Plan:
-        """All to the link."""
+        """Load all that are absent."""
         return split(active, fetches(view.layer, active.absent))
 
 
@@ -35,7 +35,7 @@ class HostAll(Assignment):
         return True
 
     def assign(self, view: LayerView, active: Active) -> Plan:
-        """All to the host, or in prefill all to the link."""
+        """Compute all that are absent on the host; in prefill, load them."""
         if view.phase == "prefill":
             return split(active, fetches(view.layer, active.absent))
         return split(active, host=active.absent)
@@ -50,13 +50,14 @@ class Balanced(Assignment):
             if T_load ≤ T_cpu:  load S[l];  T_load += C_load;  l += 1
             else:               host S[r];  T_cpu  += C_cpu;   r -= 1
 
-    ``C_load`` and ``C_cpu`` are means of the last ``history`` measured operations (§V-A).
+    S are the missing experts (``active.absent``), ``C_load`` and ``C_cpu`` means of the last
+    ``history`` measured operations (§V-A).
 
     Attributes:
         by: ``score`` sorts by gate score with a constant C_cpu (second version, Algorithm 2);
             ``batch`` sorts by rows with C_cpu times the rows (first version, Algorithm 2).
         history: p, how many past durations are averaged.
-        tie: who takes an expert when both sides are equally loaded; the papers say ``load``, the
+        tie: which side takes an expert when both are equally loaded; the papers say ``load``, the
             authors' code ``host``.
     """
 

@@ -1,8 +1,8 @@
-"""Cache replacement that learns from ghosts: ARC and LeCaR.
+"""Cache replacement that learns from requests for evicted experts: ARC and LeCaR.
 
-A *ghost* is an expert that left and is still remembered.  A request for one says that it should
-have stayed.  Both learning policies see a request in two moments, as every policy here does: `used`
-for all of a layer's experts, then `victim`, `left` and `arrived` for each that has to come.
+A *ghost* is an evicted expert that is still remembered.  A request for one says that it should have
+been kept.  Both policies see a request at two moments, as every policy here does: `used` for all of
+a layer's experts, then `victim`, `left` and `arrived` for each that has to be loaded.
 """
 
 import math
@@ -62,7 +62,7 @@ class _Arc:
         found = first(order[0], allowed)
         return first(order[1], allowed) if found is None else found
 
-    def leave(self, key: int) -> None:
+    def remove(self, key: int) -> None:
         if key in self.T1:
             del self.T1[key]
             self.B1[key] = None
@@ -90,12 +90,12 @@ class _Arc:
 class AdaptiveReplacement(Eviction):
     """ARC (Megiddo and Modha, FAST 2003, Fig. 4): balances recency (T1) and frequency (T2).
 
-    A ghost of T1 that is wanted again lets T1 grow, a ghost of T2 lets it shrink.  An arrival is a
-    request: what was brought ahead of time and is then used counts as used twice.
+    A request for a ghost of T1 lets T1 grow, one for a ghost of T2 lets it shrink.  An arrival is a
+    request: what was prefetched and is then used counts as used twice.
     """
 
     def start(self, shape: ModelShape, cache: ExpertCache) -> None:
-        """Four empty lists for each pool."""
+        """Make four empty lists for each pool."""
         self._pools, self._experts = pools(shape, cache, _Arc), shape.num_experts
 
     def used(self, layer: int, experts: Iterable[int]) -> None:
@@ -110,8 +110,8 @@ class AdaptiveReplacement(Eviction):
         self._pools[key].insert(key)
 
     def left(self, key: int) -> None:
-        """A ghost from now on."""
-        self._pools[key].leave(key)
+        """It is a ghost from now on."""
+        self._pools[key].remove(key)
 
     def victim(self, allowed: Mask, incoming: int) -> int | None:
         """REPLACE, after p was adapted."""
@@ -124,7 +124,7 @@ class AdaptiveReplacement(Eviction):
 
 Variant = Literal["original", "libcachesim"]
 
-#: When each left; oldest first.
+#: When each was evicted; oldest first.
 _Ghosts = OrderedDict[int, int]
 
 
@@ -140,30 +140,30 @@ class _LeCaR:
         self.d = 0.005 ** (1 / slots)
         self.w_lru = self.w_lfu = 0.5
         self.time = 0
-        #: Residents, least recent first.  Who is first is asked at every miss: a plain dict would
-        #: search for it among the places of all who left.
+        #: Residents, least recent first.  The first is asked for at every miss: a plain dict would
+        #: search for it among the places of all removed keys.
         self.recent = OrderedDict[int, None]()
         #: Residents of each count that there is, in the order in which they got there.
         self.by_count = defaultdict[int, dict[int, None]](dict)
         self.least = 1  # no count is smaller
-        #: Whom LRU and whom LFU evicted against the other's advice.
+        #: What LRU evicted where LFU would have chosen another expert, and the reverse.
         self.of_lru, self.of_lfu = _Ghosts(), _Ghosts()
         self.most_ghosts = slots if self.original else slots // 2
         self.draws = _authors_draws(seed) if self.original else _libcachesims_draws()
         self.missed = -1
         self.goes_on = False  # whether its count does
         self.lru_decides: bool | None = None
-        self.chosen = -1  # the key that will leave because one of the two wanted it
+        self.chosen = -1  # the key that is evicted by the choice of one of the two alone
 
     def miss(self, key: int) -> None:
-        """Blame the policy that let a ghost go; who decides is open.  Once for each miss."""
+        """Lower the weight of the policy that evicted a ghost.  Once for each miss."""
         self.missed, self.goes_on, self.lru_decides = key, False, None
         if key in self.of_lru:
-            self._blame(self.of_lru, key)
+            self._penalise(self.of_lru, key)
         elif key in self.of_lfu:
-            self._blame(self.of_lfu, key)
+            self._penalise(self.of_lfu, key)
 
-    def _blame(self, ghosts: _Ghosts, key: int) -> None:
+    def _penalise(self, ghosts: _Ghosts, key: int) -> None:
         """Lower a weight: w ← w · exp(-lr · d^t), normalised."""
         w_lru, w_lfu = self.w_lru, self.w_lfu
         kept = math.exp(-self.lr * self.d ** (self.time - ghosts.pop(key)))
@@ -178,13 +178,13 @@ class _LeCaR:
         self.w_lru, self.w_lfu = w_lru, 1 - w_lru
 
     def rarest(self, allowed: Mask) -> int:
-        """Whom LFU would evict: of the smallest count, by lowest id or oldest use."""
+        """LFU's choice: of the smallest count, the lowest id or the oldest use."""
         for count in sorted(self.by_count):
             keys = self.by_count[count]
             found = first(sorted(keys) if self.original else keys, allowed)
             if found is not None:
                 return found
-        raise LookupError("nobody may leave")
+        raise LookupError("no key is allowed")
 
 
 def _authors_draws(seed: int) -> Iterator[float]:
@@ -216,8 +216,8 @@ def _lehmer(state: int) -> tuple[list[float], int]:
 class LeastRegret(Eviction):
     """LeCaR (Vietri et al., HotStorage 2018): draws LRU or LFU by weights that regret changes.
 
-    A ghost that is wanted again after t requests lowers the weight of whoever evicted it by
-    exp(-lr · d^t), with d = 0.005^(1/slots).
+    A request for a ghost, t requests after it was evicted, multiplies the weight of the policy that
+    evicted it by exp(-lr · d^t), with d = 0.005^(1/slots).
 
     Attributes:
         variant: ``original``, the authors' code: as many ghosts of each as slots, a ghost's count
@@ -244,11 +244,11 @@ class LeastRegret(Eviction):
             )
 
     def start(self, shape: ModelShape, cache: ExpertCache) -> None:
-        """Equal weights."""
+        """Make empty pools with equal weights."""
         self._experts = shape.num_experts
         keys = shape.num_layers * shape.num_experts
         self._count = [0] * keys  # of residents
-        self._count_then = [0] * keys  # of those who left
+        self._count_then = [0] * keys  # of evicted ones
         self._pools = pools(
             shape, cache, lambda slots: _LeCaR(slots, self.variant, self.lr, self.seed)
         )
@@ -258,7 +258,7 @@ class LeastRegret(Eviction):
         return self._pools[layer * self._experts].w_lru
 
     def used(self, layer: int, experts: Iterable[int]) -> None:
-        """Each is a request."""
+        """Count each as a request."""
         base, counts = layer * self._experts, self._count
         pool = self._pools[base]
         for expert in experts:
@@ -288,7 +288,7 @@ class LeastRegret(Eviction):
             pool.least = count
 
     def left(self, key: int) -> None:
-        """A ghost of whoever chose it."""
+        """It is a ghost of the policy that chose it, if one did so alone."""
         pool = self._pools[key]
         self._count_then[key] = count = self._count[key]
         self._count[key] = 0
@@ -304,7 +304,7 @@ class LeastRegret(Eviction):
                 ghosts.popitem(last=False)
 
     def victim(self, allowed: Mask, incoming: int) -> int | None:
-        """Draw who decides, after regret."""
+        """Draw which policy decides, after weights have changed."""
         pool = self._pools[incoming]
         if incoming != pool.missed:
             pool.miss(incoming)
@@ -324,5 +324,5 @@ class LeastRegret(Eviction):
         if pool.lru_decides is None and (not agreed or pool.original):
             pool.lru_decides = next(pool.draws) < pool.w_lru
         found = oldest if pool.lru_decides else rarest
-        pool.chosen = -1 if agreed else found  # where both agree, nobody is to blame
+        pool.chosen = -1 if agreed else found  # where both agree, no weight changes
         return found

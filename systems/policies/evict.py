@@ -31,13 +31,14 @@ State = TypeVar("State")
 
 
 def pools(shape: ModelShape, cache: ExpertCache, make: Callable[[int], State]) -> list[State]:
-    """By key, the state of its pool: slots that lend each other, one layer's or all.
+    """The state of each key's pool of slots: one pool for all layers, or one for each layer.
 
-    ``make`` gets the number of slots of a pool.
+    Args:
+        make: makes a pool's state; gets its number of slots.
     """
     if cache.scope == "global":
         return [make(cache.slots)] * (shape.num_layers * shape.num_experts)
-    # Nobody asks for the keys of dense layers.
+    # The keys of dense layers are never asked for.
     sizes = [1] * shape.num_layers
     for layer, size in zip(shape.moe_layers, cache.pools, strict=True):
         sizes[layer] = max(size, 1)
@@ -62,7 +63,7 @@ class ByCount:
             self._least = count
 
     def use(self, key: int, count: int) -> None:
-        """One use more, if it is there."""
+        """Count one use more, if it is resident."""
         keys = self._counts.get(count)
         if keys is None or key not in keys:
             return
@@ -76,7 +77,7 @@ class ByCount:
             above[key] = None
 
     def remove(self, key: int, count: int) -> None:
-        """Gone, if it was there."""
+        """Forget it, if it was resident."""
         keys = self._counts.get(count)
         if keys is None or key not in keys:
             return
@@ -105,11 +106,11 @@ class ByCount:
 
 @dataclass(kw_only=True)
 class NeverEvict(Eviction):
-    """Placed experts stay for good; what is loaded passes through a few staging slots.
+    """Keeps placed experts; those that are loaded replace each other in a few staging slots.
 
     Attributes:
-        staging: slots left empty by placement, for loads that are not kept; that many for each
-            layer where layers do not share slots.
+        staging: slots that placement leaves empty, for loaded experts; that many for each layer
+            where layers do not share slots.
     """
 
     staging: int = 2
@@ -120,12 +121,12 @@ class NeverEvict(Eviction):
         self.reserve = self.staging
 
     def start(self, shape: ModelShape, cache: ExpertCache) -> None:
-        """Nothing was placed yet.
+        """No expert is in a staging slot yet.
 
         Raises:
             BudgetError: there are no more slots than are to stay empty.
         """
-        self._passing = np.zeros(shape.num_layers * shape.num_experts, dtype=bool)
+        self._staged = np.zeros(shape.num_layers * shape.num_experts, dtype=bool)
         self.reserve = self.staging * (len(shape.moe_layers) if cache.scope == "layer" else 1)
         if self.reserve >= cache.slots:
             raise BudgetError(
@@ -134,24 +135,24 @@ class NeverEvict(Eviction):
             )
 
     def placed(self, key: int) -> None:
-        """It stays."""
+        """It is never evicted."""
 
     def arrived(self, key: int) -> None:
-        """It passes through."""
-        self._passing[key] = True
+        """It is in a staging slot."""
+        self._staged[key] = True
 
     def left(self, key: int) -> None:
-        """Gone."""
-        self._passing[key] = False
+        """It has no slot any more."""
+        self._staged[key] = False
 
     def victim(self, allowed: Mask, incoming: int) -> int | None:
-        """Only what is passing through."""
-        passing = allowed & self._passing
-        return int(passing.argmax()) if passing.any() else None
+        """An expert in a staging slot; the lowest key."""
+        staged = allowed & self._staged
+        return int(staged.argmax()) if staged.any() else None
 
 
 class _InOrder(Eviction):
-    """Residents of each pool of slots in an order; the first that may leave does."""
+    """Evicts the first allowed resident in an order that is kept for each pool of slots."""
 
     def start(self, shape: ModelShape, cache: ExpertCache) -> None:
         """Nothing is resident yet."""
@@ -159,40 +160,41 @@ class _InOrder(Eviction):
         self._pools = pools(shape, cache, lambda slots: dict[int, None]())
 
     def arrived(self, key: int) -> None:
-        """The newest."""
+        """It is the newest."""
         order = self._pools[key]
         order.pop(key, None)
         order[key] = None
 
     def left(self, key: int) -> None:
-        """Forgotten."""
+        """Forget it."""
         self._pools[key].pop(key, None)
 
     def victim(self, allowed: Mask, incoming: int) -> int | None:
-        """The first that may leave."""
+        """The first allowed one."""
         return first(self._pools[incoming], allowed)
 
 
 @dataclass(kw_only=True)
 class FirstInFirstOut(_InOrder):
-    """Oldest arrival first; a use changes nothing."""
+    """Evicts the oldest arrival; a use changes nothing."""
 
 
 @dataclass(kw_only=True)
 class LastInFirstOut(_InOrder):
-    """Newest arrival first; a use changes nothing.
+    """Evicts the newest arrival; a use changes nothing.
 
-    An arrival of the current layer is in use and may not leave, so the newest of earlier ones does.
+    An arrival of the current layer is in use and not allowed, so the newest of earlier ones is
+    evicted.
     """
 
     def victim(self, allowed: Mask, incoming: int) -> int | None:
-        """The last that may leave."""
+        """The last allowed one."""
         return first(reversed(self._pools[incoming]), allowed)
 
 
 @dataclass(kw_only=True)
 class LeastRecentlyUsed(_InOrder):
-    """Oldest use first; an arrival is as recent as a use."""
+    """Evicts the expert that was used longest ago; an arrival is as recent as a use."""
 
     def used(self, layer: int, experts: Iterable[int]) -> None:
         """Uses within one layer count in the order given, which is that of ids."""
@@ -207,11 +209,11 @@ class LeastRecentlyUsed(_InOrder):
 
 @dataclass(kw_only=True)
 class LeastFrequentlyUsed(Eviction):
-    """Fewest uses first.
+    """Evicts the expert with the fewest uses.
 
     Attributes:
         survive: whether counts survive an eviction; otherwise they restart at zero.
-        tie: equal counts leave by lowest ``id``, or by oldest use (``lru``).
+        tie: of equal counts, the lowest ``id`` is evicted, or the oldest use (``lru``).
     """
 
     survive: bool = False
@@ -251,12 +253,13 @@ class LeastFrequentlyUsed(Eviction):
 
 @dataclass(kw_only=True)
 class LowestAverageScore(Eviction):
-    """SMoE Eq. 3: the lowest gate score averaged over the preceding n iterations leaves.
+    """SMoE Eq. 3: evicts the expert with the lowest average gate score of the last iterations.
 
         argmin_i  Σ_{k = max(1, j-n)}^{j} S_{i,k}  /  (j - max(1, j-n) + 1)
 
-    All experts' scores count, the inactive ones' too.  An iteration is one pass over the layer; in
-    a batch, and in prefill, its score is the mean over the rows.
+    S_{i,k} is the score of expert i in iteration k, j the current iteration, n ``window``.  All
+    experts' scores count, the inactive ones' too.  An iteration is one pass over the layer; in a
+    batch, and in prefill, its score is the mean over the rows.
 
     Attributes:
         window: n; the sum has n + 1 terms, as printed.

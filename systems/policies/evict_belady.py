@@ -1,4 +1,4 @@
-"""The oracle: what could be kept if the future were known."""
+"""Belady's MIN: the best eviction that there is, for routing whose future is known."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -17,15 +17,16 @@ _NEVER = 2**62
 
 @dataclass(kw_only=True)
 class Belady(Eviction):
-    """MIN (Belady 1966): evicts what is used again last; ties to the lowest id.
+    """MIN (Belady 1966): evicts the expert whose next use is farthest away; ties to the lowest id.
 
-    It needs the future, so it runs on recorded routing only: whoever replays calls `set_future`
-    before `start`.  A layer's step is one moment: its experts are protected, and what counts is
+    It needs the future, so it runs on recorded routing only: a replay calls `set_future` before
+    `start`.  A layer's step is one moment: its experts are protected, and what counts is
     their next use after it.
 
     Attributes:
-        bypass: a newcomer that is itself used again last is not kept.  A device cannot do this (an
-            expert needs a slot to be computed), a count of hits can: a bound on all policies.
+        bypass: an incoming expert whose own next use is farthest away is not kept.  A device cannot
+            do this (an expert needs a slot to be computed), a count of hits can: a bound on all
+            policies.
     """
 
     bypass: bool = False
@@ -37,12 +38,12 @@ class Belady(Eviction):
         """All steps to come: a layer and the experts that it uses.
 
         Args:
-            may_refuse: whether a newcomer can do without a slot.
+            may_refuse: whether an incoming expert can do without a slot.
         """
         self._steps, self._may_refuse = steps, may_refuse
 
     def start(self, shape: ModelShape, cache: ExpertCache) -> None:
-        """From the last step to the first, when each key is used again.
+        """Compute when each key is used again, from the last step to the first.
 
         Raises:
             UsageError: the future is not known, or bypass is not possible.
@@ -80,7 +81,7 @@ class Belady(Eviction):
         self._farthest: list[list[tuple[int, int]]] = pools(shape, cache, lambda slots: [])
 
     def used(self, layer: int, experts: Iterable[int]) -> None:
-        """The next step has come.
+        """Go to the next step.
 
         Raises:
             UsageError: it is not the one that was told.
@@ -100,12 +101,12 @@ class Belady(Eviction):
         self._now = at
 
     def arrived(self, key: int) -> None:
-        """Resident."""
+        """It is resident."""
         self._resident[key] = True
         heappush(self._farthest[key], (self._nearness[key], key))
 
     def left(self, key: int) -> None:
-        """Gone."""
+        """It is not resident any more."""
         self._resident[key] = False
 
     def next_use(self, key: int) -> int:
@@ -113,7 +114,7 @@ class Belady(Eviction):
         return -self._nearness[key]
 
     def victim(self, allowed: Mask, incoming: int) -> int | None:
-        """The farthest next use; none at all if that is the newcomer's."""
+        """The farthest next use; None if that is the incoming expert's."""
         heap, near = self._farthest[incoming], self._nearness
         found, protected = None, []
         while heap and found is None:

@@ -15,7 +15,7 @@ from moebench.substrate.terms import RoutedSequence
 
 @dataclass(kw_only=True)
 class PlaceById(Placement):
-    """The same number of experts in each layer, lowest ids first; the rest to the first layers."""
+    """Places equally many experts of each layer, lowest ids first; the rest in the first layers."""
 
     def place(self, shape: ModelShape, slots: int, scope: Scope) -> Iterable[tuple[int, int]]:
         """Every layer's expert 0, then every layer's expert 1, ..."""
@@ -91,7 +91,7 @@ class PlaceByPopularity(Placement):
 
 @dataclass(kw_only=True)
 class PlacePopular(PlaceByPopularity):
-    """The most popular experts of a calibration run, ties by layer and id (Fiddler §3.2).
+    """Places the most used experts of a calibration run, ties by layer and id (Fiddler §3.2).
 
     Attributes:
         equal_layers: the same number of experts in each layer, instead of the globally best.
@@ -115,7 +115,7 @@ class PlacePopular(PlaceByPopularity):
 
 @dataclass(kw_only=True)
 class PlaceNothing(Placement):
-    """The device starts with the common weights alone (FlashMoE §3.1, DuoServe-MoE §5)."""
+    """Places no expert: common weights alone are loaded (FlashMoE §3.1, DuoServe-MoE §5)."""
 
     def place(self, shape: ModelShape, slots: int, scope: Scope) -> Iterable[tuple[int, int]]:
         """No expert."""

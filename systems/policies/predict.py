@@ -13,7 +13,7 @@ from moebench.substrate.terms import Lookahead
 
 @dataclass(frozen=True, kw_only=True)
 class NextGates(Predictor):
-    """Gates of later layers on this layer's state (DAOP, Mixtral-Offloading; HybriMoE: three).
+    """Runs gates of later layers on this layer's state (DAOP, Mixtral-Offloading; HybriMoE: three).
 
     Attributes:
         layers: how many of the layers that follow.
@@ -42,7 +42,7 @@ class NextGates(Predictor):
 
 @dataclass(frozen=True, kw_only=True)
 class NextLayer(Predictor):
-    """The next layer's attention and gate on this layer's partial output (SMoE §IV-C).
+    """Runs the next layer's attention and gate on this layer's partial output (SMoE §IV-C).
 
     Of that, resident and shared experts are known; the next layer's KV cache is read.
     """

@@ -19,14 +19,14 @@ from moebench.systems.policies.predict import NextGates
 
 @dataclass(kw_only=True)
 class NoPrefetch(Prefetching):
-    """Nothing."""
+    """Fetches nothing ahead of its layer."""
 
     reads_scores = False
 
 
 @dataclass(kw_only=True)
 class NextGate(Prefetching):
-    """The next layer's gate on this layer's state: its top-k, best first (Mixtral-Offloading §3.2).
+    """Fetches the top-k of the next layer's gate on this layer's state (Mixtral-Offloading §3.2).
 
     Attributes:
         experts: how many to fetch for each layer; 0 means the model's top-k.
@@ -42,7 +42,7 @@ class NextGate(Prefetching):
 
     @property
     def predictor(self) -> Predictor:
-        """The cheap prediction."""
+        """The next gate on this layer's state."""
         return NextGates()
 
     def prefetch(self, view: LayerView, forecast: Forecast) -> Sequence[Fetch]:
@@ -56,9 +56,9 @@ class NextGate(Prefetching):
 
 @dataclass(kw_only=True)
 class WholeLayer(Prefetching):
-    """Every expert of the next layer by id, in both phases: fetching without a prediction.
+    """Fetches every expert of the next layer by id, in both phases and without a prediction.
 
-    SE-MoE / MoESys (arXiv 2205.10034) does so with room for two layers.
+    SE-MoE / MoESys (arXiv 2205.10034) does so with slots for two layers.
     """
 
     reads_scores = False

@@ -7,6 +7,6 @@ from moebench.substrate.engine.policies import Routing
 
 @dataclass(kw_only=True)
 class ExactRouting(Routing):
-    """The model's own top-k, always."""
+    """Always chooses the model's own top-k."""
 
     reads_scores = False

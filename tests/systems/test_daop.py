@@ -95,7 +95,7 @@ def test_a_transfer_under_way_is_waited_for_but_not_by_a_layer_that_is_routed_ah
     assert allocated(then) == ([], [1, 2], [0])
 
 
-def test_eviction_itself_chooses_nobody():
+def test_eviction_itself_chooses_no_expert():
     policy = OnlySwaps()
     policy.start(shape(), None)  # type: ignore[arg-type]
     policy.observe(prefill_of({0: 9, 1: 2, 3: 7}, {0, 1, 2}))
@@ -233,12 +233,12 @@ def test_what_became_of_experts_and_predictions():
     assert (decode.routed_ahead, decode.routed_ahead_right, decode.degraded) == (2, 2, 0)
 
 
-def test_swaps_make_no_room_for_other_loads():
+def test_no_load_but_a_swap_can_evict():
     with pytest.raises(UsageError, match=r"OnlySwaps .* layer 2 must load"):
         decoded_layers(first=2, assign="load")
 
 
-def test_a_swap_takes_the_place_of_its_partner_and_of_nobody_else():
+def test_a_swap_evicts_its_partner_and_no_other():
     # One layer, two slots with experts 0 and 1; three of four prompt tokens use 2, one 0: 2 is
     # exchanged for 1 although 0's slot could be had too.  The decoded token uses 3: it is computed
     # on the host.

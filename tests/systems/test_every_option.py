@@ -109,7 +109,7 @@ def test_every_value_of_the_table_is_an_options():
     assert set(VALUES) <= keys
 
 
-# --------------------------------------------------------------------------- read by somebody
+# --------------------------------------------------------------------------- read
 
 
 def loads(tree: ast.AST) -> set[str]:

@@ -198,7 +198,7 @@ def test_placed_experts_stay():
     assert victim_of(policy, 0, 4, 1) is None  # 1 is gone
 
 
-def test_who_stays_is_who_was_placed_however_many_came_first():
+def test_placed_experts_are_told_not_counted():
     # Nothing is placed: even the first arrivals pass through, although slots are free.
     policy = started(NeverEvict(staging=1))
     for key in (0, 4):
@@ -214,7 +214,7 @@ def test_who_stays_is_who_was_placed_however_many_came_first():
     assert victim_of(policy, 3) is None
 
 
-def test_a_run_forgets_the_one_before():
+def test_a_run_starts_afresh():
     policy = started(NeverEvict())
     placing(policy, 0)
     policy.arrived(1)
