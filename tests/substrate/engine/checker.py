@@ -123,6 +123,7 @@ class _Slots:
 
     def _is_written_back(self, victim: _Stay, index: int) -> None:
         """Its record is read once it is complete, and its slot waits for that."""
+        assert self.unread[victim.key], f"{victim} was not written back"
         found = self.unread[victim.key].pop(0)
         assert found >= index
         span = self.spans[found]

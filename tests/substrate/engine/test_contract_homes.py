@@ -115,6 +115,18 @@ def test_a_stream_and_loads_share_the_link_in_order():
     assert of(ran, OpKind.STREAM) == [(1, (), 73, 373)]
 
 
+def test_a_stream_goes_behind_a_prefetch_whose_turn_came_before_it():
+    # Every launch costs 20.  Layer 0's gate is known at 53, its experts are launched until 93, when
+    # 3 is asked for; layer 1's stream is asked for when the sum is launched, at 113.
+    asks = Asks(wanted={0: [Fetch(1, 3)]})
+    ran = run(
+        system(place=PLACED, prefetch=asks), model_of(TWO, [CALM]), slots=8,
+        homes=("device", "stream"), costs=FlatCosts(prices(), launch_ns=20),
+    )  # fmt: skip
+    assert of(ran, OpKind.LOAD) == [(1, (3,), 93, 133)]
+    assert of(ran, OpKind.STREAM) == [(1, (), 133, 433)]
+
+
 def test_what_is_streamed_is_priced_by_its_bytes():
     profile, shape = load_profile("a6000"), small_shape(layers=2, dense_layers=(0,), shared=True)
     costs = CostModel(profile, shape, "bf16")

@@ -67,6 +67,19 @@ def test_an_expert_may_be_brought_while_the_host_computes_it():
     assert of(ran, OpKind.EXPERT, Lane.DEVICE) == [(0, (0, 1), 33, 53)]
 
 
+def test_it_is_computed_once_even_if_its_load_waits_for_a_slot():
+    # Both slots are in use by 0 and 1 until 53.
+    made = system(
+        place=ZERO_ONE,
+        assign=Plans(by=lambda view, active: Plan([0, 1], [2], load=fetches(0, [2]))),
+    )
+    model = model_of(small_shape(layers=1), [[[(0, 1), (1, 2)]]])
+    ran = run(made, model, slots=2, rows=2)
+    assert of(ran, OpKind.LOAD) == [(0, (2,), 53, 93)]
+    assert of(ran, OpKind.EXPERT, Lane.DEVICE) == [(0, (0, 1), 33, 53)]
+    assert of(ran, OpKind.EXPERT, Lane.HOST) == [(0, (2,), 33, 88)]
+
+
 def test_what_nobody_chose_stays_for_a_later_token():
     extra = Plans(
         by=lambda view, active: Plan(

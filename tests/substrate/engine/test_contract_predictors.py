@@ -201,6 +201,24 @@ def test_a_layer_that_is_routed_ahead_begins_its_host_experts_and_loads_at_once(
     assert (counts.host, counts.in_flight, counts.prefetched, counts.replaced) == (1, 1, 1, 1)
 
 
+def test_host_experts_at_their_own_turn_wait_for_the_layers_attention():
+    # From the token's begin at 116, layer 0 sums until 60 and layer 1 attends until 90.  Nothing is
+    # planned for the host before layer 1's turn, at which 1 is: the control thread is at 38 then.
+    def at_its_turn(view, active):
+        host = [1] if view.layer == 1 and not view.ahead and view.phase == "decode" else []
+        return split(active, fetches(view.layer, active.absent), host)
+
+    two = small_shape(layers=2)
+    model = model_of(two, [[[(0, 1)]] * 2] * 2, {(1, 0): (0, 1)})
+    place = Placed(pairs=[(layer, e) for layer in range(2) for e in (0, 1)])
+    route = Routes(ahead=(1,), looks=Guess())
+    ran = run(
+        system(place=place, route=route, assign=Plans(by=at_its_turn)), model, slots=8, passes=2
+    )
+    assert of(ran, OpKind.EXPERT, Lane.HOST) == [(1, (1,), 116 + 90, 116 + 145)]
+    assert model.stale == []
+
+
 def test_a_layer_routed_ahead_needs_a_predictor():
     with pytest.raises(UsageError, match="Routes routes layers ahead and has no predictor"):
         two_tokens(route=Routes(ahead=(1,)))
