@@ -5,7 +5,7 @@ import hashlib
 import importlib.util
 import sys
 from collections.abc import Iterator
-from functools import lru_cache
+from functools import cache, lru_cache
 from importlib.machinery import ModuleSpec, PathFinder, SourceFileLoader
 from importlib.util import resolve_name
 from pathlib import Path
@@ -97,12 +97,20 @@ def _found(module: str) -> ModuleSpec | None:
     return PathFinder.find_spec(module, above.submodule_search_locations)
 
 
-def _imports(source: bytes, package: str) -> Iterator[str]:
-    """Names of modules that may be imported; an attribute looks like a module here."""
+@cache
+def _imports(source: bytes, package: str) -> tuple[str, ...]:
+    """Names of modules that may be imported; an attribute looks like a module here.
+
+    Kept, because every cell of a sweep asks for the same modules, and parsing them takes 10 to
+    50 ms.
+    """
     try:
-        tree = ast.parse(source)
+        return tuple(_names(ast.parse(source), package))
     except (SyntaxError, ValueError):  # imported only where that is expected
-        return
+        return ()
+
+
+def _names(tree: ast.AST, package: str) -> Iterator[str]:
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
