@@ -3,8 +3,10 @@
 import numpy as np
 import pytest
 
+from moebench.harness.run.calibration import learners
 from moebench.substrate.errors import UsageError
 from moebench.substrate.terms import RoutedSequence
+from moebench.systems.options import build
 from moebench.systems.policies.place import PlaceById, PlaceNothing, PlacePopular
 from tests.systems.views import shape
 
@@ -73,6 +75,13 @@ def test_given_counts_need_no_calibration():
     policy = PlacePopular(popularity=POPULARITY)
     assert not policy.calibrates
     assert policy.learnt == {}
+
+
+@pytest.mark.parametrize("name", ["popular", "activation"])
+def test_any_system_that_borrows_it_learns_before_it_runs(name):
+    assert list(learners(build("moe-ondemand", {"place": name}))) == ["place"]
+    given = {"place": name, "place.popularity": "[[1, 2], [3, 4]]"}
+    assert learners(build("moe-ondemand", given)) == {}
 
 
 @pytest.mark.parametrize("options", [{}, {"equal_layers": True}])
