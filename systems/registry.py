@@ -23,7 +23,7 @@ SYSTEMS: dict[str, tuple[str, str, str]] = {
     "gpu-only": (
         "moebench.systems.baselines",
         "GpuOnly",
-        "everything resident on the device: the ceiling",
+        "everything resident on the device: no offloading",
     ),
     "moe-ondemand": (
         "moebench.systems.baselines",

@@ -25,7 +25,7 @@ class System:
     Attributes:
         scope: one pool of slots for all layers, or one for each layer.
         alpha: how far routing may go from the model's own choice (SMoE's α), where it has an α.
-        all_resident: everything must fit on the device: the ceiling, not an offloading system.
+        all_resident: everything must fit on the device: no offloading, for comparison.
         overlap: False lets no operation start before the one submitted before it has ended.
         blocking_copies: the control thread waits for every needed load.
         pinned_copies: whether experts are copied from pinned host memory; None is as the machine's

@@ -83,7 +83,7 @@ class Model(Protocol):
         """Scores ``[T, E]`` that a later layer's gate would give, from the experts ``done``."""
 
     def route_ahead(self, layer: int) -> None:
-        """The next layer is routed now: by its gate on this layer's post-attention state.
+        """Route ``layer`` one layer early: by its gate on the current layer's post-attention state.
 
         These scores weigh its experts, and that state is what `compute` calls stale.  Its own gate
         is still asked for what it would have chosen.
