@@ -110,7 +110,7 @@ def test_twenty_kills_change_nothing(forks: Forks) -> None:
     codes, counts = [], []
     for _ in range(KILLS):
         # From before the first cell until after several.
-        limit = draw.uniform(0.7 * known.cpu_s, known.cpu_s + 0.25 * cells)
+        limit = draw.uniform(0.7 * known.cpu_s, known.cpu_s + 0.2 * cells)
         codes.append(forks(limit, *sweep, "killed").code)
         stored = {run["run_id"] for run in Store(Path("killed")).runs()}
         assert survivors <= stored, "a finished cell was lost"
