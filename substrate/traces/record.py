@@ -98,17 +98,20 @@ class TraceRecorder:
         return self._model.dispatch(layer, ids_TK, weigh_as_TK)
 
     def predict(self, layer: int, later: int, done: Sequence[int], lookahead: Lookahead) -> Scores:
-        """Record a prediction of the next MoE layer that the system asked for."""
+        """Record a prediction of the next MoE layer that the system asked for in decode."""
         scores = self._model.predict(layer, later, done, lookahead)
-        if later == self.shape.next_moe_layers[layer]:
+        if self._phase == "decode" and later == self.shape.next_moe_layers[layer]:
             self._predicted[lookahead][:, self.shape.moe_rows[layer]] = scores
         return self._rounded(scores)
 
     def combine(self, layer: int) -> None:
         """Before the layer ends, predict what the system did not ask for."""
         row, later = self.shape.moe_rows[layer], self.shape.next_moe_layers[layer]
-        if self._phase == "decode" and later == layer + 1:
-            for kind, predicted in self._predicted.items():
+        if self._phase == "decode" and later is not None:
+            # A layer can be run ahead only if no other is between; its gate can always be asked.
+            kinds = MADE if later == layer + 1 else (Lookahead.GATE,)
+            for kind in kinds:
+                predicted = self._predicted[kind]
                 if np.isnan(predicted[:, row]).any():
                     predicted[:, row] = self._model.predict(layer, later, (), kind)
         self._model.combine(layer)
