@@ -7,7 +7,6 @@ from collections.abc import Callable
 
 import numpy as np
 import pytest
-import torch
 from torch import Tensor
 
 from moebench.substrate.models.decoder import GATHERED_PLACES, Decoder
@@ -155,34 +154,3 @@ def test_a_substitute_weighs_as_it_is_told(family, weighed, decoders, directorie
         return experts
 
     compare(passes(decoder, PROMPTS, STEPS, moe), PlainModel(directories[family]), truth_of)
-
-
-# ----------------------------------------------------------------------------- what is asked
-
-
-@pytest.mark.parametrize("family", FAMILIES)
-def test_states_that_policies_read(family, decoders, directories):
-    """The state that a layer's gate reads, and the mean of each prompt's embeddings."""
-    decoder, plain = decoders[family], PlainModel(directories[family])
-    states: dict[tuple[int, int], np.ndarray] = {}
-
-    def moe(step: int, layer: int, gate: Gate) -> None:
-        states[step, layer] = decoder.hidden(layer).copy()
-        decoder.compute(layer, list(decoder.dispatch(layer, gate.ids_TK, gate.ids_TK)))
-        decoder.shared(layer)
-
-    found = passes(decoder, PROMPTS, 2, moe)
-    first = 0
-    for b, prompt in enumerate(PROMPTS):
-
-        def watched(layer: int, position: int, x: Tensor, first: int = first, b: int = b) -> Tensor:
-            row = (0, first + position) if position < len(PROMPTS[b]) else (1, b)
-            truth = plain.normed(layer, x)
-            state = torch.from_numpy(states[row[0], layer][row[1]])
-            assert (state - truth).abs().max() < TOLERANCE
-            return plain.own(layer, position, x)
-
-        plain.logits([*prompt, int(found[0, b].argmax())], watched)
-        mean = plain.embedded(prompt).mean(0)
-        assert (torch.from_numpy(decoder.embedding()[b]) - mean).abs().max() < 1e-6
-        first += len(prompt)

@@ -1,15 +1,22 @@
 """A recorded trace replays to the nanosecond; an unfit one is refused."""
 
+from dataclasses import dataclass, replace
+from pathlib import Path
+
 import numpy as np
 import pytest
 import torch
 
+from moebench.substrate.engine.policies import Predictor
+from moebench.substrate.engine.system import System
 from moebench.substrate.errors import UsageError
 from moebench.substrate.models.decoder import Decoder
 from moebench.substrate.models.weights import Checkpoint, ResidentExperts
 from moebench.substrate.terms import Lookahead
 from moebench.substrate.traces.passes import Recorder, TracedModel
 from moebench.systems.options import build
+from moebench.systems.policies.predict import NextGates
+from moebench.systems.policies.prefetch import NextGate
 from tests.substrate.engine.fakes import Rig, random_trace, rig, small_shape
 from tests.substrate.models.checkpoints import make_checkpoint
 
@@ -21,7 +28,22 @@ SYSTEMS = [
     ("moe-ondemand", {"evict": "lfu", "scope": "layer"}),
     ("smoe", {"alpha": "0"}),
     ("smoe", {"alpha": "0", "prefetch": "next-gate", "assign": "host"}),
+    # What it recorded is its own routing, by predictions and on the host.
+    ("daop", {"place": "by-id", "route.first": "1"}),
 ]
+
+
+@dataclass(kw_only=True)
+class TwoLayersAhead(NextGate):
+    """Gates of two layers that follow, in prefill too."""
+
+    @property
+    def predictor(self) -> Predictor:
+        return NextTwo(layers=2)
+
+
+class NextTwo(NextGates):
+    in_prefill = True
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -33,16 +55,30 @@ def one_thread():
     torch.set_num_threads(before)
 
 
-@pytest.fixture(scope="module")
-def decoder(tmp_path_factory) -> Decoder:
-    path = make_checkpoint(tmp_path_factory.mktemp("qwen2_moe"), "qwen2_moe")
-    checkpoint = Checkpoint(path)
+def decoder_of(family: str, folder: Path) -> Decoder:
+    checkpoint = Checkpoint(make_checkpoint(folder, family))
     experts = ResidentExperts(checkpoint, torch.float32)
     return Decoder(checkpoint.shape, checkpoint.common(torch.float32), experts)
 
 
-def run(model, system: str, overrides: dict[str, str], slots: int = 6) -> tuple[Rig, list]:
-    made = rig(build(system, overrides), model, slots=slots)
+@pytest.fixture(scope="module")
+def decoder(tmp_path_factory) -> Decoder:
+    """Two layers with experts, after a dense one."""
+    return decoder_of("qwen2_moe", tmp_path_factory.mktemp("qwen2_moe"))
+
+
+@pytest.fixture(scope="module")
+def three_layers(tmp_path_factory) -> Decoder:
+    """Three layers with experts."""
+    return decoder_of("mixtral", tmp_path_factory.mktemp("mixtral"))
+
+
+def run(model, name: str, overrides: dict[str, str], slots: int = 6) -> tuple[Rig, list]:
+    return generate(model, build(name, overrides), slots)
+
+
+def generate(model, system: System, slots: int = 6) -> tuple[Rig, list]:
+    made = rig(system, model, slots=slots)
     tokens = [made.engine.generate(prompts, NEW_TOKENS).tokens for prompts in BATCHES]
     return made, tokens
 
@@ -60,6 +96,24 @@ def test_a_replay_is_the_live_run_to_the_nanosecond(decoder, system, overrides):
     assert replayed.claims == live.claims
     assert replayed.counts == live.counts
     assert again == tokens
+
+
+def test_predictions_of_several_layers_replay_in_both_phases(three_layers):
+    def system() -> System:
+        return replace(build("moe-ondemand"), prefetch=TwoLayersAhead())
+
+    recorder = Recorder(three_layers)
+    live, tokens = generate(recorder, system())
+    replayed, again = generate(TracedModel(recorder.trace), system())
+    assert facts(replayed) == facts(live)
+    assert (replayed.counts, again) == (live.counts, tokens)
+    for passes in recorder.trace.batches:
+        for one in passes:
+            assert set(one.predicted) == {Lookahead.GATE}
+            predicted = one.predicted[Lookahead.GATE]
+            assert set(predicted) == {(0, 1), (0, 2), (1, 2)}
+            for scores_TE in predicted.values():
+                assert scores_TE.shape == (sum(one.rows), three_layers.shape.num_experts)
 
 
 def test_recording_changes_nothing(decoder):
@@ -151,3 +205,47 @@ def test_predictions_of_another_kind_are_refused(decoder):
     run(recorder, "smoe", {"alpha": "0"})
     with pytest.raises(UsageError, match="no predictions of kind gate"):
         run(TracedModel(recorder.trace), "smoe", {"alpha": "0", "prefetch.predict": "gate"})
+
+
+def test_predictions_of_a_layer_that_was_not_asked_for_are_refused_in_one_line(decoder):
+    recorder = Recorder(decoder)
+    run(recorder, "moe-ondemand", {"prefetch": "next-gate"})
+    model = TracedModel(recorder.trace)
+    model.begin(BATCHES[0], NEW_TOKENS)
+    model.embed("prefill")
+    model.embed("decode")
+    first, later = decoder.shape.moe_layers[:2]
+    assert model.predict(first, later, (), Lookahead.GATE).shape == (2, decoder.shape.num_experts)
+    with pytest.raises(UsageError, match="layer 1 made of layer 7; record it") as error:
+        model.predict(first, 7, (), Lookahead.GATE)
+    assert "\n" not in str(error.value)
+
+
+# ----------------------------------------------------------------------------- without mathematics
+
+
+def test_a_trace_holds_no_states():
+    model = TracedModel(trace_of(2))
+    model.begin([[0, 0]], 2)
+    model.embed("prefill")
+    with pytest.raises(UsageError, match="no hidden states; run the system live"):
+        model.hidden(0)
+    with pytest.raises(UsageError, match="no embeddings; run the system live"):
+        model.embedding()
+
+
+@pytest.mark.parametrize(
+    ("ids", "active"),
+    [
+        ([[3, -1]], {3: 1}),
+        ([[-1, -1]], {}),
+        ([[3, -1], [0, 3]], {0: 1, 3: 2}),
+        ([[-1, -1], [-1, -1]], {}),
+        ([[2, 0], [2, 1], [1, 2]], {0: 1, 1: 2, 2: 3}),
+    ],
+)
+def test_active_experts_of_any_routing(ids, active):
+    """-1 is no expert; ascending, as a model that computes gives them."""
+    ids_TK = np.array(ids)
+    model = TracedModel(trace_of(2))
+    assert list(model.dispatch(0, ids_TK, ids_TK).items()) == list(active.items())

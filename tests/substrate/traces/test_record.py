@@ -1,26 +1,31 @@
 """A trace in a folder replays to the nanosecond what was recorded, for every lossless system."""
 
 import tempfile
-from itertools import product
+from dataclasses import dataclass, replace
+from itertools import pairwise, product
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 
+from moebench.substrate.engine.policies import Predictor
 from moebench.substrate.engine.system import System
 from moebench.substrate.errors import UsageError
 from moebench.substrate.models.decoder import Decoder
 from moebench.substrate.models.shape import ModelShape
 from moebench.substrate.models.weights import Checkpoint, ResidentExperts
 from moebench.substrate.terms import Lookahead, RoutedSequence
+from moebench.substrate.traces.catalogue import find_trace
 from moebench.substrate.traces.file import TraceFile, open_trace, writing
 from moebench.substrate.traces.passes import TracedModel
 from moebench.substrate.traces.record import TraceRecorder, header_of, recorded_predictions
 from moebench.substrate.traces.replay import Replay, routings
 from moebench.systems.options import build
+from moebench.systems.policies.predict import NextGates
+from moebench.systems.policies.prefetch import NextGate
 from moebench.systems.registry import SYSTEMS
-from tests.substrate.engine.fakes import Rig, rig
+from tests.substrate.engine.fakes import Rig, rig, small_shape
 from tests.substrate.models.checkpoints import make_checkpoint
 
 PROMPTS = [[5, 9, 2, 44], [3], [7, 7, 20], [11, 4]]
@@ -58,7 +63,10 @@ def one_thread():
 
 @pytest.fixture(scope="module", params=FAMILIES)
 def decoder(request, tmp_path_factory) -> Decoder:
-    path = make_checkpoint(tmp_path_factory.mktemp(request.param), request.param)
+    return decoder_of(make_checkpoint(tmp_path_factory.mktemp(request.param), request.param))
+
+
+def decoder_of(path: Path) -> Decoder:
     checkpoint = Checkpoint(path)
     experts = ResidentExperts(checkpoint, torch.float32)
     return Decoder(checkpoint.shape, checkpoint.common(torch.float32), experts, True)
@@ -78,6 +86,10 @@ def calibrated(system: System, shape: ModelShape) -> None:
 def run(model, name: str, overrides: dict[str, str], batch: int, slots: int | None = None):
     system = build(name, overrides)
     calibrated(system, model.shape)
+    return generate(model, system, batch, slots)
+
+
+def generate(model, system: System, batch: int, slots: int | None = None):
     every = len(model.shape.moe_layers) * model.shape.num_experts
     made = rig(system, model, slots=every if system.all_resident else slots or 12)
     tokens = []
@@ -232,3 +244,81 @@ def test_another_model_is_refused(decoder, tmp_path):
     other = decoder.shape.model_copy(update={"num_experts": 9})
     with pytest.raises(UsageError, match=r"the model charged for has .* of 9 experts"):
         Replay(open_trace(tmp_path / "t"), other, 1, 1, 1)
+
+
+# ----------------------------------------------------------------------------- what a file can hold
+
+
+class NextTwo(NextGates):
+    """In prefill too, of which a file holds no predictions."""
+
+    in_prefill = True
+
+
+@dataclass(kw_only=True)
+class TwoLayersAhead(NextGate):
+    @property
+    def predictor(self) -> Predictor:
+        return NextTwo(layers=2)
+
+
+def two_ahead() -> System:
+    return replace(build("moe-ondemand"), prefetch=TwoLayersAhead())
+
+
+def test_a_file_holds_predictions_of_the_next_layer_in_decode(decoder, tmp_path):
+    """A system that asks for more is recorded as it runs; its predictions are not all kept."""
+    plain, tokens = generate(decoder, two_ahead(), 1)
+    with writing(tmp_path / "t", header_of(decoder.shape, "tiny", "none")) as writer:
+        writer.describe(predictions=recorded_predictions({Lookahead.GATE}, "own"))
+        recorder = TraceRecorder(decoder, writer, "float32", {Lookahead.GATE})
+        recorded, again = generate(recorder, two_ahead(), 1)
+    assert (facts(recorded), again) == (facts(plain), tokens)
+    trace, layers = open_trace(tmp_path / "t"), decoder.shape.moe_layers
+    model = Replay(trace, decoder.shape, 2, len(PROMPTS), NEW_TOKENS, tuple(Lookahead))
+    for batch in model.batches:
+        prefill, *decoded = batch
+        assert prefill.predicted == {}
+        for one in decoded:
+            assert set(one.predicted) == {Lookahead.GATE, Lookahead.LAYER}
+            for predicted in one.predicted.values():
+                assert list(predicted) == list(pairwise(layers))
+                assert not any(np.isnan(scores_TE).any() for scores_TE in predicted.values())
+    with pytest.raises(UsageError, match="no predictions of kind gate that layer"):
+        generate(TracedModel(model), two_ahead(), 2)
+
+
+def test_a_trace_of_an_earlier_version_of_this_program_replays():
+    """The one that ships was recorded when a prediction could be of the next layer only."""
+    trace = open_trace(find_trace("qwen2-57b-a14b__arithmetic"))
+    h = trace.header
+    shape = small_shape(layers=h.num_moe_layers, experts=h.num_experts, top_k=h.top_k)
+    model = Replay(trace, shape, 1, 1, 3, tuple(Lookahead))
+    (batch,) = model.batches
+    rows = trace.sequences[0][batch.prompts[0] :]
+    for kind in (Lookahead.GATE, Lookahead.LAYER):
+        stored = trace.arrays[f"predicted_{kind}"][trace.decoded_row[rows[:2]]]
+        for step in (1, 2):
+            predicted = batch[step].predicted[kind]
+            assert list(predicted) == [(i, i + 1) for i in range(h.num_moe_layers - 1)]
+            assert np.array_equal(np.stack([s[0] for s in predicted.values()]), stored[step - 1])
+    for name, overrides in (("smoe", {"alpha": "0"}), ("moe-ondemand", {"prefetch": "next-gate"})):
+        made = rig(build(name, overrides), TracedModel(model), slots=200)
+        made.engine.generate([[0] * batch.prompts[0]], 3)
+        assert made.counts["decode"].prefetched > 0
+        assert made.counts["decode"].active == 2 * h.num_moe_layers * h.top_k
+
+
+def test_gates_are_predicted_across_a_dense_layer_too(tmp_path):
+    """Layers 0 and 2 have experts: the one between cannot be run ahead, 2's gate can be asked."""
+    path = make_checkpoint(tmp_path / "model", "qwen2_moe", mlp_only_layers=[1])
+    model = decoder_of(path)
+    record(tmp_path / "t", model, "gpu-only", {}, precision="float32")
+    trace = open_trace(tmp_path / "t")
+    assert not np.isnan(trace.predicted(Lookahead.GATE)).any()
+    assert np.isnan(trace.predicted(Lookahead.LAYER)).all()
+    overrides = {"prefetch": "next-gate"}
+    live, tokens = run(model, "moe-ondemand", overrides, 1)
+    replayed, again = replay(trace, model, "moe-ondemand", overrides)
+    assert (facts(replayed), again) == (facts(live), tokens)
+    assert live.counts["decode"].prefetched_used > 0
