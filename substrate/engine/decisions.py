@@ -124,8 +124,10 @@ class Plan(NamedTuple):
         device: computed on the device, in this order.  Leading ones that are there are one
             operation; each that is not there yet is waited for when its turn comes.
         host: computed on the host, in this order, residents too if need be.
-        deferred: computed on the host; their outputs are added one MoE layer later.
-        load: transfers, in this order: every absent expert of ``device``, and whatever else.
+        deferred: computed on the host; their outputs are added one MoE layer later, which the last
+            one does not have.
+        load: transfers, in this order: every absent expert of ``device``, and whatever else of
+            this layer is absent.
     """
 
     device: Sequence[int]
