@@ -14,7 +14,7 @@ from tests.substrate.engine.fakes import Rig, random_trace
 from tests.substrate.engine.limits import check_belady, check_bound, check_loads
 
 
-@examples(500)
+@examples(800)
 @given(cases())
 def test_every_run(case):
     """Runs once, and once more where the seed says so; everything is checked on that."""
