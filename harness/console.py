@@ -1,4 +1,4 @@
-"""What a person sees: tables on a terminal, plain lines in a pipe, errors in one line."""
+"""Output of the commands: tables on a terminal, tab-separated lines in a pipe, progress."""
 
 import sys
 from collections.abc import Iterator, Sequence
@@ -12,12 +12,12 @@ from rich.table import Table
 
 
 def stderr() -> Console:
-    """Everything that is not the result."""
+    """A console on stderr, for everything but the result."""
     return Console(stderr=True, highlight=False, soft_wrap=True)
 
 
 def stdout() -> Console:
-    """The result."""
+    """A console on stdout, for the result."""
     return Console(highlight=False, soft_wrap=not sys.stdout.isatty())
 
 
@@ -90,7 +90,7 @@ def _rows(
             tail = f"  (p50 {spread['p50']:.4g}, p99 {spread['p99']:.4g})"
             yield name, f"{spread['mean']:.4g} ms [{badge}]{tail}"
     if bound["tpot_ms"] is not None:
-        # A bound is never measured: beside a measured time it must not borrow its badge.
+        # A bound is computed, even where the run's times are measured.
         origin = "computed" if badge == "measured" else badge
         times = f"this run takes {bound['ratio']:.3g} times"
         yield "TPOT lower bound", f"{bound['tpot_ms']:.4g} ms [{origin}], {times}"

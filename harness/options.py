@@ -1,4 +1,4 @@
-"""Options that several commands share: what they mean, and what is refused before work begins."""
+"""Options that several commands share, and the checks that come before any work."""
 
 import os
 from pathlib import Path

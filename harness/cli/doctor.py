@@ -1,4 +1,4 @@
-"""``moebench doctor``: what works here, and what to type where something does not."""
+"""``moebench doctor``: checks this installation, and says what to type where it is broken."""
 
 import json
 import os

@@ -90,7 +90,7 @@ def import_(
     name: Annotated[str | None, typer.Option(help="Full-size model [default: DIR's name].")] = None,
     out: Annotated[Path | None, typer.Option(help="[default: .moebench/models/NAME]")] = None,
 ) -> None:
-    """Take a checkpoint up as the scale model of a full-size model."""
+    """Import a checkpoint as the scale model of a full-size model."""
     from moebench.substrate.models.catalogue import model_shape
 
     name = name or source.resolve().name
@@ -227,7 +227,7 @@ def _rows() -> list[dict[str, Any]]:
     return rows
 
 
-# ----------------------------------------------------------------------------- what is said
+# ----------------------------------------------------------------------------- output
 
 
 def _say(text: str) -> None:

@@ -1,4 +1,4 @@
-"""Recording traces: a run whose model writes down what it answers."""
+"""Records traces: runs whose model records every gate and prediction."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -67,7 +67,7 @@ def _specs(request: RecordRequest) -> Iterator[RunSpec]:
             if chosen.get("setting") is None and chosen.get("machine") is None:
                 chosen["machine"] = MACHINE
             system = build(chosen["system"], chosen.get("overrides") or {})
-            # Nobody reads the times of a recording; a device that could hold all will do.
+            # A recording's times are not used, so its device may be larger than it is.
             chosen["allow_overcommit"] = system.all_resident or None
             yield resolve(request.data_dir, **chosen)
 

@@ -1,4 +1,4 @@
-"""How a training run outlives its process: its checkpoint and its loss log."""
+"""Checkpoint and loss log of a training run, from which a killed run resumes."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -13,7 +13,7 @@ from moebench.substrate.errors import InputError
 
 
 class Progress(NamedTuple):
-    """What a training run says after each step."""
+    """What a training run reports after each step."""
 
     step: int
     steps: int
@@ -23,7 +23,7 @@ class Progress(NamedTuple):
 
 
 class TrainingState:
-    """The files by which a training run outlives its process: checkpoint and loss log."""
+    """Saves a training run's state and loss log, and resumes from them."""
 
     def __init__(
         self,
@@ -37,7 +37,7 @@ class TrainingState:
         self._checkpoint, self._losses = out / "checkpoint.safetensors", out / "loss.csv"
 
     def save(self, step: int) -> None:
-        """Weights, moments and step in one file."""
+        """Write weights, optimizer moments and step into one file."""
         state = {f"model.{k}": v for k, v in self._model.state_dict().items()}
         state["step"] = torch.tensor(step)
         for which, optimizer in enumerate(self._optimizers):
@@ -46,7 +46,7 @@ class TrainingState:
         save_in_place(state, self._checkpoint, self._identity)
 
     def resume(self) -> int:
-        """Take up the last checkpoint; the step to go on with.
+        """Load the last checkpoint, if there is one; the step to continue with.
 
         Raises:
             InputError: it was written for another model, recipe or data, or cannot be read.

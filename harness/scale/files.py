@@ -1,4 +1,4 @@
-"""Files of scale models: written in place, checked against a manifest, imported.
+"""Files of scale models: written atomically, entered into a manifest, imported.
 
 A scale model is a folder of four files.  The folder that holds scale models also holds their
 ``manifest.json``; see `substrate.models.catalogue`.
@@ -38,7 +38,7 @@ MAX_BYTES = 13_000_000
 
 
 def save_in_place(tensors: dict[str, Tensor], file: Path, metadata: dict[str, str]) -> None:
-    """Write safetensors beside their place and move them there: a kill leaves the old file."""
+    """Write safetensors to a partial file and rename it: a killed write leaves the old file."""
     partial = file.with_suffix(".partial")
     try:
         save_file(tensors, partial, metadata=metadata)
@@ -49,7 +49,7 @@ def save_in_place(tensors: dict[str, Tensor], file: Path, metadata: dict[str, st
 
 
 def write_in_place(file: Path, text: str) -> None:
-    """The same for a text."""
+    """As `save_in_place`, for a text."""
     partial = file.with_suffix(".partial")
     try:
         partial.write_text(text, encoding="utf-8")
@@ -60,7 +60,7 @@ def write_in_place(file: Path, text: str) -> None:
 
 @contextmanager
 def writing(folder: Path) -> Iterator[None]:
-    """What cannot be written is one line.
+    """Turn a failed write into an error of one line.
 
     Raises:
         InputError: a full disk, a folder without permission, ...
@@ -107,7 +107,7 @@ def write_entry(path: Path, measured: dict[str, Any] | None) -> dict[str, Any]:
 
 
 def import_model(source: Path, name: str, out: Path) -> dict[str, Any]:
-    """Take a checkpoint in its family's Hugging Face format up as the scale model of ``name``.
+    """Import a checkpoint in its family's Hugging Face format as the scale model of ``name``.
 
     Weights become fp16; tensors that the family does not have are left out.
 

@@ -38,7 +38,7 @@ class Muon(torch.optim.Optimizer):
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]
-        """Apply the gradients; a closure is not supported and never asked for."""
+        """Apply the gradients; closures are not supported."""
         for group in self.param_groups:
             for parameter in group["params"]:
                 state: dict[str, Any] = self.state[parameter]

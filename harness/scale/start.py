@@ -1,4 +1,4 @@
-"""Where the training of a scale model starts.
+"""Initial weights of a scale model.
 
 Answering a question means copying from it, and copying needs two attention heads that work
 together (Olsson et al. 2022, "In-context learning and induction heads"): one tells each token what
@@ -33,7 +33,7 @@ FAST, SLOW = 0.1, 0.012
 
 
 def initial(name: str, dims: tuple[int, ...], shape: ModelShape, g: torch.Generator) -> Tensor:
-    """A tensor as it is drawn: fan-in scaling, smaller where it writes to the residual stream."""
+    """A random tensor: fan-in scaling, smaller where it writes to the residual stream."""
     if name.endswith(".bias"):
         return torch.zeros(dims)
     if len(dims) == 1:
@@ -78,7 +78,7 @@ def _previous_token_heads(
     tensors: dict[str, Tensor], shape: ModelShape, frequencies: Tensor, here: Tensor,
     before: Tensor, always: Tensor,
 ) -> None:  # fmt: skip
-    """A query turned back by one position meets the key of the token before."""
+    """The query is rotated back by one position, so that it matches the previous token's key."""
     fast = (frequencies > FAST).float()
     query = torch.cat((fast * torch.cos(frequencies), -fast * torch.sin(frequencies)))
     key = torch.cat((fast, torch.zeros_like(fast)))

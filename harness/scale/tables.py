@@ -1,4 +1,4 @@
-"""How a scale model's quality and routing statistics are shown: on a terminal and in the docs."""
+"""Tables of scale models' quality and routing statistics, for a terminal and for the docs."""
 
 from pathlib import Path
 from typing import Any

@@ -1,4 +1,4 @@
-"""What scale models are trained on: prose, the train halves of question sets, exercises."""
+"""Training text of scale models: prose, the train halves of question sets, exercises."""
 
 import itertools
 import json
@@ -113,7 +113,7 @@ class TrainingText:
     """The tokenizer, and the training and held-out token ids, documents closed by end-of-text.
 
     ``weights`` says how much each token of ``stream`` counts in the loss: an exercise's question is
-    random and can hardly be learnt, its noise would drown what the answer teaches.
+    random and can hardly be learnt; at full weight its loss would dominate the answer's.
     """
 
     tokenizer: Tokenizer

@@ -179,7 +179,7 @@ def _routing(model: ScaleModel, windows: list[list[int]]) -> list[RoutedSequence
 
 
 def differences(measured: dict[str, Any], recorded: dict[str, Any]) -> list[str]:
-    """Where a measurement left its manifest beyond the tolerances, one line each.
+    """Differences from the manifest that exceed the tolerances, one line each.
 
     Statistics of a source that only one of the two has are not compared, nor is a statistic that
     the manifest was written without.  Margins are not, either: they follow from how many questions

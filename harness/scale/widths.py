@@ -1,4 +1,4 @@
-"""Which scale models can be trained, and how small each is.  Imports nothing heavy."""
+"""Widths and configurations of the scale models.  Imports nothing heavy."""
 
 import json
 

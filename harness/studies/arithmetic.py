@@ -1,9 +1,9 @@
-"""How sums round here: a hash of what a scale model answers to fixed inputs.
+"""Identifies how floating-point sums round: a hash of what a model computes from fixed inputs.
 
 Rounding follows from the processor, the kernels that its libraries choose for it, their versions,
-the number of threads and the order in which the decoder adds.  No list of names tells it: two
-processors with the same features can be given different kernels.  So it is told by what was
-computed.
+the number of threads and the order in which the decoder adds.  No list of names determines it:
+two processors with the same features can be given different kernels.  So it is identified by what
+was computed.
 """
 
 import hashlib

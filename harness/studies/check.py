@@ -1,7 +1,7 @@
-"""The guard: a fixed subset of the accuracy tables, recomputed and compared question by question.
+"""``moebench check``: recomputes a fixed subset of the accuracy tables and compares it.
 
-`harness.studies.verdicts` compares; `harness.studies.arithmetic` says whether sums round here as
-they did for the references.
+`harness.studies.verdicts` compares question by question; `harness.studies.arithmetic` tells whether
+floating-point sums round as they did for the references.
 """
 
 import json

@@ -51,7 +51,7 @@ class EvictionMap:
 def eviction_map(
     ids_TLK: np.ndarray, layer: int, num_experts: int, slots: int, policies: Mapping[str, Eviction]
 ) -> EvictionMap:
-    """Who leaves when, policy by policy, in one layer of one sequence."""
+    """Which experts each policy evicts, and when, in one layer of one sequence."""
     steps, shape = _prepared([ids_TLK[:, layer : layer + 1]], num_experts)
     age_TE = np.full((len(ids_TLK), num_experts), np.inf)
     age = np.full(num_experts, np.inf)
@@ -129,7 +129,7 @@ class Duel:
 def duel(
     first: Eviction, second: Eviction, sequences: Sequences, num_experts: int, slots: int
 ) -> Duel:
-    """§2.3, LRU against LFU: whose victim is better, where they differ?  The first one's leaves."""
+    """§2.3, LRU against LFU: whose victims, where they differ, are better; the first's leave."""
     steps, shape = _prepared(sequences, num_experts)
     rivals = _Rivals(first, second)
     replay(rivals, steps, shape, slots * shape.num_layers)
@@ -137,7 +137,7 @@ def duel(
 
 
 class _Rivals(Eviction):
-    """Two policies that see the same cache, and an oracle that judges."""
+    """Two policies that see the same cache, and Belady's, which knows the next uses."""
 
     clairvoyant: ClassVar[bool] = True
 

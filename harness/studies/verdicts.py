@@ -1,13 +1,13 @@
-"""Has accuracy moved?  Cells against their references, question by question.
+"""Compares accuracy cells with their references, question by question.
 
-On the arithmetic of the reference (see `harness.studies.arithmetic`) results are deterministic: the
-code has moved whatever moved.
+On the arithmetic of the reference (see `harness.studies.arithmetic`) results are deterministic: any
+difference comes from the code.
 
 On other arithmetic sums round differently.  That leaves a question's answer as it was, and its KL
-divergence up to a few millionths; but now and then a score stands so close to a threshold that a
-decision flips, and its question moves, with a few that follow it through the cache.  So a cell is
-judged only where more of its questions moved than rounding moves, by a binomial test, and so are
-all these cells together: damage that is too small in each cell is found there.
+divergence up to a few millionths; but now and then a score is so close to a threshold that a
+decision flips: its question moves, and with it a few that come after it, through the cache.  So a
+cell is judged only where more of its questions moved than rounding moves, by a binomial test, and
+so are all these cells together: damage that is too small in each cell is found there.
 
 Other weights move every question.  Exact sign tests decide then, on right and wrong answers and on
 KL, for each cell and together.
@@ -44,7 +44,7 @@ Pair = tuple[Accuracy, Accuracy]
 
 
 class Verdict(StrEnum):
-    """What became of a cell, the gravest last."""
+    """The verdict on a cell, the most serious last."""
 
     PASS = "pass"
     IMPROVED = "improved"
@@ -123,9 +123,9 @@ def _beyond_rounding(name: str, pairs: Sequence[Pair], share: float, threshold: 
 
 
 def _direction(pairs: Sequence[Pair], found: Mapping[str, int]) -> Verdict:
-    """Where a change leads: a gain in one figure does not make up for a loss in another.
+    """Whether a change is for the better: a gain in one figure does not offset a loss in another.
 
-    KL counts by its mean and by the number of questions, because one question can rule the mean.
+    KL counts by its mean and by the number of questions, because the mean may be that of one.
     """
     (score, agreement, kl), (old_score, old_agreement, old_kl) = _figures(pairs)
     gains = (
@@ -143,7 +143,7 @@ def _direction(pairs: Sequence[Pair], found: Mapping[str, int]) -> Verdict:
 
 
 def _by_sign(name: str, pairs: Sequence[Pair], threshold: float) -> Finding:
-    """Cells of other weights: have their questions moved in one direction?"""
+    """Cells of other weights: whether their questions moved in one direction."""
     found = _changes(pairs)
     better, worse = found["better"], found["worse"]
     closer, farther = found["closer"], found["farther"]

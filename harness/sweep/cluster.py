@@ -1,4 +1,4 @@
-"""Cells on a Ray cluster: one actor a worker, anywhere; results come back to this process.
+"""Runs cells on a Ray cluster: one actor for each worker; results come back to this process.
 
 Every machine needs moebench at the same version, and the same paths where weights or data are
 given.  Cells with ``machine: local`` measure: they run only where a node offers the custom resource
@@ -28,7 +28,7 @@ LOCAL_RESOURCE = "moebench-local"
 #: How long a cluster's head may take to answer.
 CONNECT_S = 10.0
 
-#: How often the cluster is asked whether anything could still run what is waiting.
+#: How often it is checked that a node is left which can run the waiting cells.
 PATIENCE_S = 10.0
 
 

@@ -1,4 +1,4 @@
-"""How long a sweep will take: from stored runs of like cells, else from constants."""
+"""Estimates how long a sweep takes: from stored runs of similar cells, else from constants."""
 
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
@@ -11,10 +11,10 @@ from moebench.harness.run.spec import RunSpec
 #: and a slow core, with its share of the prefill.  A replay does no mathematics.
 LIVE_S = 0.05
 REPLAY_S = 0.005
-#: Beginning a worker: the libraries and the weights.
+#: Starting a worker: importing the libraries and reading the weights.
 START_S = 4.0
 
-#: What makes two cells alike, the closest first.
+#: The fields that similar cells have in common, the most similar first.
 _LIKENESS = (
     ("system", "model", "machine", "workload", "batch", "trace"),
     ("system", "model", "batch", "trace"),
@@ -76,7 +76,7 @@ def _tokens(spec: dict[str, Any]) -> int:
 
 
 def duration(seconds: float) -> str:
-    """A time as a person says it."""
+    """A duration in seconds, minutes or hours."""
     if seconds < 90:
         return f"{seconds:.0f} s"
     minutes = seconds / 60

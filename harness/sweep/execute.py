@@ -1,4 +1,4 @@
-"""Carries out the cells of a sweep on workers, and keeps each as soon as it is finished.
+"""Carries out the cells of a sweep on workers, and stores each as soon as it is finished.
 
 The calling process alone writes the store.  A cell is `done` in it only after its samples are on
 disk, so a process that is killed leaves cells whole or not there.
@@ -118,13 +118,13 @@ def run_all(
 
 
 class _Strict:
-    """A board that counts, and stops at the first failure."""
+    """Counts finished runs, and stops at the first failure."""
 
     def __init__(self, total: int, progress: Callable[[int, int], None]) -> None:
         self._total, self._done, self._progress = total, 0, progress
 
     def started(self, worker: int, job: Job) -> None:
-        """Nobody asks."""
+        """Not shown."""
 
     def ended(self, worker: int, job: Job, outcome: Finished | Failed) -> None:
         if isinstance(outcome, Failed):

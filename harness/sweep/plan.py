@@ -1,4 +1,4 @@
-"""From a sweep's file or flags to its cells: product, zip and exclude over the fields of a run.
+"""Expands a sweep's file or flags into cells: product, zip and exclude over the fields of a run.
 
     common:  {prompts: 32, new_tokens: 64}     # the same in every cell
     product:                                   # every combination

@@ -1,4 +1,4 @@
-"""Cells on several processes: who runs what, and what happens when a process is lost.
+"""Schedules cells on several processes, and retries those whose process died.
 
 `schedule` hands cells to workers one by one, so that a finished cell is known at once and a killed
 worker costs the cell that it had.  A worker keeps to one group of cells while it lasts, because
@@ -18,12 +18,12 @@ from typing import NamedTuple, Protocol
 from moebench.harness.run.identity import code_hash
 from moebench.harness.sweep.worker import Failed, Finished, Job, Worker
 
-#: How often a cell is tried whose workers are lost: by then it is the cell that kills them.
+#: How often a cell is tried whose workers die; after that the cell is taken to be the cause.
 TRIES = 3
 
 
 class Lost(NamedTuple):
-    """A worker is gone, and with it the cell that it had."""
+    """A worker died with the cell that it had."""
 
     why: str
 
@@ -88,7 +88,7 @@ def schedule(
 
 
 class _Queue:
-    """Waiting cells by group; who began a group goes on with it."""
+    """Waiting cells by group; a worker that began a group continues with it."""
 
     def __init__(self, jobs: Iterable[Job]) -> None:
         self._groups: dict[str, list[Job]] = {}
@@ -117,7 +117,7 @@ class _Queue:
 
 
 class InProcess:
-    """No process but this one: starts at once, and a debugger sees everything."""
+    """Runs cells in this process: no start-up time, and easy to debug."""
 
     size = 1
 
@@ -159,7 +159,7 @@ class Processes:
         if worker not in self._running:
             here, there = self._spawn.Pipe()
             process = self._spawn.Process(target=_serve, args=(there, *self._options), daemon=True)
-            with _deaf_to_ctrl_c():  # as the process is from its first instruction
+            with _ignoring_ctrl_c():  # as the process is from its first instruction
                 process.start()
             there.close()  # the process has its own: when it dies, ours is at its end
             self._running[worker] = (process, here)
@@ -197,8 +197,8 @@ class Processes:
 
 
 @contextmanager
-def _deaf_to_ctrl_c() -> Iterator[None]:
-    """What starts inside ignores Ctrl-C: it is the sweep's to handle."""
+def _ignoring_ctrl_c() -> Iterator[None]:
+    """Processes that are started inside ignore Ctrl-C: the sweep handles it."""
     before = signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:
         yield
@@ -207,7 +207,7 @@ def _deaf_to_ctrl_c() -> Iterator[None]:
 
 
 def _serve(connection: Connection, data_dir: Path | None, scratch: Path, samples: bool) -> None:
-    """A process's life: cells come in, outcomes go out, until the other end closes."""
+    """A worker process: receives cells and sends outcomes until its pipe closes."""
     worker = Worker(data_dir, scratch, samples)
     with suppress(EOFError, OSError):
         while True:

@@ -1,4 +1,4 @@
-"""How a sweep shows itself: a live board on a terminal, plain lines in a pipe."""
+"""Progress of a sweep: a live display on a terminal, plain lines in a pipe."""
 
 import sys
 import time
@@ -43,7 +43,7 @@ def title(spec: RunSpec) -> str:
 
 @contextmanager
 def board(total: int) -> Iterator[Board]:
-    """The board of a sweep of ``total`` cells."""
+    """The display of a sweep of ``total`` cells."""
     if console.stderr().is_terminal:
         drawn = _Live(total)
         with drawn.live:
@@ -60,7 +60,7 @@ class _Lines:
         self._began = time.monotonic()
 
     def started(self, worker: int, job: Job) -> None:
-        """Not worth a line."""
+        """Not shown."""
 
     def ended(self, worker: int, job: Job, outcome: Finished | Failed) -> None:
         self._done += 1

@@ -1,4 +1,4 @@
-"""What one process of a sweep does: it carries out cells and keeps what the next ones share."""
+"""Carries out cells in one process of a sweep, and keeps what later cells share."""
 
 import gc
 import platform
@@ -27,7 +27,7 @@ OWN_FIELDS = frozenset(
 #: What a replay may vary besides: its passes are read from the trace one by one.
 REPLAY_FIELDS = frozenset({"batch", "prompts", "new_tokens"})
 
-#: A process that holds more after a cell forgets what it shares.
+#: A process that uses more memory than this after a cell drops what cells share.
 MEMORY_LIMIT_BYTES = 700_000_000
 
 
