@@ -2,6 +2,7 @@
 
 import tempfile
 from dataclasses import dataclass, replace
+from functools import cache
 from itertools import pairwise, product
 from pathlib import Path
 
@@ -50,6 +51,9 @@ def lossless_systems() -> list[tuple[str, dict[str, str]]]:
         ("smoe", smoe | {"prefetch": "next-gate", "assign": "host"}),
         ("smoe", smoe | {"prefetch.predict": "gate"}),
     ]
+
+
+CASES = lossless_systems()
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -117,40 +121,53 @@ def facts(made: Rig) -> list[tuple]:
     ]
 
 
+@pytest.fixture(scope="module")
+def alone(decoder):
+    """What a system does on the model itself: spans and tokens, each computed once."""
+
+    @cache
+    def of(case: int) -> tuple[list[tuple], list]:
+        made, tokens = run(decoder, *CASES[case], 1)
+        return facts(made), tokens
+
+    return of
+
+
+@pytest.fixture(scope="module")
+def resident(decoder, tmp_path_factory) -> TraceFile:
+    """What is recorded with every expert resident."""
+    path = tmp_path_factory.mktemp("resident") / "t"
+    record(path, decoder, "gpu-only", {}, precision="float32")
+    return open_trace(path)
+
+
 @pytest.mark.parametrize("precision", ["float16", "float32"])
-@pytest.mark.parametrize(("name", "overrides"), lossless_systems())
+@pytest.mark.parametrize("case", range(len(CASES)), ids=[name for name, _ in CASES])
 @pytest.mark.parametrize("batch", [1, 2])
 def test_a_replay_is_the_recorded_run_span_for_span(
-    decoder, name, overrides, batch, precision, tmp_path
+    decoder, case, batch, precision, alone, tmp_path
 ):
+    name, overrides = CASES[case]
     live, tokens = record(tmp_path / "t", decoder, name, overrides, batch, precision)
     replayed, again = replay(open_trace(tmp_path / "t"), decoder, name, overrides, batch)
     assert facts(replayed) == facts(live)
     assert replayed.claims == live.claims
     assert replayed.counts == live.counts
     assert again == tokens
+    if precision == "float32" and batch == 1:
+        assert (facts(replayed), again) == alone(case), "full scores: the model's own run"
 
 
-@pytest.mark.parametrize(("name", "overrides"), lossless_systems())
+@pytest.mark.parametrize("case", range(len(CASES)), ids=[name for name, _ in CASES])
 def test_full_scores_replay_as_the_model_alone_whoever_recorded_them(
-    decoder, name, overrides, tmp_path
+    decoder, case, alone, resident
 ):
     """Only predictions of partly computed layers are the recording system's own."""
-    record(tmp_path / "t", decoder, "gpu-only", {}, precision="float32")
-    trace = open_trace(tmp_path / "t")
-    live, tokens = run(decoder, name, overrides, 1)
-    replayed, again = replay(trace, decoder, name, overrides)
+    spans, tokens = alone(case)
+    replayed, again = replay(resident, decoder, *CASES[case])
     assert again == tokens
-    if Lookahead.LAYER not in build(name, overrides).lookaheads:
-        assert facts(replayed) == facts(live)
-
-
-@pytest.mark.parametrize(("name", "overrides"), lossless_systems())
-def test_full_scores_of_its_own_run_replay_as_the_model_alone(decoder, name, overrides, tmp_path):
-    record(tmp_path / "t", decoder, name, overrides, precision="float32")
-    live, tokens = run(decoder, name, overrides, 1)
-    replayed, again = replay(open_trace(tmp_path / "t"), decoder, name, overrides)
-    assert (facts(replayed), again) == (facts(live), tokens)
+    if Lookahead.LAYER not in build(*CASES[case]).lookaheads:
+        assert facts(replayed) == spans
 
 
 def test_recording_changes_no_token_and_no_span(decoder, tmp_path):
@@ -190,10 +207,9 @@ def test_what_is_stored_of_each_token(decoder, tmp_path):
     assert np.allclose(chosen[..., -1], np.sort(scores, 2)[..., -trace.header.top_k], atol=1e-6)
 
 
-def test_predictions_that_nobody_asked_for_know_no_routed_expert(decoder, tmp_path):
+def test_predictions_that_nobody_asked_for_know_no_routed_expert(decoder, resident):
     """They are what the decoder says with nothing done; those of the gate do not depend on it."""
-    record(tmp_path / "t", decoder, "gpu-only", {}, precision="float32")
-    trace = open_trace(tmp_path / "t")
+    trace = resident
     layers = decoder.shape.moe_layers
 
     class Asking:
@@ -225,9 +241,8 @@ def test_predictions_that_nobody_asked_for_know_no_routed_expert(decoder, tmp_pa
         assert np.array_equal(stored.reshape(len(decoded), -1), decoded)
 
 
-def test_statistics_read_the_same_sequences(decoder, tmp_path):
-    record(tmp_path / "t", decoder, "gpu-only", {})
-    trace = open_trace(tmp_path / "t")
+def test_statistics_read_the_same_sequences(resident):
+    trace = resident
     found = routings(trace)
     assert [r.prefill for r in found] == [len(p) for p in PROMPTS]
     for routing, rows in zip(found, trace.sequences, strict=True):
@@ -239,11 +254,10 @@ def test_statistics_read_the_same_sequences(decoder, tmp_path):
     assert len(routings(trace, tokens=1)) == 2
 
 
-def test_another_model_is_refused(decoder, tmp_path):
-    record(tmp_path / "t", decoder, "gpu-only", {})
+def test_another_model_is_refused(decoder, resident):
     other = decoder.shape.model_copy(update={"num_experts": 9})
     with pytest.raises(UsageError, match=r"the model charged for has .* of 9 experts"):
-        Replay(open_trace(tmp_path / "t"), other, 1, 1, 1)
+        Replay(resident, other, 1, 1, 1)
 
 
 # ----------------------------------------------------------------------------- what a file can hold
