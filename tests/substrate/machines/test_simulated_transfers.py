@@ -1,5 +1,11 @@
 """Loads and prefetches of the simulated machine: priorities and ties, worked out by hand."""
 
+from dataclasses import dataclass, field
+from itertools import pairwise
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
 from moebench.substrate.machines.protocol import Lane, OpKind
 from tests.substrate.engine.fakes import RECORD_BYTES
 from tests.substrate.machines.clients import ATTEND, Client, attend, load_op, simulated, times
@@ -193,3 +199,81 @@ def test_what_has_begun_in_chunks_is_neither_cancelled_nor_replaced():
     attend(m, 4)
     assert h2d(m) == [(1, 0, 20), (1, 20, 40), (3, 40, 80)]
     assert client.about(2) == []
+
+
+# ----------------------------------------------------------------------------- at random
+
+EXPERTS = 6
+
+STEPS = st.lists(
+    st.one_of(
+        st.tuples(st.just("load"), st.integers(0, EXPERTS - 1)),
+        st.tuples(st.just("enqueue"), st.permutations(range(EXPERTS)), st.integers(1, 4)),
+        st.tuples(st.just("cancel"), st.sampled_from((None, 0, 1))),
+        st.tuples(st.just("finish"), st.integers(0, EXPERTS - 1)),
+        st.tuples(st.just("wait"), st.integers(1, 90)),
+        st.tuples(st.just("wait for"), st.integers(0, EXPERTS - 1)),
+    ),
+    max_size=20,
+)
+
+
+@dataclass
+class Holder(Client):
+    """Every expert comes once: whoever is there or on its way is not fetched again."""
+
+    held: set[int] = field(default_factory=set)
+
+    def claim(self, op, now_ns):
+        if op.experts[0] in self.held | {EXPERTS - 1}:  # one that nobody makes room for
+            return None
+        self.held.add(op.experts[0])
+        return super().claim(op, now_ns)
+
+
+@settings(deadline=None, max_examples=150)
+@given(STEPS, st.booleans(), st.integers(0, 3))
+def test_needed_loads_go_first_and_whoever_has_begun_comes_whole(steps, from_disk, submit_ns):
+    m, client = simulated(from_disk=from_disk, submit_ns=submit_ns), Holder()
+    first_lane, loads, needed = m.load_path[0], [], []
+    for what, *args in steps:
+        match what, args:
+            case "load", (expert,) if expert not in client.held:
+                client.held.add(expert)
+                asked = m.now_ns() + submit_ns
+                m.load(load_op(0, expert), client)
+                loads.append((asked, m.timeline.spans[-len(m.load_path)]))
+                needed.append(loads[-1][1])
+            case "enqueue", (experts, chunks):
+                m.enqueue([load_op(e % 2, e) for e in experts], client, chunks)
+            case "cancel", (layer,):
+                m.cancel(layer)
+                assert m.cancel(layer) == 0
+            case "finish", (expert,):
+                before = len(m.timeline.spans)
+                m.finish(load_op(expert % 2, expert))
+                needed += m.timeline.spans[before:]
+            case "wait", (ns,):
+                m.costs.decision_ns = ns
+                m.elapse(1)
+            case "wait for", (expert,) if any(e == expert for _, e in client.spans):
+                span = next(s for (_, e), s in client.spans.items() if e == expert)
+                m.wait(span)
+                assert m.now_ns() >= span.end_ns
+    m.cancel()
+    for expert in range(EXPERTS):
+        m.finish(load_op(expert % 2, expert))
+    # All that was claimed or loaded came, once, and all of it.
+    arrived = sorted(e for what, e, *_ in client.diary if what == "arrived")
+    assert arrived == sorted(client.held) == sorted(e for _, e in client.spans)
+    for lane in m.load_path:
+        assert m.timeline.bytes_moved(lane) == RECORD_BYTES * len(arrived)
+        spans = sorted(times(s) for s in m.timeline.spans if s.lane is lane)
+        assert all(a[1] <= b[0] for a, b in pairwise(spans)), "one at a time"
+    # From when a needed load is there until it starts, only what is needed starts, and its lane is
+    # never idle.
+    lane = [s for s in m.timeline.spans if s.lane is first_lane]
+    for asked, span in loads:
+        overtook = [s for s in lane if asked <= s.start_ns < span.start_ns]
+        assert all(s in needed for s in overtook)
+        assert span.start_ns == asked or span.start_ns in [s.end_ns for s in lane]

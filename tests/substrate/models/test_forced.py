@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 
+import numpy as np
 import pytest
 import torch
 
@@ -11,6 +12,7 @@ from moebench.substrate.models.decoder import Decoder
 from moebench.substrate.models.protocol import Model
 from moebench.substrate.models.remembered import Prefills, RememberedPrefills
 from moebench.substrate.models.weights import Checkpoint, ResidentExperts
+from moebench.substrate.terms import Lookahead
 from moebench.systems.options import build
 from tests.substrate.engine.fakes import FlatCosts, prices, rig
 from tests.substrate.models.checkpoints import make_checkpoint
@@ -62,19 +64,69 @@ def test_a_batch_stops_when_all_of_its_sequences_have_ended(checkpoint):
     assert engine_of(decoder).generate(PROMPTS, 6, end=99).tokens == free
 
 
-def test_remembered_prefills_change_nothing(checkpoint):
+@pytest.mark.parametrize(
+    ("system", "overrides"),
+    [
+        ("smoe", {"alpha": "0"}),
+        ("smoe", {"alpha": "0.5"}),
+        ("smoe", {"alpha": "0.5", "prefetch": "next-gate"}),
+        # Swaps in prefill; decode is routed ahead, with early experts on the host.
+        ("daop", {"place": "by-id", "route.first": "1"}),
+    ],
+)
+def test_remembered_prefills_change_nothing(system, overrides, checkpoint):
     prefills: Prefills = {}
     plain, remembering = decoder_of(checkpoint), decoder_of(checkpoint)
-    for alpha in ("0", "0.5", "0.5"):
-        for forced in ((), [[7, 3], [1]]):
-            ones = engine_of(plain, **{"alpha": alpha})
-            wrapped = RememberedPrefills(remembering, prefills)
-            twos = engine_of(wrapped, **{"alpha": alpha})
-            a, b = (engine.generate(PROMPTS, 5, forced) for engine in (ones, twos))
-            assert (a.tokens, a.token_ends_ns, a.used) == (b.tokens, b.token_ends_ns, b.used)
-            assert all(map(torch.equal, plain.history, remembering.history))
-            assert ones.tally.by_phase == twos.tally.by_phase
+    for forced in ((), [[7, 3], [1]], ()):
+        ones = engine_of(plain, system, **overrides)
+        twos = engine_of(RememberedPrefills(remembering, prefills), system, **overrides)
+        a, b = (engine.generate(PROMPTS, 5, forced) for engine in (ones, twos))
+        assert (a.tokens, a.token_ends_ns, a.used) == (b.tokens, b.token_ends_ns, b.used)
+        assert all(map(torch.equal, plain.history, remembering.history))
+        assert ones.tally.by_phase == twos.tally.by_phase
     assert len(prefills) == 1
+    assert system != "daop" or ones.tally.by_phase["decode"].routed_ahead > 0
+
+
+def test_one_systems_remembered_prefill_serves_another(checkpoint):
+    prefills: Prefills = {}
+    model = decoder_of(checkpoint)
+    engine_of(RememberedPrefills(model, prefills), alpha="0.5").generate(PROMPTS, 3)
+    (known,) = prefills.values()
+    daop = {"place": "by-id", "route.first": "1"}
+    again = engine_of(RememberedPrefills(model, prefills), "daop", **daop).generate(PROMPTS, 5)
+    assert prefills == {tuple(map(tuple, PROMPTS)): known}
+    alone = engine_of(decoder_of(checkpoint), "daop", **daop).generate(PROMPTS, 5)
+    assert again.tokens == alone.tokens
+
+
+def test_what_a_remembered_prefill_does_not_hold_is_refused_in_prefill_alone(checkpoint):
+    plain = decoder_of(checkpoint)
+    model = RememberedPrefills(decoder_of(checkpoint), {})
+    for decoder in (plain, model):
+        decoder.begin(PROMPTS, 2)
+    assert np.array_equal(model.embedding(), plain.embedding())
+    model.embed("prefill")
+    model.attend(0)
+    model.gate(0)
+    asked = [
+        lambda: model.hidden(0),
+        lambda: model.defer(0, [1]),
+        lambda: model.predict(0, 1, (), Lookahead.GATE),
+    ]
+    for ask in asked:
+        with pytest.raises(UsageError, match="only exact prefills can be remembered") as error:
+            ask()
+        assert "\n" not in str(error.value)
+    engine_of(model).generate(PROMPTS, 1)
+    engine_of(plain).generate(PROMPTS, 1)
+    for decoder in (plain, model):
+        decoder.embed("decode")
+        decoder.attend(0)
+        decoder.gate(0)
+    assert np.array_equal(model.hidden(0), plain.hidden(0))
+    later = [m.predict(0, 2, (), Lookahead.GATE) for m in (plain, model)]
+    assert np.array_equal(*later)
 
 
 def test_a_prefill_that_is_not_the_models_own_is_refused(checkpoint):
