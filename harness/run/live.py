@@ -132,7 +132,7 @@ class LiveSession(Session):
         name = f"{self.hashes['weights']}-{LOCAL_DTYPE}.bin".replace("torch.", "")
         store = ExpertStore(scratch / "experts" / name, shape, LOCAL_DTYPE)
         timeline = Timeline(keep)
-        device = Tier("memory", capacity.slots * store.record_bytes)
+        device = Tier("local", capacity.slots * store.record_bytes)
         slots = system.place.slots(shape, capacity.slots) or capacity.slots
         cache = ExpertCache(shape, slots, system.scope, device, store.record_bytes)
         # It takes long: all checks come before it.

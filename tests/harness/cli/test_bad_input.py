@@ -149,7 +149,7 @@ def test_values(options: tuple[str, ...], says: str) -> None:
         ),
         (("--cache-ratio", "0.9"), r"29 experts .* do not fit: .*smaller --cache-ratio"),
         (("--machine", "rtx3080ti"), r"device memory: .*needs .* GB.*is free"),
-        (("--machine", "local", "--cache-ratio", "0.04"), r"room for 1 experts"),
+        (("--machine", "local", "--cache-ratio", "0.04"), r": local memory: room for 1 experts"),
     ],
 )
 def test_memory(options: tuple[str, ...], says: str) -> None:
