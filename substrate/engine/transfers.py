@@ -136,8 +136,7 @@ class Transfers:
 
     def speculate(self, wanted: Sequence[Fetch], chunks: int = 1) -> None:
         """Queue fetches behind everything needed, in this order and instead of what is queued."""
-        machine, holds, ops, experts = self.machine, self.cache.holds, self._ops, self._experts
-        machine.cancel()
+        holds, ops, experts = self.cache.holds, self._ops, self._experts
         try:
             self._wanted = {f[0] * experts + f[1]: f for f in wanted}  # type: ignore[operator]
         except TypeError:
@@ -146,8 +145,7 @@ class Transfers:
                 'ahead by one whose discipline is "committed"'
             ) from None
         absent = [ops[key] for key in self._wanted if not holds(key)]
-        if absent:
-            machine.enqueue(absent, self, chunks)
+        self.machine.prefetch(absent, self, chunks)
 
     def commit(self, wanted: Sequence[Fetch]) -> None:
         """Begin fetches in this order, each as soon as a slot can be had."""

@@ -145,20 +145,17 @@ class LocalMachine:
             self.wait(job.span)
         return job.span
 
-    def enqueue(self, ops: Iterable[Op], client: TransferClient, chunks: int = 1) -> None:
-        """Queue prefetches."""
+    def prefetch(self, ops: Iterable[Op], client: TransferClient, chunks: int = 1) -> None:
+        """Queue prefetches in place of those that the loader has not begun."""
         with self._changed:
-            self._queued.extend(_Job(op, client, chunks) for op in ops)
+            begun = [job for job in self._queued if job.done]
+            self._queued = deque([*begun, *(_Job(op, client, chunks) for op in ops)])
             self._changed.notify_all()
 
-    def cancel(self, layer: int | None = None) -> int:
+    def cancel(self, layer: int) -> int:
         """Drop prefetches that the loader has not begun."""
         with self.lock:
-            kept = [
-                job
-                for job in self._queued
-                if job.done or (layer is not None and job.op.layer > layer)
-            ]
+            kept = [job for job in self._queued if job.done or job.op.layer > layer]
             dropped = len(self._queued) - len(kept)
             self._queued = deque(kept)
             return dropped

@@ -5,7 +5,7 @@ virtual clock and a hardware profile, `substrate.machines.local` with this compu
 
     submit   an operation that is needed: runs on its lane as soon as what it waits for has ended
     load     the same for a transfer of an expert
-    enqueue  prefetches: they run when their lane has nothing needed to do; may still be cancelled
+    prefetch the same for transfers that may be of use: in their lane's idle time; can be cancelled
     finish   a prefetch that has begun is needed now: what is left of it goes like a load
     wait     the control thread stands still until an operation has ended
     elapse   the control thread itself works (decisions, launches)
@@ -199,14 +199,15 @@ class Machine(Protocol):
     def load(self, op: Op, client: TransferClient, after: Sequence[Span] = ()) -> Span:
         """Bring a needed expert whose slot is already claimed; the span ends when it is there."""
 
-    def enqueue(self, ops: Iterable[Op], client: TransferClient, chunks: int = 1) -> None:
-        """Queue prefetches; they cost the control thread nothing, a loader submits them.
+    def prefetch(self, ops: Iterable[Op], client: TransferClient, chunks: int = 1) -> None:
+        """Queue transfers behind all needed ones, in place of those queued that have not begun.
 
-        Between the chunks of one, needed loads go first.
+        They cost the control thread nothing, a loader submits them.  Between the chunks of one,
+        needed loads go first.
         """
 
-    def cancel(self, layer: int | None = None) -> int:
-        """Drop prefetches that have not begun (of layers up to ``layer``, or all); how many."""
+    def cancel(self, layer: int) -> int:
+        """Drop prefetches for layers up to this one that have not begun; returns how many."""
 
     def finish(self, op: Op) -> None:
         """Bring the chunks that are left of a prefetch that has begun, as a needed load."""

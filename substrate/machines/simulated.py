@@ -28,15 +28,20 @@ _LANE_NAMES = {lane: lane.value for lane in Lane}
 _H2D = Lane.H2D
 
 
-#: A prefetch that has not begun: in how many chunks it goes, and when it was queued.
-_Queued = tuple[Op, TransferClient, int, int]
-
-
 @dataclass(slots=True)
 class _Begun:
-    """A prefetch of which some chunks are done: what the next one waits for, and the start."""
+    """A prefetch that goes in chunks and has begun.
 
-    queued: _Queued
+    Attributes:
+        since_ns: when it was queued.
+        after: what the next chunk waits for.
+        done: chunks so far; the first started at ``start_ns``.
+    """
+
+    op: Op
+    client: TransferClient
+    chunks: int
+    since_ns: int
     after: Sequence[Span]
     done: int = 0
     start_ns: int = 0
@@ -71,7 +76,10 @@ class SimulatedMachine:
         self.lock = RLock()
         self._now = 0
         self._free = dict.fromkeys(Lane, 0)
-        self._queue: deque[_Queued] = deque()
+        #: Prefetches that have not begun, and what they have in common: client, chunks, and when
+        #: they were queued.
+        self._queue: deque[Op] = deque()
+        self._request: tuple[TransferClient, int, int]
         #: The prefetch that goes in chunks and has begun.
         self._begun: _Begun | None = None
 
@@ -198,49 +206,48 @@ class SimulatedMachine:
 
     # ------------------------------------------------------------------ prefetches
 
-    def enqueue(self, ops: Iterable[Op], client: TransferClient, chunks: int = 1) -> None:
-        """Queue prefetches behind everything needed."""
-        now = self._now
-        self._queue.extend([(op, client, chunks, now) for op in ops])
+    def prefetch(self, ops: Iterable[Op], client: TransferClient, chunks: int = 1) -> None:
+        """Queue prefetches in place of those that have not begun by now."""
+        self._queue = deque(ops)
+        self._request = client, chunks, self._now
 
-    def cancel(self, layer: int | None = None) -> int:
+    def cancel(self, layer: int) -> int:
         """Drop prefetches that have not begun by now."""
         queued = len(self._queue)
         if queued:
-            self._queue = deque(
-                [q for q in self._queue if layer is not None and q[0].layer > layer]
-            )
+            self._queue = deque([op for op in self._queue if op.layer > layer])
         return queued - len(self._queue)
 
     def finish(self, op: Op) -> None:
         """Carry what is left of the prefetch that has begun, from now on."""
-        while self._begun is not None and self._begun.queued[0] == op:
+        while self._begun is not None and self._begun.op == op:
             self._next_chunk(self._begun, self._now)
 
     def _start_queued(self) -> None:
         """Start prefetches whose turn came before now; at now itself, needed work goes first."""
         while self._queue or self._begun is not None:
-            turn = self._begun.queued if self._begun is not None else self._queue[0]
-            op, client, chunks, since_ns = turn
+            begun, (client, chunks, since_ns) = self._begun, self._request
+            if begun is not None:
+                since_ns = begun.since_ns
             start = max(self._free[self.load_path[0]], since_ns)
             if self._last is not None:  # where nothing overlaps, every lane must be idle
                 start = max(start, cast(int, self._last.end_ns))
             if start >= self._now:
                 return
-            if self._begun is not None:
-                self._next_chunk(self._begun, since_ns)
+            if begun is not None:
+                self._next_chunk(begun, since_ns)
                 continue
-            self._queue.popleft()
+            op = self._queue.popleft()
             after = client.claim(op, start)
             if after is None:
                 continue
             if chunks == 1:
                 self._carry(op, client, since_ns, after)
             else:
-                self._begun = _Begun(turn, after)
+                self._begun = _Begun(op, client, chunks, since_ns, after)
 
     def _next_chunk(self, begun: _Begun, since_ns: int) -> None:
-        op, client, chunks, _ = begun.queued
+        op, chunks = begun.op, begun.chunks
         record, done = self._record_bytes, begun.done
         part = op_of(op.kind, op.layer, op.rows, op.experts, 1 / chunks)
         moved = record * (done + 1) // chunks - record * done // chunks
@@ -249,8 +256,8 @@ class SimulatedMachine:
         begun.done += 1
         if begun.done == chunks:
             self._begun = None
-            client.under_way(op, last)
-            client.arrived(op, begun.start_ns, cast(int, last.end_ns))
+            begun.client.under_way(op, last)
+            begun.client.arrived(op, begun.start_ns, cast(int, last.end_ns))
 
     def copy_record(self, layer: int, expert: int, slot: int) -> None:
         """Nothing moves: the mathematics reads the weights where they are."""

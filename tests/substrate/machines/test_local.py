@@ -102,7 +102,7 @@ def test_a_needed_load_overtakes_queued_prefetches(here):
     client = Records(holds={0})
     first = here.load(load_op(1, 0), client)
     assert client.held.wait(WAIT_S)
-    here.enqueue([load_op(1, 1), load_op(2, 2)], client)
+    here.prefetch([load_op(1, 1), load_op(2, 2)], client)
     needed = here.load(load_op(1, 3), client)
     assert here.cancel(1) == 1
     client.go.set()
@@ -115,7 +115,7 @@ def test_a_needed_load_overtakes_queued_prefetches(here):
 
 def test_a_refused_prefetch_is_not_read(here):
     client = Records(refused={1})
-    here.enqueue([load_op(1, 1), load_op(1, 2)], client)
+    here.prefetch([load_op(1, 1), load_op(1, 2)], client)
     wait_for(here, client, 2)
     assert client.carried == [2]
     assert [what for what, *_ in client.about(1)] == ["claim"]
@@ -158,7 +158,7 @@ def test_the_backlog_is_what_waits_for_the_loader(here):
     here.load(load_op(1, 0), client)
     assert client.held.wait(WAIT_S)
     spans = [here.load(load_op(1, e), client) for e in (1, 2, 3)]
-    here.enqueue([load_op(1, 4)], client)
+    here.prefetch([load_op(1, 4)], client)
     assert {lane: here.backlog_ns(lane) for lane in Lane} == dict.fromkeys(Lane, 0) | {
         Lane.DISK: 3 * least
     }
@@ -173,7 +173,7 @@ def test_the_backlog_is_what_waits_for_the_loader(here):
 @pytest.mark.parametrize("chunks", [1, 2, 5, 7])
 def test_a_record_in_chunks_is_whole(chunks, checkpoint, here):
     client = Records()
-    here.enqueue([load_op(1, 3), load_op(1, 6)], client, chunks)
+    here.prefetch([load_op(1, 3), load_op(1, 6)], client, chunks)
     wait_for(here, client, 6)
     assert client.carried == [3] * chunks + [6] * chunks
     for expert in (3, 6):
@@ -186,9 +186,9 @@ def test_a_record_in_chunks_is_whole(chunks, checkpoint, here):
 
 def test_a_needed_load_goes_between_the_chunks_of_a_prefetch(checkpoint, here):
     client = Records(holds={1})
-    here.enqueue([load_op(1, 1)], client, chunks=3)
+    here.prefetch([load_op(1, 1)], client, chunks=3)
     assert client.held.wait(WAIT_S)
-    assert here.cancel() == 0, "it has begun"
+    assert here.cancel(1) == 0, "it has begun"
     here.load(load_op(1, 2), client)
     client.go.set()
     wait_for(here, client, 1)
@@ -199,7 +199,7 @@ def test_a_needed_load_goes_between_the_chunks_of_a_prefetch(checkpoint, here):
 @pytest.mark.parametrize("held", ["its first chunk", "a load between its chunks"])
 def test_what_is_left_of_a_needed_prefetch_goes_before_later_loads(held, checkpoint, here):
     client = Records(holds={1} if held == "its first chunk" else {1, 2})
-    here.enqueue([load_op(1, 1)], client, chunks=3)
+    here.prefetch([load_op(1, 1)], client, chunks=3)
     assert client.held.wait(WAIT_S)
     before = []
     if held == "a load between its chunks":
@@ -207,6 +207,7 @@ def test_what_is_left_of_a_needed_prefetch_goes_before_later_loads(held, checkpo
         client.held.clear()
         client.go.set()
         assert client.held.wait(WAIT_S)
+        assert here.cancel(1) == 0, "what has begun is not dropped between its chunks either"
         before = [2]
     here.finish(load_op(1, 1))
     last = here.load(load_op(1, 3), client)
@@ -232,22 +233,22 @@ def test_whatever_is_asked_in_whatever_order_arrives_whole_and_once(seed, checkp
         client = Records(claimed=claimed, refused={7})
         for _ in range(30):
             expert = draw.randrange(EXPERTS)
-            match draw.choice(("load", "enqueue", "cancel", "finish", "wait")):
+            match draw.choice(("load", "prefetch", "cancel", "finish", "wait")):
                 case "load":
-                    m.cancel()  # nobody may be asked for twice
+                    m.cancel(1)  # no expert may be asked for twice
                     with m.lock:
                         new = expert not in asked
                         asked.add(expert)
                     if new:
                         m.load(load_op(1, expert), client)
-                case "enqueue":
-                    m.cancel()
+                case "prefetch":
+                    m.cancel(1)
                     with m.lock:
                         later = [load_op(1, e) for e in range(EXPERTS) if e not in asked]
-                    # Whoever begins meanwhile is no longer in the queue.
-                    m.enqueue(later[:3], client, draw.randint(1, 4))
+                    # One that begins meanwhile is no longer in the queue.
+                    m.prefetch(later[:3], client, draw.randint(1, 4))
                 case "cancel":
-                    m.cancel(draw.choice((0, 1, None)))
+                    m.cancel(draw.choice((0, 1)))
                 case "finish":
                     m.finish(load_op(1, expert))
                 case "wait":
@@ -255,7 +256,7 @@ def test_whatever_is_asked_in_whatever_order_arrives_whole_and_once(seed, checkp
                         span = client.spans.get((1, expert))
                     if span is not None:
                         m.wait(span)
-        m.cancel()
+        m.cancel(1)
         for span in list(client.spans.values()):
             m.wait(span)
         arrived = [expert for what, expert, *_ in client.diary if what == "arrived"]
@@ -325,7 +326,7 @@ def test_a_bug_in_the_loader_surfaces_too(here):
     def broken(op: Op, now_ns: int) -> tuple[Span, ...]:
         raise ZeroDivisionError("a policy's own mistake")
 
-    here.enqueue([load_op(1)], Client(claimed=broken))
+    here.prefetch([load_op(1)], Client(claimed=broken))
     here._loader.join(WAIT_S)
     with pytest.raises(ZeroDivisionError):
         here.wait(here.load(load_op(1, 4), Records()))
@@ -336,7 +337,7 @@ def test_closing_ends_the_loader_and_leaves_queued_prefetches_alone(store):
     with LocalMachine(store, EXPERTS, Timeline()) as m:
         m.load(load_op(1, 0), client)
         assert client.held.wait(WAIT_S)
-        m.enqueue([load_op(2, 1)], client)
+        m.prefetch([load_op(2, 1)], client)
         threading.Thread(target=_when_closing, args=(m, client.go)).start()
     assert not m._loader.is_alive()
     assert client.carried == [0]

@@ -128,7 +128,7 @@ def test_a_lanes_backlog_is_what_was_submitted_less_what_has_passed():
 
 def test_queued_prefetches_are_no_backlog():
     m = simulated()
-    m.enqueue([load_op(1, e) for e in range(3)], Client())
+    m.prefetch([load_op(1, e) for e in range(3)], Client())
     assert m.backlog_ns(Lane.H2D) == 0
     attend(m)  # the first one began at 0 and ends at 40
     assert m.backlog_ns(Lane.H2D) == 10
@@ -139,7 +139,7 @@ def test_queued_prefetches_are_no_backlog():
 
 def test_blocking_copies_hold_the_control_thread_for_needed_loads_alone():
     m = simulated(blocking_copies=True, submit_ns=1, sync_ns=2)
-    m.enqueue([load_op(1)], Client())
+    m.prefetch([load_op(1)], Client())
     assert m.now_ns() == 0
     m.load(load_op(0), Client())  # at 1, behind the prefetch that began at 0: 40 .. 80
     assert m.now_ns() == 80 + 2

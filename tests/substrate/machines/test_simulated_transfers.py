@@ -15,7 +15,7 @@ from tests.substrate.machines.clients import ATTEND, Client, attend, load_op, si
 
 def test_a_needed_load_goes_before_a_prefetch_that_could_start_at_the_same_instant():
     m, client = simulated(), Client()
-    m.enqueue([load_op(1, 1)], client)
+    m.prefetch([load_op(1, 1)], client)
     assert times(m.load(load_op(0), client)) == (0, 40)
     attend(m)  # to 30: the link is busy until 40
     assert client.about(1) == []
@@ -27,7 +27,7 @@ def test_a_needed_load_goes_before_a_prefetch_that_could_start_at_the_same_insta
 def test_a_prefetch_starts_only_in_idle_time_that_is_strictly_past():
     m, client = simulated(), Client()
     attend(m)  # now 30
-    m.enqueue([load_op(1)], client)
+    m.prefetch([load_op(1)], client)
     m.elapse(1)  # a decision of 0 ns: still 30
     assert client.diary == []
     m.costs.decision_ns = 1
@@ -37,22 +37,21 @@ def test_a_prefetch_starts_only_in_idle_time_that_is_strictly_past():
 
 def test_a_needed_load_waits_for_a_prefetch_that_has_started():
     m = simulated()
-    m.enqueue([load_op(1)], Client())
+    m.prefetch([load_op(1)], Client())
     attend(m)
     assert times(m.load(load_op(0), Client())) == (40, 80)
 
 
 def test_the_submission_of_a_load_itself_lets_a_prefetch_start_first():
     m, client = simulated(submit_ns=2), Client()
-    m.enqueue([load_op(1)], client)  # the link is idle at 0; the load is there at 2
+    m.prefetch([load_op(1)], client)  # the link is idle at 0; the load is there at 2
     assert times(m.load(load_op(0), Client())) == (40, 80)
     assert client.about(0)[0] == ("claim", 0)
 
 
 def test_prefetches_go_in_the_order_of_the_queue_and_a_refused_one_takes_no_time():
     m, client = simulated(), Client(refused={2})
-    m.enqueue([load_op(1, 1), load_op(1, 2)], client)
-    m.enqueue((load_op(1, e) for e in (3,)), client)  # any iterable
+    m.prefetch((load_op(1, e) for e in (1, 2, 3)), client)  # any iterable
     attend(m, 4)
     assert client.diary == [
         ("claim", 1, 0),
@@ -68,24 +67,34 @@ def test_a_prefetch_waits_for_what_its_claim_says():
     """Where the expert that leaves is written back, its slot is free only then."""
     m = simulated()
     client = Client(claimed=lambda op, now_ns: (m.write_back(0, 9, now_ns),))
-    m.enqueue([load_op(1)], client)
+    m.prefetch([load_op(1)], client)
     attend(m)
     assert client.about(0) == [("claim", 0), ("arrived", 35, 75)]
 
 
 def test_cancel_drops_what_has_not_started_of_layers_up_to_the_given_one():
     m, client = simulated(), Client()
-    m.enqueue([load_op(1, 0)], client)
+    m.prefetch([load_op(1, 0)], client)
     attend(m)  # the first takes the link until 40
-    m.enqueue([load_op(layer, layer) for layer in (1, 2, 3)], client)
+    m.prefetch([load_op(layer, layer) for layer in (1, 2, 3)], client)
     assert m.cancel(2) == 2
     assert m.cancel(2) == 0
     attend(m, 3)
     assert client.about(0)[-1] == ("arrived", 0, 40)
     assert client.about(1) == client.about(2) == []
     assert client.about(3) == [("claim", 40), ("arrived", 40, 80)]
-    m.enqueue([load_op(9)], client)
-    assert m.cancel() == 1
+
+
+def test_prefetches_take_the_place_of_those_that_have_not_begun():
+    m, client = simulated(), Client()
+    m.prefetch([load_op(1, 1), load_op(1, 2), load_op(2, 3)], client)
+    attend(m)  # the first takes the link until 40
+    m.prefetch([load_op(2, 4), load_op(1, 2)], client)
+    attend(m, 4)
+    assert h2d(m) == [(1, 0, 40), (4, 40, 80), (2, 80, 120)]
+    m.prefetch([load_op(9)], client)
+    m.prefetch([], client)
+    assert m.cancel(9) == 0
 
 
 # ----------------------------------------------------------------------------- the load path
@@ -116,7 +125,7 @@ def test_from_disk_a_load_for_a_busy_slot_waits_before_it_reads():
 def test_from_disk_a_prefetch_starts_when_the_disk_is_idle():
     m, client = simulated(from_disk=True), Client()
     m.load(load_op(0), client)  # disk to 60, link to 100
-    m.enqueue([load_op(1, 1)], client)
+    m.prefetch([load_op(1, 1)], client)
     attend(m, 3)  # to 90
     assert client.about(1) == [("claim", 60), ("arrived", 60, 160)]
 
@@ -131,7 +140,7 @@ def h2d(m) -> list[tuple[int, int, int]]:
 
 def test_a_needed_load_goes_between_the_chunks_of_a_prefetch():
     m, client = simulated(), Client()
-    m.enqueue([load_op(1, 1)], client, chunks=4)  # of 10 ns each
+    m.prefetch([load_op(1, 1)], client, chunks=4)  # of 10 ns each
     m.costs.decision_ns = 15
     m.elapse(1)  # to 15: two chunks have begun
     assert times(m.load(load_op(0, 2), client)) == (20, 60)
@@ -145,14 +154,14 @@ def test_a_needed_load_goes_between_the_chunks_of_a_prefetch():
 
 def test_the_chunks_of_two_prefetches_do_not_mix():
     m, client = simulated(), Client()
-    m.enqueue([load_op(1, 1), load_op(1, 2)], client, chunks=2)
+    m.prefetch([load_op(1, 1), load_op(1, 2)], client, chunks=2)
     attend(m, 3)
     assert h2d(m) == [(1, 0, 20), (1, 20, 40), (2, 40, 60), (2, 60, 80)]
 
 
 def test_chunks_move_the_record_once():
     m = simulated()
-    m.enqueue([load_op(1)], Client(), chunks=3)  # 1000 bytes: 333, 333 and 334
+    m.prefetch([load_op(1)], Client(), chunks=3)  # 1000 bytes: 333, 333 and 334
     attend(m, 2)
     assert [span.moved_bytes for span in m.timeline.spans if span.lane is Lane.H2D] == [
         333, 333, 334,
@@ -162,7 +171,7 @@ def test_chunks_move_the_record_once():
 
 def test_from_disk_a_chunk_crosses_the_link_while_the_next_is_read():
     m, client = simulated(from_disk=True), Client()
-    m.enqueue([load_op(1)], client, chunks=2)
+    m.prefetch([load_op(1)], client, chunks=2)
     attend(m, 3)
     assert [(s.lane, *times(s)) for s in m.timeline.spans if s.op.kind is not OpKind.ATTEND] == [
         (Lane.DISK, 0, 30),
@@ -176,7 +185,7 @@ def test_from_disk_a_chunk_crosses_the_link_while_the_next_is_read():
 
 def test_what_is_left_of_a_prefetch_can_be_needed():
     m, client = simulated(), Client()
-    m.enqueue([load_op(1, 1), load_op(1, 2)], client, chunks=4)
+    m.prefetch([load_op(1, 1), load_op(1, 2)], client, chunks=4)
     m.costs.decision_ns = 15
     m.elapse(1)  # two of four chunks
     m.finish(load_op(1, 2))  # it has not begun: nothing to finish
@@ -191,11 +200,11 @@ def test_what_is_left_of_a_prefetch_can_be_needed():
 
 def test_what_has_begun_in_chunks_is_neither_cancelled_nor_replaced():
     m, client = simulated(), Client()
-    m.enqueue([load_op(1, 1), load_op(1, 2)], client, chunks=2)
+    m.prefetch([load_op(1, 1), load_op(1, 2)], client, chunks=2)
     m.costs.decision_ns = 15
     m.elapse(1)  # the first chunk, until 20
-    assert m.cancel() == 1
-    m.enqueue([load_op(1, 3)], client, chunks=1)
+    assert m.cancel(1) == 1
+    m.prefetch([load_op(1, 3)], client, chunks=1)
     attend(m, 4)
     assert h2d(m) == [(1, 0, 20), (1, 20, 40), (3, 40, 80)]
     assert client.about(2) == []
@@ -208,8 +217,8 @@ EXPERTS = 6
 STEPS = st.lists(
     st.one_of(
         st.tuples(st.just("load"), st.integers(0, EXPERTS - 1)),
-        st.tuples(st.just("enqueue"), st.permutations(range(EXPERTS)), st.integers(1, 4)),
-        st.tuples(st.just("cancel"), st.sampled_from((None, 0, 1))),
+        st.tuples(st.just("prefetch"), st.permutations(range(EXPERTS)), st.integers(1, 4)),
+        st.tuples(st.just("cancel"), st.sampled_from((0, 1))),
         st.tuples(st.just("finish"), st.integers(0, EXPERTS - 1)),
         st.tuples(st.just("wait"), st.integers(1, 90)),
         st.tuples(st.just("wait for"), st.integers(0, EXPERTS - 1)),
@@ -220,12 +229,12 @@ STEPS = st.lists(
 
 @dataclass
 class Holder(Client):
-    """Every expert comes once: whoever is there or on its way is not fetched again."""
+    """Every expert comes once: one that is there or on its way is not fetched again."""
 
     held: set[int] = field(default_factory=set)
 
     def claim(self, op, now_ns):
-        if op.experts[0] in self.held | {EXPERTS - 1}:  # one that nobody makes room for
+        if op.experts[0] in self.held | {EXPERTS - 1}:  # one that gets no slot
             return None
         self.held.add(op.experts[0])
         return super().claim(op, now_ns)
@@ -233,7 +242,7 @@ class Holder(Client):
 
 @settings(deadline=None, max_examples=150)
 @given(STEPS, st.booleans(), st.integers(0, 3))
-def test_needed_loads_go_first_and_whoever_has_begun_comes_whole(steps, from_disk, submit_ns):
+def test_needed_loads_go_first_and_what_has_begun_comes_whole(steps, from_disk, submit_ns):
     m, client = simulated(from_disk=from_disk, submit_ns=submit_ns), Holder()
     first_lane, loads, needed = m.load_path[0], [], []
     for what, *args in steps:
@@ -244,8 +253,8 @@ def test_needed_loads_go_first_and_whoever_has_begun_comes_whole(steps, from_dis
                 m.load(load_op(0, expert), client)
                 loads.append((asked, m.timeline.spans[-len(m.load_path)]))
                 needed.append(loads[-1][1])
-            case "enqueue", (experts, chunks):
-                m.enqueue([load_op(e % 2, e) for e in experts], client, chunks)
+            case "prefetch", (experts, chunks):
+                m.prefetch([load_op(e % 2, e) for e in experts], client, chunks)
             case "cancel", (layer,):
                 m.cancel(layer)
                 assert m.cancel(layer) == 0
@@ -260,7 +269,7 @@ def test_needed_loads_go_first_and_whoever_has_begun_comes_whole(steps, from_dis
                 span = next(s for (_, e), s in client.spans.items() if e == expert)
                 m.wait(span)
                 assert m.now_ns() >= span.end_ns
-    m.cancel()
+    m.cancel(1)
     for expert in range(EXPERTS):
         m.finish(load_op(expert % 2, expert))
     # All that was claimed or loaded came, once, and all of it.
