@@ -206,7 +206,7 @@ def test_whoever_cannot_wait_for_a_free_slot_is_told_what_its_transfer_waits_for
         cache.arrive(key, 1)
         uses[key] = Span(Op(OpKind.EXPERT, 0, (1,), (0,)), Lane.DEVICE, 2)  # its end is not known
         cache.let_go(key, uses[key])
-    for incoming, first in ((4 + 2, 4), (4 + 3, 5), (1, 0)):
+    for incoming, first in ((1, 0), (4 + 2, 4), (4 + 3, 5)):
         assert not cache.has_free_slot(incoming, 10)
         assert cache.await_slot(incoming) is uses[first], "of its own pool, the first that was left"
         cache.claim(incoming, None)
