@@ -207,7 +207,9 @@ class TopScorePrefetch(Prefetching):
                 if scores[expert] < band * rival:
                     break
                 wanted[expert] = max(scores[expert], wanted.get(expert, 0.0))
-        return fetches(layer, sorted(wanted, key=lambda expert: (-wanted[expert], expert)))
+        if len(order_TE) > 1:  # one row's are in order
+            wanted = dict(sorted(wanted.items(), key=lambda item: (-item[1], item[0])))
+        return fetches(layer, wanted)
 
 
 @dataclass(kw_only=True)

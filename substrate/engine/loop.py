@@ -24,7 +24,10 @@ from moebench.substrate.engine.decisions import (
     Prompts,
 )
 from moebench.substrate.engine.operations import DividedOperations, Operations
+from moebench.substrate.engine.policies import Prefetching
 from moebench.substrate.engine.records import (
+    NO_LOADS,
+    NOT_ON_HOST,
     Ahead,
     Generation,
     HostWork,
@@ -67,6 +70,9 @@ class Engine:
             else Operations(model, machine)
         )
         policies = system.policies.values()
+        # Asked once: a property costs as much as what it guards, and these come with every layer.
+        self._alpha = system.alpha_in_use
+        self._prefetches = type(system.prefetch).prefetch is not Prefetching.prefetch
         self._reads_hidden = any(policy.reads_hidden for policy in policies)
         self._reads_embedding = any(policy.reads_embedding for policy in policies)
 
@@ -145,7 +151,7 @@ class Engine:
         # A prompt's rows each look back to its start; a decoded row sees the whole sequence.
         pairs = sum(n * (n + 1) // 2 if prefill else n for n in self._lengths)
         self._ahead: Ahead | None = None
-        self._carried: list[Span] = []
+        self._carried: Sequence[Span] = ()
         return ForwardPass(
             phase=phase,
             sequences=tuple(self._lengths) if prefill else (1,) * len(self._lengths),
@@ -230,6 +236,8 @@ class Engine:
     def _load(self, now: Layer) -> Loads:
         """Submit transfers: first, as they take longest and cost the control thread least."""
         arrivals, load = {}, now.plan.load
+        if not (load or now.active.in_flight):
+            return NO_LOADS
         for e in now.active.in_flight:
             if e in now.plan.device:
                 arrivals[e] = self.transfers.arrival(now.view.layer, e)
@@ -240,6 +248,8 @@ class Engine:
 
     def _compute_on_host(self, now: Layer) -> HostWork:
         layer, rows, plan = now.view.layer, now.rows, now.plan
+        if not (plan.host or plan.deferred or now.ahead):
+            return NOT_ON_HOST
         due: list[Span] = []
         if now.ahead and now.ahead.on_host:  # on the state that the layer was routed by
             self.model.compute(layer, list(now.ahead.on_host), stale=True)
@@ -312,7 +322,7 @@ class Engine:
             next_layer=self.model.shape.next_moe_layers[layer],
             shape=self.model.shape,
             forward=self._pass,
-            alpha=self.system.alpha_in_use,
+            alpha=self._alpha,
             scores_TE=gate.scores_TE,
             topk_ids_TK=gate.ids_TK,
             costs=self.timeline.costs,
@@ -341,7 +351,7 @@ class Engine:
             self._prefetch(view, predicted)
 
     def _prefetch(self, view: LayerView, predicted: Span | None) -> None:
-        if view.next_layer is not None:
+        if self._prefetches and view.next_layer is not None:
             forecast = self._ops.forecast(predicted)
             with self.machine.lock:
                 wanted = self.system.prefetch.prefetch(view, forecast)

@@ -1,7 +1,7 @@
 """What the engine keeps of a layer on its way through the loop, and of a batch."""
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import NamedTuple
@@ -52,15 +52,21 @@ class Layer(NamedTuple):
 class Loads(NamedTuple):
     """A layer's transfers: by expert those under way, and fetches that wait for a slot."""
 
-    arrivals: dict[int, Span]
+    arrivals: Mapping[int, Span]
     waiting: Sequence[Fetch]
+
+
+NO_LOADS = Loads({}, ())
 
 
 class HostWork(NamedTuple):
     """Outputs that come back from the host: for this layer's sum, and for the next one's."""
 
-    due: list[Span]
-    deferred: list[Span]
+    due: Sequence[Span]
+    deferred: Sequence[Span]
+
+
+NOT_ON_HOST = HostWork((), ())
 
 
 @dataclass(slots=True)
@@ -105,7 +111,17 @@ def check(plan: Plan, active: Active, view: LayerView) -> None:
             f"layer {layer}: the system planned experts {planned}, active are {experts}; each must "
             "stand in the plan once"
         )
-    fetched = {fetch[1] for fetch in plan.load if fetch[0] == layer}
+    if plan.deferred and view.next_layer is None:
+        raise UsageError(
+            f"layer {layer}: no layer with experts follows, to which the outputs of "
+            f"{list(plan.deferred)} could be deferred; check `view.next_layer`"
+        )
+    if plan.load or active.absent:
+        _check_fetches(plan, active, view)
+
+
+def _check_fetches(plan: Plan, active: Active, view: LayerView) -> None:
+    layer, fetched = view.layer, {fetch[1] for fetch in plan.load if fetch[0] == view.layer}
     if len(fetched) != len(plan.load):
         raise UsageError(
             f"layer {layer}: the plan's fetches {[tuple(f[:2]) for f in plan.load]} are not of "
@@ -123,8 +139,3 @@ def check(plan: Plan, active: Active, view: LayerView) -> None:
                 f"layer {layer}: the plan loads expert {expert}, which "
                 + ("is none" if expert is None else "is on the device or on its way already")
             )
-    if plan.deferred and view.next_layer is None:
-        raise UsageError(
-            f"layer {layer}: no layer with experts follows, to which the outputs of "
-            f"{list(plan.deferred)} could be deferred; check `view.next_layer`"
-        )
