@@ -99,7 +99,7 @@ class ExpertCacheRouter(Routing):
             for scores, own in zip(view.scores, view.topk_ids_TK.tolist(), strict=True)
         ]
         top_set = frozenset(expert for token in tokens for expert in token.top_score)  # C
-        on_hand: list[bool] = view.resident_E.tolist()  # G ∪ C, by expert
+        on_hand = view.resident.copy()  # G ∪ C, by expert
         for expert in top_set:
             on_hand[expert] = True
 
@@ -200,14 +200,17 @@ class TopScorePrefetch(Prefetching):
         predicted_TE = forecast[layer]
         k, band = view.shape.top_k, 1 + (view.alpha if self.alpha is None else self.alpha)
         wanted: dict[int, float] = {}
-        order_TE = (-predicted_TE).argsort(axis=1, kind="stable").tolist()
-        for ranked, scores in zip(order_TE, predicted_TE.tolist(), strict=True):
-            rival = scores[ranked[k]] if k < len(ranked) else 0.0  # the predicted S_{k+1}
-            for expert in ranked[:k]:
-                if scores[expert] < band * rival:
+        for scores_E in predicted_TE:
+            ranked = (-scores_E).argsort(kind="stable")[: k + 1]
+            best: list[float] = scores_E[ranked].tolist()
+            rival = best[k] if k < len(best) else 0.0  # the predicted S_{k+1}
+            least = band * rival
+            for expert, score in zip(ranked.tolist(), best[:k], strict=False):
+                if score < least:
                     break
-                wanted[expert] = max(scores[expert], wanted.get(expert, 0.0))
-        if len(order_TE) > 1:  # one row's are in order
+                if score > wanted.get(expert, -1.0):
+                    wanted[expert] = score
+        if len(predicted_TE) > 1:  # one row's are in order
             wanted = dict(sorted(wanted.items(), key=lambda item: (-item[1], item[0])))
         return fetches(layer, wanted)
 

@@ -47,15 +47,15 @@ class Tally:
 
     def __init__(self) -> None:
         self.by_phase: dict[Phase, Counts] = {"prefill": Counts(), "decode": Counts()}
-        self._asked: dict[int, set[int]] = {}
+        self._asked: dict[int, set[int | None]] = {}
 
     def ask(self, wanted: Sequence[Fetch], layer: int) -> None:
         """Count requested prefetches; ``layer`` is the next one, which may have no request."""
-        by_layer: dict[int, set[int]] = {layer: set()}
-        for asked_for, expert, _, _ in wanted:
-            if expert is not None:
-                by_layer.setdefault(asked_for, set()).add(expert)
-        self._asked.update(by_layer)
+        experts = {fetch[1] for fetch in wanted if fetch[0] == layer}
+        self._asked[layer] = experts
+        if len(experts) < len(wanted):  # of further layers, too
+            for later in {fetch[0] for fetch in wanted} - {layer}:
+                self._asked[later] = {fetch[1] for fetch in wanted if fetch[0] == later}
 
     def experts(self, phase: Phase, rows: Mapping[int, int], active: Active, plan: Plan) -> None:
         """Count where a layer's experts were computed, and what copied them to the device.
@@ -90,20 +90,22 @@ class Tally:
         asked = self._asked.pop(view.layer, None)
         if not began and not asked:
             return
-        chosen_TK = view.topk_ids_TK.tolist()
+        chosen_by_row = view.topk_ids_TK.tolist()
         if began:
-            own = set().union(*chosen_TK)
-            top = own if routed.top_score is None else routed.top_score
+            own = set().union(*chosen_by_row)
+            top = routed.top_score
+            right = len(began & own)
             c.prefetched += len(began)
-            c.prefetched_top_score += len(began & top)
-            c.prefetched_active += len(began & own)
+            c.prefetched_top_score += right if top is None else len(began & top)
+            c.prefetched_active += right
             c.prefetched_used += len(began.intersection(active))
         if asked and view.phase == "decode":
-            for chosen in chosen_TK:
+            for chosen in chosen_by_row:
                 right = len(asked.intersection(chosen))
                 c.asked += 1
-                c.asked_all += right == len(chosen)
-                c.asked_any += right > 0
+                if right:
+                    c.asked_any += 1
+                    c.asked_all += right == len(chosen)
 
     def routing(self, view: LayerView, routed: Routed) -> bool:
         """Count choices that are not the model's own; returns whether there was any."""

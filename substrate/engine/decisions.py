@@ -94,7 +94,7 @@ class Active:
         self.resident: list[int] = []
         self.in_flight: list[int] = []
         self.absent: list[int] = []
-        there, coming = view.resident_E.tolist(), view.in_flight_E.tolist()
+        there, coming = view.resident, view.in_flight_E.tolist()
         for expert in rows:
             if there[expert]:
                 self.resident.append(expert)
@@ -103,12 +103,13 @@ class Active:
             else:
                 self.absent.append(expert)
 
-    def score(self, expert: int) -> float:
-        """An expert's best gate score over the rows."""
+    @property
+    def best(self) -> list[float]:
+        """Each expert's best gate score over the rows."""
         if self._best is None:
             scores = self._view.scores
             self._best = scores[0] if len(scores) == 1 else list(map(max, *scores))
-        return self._best[expert]
+        return self._best
 
 
 def best_scores(scores_TE: Scores) -> Scores:
@@ -220,6 +221,7 @@ class LayerView:
     resident_E: Mask = field(init=False)
     in_flight_E: Mask = field(init=False)
     _scores: list[list[float]] | None = None
+    _resident: list[bool] | None = None
 
     @property
     def phase(self) -> Phase:
@@ -232,3 +234,10 @@ class LayerView:
         if self._scores is None:
             self._scores = self.scores_TE.tolist()
         return self._scores
+
+    @property
+    def resident(self) -> list[bool]:
+        """``resident_E`` as a plain list."""
+        if self._resident is None:
+            self._resident = self.resident_E.tolist()
+        return self._resident

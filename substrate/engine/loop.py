@@ -72,6 +72,7 @@ class Engine:
         policies = system.policies.values()
         # Asked once: a property costs as much as what it guards, and these come with every layer.
         self._alpha = system.alpha_in_use
+        self._lossless = system.lossless
         self._prefetches = type(system.prefetch).prefetch is not Prefetching.prefetch
         self._reads_hidden = any(policy.reads_hidden for policy in policies)
         self._reads_embedding = any(policy.reads_embedding for policy in policies)
@@ -267,7 +268,7 @@ class Engine:
         if not now.here:
             return []
         rows, layer = tuple([now.rows[e] for e in now.here]), now.view.layer
-        op = op_of(OpKind.EXPERT, layer, rows, now.here)
+        op = Op(OpKind.EXPERT, layer, rows, now.here)  # these rarely come again
         return [self._ops.device(op, (), self.model.compute, layer, now.here)]
 
     def _compute_shared(self, layer: int) -> None:
@@ -303,7 +304,7 @@ class Engine:
         self.transfers.layer_ends(view.layer, now.keys)
         tally.experts(view.phase, now.rows, now.active, now.plan)
         tally.prefetches(view, routed, now.rows, self.transfers.take_started(view.layer))
-        if tally.routing(view, routed) and self.system.lossless:
+        if tally.routing(view, routed) and self._lossless:
             raise UsageError(
                 f"{type(self.system.route).__name__} says that it is lossless and replaced an "
                 "expert; let its `lossless_at` say no"

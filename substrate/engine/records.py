@@ -105,11 +105,10 @@ def check(plan: Plan, active: Active, view: LayerView) -> None:
         UsageError: the system's assignment made a mistake.
     """
     layer, planned = view.layer, [*plan.device, *plan.host, *plan.deferred]
-    experts = list(active.rows)
-    if planned != experts and sorted(planned) != experts:
+    if len(planned) != len(active.rows) or active.rows.keys() != set(planned):
         raise UsageError(
-            f"layer {layer}: the system planned experts {planned}, active are {experts}; each must "
-            "stand in the plan once"
+            f"layer {layer}: the system planned experts {planned}, active are "
+            f"{list(active.rows)}; each must stand in the plan once"
         )
     if plan.deferred and view.next_layer is None:
         raise UsageError(
@@ -122,16 +121,18 @@ def check(plan: Plan, active: Active, view: LayerView) -> None:
 
 def _check_fetches(plan: Plan, active: Active, view: LayerView) -> None:
     layer, fetched = view.layer, {fetch[1] for fetch in plan.load if fetch[0] == view.layer}
+    needed = set(active.absent).difference(plan.host, plan.deferred)
+    if fetched == needed and len(plan.load) == len(needed):
+        return
     if len(fetched) != len(plan.load):
         raise UsageError(
             f"layer {layer}: the plan's fetches {[tuple(f[:2]) for f in plan.load]} are not of "
             "different experts of this layer"
         )
-    lacking = set(active.absent).difference(fetched, plan.host, plan.deferred)
-    if lacking:
+    if not needed <= fetched:
         raise UsageError(
-            f"layer {layer}: the device is to compute {sorted(lacking)}, which it does not have "
-            "and the plan does not load"
+            f"layer {layer}: the device is to compute {sorted(needed - fetched)}, which it does "
+            "not have and the plan does not load"
         )
     for expert in fetched.difference(active.absent):
         if expert is None or view.resident_E[expert] or view.in_flight_E[expert]:

@@ -137,14 +137,18 @@ class Transfers:
     def speculate(self, wanted: Sequence[Fetch], chunks: int = 1) -> None:
         """Queue fetches behind everything needed, in this order and instead of what is queued."""
         holds, ops, experts = self.cache.holds, self._ops, self._experts
-        try:
-            self._wanted = {f[0] * experts + f[1]: f for f in wanted}  # type: ignore[operator]
-        except TypeError:
-            raise UsageError(
-                "a speculative prefetch must name an expert; a layer's common weights are fetched "
-                'ahead by one whose discipline is "committed"'
-            ) from None
-        absent = [ops[key] for key in self._wanted if not holds(key)]
+        self._wanted, absent = {}, []
+        for fetch in wanted:
+            layer, expert, _, _ = fetch
+            if expert is None:
+                raise UsageError(
+                    "a speculative prefetch must name an expert; a layer's common weights are "
+                    'fetched ahead by one whose discipline is "committed"'
+                )
+            key = layer * experts + expert
+            self._wanted[key] = fetch
+            if not holds(key):
+                absent.append(ops[key])
         self.machine.prefetch(absent, self, chunks)
 
     def commit(self, wanted: Sequence[Fetch]) -> None:

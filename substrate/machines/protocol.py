@@ -14,7 +14,7 @@ Two rules settle every tie: a needed operation goes before a prefetch that could
 instant, and operations of one kind go in the order of submission.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -67,8 +67,8 @@ class Op:
     ``context`` counts the cached tokens that attention reads, ``pairs`` the products of a query
     with a key that it computes, both summed over the batch's sequences.  ``network`` holds a
     policy's own network's widths, input to output.  ``share`` is the part of a record that moves.
-    ``sizes`` stands for all that its price depends on, one object for equal ones: the experts of a
-    layer cost alike, and so do layers, but for their common weights (``STREAM``).
+    ``sizes`` is all that its price depends on: the experts of a layer cost alike, and so do layers,
+    but for their common weights (``STREAM``).
     """
 
     kind: OpKind
@@ -79,18 +79,18 @@ class Op:
     pairs: int = 0
     network: tuple[int, ...] = ()
     share: float = 1.0
-    sizes: object = field(init=False, repr=False, compare=False)
+    sizes: Hashable = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         layer = self.layer if self.kind is OpKind.STREAM else None
-        self.sizes = _sizes(
+        self.sizes = (
             self.kind, self.rows, self.context, self.pairs, self.network, self.share, layer
-        )
+        )  # fmt: skip
 
 
 @lru_cache(maxsize=1 << 14)
-def _sizes(*values: object) -> object:
-    """One object for equal values: its hash is its address, where a tuple's is computed anew."""
+def _stand_in(sizes: Hashable) -> object:
+    """One object for equal sizes: its hash is its address, where a tuple's is computed anew."""
     return object()
 
 
@@ -100,7 +100,9 @@ def op_of(
     share: float = 1.0,
 ) -> Op:  # fmt: skip
     """One object for operations that come again with every token."""
-    return Op(kind, layer, rows, experts, share=share)
+    op = Op(kind, layer, rows, experts, share=share)
+    op.sizes = _stand_in(op.sizes)
+    return op
 
 
 class Span:
@@ -124,6 +126,7 @@ class Span:
         stall_ns: int = 0,
         cause: str = "",
         late_ns: int = 0,
+        moved_bytes: int = 0,
     ) -> None:
         self.op = op
         self.lane = lane
@@ -132,7 +135,7 @@ class Span:
         self.stall_ns = stall_ns
         self.cause = cause
         self.late_ns = late_ns
-        self.moved_bytes = 0
+        self.moved_bytes = moved_bytes
         self.value: Any = None
 
     @property

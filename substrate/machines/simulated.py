@@ -179,11 +179,13 @@ class SimulatedMachine:
         moved_bytes: int = 0,
     ) -> Span:
         """Put an operation behind its lane's last: submitted at ``since_ns``, ended not before."""
-        if self._last is not None:  # where nothing overlaps
+        if not self._overlap and self._last is not None:
             after = (*after, self._last)
-        free = self._free[lane]
-        submitted_late = since_ns > free
-        start, cause, late = (since_ns, "control", 0) if submitted_late else (free, "", 0)
+        free, late = self._free[lane], 0
+        if since_ns > free:
+            start, cause = since_ns, "control"
+        else:
+            start, cause = free, ""
         for dependency in after:
             end = dependency.end_ns
             if end is None:
@@ -191,16 +193,13 @@ class SimulatedMachine:
             if end > start:
                 start = end
                 cause = _CAUSES.get(dependency.op.kind) or _LANE_NAMES[dependency.lane]
-                late = since_ns - free if submitted_late else 0
+                late = since_ns - free if since_ns > free else 0
         end = start + duration_ns
         if end < not_before_ns:
             end = not_before_ns
         self._free[lane] = end
-        span = Span(op, lane, start, end, start - free - late, cause, late)
-        if moved_bytes:
-            span.moved_bytes = moved_bytes
-        if not self._overlap:
-            self._last = span
+        span = Span(op, lane, start, end, start - free - late, cause, late, moved_bytes)
+        self._last = span
         self.timeline.add(span)
         return span
 
@@ -230,7 +229,7 @@ class SimulatedMachine:
             if begun is not None:
                 since_ns = begun.since_ns
             start = max(self._free[self.load_path[0]], since_ns)
-            if self._last is not None:  # where nothing overlaps, every lane must be idle
+            if not self._overlap and self._last is not None:  # every lane must be idle
                 start = max(start, cast(int, self._last.end_ns))
             if start >= self._now:
                 return

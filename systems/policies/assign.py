@@ -83,7 +83,12 @@ class Balanced(Assignment):
         costs, p = view.costs, self.history
         load_ns = _mean(costs.load_ns, p)
         host_ns = _mean(costs.host_ns if self.by == "score" else costs.host_ns_per_row, p)
-        queue = sorted(active.absent, key=lambda e: self._order(e, active))  # S
+        score, rows = active.best, active.rows
+        # Best first; ties by the other measure, then by id.
+        if self.by == "score":
+            queue = sorted(active.absent, key=lambda e: (-score[e], -rows[e], e))  # S
+        else:
+            queue = sorted(active.absent, key=lambda e: (-rows[e], -score[e], e))
         load: list[int] = []
         host: list[int] = []
         t_load = t_cpu = 0.0
@@ -95,14 +100,9 @@ class Balanced(Assignment):
                 left += 1
             else:
                 host.append(queue[right])
-                t_cpu += host_ns * (active.rows[queue[right]] if self.by == "batch" else 1)
+                t_cpu += host_ns * (rows[queue[right]] if self.by == "batch" else 1)
                 right -= 1
         return split(active, fetches(view.layer, load), host)
-
-    def _order(self, expert: int, active: Active) -> tuple[float, float, int]:
-        """Best first; ties by the other measure, then by id."""
-        score, rows = active.score(expert), active.rows[expert]
-        return (-score, -rows, expert) if self.by == "score" else (-rows, -score, expert)
 
 
 def _mean(values: Sequence[float], last: int) -> float:

@@ -210,7 +210,7 @@ class AsksActive(LoadAll):
     """Reads scores through the active experts."""
 
     def assign(self, view: LayerView, active) -> Plan:
-        assert active.score(min(active.rows)) > 0
+        assert active.best[min(active.rows)] > 0
         return super().assign(view, active)
 
 
