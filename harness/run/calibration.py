@@ -48,7 +48,7 @@ def learners(system: System) -> dict[str, Policy]:
 
 
 def source(spec: RunSpec, system: System, data_dir: Path | None) -> Workload:
-    """Whose train split a run calibrates from.
+    """The workload whose train split a run calibrates from.
 
     Raises:
         UsageError: the run's own workload has none, and no other was named.
@@ -74,7 +74,7 @@ def texts(spec: RunSpec, chosen: Workload, data_dir: Path | None) -> PromptSet:
 
 
 def identity(spec: RunSpec, system: System, data_dir: Path | None) -> dict[str, str]:
-    """What calibration adds to a run's identity: nothing where nobody learns."""
+    """What calibration adds to a run's identity: nothing where no policy learns."""
     found = {}
     for decision, policy in learners(system).items():
         if policy.calibration_trace:
@@ -96,7 +96,7 @@ def calibrate(
         progress: told of a policy's steps.
 
     Returns:
-        by decision what was learnt from, and how it went; nothing where nobody learns.
+        by decision what was learnt from, and how it went; nothing where no policy learns.
 
     Raises:
         UsageError: there is nothing to learn from.

@@ -151,7 +151,7 @@ class Span:
 
 
 class TransferClient(Protocol):
-    """Who decides about slots: the machine asks it when transfers start and tells it of their end.
+    """Allocates slots: the machine asks it when transfers start and tells it of their end.
 
     ``op`` is the transfer's own operation; it names one expert.  All is called while no other
     thread can hold the machine's lock.
