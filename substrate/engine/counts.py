@@ -66,21 +66,21 @@ class Tally:
         c.active += len(rows)
         c.hits += len(active.resident)
         c.in_flight += len(active.in_flight)
-        c.loads += len(active.absent)
+        lacking = len(active.absent)
         c.host += len(rows) - len(active.rows)
-        if plan.host or plan.deferred:
-            host = {*plan.host, *plan.deferred}
-            resident = len(host.intersection(active.resident))
-            in_flight = len(host.intersection(active.in_flight))
-            c.hits -= resident
-            c.in_flight -= in_flight
-            c.loads -= len(host) - resident - in_flight
-            c.host += len(host)
-            c.host_resident += resident
-            c.deferred += len(plan.deferred)
-        for fetch in plan.load:
-            if fetch[1] not in rows:
-                c.unchosen += 1
+        for e in (*plan.host, *plan.deferred):
+            c.host += 1
+            if e in active.absent:
+                lacking -= 1
+            elif e in active.in_flight:
+                c.in_flight -= 1
+            else:
+                c.hits -= 1
+                c.host_resident += 1
+        c.loads += lacking
+        c.deferred += len(plan.deferred)
+        if len(plan.load) > lacking:
+            c.unchosen += sum(fetch.expert not in rows for fetch in plan.load)
 
     def prefetches(
         self, view: LayerView, routed: Routed, active: Collection[int], began: set[int]

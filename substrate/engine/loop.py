@@ -73,6 +73,7 @@ class Engine:
         # Asked once: a property costs as much as what it guards, and these come with every layer.
         self._alpha = system.alpha_in_use
         self._lossless = system.lossless
+        self._predictor = system.prefetch.predictor
         self._prefetches = type(system.prefetch).prefetch is not Prefetching.prefetch
         self._reads_hidden = any(policy.reads_hidden for policy in policies)
         self._reads_embedding = any(policy.reads_embedding for policy in policies)
@@ -174,7 +175,7 @@ class Engine:
         on_host = self._compute_on_host(now)
         reads = self._compute_here(now)
         self._compute_shared(layer)
-        predicted = self._ops.predict(self.system.prefetch.predictor, view, now.here)
+        predicted = self._ops.predict(self._predictor, view, now.here)
         self._speculate(view, predicted)
         self._compute_arrivals(now, loads, reads)
         self._combine(layer, on_host)
@@ -231,7 +232,9 @@ class Engine:
             system.evict.used(layer, rows)
         check(plan, active, view)
         self.machine.elapse(decisions=1)
-        here = tuple(takewhile(active.resident.__contains__, plan.device))
+        here = tuple(active.resident)
+        if here != tuple(plan.device[: len(here)]):
+            here = tuple(takewhile(active.resident.__contains__, plan.device))
         return Layer(view, routed, rows, keys, active, plan, ahead, here)
 
     def _load(self, now: Layer) -> Loads:

@@ -21,7 +21,7 @@ class Operations:
     def __init__(self, model: Model, machine: Machine) -> None:
         self._model, self._machine = model, machine
         #: What was predicted in this layer, and the prediction that was read last.
-        self._predicted: dict[Predictor, Span] = {}
+        self._predicted: list[tuple[Predictor, Span]] = []
         self._read: Span | None = None
 
     def attend(self, op: Op, layer: int) -> Span:
@@ -68,14 +68,15 @@ class Operations:
             return None
         if view.phase == "prefill" and not predictor.in_prefill:
             return None
-        span = self._predicted.get(predictor)
-        if span is None:
-            op, work = predictor.op(view), predictor.forecast
-            if predictor.lane is _DEVICE:
-                span = self.device(op, (), work, view, self._model, done)
-            else:
-                span = self._machine.submit(op, predictor.lane, (), work, view, self._model, done)
-            self._predicted[predictor] = span
+        for asked, span in self._predicted:
+            if asked == predictor:
+                return span
+        op, work = predictor.op(view), predictor.forecast
+        if predictor.lane is _DEVICE:
+            span = self.device(op, (), work, view, self._model, done)
+        else:
+            span = self._machine.submit(op, predictor.lane, (), work, view, self._model, done)
+        self._predicted.append((predictor, span))
         return span
 
     def forecast(self, predicted: Span | None) -> Forecast:
@@ -90,7 +91,7 @@ class Operations:
 
     def next_layer(self) -> None:
         """Forget what was predicted in the layer before."""
-        self._predicted = {}
+        self._predicted = []
 
 
 class DividedOperations(Operations):

@@ -90,7 +90,7 @@ class Policy(ABC):
 
 
 class Predictor(ABC):
-    """Expects which experts later layers will use.  Hashable: equal ones are asked once a layer."""
+    """Expects which experts later layers will use.  Of equal ones, one is asked in a layer."""
 
     #: Where it runs: on the device among its operations, beside it, or on the host.
     lane: ClassVar[Lane] = Lane.DEVICE

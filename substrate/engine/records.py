@@ -7,6 +7,8 @@ from itertools import pairwise
 from typing import NamedTuple
 
 from moebench.substrate.engine.decisions import (
+    EXPERT_OF,
+    LAYER_OF,
     NO_EXPERT,
     Active,
     Fetch,
@@ -104,29 +106,33 @@ def check(plan: Plan, active: Active, view: LayerView) -> None:
     Raises:
         UsageError: the system's assignment made a mistake.
     """
-    layer, planned = view.layer, [*plan.device, *plan.host, *plan.deferred]
-    if len(planned) != len(active.rows) or active.rows.keys() != set(planned):
+    device, host, deferred, load = plan
+    planned = {*device, *host, *deferred}
+    if planned != active.rows.keys() or len(planned) != len(device) + len(host) + len(deferred):
         raise UsageError(
-            f"layer {layer}: the system planned experts {planned}, active are "
-            f"{list(active.rows)}; each must stand in the plan once"
+            f"layer {view.layer}: the system planned experts {[*device, *host, *deferred]}, active "
+            f"are {list(active.rows)}; each must stand in the plan once"
         )
-    if plan.deferred and view.next_layer is None:
+    if deferred and view.next_layer is None:
         raise UsageError(
-            f"layer {layer}: no layer with experts follows, to which the outputs of "
-            f"{list(plan.deferred)} could be deferred; check `view.next_layer`"
+            f"layer {view.layer}: no layer with experts follows, to which the outputs of "
+            f"{list(deferred)} could be deferred; check `view.next_layer`"
         )
-    if plan.load or active.absent:
-        _check_fetches(plan, active, view)
+    if load or active.absent:
+        needed = set(active.absent).difference(host, deferred)
+        fetched = set(map(EXPERT_OF, load))
+        as_usual = fetched == needed and len(load) == len(needed)
+        if not as_usual or (load and {*map(LAYER_OF, load)} != {view.layer}):
+            _check_fetches(load, needed, active, view)
 
 
-def _check_fetches(plan: Plan, active: Active, view: LayerView) -> None:
-    layer, fetched = view.layer, {fetch[1] for fetch in plan.load if fetch[0] == view.layer}
-    needed = set(active.absent).difference(plan.host, plan.deferred)
-    if fetched == needed and len(plan.load) == len(needed):
-        return
-    if len(fetched) != len(plan.load):
+def _check_fetches(
+    load: Sequence[Fetch], needed: set[int], active: Active, view: LayerView
+) -> None:
+    layer, fetched = view.layer, {fetch.expert for fetch in load if fetch.layer == view.layer}
+    if len(fetched) != len(load):
         raise UsageError(
-            f"layer {layer}: the plan's fetches {[tuple(f[:2]) for f in plan.load]} are not of "
+            f"layer {layer}: the plan's fetches {[tuple(f[:2]) for f in load]} are not of "
             "different experts of this layer"
         )
     if not needed <= fetched:
