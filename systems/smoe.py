@@ -98,7 +98,7 @@ class ExpertCacheRouter(Routing):
             _Token(scores, own, view.alpha)
             for scores, own in zip(view.scores, view.topk_ids_TK.tolist(), strict=True)
         ]
-        top_set = frozenset(expert for token in tokens for expert in token.top_score)  # C
+        top_set: frozenset[int] = frozenset().union(*[token.top_score for token in tokens])  # C
         on_hand = view.resident.copy()  # G ∪ C, by expert
         for expert in top_set:
             on_hand[expert] = True
@@ -114,7 +114,7 @@ class ExpertCacheRouter(Routing):
             left_over += [(t, place) for place in replaceable[len(substitutes) :]]
         if self.refine:
             _share_with_others(tokens, routed, left_over)
-        if all(ids == token.own for ids, token in zip(routed, tokens, strict=True)):
+        if routed == [token.own for token in tokens]:
             return Routed(view.topk_ids_TK, view.topk_ids_TK, top_set)
         ids_TK = np.array(routed)
         return Routed(ids_TK, ids_TK if self.weight == "own" else view.topk_ids_TK, top_set)
@@ -128,9 +128,14 @@ class _Token:
         self.rival = rival_score(scores, own)  # S_{k+1}
         self.lower = (1 - alpha) * self.rival
         upper = (1 + alpha) * self.rival
-        self.top_score = [e for e in own if scores[e] >= upper]
+        self.top_score: list[int] = []
         #: Places in ``own`` of E_l: S_{k+1} < score < (1+α)·S_{k+1}.
-        self.low_score = [p for p, e in enumerate(own) if self.rival < scores[e] < upper]
+        self.low_score: list[int] = []
+        for place, expert in enumerate(own):
+            if scores[expert] >= upper:
+                self.top_score.append(expert)
+            elif scores[expert] > self.rival:
+                self.low_score.append(place)
 
     def similar(self, among: Sequence[bool], pick: Literal["best", "id"] = "best") -> list[int]:
         """E_s: inactive experts with (1-α)·S_{k+1} < score ≤ S_{k+1}, in the order to take them."""
