@@ -225,7 +225,8 @@ class ExpertCache:
 
     def claim(self, key: int, victim: int | None) -> int:
         """Give a slot to an expert: a free one, or the victim's.  Returns the slot."""
-        if self._held[key]:
+        slot_of = self._slot_of
+        if slot_of[key] >= 0:
             raise IntegrityError(f"expert {key} already has a slot")
         if victim is None:
             if not self._free_for[key]:
@@ -235,14 +236,14 @@ class ExpertCache:
                 self._tier.reserve("experts", self._record_bytes)
                 self._charged.add(slot)
         else:
-            slot = self._slot_of[victim]
-            if not self._held[victim] or (self._pinned[victim] and not self._computed[victim]):
+            slot = slot_of[victim]
+            if slot < 0 or (self._pinned[victim] and not self._computed[victim]):
                 raise IntegrityError(f"expert {victim} cannot be evicted: not resident, or in use")
             self._held[victim] = self._computed[victim] = False
-            self._slot_of[victim] = -1
+            slot_of[victim] = -1
             self._ready_ns[victim] = self._free_ns[victim] = NEVER
         self._held[key] = True
-        self._slot_of[key] = slot
+        slot_of[key] = slot
         self._owner_of[slot] = key
         self._reader[key] = None
         self._computed[key] = False
