@@ -1,5 +1,7 @@
 """A sweep on a Ray cluster of several nodes, one of which is lost in the middle."""
 
+import os
+import signal
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
@@ -61,15 +63,26 @@ def test_a_lost_node_costs_only_the_cell_that_it_had(cluster: Any) -> None:
     with closing(RayWorkers(None, samples=False)) as workers:
         assert workers.size == 2
         ended = schedule(jobs, workers, lambda worker, job: starts.append(job.cell_id))
-        for done, (_, job, outcome) in enumerate(ended):
+        for done, (worker, job, outcome) in enumerate(ended):
             assert not isinstance(outcome, Failed), outcome
             keep(store, job, outcome)
-            if done == 0:  # both nodes have a cell now: one of them goes
-                cluster.remove_node(cluster.nodes[0], allow_graceful=False)
+            if done == 0:  # this worker has a cell next, which its node takes with it
+                _lose_node_of(workers._actors[worker], cluster)
     ray.shutdown()
     assert sorted(store.finished()) == sorted(job.cell_id for job in jobs)
     assert len(store.runs()) == COUNT
     assert len(starts) > COUNT, "no cell had to be started again"
+
+
+def _lose_node_of(actor: Any, cluster: Any) -> None:
+    """End the node that an idle actor is on, and its process: no cell of it can still end well."""
+    ask = actor.__ray_call__.remote(
+        lambda _: (ray.get_runtime_context().get_node_id(), os.getpid())
+    )
+    node_id, process = ray.get(ask)
+    (node,) = (node for node in cluster.nodes if node.node_id == node_id)
+    os.kill(process, signal.SIGKILL)
+    cluster.remove_node(node, allow_graceful=False)
 
 
 def test_the_command_on_a_cluster(cluster: Any) -> None:
