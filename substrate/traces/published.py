@@ -11,18 +11,35 @@ import json
 import re
 import zipfile
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from moebench.substrate.errors import InputError, UsageError
 from moebench.substrate.traces.file import Header, IdsOrder, writing
 
+#: The file that describes a published trace.
+META = "meta.json"
+
 #: What marks a row that the source does not have.
 MISSING = 255
 
 #: Tokens that are written at once.
 BLOCK = 4096
+
+
+class Published(NamedTuple):
+    """A published trace in memory, in this format's terms.
+
+    Attributes:
+        header: as a trace's header says it, without the files' hashes.
+        arrays: by the names of `substrate.traces.file`.
+        meta: the source's own description.
+    """
+
+    header: Header
+    arrays: dict[str, np.ndarray]
+    meta: dict[str, Any]
 
 
 def import_trace(
@@ -39,6 +56,27 @@ def import_trace(
     Raises:
         InputError: the folder holds no rows of tokens, or something broken.
         UsageError: ``out`` exists.
+    """
+    header, arrays, _ = read_published(folder, model, prompt_tokens)
+    with writing(out, header) as writer:
+        for start in range(0, len(arrays["ids"]), BLOCK):
+            rows = slice(start, start + BLOCK)
+            writer.append(**{name: values[rows] for name, values in arrays.items()})
+    return header
+
+
+def model_of(folder: Path) -> str:
+    """The model that a folder is named for: ``olmoe-1b-7b`` of ``olmoe-1b-7b__prose``."""
+    return re.sub(r"-k\d+$", "", folder.resolve().name.split("__")[0])
+
+
+def read_published(
+    folder: Path, model: str | None = None, prompt_tokens: int | None = None
+) -> Published:
+    """A published trace in memory; see `import_trace`.
+
+    Raises:
+        InputError: the folder holds no rows of tokens, or something broken.
     """
     meta, arrays = _read(folder)
     ids, sequence, phase = arrays["ids"], arrays["seq"], arrays["phase"]
@@ -70,7 +108,7 @@ def import_trace(
     if "native_top_k" in meta:
         notes.append(f"the model ran with top-{ids.shape[2]} instead of {meta['native_top_k']}")
     header = Header(
-        model=model or re.sub(r"-k\d+$", "", folder.resolve().name.split("__")[0]),
+        model=model or model_of(folder),
         workload=str(meta.get("workload", "unknown")),
         num_moe_layers=ids.shape[1],
         num_experts=experts,
@@ -79,26 +117,21 @@ def import_trace(
         source={**source, "described_as": meta.get("model")},
         notes=notes,
     )
+    found = {
+        "ids": ids,
+        "sequence": sequence,
+        "position": position,
+        "phase": phase,
+        "chosen": np.full(len(ids), -1),
+    }
     names = {"scores": "top_scores", "candidates": "candidates"}
-    with writing(out, header) as writer:
-        for start in range(0, len(ids), BLOCK):
-            rows = slice(start, start + BLOCK)
-            writer.append(
-                ids=ids[rows],
-                sequence=sequence[rows],
-                position=position[rows],
-                phase=phase[rows],
-                chosen=np.full(len(ids[rows]), -1),
-                **{
-                    ours: arrays[theirs][rows] for theirs, ours in names.items() if theirs in arrays
-                },
-            )
-    return header
+    found |= {ours: arrays[theirs] for theirs, ours in names.items() if theirs in arrays}
+    return Published(header, found, meta)
 
 
 def _read(folder: Path) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
     """What the folder's ``meta.json`` says, and its arrays, checked against each other."""
-    file = folder / "meta.json"
+    file = folder / META
     if (folder / "popularity.json").exists() and not file.exists():
         raise InputError(
             f"{folder}: holds totals by expert only (popularity.json), no tokens to replay"
