@@ -21,6 +21,13 @@ WINDOW = 15
 #: The α of `summary`'s low-score experts.
 LOW_SCORE_ALPHAS = (0.1, 0.35, 0.6)
 
+#: After how many tokens `summary` counts the experts used, and the lags of its overlaps.
+USED_AFTER = (32, 64, 128, 256)
+LAGS = (1, 2, 4, 8, 16, 32)
+
+#: Cache sizes of `summary`, in eighths of a layer's experts.
+CACHE_SIZES = {"eighth": 1, "quarter": 2, "half": 4, "three_quarters": 6}
+
 
 def popularity(sequences: Sequence[RoutedSequence], num_experts: int) -> np.ndarray:
     """Each layer's share of choices that fall on an expert ``[L, E]`` (DuoServe, Eq. 2).
@@ -49,6 +56,46 @@ def concentration(popularity_LE: np.ndarray) -> dict[str, np.ndarray]:
         "max_over_mean": ascending[:, -1] * e,
         "min_over_mean": ascending[:, 0] * e,
     }
+
+
+def concentration_within(sequences: Sequence[RoutedSequence], num_experts: int) -> dict[str, float]:
+    """``gini`` and ``max_over_mean`` of a layer's expert use in one sequence (`concentration`).
+
+    The mean over layers, then over sequences.  Prompt and decoded tokens count alike.  Short
+    sequences look more uneven than long ones: compare sequences of one length.
+
+    Raises:
+        UsageError: there is no token to count.
+    """
+    each = [concentration(popularity([s], num_experts)) for s in _any(sequences) if len(s.ids_TLK)]
+    return {
+        name: float(np.mean([by_name[name].mean() for by_name in each]))
+        for name in ("gini", "max_over_mean")
+    }
+
+
+def sequence_similarity(sequences: Sequence[RoutedSequence], num_experts: int) -> float:
+    """Cosine of a layer's expert use in two sequences: the mean over all pairs and layers.
+
+    Use is the share of a sequence's tokens, prompt and decoded alike, that chose an expert.  NaN
+    where there are less than two sequences.
+    """
+    uses = [_used(s.ids_TLK, num_experts).mean(0) for s in sequences if len(s.ids_TLK)]
+    if len(uses) < 2:
+        return float("nan")
+    return mean_cosine(np.stack(uses))
+
+
+def mean_cosine(use_NLE: np.ndarray) -> float:
+    """Cosine of a layer's expert use ``[E]`` in two of N texts: the mean over all pairs and layers.
+
+    N is at least 2; no text's layer uses nothing.
+    """
+    unit_NLE = use_NLE / np.linalg.norm(use_NLE, axis=2, keepdims=True)
+    # The squared length of a sum of N unit vectors is N plus twice the cosines of all pairs.
+    squared_L = (unit_NLE.sum(0) ** 2).sum(1)
+    texts = len(use_NLE)
+    return float(np.mean(squared_L - texts) / (texts * (texts - 1)))
 
 
 def affinity(sequences: Sequence[RoutedSequence], num_experts: int) -> np.ndarray:
@@ -99,6 +146,26 @@ def score_skew(sequences: Sequence[RoutedSequence]) -> np.ndarray:
     flat = np.concatenate([scores.reshape(-1, experts) for scores in rows]).astype(np.float64)
     by_rank = np.sort(flat, axis=1)[:, ::-1].mean(0)
     return np.asarray(by_rank / by_rank[0])
+
+
+def weight_by_rank(sequences: Sequence[RoutedSequence]) -> np.ndarray:
+    """Share of the decoded tokens' applied weight by rank of the chosen expert ``[K]``.
+
+    Weights of a token and layer are its chosen experts' scores, made to sum to one.  Unlike
+    `score_skew` it needs no scores of experts that were not chosen.
+
+    Raises:
+        UsageError: no sequence has scores of decoded tokens.
+    """
+    rows = []
+    for s in sequences:
+        if s.scores_TLE is not None and len(s.scores_TLE) > s.prefill:
+            scores, ids = s.scores_TLE[s.prefill :].astype(np.float64), s.ids_TLK[s.prefill :]
+            rows.append(np.take_along_axis(scores, ids, axis=2).reshape(-1, ids.shape[2]))
+    if not rows:
+        raise UsageError("the routing holds no gate scores of decoded tokens")
+    weights_NK = np.sort(np.concatenate(rows), axis=1)[:, ::-1]
+    return np.asarray((weights_NK / weights_NK.sum(axis=1, keepdims=True)).mean(0))
 
 
 def low_scores(
@@ -156,6 +223,20 @@ def reuse_by_rank(
         ranks = num_experts if scored or not sequences else sequences[0].ids_TLK.shape[2]
         return np.full(ranks, np.nan)
     return np.asarray(np.concatenate(shares).mean(0))
+
+
+def used_share(sequences: Sequence[RoutedSequence], num_experts: int, tokens: int) -> float:
+    """Share of a layer's experts that a sequence's first ``tokens`` tokens use.
+
+    Prompt and decoded tokens count alike: a token's routing depends on the text alone.  The mean
+    over layers and over sequences that long; NaN where there is none.
+    """
+    shares = [
+        _used(s.ids_TLK[:tokens], num_experts).any(0).mean()
+        for s in sequences
+        if len(s.ids_TLK) >= tokens
+    ]
+    return float(np.mean(shares)) if shares else float("nan")
 
 
 def lag_overlap(sequences: Sequence[RoutedSequence], lag: int) -> np.ndarray:
@@ -231,23 +312,26 @@ def prediction_by_layer(sequences: Sequence[RoutedSequence], lookahead: str) -> 
 def hit_rates(sequences: Sequence[RoutedSequence], sizes: Sequence[int]) -> dict[str, np.ndarray]:
     """Hit rate of a cache for each layer, decode only, by ``sizes`` (experts a layer holds).
 
-    ``lru``, ``lfu`` and ``belady`` (MIN with bypass), means over layers.  Sequences follow each
-    other through one cache.  The first misses, as many as it holds, are free for every policy:
-    they stand for what was placed before.  NaN where nothing was decoded.
+    ``lru``, ``lfu`` and ``belady`` (MIN with bypass), means over layers and requests.  Each
+    sequence has a cache of its own: then one text, which is all that many a recording holds, and
+    many texts are measured alike.  Its first misses, as many as it holds, are free for every
+    policy: they stand for what was placed before.  NaN where nothing was decoded.
     """
-    decoded = np.concatenate([s.ids_TLK[s.prefill :] for s in _any(sequences)])
-    if decoded.size == 0:
+    decoded = [s.ids_TLK[s.prefill :] for s in _any(sequences)]
+    requests = sum(ids.size for ids in decoded)
+    if not requests:
         return {name: np.full(len(sizes), np.nan) for name in ("lru", "lfu", "belady")}
-    layers: list[list[list[int]]] = decoded.transpose(1, 0, 2).tolist()
-    requests = decoded.shape[0] * decoded.shape[2]
+    caches: list[list[list[int]]] = [
+        steps for ids_TLK in decoded for steps in ids_TLK.transpose(1, 0, 2).tolist()
+    ]
 
     def missed(hits: Callable[[Steps, int], int]) -> Callable[[Steps, int], int]:
-        return lambda steps, size: max(0, requests - hits(steps, size) - size)
+        return lambda steps, size: max(0, sum(map(len, steps)) - hits(steps, size) - size)
 
     policies = {"lru": missed(lru_hits), "lfu": missed(lfu_hits), "belady": belady_misses}
     return {
         name: np.array(
-            [1 - np.mean([misses(steps, size) for steps in layers]) / requests for size in sizes]
+            [1 - sum(misses(steps, size) for steps in caches) / requests for size in sizes]
         )
         for name, misses in policies.items()
     }
@@ -259,20 +343,22 @@ def hit_rates(sequences: Sequence[RoutedSequence], sizes: Sequence[int]) -> dict
 def summary(sequences: Sequence[RoutedSequence], num_experts: int) -> dict[str, Any]:
     """All statistics as plain numbers and lists; what was not recorded is None.
 
-    Cache sizes are an eighth, a quarter, a half and three quarters of a layer's experts.
+    Cache sizes are those of ``CACHE_SIZES``, rounded down, at least one expert.
 
     Raises:
         UsageError: there is no token to count.
     """
     shares_LE = popularity(sequences, num_experts)
     top_k = sequences[0].ids_TLK.shape[2]
-    sizes = sorted({max(1, num_experts * eighths // 8) for eighths in (1, 2, 4, 6)})
+    sizes = [max(1, num_experts * eighths // 8) for eighths in CACHE_SIZES.values()]
     rates = hit_rates(sequences, sizes)
     scored = any(s.scores_TLE is not None and len(s.scores_TLE) > s.prefill for s in sequences)
     low_share, low_weight = low_scores(sequences, LOW_SCORE_ALPHAS) if scored else (None, None)
+    weights = weight_by_rank(sequences) if scored else ()
     by_affinity, by_popularity = recall_from_history(sequences, num_experts)
     kinds = sorted({kind for s in sequences for kind in s.predicted_TLE})
-    lags = {lag: lag_overlap(sequences, lag) for lag in (1, 2, 4, 8)}
+    predictions = {kind: prediction_by_layer(sequences, kind) for kind in kinds}
+    lags = {lag: lag_overlap(sequences, lag) for lag in LAGS}
     found: dict[str, Any] = _plain(
         {
             "tokens": {
@@ -280,13 +366,18 @@ def summary(sequences: Sequence[RoutedSequence], num_experts: int) -> dict[str, 
                 "decode": sum(len(s.ids_TLK) - s.prefill for s in sequences),
             },
             "score_skew": score_skew(sequences)[: 2 * top_k] if scored else None,
+            "weight_by_rank": {str(rank): weight for rank, weight in enumerate(weights, start=1)},
             "low_score_experts": low_share,
             "low_score_weight": low_weight,
             "reuse_by_rank": reuse_by_rank(sequences, num_experts)[: 2 * top_k],
             "prefill_decode_similarity": prefill_decode_similarity(sequences, num_experts),
             "window_similarity": window_similarity(sequences, num_experts),
-            "prediction_by_layer": {k: prediction_by_layer(sequences, k) for k in kinds},
+            "prediction": {kind: _known_mean(found) for kind, found in predictions.items()},
+            "prediction_by_layer": predictions,
             "popularity": {k: v.mean() for k, v in concentration(shares_LE).items()},
+            "popularity_within": concentration_within(sequences, num_experts),
+            "sequence_similarity": sequence_similarity(sequences, num_experts),
+            "used": {str(n): used_share(sequences, num_experts, n) for n in USED_AFTER},
             "least_used_expert": concentration(shares_LE)["min_over_mean"].min(),
             "recall_from_affinity": by_affinity,
             "recall_from_popularity": by_popularity,
@@ -294,8 +385,8 @@ def summary(sequences: Sequence[RoutedSequence], num_experts: int) -> dict[str, 
             "lag_overlap": {str(lag): by_layer.mean() for lag, by_layer in lags.items()},
             "lag_overlap_by_layer": lags[1],
             "hit_rates": {
-                str(size): {name: rate[i] for name, rate in rates.items()}
-                for i, size in enumerate(sizes)
+                size: {name: rate[i] for name, rate in rates.items()}
+                for i, size in enumerate(CACHE_SIZES)
             },
         }
     )
@@ -314,6 +405,12 @@ def _plain(value: Any) -> Any:
 
 
 # ----------------------------------------------------------------------------- pieces
+
+
+def _known_mean(values: np.ndarray) -> float:
+    """Mean of what is not NaN; NaN where nothing is known."""
+    known = values[~np.isnan(values)]
+    return float(known.mean()) if len(known) else float("nan")
 
 
 def _any(sequences: Sequence[RoutedSequence]) -> Sequence[RoutedSequence]:

@@ -1,0 +1,362 @@
+"""Ranges of routing statistics, measured on recordings of real models.
+
+``traces/`` of the data folder holds recordings (``<model>__<workload>/``, see
+`substrate.traces.published`) and totals by expert (``<model>__popularity/popularity.json``).  How
+ranges follow from them is said at the head of ``substrate/catalogue/routing.yaml``, whose measured
+part `write` writes.
+"""
+
+import json
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+import yaml
+
+from moebench.substrate.analysis.statistics import (
+    LAGS,
+    USED_AFTER,
+    concentration,
+    mean_cosine,
+    popularity,
+    prefill_decode_similarity,
+    sequence_similarity,
+    summary,
+)
+from moebench.substrate.analysis.targets import ROUTING, Evidence, read_routing, value_at
+from moebench.substrate.errors import InputError
+from moebench.substrate.models.catalogue import model_shape
+from moebench.substrate.terms import RoutedSequence
+from moebench.substrate.traces.published import read_published
+
+#: Tokens of a window, and windows of a recording at most: as many as are read of a scale model.
+WINDOW, WINDOWS = 256, 40
+#: Layers of random routing; it has the windows of the recording that it stands beside.
+RANDOM_LAYERS = 64
+#: The range of a single figure: this share of it on either side, where it is carried over to
+#: another number of experts that one ...
+MARGIN, CARRIED = 0.1, 0.2
+#: ... for a share of something at most this part of what it lacks to 1, and never less than that.
+LACKING, LEAST = 0.5, 0.01
+#: Decimals of bounds.
+DECIMALS = 3
+
+#: Statistics of single texts ...
+WITHIN = (
+    *(f"used.{tokens}" for tokens in USED_AFTER),
+    *(f"lag_overlap.{lag}" for lag in LAGS),
+    *(
+        f"hit_rates.{s}.{policy}"
+        for s in ("quarter", "half")
+        for policy in ("lru", "lfu", "belady")
+    ),
+    "popularity_within.gini",
+    "popularity_within.max_over_mean",
+    "prefill_decode_similarity",
+    "weight_by_rank.1",
+)
+#: ... and of many texts together.
+SIMILARITY = "sequence_similarity"
+OVER_ALL = ("popularity.gini", "popularity.max_over_mean", SIMILARITY)
+
+#: Domains whose totals are read.
+TOTALS = ("c4", "wikipedia", "book", "github")
+
+
+@dataclass(frozen=True, slots=True)
+class Family:
+    """Models whose routing is taken to be that of some recordings.
+
+    Attributes:
+        models: catalogue names of models with equally many experts and one top-k.
+        traces: folders of recordings.
+        why: what the recordings are to the models.
+        totals: a folder of totals by expert.
+        without: statistics of the recordings that say nothing about the models.
+    """
+
+    models: tuple[str, ...]
+    traces: tuple[str, ...]
+    why: str
+    totals: str | None = None
+    without: tuple[str, ...] = ()
+
+
+_MIXTRAL = "mixtral-8x7b-instruct__humaneval"
+
+FAMILIES = (
+    Family(
+        ("olmoe-1b-7b",),
+        tuple(f"olmoe-1b-7b__{text}" for text in ("math", "math-run2", "prose", "prose-run2")),
+        "the model itself",
+        "olmoe-1b-7b__popularity",
+    ),
+    Family(
+        ("deepseek-moe-16b", "xverse-moe-a4.2b"),
+        (
+            "deepseek-v2-lite-chat__puffin",
+            *(f"deepseek-v2-lite__esft_{task}" for task in ("intent", "summary", "translation")),
+        ),
+        "the later DeepSeek-V2-Lite, of 64 experts and top-6 as well",
+    ),
+    Family(
+        ("qwen2-57b-a14b",),
+        ("qwen1.5-moe-a2.7b__prose",),
+        "the smaller Qwen1.5-MoE, of 60 experts and top-4",
+    ),
+    Family(
+        ("qwen3-30b-a3b",),
+        ("qwen3-30b-a3b-k6__explain",),
+        "the model itself, run with top-6 in place of top-8",
+    ),
+    Family(
+        ("mixtral-8x7b", "mixtral-8x22b"),
+        (_MIXTRAL,),
+        "the smaller of the two, as an Instruct model",
+        "mixtral-8x7b__popularity",
+    ),
+    Family(
+        ("phi-3.5-moe",),
+        (_MIXTRAL,),
+        "Mixtral, of 8 experts and top-2; of Phi-3.5-MoE only ranks are published",
+        "mixtral-8x7b__popularity",
+        # Its sparse mixer weighs the two experts in a way of its own.
+        without=("weight_by_rank.1",),
+    ),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Texts:
+    """What was recorded: windows of text, and how many texts they are from."""
+
+    windows: Sequence[RoutedSequence]
+    count: int
+    num_experts: int
+    top_k: int
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """What was measured for a family.
+
+    Attributes:
+        figures: values by statistic, by what they were measured on.
+        ranges: by statistic.
+    """
+
+    family: Family
+    figures: Mapping[str, Mapping[str, float]]
+    ranges: Mapping[str, tuple[float, float]]
+
+    @property
+    def evidence(self) -> Evidence:
+        """As the file of targets holds it."""
+        read = ", ".join((*self.family.traces, *filter(None, [self.family.totals])))
+        source = f"measured on {read}: {self.family.why}"
+        return Evidence(models=self.family.models, source=source, ranges=dict(self.ranges))
+
+
+def measure(data_dir: Path, progress: Callable[[int, int], None]) -> list[Measured]:
+    """Measure every family's recordings in a data folder.
+
+    Raises:
+        InputError: a recording is missing or broken.
+    """
+    found = []
+    for done, family in enumerate(FAMILIES, start=1):
+        found.append(_measure(data_dir / "traces", family))
+        progress(done, len(FAMILIES))
+    return found
+
+
+def _measure(folder: Path, family: Family) -> Measured:
+    shape = model_shape(family.models[0])
+    recordings = {name: read_texts(folder / name) for name in family.traces}
+    figures: dict[str, dict[str, float]] = {}
+    evidence = defaultdict[str, list[float]](list)
+    carried = False
+    for name, texts in recordings.items():
+        figures[name] = found = _of_texts(texts)
+        wanted = replace(texts, num_experts=shape.num_experts, top_k=shape.top_k)
+        if wanted.num_experts == texts.num_experts:
+            for key, value in found.items():
+                evidence[key].append(value)
+        else:
+            carried = True
+        if wanted != texts:
+            figures[f"random as {name}"] = recorded = _of_texts(_random(texts))
+            figures[f"random as {family.models[0]}"] = chance = _of_texts(_random(wanted))
+            for key, value in found.items():
+                evidence[key].append(value * chance[key] / recorded[key])
+    together = _over_all(recordings)
+    if family.totals is not None:
+        random = _random(Texts(_WHOLE, len(_WHOLE), shape.num_experts, shape.top_k))
+        noise = sequence_similarity(random.windows, random.num_experts)
+        # Totals are of 200,000 tokens a domain: beside them, few texts say little of popularity.
+        together = {name: {SIMILARITY: f[SIMILARITY]} for name, f in together.items()}
+        together |= _of_totals(folder / family.totals, noise)
+    for name, values in together.items():
+        figures[name] = figures.get(name, {}) | values
+        for key, value in values.items():
+            evidence[key].append(value)
+    margin = CARRIED if carried else MARGIN
+    keys = [key for key in (*WITHIN, *OVER_ALL) if key in evidence and key not in family.without]
+    return Measured(family, figures, {key: span(key, evidence[key], margin) for key in keys})
+
+
+def span(key: str, values: Sequence[float], margin: float = MARGIN) -> tuple[float, float]:
+    """The range of a statistic's values, at least as wide as that of their middle alone."""
+    most = float("inf") if key.endswith("max_over_mean") else 1.0
+    low, high = min(values), min(most, max(values))
+    middle = (low + high) / 2
+    reach = max(LEAST, min(margin * middle, LACKING * (most - middle)))
+    low, high = min(low, middle - reach), min(most, max(high, middle + reach))
+    return round(low, DECIMALS), round(high, DECIMALS)
+
+
+# ----------------------------------------------------------------------------- recordings
+
+
+def read_texts(folder: Path) -> Texts:
+    """A recording's texts, cut into windows as a scale model's texts are.
+
+    A sequence ends where it begins to loop.  Texts that were read, not generated, follow each other
+    as documents do in a scale model's windows.  A generated text starts a window of its own, which
+    is shorter if the text is.  A whole window's first half counts as its prompt; a shorter one has
+    the prompt that was recorded.
+
+    Raises:
+        InputError: the folder holds no recording, or a broken one.
+    """
+    header, arrays, meta = read_published(folder)
+    ends = {loop["sequence"]: loop["from_token"] for loop in meta.get("loops")}
+    number = arrays["sequence"]
+    texts = [np.flatnonzero(number == n)[: ends.get(int(n))] for n in np.unique(number)]
+    count = len(texts)
+    if not arrays["phase"].any():
+        texts = [np.concatenate(texts)]
+    windows = [
+        rows[start : start + WINDOW]
+        for rows in texts
+        for start in range(0, max(1, len(rows) - WINDOW + 1), WINDOW)
+    ]
+    sequences = [_sequence(arrays, rows, header.num_experts) for rows in windows[:WINDOWS]]
+    return Texts(sequences, count, header.num_experts, header.top_k)
+
+
+def _sequence(
+    arrays: Mapping[str, np.ndarray], rows: np.ndarray, num_experts: int
+) -> RoutedSequence:
+    whole = len(rows) == WINDOW
+    prompt = WINDOW // 2 if whole else int((arrays["phase"][rows] == 0).sum())
+    ids_TLK, scores_TLE = arrays["ids"][rows].astype(np.int64), None
+    if "top_scores" in arrays:
+        scores_TLE = np.zeros((*ids_TLK.shape[:2], num_experts))
+        np.put_along_axis(scores_TLE, ids_TLK, arrays["top_scores"][rows].astype(float), axis=2)
+    return RoutedSequence(ids_TLK, prompt, scores_TLE)
+
+
+def _random(like: Texts) -> Texts:
+    """Equally many tokens, routed to experts of equal weight at random; always the same."""
+    random = np.random.default_rng(0)
+    sequences = []
+    for window in like.windows:
+        drawn = random.random((len(window.ids_TLK), RANDOM_LAYERS, like.num_experts))
+        ids_TLK = np.argsort(drawn, axis=2)[:, :, : like.top_k]
+        sequences.append(RoutedSequence(ids_TLK, window.prefill, np.ones_like(drawn)))
+    return replace(like, windows=sequences)
+
+
+#: As many whole windows as a scale model's, for their lengths.
+_WHOLE = [RoutedSequence(np.zeros((WINDOW, 1, 1), int), WINDOW // 2)] * WINDOWS
+
+
+def _of_texts(texts: Texts) -> dict[str, float]:
+    """What is known of `WITHIN`."""
+    found = summary(texts.windows, texts.num_experts)
+    # Prompts that were recorded are short: as for scale models, halves of a text are compared.
+    halves = [replace(w, prefill=len(w.ids_TLK) // 2) for w in texts.windows]
+    found["prefill_decode_similarity"] = prefill_decode_similarity(halves, texts.num_experts)
+    values = {key: value_at(found, key) for key in WITHIN}
+    return {key: value for key, value in values.items() if value is not None}
+
+
+def _over_all(recordings: Mapping[str, Texts]) -> dict[str, dict[str, float]]:
+    """`OVER_ALL` of each recording with several texts, and of all together."""
+    several = {name: texts for name, texts in recordings.items() if texts.count > 1}
+    if len(recordings) > 1:
+        every = [window for texts in recordings.values() for window in texts.windows]
+        first = next(iter(recordings.values()))
+        several["all together"] = replace(first, windows=every)
+    return {
+        name: _popularity(popularity(texts.windows, texts.num_experts))
+        | {SIMILARITY: sequence_similarity(texts.windows, texts.num_experts)}
+        for name, texts in several.items()
+    }
+
+
+def _popularity(shares_LE: np.ndarray) -> dict[str, float]:
+    found = concentration(shares_LE)
+    return {f"popularity.{name}": float(found[name].mean()) for name in ("gini", "max_over_mean")}
+
+
+def _of_totals(folder: Path, noise: float) -> dict[str, dict[str, float]]:
+    """`OVER_ALL` of counts by domain.
+
+    Args:
+        noise: similarity of random windows.  Long texts have none of it.
+
+    Raises:
+        InputError: the file is missing or holds something else.
+    """
+    file = folder / "popularity.json"
+    try:
+        entries = json.loads(file.read_text(encoding="utf-8"))["entries"]
+        counts = [np.array(entries[name]["counts"], float) for name in TOTALS]
+        shares_NLE = np.stack([c / c.sum(1, keepdims=True) for c in counts])
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise InputError(f"{file}: holds no totals of {', '.join(TOTALS)} ({error})") from error
+    alike = {SIMILARITY: mean_cosine(shares_NLE) * noise}
+    figures = {
+        f"totals, {name}": _popularity(s) for name, s in zip(TOTALS, shares_NLE, strict=True)
+    }
+    return {**figures, "totals, mixed": _popularity(shares_NLE.mean(0)) | alike}
+
+
+# ----------------------------------------------------------------------------- the file
+
+
+def differences(found: Sequence[Measured]) -> list[str]:
+    """Where the file of targets differs from what was measured, one line each."""
+    shipped = {evidence.models: evidence for evidence in read_routing().measured}
+    lines = []
+    for measured in found:
+        new, old = measured.evidence, shipped.pop(measured.evidence.models, None)
+        name = ", ".join(new.models)
+        if old is None or old.source != new.source:
+            lines.append(f"{name}: measured on other recordings than the file says")
+        was = old.ranges if old else {}
+        for key in new.ranges.keys() | was.keys():
+            if not _same(new.ranges.get(key), was.get(key)):
+                lines.append(
+                    f"{name}: {key} is {new.ranges.get(key)}, the file says {was.get(key)}"
+                )
+    lines += [f"{', '.join(models)}: in the file, not measured" for models in shipped]
+    return sorted(lines)
+
+
+def _same(new: tuple[float, float] | None, old: tuple[float, float] | None) -> bool:
+    if new is None or old is None:
+        return new is old
+    return all(abs(a - b) < 1.5 * 10**-DECIMALS for a, b in zip(new, old, strict=True))
+
+
+def write(found: Sequence[Measured]) -> None:
+    """Write what was measured into the file of targets, behind what is written by hand."""
+    head, marker, _ = ROUTING.read_text(encoding="utf-8").partition("\nmeasured:\n")
+    entries = [m.evidence.model_dump(mode="json") for m in found]
+    text = yaml.safe_dump(entries, sort_keys=False, default_flow_style=None, width=96)
+    ROUTING.write_text(f"{head}{marker}{text}", encoding="utf-8")

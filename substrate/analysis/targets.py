@@ -1,0 +1,124 @@
+"""Targets of routing statistics: the ranges in which real models of a family lie.
+
+``catalogue/routing.yaml`` holds evidence: what was published, and what was measured on recorded
+traces (its head says how).  A target is the range that spans all evidence for a model.
+"""
+
+from collections.abc import Mapping
+from functools import cache
+from pathlib import Path
+from typing import Annotated, Any, Literal, NamedTuple, Self
+
+import yaml
+from pydantic import AfterValidator, BaseModel, ConfigDict, ValidationError
+
+from moebench.substrate.errors import InputError, UnknownNameError
+
+ROUTING = Path(__file__).parents[1] / "catalogue" / "routing.yaml"
+
+#: A value this share away from the nearer bound is still near.
+NEAR = 0.15
+
+Judgement = Literal["in range", "near", "off"]
+
+
+class Target(NamedTuple):
+    """The range of a statistic over real models of a family, and where it is known from."""
+
+    low: float
+    high: float
+    source: str
+
+    def spanning(self, other: Self | None) -> "Target":
+        """The range that spans this one and another."""
+        if other is None:
+            return self
+        sources = dict.fromkeys((other.source, self.source))
+        return Target(min(self.low, other.low), max(self.high, other.high), "; ".join(sources))
+
+
+def _ascending(bounds: tuple[float, float]) -> tuple[float, float]:
+    if not 0 <= bounds[0] <= bounds[1]:
+        raise ValueError("expected two bounds, the lower first")
+    return bounds
+
+
+class Evidence(BaseModel):
+    """Ranges from one source.
+
+    Attributes:
+        models: whose ranges they are, by their catalogue names.
+        source: where they are from.
+        ranges: lowest and highest value by statistic: a dotted path into `statistics.summary`.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    models: tuple[str, ...]
+    source: str
+    ranges: dict[str, Annotated[tuple[float, float], AfterValidator(_ascending)]]
+
+
+class Routing(BaseModel):
+    """All evidence: written by hand, and by ``moebench models targets --write``."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    published: tuple[Evidence, ...]
+    measured: tuple[Evidence, ...]
+
+
+def read_routing(file: Path = ROUTING) -> Routing:
+    """The evidence in a file.
+
+    Raises:
+        InputError: the file cannot be read, or holds something else.
+    """
+    try:
+        return Routing.model_validate(yaml.safe_load(file.read_text(encoding="utf-8")))
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(map(str, first["loc"])) or "the file"
+        raise InputError(f"{file}: {where}: {first['msg']}") from error
+    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        reason = " ".join(str(error).split())
+        raise InputError(f"{file}: cannot be read ({reason})") from error
+
+
+@cache
+def _all() -> dict[str, dict[str, Target]]:
+    found: dict[str, dict[str, Target]] = {}
+    routing = read_routing()
+    for evidence in (*routing.published, *routing.measured):
+        for model in evidence.models:
+            targets_ = found.setdefault(model, {})
+            for key, (low, high) in evidence.ranges.items():
+                targets_[key] = Target(low, high, evidence.source).spanning(targets_.get(key))
+    return found
+
+
+def targets(model: str) -> Mapping[str, Target]:
+    """A model's targets by statistic, a dotted path into `statistics.summary`.
+
+    Raises:
+        UnknownNameError: nothing is known of a model of this name.
+    """
+    if model not in _all():
+        raise UnknownNameError("model with routing targets", model, _all())
+    return _all()[model]
+
+
+def value_at(summary: Mapping[str, Any], key: str) -> Any:
+    """What stands in a summary at a dotted path; None where nothing does."""
+    value: Any = summary
+    for part in key.split("."):
+        value = value.get(part) if isinstance(value, Mapping) else None
+    return value
+
+
+def judge(value: float, target: Target) -> Judgement:
+    """Whether a value lies in a target's range, within 15 % of the nearer bound, or farther off."""
+    if target.low <= value <= target.high:
+        return "in range"
+    bound = target.low if value < target.low else target.high
+    return "near" if abs(value - bound) <= NEAR * bound else "off"
