@@ -1,4 +1,4 @@
-"""``moebench models``: scale models listed, trained, verified and imported."""
+"""``moebench models``: scale models listed, trained, verified, imported; their targets."""
 
 import json
 import math
@@ -14,7 +14,7 @@ import typer
 if TYPE_CHECKING:
     from moebench.harness.scale.checkpoint import Progress
 
-app = typer.Typer(help="Scale models: list, train, verify, import.", no_args_is_help=True)
+app = typer.Typer(help="Scale models: list, train, verify, import, targets.", no_args_is_help=True)
 
 #: Where a user's own scale models go.
 OWN = Path(".moebench/models")
@@ -115,7 +115,7 @@ def verify(
     write: Annotated[bool, typer.Option(help="Write the manifest and the docs' table.")] = False,
     json: JSON = False,
 ) -> None:
-    """Measure quality and routing statistics again and compare them with the manifest."""
+    """Measure quality and routing again; judge them by targets, compare them with the manifest."""
     from moebench.harness.options import find_data_dir
     from moebench.substrate.errors import UsageError
 
@@ -141,6 +141,37 @@ def verify(
     raise typer.Exit(1 if failed else 0)
 
 
+@app.command()
+def targets(
+    data_dir: Annotated[Path | None, typer.Option(help="Its traces/ holds recordings.")] = None,
+    write: Annotated[bool, typer.Option(help="Write the measured ranges into the file.")] = False,
+    json: JSON = False,
+) -> None:
+    """Measure the routing of real models again and compare it with the file of targets."""
+    from moebench.harness import console
+    from moebench.harness.options import find_data_dir
+    from moebench.harness.scale import targets as ranges
+    from moebench.substrate.errors import UsageError
+
+    data = find_data_dir(data_dir)
+    if data is None:
+        raise UsageError("targets are measured on recordings of a data folder; give --data-dir DIR")
+    with console.progress("recordings") as progress:
+        measured = ranges.measure(data, progress)
+    if write:
+        ranges.write(measured)
+    differences = [] if write else ranges.differences(measured)
+    if json:
+        families = [{**m.evidence.model_dump(), "figures": m.figures} for m in measured]
+        _print_json({"families": families, "differences": differences})
+    else:
+        for one in measured:
+            ranges.show(one)
+        for line in differences:
+            console.stderr().print(line, markup=False)
+    raise typer.Exit(1 if differences else 0)
+
+
 def _verify(path: Path, data: Path | None, quick: bool, write: bool) -> dict[str, Any]:
     from moebench.substrate.models.catalogue import check_files
 
@@ -148,7 +179,7 @@ def _verify(path: Path, data: Path | None, quick: bool, write: bool) -> dict[str
 
     from moebench.harness import console
     from moebench.harness.scale.files import write_entry
-    from moebench.harness.scale.verify import ScaleModel, differences, measure
+    from moebench.harness.scale.verify import ScaleModel, differences, judged, measure
 
     model = ScaleModel.open(path)
     with console.progress(f"verify {path.name}") as progress:
@@ -159,6 +190,7 @@ def _verify(path: Path, data: Path | None, quick: bool, write: bool) -> dict[str
     return {
         "training": entry["training"],
         "measured": measured,
+        "targets": {s: judged(path.name, found) for s, found in measured["statistics"].items()},
         "compared": recorded is not None,
         "differences": [] if recorded is None else differences(measured, recorded),
     }

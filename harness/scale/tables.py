@@ -3,20 +3,51 @@
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from moebench.harness import console
+from moebench.harness.scale.verify import judged
+from moebench.substrate.analysis.statistics import CACHE_SIZES, LAGS, USED_AFTER
+from moebench.substrate.analysis.targets import JUDGEMENTS, value_at
 from moebench.substrate.models.catalogue import read_manifest, verify_target
 
-_FIGURES = Path(__file__).parents[1] / "catalogue" / "routing_figures.yaml"
 DOCS = Path(__file__).resolve().parents[2] / "docs" / "scale-models.md"
-#: The policies of a cell of hit rates, in the order in which the figures' file names them.
-_HIT_RATES = ("lru", "lfu", "belady")
 _BEGIN, _END = "<!-- verify -->", "<!-- /verify -->"
+
+#: Statistics that are shown, by where they stand in a summary.
+STATISTICS = {
+    **{f"used.{tokens}": f"experts used in the first {tokens} tokens" for tokens in USED_AFTER},
+    **{f"lag_overlap.{lag}": f"overlap with the token {lag} before" for lag in LAGS},
+    "random_overlap": "overlap of random choices (k/E)",
+    "lag_overlap_by_layer": "overlap with the token before, by layer",
+    **{
+        f"hit_rates.{size}.{policy}": f"hits, {size.replace('_', ' ')} of the experts held: {name}"
+        for size in CACHE_SIZES
+        for policy, name in (("lru", "LRU"), ("lfu", "LFU"), ("belady", "Belady"))
+    },
+    "popularity_within.gini": "popularity in a text, Gini",
+    "popularity_within.max_over_mean": "most used expert of a text over the mean",
+    "popularity.gini": "popularity over all texts, Gini",
+    "popularity.entropy": "popularity over all texts, normalised entropy",
+    "popularity.max_over_mean": "most used expert over the mean",
+    "popularity.min_over_mean": "least used expert over the mean, mean of layers",
+    "least_used_expert": "least used expert over the mean, worst layer",
+    "sequence_similarity": "similarity of two texts (cosine)",
+    "prefill_decode_similarity": "prefill/decode similarity (cosine)",
+    "window_similarity": "similarity of successive windows of 15 decoded tokens (cosine)",
+    "prediction.gate": "next layer predicted, next gate on this layer's state",
+    "prediction.layer": "next layer predicted, shared experts and next attention included",
+    "prediction_by_layer.gate": "next gate on this layer's state, by layer",
+    "recall_from_affinity": "next layer from affinity, recall at k",
+    "recall_from_popularity": "next layer from popularity, recall at k",
+    "weight_by_rank.1": "share of the weight that the best expert gets",
+    "score_skew": "gate score by rank, relative to rank 1",
+    "low_score_experts": "active experts that SMoE may replace, at α = 0.1, 0.35, 0.6",
+    "low_score_weight": "their share of the active experts' scores",
+    "reuse_by_rank": "reused within 3 tokens, by rank",
+}
 
 
 def show(path: Path, document: dict[str, Any]) -> None:
-    """Print what was measured of the model in a folder, beside real models' figures."""
+    """Print what was measured of the model in a folder, beside its targets."""
     name, measured = path.name, document["measured"]
     headers = ["family", "accuracy", "standard error", "n", "chance", "margin (nats)", "unsure"]
     lines = [
@@ -28,12 +59,19 @@ def show(path: Path, document: dict[str, Any]) -> None:
     ]
     console.table(f"{name}: accuracy at α = 0", headers, lines)
     console.table(f"{name}: held-out text", ["figure", "value"], _training(document["training"]))
-    sources = list(measured["statistics"])
+    statistics, targets = measured["statistics"], document["targets"]
+    headers = ["statistic", *(part for source in statistics for part in (source, "target"))]
     lines = [
-        [f["what"], *(_cell(measured["statistics"][s], f["key"]) for s in sources), f["real"]]
-        for f in figures()
+        [
+            what,
+            *(p for s in statistics for p in (_cell(statistics[s], key), _said(targets[s], key))),
+        ]
+        for key, what in STATISTICS.items()
     ]
-    console.table(f"{name}: routing", ["statistic", *sources, "real models"], lines)
+    console.table(f"{name}: routing", headers, lines)
+    for source, found in targets.items():
+        if found:
+            print(f"{name}, {source}: {counts(found)}")
     stderr = console.stderr()
     for line in document["differences"]:
         stderr.print(f"{name}: {line}", markup=False)
@@ -42,10 +80,11 @@ def show(path: Path, document: dict[str, Any]) -> None:
         stderr.print(f"{name}: the manifest holds no measurement; {hint}", markup=False)
 
 
-def figures() -> list[dict[str, str]]:
-    """Real models' routing figures: key, what, real."""
-    entries: list[dict[str, str]] = yaml.safe_load(_FIGURES.read_text(encoding="utf-8"))
-    return entries
+def counts(found: dict[str, dict[str, Any]]) -> str:
+    """How many statistics lie where: ``20 in range, 2 near, 1 off of 23 with a target``."""
+    given = [one["judgement"] for one in found.values()]
+    said = ", ".join(f"{given.count(judgement)} {judgement}" for judgement in JUDGEMENTS)
+    return f"{said} of {len(given)} with a target"
 
 
 def write_docs(docs: Path) -> None:
@@ -81,8 +120,23 @@ def tables() -> str:
         [f"`{name}`", *(" / ".join(_certainty(entry["measured"]["accuracy"][f])) for f in families)]
         for name, entry in entries.items()
     ]
-    statistics = [e["measured"]["statistics"]["exercises"] for e in entries.values()]
-    routing = [[f["what"], *(_cell(s, f["key"]) for s in statistics), f["real"]] for f in figures()]
+    statistics = {n: e["measured"]["statistics"]["exercises"] for n, e in entries.items()}
+    found = {name: judged(name, summary) for name, summary in statistics.items()}
+    targeted = [key for key in STATISTICS if any(key in by_key for by_key in found.values())]
+    names = [f"`{name}`" for name in entries]
+    beside = [
+        [
+            STATISTICS[key],
+            *(f"{_cell(s, key)} {_said(found[n], key)}" for n, s in statistics.items()),
+        ]
+        for key in targeted
+    ]
+    beside.append(["**all**", *(counts(by_key) for by_key in found.values())])
+    alone = [
+        [what, *(_cell(summary, key) for summary in statistics.values())]
+        for key, what in STATISTICS.items()
+        if key not in targeted
+    ]
     return "\n".join(
         [
             "Accuracy at α = 0 (chance in brackets):",
@@ -94,9 +148,13 @@ def tables() -> str:
             "",
             *_markdown(["model", *families], certainty),
             "",
-            "Routing on held-out exercises:",
+            "Routing on held-out exercises, beside the range of real models:",
             "",
-            *_markdown(["statistic", *(f"`{n}`" for n in entries), "real models"], routing),
+            *_markdown(["statistic", *names], beside),
+            "",
+            "Statistics without a target:",
+            "",
+            *_markdown(["statistic", *names], alone),
         ]
     )
 
@@ -124,16 +182,9 @@ def _number(value: float | None) -> str:
     return "-" if value is None else f"{value:.2f}"
 
 
-def _cell(statistics: dict[str, Any], key: str) -> str:
-    """A statistic in a few characters; the key's parts are separated by dots."""
-    value: Any = statistics
-    for part in key.split("."):
-        value = None if value is None else value.get(part)
-    if isinstance(value, dict):  # hit rates by cache size, in whatever order the file has them
-        sizes = sorted(value, key=int)
-        return ", ".join(
-            f"{n}: {'/'.join(_number(value[n][policy]) for policy in _HIT_RATES)}" for n in sizes
-        )
+def _cell(summary: dict[str, Any], key: str) -> str:
+    """A statistic in a few characters."""
+    value = value_at(summary, key)
     if not isinstance(value, list):
         return _number(value)
     if "by_layer" not in key:
@@ -142,5 +193,10 @@ def _cell(statistics: dict[str, Any], key: str) -> str:
     if not known:
         return "-"
     picked = (known[0], known[len(known) // 2], known[-1])
-    mean = _number(sum(known) / len(known))
-    return f"{mean} (first/middle/last {'/'.join(map(_number, picked))})"
+    return f"first/middle/last {'/'.join(map(_number, picked))}"
+
+
+def _said(found: dict[str, dict[str, Any]], key: str) -> str:
+    """The target of a statistic and what is said of the value; a dash without one."""
+    one = found.get(key)
+    return f"({_number(one['low'])}-{_number(one['high'])}) {one['judgement']}" if one else "-"

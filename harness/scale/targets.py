@@ -15,6 +15,7 @@ from pathlib import Path
 import numpy as np
 import yaml
 
+from moebench.harness import console
 from moebench.substrate.analysis.statistics import (
     LAGS,
     USED_AFTER,
@@ -210,7 +211,7 @@ def _measure(folder: Path, family: Family) -> Measured:
 def span(key: str, values: Sequence[float], margin: float = MARGIN) -> tuple[float, float]:
     """The range of a statistic's values, at least as wide as that of their middle alone."""
     most = float("inf") if key.endswith("max_over_mean") else 1.0
-    low, high = min(values), min(most, max(values))
+    low, high = min(most, *values), min(most, max(values))
     middle = (low + high) / 2
     reach = max(LEAST, min(margin * middle, LACKING * (most - middle)))
     low, high = min(low, middle - reach), min(most, max(high, middle + reach))
@@ -232,7 +233,7 @@ def read_texts(folder: Path) -> Texts:
         InputError: the folder holds no recording, or a broken one.
     """
     header, arrays, meta = read_published(folder)
-    ends = {loop["sequence"]: loop["from_token"] for loop in meta.get("loops")}
+    ends = {loop["sequence"]: loop["from_token"] for loop in meta.get("loops") or ()}
     number = arrays["sequence"]
     texts = [np.flatnonzero(number == n)[: ends.get(int(n))] for n in np.unique(number)]
     count = len(texts)
@@ -326,12 +327,26 @@ def _of_totals(folder: Path, noise: float) -> dict[str, dict[str, float]]:
     return {**figures, "totals, mixed": _popularity(shares_NLE.mean(0)) | alike}
 
 
-# ----------------------------------------------------------------------------- the file
+# ----------------------------------------------------------------------------- output
+
+
+def show(measured: Measured) -> None:
+    """Print a family's figures by statistic, and the ranges that follow."""
+    headers = ["statistic", *measured.figures, "range"]
+    lines = [
+        [
+            key,
+            *(f"{f[key]:.3f}" if key in f else "-" for f in measured.figures.values()),
+            f"{low:.3f}-{high:.3f}",
+        ]
+        for key, (low, high) in measured.ranges.items()
+    ]
+    console.table(", ".join(measured.family.models), headers, lines)
 
 
 def differences(found: Sequence[Measured]) -> list[str]:
     """Where the file of targets differs from what was measured, one line each."""
-    shipped = {evidence.models: evidence for evidence in read_routing().measured}
+    shipped = {evidence.models: evidence for evidence in read_routing(ROUTING).measured}
     lines = []
     for measured in found:
         new, old = measured.evidence, shipped.pop(measured.evidence.models, None)
@@ -356,7 +371,7 @@ def _same(new: tuple[float, float] | None, old: tuple[float, float] | None) -> b
 
 def write(found: Sequence[Measured]) -> None:
     """Write what was measured into the file of targets, behind what is written by hand."""
-    head, marker, _ = ROUTING.read_text(encoding="utf-8").partition("\nmeasured:\n")
+    by_hand, heading, _ = ROUTING.read_text(encoding="utf-8").partition("\nmeasured:")
     entries = [m.evidence.model_dump(mode="json") for m in found]
     text = yaml.safe_dump(entries, sort_keys=False, default_flow_style=None, width=96)
-    ROUTING.write_text(f"{head}{marker}{text}", encoding="utf-8")
+    ROUTING.write_text(f"{by_hand}{heading}\n{text}", encoding="utf-8")

@@ -15,6 +15,7 @@ from tokenizers import Tokenizer
 from moebench.harness.scale.files import read_tokenizer
 from moebench.harness.scale.text import HELD_OUT_TEXT
 from moebench.substrate.analysis.statistics import summary
+from moebench.substrate.analysis.targets import judge, targets, value_at
 from moebench.substrate.errors import InputError
 from moebench.substrate.models.decoder import Decoder
 from moebench.substrate.models.weights import Checkpoint, ResidentExperts
@@ -175,15 +176,36 @@ def _routing(model: ScaleModel, windows: list[list[int]]) -> list[RoutedSequence
     ]
 
 
+# ----------------------------------------------------------------------------- targets
+
+
+def judged(model: str, statistics: dict[str, Any]) -> dict[str, dict[str, Any]]:
+    """A summary beside the targets of the model of this name: the statistics that have both.
+
+    Returns:
+        ``value``, ``low``, ``high`` and ``judgement`` by statistic, a dotted path.
+    """
+    return {
+        key: {
+            "value": value,
+            "low": target.low,
+            "high": target.high,
+            "judgement": judge(value, target),
+        }
+        for key, target in targets(model).items()
+        if (value := value_at(statistics, key)) is not None
+    }
+
+
 # ----------------------------------------------------------------------------- comparison
 
 
 def differences(measured: dict[str, Any], recorded: dict[str, Any]) -> list[str]:
     """Differences from the manifest that exceed the tolerances, one line each.
 
-    Statistics of a source that only one of the two has are not compared, nor is a statistic that
-    the manifest was written without.  Margins are not, either: they follow from how many questions
-    were asked.
+    Statistics of a source that only one of the two has are not compared, nor is a figure that the
+    manifest was written without.  Margins are not, either: they follow from how many questions were
+    asked.
     """
     found = []
     for family, now in measured["accuracy"].items():
@@ -195,10 +217,9 @@ def differences(measured: dict[str, Any], recorded: dict[str, Any]) -> list[str]
         if turned > max(2, ANSWERS_TOLERANCE * now["n"]):
             found.append(f"accuracy of {family}: {turned} of {now['n']} answers turned")
     for source in measured["statistics"].keys() & recorded["statistics"].keys():
-        then = recorded["statistics"][source]
-        known = {name: v for name, v in measured["statistics"][source].items() if name in then}
-        now, then = dict(_flat(known)), dict(_flat(then))
-        for key in sorted(now.keys() | then.keys()):
+        now = dict(_flat(measured["statistics"][source]))
+        then = dict(_flat(recorded["statistics"][source]))
+        for key in sorted(then):
             if not _close(now.get(key), then.get(key)):
                 found.append(
                     f"{source}: {key} is {now.get(key)}, the manifest says {then.get(key)}"

@@ -7,12 +7,12 @@ traces (its head says how).  A target is the range that spans all evidence for a
 from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
-from typing import Annotated, Any, Literal, NamedTuple, Self
+from typing import Annotated, Any, Literal, NamedTuple, Self, get_args
 
 import yaml
 from pydantic import AfterValidator, BaseModel, ConfigDict, ValidationError
 
-from moebench.substrate.errors import InputError, UnknownNameError
+from moebench.substrate.errors import InputError
 
 ROUTING = Path(__file__).parents[1] / "catalogue" / "routing.yaml"
 
@@ -20,6 +20,7 @@ ROUTING = Path(__file__).parents[1] / "catalogue" / "routing.yaml"
 NEAR = 0.15
 
 Judgement = Literal["in range", "near", "off"]
+JUDGEMENTS: tuple[Judgement, ...] = get_args(Judgement)
 
 
 class Target(NamedTuple):
@@ -100,12 +101,9 @@ def _all() -> dict[str, dict[str, Target]]:
 def targets(model: str) -> Mapping[str, Target]:
     """A model's targets by statistic, a dotted path into `statistics.summary`.
 
-    Raises:
-        UnknownNameError: nothing is known of a model of this name.
+    Empty where nothing is known of a model of this name.
     """
-    if model not in _all():
-        raise UnknownNameError("model with routing targets", model, _all())
-    return _all()[model]
+    return _all().get(model, {})
 
 
 def value_at(summary: Mapping[str, Any], key: str) -> Any:

@@ -1,5 +1,7 @@
 """Routing statistics against examples worked by hand, and what must hold for any routing."""
 
+import random
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -8,6 +10,7 @@ from hypothesis import strategies as st
 from moebench.substrate.analysis.statistics import (
     affinity,
     concentration,
+    concentration_within,
     hit_rates,
     lag_overlap,
     low_scores,
@@ -17,7 +20,10 @@ from moebench.substrate.analysis.statistics import (
     recall_from_history,
     reuse_by_rank,
     score_skew,
+    sequence_similarity,
     summary,
+    used_share,
+    weight_by_rank,
     window_similarity,
 )
 from moebench.substrate.errors import UsageError
@@ -49,6 +55,34 @@ def test_concentration_of_equal_and_of_single_use() -> None:
     np.testing.assert_allclose(found["min_over_mean"], [1, 0])
 
 
+def test_popularity_within_a_sequence_and_over_all() -> None:
+    # Each sequence uses one expert of two, all together both alike.
+    sequences = [one_layer((0,), (0,)), one_layer((1,), (1,))]
+    assert concentration_within(sequences, 2) == {"gini": 1 / 2, "max_over_mean": 2}
+    assert concentration(popularity(sequences, 2))["max_over_mean"] == 1
+
+
+def test_sequences_are_compared_pair_by_pair() -> None:
+    # Uses (2, 0, 0), (1, 1, 0) and (0, 0, 1): cosines 1/√2, 0 and 0; the prompt counts, too.
+    sequences = [
+        one_layer((0,), (0,), prefill=1),
+        one_layer((0,), (1,), prefill=2),
+        one_layer((2,)),
+    ]
+    assert sequence_similarity(sequences, 3) == pytest.approx(2**-0.5 / 3)
+    assert np.isnan(sequence_similarity(sequences[:1], 3))
+
+
+def test_experts_used_by_the_first_tokens() -> None:
+    # After two tokens: 0, 1, 2 of four in layer 0 and 3, 0 in layer 1; a short text does not count.
+    ids = np.array([[[0, 1], [3, 0]], [[1, 2], [0, 3]], [[2, 3], [1, 2]]])
+    long, short = RoutedSequence(ids, 1), RoutedSequence(ids[:1], 1)
+    assert used_share([long, short], 4, 1) == 1 / 2
+    assert used_share([long, short], 4, 2) == (3 / 4 + 2 / 4) / 2
+    assert used_share([long, short], 4, 3) == 1
+    assert np.isnan(used_share([long, short], 4, 4))
+
+
 def test_affinity_is_conditional_on_the_layer_before() -> None:
     # Layer 0 chose expert 0 twice: after it 1 and 2, then 1 and 0; expert 2 was never chosen.
     ids = [[[0, 1], [1, 2]], [[0, 3], [1, 0]]]
@@ -72,6 +106,13 @@ def test_score_skew_is_relative_to_the_best() -> None:
         np.array([[[1]], [[1]], [[0]]]), 1, scores
     )  # the prompt does not count
     np.testing.assert_allclose(score_skew([routing]), [1, 0.5 / 0.8, 0.2 / 0.8])
+
+
+def test_weights_of_the_chosen_by_rank() -> None:
+    # Of the chosen: 0.6 and 0.2, then 0.1 and 0.3; shares of rank one are 3/4 and 3/4.
+    scores = np.array([[[0.9, 0.0, 0.1]], [[0.6, 0.2, 0.2]], [[0.6, 0.1, 0.3]]])
+    routing = RoutedSequence(np.array([[[0, 1]], [[0, 1]], [[1, 2]]]), 1, scores)
+    np.testing.assert_allclose(weight_by_rank([routing]), [3 / 4, 1 / 4])
 
 
 def test_low_score_experts_lie_within_alpha_of_the_best_inactive_one() -> None:
@@ -156,6 +197,13 @@ def test_hit_rates_give_the_first_fill_away() -> None:
     np.testing.assert_allclose(found["belady"], [2 / 4, 1])
 
 
+def test_each_sequence_has_a_cache_of_its_own() -> None:
+    # Expert 0 three times, then in another text expert 1 three times: each first load is free.
+    sequences = [one_layer((0,), (0,), (0,)), one_layer((1,), (1,), (1,))]
+    for rate in hit_rates(sequences, [1]).values():
+        np.testing.assert_allclose(rate, [1])
+
+
 def test_nothing_to_count() -> None:
     empty = one_layer((0, 1))
     with pytest.raises(UsageError, match="no token"):
@@ -173,6 +221,10 @@ def test_a_summary_of_ids_alone_says_what_is_unknown() -> None:
     assert found["tokens"] == {"prefill": 1, "decode": 2}
     assert found["window_similarity"] is None
     assert found["lag_overlap"] == {"1": 0.5} | dict.fromkeys(("2", "4", "8", "16", "32"))
+    assert found["used"] == dict.fromkeys(("32", "64", "128", "256"))
+    assert found["sequence_similarity"] is None
+    assert found["weight_by_rank"] == {}
+    assert set(found["hit_rates"]) == {"eighth", "quarter", "half", "three_quarters"}
     assert len(found["reuse_by_rank"]) == 2
 
 
@@ -250,3 +302,34 @@ def test_a_perfect_prediction_and_the_order_of_sequences(
     assert np.all(prediction_by_layer(truth, "gate")[1:] == 1)
     there, back = (popularity(order, experts) for order in (sequences, sequences[::-1]))
     np.testing.assert_allclose(there, back)
+
+
+@given(routings())
+def test_the_share_used_rises_and_lies_between_one_token_s_and_all(
+    case: tuple[list[RoutedSequence], int],
+) -> None:
+    sequences, experts = case
+    top_k = sequences[0].ids_TLK.shape[2]
+    longest = [max(sequences, key=lambda s: len(s.ids_TLK))]
+    shares = [used_share(longest, experts, n) for n in range(1, len(longest[0].ids_TLK) + 1)]
+    assert shares[0] == pytest.approx(top_k / experts)
+    assert np.all(np.diff(shares) >= 0)
+    assert shares[-1] <= 1
+
+
+@given(routings(), st.randoms(use_true_random=False))
+def test_names_of_experts_do_not_matter(
+    case: tuple[list[RoutedSequence], int], random: random.Random
+) -> None:
+    sequences, experts = case
+    names = np.array(random.sample(range(experts), experts))
+    renamed = [RoutedSequence(names[s.ids_TLK], s.prefill) for s in sequences]
+
+    def found(of: list[RoutedSequence]) -> list[float]:
+        return [
+            used_share(of, experts, 2),
+            sequence_similarity(of, experts),
+            *concentration_within(of, experts).values(),
+        ]
+
+    np.testing.assert_allclose(found(renamed), found(sequences))

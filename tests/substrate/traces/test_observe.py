@@ -1,18 +1,14 @@
-"""Reading a text routes its tokens as decoding it does; writing stops; what verify shows of it."""
+"""Reading a text routes its tokens as decoding it does; writing stops and says how sure it was."""
 
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
-from moebench.harness.scale.tables import figures
-from moebench.harness.scale.verify import WINDOW, differences
-from moebench.substrate.analysis.statistics import prediction_by_layer, summary
+from moebench.substrate.analysis.statistics import prediction_by_layer
 from moebench.substrate.models.decoder import Decoder
 from moebench.substrate.models.weights import Checkpoint, ResidentExperts
-from moebench.substrate.terms import RoutedSequence
 from moebench.substrate.traces.observe import margins, read, write
 from moebench.substrate.traces.passes import Recorder
 from tests.substrate.models.checkpoints import make_checkpoint
@@ -68,32 +64,7 @@ def test_writing_is_greedy_and_ends_before_the_stop(decoder: Decoder) -> None:
         assert cut == (whole[: whole.index(stop)] if stop in whole else whole)
 
 
-# --------------------------------------------------------------------------- what is shown
-
-
-def test_every_figure_is_a_statistic() -> None:
-    # A window as verify reads it: half of it decoded, with both kinds of prediction.
-    ids_TLK = np.arange(WINDOW)[:, None, None] % 4 + np.arange(2)[None, :, None]
-    scores_TLE = np.ones((WINDOW, 2, 5))
-    predicted = dict.fromkeys(("gate", "layer"), scores_TLE)
-    found = summary([RoutedSequence(ids_TLK, WINDOW // 2, scores_TLE, predicted)] * 2, 5)
-    for figure in figures():
-        value = found
-        for part in figure["key"].split("."):
-            value = value[part]
-        assert value is not None, figure["key"]
-
-
-def test_a_statistic_newer_than_the_manifest_is_no_difference() -> None:
-    def document(**statistics: float) -> dict[str, Any]:
-        return {"accuracy": {}, "statistics": {"exercises": statistics}}
-
-    older, newer = document(entropy=0.9), document(entropy=0.9, window_similarity=0.8)
-    assert differences(newer, older) == []
-    # The other way round, something got lost.
-    assert differences(older, newer) == [
-        "exercises: window_similarity is None, the manifest says 0.8"
-    ]
+# --------------------------------------------------------------------------- how sure it is
 
 
 def test_margins_of_the_tokens_that_were_written() -> None:
