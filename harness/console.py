@@ -10,6 +10,8 @@ from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
+from moebench.reports.tables import routing_of
+
 
 def stderr() -> Console:
     """A console on stderr, for everything but the result."""
@@ -73,7 +75,8 @@ def show_run(document: dict[str, Any]) -> None:
     spec, metrics, accuracy = document["spec"], document["metrics"], document["accuracy"]
     badge = document["badge"]
     title = f"{spec['system']} · {spec['setting'] or spec['model']} · {spec['machine']}"
-    rows = [[name, text] for name, text in _rows(metrics, accuracy, document["bound"], badge)]
+    rows = [["routing", routing_of(spec)]]
+    rows += [[name, text] for name, text in _rows(metrics, accuracy, document["bound"], badge)]
     table(f"{title} · {spec['workload']} · batch {spec['batch']}", ["figure", "value"], rows)
     console = stderr()
     for note in document["notes"]:

@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from moebench.reports.tables import routing_of
 from moebench.results.store import Cell
 
 HEADERS = ("cell", "what", "error", "traceback")
@@ -18,4 +19,9 @@ def title(spec: Mapping[str, Any]) -> str:
     options = " ".join(f"{key}={value}" for key, value in (spec.get("overrides") or {}).items())
     place = spec.get("setting") or f"{spec.get('model')} on {spec.get('machine')}"
     batch = f"×{spec.get('batch', 1)}"
-    return " ".join(filter(None, [spec.get("system"), options, place, spec.get("workload"), batch]))
+    routing = routing_of(spec)
+    parts = [
+        spec.get("system"), options, place, spec.get("workload"),
+        None if routing == "model" else routing, batch,
+    ]  # fmt: skip
+    return " ".join(filter(None, parts))

@@ -11,7 +11,7 @@ from typing import Any
 import altair as alt
 
 from moebench.reports.accuracy import Series
-from moebench.reports.tables import Document, dig
+from moebench.reports.tables import Document, dig, routing_of
 from moebench.reports.throughput import Curve
 
 Spec = dict[str, Any]
@@ -279,8 +279,9 @@ def throughput(runs: list[Document], curves: Mapping[str, Curve]) -> Spec:
 
 
 def _name(run: Document) -> str:
-    spec = run["spec"]
-    return " · ".join(str(spec[key]) for key in ("system", "setting") if spec.get(key))
+    spec, routing = run["spec"], routing_of(run["spec"])
+    names = [str(spec[key]) for key in ("system", "setting") if spec.get(key)]
+    return " · ".join(names if routing == "model" else [*names, routing])
 
 
 def _label(run: Document) -> str:

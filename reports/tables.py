@@ -4,6 +4,8 @@ A figure that a run does not have (no accuracy from a replayed trace, no TPOT fo
 None in a row and a dash in a cell, never a zero.
 """
 
+from collections.abc import Mapping
+from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 Document = dict[str, Any]
@@ -45,6 +47,7 @@ COLUMNS = (
     Column("setting", "setting", brief=True),
     Column("machine", "machine", group="latency"),
     Column("workload", "workload", group="latency"),
+    Column("routing", "routing", group="latency", brief=True),
     Column("batch", "batch", form="d", group="latency"),
     Column("alpha", "α", form="g", brief=True),  # the papers' own letter
     Column("badge", "badge", group="detail", brief=True),
@@ -98,6 +101,13 @@ def span_ms(run: Document) -> float | None:
     return float((dig(run, "metrics.lanes.device") or 0) + sum(stalls.values()))
 
 
+def routing_of(spec: Mapping[str, Any]) -> str:
+    """Where a run's choice of experts came from: its model, a trace, drawn or real routing."""
+    trace = spec.get("trace")
+    # Runs of earlier versions do not say it.
+    return f"trace {Path(trace).name}" if trace else spec.get("routing", "model")
+
+
 def _row(run: Document) -> Row:
     spec = run["spec"]
     total_ms = span_ms(run)
@@ -109,6 +119,7 @@ def _row(run: Document) -> Row:
     return {
         "run": run["run_id"],
         **{key: spec.get(key) for key in ("system", "setting", "machine", "workload", "batch")},
+        "routing": routing_of(spec),
         "alpha": spec.get("alpha", dig(spec, "options.alpha")),
         "badge": run["badge"],
         "tpot_ms": dig(run, "metrics.tpot_ms.mean"),

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from moebench.reports.tables import Document
+from moebench.reports.tables import Document, routing_of
 from moebench.results.samples import TokenSample, read_samples
 
 #: A curve's steps at most: a hundredth of the tokens each, however many were decoded.
@@ -73,6 +73,7 @@ class Comparable(NamedTuple):
     precision: Any
     machine: Any
     workload: Any
+    routing: str
     batch: int
     badge: str
 
@@ -80,7 +81,10 @@ class Comparable(NamedTuple):
     def title(self) -> str:
         """All of it in one line."""
         names = [self.model, self.precision, self.machine, self.workload]
-        return " · ".join([*map(str, filter(None, names)), f"batch {self.batch}", self.badge])
+        routing = f"routing: {self.routing}"
+        return " · ".join(
+            [*map(str, filter(None, names)), routing, f"batch {self.batch}", self.badge]
+        )
 
 
 def groups(
@@ -93,7 +97,7 @@ def groups(
             spec = run["spec"]
             common = Comparable(
                 spec.get("model"), spec.get("precision"), spec.get("machine"),
-                spec.get("workload"), spec["batch"], run["badge"],
+                spec.get("workload"), routing_of(spec), spec["batch"], run["badge"],
             )  # fmt: skip
             found.setdefault(common, []).append(run)
     return found

@@ -47,6 +47,9 @@ def run(
     machine: Annotated[str | None, typer.Option(help="Profile, file.yaml, or local.")] = None,
     model: Annotated[str | None, typer.Option(help="Model whose bytes are charged.")] = None,
     weights: Annotated[Path | None, typer.Option(help="Checkpoint that does the maths.")] = None,
+    routing: Annotated[
+        str | None, typer.Option(help="Who chooses experts: model [default], drawn or real.")
+    ] = None,
     trace: Annotated[str | None, typer.Option(help="Replay a trace instead of maths.")] = None,
     reconstruct_scores: Annotated[
         bool, typer.Option(help="Scores by rank, for a trace that holds none.")
@@ -89,6 +92,7 @@ def run(
         "machine": machine,
         "model": model,
         "weights": None if weights is None else str(weights),
+        "routing": routing,
         "trace": trace,
         "reconstruct_scores": reconstruct_scores or None,
         "precision": precision,
@@ -124,6 +128,7 @@ def sweep(
     prompts: Annotated[str | None, typer.Option(help="How many prompts.")] = None,
     new_tokens: Annotated[str | None, typer.Option(help="Generated per prompt.")] = None,
     seeds: Annotated[str | None, typer.Option(help="Draw the prompts.")] = None,
+    routings: Annotated[str | None, typer.Option(help="model, drawn, real.")] = None,
     traces: Annotated[str | None, typer.Option(help="Recordings that answer for models.")] = None,
     set_: Annotated[list[str] | None, typer.Option("--set", help="key=value in all cells.")] = None,
     jobs: Annotated[
@@ -160,6 +165,7 @@ def sweep(
         "prompts": prompts,
         "new_tokens": new_tokens,
         "seed": seeds,
+        "routing": routings,
         "trace": traces,
     }
     request = SweepRequest(

@@ -186,7 +186,7 @@ def synthesize(
     )
     with console.progress(f"drawing {model}") as progress:
         synthesis = Synthesis(shape, recipe, seed)
-        draw(synthesis, model, sequences, prompt_tokens, new_tokens, out, progress)
+        draw(synthesis, model, [prompt_tokens] * sequences, new_tokens, out, progress)
     found = asked_and_drawn(recipe, routings(open_trace(out)), shape.num_experts)
     rows = {
         name: {"asked": asked, "drawn": None if drawn != drawn else round(drawn, 4)}

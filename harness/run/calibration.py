@@ -80,10 +80,15 @@ def identity(spec: RunSpec, system: System, data_dir: Path | None) -> dict[str, 
         if policy.calibration_trace:
             trace = open_trace(find_trace(policy.calibration_trace))
             found[f"calibration {decision}"] = trace.hash
-        elif spec.trace is None:
+        elif not spec.replays:
             chosen = source(spec, system, data_dir)
             found["calibration"] = texts(spec, chosen, data_dir).data_hash
     return found
+
+
+def folder(scratch: Path) -> Path:
+    """Where routing and what policies learnt are kept."""
+    return scratch / "calibration"
 
 
 def calibrate(
@@ -101,14 +106,14 @@ def calibrate(
     Raises:
         UsageError: there is nothing to learn from.
     """
-    folder, learnt = scratch / "calibration", {}
+    learnt = {}
     shown: Learnable | None = None
     for decision, policy in learners(session.system).items():
         if policy.calibration_trace:
             found = recorded(policy.calibration_trace, session.full, decision)
         else:
-            found = shown = shown or session.learnable(folder)
-        policy.calibrate(found.sequences, session.full, folder, progress)
+            found = shown = shown or session.learnable(scratch)
+        policy.calibrate(found.sequences, session.full, folder(scratch), progress)
         learnt[decision] = {"from": found.origin, **policy.learnt}
     return learnt
 
@@ -131,12 +136,12 @@ def recorded(name: str, shape: ModelShape, decision: str) -> Learnable:
     return Learnable(routings(trace), f"trace {name} ({trace.hash})")
 
 
-def not_replayed(trace: TraceFile, spec: RunSpec) -> Learnable:
+def not_replayed(trace: TraceFile, spec: RunSpec, name: str) -> Learnable:
     """A replayed trace's last texts: the same for runs that replay a few more or less."""
     found = routings(trace)[spec.prompts :][-TEXTS:]
     if not found:
         raise UsageError(
-            f"{spec.trace}: {spec.system} must be calibrated, and all {spec.prompts} sequences are "
+            f"{name}: {spec.system} must be calibrated, and all {spec.prompts} sequences are "
             "replayed; give fewer --prompts, or record more"
         )
     return Learnable(found, f"the trace's last {len(found)} sequences")

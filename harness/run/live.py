@@ -100,13 +100,13 @@ class LiveSession(Session):
         hashes = shared | own | calibration.identity(spec, system, self.data_dir)
         return replace(self, spec=spec, system=system, hashes=hashes, shared=None)
 
-    def learnable(self, folder: Path) -> Learnable:
+    def learnable(self, scratch: Path) -> Learnable:
         """Texts that the lossless model writes, to a train split's prompts."""
         chosen = calibration.source(self.spec, self.system, self.data_dir)
         sample = calibration.texts(self.spec, chosen, self.data_dir)
         return calibration.written(
             chosen, sample, self.sharing().decoder, self.hashes["weights"], self.tokenizer,
-            self.end, folder,
+            self.end, calibration.folder(scratch),
         )  # fmt: skip
 
     def open(self, scratch: Path, keep_timeline: bool, stack: ExitStack) -> Stage:
@@ -202,21 +202,12 @@ def prepare(spec: RunSpec, data_dir: Path | None) -> LiveSession:
     Raises:
         MoeBenchError: one line that says what, where and what is allowed.
     """
-    assert spec.trace is None, "harness.run.runner.prepare opens traces too"
+    assert not spec.replays, "harness.run.runner.prepare opens traces too"
     system = build(spec.system, spec.overrides)
     full = model_shape(spec.model)
-    path = _weights_path(spec)
-    checkpoint = Checkpoint(path)
+    checkpoint = Checkpoint(_weights_path(spec))
     check_topology(full, checkpoint.shape, checkpoint.path)
-    tokenizer = _tokenizer(path / "tokenizer.json")
-    chosen = workload(spec.workload)
-    sample = load(chosen, count=spec.prompts, seed=spec.seed, data_dir=data_dir)
-    shots: tuple[Example, ...] = ()
-    if spec.few_shot:
-        shots = load(chosen, "train", spec.few_shot, spec.seed, data_dir).examples
-    questions = [
-        question_of(spec.scoring, chosen, example, shots, tokenizer) for example in sample.examples
-    ]
+    sample, questions, tokenizer = prompts_of(spec, data_dir)
     _check_questions(spec, sample, questions, checkpoint)
     hashes = {
         "weights": checkpoint.content_hash(),
@@ -237,11 +228,29 @@ def prepare(spec: RunSpec, data_dir: Path | None) -> LiveSession:
         hashes=hashes,
         checkpoint=checkpoint,
         tokenizer=tokenizer,
-        workload=chosen,
+        workload=workload(spec.workload),
         questions=questions,
         end=tokenizer.token_to_id(END_OF_TEXT),
         data_dir=data_dir,
     )
+
+
+def prompts_of(spec: RunSpec, data_dir: Path | None) -> tuple[PromptSet, list[Question], Tokenizer]:
+    """The prompts of a run, as its weights' tokenizer reads them.
+
+    Raises:
+        MoeBenchError: there are no such prompts, or no tokenizer.
+    """
+    tokenizer = _tokenizer(_weights_path(spec) / "tokenizer.json")
+    chosen = workload(spec.workload)
+    sample = load(chosen, count=spec.prompts, seed=spec.seed, data_dir=data_dir)
+    shots: tuple[Example, ...] = ()
+    if spec.few_shot:
+        shots = load(chosen, "train", spec.few_shot, spec.seed, data_dir).examples
+    questions = [
+        question_of(spec.scoring, chosen, example, shots, tokenizer) for example in sample.examples
+    ]
+    return sample, questions, tokenizer
 
 
 def _profile_hash(spec: RunSpec) -> str:

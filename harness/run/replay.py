@@ -1,4 +1,4 @@
-"""A run on a recorded trace: the simulated machine and the system's decisions, no mathematics."""
+"""A run on a trace: the simulated machine and the system's decisions, no mathematics."""
 
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
@@ -9,6 +9,7 @@ import numpy as np
 
 from moebench.harness.run import calibration
 from moebench.harness.run.identity import run_id, system_hash
+from moebench.harness.run.routing import Source, source_of
 from moebench.harness.run.session import Learnable, Session
 from moebench.harness.run.spec import RunSpec
 from moebench.harness.run.stage import Stage, memory_for, simulated
@@ -18,35 +19,35 @@ from moebench.substrate.errors import UsageError
 from moebench.substrate.machines.profile import load_profile
 from moebench.substrate.models.catalogue import model_shape
 from moebench.substrate.models.shape import ModelShape
-from moebench.substrate.traces.catalogue import find_trace
-from moebench.substrate.traces.file import TraceFile, open_trace
+from moebench.substrate.traces.file import TraceFile
 from moebench.substrate.traces.passes import TracedModel, pass_steps
-from moebench.substrate.traces.replay import Replay
+from moebench.substrate.traces.replay import Replay, check_topology
 from moebench.substrate.traces.scores import Reconstruction, spread_of
 from moebench.systems.options import build
 from moebench.systems.registry import name_of
-from moebench.workloads.draw import PromptSet
 
 
 @dataclass(slots=True, kw_only=True)
 class ReplaySession(Session):
-    """A run that replays a trace instead of computing."""
+    """A run that replays a trace instead of computing.
 
-    trace: TraceFile
-    #: What the system sees of the trace.
+    Attributes:
+        source: where the trace is from; it may be made when it is first needed.
+        trace, replayed: once the session is open, the trace and what the system sees of it.
+    """
+
+    source: Source
+    trace: TraceFile = field(init=False)
     replayed: Replay = field(init=False)
 
     def __post_init__(self) -> None:
-        """Check the trace against what the system needs.
+        """Check the trace against what the run needs.
 
         Raises:
-            UsageError: the trace lacks scores or predictions that the system needs.
+            UsageError: another topology, or the trace lacks scores or predictions.
         """
-        spec, trace = self.spec, self.trace
-        self.replayed = Replay(
-            trace, self.full, spec.batch, spec.prompts, spec.new_tokens, self.system.lookaheads,
-            _reconstruction(spec, trace, self.system),
-        )  # fmt: skip
+        check_topology(self.source.name, self.source.header, self.full)
+        _check(self.spec, self.source, self.system)
 
     @property
     def run_id(self) -> str:
@@ -61,16 +62,24 @@ class ReplaySession(Session):
     def varied(self, spec: RunSpec) -> "ReplaySession":
         """The same trace under another spec."""
         system = build(spec.system, spec.overrides)
-        hashes = _hashes(spec, system, self.trace, self.full)
+        hashes = _hashes(spec, system, self.source, self.full)
         return replace(self, spec=spec, system=system, hashes=hashes)
 
-    def learnable(self, folder: Path) -> Learnable:
+    def learnable(self, scratch: Path) -> Learnable:
         """The trace's last sequences."""
-        return calibration.not_replayed(self.trace, self.spec)
+        return calibration.not_replayed(self.source.open(scratch), self.spec, self.source.name)
 
     def open(self, scratch: Path, keep_timeline: bool, stack: ExitStack) -> Stage:
         """A simulated machine; the notes say what a replay cannot know."""
         spec, evict = self.spec, self.system.evict
+        self.trace = self.source.open(scratch)
+        reconstruction = None
+        if spec.reconstruct_scores:
+            reconstruction = Reconstruction(spread_of(self.trace.header.model))
+        self.replayed = Replay(
+            self.trace, self.full, spec.batch, spec.prompts, spec.new_tokens,
+            self.system.lookaheads, reconstruction,
+        )  # fmt: skip
         if evict.clairvoyant:
             evict.set_future(pass_steps(p for batch in self.replayed.batches for p in batch))
         prompts = [self.trace.prompt(s) for s in range(spec.prompts)]
@@ -100,41 +109,36 @@ class ReplaySession(Session):
         if self.without_prompt:
             document["metrics"] |= {"ttft_ms": None, "e2e_ms": None}
         document["provenance"] |= {
-            "weights": f"none: routing replayed from {self.spec.trace}",
+            "weights": f"none: routing replayed from {self.source.name}",
             "weights_hash": self.trace.header.source.get("weights_hash"),
             "trace_hash": self.trace.hash,
             "data": f"{self.sample.source}: {self.spec.prompts} of {self.sample.available}",
         }
 
 
-def prepare(spec: RunSpec) -> ReplaySession:
-    """Open the trace and check it against the model that is charged.
+def prepare(spec: RunSpec, data_dir: Path | None) -> ReplaySession:
+    """Open the trace, or say what it will be, and check it against the model that is charged.
 
     Raises:
         MoeBenchError: one line that says what, where and what is allowed.
     """
-    assert spec.trace is not None
-    trace = open_trace(find_trace(spec.trace))
-    full = model_shape(spec.model)
-    if trace.header.top_k != full.top_k and trace.header.top_k < full.num_experts:
-        full = full.model_copy(update={"top_k": trace.header.top_k})
+    source, full = source_of(spec, data_dir), model_shape(spec.model)
+    top_k = source.header.top_k
+    if top_k != full.top_k and top_k < full.num_experts:
+        full = full.model_copy(update={"top_k": top_k})
     system = build(spec.system, spec.overrides)
-    sample = PromptSet(
-        examples=(), source=f"trace of {trace.header.workload}", split="test", seed=spec.seed,
-        available=len(trace.sequences), data_hash=trace.hash,
-    )  # fmt: skip
-    hashes = _hashes(spec, system, trace, full)
+    hashes = _hashes(spec, system, source, full)
     return ReplaySession(
-        spec=spec, system=system, full=full, sample=sample, hashes=hashes, trace=trace
+        spec=spec, system=system, full=full, sample=source.sample, hashes=hashes, source=source
     )
 
 
-def _hashes(spec: RunSpec, system: System, trace: TraceFile, full: ModelShape) -> dict[str, str]:
+def _hashes(spec: RunSpec, system: System, source: Source, full: ModelShape) -> dict[str, str]:
     return {
-        "trace": trace.hash,
-        "weights": trace.hash,  # what routes, for a run's provenance
+        "trace": source.hash,
+        "weights": source.hash,  # what routes, for a run's provenance
         "model": full.model_dump_json(),
-        "data": trace.hash,
+        "data": source.sample.data_hash,
         "profile": load_profile(spec.machine).content_hash(),
         "system": system_hash(system),
         "numpy": np.__version__,
@@ -142,33 +146,30 @@ def _hashes(spec: RunSpec, system: System, trace: TraceFile, full: ModelShape) -
     }
 
 
-def _reconstruction(spec: RunSpec, trace: TraceFile, system: System) -> Reconstruction | None:
-    """What replaces scores that were not recorded; None where they were, or are not needed."""
+def _check(spec: RunSpec, source: Source, system: System) -> None:
+    """Refuse a trace without what a system reads."""
+    name, header = source.name, source.header
     for kind in system.lookaheads:
-        if trace.predicted(kind) is None:
-            kinds = ", ".join(trace.header.predictions) or "none"
+        if kind not in header.predictions:
+            kinds = ", ".join(header.predictions) or "none"
             raise UsageError(
-                f"{spec.trace}: holds no predictions of kind {kind} (it holds: {kinds}); "
+                f"{name}: holds no predictions of kind {kind} (it holds: {kinds}); "
                 f"{spec.system} needs them; use --set prefetch=none, or a trace that has them"
             )
-    for name, policy in system.policies.items():
+    for decision, policy in system.policies.items():
         if policy.reads_hidden or policy.reads_embedding:
             raise UsageError(
-                f"{spec.trace}: holds no hidden states, {name}={name_of(name, policy)} reads them; "
-                "swap it with --set, or run without --trace"
+                f"{name}: holds no hidden states, {decision}={name_of(decision, policy)} reads "
+                "them; swap it with --set, or run without --trace"
             )
-    if trace.scores_TLE is not None:
-        if spec.reconstruct_scores:
-            raise UsageError(f"--reconstruct-scores: {spec.trace} has gate scores")
-        return None
-    if spec.reconstruct_scores:
-        return Reconstruction(spread_of(trace.header.model))
-    if readers := readers_of_scores(system):
+    if header.scores is not None and spec.reconstruct_scores:
+        raise UsageError(f"--reconstruct-scores: {name} has gate scores")
+    readers = readers_of_scores(system)
+    if header.scores is None and readers and not spec.reconstruct_scores:
         raise UsageError(
-            f"{spec.trace}: holds no gate scores, {spec.system} reads them "
+            f"{name}: holds no gate scores, {spec.system} reads them "
             f"({', '.join(readers)}); swap these with --set, or give --reconstruct-scores"
         )
-    return None
 
 
 def readers_of_scores(system: System) -> list[str]:
@@ -184,6 +185,8 @@ def _notes(session: ReplaySession) -> list[str]:
     spec, header, model = session.spec, session.trace.header, session.replayed
     trace = session.trace
     notes = [f"routing replayed from trace {trace.hash} ({header.model}, {header.workload})"]
+    if spec.routing != "model":
+        notes.insert(0, f"routing is {spec.routing}: {session.source.name}")
     for kind in model.lookaheads:
         if kind in header.predictions:
             notes.append(f"predictions as recorded: {header.predictions[kind].made}")

@@ -47,7 +47,7 @@ def prepare(spec: RunSpec, data_dir: Path | None) -> Session:
     Raises:
         MoeBenchError: one line that says what, where and what is allowed.
     """
-    return live.prepare(spec, data_dir) if spec.trace is None else replay.prepare(spec)
+    return replay.prepare(spec, data_dir) if spec.replays else live.prepare(spec, data_dir)
 
 
 def run(

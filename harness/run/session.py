@@ -63,8 +63,8 @@ class Session(ABC):
         """Release what was opened."""
 
     @abstractmethod
-    def learnable(self, folder: Path) -> Learnable:
-        """How other texts than the run's own were routed; kept in ``folder`` where that helps.
+    def learnable(self, scratch: Path) -> Learnable:
+        """How other texts than the run's own were routed; kept below ``scratch`` where that helps.
 
         Raises:
             UsageError: there are none.
@@ -75,7 +75,7 @@ class Session(ABC):
         """Build model, machine, memory and engine.
 
         Args:
-            scratch: where expert records are kept for a local machine.
+            scratch: where expert records are kept for a local machine, and drawn traces.
             keep_timeline: keep every span, not only the picture's.
             stack: closes what the machine holds open.
         """

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
@@ -12,9 +12,17 @@ from moebench.substrate.models.shape import Precision
 from moebench.systems.options import build, describe
 from moebench.systems.registry import name_of, system_class
 from moebench.workloads.catalogue import default_workload, few_shot_of, workload
+from moebench.workloads.hub import is_hub
+
+if TYPE_CHECKING:
+    from moebench.substrate.traces.recordings import Text
 
 #: How questions are answered; see `harness.run.answers`.
 Scoring = Literal["fixed-length", "generation", "likelihood", "prefill"]
+
+#: Where a run's choice of experts comes from: the model that computes (or a trace of it), a trace
+#: drawn with the statistics of real models, or recordings of the real model.
+Routing = Literal["model", "drawn", "real"]
 
 #: Rounded up to whole batches.
 DEFAULT_PROMPTS = 32
@@ -37,6 +45,7 @@ class RunSpec(BaseModel):
         few_shot: worked examples before each question.
         calibrate_from: the workload whose train split a learning system learns from; None is the
             system's choice: ShareGPT where it is at hand, or the run's own.
+        routing: where experts' choice comes from; see `harness.run.routing`.
         trace: a recorded trace that is replayed instead of computing.
         reconstruct_scores: let scores by rank stand for gate scores that it does not hold.
     """
@@ -61,8 +70,14 @@ class RunSpec(BaseModel):
     scoring: Scoring = "fixed-length"
     few_shot: int = Field(default=0, ge=0)
     calibrate_from: str | None = None
+    routing: Routing = "model"
     trace: str | None = None
     reconstruct_scores: bool = False
+
+    @property
+    def replays(self) -> bool:
+        """Whether routing is replayed instead of computed."""
+        return self.trace is not None or self.routing != "model"
 
 
 def resolve(data_dir: Path | None, **given: Any) -> RunSpec:
@@ -85,9 +100,13 @@ def resolve(data_dir: Path | None, **given: Any) -> RunSpec:
         chosen = _of_trace(chosen, given)
     elif "reconstruct_scores" in chosen:
         raise UsageError("--reconstruct-scores: a trace's scores are meant; give --trace DIR")
+    if chosen.get("routing", "model") != "model":
+        _check_routing(chosen)
     for key, hint in (("model", "--model NAME"), ("machine", "--machine NAME")):
         if key not in chosen:
             raise UsageError(f"no {key}: give --setting NAME or {hint}")
+    if chosen.get("routing") == "real":
+        chosen |= _of_recordings(chosen, given, data_dir)
     chosen.setdefault("workload", default_workload(data_dir))
     if chosen.get("scoring", "fixed-length") != "fixed-length" and given.get("new_tokens") is None:
         chosen["new_tokens"] = workload(chosen["workload"]).max_new_tokens
@@ -116,34 +135,102 @@ def resolve(data_dir: Path | None, **given: Any) -> RunSpec:
 #: What a replay has no use for: it computes nothing and measures nothing.
 NOT_REPLAYED = ("weights", "workload", "scoring", "few_shot", "seed")
 
+#: The same for each routing.  A drawn trace has the lengths of a workload's prompts; the seed draws
+#: it, or a recording's predictions.
+NOT_ROUTED = {
+    "drawn": ("weights", "scoring", "calibrate_from"),
+    "real": ("weights", "scoring", "calibrate_from", "workload", "few_shot"),
+}
+
 
 def _of_trace(chosen: dict[str, Any], given: dict[str, Any]) -> dict[str, Any]:
     """A trace says its model and workload, and how much can be asked for."""
     from moebench.substrate.traces.catalogue import find_trace
     from moebench.substrate.traces.file import open_trace
 
-    for key in NOT_REPLAYED:
-        if key in chosen:
-            raise UsageError(f"--{key.replace('_', '-')} and --trace: a trace has its own")
-    if chosen.get("machine") == "local":
-        raise UsageError("--machine local and --trace: a replay runs on a simulated machine only")
+    _check_unused(chosen, NOT_REPLAYED, "--trace", "a trace has its own")
+    if "routing" in chosen:
+        raise UsageError(f"--routing {chosen['routing']} and --trace: give one of them")
     trace = open_trace(find_trace(chosen["trace"]))
-    batch = chosen.get("batch", 1)
-    whole = max(1, batch) * (len(trace.sequences) // max(1, batch))
     longest = max(map(trace.passes, range(len(trace.sequences))))
+    wanted = _as_much_as(chosen, given, chosen["trace"], len(trace.sequences), longest)
+    return {
+        "model": trace.header.model, **chosen, "workload": trace.header.workload, **wanted,
+    }  # fmt: skip
+
+
+def _check_routing(chosen: dict[str, Any]) -> None:
+    routing = chosen["routing"]
+    if routing not in NOT_ROUTED:
+        raise UsageError(f"--routing {routing}: allowed: {', '.join(get_args(Routing))}")
+    why = "routing is replayed, nothing is computed"
+    _check_unused(chosen, NOT_ROUTED[routing], f"--routing {routing}", why)
+
+
+def _of_recordings(
+    chosen: dict[str, Any], given: dict[str, Any], data_dir: Path | None
+) -> dict[str, Any]:
+    """Recordings say their workload, and how much can be asked for."""
+    from moebench.substrate.traces.recordings import replayable, workload_of
+
+    new_tokens = chosen.get("new_tokens", RunSpec.model_fields["new_tokens"].default)
+    texts = recorded_texts(chosen["model"], max(1, new_tokens), data_dir)
+    what = f"recordings of {chosen['model']}"
+    longest = max(text.passes for text in texts)
+    wanted = _as_much_as(
+        {"new_tokens": new_tokens, **chosen}, given, what, replayable(texts), longest
+    )
+    return {"workload": workload_of(texts), **wanted}
+
+
+def recorded_texts(model: str, new_tokens: int, data_dir: Path | None) -> "list[Text]":
+    """What was recorded of a model, as texts of so many new tokens.
+
+    Raises:
+        UsageError: there is no data folder.
+        InputError: it holds no recording of this model.
+    """
+    from moebench.substrate.traces.recordings import recordings, texts
+
+    if data_dir is None or is_hub(data_dir):
+        raise UsageError(
+            "--routing real: needs a data folder that holds recordings; give --data-dir DIR, or "
+            "--routing drawn, which needs none"
+        )
+    return texts(recordings(model, data_dir), new_tokens)
+
+
+def _check_unused(
+    chosen: dict[str, Any], unused: tuple[str, ...], option: str, why: str
+) -> None:  # fmt: skip
+    """Refuse what a replay would ignore."""
+    for key in unused:
+        if key in chosen:
+            raise UsageError(f"--{key.replace('_', '-')} and {option}: {why}")
+    if chosen.get("machine") == "local":
+        raise UsageError(f"--machine local and {option}: a replay runs on a simulated machine only")
+
+
+def _as_much_as(
+    chosen: dict[str, Any], given: dict[str, Any], what: str, sequences: int, longest: int
+) -> dict[str, Any]:
+    """Prompts and new tokens of a replay: at most what it holds.
+
+    Args:
+        what: is replayed.
+        longest: passes of its longest sequence.
+    """
+    batch = chosen.get("batch", 1)
+    whole = max(1, batch) * (sequences // max(1, batch))
     for key, has, unit in (("prompts", whole, "prompts"), ("new_tokens", longest, "new tokens")):
         if (given.get(key) or 0) > has:
-            raise UsageError(
-                f"--{key.replace('_', '-')} {given[key]}: {chosen['trace']} holds {has} {unit}"
-            )
+            raise UsageError(f"--{key.replace('_', '-')} {given[key]}: {what} holds {has} {unit}")
     if not whole:
-        raise UsageError(f"--batch {batch}: {chosen['trace']} holds {len(trace.sequences)} prompts")
-    wanted = {
-        "workload": trace.header.workload,
+        raise UsageError(f"--batch {batch}: {what} holds {sequences} prompts")
+    return {
         "prompts": given.get("prompts") or whole,
         "new_tokens": min(chosen.get("new_tokens", longest), longest),
     }
-    return {"model": trace.header.model, **chosen, **wanted}
 
 
 #: The system's option that holds α.

@@ -16,10 +16,10 @@ START_S = 4.0
 
 #: The fields that similar cells have in common, the most similar first.
 _LIKENESS = (
-    ("system", "model", "machine", "workload", "batch", "trace"),
-    ("system", "model", "batch", "trace"),
-    ("system", "model", "trace"),
-    ("model", "trace"),
+    ("system", "model", "machine", "workload", "batch", "replayed"),
+    ("system", "model", "batch", "replayed"),
+    ("system", "model", "replayed"),
+    ("model", "replayed"),
 )
 
 
@@ -59,7 +59,7 @@ def estimate(specs: Sequence[RunSpec], runs: Iterable[dict[str, Any]], jobs: int
         fields = spec.model_dump()
         rates = next((known[key] for key in _keys(fields) if key in known), None)
         from_runs += rates is not None
-        constant = REPLAY_S if fields.get("trace") else LIVE_S
+        constant = REPLAY_S if spec.replays else LIVE_S
         total += _tokens(fields) * (mean(rates) if rates else constant)
     processes = max(1, min(jobs, len(specs)))
     seconds = total / processes + (START_S if specs else 0)
@@ -67,8 +67,9 @@ def estimate(specs: Sequence[RunSpec], runs: Iterable[dict[str, Any]], jobs: int
 
 
 def _keys(spec: dict[str, Any]) -> list[tuple[object, ...]]:
-    traced = {**spec, "trace": spec.get("trace") is not None}
-    return [(*names, *(traced.get(name) for name in names)) for names in _LIKENESS]
+    replayed = spec.get("trace") is not None or spec.get("routing", "model") != "model"
+    told = {**spec, "replayed": replayed}
+    return [(*names, *(told.get(name) for name in names)) for names in _LIKENESS]
 
 
 def _tokens(spec: dict[str, Any]) -> int:

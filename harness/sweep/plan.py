@@ -213,7 +213,7 @@ def _cell(given: Given, data_dir: Path | None, record: object) -> RunSpec:
             raise InputError(f"trace {chosen['trace']} is missing; record it: {record}")
     spec = resolve(data_dir, **chosen, overrides=overrides)
     _check_names(spec.model, spec.machine)
-    if spec.trace is None:  # of a trace it only says what was recorded
+    if spec.trace is None and spec.routing != "real":  # else it only says what was recorded
         workload(spec.workload)
     return spec
 

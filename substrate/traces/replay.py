@@ -14,7 +14,7 @@ import numpy as np
 from moebench.substrate.errors import UsageError
 from moebench.substrate.models.shape import ModelShape
 from moebench.substrate.terms import Gate, Lookahead, RoutedSequence
-from moebench.substrate.traces.file import TraceFile
+from moebench.substrate.traces.file import Header, TraceFile
 from moebench.substrate.traces.passes import PassTrace
 from moebench.substrate.traces.scores import Reconstruction
 
@@ -80,14 +80,7 @@ class Replay:
     reconstruction: Reconstruction | None = None
 
     def __post_init__(self) -> None:
-        h, s = self.trace.header, self.shape
-        has = (h.num_moe_layers, h.num_experts, h.top_k)
-        wanted = (len(s.moe_layers), s.num_experts, s.top_k)
-        if has != wanted:
-            raise UsageError(
-                f"{self.trace.path}: {_topology(*has)}; the model charged for has "
-                f"{_topology(*wanted)}; give the --model that was recorded"
-            )
+        check_topology(str(self.trace.path), self.trace.header, self.shape)
 
     @property
     def batches(self) -> Iterator[ReplayedBatch]:
@@ -123,6 +116,24 @@ class Replay:
             return self.reconstruction.scores(self.trace, rows)
         shape = (len(rows), len(self.shape.moe_layers), self.shape.num_experts)
         return np.zeros(shape, np.float32)
+
+
+def check_topology(name: str, header: Header, shape: ModelShape) -> None:
+    """Refuse to replay a trace as the routing of a model that has other layers or experts.
+
+    Args:
+        name: what the message calls the trace.
+
+    Raises:
+        UsageError: they differ.
+    """
+    has = (header.num_moe_layers, header.num_experts, header.top_k)
+    wanted = (len(shape.moe_layers), shape.num_experts, shape.top_k)
+    if has != wanted:
+        raise UsageError(
+            f"{name}: {_topology(*has)}; the model charged for has {_topology(*wanted)}; give the "
+            "--model that was recorded"
+        )
 
 
 def _topology(layers: int, experts: int, top_k: int) -> str:

@@ -16,7 +16,7 @@ on the trace (`asked_and_drawn`).
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -136,6 +136,16 @@ FAMILIES: dict[str, SynthesisRecipe] = {
 }  # fmt: skip
 
 
+#: Recall of predictions where none is published of a model.
+RECALL = 0.84
+
+
+def recall_of(model: str) -> float:
+    """The share of a layer's top-k that is predicted in a model's family."""
+    recipe = FAMILIES.get(model)
+    return RECALL if recipe is None or recipe.recall is None else recipe.recall
+
+
 def family(name: str) -> SynthesisRecipe:
     """The recipe of a model whose routing was measured.
 
@@ -168,9 +178,12 @@ class Synthesis:
         lasting = lasting / np.maximum(1, lasting.sum(0) / 0.95)
         self._static_std, self._ar1_std = np.sqrt(lasting)[..., None]
         self._noise_std = np.sqrt(1 - lasting.sum(0))[:, None]
-        self._alike, self._ahead = 1.0, 1.0
+        self._alike = 1.0
+        self._predictions: DrawnPredictions | None = None
         if recipe.recall is not None:
-            self._ahead = correlation_for_recall(self.experts, self.top_k, recipe.recall)
+            self._predictions = DrawnPredictions(
+                self.experts, self.top_k, recipe.recall, recipe.spread
+            )
 
     def _normal(self, *shape: int) -> np.ndarray:
         return self._random.standard_normal(shape, dtype=np.float32)
@@ -211,11 +224,8 @@ class Synthesis:
             state = r.rho * state + fresh * self._normal(self.layers, self.experts)
         ids = np.argsort(-logits, axis=2, kind="stable")[:, :, : self.top_k]
         predicted = None
-        if r.recall is not None:
-            truth = logits[prompt:, 1:]
-            wrong = self._normal(*truth.shape)
-            guess = self._ahead * truth + np.sqrt(1 - self._ahead**2) * wrong
-            predicted = _softmax(r.spread * guess)
+        if self._predictions is not None:
+            predicted = self._predictions.of(logits[prompt:, 1:], self._random)
         return ids, _softmax(r.spread * logits), predicted
 
     def _popularity(self) -> np.ndarray:
@@ -226,11 +236,41 @@ class Synthesis:
         )
 
 
+class DrawnPredictions:
+    """Predictions of gate scores: the true logits and noise.
+
+    Args:
+        recall: the share of the true top-k that a prediction's top-k holds, on the mean.
+        spread: standard deviation of logits as the gate's softmax sees them.
+    """
+
+    def __init__(self, experts: int, top_k: int, recall: float, spread: float) -> None:
+        self._correlation = correlation_for_recall(experts, top_k, recall)
+        self._spread = spread
+
+    def of(self, logits: np.ndarray, random: np.random.Generator) -> np.ndarray:
+        """Predicted scores ``[..., E]``, for logits of variance one."""
+        wrong = random.standard_normal(logits.shape, dtype=np.float32)
+        guess = self._correlation * logits + np.sqrt(1 - self._correlation**2) * wrong
+        return _softmax(self._spread * guess)
+
+    def of_scores(self, scores: np.ndarray, random: np.random.Generator) -> np.ndarray:
+        """Predicted scores ``[..., E]`` where only the order of true scores is known.
+
+        Normal logits are drawn and dealt in that order; equal scores take turns at random.
+        """
+        ranked = np.lexsort((random.random(scores.shape), -scores), axis=-1)
+        drawn = random.standard_normal(scores.shape, dtype=np.float32)
+        logits = np.empty_like(drawn)
+        np.put_along_axis(logits, ranked, -np.sort(-drawn, axis=-1), axis=-1)
+        return self.of(logits, random)
+
+
 def _copy(of: Synthesis, alike: float) -> Synthesis:
     """The same model, drawing anew from its seed."""
     pilot = object.__new__(Synthesis)
     pilot.__dict__ |= of.__dict__
-    pilot.recipe = replace(of.recipe, recall=None)
+    pilot._predictions = None
     pilot._random, pilot._alike = np.random.default_rng(of.seed + 1), alike
     return pilot
 
@@ -267,19 +307,12 @@ def _softmax(logits: np.ndarray) -> np.ndarray:
     return np.asarray(raised / raised.sum(axis=-1, keepdims=True))
 
 
-def synthesize(
-    synthesis: Synthesis, model: str, sequences: int, prompt: int, new_tokens: int, out: Path,
-    progress: Callable[[int, int], None] = lambda done, total: None,
-) -> None:  # fmt: skip
-    """Write a drawn trace; memory is that of one sequence.
-
-    Raises:
-        UsageError: ``out`` exists.
-    """
+def drawn_header(synthesis: Synthesis, model: str) -> Header:
+    """The header of a drawn trace."""
     recipe = synthesis.recipe
     made = f"drawn, recall {recipe.recall} asked"
     kinds = () if recipe.recall is None else (Lookahead.GATE, Lookahead.LAYER)
-    header = Header(
+    return Header(
         model=model,
         workload="synthesized",
         num_moe_layers=synthesis.layers,
@@ -290,9 +323,23 @@ def synthesize(
         source={"recipe": {k: getattr(recipe, k) for k in _FIELDS}, "seed": synthesis.seed},
         notes=["drawn, not recorded: no text and no weights are behind it"],
     )
-    synthesis.fit(prompt, new_tokens)
-    with writing(out, header) as writer:
-        for s in range(sequences):
+
+
+def synthesize(
+    synthesis: Synthesis, model: str, prompts: Sequence[int], new_tokens: int, out: Path,
+    progress: Callable[[int, int], None] = lambda done, total: None,
+) -> None:  # fmt: skip
+    """Write a drawn trace; memory is that of one sequence.
+
+    Args:
+        prompts: tokens of each sequence's prompt.
+
+    Raises:
+        UsageError: ``out`` exists.
+    """
+    synthesis.fit(round(float(np.mean(prompts))), new_tokens)
+    with writing(out, drawn_header(synthesis, model)) as writer:
+        for s, prompt in enumerate(prompts):
             ids, scores, predicted = synthesis.draw(prompt, new_tokens)
             tokens = np.arange(len(ids))
             arrays = {} if predicted is None else {"predicted": predicted.astype(np.float16)}
@@ -305,7 +352,7 @@ def synthesize(
                 scores=scores.astype(np.float16),
                 **arrays,
             )
-            progress(s + 1, sequences)
+            progress(s + 1, len(prompts))
 
 
 _FIELDS = ("static", "ar1", "rho", "common", "depth", "prefill_similarity", "recall", "spread")

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from moebench.reports.tables import BRIEF, COLUMNS, MISSING, cell, dig, rows, span_ms
+from moebench.reports.tables import BRIEF, COLUMNS, MISSING, cell, dig, routing_of, rows, span_ms
 from tests.reports.samples import RUN, run, traced_run
 
 ROOT = Path(__file__).parents[2]
@@ -25,6 +25,7 @@ def test_a_row_holds_the_documents_numbers() -> None:
         "alpha": 0.25,
         "badge": "datasheet",
         "tpot_ms": 61.23456,
+        "routing": "model",
         "bound_ms": 33.3125,
         "bound_ratio": 1.8382,
         "ttft_ms": 912.75,
@@ -125,3 +126,18 @@ def test_reports_and_results_import_nothing_heavy(module: str) -> None:
         [sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, check=False
     )
     assert found.returncode == 0, found.stderr
+
+
+@pytest.mark.parametrize(
+    ("spec", "said"),
+    [
+        ({}, "model"),  # of an earlier version
+        ({"routing": "model", "trace": None}, "model"),
+        ({"routing": "drawn"}, "drawn"),
+        ({"routing": "model", "trace": "traces/olmoe-1b-7b__facts"}, "trace olmoe-1b-7b__facts"),
+    ],
+)
+def test_a_run_says_where_its_choice_of_experts_came_from(spec, said):
+    assert routing_of(spec) == said
+    (row,) = rows([run(**spec)])
+    assert row["routing"] == said

@@ -68,6 +68,7 @@ def test_a_figure_holds_what_is_comparable() -> None:
         run("bbb", system="lru", setting=None, options={}),
         run("ccc", batch=3),
         run("ddd", workload="facts"),
+        run("drw", routing="drawn"),
         measured_run(),
         run("eee") | {"badge": "calibrated"},
         run("fff"),
@@ -75,9 +76,10 @@ def test_a_figure_holds_what_is_comparable() -> None:
     curves = {one["run_id"]: curve(samples(100), 1) for one in runs if one["run_id"] != "fff"}
     found = groups(runs, curves)
     assert [[one["run_id"] for one in ones] for ones in found.values()] == [
-        ["aaa", "bbb"], ["ccc"], ["ddd"], ["b0b1b2b3b4b5"], ["eee"]
+        ["aaa", "bbb"], ["ccc"], ["ddd"], ["drw"], ["b0b1b2b3b4b5"], ["eee"]
     ]  # fmt: skip
-    assert next(iter(found)).title == "qwen2-57b-a14b · bf16 · a6000 · gsm8k · batch 1 · datasheet"
+    title = "qwen2-57b-a14b · bf16 · a6000 · gsm8k · routing: model · batch 1 · datasheet"
+    assert next(iter(found)).title == title
 
 
 def test_the_figure_says_what_it_shows() -> None:
@@ -113,8 +115,11 @@ def test_the_page_has_a_figure_for_each_set_of_runs(tmp_path: Path) -> None:
     assert [name for name in page.specs if name.startswith("throughput")] == [
         "throughput-1-spec", "throughput-2-spec"
     ]  # fmt: skip
-    assert "a6000 · gsm8k · batch 1 · datasheet; simulated times are predictions." in page.text
-    assert "local · gsm8k · batch 1 · measured." in page.text
+    assert (
+        "gsm8k · routing: model · batch 1 · datasheet; simulated times are predictions."
+        in page.text
+    )
+    assert "local · gsm8k · routing: model · batch 1 · measured." in page.text
 
 
 def test_without_samples_there_is_no_figure(text: str, page: Page) -> None:

@@ -35,7 +35,7 @@ def drawn(tmp_path_factory: pytest.TempPathFactory, tiny_models: None) -> Callab
             made[seed] = tmp_path_factory.mktemp("drawn") / f"seed-{seed}"
             recipe = SynthesisRecipe(static=0.6, common=0.9)
             synthesis = Synthesis(model_shape(MODEL), recipe, seed)
-            synthesize(synthesis, MODEL, SEQUENCES, PROMPT, NEW, made[seed])
+            synthesize(synthesis, MODEL, [PROMPT] * SEQUENCES, NEW, made[seed])
         return made[seed]
 
     return draw

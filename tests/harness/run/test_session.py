@@ -34,7 +34,7 @@ def trace(tmp_path_factory: pytest.TempPathFactory, tiny_models: None) -> Path:
     folder = tmp_path_factory.mktemp("drawn") / "trace"
     recipe = SynthesisRecipe(static=0.5, recall=0.8)
     synthesis = Synthesis(model_shape(SCALE_MODEL), recipe, seed=0)
-    synthesize(synthesis, SCALE_MODEL, SEQUENCES, PROMPT, NEW, folder)
+    synthesize(synthesis, SCALE_MODEL, [PROMPT] * SEQUENCES, NEW, folder)
     return folder
 
 
@@ -174,7 +174,7 @@ def test_a_replays_id_is_of_the_traces_content(trace: Path, tmp_path: Path) -> N
     assert session(moved).run_id == session(trace).run_id
     other = tmp_path / "other"
     synthesis = Synthesis(model_shape(SCALE_MODEL), SynthesisRecipe(static=0.5, recall=0.8), 1)
-    synthesize(synthesis, SCALE_MODEL, SEQUENCES, PROMPT, NEW, other)
+    synthesize(synthesis, SCALE_MODEL, [PROMPT] * SEQUENCES, NEW, other)
     assert session(other).run_id != session(trace).run_id
 
 

@@ -145,14 +145,14 @@ def test_one_seed_is_one_trace(tmp_path):
     recipe = SynthesisRecipe(static=0.3, ar1=0.2, rho=0.5, recall=0.8, prefill_similarity=0.8)
     hashes = []
     for name, seed in (("a", 1), ("b", 1), ("c", 2)):
-        synthesize(Synthesis(SHAPE, recipe, seed), "tiny", 2, 3, 4, tmp_path / name)
+        synthesize(Synthesis(SHAPE, recipe, seed), "tiny", [3, 3], 4, tmp_path / name)
         hashes.append(open_trace(tmp_path / name).hash)
     assert hashes[0] == hashes[1] != hashes[2]
 
 
 def test_a_drawn_trace_says_so_and_serves_every_kind_of_prediction(tmp_path):
     recipe = SynthesisRecipe(static=0.3, recall=0.8)
-    synthesize(Synthesis(SHAPE, recipe, 0), "tiny", 3, 5, 4, tmp_path / "t")
+    synthesize(Synthesis(SHAPE, recipe, 0), "tiny", [5] * 3, 4, tmp_path / "t")
     trace = open_trace(tmp_path / "t")
     assert trace.prompts == [5] * 3
     assert [trace.passes(s) for s in range(3)] == [4] * 3

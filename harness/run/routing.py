@@ -1,0 +1,138 @@
+"""Where a replay's routing comes from: a trace that was given, a drawn one, or recordings.
+
+| ``--routing`` | who chooses the experts |
+|---|---|
+| ``model`` | the model that computes, or with ``--trace`` the one that was recorded |
+| ``drawn`` | a trace drawn with the statistics of real models of the family |
+| ``real`` | recordings of the real model in the data folder |
+
+The last two are a second opinion: does a conclusion depend on the routing of the scale model?  A
+drawn trace has the lengths of the prompts that ``model`` would read.  Both have scores and
+predictions, so that every system runs on them, and hold more texts than are replayed: systems that
+learn are shown those.  They are made when a run first needs them, and kept below the store.
+"""
+
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from itertools import cycle, islice
+from pathlib import Path
+
+from moebench.harness.run.calibration import TEXTS
+from moebench.harness.run.identity import code_hash
+from moebench.harness.run.live import prompts_of
+from moebench.harness.run.spec import RunSpec, recorded_texts
+from moebench.substrate.errors import UsageError
+from moebench.substrate.models.catalogue import model_shape
+from moebench.substrate.traces.catalogue import find_trace
+from moebench.substrate.traces.file import Header, TraceFile, open_trace
+from moebench.substrate.traces.recordings import (
+    recorded_header,
+    replayable,
+    write_texts,
+)
+from moebench.substrate.traces.synthesis import FAMILIES, Synthesis, drawn_header, synthesize
+from moebench.systems.learn.artefacts import content_hash
+from moebench.workloads.draw import PromptSet
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """What a replay replays.
+
+    Attributes:
+        name: what messages and provenance call it.
+        header: what the trace is; known before it is made.
+        hash: of all that the trace depends on.
+        sample: where the prompts are from.
+        open: the trace; what is made for a run is kept below the folder that it is called with.
+    """
+
+    name: str
+    header: Header
+    hash: str
+    sample: PromptSet
+    open: Callable[[Path], TraceFile]
+
+
+def source_of(spec: RunSpec, data_dir: Path | None) -> Source:
+    """Where a replay's routing comes from.
+
+    Raises:
+        MoeBenchError: it cannot be had; one line.
+    """
+    if spec.trace is not None:
+        return _given(spec.trace, spec.seed)
+    return _drawn(spec, data_dir) if spec.routing == "drawn" else _real(spec, data_dir)
+
+
+def _given(name: str, seed: int) -> Source:
+    trace = open_trace(find_trace(name))
+    sample = PromptSet(
+        examples=(), source=f"trace of {trace.header.workload}", split="test", seed=seed,
+        available=len(trace.sequences), data_hash=trace.hash,
+    )  # fmt: skip
+    return Source(name, trace.header, trace.hash, sample, lambda scratch: trace)
+
+
+def _drawn(spec: RunSpec, data_dir: Path | None) -> Source:
+    """Sequences as long as the prompts that would be read, and a few for systems that learn."""
+    if spec.model not in FAMILIES:
+        raise UsageError(
+            f"--routing drawn: no statistics of real routing are known for {spec.model} (known: "
+            f"{', '.join(FAMILIES)})"
+        )
+    sample, questions, _ = prompts_of(spec, data_dir)
+    lengths = [len(question.prompt) for question in questions]
+    lengths += islice(cycle(lengths), TEXTS)
+    recipe = FAMILIES[spec.model]
+    synthesis = Synthesis(model_shape(spec.model), recipe, spec.seed)
+    header = drawn_header(synthesis, spec.model)
+    made_of = content_hash(
+        [header.model_dump(mode="json"), asdict(recipe), lengths, spec.new_tokens]
+    )
+
+    def write(out: Path) -> None:
+        synthesize(synthesis, spec.model, lengths, spec.new_tokens, out)
+
+    name = f"a trace drawn as {spec.model} routes, seed {spec.seed}"
+    return Source(name, header, made_of, sample, _kept(f"drawn-{made_of}", write))
+
+
+def _real(spec: RunSpec, data_dir: Path | None) -> Source:
+    """The first texts of recordings, and the last ones for systems that learn."""
+    listed = recorded_texts(spec.model, spec.new_tokens, data_dir)
+    chosen = [*listed[: spec.prompts], *listed[replayable(listed) :][:TEXTS]]
+    header = recorded_header(spec.model, chosen)
+    read = [
+        (text.rows, values) for text in chosen for values in text.recording.trace.arrays.values()
+    ]
+    made_of = content_hash(
+        [header.model_dump(mode="json"), [text.prompt for text in chosen], spec.seed],
+        (values[rows] for rows, values in read),
+    )
+    sample = PromptSet(
+        examples=(), source=f"recordings of {header.workload}", split="test", seed=spec.seed,
+        available=len(listed), data_hash=made_of,
+    )  # fmt: skip
+
+    def write(out: Path) -> None:
+        write_texts(spec.model, chosen, spec.seed, out)
+
+    name = f"recordings of {spec.model}"
+    return Source(name, header, made_of, sample, _kept(f"real-{made_of}", write))
+
+
+def _kept(name: str, write: Callable[[Path], None]) -> Callable[[Path], TraceFile]:
+    """A trace that is made where it is not there yet; other code makes another one."""
+
+    def opened(scratch: Path) -> TraceFile:
+        folder = scratch / "routing" / f"{name}-{code_hash()}"
+        if not folder.exists():
+            try:
+                write(folder)
+            except (UsageError, OSError):
+                if not folder.exists():  # else another process was faster
+                    raise
+        return open_trace(folder)
+
+    return opened
