@@ -7,23 +7,21 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from moebench.substrate.analysis.gate_scores import low_scores, score_skew, weight_by_rank
 from moebench.substrate.analysis.statistics import (
     affinity,
     concentration,
     concentration_within,
     hit_rates,
     lag_overlap,
-    low_scores,
     popularity,
     prediction_by_layer,
     prefill_decode_similarity,
     recall_from_history,
     reuse_by_rank,
-    score_skew,
     sequence_similarity,
     summary,
     used_share,
-    weight_by_rank,
     window_similarity,
 )
 from moebench.substrate.errors import UsageError
