@@ -46,12 +46,23 @@ def list_(json: JSON = False) -> None:
 def train(
     name: Annotated[str, typer.Argument(help="See: moebench models list.")],
     data_dir: Annotated[Path | None, typer.Option(help="Folder of training sets.")] = None,
-    out: Annotated[Path | None, typer.Option(help="[default: .moebench/models/NAME]")] = None,
-    tokens: Annotated[int, typer.Option(min=1, help="How many it learns from.")] = 4_000_000,
-    seed: Annotated[int, typer.Option(min=0, help="Draws weights and data.")] = 0,
+    start: Annotated[
+        Path | None,
+        typer.Option("--from", help="A trained model: go on towards its family's locality."),
+    ] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="[default: .moebench/models/NAME, or NAME-local]")
+    ] = None,
+    tokens: Annotated[
+        int | None, typer.Option(min=1, help="How many it learns from [4M; 750k with --from].")
+    ] = None,
+    seed: Annotated[
+        int | None, typer.Option(min=0, help="Draws weights and data [0; as before with --from].")
+    ] = None,
     balance: Annotated[
-        float, typer.Option(min=0, help="Weight of the balance loss; falls to half of it.")
-    ] = 0.08,
+        float | None,
+        typer.Option(min=0, help="Weight of the balance loss [0.08, falling to half of it]."),
+    ] = None,
     device: Annotated[Device, typer.Option(help="Where it runs.")] = Device.cpu,
     threads: Annotated[int, typer.Option(min=1, help="CPU threads.")] = 1,
 ) -> None:
@@ -67,19 +78,28 @@ def train(
 
     import torch
 
-    from moebench.harness.scale.training import TrainingRecipe
+    from moebench.harness.scale.files import read_training
+    from moebench.harness.scale.recipe import TrainingRecipe, second_training
     from moebench.harness.scale.training import train as train_model
 
-    if not math.isfinite(balance):
+    if balance is not None and not math.isfinite(balance):
         raise UsageError(f"--balance {balance}: give a finite number, 0 or more")
     if device is Device.cuda and not torch.cuda.is_available():
         raise UsageError("--device cuda: torch finds no CUDA device here; use --device cpu")
     torch.set_num_threads(threads)
-    out = out or OWN / name
-    recipe = TrainingRecipe(tokens=tokens, seed=seed, balance=balance, balance_end=balance / 2)
+    if start is None:
+        out, falls_to = out or OWN / name, 0.5
+        recipe = TrainingRecipe(tokens=4_000_000)
+    else:
+        out, falls_to = out or OWN / f"{name}-local", 1.0
+        recipe = second_training(name, read_training(start).get("recipe") or {})
+    chosen = {"tokens": tokens, "seed": seed, "balance": balance}
+    if balance is not None:
+        chosen["balance_end"] = falls_to * balance
+    recipe = recipe.model_copy(update={k: v for k, v in chosen.items() if v is not None})
     _say(f"{name}: reading {data}")
     with _progress(name) as report:
-        final = train_model(name, data, out, recipe, device.value, report)
+        final = train_model(name, data, out, recipe, start, device.value, report)
     _say(f"held-out loss {final['held_out_loss']}, a unigram's {final['unigram_loss']}; in {out}")
     _say(f"use it: moebench run --system smoe --model {name} --weights {out} --machine a6000")
 

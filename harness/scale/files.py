@@ -87,7 +87,7 @@ def write_entry(path: Path, measured: dict[str, Any] | None) -> dict[str, Any]:
     Returns:
         the entry: hashes and sizes of the files, parameters, training and its data, measurements.
     """
-    training = _training(path / "training.json")
+    training = read_training(path)
     data = {"sets": TRAINING_SETS, "exercises": EXERCISE_MIX, "held_out": HELD_OUT_TEXT}
     entry: dict[str, Any] = {
         "files": file_hashes(path),
@@ -137,11 +137,11 @@ def import_model(source: Path, name: str, out: Path) -> dict[str, Any]:
             f"{source}: {fp16_bytes / 1e6:.1f} MB in fp16; a scale model has at most "
             f"{MAX_BYTES / 1e6:.0f} MB: choose smaller widths"
         )
-    tensors = _stored(checkpoint)
+    tensors = stored_tensors(checkpoint)
     unusable = [n for n, tensor in tensors.items() if not tensor.isfinite().all()]
     if unusable:
         raise CheckpointError(f"{source}: tensor {unusable[0]} is not finite in fp16")
-    training = _training(source / "training.json")
+    training = read_training(source)
     checkpoint.close()
     with writing(out):
         out.mkdir(parents=True, exist_ok=True)
@@ -152,7 +152,7 @@ def import_model(source: Path, name: str, out: Path) -> dict[str, Any]:
         return write_entry(out, None)
 
 
-def _stored(checkpoint: Checkpoint) -> dict[str, Tensor]:
+def stored_tensors(checkpoint: Checkpoint) -> dict[str, Tensor]:
     """Every tensor under its stored name, fp16."""
     shape = checkpoint.shape
     common = checkpoint.common(torch.float16)
@@ -183,8 +183,13 @@ def read_tokenizer(path: Path) -> Tokenizer:
         raise CheckpointError(f"{file}: not a tokenizer that can be read ({error})") from error
 
 
-def _training(file: Path) -> dict[str, Any]:
-    """How it was trained, where that is known."""
+def read_training(path: Path) -> dict[str, Any]:
+    """How the model in a folder was trained, where that is known.
+
+    Raises:
+        InputError: its ``training.json`` is broken.
+    """
+    file = path / "training.json"
     if not file.exists():
         return {"recipe": None}
     try:

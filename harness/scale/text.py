@@ -29,8 +29,16 @@ QUESTION_WEIGHT = 0.1
 HELD_OUT_TEXT = "wikitext2_test.txt"
 
 
-def real_documents(data_dir: Path, seed: int) -> list[str]:
-    """Prose in pieces and questions with their answers, shuffled.
+class Document(NamedTuple):
+    """A text to train on: its kind, what is asked, and what follows and is learnt in full."""
+
+    kind: str
+    asked: str
+    learnt: str
+
+
+def real_documents(data_dir: Path, seed: int) -> list[Document]:
+    """Prose in pieces and questions with their answers, shuffled; learnt as a whole.
 
     Raises:
         InputError: the folder lacks prose or one of ``TRAINING_SETS``, or a file is broken.
@@ -39,11 +47,12 @@ def real_documents(data_dir: Path, seed: int) -> list[str]:
     prose = [path for path in sorted(corpus.glob("*.txt")) if path.name != HELD_OUT_TEXT]
     if not prose:
         raise InputError(f"{corpus}: holds no prose; training reads *.txt files there")
-    texts = [piece for path in prose for piece in _pieces(_read(path))]
+    documents = [Document("prose", "", piece) for path in prose for piece in _pieces(_read(path))]
     for name in TRAINING_SETS:
-        texts += _questions(data_dir / name / "train.jsonl")
-    random.Random(seed).shuffle(texts)
-    return texts
+        questions = _questions(data_dir / name / "train.jsonl")
+        documents += [Document(name, "", text) for text in questions]
+    random.Random(seed).shuffle(documents)
+    return documents
 
 
 def _read(path: Path) -> str:
@@ -62,13 +71,6 @@ def _questions(path: Path) -> Iterator[str]:
             raise InputError(f"{path}:{number}: not a question to train on ({error!r})") from error
 
 
-class Document(NamedTuple):
-    """A text to train on: what is asked, and what follows and is learnt in full."""
-
-    asked: str
-    learnt: str
-
-
 def generated_documents(seed: int) -> Iterator[Document]:
     """Exercises of the train split without end, the families mixed as ``EXERCISE_MIX`` says."""
     streams = {family: exercises(family, "train") for family in EXERCISE_MIX}
@@ -77,7 +79,7 @@ def generated_documents(seed: int) -> Iterator[Document]:
         family = rng.choices(tuple(EXERCISE_MIX), tuple(EXERCISE_MIX.values()))[0]
         example = next(streams[family])
         asked = ask(example)
-        yield Document(asked, ask_and_answer(example).removeprefix(asked))
+        yield Document(family, asked, ask_and_answer(example).removeprefix(asked))
 
 
 def _pieces(text: str, size: int = 2000) -> Iterator[str]:
@@ -122,45 +124,93 @@ class TrainingText:
     held_out: np.ndarray
 
 
+class _Tokens(NamedTuple):
+    """A document as ids, and how many of them are asked."""
+
+    kind: str
+    ids: np.ndarray
+    asked: int
+
+
 def training_text(
-    data_dir: Path, vocab_size: int, tokens: int, held_out: int, exercise_share: float, seed: int
+    data_dir: Path,
+    vocab_size: int,
+    tokens: int,
+    held_out: int,
+    exercise_share: float,
+    seed: int,
+    chunk: int = 0,
+    tokenizer: Tokenizer | None = None,
 ) -> TrainingText:
     """About ``tokens`` training tokens, ``exercise_share`` of them exercises, shuffled.
 
     Real text is taken once: where it does not reach, the stream is shorter and its reader starts
     again.  The held-out tokens come from documents that are not in the stream.
+
+    Args:
+        chunk: about how many tokens of one kind follow each other in the stream; 0 mixes the kinds
+            document by document.  The tokens are the same, and so are those held out.
+        tokenizer: None trains one on a sample of the documents.
     """
-    real = [Document("", text) for text in real_documents(data_dir, seed)]
+    real = real_documents(data_dir, seed)
     generated = generated_documents(seed)
     sample = real[:5000] + list(itertools.islice(generated, 5000))
-    tokenizer = train_tokenizer([asked + learnt for asked, learnt in sample], vocab_size)
+    if tokenizer is None:
+        tokenizer = train_tokenizer([asked + learnt for _, asked, learnt in sample], vocab_size)
     wanted = tokens + held_out
     drawn = _take(tokenizer, iter(real), int(wanted * (1 - exercise_share)))
     drawn += _take(tokenizer, generated, int(wanted * exercise_share))
     random.Random(seed).shuffle(drawn)
-    ids = np.concatenate([document for document, _ in drawn])
-    weights = np.concatenate([
-        np.where(np.arange(len(document)) < asked, QUESTION_WEIGHT, 1.0).astype(np.float32)
-        for document, asked in drawn
-    ])  # fmt: skip
+    held = list(itertools.takewhile(lambda before: before < held_out, _starts(drawn)))
+    kept, learnt = drawn[: len(held)], drawn[len(held) :]
+    if chunk:
+        learnt = _by_kind(learnt, chunk, seed)
+    ids, weights = _joined(kept + learnt)
     return TrainingText(tokenizer, ids[held_out:], weights[held_out:], ids[:held_out])
 
 
-def _take(
-    tokenizer: Tokenizer, documents: Iterator[Document], tokens: int
-) -> list[tuple[np.ndarray, int]]:
-    """Documents as ids with the length of what is asked, until there are ``tokens`` ids or no more.
+def _starts(documents: list[_Tokens]) -> Iterator[int]:
+    return itertools.accumulate((len(d.ids) for d in documents[:-1]), initial=0)
+
+
+def _by_kind(documents: list[_Tokens], chunk: int, seed: int) -> list[_Tokens]:
+    """The documents in chunks of one kind, each of ``chunk`` tokens or a document more."""
+    chunks: list[list[_Tokens]] = []
+    open_chunks: dict[str, list[_Tokens]] = {}
+    for document in documents:
+        mine = open_chunks.setdefault(document.kind, [])
+        mine.append(document)
+        if sum(len(d.ids) for d in mine) >= chunk:
+            chunks.append(open_chunks.pop(document.kind))
+    chunks += open_chunks.values()
+    random.Random(seed).shuffle(chunks)
+    return [document for mine in chunks for document in mine]
+
+
+def _joined(documents: list[_Tokens]) -> tuple[np.ndarray, np.ndarray]:
+    """All ids, and what each counts in the loss."""
+    ids = np.concatenate([d.ids for d in documents])
+    weights = np.concatenate([
+        np.where(np.arange(len(d.ids)) < d.asked, QUESTION_WEIGHT, 1.0).astype(np.float32)
+        for d in documents
+    ])  # fmt: skip
+    return ids, weights
+
+
+def _take(tokenizer: Tokenizer, documents: Iterator[Document], tokens: int) -> list[_Tokens]:
+    """Documents as ids, until there are ``tokens`` of them or no more documents.
 
     The two parts are cut alone: the tokenizer begins a new piece at the blank between them.
     """
     end = tokenizer.token_to_id(END_OF_TEXT)
-    taken: list[tuple[np.ndarray, int]] = []
+    taken: list[_Tokens] = []
     left = tokens
     while left > 0 and (batch := list(itertools.islice(documents, 256))):
         parts = ([d.asked for d in batch], [d.learnt for d in batch])
-        for asked, learnt in zip(*map(tokenizer.encode_batch, parts), strict=True):
+        encoded = zip(batch, *map(tokenizer.encode_batch, parts), strict=True)
+        for document, asked, learnt in encoded:
             ids = np.array([*asked.ids, *learnt.ids, end], dtype=np.int32)
-            taken.append((ids, len(asked.ids)))
+            taken.append(_Tokens(document.kind, ids, len(asked.ids)))
             left -= len(ids)
     return taken
 

@@ -6,6 +6,7 @@ Shape letters: B sequences, S positions, T = B·S rows, H hidden, I expert width
 K chosen, V vocabulary.
 """
 
+from collections.abc import Mapping
 from typing import cast
 
 import torch
@@ -23,6 +24,12 @@ from moebench.substrate.models.layers import (
 )
 from moebench.substrate.models.naming import PROJECTIONS, common_tensors, expert_tensors
 from moebench.substrate.models.shape import ModelShape
+
+#: τ of the locality loss, in the units of a gate's logits, whose standard deviation is about 1.
+SOFTNESS = 0.5
+
+#: An expert that is used less than this share of an equal share K/E lacks use.
+LEAST_SHARE = 0.3
 
 
 class TrainableDecoder(nn.Module):
@@ -45,6 +52,9 @@ class TrainableDecoder(nn.Module):
                 ours = f"layers.{layer}.experts.{name}"
                 tensors[ours] = initial(ours, dims, shape, generator)
         teach_copying(tensors, shape, generator)
+        equal = torch.full((len(shape.moe_layers), e), shape.top_k / e)
+        #: The share of tokens that chose each expert ``[L, E]``, as training counts it.
+        self.usage = nn.Buffer(equal)
         self.tensors = nn.ParameterDict(
             {name.replace(".", "/"): nn.Parameter(t) for name, t in tensors.items()}
         )
@@ -86,6 +96,21 @@ class TrainableDecoder(nn.Module):
                 for part, spec in expert_tensors(shape, layer, expert).items():
                     tensors[spec.stored] = self[f"layers.{layer}.experts.{part}"][expert]
         return {n: t.detach().to("cpu", torch.float16).contiguous() for n, t in tensors.items()}
+
+    @torch.no_grad()
+    def load_stored(self, tensors: Mapping[str, Tensor]) -> None:
+        """Take weights that `stored` wrote.
+
+        Raises:
+            KeyError: one is missing.
+            RuntimeError: one has another shape.
+        """
+        for ours, spec in common_tensors(self.shape).items():
+            self[ours].copy_(tensors[spec.stored])
+        for layer in self.shape.moe_layers:
+            for expert in range(self.shape.num_experts):
+                for part, spec in expert_tensors(self.shape, layer, expert).items():
+                    self[f"layers.{layer}.experts.{part}"][expert].copy_(tensors[spec.stored])
 
     def _norm(self, name: str, x: Tensor) -> Tensor:
         return Norm(self.shape, self[name], self.get(f"{name}.bias"))(x)
@@ -136,12 +161,68 @@ class TrainableDecoder(nn.Module):
         return out, logits_TE, ids_TK
 
 
-def balance_loss(shape: ModelShape, gates: list[Tensor], chosen: list[Tensor]) -> Tensor:
-    """Load balancing of Switch Transformers: E · Σ (share of tokens × mean probability)."""
+def usage(shape: ModelShape, chosen: list[Tensor]) -> Tensor:
+    """The share of a batch's tokens that chose each expert ``[L, E]``; K/E is an equal one."""
+    counts = [torch.bincount(ids_TK.flatten(), minlength=shape.num_experts) for ids_TK in chosen]
+    return torch.stack(counts) / len(chosen[0])
+
+
+def balance_loss(gates: list[Tensor], usage_LE: Tensor) -> Tensor:
+    """Load balancing of Switch Transformers: E · Σ (share of choices × mean probability)."""
     losses = []
-    for logits_TE, ids_TK in zip(gates, chosen, strict=True):
-        share_E = torch.bincount(ids_TK.flatten(), minlength=shape.num_experts) / ids_TK.numel()
-        losses.append(shape.num_experts * (share_E * logits_TE.softmax(-1).mean(0)).sum())
+    for logits_TE, usage_E in zip(gates, usage_LE, strict=True):
+        share_E = usage_E / usage_E.sum()
+        losses.append(len(share_E) * (share_E * logits_TE.softmax(-1).mean(0)).sum())
+    mean: Tensor = torch.stack(losses).mean()
+    return mean
+
+
+def floor_loss(gates: list[Tensor], usage_LE: Tensor, top_k: int) -> Tensor:
+    """Minus the mean logits of experts that are used less than ``LEAST_SHARE`` of an equal share.
+
+    Each counts by how much it lacks.  The balance loss cannot bring back an expert whose
+    probability is nearly zero; this is linear in its logits.
+    """
+    losses = []
+    for logits_TE, usage_E in zip(gates, usage_LE, strict=True):
+        lacking_E = (1 - usage_E * len(usage_E) / (top_k * LEAST_SHARE)).clamp(min=0)
+        losses.append(-(lacking_E * logits_TE.mean(0)).sum())
+    mean: Tensor = torch.stack(losses).mean()
+    return mean
+
+
+def locality_loss(
+    gates: list[Tensor], chosen: list[Tensor], usage_LE: Tensor, sequences: int, window: int
+) -> Tensor:
+    """How little a token prefers the experts that its sequence used last.
+
+        −1/K · Σ_e m_t(e) · u_past(e) / u(e)
+
+    m_t(e) = sigmoid((logit_e − θ_t) / τ) says how nearly token t chooses expert e: θ_t lies between
+    its last chosen and its first unchosen logit.  u_past is the share of the ``window`` tokens
+    before (as many as there are) that chose e, u that of all text; the mean over layers and tokens.
+    Choices at random score −1.  Gradients go through the logits in m_t alone: a token moves towards
+    its past, not its past towards it.  Relative to u, following the past makes no expert popular;
+    and since m_t ends at 1, being surer of a chosen expert wins nothing.
+
+    Args:
+        gates: logits of each MoE layer ``[T, E]``, T rows of ``sequences`` equally long sequences.
+        chosen: the ids ``[T, K]``.
+        usage_LE: u, the share of tokens that chose each expert.
+    """
+    losses = []
+    for logits_TE, ids_TK, usage_E in zip(gates, chosen, usage_LE, strict=True):
+        experts, k = logits_TE.shape[1], ids_TK.shape[1]
+        ranked = logits_TE.detach().topk(k + 1, dim=-1).values
+        threshold_T1 = (ranked[:, k - 1 :].sum(1, keepdim=True)) / 2
+        nearly = torch.sigmoid((logits_TE - threshold_T1) / SOFTNESS).view(sequences, -1, experts)
+        used = torch.zeros_like(logits_TE).scatter_(1, ids_TK, 1.0).view(sequences, -1, experts)
+        sums = F.pad(used.cumsum(1), (0, 0, 1, 0))  # of the tokens before each, and of all
+        before = torch.arange(1, used.shape[1], device=used.device)
+        first = (before - window).clamp(min=0)
+        past = (sums[:, before] - sums[:, first]) / (before - first)[:, None]
+        relative = past / usage_E.clamp(min=LEAST_SHARE * k / experts)
+        losses.append(-(nearly[:, 1:] * relative).sum(-1).mean() / k)
     mean: Tensor = torch.stack(losses).mean()
     return mean
 

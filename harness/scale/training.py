@@ -12,54 +12,69 @@ import json
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import torch
 import torch.nn.functional as F
-from pydantic import BaseModel, ConfigDict, Field
+from tokenizers import Tokenizer
 from torch import Tensor, nn
 
 from moebench.harness.scale.checkpoint import Progress, TrainingState
-from moebench.harness.scale.files import save_in_place, write_in_place, writing
+from moebench.harness.scale.files import (
+    read_tokenizer,
+    read_training,
+    save_in_place,
+    stored_tensors,
+    write_in_place,
+    writing,
+)
 from moebench.harness.scale.muon import Muon
+from moebench.harness.scale.recipe import TrainingRecipe
 from moebench.harness.scale.text import TrainingText, training_text
-from moebench.harness.scale.trainable import TrainableDecoder, balance_loss, router_z_loss
+from moebench.harness.scale.trainable import (
+    TrainableDecoder,
+    balance_loss,
+    floor_loss,
+    locality_loss,
+    router_z_loss,
+    usage,
+)
 from moebench.harness.scale.widths import scale_config
-from moebench.substrate.errors import InputError, UsageError
+from moebench.substrate.errors import CheckpointError, InputError, UsageError
 from moebench.substrate.models.config import shape_of
+from moebench.substrate.models.shape import ModelShape
+from moebench.substrate.models.weights import Checkpoint
+
+#: The tokens that ``locality`` looks back on; ``recency`` looks back on one.
+LOCALITY_WINDOW = 32
 
 #: Steps between two rows of the loss log.
 LOG_EVERY = 20
 
 
-class TrainingRecipe(BaseModel):
-    """How a scale model is trained; stored beside its weights."""
+class Start(NamedTuple):
+    """A trained scale model to go on from."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    weights: dict[str, Tensor]
+    tokenizer: Tokenizer
+    trained: dict[str, object]
+    sha256: str
 
-    seed: int = Field(default=0, ge=0)
-    tokens: int = Field(default=3_000_000, gt=0)
-    sequence_length: int = Field(default=256, gt=0)
-    batch_size: int = Field(default=8, gt=0)
-    learning_rate: float = 6e-3
-    warmup_steps: int = 100
-    weight_decay: float = 0.1
-    balance: float = 0.08
-    balance_end: float = 0.04
-    router_z: float = 1e-3
-    exercise_share: float = Field(default=0.8, ge=0, le=1)
-    checkpoint_every: int = Field(default=200, gt=0)
+    @classmethod
+    def read(cls, path: Path, shape: ModelShape) -> "Start":
+        """The scale model in a folder.
 
-    @property
-    def tokens_per_step(self) -> int:
-        """Tokens that a batch is trained on."""
-        return self.sequence_length * self.batch_size
-
-
-def learning_rate(recipe: TrainingRecipe, step: int, steps: int) -> float:
-    """Linear warm-up, a plateau, and a linear descent to zero over the last third."""
-    warm = min(1.0, (step + 1) / recipe.warmup_steps)
-    return recipe.learning_rate * warm * min(1.0, 3 * (steps - step) / steps)
+        Raises:
+            CheckpointError: a file is missing or broken, or the model has another shape.
+        """
+        checkpoint = Checkpoint(path)
+        if checkpoint.shape != shape:
+            raise CheckpointError(f"{path}: not the scale model to go on from; its shape differs")
+        weights = stored_tensors(checkpoint)
+        checkpoint.close()
+        digest = hashlib.sha256((path / "model.safetensors").read_bytes()).hexdigest()
+        return cls(weights, read_tokenizer(path), read_training(path), digest)
 
 
 def train(
@@ -67,6 +82,7 @@ def train(
     data_dir: Path,
     out: Path,
     recipe: TrainingRecipe,
+    start: Path | None = None,
     device: str = "cpu",
     report: Callable[[Progress], None] = lambda progress: None,
 ) -> dict[str, object]:
@@ -75,15 +91,20 @@ def train(
     Writes ``config.json``, ``tokenizer.json``, ``model.safetensors``, ``training.json``, the loss
     log ``loss.csv`` (step, tokens, loss, tokens per second) and ``checkpoint.safetensors``.
 
+    Args:
+        start: a scale model whose weights and tokenizer are taken; None starts at random.
+
     Returns:
-        what ``training.json`` holds: the recipe, and quality on held-out text.
+        what ``training.json`` holds: the recipe, and quality on held-out text; for one that went
+        on, also what that of the model before it held.
 
     Raises:
         UnknownNameError: there is no recipe for a scale model of this name.
         InputError: training data is missing, the checkpoint belongs to another run, or ``out``
             cannot be written.
+        CheckpointError: ``start`` holds no model of this name's widths.
     """
-    return train_config(scale_config(name), data_dir, out, recipe, device, report)
+    return train_config(scale_config(name), data_dir, out, recipe, start, device, report)
 
 
 def train_config(
@@ -91,11 +112,12 @@ def train_config(
     data_dir: Path,
     out: Path,
     recipe: TrainingRecipe,
+    start: Path | None = None,
     device: str = "cpu",
     report: Callable[[Progress], None] = lambda progress: None,
 ) -> dict[str, object]:
     """`train` for any configuration of a family that the decoder knows."""
-    steps = recipe.tokens // recipe.tokens_per_step
+    steps = recipe.steps
     if not steps:
         raise UsageError(
             f"{recipe.tokens} tokens are less than one step; train on {recipe.tokens_per_step} "
@@ -103,18 +125,26 @@ def train_config(
         )
     torch.manual_seed(recipe.seed)
     shape = shape_of(config)
+    before = None if start is None else Start.read(start, shape)
     held_out = 64 * (recipe.sequence_length + 1)
     text = training_text(
-        data_dir, shape.vocab_size, recipe.tokens, held_out, recipe.exercise_share, recipe.seed
-    )
+        data_dir, shape.vocab_size, recipe.text_tokens or recipe.tokens, held_out,
+        recipe.exercise_share, recipe.seed, recipe.chunk, before and before.tokenizer,
+    )  # fmt: skip
     if len(text.held_out) < held_out or len(text.stream) <= recipe.sequence_length:
         raise InputError(
             f"{data_dir}: too little text, {len(text.held_out) + len(text.stream):,} tokens; "
             f"{held_out:,} are held out, and training needs more than {recipe.sequence_length}"
         )
-    model = TrainableDecoder(shape, recipe.seed).to(device)
+    model = TrainableDecoder(shape, recipe.seed)
+    origin: dict[str, object] = {}
+    if before is not None:
+        model.load_stored(before.weights)
+        origin["started_from"] = {"sha256": before.sha256, **before.trained}
+    model = model.to(device)
     optimizers = _optimizers(model, recipe)
-    state = TrainingState(out, model, optimizers, _identity(config, recipe, text))
+    identity = _identity(config | origin, recipe, text)
+    state = TrainingState(out, model, optimizers, identity)
     with writing(out):
         out.mkdir(parents=True, exist_ok=True)
         first = state.resume()
@@ -123,11 +153,11 @@ def train_config(
 
     def training_report(step: int) -> dict[str, object]:
         about: dict[str, object] = {"recipe": recipe.model_dump(), "step": step, "steps": steps}
-        return about | quality(model, text, recipe)
+        return about | quality(model, text, recipe) | origin
 
     clock = time.monotonic()
     for step in range(first, steps):
-        loss = _step(model, optimizers, text, recipe, step, steps)
+        loss = _step(model, optimizers, text, recipe, step)
         done, here = step + 1, step + 1 - first
         rate = here * recipe.tokens_per_step / (time.monotonic() - clock)
         now = Progress(done, steps, done * recipe.tokens_per_step, loss.item(), rate)
@@ -152,28 +182,44 @@ def _step(
     text: TrainingText,
     recipe: TrainingRecipe,
     step: int,
-    steps: int,
 ) -> Tensor:
     """One batch forward, backward and applied; its weighted loss on the next token."""
     for optimizer in optimizers:
         for group in optimizer.param_groups:
-            group["lr"] = learning_rate(recipe, step, steps)
+            group["lr"] = recipe.learning_rate_at(step)
     device = model["embed"].device
     batch = _batch(text.stream, recipe, step).long().to(device)
     weights = _batch(text.weights, recipe, step)[:, 1:].flatten().to(device)
     logits, gates, chosen = model(batch[:, :-1])
     losses = F.cross_entropy(logits.flatten(0, 1), batch[:, 1:].flatten(), reduction="none")
     loss: Tensor = (losses * weights).sum() / weights.sum()
-    done = step / steps
-    balance = recipe.balance + (recipe.balance_end - recipe.balance) * done
-    total = loss + balance * balance_loss(model.shape, gates, chosen)
-    total = total + recipe.router_z * router_z_loss(gates)
-    torch.autograd.backward(total)
+    torch.autograd.backward(loss + _gate_losses(model, gates, chosen, recipe, step))
     nn.utils.clip_grad_norm_(model.parameters(), 1.0)
     for optimizer in optimizers:
         optimizer.step()
     model.zero_grad(set_to_none=True)
     return loss.detach()
+
+
+def _gate_losses(
+    model: TrainableDecoder,
+    gates: list[Tensor],
+    chosen: list[Tensor],
+    recipe: TrainingRecipe,
+    step: int,
+) -> Tensor:
+    """What is asked of the gates beside the next token, weighted and summed."""
+    # Counted over several batches, experts may serve the few kinds of text that a batch holds.
+    model.usage.lerp_(usage(model.shape, chosen), 1 - recipe.usage_memory)
+    total = recipe.balance_at(step) * balance_loss(gates, model.usage)
+    total = total + recipe.router_z * router_z_loss(gates)
+    if recipe.floor:
+        total = total + recipe.floor * floor_loss(gates, model.usage, model.shape.top_k)
+    for weight, window in ((recipe.locality, LOCALITY_WINDOW), (recipe.recency, 1)):
+        if weight:
+            local = locality_loss(gates, chosen, model.usage, recipe.batch_size, window)
+            total = total + weight * local
+    return total
 
 
 def _optimizers(model: nn.Module, recipe: TrainingRecipe) -> list[torch.optim.Optimizer]:

@@ -1,6 +1,7 @@
 """Training of scale models, with models and texts small enough for seconds."""
 
 import errno
+import itertools
 import json
 import shutil
 from collections.abc import Iterator
@@ -17,21 +18,31 @@ from safetensors.torch import load_file, save_file
 from moebench.harness.scale import files, training
 from moebench.harness.scale.checkpoint import Progress
 from moebench.harness.scale.muon import Muon, orthogonalise
+from moebench.harness.scale.recipe import TrainingRecipe, second_training
 from moebench.harness.scale.text import (
     QUESTION_WEIGHT,
     TRAINING_SETS,
+    Document,
     TrainingText,
     real_documents,
     train_tokenizer,
     training_text,
 )
-from moebench.harness.scale.trainable import TrainableDecoder, balance_loss
-from moebench.harness.scale.training import TrainingRecipe, learning_rate, train_config
+from moebench.harness.scale.trainable import (
+    LEAST_SHARE,
+    TrainableDecoder,
+    balance_loss,
+    floor_loss,
+    locality_loss,
+    usage,
+)
+from moebench.harness.scale.training import train_config
 from moebench.harness.scale.widths import SCALE_WIDTHS, scale_config
-from moebench.substrate.errors import InputError, UnknownNameError, UsageError
+from moebench.substrate.errors import CheckpointError, InputError, UnknownNameError, UsageError
 from moebench.substrate.models.config import shape_of
 from moebench.substrate.models.decoder import Decoder
 from moebench.substrate.models.weights import Checkpoint, ResidentExperts
+from moebench.workloads.example import END_OF_TEXT
 
 CONFIG: dict[str, Any] = {
     "model_type": "mixtral",
@@ -218,8 +229,8 @@ def test_too_little_text_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyP
 
 
 def test_the_learning_rate_rises_stays_and_falls() -> None:
-    recipe = TrainingRecipe(learning_rate=1.0, warmup_steps=10)
-    rates = [learning_rate(recipe, step, 90) for step in range(90)]
+    recipe = TrainingRecipe(learning_rate=1.0, warmup_steps=10, tokens=90 * 8 * 256)
+    rates = [recipe.learning_rate_at(step) for step in range(90)]
     assert rates[:10] == pytest.approx([(i + 1) / 10 for i in range(10)])
     assert rates[10:61] == [1.0] * 51
     assert rates[60:] == sorted(rates[60:], reverse=True)
@@ -269,8 +280,101 @@ def test_balance_loss_is_one_for_equal_use_and_more_for_uneven() -> None:
     equal = torch.tensor([[0, 1], [2, 3]])
     uneven = torch.tensor([[0, 1], [0, 1]])
     flat, steep = torch.zeros(2, 4), torch.tensor([[9.0, 9.0, 0.0, 0.0]] * 2)
-    assert balance_loss(shape, [flat], [equal]).item() == pytest.approx(1)
-    assert balance_loss(shape, [steep], [uneven]).item() == pytest.approx(2, rel=1e-3)
+    assert usage(shape, [equal, uneven]).tolist() == [[0.5] * 4, [1.0, 1.0, 0.0, 0.0]]
+    assert balance_loss([flat], usage(shape, [equal])).item() == pytest.approx(1)
+    assert balance_loss([steep], usage(shape, [uneven])).item() == pytest.approx(2, rel=1e-3)
+
+
+def test_floor_loss_raises_only_what_lacks_use() -> None:
+    logits = torch.zeros(3, 4, requires_grad=True)
+    equal = 2 / 4
+    used = torch.tensor([[equal, 2 * equal, LEAST_SHARE * equal, 0.0]])
+    floor_loss([logits], used, top_k=2).backward()
+    assert logits.grad is not None
+    assert logits.grad.tolist() == [[0.0, 0.0, pytest.approx(0), pytest.approx(-1 / 3)]] * 3
+
+
+def local(ids: list[list[int]], window: int, use: float = 0.5) -> float:
+    """The locality loss of one sequence whose gates are sure of these choices."""
+    chosen = torch.tensor(ids)
+    logits = torch.full((len(ids), 4), -50.0).scatter_(1, chosen, 50.0)
+    return locality_loss([logits], [chosen], torch.full((1, 4), use), 1, window).item()
+
+
+def test_locality_loss_counts_the_experts_that_come_again() -> None:
+    """Sure gates: minus the overlap with the past over the share that random choices have."""
+    assert local([[0, 1]] * 4, window=1) == pytest.approx(-1 / 0.5)
+    assert local([[0, 1], [2, 3]] * 2, window=1) == pytest.approx(0)
+    assert local([[0, 1], [0, 2]], window=1) == pytest.approx(-0.5 / 0.5)
+    # Tokens 2, 3 and 4 share none, both and half of what the two before them chose.
+    assert local([[0, 1], [2, 3], [2, 3], [0, 1]], window=2) == pytest.approx(
+        -(0 + 0.5 + 0) / 3 / 0.5
+    )
+    assert local([[0, 1]] * 4, window=1, use=1.0) == pytest.approx(-1)
+
+
+def test_locality_loss_keeps_sequences_apart() -> None:
+    """Two sequences of two tokens each: the second does not follow the first."""
+    chosen = torch.tensor([[0, 1], [0, 1], [2, 3], [2, 3]])
+    logits = torch.full((4, 4), -50.0).scatter_(1, chosen, 50.0)
+    used = torch.full((1, 4), 0.5)
+    apart = locality_loss([logits], [chosen], used, 2, window=1)
+    assert apart.item() == pytest.approx(-2)
+    assert locality_loss([logits], [chosen], used, 1, window=1).item() == pytest.approx(-4 / 3)
+
+
+def test_locality_loss_moves_a_token_towards_its_past_alone() -> None:
+    logits = torch.tensor([[2.0, 1.0, 0.0, -1.0], [0.0, 0.2, 0.4, 0.6]], requires_grad=True)
+    chosen = logits.detach().topk(2).indices
+    locality_loss([logits], [chosen], torch.full((1, 4), 0.5), 1, window=1).backward()
+    assert logits.grad is not None
+    assert logits.grad[0].tolist() == [0.0] * 4
+    assert (logits.grad[1, :2] < 0).all()  # what the first token chose is to rise
+    assert logits.grad[1, 2:].tolist() == [0.0] * 2
+
+
+# --------------------------------------------------------------------------- going on
+
+
+def test_it_goes_on_from_a_trained_model(tmp_path: Path, whole: Path) -> None:
+    recipe = RECIPE.model_copy(
+        update={"locality": 0.1, "recency": 0.1, "floor": 0.1, "usage_memory": 0.9}
+    )
+    final = train(tmp_path / "on", recipe=recipe, start=whole)
+    assert final["started_from"]["recipe"] == RECIPE.model_dump()
+    killed = tmp_path / "killed"
+    with pytest.raises(Killed):
+        train(killed, recipe=recipe, start=whole, report=KillAt(17))
+    train(killed, recipe=recipe, start=whole)
+    weights = [load_file(folder / "model.safetensors") for folder in (tmp_path / "on", killed)]
+    assert all(torch.equal(weights[0][name], weights[1][name]) for name in weights[0])
+    still = RECIPE.model_copy(update={"learning_rate": 0.0})
+    train(tmp_path / "still", recipe=still, start=whole)
+    kept, first = (
+        load_file(folder / "model.safetensors") for folder in (tmp_path / "still", whole)
+    )
+    assert all(torch.equal(kept[name], first[name]) for name in first)
+    with pytest.raises(InputError, match="another model"):
+        train(killed, recipe=recipe)
+
+
+def test_another_model_is_not_gone_on_from(tmp_path: Path, whole: Path) -> None:
+    wider = {**CONFIG, "intermediate_size": 12}
+    with pytest.raises(CheckpointError, match="its shape differs"):
+        train(tmp_path, wider, start=whole)
+
+
+def test_the_second_training_holds_out_what_the_first_did() -> None:
+    first = TrainingRecipe(tokens=2_000_000, seed=3)
+    second = second_training("olmoe-1b-7b", first.model_dump())
+    assert (second.text_tokens, second.seed) == (first.tokens, first.seed)
+    assert second.tokens < first.tokens
+    assert second.locality > 0
+    third = second_training("olmoe-1b-7b", second.model_dump())
+    assert third.text_tokens == first.tokens
+
+
+# --------------------------------------------------------------------------- the optimizer
 
 
 def test_orthogonalise_brings_singular_values_near_one() -> None:
@@ -325,9 +429,10 @@ def data_folder(path: Path) -> Path:
 def test_documents_come_from_train_halves_and_prose(tmp_path: Path) -> None:
     documents = real_documents(data_folder(tmp_path), seed=0)
     assert len(documents) == 1 + len(TRAINING_SETS)
-    assert any("A story." in document for document in documents)
-    assert not any("held out" in document for document in documents)
-    assert "Question: Q of gsm8k?\nAnswer: B" in documents
+    assert {document.kind for document in documents} == {"prose", *TRAINING_SETS}
+    assert any("A story." in document.learnt for document in documents)
+    assert not any("held out" in document.learnt for document in documents)
+    assert Document("gsm8k", "", "Question: Q of gsm8k?\nAnswer: B") in documents
 
 
 def test_missing_or_broken_data_is_one_line(tmp_path: Path) -> None:
@@ -344,13 +449,34 @@ def test_missing_or_broken_data_is_one_line(tmp_path: Path) -> None:
         real_documents(data, 0)
 
 
-def test_an_exercises_question_counts_less_than_its_answer(tmp_path: Path) -> None:
-    (tmp_path / "corpus").mkdir()
-    (tmp_path / "corpus" / "prose.txt").write_text("Whales are large.\n\n" * 400)
+def whales(path: Path) -> Path:
+    """A data folder of one sentence, and of one question a set."""
+    (path / "corpus").mkdir()
+    (path / "corpus" / "prose.txt").write_text("Whales are large.\n\n" * 400)
     for name in TRAINING_SETS:
-        (tmp_path / name).mkdir()
-        (tmp_path / name / "train.jsonl").write_text('{"id": "1", "prompt": "?", "answer": "!"}\n')
-    text = training_text(tmp_path, 400, 2000, 100, 0.75, seed=0)
+        (path / name).mkdir()
+        (path / name / "train.jsonl").write_text('{"id": "1", "prompt": "?", "answer": "!"}\n')
+    return path
+
+
+def test_kinds_of_text_follow_each_other_in_chunks(tmp_path: Path) -> None:
+    """The same held-out tokens and the same documents, in chunks of one kind."""
+    mixed = training_text(whales(tmp_path), 400, 6000, 100, 0.75, seed=0)
+    chunked = training_text(tmp_path, 400, 6000, 100, 0.75, 0, 600, mixed.tokenizer)
+    assert (chunked.held_out == mixed.held_out).all()
+    assert (np.bincount(chunked.stream) == np.bincount(mixed.stream)).all()
+    assert chunked.weights.sum() == pytest.approx(mixed.weights.sum())
+
+    def changes(stream: np.ndarray) -> int:
+        text = mixed.tokenizer.decode(stream.tolist(), skip_special_tokens=False)
+        problems = ["####" in document for document in text.split(END_OF_TEXT)]
+        return sum(a != b for a, b in itertools.pairwise(problems))
+
+    assert 0 < changes(chunked.stream) < changes(mixed.stream) / 2
+
+
+def test_an_exercises_question_counts_less_than_its_answer(tmp_path: Path) -> None:
+    text = training_text(whales(tmp_path), 400, 2000, 100, 0.75, seed=0)
     assert len(text.stream) == len(text.weights)
     assert set(text.weights.tolist()) == {np.float32(QUESTION_WEIGHT).item(), 1.0}
     light = text.tokenizer.decode(text.stream[text.weights < 1].tolist())

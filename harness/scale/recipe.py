@@ -1,0 +1,101 @@
+"""How scale models are trained: from random weights, and then towards their family's locality.
+
+The first training makes a model that answers.  The second goes on from its weights with a smaller
+learning rate, on text whose windows are of one kind, and teaches its gates to come back to the
+experts that their text used (`trainable.locality_loss`): real models do, a model that is balanced
+over a mixture of texts does not.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, Field
+
+
+class TrainingRecipe(BaseModel):
+    """Every choice that changes the weights; stored beside them.
+
+    Attributes:
+        balance, balance_end: weight of the balance loss at the first and last step.
+        router_z: weight of the z-loss.
+        floor: weight of the loss that raises experts which are hardly used.
+        usage_memory: how much of the experts' shares, which both losses read, is kept from step to
+            step; 0 counts each batch alone.
+        locality: weight of the locality loss over the 32 tokens before.
+        recency: the same over the one token before.
+        exercise_share: share of the tokens that are exercises; the rest is real text.
+        text_tokens: how many tokens of text are drawn; None as many as are learnt.
+        chunk: tokens of one kind of text that follow each other; 0 mixes kinds.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    seed: int = Field(default=0, ge=0)
+    tokens: int = Field(default=3_000_000, gt=0)
+    sequence_length: int = Field(default=256, gt=0)
+    batch_size: int = Field(default=8, gt=0)
+    learning_rate: float = 6e-3
+    warmup_steps: int = 100
+    weight_decay: float = 0.1
+    balance: float = 0.08
+    balance_end: float = 0.04
+    router_z: float = 1e-3
+    floor: float = Field(default=0.0, ge=0)
+    usage_memory: float = Field(default=0.0, ge=0, lt=1)
+    locality: float = Field(default=0.0, ge=0)
+    recency: float = Field(default=0.0, ge=0)
+    exercise_share: float = Field(default=0.8, ge=0, le=1)
+    text_tokens: int | None = Field(default=None, gt=0)
+    chunk: int = Field(default=0, ge=0)
+    checkpoint_every: int = Field(default=200, gt=0)
+
+    @property
+    def tokens_per_step(self) -> int:
+        """Tokens that a batch is trained on."""
+        return self.sequence_length * self.batch_size
+
+    @property
+    def steps(self) -> int:
+        """Batches that are trained on."""
+        return self.tokens // self.tokens_per_step
+
+    def learning_rate_at(self, step: int) -> float:
+        """Linear warm-up, a plateau, and a linear descent to zero over the last third."""
+        warm = min(1.0, (step + 1) / self.warmup_steps)
+        return self.learning_rate * warm * min(1.0, 3 * (self.steps - step) / self.steps)
+
+    def balance_at(self, step: int) -> float:
+        """Linear from the first step's weight to the last's."""
+        return self.balance + (self.balance_end - self.balance) * step / self.steps
+
+
+#: What a second training asks of a model's gates, so that they come as near to its family's routing
+#: statistics (`substrate.analysis.targets`) as its loss allows.
+LOCALITY: dict[str, dict[str, float]] = {
+    "olmoe-1b-7b": {"locality": 0.25, "recency": 0.08, "balance": 0.2},
+}
+
+
+def second_training(name: str, first: Mapping[str, Any]) -> TrainingRecipe:
+    """The recipe that goes on from a scale model, towards its family's locality.
+
+    It holds out the tokens that the first training held out, and draws its text from the others.
+
+    Args:
+        name: the full-size model's; one that `LOCALITY` does not know gets OLMoE's weights.
+        first: the recipe of the first training, empty where that is not known.
+    """
+    before = TrainingRecipe.model_validate(first)
+    weights = LOCALITY.get(name, LOCALITY["olmoe-1b-7b"])
+    return before.model_copy(
+        update={
+            "text_tokens": before.text_tokens or before.tokens,
+            "tokens": 750_000,
+            "learning_rate": 2e-3,
+            "warmup_steps": 20,
+            "chunk": 600,
+            "checkpoint_every": 100,
+            "balance_end": weights["balance"],
+            **weights,
+        }
+    )
