@@ -51,6 +51,7 @@ OPTIONS = {
     },
     "models import": {"--name", "--out"},
     "models verify": {"--all", "--data-dir", "--quick", "--write", "--json"},
+    "models targets": {"--data-dir", "--write", "--json"},
     "trace record": {
         "--out", "--setting", "--workload", "--workloads", "--all", "--system", "--model",
         "--weights", "--machine", "--cache-ratio", "--alpha", "--set", "--batch", "--prompts",
