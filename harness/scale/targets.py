@@ -16,6 +16,7 @@ import numpy as np
 import yaml
 
 from moebench.harness import console
+from moebench.harness.scale.verify import WINDOW
 from moebench.substrate.analysis.statistics import (
     LAGS,
     USED_AFTER,
@@ -32,8 +33,8 @@ from moebench.substrate.models.catalogue import model_shape
 from moebench.substrate.terms import RoutedSequence
 from moebench.substrate.traces.published import read_published
 
-#: Tokens of a window, and windows of a recording at most: as many as are read of a scale model.
-WINDOW, WINDOWS = 256, 40
+#: Windows of a recording at most: as many as are read of a scale model.
+WINDOWS = 40
 #: Layers of random routing; it has the windows of the recording that it stands beside.
 RANDOM_LAYERS = 64
 #: The range of a single figure: this share of it on either side, where it is carried over to
