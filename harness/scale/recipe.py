@@ -18,9 +18,6 @@ class TrainingRecipe(BaseModel):
     Attributes:
         balance, balance_end: weight of the balance loss at the first and last step.
         router_z: weight of the z-loss.
-        floor: weight of the loss that raises experts which are hardly used.
-        usage_memory: how much of the experts' shares, which both losses read, is kept from step to
-            step; 0 counts each batch alone.
         locality: weight of the locality loss over the 32 tokens before.
         recency: the same over the one token before.
         exercise_share: share of the tokens that are exercises; the rest is real text.
@@ -40,8 +37,6 @@ class TrainingRecipe(BaseModel):
     balance: float = 0.08
     balance_end: float = 0.04
     router_z: float = 1e-3
-    floor: float = Field(default=0.0, ge=0)
-    usage_memory: float = Field(default=0.0, ge=0, lt=1)
     locality: float = Field(default=0.0, ge=0)
     recency: float = Field(default=0.0, ge=0)
     exercise_share: float = Field(default=0.8, ge=0, le=1)

@@ -28,9 +28,6 @@ from moebench.substrate.models.shape import ModelShape
 #: τ of the locality loss, in the units of a gate's logits, whose standard deviation is about 1.
 SOFTNESS = 0.5
 
-#: An expert that is used less than this share of an equal share K/E lacks use.
-LEAST_SHARE = 0.3
-
 
 class TrainableDecoder(nn.Module):
     """The decoder with gradients; a layer's experts are stacked and run as one grouped product.
@@ -52,9 +49,6 @@ class TrainableDecoder(nn.Module):
                 ours = f"layers.{layer}.experts.{name}"
                 tensors[ours] = initial(ours, dims, shape, generator)
         teach_copying(tensors, shape, generator)
-        equal = torch.full((len(shape.moe_layers), e), shape.top_k / e)
-        #: The share of tokens that chose each expert ``[L, E]``, as training counts it.
-        self.usage = nn.Buffer(equal)
         self.tensors = nn.ParameterDict(
             {name.replace(".", "/"): nn.Parameter(t) for name, t in tensors.items()}
         )
@@ -177,38 +171,25 @@ def balance_loss(gates: list[Tensor], usage_LE: Tensor) -> Tensor:
     return mean
 
 
-def floor_loss(gates: list[Tensor], usage_LE: Tensor, top_k: int) -> Tensor:
-    """Minus the mean logits of experts that are used less than ``LEAST_SHARE`` of an equal share.
-
-    Each counts by how much it lacks.  The balance loss cannot bring back an expert whose
-    probability is nearly zero; this is linear in its logits.
-    """
-    losses = []
-    for logits_TE, usage_E in zip(gates, usage_LE, strict=True):
-        lacking_E = (1 - usage_E * len(usage_E) / (top_k * LEAST_SHARE)).clamp(min=0)
-        losses.append(-(lacking_E * logits_TE.mean(0)).sum())
-    mean: Tensor = torch.stack(losses).mean()
-    return mean
-
-
 def locality_loss(
     gates: list[Tensor], chosen: list[Tensor], usage_LE: Tensor, sequences: int, window: int
 ) -> Tensor:
     """How little a token prefers the experts that its sequence used last.
 
-        −1/K · Σ_e m_t(e) · u_past(e) / u(e)
+        −1/K · Σ_e m_t(e) · (u_past(e) / u(e) − 1)
 
     m_t(e) = sigmoid((logit_e − θ_t) / τ) says how nearly token t chooses expert e: θ_t lies between
     its last chosen and its first unchosen logit.  u_past is the share of the ``window`` tokens
-    before (as many as there are) that chose e, u that of all text; the mean over layers and tokens.
-    Choices at random score −1.  Gradients go through the logits in m_t alone: a token moves towards
-    its past, not its past towards it.  Relative to u, following the past makes no expert popular;
-    and since m_t ends at 1, being surer of a chosen expert wins nothing.
+    before (as many as there are) that chose e, u that of the whole batch; the mean over layers and
+    tokens.  Choices at random score 0.  Gradients go through the logits in m_t alone: a token moves
+    towards its past, not its past towards it.  Since the bracket is 0 on average for each expert,
+    no expert becomes popular by following the past, and since m_t ends at 1, being surer of a
+    chosen expert wins nothing.
 
     Args:
         gates: logits of each MoE layer ``[T, E]``, T rows of ``sequences`` equally long sequences.
         chosen: the ids ``[T, K]``.
-        usage_LE: u, the share of tokens that chose each expert.
+        usage_LE: u, the share of the batch's tokens that chose each expert.
     """
     losses = []
     for logits_TE, ids_TK, usage_E in zip(gates, chosen, usage_LE, strict=True):
@@ -221,8 +202,8 @@ def locality_loss(
         before = torch.arange(1, used.shape[1], device=used.device)
         first = (before - window).clamp(min=0)
         past = (sums[:, before] - sums[:, first]) / (before - first)[:, None]
-        relative = past / usage_E.clamp(min=LEAST_SHARE * k / experts)
-        losses.append(-(nearly[:, 1:] * relative).sum(-1).mean() / k)
+        relative = past / usage_E.clamp(min=1 / len(ids_TK))
+        losses.append(-(nearly[:, 1:] * (relative - 1)).sum(-1).mean() / k)
     mean: Tensor = torch.stack(losses).mean()
     return mean
 

@@ -35,7 +35,6 @@ from moebench.harness.scale.text import TrainingText, training_text
 from moebench.harness.scale.trainable import (
     TrainableDecoder,
     balance_loss,
-    floor_loss,
     locality_loss,
     router_z_loss,
     usage,
@@ -209,15 +208,12 @@ def _gate_losses(
     step: int,
 ) -> Tensor:
     """What is asked of the gates beside the next token, weighted and summed."""
-    # Counted over several batches, experts may serve the few kinds of text that a batch holds.
-    model.usage.lerp_(usage(model.shape, chosen), 1 - recipe.usage_memory)
-    total = recipe.balance_at(step) * balance_loss(gates, model.usage)
+    usage_LE = usage(model.shape, chosen)
+    total = recipe.balance_at(step) * balance_loss(gates, usage_LE)
     total = total + recipe.router_z * router_z_loss(gates)
-    if recipe.floor:
-        total = total + recipe.floor * floor_loss(gates, model.usage, model.shape.top_k)
     for weight, window in ((recipe.locality, LOCALITY_WINDOW), (recipe.recency, 1)):
         if weight:
-            local = locality_loss(gates, chosen, model.usage, recipe.batch_size, window)
+            local = locality_loss(gates, chosen, usage_LE, recipe.batch_size, window)
             total = total + weight * local
     return total
 
