@@ -3,6 +3,8 @@
 Jordan et al. 2024 ("Muon: an optimizer for hidden layers"), with the update scaled to AdamW's as
 in Liu et al. 2025 ("Muon is scalable for LLM training", section 2.2), so that both optimizers share
 one learning rate.  ``torch.optim.Muon`` takes single matrices only; a layer's experts are a stack.
+Matrix by matrix it goes the same way and needs ten times as long (64 experts of 28 by 64, one
+thread), which more than doubles a training step of OLMoE's scale model.
 """
 
 import math
