@@ -54,7 +54,8 @@ def train(
         Path | None, typer.Option(help="[default: .moebench/models/NAME, or NAME-local]")
     ] = None,
     tokens: Annotated[
-        int | None, typer.Option(min=1, help="How many it learns from [4M; 750k with --from].")
+        int | None,
+        typer.Option(min=1, help="How many it learns from [4M; with --from 400k or 500k]."),
     ] = None,
     seed: Annotated[
         int | None, typer.Option(min=0, help="Draws weights and data [0; as before with --from].")

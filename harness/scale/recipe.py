@@ -64,10 +64,18 @@ class TrainingRecipe(BaseModel):
         return self.balance + (self.balance_end - self.balance) * step / self.steps
 
 
-#: What a second training asks of a model's gates, so that they come as near to its family's routing
-#: statistics (`substrate.analysis.targets`) as its loss allows.
-LOCALITY: dict[str, dict[str, float]] = {
-    "olmoe-1b-7b": {"locality": 0.25, "recency": 0.08, "balance": 0.2},
+#: What a second training asks of a model's gates: the largest weights whose held-out loss stays
+#: within 3 % of the first training's, or that reach the family's targets
+#: (`substrate.analysis.targets`).  Mixtral and Phi repeat little beyond the token before.
+LOCALITY: dict[str, dict[str, Any]] = {
+    "olmoe-1b-7b": {"locality": 0.055, "recency": 0.03, "balance": 0.15, "tokens": 500_000},
+    "deepseek-moe-16b": {"locality": 0.035, "recency": 0.012, "balance": 0.15, "tokens": 500_000},
+    "xverse-moe-a4.2b": {"locality": 0.035, "recency": 0.012, "balance": 0.15, "tokens": 500_000},
+    "qwen2-57b-a14b": {"locality": 0.015, "recency": 0.03, "balance": 0.15, "tokens": 500_000},
+    "qwen3-30b-a3b": {"locality": 0.05, "recency": 0.015, "balance": 0.25, "tokens": 400_000},
+    "mixtral-8x7b": {"locality": 0.0, "recency": 0.025, "balance": 0.2, "tokens": 400_000},
+    "mixtral-8x22b": {"locality": 0.0, "recency": 0.025, "balance": 0.2, "tokens": 400_000},
+    "phi-3.5-moe": {"locality": 0.0, "recency": 0.006, "balance": 0.25, "tokens": 400_000},
 }
 
 
@@ -77,15 +85,14 @@ def second_training(name: str, first: Mapping[str, Any]) -> TrainingRecipe:
     It holds out the tokens that the first training held out, and draws its text from the others.
 
     Args:
-        name: the full-size model's; one that `LOCALITY` does not know gets OLMoE's weights.
+        name: the full-size model's.
         first: the recipe of the first training, empty where that is not known.
     """
     before = TrainingRecipe.model_validate(first)
-    weights = LOCALITY.get(name, LOCALITY["olmoe-1b-7b"])
+    weights = LOCALITY[name]
     return before.model_copy(
         update={
             "text_tokens": before.text_tokens or before.tokens,
-            "tokens": 750_000,
             "learning_rate": 2e-3,
             "warmup_steps": 20,
             "chunk": 600,
