@@ -8,9 +8,15 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 if TYPE_CHECKING:
-    from moebench.substrate.traces.synthesis import SynthesisRecipe
+    from moebench.substrate.analysis.targets import Target
+    from moebench.substrate.traces.recipes import SynthesisRecipe
 
-app = typer.Typer(help="Routing traces: record, info, import, synthesize.", no_args_is_help=True)
+app = typer.Typer(
+    help="Routing traces: record, info, import, synthesize, fit.", no_args_is_help=True
+)
+
+#: Tokens that a trace's statistics are measured on.
+STATISTICS_TOKENS = 4096
 
 JSON = Annotated[bool, typer.Option("--json", help="Print one JSON document on stdout.")]
 OUT = Annotated[Path, typer.Option(help="The trace's folder; it must not exist yet.")]
@@ -82,7 +88,7 @@ def info(
     trace: Annotated[str, typer.Argument(metavar="DIR", help="A folder, or a shipped trace.")],
     tokens: Annotated[
         int, typer.Option(min=1, help="Statistics over the first sequences of so many tokens.")
-    ] = 4096,
+    ] = STATISTICS_TOKENS,
     json: JSON = False,
 ) -> None:
     """Show what a trace holds, where it comes from, and its routing statistics."""
@@ -158,20 +164,27 @@ def synthesize(
     recall: Annotated[float | None, typer.Option(help="Of the next layer's top-k.")] = None,
     spread: Annotated[float | None, typer.Option(help="Standard deviation of logits.")] = None,
     sequences: Annotated[int, typer.Option(min=1, help="How many.")] = 32,
-    prompt_tokens: Annotated[int, typer.Option(min=1, help="Of each sequence.")] = 64,
-    new_tokens: Annotated[int, typer.Option(min=1, help="Of each sequence.")] = 64,
+    prompt_tokens: Annotated[int, typer.Option(min=1, help="Of each sequence.")] = 128,
+    new_tokens: Annotated[int, typer.Option(min=1, help="Of each sequence.")] = 129,
     seed: Annotated[int, typer.Option(min=0, help="Draws everything.")] = 0,
     json: JSON = False,
 ) -> None:
-    """Draw a trace with given statistics, and say how close it came."""
+    """Draw a trace with given statistics, and say how close it came to real models' routing."""
+    from dataclasses import replace
+
     from moebench.harness import console
     from moebench.substrate.models.catalogue import model_shape
     from moebench.substrate.traces.file import open_trace
     from moebench.substrate.traces.replay import routings
-    from moebench.substrate.traces.synthesis import Synthesis, asked_and_drawn
+    from moebench.substrate.traces.synthesis import (
+        Synthesis,
+        Topology,
+        compared,
+        prefill_for_similarity,
+    )
     from moebench.substrate.traces.synthesis import synthesize as draw
 
-    shape = model_shape(model)
+    topology = Topology.of(model_shape(model))
     recipe = _recipe(
         like,
         noise,
@@ -180,23 +193,82 @@ def synthesize(
         ar1=ar1,
         rho=rho,
         common=common,
-        prefill_similarity=prefill_similarity,
         recall=recall,
         spread=spread,
     )
+    if prefill_similarity is not None:
+        prefill = prefill_for_similarity(topology, recipe, prefill_similarity)
+        recipe = replace(recipe, prefill=prefill)
     with console.progress(f"drawing {model}") as progress:
-        synthesis = Synthesis(shape, recipe, seed)
+        synthesis = Synthesis(topology, recipe, seed)
         draw(synthesis, model, [prompt_tokens] * sequences, new_tokens, out, progress)
-    found = asked_and_drawn(recipe, routings(open_trace(out)), shape.num_experts)
-    rows = {
-        name: {"asked": asked, "drawn": None if drawn != drawn else round(drawn, 4)}
-        for name, asked, drawn in found
-    }
+    wanted = _asked(model, prefill_similarity, recall)
+    found = compared(routings(open_trace(out), STATISTICS_TOKENS), topology.experts, wanted)
     if json:
+        rows = {
+            name: {
+                "drawn": row.drawn,
+                "target": row.target and list(row.target[:2]),
+                "judgement": row.judgement,
+            }
+            for name, row in found.items()
+        }
         _print_json({"out": str(out), "statistics": rows})
         return
-    lines = [[name, _text(row["asked"]), _text(row["drawn"])] for name, row in rows.items()]
-    console.table(f"drawn trace in {out}", ["statistic", "asked", "drawn"], lines)
+    lines = [
+        [name, _text(row.target and list(row.target[:2])), _text(row.drawn), row.judgement or ""]
+        for name, row in found.items()
+    ]
+    title = f"drawn trace in {out}; targets are of texts of 128 prompt and 128 decoded tokens"
+    console.table(title, ["statistic", "target", "drawn", "judgement"], lines)
+
+
+def _asked(model: str, similarity: float | None, recall: float | None) -> dict[str, "Target"]:
+    """A model's targets, where there are any, but for what was asked for."""
+    from moebench.substrate.analysis.targets import Target, targets
+
+    given = {"prefill_decode_similarity": similarity, "prediction.gate": recall}
+    return {
+        **targets(model),
+        **{name: Target(x, x, "asked") for name, x in given.items() if x is not None},
+    }
+
+
+@app.command()
+def fit(
+    models: Annotated[
+        list[str] | None, typer.Argument(help="Shipped scale models [all].", show_default=False)
+    ] = None,
+    write: Annotated[bool, typer.Option("--write", help="Into the shipped recipes.")] = False,
+) -> None:
+    """Find the recipes whose drawn texts route as real models do; minutes a model.
+
+    Prints them, and statistics that still lie outside their targets.
+    """
+    from moebench.harness import console
+    from moebench.substrate.analysis.targets import judge, targets
+    from moebench.substrate.errors import UsageError
+    from moebench.substrate.models.catalogue import model_shape, scale_names
+    from moebench.substrate.traces import fit
+    from moebench.substrate.traces.recipes import as_yaml, family, write_recipe
+    from moebench.substrate.traces.synthesis import Topology
+
+    for model in models or scale_names():
+        recipe, wanted = family(model), targets(model)
+        if not wanted:
+            raise UsageError(f"{model}: there are no targets of its routing; nothing to fit")
+        topology = Topology.of(model_shape(model))
+        with console.progress(f"fitting {model}") as progress:
+            found = fit.fit(recipe, topology, wanted, progress)
+        print(as_yaml(model, found))
+        drawn = fit.drawn_statistics(found, topology)
+        for name in sorted(drawn.keys() & wanted.keys()):
+            low, high, _ = wanted[name]
+            if not low <= drawn[name] <= high:
+                said = f"{name} {drawn[name]:.3f}, target {low:g} to {high:g}"
+                _say(f"{model}: {said}: {judge(drawn[name], wanted[name])}")
+        if write:
+            write_recipe(model, found)
 
 
 def _recipe(
@@ -206,7 +278,7 @@ def _recipe(
     from dataclasses import replace
 
     from moebench.substrate.errors import UsageError
-    from moebench.substrate.traces.synthesis import SynthesisRecipe, family
+    from moebench.substrate.traces.recipes import SynthesisRecipe, family
 
     chosen: dict[str, Any] = {key: value for key, value in given.items() if value is not None}
     if depth is not None:
@@ -216,9 +288,7 @@ def _recipe(
             raise UsageError(f"--depth {depth}: expected three numbers: 0.5,1.2,1") from error
         chosen["depth"] = (first, middle, last)
     if like is not None:
-        # Published figures stand beside what was drawn only where the recipe is the family's own.
         recipe = replace(family(like), **chosen)
-        recipe = replace(recipe, chance=None) if chosen else recipe
     elif "static" not in chosen:
         raise UsageError("give --like NAME, or --static and the others; see --help")
     else:

@@ -13,7 +13,7 @@ learn are shown those.  They are made when a run first needs them, and kept belo
 """
 
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from itertools import cycle, islice
 from pathlib import Path
 
@@ -25,12 +25,13 @@ from moebench.substrate.errors import UsageError
 from moebench.substrate.models.catalogue import model_shape
 from moebench.substrate.traces.catalogue import find_trace
 from moebench.substrate.traces.file import Header, TraceFile, open_trace
+from moebench.substrate.traces.recipes import recipes
 from moebench.substrate.traces.recordings import (
     recorded_header,
     replayable,
     write_texts,
 )
-from moebench.substrate.traces.synthesis import FAMILIES, Synthesis, drawn_header, synthesize
+from moebench.substrate.traces.synthesis import Synthesis, Topology, drawn_header, synthesize
 from moebench.systems.learn.artefacts import content_hash
 from moebench.workloads.draw import PromptSet
 
@@ -76,22 +77,21 @@ def _given(name: str, seed: int) -> Source:
 
 def _drawn(spec: RunSpec, data_dir: Path | None) -> Source:
     """Sequences as long as the prompts that would be read, and a few for systems that learn."""
-    if spec.model not in FAMILIES:
+    recipe = recipes().get(spec.model)
+    if recipe is None:
         raise UsageError(
             f"--routing drawn: no statistics of real routing are known for {spec.model} (known: "
-            f"{', '.join(FAMILIES)})"
+            f"{', '.join(recipes())})"
         )
     sample, questions, _ = prompts_of(spec, data_dir)
     lengths = [len(question.prompt) for question in questions]
     lengths += islice(cycle(lengths), TEXTS)
-    recipe = FAMILIES[spec.model]
-    synthesis = Synthesis(model_shape(spec.model), recipe, spec.seed)
-    header = drawn_header(synthesis, spec.model)
-    made_of = content_hash(
-        [header.model_dump(mode="json"), asdict(recipe), lengths, spec.new_tokens]
-    )
+    topology = Topology.of(model_shape(spec.model))
+    header = drawn_header(topology, recipe, spec.seed, spec.model)
+    made_of = content_hash([header.model_dump(mode="json"), lengths, spec.new_tokens])
 
     def write(out: Path) -> None:
+        synthesis = Synthesis(topology, recipe, spec.seed)
         synthesize(synthesis, spec.model, lengths, spec.new_tokens, out)
 
     name = f"a trace drawn as {spec.model} routes, seed {spec.seed}"

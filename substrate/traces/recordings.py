@@ -32,8 +32,9 @@ from moebench.substrate.models.shape import ModelShape
 from moebench.substrate.terms import Lookahead
 from moebench.substrate.traces.file import Header, Prediction, TraceFile, writing
 from moebench.substrate.traces.published import META, model_of, read_published
+from moebench.substrate.traces.recipes import recall_of
 from moebench.substrate.traces.scores import Reconstruction, spread_of
-from moebench.substrate.traces.synthesis import DrawnPredictions, recall_of
+from moebench.substrate.traces.synthesis import DrawnPredictions
 
 #: Tokens that stand for a prompt where none was recorded.
 PROMPT_TOKENS = 64

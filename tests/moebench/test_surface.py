@@ -47,7 +47,7 @@ OPTIONS = {
     "doctor": {"--data-dir", "--store", "--json"},
     "models list": {"--json"},
     "models train": {
-        "--data-dir", "--out", "--tokens", "--seed", "--balance", "--device", "--threads",
+        "--from", "--data-dir", "--out", "--tokens", "--seed", "--balance", "--device", "--threads",
     },
     "models import": {"--name", "--out"},
     "models verify": {"--all", "--data-dir", "--quick", "--write", "--json"},
@@ -59,6 +59,7 @@ OPTIONS = {
     },
     "trace info": {"--tokens", "--json"},
     "trace import": {"--out", "--model", "--prompt-tokens"},
+    "trace fit": {"--write"},
     "trace synthesize": {
         "--model", "--out", "--like", "--static", "--ar1", "--rho", "--noise", "--common",
         "--depth", "--prefill-similarity", "--recall", "--spread", "--sequences",

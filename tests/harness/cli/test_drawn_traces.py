@@ -1,6 +1,8 @@
 """Drawn traces, and those that ship: on the shipped catalogue, whose figures they hold."""
 
 import json
+import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -9,9 +11,15 @@ from moebench.harness.run.runner import prepare, run
 from moebench.harness.sweep.plan import cells_from_file
 from moebench.harness.sweep.worker import group_of
 from moebench.results.store import Store
+from moebench.substrate.analysis.targets import Target, judge, targets
+from moebench.substrate.traces import fit, recipes
 from moebench.substrate.traces.catalogue import SHIPPED, trace_names
 from moebench.substrate.traces.file import open_trace
-from tests.harness.commands import Called, call
+from moebench.substrate.traces.recipes import SynthesisRecipe
+from moebench.substrate.traces.synthesis import Topology
+from tests.harness.commands import Called, call, refused
+
+SHIPPED_RECIPES = recipes.RECIPES
 
 SMOE = ("--system", "smoe", "--alpha", "0")
 
@@ -23,11 +31,86 @@ def draw(*arguments: str) -> Called:
 
 def test_a_drawn_trace_is_compared_and_replays() -> None:
     statistics = draw("--like", "mixtral-8x7b").json["statistics"]
-    assert statistics["first_layer"]["asked"] == 0.26
-    assert statistics["recall"]["drawn"] == pytest.approx(0.84, abs=0.05)
+    target = targets("mixtral-8x7b")["lag_overlap.1"]
+    assert statistics["lag_overlap.1"]["target"] == [target.low, target.high]
+    drawn = statistics["prediction.gate"]["drawn"]
+    assert drawn == pytest.approx(0.84, abs=0.05)
+    assert statistics["prediction.gate"]["judgement"] == judge(
+        drawn, targets("mixtral-8x7b")["prediction.gate"]
+    )
+    assert "used.64" not in statistics, "texts of 15 tokens"
     document = call("run", "--trace", "drawn", "--setting", "D1", *SMOE, "--json").json
     assert document["spec"]["new_tokens"] == 12, "the setting's 512 are more than there are"
     assert any("drawn, not recorded" in note for note in document["notes"])
+
+
+def test_what_was_asked_stands_in_place_of_a_target() -> None:
+    asked = ("--static", "0.4", "--recall", "0.7", "--prefill-similarity", "0.6")
+    statistics = draw(*asked).json["statistics"]
+    assert statistics["prediction.gate"]["target"] == [0.7, 0.7]
+    assert statistics["prefill_decode_similarity"]["target"] == [0.6, 0.6]
+
+
+def test_the_table_of_a_drawn_trace() -> None:
+    called = call(
+        "trace", "synthesize", "--model", "gpt-oss-20b", "--like", "gpt-oss-20b", "--sequences",
+        "2", "--prompt-tokens", "2", "--new-tokens", "40", "--out", "drawn",
+    )  # fmt: skip
+    assert called.out.splitlines()[0] == "statistic\ttarget\tdrawn\tjudgement"
+    assert [line.split("\t")[1] for line in called.out.splitlines()[1:]].count("-") > 10
+
+
+# ----------------------------------------------------------------------------- fitting
+
+
+def test_a_fit_finds_variances_as_those_that_texts_were_drawn_with() -> None:
+    """Targets are what another recipe draws, so the fit has a truth to find."""
+    topology = Topology(3, 16, 2)
+    truth = SynthesisRecipe(static=0.4, ar1=0.2, rho=0.9, common=0.5, prefill=0.8)
+    figures = fit.drawn_statistics(truth, topology)
+    wanted = {name: Target(figures[name], figures[name], "drawn") for name in fit_names(figures)}
+    start = fit.loss(SynthesisRecipe(static=0.05), topology, wanted)
+    found = fit.fit(SynthesisRecipe(static=0.05, spread=2), topology, wanted, steps=15)
+    assert found.spread == 2
+    assert fit.loss(found, topology, wanted) < start / 4
+    assert fit.loss(truth, topology, wanted) == 0
+
+
+def fit_names(figures: dict[str, float]) -> list[str]:
+    kinds = ("used.", "lag_overlap.", "hit_rates.quarter", "popularity_within.")
+    return [name for name in figures if name.startswith(kinds)]
+
+
+def test_fitted_recipes_are_printed_and_written(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    file = tmp_path / "recipes.yaml"
+    shutil.copy(recipes.RECIPES, file)
+    monkeypatch.setattr(recipes, "RECIPES", file)
+    other = replace(recipes.family("phi-3.5-moe"), static=0.6)
+    monkeypatch.setattr(fit, "fit", lambda *given: other)
+    called = call("trace", "fit", "phi-3.5-moe")
+    assert called.code == 0, called.err
+    assert called.out.startswith("phi-3.5-moe: {static: 0.6, ")
+    assert "phi-3.5-moe: used.32 " in called.err, "popularity is not that uneven"
+    assert recipes.recipes(file)["phi-3.5-moe"].static != 0.6
+    recipes.recipes.cache_clear()
+    assert call("trace", "fit", "phi-3.5-moe", "--write").code == 0
+    assert recipes.recipes(file)["phi-3.5-moe"] == other
+    before, after = (path.read_text().splitlines() for path in (SHIPPED_RECIPES, file))
+    assert len(before) == len(after)
+    assert [b for b, a in zip(before, after, strict=True) if b != a] == [
+        line for line in before if line.startswith("phi-3.5-moe:")
+    ]
+    recipes.recipes.cache_clear()
+
+
+def test_a_model_without_targets_cannot_be_fitted() -> None:
+    assert "no targets of its routing" in refused("trace", "fit", "gpt-oss-20b")
+    assert "unknown family 'gpt-oss'" in refused("trace", "fit", "gpt-oss")
+
+
+# ----------------------------------------------------------------------------- sweeps
 
 
 def test_a_sweep_opens_a_trace_once_and_runs_it_as_a_run_does() -> None:

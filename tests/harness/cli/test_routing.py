@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from moebench.harness.run.live import prepare as prepare_live
-from moebench.harness.run.runner import prepare
+from moebench.harness.run.runner import prepare, run
 from moebench.harness.run.spec import resolve
 from moebench.harness.sweep.plan import cells_from_file
 from moebench.harness.sweep.worker import group_of
@@ -117,6 +117,14 @@ def test_a_trace_is_drawn_once_for_all_systems_and_kept_in_the_store(tmp_path: P
     assert hashes == {open_trace(folder).hash}
     document("smoe", "drawn", "--store", kept, "--seed", "1")
     assert len(list((kept / "routing").iterdir())) == 2
+
+
+def test_one_session_draws_the_same_trace_for_every_store(tmp_path: Path) -> None:
+    given = {"system": "smoe", "setting": "D1", "prompts": 2, "new_tokens": 3, "routing": "drawn"}
+    session = prepare(resolve(None, **given), None)
+    documents = [run(session, tmp_path / store).document for store in ("one", "other")]
+    assert documents[0]["metrics"] == documents[1]["metrics"]
+    assert len({d["provenance"]["trace_hash"] for d in documents}) == 1
 
 
 def test_a_trace_that_was_spoilt_is_one_line(tmp_path: Path) -> None:

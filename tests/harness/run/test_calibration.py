@@ -14,7 +14,8 @@ from moebench.harness.run.spec import RunSpec, resolve
 from moebench.substrate.errors import UsageError
 from moebench.substrate.models.catalogue import model_shape
 from moebench.substrate.traces.file import TraceFile, open_trace
-from moebench.substrate.traces.synthesis import Synthesis, SynthesisRecipe, synthesize
+from moebench.substrate.traces.recipes import SynthesisRecipe
+from moebench.substrate.traces.synthesis import Synthesis, Topology, synthesize
 from moebench.systems.options import build
 from tests.harness.commands import SMALL, call
 from tests.harness.commands import run as run_small
@@ -34,7 +35,7 @@ def drawn(tmp_path_factory: pytest.TempPathFactory, tiny_models: None) -> Callab
         if seed not in made:
             made[seed] = tmp_path_factory.mktemp("drawn") / f"seed-{seed}"
             recipe = SynthesisRecipe(static=0.6, common=0.9)
-            synthesis = Synthesis(model_shape(MODEL), recipe, seed)
+            synthesis = Synthesis(Topology.of(model_shape(MODEL)), recipe, seed)
             synthesize(synthesis, MODEL, [PROMPT] * SEQUENCES, NEW, made[seed])
         return made[seed]
 

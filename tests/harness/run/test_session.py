@@ -19,7 +19,8 @@ from moebench.substrate.engine.system import System
 from moebench.substrate.machines.profile import MACHINES
 from moebench.substrate.models.catalogue import model_shape, scale_path
 from moebench.substrate.traces.file import open_trace
-from moebench.substrate.traces.synthesis import Synthesis, SynthesisRecipe, synthesize
+from moebench.substrate.traces.recipes import SynthesisRecipe
+from moebench.substrate.traces.synthesis import Synthesis, Topology, synthesize
 from tests.harness.commands import SCALE_MODEL
 from tests.reports.samples import RUN as SAMPLE
 
@@ -33,7 +34,7 @@ def trace(tmp_path_factory: pytest.TempPathFactory, tiny_models: None) -> Path:
     """A small drawn trace."""
     folder = tmp_path_factory.mktemp("drawn") / "trace"
     recipe = SynthesisRecipe(static=0.5, recall=0.8)
-    synthesis = Synthesis(model_shape(SCALE_MODEL), recipe, seed=0)
+    synthesis = Synthesis(Topology.of(model_shape(SCALE_MODEL)), recipe, seed=0)
     synthesize(synthesis, SCALE_MODEL, [PROMPT] * SEQUENCES, NEW, folder)
     return folder
 
@@ -173,7 +174,8 @@ def test_a_replays_id_is_of_the_traces_content(trace: Path, tmp_path: Path) -> N
     moved = shutil.copytree(trace, tmp_path / "moved")
     assert session(moved).run_id == session(trace).run_id
     other = tmp_path / "other"
-    synthesis = Synthesis(model_shape(SCALE_MODEL), SynthesisRecipe(static=0.5, recall=0.8), 1)
+    recipe = SynthesisRecipe(static=0.5, recall=0.8)
+    synthesis = Synthesis(Topology.of(model_shape(SCALE_MODEL)), recipe, 1)
     synthesize(synthesis, SCALE_MODEL, [PROMPT] * SEQUENCES, NEW, other)
     assert session(other).run_id != session(trace).run_id
 

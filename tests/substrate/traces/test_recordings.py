@@ -13,6 +13,7 @@ from moebench.substrate.errors import InputError
 from moebench.substrate.models.catalogue import model_shape
 from moebench.substrate.traces.file import TraceFile, open_trace
 from moebench.substrate.traces.published import read_published
+from moebench.substrate.traces.recipes import recall_of
 from moebench.substrate.traces.recordings import (
     PROMPT_TOKENS,
     Recording,
@@ -23,7 +24,6 @@ from moebench.substrate.traces.recordings import (
     write_texts,
 )
 from moebench.substrate.traces.replay import routings
-from moebench.substrate.traces.synthesis import recall_of
 from tests.workloads.conftest import data_dir
 
 __all__ = ["data_dir"]
