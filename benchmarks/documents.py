@@ -45,8 +45,11 @@ def _leaves(value: object, path: str) -> Iterator[tuple[str, object]]:
 def asked(document: Document) -> str:
     """What was asked for; a trace by its folder's name, wherever that is."""
     spec = document["spec"]
-    trace = Path(spec["trace"]).name if spec["trace"] else None
-    return json.dumps({name: spec[name] for name in ASKED} | {"trace": trace}, sort_keys=True)
+    told = {
+        "trace": Path(spec["trace"]).name if spec["trace"] else None,
+        "routing": spec.get("routing", "model"),  # earlier versions had no other
+    }
+    return json.dumps({name: spec[name] for name in ASKED} | told, sort_keys=True)
 
 
 def compare(before: list[Document], after: list[Document]) -> tuple[list[str], bool]:

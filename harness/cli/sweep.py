@@ -72,7 +72,7 @@ def _specs(request: SweepRequest, data_dir: Path | None) -> list[RunSpec]:
     if request.file is not None:
         if axes or request.overrides:
             raise UsageError(f"{request.file} and flags: give a file or flags, not both")
-        return cells_from_file(request.file, data_dir)
+        return cells_from_file(request.file, data_dir, console.stderr().print)
     if not axes:
         raise UsageError("nothing to sweep; give FILE.yaml or, for example, --systems smoe,...")
     common = {"set": parse_overrides(request.overrides)}

@@ -8,14 +8,16 @@
     zip: {batch: [1, 3], prompts: [32, 33]}    # these go together, row by row
     exclude:                                   # cells that have all of these values
       - {system: smoe, setting: S1, alpha: 0.2}
+    optional:                                  # such cells are left out where they cannot be
+      - {routing: real}
     record: moebench trace record ...          # what to type where a trace is missing
 
 A key is a field of `RunSpec` (`set` for its overrides) or `alpha`.  An entry may be a mapping: then
 it sets several fields at once.  `system: all` stands for every system of the catalogue.  A `trace`
-may name its cell's own fields: `traces/{model}__{workload}`.
+and `weights` may name their cell's own fields: `traces/{model}__{workload}`.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import lru_cache
 from itertools import chain, product
 from pathlib import Path
@@ -34,7 +36,7 @@ from moebench.workloads.catalogue import workload
 #: Sweeps that ship, by the names of their files.
 CATALOGUE = Path(__file__).parents[2] / "results" / "sweeps"
 
-PARTS = ("common", "product", "zip", "exclude", "record")
+PARTS = ("common", "product", "zip", "exclude", "optional", "record")
 
 #: What a cell may be given, with its type.
 FIELDS: dict[str, Any] = {
@@ -47,9 +49,17 @@ del FIELDS["overrides"]
 
 Given = dict[str, Any]
 
+#: Told, in one line, of cells that are left out.
+Say = Callable[[str], None]
 
-def cells_from_file(path: Path, data_dir: Path | None) -> list[RunSpec]:
+
+def cells_from_file(
+    path: Path, data_dir: Path | None, say: Say = lambda line: None
+) -> list[RunSpec]:
     """The cells of a sweep's file, or of a sweep that ships.
+
+    Args:
+        say: told, once each, why optional cells are left out.
 
     Raises:
         InputError, UsageError, UnknownNameError: one line with the file and what is wrong in it.
@@ -62,7 +72,7 @@ def cells_from_file(path: Path, data_dir: Path | None) -> list[RunSpec]:
         raise InputError(f"{path}: no such file; sweeps that ship: {known}")
     plan = _read(file)
     try:
-        return expand(plan, data_dir)
+        return expand(plan, data_dir, say)
     except (UsageError, InputError) as error:
         raise UsageError(f"{path}: {error}") from error
 
@@ -77,7 +87,9 @@ def _read(file: Path) -> Given:
     return _mapping(plan, str(file))
 
 
-def expand(plan: Mapping[str, Any], data_dir: Path | None) -> list[RunSpec]:
+def expand(
+    plan: Mapping[str, Any], data_dir: Path | None, say: Say = lambda line: None
+) -> list[RunSpec]:
     """Every cell once, in the order of the axes.
 
     Raises:
@@ -88,16 +100,26 @@ def expand(plan: Mapping[str, Any], data_dir: Path | None) -> list[RunSpec]:
             raise UnknownNameError("sweep key", str(key), PARTS)
     common = _fields(plan.get("common") or {}, "common")
     axes = [*_product(plan.get("product") or {}), *_zips(plan.get("zip") or [])]
-    excluded = [
-        _fields(_mapping(row, "exclude"), "exclude") for row in _list(plan.get("exclude") or [])
-    ]
+    excluded, optional = (
+        [_fields(row, part) for row in _list(plan.get(part) or [])]
+        for part in ("exclude", "optional")
+    )
+    left_out: dict[str, None] = {}
     specs: dict[str, RunSpec] = {}
     for rows in product(*axes):
         given = _merged([common, *rows])
         if any(_matches(row, given) for row in excluded):
             continue
-        spec = _cell(given, data_dir, plan.get("record"))
+        try:
+            spec = _cell(given, data_dir, plan.get("record"))
+        except (UsageError, InputError) as error:
+            if not any(_matches(row, given) for row in optional):
+                raise
+            left_out[str(error)] = None
+            continue
         specs.setdefault(spec.model_dump_json(), spec)
+    for reason in left_out:
+        say(f"left out: {reason}")
     if not specs:
         raise UsageError("the sweep has no cell: everything is excluded, or a list is empty")
     return list(specs.values())
@@ -203,12 +225,17 @@ def _cell(given: Given, data_dir: Path | None, record: object) -> RunSpec:
     overrides = given.get("set", {})
     if not _has_alpha(chosen["system"], overrides.get("route")):
         chosen.pop("alpha", None)
-    trace = chosen.get("trace")
-    if trace is not None and "{" in trace:
+    if "{" in (chosen.get("weights") or ""):
+        of = resolve(data_dir, **{**chosen, "weights": None}, overrides=overrides)
+        chosen["weights"] = _filled("weights", chosen["weights"], of)
+        if not Path(chosen["weights"]).exists():
+            raise InputError(f"weights {chosen['weights']}: no such folder")
+    if "{" in (chosen.get("trace") or ""):
         of = resolve(data_dir, **{**chosen, "trace": None}, overrides=overrides)
+        template = chosen["trace"]
         # What named the trace is in it, and a replay takes it from there.
         chosen = {key: value for key, value in chosen.items() if key not in NOT_REPLAYED}
-        chosen["trace"] = _filled(trace, of)
+        chosen["trace"] = _filled("trace", template, of)
         if record is not None and not Path(chosen["trace"]).exists():
             raise InputError(f"trace {chosen['trace']} is missing; record it: {record}")
     spec = resolve(data_dir, **chosen, overrides=overrides)
@@ -218,13 +245,13 @@ def _cell(given: Given, data_dir: Path | None, record: object) -> RunSpec:
     return spec
 
 
-def _filled(template: str, spec: RunSpec) -> str:
+def _filled(key: str, template: str, spec: RunSpec) -> str:
     """A path with the cell's own names in it: ``traces/{model}-{workload}``."""
     fields = spec.model_dump()
     try:
         return template.format_map(fields)
     except (KeyError, ValueError, IndexError, AttributeError) as error:
-        raise UsageError(f"trace {template}: no field {error}; known: {', '.join(fields)}") from (
+        raise UsageError(f"{key} {template}: no field {error}; known: {', '.join(fields)}") from (
             error
         )
 

@@ -1,6 +1,7 @@
 """A sweep's file: which cells it means, and what it may not say."""
 
 import math
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -137,7 +138,52 @@ def test_a_bad_file_is_named(here: Path, text: str, complaint: str) -> None:
 def test_a_file_that_is_not_there() -> None:
     called = call("sweep", "no.yaml")
     assert (called.code, called.err.count("\n")) == (2, 1)
-    assert "no such file; sweeps that ship: daop, duoserve, flashmoe, standard" in called.err
+    assert (
+        "no such file; sweeps that ship: daop, duoserve, flashmoe, routing, standard" in called.err
+    )
+
+
+def test_optional_cells_are_left_out_where_they_cannot_be() -> None:
+    plan = {
+        "common": {"setting": "S3", "new_tokens": 3},
+        "product": {
+            "system": ["smoe", "gpu-only"],
+            "routing": [
+                {"routing": "model", "workload": "arithmetic", "prompts": 1},
+                {"routing": "real"},
+                {"weights": "elsewhere/{model}"},
+            ],
+        },
+        "optional": [{"routing": "real"}, {"weights": "elsewhere/{model}"}],
+    }
+    said: list[str] = []
+    found = expand(plan, None, said.append)
+    assert [(s.system, s.routing, s.weights) for s in found] == [
+        ("smoe", "model", None), ("gpu-only", "model", None),
+    ]  # fmt: skip
+    assert len(said) == 2, "once, not for each system"
+    assert "left out: --routing real: needs a data folder" in said[0]
+    assert "left out: weights elsewhere/qwen2-57b-a14b: no such folder" in said[1]
+    del plan["optional"]
+    with pytest.raises(UsageError, match="needs a data folder"):
+        expand(plan, None)
+
+
+def test_weights_may_name_their_cells_fields(here: Path) -> None:
+    (here / "before" / "qwen2-57b-a14b").mkdir(parents=True)
+    (found,) = cells(product={"system": "smoe", "weights": "before/{model}"})
+    assert found.weights == "before/qwen2-57b-a14b"
+    with pytest.raises(UsageError, match=r"weights before/\{name\}: no field 'name'"):
+        cells(product={"system": "smoe", "weights": "before/{name}"})
+
+
+def test_the_routing_sweep_needs_neither_recordings_nor_other_weights() -> None:
+    found = cells_from_file(Path("routing"), None)
+    assert Counter((s.setting, s.routing) for s in found) == {
+        (setting, routing): len(SYSTEMS)
+        for setting in ("S1", "S2", "S3", "D1", "F1")
+        for routing in ("model", "drawn")
+    }
 
 
 def test_the_standard_sweep_says_how_to_record_its_traces() -> None:
