@@ -48,6 +48,7 @@ def asked(document: Document) -> str:
     told = {
         "trace": Path(spec["trace"]).name if spec["trace"] else None,
         "routing": spec.get("routing", "model"),  # earlier versions had no other
+        "variant": spec.get("variant", "published"),
     }
     return json.dumps({name: spec[name] for name in ASKED} | told, sort_keys=True)
 

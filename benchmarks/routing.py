@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from moebench.reports.tables import dig, routing_of
+from moebench.reports.tables import dig, routing_of, system_of
 from moebench.results.store import Store
 
 FIGURES = {
@@ -42,7 +42,7 @@ def by_setting(documents: Sequence[Document]) -> dict[str, Runs]:
     for document in documents:  # oldest first
         spec = document["spec"]
         runs = found.setdefault(spec["setting"] or spec["model"], {})
-        runs[spec["system"], routing_label(spec)] = document
+        runs[system_of(spec), routing_label(spec)] = document
     return found
 
 

@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from moebench.reports.tables import routing_of
+from moebench.reports.tables import routing_of, system_of
 from moebench.results.store import Cell
 
 HEADERS = ("cell", "what", "error", "traceback")
@@ -21,7 +21,7 @@ def title(spec: Mapping[str, Any]) -> str:
     batch = f"×{spec.get('batch', 1)}"
     routing = routing_of(spec)
     parts = [
-        spec.get("system"), options, place, spec.get("workload"),
+        system_of(spec), options, place, spec.get("workload"),
         None if routing == "model" else routing, batch,
     ]  # fmt: skip
     return " ".join(filter(None, parts))

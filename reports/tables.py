@@ -101,6 +101,12 @@ def span_ms(run: Document) -> float | None:
     return float((dig(run, "metrics.lanes.device") or 0) + sum(stalls.values()))
 
 
+def system_of(spec: Mapping[str, Any]) -> str:
+    """How a run's system is called: ``smoe``, or ``smoe (shipped)``."""
+    variant = spec.get("variant", "published")  # earlier versions had no other
+    return spec["system"] if variant == "published" else f"{spec['system']} ({variant})"
+
+
 def routing_of(spec: Mapping[str, Any]) -> str:
     """Where a run's choice of experts came from: its model, a trace, drawn or real routing."""
     trace = spec.get("trace")
@@ -118,7 +124,8 @@ def _row(run: Document) -> Row:
 
     return {
         "run": run["run_id"],
-        **{key: spec.get(key) for key in ("system", "setting", "machine", "workload", "batch")},
+        "system": system_of(spec),
+        **{key: spec.get(key) for key in ("setting", "machine", "workload", "batch")},
         "routing": routing_of(spec),
         "alpha": spec.get("alpha", dig(spec, "options.alpha")),
         "badge": run["badge"],

@@ -15,19 +15,22 @@ from moebench.substrate.errors import UnknownNameError, UsageError
 from moebench.systems.registry import DECISIONS, name_of, policy_class, system_class
 
 
-def build(name: str, overrides: Mapping[str, str] | None = None) -> System:
+def build(
+    name: str, overrides: Mapping[str, str] | None = None, variant: str = "published"
+) -> System:
     """A system with its options changed.
 
     Args:
         name: see `systems.registry.SYSTEMS`; ``module:Class`` for a system of your own.
         overrides: ``evict=lru`` swaps a decision, ``evict.window=16`` changes one of its options,
             ``scope=layer`` an option of the system itself.
+        variant: see `systems.registry.Variant`.
 
     Raises:
         UnknownNameError: an unknown system, decision, policy or option.
-        UsageError: a value that the option does not allow.
+        UsageError: a value that the option does not allow, or a variant that the system has not.
     """
-    system, overrides = system_class(name), overrides or {}
+    system, overrides = system_class(name, variant), overrides or {}
     plain = {k: v for k, v in overrides.items() if "." not in k}
     dotted = {k: v for k, v in overrides.items() if "." in k}
     policies = {d: _policy(system, d, plain.get(d), dotted) for d in DECISIONS}

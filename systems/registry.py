@@ -1,6 +1,7 @@
 """Every system and every policy by name.  Nothing is imported until it is asked for.
 
     system_class("smoe")
+    system_class("smoe", "shipped")
     make("evict", "lru")
 
 A policy that belongs to one paper lives in that paper's file and is listed here all the same, so
@@ -10,7 +11,7 @@ that any system can borrow it: `moebench run --system moe-ondemand --set evict=s
 import sys
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, Literal, cast, get_args
 
 from moebench.substrate.errors import UnknownNameError, UsageError
 
@@ -51,6 +52,12 @@ SYSTEMS: dict[str, tuple[str, str, str]] = {
         "experts on disk, a learned eviction a layer",
     ),
 }
+
+#: Which of a system is meant: the algorithm of its paper, or what its authors' code does.
+Variant = Literal["published", "shipped"]
+
+#: Systems whose authors' code differs from their paper: name → (module, class, one line).
+SHIPPED: dict[str, tuple[str, str, str]] = {}
 
 
 #: decision → name → (module, class)
@@ -97,18 +104,26 @@ POLICIES: dict[str, dict[str, tuple[str, str]]] = {
 DECISIONS = tuple(POLICIES)
 
 
-def system_class(name: str) -> "type[System]":
+def system_class(name: str, variant: str = "published") -> "type[System]":
     """The class behind a system's name, or behind ``module:Class`` for one of your own.
 
     Raises:
         UnknownNameError: no such system.
-        UsageError: your module cannot be imported, or has no such system.
+        UsageError: your module cannot be imported, or has no such system; the system has no such
+            variant.
     """
-    if ":" in name:
+    if variant not in get_args(Variant):
+        raise UsageError(f"--variant {variant}: allowed: {', '.join(get_args(Variant))}")
+    if variant == "published" and ":" in name:
         return _own_system(name)
-    if name not in SYSTEMS:
+    if ":" not in name and name not in SYSTEMS:
         raise UnknownNameError("system", name, SYSTEMS, "see: moebench list systems")
-    module, attribute, _ = SYSTEMS[name]
+    known = SYSTEMS if variant == "published" else SHIPPED
+    if name not in known:
+        raise UsageError(
+            f"--variant {variant}: {name} has none; systems that have one: {', '.join(SHIPPED)}"
+        )
+    module, attribute, _ = known[name]
     return cast("type[System]", getattr(import_module(module), attribute))
 
 

@@ -42,6 +42,9 @@ def _moebench(context: typer.Context) -> None:
 @app.command()
 def run(
     system: Annotated[str, typer.Option(help="See: moebench list systems; or module:Class.")],
+    variant: Annotated[
+        str | None, typer.Option(help="published [default], or shipped: as its authors' code.")
+    ] = None,
     setting: Annotated[str | None, typer.Option(help="See: moebench list settings.")] = None,
     workload: Annotated[str | None, typer.Option(help="See: moebench list workloads.")] = None,
     machine: Annotated[str | None, typer.Option(help="Profile, file.yaml, or local.")] = None,
@@ -87,6 +90,7 @@ def run(
 
     given = {
         "system": system,
+        "variant": variant,
         "setting": setting,
         "workload": workload,
         "machine": machine,

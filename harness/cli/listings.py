@@ -21,9 +21,12 @@ def _text(value: Any) -> str:
 
 
 def _systems() -> list[dict[str, Any]]:
-    from moebench.systems.registry import SYSTEMS
+    from moebench.systems.registry import SHIPPED, SYSTEMS
 
-    return [{"system": n, "what": text} for n, (_, _, text) in sorted(SYSTEMS.items())]
+    return [
+        {"system": n, "what": text, "shipped": SHIPPED[n][2] if n in SHIPPED else None}
+        for n, (_, _, text) in sorted(SYSTEMS.items())
+    ]
 
 
 def _settings() -> list[dict[str, Any]]:

@@ -48,7 +48,7 @@ def run_command(request: RunRequest) -> None:
     store = Store(request.store)
     stored = None if request.force or request.timeline else store.get(session.run_id)
     if stored is None:
-        with console.progress(f"{spec.system} on {spec.model}") as progress:
+        with console.progress(f"{spec.title} on {spec.model}") as progress:
             outcome = run(session, request.store, progress, request.timeline is not None)
         stored = outcome.document
         if samples := samples_of(outcome.generations):

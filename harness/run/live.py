@@ -39,7 +39,6 @@ from moebench.substrate.models.catalogue import (
 from moebench.substrate.models.decoder import Decoder
 from moebench.substrate.models.protocol import Model
 from moebench.substrate.models.weights import Checkpoint, ExpertStore
-from moebench.systems.options import build
 from moebench.systems.policies.assign import LoadAll
 from moebench.workloads.catalogue import workload
 from moebench.workloads.draw import PromptSet, load
@@ -94,7 +93,7 @@ class LiveSession(Session):
 
     def varied(self, spec: RunSpec) -> "LiveSession":
         """The same weights and questions under another spec."""
-        system = build(spec.system, spec.overrides)
+        system = spec.make_system()
         own = {"profile": _profile_hash(spec), "system": system_hash(system)}
         shared = {k: v for k, v in self.hashes.items() if not k.startswith("calibration")}
         hashes = shared | own | calibration.identity(spec, system, self.data_dir)
@@ -203,7 +202,7 @@ def prepare(spec: RunSpec, data_dir: Path | None) -> LiveSession:
         MoeBenchError: one line that says what, where and what is allowed.
     """
     assert not spec.replays, "harness.run.runner.prepare opens traces too"
-    system = build(spec.system, spec.overrides)
+    system = spec.make_system()
     full = model_shape(spec.model)
     checkpoint = Checkpoint(_weights_path(spec))
     check_topology(full, checkpoint.shape, checkpoint.path)

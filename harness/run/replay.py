@@ -23,7 +23,6 @@ from moebench.substrate.traces.file import TraceFile
 from moebench.substrate.traces.passes import TracedModel, pass_steps
 from moebench.substrate.traces.replay import Replay, check_topology
 from moebench.substrate.traces.scores import Reconstruction, spread_of
-from moebench.systems.options import build
 from moebench.systems.registry import name_of
 
 
@@ -61,7 +60,7 @@ class ReplaySession(Session):
 
     def varied(self, spec: RunSpec) -> "ReplaySession":
         """The same trace under another spec."""
-        system = build(spec.system, spec.overrides)
+        system = spec.make_system()
         hashes = _hashes(spec, system, self.source, self.full)
         return replace(self, spec=spec, system=system, hashes=hashes)
 
@@ -126,7 +125,7 @@ def prepare(spec: RunSpec, data_dir: Path | None) -> ReplaySession:
     top_k = source.header.top_k
     if top_k != full.top_k and top_k < full.num_experts:
         full = full.model_copy(update={"top_k": top_k})
-    system = build(spec.system, spec.overrides)
+    system = spec.make_system()
     hashes = _hashes(spec, system, source, full)
     return ReplaySession(
         spec=spec, system=system, full=full, sample=source.sample, hashes=hashes, source=source
@@ -154,7 +153,7 @@ def _check(spec: RunSpec, source: Source, system: System) -> None:
             kinds = ", ".join(header.predictions) or "none"
             raise UsageError(
                 f"{name}: holds no predictions of kind {kind} (it holds: {kinds}); "
-                f"{spec.system} needs them; use --set prefetch=none, or a trace that has them"
+                f"{spec.title} needs them; use --set prefetch=none, or a trace that has them"
             )
     for decision, policy in system.policies.items():
         if policy.reads_hidden or policy.reads_embedding:
@@ -167,7 +166,7 @@ def _check(spec: RunSpec, source: Source, system: System) -> None:
     readers = readers_of_scores(system)
     if header.scores is None and readers and not spec.reconstruct_scores:
         raise UsageError(
-            f"{name}: holds no gate scores, {spec.system} reads them "
+            f"{name}: holds no gate scores, {spec.title} reads them "
             f"({', '.join(readers)}); swap these with --set, or give --reconstruct-scores"
         )
 
@@ -194,7 +193,7 @@ def _notes(session: ReplaySession) -> list[str]:
         notes.append("the recorded system substituted experts: the text is not the model's own")
     if not session.system.lossless:
         notes.append(
-            f"{spec.system} substitutes experts; the trace does not follow the text that it "
+            f"{spec.title} substitutes experts; the trace does not follow the text that it "
             "would have written"
         )
     if model.reconstruction is not None:

@@ -7,10 +7,11 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from moebench.harness.run.settings import Setting, setting
+from moebench.substrate.engine.system import System
 from moebench.substrate.errors import UsageError
 from moebench.substrate.models.shape import Precision
 from moebench.systems.options import build, describe
-from moebench.systems.registry import name_of, system_class
+from moebench.systems.registry import Variant, name_of, system_class
 from moebench.workloads.catalogue import default_workload, few_shot_of, workload
 from moebench.workloads.hub import is_hub
 
@@ -34,6 +35,7 @@ class RunSpec(BaseModel):
     Two runs with equal specs, code and data give equal results; the spec's hash is the run's id.
 
     Attributes:
+        variant: the system of the paper, or what its authors' code does.
         machine: a name of the catalogue, a profile's path, or ``local``.
         model: the full-size model whose bytes and operations are charged.
         weights: a checkpoint that does the mathematics; None is the model's scale model.
@@ -53,6 +55,7 @@ class RunSpec(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
     system: str
+    variant: Variant = "published"
     setting: str | None = None
     machine: str
     model: str
@@ -75,6 +78,15 @@ class RunSpec(BaseModel):
     reconstruct_scores: bool = False
 
     @property
+    def title(self) -> str:
+        """How the system is called: ``smoe``, or ``smoe (shipped)``."""
+        return self.system if self.variant == "published" else f"{self.system} ({self.variant})"
+
+    def make_system(self) -> System:
+        """The system of this run, built anew."""
+        return build(self.system, self.overrides, self.variant)
+
+    @property
     def replays(self) -> bool:
         """Whether routing is replayed instead of computed."""
         return self.trace is not None or self.routing != "model"
@@ -89,12 +101,14 @@ def resolve(data_dir: Path | None, **given: Any) -> RunSpec:
         UnknownNameError, UsageError: a name or value that cannot be; one line.
     """
     chosen = {key: value for key, value in given.items() if value is not None}
-    system_class(chosen["system"])
+    system, variant = chosen["system"], chosen.get("variant", "published")
+    system_class(system, variant)
     alpha, default_alpha = chosen.pop("alpha", None), None
     if "setting" in chosen:
         row = setting(chosen["setting"])
         chosen["setting"] = row.name
-        default_alpha = row.alpha
+        if variant == "published":  # a setting's α is its paper's
+            default_alpha = row.alpha
         chosen = {**_defaults(row), **chosen}
     if "trace" in chosen:
         chosen = _of_trace(chosen, given)
@@ -111,9 +125,9 @@ def resolve(data_dir: Path | None, **given: Any) -> RunSpec:
     if chosen.get("scoring", "fixed-length") != "fixed-length" and given.get("new_tokens") is None:
         chosen["new_tokens"] = workload(chosen["workload"]).max_new_tokens
     chosen["few_shot"] = _few_shot(chosen)
-    overrides = _with_alpha(chosen["system"], chosen.get("overrides", {}), alpha, default_alpha)
+    overrides = _with_alpha(system, variant, chosen.get("overrides", {}), alpha, default_alpha)
     # Spelled as the system spells them: 0.30 and 0.3 are one run.
-    spelled = describe(build(chosen["system"], overrides))
+    spelled = describe(build(system, overrides, variant))
     chosen["overrides"] = {key: spelled[key] for key in overrides}
     batch = chosen.get("batch", 1)
     if isinstance(batch, int) and batch > 0:
@@ -238,10 +252,11 @@ ALPHA = "alpha"
 
 
 def _with_alpha(
-    system: str, overrides: Mapping[str, str], given: float | None, default: float | None
-) -> dict[str, str]:
+    system: str, variant: str, overrides: Mapping[str, str], given: float | None,
+    default: float | None,
+) -> dict[str, str]:  # fmt: skip
     """α as an option of the system, if its routing has one; `--set` beats the setting's."""
-    route = build(system, {k: v for k, v in overrides.items() if k == "route"}).route
+    route = build(system, {k: v for k, v in overrides.items() if k == "route"}, variant).route
     if not route.has_alpha:
         if given is not None:
             name = name_of("route", route)

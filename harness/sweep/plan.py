@@ -223,7 +223,8 @@ def _cell(given: Given, data_dir: Path | None, record: object) -> RunSpec:
     if "system" not in chosen:
         raise UsageError("no system: give `system: [smoe, ...]` or --systems smoe,...")
     overrides = given.get("set", {})
-    if not _has_alpha(chosen["system"], overrides.get("route")):
+    variant = chosen.get("variant", "published")
+    if not _has_alpha(chosen["system"], overrides.get("route"), variant):
         chosen.pop("alpha", None)
     if "{" in (chosen.get("weights") or ""):
         of = resolve(data_dir, **{**chosen, "weights": None}, overrides=overrides)
@@ -257,8 +258,8 @@ def _filled(key: str, template: str, spec: RunSpec) -> str:
 
 
 @lru_cache
-def _has_alpha(system: str, route: str | None) -> bool:
-    return build(system, {} if route is None else {"route": route}).has_alpha
+def _has_alpha(system: str, route: str | None, variant: str) -> bool:
+    return build(system, {} if route is None else {"route": route}, variant).has_alpha
 
 
 @lru_cache

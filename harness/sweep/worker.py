@@ -20,9 +20,10 @@ if TYPE_CHECKING:
 Document = dict[str, Any]
 
 #: What a cell may vary without reading other weights, questions or traces.
-OWN_FIELDS = frozenset(
-    {"system", "overrides", "setting", "machine", "cache_ratio", "allow_overcommit", "free_host_gb"}
-)
+OWN_FIELDS = frozenset({
+    "system", "variant", "overrides", "setting", "machine", "cache_ratio", "allow_overcommit",
+    "free_host_gb",
+})  # fmt: skip
 
 #: What a replay may vary besides: its passes are read from the trace one by one.
 REPLAY_FIELDS = frozenset({"batch", "prompts", "new_tokens"})

@@ -25,11 +25,11 @@ ROOT = Path(__file__).parents[2]
 
 OPTIONS = {
     "run": {
-        "--system", "--setting", "--workload", "--machine", "--model", "--weights", "--precision",
-        "--batch", "--alpha", "--prompts", "--new-tokens", "--cache-ratio", "--allow-overcommit",
-        "--free-host-gb", "--set", "--scoring", "--few-shot", "--calibrate-from", "--seed",
-        "--data-dir", "--store", "--timeline", "--routing", "--trace", "--reconstruct-scores",
-        "--force", "--json",
+        "--system", "--variant", "--setting", "--workload", "--machine", "--model", "--weights",
+        "--precision", "--batch", "--alpha", "--prompts", "--new-tokens", "--cache-ratio",
+        "--allow-overcommit", "--free-host-gb", "--set", "--scoring", "--few-shot",
+        "--calibrate-from", "--seed", "--data-dir", "--store", "--timeline", "--routing", "--trace",
+        "--reconstruct-scores", "--force", "--json",
     },
     "sweep": {
         "--systems", "--settings", "--models", "--machines", "--workloads", "--batches",

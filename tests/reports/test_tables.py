@@ -6,7 +6,17 @@ from pathlib import Path
 
 import pytest
 
-from moebench.reports.tables import BRIEF, COLUMNS, MISSING, cell, dig, routing_of, rows, span_ms
+from moebench.reports.tables import (
+    BRIEF,
+    COLUMNS,
+    MISSING,
+    cell,
+    dig,
+    routing_of,
+    rows,
+    span_ms,
+    system_of,
+)
 from tests.reports.samples import RUN, run, traced_run
 
 ROOT = Path(__file__).parents[2]
@@ -126,6 +136,20 @@ def test_reports_and_results_import_nothing_heavy(module: str) -> None:
         [sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, check=False
     )
     assert found.returncode == 0, found.stderr
+
+
+@pytest.mark.parametrize(
+    ("spec", "said"),
+    [
+        ({"system": "smoe"}, "smoe"),  # of an earlier version
+        ({"system": "smoe", "variant": "published"}, "smoe"),
+        ({"system": "smoe", "variant": "shipped"}, "smoe (shipped)"),
+    ],
+)
+def test_a_run_says_which_variant_of_its_system_it_had(spec, said):
+    assert system_of(spec) == said
+    (row,) = rows([run(**spec)])
+    assert row["system"] == said
 
 
 @pytest.mark.parametrize(
