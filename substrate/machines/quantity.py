@@ -1,10 +1,11 @@
 """Numbers that carry their unit, their source and how far they are to be trusted.
 
 In YAML each is a mapping ``{value: 768, unit: GB/s, source: vendor datasheet, badge: datasheet}``.
+Where the source names a range, it is there too: ``range: [24, 28.5]``, in the same unit.
 """
 
 from collections.abc import Mapping
-from typing import ClassVar, Literal, get_args
+from typing import Annotated, ClassVar, Literal, Self, get_args
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
@@ -22,15 +23,24 @@ class Inert(BaseModel):
     )
 
 
+_Number = Annotated[float, Field(strict=True)]
+
+
 class Quantity(Inert):
-    """A number, its unit and its origin.  Subclasses fix the dimension and convert to its base."""
+    """A number, its unit and its origin.  Subclasses fix the dimension and convert to its base.
+
+    Attributes:
+        range: lowest and highest value that the source names, in the same unit; None where it
+            names no range.
+    """
 
     UNITS: ClassVar[Mapping[str, float]] = {}
     ZERO_ALLOWED: ClassVar[bool] = False
     WHOLE: ClassVar[bool] = False
     AT_MOST: ClassVar[float] = 1e12
 
-    value: float = Field(strict=True)
+    value: _Number
+    range: tuple[_Number, _Number] | None = None
     unit: str
     source: str = Field(min_length=1)
     badge: Badge
@@ -42,18 +52,38 @@ class Quantity(Inert):
         limits = f"{'>=' if cls.ZERO_ALLOWED else '>'} 0 and <= {cls.AT_MOST:g}"
         units = " or ".join(f'"{unit}"' for unit in cls.UNITS)
         badges = " or ".join(get_args(Badge))
-        return f"{{value: {number} {limits}, unit: {units}, source: text, badge: {badges}}}"
+        return (
+            f"{{value: {number} {limits}, unit: {units}, source: text, badge: {badges}}}, "
+            "and range: [lowest, highest] where one is known"
+        )
 
     @model_validator(mode="after")
     def _possible(self) -> "Quantity":
         if self.unit not in self.UNITS:
             raise ValueError(f"{self.unit!r} is not a unit of {type(self).__name__.lower()}")
-        lowest_ok = self.value > 0 or (self.value == 0 and self.ZERO_ALLOWED)
-        if not lowest_ok or self.value > self.AT_MOST:
-            raise ValueError(f"value {self.value:g} is out of range")
-        if self.WHOLE and not self.value.is_integer():
-            raise ValueError(f"value {self.value:g} is not whole")
+        for number in (self.value, *(self.range or ())):
+            lowest_ok = number > 0 or (number == 0 and self.ZERO_ALLOWED)
+            if not lowest_ok or number > self.AT_MOST:
+                raise ValueError(f"value {number:g} is out of range")
+            if self.WHOLE and not number.is_integer():
+                raise ValueError(f"value {number:g} is not whole")
+        low, high = self.range or (self.value, self.value)
+        if not low <= self.value <= high:
+            raise ValueError(f"value {self.value:g} is outside its range {low:g} to {high:g}")
         return self
+
+    @property
+    def low(self) -> Self:
+        """The lowest that it may be; itself without a range."""
+        return self._at(0)
+
+    @property
+    def high(self) -> Self:
+        """The highest that it may be; itself without a range."""
+        return self._at(1)
+
+    def _at(self, end: int) -> Self:
+        return self if self.range is None else self.model_copy(update={"value": self.range[end]})
 
     @property
     def _base(self) -> float:

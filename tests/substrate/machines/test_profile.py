@@ -190,6 +190,53 @@ def test_zero_is_only_for_time_and_power(kind: type[Quantity]) -> None:
         kind(value=0, unit=next(iter(kind.UNITS)), source="hand", badge="estimate")
 
 
+# ------------------------------------------------------------------------- ranges
+
+
+def test_a_range_is_read_in_the_unit_of_its_number() -> None:
+    small = load_profile("a6000").gpu.small_read_efficiency
+    assert (small.low.ratio, small.ratio, small.high.ratio) == (0.5, 0.65, 0.85)
+    submit = load_profile("a6000").software.copy_submit
+    assert (submit.range, submit.low.ns, submit.high.ns) == ((5, 7), 5_000, 7_000)
+    assert submit.low == submit.model_copy(update={"value": 5})
+
+
+def test_a_number_without_a_range_is_its_own_lowest_and_highest() -> None:
+    cores = load_profile("a6000").host.cores
+    assert cores.range is None
+    assert cores.low == cores == cores.high
+
+
+@pytest.mark.parametrize(
+    ("path", "given", "says"),
+    [
+        ("gpu.bandwidth", [700, 750], "value 768 is outside its range 700 to 750"),
+        ("gpu.bandwidth", [769, 900], "value 768 is outside its range 769 to 900"),
+        ("gpu.bandwidth", [900, 700], "value 768 is outside its range 900 to 700"),
+        ("gpu.bandwidth", [0, 900], "value 0 is out of range"),
+        ("link.in_engine_efficiency", [0.5, 1.5], "value 1.5 is out of range"),
+        ("host.cores", [11.5, 12], "value 11.5 is not whole"),
+        ("gpu.bandwidth", [700], "missing"),
+        ("gpu.bandwidth", ["700", 900], "should be a valid number"),
+        ("gpu.bandwidth", 700, "should be a valid tuple"),
+    ],
+)
+def test_impossible_ranges(
+    good: dict[str, Any], tmp_path: Path, path: str, given: object, says: str
+) -> None:
+    section, field = path.split(".")
+    good[section][field]["range"] = given
+    problem, allowed = complaint(good, tmp_path).split("; allowed: ")
+    assert problem.startswith(path)
+    assert says in problem
+    assert "range: [lowest, highest]" in allowed
+
+
+def test_a_range_changes_the_hash(good: dict[str, Any]) -> None:
+    good["gpu"]["bandwidth"]["range"] = [700, 800]
+    assert HardwareProfile.from_mapping(good).content_hash() != load_profile("a6000").content_hash()
+
+
 # ------------------------------------------------------------------------- badge and hash
 
 
@@ -310,7 +357,7 @@ def test_an_unknown_field_lists_the_known_ones(good: dict[str, Any], tmp_path: P
         ("gpu.idle_power", 300, "gpu.idle_power < gpu.full_power"),
         ("host.full_power", 50, "host.idle_power < host.full_power"),
         ("gpu.reserved_memory", 52, "gpu.reserved_memory < gpu.memory"),
-        ("disk.queue1_bandwidth", 7.4, "disk.queue1_bandwidth <= disk.max_bandwidth"),
+        ("disk.max_bandwidth", 4.5, "disk.queue1_bandwidth <= disk.max_bandwidth"),
     ],
 )
 def test_numbers_that_contradict_each_other(
