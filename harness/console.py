@@ -97,8 +97,10 @@ def _rows(
         origin = "computed" if badge == "measured" else badge
         times = f"this run takes {bound['ratio']:.3g} times"
         yield "TPOT lower bound", f"{bound['tpot_ms']:.4g} ms [{origin}], {times}"
-    yield "tokens/s", _figure(metrics["tokens_per_s"], f" [{badge}]")
-    yield "expert cache ratio", _share(metrics["cache_ratio"])
+    yield "tokens/s, prefill included", _figure(metrics["tokens_per_s"], f" [{badge}]")
+    begun = _share(metrics.get("cache_ratio_begun"))  # runs of earlier versions do not say it
+    there = f"{_share(metrics['cache_ratio'])} complete at the gate"
+    yield "expert cache ratio", f"{there}, {begun} complete or under way"
     decode = metrics["decode"]
     yield (
         "decode busy",

@@ -1,6 +1,7 @@
 """The store's tables, version by version: a new store takes the same steps as an old one."""
 
 import sqlite3
+from collections.abc import Iterable
 
 _RUNS = """
 CREATE TABLE runs (
@@ -50,6 +51,7 @@ METRICS = {
     "e2e_ms": "metrics.e2e_ms",
     "tokens_per_s": "metrics.tokens_per_s",
     "cache_ratio": "metrics.cache_ratio",
+    "cache_ratio_begun": "metrics.cache_ratio_begun",
     "bytes_h2d": "metrics.bytes_h2d",
     "bytes_disk": "metrics.bytes_disk",
     "peak_device_bytes": "metrics.peak_device_bytes",
@@ -66,14 +68,26 @@ METRICS = {
     "weights_hash": "provenance.weights_hash",
 }
 
-_PATHS = ", ".join(f"json_extract(document, '$.{path}') AS {c}" for c, path in METRICS.items())
-_METRICS = f"""
-CREATE VIEW metrics AS
-SELECT run_id, created, system, setting, workload, badge, {_PATHS} FROM runs
-"""
+#: Columns that came with version 3.
+_SINCE_3 = ("cache_ratio_begun",)
+
+
+def _view(columns: Iterable[str]) -> str:
+    paths = ", ".join(f"json_extract(document, '$.{METRICS[c]}') AS {c}" for c in columns)
+    return (
+        "CREATE VIEW metrics AS "
+        f"SELECT run_id, created, system, setting, workload, badge, {paths} FROM runs"
+    )
+
+
+_METRICS_2 = _view(column for column in METRICS if column not in _SINCE_3)
 
 #: What leads to each version from the one before.  Published steps never change.
-STEPS = {1: (_RUNS,), 2: (_CELLS, _CELLS_OF_RUNS, _METRICS)}
+STEPS = {
+    1: (_RUNS,),
+    2: (_CELLS, _CELLS_OF_RUNS, _METRICS_2),
+    3: ("DROP VIEW metrics", _view(METRICS)),
+}
 SCHEMA_VERSION = max(STEPS)
 
 

@@ -16,7 +16,7 @@ PERCENTILES = (50, 90, 99)
 
 #: Counts of `substrate.engine.counts` that a document holds for each phase.
 EXPERT_COUNTS = (
-    "active", "hits", "in_flight", "loads", "host", "host_resident", "deferred", "unchosen",
+    "active", "hits", "in_flight", "begun", "loads", "host", "host_resident", "deferred", "unchosen",
     "replaced",
 )  # fmt: skip
 
@@ -42,7 +42,11 @@ def ratio(part: float, whole: float) -> float | None:
 
 
 def latencies(generations: Sequence[Generation]) -> dict[str, Any]:
-    """TPOT over every decoded step, TTFT and end-to-end over batches, throughput over all."""
+    """TPOT over every decoded step, TTFT and end-to-end over batches.
+
+    ``tokens_per_s`` is every token, each batch's first included, over the batches' whole times:
+    prefill counts, as in DAOP (§V-A, end-to-end performance).
+    """
     steps = [ns for g in generations for ns in g.steps_ns]
     whole = [g.token_ends_ns[-1] - g.started_ns for g in generations]
     tokens = sum(len(t) for g in generations for t in g.tokens)
@@ -55,10 +59,11 @@ def latencies(generations: Sequence[Generation]) -> dict[str, Any]:
 
 
 def expert_figures(engine: Engine) -> dict[str, Any]:
-    """Cache hits of decode, counts of both phases, and how many prefetches were used."""
+    """Both cache ratios of decode, counts of both phases, and how many prefetches were used."""
     c = engine.tally.by_phase["decode"]
     return {
         "cache_ratio": ratio(c.hits + c.host_resident, c.active),
+        "cache_ratio_begun": ratio(c.begun, c.active),
         "experts": {
             phase: {name: getattr(n, name) for name in EXPERT_COUNTS}
             for phase, n in engine.tally.by_phase.items()

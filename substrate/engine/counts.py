@@ -16,6 +16,8 @@ class Counts:
     active: int = 0
     hits: int = 0
     in_flight: int = 0
+    #: How many were complete on the device, or being copied, when their layer's gate was known.
+    begun: int = 0
     loads: int = 0
     host: int = 0
     #: Of those on the host, how many were on the device.
@@ -66,6 +68,7 @@ class Tally:
         c.active += len(rows)
         c.hits += len(active.resident)
         c.in_flight += len(active.in_flight)
+        c.begun += len(active.resident) + len(active.in_flight)
         lacking = len(active.absent)
         c.host += len(rows) - len(active.rows)
         for e in (*plan.host, *plan.deferred):

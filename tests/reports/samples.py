@@ -30,6 +30,7 @@ RUN: dict[str, Any] = {
         "e2e_ms": 152653.5,
         "tokens_per_s": 13.42,
         "cache_ratio": 0.4712,
+        "cache_ratio_begun": 0.6108,
         "prefetch": {"issued": 4096, "top_score": 3318, "active": 2048, "used": 1800},
         "routed_ahead": {"places": 0, "right": None, "degraded": None},
         "bytes_h2d": 9_876_543_210,
@@ -77,7 +78,13 @@ def run(run_id: str = "3fa9c04be712", **spec: Any) -> dict[str, Any]:
 def traced_run() -> dict[str, Any]:
     """A replayed trace of one new token: no mathematics, no TPOT, no bound, no batch of options."""
     document = run("77aa00bb11cc", system="resident", setting=None, options={})
-    document["metrics"] |= {"tpot_ms": None, "cache_ratio": None, "lanes": {}, "stall_ms": {}}
+    document["metrics"] |= {
+        "tpot_ms": None,
+        "cache_ratio": None,
+        "cache_ratio_begun": None,
+        "lanes": {},
+        "stall_ms": {},
+    }
     return document | {"accuracy": None, "bound": None, "notes": []}
 
 

@@ -41,6 +41,7 @@ def test_a_row_holds_the_documents_numbers() -> None:
         "ttft_ms": 912.75,
         "tokens_per_s": 13.42,
         "cache_ratio": 0.4712,
+        "cache_ratio_begun": 0.6108,
         "score": 40.62,
         "stderr": 8.68,
         "agreement": 0.962,
@@ -62,8 +63,8 @@ def test_what_a_run_lacks_is_a_dash_and_not_a_zero() -> None:
     (row,) = rows([traced_run()])
     lacking = {key for key, value in row.items() if value is None}
     assert lacking == {
-        "setting", "alpha", "tpot_ms", "bound_ms", "bound_ratio", "cache_ratio", "score", "stderr",
-        "agreement", "kl", "device_busy", "link_busy", "host_busy",
+        "setting", "alpha", "tpot_ms", "bound_ms", "bound_ratio", "cache_ratio",
+        "cache_ratio_begun", "score", "stderr", "agreement", "kl", "device_busy", "link_busy", "host_busy",
     }  # fmt: skip
     assert {cell(BY_KEY[key], row[key]) for key in lacking} == {MISSING}
 

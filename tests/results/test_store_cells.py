@@ -9,7 +9,7 @@ import pytest
 
 from moebench.results.samples import TokenSample, samples_path, write_samples
 from moebench.results.store import Store
-from moebench.results.store_schema import METRICS, SCHEMA_VERSION
+from moebench.results.store_schema import METRICS, SCHEMA_VERSION, STEPS
 from tests.results.documents import SPAN, document
 
 SPEC = {"system": "smoe", "setting": "S3", "batch": 1}
@@ -138,6 +138,22 @@ def test_an_old_store_and_a_new_one_have_the_same_tables(store: Store, tmp_path:
             })  # fmt: skip
     assert tables[0] == tables[1]
     assert {name for name, _ in tables[0]} == {"runs", "cells", "metrics"}
+
+
+def test_a_store_of_version_2_gets_the_second_cache_ratio(store: Store) -> None:
+    version_1(store, "abc")
+    with closing(sqlite3.connect(store.path)) as db, db:
+        for statement in STEPS[2]:
+            db.execute(statement)
+        db.execute("PRAGMA user_version = 2")
+        columns = {row[1] for row in db.execute("PRAGMA table_info(metrics)")}
+    assert "cache_ratio" in columns
+    assert "cache_ratio_begun" not in columns
+    store.put(document("def", metrics={"cache_ratio_begun": 0.75}))
+    with closing(sqlite3.connect(store.path)) as db:
+        rows = db.execute("SELECT run_id, cache_ratio_begun FROM metrics ORDER BY run_id")
+        assert rows.fetchall() == [("abc", None), ("def", 0.75)]
+    assert version_of(store) == SCHEMA_VERSION
 
 
 def test_a_migration_that_fails_changes_nothing(store: Store) -> None:

@@ -36,13 +36,13 @@ PATHS = (
     *(f"metrics.tpot_ms.{key}" for key in SPREAD),
     *(f"metrics.ttft_ms.{key}" for key in SPREAD),
     *(f"metrics.{key}" for key in (
-        "e2e_ms", "tokens_per_s", "cache_ratio", "bytes_h2d", "bytes_disk", "stall_ms",
+        "e2e_ms", "tokens_per_s", "cache_ratio", "cache_ratio_begun", "bytes_h2d", "bytes_disk", "stall_ms",
         "peak_device_bytes", "peak_host_bytes", "energy_j", "tokens_per_kj", "load_ms",
     )),
     *(f"metrics.prefetch.{key}" for key in ("issued", "top_score", "active", "used")),
     *(f"metrics.lanes.{lane}" for lane in LANES),
     *(f"metrics.experts.{phase}.{key}" for phase in ("prefill", "decode")
-      for key in ("active", "hits", "in_flight", "loads", "host", "replaced")),
+      for key in ("active", "hits", "in_flight", "begun", "loads", "host", "replaced")),
     *(f"metrics.decode.lanes.{lane}" for lane in LANES), "metrics.decode.stall_ms",
     *(f"accuracy.{key}" for key in ("score", "n", "stderr", "metric", "agreement", "kl")),
     *("bound.tpot_ms", "bound.ratio"),
@@ -113,7 +113,7 @@ def test_figures_without_json_go_to_stdout_and_notes_to_stderr() -> None:
     called = call("run", "--system", "smoe", *SMALL)
     assert called.code == 0
     lines = dict(line.split("\t") for line in called.out.splitlines())
-    for latency in ("TPOT", "TTFT", "TPOT lower bound", "tokens/s"):
+    for latency in ("TPOT", "TTFT", "TPOT lower bound", "tokens/s, prefill included"):
         assert "[datasheet]" in lines[latency]
     assert "note: simulated on a6000 (datasheet): no such hardware ran" in called.err
     assert "moebench report --html" in called.err
@@ -130,6 +130,9 @@ def test_the_document_agrees_with_itself() -> None:
     steps = 2 * (3 - 1)
     assert decode["active"] == LAYERS * TOP_K * steps
     assert metrics["cache_ratio"] == pytest.approx(decode["hits"] / decode["active"], abs=1e-6)
+    begun = decode["begun"] / decode["active"]
+    assert metrics["cache_ratio_begun"] == pytest.approx(begun, abs=1e-6)
+    assert metrics["cache_ratio"] <= begun <= 1
     assert (
         1
         <= bound["ratio"]

@@ -80,14 +80,16 @@ def test_one_token_has_no_tpot() -> None:
 
 def test_expert_figures() -> None:
     decode = Counts(
-        active=8, hits=4, in_flight=1, loads=1, host=2, host_resident=1, deferred=1, unchosen=3,
-        replaced=2, prefetched=4, prefetched_top_score=3, prefetched_active=2, prefetched_used=1,
+        active=8, hits=4, in_flight=1, begun=7, loads=1, host=2, host_resident=1, deferred=1,
+        unchosen=3, replaced=2, prefetched=4, prefetched_top_score=3, prefetched_active=2, prefetched_used=1,
         asked=4, asked_all=1, asked_any=3, routed_ahead=8, routed_ahead_right=6, degraded=2,
     )  # fmt: skip
     counts = {"prefill": Counts(active=3, loads=3), "decode": decode}
     found = expert_figures(cast(Engine, SimpleNamespace(tally=SimpleNamespace(by_phase=counts))))
     # Decode's alone: 4 computed on the device and 1 on the host were resident; in flight is not.
     assert found["cache_ratio"] == 5 / 8
+    # Besides, one that the device waited for and one that the host computed meanwhile.
+    assert found["cache_ratio_begun"] == 7 / 8
     assert found["prefetch"] == {
         "issued": 4, "top_score": 3, "active": 2, "used": 1,
         "asked": 4, "all_of_top_k": 0.25, "at_least_one": 0.75,
@@ -95,12 +97,12 @@ def test_expert_figures() -> None:
     assert found["routed_ahead"] == {"places": 8, "right": 0.75, "degraded": 0.25}
     assert found["experts"] == {
         "prefill": {
-            "active": 3, "hits": 0, "in_flight": 0, "loads": 3, "host": 0, "host_resident": 0,
-            "deferred": 0, "unchosen": 0, "replaced": 0,
+            "active": 3, "hits": 0, "in_flight": 0, "begun": 0, "loads": 3, "host": 0,
+            "host_resident": 0, "deferred": 0, "unchosen": 0, "replaced": 0,
         },
         "decode": {
-            "active": 8, "hits": 4, "in_flight": 1, "loads": 1, "host": 2, "host_resident": 1,
-            "deferred": 1, "unchosen": 3, "replaced": 2,
+            "active": 8, "hits": 4, "in_flight": 1, "begun": 7, "loads": 1, "host": 2,
+            "host_resident": 1, "deferred": 1, "unchosen": 3, "replaced": 2,
         },
     }  # fmt: skip
 

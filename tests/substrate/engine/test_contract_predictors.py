@@ -199,6 +199,7 @@ def test_a_layer_that_is_routed_ahead_begins_its_host_experts_and_loads_at_once(
     counts = ran.counts["decode"]
     assert (counts.routed_ahead, counts.routed_ahead_right) == (2, 1)
     assert (counts.host, counts.in_flight, counts.prefetched, counts.replaced) == (1, 1, 1, 1)
+    assert (counts.active, counts.begun) == (4, 3)  # layer 0's two, and layer 1's 3 on its way
 
 
 def test_host_experts_at_their_own_turn_wait_for_the_layers_attention():

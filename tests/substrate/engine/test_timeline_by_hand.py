@@ -206,6 +206,7 @@ def test_what_became_of_every_expert(token):
     counts = run.counts["decode"]
     assert (counts.active, counts.hits, counts.in_flight) == (6, 3, 1)
     assert (counts.loads, counts.host, counts.replaced) == (1, 1, 0)
+    assert counts.begun == 4  # what was loaded, and what the host computed, was not on its way
     # Three prefetches were asked for; the cancelled one was never issued and evicted nobody.
     assert (counts.prefetched, counts.prefetched_active, counts.prefetched_used) == (2, 2, 2)
     assert [(c.key, c.victim) for c in run.claims if not c.placed] == [(2, 1), (7, 5), (8, 6)]
