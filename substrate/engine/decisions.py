@@ -14,7 +14,7 @@ import numpy as np
 
 from moebench.substrate.machines.protocol import Lane
 from moebench.substrate.machines.timeline import Costs
-from moebench.substrate.memory.cache import Mask
+from moebench.substrate.memory.cache import Mask, Whereabouts
 from moebench.substrate.models.shape import ModelShape
 from moebench.substrate.terms import Ids, Phase, Scores
 
@@ -95,17 +95,7 @@ class Active:
     def __init__(self, rows: Mapping[int, int], view: "LayerView") -> None:
         self.rows, self._view = rows, view
         self._best: list[float] | None = None
-        self.resident: list[int] = []
-        self.in_flight: list[int] = []
-        self.absent: list[int] = []
-        there, coming = view.resident, view.in_flight_E.tolist()
-        for expert in rows:
-            if there[expert]:
-                self.resident.append(expert)
-            elif coming[expert]:
-                self.in_flight.append(expert)
-            else:
-                self.absent.append(expert)
+        self.resident, self.in_flight, self.absent = view.whereabouts.divide(rows)
 
     @property
     def best(self) -> list[float]:
@@ -208,7 +198,8 @@ class LayerView:
         lanes: how busy the machine's lanes are.
         ahead: whether the layer is routed while the one before it is computed.
         hidden_TH: the state that the gate reads, for policies that say ``reads_hidden``.
-        resident_E, in_flight_E: where this layer's experts are, from `Policy.observe` on.
+        whereabouts: where this layer's experts are, from `Policy.observe` on; as masks
+            ``resident_E`` and ``in_flight_E``.
     """
 
     layer: int
@@ -222,8 +213,7 @@ class LayerView:
     lanes: Lanes
     ahead: bool = False
     hidden_TH: np.ndarray | None = None
-    resident_E: Mask = field(init=False)
-    in_flight_E: Mask = field(init=False)
+    whereabouts: Whereabouts = field(init=False)
     _scores: list[list[float]] | None = None
     _resident: list[bool] | None = None
 
@@ -238,6 +228,16 @@ class LayerView:
         if self._scores is None:
             self._scores = self.scores_TE.tolist()
         return self._scores
+
+    @property
+    def resident_E(self) -> Mask:
+        """Which experts of this layer are complete on the device."""
+        return self.whereabouts.resident_E
+
+    @property
+    def in_flight_E(self) -> Mask:
+        """Which experts of this layer are on their way to it."""
+        return self.whereabouts.in_flight_E
 
     @property
     def resident(self) -> list[bool]:

@@ -337,8 +337,7 @@ class Engine:
 
     def _locate(self, view: LayerView) -> None:
         """Where the layer's experts are at this moment."""
-        located = self.cache.whereabouts(view.layer, self.machine.now_ns())
-        view.resident_E, view.in_flight_E = located
+        view.whereabouts = self.cache.whereabouts(view.layer, self.machine.now_ns())
 
     # ------------------------------------------------------------------ later layers
 

@@ -59,6 +59,51 @@ def equal_pools(shape: ModelShape, slots: int, scope: Scope, tier: Tier) -> tupl
     return (slots // pools,) * pools
 
 
+class Whereabouts:
+    """Where the experts of one layer were at one instant, whatever happens to them later.
+
+    Args:
+        ready_ns: when each is, or was, complete on the device.
+        held: whether each has a slot, complete or arriving.
+    """
+
+    __slots__ = ("_held", "_in_flight", "_now_ns", "_ready_ns", "_resident")
+
+    def __init__(self, ready_ns: "array[int]", held: "array[int]", now_ns: int) -> None:
+        self._ready_ns, self._held, self._now_ns = ready_ns, held, now_ns
+        self._resident: Mask | None = None
+        self._in_flight: Mask | None = None
+
+    def divide(self, experts: Iterable[int]) -> tuple[list[int], list[int], list[int]]:
+        """Those of some experts that are complete, on their way, and neither, in their order."""
+        resident: list[int] = []
+        in_flight: list[int] = []
+        absent: list[int] = []
+        ready_ns, held, now_ns = self._ready_ns, self._held, self._now_ns
+        for expert in experts:
+            if ready_ns[expert] <= now_ns:
+                resident.append(expert)
+            elif held[expert]:
+                in_flight.append(expert)
+            else:
+                absent.append(expert)
+        return resident, in_flight, absent
+
+    @property
+    def resident_E(self) -> Mask:
+        """Which are complete on the device, ``[E]``."""
+        if self._resident is None:
+            self._resident = np.frombuffer(self._ready_ns, dtype=np.int64) <= self._now_ns
+        return self._resident
+
+    @property
+    def in_flight_E(self) -> Mask:
+        """Which are on their way to it, ``[E]``."""
+        if self._in_flight is None:
+            self._in_flight = np.frombuffer(self._held, dtype=bool) > self.resident_E
+        return self._in_flight
+
+
 class ExpertCache:
     """The device's slots and the experts in them.
 
@@ -111,8 +156,6 @@ class ExpertCache:
         # When an expert can be evicted: NEVER while pinned or absent, else when it has come and
         # its last reader has ended.  Kept up to date: an eviction asks one vector comparison.
         self._free_ns, self._free_all = _column("q", [NEVER] * total)
-        self._held_of = self._held_all.reshape(shape.num_layers, experts)
-        self._ready_of = self._ready_all.reshape(shape.num_layers, experts)
         ends = list(accumulate(self.pools))
         self._free = [
             list(range(end - 1, end - pool - 1, -1))
@@ -146,15 +189,10 @@ class ExpertCache:
         first = layer * self._experts
         return slice(first, first + self._experts)
 
-    def resident(self, layer: int, now_ns: int) -> Mask:
-        """Which experts of a layer are complete on the device, ``[E]`` bool."""
-        mask: Mask = self._ready_of[layer] <= now_ns
-        return mask
-
-    def whereabouts(self, layer: int, now_ns: int) -> tuple[Mask, Mask]:
-        """Which experts of a layer are complete on the device, and which on their way, ``[E]``."""
-        resident = self._ready_of[layer] <= now_ns
-        return resident, self._held_of[layer] > resident
+    def whereabouts(self, layer: int, now_ns: int) -> Whereabouts:
+        """Where the experts of a layer are at this instant."""
+        row = self._row(layer)
+        return Whereabouts(self._ready_ns[row], self._held[row], now_ns)
 
     def holds(self, key: int) -> bool:
         """Whether the expert has a slot, complete or arriving."""

@@ -1,5 +1,6 @@
 """What a policy sees, made by hand: a small shape, one layer's view, a cache that is never read."""
 
+from array import array
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -8,7 +9,7 @@ import numpy as np
 from moebench.substrate.engine.decisions import Active, Fetch, ForwardPass, LayerView
 from moebench.substrate.machines.protocol import Lane
 from moebench.substrate.machines.timeline import Costs
-from moebench.substrate.memory.cache import ExpertCache, Scope
+from moebench.substrate.memory.cache import NEVER, ExpertCache, Scope, Whereabouts
 from moebench.substrate.memory.tier import Tier
 from moebench.substrate.models.shape import GateKind, ModelShape
 from moebench.substrate.terms import Phase
@@ -104,7 +105,12 @@ def view(
         lanes=lanes or Backlog(),
         ahead=ahead,
     )
-    made.resident_E, made.in_flight_E = flags(resident, experts), flags(in_flight, experts)
+    there, coming = set(resident), set(in_flight)
+    made.whereabouts = Whereabouts(
+        array("q", [0 if e in there else NEVER for e in range(experts)]),
+        array("b", [e in there or e in coming for e in range(experts)]),
+        now_ns=0,
+    )
     return made
 
 

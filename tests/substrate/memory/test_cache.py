@@ -89,11 +89,11 @@ def test_more_slots_than_experts_are_not_kept():
 def test_from_arriving_to_evictable():
     cache = cache_of(1, layers=1, top_k=1)
     cache.claim(2, None)
-    assert not cache.resident(0, NEVER - 1).any()
+    assert not cache.whereabouts(0, NEVER - 1).resident_E.any()
     cache.arrive(2, 50)
-    assert cache.whereabouts(0, 49)[1].tolist() == [False, False, True, False]
-    assert cache.resident(0, 50).tolist() == [False, False, True, False]
-    assert not cache.whereabouts(0, 50)[1].any()
+    assert cache.whereabouts(0, 49).in_flight_E.tolist() == [False, False, True, False]
+    assert cache.whereabouts(0, 50).resident_E.tolist() == [False, False, True, False]
+    assert not cache.whereabouts(0, 50).in_flight_E.any()
     assert not cache.evictable(0, 49).any()
     assert np.flatnonzero(cache.evictable(0, 50)).tolist() == [2]
     assert cache.arriving(0, 49) == [2]
@@ -111,7 +111,7 @@ def test_from_arriving_to_evictable():
 
     assert cache.claim(0, 2) == 0
     assert not cache.holds(2)
-    assert not cache.resident(0, 99).any()
+    assert not cache.whereabouts(0, 99).resident_E.any()
     cache.check_integrity()
 
 
@@ -190,7 +190,7 @@ def test_a_slot_that_was_let_go_is_free_when_its_last_use_has_ended():
     last_use = computation(cache, 2, 30)
     cache.let_go(2, last_use)
     assert not cache.holds(2)
-    assert not cache.resident(0, 10).any()
+    assert not cache.whereabouts(0, 10).resident_E.any()
     assert not cache.evictable(0, 99).any(), "nobody is there to be evicted"
     assert not cache.has_free_slot(0, 29)
     assert cache.has_free_slot(0, 30)
@@ -367,8 +367,14 @@ class CacheMachine(RuleBasedStateMachine):
             keys = everyone[layer * self.experts : (layer + 1) * self.experts]
             resident = [self.held.get(k, [NEVER])[0] <= now for k in keys]
             flying = [k in self.held and self.held[k][0] > now for k in keys]
-            assert cache.resident(layer, now).tolist() == resident
-            assert [mask.tolist() for mask in cache.whereabouts(layer, now)] == [resident, flying]
+            there = cache.whereabouts(layer, now)
+            assert there.resident_E.tolist() == resident
+            assert there.in_flight_E.tolist() == flying
+            one_by_one = there.divide(range(self.experts))
+            absent = [not (here or coming) for here, coming in zip(resident, flying, strict=True)]
+            assert one_by_one == tuple(
+                [e for e in range(self.experts) if mask[e]] for mask in (resident, flying, absent)
+            )
         # Keys of one pool compete alike: one of each is asked.
         allowed = {k for k, times in self.held.items() if max(times) <= now} - self.pinned
         idle = {k for k in self.held if k not in self.pinned and self.held[k][0] <= now}
