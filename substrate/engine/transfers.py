@@ -226,6 +226,7 @@ class Transfers:
             return self._give(fetch, key, named, now_ns) if allowed[named] else None
         victim = self.evict.victim(allowed, key)
         if victim in spare:
+            allowed = allowed.copy()
             allowed[list(spare)] = False
             victim = self.evict.victim(allowed, key)
         return None if victim is None else self._give(fetch, key, victim, now_ns)

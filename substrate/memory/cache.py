@@ -104,6 +104,20 @@ class Whereabouts:
         return self._in_flight
 
 
+class _Pool:
+    """Slots that lend each other, and which of their experts can be evicted.
+
+    Attributes:
+        free: slots without an expert.
+        mask: who can be evicted, over all keys, at the latest instant that was asked for.
+    """
+
+    def __init__(self, free: list[int], keys: int) -> None:
+        self.free = free
+        self.flags, self.mask = _column("b", [False] * keys)  # two names of one buffer
+        self.mask.flags.writeable = False
+
+
 class ExpertCache:
     """The device's slots and the experts in them.
 
@@ -153,21 +167,24 @@ class ExpertCache:
         self._pinned, self._pinned_all = _column("b", [False] * total)
         self._computed, self._computed_all = _column("b", [False] * total)
         self._ready_ns, self._ready_all = _column("q", [NEVER] * total)
-        # When an expert can be evicted: NEVER while pinned or absent, else when it has come and
-        # its last reader has ended.  Kept up to date: an eviction asks one vector comparison.
-        self._free_ns, self._free_all = _column("q", [NEVER] * total)
+        # The instant of the pools' masks; since when those in them have been idle; keys that were
+        # unpinned or have arrived since, or were not idle then, and before when none of them is.
+        self._asked_ns = 0
+        self._released: set[int] = set()
+        self._due_ns = NEVER
+        self._idle_ns, self._idle_all = _column("q", [NEVER] * total)
         ends = list(accumulate(self.pools))
-        self._free = [
-            list(range(end - 1, end - pool - 1, -1))
-            for end, pool in zip(ends, self.pools, strict=True)
+        self._pools = [
+            _Pool(list(range(end - 1, end - slots - 1, -1)), total)
+            for end, slots in zip(ends, self.pools, strict=True)
         ]
-        # By key, the free slots that it may be given: all of them, or its own layer's.
-        self._free_for = [self._free[0]] * total
+        # By key, the pool of its slot: that of all layers, or its own layer's.
+        self._pool_of = [self._pools[0]] * total
         if scope == "layer":
-            for free, layer in zip(self._free, shape.moe_layers, strict=True):
-                self._free_for[self._row(layer)] = [free] * experts
+            for pool, layer in zip(self._pools, shape.moe_layers, strict=True):
+                self._pool_of[self._row(layer)] = [pool] * experts
         #: Slots that were let go: where they will be free, and their last use.
-        self._draining: list[tuple[int, list[int], Span]] = []
+        self._draining: list[tuple[int, _Pool, Span]] = []
         self._charged: set[int] = set()
 
     # ------------------------------------------------------------------ questions
@@ -218,25 +235,51 @@ class ExpertCache:
         """Whether the expert could be placed at this instant without an eviction."""
         if self._draining:
             ended = [d for d in self._draining if (d[2].end_ns or NEVER) <= now_ns]
-            for slot, free, _ in ended:
-                free.append(slot)
+            for slot, pool, _ in ended:
+                pool.free.append(slot)
             self._draining = [d for d in self._draining if d not in ended]
-        return bool(self._free_for[key])
+        return bool(self._pool_of[key].free)
 
     def await_slot(self, key: int) -> Span | None:
         """Take the first slot that was let go and is not free yet: its last use; None without."""
         for entry in self._draining:
-            slot, free, last_use = entry
-            if free is self._free_for[key]:
+            slot, pool, last_use = entry
+            if pool is self._pool_of[key]:
                 self._draining.remove(entry)
-                free.append(slot)
+                pool.free.append(slot)
                 return last_use
         return None
 
     def evictable(self, incoming: int, now_ns: int) -> Mask:
-        """Experts that can be evicted for ``incoming`` at this instant, over keys."""
-        mask: Mask = self._free_all <= now_ns
-        return mask if self.scope == "global" else self._in_pool_of(incoming, mask)
+        """Experts that can be evicted for ``incoming`` at this instant, over keys.
+
+        The mask is the cache's own: read-only, and true until something changes.
+        """
+        if now_ns > self._asked_ns:
+            self._asked_ns = now_ns
+        if self._asked_ns >= self._due_ns:
+            self._settle(self._asked_ns)
+        mask = self._pool_of[incoming].mask
+        if now_ns < self._asked_ns:  # a prefetch starts before what was asked last
+            return mask & (self._idle_all <= now_ns)
+        return mask
+
+    def _settle(self, now_ns: int) -> None:
+        """Bring the masks up to date: an expert is idle once it has come and was last read."""
+        released, self._released, self._due_ns = self._released, set(), NEVER
+        for key in released:
+            if self._pinned[key]:
+                continue
+            idle_ns, reader = self._ready_ns[key], self._reader[key]
+            if reader is not None:
+                end_ns = NEVER if reader.end_ns is None else reader.end_ns
+                idle_ns = end_ns if end_ns > idle_ns else idle_ns
+            if idle_ns <= now_ns:
+                self._idle_ns[key] = idle_ns
+                self._pool_of[key].flags[key] = True
+            elif idle_ns != NEVER:
+                self._released.add(key)
+                self._due_ns = min(self._due_ns, idle_ns)
 
     def evictable_soon(self, incoming: int, now_ns: int) -> Mask:
         """Experts that can be evicted once the last computation that reads them has ended.
@@ -267,9 +310,10 @@ class ExpertCache:
         if slot_of[key] >= 0:
             raise IntegrityError(f"expert {key} already has a slot")
         if victim is None:
-            if not self._free_for[key]:
+            free = self._pool_of[key].free
+            if not free:
                 raise IntegrityError(f"expert {key} was to have a free slot, its pool has none")
-            slot = self._free_for[key].pop()
+            slot = free.pop()
             if slot not in self._charged:
                 self._tier.reserve("experts", self._record_bytes)
                 self._charged.add(slot)
@@ -279,7 +323,8 @@ class ExpertCache:
                 raise IntegrityError(f"expert {victim} cannot be evicted: not resident, or in use")
             self._held[victim] = self._computed[victim] = False
             slot_of[victim] = -1
-            self._ready_ns[victim] = self._free_ns[victim] = NEVER
+            self._ready_ns[victim] = NEVER
+            self._pool_of[victim].flags[victim] = False
         self._held[key] = True
         slot_of[key] = slot
         self._owner_of[slot] = key
@@ -291,51 +336,54 @@ class ExpertCache:
         """The expert is gone; its slot is free when its last use has ended."""
         if not self._held[key]:
             raise IntegrityError(f"expert {key} has no slot to let go")
-        self._draining.append((self._slot_of[key], self._free_for[key], last_use))
+        pool = self._pool_of[key]
+        pool.flags[key] = False
+        self._draining.append((self._slot_of[key], pool, last_use))
         self._held[key] = self._computed[key] = False
         self._slot_of[key], self._reader[key] = -1, None
-        self._ready_ns[key] = self._free_ns[key] = NEVER
+        self._ready_ns[key] = NEVER
 
     def arrive(self, key: int, ready_ns: int) -> None:
         """The expert can be read from ``ready_ns`` on."""
         self._ready_ns[key] = ready_ns
-        if not self._pinned[key]:
-            self._free_ns[key] = ready_ns
+        self._released.add(key)
+        self._due_ns = min(self._due_ns, ready_ns)
 
     def pin(self, keys: list[int]) -> None:
         """Protect experts that a layer has chosen."""
+        pinned, pool_of = self._pinned, self._pool_of
         for key in keys:
-            self._pinned[key] = True
-            self._free_ns[key] = NEVER
+            pinned[key] = True
+            pool_of[key].flags[key] = False
 
     def unpin(self, keys: list[int]) -> None:
         """End the protection."""
+        pinned, computed = self._pinned, self._computed
         for key in keys:
-            free, reader = self._ready_ns[key], self._reader[key]
-            if reader is not None:
-                end = NEVER if reader.end_ns is None else reader.end_ns
-                free = end if end > free else free
-            self._free_ns[key] = free
-            self._pinned[key] = self._computed[key] = False
+            pinned[key] = computed[key] = False
+        self._released.update(keys)
+        self._due_ns = 0
 
     def read_by(self, spans: Iterable[Span]) -> None:
         """Computations that read pinned experts were submitted; their operations name them."""
+        readers, computed = self._reader, self._computed
         for span in spans:
             first = span.op.layer * self._experts
             for expert in span.op.experts:
-                self._reader[first + expert] = span
-                self._computed[first + expert] = True
+                readers[first + expert] = span
+                computed[first + expert] = True
 
     def check_integrity(self) -> None:
         """Raise IntegrityError unless slots, owners and pins agree."""
         held = np.flatnonzero(self._held_all).tolist()
-        free = [slot for pool in self._free for slot in pool]
+        free = [slot for pool in self._pools for slot in pool.free]
         free += [slot for slot, _, _ in self._draining]
         if sorted([*(self._slot_of[key] for key in held), *free]) != list(range(self.slots)):
             raise IntegrityError("slots are lost or owned twice")
         if any(self._owner_of[self._slot_of[key]] != key for key in held):
             raise IntegrityError("a slot's owner does not know it")
-        if (self._free_all[self._pinned_all] != NEVER).any():
-            raise IntegrityError("a pinned expert counts as evictable")
+        for pool in self._pools:
+            if (pool.mask & (self._pinned_all | (self._ready_all == NEVER))).any():
+                raise IntegrityError("a pinned or absent expert counts as evictable")
         if (self._ready_all[~self._held_all] != NEVER).any():
             raise IntegrityError("an expert without a slot counts as resident")
