@@ -77,6 +77,7 @@ POLICIES: dict[str, dict[str, tuple[str, str]]] = {
         "load": ("moebench.systems.policies.assign", "LoadAll"),
         "host": ("moebench.systems.policies.assign", "HostAll"),
         "balanced": ("moebench.systems.policies.assign", "Balanced"),
+        "optimal": ("moebench.systems.policies.assign", "Optimal"),
         "by-sequence": ("moebench.systems.daop", "AllocateBySequence"),
     },
     "prefetch": {

@@ -177,17 +177,23 @@ class TopScorePrefetch(Prefetching):
         predict: ``layer`` as above, or ``gate``: the next gate on this layer's post-attention
             state, close to what the authors' code does.
         prefill: the prefill pipeline of v1 §4.1.
+        chunks: a transfer goes in so many parts, between which the current layer's own loads go
+            first: the other reading of "not interfering with current layer expert loading".  1 is
+            the authors' code: what has begun goes on.
     """
 
     alpha: float | None = None
     predict: Literal["layer", "gate"] = "layer"
     prefill: bool = True
+    chunks: int = 1
 
     reads_scores = False
 
     def __post_init__(self) -> None:
         if self.alpha is not None and not 0 <= self.alpha <= 1:
             raise UsageError(f"prefetch.alpha is {self.alpha}; allowed: 0 to 1")
+        if not 1 <= self.chunks <= 64:
+            raise UsageError(f"prefetch.chunks is {self.chunks}; allowed: 1 to 64")
 
     @property
     def predictor(self) -> Predictor:

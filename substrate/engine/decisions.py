@@ -158,6 +158,10 @@ class Prompts(NamedTuple):
 class Lanes(Protocol):
     """The part of the machine that decisions can ask."""
 
+    @property
+    def load_path(self) -> tuple[Lane, ...]:
+        """Lanes that an expert crosses on its way to the device, in order."""
+
     def backlog_ns(self, lane: Lane) -> int:
         """How long a lane will still be busy with what was submitted to it."""
 

@@ -1,5 +1,6 @@
 """Divides active experts that are off the device between the link and the host."""
 
+from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
@@ -42,28 +43,20 @@ class HostAll(Assignment):
 
 
 @dataclass(kw_only=True)
-class Balanced(Assignment):
-    """SMoE Algorithm 2: two pointers balance the link's time against the host's.
-
-        sort S descending;  l, r = 0, |S| - 1;  T_load = T_cpu = 0
-        while l ≤ r:
-            if T_load ≤ T_cpu:  load S[l];  T_load += C_load;  l += 1
-            else:               host S[r];  T_cpu  += C_cpu;   r -= 1
-
-    S are the missing experts (``active.absent``), ``C_load`` and ``C_cpu`` means of the last
-    ``history`` measured operations (§V-A).
+class LinkOrHost(Assignment):
+    """Base of assignments that weigh the link's time against the host's (SMoE §V-A).
 
     Attributes:
-        by: ``score`` sorts by gate score with a constant C_cpu (second version, Algorithm 2);
-            ``batch`` sorts by rows with C_cpu times the rows (first version, Algorithm 2).
-        history: p, how many past durations are averaged.
-        tie: which side takes an expert when both are equally loaded; the papers say ``load``, the
-            authors' code ``host``.
+        history: p, how many past durations C_load and C_CPU average.
+        link: when the link is free for a first load: at once, as ``printed`` (T_load = 0), or once
+            it has carried its ``backlog``.  A prefetch is usually under way when the gate is known,
+            and a load that queues behind it is what §IV-C excludes: "not interfering with current
+            layer expert loading".  From the disk, the backlog is that of disk and link, whichever
+            is longer.
     """
 
-    by: Literal["score", "batch"] = "score"
     history: int = 10
-    tie: Literal["load", "host"] = "load"
+    link: Literal["printed", "backlog"] = "backlog"
 
     def __post_init__(self) -> None:
         if not 1 <= self.history <= 64:
@@ -75,23 +68,70 @@ class Balanced(Assignment):
         return True
 
     def assign(self, view: LayerView, active: Active) -> Plan:
-        """Algorithm 2 in decode; in prefill everything is loaded (first version, §4.1)."""
+        """Divide what is absent in decode; in prefill load everything (first version, §4.1)."""
         if view.phase == "prefill":
             return split(active, fetches(view.layer, active.absent))
         if not active.absent:
             return split(active)
-        costs, p = view.costs, self.history
-        load_ns = _mean(costs.load_ns, p)
-        host_ns = _mean(costs.host_ns if self.by == "score" else costs.host_ns_per_row, p)
-        score, rows = active.best, active.rows
-        # Best first; ties by the other measure, then by id.
-        if self.by == "score":
-            queue = sorted(active.absent, key=lambda e: (-score[e], -rows[e], e))  # S
+        free_ns = 0
+        if self.link == "backlog":
+            free_ns = max(map(view.lanes.backlog_ns, view.lanes.load_path))
+        load, host = self.divide(view, active, free_ns)
+        return split(active, fetches(view.layer, load), host)
+
+    @abstractmethod
+    def divide(self, view: LayerView, active: Active, free_ns: int) -> tuple[list[int], list[int]]:
+        """What of ``active.absent`` to load and what to compute on the host, in these orders.
+
+        Args:
+            free_ns: from now until the link is free.
+        """
+
+    def mean(self, durations: Sequence[float]) -> float:
+        """Over the last p of these."""
+        recent = list(durations)[-self.history :]
+        return sum(recent) / len(recent)
+
+
+def best_first(active: Active) -> list[int]:
+    """S: missing experts by descending score; ties to the one with more rows, then by id."""
+    score, rows = active.best, active.rows
+    return sorted(active.absent, key=lambda e: (-score[e], -rows[e], e))
+
+
+@dataclass(kw_only=True)
+class Balanced(LinkOrHost):
+    """SMoE Algorithm 2: two pointers balance the link's time against the host's.
+
+        sort S descending;  l, r = 0, |S| - 1;  T_load = link;  T_cpu = 0
+        while l ≤ r:
+            if T_load ≤ T_cpu:  load S[l];  T_load += C_load;  l += 1
+            else:               host S[r];  T_cpu  += C_cpu;   r -= 1
+
+    S are the missing experts (``active.absent``).
+
+    Attributes:
+        by: ``score`` sorts by gate score with a constant C_cpu (second version, Algorithm 2);
+            ``batch`` sorts by rows with C_cpu times the rows (first version, Algorithm 2).
+        tie: which side takes an expert when both are equally loaded; the papers say ``load``.
+    """
+
+    by: Literal["score", "batch"] = "score"
+    tie: Literal["load", "host"] = "load"
+
+    def divide(self, view: LayerView, active: Active, free_ns: int) -> tuple[list[int], list[int]]:
+        """Algorithm 2."""
+        costs, rows, by_score = view.costs, active.rows, self.by == "score"
+        load_ns = self.mean(costs.load_ns)
+        host_ns = self.mean(costs.host_ns if by_score else costs.host_ns_per_row)
+        if by_score:
+            queue = best_first(active)
         else:
+            score = active.best
             queue = sorted(active.absent, key=lambda e: (-rows[e], -score[e], e))
         load: list[int] = []
         host: list[int] = []
-        t_load = t_cpu = 0.0
+        t_load, t_cpu = float(free_ns), 0.0
         left, right = 0, len(queue) - 1
         while left <= right:
             if t_load < t_cpu or (t_load == t_cpu and self.tie == "load"):
@@ -100,11 +140,29 @@ class Balanced(Assignment):
                 left += 1
             else:
                 host.append(queue[right])
-                t_cpu += host_ns * (rows[queue[right]] if self.by == "batch" else 1)
+                t_cpu += host_ns * (1 if by_score else rows[queue[right]])
                 right -= 1
-        return split(active, fetches(view.layer, load), host)
+        return load, host
 
 
-def _mean(values: Sequence[float], last: int) -> float:
-    recent = list(values)[-last:]
-    return sum(recent) / len(recent)
+@dataclass(kw_only=True)
+class Optimal(LinkOrHost):
+    """SMoE Eq. 4 solved exactly: of all splits of S in score order, the one that ends first.
+
+        min over n_load of  max(link + n_load · C_load, (|S| - n_load) · C_CPU)
+
+    The n_load best are loaded, as they are the likeliest to come again; where two splits end at the
+    same time, more are loaded.  A link that is not used need not become free.
+    """
+
+    def divide(self, view: LayerView, active: Active, free_ns: int) -> tuple[list[int], list[int]]:
+        """Enumerate the |S| + 1 splits."""
+        queue = best_first(active)
+        load_ns, host_ns = self.mean(view.costs.load_ns), self.mean(view.costs.host_ns)
+
+        def end_ns(loads: int) -> float:
+            on_link = free_ns + loads * load_ns if loads else 0.0
+            return max(on_link, (len(queue) - loads) * host_ns)
+
+        loads = min(range(len(queue) + 1), key=lambda n: (end_ns(n), -n))
+        return queue[:loads], queue[loads:][::-1]

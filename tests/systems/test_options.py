@@ -156,11 +156,13 @@ def test_a_description_names_every_decision_and_option():
         "assign": "balanced",
         "assign.by": "score",
         "assign.history": "10",
+        "assign.link": "backlog",
         "assign.tie": "load",
         "prefetch": "top-score",
         "prefetch.alpha": "null",
         "prefetch.predict": "layer",
         "prefetch.prefill": "True",
+        "prefetch.chunks": "1",
         "evict": "score",
         "evict.window": "8",
     }

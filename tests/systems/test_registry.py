@@ -6,13 +6,6 @@ from pathlib import Path
 
 import pytest
 
-from moebench.substrate.engine.policies import (
-    Assignment,
-    Eviction,
-    Placement,
-    Prefetching,
-    Routing,
-)
 from moebench.substrate.engine.system import System
 from moebench.substrate.errors import UnknownNameError
 from moebench.systems.options import build
@@ -25,14 +18,8 @@ from moebench.systems.registry import (
     policy_class,
     system_class,
 )
+from tests.systems.kinds import KINDS
 
-KINDS = {
-    "place": Placement,
-    "route": Routing,
-    "assign": Assignment,
-    "prefetch": Prefetching,
-    "evict": Eviction,
-}
 EVERY_POLICY = [(decision, name) for decision in POLICIES for name in POLICIES[decision]]
 
 

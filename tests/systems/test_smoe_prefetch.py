@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 
+from moebench.substrate.errors import UsageError
 from moebench.substrate.terms import Lookahead
 from moebench.systems.options import build
 from moebench.systems.registry import make
@@ -108,3 +109,9 @@ def test_what_views_hold_as_the_systems_alpha(overrides, in_use):
 def test_two_systems_do_not_share_an_alpha():
     assert build("smoe", {"alpha": "0.6"}).alpha_in_use == 0.6
     assert build("smoe").alpha_in_use == 0.25
+
+
+@pytest.mark.parametrize("chunks", [0, 65])
+def test_chunks_out_of_range(chunks):
+    with pytest.raises(UsageError, match=r"prefetch\.chunks"):
+        TopScorePrefetch(chunks=chunks)

@@ -49,8 +49,10 @@ def costs(
 class Backlog:
     """Lanes that are busy for a given time with what was submitted; 0 where none is given."""
 
-    def __init__(self, busy_ns: Mapping[Lane, int] | None = None) -> None:
-        self._busy_ns = dict(busy_ns or {})
+    def __init__(
+        self, busy_ns: Mapping[Lane, int] | None = None, load_path: tuple[Lane, ...] = (Lane.H2D,)
+    ) -> None:
+        self._busy_ns, self.load_path = dict(busy_ns or {}), load_path
 
     def backlog_ns(self, lane: Lane) -> int:
         return self._busy_ns.get(lane, 0)

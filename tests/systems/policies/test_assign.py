@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from moebench.substrate.errors import UsageError
 from moebench.substrate.machines.protocol import Lane
-from moebench.systems.policies.assign import Balanced, HostAll, LoadAll
+from moebench.systems.policies.assign import Balanced, HostAll, LoadAll, Optimal
 from tests.systems.views import Backlog, active, costs, fetched, view
 
 
@@ -42,9 +42,12 @@ def loaded(found):
     return fetched(0, found.load)
 
 
-def split(missing, load, host=(1,), per_row=(1,), phase="decode", **options):
+def split(
+    missing, load, host=(1,), per_row=(1,), phase="decode", kind=Balanced, lanes=None, **options
+):
     """(load, host) in their orders."""
-    found = plan(Balanced(**options), missing, phase=phase, measured=costs(load, host, per_row))
+    measured = costs(load, host, per_row)
+    found = plan(kind(**options), missing, phase=phase, measured=measured, lanes=lanes)
     assert list(found.device) == loaded(found)  # computed as they come
     assert found.deferred == ()
     return loaded(found), list(found.host)
@@ -124,7 +127,7 @@ def test_equal_ranks():
 
 
 def test_prefill_loads_everything_by_id():
-    for options in ({}, {"by": "batch"}, {"tie": "host"}):
+    for options in ({}, {"by": "batch"}, {"tie": "host"}, {"kind": Optimal}):
         assert split(FOUR, [1000], [1], phase="prefill", **options) == ([1, 2, 5, 7], [])
 
 
@@ -137,10 +140,12 @@ def test_all_to_one_side():
     assert sides(LoadAll(), "decode") == sides(LoadAll(), "prefill") == (ids, [])
     assert sides(HostAll(), "decode") == ([], ids)
     assert sides(HostAll(), "prefill") == (ids, [])
-    assert [p.uses_host for p in (LoadAll(), HostAll(), Balanced())] == [False, True, True]
+    assert [p.uses_host for p in (LoadAll(), HostAll(), Balanced(), Optimal())] == [
+        False, True, True, True,
+    ]  # fmt: skip
 
 
-@pytest.mark.parametrize("policy", [LoadAll(), HostAll(), Balanced()])
+@pytest.mark.parametrize("policy", [LoadAll(), HostAll(), Balanced(), Optimal()])
 @pytest.mark.parametrize("phase", ["decode", "prefill"])
 def test_what_is_on_the_device_or_on_its_way_is_computed_there(policy, phase):
     measured = costs([10], [10], [10])
@@ -152,17 +157,64 @@ def test_what_is_on_the_device_or_on_its_way_is_computed_there(policy, phase):
     assert (list(nothing.device), list(nothing.load), list(nothing.host)) == ([0, 6, 3], [], [])
 
 
-@pytest.mark.parametrize("busy", [Lane.H2D, Lane.HOST])
-def test_both_sides_begin_at_zero_whatever_was_submitted_before(busy):
-    # As printed: T_load = T_cpu = 0.  What a lane has still to do is not part of the algorithm.
-    found = plan(Balanced(), FOUR, measured=costs([10], [10], [10]), lanes=Backlog({busy: 10_000}))
-    assert (loaded(found), list(found.host)) == ([7, 2], [1, 5])
+def test_as_printed_the_link_is_free_whatever_was_submitted_before():
+    busy = Backlog({Lane.H2D: 10_000, Lane.DISK: 10_000}, (Lane.DISK, Lane.H2D))
+    assert split(FOUR, [10], [10], lanes=busy, link="printed") == ([7, 2], [1, 5])
+    # Eq. 4 with a free link: at C = 10 and 10, two and two end at 20.
+    found = split(FOUR, [10], [10], kind=Optimal, lanes=busy, link="printed")
+    assert found == ([7, 2], [1, 5])
 
 
+def test_the_links_backlog_comes_before_a_load():
+    # C = 10 and 10, S = 7 2 5 1.  The link is free at 5: host 1 (5|10), load 7 (15|10), host 5
+    # (15|20), load 2 (25|20).
+    assert split(FOUR, [10], [10], lanes=Backlog({Lane.H2D: 5})) == ([7, 2], [1, 5])
+    # At 15: host 1 (15|10), host 5 (15|20), load 7 (25|20), host 2 (25|30).
+    assert split(FOUR, [10], [10], lanes=Backlog({Lane.H2D: 15})) == ([7], [1, 5, 2])
+    # At 20: host 1 5 (20|20), at the tie the link takes 7 (30|20), host 2.
+    assert split(FOUR, [10], [10], lanes=Backlog({Lane.H2D: 20})) == ([7], [1, 5, 2])
+    assert split(FOUR, [10], [10], lanes=Backlog({Lane.H2D: 20}), tie="host") == (
+        [7], [1, 5, 2],
+    )  # fmt: skip
+    # At 31 the host does it all before the link is free; at 30 the tie is the link's.
+    assert split(FOUR, [10], [10], lanes=Backlog({Lane.H2D: 31})) == ([], [1, 5, 2, 7])
+    assert split(FOUR, [10], [10], lanes=Backlog({Lane.H2D: 30})) == ([7], [1, 5, 2])
+    # What other lanes still have to do is no matter of the link's.
+    others = dict.fromkeys({*Lane} - {Lane.H2D}, 10_000)
+    assert split(FOUR, [10], [10], lanes=Backlog(others)) == ([7, 2], [1, 5])
+
+
+def test_from_the_disk_a_load_waits_for_both_lanes():
+    path = (Lane.DISK, Lane.H2D)
+    for busy in ({Lane.DISK: 15}, {Lane.DISK: 15, Lane.H2D: 5}, {Lane.H2D: 15}):
+        assert split(FOUR, [10], [10], lanes=Backlog(busy, path)) == ([7], [1, 5, 2])
+
+
+def test_the_optimum_by_hand():
+    # One missing expert, C = 30 and 10: Algorithm 2 loads it as T_load = T_cpu = 0 (ends at 30);
+    # the host has it at 10.
+    one = [Missing(4, 0.3, 2)]
+    assert split(one, [30], [10]) == ([4], [])
+    assert split(one, [30], [10], kind=Optimal) == ([], [4])
+    # Two, C = 30 and 10: 0 loads end at 20, 1 at 30, 2 at 60.
+    assert split(FOUR[:2], [30], [10], kind=Optimal) == ([], [1, 2])
+    # Four, C = 30 and 10: 0 loads end at 40, 1 at max(30, 30) = 30, 2 at 60.
+    assert split(FOUR, [30], [10], kind=Optimal) == ([7], [1, 5, 2])
+    # The same with a link that is free at 5: 1 load ends at 35; at 10 both splits end at 40 and
+    # more are loaded; at 11 the link is left alone.
+    busy = [Backlog({Lane.H2D: ns}) for ns in (5, 10, 11)]
+    assert split(FOUR, [30], [10], kind=Optimal, lanes=busy[0]) == ([7], [1, 5, 2])
+    assert split(FOUR, [30], [10], kind=Optimal, lanes=busy[1]) == ([7], [1, 5, 2])
+    assert split(FOUR, [30], [10], kind=Optimal, lanes=busy[2]) == ([], [1, 5, 2, 7])
+    # A host that is slower than everything: all are loaded, the best first.
+    assert split(FOUR, [10], [1000], kind=Optimal) == ([7, 2, 5, 1], [])
+
+
+@pytest.mark.parametrize("kind", [Balanced, Optimal])
 @pytest.mark.parametrize("history", [0, 65])
-def test_history_out_of_range(history):
+def test_history_out_of_range(kind, history):
     with pytest.raises(UsageError, match=r"assign\.history"):
-        Balanced(history=history)
+        kind(history=history)
 
 
 missing_sets = st.dictionaries(
@@ -192,3 +244,22 @@ def test_everyone_once_and_the_two_sides_meet(missing, load, host, by, tie):
         assert t_load - load <= t_cpu
     if hosts:
         assert t_cpu - host * rows[hosts[-1]] <= t_load
+
+
+@settings(max_examples=200, deadline=None)
+@given(missing_sets, st.integers(1, 100), st.integers(1, 100), st.integers(0, 200))
+def test_no_division_by_algorithm_2_ends_before_the_optimum(missing, load, host, free):
+    def end(division):
+        loads, hosts = map(len, division)
+        return max(free + loads * load if loads else 0, hosts * host)
+
+    lanes = Backlog({Lane.H2D: free})
+    best = split(missing, [load], [host], kind=Optimal, lanes=lanes)
+    assert end(best) <= end(split(missing, [load], [host], lanes=lanes))
+    # Nor any other number of loads.
+    ends = [end((["load"] * n, ["host"] * (len(missing) - n))) for n in range(len(missing) + 1)]
+    assert end(best) == min(ends)
+    assert sorted(best[0] + best[1]) == [m.expert for m in missing]
+    scores = {m.expert: m.score for m in missing}
+    ranked = [scores[e] for e in best[0] + best[1][::-1]]
+    assert ranked == sorted(ranked, reverse=True)
