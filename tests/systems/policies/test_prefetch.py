@@ -23,6 +23,7 @@ def test_next_gate_brings_the_top_k_over_all_rows():
 def test_the_whole_next_layer_by_id():
     for phase in ("prefill", "decode"):
         assert fetched(1, WholeLayer().prefetch(view([[1] * 8], phase=phase), {})) == list(range(8))
+    assert WholeLayer().discipline == "committed"  # none is dropped at the next gate
 
 
 def test_no_negative_number_of_experts():
