@@ -15,8 +15,10 @@ predicts how far away its next use is, which Belady's rule would have to know.
 
 Storage (§3.1): one record for each expert, read on demand; nothing but the common weights is loaded
 at the start.  Records lie on the disk when the host cannot hold them: settings with the paper's
-`free_host_gb` of about 1.  Eq. 1 is what the device has left beside the common weights, in records,
-shared equally by the layers; `--cache-ratio` asks for less.
+`free_host_gb` of about 1.  What was read stays in that memory while there is room, as files do in
+Linux's page cache.  Each `torch.load` reads alone (`parallel_reads`).  Eq. 1 is what the device has
+left beside the common weights, in records, shared equally by the layers; `--cache-ratio` asks for
+less.
 
 Prefill (§3.1) reads each routed expert once a pass; which of them are kept is the policy's
 decision.  Decode is the same with one row.  The policy is evaluated while experts load; its cost is
@@ -197,3 +199,4 @@ class FlashMoE(System):
     prefetch: Prefetching = field(default_factory=NoPrefetch)
     evict: Eviction = field(default_factory=LearnedEviction)
     scope: Scope = "layer"
+    parallel_reads: bool = False

@@ -120,9 +120,11 @@ def bound(engine: Engine, generations: Sequence[Generation]) -> dict[str, float 
     steps = sum(len(g.steps_ns) for g in generations)
     if not steps:
         return {"tpot_ms": None, "ratio": None}
-    slots = engine.cache.slots
+    slots, memory = engine.cache.slots, engine.machine.host_memory
+    held = slots + (memory.capacity if memory is not None else 0)
     least = sum(
-        least_decode_ns(g.used, slots, least_costs(engine, len(g.tokens))) for g in generations
+        least_decode_ns(g.used, slots, least_costs(engine, len(g.tokens)), held)
+        for g in generations
     )
     actual = sum(sum(g.steps_ns) for g in generations)
     return {"tpot_ms": ms(least / steps), "ratio": round(actual / least, 4)}
@@ -135,24 +137,36 @@ def least_costs(engine: Engine, batch: int) -> LeastCosts:
     per_layer = [OpKind.ATTEND, OpKind.GATE, OpKind.COMBINE]
     if shape.shared_width:
         per_layer.append(OpKind.SHARED)
-    rows = (batch,)
-    moe = sum(machine.estimate_ns(Op(kind, 0, rows), Lane.DEVICE) for kind in per_layer)
-    kinds = (OpKind.ATTEND, OpKind.DENSE)
-    dense = sum(machine.estimate_ns(Op(kind, 0, rows), Lane.DEVICE) for kind in kinds)
-    head = machine.estimate_ns(Op(OpKind.HEAD, -1, rows), Lane.DEVICE)
+    layers, rows = len(shape.moe_layers), (batch,)
+    common = [Op(kind, 0, rows) for kind in per_layer] * layers
+    common += [Op(kind, 0, rows) for kind in (OpKind.ATTEND, OpKind.DENSE)] * len(
+        shape.dense_layers
+    )
+    common.append(Op(OpKind.HEAD, -1, rows))
     uses_host = machine.has_host_lane and engine.system.assign.uses_host
+    submit = machine.control_ns(one, Lane.DEVICE)
+    if uses_host:
+        back = Op(OpKind.RETURN, 0, (1,), (0,))
+        on_host = machine.control_ns(one, Lane.HOST) + machine.control_ns(back, Lane.D2H)
+        submit = min(submit, on_host)
+    # A gate's launch is left out: a layer that is routed ahead has none, but its experts are read
+    # back, too.
+    launches = sum(
+        machine.control_ns(op, Lane.DEVICE) for op in common if op.kind is not OpKind.GATE
+    )
     return LeastCosts(
-        common=moe * len(shape.moe_layers) + (dense * len(shape.dense_layers)) + head,
+        common=sum(machine.estimate_ns(op, Lane.DEVICE) for op in common),
         device=machine.estimate_ns(one, Lane.DEVICE),
-        link=link_ns(machine),
+        link=machine.estimate_ns(Op(OpKind.LOAD, 0), machine.load_path[-1]),
         host=machine.estimate_ns(one, Lane.HOST) if uses_host else None,
+        read=least_read_ns(machine),
+        control=launches + layers * machine.decision_ns + (layers + 1) * machine.sync_ns,
+        submit=submit,
     )
 
 
-def link_ns(machine: Machine) -> int:
-    """The slowest lane of the load path: every expert crosses it."""
-    kinds = [OpKind.READ] * (len(machine.load_path) - 1) + [OpKind.LOAD]
-    return max(
-        machine.estimate_ns(Op(kind, 0), lane)
-        for kind, lane in zip(kinds, machine.load_path, strict=True)
-    )
+def least_read_ns(machine: Machine) -> int:
+    """A record from the disk into host memory, with others under way; 0 where none is read."""
+    if machine.host_memory is None:
+        return 0
+    return machine.estimate_ns(Op(OpKind.READ, 0, queued=True), Lane.DISK)

@@ -12,11 +12,12 @@ from moebench.substrate.engine.system import System
 from moebench.substrate.errors import UsageError
 from moebench.substrate.machines.costs import CostModel
 from moebench.substrate.machines.profile import HardwareProfile, load_profile
-from moebench.substrate.machines.protocol import Machine
+from moebench.substrate.machines.protocol import Lane, Machine, Op, OpKind
 from moebench.substrate.machines.simulated import SimulatedMachine
 from moebench.substrate.machines.timeline import Timeline
 from moebench.substrate.memory.cache import ExpertCache
 from moebench.substrate.memory.capacity import Capacity, plan
+from moebench.substrate.memory.host import HostRecords
 from moebench.substrate.memory.tier import Tier
 from moebench.substrate.models.protocol import Model
 from moebench.substrate.models.shape import ModelShape
@@ -93,8 +94,6 @@ def memory_for(spec: RunSpec, system: System, full: ModelShape, longest: int) ->
             f"{paper.paper} uses prompts of {paper.input_tokens} tokens in {paper.name}; these "
             "keep their own lengths"
         )
-    if capacity.from_disk:
-        notes.append("experts do not fit into host memory: every load starts on the disk")
     return Memory(capacity, profile, notes)
 
 
@@ -123,18 +122,23 @@ def simulated(
     machine = SimulatedMachine(
         costs,
         timeline,
-        capacity.from_disk,
+        HostRecords(capacity.host, costs.record_bytes) if capacity.from_disk else None,
+        parallel_reads=system.parallel_reads,
         overlap=system.overlap,
         blocking_copies=system.blocking_copies,
     )
+    total = len(shape.moe_layers) * shape.num_experts
     slots = system.place.slots(shape, capacity.slots) or capacity.slots
     cache = ExpertCache(shape, slots, system.scope, capacity.device, costs.record_bytes)
-    common_ns = capacity.common_bytes / costs.h2d_bytes_per_ns
-    load_one = measure.link_ns(machine)
     said = [
         f"simulated on {profile.name} ({profile.badge}): no such hardware ran; "
         f"{profile.estimates} of the profile's {profile.numbers} numbers are estimates"
     ]
+    if machine.host_memory is not None:
+        said.append(
+            f"experts are on the disk: host memory has room for {machine.host_memory.capacity} of "
+            f"{total}"
+        )
     if system.expert_precision is not None:
         said.append(
             f"experts are charged as {system.expert_precision}; the mathematics is not quantised"
@@ -148,6 +152,22 @@ def simulated(
         profile=profile,
         notes=[*said, *notes, *memory.notes],
         slots=cache.slots,
-        total=len(shape.moe_layers) * shape.num_experts,
-        load_ns=lambda placed: round(common_ns + placed * load_one),
+        total=total,
+        load_ns=lambda placed: _load_ns(placed, costs, capacity, system),
     )
+
+
+def _load_ns(placed: int, costs: CostModel, capacity: Capacity, system: System) -> int:
+    """Time until common weights and so many experts are on the device.
+
+    From the disk, where experts live there; common weights are one file, read from front to back.
+    """
+    common_ns = capacity.common_bytes / costs.h2d_bytes_per_ns
+    expert_ns = costs.ns(Op(OpKind.LOAD, 0), Lane.H2D)
+    if capacity.from_disk:
+        read = Op(OpKind.READ, 0, queued=system.parallel_reads)
+        common_ns = max(
+            common_ns, costs.shape.common_bytes(costs.precision) / costs.read_bytes_per_ns
+        )
+        expert_ns = max(expert_ns, costs.ns(read, Lane.DISK))
+    return round(common_ns + placed * expert_ns)

@@ -3,17 +3,21 @@
 A decoded batch needs, whatever the policy,
 
     device   the common weights once a token, and every active expert that the host does not take
-    link     Belady's misses, less those that the host takes
+    link     Belady's misses of the device's slots, less those that the host takes
     host     what it takes
+    disk     Belady's misses of the slots and host memory together, where experts are on the disk
+    control  launches, decisions and reading back of a token, and the submission of each expert
 
-so its time T is at least the larger of two balances.  With N active experts, M of Belady's misses,
-d, h, c the least time of an expert on the device, on the host and on the link, and W the common
-work on the device:
+so its time T is at least the largest of these.  With N active experts, M and R the two numbers of
+misses, d, h, c, r the least time of an expert on the device, on the host, on the link and from the
+disk, W and w the common work on the device and of the control thread, s its least for an expert:
 
     T ≥ (W + d·N) / (1 + d/h)        the host takes at most T/h experts off the device
     T ≥ M / (1/c + 1/h)              and at most T/h misses off the link
+    T ≥ R·r                          the host reads what it computes, too
+    T ≥ w + s·N
 
-Without a host these are W + d·N and M·c.
+Without a host the first two are W + d·N and M·c.
 """
 
 from collections.abc import Iterable, Sequence
@@ -25,13 +29,17 @@ from heapq import heappop, heappush
 class LeastCosts:
     """Unavoidable work, in ns: ``common`` a token; one expert on ``device``, ``link``, ``host``.
 
-    ``host`` is None for a system that never computes there.
+    ``host`` is None for a system that never computes there.  ``read`` is one expert from the disk;
+    of the control thread, ``control`` is a token's and ``submit`` one expert's.
     """
 
     common: float
     device: float
     link: float
     host: float | None
+    read: float = 0
+    control: float = 0
+    submit: float = 0
 
 
 def belady_misses(steps: Sequence[Sequence[int]], capacity: int) -> int:
@@ -66,19 +74,23 @@ def belady_misses(steps: Sequence[Sequence[int]], capacity: int) -> int:
 
 
 def least_decode_ns(
-    used: Iterable[Iterable[Sequence[int]]], slots: int, costs: LeastCosts
+    used: Iterable[Iterable[Sequence[int]]], slots: int, costs: LeastCosts, held: int = 0
 ) -> float:
     """Lower bound of a batch's decoding time.
 
     Args:
         used: for each token, the keys that each layer used, in order.
         slots: experts on the device at once.
+        held: experts there and in host memory at once, where a read costs anything.
     """
     tokens = [list(layers) for layers in used]
     steps = [keys for layers in tokens for keys in layers]
-    misses = belady_misses(steps, slots)
-    device = costs.common * len(tokens) + costs.device * sum(map(len, steps))
-    if costs.host is None:
-        return max(device, misses * costs.link)
-    shared = misses / (1 / costs.link + 1 / costs.host)
-    return max(device / (1 + costs.device / costs.host), shared)
+    experts = sum(map(len, steps))
+    link = belady_misses(steps, slots) * costs.link
+    device = costs.common * len(tokens) + costs.device * experts
+    if costs.host is not None:
+        link /= 1 + costs.link / costs.host
+        device /= 1 + costs.device / costs.host
+    disk = belady_misses(steps, held) * costs.read if costs.read else 0
+    control = costs.control * len(tokens) + costs.submit * experts
+    return max(device, link, disk, control)

@@ -28,6 +28,7 @@ class System:
         all_resident: everything must fit on the device: no offloading, for comparison.
         overlap: False lets no operation start before the one submitted before it has ended.
         blocking_copies: the control thread waits for every needed load.
+        parallel_reads: experts on the disk are read beside each other; otherwise one at a time.
         pinned_copies: whether experts are copied from pinned host memory; None is as the machine's
             profile says.
         expert_precision: what routed experts are stored and moved at; None is the run's precision.
@@ -43,6 +44,7 @@ class System:
     all_resident: bool = False
     overlap: bool = True
     blocking_copies: bool = False
+    parallel_reads: bool = True
     pinned_copies: bool | None = None
     expert_precision: Precision | None = None
 

@@ -53,6 +53,8 @@ class CostModel:
         efficiency = profile.link.in_engine_efficiency.ratio
         #: What crosses the link to the device in one nanosecond.
         self.h2d_bytes_per_ns = profile.link.h2d(pinned).bytes_per_s * efficiency / 1e9
+        #: What one read at a time brings from the disk in one nanosecond.
+        self.read_bytes_per_ns = profile.disk.queue1_bandwidth.bytes_per_s / 1e9
         self._d2h = profile.link.pinned_d2h.bytes_per_s * efficiency / 1e9
         launch = software.launch.ns
         attention = software.launches_attention.count * launch
@@ -98,10 +100,10 @@ class CostModel:
         if lane is Lane.HOST:
             return self._host(op)
         if lane is Lane.DISK:
-            disk = self.profile.disk
-            return disk.access_latency.ns + self.moved_bytes(op) / (
-                disk.queue1_bandwidth.bytes_per_s / 1e9
-            )
+            disk, size = self.profile.disk, self.moved_bytes(op)
+            if op.queued:  # the drive found it while it was busy with others
+                return size / (disk.max_bandwidth.bytes_per_s / 1e9)
+            return disk.access_latency.ns + size / self.read_bytes_per_ns
         fixed = self.profile.link.copy_fixed.ns
         if op.kind is OpKind.RETURN:
             size = sum(op.rows) * self.shape.hidden_size * ACTIVATION_BYTES

@@ -50,6 +50,8 @@ class LocalMachine:
 
     load_path = (Lane.DISK,)
     has_host_lane = False
+    host_memory = None
+    decision_ns = sync_ns = 0
 
     def __init__(
         self, store: ExpertStore, slots: int, timeline: Timeline, *, blocking_copies: bool = False
@@ -129,6 +131,10 @@ class LocalMachine:
     def estimate_ns(self, op: Op, lane: Lane) -> int:
         """The least that was measured of this kind; one nanosecond before anything was."""
         return self._least_ns.get((op.kind, lane), 1)
+
+    def control_ns(self, op: Op, lane: Lane) -> int:
+        """Not known: this thread submits an operation by carrying it out."""
+        return 0
 
     # ------------------------------------------------------------------ transfers
 

@@ -67,6 +67,7 @@ class Op:
     ``context`` counts the cached tokens that attention reads, ``pairs`` the products of a query
     with a key that it computes, both summed over the batch's sequences.  ``network`` holds a
     policy's own network's widths, input to output.  ``share`` is the part of a record that moves.
+    ``queued`` says of a read that the disk had others to do when it was asked for.
     ``sizes`` is all that its price depends on: the experts of a layer cost alike, and so do layers,
     but for their common weights (``STREAM``).
     """
@@ -79,12 +80,14 @@ class Op:
     pairs: int = 0
     network: tuple[int, ...] = ()
     share: float = 1.0
+    queued: bool = False
     sizes: Hashable = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         layer = self.layer if self.kind is OpKind.STREAM else None
         self.sizes = (
-            self.kind, self.rows, self.context, self.pairs, self.network, self.share, layer
+            self.kind, self.rows, self.context, self.pairs, self.network, self.share, self.queued,
+            layer,
         )  # fmt: skip
 
 
@@ -97,10 +100,10 @@ def _stand_in(sizes: Hashable) -> object:
 @lru_cache(maxsize=1 << 14)
 def op_of(
     kind: OpKind, layer: int, rows: tuple[int, ...], experts: tuple[int, ...] = (),
-    share: float = 1.0,
+    share: float = 1.0, queued: bool = False,
 ) -> Op:  # fmt: skip
     """One object for operations that come again with every token."""
-    op = Op(kind, layer, rows, experts, share=share)
+    op = Op(kind, layer, rows, experts, share=share, queued=queued)
     op.sizes = _stand_in(op.sizes)
     return op
 
@@ -170,6 +173,39 @@ class TransferClient(Protocol):
         """The slot that the record goes to."""
 
 
+class HostMemory(Protocol):
+    """Expert records in host memory, where the others are on the disk.
+
+    The machine asks it before an expert is copied to the device or computed on the host.  ``op``
+    names the expert.
+    """
+
+    @property
+    def capacity(self) -> int:
+        """Records at once."""
+
+    def holds(self, op: Op) -> bool:
+        """Whether the record is there, or on its way."""
+
+    def find(self, op: Op) -> Span | None:
+        """Use a record that is there: the read that brings it; None if it was always there."""
+
+    def make_room(self) -> Span | None:
+        """Make room for one more; what a read into it must wait for, if anything."""
+
+    def bring(self, op: Op, read: Span) -> None:
+        """The record is read into the room that was made."""
+
+    def used(self, op: Op, by: Span) -> None:
+        """An operation that reads the record was submitted."""
+
+    def hold(self, op: Op) -> None:
+        """The record is to be copied in chunks: it stays until `used` names the last."""
+
+    def place(self, op: Op) -> None:
+        """The record passes through before the run."""
+
+
 class Machine(Protocol):
     """See the module's docstring."""
 
@@ -180,6 +216,18 @@ class Machine(Protocol):
     @property
     def has_host_lane(self) -> bool:
         """Whether the host can compute experts beside the device."""
+
+    @property
+    def host_memory(self) -> HostMemory | None:
+        """Experts in host memory before the disk; None where there is no disk behind it."""
+
+    @property
+    def decision_ns(self) -> int:
+        """What a layer's decisions cost the control thread; 0 where that is not known."""
+
+    @property
+    def sync_ns(self) -> int:
+        """What reading a result back costs it beyond waiting; 0 where that is not known."""
 
     @property
     def lock(self) -> AbstractContextManager[Any, bool | None]:
@@ -229,3 +277,6 @@ class Machine(Protocol):
 
     def estimate_ns(self, op: Op, lane: Lane) -> int:
         """What the operation costs before anything was measured."""
+
+    def control_ns(self, op: Op, lane: Lane) -> int:
+        """What submitting it costs the control thread; 0 where that is not known."""

@@ -13,7 +13,16 @@ from typing import Any, cast
 
 from moebench.substrate.errors import IntegrityError
 from moebench.substrate.machines.costs import CostModel
-from moebench.substrate.machines.protocol import Lane, Op, OpKind, Span, TransferClient, Work, op_of
+from moebench.substrate.machines.protocol import (
+    HostMemory,
+    Lane,
+    Op,
+    OpKind,
+    Span,
+    TransferClient,
+    Work,
+    op_of,
+)
 from moebench.substrate.machines.timeline import Timeline
 
 #: What the device waited for, by what it depended on; otherwise by that one's lane.
@@ -24,8 +33,8 @@ _CAUSES = {
     OpKind.RETURN: "host",
 }
 _LANE_NAMES = {lane: lane.value for lane in Lane}
-#: An enum's member is looked up by a Python function, and this comes with every transfer.
-_H2D = Lane.H2D
+#: An enum's member is looked up by a Python function, and these come with every transfer.
+_H2D, _DISK, _HOST, _EXPERT = Lane.H2D, Lane.DISK, Lane.HOST, OpKind.EXPERT
 
 
 @dataclass(slots=True)
@@ -33,9 +42,10 @@ class _Begun:
     """A prefetch that goes in chunks and has begun.
 
     Attributes:
-        since_ns: when it was queued.
-        after: what the next chunk waits for.
-        done: chunks so far; the first started at ``start_ns``.
+        since_ns: when its turn came.
+        after: what its chunks wait for.
+        first: the read of its record, else the first chunk.
+        done: chunks so far.
     """
 
     op: Op
@@ -43,15 +53,18 @@ class _Begun:
     chunks: int
     since_ns: int
     after: Sequence[Span]
+    first: Span | None
     done: int = 0
-    start_ns: int = 0
 
 
 class SimulatedMachine:
     """The machine protocol on a cost model; see the module's docstring.
 
     Args:
-        from_disk: experts cross the disk's lane before the link.
+        host_memory: experts in host memory, where the others are on the disk; None where all are in
+            host memory.
+        parallel_reads: reads from the disk are submitted while others are under way; otherwise each
+            when the one before has ended.
         overlap: False lets no operation start before the one submitted before it has ended.
         blocking_copies: the control thread waits for every needed load that it submits.
     """
@@ -62,8 +75,9 @@ class SimulatedMachine:
         self,
         costs: CostModel,
         timeline: Timeline,
-        from_disk: bool = False,
+        host_memory: HostMemory | None = None,
         *,
+        parallel_reads: bool = True,
         overlap: bool = True,
         blocking_copies: bool = False,
     ) -> None:
@@ -71,8 +85,9 @@ class SimulatedMachine:
         self.timeline = timeline
         self._overlap, self._blocking_copies = overlap, blocking_copies
         self._last: Span | None = None
-        self.load_path = (Lane.DISK, Lane.H2D) if from_disk else (Lane.H2D,)
-        self._from_disk, self._record_bytes = from_disk, costs.record_bytes
+        self.load_path = (_DISK, _H2D) if host_memory is not None else (_H2D,)
+        self.host_memory, self._record_bytes = host_memory, costs.record_bytes
+        self._parallel_reads = parallel_reads and overlap
         self.lock = RLock()
         self._now = 0
         self._free = dict.fromkeys(Lane, 0)
@@ -120,8 +135,27 @@ class SimulatedMachine:
         if lane is _H2D:
             self._start_queued()
             moved = self.costs.moved_bytes(op)
-        span = self._place(op, lane, now + first_launch, duration, after, launched, moved)
+        if lane is _HOST and op.kind is _EXPERT:
+            span = self._host_expert(op, now + first_launch, duration, after, launched)
+        else:
+            span = self._place(op, lane, now + first_launch, duration, after, launched, moved)
         span.value = value
+        return span
+
+    def _host_expert(
+        self, op: Op, since_ns: int, duration_ns: int, after: Sequence[Span], launched_ns: int
+    ) -> Span:
+        """An expert on the host, once its record is in host memory."""
+        began = None
+        if self.host_memory is not None:
+            self._start_queued()
+            began, brought = self._read(op, since_ns)
+            after = (*after, *brought)
+        span = self._place(op, _HOST, since_ns, duration_ns, after, launched_ns)
+        if self.host_memory is not None:
+            self.host_memory.used(op, span)
+        took = cast(int, span.end_ns) - cast(int, (began or span).start_ns)
+        self.timeline.costs.on_host(took, op.rows[0])
         return span
 
     def load(self, op: Op, client: TransferClient, after: Sequence[Span] = ()) -> Span:
@@ -135,28 +169,43 @@ class SimulatedMachine:
 
     def _carry(self, op: Op, client: TransferClient, since_ns: int, after: Sequence[Span]) -> Span:
         """One transfer in one piece."""
-        if self._from_disk:
-            first, last = self._cross(op, since_ns, after, self._record_bytes)
-        else:
-            duration = self.costs.price(op, _H2D)[2]
-            first = last = self._place(op, _H2D, since_ns, duration, after, 0, self._record_bytes)
-        client.under_way(op, last)
-        client.arrived(op, first.start_ns, last.end_ns)  # type: ignore[arg-type]
-        return last
+        began = None
+        if self.host_memory is not None:
+            began, brought = self._read(op, since_ns, after)
+            after = (*after, *brought)
+        duration = self.costs.price(op, _H2D)[2]
+        span = self._place(op, _H2D, since_ns, duration, after, 0, self._record_bytes)
+        if self.host_memory is not None:
+            self.host_memory.used(op, span)
+        client.under_way(op, span)
+        client.arrived(op, (began or span).start_ns, span.end_ns)  # type: ignore[arg-type]
+        return span
 
-    def _cross(
-        self, op: Op, since_ns: int, after: Sequence[Span], moved_bytes: int
-    ) -> tuple[Span, Span]:
-        """A record or a part of it on every lane of the load path, one after the other."""
-        first: Span | None = None
-        if self._from_disk:
-            read = op_of(OpKind.READ, op.layer, op.rows, op.experts, op.share)
-            duration = self.costs.ns(read, Lane.DISK)
-            first = self._place(read, Lane.DISK, since_ns, duration, after, 0, moved_bytes)
-            after = (first,)
-        duration = self.costs.ns(op, _H2D)
-        last = self._place(op, _H2D, since_ns, duration, after, 0, moved_bytes)
-        return first or last, last
+    def _read(
+        self, op: Op, since_ns: int, after: Sequence[Span] = ()
+    ) -> tuple[Span | None, tuple[Span, ...]]:
+        """Bring an expert's record into host memory, if it is not there.
+
+        A read that is asked for while another is under way costs no access of its own, and goes at
+        the rate that the disk reaches with several.
+
+        Returns:
+            the read, if there is one, and what a use of the record must wait for.
+        """
+        memory = cast(HostMemory, self.host_memory)
+        if memory.holds(op):
+            earlier = memory.find(op)
+            return None, () if earlier is None else (earlier,)
+        last_use = memory.make_room()
+        if last_use is not None:
+            after = (*after, last_use)
+        asked = max([since_ns, *(cast(int, span.end_ns) for span in after)])
+        queued = self._parallel_reads and asked < self._free[_DISK]
+        read = op_of(OpKind.READ, op.layer, (), op.experts, queued=queued)
+        duration = self.costs.ns(read, _DISK)
+        span = self._place(read, _DISK, since_ns, duration, after, 0, self._record_bytes)
+        memory.bring(op, span)
+        return span, (span,)
 
     def write_back(self, layer: int, expert: int, since_ns: int) -> Span:
         """A record on its way back to the host."""
@@ -227,40 +276,76 @@ class SimulatedMachine:
         while self._queue or self._begun is not None:
             begun, (client, chunks, since_ns) = self._begun, self._request
             if begun is not None:
-                since_ns = begun.since_ns
-            start = max(self._free[self.load_path[0]], since_ns)
+                there = [cast(int, span.end_ns) for span in begun.after]
+                start = max(self._free[_H2D], begun.since_ns, *there)
+            else:
+                start = max(self._free[self._first_lane(self._queue[0])], since_ns)
             if not self._overlap and self._last is not None:  # every lane must be idle
                 start = max(start, cast(int, self._last.end_ns))
             if start >= self._now:
                 return
             if begun is not None:
-                self._next_chunk(begun, since_ns)
+                self._next_chunk(begun, start)
                 continue
             op = self._queue.popleft()
             after = client.claim(op, start)
             if after is None:
                 continue
             if chunks == 1:
-                self._carry(op, client, since_ns, after)
+                self._carry(op, client, start, after)
             else:
-                self._begun = _Begun(op, client, chunks, since_ns, after)
+                self._begin(op, client, chunks, start, after)
+
+    def _first_lane(self, op: Op) -> Lane:
+        """Where a transfer begins: on the link, if the record is in host memory."""
+        return _H2D if self.host_memory is None or self.host_memory.holds(op) else _DISK
+
+    def _begin(
+        self, op: Op, client: TransferClient, chunks: int, since_ns: int, after: Sequence[Span]
+    ) -> None:
+        """A prefetch in chunks: its record is read at once, and crosses the link in parts."""
+        began = None
+        if self.host_memory is not None:
+            began, brought = self._read(op, since_ns, after)
+            self.host_memory.hold(op)
+            after = (*after, *brought)
+        self._begun = _Begun(op, client, chunks, since_ns, after, began)
 
     def _next_chunk(self, begun: _Begun, since_ns: int) -> None:
         op, chunks = begun.op, begun.chunks
         record, done = self._record_bytes, begun.done
         part = op_of(op.kind, op.layer, op.rows, op.experts, 1 / chunks)
         moved = record * (done + 1) // chunks - record * done // chunks
-        first, last = self._cross(part, since_ns, begun.after, moved)
-        begun.start_ns = begun.start_ns if done else cast(int, first.start_ns)
+        duration = self.costs.ns(part, _H2D)
+        span = self._place(part, _H2D, since_ns, duration, begun.after, 0, moved)
+        begun.first = begun.first or span
         begun.done += 1
         if begun.done == chunks:
             self._begun = None
-            begun.client.under_way(op, last)
-            begun.client.arrived(op, begun.start_ns, cast(int, last.end_ns))
+            if self.host_memory is not None:
+                self.host_memory.used(op, span)
+            begun.client.under_way(op, span)
+            begun.client.arrived(op, begun.first.start_ns, span.end_ns)  # type: ignore[arg-type]
 
     def copy_record(self, layer: int, expert: int, slot: int) -> None:
         """Nothing moves: the mathematics reads the weights where they are."""
+        if self.host_memory is not None:
+            self.host_memory.place(op_of(OpKind.LOAD, layer, (), (expert,)))
 
     def estimate_ns(self, op: Op, lane: Lane) -> int:
         """The cost model's own figure."""
         return self.costs.ns(op, lane)
+
+    def control_ns(self, op: Op, lane: Lane) -> int:
+        """The cost model's own figure."""
+        return self.costs.control_ns(op, lane)
+
+    @property
+    def decision_ns(self) -> int:
+        """The cost model's own figure."""
+        return self.costs.decision_ns
+
+    @property
+    def sync_ns(self) -> int:
+        """The cost model's own figure."""
+        return self.costs.sync_ns

@@ -10,7 +10,7 @@ from moebench.substrate.machines.protocol import Lane, Machine, Op, OpKind, Span
 from moebench.substrate.terms import Phase
 
 #: An enum's member is looked up by a Python function, and these come with every operation.
-_DEVICE, _HOST, _EXPERT = Lane.DEVICE, Lane.HOST, OpKind.EXPERT
+_DEVICE, _EXPERT = Lane.DEVICE, OpKind.EXPERT
 
 #: How many measured durations of each kind are kept.
 COSTS_KEPT = 64
@@ -28,7 +28,8 @@ class Costs:
 
     Attributes:
         load_ns: a needed expert's transfer, all of its load path.
-        host_ns, host_ns_per_row: an expert on the host, and that over its rows.
+        host_ns, host_ns_per_row: an expert on the host, from the read of its record on if it came
+            from the disk, and that over its rows.
         device_ns: an expert on the device.
     """
 
@@ -40,12 +41,17 @@ class Costs:
     def estimate(self, machine: Machine) -> None:
         """Begin with what the machine says of operations that it has not run."""
         one = Op(OpKind.EXPERT, 0, rows=(1,), experts=(0,))
-        self.load_ns.append(machine.estimate_ns(Op(OpKind.LOAD, 0), machine.load_path[-1]))
+        *before, link = machine.load_path
+        read_ns = sum(machine.estimate_ns(Op(OpKind.READ, 0), lane) for lane in before)
+        self.load_ns.append(read_ns + machine.estimate_ns(Op(OpKind.LOAD, 0), link))
         self.device_ns.append(machine.estimate_ns(one, Lane.DEVICE))
         if machine.has_host_lane:
-            on_host = machine.estimate_ns(one, Lane.HOST)
-            self.host_ns.append(on_host)
-            self.host_ns_per_row.append(on_host)
+            self.on_host(read_ns + machine.estimate_ns(one, Lane.HOST), 1)
+
+    def on_host(self, took_ns: float, rows: int) -> None:
+        """Keep what an expert took on the host."""
+        self.host_ns.append(took_ns)
+        self.host_ns_per_row.append(took_ns / rows)
 
 
 class Totals:
@@ -88,9 +94,6 @@ class Timeline:
                 totals.stall_ns["control"] += span.late_ns
         elif span.moved_bytes:
             totals.moved_bytes[lane] += span.moved_bytes
-        elif lane is _HOST and span.op.kind is _EXPERT:
-            self.costs.host_ns.append(duration)
-            self.costs.host_ns_per_row.append(duration / span.op.rows[0])
         if self.recording:
             self.spans.append(span)
 

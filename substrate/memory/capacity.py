@@ -43,7 +43,8 @@ class Capacity:
         homes: where each layer's common weights are.
         common_bytes: of these, what is always on the device.
         slots: experts on the device at once.
-        from_disk: experts do not fit into the host's memory, every load starts on the disk.
+        from_disk: experts do not fit into the host's memory; what is free there holds some of those
+            that are on the disk.
         overcommitted: the device's budget was raised to hold everything.
     """
 

@@ -37,6 +37,7 @@ class Case:
 
     Attributes:
         slots: on the device, together or of each layer.
+        host_records: in host memory, where experts are on the disk.
         learnt: whether what a system learns is there.
     """
 
@@ -49,7 +50,7 @@ class Case:
     batches: tuple[tuple[int, ...], ...]
     passes: int
     costs: FlatCosts
-    from_disk: bool
+    host_records: int | None
     homes: tuple[Home, ...] = ()
     learnt: bool = False
 
@@ -75,7 +76,7 @@ class Case:
             slots=self.slots,
             costs=self.costs,
             scope=self.scope,
-            from_disk=self.from_disk,
+            host_records=self.host_records,
             homes=self.homes,
         )
         prompts = [[[0] * n for n in lengths] for lengths in self.batches]
@@ -104,6 +105,7 @@ def _arbitrary(case: Case) -> Arbitrary:
         scope=case.scope,
         overlap=drawn["overlap"] == "True",
         blocking_copies=drawn["blocking_copies"] == "True",
+        parallel_reads=drawn["parallel_reads"] == "True",
     )
 
 
@@ -165,9 +167,11 @@ def arbitrary_overrides(draw, shape: ModelShape) -> dict[str, str]:
 
 @st.composite
 def flat_costs(draw) -> FlatCosts:
+    read = draw(st.integers(1, 200))
     lanes = prices(
         load=draw(st.integers(1, 200)),
-        read=draw(st.integers(1, 200)),
+        read=read,
+        queued=draw(st.integers(1, read)),
         host=draw(st.integers(1, 200)),
         expert=draw(st.integers(1, 30)),
         attend=draw(st.integers(1, 100)),
@@ -207,6 +211,7 @@ def cases(draw, systems: Sequence[str] = (*SYSTEMS, "smoe", "gpu-only")) -> Case
     if draw(st.integers(0, 3)) == 0 or system == "arbitrary":
         changes["overlap"] = str(draw(st.booleans()))
         changes["blocking_copies"] = str(draw(st.booleans()))
+        changes["parallel_reads"] = str(draw(st.booleans()))
     lengths = st.lists(st.integers(1, 4), min_size=1, max_size=3).map(tuple)
     case = Case(
         shape=shape,
@@ -218,7 +223,7 @@ def cases(draw, systems: Sequence[str] = (*SYSTEMS, "smoe", "gpu-only")) -> Case
         batches=tuple(draw(st.lists(lengths, min_size=1, max_size=2))),
         passes=draw(st.integers(1, 5)),
         costs=draw(flat_costs()),
-        from_disk=draw(st.booleans()),
+        host_records=draw(st.none() | st.integers(2, total)),
         learnt=draw(st.booleans()),
     )
     return draw(_divided(case)) if system == "arbitrary" else case

@@ -19,6 +19,7 @@ from moebench.substrate.machines.simulated import SimulatedMachine
 from moebench.substrate.machines.timeline import Timeline
 from moebench.substrate.memory.cache import ExpertCache, Scope
 from moebench.substrate.memory.capacity import Home
+from moebench.substrate.memory.host import HostRecords
 from moebench.substrate.memory.tier import Tier
 from moebench.substrate.models.protocol import Model
 from moebench.substrate.models.shape import GateKind, ModelShape
@@ -151,6 +152,10 @@ class FixedModel:
         return [self._pass] * len(self._lengths)
 
 
+#: By lane and kind, and apart, of a read that is queued.
+Prices = dict[tuple[Lane, OpKind] | tuple[Lane, OpKind, str], int]
+
+
 class FlatCosts:
     """Stands in for `CostModel`: one price for each operation on each lane.
 
@@ -160,7 +165,7 @@ class FlatCosts:
 
     def __init__(
         self,
-        lanes: Mapping[tuple[Lane, OpKind], int],
+        lanes: Prices,
         *,
         launch_ns: int = 0,
         submit_ns: int = 0,
@@ -173,6 +178,8 @@ class FlatCosts:
         self.record_bytes = RECORD_BYTES
 
     def ns(self, op: Op, lane: Lane) -> int:
+        if op.queued:
+            return self._lanes[lane, op.kind, "queued"]
         return round(self._lanes[lane, op.kind] * _experts_in(op) * op.share)
 
     def moved_bytes(self, op: Op) -> int:
@@ -204,14 +211,19 @@ def prices(
     head: int = 6,
     load: int = 40,
     read: int = 60,
+    queued: int | None = None,
     host: int = 55,
     back: int = 4,
     network: int = 25,
     write: int = 35,
     stream: int = 300,
     on_host: int = 70,
-) -> dict[tuple[Lane, OpKind], int]:
-    """A table for `FlatCosts`, in ns; ``on_host`` is any part of a layer but an expert there."""
+) -> Prices:
+    """A table for `FlatCosts`, in ns.
+
+    ``on_host`` is any part of a layer but an expert there, ``queued`` a read behind others (as
+    alone, if it is not given).
+    """
     device = {
         OpKind.ATTEND: attend,
         OpKind.GATE: gate,
@@ -230,6 +242,7 @@ def prices(
             (Lane.H2D, OpKind.LOAD): load,
             (Lane.H2D, OpKind.STREAM): stream,
             (Lane.DISK, OpKind.READ): read,
+            (Lane.DISK, OpKind.READ, "queued"): read if queued is None else queued,
             (Lane.HOST, OpKind.EXPERT): host,
             (Lane.D2H, OpKind.RETURN): back,
             (Lane.D2H, OpKind.WRITE_BACK): write,
@@ -311,8 +324,8 @@ class Rig:
     events: list[Claim | LetGo]
     #: Control time at which each needed load was submitted, and its span on its first lane.
     needed: list[tuple[int, Span]]
-    #: When the turn of each speculative prefetch came.
-    turns: list[int]
+    #: On which lane and when the turn of each speculative prefetch came.
+    turns: list[tuple[Lane, int]]
     #: Phase of every LayerView, in order, with its layer.
     phases: list[tuple[Phase, int]]
 
@@ -329,6 +342,13 @@ class Rig:
         return self.engine.tally.by_phase
 
 
+def host_memory(records: int | None, record_bytes: int = RECORD_BYTES) -> HostRecords | None:
+    """Host memory with room for so many records, or for all."""
+    if records is None:
+        return None
+    return HostRecords(Tier("host", records * record_bytes), record_bytes)
+
+
 def rig(
     system: System,
     model: Model,
@@ -336,16 +356,21 @@ def rig(
     slots: int | Sequence[int],
     costs: Any = None,
     scope: Scope | None = None,
-    from_disk: bool = False,
+    host_records: int | None = None,
     homes: Sequence[Home] = (),
 ) -> Rig:
-    """Wire a system on a simulated machine; its experts are placed when this returns."""
+    """Wire a system on a simulated machine; its experts are placed when this returns.
+
+    Args:
+        host_records: where experts are on the disk, how many fit into host memory.
+    """
     costs = costs or FlatCosts(prices(), launch_ns=1, submit_ns=1, sync_ns=2, decision_ns=3)
     timeline = Timeline(keep_all=True)
     machine = SimulatedMachine(
         costs,
         timeline,
-        from_disk,
+        host_memory(host_records, costs.record_bytes),
+        parallel_reads=system.parallel_reads,
         overlap=system.overlap,
         blocking_copies=system.blocking_copies,
     )

@@ -5,6 +5,7 @@ from collections.abc import Iterable, Sequence
 from moebench.harness.run.measure import bound
 from moebench.substrate.analysis.bound import belady_misses
 from moebench.substrate.engine.records import Generation
+from moebench.substrate.machines.protocol import OpKind
 from tests.substrate.engine.cases import Case, steps_of
 from tests.substrate.engine.fakes import Rig
 
@@ -35,6 +36,16 @@ def check_loads(made: Rig, generations: Sequence[Generation]) -> None:
     slots = made.cache.slots
     least = sum(fewest_loads(steps_of(g), slots) for g in generations)
     assert counts.loads + counts.prefetched + counts.host >= least
+
+
+def check_reads(made: Rig, generations: Sequence[Generation]) -> None:
+    """No policy reads fewer experts from the disk than device and host memory together miss."""
+    memory = made.machine.host_memory
+    if memory is None:
+        return
+    held = made.cache.slots + memory.capacity
+    least = sum(fewest_loads(steps_of(g), held) for g in generations)
+    assert sum(span.op.kind is OpKind.READ for span in made.spans) >= least
 
 
 def check_belady(made: Rig, generations: Sequence[Generation]) -> None:

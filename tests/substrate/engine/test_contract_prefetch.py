@@ -158,13 +158,12 @@ def test_what_is_left_of_one_that_is_needed_goes_before_the_layers_loads():
     assert of(ran, OpKind.EXPERT)[1:] == [(1, (3,), 300, 310), (1, (2,), 600, 610)]
 
 
-def test_chunks_move_every_byte_once_over_every_lane():
+def test_chunks_move_every_byte_once_and_a_record_is_read_in_one_piece():
     asks = Chunks(opens=[Fetch(1, 3)], chunks=3)
     made = system(place=FOUR_PLACED, prefetch=asks)
-    ran = run(made, model_of(TWO, [[[(0, 1)], [(0, 3)]]]), slots=8, from_disk=True)
-    for kind in OpKind.LOAD, OpKind.READ:
-        moved = [s.moved_bytes for s in ran.spans if s.op.kind is kind]
-        assert moved == [333, 333, 334]
-    # Thirds of 60 on the disk and of 40 on the link; the second chunk's turn comes at 20.
-    assert [row[2:] for row in of(ran, OpKind.READ)] == [(0, 20), (20, 40), (40, 60)]
-    assert [row[2:] for row in of(ran, OpKind.LOAD)] == [(20, 33), (40, 53), (60, 73)]
+    ran = run(made, model_of(TWO, [[[(0, 1)], [(0, 3)]]]), slots=8, host_records=8)
+    for kind, parts in (OpKind.LOAD, [333, 333, 334]), (OpKind.READ, [1000]):
+        assert [s.moved_bytes for s in ran.spans if s.op.kind is kind] == parts
+    # 60 from the disk, then thirds of 40 over the link.
+    assert [row[2:] for row in of(ran, OpKind.READ)] == [(0, 60)]
+    assert [row[2:] for row in of(ran, OpKind.LOAD)] == [(60, 73), (73, 86), (86, 99)]

@@ -200,13 +200,16 @@ def test_costs_are_an_estimate_and_then_what_was_measured():
     asks = Asks(wanted={0: [Fetch(1, 3)]})
     made = system(place=PLACED, assign=Plans(by=plan), prefetch=asks)
     use = [[[(0, 2), (2, 3)], [(0, 2), (0, 1)]], [[(0, 1), (0, 1)], [(0, 1), (0, 1)]]]
-    ran = run(made, model_of(TWO, use), slots=8, rows=2, passes=2, from_disk=True)
-    assert seen[0] == [[40], [55], [55], [10]]
-    assert seen[1] == [[40], [55, 55, 55], [55, 55 / 2, 55], [10, 10]]
-    # A load is all of its path: 60 from the disk, 40 over the link.
-    assert seen[2][0] == [40, 60 + 40]
+    ran = run(made, model_of(TWO, use), slots=8, rows=2, passes=2, host_records=8)
+    # A load is all of its path, 60 from the disk and 40 over the link; a host expert is read, too.
+    assert seen[0] == [[100], [115], [115], [10]]
+    # The second's read takes 5 longer than the first's 55 on the host: neither waits for the lane.
+    assert seen[1][1:3] == [[115, 115, 115], [115, 115 / 2, 115]]
+    assert seen[1][3] == [10, 10]
+    assert seen[2][0] == [100, 100]
+    assert seen[2][1] == [115, 115, 115]
     reads = [experts for _, experts, *_ in of(ran, OpKind.READ)]
-    assert reads == [(3,), (2,)]
+    assert reads == [(2,), (3,), (3,), (2,)]
 
 
 def test_the_last_measurements_are_kept():

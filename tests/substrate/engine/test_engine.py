@@ -11,7 +11,8 @@ from moebench.substrate.machines.protocol import Lane, OpKind
 from tests.substrate.engine.cases import Case, cases, examples, steps_of
 from tests.substrate.engine.checker import check_order, check_timeline
 from tests.substrate.engine.fakes import Rig, random_trace
-from tests.substrate.engine.limits import check_belady, check_bound, check_loads
+from tests.substrate.engine.host_memory import check_host_memory
+from tests.substrate.engine.limits import check_belady, check_bound, check_loads, check_reads
 
 
 @examples(800)
@@ -27,6 +28,7 @@ def test_every_run(case):
     check_needed_first(made)
     check_experts_of_a_lossless_system(case, made, generations)
     check_loads(made, generations)
+    check_reads(made, generations)
     if case.system in ("moe-ondemand", "flashmoe", "gpu-only"):
         check_belady(made, generations)
     if case.system != "arbitrary":
@@ -55,6 +57,9 @@ def check_memory(case: Case, made: Rig) -> None:
         writes_back=case.overrides.get("writes_back") == "True",
     )
     made.cache.check_integrity()
+    if case.host_records is not None:
+        placed = [made.cache.expert_of(claim.key) for claim in made.claims if claim.placed]
+        check_host_memory(made.spans, placed, case.host_records)
     # A slot is charged when it is first used, and never again.
     used = len({claim.slot for claim in made.claims}) * made.cache._record_bytes
     assert made.tier.used_bytes == made.tier.peak_bytes == used <= made.tier.budget_bytes
@@ -86,7 +91,8 @@ def check_counts(case: Case, made: Rig, generations: Sequence[Generation]) -> No
         moved += counts.loads + counts.prefetched + counts.unchosen
     assert by_kind[OpKind.EXPERT, Lane.DEVICE] == active - host
     assert by_kind[OpKind.EXPERT, Lane.HOST] == by_kind[OpKind.RETURN, Lane.D2H] == host
-    assert by_kind[OpKind.READ, Lane.DISK] == by_kind[OpKind.LOAD, Lane.H2D] * case.from_disk
+    uses = sum(span.op.kind is OpKind.LOAD for span in made.spans) + host
+    assert by_kind[OpKind.READ, Lane.DISK] <= (uses if case.host_records else 0)
     if case.system != "arbitrary":  # whose transfers may be in vain or unfinished
         assert by_kind[OpKind.LOAD, Lane.H2D] == moved
     decoded = sum(len(keys) for g in generations for keys in steps_of(g))
@@ -119,18 +125,17 @@ def check_times(made: Rig, generations: Sequence[Generation], case: Case) -> Non
 
 def check_needed_first(made: Rig) -> None:
     """Needed loads never wait for a prefetch whose turn had not come, nor for its next chunk."""
-    first_lane = made.machine.load_path[0]
     needed = {id(span) for _, span in made.needed}
     begun: dict[tuple[int, int], int] = defaultdict(int)
     turns = list(made.turns)
     for span in made.spans:
-        if span.lane is first_lane and span.op.share < 1:
+        if span.op.kind is OpKind.LOAD and span.op.share < 1:
             expert = span.op.layer, span.op.experts[0]
             if begun[expert] and id(span) not in needed:
-                turns.append(span.start_ns)
+                turns.append((span.lane, span.start_ns))
             begun[expert] = (begun[expert] + 1) % round(1 / span.op.share)
     for asked, load in made.needed:
-        assert not [turn for turn in turns if asked <= turn < load.start_ns]
+        assert not [at for lane, at in turns if lane is load.lane and asked <= at < load.start_ns]
 
 
 def check_experts_of_a_lossless_system(

@@ -3,7 +3,7 @@
 from typing import Any, NamedTuple
 
 from moebench.substrate.engine.transfers import Transfers
-from moebench.substrate.machines.protocol import Span
+from moebench.substrate.machines.protocol import Lane, Span
 from moebench.substrate.machines.simulated import SimulatedMachine
 from moebench.substrate.machines.timeline import Timeline
 from moebench.substrate.memory.cache import ExpertCache
@@ -44,36 +44,40 @@ def watch_slots(cache: ExpertCache, timeline: Timeline) -> list[Any]:
 
 
 def watch_needed(machine: SimulatedMachine, submit_ns: int) -> list[tuple[int, Span]]:
-    """Of every needed load the first lane's span, and of what is left of a prefetch."""
+    """Of every needed load the first span, and of a prefetch those of the chunks that are left."""
     needed: list[tuple[int, Span]] = []
     load, finish = machine.load, machine.finish
-    spans, first_lane = machine.timeline.spans, machine.load_path[0]
+    spans = machine.timeline.spans
 
     def loaded(op, client, after=()):
-        asked = machine.now_ns() + submit_ns
+        before, asked = len(spans), machine.now_ns() + submit_ns
         span = load(op, client, after)
-        own = (s for s in reversed(spans) if s.op.experts == op.experts and s.op.layer == op.layer)
-        needed.append((asked, next(s for s in own if s.lane is first_lane)))
+        whom = op.layer, op.experts
+        needed.append(
+            (asked, next(s for s in spans[before:] if (s.op.layer, s.op.experts) == whom))
+        )
         return span
 
     def finished(op):
         before, asked = len(spans), machine.now_ns()
         finish(op)
-        needed.extend((asked, s) for s in spans[before:] if s.lane is first_lane)
+        needed.extend((asked, span) for span in spans[before:])
 
     machine.load, machine.finish = loaded, finished  # type: ignore[method-assign]
     return needed
 
 
-def watch_turns(transfers: Transfers) -> list[int]:
-    """When speculative prefetches got their slots."""
-    turns: list[int] = []
+def watch_turns(transfers: Transfers) -> list[tuple[Lane, int]]:
+    """When speculative prefetches got their slots, and the lane on which they begin."""
+    turns: list[tuple[Lane, int]] = []
     claim = transfers.claim
+    memory = transfers.machine.host_memory
 
     def claimed(op, now_ns):
         after = claim(op, now_ns)
         if after is not None:
-            turns.append(now_ns)
+            on_disk = memory is not None and not memory.holds(op)
+            turns.append((Lane.DISK if on_disk else Lane.H2D, now_ns))
         return after
 
     transfers.claim = claimed  # type: ignore[method-assign]

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from moebench.substrate.machines.protocol import Lane, Op, OpKind, Span
 from moebench.substrate.machines.simulated import SimulatedMachine
 from moebench.substrate.machines.timeline import Timeline
-from tests.substrate.engine.fakes import FlatCosts, prices
+from tests.substrate.engine.fakes import FlatCosts, host_memory, prices
 
 
 def load_op(layer: int, expert: int = 0) -> Op:
@@ -48,13 +48,18 @@ class Client:
 
 
 def simulated(
-    from_disk: bool = False, blocking_copies: bool = False, overlap: bool = True, **control: int
-) -> SimulatedMachine:
-    """A load takes 40 ns, after 60 on a disk; attention 30, an expert 10, on the host 55."""
-    costs = FlatCosts(prices(expert=10, attend=30, load=40, read=60, host=55, back=4), **control)
+    host_records: int | None = None, blocking_copies: bool = False, overlap: bool = True,
+    parallel_reads: bool = True, **control: int,
+) -> SimulatedMachine:  # fmt: skip
+    """A load takes 40 ns, after 60 on a disk, 50 behind another read.
+
+    Attention takes 30, an expert 10, on the host 55.
+    """
+    table = prices(expert=10, attend=30, load=40, read=60, queued=50, host=55, back=4)
     return SimulatedMachine(
-        costs, Timeline(keep_all=True), from_disk, overlap=overlap, blocking_copies=blocking_copies
-    )
+        FlatCosts(table, **control), Timeline(keep_all=True), host_memory(host_records),
+        parallel_reads=parallel_reads, overlap=overlap, blocking_copies=blocking_copies,
+    )  # fmt: skip
 
 
 ATTEND = Op(OpKind.ATTEND, 0, (1,))

@@ -86,15 +86,16 @@ def test_a_stall_is_named_after_what_the_device_waited_for(op, lane, cause):
 
 
 def test_weights_that_cross_a_lane_are_counted_and_outputs_are_not():
-    m = simulated(from_disk=True)
+    m = simulated(host_records=8)
     m.load(load_op(0, 1), Client())
     m.submit(op_of(OpKind.STREAM, 2, ()), Lane.H2D)
     m.write_back(0, 3, since_ns=0)
     m.submit(op_of(OpKind.RETURN, 0, (1,), (1,)), Lane.D2H)
-    m.submit(EXPERT, Lane.HOST)
+    m.submit(op_of(OpKind.EXPERT, 0, (1,), (1,)), Lane.HOST)  # its record is there
+    m.submit(op_of(OpKind.EXPERT, 0, (1,), (2,)), Lane.HOST)
     moved = {lane: m.timeline.bytes_moved(lane) for lane in Lane}
     # A layer's common weights are ten records here.
-    expected = {Lane.DISK: 1, Lane.H2D: 11, Lane.D2H: 1}
+    expected = {Lane.DISK: 2, Lane.H2D: 11, Lane.D2H: 1}
     assert moved == {lane: expected.get(lane, 0) * RECORD_BYTES for lane in Lane}
 
 

@@ -1,0 +1,103 @@
+"""Host memory before the disk: a cache of expert records, where they do not all fit.
+
+It is what an operating system makes of free memory when files are read or mapped: all that comes
+from the disk passes through it and stays, until the record that was used longest ago makes room.
+An expert's copy on the device does not shorten the stay of its record here.
+"""
+
+from collections import OrderedDict
+
+from moebench.substrate.errors import BudgetError
+from moebench.substrate.machines.protocol import Op, Span
+from moebench.substrate.memory.tier import Tier
+
+#: Records that host memory must hold at least: one is read while the one before moves on.
+READ_BUFFERS = 2
+
+_Key = tuple[int, int]
+
+
+class HostRecords:
+    """Which experts' records are in host memory, least recently used first.
+
+    Args:
+        tier: what is free there says how many records fit; each is charged when it takes room that
+            none had before.
+
+    Attributes:
+        capacity: records at once.
+        reads, hits: uses (transfers to the device, host computations) for which the record was read
+            from the disk, and those that found it here.
+
+    Raises:
+        BudgetError: fewer than `READ_BUFFERS` records fit.
+    """
+
+    def __init__(self, tier: Tier, record_bytes: int) -> None:
+        self.capacity = tier.free_bytes // record_bytes
+        if self.capacity < READ_BUFFERS:
+            raise BudgetError(
+                f"{tier.name} memory: {tier.free_bytes / 1e6:.4g} MB are free; experts on the disk "
+                f"pass through it, which takes {READ_BUFFERS} of {record_bytes / 1e6:.4g} MB; give "
+                "a larger --free-host-gb"
+            )
+        self.reads = self.hits = 0
+        self._tier, self._record_bytes = tier, record_bytes
+        #: By expert, the read that brings its record; None if it was there before the run.
+        self._reads: OrderedDict[_Key, Span | None] = OrderedDict()
+        #: By expert, the operation that reads its record here last, as far as that is known.
+        self._last_use: dict[_Key, Span] = {}
+        #: The expert whose record is being copied in chunks.
+        self._held: _Key | None = None
+
+    def holds(self, op: Op) -> bool:
+        """Whether the record of an operation's expert is here, or on its way."""
+        return _key(op) in self._reads
+
+    def find(self, op: Op) -> Span | None:
+        """Use a record that is here: the read that brings it; None if it was always here."""
+        self.hits += 1
+        self._reads.move_to_end(_key(op))
+        return self._reads[_key(op)]
+
+    def make_room(self) -> Span | None:
+        """Let the record go that was used longest ago, unless there is room for one more.
+
+        Returns:
+            what reads it last, for which a read into its place must wait; None if nothing does.
+        """
+        if len(self._reads) < self.capacity:
+            self._tier.reserve("experts", self._record_bytes)
+            return None
+        oldest = next(key for key in self._reads if key != self._held)
+        del self._reads[oldest]
+        return self._last_use.pop(oldest, None)
+
+    def bring(self, op: Op, read: Span) -> None:
+        """A record is read into the room that was made for it."""
+        self.reads += 1
+        self._reads[_key(op)] = read
+
+    def used(self, op: Op, by: Span) -> None:
+        """An operation that reads the record was submitted."""
+        key = _key(op)
+        before = self._last_use.get(key)
+        if before is None or before.end_ns < by.end_ns:  # type: ignore[operator]
+            self._last_use[key] = by
+        if key == self._held:
+            self._held = None
+
+    def hold(self, op: Op) -> None:
+        """A record is to be copied in chunks: it stays until `used` names the last of them."""
+        self._held = _key(op)
+
+    def place(self, op: Op) -> None:
+        """A record passes through before the run, and stays like others."""
+        if not self.holds(op):
+            self.make_room()
+        self._reads[_key(op)] = None
+        self._reads.move_to_end(_key(op))
+
+
+def _key(op: Op) -> _Key:
+    return op.layer, op.experts[0]
