@@ -116,6 +116,11 @@ def _rows(
     yield "moved over the link", f"{metrics['bytes_h2d'] / 1e9:.4g} GB"
     if metrics["bytes_disk"]:
         yield "read from disk", f"{metrics['bytes_disk'] / 1e9:.4g} GB"
+    memory = metrics.get("host_memory")  # documents of older runs have none
+    if memory:
+        asked = memory["hits"] + memory["reads"]
+        room = f"{memory['records']} records fit"
+        yield "found in host memory", f"{memory['hits']} of {asked} asked for, {room}"
     yield "peak device memory", f"{metrics['peak_device_bytes'] / 1e9:.4g} GB"
     if accuracy["score"] is not None:
         score = f"{accuracy['score']:.1f} ± {accuracy['stderr']:.1f} % of {accuracy['n']}"

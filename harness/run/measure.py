@@ -100,6 +100,18 @@ def lane_figures(timeline: Timeline) -> dict[str, Any]:
     }
 
 
+def host_memory_figures(machine: Machine) -> dict[str, int] | None:
+    """What host memory before the disk held and answered; None where no expert is on the disk.
+
+    ``records`` fit at once; of all uses of an expert's record, transfers to the device and host
+    computations, ``reads`` came from the disk and ``hits`` found it.
+    """
+    memory = machine.host_memory
+    if memory is None:
+        return None
+    return {"records": memory.capacity, "reads": memory.reads, "hits": memory.hits}
+
+
 def energy(
     profile: HardwareProfile | None, timeline: Timeline, generations: Sequence[Generation]
 ) -> dict[str, float | None]:

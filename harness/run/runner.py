@@ -116,6 +116,7 @@ def _document(
             **measure.latencies(generations),
             **measure.expert_figures(engine),
             **measure.lane_figures(stage.timeline),
+            "host_memory": measure.host_memory_figures(engine.machine),
             "peak_device_bytes": stage.device.peak_bytes,
             "peak_host_bytes": stage.host.peak_bytes,
             **measure.energy(profile, stage.timeline, generations),

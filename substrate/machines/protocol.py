@@ -184,6 +184,9 @@ class HostMemory(Protocol):
     def capacity(self) -> int:
         """Records at once."""
 
+    reads: int  #: uses for which the record was read
+    hits: int  #: and those that found it
+
     def holds(self, op: Op) -> bool:
         """Whether the record is there, or on its way."""
 

@@ -10,10 +10,10 @@ from moebench.harness.run.measure import (
     bound,
     energy,
     expert_figures,
+    host_memory_figures,
     lane_figures,
     latencies,
     least_costs,
-    link_ns,
     ms,
     ratio,
     spread,
@@ -180,16 +180,34 @@ ESTIMATES = {
     (OpKind.EXPERT, Lane.DEVICE): 4,
     (OpKind.EXPERT, Lane.HOST): 50,
     (OpKind.LOAD, Lane.H2D): 400,
-    (OpKind.READ, Lane.DISK): 900,
+    (OpKind.READ, Lane.DISK): 1100,
 }
+#: What submitting each kind costs the control thread.
+CONTROL = {
+    OpKind.ATTEND: 7, OpKind.COMBINE: 1, OpKind.SHARED: 4, OpKind.DENSE: 6, OpKind.HEAD: 2,
+    OpKind.EXPERT: 5, OpKind.RETURN: 1,
+}  # fmt: skip
 
 
-def machine(*load_path: Lane, has_host_lane: bool = True) -> Machine:
+def machine(
+    *load_path: Lane, has_host_lane: bool = True, host_records: int | None = None,
+    decision_ns: int = 50,
+) -> Machine:  # fmt: skip
+    """``decision_ns`` 0 is a machine on which the control thread costs nothing."""
+
     def estimate_ns(op: Op, lane: Lane) -> int:
-        return ESTIMATES[op.kind, lane]
+        return ESTIMATES[op.kind, lane] - 100 * op.queued
 
+    def control_ns(op: Op, lane: Lane) -> int:
+        if not decision_ns:
+            return 0
+        return 3 if (op.kind, lane) == (OpKind.EXPERT, Lane.HOST) else CONTROL[op.kind]
+
+    memory = host_records and SimpleNamespace(capacity=host_records, reads=30, hits=12)
     return cast(Machine, SimpleNamespace(
-        estimate_ns=estimate_ns, load_path=load_path, has_host_lane=has_host_lane,
+        estimate_ns=estimate_ns, control_ns=control_ns, decision_ns=decision_ns,
+        sync_ns=20 if decision_ns else 0,
+        load_path=load_path, has_host_lane=has_host_lane, host_memory=memory,
     ))  # fmt: skip
 
 
@@ -200,7 +218,7 @@ def engine(
     """Two MoE layers, and dense ones if asked for."""
     shape = SimpleNamespace(moe_layers=(1, 2), dense_layers=dense, shared_width=shared_width)
     return cast(Engine, SimpleNamespace(
-        machine=on or machine(Lane.H2D),
+        machine=on or machine(Lane.H2D, decision_ns=0),
         model=SimpleNamespace(shape=shape),
         system=SimpleNamespace(assign=SimpleNamespace(uses_host=uses_host)),
         cache=SimpleNamespace(slots=slots),
@@ -208,14 +226,19 @@ def engine(
 
 
 def test_least_costs() -> None:
-    least = least_costs(engine(), batch=1)
+    least = least_costs(engine(on=machine(Lane.H2D)), batch=1)
     assert least.common == 2 * (10 + 3 + 2) + 30
-    assert (least.device, least.link, least.host) == (4, 400, None)
+    assert (least.device, least.link, least.host, least.read) == (4, 400, None, 0)
+    # Two layers of a launch of each part but the gate, and decisions; three results are read back.
+    assert least.control == 2 * (7 + 1) + 2 + 2 * 50 + 3 * 20
+    assert least.submit == 5
 
 
 def test_least_costs_of_shared_experts_and_dense_layers() -> None:
-    least = least_costs(engine(shared_width=8, dense=(0,)), batch=1)
+    on = machine(Lane.H2D)
+    least = least_costs(engine(shared_width=8, dense=(0,), on=on), batch=1)
     assert least.common == 2 * (10 + 3 + 2 + 5) + (10 + 20) + 30
+    assert least.control == 2 * (7 + 1 + 4) + (7 + 6) + 2 + 2 * 50 + 3 * 20
 
 
 @pytest.mark.parametrize(
@@ -224,12 +247,23 @@ def test_least_costs_of_shared_experts_and_dense_layers() -> None:
 def test_least_costs_of_the_host(lane: bool, uses: bool, host: int | None) -> None:
     """The host counts where there is one and the system uses it."""
     on = machine(Lane.H2D, has_host_lane=lane)
-    assert least_costs(engine(uses_host=uses, on=on), batch=1).host == host
+    least = least_costs(engine(uses_host=uses, on=on), batch=1)
+    assert least.host == host
+    # An expert there is submitted with 3, and the way back of its output with 1.
+    assert least.submit == (5 if host is None else 4)
 
 
-def test_the_link_is_the_slowest_lane_of_the_load_path() -> None:
-    assert link_ns(machine(Lane.H2D)) == 400
-    assert link_ns(machine(Lane.DISK, Lane.H2D)) == 900
+def test_least_costs_of_experts_on_the_disk() -> None:
+    """The link is apart from the disk, and a read is as fast as with others under way."""
+    on = machine(Lane.DISK, Lane.H2D, host_records=5)
+    least = least_costs(engine(on=on), batch=1)
+    assert (least.link, least.read) == (400, 1000)
+
+
+def test_figures_of_host_memory() -> None:
+    assert host_memory_figures(machine(Lane.H2D)) is None
+    on = machine(Lane.DISK, Lane.H2D, host_records=5)
+    assert host_memory_figures(on) == {"records": 5, "reads": 30, "hits": 12}
 
 
 def test_bound_by_the_link() -> None:
@@ -238,6 +272,18 @@ def test_bound_by_the_link() -> None:
     run = generation(0, [100, 1100, 2100], used=used)
     # Device: two steps of 60 and six experts of 4 are 144; the link: 2 · 400.
     assert bound(engine(), [run]) == {"tpot_ms": ms(400), "ratio": 2.5}
+
+
+def test_bound_by_the_disk_or_by_the_control_thread() -> None:
+    used = [[[0, 1], [0, 2]], [[3, 1]]]
+    run = generation(0, [100, 2100, 4100], used=used)
+    # Four miss, three are free with a record in host memory: 1 · 1000; the link 2 · 400.
+    disk = engine(on=machine(Lane.DISK, Lane.H2D, host_records=1, decision_ns=0))
+    assert bound(disk, [run])["tpot_ms"] == ms(500)
+    on = machine(Lane.H2D, decision_ns=500)
+    # Two tokens of 18 launched, two decisions, three results of 20; six experts of 5.
+    control = 2 * (18 + 2 * 500 + 3 * 20) + 6 * 5
+    assert bound(engine(on=on), [run])["tpot_ms"] == ms(control / 2)
 
 
 def test_bound_by_the_device() -> None:

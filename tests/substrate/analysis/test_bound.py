@@ -56,6 +56,22 @@ def test_the_device_or_the_link_whichever_is_longer():
     )
 
 
+def test_the_disk_reads_what_neither_memory_held():
+    used = [[[0, 1], [2, 3]], [[0, 1], [2, 3]], [[0, 1], [2, 3]]]
+    costs = LeastCosts(common=100, device=10, link=1, host=None, read=1000)
+    # Every token of a cache of 2 loads a pair again, one of 3 a single expert.
+    steps = [layer for token in used for layer in token]
+    assert [belady_misses(steps, held) for held in (2, 3, 4)] == [6, 3, 0]
+    assert [least_decode_ns(used, 2, costs, held) for held in (2, 3)] == [6000, 3000]
+    assert least_decode_ns(used, 2, costs, 4) == 3 * 100 + 12 * 10
+
+
+def test_the_control_thread_may_be_what_everything_waits_for():
+    used = [[[0, 1], [2, 3]], [[0, 1], [2, 3]]]
+    costs = LeastCosts(common=100, device=10, link=1, host=None, control=500, submit=30)
+    assert least_decode_ns(used, 4, costs) == 2 * 500 + 8 * 30
+
+
 def test_a_host_can_only_lower_the_bound():
     used = [[[0, 1], [2, 3]], [[4, 5], [6, 7]], [[0, 1], [2, 3]]]
     costs = LeastCosts(common=100, device=10, link=1000, host=500)

@@ -38,6 +38,8 @@ def test_an_expert_on_every_lane():
     assert ns(OpKind.EXPERT) == round(EXPERT_BYTES / LARGE) == 84_329
     # 50 µs and 4.6 GB/s, one read at a time
     assert ns(OpKind.READ, Lane.DISK, ()) == round(50_000 + EXPERT_BYTES / 4.6)
+    queued = Op(OpKind.READ, 0, queued=True)  # its access goes on while another is transferred
+    assert COSTS.ns(queued, Lane.DISK) == round(EXPERT_BYTES / 7.32)
     # its output on the way back: 26 GB/s, two bytes a value
     assert ns(OpKind.RETURN, Lane.D2H, (3,)) == round(2_500 + 3 * 3584 * 2 / (26 * 0.86))
 
