@@ -153,11 +153,11 @@ def simulated(
         notes=[*said, *notes, *memory.notes],
         slots=cache.slots,
         total=total,
-        load_ns=lambda placed: _load_ns(placed, costs, capacity, system),
+        load_ns=lambda placed: loading_ns(placed, costs, capacity, system),
     )
 
 
-def _load_ns(placed: int, costs: CostModel, capacity: Capacity, system: System) -> int:
+def loading_ns(placed: int, costs: CostModel, capacity: Capacity, system: System) -> int:
     """Time until common weights and so many experts are on the device.
 
     From the disk, where experts live there; common weights are one file, read from front to back.

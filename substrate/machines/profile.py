@@ -79,11 +79,11 @@ class Host(Inert):
 
 
 class Disk(Inert):
-    """An SSD: ``access_latency + bytes / bandwidth``, bandwidth by queue depth."""
+    """An SSD: ``access_latency + bytes / bandwidth`` alone, the transfer only behind another read."""
 
     name: str = Field(min_length=1)
     queue1_bandwidth: Bandwidth  #: one large read at a time
-    max_bandwidth: Bandwidth  #: four or more in flight
+    max_bandwidth: Bandwidth  #: several in flight
     access_latency: Time
 
 
