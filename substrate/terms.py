@@ -19,8 +19,13 @@ class Lookahead(StrEnum):
     """What a prefetcher's prediction of the next layer's gate scores is computed from."""
 
     NONE = "none"
-    GATE = "gate"  # next gate on this layer's post-attention state (DAOP, Mixtral-Offloading)
+    GATE = "gate"  # next norm and gate on this layer's post-attention state (Mixtral-Offloading)
+    NORMED = "normed"  # next gate on what this layer's gate reads: its own normed state (DAOP §III)
     LAYER = "layer"  # resident and shared experts, next attention, next gate (SMoE §IV-C)
+
+
+#: Every kind of prediction that a model can be asked for.
+LOOKAHEADS = tuple(kind for kind in Lookahead if kind is not Lookahead.NONE)
 
 
 class Gate(NamedTuple):

@@ -20,8 +20,8 @@ Deviations and readings, where the paper is silent:
 
 - The first predicted layer is index 5, as in the authors' code; `route.first`.
 - A predicted layer is routed and weighed by the predicted scores; its own gate is not evaluated.
-- Host experts read the state of the layer before through their own layer's norm, as the predicting
-  gate does; "the hidden states from the non-MoE computation" leaves the norm open.
+- "The same hidden states employed by the current MoE layer's gating function" (§III) are those
+  after the current layer's norm: the next gate reads them, and so do the next layer's host experts.
 - Two experts of a top-2 model on the host: the lower-scored one is replaced.  For top-k the paper
   has no rule; `route.most_host` says how many may be computed on the host: by default k - 1 and at
   least 1, which is the paper's rule for k = 2.  These are the best-scored.
@@ -62,7 +62,7 @@ from moebench.substrate.memory.cache import Mask, Scope
 from moebench.substrate.models.shape import ModelShape
 from moebench.substrate.terms import RoutedSequence
 from moebench.systems.policies.place import PlaceByPopularity
-from moebench.systems.policies.predict import NextGates
+from moebench.systems.policies.predict import NextGatesOnNormed
 from moebench.systems.policies.prefetch import NoPrefetch
 
 #: How many times more tokens than its partner's a swapped expert must have (Algorithm 1).
@@ -179,8 +179,8 @@ class PredictedRouting(Routing):
 
     @property
     def predictor(self) -> Predictor:
-        """The next gate on this layer's state."""
-        return NextGates()
+        """The next gate on what this layer's gate reads (§III)."""
+        return NextGatesOnNormed()
 
     def routes_ahead(self, layer: int) -> bool:
         """After the first layers, where predictions become good (Fig. 5)."""

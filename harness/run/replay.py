@@ -19,6 +19,7 @@ from moebench.substrate.errors import UsageError
 from moebench.substrate.machines.profile import load_profile
 from moebench.substrate.models.catalogue import model_shape
 from moebench.substrate.models.shape import ModelShape
+from moebench.substrate.terms import Lookahead
 from moebench.substrate.traces.file import TraceFile
 from moebench.substrate.traces.passes import TracedModel, pass_steps
 from moebench.substrate.traces.replay import Replay, check_topology
@@ -148,12 +149,15 @@ def _hashes(spec: RunSpec, system: System, source: Source, full: ModelShape) -> 
 def _check(spec: RunSpec, source: Source, system: System) -> None:
     """Refuse a trace without what a system reads."""
     name, header = source.name, source.header
-    for kind in system.lookaheads:
-        if kind not in header.predictions:
+    asking = (("route", system.route, "exact"), ("prefetch", system.prefetch, "none"))
+    for decision, asker, plain in asking:
+        kind = asker.predictor.lookahead if asker.predictor else Lookahead.NONE
+        if kind is not Lookahead.NONE and kind not in header.predictions:
             kinds = ", ".join(header.predictions) or "none"
             raise UsageError(
                 f"{name}: holds no predictions of kind {kind} (it holds: {kinds}); "
-                f"{spec.title} needs them; use --set prefetch=none, or a trace that has them"
+                f"{decision}={name_of(decision, asker)} reads them; use --set {decision}={plain}, "
+                "or record the trace again"
             )
     for decision, policy in system.policies.items():
         if policy.reads_hidden or policy.reads_embedding:

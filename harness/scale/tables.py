@@ -34,6 +34,7 @@ STATISTICS = {
     "prefill_decode_similarity": "prefill/decode similarity (cosine)",
     "window_similarity": "similarity of successive windows of 15 decoded tokens (cosine)",
     "prediction.gate": "next layer predicted, next gate on this layer's state",
+    "prediction.normed": "next layer predicted, next gate on what this layer's gate reads",
     "prediction.layer": "next layer predicted, shared experts and next attention included",
     "prediction_by_layer.gate": "next gate on this layer's state, by layer",
     "recall_from_affinity": "next layer from affinity, recall at k",

@@ -4,7 +4,7 @@ Shape letters: B sequences, T rows (all tokens of this pass), H hidden, E expert
 """
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -111,9 +111,7 @@ class Decoder:
         self._caches = [torch.zeros(dims, dtype=dtype) for _ in prompts]
         self._cos, self._sin = (t.to(dtype) for t in rope_tables(s, torch.arange(longest)))
         self._ahead = None
-        #: What a gate ahead was last asked for, and what it said.
-        self._peeked: tuple[int, Any] = (-1, None)
-        #: Normalised state ``[T, H]``, gate logits and scores ``[T, E]`` of a layer routed ahead.
+        #: What a layer was routed ahead by: state ``[T, H]``, gate logits and scores ``[T, E]``.
         self._routed_ahead: tuple[Tensor, Tensor, Tensor] | None = None
         #: Experts whose outputs this layer does not add, and outputs that it adds for the last one.
         self._deferred: frozenset[int] = frozenset()
@@ -187,7 +185,7 @@ class Decoder:
     def gate(self, layer: int) -> Gate:
         """Score the normalised hidden state; the choice is torch's top-k of the scores."""
         self._y, self._logits, self._scores = own = self._scored(layer, self._x, self._ahead)
-        self._gated, self._ahead, self._peeked = layer, None, (-1, None)
+        self._ahead = None
         self._shared_out: Tensor | None = None
         self._dispatched = False
         if self._routed_ahead is not None:
@@ -206,8 +204,12 @@ class Decoder:
         if ahead:
             return ahead.scored
         y = self._layers[layer].mlp_norm(x)
+        return y, *self._gated(layer, y)
+
+    def _gated(self, layer: int, y: Tensor) -> tuple[Tensor, Tensor]:
+        """Logits and scores ``[T, E]`` of a layer's gate on a normalised state."""
         logits = F.linear(y, self._layers[layer].router)
-        return y, logits, gate_scores(self.shape, logits)
+        return logits, gate_scores(self.shape, logits)
 
     def dispatch(self, layer: int, ids_TK: Ids, weigh_as_TK: Ids) -> dict[int, int]:
         """Group rows by expert and fix the weights."""
@@ -295,9 +297,11 @@ class Decoder:
         self._x = self._x + fused_swiglu(w.mlp_norm(self._x), *w.dense)
 
     def predict(self, layer: int, later: int, done: Sequence[int], lookahead: Lookahead) -> Scores:
-        """A later layer's scores on this layer's post-attention state, or on its partial output."""
-        if lookahead is not Lookahead.LAYER:
-            return self._peek(later)[2].numpy()
+        """A later layer's scores: by its gate on this layer's state, or on its partial output."""
+        if lookahead is Lookahead.NORMED:
+            return self._gated(later, self._y)[1].numpy()
+        if lookahead is Lookahead.GATE:
+            return self._scored(later, self._x)[2].numpy()
         if later != layer + 1:
             raise UsageError(f"layer {layer} cannot run layer {later} ahead: others are between")
         exact, mixed = False, self._x
@@ -316,15 +320,9 @@ class Decoder:
         self._ahead = _Ahead(mixed, attended, scored) if exact else None
         return scored[2].numpy()
 
-    def _peek(self, layer: int) -> tuple[Tensor, Tensor, Tensor]:
-        """A later layer's norm and gate on this layer's state."""
-        if self._peeked[0] != layer:
-            self._peeked = layer, self._scored(layer, self._x)
-        return self._peeked[1]  # type: ignore[no-any-return]
-
     def route_ahead(self, layer: int) -> None:
-        """Keep this layer's state, as the next layer's norm and gate see it."""
-        self._routed_ahead = self._peek(layer)
+        """Keep this layer's normalised state, and what the next layer's gate says of it."""
+        self._routed_ahead = self._y, *self._gated(layer, self._y)
 
     def defer(self, layer: int, experts: Sequence[int]) -> None:
         """Add these experts' outputs one layer later."""
@@ -332,9 +330,8 @@ class Decoder:
         self._ahead = None if experts else self._ahead  # they are in what was predicted
 
     def hidden(self, layer: int) -> np.ndarray:
-        """The normalised state ``[T, H]``; of a later layer, what its gate reads of this one."""
-        y = self._y if layer == self._gated else self._peek(layer)[0]
-        state: np.ndarray = y.float().numpy()
+        """The normalised state ``[T, H]``, by which a later layer is routed ahead, too."""
+        state: np.ndarray = self._y.float().numpy()
         return state
 
     def embedding(self) -> np.ndarray:

@@ -83,14 +83,14 @@ class Model(Protocol):
         """Scores ``[T, E]`` that a later layer's gate would give, from the experts ``done``."""
 
     def route_ahead(self, layer: int) -> None:
-        """Route ``layer`` one layer early: by its gate on the current layer's post-attention state.
+        """Route ``layer`` one layer early: by its gate on the state that the current one has read.
 
         These scores weigh its experts, and that state is what `compute` calls stale.  Its own gate
         is still asked for what it would have chosen.
         """
 
     def hidden(self, layer: int) -> "np.ndarray":
-        """The state ``[T, H]`` that the layer's gate has read."""
+        """The state ``[T, H]`` that the layer's gate has read; the current one's, of one ahead."""
 
     def embedding(self) -> "np.ndarray":
         """Mean token embedding of each prompt ``[B, H]``."""

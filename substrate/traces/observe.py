@@ -7,11 +7,7 @@ import torch
 from torch import Tensor
 
 from moebench.substrate.models.decoder import Decoder
-from moebench.substrate.terms import Gate, Lookahead, Phase, RoutedSequence
-
-#: Predictions that are observed: the next gate on the post-attention state (DAOP), and on that
-#: state after shared experts and the next attention, no routed expert done (the least SMoE knows).
-LOOKAHEADS = (Lookahead.GATE, Lookahead.LAYER)
+from moebench.substrate.terms import LOOKAHEADS, Gate, Lookahead, Phase, RoutedSequence
 
 
 @torch.inference_mode()
@@ -58,6 +54,8 @@ def read(decoder: Decoder, texts: Sequence[Sequence[int]], prefill: int) -> list
 
     The first ``prefill`` tokens of each count as its prompt.  A token's routing depends on what
     came before it only, so the others are routed exactly as if they were decoded one by one.
+    All kinds of predictions are made; of layers run ahead with no routed expert computed, which is
+    the least that SMoE knows.
     """
     decoder.begin(texts, 0)
     ids, scores = [], []
@@ -98,7 +96,8 @@ def _layers(
         predicts = predict and layer + 1 in shape.moe_layers
         gate = decoder.gate(layer)
         if predicts:
-            guesses[Lookahead.GATE] = decoder.predict(layer, layer + 1, (), Lookahead.GATE)
+            for kind in Lookahead.GATE, Lookahead.NORMED:
+                guesses[kind] = decoder.predict(layer, layer + 1, (), kind)
         active = decoder.dispatch(layer, gate.ids_TK, gate.ids_TK)
         decoder.compute(layer, list(active))
         if shape.shared_width:

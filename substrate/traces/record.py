@@ -6,9 +6,9 @@ Scores that are kept in half precision are rounded before the recorded system se
 replay would decide otherwise where two scores differ by less than a rounding.  The mathematics goes
 on with its own numbers, and the model's choice is recorded as it was made.
 
-The next layer is predicted twice for every decoded token:
+The next layer is predicted in every way for every decoded token:
 
-- ``gate`` depends on nothing but the token: what every system would see.
+- ``gate`` and ``normed`` depend on nothing but the token: what every system would see.
 - ``layer`` depends on the experts that are on the device.  Where the recorded system asks for it,
   the answer is kept as that system saw it, and its own replay is exact.  Otherwise no routed expert
   counts as computed: the least that a system knows then.
@@ -28,7 +28,8 @@ Kept = Literal["float16", "float32"]
 
 #: How each kind of prediction was made, if the recorded system did not ask for it.
 MADE = {
-    Lookahead.GATE: "the next gate on each layer's post-attention state",
+    Lookahead.GATE: "the next norm and gate on each layer's post-attention state",
+    Lookahead.NORMED: "the next gate on the state that each layer's own gate reads",
     Lookahead.LAYER: "shared experts, next attention, next gate; no routed expert computed",
 }
 
@@ -108,9 +109,9 @@ class TraceRecorder:
         """Before the layer ends, predict what the system did not ask for."""
         row, later = self.shape.moe_rows[layer], self.shape.next_moe_layers[layer]
         if self._phase == "decode" and later is not None:
-            # A layer can be run ahead only if no other is between; its gate can always be asked.
-            kinds = MADE if later == layer + 1 else (Lookahead.GATE,)
-            for kind in kinds:
+            for kind in MADE:
+                if kind is Lookahead.LAYER and later != layer + 1:
+                    continue  # a layer can be run ahead only if no other is between
                 predicted = self._predicted[kind]
                 if np.isnan(predicted[:, row]).any():
                     predicted[:, row] = self._model.predict(layer, later, (), kind)

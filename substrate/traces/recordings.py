@@ -29,7 +29,7 @@ import numpy as np
 from moebench.substrate.errors import InputError
 from moebench.substrate.models.catalogue import model_names, model_shape
 from moebench.substrate.models.shape import ModelShape
-from moebench.substrate.terms import Lookahead
+from moebench.substrate.terms import LOOKAHEADS
 from moebench.substrate.traces.file import Header, Prediction, TraceFile, writing
 from moebench.substrate.traces.published import META, model_of, read_published
 from moebench.substrate.traces.recipes import recall_of
@@ -180,10 +180,7 @@ def recorded_header(model: str, chosen: Sequence[Text]) -> Header:
         # Ranks that one recording does not tell apart are not claimed for the others.
         ids_order=orders.pop() if len(orders) == 1 else "id",
         scores=reconstruction.note,
-        predictions={
-            kind: Prediction(array="predicted", made=made)
-            for kind in (Lookahead.GATE, Lookahead.LAYER)
-        },
+        predictions={kind: Prediction(array="predicted", made=made) for kind in LOOKAHEADS},
         source={trace.header.workload: trace.header.source for trace in used},
         notes=[reconstruction.note, *notes],
     )

@@ -29,7 +29,7 @@ from moebench.substrate.analysis.statistics import (
 )
 from moebench.substrate.analysis.targets import Judgement, Target, judge, value_at
 from moebench.substrate.models.shape import ModelShape
-from moebench.substrate.terms import Lookahead, RoutedSequence
+from moebench.substrate.terms import LOOKAHEADS, RoutedSequence
 from moebench.substrate.traces.file import Header, Prediction, writing
 from moebench.substrate.traces.recipes import SynthesisRecipe
 
@@ -200,7 +200,7 @@ def _softmax(logits: np.ndarray) -> np.ndarray:
 def drawn_header(topology: Topology, recipe: SynthesisRecipe, seed: int, model: str) -> Header:
     """The header of a drawn trace: all that it depends on but its sequences' lengths."""
     made = f"drawn, recall {recipe.recall} asked"
-    kinds = () if recipe.recall is None else (Lookahead.GATE, Lookahead.LAYER)
+    kinds = () if recipe.recall is None else LOOKAHEADS
     return Header(
         model=model,
         workload="synthesized",

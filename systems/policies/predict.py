@@ -13,7 +13,7 @@ from moebench.substrate.terms import Lookahead
 
 @dataclass(frozen=True, kw_only=True)
 class NextGates(Predictor):
-    """Runs gates of later layers on this layer's state (DAOP, Mixtral-Offloading; HybriMoE: three).
+    """Runs norms and gates of later layers on this layer's state (Mixtral-Offloading; HybriMoE).
 
     Attributes:
         layers: how many of the layers that follow.
@@ -38,6 +38,13 @@ class NextGates(Predictor):
     def _later(self, view: LayerView) -> tuple[int, ...]:
         row = view.shape.moe_rows[view.layer]
         return view.shape.moe_layers[row + 1 : row + 1 + self.layers]
+
+
+@dataclass(frozen=True, kw_only=True)
+class NextGatesOnNormed(NextGates):
+    """Runs gates of later layers on the state that this layer's own gate reads (DAOP §III)."""
+
+    lookahead: ClassVar[Lookahead] = Lookahead.NORMED
 
 
 @dataclass(frozen=True, kw_only=True)

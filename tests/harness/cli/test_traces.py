@@ -1,6 +1,7 @@
 """`moebench trace` and `moebench run --trace`: recorded and imported routing, replayed."""
 
 import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -319,6 +320,20 @@ def test_predictions_cannot_be_reconstructed(ids_only: Path) -> None:
     line = refused("run", "--trace", ids_only, "--machine", "rtx4060ti", *SMOE)
     assert "holds no predictions of kind layer" in line
     assert "--set prefetch=none" in line
+
+
+def test_a_trace_from_before_daops_predictions_were_recorded_is_refused_in_one_line(
+    recorded: Path,
+) -> None:
+    old = shutil.copytree(recorded, Path("old"))
+    header = json.loads((old / "trace.json").read_text())
+    del header["predictions"]["normed"], header["arrays"]["predicted_normed"]
+    (old / "trace.json").write_text(json.dumps(header))
+    arguments = ("--trace", old, "--setting", "S3", "--system", "daop", "--set", "place=by-id")
+    line = refused("run", *arguments)
+    assert call("run", *arguments, "--set", "route=exact").code == 0
+    assert "holds no predictions of kind normed (it holds: gate, layer)" in line
+    assert "route=predicted reads them; use --set route=exact, or record the trace again" in line
 
 
 def test_a_prefill_alone_has_a_ttft_and_no_tpot() -> None:

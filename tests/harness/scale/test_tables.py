@@ -19,10 +19,10 @@ def document(**statistics: Any) -> dict[str, Any]:
 
 
 def test_every_statistic_that_is_shown_is_measured() -> None:
-    # A window as verify reads it: half of it decoded, with both kinds of prediction.
+    # A window as verify reads it: half of it decoded, with every kind of prediction.
     ids_TLK = np.arange(WINDOW)[:, None, None] % 4 + np.arange(2)[None, :, None]
     scores_TLE = np.ones((WINDOW, 2, 5))
-    predicted = dict.fromkeys(("gate", "layer"), scores_TLE)
+    predicted = dict.fromkeys(("gate", "normed", "layer"), scores_TLE)
     found = summary([RoutedSequence(ids_TLK, WINDOW // 2, scores_TLE, predicted)] * 2, 5)
     for key in STATISTICS:
         assert value_at(found, key) is not None, key

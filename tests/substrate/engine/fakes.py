@@ -23,7 +23,7 @@ from moebench.substrate.memory.host import HostRecords
 from moebench.substrate.memory.tier import Tier
 from moebench.substrate.models.protocol import Model
 from moebench.substrate.models.shape import GateKind, ModelShape
-from moebench.substrate.terms import Gate, Ids, Lookahead, Phase, Scores
+from moebench.substrate.terms import LOOKAHEADS, Gate, Ids, Lookahead, Phase, Scores
 from moebench.substrate.traces.passes import PassTrace, RoutingTrace
 from tests.substrate.engine.watch import Claim, LetGo, watch_needed, watch_slots, watch_turns
 
@@ -290,7 +290,7 @@ def random_trace(
                 done.gates[layer] = Gate(scores_TE, top_k_of(scores_TE, shape.top_k))
                 row = shape.moe_rows[layer]
                 for later in shape.moe_layers[row + 1 : row + 3]:
-                    for kind in Lookahead.GATE, Lookahead.LAYER:
+                    for kind in LOOKAHEADS:
                         guess = _softmax(_noise(random, len(scores_TE), shape))
                         mixed = predictable * scores[later] + (1 - predictable) * guess
                         done.predicted.setdefault(kind, {})[layer, later] = mixed

@@ -14,7 +14,7 @@ from moebench.substrate.engine.system import System
 from moebench.substrate.models.decoder import Decoder
 from moebench.substrate.models.weights import Checkpoint, ResidentExperts
 from moebench.systems.policies.assign import LoadAll
-from moebench.systems.policies.predict import NextGates
+from moebench.systems.policies.predict import NextGatesOnNormed
 from tests.substrate.engine.checker import check_order, check_timeline
 from tests.substrate.engine.fakes import rig
 from tests.substrate.engine.own import Placed, Plans, Routes, system
@@ -129,7 +129,8 @@ def test_a_layer_routed_ahead_through_the_engine(models):
             states[layer, position] = x
             if position < prompt or layer not in ahead:
                 return plain.own(layer, position, x)
-            own, before = plain.normed(layer, x), plain.normed(layer, states[layer - 1, position])
+            own = plain.normed(layer, x)
+            before = plain.normed(layer - 1, states[layer - 1, position])
             scores = plain.scores(layer, before)
             routed = (
                 weight * plain.expert(layer, e, own if e % 2 else before)
@@ -139,6 +140,6 @@ def test_a_layer_routed_ahead_through_the_engine(models):
 
         return added
 
-    route = Routes(ahead=ahead, looks=NextGates())
+    route = Routes(ahead=ahead, looks=NextGatesOnNormed())
     made = system(place=Placed(pairs=[(1, 1), (2, 3)]), route=route, assign=Plans(by=plan))
     check_logits(models, made, formula)

@@ -138,6 +138,7 @@ def test_layer_lookahead_with_all_experts_is_exact_and_leaves_no_trace(family, d
             decoder.predict(layer, layer + 1, everyone[::2], Lookahead.LAYER)
             decoder.predict(layer, layer + 1, [], Lookahead.LAYER)
             decoder.predict(layer, layer + 1, [], Lookahead.GATE)
+            decoder.predict(layer, layer + 1, [], Lookahead.NORMED)
             exact = decoder.predict(layer, layer + 1, everyone[::-1], Lookahead.LAYER)
             predicted[layer + 1] = exact
 

@@ -50,22 +50,26 @@ def texts_of(logits: Tensor) -> list[list[int]]:
 # ----------------------------------------------------------------------------- gates ahead
 
 
+#: Through the later layer's norm, and through this layer's.
+KINDS = (Lookahead.GATE, Lookahead.NORMED)
+
+
 @pytest.mark.parametrize("family", FAMILIES)
 def test_later_gates_on_this_layers_state(family, decoders, directories):
-    """For every later layer, in prefill and decode; with it the states that policies read."""
+    """For every later layer, in prefill and decode; with it the state that policies read."""
     decoder, plain = decoders[family], PlainModel(directories[family])
     layers = decoder.shape.moe_layers
-    said: dict[tuple[int, int, int], np.ndarray] = {}
-    read: dict[tuple[int, int, int], np.ndarray] = {}
+    said: dict[tuple[int, int, int, Lookahead], np.ndarray] = {}
+    read: dict[tuple[int, int], np.ndarray] = {}
 
     def moe(step: int, layer: int, gate: Gate) -> None:
         for later in layers[layers.index(layer) :]:
-            scores_TE = decoder.predict(layer, later, (), Lookahead.GATE)
-            said[step, layer, later] = scores_TE.copy()
-            read[step, layer, later] = decoder.hidden(later).copy()
-        # Whichever was asked last: the layer's own state is still its own.
-        assert np.array_equal(decoder.hidden(layer), read[step, layer, layer])
-        assert np.array_equal(decoder.hidden(layers[-1]), read[step, layer, layers[-1]])
+            for kind in KINDS:
+                scores_TE = decoder.predict(layer, later, (), kind)
+                said[step, layer, later, kind] = scores_TE.copy()
+        # Whichever was asked last: what was read is the layer's own state.
+        read[step, layer] = decoder.hidden(layer).copy()
+        assert np.array_equal(decoder.hidden(layers[-1]), read[step, layer])
         finish(decoder, layer, gate)
 
     texts = texts_of(passes(decoder, PROMPTS, STEPS, moe))
@@ -79,10 +83,12 @@ def test_later_gates_on_this_layers_state(family, decoders, directories):
         plain.logits(text, watched)
     for step, row, b, position in rows_of(PROMPTS):
         for layer in layers:
+            own = plain.normed(layer, states[b, layer, position])
+            assert close(read[step, layer][row], own)
             for later in layers[layers.index(layer) :]:
-                y = plain.normed(later, states[b, layer, position])
-                assert close(said[step, layer, later][row], plain.scores(later, y))
-                assert close(read[step, layer, later][row], y)
+                later_norm = plain.normed(later, states[b, layer, position])
+                for kind, y in zip(KINDS, (later_norm, own), strict=True):
+                    assert close(said[step, layer, later, kind][row], plain.scores(later, y))
 
 
 @pytest.mark.parametrize("family", FAMILIES)

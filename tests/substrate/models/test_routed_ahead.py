@@ -20,12 +20,8 @@ def early(experts: Iterable[int]) -> list[int]:
     return [expert for expert in experts if expert % 2 == 0]
 
 
-def decoded_ahead(decoder: Decoder, first: int, predicts: bool) -> Tensor:
-    """Logits ``[steps, B, V]``; in decode, layers from ``first`` on are routed ahead.
-
-    Args:
-        predicts: whether the later gate is asked before the layer is routed, or not at all.
-    """
+def decoded_ahead(decoder: Decoder, first: int) -> Tensor:
+    """Logits ``[steps, B, V]``; in decode, layers from ``first`` on are routed ahead."""
     shape = decoder.shape
     ahead: dict[int, np.ndarray] = {}
 
@@ -33,10 +29,8 @@ def decoded_ahead(decoder: Decoder, first: int, predicts: bool) -> Tensor:
         was_ahead, later = layer in ahead, shape.next_moe_layers[layer]
         ids_TK = ahead.pop(layer, gate.ids_TK)
         if step and later is not None and later >= first:
-            scores_TE = decoder.predict(layer, later, (), Lookahead.GATE)
+            scores_TE = decoder.predict(layer, later, (), Lookahead.NORMED)
             ahead[later] = np.argsort(-scores_TE, axis=1)[:, : shape.top_k]
-            if not predicts:  # the state must be had anew
-                decoder.predict(layer, layer, (), Lookahead.GATE)
             decoder.route_ahead(later)
         active = list(decoder.dispatch(layer, ids_TK, ids_TK))
         before = early(active) if was_ahead else []
@@ -49,9 +43,9 @@ def decoded_ahead(decoder: Decoder, first: int, predicts: bool) -> Tensor:
 
 
 class RoutedAhead:
-    """The same in formulas: a later gate on a layer's state chooses and weighs.
+    """The same in formulas: a later gate chooses and weighs, on what the gate before it reads.
 
-    The early experts read that state too, through their own layer's norm; others read their own.
+    That is through the norm of the layer before.  The early experts read it too, others their own.
     """
 
     def __init__(self, plain: PlainModel, prompt: int, first: int) -> None:
@@ -63,9 +57,8 @@ class RoutedAhead:
         self._states[layer, position] = x
         if position < self._prompt or layer < self._first:
             return plain.own(layer, position, x)
-        own, foreseen = (
-            plain.normed(layer, state) for state in (x, self._states[layer - 1, position])
-        )
+        own = plain.normed(layer, x)
+        foreseen = plain.normed(layer - 1, self._states[layer - 1, position])
         scores = plain.scores(layer, foreseen)
         weights = plain.weights(scores, plain.best(scores))
         routed = sum(
@@ -75,13 +68,12 @@ class RoutedAhead:
         return routed + plain.shared(layer, own)
 
 
-@pytest.mark.parametrize("predicts", [True, False])
 @pytest.mark.parametrize(("family", "first"), [("xverse", 1), ("xverse", 2), ("deepseek", 2)])
 def test_early_experts_read_the_state_that_their_own_layer_was_routed_by(
-    family, first, predicts, decoders, directories
+    family, first, decoders, directories
 ):
     """With layer 1 routed in layer 0 and layer 2 in layer 1, neither may take the other's state."""
-    found = decoded_ahead(decoders[family], first, predicts)
+    found = decoded_ahead(decoders[family], first)
     plain = PlainModel(directories[family])
     for b, prompt in enumerate(PROMPTS):
         text = prompt + found[:-1, b].argmax(-1).tolist()

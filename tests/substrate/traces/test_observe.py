@@ -44,7 +44,7 @@ def test_reading_routes_as_decoding_does(decoder: Decoder) -> None:
 
 def test_predictions_are_for_the_next_layer_only(decoder: Decoder) -> None:
     (routing,) = read(decoder, [PROMPTS[0]], prefill=1)
-    assert set(routing.predicted_TLE) == {"gate", "layer"}
+    assert set(routing.predicted_TLE) == {"gate", "normed", "layer"}
     for kind, predicted in routing.predicted_TLE.items():
         assert np.isnan(predicted[:, -1]).all()
         assert not np.isnan(predicted[:, :-1]).any()

@@ -16,7 +16,7 @@ from moebench.substrate.errors import UsageError
 from moebench.substrate.models.decoder import Decoder
 from moebench.substrate.models.shape import ModelShape
 from moebench.substrate.models.weights import Checkpoint, ResidentExperts
-from moebench.substrate.terms import Lookahead, RoutedSequence
+from moebench.substrate.terms import LOOKAHEADS, Lookahead, RoutedSequence
 from moebench.substrate.traces.catalogue import find_trace
 from moebench.substrate.traces.file import TraceFile, open_trace, writing
 from moebench.substrate.traces.passes import TracedModel
@@ -216,7 +216,7 @@ def test_predictions_that_nobody_asked_for_know_no_routed_expert(decoder, reside
         """Asks for the same predictions along the way."""
 
         def __init__(self):
-            self.said = {kind: [] for kind in (Lookahead.GATE, Lookahead.LAYER)}
+            self.said = {kind: [] for kind in LOOKAHEADS}
 
         def __getattr__(self, name):
             return getattr(decoder, name)
@@ -294,7 +294,7 @@ def test_a_file_holds_predictions_of_the_next_layer_in_decode(decoder, tmp_path)
         prefill, *decoded = batch
         assert prefill.predicted == {}
         for one in decoded:
-            assert set(one.predicted) == {Lookahead.GATE, Lookahead.LAYER}
+            assert set(one.predicted) == set(LOOKAHEADS)
             for predicted in one.predicted.values():
                 assert list(predicted) == list(pairwise(layers))
                 assert not any(np.isnan(scores_TE).any() for scores_TE in predicted.values())
@@ -329,7 +329,8 @@ def test_gates_are_predicted_across_a_dense_layer_too(tmp_path):
     model = decoder_of(path)
     record(tmp_path / "t", model, "gpu-only", {}, precision="float32")
     trace = open_trace(tmp_path / "t")
-    assert not np.isnan(trace.predicted(Lookahead.GATE)).any()
+    for kind in (Lookahead.GATE, Lookahead.NORMED):
+        assert not np.isnan(trace.predicted(kind)).any()
     assert np.isnan(trace.predicted(Lookahead.LAYER)).all()
     overrides = {"prefetch": "next-gate"}
     live, tokens = run(model, "moe-ondemand", overrides, 1)

@@ -176,7 +176,7 @@ def test_texts_as_a_trace_have_scores_and_predictions_and_say_how(tmp_path: Path
     own = np.take_along_axis(trace.scores_TLE, trace.ids_TLK.astype(int), 2)
     assert (own.min(2) >= np.sort(trace.scores_TLE, 2)[..., -K]).all(), "what was chosen leads"
     header = trace.header
-    assert set(header.predictions) == {"gate", "layer"}
+    assert set(header.predictions) == {"gate", "normed", "layer"}
     assert all("recall 0.84" in p.made for p in header.predictions.values())
     assert header.scores is not None
     assert "reconstructed" in header.scores

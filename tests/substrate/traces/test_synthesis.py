@@ -187,8 +187,8 @@ def test_a_drawn_trace_says_so_and_serves_every_kind_of_prediction(tmp_path):
     trace = open_trace(tmp_path / "t")
     assert trace.prompts == [5] * 3
     assert [trace.passes(s) for s in range(3)] == [4] * 3
-    assert set(trace.header.predictions) == {"gate", "layer"}
-    assert trace.predicted("gate") is trace.predicted("layer")
+    assert set(trace.header.predictions) == {"gate", "normed", "layer"}
+    assert trace.predicted("gate") is trace.predicted("normed") is trace.predicted("layer")
     assert any("drawn" in note for note in trace.header.notes)
     assert json.loads((tmp_path / "t" / "trace.json").read_text())["source"]["seed"] == 0
     assert [r.prefill for r in routings(trace)] == [5] * 3

@@ -9,7 +9,7 @@ from moebench.substrate.machines.protocol import OpKind
 from moebench.substrate.terms import Lookahead
 from moebench.systems.duoserve import PathPredictor
 from moebench.systems.options import build
-from moebench.systems.policies.predict import NextGates, NextLayer
+from moebench.systems.policies.predict import NextGates, NextGatesOnNormed, NextLayer
 from moebench.systems.policies.prefetch import NextGate
 from tests.substrate.engine.fakes import FixedModel, rig, small_shape
 from tests.systems.views import shape, view
@@ -34,15 +34,19 @@ def seen_at(layer, rows=2):
 
 
 @pytest.mark.parametrize(
+    ("kind", "lookahead"),
+    [(NextGates, Lookahead.GATE), (NextGatesOnNormed, Lookahead.NORMED)],
+)
+@pytest.mark.parametrize(
     ("layers", "layer", "later"),
     [(1, 1, [2]), (1, 2, [4]), (3, 1, [2, 4, 5]), (3, 2, [4, 5]), (3, 4, [5]), (9, 1, [2, 4, 5])],
 )
-def test_gates_of_the_layers_with_experts_that_follow(layers, layer, later):
-    predictor, model, seen = NextGates(layers=layers), Asked(), seen_at(layer)
+def test_gates_of_the_layers_with_experts_that_follow(layers, layer, later, kind, lookahead):
+    predictor, model, seen = kind(layers=layers), Asked(), seen_at(layer)
     op = predictor.op(seen)
     assert (op.kind, op.layer, op.rows) == (OpKind.PREDICT, layer, (2,) * len(later))
     forecast = predictor.forecast(seen, model, [0, 3])
-    assert model.questions == [(layer, other, (0, 3), Lookahead.GATE) for other in later]
+    assert model.questions == [(layer, other, (0, 3), lookahead) for other in later]
     assert {key: scores[0, 0] for key, scores in forecast.items()} == {
         other: number for number, other in enumerate(later, 1)
     }
@@ -71,22 +75,31 @@ def kinds(system, overrides):
     return [type(predictor) for predictor in build(system, overrides).predictors]
 
 
+class AsRouted(NextGate):
+    """Asks what routing ahead asks."""
+
+    @property
+    def predictor(self):
+        return NextGatesOnNormed()
+
+
 def test_equal_predictors_are_one():
-    gate = {"route": "predicted"}
-    for prefetch in ({"prefetch": "next-gate"}, {"prefetch.predict": "gate"}):
-        system = build("smoe", gate | prefetch)
-        assert system.route.predictor is not system.prefetch.predictor
-        assert system.predictors == [NextGates()]
-        assert system.lookaheads == {Lookahead.GATE}
+    system = build("daop", {})
+    system.prefetch = AsRouted()
+    assert system.route.predictor is not system.prefetch.predictor
+    assert system.predictors == [NextGatesOnNormed()]
+    assert system.lookaheads == {Lookahead.NORMED}
 
 
 def test_unequal_predictors_are_not():
-    assert kinds("smoe", {"route": "predicted"}) == [NextGates, NextLayer]
-    assert build("smoe", {"route": "predicted"}).lookaheads == {Lookahead.GATE, Lookahead.LAYER}
+    assert kinds("smoe", {"route": "predicted"}) == [NextGatesOnNormed, NextLayer]
+    assert build("smoe", {"route": "predicted"}).lookaheads == {Lookahead.NORMED, Lookahead.LAYER}
     assert NextGates() != NextGates(layers=3)
-    system = build("daop", {"prefetch": "next-gate"})
+    assert NextGates() != NextGatesOnNormed()
+    assert kinds("daop", {"prefetch": "next-gate"}) == [NextGatesOnNormed, NextGates]
+    system = build("daop", {})
     system.prefetch = FarAhead()
-    assert system.predictors == [NextGates(), NextGates(layers=3)]
+    assert system.predictors == [NextGatesOnNormed(), NextGates(layers=3)]
 
 
 def test_networks_are_their_own():
@@ -97,7 +110,7 @@ def test_networks_are_their_own():
 def test_who_predicts_nothing():
     assert kinds("moe-ondemand", {}) == kinds("flashmoe", {}) == kinds("duoserve", {}) == []
     assert kinds("smoe", {}) == [NextLayer]
-    assert kinds("daop", {}) == [NextGates]
+    assert kinds("daop", {}) == [NextGatesOnNormed]
 
 
 class FarAhead(NextGate):
@@ -112,18 +125,19 @@ SCORES = [[0.1, 0.2, 0.3, 0.4]]
 
 
 @pytest.mark.parametrize(
-    ("predict", "predictions"),
+    ("prefetch", "predictions"),
     [
         # Of four layers three have a next one; in decode all but the first are routed ahead.
-        ("gate", 3),
-        ("layer", 6),
+        (AsRouted(), 3),
+        (NextGate(), 6),
     ],
 )
-def test_an_equal_prediction_is_made_once_a_layer(predict, predictions):
-    overrides = {"route": "predicted", "route.first": "1", "prefetch.predict": predict}
+def test_an_equal_prediction_is_made_once_a_layer(prefetch, predictions):
     model = small_shape(layers=4)
     tables = {(step, layer): SCORES for step in range(2) for layer in range(4)}
-    made = rig(build("smoe", overrides), FixedModel(model, tables, tables), slots=8)
+    system = build("smoe", {"route": "predicted", "route.first": "1"})
+    system.prefetch = prefetch
+    made = rig(system, FixedModel(model, tables, tables), slots=8)
     made.engine.generate([[1]], 2)
     spans = [span for span in made.spans if span.op.kind is OpKind.PREDICT]
     assert len(spans) == len(made.engine.model.predicted) == predictions
