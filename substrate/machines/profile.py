@@ -79,7 +79,7 @@ class Host(Inert):
 
 
 class Disk(Inert):
-    """An SSD: ``access_latency + bytes / bandwidth`` alone, the transfer only behind another read."""
+    """An SSD: ``access_latency + bytes / bandwidth``; behind another read the latter alone."""
 
     name: str = Field(min_length=1)
     queue1_bandwidth: Bandwidth  #: one large read at a time
