@@ -144,7 +144,9 @@ class LearnedEviction(Eviction):
                 f"experts, the model has {layers} of {experts}"
             )
         self._shape = shape
-        self._by_key = np.zeros(shape.num_layers * experts, dtype=np.float32)
+        #: Predicted distances with the sign turned: the least is the farthest.
+        self._nearness = np.zeros(shape.num_layers * experts, dtype=np.float32)
+        self._scope = cache.scope
         self.begin_sequences(Prompts(()))
 
     def begin_sequences(self, prompts: Prompts) -> None:
@@ -168,11 +170,22 @@ class LearnedEviction(Eviction):
 
     def victim(self, allowed: Mask, incoming: int) -> int | None:
         """MaxDist: the largest predicted distance of the allowed keys."""
+        experts, layer = self._shape.num_experts, incoming // self._shape.num_experts
+        if self._scope == "layer":  # whoever is allowed is of this layer
+            self._predict({layer})
+            first = layer * experts
+            row = slice(first, first + experts)
+            found = least(self._nearness[row], allowed[row])
+            return None if found is None else first + found
+        self._predict({layer, *_layers(allowed, experts)})
+        return least(self._nearness, allowed)
+
+    def _predict(self, layers: set[int]) -> None:
+        """Bring the distances of these layers up to date."""
         experts = self._shape.num_experts
-        for layer in self._stale & {incoming // experts, *_layers(allowed, experts)}:
-            self._by_key[layer * experts : (layer + 1) * experts] = self._distances(layer)
+        for layer in self._stale & layers:
+            self._nearness[layer * experts : (layer + 1) * experts] = -self._distances(layer)
             self._stale.remove(layer)
-        return least(-self._by_key, allowed)
 
     def _distances(self, layer: int) -> np.ndarray:
         row = self._shape.moe_rows[layer]

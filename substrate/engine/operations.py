@@ -15,11 +15,25 @@ _DEVICE, _HOST, _D2H = Lane.DEVICE, Lane.HOST, Lane.D2H
 _EXPERT, _RETURN = OpKind.EXPERT, OpKind.RETURN
 
 
+class _ExpertOps(dict[tuple[int, int, int], Op]):
+    """An operation of one expert by layer, expert and rows: thousands are asked for in a second."""
+
+    def __init__(self, kind: OpKind) -> None:
+        super().__init__()
+        self._kind = kind
+
+    def __missing__(self, key: tuple[int, int, int]) -> Op:
+        layer, expert, rows = key
+        op = self[key] = op_of(self._kind, layer, (rows,), (expert,))
+        return op
+
+
 class Operations:
     """Common work, experts and predictions of one run whose common weights are on the device."""
 
     def __init__(self, model: Model, machine: Machine) -> None:
         self._model, self._machine = model, machine
+        self._expert_ops, self._return_ops = _ExpertOps(_EXPERT), _ExpertOps(_RETURN)
         #: What was predicted in this layer, and the prediction that was read last.
         self._predicted: list[tuple[Predictor, Span]] = []
         self._read: Span | None = None
@@ -40,7 +54,7 @@ class Operations:
 
     def device_expert(self, layer: int, expert: int, rows: int, after: Sequence[Span]) -> Span:
         """One expert on the device, once it is there."""
-        op = op_of(_EXPERT, layer, (rows,), (expert,))
+        op = self._expert_ops[layer, expert, rows]
         return self._machine.submit(op, _DEVICE, after, self._model.compute, layer, op.experts)
 
     def host_expert(
@@ -50,12 +64,12 @@ class Operations:
 
         An ``early`` one is of a layer that is routed ahead: the model computes it at its turn.
         """
-        op = op_of(_EXPERT, layer, (rows,), (expert,))
+        op = self._expert_ops[layer, expert, rows]
         if early:
             span = self._machine.submit(op, _HOST, after)
         else:
             span = self._machine.submit(op, _HOST, after, self._model.compute, layer, op.experts)
-        back = op_of(_RETURN, layer, (rows,), (expert,))
+        back = self._return_ops[layer, expert, rows]
         return self._machine.submit(back, _D2H, (span,))
 
     # ------------------------------------------------------------------ predictions
@@ -142,7 +156,7 @@ class DividedOperations(Operations):
 
     def device_expert(self, layer: int, expert: int, rows: int, after: Sequence[Span]) -> Span:
         """The same of an expert."""
-        op = op_of(_EXPERT, layer, (rows,), (expert,))
+        op = self._expert_ops[layer, expert, rows]
         return self.device(op, after, self._model.compute, layer, op.experts)
 
     def host_expert(

@@ -67,13 +67,13 @@ class Transfers:
         The list ends before the first one for which no slot can be had without waiting.
         """
         machine, spans = self.machine, []
-        for fetch in wanted:
-            key = fetch[0] * self._experts + fetch[1]  # type: ignore[operator]
-            with machine.lock:
+        with machine.lock:  # a machine that waits for what a load follows lets go of it meanwhile
+            for fetch in wanted:
+                key = fetch[0] * self._experts + fetch[1]  # type: ignore[operator]
                 after = self._claim(fetch, key, machine.now_ns())
                 if after is None:
                     break
-            spans.append(machine.load(self._ops[key], self, after))
+                spans.append(machine.load(self._ops[key], self, after))
         return spans
 
     def demand_when_free(self, fetch: Fetch) -> Span:

@@ -55,9 +55,10 @@ class History:
 
     def step(self, layer: int, experts: Sequence[int] | np.ndarray) -> None:
         """What is routed gets r = 1 and f + 1, the others r + 1."""
-        self.r[layer] += 1
-        self.r[layer, experts] = 1
-        self.f[layer, experts] += 1
+        routed, r = np.asarray(experts), self.r[layer]  # a list would be converted twice
+        r += 1
+        r[routed] = 1
+        self.f[layer][routed] += 1
 
     def features(self, layer: int) -> np.ndarray:
         """[1/r ‖ f / max f], ``[2E]`` in [0, 1]."""
@@ -80,9 +81,13 @@ class Network:
         """How far away each expert's next use is, as a share of the horizon ``[E]``."""
         x, last = features.astype(np.float32), len(self.weights) - 1
         for i, (w, b) in enumerate(zip(self.weights, self.biases, strict=True)):
-            x = x @ w[layer] + b[layer]
+            x = x @ w[layer]
+            x += b[layer]
             if i < last:
-                x = x / (1 + np.exp(-x))
+                gate = np.negative(x)
+                np.exp(gate, out=gate)
+                gate += 1
+                x /= gate
         return x
 
     @property
