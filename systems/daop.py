@@ -147,7 +147,12 @@ class AllocateBySequence(Assignment):
 
 @dataclass(kw_only=True)
 class OnlySwaps(Eviction):
-    """Evicts no expert of its own choice: a swap names the one that it replaces."""
+    """Evicts no expert of its own choice: a swap names the one that it replaces.
+
+    What leaves is copied back to the host, as experts change places (Algorithm 1, lines 11-13).
+    """
+
+    writes_back = True
 
     def victim(self, allowed: Mask, incoming: int) -> int | None:
         """None, so that nothing but swaps can be loaded into full memory."""

@@ -57,7 +57,13 @@ SYSTEMS: dict[str, tuple[str, str, str]] = {
 Variant = Literal["published", "shipped"]
 
 #: Systems whose authors' code differs from their paper: name → (module, class, one line).
-SHIPPED: dict[str, tuple[str, str, str]] = {}
+SHIPPED: dict[str, tuple[str, str, str]] = {
+    "daop": (
+        "moebench.systems.daop_shipped",
+        "ShippedDAOP",
+        "swaps paired by position, a placeholder in prefill, copies that block",
+    ),
+}
 
 
 #: decision → name → (module, class)
@@ -79,6 +85,7 @@ POLICIES: dict[str, dict[str, tuple[str, str]]] = {
         "balanced": ("moebench.systems.policies.assign", "Balanced"),
         "optimal": ("moebench.systems.policies.assign", "Optimal"),
         "by-sequence": ("moebench.systems.daop", "AllocateBySequence"),
+        "by-sequence-shipped": ("moebench.systems.daop_shipped", "AllocateAsShipped"),
     },
     "prefetch": {
         "none": ("moebench.systems.policies.prefetch", "NoPrefetch"),
@@ -99,6 +106,7 @@ POLICIES: dict[str, dict[str, tuple[str, str]]] = {
         "flashmoe": ("moebench.systems.flashmoe", "LearnedEviction"),
         "score": ("moebench.systems.policies.evict", "LowestAverageScore"),
         "swap": ("moebench.systems.daop", "OnlySwaps"),
+        "swap-placeholder": ("moebench.systems.daop_shipped", "SwapsAndPlaceholder"),
     },
 }
 

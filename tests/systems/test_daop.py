@@ -249,5 +249,42 @@ def test_a_swap_evicts_its_partner_and_no_other():
     made.engine.generate([[1] * 4], 2)
     exchanged = [claim for claim in made.claims if not claim.placed]
     assert [(claim.key, claim.victim) for claim in exchanged] == [(2, 1)]
+    back = [span for span in made.spans if span.op.kind is OpKind.WRITE_BACK]
+    assert [(span.op.experts, span.lane) for span in back] == [((1,), Lane.D2H)]
     assert made.counts["prefill"].loads == 1
     assert (made.counts["decode"].host, made.counts["decode"].loads) == (1, 0)
+
+
+def prefill_spans(tokens: list[int], *kinds: OpKind) -> list[tuple[tuple[int, ...], int, int]]:
+    """One layer's (experts, start, end) in a prefill; experts 0 and 1 of six are on the device."""
+    model = small_shape(layers=1, top_k=1, experts=6)
+    rows = [[float(e == expert) for e in range(6)] for expert in tokens]
+    system = build("daop", {"place.popularity": "[[6, 5, 4, 3, 2, 1]]"})
+    made = rig(system, FixedModel(model, {(0, 0): rows}), slots=2, costs=FlatCosts(prices()))
+    made.engine.generate([[1] * len(tokens)], 1)
+    found = [span for span in made.spans if span.op.kind in kinds]
+    return [(span.op.experts, span.start_ns, span.end_ns) for span in found]
+
+
+def test_what_a_swap_replaces_is_copied_to_the_host_before_its_slot_is_used():
+    # Attention 30, gate 3: at 33 expert 1, which has no token, begins to leave: 35 ns over d2h.
+    # Expert 2 then takes 40 over h2d and 10 to compute; 0 is computed at once.
+    kinds = (OpKind.WRITE_BACK, OpKind.LOAD, OpKind.EXPERT)
+    assert sorted(prefill_spans([2, 2, 2, 0], *kinds)) == [
+        ((0,), 33, 43),
+        ((1,), 33, 68),
+        ((2,), 68, 108),
+        ((2,), 108, 118),
+    ]
+
+
+def test_the_copies_of_several_swaps_overlap_in_their_two_directions():
+    # 2 (three tokens) for 1, 3 (two) for 0: d2h is busy 33..68..103, h2d 68..108 and then 108..148.
+    assert prefill_spans([2, 2, 2, 3, 3], OpKind.WRITE_BACK) == [((1,), 33, 68), ((0,), 68, 103)]
+    assert prefill_spans([2, 2, 2, 3, 3], OpKind.LOAD) == [((2,), 68, 108), ((3,), 108, 148)]
+
+
+def test_an_active_expert_is_computed_before_it_is_copied_back():
+    # 2 has three tokens, 1 has one: 0 and 1 are one operation, 33..53.
+    assert prefill_spans([2, 2, 2, 1, 0, 0], OpKind.WRITE_BACK) == [((1,), 53, 88)]
+    assert prefill_spans([2, 2, 2, 1, 0, 0], OpKind.LOAD) == [((2,), 88, 128)]

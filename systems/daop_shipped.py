@@ -1,0 +1,152 @@
+"""DAOP as its authors' code runs it (ecolab-nus/DAOP 08fef33), where that differs from the paper.
+
+    code                              here
+    ────                              ────
+    experts on the device at start    PlaceByActivation, as published; swaps outlive their request
+    prefill: which experts to swap    listed_swaps, AllocateAsShipped
+    a swap: D2H, then H2D             Fetch(instead_of=...); OnlySwaps writes back; blocking_copies
+    prefill: the least sum over 2^E   least_sum; a loaded expert is Fetch(keep=False)
+    one placeholder for these         SwapsAndPlaceholder.reserve: one slot that placement leaves
+    decode from layer 5 on            PredictedRouting, as published
+
+What differs from Algorithm 1: experts are listed by products with zeros (see `listed_swaps`), so
+that host experts without a token void pairs; an expert that stays on the host with many tokens is
+not computed there but loaded for one use; copies block.
+
+Not modelled:
+
+- The search over 2^E splits costs the authors' code .6 ms a layer for 8 experts and .30 s for 16;
+  here it is free.
+- An expert with more than 8 tokens that is swapped out is loaded again through the placeholder;
+  here it is computed before its swap begins, which saves that load.
+- A swap brings an expert from pinned memory if it was swapped out before, else from pageable; here
+  every copy is as the profile says.
+- The placeholder is memory beside the expert slots; here it is one of them.
+- In layers 0 to 4 the device's experts wait for the host's (in decode); here they run beside them.
+- A host group begins beside the first copy to the placeholder; here after it.
+- Host experts without a token, which cost only their calls.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from moebench.substrate.engine.decisions import Active, Fetch, LayerView, Plan
+from moebench.substrate.engine.policies import Assignment, Eviction
+from moebench.substrate.errors import BudgetError, UsageError
+from moebench.substrate.memory.cache import ExpertCache
+from moebench.substrate.models.shape import ModelShape
+from moebench.systems.daop import DAOP, THRESHOLD, AllocateBySequence, OnlySwaps
+
+#: Experts that each of the two lists holds at most.
+LISTED = 8
+#: What the code thinks that a token costs on the host, and a load: no unit, for every model.
+HOST_COST, LOAD_COST = 3.5, 30.0
+
+
+def listed_swaps(
+    tokens: Sequence[int], rows: int, on_device: Sequence[bool], threshold: float, listed: int
+) -> dict[int, int]:
+    """Experts to load, each with the one that it replaces (modeling_daop.py, 393-400).
+
+    With n_e of the T ``rows``: *hot* lists experts by n_e on the host and 0 on the device,
+    descending; *cold* by n_e on the device and n_e · T on the host, ascending; ties by id.  Their
+    first entries are paired by position.  A pair is exchanged if its hot expert is on the host, its
+    cold one on the device, and n_hot > threshold · n_cold.
+    """
+    experts = range(len(tokens))
+    hot = sorted(experts, key=lambda e: -tokens[e] * (not on_device[e]))
+    cold = sorted(experts, key=lambda e: tokens[e] * (1 if on_device[e] else rows))
+    return {
+        h: c
+        for h, c in zip(hot[:listed], cold[:listed], strict=True)
+        if not on_device[h] and on_device[c] and tokens[h] > threshold * tokens[c]
+    }
+
+
+def least_sum(
+    tokens: Sequence[int], on_device: Iterable[int], host_cost: float, load_cost: float
+) -> set[int]:
+    """The experts that the host computes, where the sum of all costs is least (414-500).
+
+    On the host an expert costs ``host_cost`` a token, on the device ``load_cost``, or nothing if it
+    is there.  The code tries all 2^E splits.  Their cost is a sum of terms that each depend on one
+    expert's side alone, so it is least where every expert takes its own cheaper side.  Equal sides
+    go to the host: so do experts without a token.
+    """
+    there = set(on_device)
+    return {e for e, n in enumerate(tokens) if host_cost * n <= (0.0 if e in there else load_cost)}
+
+
+@dataclass(kw_only=True)
+class AllocateAsShipped(AllocateBySequence):
+    """Swaps in prefill, then divides the layer by the least sum of constant costs.
+
+    Attributes:
+        threshold: how many times a device expert's tokens its host expert's must exceed.
+        listed: how many experts the lists of a swap hold.
+        host_cost, load_cost: of a token on the host, and of a load.
+    """
+
+    threshold: float = THRESHOLD
+    listed: int = LISTED
+    host_cost: float = HOST_COST
+    load_cost: float = LOAD_COST
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.listed < 1:
+            raise UsageError(f"assign.listed is {self.listed}; allowed: 1 or more")
+        for option in ("host_cost", "load_cost"):
+            if getattr(self, option) <= 0:
+                raise UsageError(f"assign.{option} is {getattr(self, option)}; allowed: above 0")
+
+    def assign(self, view: LayerView, active: Active) -> Plan:
+        """In decode nothing moves; what is not on the device is computed on the host."""
+        if view.phase == "decode":
+            return super().assign(view, active)
+        tokens = np.bincount(view.topk_ids_TK.ravel(), minlength=view.shape.num_experts).tolist()
+        on_device = (view.resident_E | view.in_flight_E).tolist()
+        pairs = listed_swaps(tokens, view.forward.rows, on_device, self.threshold, self.listed)
+        before = {e for e, there in enumerate(on_device) if there}
+        after = before - set(pairs.values()) | pairs.keys()
+        on_host = least_sum(tokens, after, self.host_cost, self.load_cost)
+        host = [e for e in active.rows if e in on_host]
+        here = [e for e in active.rows if e not in on_host and e in before]
+        passing = [e for e in active.rows if e not in on_host and e not in before | after]
+        swaps = [Fetch(view.layer, h, instead_of=c) for h, c in pairs.items()]
+        load = [*swaps, *(Fetch(view.layer, e, keep=False) for e in passing)]
+        return Plan([*here, *pairs, *passing], host, (), load)
+
+
+@dataclass(kw_only=True)
+class SwapsAndPlaceholder(OnlySwaps):
+    """Evicts no expert of its own choice; one slot stays empty for experts that are not kept.
+
+    Where layers do not share slots, one of each layer.
+    """
+
+    reserve = 1
+
+    def start(self, shape: ModelShape, cache: ExpertCache) -> None:
+        """Count the slots that stay empty.
+
+        Raises:
+            BudgetError: there are no others.
+        """
+        self.reserve = len(shape.moe_layers) if cache.scope == "layer" else 1
+        if self.reserve >= cache.slots:
+            raise BudgetError(
+                f"evict=swap-placeholder keeps {self.reserve} of {cache.slots} slots empty; give a "
+                "larger --cache-ratio"
+            )
+
+
+@dataclass(kw_only=True)
+class ShippedDAOP(DAOP):
+    """The complete system of the authors' code."""
+
+    assign: Assignment = field(default_factory=AllocateAsShipped)
+    evict: Eviction = field(default_factory=SwapsAndPlaceholder)
+    blocking_copies: bool = True
