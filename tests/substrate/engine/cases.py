@@ -28,7 +28,9 @@ from tests.substrate.engine.arbitrary import (
 )
 from tests.substrate.engine.fakes import FlatCosts, Rig, prices, random_trace, rig, small_shape
 
-SYSTEMS = ("smoe", "moe-ondemand", "daop", "duoserve", "flashmoe", "arbitrary")
+#: By its class: the cases know no variants.
+SHIPPED_DAOP = "moebench.systems.daop_shipped:ShippedDAOP"
+SYSTEMS = ("smoe", "moe-ondemand", "daop", SHIPPED_DAOP, "duoserve", "flashmoe", "arbitrary")
 
 
 @dataclass(frozen=True)
@@ -195,15 +197,17 @@ def cases(draw, systems: Sequence[str] = (*SYSTEMS, "smoe", "gpu-only")) -> Case
     system = draw(st.sampled_from(systems))
     scope: Scope = draw(st.sampled_from(["global", "layer"]))
     fewest = max(shape.top_k, layers if scope == "layer" else 1)
-    slots = total if system == "gpu-only" else draw(st.integers(fewest, total))
     changes: dict[str, str] = {}
+    if system == SHIPPED_DAOP:  # one slot of every pool stays empty
+        fewest = min(max(fewest + 1, 2 * (layers if scope == "layer" else 1)), total)
+    slots = total if system == "gpu-only" else draw(st.integers(fewest, total))
     match system:
         case "smoe":
             # Some slot of every pool must be left for placed experts.
             changes = draw(smoe_overrides(slots // (layers if scope == "layer" else 1) - 1))
         case "moe-ondemand":
             changes = {"evict": draw(st.sampled_from(["lru", "lfu", "score"]))}
-        case "daop":
+        case _ if system in ("daop", SHIPPED_DAOP):
             changes = draw(daop_overrides(shape))
         case "flashmoe":
             changes = {"evict": draw(st.sampled_from(["flashmoe", "lifo", "arc", "lecar"]))}

@@ -54,7 +54,7 @@ def check_memory(case: Case, made: Rig) -> None:
         num_experts=case.shape.num_experts,
         capacity=made.cache.slots,
         budget_bytes=made.tier.budget_bytes,
-        writes_back=case.overrides.get("writes_back") == "True",
+        writes_back=made.engine.system.evict.writes_back,
     )
     made.cache.check_integrity()
     if case.host_records is not None:
