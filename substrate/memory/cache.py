@@ -233,12 +233,17 @@ class ExpertCache:
 
     def has_free_slot(self, key: int, now_ns: int) -> bool:
         """Whether the expert could be placed at this instant without an eviction."""
-        if self._draining:
-            ended = [d for d in self._draining if (d[2].end_ns or NEVER) <= now_ns]
-            for slot, pool, _ in ended:
-                pool.free.append(slot)
-            self._draining = [d for d in self._draining if d not in ended]
-        return bool(self._pool_of[key].free)
+        pool = self._pool_of[key]
+        if not pool.free:
+            # One, for the claim that follows: the others were not free at every earlier instant,
+            # at which a prefetch may yet have had its turn.
+            for entry in self._draining:
+                slot, drains_to, last_use = entry
+                if drains_to is pool and (last_use.end_ns or NEVER) <= now_ns:
+                    self._draining.remove(entry)
+                    pool.free.append(slot)
+                    break
+        return bool(pool.free)
 
     def await_slot(self, key: int) -> Span | None:
         """Take the first slot that was let go and is not free yet: its last use; None without."""

@@ -198,6 +198,19 @@ def test_a_slot_that_was_let_go_is_free_when_its_last_use_has_ended():
     cache.check_integrity()
 
 
+def test_a_claim_frees_no_slot_for_a_prefetch_whose_turn_was_earlier():
+    cache = cache_of(2, layers=1, top_k=1)
+    for key, end_ns in ((1, 30), (2, 40)):
+        cache.claim(key, None)
+        cache.arrive(key, 5)
+        cache.let_go(key, computation(cache, key, end_ns))
+    assert cache.has_free_slot(3, 50)
+    assert cache.claim(3, None) == 0
+    assert not cache.has_free_slot(0, 35), "the other slot is in use until 40"
+    assert cache.has_free_slot(0, 40)
+    cache.check_integrity()
+
+
 def test_whoever_cannot_wait_for_a_free_slot_is_told_what_its_transfer_waits_for():
     cache = cache_of([1, 2], layers=2)
     uses = {}
