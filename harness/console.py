@@ -10,7 +10,7 @@ from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
-from moebench.reports.tables import routing_of, system_of
+from moebench.reports.tables import routing_of, software_of, system_of
 
 
 def stderr() -> Console:
@@ -75,7 +75,7 @@ def show_run(document: dict[str, Any]) -> None:
     spec, metrics, accuracy = document["spec"], document["metrics"], document["accuracy"]
     badge = document["badge"]
     title = f"{system_of(spec)} · {spec['setting'] or spec['model']} · {spec['machine']}"
-    rows = [["routing", routing_of(spec)]]
+    rows = [["routing", routing_of(spec)], ["software", software_of(spec)]]
     rows += [[name, text] for name, text in _rows(metrics, accuracy, document["bound"], badge)]
     table(f"{title} · {spec['workload']} · batch {spec['batch']}", ["figure", "value"], rows)
     console = stderr()

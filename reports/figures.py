@@ -11,7 +11,7 @@ from typing import Any
 import altair as alt
 
 from moebench.reports.accuracy import Series
-from moebench.reports.tables import Document, dig, routing_of, system_of
+from moebench.reports.tables import Document, dig, routing_of, software_of, system_of
 from moebench.reports.throughput import Curve
 
 Spec = dict[str, Any]
@@ -280,7 +280,7 @@ def throughput(runs: list[Document], curves: Mapping[str, Curve]) -> Spec:
 
 def _name(run: Document) -> str:
     spec, routing = run["spec"], routing_of(run["spec"])
-    names = [system_of(spec), *filter(None, [spec.get("setting")])]
+    names = [system_of(spec), *filter(None, [spec.get("setting")]), software_of(spec)]
     return " · ".join(names if routing == "model" else [*names, routing])
 
 

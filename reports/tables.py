@@ -46,6 +46,7 @@ COLUMNS = (
     Column("system", "system", brief=True),
     Column("setting", "setting", brief=True),
     Column("machine", "machine", group="latency"),
+    Column("software", "software", group="latency", brief=True),
     Column("workload", "workload", group="latency"),
     Column("routing", "routing", group="latency", brief=True),
     Column("batch", "batch", form="d", group="latency"),
@@ -115,6 +116,12 @@ def routing_of(spec: Mapping[str, Any]) -> str:
     return f"trace {Path(trace).name}" if trace else spec.get("routing", "model")
 
 
+def software_of(spec: Mapping[str, Any]) -> str:
+    """The kind of software that a simulated run is charged with; a measured one ran our engine."""
+    # Runs of earlier versions do not say it.
+    return str(spec.get("software", "lean"))
+
+
 def _row(run: Document) -> Row:
     spec = run["spec"]
     total_ms = span_ms(run)
@@ -127,6 +134,7 @@ def _row(run: Document) -> Row:
         "run": run["run_id"],
         "system": system_of(spec),
         **{key: spec.get(key) for key in ("setting", "machine", "workload", "batch")},
+        "software": software_of(spec),
         "routing": routing_of(spec),
         "alpha": spec.get("alpha", dig(spec, "options.alpha")),
         "badge": run["badge"],

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from moebench.reports.tables import Document, routing_of
+from moebench.reports.tables import Document, routing_of, software_of
 from moebench.results.samples import TokenSample, read_samples
 
 #: A curve's steps at most: a hundredth of the tokens each, however many were decoded.
@@ -66,12 +66,13 @@ class Comparable(NamedTuple):
     """What runs must have in common for their speeds to be drawn in one figure.
 
     A simulated time and a measured one, or two of profiles of different worth, are not comparable:
-    hence the badge.
+    hence the badge.  Neither are two that are charged with different software.
     """
 
     model: Any
     precision: Any
     machine: Any
+    software: str
     workload: Any
     routing: str
     batch: int
@@ -80,7 +81,7 @@ class Comparable(NamedTuple):
     @property
     def title(self) -> str:
         """All of it in one line."""
-        names = [self.model, self.precision, self.machine, self.workload]
+        names = [self.model, self.precision, self.machine, self.software, self.workload]
         routing = f"routing: {self.routing}"
         return " · ".join(
             [*map(str, filter(None, names)), routing, f"batch {self.batch}", self.badge]
@@ -96,7 +97,7 @@ def groups(
         if run["run_id"] in curves:
             spec = run["spec"]
             common = Comparable(
-                spec.get("model"), spec.get("precision"), spec.get("machine"),
+                spec.get("model"), spec.get("precision"), spec.get("machine"), software_of(spec),
                 spec.get("workload"), routing_of(spec), spec["batch"], run["badge"],
             )  # fmt: skip
             found.setdefault(common, []).append(run)

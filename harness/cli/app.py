@@ -48,6 +48,7 @@ def run(
     setting: Annotated[str | None, typer.Option(help="See: moebench list settings.")] = None,
     workload: Annotated[str | None, typer.Option(help="See: moebench list workloads.")] = None,
     machine: Annotated[str | None, typer.Option(help="Profile, file.yaml, or local.")] = None,
+    software: Annotated[str | None, typer.Option(help="See: moebench list software.")] = None,
     model: Annotated[str | None, typer.Option(help="Model whose bytes are charged.")] = None,
     weights: Annotated[Path | None, typer.Option(help="Checkpoint that does the maths.")] = None,
     routing: Annotated[
@@ -64,6 +65,9 @@ def run(
     new_tokens: Annotated[int | None, typer.Option(help="Generated per prompt [64].")] = None,
     cache_ratio: Annotated[float | None, typer.Option(help="Experts on the device, 0-1.")] = None,
     allow_overcommit: Annotated[bool, typer.Option(help="Pretend the device is larger.")] = False,
+    device_memory: Annotated[
+        float | None, typer.Option(help="Device memory for weights and KV cache, in GiB [all].")
+    ] = None,
     free_host_gb: Annotated[
         float | None, typer.Option(help="Host memory for experts [all]; the rest is on disk.")
     ] = None,
@@ -94,6 +98,7 @@ def run(
         "setting": setting,
         "workload": workload,
         "machine": machine,
+        "software": software,
         "model": model,
         "weights": None if weights is None else str(weights),
         "routing": routing,
@@ -106,6 +111,7 @@ def run(
         "new_tokens": new_tokens,
         "cache_ratio": cache_ratio,
         "allow_overcommit": allow_overcommit or None,
+        "device_memory_gib": device_memory,
         "free_host_gb": free_host_gb,
         "seed": seed,
         "scoring": scoring,
@@ -125,6 +131,7 @@ def sweep(
     settings: Annotated[str | None, typer.Option(help="See: moebench list settings.")] = None,
     models: Annotated[str | None, typer.Option(help="Models whose bytes are charged.")] = None,
     machines: Annotated[str | None, typer.Option(help="Profiles, files.yaml, or local.")] = None,
+    software: Annotated[str | None, typer.Option(help="See: moebench list software.")] = None,
     workloads: Annotated[str | None, typer.Option(help="See: moebench list workloads.")] = None,
     batches: Annotated[str | None, typer.Option(help="Sequences decoded together.")] = None,
     alphas: Annotated[str | None, typer.Option(help="Substitution thresholds α.")] = None,
@@ -162,6 +169,7 @@ def sweep(
         "setting": settings,
         "model": models,
         "machine": machines,
+        "software": software,
         "workload": workloads,
         "batch": batches,
         "alpha": alphas,
@@ -185,6 +193,7 @@ class Listing(StrEnum):
     systems = "systems"
     settings = "settings"
     machines = "machines"
+    software = "software"
     workloads = "workloads"
     policies = "policies"
     models = "models"
@@ -192,7 +201,7 @@ class Listing(StrEnum):
 
 @app.command("list")
 def list_(what: Listing, json: JSON = False) -> None:
-    """List systems, settings, machines, workloads, policies or models."""
+    """List systems, settings, machines, software, workloads, policies or models."""
     from moebench.harness.cli.listings import show
 
     show(what.value, json)

@@ -40,9 +40,11 @@ def _settings() -> list[dict[str, Any]]:
             "paper": s.paper,
             "model": s.model,
             "machine": s.machine,
+            "software": s.software,
             "precision": s.precision,
             "alpha": s.alpha,
             "cache_ratio": s.cache_ratio,
+            "device_memory_gib": s.device_memory_gib,
             "runs": "yes" if s.model in ready else "with --weights DIR",
         }
         for s in settings().values()
@@ -58,6 +60,21 @@ def _machines() -> list[dict[str, Any]]:
     ]
     here = {"machine": "local", "badge": "measured", "what": "this computer: CPU, memory and disk"}
     return [*rows, here]
+
+
+def _software() -> list[dict[str, Any]]:
+    from moebench.substrate.machines.profile import load_software, software_names
+
+    return [
+        {
+            "software": s.name,
+            "layer_us": s.layer.ns / 1e3,
+            "expert_us": s.expert.ns / 1e3,
+            "launch_us": s.launch.ns / 1e3,
+            "what": s.description,
+        }
+        for s in map(load_software, software_names())
+    ]
 
 
 def _workloads() -> list[dict[str, Any]]:
@@ -119,6 +136,7 @@ _CATALOGUES = {
     "systems": _systems,
     "settings": _settings,
     "machines": _machines,
+    "software": _software,
     "workloads": _workloads,
     "policies": _policies,
     "models": _models,

@@ -256,7 +256,7 @@ def _profile_hash(spec: RunSpec) -> str:
     """Of the profile's content; every measurement on this computer has a hash of its own."""
     if spec.machine == "local":
         return datetime.now(UTC).isoformat()
-    return load_profile(spec.machine).content_hash()
+    return load_profile(spec.machine, spec.software).content_hash()
 
 
 def _hash(text: str) -> str:

@@ -139,7 +139,7 @@ def _hashes(spec: RunSpec, system: System, source: Source, full: ModelShape) -> 
         "weights": source.hash,  # what routes, for a run's provenance
         "model": full.model_dump_json(),
         "data": source.sample.data_hash,
-        "profile": load_profile(spec.machine).content_hash(),
+        "profile": load_profile(spec.machine, spec.software).content_hash(),
         "system": system_hash(system),
         "numpy": np.__version__,
         **calibration.identity(spec, system, None),

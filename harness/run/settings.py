@@ -15,10 +15,13 @@ class Setting(BaseModel):
     """One row of the catalogue.
 
     Attributes:
+        software: the kind of software that the paper's code ran on.
         alpha: the paper's substitution threshold, for systems that have one.
         cache_ratio: share of routed experts on the device; None fills the device's memory.
         input_tokens, new_tokens: lengths that the paper fixes.
-        free_host_gb: host memory that experts may use; None is all of the machine's.
+        device_memory_gib: what weights and KV cache may use of the device's memory, in GiB; None is
+            all but context and workspace.
+        free_host_gb: host memory that experts may use, in GB; None is all of the machine's.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -27,11 +30,13 @@ class Setting(BaseModel):
     paper: str
     model: str
     machine: str
+    software: str
     precision: Precision
     alpha: float | None = None
     cache_ratio: float | None = Field(default=None, gt=0, le=1)
     input_tokens: int | None = Field(default=None, gt=0)
     new_tokens: int | None = Field(default=None, gt=0)
+    device_memory_gib: float | None = Field(default=None, gt=0)
     free_host_gb: float | None = Field(default=None, gt=0)
 
 

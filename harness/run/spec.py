@@ -9,6 +9,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from moebench.harness.run.settings import Setting, setting
 from moebench.substrate.engine.system import System
 from moebench.substrate.errors import UsageError
+from moebench.substrate.machines.profile import DEFAULT_SOFTWARE, check_software
 from moebench.substrate.models.shape import Precision
 from moebench.systems.options import build, describe
 from moebench.systems.registry import Variant, name_of, system_class
@@ -37,9 +38,14 @@ class RunSpec(BaseModel):
     Attributes:
         variant: the system of the paper, or what its authors' code does.
         machine: a name of the catalogue, a profile's path, or ``local``.
+        software: the kind of software whose costs the control thread is charged; a run on this
+            computer is measured with our own engine, ``lean``.
         model: the full-size model whose bytes and operations are charged.
         weights: a checkpoint that does the mathematics; None is the model's scale model.
         cache_ratio: share of routed experts on the device; None fills its memory.
+        device_memory_gib: what weights and KV cache may use of the device's memory, in GiB; None is
+            all but context and workspace.
+        free_host_gb: host memory that experts may use, in GB; None is all of the machine's.
         overrides: changed decisions and options of the system, as ``--set`` takes them.
         prompts: how many, in whole batches; ``batch`` of them are decoded together.
         new_tokens: generated for each prompt; at most, where an answer may end earlier.
@@ -58,6 +64,7 @@ class RunSpec(BaseModel):
     variant: Variant = "published"
     setting: str | None = None
     machine: str
+    software: str = DEFAULT_SOFTWARE
     model: str
     weights: str | None = None
     precision: Precision = "bf16"
@@ -67,6 +74,7 @@ class RunSpec(BaseModel):
     new_tokens: int = Field(default=64, gt=0)
     cache_ratio: float | None = Field(default=None, gt=0, le=1)
     allow_overcommit: bool = False
+    device_memory_gib: float | None = Field(default=None, gt=0)
     free_host_gb: float | None = Field(default=None, gt=0)
     overrides: dict[str, str] = Field(default_factory=dict)
     seed: int = Field(default=0, ge=0)
@@ -110,6 +118,7 @@ def resolve(data_dir: Path | None, **given: Any) -> RunSpec:
         if variant == "published":  # a setting's α is its paper's
             default_alpha = row.alpha
         chosen = {**_defaults(row), **chosen}
+    _check_software(chosen, given)
     if "trace" in chosen:
         chosen = _of_trace(chosen, given)
     elif "reconstruct_scores" in chosen:
@@ -270,6 +279,18 @@ def _with_alpha(
     return dict(overrides) if alpha is None else {ALPHA: f"{alpha:.12g}", **overrides}
 
 
+def _check_software(chosen: dict[str, Any], given: dict[str, Any]) -> None:
+    """A kind that there is; on this computer, which is measured, our own engine's."""
+    if chosen.get("machine") == "local":
+        if given.get("software") is not None:
+            raise UsageError(
+                f"--software {given['software']} and --machine local: this computer is measured, "
+                "with our own engine"
+            )
+        chosen["software"] = DEFAULT_SOFTWARE
+    check_software(chosen.get("software", DEFAULT_SOFTWARE))
+
+
 def _few_shot(chosen: dict[str, Any]) -> int:
     """How many worked examples: a number, or ``paper`` for the setting's paper's count."""
     asked = str(chosen.get("few_shot", "0"))
@@ -283,5 +304,8 @@ def _few_shot(chosen: dict[str, Any]) -> int:
 
 
 def _defaults(row: Setting) -> dict[str, Any]:
-    keys = ("model", "machine", "precision", "cache_ratio", "new_tokens", "free_host_gb")
+    keys = (
+        "model", "machine", "software", "precision", "cache_ratio", "new_tokens",
+        "device_memory_gib", "free_host_gb",
+    )  # fmt: skip
     return {key: value for key in keys if (value := getattr(row, key)) is not None}

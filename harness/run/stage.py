@@ -70,7 +70,7 @@ def memory_for(spec: RunSpec, system: System, full: ModelShape, longest: int) ->
         if spec.setting is None:
             raise UsageError("--machine local: give --setting NAME, whose cache ratio is used")
         name = setting(spec.setting).machine
-    profile = load_profile(name)
+    profile = load_profile(name, spec.software)
     capacity = plan(
         profile,
         full,
@@ -81,6 +81,9 @@ def memory_for(spec: RunSpec, system: System, full: ModelShape, longest: int) ->
         cache_ratio=spec.cache_ratio,
         all_resident=system.all_resident,
         allow_overcommit=spec.allow_overcommit or spec.machine == "local",
+        device_bytes=(
+            None if spec.device_memory_gib is None else round(spec.device_memory_gib * 2**30)
+        ),
         free_host_bytes=None if spec.free_host_gb is None else round(spec.free_host_gb * 1e9),
         own_bytes=system.device_bytes,
         most_slots=system.most_slots(full),
@@ -131,8 +134,9 @@ def simulated(
     slots = system.place.slots(shape, capacity.slots) or capacity.slots
     cache = ExpertCache(shape, slots, system.scope, capacity.device, costs.record_bytes)
     said = [
-        f"simulated on {profile.name} ({profile.badge}): no such hardware ran; "
-        f"{profile.estimates} of the profile's {profile.numbers} numbers are estimates"
+        f"simulated on {profile.name} ({profile.badge}) with {profile.software.name} software: "
+        f"no such hardware ran; {profile.estimates} of the profile's {profile.numbers} numbers "
+        "are estimates"
     ]
     if machine.host_memory is not None:
         said.append(

@@ -21,8 +21,8 @@ Document = dict[str, Any]
 
 #: What a cell may vary without reading other weights, questions or traces.
 OWN_FIELDS = frozenset({
-    "system", "variant", "overrides", "setting", "machine", "cache_ratio", "allow_overcommit",
-    "free_host_gb",
+    "system", "variant", "overrides", "setting", "machine", "software", "cache_ratio",
+    "device_memory_gib", "allow_overcommit", "free_host_gb",
 })  # fmt: skip
 
 #: What a replay may vary besides: its passes are read from the trace one by one.

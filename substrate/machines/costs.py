@@ -3,7 +3,7 @@
 Every rule is a roofline: the larger of bytes over bandwidth and floating-point operations over
 throughput, from a hardware profile and the *full-size* model's shape.  What the control thread
 pays for launching, copying, waiting and deciding is separate (`control_ns`), because it runs beside
-the lanes.
+the lanes; it depends on the profile's kind of software.
 """
 
 from itertools import pairwise
@@ -70,12 +70,16 @@ class CostModel:
             OpKind.HEAD: software.launches_head.count * launch,
         }
         self._one_launch_ns = launch
+        #: The framework's own Python, beside launches: for a layer, and for each expert of it.
+        self._python_ns = {OpKind.ATTEND: software.layer.ns, OpKind.EXPERT: software.expert.ns}
         #: What submitting a copy or a host expert costs the control thread.
         self.copy_submit_ns = software.copy_submit.ns
         #: Reading a result back to the control thread, beyond waiting for it.
         self.sync_ns = software.sync.ns
         #: One layer's decisions on the control thread.
         self.decision_ns = software.decision.ns
+        #: Whether the control thread waits for each layer's sum before it launches the next layer.
+        self.waits_each_layer = software.waits_each_layer
         self._prices: dict[Lane, dict[object, tuple[int, int, int]]] = {lane: {} for lane in Lane}
 
     # ------------------------------------------------------------------ lanes
@@ -190,11 +194,12 @@ class CostModel:
 
     def control_ns(self, op: Op, lane: Lane) -> int:
         """What submitting the operation costs the control thread."""
+        python = self._python_ns.get(op.kind, 0) * len(op.rows)
         if lane not in (Lane.DEVICE, Lane.PREDICT):
-            return self.copy_submit_ns
+            return python + self.copy_submit_ns
         if op.network:
             return NETWORK_LAUNCHES * (len(op.network) - 1) * self._one_launch_ns
         if op.kind is OpKind.PREDICT:
             attention = self._launch_ns[OpKind.ATTEND] if op.context else 0
             return attention + self._launch_ns[OpKind.GATE] * len(op.rows)
-        return self._launch_ns[op.kind] * len(op.rows)
+        return python + self._launch_ns[op.kind] * len(op.rows)

@@ -3,11 +3,15 @@
 Profiles are YAML.  A number is never bare: it is a mapping ``{value, unit, source, badge}``, so
 that every latency computed from it can say how far it is to be trusted.  A `HardwareProfile` is
 inert; `load_profile` is the only function here that reads a file.
+
+A kind of software is the same on every machine and stands in the catalogue; a profile may state
+what a kind costs on its own box: ``software: {lean: {launch: ...}}``.
 """
 
 import datetime
 import hashlib
 import json
+from collections.abc import Mapping
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, Literal, get_args
@@ -31,6 +35,10 @@ from moebench.substrate.machines.quantity import (
 ProfileBadge = Literal["calibrated", "datasheet"]
 
 MACHINES = Path(__file__).parents[1] / "catalogue" / "machines"
+SOFTWARE = Path(__file__).parents[1] / "catalogue" / "software"
+
+#: The kind of software that a run is charged with unless its setting names another.
+DEFAULT_SOFTWARE = "lean"
 
 
 class Gpu(Inert):
@@ -88,12 +96,21 @@ class Disk(Inert):
 
 
 class Software(Inert):
-    """Costs of the control thread, and how many kernels each part of a layer launches."""
+    """What runs a model: costs of the control thread, and the kernels that a layer's parts launch.
 
+    ``layer`` and ``expert`` come beside the launches: a layer's is charged with its attention, an
+    expert's wherever it is computed.
+    """
+
+    name: str = Field(min_length=1)
+    description: str = Field(min_length=1)
     launch: Time  #: per kernel
     sync: Time  #: host waits for the device
     decision: Time  #: the system's own Python, per MoE layer
     copy_submit: Time  #: per copy
+    layer: Time  #: the framework's own Python, per layer
+    expert: Time  #: the same, per expert
+    waits_each_layer: StrictBool  #: whether the next layer is launched after this one has ended
     launches_attention: Count
     launches_gate: Count
     launches_expert: Count
@@ -168,14 +185,18 @@ class HardwareProfile(Inert):
         return hashlib.sha256(text.encode()).hexdigest()[:16]
 
     @classmethod
-    def from_mapping(cls, data: object, where: str = "profile") -> "HardwareProfile":
-        """Check what a YAML file held.
+    def from_mapping(
+        cls, data: object, where: str = "profile", software: str = DEFAULT_SOFTWARE
+    ) -> "HardwareProfile":
+        """Check what a YAML file held, with a kind of software: its own, or the catalogue's.
 
         Raises:
             ProfileError: one line with `where`, the first bad field, and what it may hold.
+            UnknownNameError: no such kind of software.
         """
+        check_software(software)
         try:
-            return cls.model_validate(data)
+            return cls.model_validate(_with_software(data, software, where))
         except ValidationError as error:
             raise ProfileError(f"{where}: {_explain(error)}") from error
 
@@ -188,16 +209,49 @@ def profile_names() -> list[str]:
     return sorted(path.stem for path in MACHINES.glob("*.yaml"))
 
 
-def load_profile(name_or_path: str) -> HardwareProfile:
-    """Load a machine of the catalogue by name, or any file by a path that ends in ``.yaml``.
+def software_names() -> list[str]:
+    """Names of the kinds of software, sorted."""
+    return sorted(path.stem for path in SOFTWARE.glob("*.yaml"))
+
+
+def check_software(kind: str) -> None:
+    """Refuse an unknown kind of software.
 
     Raises:
-        UnknownNameError: no such machine.
+        UnknownNameError: with the kinds that there are.
+    """
+    if kind not in software_names():
+        raise UnknownNameError("software", kind, software_names())
+
+
+def load_software(kind: str) -> Software:
+    """A kind of software as the catalogue states it.
+
+    Raises:
+        UnknownNameError: no such kind.
+        ProfileError: its file misses or misstates a number.
+    """
+    check_software(kind)
+    path = SOFTWARE / f"{kind}.yaml"
+    try:
+        return Software.model_validate(_read_yaml(path))
+    except ValidationError as error:
+        raise ProfileError(f"{path}: {_explain(error, Software)}") from error
+
+
+def load_profile(name_or_path: str, software: str = DEFAULT_SOFTWARE) -> HardwareProfile:
+    """Load a machine of the catalogue by name, or any file by a path that ends in ``.yaml``.
+
+    Args:
+        software: the kind of software that runs there.
+
+    Raises:
+        UnknownNameError: no such machine, or no such kind of software.
         UsageError: ``local``, which is a machine but not a stored profile.
         ProfileError: the file cannot be read, is not YAML, or misses or misstates a number.
     """
     if name_or_path.endswith(".yaml"):
-        return HardwareProfile.from_mapping(_read_yaml(Path(name_or_path)), name_or_path)
+        return HardwareProfile.from_mapping(_read_yaml(Path(name_or_path)), name_or_path, software)
     known = profile_names()
     if name_or_path == "local":
         raise UsageError(
@@ -207,7 +261,22 @@ def load_profile(name_or_path: str) -> HardwareProfile:
     if name_or_path not in known:
         raise UnknownNameError("machine", name_or_path, [*known, "local"])
     path = MACHINES / f"{name_or_path}.yaml"
-    return HardwareProfile.from_mapping(_read_yaml(path), str(path))
+    return HardwareProfile.from_mapping(_read_yaml(path), str(path), software)
+
+
+def _with_software(data: object, kind: str, where: str) -> object:
+    """A profile's mapping with one kind of software in place of those that it states."""
+    if not isinstance(data, Mapping):
+        return data
+    own = data.get("software", {})
+    kinds = software_names()
+    if not isinstance(own, Mapping) or not set(own) <= set(kinds):
+        raise ProfileError(
+            f"{where}: software: expected costs by kind of software; allowed kinds: "
+            f"{', '.join(kinds)}"
+        )
+    chosen = own[kind] if kind in own else _read_yaml(SOFTWARE / f"{kind}.yaml")
+    return {**data, "software": chosen}
 
 
 def _read_yaml(path: Path) -> object:
@@ -233,7 +302,7 @@ def _parsed(text: str) -> object:
     return yaml.safe_load(text)
 
 
-def _explain(error: ValidationError) -> str:
+def _explain(error: ValidationError, top: type[BaseModel] = HardwareProfile) -> str:
     """The first complaint as ``field: what is wrong; allowed: ...``."""
     detail = error.errors(include_url=False)[0]
     kind, given = detail["type"], repr(detail["input"])[:60]
@@ -244,7 +313,7 @@ def _explain(error: ValidationError) -> str:
         "value_error": str(detail.get("ctx", {}).get("error")),
     }
     problem = problems.get(kind) or f"{detail['msg']}, got {given}"
-    model = _innermost(detail["loc"])
+    model = _innermost(detail["loc"], top)
     if issubclass(model, Quantity):
         problem += f"; allowed: {model.allowed()}"
     elif kind in ("missing", "extra_forbidden", "model_type"):
@@ -252,9 +321,8 @@ def _explain(error: ValidationError) -> str:
     return f"{'.'.join(map(str, detail['loc'])) or 'top level'}: {problem}"
 
 
-def _innermost(loc: tuple[int | str, ...]) -> type[BaseModel]:
-    """The last model on the way to a field."""
-    model: type[BaseModel] = HardwareProfile
+def _innermost(loc: tuple[int | str, ...], model: type[BaseModel]) -> type[BaseModel]:
+    """The last model on the way to a field, from the one that holds everything."""
     for key in loc:
         info = model.model_fields.get(str(key))
         kinds: tuple[Any, ...] = (info.annotation, *get_args(info.annotation)) if info else ()

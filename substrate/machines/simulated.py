@@ -84,6 +84,7 @@ class SimulatedMachine:
         self.costs = costs
         self.timeline = timeline
         self._overlap, self._blocking_copies = overlap, blocking_copies
+        self._waits_each_layer = costs.waits_each_layer
         self._last: Span | None = None
         self.load_path = (_DISK, _H2D) if host_memory is not None else (_H2D,)
         self.host_memory, self._record_bytes = host_memory, costs.record_bytes
@@ -140,6 +141,8 @@ class SimulatedMachine:
         else:
             span = self._place(op, lane, now + first_launch, duration, after, launched, moved)
         span.value = value
+        if self._waits_each_layer and op.kind is OpKind.COMBINE:
+            self.wait(span)
         return span
 
     def _host_expert(

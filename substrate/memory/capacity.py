@@ -68,6 +68,7 @@ def plan(
     cache_ratio: float | None = None,
     all_resident: bool = False,
     allow_overcommit: bool = False,
+    device_bytes: int | None = None,
     free_host_bytes: int | None = None,
     own_bytes: int = 0,
     most_slots: int | None = None,
@@ -80,6 +81,8 @@ def plan(
         homes: chooses where each layer's common weights are; None is the device.
         cache_ratio: share of routed experts on the device; None takes all free memory.
         all_resident: every expert must fit.
+        device_bytes: what weights, KV cache and the system itself may use of the device's memory;
+            None is all but context and workspace.
         free_host_bytes: host memory that experts may use; None is all of the machine's.
         own_bytes: what the system itself needs on the device.
         most_slots: how many experts it keeps there at most; None is all that fit.
@@ -96,8 +99,16 @@ def plan(
     )
     kv_bytes = kv_tokens * shape.kv_bytes_per_token()
 
+    workspace = profile.gpu.reserved_memory.bytes
     device = Tier("device", profile.gpu.memory.bytes)
-    device.reserve("context and workspace", profile.gpu.reserved_memory.bytes)
+    if device_bytes is not None:
+        if device_bytes + workspace > device.budget_bytes:
+            raise BudgetError(
+                f"--device-memory {device_bytes / 2**30:g}: {profile.gpu.name} has "
+                f"{(device.budget_bytes - workspace) / 2**30:.4g} GiB beside context and workspace"
+            )
+        device.budget_bytes = device_bytes + workspace
+    device.reserve("context and workspace", workspace)
     common = shape.common_bytes(precision)
     budget = Budget(
         device.free_bytes - own_bytes, layers, kv_bytes // shape.num_layers,

@@ -25,15 +25,15 @@ ROOT = Path(__file__).parents[2]
 
 OPTIONS = {
     "run": {
-        "--system", "--variant", "--setting", "--workload", "--machine", "--model", "--weights",
-        "--precision", "--batch", "--alpha", "--prompts", "--new-tokens", "--cache-ratio",
-        "--allow-overcommit", "--free-host-gb", "--set", "--scoring", "--few-shot",
-        "--calibrate-from", "--seed", "--data-dir", "--store", "--timeline", "--routing", "--trace",
-        "--reconstruct-scores", "--force", "--json",
+        "--system", "--variant", "--setting", "--workload", "--machine", "--software", "--model",
+        "--weights", "--precision", "--batch", "--alpha", "--prompts", "--new-tokens",
+        "--cache-ratio", "--allow-overcommit", "--device-memory", "--free-host-gb", "--set",
+        "--scoring", "--few-shot", "--calibrate-from", "--seed", "--data-dir", "--store",
+        "--timeline", "--routing", "--trace", "--reconstruct-scores", "--force", "--json",
     },
     "sweep": {
-        "--systems", "--settings", "--models", "--machines", "--workloads", "--batches",
-        "--alphas", "--cache-ratios", "--prompts", "--new-tokens", "--seeds", "--routings",
+        "--systems", "--settings", "--models", "--machines", "--software", "--workloads",
+        "--batches", "--alphas", "--cache-ratios", "--prompts", "--new-tokens", "--seeds", "--routings",
         "--traces", "--set", "--jobs", "--ray", "--dry-run", "--force", "--retry-failed",
         "--no-samples", "--data-dir", "--store", "--json",
     },

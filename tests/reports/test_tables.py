@@ -30,6 +30,7 @@ def test_a_row_holds_the_documents_numbers() -> None:
         "system": "smoe",
         "setting": "S3",
         "machine": "a6000",
+        "software": "lean",
         "workload": "gsm8k",
         "batch": 1,
         "alpha": 0.25,

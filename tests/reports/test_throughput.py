@@ -78,7 +78,7 @@ def test_a_figure_holds_what_is_comparable() -> None:
     assert [[one["run_id"] for one in ones] for ones in found.values()] == [
         ["aaa", "bbb"], ["ccc"], ["ddd"], ["drw"], ["b0b1b2b3b4b5"], ["eee"]
     ]  # fmt: skip
-    title = "qwen2-57b-a14b · bf16 · a6000 · gsm8k · routing: model · batch 1 · datasheet"
+    title = "qwen2-57b-a14b · bf16 · a6000 · lean · gsm8k · routing: model · batch 1 · datasheet"
     assert next(iter(found)).title == title
 
 
@@ -88,9 +88,9 @@ def test_the_figure_says_what_it_shows() -> None:
     spec = figures.throughput(runs, curves)
     (values,) = spec["datasets"].values()
     assert values == [
-        {"run": "smoe · S3 · aaaaaa", "tokens_per_s": 33.33, "share": 0},
-        {"run": "smoe · S3 · aaaaaa", "tokens_per_s": 33.33, "share": 1},
-        {"run": "lru · bbb", "tokens_per_s": 2, "share": 0},
+        {"run": "smoe · S3 · lean · aaaaaa", "tokens_per_s": 33.33, "share": 0},
+        {"run": "smoe · S3 · lean · aaaaaa", "tokens_per_s": 33.33, "share": 1},
+        {"run": "lru · lean · bbb", "tokens_per_s": 2, "share": 0},
     ]
     assert spec["encoding"]["x"]["axis"]["title"] == "decode throughput (tokens/s, simulated)"
     (measured,) = (figures.throughput([m], {m["run_id"]: curves["bbb"]}) for m in [measured_run()])
@@ -119,7 +119,7 @@ def test_the_page_has_a_figure_for_each_set_of_runs(tmp_path: Path) -> None:
         "gsm8k · routing: model · batch 1 · datasheet; simulated times are predictions."
         in page.text
     )
-    assert "local · gsm8k · routing: model · batch 1 · measured." in page.text
+    assert "local · lean · gsm8k · routing: model · batch 1 · measured." in page.text
 
 
 def test_without_samples_there_is_no_figure(text: str, page: Page) -> None:

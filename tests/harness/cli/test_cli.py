@@ -31,7 +31,7 @@ PATHS = (
     *(f"spec.{key}" for key in (
         "system", "setting", "machine", "model", "weights", "precision", "workload", "batch",
         "prompts", "new_tokens", "cache_ratio", "allow_overcommit", "free_host_gb", "overrides",
-        "seed", "alpha", "slots", "options",
+        "seed", "alpha", "slots", "options", "software", "device_memory_gib",
     )),
     *(f"metrics.tpot_ms.{key}" for key in SPREAD),
     *(f"metrics.ttft_ms.{key}" for key in SPREAD),

@@ -30,6 +30,11 @@ def test_the_settings_are_the_papers() -> None:
     lengths = {name: (s.input_tokens, s.new_tokens) for name, s in settings().items()}
     for name, pair in lengths.items():
         assert pair == ((256, 512) if name in ("D1", "D2") else (None, None))
+    assert {s.software for s in settings().values()} == {"hf-eager"}
+    # GPU_MEM of SMoE's configurations, in GiB; Qwen2's holds 28 unused experts of 55,050,240 bytes.
+    budgets = {name: s.device_memory_gib for name, s in settings().items() if s.device_memory_gib}
+    unused = 28 * 55_050_240 / 2**30
+    assert budgets == {"S1": 10, "S2": 14, "S3": pytest.approx(43 - unused, abs=0.005)}
     free = {name for name, s in settings().items() if s.free_host_gb == 1.0}
     assert free == {"F1", "F2"}
 

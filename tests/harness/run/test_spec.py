@@ -13,7 +13,8 @@ from tests.harness.commands import SCALE_MODEL
 def test_a_setting_fills_what_was_not_given() -> None:
     spec = resolve(None, system="smoe", setting="S3", batch=None, machine=None)
     assert spec == RunSpec(
-        system="smoe", setting="S3", machine="a6000", model="qwen2-57b-a14b", precision="bf16",
+        system="smoe", setting="S3", machine="a6000", software="hf-eager",
+        model="qwen2-57b-a14b", precision="bf16", device_memory_gib=41.56,
         workload="arithmetic", batch=1, prompts=32, new_tokens=64, cache_ratio=None, seed=0,
         overrides={"alpha": "0.25"},
     )  # fmt: skip
@@ -30,7 +31,23 @@ def test_what_was_given_beats_the_setting_and_the_default() -> None:
     assert spec.overrides == {"alpha": "0.1"}
 
 
+def test_software_is_the_settings_or_lean() -> None:
+    assert resolve(None, system="smoe", setting="S3", software="lean").software == "lean"
+    bare = {"machine": "h100", "model": "mixtral-8x7b"}
+    assert resolve(None, system="smoe", **bare).software == "lean"
+    assert resolve(None, system="smoe", **bare, software="hf-eager").software == "hf-eager"
+    with pytest.raises(UsageError, match=r"unknown software 'vllm'.*hf-eager"):
+        resolve(None, system="smoe", setting="S3", software="vllm")
+
+
+def test_this_computer_runs_our_own_engine() -> None:
+    assert resolve(None, system="smoe", setting="S3", machine="local").software == "lean"
+    with pytest.raises(UsageError, match="--software lean and --machine local"):
+        resolve(None, system="smoe", setting="S3", machine="local", software="lean")
+
+
 def test_settings_bring_lengths_and_memory() -> None:
+    assert resolve(None, system="smoe", setting="S1").device_memory_gib == 10
     daop = resolve(None, system="moe-ondemand", setting="D1")
     assert (daop.cache_ratio, daop.new_tokens, daop.precision) == (0.469, 512, "bf16")
     flash = resolve(None, system="moe-ondemand", setting="F2")

@@ -171,11 +171,13 @@ class FlatCosts:
         submit_ns: int = 0,
         sync_ns: int = 0,
         decision_ns: int = 0,
+        waits: bool = False,
     ) -> None:
         self._lanes = dict(lanes)
         self._launch_ns, self.copy_submit_ns = launch_ns, submit_ns
         self.sync_ns, self.decision_ns = sync_ns, decision_ns
         self.record_bytes = RECORD_BYTES
+        self.waits_each_layer = waits
 
     def ns(self, op: Op, lane: Lane) -> int:
         if op.queued:

@@ -84,6 +84,26 @@ def test_the_control_thread_pays_for_launches_copies_and_reading_back():
     assert (COSTS.sync_ns, COSTS.decision_ns) == (20_000, 50_000)
 
 
+def test_eager_software_pays_for_layers_and_experts_beside_their_launches():
+    eager = CostModel(load_profile("a6000", "hf-eager"), QWEN, "bf16")
+
+    def control(kind: OpKind, lane: Lane = Lane.DEVICE, rows=(1,)) -> int:
+        return eager.control_ns(Op(kind, 0, tuple(rows)), lane)
+
+    assert control(OpKind.ATTEND) == 840_000 + 14 * 8_000
+    assert control(OpKind.EXPERT, rows=(1, 9, 4)) == 3 * (42_000 + 11 * 8_000)
+    assert control(OpKind.EXPERT, Lane.HOST) == 42_000 + 6_000
+    assert control(OpKind.ATTEND, Lane.HOST) == 840_000 + 6_000
+    assert control(OpKind.GATE) == 4 * 8_000
+    layer = control(OpKind.ATTEND) + control(OpKind.GATE) + control(OpKind.COMBINE)
+    assert layer == 1_000_000
+    # What lies on the lanes is the machine's: the same whoever launches it.
+    for op in (Op(OpKind.EXPERT, 0, (1,), (0,)), Op(OpKind.ATTEND, 0, (1,), (), 10, 10)):
+        for lane in (Lane.DEVICE, Lane.HOST):
+            assert eager.ns(op, lane) == COSTS.ns(op, lane)
+    assert (eager.waits_each_layer, COSTS.waits_each_layer) == (True, False)
+
+
 # ----------------------------------------------------------------------------- transfers
 
 LOAD = Op(OpKind.LOAD, 0)

@@ -14,6 +14,7 @@ from pydantic import ValidationError
 from moebench.substrate.errors import ProfileError, UnknownNameError, UsageError
 from moebench.substrate.machines.profile import (
     MACHINES,
+    SOFTWARE,
     Bandwidth,
     Compute,
     Count,
@@ -25,7 +26,9 @@ from moebench.substrate.machines.profile import (
     Ratio,
     Time,
     load_profile,
+    load_software,
     profile_names,
+    software_names,
 )
 
 CATALOGUE = [
@@ -109,7 +112,7 @@ def test_headline_numbers(name: str) -> None:
 @pytest.mark.parametrize("name", CATALOGUE)
 def test_no_number_is_calibrated_in_an_uncalibrated_profile(name: str) -> None:
     numbers = quantities(load_profile(name))
-    assert len(numbers) == 9 + 5 + 8 + 3 + 9  # gpu, link, host, disk, software
+    assert len(numbers) == 9 + 5 + 8 + 3 + 11  # gpu, link, host, disk, software
     assert [path for path, number in numbers if number.badge == "calibrated"] == []
 
 
@@ -143,12 +146,63 @@ def test_boxes_of_the_papers() -> None:
     assert h200.tensor_efficiency.badge == "measured"
 
 
+# ------------------------------------------------------------------------- software
+
+
 def test_software_costs() -> None:
     software = load_profile("rtx4090").software
     costs = (software.launch, software.sync, software.decision, software.copy_submit)
     assert [cost.ns for cost in costs] == [8_000, 20_000, 50_000, 6_000]
     assert software.launches_expert.count == 5
     assert "11" in software.launches_expert.source
+    assert (software.layer.ns, software.expert.ns, software.waits_each_layer) == (0, 0, False)
+
+
+def test_the_kinds_of_software() -> None:
+    assert software_names() == ["hf-eager", "lean"]
+    for kind in software_names():
+        assert load_software(kind).name == kind
+        assert load_profile("a6000", kind).software == load_software(kind)
+    assert load_profile("a6000").software.name == "lean"
+
+
+def test_hf_eager_takes_a_millisecond_a_layer_and_130_us_an_expert() -> None:
+    s = load_profile("a6000", "hf-eager").software
+    combine = 2
+    launches = s.launches_attention.count + s.launches_gate.count + combine
+    assert s.layer.ns + launches * s.launch.ns == 1_000_000
+    assert s.expert.ns + s.launches_expert.count * s.launch.ns == 130_000
+    assert s.waits_each_layer
+
+
+def test_a_profile_may_state_what_a_kind_costs_on_its_box(good: dict[str, Any]) -> None:
+    lean = yaml.safe_load((SOFTWARE / "lean.yaml").read_text())
+    lean["launch"]["value"] = 9
+    good["software"] = {"lean": lean}
+    assert HardwareProfile.from_mapping(good).software.launch.ns == 9_000
+    eager = HardwareProfile.from_mapping(good, software="hf-eager")
+    assert eager.software == load_software("hf-eager")
+    assert eager.content_hash() == load_profile("a6000", "hf-eager").content_hash()
+
+
+@pytest.mark.parametrize("own", [3, ["lean"], {"launch": {"value": 8}}, {"vllm": {}}])
+def test_software_is_stated_by_kind(good: dict[str, Any], tmp_path: Path, own: object) -> None:
+    good["software"] = own
+    message = complaint(good, tmp_path)
+    assert message.startswith("software: expected costs by kind of software; allowed kinds: ")
+    assert message.endswith("hf-eager, lean")
+
+
+def test_a_kind_needs_all_its_costs(good: dict[str, Any], tmp_path: Path) -> None:
+    good["software"] = {"lean": {"name": "lean"}}
+    assert complaint(good, tmp_path).startswith("software.description: missing; allowed: fields ")
+
+
+def test_an_unknown_kind_of_software() -> None:
+    with pytest.raises(UnknownNameError, match=r"unknown software 'eager'.*hf-eager"):
+        load_profile("a6000", "eager")
+    with pytest.raises(UnknownNameError, match=r"unknown software 'eager'.*hf-eager"):
+        load_software("eager")
 
 
 # ------------------------------------------------------------------------- units
@@ -277,8 +331,8 @@ def test_profiles_are_frozen() -> None:
         ("gpu.bandwidth", {"unit": "GB"}, "'GB' is not a unit of bandwidth", '"GB/s" or "MB/s"'),
         ("gpu.memory", {"unit": "GB/s"}, "'GB/s' is not a unit of memory", '"GB" or "GiB"'),
         ("host.peak_fp32", {"unit": "GB/s"}, "not a unit of compute", '"TFLOPS" or "GFLOPS"'),
-        ("software.launch", {"unit": "W"}, "not a unit of time", '"ns" or "us" or "ms"'),
-        ("software.sync", {"value": -1}, "value -1 is out of range", ">= 0"),
+        ("link.copy_fixed", {"unit": "W"}, "not a unit of time", '"ns" or "us" or "ms"'),
+        ("host.handoff", {"value": -1}, "value -1 is out of range", ">= 0"),
         ("gpu.idle_power", {"value": -5}, "value -5 is out of range", ">= 0"),
         ("link.in_engine_efficiency", {"value": 1.2}, "1.2 is out of range", "<= 1,"),
         ("host.cores", {"value": 6.5}, "value 6.5 is not whole", "whole number"),
@@ -333,7 +387,7 @@ def test_a_bare_number_is_refused(good: dict[str, Any], tmp_path: Path) -> None:
     assert message.startswith("gpu.bandwidth: expected a mapping, got 768; allowed: {value: ")
 
 
-@pytest.mark.parametrize("section", ["gpu", "link", "host", "disk", "software"])
+@pytest.mark.parametrize("section", ["gpu", "link", "host", "disk"])
 def test_a_missing_section(good: dict[str, Any], tmp_path: Path, section: str) -> None:
     fields = list(good.pop(section))
     message = complaint(good, tmp_path)
@@ -426,7 +480,8 @@ def test_listing_machines_imports_neither_torch_nor_yaml() -> None:
 
 
 def test_a_profile_counts_its_estimates() -> None:
-    text = (MACHINES / "a6000.yaml").read_text(encoding="utf-8")
+    files = (MACHINES / "a6000.yaml", SOFTWARE / "lean.yaml")
+    text = "".join(file.read_text(encoding="utf-8") for file in files)
     profile = load_profile("a6000")
     assert profile.estimates == text.count("badge: estimate")
     assert profile.numbers == text.count("badge: ")

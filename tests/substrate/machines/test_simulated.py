@@ -22,6 +22,21 @@ def test_an_operation_of_many_kernels_starts_with_its_first_and_ends_after_its_l
     assert times(m.submit(experts, Lane.DEVICE)) == (5, 35)
 
 
+def test_software_that_waits_for_each_layer_launches_nothing_beside_it():
+    combine = Op(OpKind.COMBINE, 0, (1,))
+    ahead, waiting = (
+        simulated(launch_ns=1, sync_ns=7),
+        simulated(launch_ns=1, sync_ns=7, waits=True),
+    )
+    for m in (ahead, waiting):
+        m.submit(ATTEND, Lane.DEVICE)  # 1 .. 31
+        assert times(m.submit(combine, Lane.DEVICE)) == (31, 33)
+    assert (ahead.now_ns(), waiting.now_ns()) == (2, 33 + 7)
+    assert times(ahead.submit(ATTEND, Lane.DEVICE)) == (33, 63)
+    late = waiting.submit(ATTEND, Lane.DEVICE)
+    assert (times(late), late.stall_ns, late.cause) == ((41, 71), 8, "control")
+
+
 # ----------------------------------------------------------------------------- stalls
 
 

@@ -34,6 +34,29 @@ def test_the_slots_of_s3():
     assert not got.overcommitted
 
 
+@pytest.mark.parametrize(
+    ("name", "gib", "slots"), [("deepseek-moe-16b", 10, 455), ("xverse-moe-a4.2b", 14, 415)]
+)
+def test_a_budget_of_device_memory_gives_the_authors_slots(name: str, gib: int, slots: int):
+    """SMoE's code: (budget - common weights) / expert; context and workspace come on top."""
+    shape = model_shape(name)
+    got = plan(A6000, shape, "bf16", kv_tokens=0, device_bytes=gib * 2**30)
+    assert got.slots == slots
+    assert slots == (gib * 2**30 - shape.common_bytes("bf16")) // shape.expert_bytes("bf16")
+    assert got.device.budget_bytes == gib * 2**30 + 10**9
+
+
+def test_s3_holds_an_unused_expert_in_each_layer():
+    got = capacity(kv_tokens=0, device_bytes=43 * 2**30 - 28 * EXPERT_BYTES)
+    assert got.slots == (43 * 2**30 - COMMON_BYTES) // EXPERT_BYTES - 28 == 517
+    assert capacity(kv_tokens=256, device_bytes=round(41.56 * 2**30)).slots == 516
+
+
+def test_a_budget_beyond_the_device_is_refused():
+    with pytest.raises(BudgetError, match=r"--device-memory 48: .*A6000 has 47\.07 GiB beside"):
+        capacity(device_bytes=48 * 2**30)
+
+
 def test_a_cache_ratio_is_a_share_of_all_experts():
     assert capacity(cache_ratio=0.25).slots == TOTAL // 4
     assert capacity(cache_ratio=0.0).slots == 0
