@@ -33,7 +33,8 @@ OPTIONS = {
     },
     "sweep": {
         "--systems", "--settings", "--models", "--machines", "--software", "--workloads",
-        "--batches", "--alphas", "--cache-ratios", "--prompts", "--new-tokens", "--seeds", "--routings",
+        "--batches", "--alphas", "--cache-ratios", "--prompts", "--new-tokens", "--seeds",
+        "--routings",
         "--traces", "--set", "--jobs", "--ray", "--dry-run", "--force", "--retry-failed",
         "--no-samples", "--data-dir", "--store", "--json",
     },

@@ -116,7 +116,7 @@ def test_pageable_copies_are_slower():
     for pageable in (of_box, of_system):
         assert pageable.ns(LOAD, Lane.H2D) == round(2_500 + EXPERT_BYTES / 8.5)
         assert pageable.ns(LOAD, Lane.H2D) > COSTS.ns(LOAD, Lane.H2D)
-        assert pageable.h2d_bytes_per_ns == pytest.approx8.5
+        assert pageable.h2d_bytes_per_ns == pytest.approx(8.5)
     # A system's own way of copying goes before the box's.
     pinned = CostModel(of_box.profile, QWEN, "bf16", pinned=True)
     assert pinned.ns(LOAD, Lane.H2D) == COSTS.ns(LOAD, Lane.H2D)
@@ -184,9 +184,7 @@ def test_layers_that_differ_are_streamed_at_their_own_price():
 def test_a_part_of_a_record_costs_its_bytes_and_every_part_the_fixed_time(share):
     part = Op(OpKind.LOAD, 0, share=share)
     assert COSTS.moved_bytes(part) == round(EXPERT_BYTES * share)
-    assert COSTS.ns(part, Lane.H2D) == pytest.approx(
-        2_500 + EXPERT_BYTES * share / 26, abs=1
-    )
+    assert COSTS.ns(part, Lane.H2D) == pytest.approx(2_500 + EXPERT_BYTES * share / 26, abs=1)
     read = Op(OpKind.READ, 0, share=share)
     assert COSTS.ns(read, Lane.DISK) == pytest.approx(50_000 + EXPERT_BYTES * share / 4.6, abs=1)
 
