@@ -13,7 +13,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
 from moebench.reports import accuracy as alpha
-from moebench.reports import failures, figures, throughput
+from moebench.reports import components, failures, figures, throughput
 from moebench.reports.tables import COLUMNS, Document, Row, cell, dig, rows
 from moebench.results.store import Cell
 from moebench.substrate.errors import InputError, UsageError
@@ -83,6 +83,7 @@ def page(
         _section(index, run, row, timelines.get(run["run_id"], []))
         for index, (run, row) in enumerate(zip(runs, rows(runs), strict=True))
     ]
+    lines = components.rows()
     shown = {section[key] for section in sections for key in ("badge", "bound_badge")}
     return environment.get_template("report.html.j2").render(
         source=source,
@@ -95,6 +96,9 @@ def page(
         simulated=sum(bool(run["simulated"]) for run in runs),
         failure_headers=failures.HEADERS,
         failures=failures.lines(failed),
+        components=lines,
+        component_headers=components.HEADERS,
+        component_summary=components.summary(lines),
         accuracy=[_view(index, view) for index, view in enumerate(accuracy or ())],
         caveat=alpha.CAVEAT,
         method=alpha.METHOD,

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from moebench.harness.cli import models, traces
+from moebench.harness.cli import machines, models, traces
 
 app = typer.Typer(
     help="Compare systems that run Mixture-of-Experts models on a device too small to hold them.",
@@ -16,6 +16,7 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 
+app.add_typer(machines.app, name="machines")
 app.add_typer(models.app, name="models")
 app.add_typer(traces.app, name="trace")
 

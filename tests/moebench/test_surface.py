@@ -46,6 +46,7 @@ OPTIONS = {
     },
     "check": {"--update", "--jobs", "--json"},
     "doctor": {"--data-dir", "--store", "--json"},
+    "machines components": {"--json"},
     "models list": {"--json"},
     "models train": {
         "--from", "--data-dir", "--out", "--tokens", "--seed", "--balance", "--device", "--threads",
