@@ -22,6 +22,10 @@ class Lookahead(StrEnum):
     GATE = "gate"  # next norm and gate on this layer's post-attention state (Mixtral-Offloading)
     NORMED = "normed"  # next gate on what this layer's gate reads: its own normed state (DAOP §III)
     LAYER = "layer"  # resident and shared experts, next attention, next gate (SMoE §IV-C)
+    # The state that this layer's gate read plus its shared experts, next gate (SMoE's code), and
+    # the same plus the residual (its code for DeepSeek).
+    SHARED = "shared"
+    SHARED_RESIDUAL = "shared_residual"
 
 
 #: Every kind of prediction that a model can be asked for.

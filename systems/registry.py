@@ -58,6 +58,11 @@ Variant = Literal["published", "shipped"]
 
 #: Systems whose authors' code differs from their paper: name → (module, class, one line).
 SHIPPED: dict[str, tuple[str, str, str]] = {
+    "smoe": (
+        "moebench.systems.smoe_shipped",
+        "ShippedSMoE",
+        "substitutes in set order, FIFO, one prefetch, unfinished copies",
+    ),
     "daop": (
         "moebench.systems.daop_shipped",
         "ShippedDAOP",
@@ -70,6 +75,7 @@ SHIPPED: dict[str, tuple[str, str, str]] = {
 POLICIES: dict[str, dict[str, tuple[str, str]]] = {
     "place": {
         "by-id": ("moebench.systems.policies.place", "PlaceById"),
+        "by-layer": ("moebench.systems.smoe_shipped", "PlaceByLayer"),
         "popular": ("moebench.systems.policies.place", "PlacePopular"),
         "activation": ("moebench.systems.daop", "PlaceByActivation"),
         "none": ("moebench.systems.policies.place", "PlaceNothing"),
@@ -77,6 +83,7 @@ POLICIES: dict[str, dict[str, tuple[str, str]]] = {
     "route": {
         "exact": ("moebench.systems.policies.route", "ExactRouting"),
         "expert-cache": ("moebench.systems.smoe", "ExpertCacheRouter"),
+        "set-order": ("moebench.systems.smoe_shipped", "SetOrderRouter"),
         "predicted": ("moebench.systems.daop", "PredictedRouting"),
     },
     "assign": {
@@ -84,6 +91,7 @@ POLICIES: dict[str, dict[str, tuple[str, str]]] = {
         "host": ("moebench.systems.policies.assign", "HostAll"),
         "balanced": ("moebench.systems.policies.assign", "Balanced"),
         "optimal": ("moebench.systems.policies.assign", "Optimal"),
+        "one-ended": ("moebench.systems.smoe_shipped", "OneEnded"),
         "by-sequence": ("moebench.systems.daop", "AllocateBySequence"),
         "by-sequence-shipped": ("moebench.systems.daop_shipped", "AllocateAsShipped"),
     },
@@ -92,6 +100,7 @@ POLICIES: dict[str, dict[str, tuple[str, str]]] = {
         "next-gate": ("moebench.systems.policies.prefetch", "NextGate"),
         "whole-layer": ("moebench.systems.policies.prefetch", "WholeLayer"),
         "top-score": ("moebench.systems.smoe", "TopScorePrefetch"),
+        "first-predicted": ("moebench.systems.smoe_shipped", "FirstPredicted"),
         "expert-mlp": ("moebench.systems.duoserve", "LearnedPath"),
     },
     "evict": {
@@ -105,6 +114,7 @@ POLICIES: dict[str, dict[str, tuple[str, str]]] = {
         "belady": ("moebench.systems.policies.evict_belady", "Belady"),
         "flashmoe": ("moebench.systems.flashmoe", "LearnedEviction"),
         "score": ("moebench.systems.policies.evict", "LowestAverageScore"),
+        "load-order": ("moebench.systems.smoe_shipped", "LoadOrder"),
         "swap": ("moebench.systems.daop", "OnlySwaps"),
         "swap-placeholder": ("moebench.systems.daop_shipped", "SwapsAndPlaceholder"),
     },

@@ -19,14 +19,16 @@ host.
     §IV-C            TopScorePrefetch
     Algorithm 2      systems.policies.assign.Balanced                 §V-A
 
+What the authors' code does otherwise is `systems.smoe_shipped`: ``--variant shipped``.
+
 Deviations and readings, where the paper is silent or contradicts itself:
 
 - Low-score means S_{k+1} < score < (1+α)·S_{k+1}, as Eq. 1's constraints say; Algorithm 1 as
   printed includes the (k+1)-th expert itself.  Only low-score experts that are off the device and
   not in the batch's top-score set are replaced (text of §IV-B).
 - Substitution happens in decode only; prefill is exact.
-- A substitute gets its own gate score, renormalised where the model renormalises its own top-k (as
-  the authors' code does); `route.weight=replaced` offers the other rule.
+- A substitute gets its own gate score, renormalised where the model renormalises its own top-k;
+  `route.weight=replaced` offers the other rule.
 - Eviction protects a layer's experts until the layer is done (the "shield" of §IV-B); the substrate
   does this for every system.
 - "Experts currently in GPU memory" are those complete when the gate is known; a transfer under way
@@ -73,7 +75,7 @@ class ExpertCacheRouter(Routing):
     The system's α ≥ 0 is the width of the band around S_{k+1}; 0 is exactly the model's top-k.
 
     Attributes:
-        pick: substitutes are taken ``best`` score first (the paper) or by ``id`` (authors' code).
+        pick: substitutes are taken ``best`` score first (the paper) or lowest ``id`` first.
         weight: a substitute is weighed by its ``own`` gate score, or by that of the expert that it
             ``replaced``.
         refine: batch-aware refinement (v1 §5.4): what Algorithm 1 could not replace is replaced by
@@ -175,11 +177,11 @@ class TopScorePrefetch(Prefetching):
     Attributes:
         alpha: which predicted experts count as top-score; None is the system's α.
         predict: ``layer`` as above, or ``gate``: the next gate on this layer's post-attention
-            state, close to what the authors' code does.
+            state.
         prefill: the prefill pipeline of v1 §4.1.
         chunks: a transfer goes in so many parts, between which the current layer's own loads go
-            first: the other reading of "not interfering with current layer expert loading".  1 is
-            the authors' code: what has begun goes on.
+            first: the other reading of "not interfering with current layer expert loading".  With
+            1, what has begun goes on.
     """
 
     alpha: float | None = None

@@ -181,6 +181,7 @@ def _check_local(system: System) -> None:
     """Refuse options that a local machine does not support."""
     options = {
         "overlap": system.overlap is not True,
+        "reads_unfinished": system.reads_unfinished,
         "pinned_copies": system.pinned_copies is not None,
         "expert_precision": system.expert_precision is not None,
     }

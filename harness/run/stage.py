@@ -147,6 +147,12 @@ def simulated(
         said.append(
             f"experts are charged as {system.expert_precision}; the mathematics is not quantised"
         )
+    if system.reads_unfinished:
+        said.append(
+            f"{spec.title} computes experts whose copy is still under way (in_flight) on whatever "
+            "their slots hold: its time is simulated, its results would be wrong; accuracy here is "
+            "that of the right weights"
+        )
     return Stage(
         engine=Engine(system, model, machine, cache, timeline, capacity.homes),
         machine=machine,

@@ -204,6 +204,7 @@ class LayerView:
         hidden_TH: the state that the gate reads, for policies that say ``reads_hidden``.
         whereabouts: where this layer's experts are, from `Policy.observe` on; as masks
             ``resident_E`` and ``in_flight_E``.
+        absent: the experts in use that were neither, once these are known.
     """
 
     layer: int
@@ -218,6 +219,7 @@ class LayerView:
     ahead: bool = False
     hidden_TH: np.ndarray | None = None
     whereabouts: Whereabouts = field(init=False)
+    absent: Sequence[int] = ()
     _scores: list[list[float]] | None = None
     _resident: list[bool] | None = None
 

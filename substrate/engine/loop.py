@@ -17,6 +17,7 @@ import numpy as np
 
 from moebench.substrate.engine.counts import Tally
 from moebench.substrate.engine.decisions import (
+    EXPERT_OF,
     Active,
     Fetch,
     ForwardPass,
@@ -75,6 +76,8 @@ class Engine:
         self._lossless = system.lossless
         self._predictor = system.prefetch.predictor
         self._prefetches = type(system.prefetch).prefetch is not Prefetching.prefetch
+        self._synchronises = system.synchronises
+        self._reads_unfinished = system.reads_unfinished
         self._reads_hidden = any(policy.reads_hidden for policy in policies)
         self._reads_embedding = any(policy.reads_embedding for policy in policies)
 
@@ -177,6 +180,8 @@ class Engine:
         self._compute_shared(layer)
         predicted = self._ops.predict(self._predictor, view, now.here)
         self._speculate(view, predicted)
+        if self._synchronises:
+            self._wait(now, loads, on_host)
         self._compute_arrivals(now, loads, reads)
         self._combine(layer, on_host)
         self._commit(view, predicted)
@@ -224,6 +229,7 @@ class Engine:
             rows = self.model.dispatch(layer, routed.ids_TK, routed.weigh_as_TK)
             rest = {e: n for e, n in rows.items() if e not in ahead.on_host} if ahead else rows
             active = Active(rest, view)
+            view.absent = active.absent
             plan = system.assign.assign(view, active)
             keys = self.cache.keys(layer, rows)
             # An expert that the host computes may leave the device at any time.
@@ -232,10 +238,13 @@ class Engine:
             system.evict.used(layer, rows)
         check(plan, active, view)
         self.machine.elapse(decisions=1)
-        here = tuple(active.resident)
+        there = active.resident
+        if self._reads_unfinished:
+            there = [*there, *active.in_flight]
+        here = tuple(there)
         if here != tuple(plan.device[: len(here)]):
-            here = tuple(takewhile(active.resident.__contains__, plan.device))
-        return Layer(view, routed, rows, keys, active, plan, ahead, here)
+            here = tuple(takewhile(there.__contains__, plan.device))
+        return Layer(view, routed, rows, keys, active, plan, ahead, there, here)
 
     def _load(self, now: Layer) -> Loads:
         """Submit transfers: first, as they take longest and cost the control thread least."""
@@ -243,7 +252,7 @@ class Engine:
         if not (load or now.active.in_flight):
             return NO_LOADS
         for e in now.active.in_flight:
-            if e in now.plan.device:
+            if e in now.plan.device and e not in now.there:
                 arrivals[e] = self.transfers.arrival(now.view.layer, e)
         spans = self.transfers.demand(load)
         for fetch, span in zip(load, spans, strict=False):
@@ -279,13 +288,29 @@ class Engine:
             op = op_of(OpKind.SHARED, layer, (self._pass.rows,))
             self._ops.common(op, self.model.shared, layer)
 
+    def _wait(self, now: Layer, loads: Loads, on_host: HostWork) -> None:
+        """Wait for the host's outputs, then for every transfer of the layer, wanted or not."""
+        view, host_ns, load_ns = now.view, 0, 0
+        for back in on_host.due:
+            self.machine.wait(back)
+            host_ns = cast(int, back.end_ns)
+        coming = [
+            self.transfers.arrival(view.layer, e) for e in np.flatnonzero(view.in_flight_E).tolist()
+        ]
+        brought = [loads.arrivals[e] for e in map(EXPERT_OF, now.plan.load) if e in loads.arrivals]
+        if coming or brought:  # the link is in order
+            self.machine.wait([*coming, *brought][-1])
+        if brought:
+            load_ns = cast(int, brought[-1].end_ns)
+        self.system.assign.waited(view, now.plan, host_ns, load_ns)
+
     def _compute_arrivals(self, now: Layer, loads: Loads, reads: list[Span]) -> None:
         """Compute the device's other experts in their order, each as soon as it is there."""
         layer, rows, arrivals = now.view.layer, now.rows, loads.arrivals
         for e in now.plan.device[len(now.here) :]:
             if e in arrivals:
                 reads.append(self._ops.device_expert(layer, e, rows[e], (arrivals[e],)))
-            elif e in now.active.resident:
+            elif e in now.there:
                 reads.append(self._ops.device_expert(layer, e, rows[e], ()))
         self.transfers.computed(reads)
         # More loads than slots: each waits for a computed expert to leave.
@@ -299,7 +324,9 @@ class Engine:
         """Sum the outputs once the host's are back, with those deferred by the layer before."""
         due, self._carried = [*on_host.due, *self._carried], on_host.deferred
         op = op_of(OpKind.COMBINE, layer, (self._pass.rows,))
-        self._ops.device(op, due, self.model.combine, layer)
+        combined = self._ops.device(op, due, self.model.combine, layer)
+        if self._synchronises:
+            self.machine.wait(combined)
 
     def _close(self, now: Layer) -> None:
         """The layer's experts can be evicted again; what happened is counted."""

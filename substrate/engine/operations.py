@@ -80,7 +80,7 @@ class Operations:
         """Have a predictor look ahead from a layer; one that was asked there has answered."""
         if predictor is None or view.next_layer is None:
             return None
-        if view.phase == "prefill" and not predictor.in_prefill:
+        if not predictor.asked(view):
             return None
         for asked, span in self._predicted:
             if asked == predictor:

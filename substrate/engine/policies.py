@@ -99,6 +99,10 @@ class Predictor(ABC):
     #: Whether it is asked in prefill too.
     in_prefill: ClassVar[bool] = False
 
+    def asked(self, view: LayerView) -> bool:
+        """Whether it predicts from this layer."""
+        return view.phase == "decode" or self.in_prefill
+
     @abstractmethod
     def op(self, view: LayerView) -> Op:
         """What a prediction costs: a ``PREDICT`` operation with its sizes."""
@@ -174,6 +178,13 @@ class Assignment(Policy):
 
         Of a layer that is routed ahead it is asked twice: when it is routed, to begin host
         computations and loads early, and at the layer's own turn for what the host has not got.
+        """
+
+    def waited(self, view: LayerView, plan: Plan, host_ns: int, load_ns: int) -> None:
+        """The control thread has waited for the host and for all transfers of a layer.
+
+        Told where the system ``synchronises``: when the host's last output was back, and when the
+        last of the plan's loads was complete; 0 where there was none.
         """
 
 

@@ -37,8 +37,8 @@ class Layer(NamedTuple):
     """What was decided about one layer.
 
     ``rows`` and ``keys`` are of all its experts, ascending; ``active`` and ``plan`` of those that
-    had not begun on the host already.  ``here`` are the leading experts of the plan that the device
-    has, and computes at once.
+    had not begun on the host already.  ``there`` are those that the device can compute at once, and
+    ``here`` those of them that lead the plan: it does.
     """
 
     view: LayerView
@@ -48,6 +48,7 @@ class Layer(NamedTuple):
     active: Active
     plan: Plan
     ahead: Ahead | None
+    there: Sequence[int]
     here: tuple[int, ...]
 
 

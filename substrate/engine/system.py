@@ -29,6 +29,10 @@ class System:
         overlap: False lets no operation start before the one submitted before it has ended.
         blocking_copies: the control thread waits for every needed load.
         parallel_reads: experts on the disk are read beside each other; otherwise one at a time.
+        synchronises: the control thread waits for the host's outputs and for a layer's transfers
+            before it launches what these bring, and for the layer's sum before it goes on.
+        reads_unfinished: an expert whose transfer is under way is computed without waiting for it,
+            on whatever its slot holds.  The results of such a system are wrong; its time is not.
         pinned_copies: whether experts are copied from pinned host memory; None is as the machine's
             profile says.
         expert_precision: what routed experts are stored and moved at; None is the run's precision.
@@ -45,6 +49,8 @@ class System:
     overlap: bool = True
     blocking_copies: bool = False
     parallel_reads: bool = True
+    synchronises: bool = False
+    reads_unfinished: bool = False
     pinned_copies: bool | None = None
     expert_precision: Precision | None = None
 

@@ -13,24 +13,20 @@ from torch import Tensor
 
 from moebench.substrate.errors import IntegrityError, UsageError
 from moebench.substrate.models.fused import FusedLayer, fused_swiglu
-from moebench.substrate.models.layers import Norm, gate_scores, gate_weights, rope_tables, rotate
+from moebench.substrate.models.layers import (
+    CacheWindow,
+    Norm,
+    gate_scores,
+    gate_weights,
+    rope_tables,
+    rotate,
+)
 from moebench.substrate.models.protocol import Experts
 from moebench.substrate.models.shape import GateKind, ModelShape
 from moebench.substrate.terms import Gate, Ids, Lookahead, Phase, Scores
 
 #: More (row, rank) places than this are a prefill: experts then run one by one on all their rows.
 GATHERED_PLACES = 64
-
-
-class _Window:
-    """Every layer's views into one sequence's KV cache for one pass, cut once and not per layer."""
-
-    def __init__(self, cache: Tensor, start: int, end: int, kv_heads: int) -> None:
-        past = cache[:, :end].transpose(1, 2)[:, None]  # [layer, 1, 2 · kv heads, position, D]
-        self.keys = past[:, :, :kv_heads].unbind(0)
-        self.values = past[:, :, kv_heads:].unbind(0)
-        #: Where this pass's entries go: [position, 2 · kv heads, D] a layer.
-        self.new = cache[:, start:end].unbind(0)
 
 
 class _Ahead(NamedTuple):
@@ -140,7 +136,7 @@ class Decoder:
         self._cos_T = torch.cat((self._cos[positions, None].expand(turned), still), dim=1)
         self._sin_T = torch.cat((self._sin[positions, None].expand(turned), still * 0), dim=1)
         self._windows = [
-            _Window(cache, start, start + n, self.shape.num_kv_heads)
+            CacheWindow(cache, start, start + n, self.shape.num_kv_heads)
             for cache, start, n in zip(self._caches, self._starts, self._new, strict=True)
         ]
         self._x = self._embedding[ids]
@@ -185,9 +181,8 @@ class Decoder:
     def gate(self, layer: int) -> Gate:
         """Score the normalised hidden state; the choice is torch's top-k of the scores."""
         self._y, self._logits, self._scores = own = self._scored(layer, self._x, self._ahead)
-        self._ahead = None
+        self._ahead, self._dispatched = None, False
         self._shared_out: Tensor | None = None
-        self._dispatched = False
         if self._routed_ahead is not None:
             self._stale, self._logits, self._scores = self._routed_ahead
             self._routed_ahead = None
@@ -302,6 +297,8 @@ class Decoder:
             return self._gated(later, self._y)[1].numpy()
         if lookahead is Lookahead.GATE:
             return self._scored(later, self._x)[2].numpy()
+        if lookahead is not Lookahead.LAYER:
+            return self._scored(later, self._unattended(later, lookahead))[2].numpy()
         if later != layer + 1:
             raise UsageError(f"layer {layer} cannot run layer {later} ahead: others are between")
         exact, mixed = False, self._x
@@ -319,6 +316,12 @@ class Decoder:
         exact = exact and self._reuse_predictions
         self._ahead = _Ahead(mixed, attended, scored) if exact else None
         return scored[2].numpy()
+
+    def _unattended(self, later: int, lookahead: Lookahead) -> Tensor:
+        """What a later layer's gate reads if its attention is the identity."""
+        x = self._y if self._shared_out is None else self._y + self._shared_out
+        x = x + self._x if lookahead is Lookahead.SHARED_RESIDUAL else x
+        return x + self._layers[later].attention_norm(x)
 
     def route_ahead(self, layer: int) -> None:
         """Keep this layer's normalised state, and what the next layer's gate says of it."""

@@ -19,6 +19,7 @@ from typing import Any, Literal
 
 import numpy as np
 
+from moebench.substrate.errors import UsageError
 from moebench.substrate.models.protocol import Model
 from moebench.substrate.models.shape import ModelShape
 from moebench.substrate.terms import Gate, Ids, Lookahead, Phase, Scores
@@ -151,7 +152,16 @@ class TraceRecorder:
 
 
 def recorded_predictions(asks: Collection[Lookahead], system: str) -> dict[Lookahead, Prediction]:
-    """What a trace's header says of its predictions."""
+    """What a trace's header says of its predictions.
+
+    Raises:
+        UsageError: a system asks for one that traces do not hold.
+    """
+    for kind in sorted({*asks} - {*MADE}):
+        raise UsageError(
+            f"{system} asks for predictions of kind {kind}, which traces do not hold; record "
+            f"another system, or --set prefetch=none"
+        )
     return {
         kind: Prediction(array=array_of(kind), made=f"as {system} saw it" if kind in asks else made)
         for kind, made in MADE.items()

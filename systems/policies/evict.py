@@ -262,7 +262,8 @@ class LowestAverageScore(Eviction):
     batch, and in prefill, its score is the mean over the rows.
 
     Attributes:
-        window: n; the sum has n + 1 terms, as printed.
+        window: n; the sum has n + 1 terms, as printed.  The default is ours: the paper names no n,
+            and its authors' code runs without one.  docs/caches.md compares 2 to 32.
     """
 
     window: int = 8
@@ -289,6 +290,10 @@ class LowestAverageScore(Eviction):
         self._seen[layer] += 1
         known = min(self._seen[layer], terms)
         np.divide(np.add.reduce(history[:known], axis=0), known, out=self._average[layer])
+
+    def average(self, key: int) -> float:
+        """Of the last n + 1 iterations, or of those that there were."""
+        return float(self._by_key[key])
 
     def victim(self, allowed: Mask, incoming: int) -> int | None:
         """The smallest average."""

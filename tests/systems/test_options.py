@@ -146,6 +146,8 @@ def test_a_description_names_every_decision_and_option():
         "all_resident": "False",
         "overlap": "True",
         "blocking_copies": "False",
+        "synchronises": "False",
+        "reads_unfinished": "False",
         "pinned_copies": "True",
         "expert_precision": "null",
         "place": "by-id",

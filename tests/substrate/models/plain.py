@@ -55,6 +55,10 @@ class PlainModel:
         """A state as a layer's gate and experts read it."""
         return self._rms(x, f"model.layers.{layer}.post_attention_layernorm")
 
+    def attention_normed(self, layer: int, x: Tensor) -> Tensor:
+        """A state as a layer's attention reads it."""
+        return self._rms(x, f"model.layers.{layer}.input_layernorm")
+
     def scores(self, layer: int, y: Tensor) -> Tensor:
         """A layer's gate on a normalised state ``[E]``."""
         return (self._w[f"model.layers.{layer}.mlp.{self._router}.weight"] @ y).softmax(0)
@@ -109,7 +113,7 @@ class PlainModel:
         keys: list[Tensor] = []
         values: list[Tensor] = []
         for t, x in enumerate(xs):
-            y = self._rms(x, f"{prefix}.input_layernorm")
+            y = self.attention_normed(layer, x)
             q, k, v = (self._w[f"{prefix}.self_attn.{n}_proj.weight"] @ y for n in "qkv")
             q = self._rope(q, t)
             keys.append(self._rope(k, t))

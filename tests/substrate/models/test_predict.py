@@ -91,6 +91,41 @@ def test_later_gates_on_this_layers_state(family, decoders, directories):
                     assert close(said[step, layer, later, kind][row], plain.scores(later, y))
 
 
+@pytest.mark.parametrize("kind", [Lookahead.SHARED, Lookahead.SHARED_RESIDUAL])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_later_gates_on_the_shared_experts_without_attention(family, kind, decoders, directories):
+    """h = normed state + shared output, and the residual if it is asked for: h + LN(h), LN, gate."""
+    decoder, plain = decoders[family], PlainModel(directories[family])
+    layers = decoder.shape.moe_layers
+    said: dict[tuple[int, int, int], np.ndarray] = {}
+
+    def moe(step: int, layer: int, gate: Gate) -> None:
+        finish(decoder, layer, gate)
+        for later in layers[layers.index(layer) + 1 :]:
+            said[step, layer, later] = decoder.predict(layer, later, (), kind).copy()
+
+    texts = texts_of(passes(decoder, PROMPTS, STEPS, moe))
+    states: dict[tuple[int, int, int], Tensor] = {}
+    for b, text in enumerate(texts):
+
+        def watched(layer: int, position: int, x: Tensor, b: int = b) -> Tensor:
+            states[b, layer, position] = x
+            return plain.own(layer, position, x)
+
+        plain.logits(text, watched)
+    assert said
+    for step, row, b, position in rows_of(PROMPTS):
+        for layer in layers[:-1]:
+            x = states[b, layer, position]
+            y = plain.normed(layer, x)
+            h = y + plain.shared(layer, y)
+            if kind is Lookahead.SHARED_RESIDUAL:
+                h = h + x
+            for later in layers[layers.index(layer) + 1 :]:
+                read = plain.normed(later, h + plain.attention_normed(later, h))
+                assert close(said[step, layer, later][row], plain.scores(later, read))
+
+
 @pytest.mark.parametrize("family", FAMILIES)
 def test_the_mean_of_each_prompts_embeddings(family, decoders, directories):
     decoder, plain = decoders[family], PlainModel(directories[family])
