@@ -215,3 +215,20 @@ def test_the_estimate_shares_cells_among_processes() -> None:
     assert one == pytest.approx(2 * two)
     assert "4 cells from a constant" in str(estimate(wanted, [], 1))
     assert estimate([], [], 2).seconds == 0
+
+
+def test_daops_sweep_has_the_lengths_of_its_figures() -> None:
+    """Fig. 10 is [256, 256] at every ratio, Fig. 9 [256, 512] at one; tables are Mixtral's."""
+    found = cells_from_file(Path("daop"), None)
+    speed = [spec for spec in found if spec.scoring == "fixed-length"]
+    each = [(setting, title) for setting in ("D1", "D2") for title in DAOPS]
+    assert Counter((s.setting, s.title, s.new_tokens) for s in speed) == {
+        **{(*one, 256): 5 for one in each},
+        **{(*one, 512): 1 for one in each},
+    }
+    assert {s.cache_ratio for s in speed if s.new_tokens == 512} == {0.469}
+    assert {s.few_shot for s in speed} == {5}
+    assert {s.setting for s in found if s not in speed} == {"D1"}
+
+
+DAOPS = ("daop", "daop (shipped)", "moe-ondemand")
