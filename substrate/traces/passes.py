@@ -9,7 +9,7 @@ depends on which experts were resident then.
 Here a trace is in memory; `substrate.traces.file` keeps one in a folder.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
 from typing import Protocol
@@ -27,21 +27,24 @@ class PassTrace:
     """One pass of one batch: gate and prediction of every MoE layer, and the tokens chosen.
 
     ``rows`` holds one count a sequence; ``predicted`` holds, for each kind of prediction, the
-    scores ``[T, E]`` that one layer predicted for a later one.
+    scores ``[T, E]`` that one layer predicted for a later one; ``hidden`` holds the states
+    ``[T, H]`` that a policy asked for, by the layer whose gate was the last and the layer asked of.
     """
 
     rows: tuple[int, ...]
     gates: dict[int, Gate] = field(default_factory=dict)
     predicted: dict[Lookahead, dict[tuple[int, int], Scores]] = field(default_factory=dict)
+    hidden: dict[tuple[int, int], np.ndarray] = field(default_factory=dict)
     chosen: list[int] = field(default_factory=list)
 
 
 @dataclass(slots=True)
 class RoutingTrace:
-    """All passes of all batches, in order."""
+    """All passes of all batches, in order; ``embeddings`` of the batches that were asked for it."""
 
     shape: ModelShape
     batches: list[list[PassTrace]] = field(default_factory=list)
+    embeddings: dict[int, np.ndarray] = field(default_factory=dict)
 
 
 class Batches(Protocol):
@@ -54,6 +57,10 @@ class Batches(Protocol):
     @property
     def batches(self) -> Iterable[Sequence[PassTrace]]:
         """The prefill of a batch is its first pass."""
+
+    @property
+    def embeddings(self) -> Mapping[int, np.ndarray]:
+        """By batch, the mean token embedding of each prompt, where it was recorded."""
 
 
 class Recorder:
@@ -90,6 +97,7 @@ class Recorder:
         """Record a layer's gate."""
         gate = self._model.gate(layer)
         self._pass.gates[layer] = Gate(gate.scores_TE.copy(), gate.ids_TK.copy())
+        self._gated = layer
         return gate
 
     def predict(self, layer: int, later: int, done: Sequence[int], lookahead: Lookahead) -> Scores:
@@ -97,6 +105,18 @@ class Recorder:
         scores = self._model.predict(layer, later, done, lookahead)
         self._pass.predicted.setdefault(lookahead, {})[layer, later] = scores.copy()
         return scores
+
+    def hidden(self, layer: int) -> np.ndarray:
+        """Record a state that a policy reads."""
+        state = self._model.hidden(layer)
+        self._pass.hidden[self._gated, layer] = state.copy()
+        return state
+
+    def embedding(self) -> np.ndarray:
+        """Record the prompts' embeddings."""
+        means = self._model.embedding()
+        self.trace.embeddings[len(self.trace.batches) - 1] = means.copy()
+        return means
 
     def head(self) -> list[int]:
         """Record the choice."""
@@ -109,7 +129,9 @@ class TracedModel:
 
     def __init__(self, trace: Batches) -> None:
         self.shape = trace.shape
-        self._batches = iter(trace.batches)
+        self._batches = enumerate(trace.batches)
+        self._embeddings = trace.embeddings
+        self._gated = -1
 
     def begin(
         self,
@@ -118,7 +140,7 @@ class TracedModel:
         forced: Sequence[Sequence[int]] = (),
     ) -> None:
         """Take the next recorded batch; what was forced then is in it."""
-        batch = next(self._batches, None)
+        self._batch, batch = next(self._batches, (0, None))
         if not batch or len(batch) < new_tokens:
             have = "no further batch" if batch is None else f"{len(batch)} passes"
             raise UsageError(f"the trace holds {have}; the run asks for {new_tokens} passes")
@@ -142,6 +164,7 @@ class TracedModel:
 
     def gate(self, layer: int) -> Gate:
         """The recorded gate."""
+        self._gated = layer
         return self._pass.gates[layer]
 
     def dispatch(self, layer: int, ids_TK: Ids, weigh_as_TK: Ids) -> dict[int, int]:
@@ -184,12 +207,18 @@ class TracedModel:
         """No mathematics."""
 
     def hidden(self, layer: int) -> np.ndarray:
-        """Never: a trace holds no hidden states."""
-        raise UsageError("a trace holds no hidden states; run the system live")
+        """The recorded state; a trace in a folder holds none."""
+        state = self._pass.hidden.get((self._gated, layer))
+        if state is None:
+            raise UsageError("a trace holds no hidden states; run the system live")
+        return state
 
     def embedding(self) -> np.ndarray:
-        """Never: a trace holds no embeddings."""
-        raise UsageError("a trace holds no embeddings; run the system live")
+        """The recorded embeddings; a trace in a folder holds none."""
+        means = self._embeddings.get(self._batch)
+        if means is None:
+            raise UsageError("a trace holds no embeddings; run the system live")
+        return means
 
     def head(self) -> list[int]:
         """The recorded tokens."""

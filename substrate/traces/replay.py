@@ -4,7 +4,7 @@ Sequences are stored one by one; batches are formed here.  The B sequences of a 
 step, a row each, until the shortest ends.  Arrays are read once a pass.
 """
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import NamedTuple
@@ -81,6 +81,11 @@ class Replay:
 
     def __post_init__(self) -> None:
         check_topology(str(self.trace.path), self.trace.header, self.shape)
+
+    @property
+    def embeddings(self) -> Mapping[int, np.ndarray]:
+        """None: a folder holds no embeddings."""
+        return {}
 
     @property
     def batches(self) -> Iterator[ReplayedBatch]:
