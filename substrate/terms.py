@@ -28,8 +28,8 @@ class Lookahead(StrEnum):
     SHARED_RESIDUAL = "shared_residual"
 
 
-#: Every kind of prediction that a model can be asked for.
-LOOKAHEADS = tuple(kind for kind in Lookahead if kind is not Lookahead.NONE)
+#: The kinds of prediction that traces hold; the others are answered by a model that computes.
+LOOKAHEADS = (Lookahead.GATE, Lookahead.NORMED, Lookahead.LAYER)
 
 
 class Gate(NamedTuple):

@@ -29,6 +29,7 @@ Not modelled:
 - DeepSeek's and XVERSE's weights are always renormalised, against DeepSeek's configuration: here
   they are weighed as the model's own top-k are.
 - The single prefetch after each layer of a prefill.
+- Replayed routing: traces do not hold this prediction, so they are refused unless prefetch=none.
 - Python's own time beyond the profile's control costs, and the worker thread that launches the hits
   while the main thread computes: on one control thread the launches come one after the other.
 """

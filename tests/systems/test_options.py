@@ -146,6 +146,7 @@ def test_a_description_names_every_decision_and_option():
         "all_resident": "False",
         "overlap": "True",
         "blocking_copies": "False",
+        "parallel_reads": "True",
         "synchronises": "False",
         "reads_unfinished": "False",
         "pinned_copies": "True",

@@ -184,7 +184,7 @@ def test_beside_routing_only_smoes_prefetch_reads_alpha():
         for decision, name in EVERY_POLICY
         if decision != "route" and "alpha" in all_that_it_looks_at(decision, name)
     }
-    assert readers == {"prefetch=top-score"}
+    assert readers == {"prefetch=top-score", "prefetch=first-predicted"}
     own = make("prefetch", "top-score", alpha=0.5)
     assert "alpha" not in looks_at(own)
 

@@ -94,7 +94,7 @@ def test_later_gates_on_this_layers_state(family, decoders, directories):
 @pytest.mark.parametrize("kind", [Lookahead.SHARED, Lookahead.SHARED_RESIDUAL])
 @pytest.mark.parametrize("family", FAMILIES)
 def test_later_gates_on_the_shared_experts_without_attention(family, kind, decoders, directories):
-    """h = normed state + shared output, and the residual if it is asked for: h + LN(h), LN, gate."""
+    """h = normed state + shared output (+ residual where asked): h + LN(h), LN, gate."""
     decoder, plain = decoders[family], PlainModel(directories[family])
     layers = decoder.shape.moe_layers
     said: dict[tuple[int, int, int], np.ndarray] = {}
