@@ -18,7 +18,7 @@ Not modelled:
 - The search over 2^E splits costs the authors' code .6 ms a layer for 8 experts and .30 s for 16;
   here it is free.
 - An expert with more than 8 tokens that is swapped out is loaded again through the placeholder;
-  here it is computed before its swap begins, which saves that load.
+  here it is computed before its swap begins.  It saves that load: a few of a prompt's hundreds.
 - A swap brings an expert from pinned memory if it was swapped out before, else from pageable; here
   every copy is as the profile says.
 - The placeholder is memory beside the expert slots; here it is one of them.

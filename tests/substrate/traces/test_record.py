@@ -207,6 +207,20 @@ def test_what_is_stored_of_each_token(decoder, tmp_path):
     assert np.allclose(chosen[..., -1], np.sort(scores, 2)[..., -trace.header.top_k], atol=1e-6)
 
 
+@pytest.mark.parametrize("precision", ["float16", "float32"])
+@pytest.mark.parametrize("name", ["daop", "moebench.systems.daop_shipped:ShippedDAOP"])
+def test_daop_replays_what_it_recorded_of_itself(decoder, name, precision, tmp_path):
+    """It is not lossless: gates and predictions are of the text that it wrote."""
+    overrides = {"place": "by-id", "route.first": "1"}
+    live, tokens = record(tmp_path / "t", decoder, name, overrides, precision=precision)
+    trace = open_trace(tmp_path / "t")
+    assert trace.header.predictions[Lookahead.NORMED].made == f"as {name} saw it"
+    again, chosen = replay(trace, decoder, name, overrides)
+    assert (facts(again), chosen) == (facts(live), tokens)
+    assert live.counts["decode"].routed_ahead > 0
+    assert live.counts["decode"].host > 0
+
+
 def test_predictions_that_nobody_asked_for_know_no_routed_expert(decoder, resident):
     """They are what the decoder says with nothing done; those of the gate do not depend on it."""
     trace = resident
