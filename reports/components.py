@@ -1,67 +1,36 @@
-"""The table of components: published times beside what the cost model charges for them."""
+"""The table of components as text: published times beside what the cost model charges for them."""
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from moebench.substrate.analysis.components import TOLERANCE, Comparison, compare, components
-
 HEADERS = (
-    "component",
-    "model",
-    "machine",
-    "software",
-    "published",
-    "charged",
-    "ratio",
-    "why",
-    "source",
-)
+    "component", "model", "machine", "software", "published", "charged", "ratio", "why", "source"
+)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
-class Line:
-    """One row as text, and whether it agrees."""
+class Table:
+    """Rows as text, and in one sentence how many of them agree."""
 
-    cells: tuple[str, ...]
-    agrees: bool
-
-
-def rows() -> list[Line]:
-    """Every component as text, in the order of the catalogue."""
-    return [_line(compare(component)) for component in components()]
+    rows: list[tuple[str, ...]]
+    summary: str
 
 
-def documents() -> list[dict[str, Any]]:
-    """Every component with its charge, ratio and verdict; figures in the component's unit."""
-    found = map(compare, components())
-    return [
-        {
-            **one.component.model_dump(mode="json", exclude={"ops", "over"}),
-            "charged": one.charged,
-            "ratio": one.ratio,
-            "agrees": one.agrees,
-        }
-        for one in found
-    ]
-
-
-def summary(lines: list[Line]) -> str:
-    """How many agree, in one sentence."""
-    agree = sum(line.agrees for line in lines)
-    return (
-        f"{agree} of {len(lines)} within {TOLERANCE:.0%} of what is published; of the other "
-        f"{len(lines) - agree} the column says why not"
+def table(components: Sequence[Mapping[str, Any]]) -> Table:
+    """Components, as `substrate.analysis.components.documents` gives them, in their order."""
+    agree = sum(row["agrees"] for row in components)
+    return Table(
+        list(map(_row, components)),
+        f"{agree} of {len(components)} within 15 % of what is published; of the other "
+        f"{len(components) - agree} the column says why not",
     )
 
 
-def _line(one: Comparison) -> Line:
-    c = one.component
-    unit = "" if c.unit == "1" else f" {c.unit}"
-    published = " to ".join(f"{figure:.4g}" for figure in c.published)
-    return Line(
-        (
-            c.what, c.model, c.machine, c.software, f"{published}{unit}",
-            f"{one.charged:.4g}{unit}", f"{one.ratio:.2f}", c.why or "", c.source,
-        ),
-        one.agrees,
+def _row(row: Mapping[str, Any]) -> tuple[str, ...]:
+    unit = "" if row["unit"] == "1" else f" {row['unit']}"
+    published = " to ".join(f"{figure:.4g}" for figure in row["published"])
+    return (
+        row["what"], row["model"], row["machine"], row["software"], f"{published}{unit}",
+        f"{row['charged']:.4g}{unit}", f"{row['ratio']:.2f}", row["why"] or "", row["source"],
     )  # fmt: skip

@@ -13,7 +13,8 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
 from moebench.reports import accuracy as alpha
-from moebench.reports import components, failures, figures, throughput
+from moebench.reports import failures, figures, throughput
+from moebench.reports.components import HEADERS, table
 from moebench.reports.tables import COLUMNS, Document, Row, cell, dig, rows
 from moebench.results.store import Cell
 from moebench.substrate.errors import InputError, UsageError
@@ -37,6 +38,7 @@ def render(
     accuracy: Sequence[alpha.View] | None = None,
     failed: Sequence[Cell] = (),
     curves: Mapping[str, throughput.Curve] | None = None,
+    components: Sequence[Mapping[str, Any]] = (),
 ) -> None:
     """Write the report.
 
@@ -48,6 +50,7 @@ def render(
         accuracy: the accuracy table, from `reports.accuracy.load`; None leaves its section out.
         failed: cells of sweeps that have no run.
         curves: distributions of decode throughput, from `reports.throughput.load`.
+        components: from `substrate.analysis.components.documents`; none leaves their section out.
 
     Raises:
         UsageError: there is no run.
@@ -55,7 +58,7 @@ def render(
     """
     if not runs:
         raise UsageError(f"no runs in {source}; run: moebench run --system smoe --setting S3")
-    text = page(runs, timelines, source, accuracy, failed, curves)
+    text = page(runs, timelines, source, accuracy, failed, curves, components)
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
         out.write_text(text, encoding="utf-8")
@@ -70,6 +73,7 @@ def page(
     accuracy: Sequence[alpha.View] | None = None,
     failed: Sequence[Cell] = (),
     curves: Mapping[str, throughput.Curve] | None = None,
+    components: Sequence[Mapping[str, Any]] = (),
 ) -> str:
     """The report as one string; pure."""
     environment = Environment(
@@ -83,7 +87,6 @@ def page(
         _section(index, run, row, timelines.get(run["run_id"], []))
         for index, (run, row) in enumerate(zip(runs, rows(runs), strict=True))
     ]
-    lines = components.rows()
     shown = {section[key] for section in sections for key in ("badge", "bound_badge")}
     return environment.get_template("report.html.j2").render(
         source=source,
@@ -96,9 +99,8 @@ def page(
         simulated=sum(bool(run["simulated"]) for run in runs),
         failure_headers=failures.HEADERS,
         failures=failures.lines(failed),
-        components=lines,
-        component_headers=components.HEADERS,
-        component_summary=components.summary(lines),
+        components=table(components) if components else None,
+        component_headers=HEADERS,
         accuracy=[_view(index, view) for index, view in enumerate(accuracy or ())],
         caveat=alpha.CAVEAT,
         method=alpha.METHOD,

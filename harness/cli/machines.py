@@ -21,11 +21,13 @@ def components(
 ) -> None:
     """Show every published time of a component beside what the cost model charges for it."""
     from moebench.harness import console
-    from moebench.reports import components as table
+    from moebench.reports.components import HEADERS, table
+    from moebench.substrate.analysis.components import documents
 
+    found = documents()
     if json_:
-        typer.echo(json.dumps(table.documents(), sort_keys=True))
+        typer.echo(json.dumps(found, sort_keys=True))
         return
-    rows = table.rows()
-    console.table("components", table.HEADERS, [row.cells for row in rows])
-    console.stderr().print(table.summary(rows))
+    shown = table(found)
+    console.table("components", HEADERS, shown.rows)
+    console.stderr().print(shown.summary)

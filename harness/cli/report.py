@@ -29,10 +29,11 @@ def report_command(
     if html is not None:
         from moebench.reports import throughput
         from moebench.reports.html import render
+        from moebench.substrate.analysis.components import documents
 
         timelines = {run["run_id"]: store.timeline(run["run_id"]) or [] for run in runs}
         curves = throughput.load(directory, runs)
-        render(runs, timelines, html, str(directory), views, failed, curves)
+        render(runs, timelines, html, str(directory), views, failed, curves, documents())
         console.stderr().print(f"{len(runs)} runs in {html} ({os.path.getsize(html) / 1e6:.1f} MB)")
     if csv is not None or latex is not None:
         from moebench.reports.export import write_csv, write_latex

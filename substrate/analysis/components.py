@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from functools import cache
 from itertools import pairwise
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from pydantic import Field, model_validator
 
@@ -136,6 +136,19 @@ def compare(component: Component) -> Comparison:
         charged /= _charge(costs, component.measure, component.over)
     low, high = component.published[0], component.published[-1]
     return Comparison(component, charged, charged / min(max(charged, low), high))
+
+
+def documents() -> list[dict[str, Any]]:
+    """Every component with its charge, in its unit, its ratio and whether it agrees."""
+    return [
+        {
+            **one.component.model_dump(mode="json", exclude={"ops", "over"}),
+            "charged": one.charged,
+            "ratio": one.ratio,
+            "agrees": one.agrees,
+        }
+        for one in map(compare, components())
+    ]
 
 
 def _charge(costs: CostModel, measure: Measure, operations: Iterable[Operation]) -> float:

@@ -1,28 +1,38 @@
-"""The table of components as text and as data."""
+"""The table of components as text: on its own and in the page."""
 
-from moebench.reports import components
+import pytest
 
+from moebench.reports.components import HEADERS, table
+from moebench.reports.html import page
+from tests.reports.samples import run
 
-def test_every_row_is_shown_with_its_charge() -> None:
-    lines, documents = components.rows(), components.documents()
-    assert len(lines) == len(documents) >= 25
-    for line, document in zip(lines, documents, strict=True):
-        shown = dict(zip(components.HEADERS, line.cells, strict=True))
-        assert shown["component"] == document["what"]
-        assert shown["ratio"] == f"{document['ratio']:.2f}"
-        assert bool(shown["why"]) == (not line.agrees) == (not document["agrees"])
+ROWS = [
+    {"what": "expert, host to device", "model": "m", "machine": "a", "software": "lean",
+     "published": [39.87], "unit": "ms", "charged": 39.8612, "ratio": 0.99978, "agrees": True,
+     "why": None, "source": "a paper"},
+    {"what": "load / device", "model": "m", "machine": "a", "software": "hf-eager",
+     "published": [10.0, 100.0], "unit": "1", "charged": 7.5, "ratio": 0.75, "agrees": False,
+     "why": "two links", "source": "its code"},
+]  # fmt: skip
 
 
 def test_figures_carry_their_units() -> None:
-    shown = [dict(zip(components.HEADERS, line.cells, strict=True)) for line in components.rows()]
-    (migration,) = (row for row in shown if row["published"] == "39.87 ms")
-    assert (migration["charged"], migration["ratio"]) == ("39.86 ms", "1.00")
-    orders = next(row for row in shown if row["published"] == "10 to 100")
-    assert orders["charged"].replace(".", "").isdecimal()
+    first, second = (dict(zip(HEADERS, row, strict=True)) for row in table(ROWS).rows)
+    assert (first["published"], first["charged"], first["ratio"]) == (
+        "39.87 ms", "39.86 ms", "1.00"
+    )  # fmt: skip
+    assert (second["published"], second["charged"]) == ("10 to 100", "7.5")
+    assert (first["why"], second["why"]) == ("", "two links")
 
 
 def test_the_summary_counts() -> None:
-    lines = components.rows()
-    agree = sum(line.agrees for line in lines)
-    assert components.summary(lines).startswith(f"{agree} of {len(lines)} within 15%")
-    assert f"of the other {len(lines) - agree} " in components.summary(lines)
+    summary = table(ROWS).summary
+    assert summary.startswith("1 of 2 within 15 %")
+    assert "of the other 1 " in summary
+
+
+@pytest.mark.parametrize("shown", [True, False])
+def test_the_page_has_them_where_they_are_given(shown: bool) -> None:
+    text = page([run()], {}, "here", components=ROWS if shown else ())
+    assert ("two links" in text) == shown
+    assert ("Components of the simulated machines" in text) == shown

@@ -9,6 +9,7 @@ from moebench.substrate.analysis.components import (
     Operation,
     compare,
     components,
+    documents,
 )
 from moebench.substrate.machines.protocol import Lane, OpKind
 
@@ -74,6 +75,15 @@ def test_a_row_agrees_or_says_why_not(row: Component) -> None:
     found = compare(row)
     assert found.agrees == (row.why is None)
     assert found.ratio > 0
+
+
+def test_documents_hold_the_charge_beside_the_row() -> None:
+    for row, document in zip(ROWS, documents(), strict=True):
+        assert document["what"] == row.what
+        assert document["published"] == list(row.published)
+        assert (document["charged"], document["agrees"]) == (
+            compare(row).charged, row.why is None
+        )  # fmt: skip
 
 
 def test_the_papers_are_there() -> None:
