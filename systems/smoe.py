@@ -233,10 +233,15 @@ class SMoE(System):
     """The complete system; each decision can be swapped, which is how the paper's ablation runs.
 
     base   route=exact  evict=static  assign=host  prefetch=none
+    base2  route=exact  evict=static  assign=load  prefetch=none
     +CE    route=exact  evict=score   assign=load  prefetch=none
     +CR                 evict=score   assign=load  prefetch=none
     +Pre                evict=score   assign=load
     +BA    (everything)
+
+    The paper's base computes misses on the host; where that takes a third of a load (its S3), a
+    cache from which misses are loaded does not gain on it.  From base2, which loads them into
+    staging slots, there is such a gain.  `moebench sweep smoe-ablation` runs both ladders.
     """
 
     place: Placement = field(default_factory=PlaceById)

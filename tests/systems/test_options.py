@@ -175,6 +175,7 @@ EXACT = {"route": "exact"}
 LOADED = {"evict": "score", "assign": "load"}
 ABLATION = {
     "base": {**EXACT, "evict": "static", "assign": "host", "prefetch": "none"},
+    "base2": {**EXACT, "evict": "static", "assign": "load", "prefetch": "none"},
     "+CE": {**EXACT, **LOADED, "prefetch": "none"},
     "+CR": {**LOADED, "prefetch": "none"},
     "+Pre": LOADED,
@@ -186,6 +187,7 @@ ABLATION = {
     ("step", "types"),
     [
         ("base", (ExactRouting, HostAll, NoPrefetch, NeverEvict)),
+        ("base2", (ExactRouting, LoadAll, NoPrefetch, NeverEvict)),
         ("+CE", (ExactRouting, LoadAll, NoPrefetch, LowestAverageScore)),
         ("+CR", (ExpertCacheRouter, LoadAll, NoPrefetch, LowestAverageScore)),
         ("+Pre", (ExpertCacheRouter, LoadAll, TopScorePrefetch, LowestAverageScore)),
@@ -196,7 +198,7 @@ def test_the_ablation(step, types):
     system = build("smoe", ABLATION[step])
     found = (system.route, system.assign, system.prefetch, system.evict)
     assert tuple(type(policy) for policy in found) == types
-    assert system.lossless == (step in ("base", "+CE"))
+    assert system.lossless == (step in ("base", "base2", "+CE"))
 
 
 def test_the_ablation_is_the_one_that_the_system_documents():

@@ -2,6 +2,7 @@
 
 import math
 from collections import Counter
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,8 @@ from moebench.harness.run.spec import RunSpec, resolve
 from moebench.harness.sweep.estimate import LIVE_S, START_S, estimate
 from moebench.harness.sweep.plan import cells_from_file, expand
 from moebench.substrate.errors import MoeBenchError, UsageError
-from moebench.systems.registry import SYSTEMS
+from moebench.systems.options import build, describe
+from moebench.systems.registry import DECISIONS, SYSTEMS
 from tests.harness.commands import call
 
 SMALL = {"workload": "arithmetic", "prompts": 1, "new_tokens": 3, "setting": "S3"}
@@ -139,8 +141,34 @@ def test_a_file_that_is_not_there() -> None:
     called = call("sweep", "no.yaml")
     assert (called.code, called.err.count("\n")) == (2, 1)
     assert (
-        "no such file; sweeps that ship: daop, duoserve, flashmoe, routing, standard" in called.err
+        "no such file; sweeps that ship: daop, duoserve, flashmoe, routing, smoe-ablation, "
+        "smoe-window, standard" in called.err
     )
+
+
+def test_the_ablation_has_both_bases_and_adds_one_decision_a_step() -> None:
+    specs = cells_from_file(Path("smoe-ablation"), None)
+    assert len(specs) == 3 * 6 * 2
+    assert {(spec.setting, spec.batch) for spec in specs} == {
+        (setting, batch) for setting in ("S1", "S2", "S3") for batch in (1, 3)
+    }
+    alone = [spec for spec in specs if (spec.setting, spec.batch) == ("S3", 1)]
+    steps = [describe(spec.make_system()) for spec in alone]
+    on_host, loaded, *ladder, whole = steps
+
+    def changed(before: dict[str, str], after: dict[str, str]) -> set[str]:
+        return {d for d in DECISIONS if before[d] != after[d]}
+
+    assert changed(on_host, loaded) == {"assign"}
+    pairs = [changed(a, b) for a, b in pairwise([loaded, *ladder, whole])]
+    assert pairs == [{"evict"}, {"route"}, {"prefetch"}, {"assign"}]
+    assert whole == describe(build("smoe"))
+
+
+def test_the_windows() -> None:
+    specs = cells_from_file(Path("smoe-window"), None)
+    windows = [(spec.setting, spec.overrides["evict.window"]) for spec in specs]
+    assert windows == [(s, n) for s in ("S1", "S2", "S3") for n in ("2", "4", "8", "16", "32")]
 
 
 def test_optional_cells_are_left_out_where_they_cannot_be() -> None:
