@@ -179,9 +179,13 @@ class LiveSession(Session):
 
 def _check_local(system: System) -> None:
     """Refuse options that a local machine does not support."""
+    if system.reads_unfinished:
+        raise UsageError(
+            f"--machine local: {type(system).__name__} computes on copies that are under way, and "
+            "its results would be wrong; allowed: a simulated machine, or reads_unfinished=false"
+        )
     options = {
         "overlap": system.overlap is not True,
-        "reads_unfinished": system.reads_unfinished,
         "pinned_copies": system.pinned_copies is not None,
         "expert_precision": system.expert_precision is not None,
     }

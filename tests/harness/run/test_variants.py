@@ -1,6 +1,7 @@
 """Variants: a system as its paper has it, and as its authors' code does it."""
 
 import json
+from pathlib import Path
 
 import pytest
 
@@ -10,7 +11,7 @@ from moebench.substrate.errors import UnknownNameError, UsageError
 from moebench.systems import registry
 from moebench.systems.options import build
 from moebench.systems.registry import SHIPPED, SYSTEMS, system_class
-from tests.harness.commands import call
+from tests.harness.commands import call, refused, run
 
 
 @pytest.fixture(autouse=True)
@@ -88,3 +89,17 @@ def test_the_listing_says_who_has_one() -> None:
     assert shown["smoe"] == "smoe!"
     assert shown["gpu-only"] is None
     assert [name for name, line in shown.items() if line] == sorted(registry.SHIPPED)
+
+
+def test_what_computes_on_unfinished_copies_says_so_and_runs_nowhere_for_real(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.undo()  # the real variant
+    shipped = ("--variant", "shipped", "--store", tmp_path)
+    document = run("smoe", *shipped)
+    (note,) = [text for text in document["notes"] if "would be wrong" in text]
+    assert note.startswith("smoe (shipped) computes experts whose copy is still under way")
+    assert document["spec"]["variant"] == "shipped"
+    assert not any("would be wrong" in text for text in run("smoe", "--store", tmp_path)["notes"])
+    line = refused("run", "--system", "smoe", *shipped, "--setting", "S3", "--machine", "local")
+    assert "--machine local: ShippedSMoE computes on copies that are under way" in line
