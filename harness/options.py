@@ -6,17 +6,15 @@ from pathlib import Path
 from moebench.substrate.errors import InputError, UsageError
 from moebench.workloads.hub import is_hub
 
-#: The folder that holds real evaluation sets beside a checkout, if it exists.
-DEFAULT_DATA_DIR = Path("../shared/data")
-
 
 def find_data_dir(given: Path | None) -> Path | None:
-    """The folder of evaluation sets: what was given, else the default if it exists."""
-    if given is not None:
-        if not (is_hub(given) or given.is_dir()):
-            raise InputError(f"--data-dir {given}: no such folder")
-        return given
-    return DEFAULT_DATA_DIR if DEFAULT_DATA_DIR.is_dir() else None
+    """The folder of evaluation sets that was given, which exists.
+
+    No other is looked for: what a command computes must not depend on what lies beside it.
+    """
+    if given is not None and not (is_hub(given) or given.is_dir()):
+        raise InputError(f"--data-dir {given}: no such folder")
+    return given
 
 
 def parse_overrides(pairs: list[str]) -> dict[str, str]:

@@ -98,7 +98,7 @@ class LearnedPath(Prefetching):
     memory_mb: int = 300
 
     calibrates: ClassVar[bool] = True
-    learns_own_set: ClassVar[bool] = True  # §4: traced on a part of the data set itself
+    calibration_texts: ClassVar[int] = 64
     discipline = "committed"
     reads_scores = False
 

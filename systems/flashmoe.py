@@ -93,6 +93,7 @@ class LearnedEviction(Eviction):
     seed: int = 0
 
     calibrates: ClassVar[bool] = True
+    calibration_texts: ClassVar[int] = 512  # §3.2
     reads_scores = False  # it observes chosen experts alone
 
     def __post_init__(self) -> None:

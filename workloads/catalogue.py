@@ -5,11 +5,12 @@ A score is comparable only at the same number of few-shot examples, and the pape
 that measures latency sets its own.
 """
 
-from pathlib import Path
-
 from moebench.substrate.errors import UnknownNameError
 from moebench.workloads.exercises import FAMILIES
 from moebench.workloads.workload import Category, Likelihood, Metric, Paper, Workload
+
+#: What a run reads unless it is told: generated, so that it is the same everywhere.
+DEFAULT_WORKLOAD = "passages"
 
 
 def workload(name: str) -> Workload:
@@ -38,13 +39,6 @@ def few_shot_of(workload: Workload, paper: str | None) -> int:
         if name == paper:
             return count
     return workload.few_shot
-
-
-def default_workload(data_dir: Path | None) -> str:
-    """GSM8K where its test questions are at hand, otherwise what needs no data."""
-    if data_dir is not None and (data_dir / "gsm8k" / "test.jsonl").is_file():
-        return "gsm8k"
-    return "arithmetic"
 
 
 _SMOE: dict[Paper, int] = {"SMoE": 0}

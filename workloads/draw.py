@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from moebench.substrate.errors import InputError, UsageError
+from moebench.workloads.catalogue import DEFAULT_WORKLOAD
 from moebench.workloads.data import SPLITS, read_examples, read_passages
 from moebench.workloads.example import Example, stem
 from moebench.workloads.exercises import Split, exercises
@@ -43,11 +44,14 @@ def load(
     count: int | None = None,
     seed: int = 0,
     data_dir: Path | None = None,
+    or_fewer: bool = False,
 ) -> PromptSet:
     """Draw ``count`` prompts of a split without replacement; all, in file order, for ``None``.
 
     The draw is ``random.Random(seed).sample`` over the full list, kept in drawn order, so a sample
     is not biased towards the file's beginning and is the same on every machine.
+
+    With ``or_fewer``, a split that holds fewer than ``count`` gives all that it has.
 
     ``data_dir`` holds one folder per data set; ``hub:`` in its place stands for the Hugging Face
     hub (``workloads.hub``).
@@ -63,6 +67,8 @@ def load(
     if count is not None and count < 1:
         raise UsageError(f"{count} prompts cannot be drawn; allowed: 1 or more")
     examples, source = _examples(workload, split, count, data_dir)
+    if count is not None and or_fewer:
+        count = min(count, len(examples))
     if count is not None and count > len(examples):
         raise InputError(f"{source}: {count} prompts wanted, {len(examples)} available")
     chosen = examples if count is None else random.Random(seed).sample(examples, count)
@@ -86,7 +92,7 @@ def _examples(
     if data_dir is None:
         raise UsageError(
             f"workload {workload.name} needs a data folder; "
-            "give --data-dir DIR, or use --workload arithmetic, which needs none"
+            f"give --data-dir DIR, or use --workload {DEFAULT_WORKLOAD}, which needs none"
         )
     if is_hub(data_dir):
         examples, source = read_hub(workload.source, split, data_dir)

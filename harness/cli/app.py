@@ -23,7 +23,7 @@ app.add_typer(traces.app, name="trace")
 STORE = Annotated[Path, typer.Option(help="Folder of your results.", show_default=True)]
 JSON = Annotated[bool, typer.Option("--json", help="Print one JSON document on stdout.")]
 DATA_DIR = Annotated[
-    Path | None, typer.Option(help="Folder of evaluation sets [default: ../shared/data if there].")
+    Path | None, typer.Option(help="Folder of evaluation sets, or hub: [generated ones alone].")
 ]
 DEFAULT_STORE = Path(".moebench")
 
@@ -65,6 +65,7 @@ def run(
     prompts: Annotated[int | None, typer.Option(help="How many prompts [32].")] = None,
     new_tokens: Annotated[int | None, typer.Option(help="Generated per prompt [64].")] = None,
     cache_ratio: Annotated[float | None, typer.Option(help="Experts on the device, 0-1.")] = None,
+    slots: Annotated[int | None, typer.Option(help="The same, in number.")] = None,
     allow_overcommit: Annotated[bool, typer.Option(help="Pretend the device is larger.")] = False,
     device_memory: Annotated[
         float | None, typer.Option(help="Device memory for weights and KV cache, in GiB [all].")
@@ -81,7 +82,11 @@ def run(
         str | None, typer.Option(help="Worked examples before a question; paper: as it did [0].")
     ] = None,
     calibrate_from: Annotated[
-        str | None, typer.Option(help="Workload whose train split a learning system learns from.")
+        str | None,
+        typer.Option(help="Workload whose train split a learning system learns from [the run's]."),
+    ] = None,
+    calibrate_texts: Annotated[
+        int | None, typer.Option(help="How many texts it is shown [its paper's number].")
     ] = None,
     seed: Annotated[int | None, typer.Option(help="Draws the prompts [0].")] = None,
     data_dir: DATA_DIR = None,
@@ -111,6 +116,7 @@ def run(
         "prompts": prompts,
         "new_tokens": new_tokens,
         "cache_ratio": cache_ratio,
+        "slots": slots,
         "allow_overcommit": allow_overcommit or None,
         "device_memory_gib": device_memory,
         "free_host_gb": free_host_gb,
@@ -118,6 +124,7 @@ def run(
         "scoring": scoring,
         "few_shot": few_shot,
         "calibrate_from": calibrate_from,
+        "calibrate_texts": calibrate_texts,
     }
     request = RunRequest(given, set_ or [], data_dir, store, timeline, force, json)
     run_command(request)

@@ -44,6 +44,7 @@ def _settings() -> list[dict[str, Any]]:
             "precision": s.precision,
             "alpha": s.alpha,
             "cache_ratio": s.cache_ratio,
+            "slots": s.slots,
             "device_memory_gib": s.device_memory_gib,
             "runs": "yes" if s.model in ready else "with --weights DIR",
         }

@@ -1,11 +1,15 @@
 """What a system learns before it runs: how other questions than its own were routed.
 
 A policy that learns has ``calibrates = True`` and a method ``calibrate``.  It is given the routing
-of a few texts that the lossless model wrote: by default answers to ShareGPT, as DAOP does (§V-A),
-or to the train half of the run's own workload, as DuoServe-MoE does (§4) and wherever there is no
-ShareGPT; ``--calibrate-from`` names another workload.  Only train splits are read, so what is
-measured was never learnt from.  A replayed trace calibrates from its last sequences, as far as they
-are not replayed.  A policy may name a trace of its own instead (``calibration_trace``).
+of texts that the lossless model wrote: answers to the train half of the run's own workload, as
+DuoServe-MoE (§4) and FlashMoE (§4.1) do; ``--calibrate-from`` names another workload, as DAOP's
+ShareGPT (§V-A).  Only train splits are read, so what is measured was never learnt from.  A replayed
+trace calibrates from its last sequences, as far as they are not replayed.  A policy may name a
+trace of its own instead (``calibration_trace``).
+
+``--calibrate-texts`` says how many.  By default it is the number of the policy's paper
+(``calibration_texts``), or all that there are where these are fewer; policies of one system that
+learn are shown the same texts, as many as the one that asks for most.
 
 Routing is kept below the store by the hash of weights and texts, and so is what a policy makes of
 it.  Both are part of a run's identity: `identity` hashes whatever a policy reads.
@@ -31,15 +35,18 @@ from moebench.substrate.traces.file import TraceFile, open_trace
 from moebench.substrate.traces.observe import read, write
 from moebench.substrate.traces.replay import routings
 from moebench.systems.learn.artefacts import Artefact, content_hash, kept
-from moebench.workloads.catalogue import workload
+from moebench.workloads.catalogue import DEFAULT_WORKLOAD, workload
 from moebench.workloads.draw import PromptSet, load
 from moebench.workloads.prompts import build_prompt
 from moebench.workloads.workload import Workload
 
-#: How many texts are written, at most how many tokens of each prompt are read, and how many tokens
-#: are written after it.
-TEXTS, PROMPT_TOKENS, NEW_TOKENS = 16, 256, 64
-DEFAULT = "sharegpt"
+#: At most how many tokens of a prompt are read, and how many are written after it.
+PROMPT_TOKENS, NEW_TOKENS = 256, 64
+
+#: How many texts are written together.
+TOGETHER = 32
+
+Progress = Callable[[int, int], None]
 
 
 def learners(system: System) -> dict[str, Policy]:
@@ -47,7 +54,7 @@ def learners(system: System) -> dict[str, Policy]:
     return {name: policy for name, policy in system.policies.items() if policy.calibrates}
 
 
-def source(spec: RunSpec, system: System, data_dir: Path | None) -> Workload:
+def source(spec: RunSpec) -> Workload:
     """The workload whose train split a run calibrates from.
 
     Raises:
@@ -56,21 +63,32 @@ def source(spec: RunSpec, system: System, data_dir: Path | None) -> Workload:
     if spec.calibrate_from is not None:
         return workload(spec.calibrate_from)
     own = workload(spec.workload)
-    if own.train_split_available and any(p.learns_own_set for p in learners(system).values()):
-        return own
-    if data_dir is not None and (data_dir / DEFAULT / "train.jsonl").is_file():
-        return workload(DEFAULT)
     if own.train_split_available:
         return own
     raise UsageError(
         f"{spec.system} must be calibrated, and workload {own.name} has no train split; "
-        "give --calibrate-from WORKLOAD, for example arithmetic"
+        f"give --calibrate-from WORKLOAD, for example {DEFAULT_WORKLOAD}"
     )
 
 
-def texts(spec: RunSpec, chosen: Workload, data_dir: Path | None) -> PromptSet:
-    """The examples that a run calibrates from."""
-    return load(chosen, "train", TEXTS, spec.seed, data_dir)
+def wanted_texts(spec: RunSpec, system: System) -> int:
+    """How many texts are shown, where there are so many: what was given, or the papers' number."""
+    if spec.calibrate_texts is not None:
+        return spec.calibrate_texts
+    shown = [p for p in learners(system).values() if not p.calibration_trace]
+    return max(policy.calibration_texts for policy in shown)
+
+
+def texts(spec: RunSpec, system: System, data_dir: Path | None) -> PromptSet:
+    """The examples that a run calibrates from.
+
+    Raises:
+        InputError: ``--calibrate-texts`` asks for more than there are.
+    """
+    return load(
+        source(spec), "train", wanted_texts(spec, system), spec.seed, data_dir,
+        or_fewer=spec.calibrate_texts is None,
+    )  # fmt: skip
 
 
 def identity(spec: RunSpec, system: System, data_dir: Path | None) -> dict[str, str]:
@@ -81,8 +99,7 @@ def identity(spec: RunSpec, system: System, data_dir: Path | None) -> dict[str, 
             trace = open_trace(find_trace(policy.calibration_trace))
             found[f"calibration {decision}"] = trace.hash
         elif not spec.replays:
-            chosen = source(spec, system, data_dir)
-            found["calibration"] = texts(spec, chosen, data_dir).data_hash
+            found["calibration"] = texts(spec, system, data_dir).data_hash
     return found
 
 
@@ -91,14 +108,12 @@ def folder(scratch: Path) -> Path:
     return scratch / "calibration"
 
 
-def calibrate(
-    session: Session, scratch: Path, progress: Callable[[int, int], None]
-) -> dict[str, Any]:
+def calibrate(session: Session, scratch: Path, progress: Progress) -> dict[str, Any]:
     """Calibrate every policy that learns.
 
     Args:
         scratch: routing and what policies learnt are kept below it.
-        progress: told of a policy's steps.
+        progress: told of texts written, and of a policy's steps.
 
     Returns:
         by decision what was learnt from, and how it went; nothing where no policy learns.
@@ -112,7 +127,7 @@ def calibrate(
         if policy.calibration_trace:
             found = recorded(policy.calibration_trace, session.full, decision)
         else:
-            found = shown = shown or session.learnable(scratch)
+            found = shown = shown or session.learnable(scratch, progress)
         policy.calibrate(found.sequences, session.full, folder(scratch), progress)
         learnt[decision] = {"from": found.origin, **policy.learnt}
     return learnt
@@ -136,9 +151,19 @@ def recorded(name: str, shape: ModelShape, decision: str) -> Learnable:
     return Learnable(routings(trace), f"trace {name} ({trace.hash})")
 
 
-def not_replayed(trace: TraceFile, spec: RunSpec, name: str) -> Learnable:
-    """A replayed trace's last texts: the same for runs that replay a few more or less."""
-    found = routings(trace)[spec.prompts :][-TEXTS:]
+def not_replayed(trace: TraceFile, spec: RunSpec, system: System, name: str) -> Learnable:
+    """A replayed trace's last texts, of those that are not replayed.
+
+    Raises:
+        UsageError: there are none, or fewer than ``--calibrate-texts`` asks for.
+    """
+    rest = routings(trace)[spec.prompts :]
+    if rest and len(rest) < (spec.calibrate_texts or 0):
+        raise UsageError(
+            f"--calibrate-texts {spec.calibrate_texts}: {name} holds {len(rest)} sequences beside "
+            f"the {spec.prompts} that are replayed; give fewer --prompts, or record more"
+        )
+    found = rest[-wanted_texts(spec, system) :]
     if not found:
         raise UsageError(
             f"{name}: {spec.system} must be calibrated, and all {spec.prompts} sequences are "
@@ -149,31 +174,36 @@ def not_replayed(trace: TraceFile, spec: RunSpec, name: str) -> Learnable:
 
 def written(
     chosen: Workload, sample: PromptSet, decoder: Callable[[], Decoder], weights_hash: str,
-    tokenizer: Tokenizer, end: int | None, folder: Path,
+    tokenizer: Tokenizer, end: int | None, folder: Path, progress: Progress,
 ) -> Learnable:  # fmt: skip
     """Routing of texts that the lossless model writes, from a file where it was kept.
 
     Args:
         decoder: makes one with every expert in memory.
-        end: the token that ends a text.
+        end: the token that ends a text; without one every text has the same number of tokens.
+        progress: told of texts written and read.
     """
+    count = len(sample.examples)
 
     def write_texts() -> Artefact:
         model = decoder()
-        prompts = [
-            tokenizer.encode(build_prompt(chosen, e)).ids[:PROMPT_TOKENS] for e in sample.examples
-        ]
         found: list[RoutedSequence] = []
-        for prompt, answer in zip(prompts, write(model, prompts, NEW_TOKENS, end), strict=True):
-            found += read(model, [[*prompt, *answer]], len(prompt))
+        for first in range(0, count, TOGETHER):
+            prompts = [
+                tokenizer.encode(build_prompt(chosen, e)).ids[:PROMPT_TOKENS]
+                for e in sample.examples[first : first + TOGETHER]
+            ]
+            for prompt, answer in zip(prompts, write(model, prompts, NEW_TOKENS, end), strict=True):
+                found += read(model, [[*prompt, *answer]], len(prompt), lookaheads=())
+            progress(len(found), count)
         return _packed(found)
 
-    name = content_hash([weights_hash, sample.data_hash, PROMPT_TOKENS, NEW_TOKENS])
+    name = content_hash([weights_hash, sample.data_hash, PROMPT_TOKENS, NEW_TOKENS, end])
     arrays, _ = kept(folder / f"routing-{name}.safetensors", write_texts)
     found = [
-        RoutedSequence(arrays[f"ids.{i}"], arrays[f"prefill.{i}"].item()) for i in range(TEXTS)
+        RoutedSequence(arrays[f"ids.{i}"], arrays[f"prefill.{i}"].item()) for i in range(count)
     ]
-    return Learnable(found, f"{chosen.name}: {TEXTS} texts, train split")
+    return Learnable(found, f"{chosen.name}: {count} texts, train split")
 
 
 def _packed(sequences: Sequence[RoutedSequence]) -> Artefact:

@@ -99,14 +99,21 @@ class LiveSession(Session):
         hashes = shared | own | calibration.identity(spec, system, self.data_dir)
         return replace(self, spec=spec, system=system, hashes=hashes, shared=None)
 
-    def learnable(self, scratch: Path) -> Learnable:
-        """Texts that the lossless model writes, to a train split's prompts."""
-        chosen = calibration.source(self.spec, self.system, self.data_dir)
-        sample = calibration.texts(self.spec, chosen, self.data_dir)
+    def learnable(self, scratch: Path, progress: Callable[[int, int], None]) -> Learnable:
+        """Texts that the lossless model writes, to a train split's prompts.
+
+        They end as the run's own do: at end-of-text where answers do, else all are as long.
+        """
         return calibration.written(
-            chosen, sample, self.sharing().decoder, self.hashes["weights"], self.tokenizer,
-            self.end, calibration.folder(scratch),
-        )  # fmt: skip
+            calibration.source(self.spec),
+            calibration.texts(self.spec, self.system, self.data_dir),
+            self.sharing().decoder,
+            self.hashes["weights"],
+            self.tokenizer,
+            self.end if self.spec.scoring == "generation" else None,
+            calibration.folder(scratch),
+            progress,
+        )
 
     def open(self, scratch: Path, keep_timeline: bool, stack: ExitStack) -> Stage:
         """A simulated machine with every expert in memory, or this computer."""

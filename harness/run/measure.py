@@ -16,8 +16,8 @@ PERCENTILES = (50, 90, 99)
 
 #: Counts of `substrate.engine.counts` that a document holds for each phase.
 EXPERT_COUNTS = (
-    "active", "hits", "in_flight", "begun", "loads", "host", "host_resident", "deferred", "unchosen",
-    "replaced",
+    "active", "hits", "in_flight", "begun", "loads", "host", "host_resident", "deferred",
+    "unchosen", "replaced",
 )  # fmt: skip
 
 

@@ -1,5 +1,6 @@
 """A run on a trace: the simulated machine and the system's decisions, no mathematics."""
 
+from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -65,9 +66,10 @@ class ReplaySession(Session):
         hashes = _hashes(spec, system, self.source, self.full)
         return replace(self, spec=spec, system=system, hashes=hashes)
 
-    def learnable(self, scratch: Path) -> Learnable:
+    def learnable(self, scratch: Path, progress: Callable[[int, int], None]) -> Learnable:
         """The trace's last sequences."""
-        return calibration.not_replayed(self.source.open(scratch), self.spec, self.source.name)
+        trace = self.source.open(scratch)
+        return calibration.not_replayed(trace, self.spec, self.system, self.source.name)
 
     def open(self, scratch: Path, keep_timeline: bool, stack: ExitStack) -> Stage:
         """A simulated machine; the notes say what a replay cannot know."""

@@ -17,7 +17,6 @@ from dataclasses import dataclass
 from itertools import cycle, islice
 from pathlib import Path
 
-from moebench.harness.run.calibration import TEXTS
 from moebench.harness.run.identity import code_hash
 from moebench.harness.run.live import prompts_of
 from moebench.harness.run.spec import RunSpec, recorded_texts
@@ -34,6 +33,10 @@ from moebench.substrate.traces.recordings import (
 from moebench.substrate.traces.synthesis import Synthesis, Topology, drawn_header, synthesize
 from moebench.systems.learn.artefacts import content_hash
 from moebench.workloads.draw import PromptSet
+
+#: How many texts more than are replayed there are, at most, for systems that learn: for each system
+#: the same, so that all replay the same trace.  (A text of Qwen3-30B-A3B holds about 2 MB.)
+LEARNABLE = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +88,7 @@ def _drawn(spec: RunSpec, data_dir: Path | None) -> Source:
         )
     sample, questions, _ = prompts_of(spec, data_dir)
     lengths = [len(question.prompt) for question in questions]
-    lengths += islice(cycle(lengths), TEXTS)
+    lengths += islice(cycle(lengths), spec.calibrate_texts or LEARNABLE)
     topology = Topology.of(model_shape(spec.model))
     header = drawn_header(topology, recipe, spec.seed, spec.model)
     made_of = content_hash([header.model_dump(mode="json"), lengths, spec.new_tokens])
@@ -101,7 +104,10 @@ def _drawn(spec: RunSpec, data_dir: Path | None) -> Source:
 def _real(spec: RunSpec, data_dir: Path | None) -> Source:
     """The first texts of recordings, and the last ones for systems that learn."""
     listed = recorded_texts(spec.model, spec.new_tokens, data_dir)
-    chosen = [*listed[: spec.prompts], *listed[replayable(listed) :][:TEXTS]]
+    chosen = [
+        *listed[: spec.prompts],
+        *listed[replayable(listed) :][: spec.calibrate_texts or LEARNABLE],
+    ]
     header = recorded_header(spec.model, chosen)
     read = [
         (text.rows, values) for text in chosen for values in text.recording.trace.arrays.values()

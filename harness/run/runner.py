@@ -69,9 +69,11 @@ def run(
     started = time.monotonic()
     # The scale model's products are too small to share between threads.
     torch.set_num_threads(1)
-    learnt = calibrate(session, scratch, progress)
     with ExitStack() as stack, torch.inference_mode():
+        # What cannot run is refused here, before a system learns for minutes.
         stage = session.open(scratch, keep_timeline, stack)
+        learnt = calibrate(session, scratch, progress)
+        stage.notes += [f"{name} learnt from {found['from']}" for name, found in learnt.items()]
         load_ms = stage.start()
         # What exists now is needed until the end: the collector need not visit it again.
         gc.freeze()

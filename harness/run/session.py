@@ -1,7 +1,7 @@
 """A run that is ready to start: what it reads is open, checked and hashed, its system is built."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -63,8 +63,11 @@ class Session(ABC):
         """Release what was opened."""
 
     @abstractmethod
-    def learnable(self, scratch: Path) -> Learnable:
+    def learnable(self, scratch: Path, progress: Callable[[int, int], None]) -> Learnable:
         """How other texts than the run's own were routed; kept below ``scratch`` where that helps.
+
+        Args:
+            progress: told of texts done and to do, where they must be written.
 
         Raises:
             UsageError: there are none.

@@ -17,7 +17,8 @@ class Setting(BaseModel):
     Attributes:
         software: the kind of software that the paper's code ran on.
         alpha: the paper's substitution threshold, for systems that have one.
-        cache_ratio: share of routed experts on the device; None fills the device's memory.
+        cache_ratio, slots: how many routed experts the device keeps, as a share of all or in
+            number; without either, as many as its memory holds.
         input_tokens, new_tokens: lengths that the paper fixes.
         device_memory_gib: what weights and KV cache may use of the device's memory, in GiB; None is
             all but context and workspace.
@@ -34,6 +35,7 @@ class Setting(BaseModel):
     precision: Precision
     alpha: float | None = None
     cache_ratio: float | None = Field(default=None, gt=0, le=1)
+    slots: int | None = Field(default=None, gt=0)
     input_tokens: int | None = Field(default=None, gt=0)
     new_tokens: int | None = Field(default=None, gt=0)
     device_memory_gib: float | None = Field(default=None, gt=0)

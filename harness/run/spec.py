@@ -13,7 +13,7 @@ from moebench.substrate.machines.profile import DEFAULT_SOFTWARE, check_software
 from moebench.substrate.models.shape import Precision
 from moebench.systems.options import build, describe
 from moebench.systems.registry import Variant, name_of, system_class
-from moebench.workloads.catalogue import default_workload, few_shot_of, workload
+from moebench.workloads.catalogue import DEFAULT_WORKLOAD, few_shot_of, workload
 from moebench.workloads.hub import is_hub
 
 if TYPE_CHECKING:
@@ -42,7 +42,8 @@ class RunSpec(BaseModel):
             computer is measured with our own engine, ``lean``.
         model: the full-size model whose bytes and operations are charged.
         weights: a checkpoint that does the mathematics; None is the model's scale model.
-        cache_ratio: share of routed experts on the device; None fills its memory.
+        cache_ratio, slots: routed experts on the device, as a share of all or in number; without
+            either they fill its memory.
         device_memory_gib: what weights and KV cache may use of the device's memory, in GiB; None is
             all but context and workspace.
         free_host_gb: host memory that experts may use, in GB; None is all of the machine's.
@@ -52,7 +53,9 @@ class RunSpec(BaseModel):
         scoring: how questions are answered; see `harness.run.answers`.
         few_shot: worked examples before each question.
         calibrate_from: the workload whose train split a learning system learns from; None is the
-            system's choice: ShareGPT where it is at hand, or the run's own.
+            run's own.
+        calibrate_texts: how many texts it is shown; None is its paper's number, or all that there
+            are.
         routing: where experts' choice comes from; see `harness.run.routing`.
         trace: a recorded trace that is replayed instead of computing.
         reconstruct_scores: let scores by rank stand for gate scores that it does not hold.
@@ -73,6 +76,7 @@ class RunSpec(BaseModel):
     prompts: int = Field(default=DEFAULT_PROMPTS, gt=0)
     new_tokens: int = Field(default=64, gt=0)
     cache_ratio: float | None = Field(default=None, gt=0, le=1)
+    slots: int | None = Field(default=None, gt=0)
     allow_overcommit: bool = False
     device_memory_gib: float | None = Field(default=None, gt=0)
     free_host_gb: float | None = Field(default=None, gt=0)
@@ -81,6 +85,7 @@ class RunSpec(BaseModel):
     scoring: Scoring = "fixed-length"
     few_shot: int = Field(default=0, ge=0)
     calibrate_from: str | None = None
+    calibrate_texts: int | None = Field(default=None, gt=0)
     routing: Routing = "model"
     trace: str | None = None
     reconstruct_scores: bool = False
@@ -103,7 +108,8 @@ class RunSpec(BaseModel):
 def resolve(data_dir: Path | None, **given: Any) -> RunSpec:
     """A full spec from what the user gave; None means "not given".
 
-    A setting supplies model, machine, precision, cache ratio and lengths; what was given wins.
+    A setting supplies model, machine, precision, experts on the device and lengths; what was given
+    wins.
 
     Raises:
         UnknownNameError, UsageError: a name or value that cannot be; one line.
@@ -117,8 +123,13 @@ def resolve(data_dir: Path | None, **given: Any) -> RunSpec:
         chosen["setting"] = row.name
         if variant == "published":  # a setting's α is its paper's
             default_alpha = row.alpha
-        chosen = {**_defaults(row), **chosen}
+        chosen = {**_defaults(row, chosen), **chosen}
     _check_software(chosen, given)
+    if "cache_ratio" in chosen and "slots" in chosen:
+        raise UsageError(
+            f"--cache-ratio {chosen['cache_ratio']} and --slots {chosen['slots']}: both say how "
+            "many experts the device keeps; give one of them"
+        )
     if "trace" in chosen:
         chosen = _of_trace(chosen, given)
     elif "reconstruct_scores" in chosen:
@@ -130,7 +141,7 @@ def resolve(data_dir: Path | None, **given: Any) -> RunSpec:
             raise UsageError(f"no {key}: give --setting NAME or {hint}")
     if chosen.get("routing") == "real":
         chosen |= _of_recordings(chosen, given, data_dir)
-    chosen.setdefault("workload", default_workload(data_dir))
+    chosen.setdefault("workload", DEFAULT_WORKLOAD)
     if chosen.get("scoring", "fixed-length") != "fixed-length" and given.get("new_tokens") is None:
         chosen["new_tokens"] = workload(chosen["workload"]).max_new_tokens
     chosen["few_shot"] = _few_shot(chosen)
@@ -303,9 +314,15 @@ def _few_shot(chosen: dict[str, Any]) -> int:
     return int(asked)
 
 
-def _defaults(row: Setting) -> dict[str, Any]:
-    keys = (
-        "model", "machine", "software", "precision", "cache_ratio", "new_tokens",
-        "device_memory_gib", "free_host_gb",
-    )  # fmt: skip
+#: Two ways of saying how many experts the device keeps: one that is given replaces the setting's.
+SLOTS = ("cache_ratio", "slots")
+
+
+def _defaults(row: Setting, chosen: Mapping[str, Any]) -> dict[str, Any]:
+    keys = [
+        "model", "machine", "software", "precision", "new_tokens", "device_memory_gib",
+        "free_host_gb",
+    ]  # fmt: skip
+    if not any(key in chosen for key in SLOTS):
+        keys += SLOTS
     return {key: value for key in keys if (value := getattr(row, key)) is not None}

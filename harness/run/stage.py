@@ -79,6 +79,7 @@ def memory_for(spec: RunSpec, system: System, full: ModelShape, longest: int) ->
         expert_precision=system.expert_precision,
         homes=partial(system.place.homes, full),
         cache_ratio=spec.cache_ratio,
+        slots=spec.slots,
         all_resident=system.all_resident,
         allow_overcommit=spec.allow_overcommit or spec.machine == "local",
         device_bytes=(
@@ -89,6 +90,9 @@ def memory_for(spec: RunSpec, system: System, full: ModelShape, longest: int) ->
         most_slots=system.most_slots(full),
     )
     notes = []
+    total = len(full.moe_layers) * full.num_experts
+    if capacity.slots == total:
+        notes.append(f"nothing is offloaded: the device holds all {total} experts")
     if capacity.overcommitted and spec.machine != "local":
         notes.append(f"overcommitted: {profile.gpu.name} cannot hold every expert")
     paper = None if spec.setting is None else setting(spec.setting)

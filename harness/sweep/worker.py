@@ -21,7 +21,7 @@ Document = dict[str, Any]
 
 #: What a cell may vary without reading other weights, questions or traces.
 OWN_FIELDS = frozenset({
-    "system", "variant", "overrides", "setting", "machine", "software", "cache_ratio",
+    "system", "variant", "overrides", "setting", "machine", "software", "cache_ratio", "slots",
     "device_memory_gib", "allow_overcommit", "free_host_gb",
 })  # fmt: skip
 

@@ -74,7 +74,6 @@ class Engine:
         # Asked once: a property costs as much as what it guards, and these come with every layer.
         self._alpha = system.alpha_in_use
         self._lossless = system.lossless
-        self._predictor = system.prefetch.predictor
         self._prefetches = type(system.prefetch).prefetch is not Prefetching.prefetch
         self._synchronises = system.synchronises
         self._reads_unfinished = system.reads_unfinished
@@ -87,6 +86,7 @@ class Engine:
         This is loading time, before the clock of any request: nothing is charged to a lane.
         """
         self.system.start(self.model.shape, self.cache)
+        self._predictor = self.system.prefetch.predictor
         slots = self.cache.slots - self.system.evict.reserve
         placed = 0
         for layer, expert in self.system.place.place(self.model.shape, slots, self.cache.scope):

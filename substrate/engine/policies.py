@@ -41,11 +41,11 @@ class Policy(ABC):
     reads_embedding: ClassVar[bool] = False
     #: Whether the policy learns from recorded routing: `calibrate` then comes before `start`.
     calibrates: ClassVar[bool] = False
+    #: How many texts it is shown unless the user says it: its paper's number.  16 is ours, for
+    #: papers that name none.
+    calibration_texts: ClassVar[int] = 16
     #: A trace that it learns from, its folder or the name of one that ships; "" leaves the choice.
     calibration_trace: str = ""
-    #: Whether what it learns is a data set's own, so that it learns from the train half of the one
-    #: that it will serve rather than from general text.
-    learns_own_set: ClassVar[bool] = False
 
     @property
     def reads_scores(self) -> bool:

@@ -54,7 +54,7 @@ def equal_pools(shape: ModelShape, slots: int, scope: Scope, tier: Tier) -> tupl
         raise BudgetError(
             f"{tier.name} memory: room for {slots} experts, one token of one layer pins "
             f"{shape.top_k}" + (f" and each of {layers} layers needs one" if pools > 1 else "")
-            + "; give more memory or a larger --cache-ratio"
+            + "; give more memory, or a larger --cache-ratio or --slots"
         )  # fmt: skip
     return (slots // pools,) * pools
 

@@ -66,6 +66,7 @@ def plan(
     expert_precision: Precision | None = None,
     homes: Callable[[Budget], Sequence[Home]] | None = None,
     cache_ratio: float | None = None,
+    slots: int | None = None,
     all_resident: bool = False,
     allow_overcommit: bool = False,
     device_bytes: int | None = None,
@@ -79,7 +80,8 @@ def plan(
         kv_tokens: cached tokens over the whole batch.
         expert_precision: of routed experts, if it is another one.
         homes: chooses where each layer's common weights are; None is the device.
-        cache_ratio: share of routed experts on the device; None takes all free memory.
+        cache_ratio, slots: routed experts on the device, as a share or in number; without either
+            they take all free memory.
         all_resident: every expert must fit.
         device_bytes: what weights, KV cache and the system itself may use of the device's memory;
             None is all but context and workspace.
@@ -138,7 +140,9 @@ def plan(
         host.reserve("experts", total * record)
 
     fits = device.free_bytes // record
-    wanted = fits if cache_ratio is None else round(cache_ratio * total)
+    wanted = fits if slots is None else slots
+    if cache_ratio is not None:
+        wanted = round(cache_ratio * total)
     if all_resident:
         wanted = total
     elif most_slots is not None:
@@ -150,6 +154,6 @@ def plan(
         raise BudgetError(
             f"{wanted} experts of {record / 1e6:.4g} MB do not fit: {profile.gpu.name} holds "
             f"{fits} of {total} beside the common weights; choose a larger machine, a smaller "
-            "--cache-ratio, or --allow-overcommit to simulate a device that could"
+            "--cache-ratio or --slots, or --allow-overcommit to simulate a device that could"
         )
     return Capacity(device, host, chosen, common, min(wanted, total), from_disk, overcommitted)

@@ -49,8 +49,13 @@ def margins(logits: Sequence[Tensor], lengths: Sequence[int]) -> np.ndarray:
 
 
 @torch.inference_mode()
-def read(decoder: Decoder, texts: Sequence[Sequence[int]], prefill: int) -> list[RoutedSequence]:
-    """How the model routes texts, as one batch in one pass.
+def read(
+    decoder: Decoder,
+    texts: Sequence[Sequence[int]],
+    prefill: int,
+    lookaheads: Sequence[Lookahead] = LOOKAHEADS,
+) -> list[RoutedSequence]:
+    """How the model routes texts, and what it predicts, as one batch in one pass.
 
     The first ``prefill`` tokens of each count as its prompt.  A token's routing depends on what
     came before it only, so the others are routed exactly as if they were decoded one by one.
@@ -59,11 +64,11 @@ def read(decoder: Decoder, texts: Sequence[Sequence[int]], prefill: int) -> list
     """
     decoder.begin(texts, 0)
     ids, scores = [], []
-    predicted: dict[str, list[np.ndarray]] = {kind.value: [] for kind in LOOKAHEADS}
-    for gate, guesses in _layers(decoder, "prefill", predict=True):
+    predicted: dict[str, list[np.ndarray]] = {kind.value: [] for kind in lookaheads}
+    for gate, guesses in _layers(decoder, "prefill", lookaheads):
         ids.append(gate.ids_TK)
         scores.append(gate.scores_TE.astype(np.float16))
-        for kind in LOOKAHEADS:
+        for kind in lookaheads:
             guess = guesses.get(kind)
             missing = np.full_like(scores[-1], np.nan)
             predicted[kind.value].append(missing if guess is None else guess.astype(np.float16))
@@ -82,7 +87,7 @@ def read(decoder: Decoder, texts: Sequence[Sequence[int]], prefill: int) -> list
 
 
 def _layers(
-    decoder: Decoder, phase: Phase, predict: bool = False
+    decoder: Decoder, phase: Phase, lookaheads: Sequence[Lookahead] = ()
 ) -> Iterator[tuple[Gate, dict[Lookahead, np.ndarray]]]:
     """One pass as the engine runs it; each MoE layer's gate and what it predicts of the next."""
     shape = decoder.shape
@@ -93,16 +98,16 @@ def _layers(
             decoder.dense(layer)
             continue
         guesses: dict[Lookahead, np.ndarray] = {}
-        predicts = predict and layer + 1 in shape.moe_layers
+        wanted = lookaheads if layer + 1 in shape.moe_layers else ()
         gate = decoder.gate(layer)
-        if predicts:
-            for kind in Lookahead.GATE, Lookahead.NORMED:
+        for kind in Lookahead.GATE, Lookahead.NORMED:
+            if kind in wanted:
                 guesses[kind] = decoder.predict(layer, layer + 1, (), kind)
         active = decoder.dispatch(layer, gate.ids_TK, gate.ids_TK)
         decoder.compute(layer, list(active))
         if shape.shared_width:
             decoder.shared(layer)
-        if predicts:
+        if Lookahead.LAYER in wanted:
             guesses[Lookahead.LAYER] = decoder.predict(layer, layer + 1, (), Lookahead.LAYER)
         decoder.combine(layer)
         yield gate, guesses

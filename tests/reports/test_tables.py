@@ -65,7 +65,8 @@ def test_what_a_run_lacks_is_a_dash_and_not_a_zero() -> None:
     lacking = {key for key, value in row.items() if value is None}
     assert lacking == {
         "setting", "alpha", "tpot_ms", "bound_ms", "bound_ratio", "cache_ratio",
-        "cache_ratio_begun", "score", "stderr", "agreement", "kl", "device_busy", "link_busy", "host_busy",
+        "cache_ratio_begun", "score", "stderr", "agreement", "kl", "device_busy", "link_busy",
+        "host_busy",
     }  # fmt: skip
     assert {cell(BY_KEY[key], row[key]) for key in lacking} == {MISSING}
 

@@ -11,7 +11,7 @@ import pytest
 from pydantic import ValidationError
 
 from moebench.substrate.errors import InputError, UnknownNameError, UsageError
-from moebench.workloads.catalogue import default_workload, few_shot_of, workload, workload_names
+from moebench.workloads.catalogue import DEFAULT_WORKLOAD, few_shot_of, workload, workload_names
 from moebench.workloads.draw import GENERATED_POOL, PASSAGE_WORDS, load
 from moebench.workloads.workload import Workload
 
@@ -128,7 +128,7 @@ def test_a_data_workload_without_a_folder_says_what_to_type() -> None:
         load(workload("gsm8k"))
     message = str(caught.value)
     assert "\n" not in message
-    for part in ("gsm8k needs a data folder", "--data-dir DIR", "--workload arithmetic"):
+    for part in ("gsm8k needs a data folder", "--data-dir DIR", "--workload passages"):
         assert part in message
 
 
@@ -196,10 +196,10 @@ def test_an_unknown_split_is_refused_for_generated_problems_too() -> None:
         load(workload("arithmetic"), "dev")  # type: ignore[arg-type]
 
 
-def test_the_default_follows_the_data(small: Path, tmp_path: Path) -> None:
-    assert default_workload(None) == "arithmetic"
-    assert default_workload(tmp_path / "nowhere") == "arithmetic"
-    assert default_workload(small) == "gsm8k"
+def test_the_default_needs_no_data() -> None:
+    assert workload(DEFAULT_WORKLOAD).source == "generated"
+    assert workload(DEFAULT_WORKLOAD).train_split_available
+    assert len(load(workload(DEFAULT_WORKLOAD), count=3).examples) == 3
 
 
 def test_every_folder_of_the_data_has_its_workload(data_dir: Path) -> None:

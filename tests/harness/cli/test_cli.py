@@ -37,8 +37,8 @@ PATHS = (
     *(f"metrics.ttft_ms.{key}" for key in SPREAD),
     *(f"metrics.{key}" for key in (
         "e2e_ms", "tokens_per_s", "cache_ratio", "cache_ratio_begun", "bytes_h2d", "bytes_disk",
-        "host_memory", "stall_ms",
-        "peak_device_bytes", "peak_host_bytes", "energy_j", "tokens_per_kj", "load_ms",
+        "host_memory", "stall_ms", "peak_device_bytes", "peak_host_bytes", "energy_j",
+        "tokens_per_kj", "load_ms",
     )),
     *(f"metrics.prefetch.{key}" for key in ("issued", "top_score", "active", "used")),
     *(f"metrics.lanes.{lane}" for lane in LANES),

@@ -8,16 +8,17 @@ from typing import Any
 
 import pytest
 
-from moebench.harness.run.calibration import source
+from moebench.harness.run.calibration import not_replayed, source, texts
 from moebench.harness.run.runner import prepare, run
 from moebench.harness.run.spec import RunSpec, resolve
-from moebench.substrate.errors import UsageError
+from moebench.substrate.errors import InputError, UsageError
 from moebench.substrate.models.catalogue import model_shape
 from moebench.substrate.traces.file import TraceFile, open_trace
 from moebench.substrate.traces.recipes import SynthesisRecipe
+from moebench.substrate.traces.replay import routings
 from moebench.substrate.traces.synthesis import Synthesis, Topology, synthesize
 from moebench.systems.options import build
-from tests.harness.commands import SMALL, call
+from tests.harness.commands import SMALL, call, refused
 from tests.harness.commands import run as run_small
 
 pytestmark = pytest.mark.usefixtures("tiny_models")
@@ -45,31 +46,15 @@ def drawn(tmp_path_factory: pytest.TempPathFactory, tiny_models: None) -> Callab
 # --------------------------------------------------------------------------- whose texts
 
 
-@pytest.fixture
-def data(tmp_path: Path) -> Path:
-    """A data folder that holds ShareGPT."""
+@pytest.mark.parametrize("system", ["daop", "flashmoe", "duoserve"])
+@pytest.mark.parametrize(("told", "learns_from"), [(None, "facts"), ("passages", "passages")])
+def test_whose_train_half(system: str, told: str | None, learns_from: str, tmp_path: Path) -> None:
+    """The run's own, unless another was named; a data folder changes nothing."""
     (tmp_path / "sharegpt").mkdir()
     (tmp_path / "sharegpt" / "train.jsonl").touch()
-    return tmp_path
-
-
-@pytest.mark.parametrize(
-    ("system", "has_sharegpt", "told", "learns_from"),
-    [
-        ("daop", True, None, "sharegpt"),
-        ("daop", False, None, "facts"),
-        ("flashmoe", True, None, "sharegpt"),
-        ("duoserve", True, None, "facts"),  # DuoServe-MoE §4: a part of the data set itself
-        ("duoserve", True, "passages", "passages"),
-        ("daop", True, "passages", "passages"),
-    ],
-)
-def test_whose_train_half(
-    data: Path, system: str, has_sharegpt: bool, told: str | None, learns_from: str
-) -> None:
-    folder = data if has_sharegpt else None
-    spec = resolve(folder, system=system, setting="D1", workload="facts", calibrate_from=told)
-    assert source(spec, build(system), folder).name == learns_from
+    for folder in (None, tmp_path):
+        spec = resolve(folder, system=system, setting="D1", workload="facts", calibrate_from=told)
+        assert source(spec).name == learns_from
 
 
 def test_a_workload_without_a_train_split_is_one_line(tmp_path: Path) -> None:
@@ -77,7 +62,93 @@ def test_a_workload_without_a_train_split_is_one_line(tmp_path: Path) -> None:
     assert (called.code, called.err.count("\n")) == (2, 1)
     spec = resolve(None, system="daop", setting="S3", workload="mt_bench")
     with pytest.raises(UsageError, match="no train split; give --calibrate-from WORKLOAD"):
-        source(spec, build("daop"), None)
+        source(spec)
+
+
+# --------------------------------------------------------------------------- how many texts
+
+
+def drawn_texts(system: str, overrides: dict[str, str], **given: Any) -> int:
+    spec = spec_of(system, overrides=overrides, **given)
+    return len(texts(spec, build(system, overrides), given.get("data_dir")).examples)
+
+
+@pytest.mark.parametrize(
+    ("system", "overrides", "given", "count"),
+    [
+        ("flashmoe", {}, {}, 512),  # FlashMoE §3.2
+        ("duoserve", {}, {}, 64),
+        ("daop", {}, {}, 16),  # its paper names no number
+        ("flashmoe", {"place": "popular"}, {}, 512),  # as many as the one that asks for most
+        ("moe-ondemand", {"place": "popular"}, {}, 16),
+        ("flashmoe", {}, {"calibrate_texts": 5}, 5),
+        ("daop", {}, {"calibrate_texts": 1200}, 1200),
+    ],
+)
+def test_how_many_texts_are_shown(
+    system: str, overrides: dict[str, str], given: dict[str, int], count: int
+) -> None:
+    assert drawn_texts(system, overrides, **given) == count
+
+
+def test_all_that_there_are_where_the_paper_shows_more(tmp_path: Path) -> None:
+    lines = [
+        {"id": f"q{i}", "prompt": f"What is {i}?", "choices": None, "answer": "a", "answers": None}
+        for i in range(20)
+    ]
+    (tmp_path / "gsm8k").mkdir()
+    for split in ("test", "train"):
+        rows = [json.dumps({**line, "split": split}) for line in lines]
+        (tmp_path / "gsm8k" / f"{split}.jsonl").write_text("\n".join(rows) + "\n")
+
+    def shown(**given: Any) -> int:
+        spec = resolve(tmp_path, system="flashmoe", setting="S3", workload="gsm8k", **given)
+        return len(texts(spec, build("flashmoe"), tmp_path).examples)
+
+    assert shown() == 20  # FlashMoE's 512 are not there
+    assert shown(calibrate_texts=7) == 7
+    with pytest.raises(InputError, match=r"gsm8k/train\.jsonl: 21 prompts wanted, 20 available"):
+        shown(calibrate_texts=21)
+
+
+@pytest.mark.parametrize(("asked", "shown"), [(None, 8), (3, 3), (8, 8)])
+def test_a_replay_learns_from_the_last_sequences(
+    drawn: Callable[[int], Path], asked: int | None, shown: int
+) -> None:
+    spec = resolve(
+        None, system="flashmoe", setting="F1", trace=str(drawn(0)), prompts=4, model=MODEL,
+        calibrate_texts=asked,
+    )  # fmt: skip
+    trace = open_trace(drawn(0))
+    found = not_replayed(trace, spec, build("flashmoe"), "drawn")
+    assert found.origin == f"the trace's last {shown} sequences"
+    last = routings(trace)[SEQUENCES - shown :]
+    assert [s.ids_TLK.tolist() for s in found.sequences] == [s.ids_TLK.tolist() for s in last]
+
+
+def test_a_replay_that_leaves_fewer_texts_than_asked_for_is_one_line(
+    drawn: Callable[[int], Path],
+) -> None:
+    said = refused(
+        "run", "--system", "flashmoe", "--setting", "S3", "--trace", drawn(0),
+        "--prompts", "4", "--calibrate-texts", "9",
+    )  # fmt: skip
+    assert "--calibrate-texts 9" in said
+    assert "holds 8 sequences beside the 4 that are replayed; give fewer --prompts" in said
+
+
+def test_what_cannot_run_is_refused_before_it_learns(here: Path) -> None:
+    """Two slots cannot be shared by four layers; 512 texts would be written first."""
+    said = refused("run", "--system", "flashmoe", *SMALL, "--slots", "2")
+    assert "room for 2 experts" in said
+    assert "each of 4 layers needs one" in said
+    assert not (here / ".moebench" / "calibration").exists()
+
+
+def test_a_run_says_how_many_texts_it_learnt_from(here: Path) -> None:
+    document = run_small("daop", "--calibrate-texts", "3", "--calibrate-from", "facts")
+    assert "place learnt from facts: 3 texts, train split" in document["notes"]
+    assert document["spec"]["calibrate_texts"] == 3
 
 
 # --------------------------------------------------------------------------- the run's identity

@@ -81,8 +81,9 @@ def test_one_token_has_no_tpot() -> None:
 def test_expert_figures() -> None:
     decode = Counts(
         active=8, hits=4, in_flight=1, begun=7, loads=1, host=2, host_resident=1, deferred=1,
-        unchosen=3, replaced=2, prefetched=4, prefetched_top_score=3, prefetched_active=2, prefetched_used=1,
-        asked=4, asked_all=1, asked_any=3, routed_ahead=8, routed_ahead_right=6, degraded=2,
+        unchosen=3, replaced=2, prefetched=4, prefetched_top_score=3, prefetched_active=2,
+        prefetched_used=1, asked=4, asked_all=1, asked_any=3, routed_ahead=8, routed_ahead_right=6,
+        degraded=2,
     )  # fmt: skip
     counts = {"prefill": Counts(active=3, loads=3), "decode": decode}
     found = expert_figures(cast(Engine, SimpleNamespace(tally=SimpleNamespace(by_phase=counts))))

@@ -7,24 +7,25 @@ from moebench.substrate.errors import UnknownNameError
 from moebench.substrate.machines.profile import profile_names
 from moebench.substrate.models.catalogue import model_names
 
-#: setting: paper, model, machine, precision, α, cache ratio — from the papers.
+#: setting: paper, model, machine, precision, α, cache ratio, slots — from the papers; F1's
+#: and F2's from the code that holds FlashMoE's network.
 PAPERS = {
-    "S1": ("SMoE", "deepseek-moe-16b", "rtx3080ti", "bf16", 0.35, None),
-    "S2": ("SMoE", "xverse-moe-a4.2b", "rtx4060ti", "bf16", 0.30, None),
-    "S3": ("SMoE", "qwen2-57b-a14b", "a6000", "bf16", 0.25, None),
-    "D1": ("DAOP", "mixtral-8x7b", "a6000@daop", "bf16", None, 0.469),
-    "D2": ("DAOP", "phi-3.5-moe", "a6000@daop", "bf16", None, 0.469),
-    "U1": ("DuoServe-MoE", "mixtral-8x7b", "a5000@duoserve", "4bit", None, None),
-    "U2": ("DuoServe-MoE", "mixtral-8x7b", "a6000@duoserve", "4bit", None, None),
-    "U3": ("DuoServe-MoE", "mixtral-8x22b", "a5000@duoserve", "4bit", None, None),
-    "U4": ("DuoServe-MoE", "mixtral-8x22b", "a6000@duoserve", "4bit", None, None),
-    "F1": ("FlashMoE", "olmoe-1b-7b", "rtx5070ti", "bf16", None, None),
-    "F2": ("FlashMoE", "qwen3-30b-a3b", "rtx5070ti", "bf16", None, None),
+    "S1": ("SMoE", "deepseek-moe-16b", "rtx3080ti", "bf16", 0.35, None, None),
+    "S2": ("SMoE", "xverse-moe-a4.2b", "rtx4060ti", "bf16", 0.30, None, None),
+    "S3": ("SMoE", "qwen2-57b-a14b", "a6000", "bf16", 0.25, None, None),
+    "D1": ("DAOP", "mixtral-8x7b", "a6000@daop", "bf16", None, 0.469, None),
+    "D2": ("DAOP", "phi-3.5-moe", "a6000@daop", "bf16", None, 0.469, None),
+    "U1": ("DuoServe-MoE", "mixtral-8x7b", "a5000@duoserve", "4bit", None, None, 2),
+    "U2": ("DuoServe-MoE", "mixtral-8x7b", "a6000@duoserve", "4bit", None, None, 2),
+    "U3": ("DuoServe-MoE", "mixtral-8x22b", "a5000@duoserve", "4bit", None, None, 2),
+    "U4": ("DuoServe-MoE", "mixtral-8x22b", "a6000@duoserve", "4bit", None, None, 2),
+    "F1": ("FlashMoE", "olmoe-1b-7b", "rtx5070ti", "bf16", None, 24 / 64, None),
+    "F2": ("FlashMoE", "qwen3-30b-a3b", "rtx5070ti", "bf16", None, 24 / 128, None),
 }
 
 
 def test_the_settings_are_the_papers() -> None:
-    keys = ("paper", "model", "machine", "precision", "alpha", "cache_ratio")
+    keys = ("paper", "model", "machine", "precision", "alpha", "cache_ratio", "slots")
     found = {name: tuple(getattr(s, key) for key in keys) for name, s in settings().items()}
     assert found == PAPERS
     lengths = {name: (s.input_tokens, s.new_tokens) for name, s in settings().items()}

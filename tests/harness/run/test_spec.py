@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from moebench.harness.options import find_data_dir
 from moebench.harness.run.spec import RunSpec, resolve
 from moebench.substrate.errors import UsageError
 from tests.harness.commands import SCALE_MODEL
@@ -15,7 +16,7 @@ def test_a_setting_fills_what_was_not_given() -> None:
     assert spec == RunSpec(
         system="smoe", setting="S3", machine="a6000", software="hf-eager",
         model="qwen2-57b-a14b", precision="bf16", device_memory_gib=41.56,
-        workload="arithmetic", batch=1, prompts=32, new_tokens=64, cache_ratio=None, seed=0,
+        workload="passages", batch=1, prompts=32, new_tokens=64, cache_ratio=None, seed=0,
         overrides={"alpha": "0.25"},
     )  # fmt: skip
 
@@ -51,8 +52,31 @@ def test_settings_bring_lengths_and_memory() -> None:
     daop = resolve(None, system="moe-ondemand", setting="D1")
     assert (daop.cache_ratio, daop.new_tokens, daop.precision) == (0.469, 512, "bf16")
     flash = resolve(None, system="moe-ondemand", setting="F2")
-    assert (flash.free_host_gb, flash.cache_ratio, flash.new_tokens) == (1.0, None, 64)
+    assert (flash.free_host_gb, flash.cache_ratio, flash.new_tokens) == (1.0, 24 / 128, 64)
     assert resolve(None, system="moe-ondemand", setting="U1").precision == "4bit"
+
+
+@pytest.mark.parametrize(
+    ("setting", "given", "expected"),
+    [
+        ("U1", {}, (None, 2)),  # k slots, for every system
+        ("U1", {"cache_ratio": 0.5}, (0.5, None)),
+        ("U1", {"slots": 16}, (None, 16)),
+        ("F1", {}, (0.375, None)),
+        ("F1", {"slots": 100}, (None, 100)),
+        ("S1", {"slots": 3}, (None, 3)),
+    ],
+)
+def test_experts_on_the_device_are_given_one_way(
+    setting: str, given: dict[str, Any], expected: tuple[float | None, int | None]
+) -> None:
+    spec = resolve(None, system="moe-ondemand", setting=setting, **given)
+    assert (spec.cache_ratio, spec.slots) == expected
+
+
+def test_experts_on_the_device_given_both_ways_are_refused() -> None:
+    with pytest.raises(UsageError, match=r"--cache-ratio 0.5 and --slots 2: .*give one of them"):
+        resolve(None, system="smoe", setting="S3", cache_ratio=0.5, slots=2)
 
 
 @pytest.mark.parametrize(
@@ -89,15 +113,17 @@ def test_alpha_is_never_silently_dropped(system: str, swapped: dict[str, str]) -
         resolve(None, system=system, setting="S3", alpha=0.2, overrides=swapped)
 
 
-def test_the_default_workload_follows_the_data(tmp_path: Path) -> None:
-    def chosen(folder: Path | None) -> str:
-        return resolve(folder, system="smoe", setting="S3").workload
-
-    assert chosen(None) == "arithmetic"
-    assert chosen(tmp_path) == "arithmetic"
-    (tmp_path / "gsm8k").mkdir()
-    (tmp_path / "gsm8k" / "test.jsonl").touch()
-    assert chosen(tmp_path) == "gsm8k"
+def test_the_default_workload_is_the_same_whatever_data_there_is(
+    tmp_path: Path, here: Path
+) -> None:
+    """Also where a folder lies beside the current one."""
+    for folder in (tmp_path / "data", here.parent / "shared" / "data"):
+        (folder / "gsm8k").mkdir(parents=True)
+        (folder / "gsm8k" / "test.jsonl").touch()
+    specs = [resolve(data, system="smoe", setting="S3") for data in (None, tmp_path / "data")]
+    assert [spec.workload for spec in specs] == ["passages", "passages"]
+    assert find_data_dir(None) is None
+    assert find_data_dir(tmp_path / "data") == tmp_path / "data"
 
 
 @pytest.mark.parametrize("missing", ["model", "machine"])

@@ -62,6 +62,13 @@ def test_a_cache_ratio_is_a_share_of_all_experts():
     assert capacity(cache_ratio=0.0).slots == 0
 
 
+def test_slots_are_a_number_of_experts():
+    assert capacity(slots=2).slots == 2
+    assert capacity(slots=2, most_slots=1).slots == 1
+    with pytest.raises(BudgetError, match="700 experts"):
+        capacity(slots=700)
+
+
 def test_longer_texts_leave_fewer_slots():
     assert capacity(kv_tokens=1000 + 2 * EXPERT_BYTES // 57_344).slots in (620, 621)
 
