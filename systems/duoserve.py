@@ -8,7 +8,7 @@ from those of the layers before, and they are loaded while the layer before comp
     paper                               here
     ─────                               ────
     preprocess, ExpertMLP         §4    systems.learn.expert_mlp
-    GPU expert cache of k         §5.1  DuoServe.most_slots
+    GPU expert cache of k         §5.1  DuoServe.most_slots; in U1-U4 for every system: ``slots``
     computation, communication,         the device, link and prediction lanes
       prediction streams          §5.2-3
     first expert during the non-MoE     LearnedPath.opening and .prefetch in prefill
@@ -33,7 +33,11 @@ Deviations and readings, where the paper is silent:
   three kernels, launched by the control thread, take 0.2 ms; the authors measured 0.6 ms (§6.4).
 - The paper serves one request at a time and says why (§6.1).  Here a batch's rows are predicted one
   by one, and the k experts with the highest probability in any row are fetched.
-- The texts that are traced are those of `--calibrate-from` (the paper: 2.5 % of the dataset).
+- The paper traces 2.5 % of the data set (§6.4: of SQuAD 2,190 texts).  Here ExpertMLP is small
+  (`prefetch.trained_width`) and learns from 4,096 tokens (`prefetch.tokens`), which 64 texts of 64
+  decoded tokens hold: so many are traced, of the train half of the workload that is served.
+- §6.1 compares with MoESys, whose whole layers are `prefetch=whole-layer`: committed, in order, in
+  the slots of one layer (`--slots 8`).
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -98,7 +102,7 @@ class LearnedPath(Prefetching):
     memory_mb: int = 300
 
     calibrates: ClassVar[bool] = True
-    calibration_texts: ClassVar[int] = 64
+    calibration_texts: ClassVar[int] = 64  # as many as hold `tokens`: see the module
     discipline = "committed"
     reads_scores = False
 

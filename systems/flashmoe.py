@@ -11,6 +11,7 @@ predicts how far away its next use is, which Belady's rule would have to know.
     ml_cache, dist_scores      learn.eviction_network.Network                  Algorithm 1
     cache.MaxDist              LearnedEviction.victim                          Algorithm 1
     training, Table 1          learn.eviction_network.trained                  §3.2
+    512 samples                LearnedEviction.calibration_texts               §3.2
     Eq. 1, cache size          memory.capacity.plan, then `scope = "layer"`    §3.1
 
 Storage (§3.1): one record for each expert, read on demand; nothing but the common weights is loaded
@@ -18,7 +19,7 @@ at the start.  Records lie on the disk when the host cannot hold them: settings 
 `free_host_gb` of about 1.  What was read stays in that memory while there is room, as files do in
 Linux's page cache.  Each `torch.load` reads alone (`parallel_reads`).  Eq. 1 is what the device has
 left beside the common weights, in records, shared equally by the layers; `--cache-ratio` asks for
-less.
+less, as F1 and F2 do: 24 experts a layer.
 
 Prefill (§3.1) reads each routed expert once a pass; which of them are kept is the policy's
 decision.  Decode is the same with one row.  The policy is evaluated while experts load; its cost is
@@ -32,6 +33,8 @@ Deviations and readings, where the paper is silent:
 - Time is counted from the start of each sequence.  A prompt's tokens are steps of their own, one
   after the other (those of a batch, too); a decoded batch is one step of all its experts.
 - The current layer's experts cannot be evicted, whatever the network says (the substrate's rule).
+- The paper's samples are of TriviaQA, up to 512 tokens each, and so are its questions.  Here they
+  are of the train half of the workload that is served: prompts up to 256 tokens and 64 new ones.
 - Weights are raw records and safetensors instead of pickled `.pt` files.
 """
 
