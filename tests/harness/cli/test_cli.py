@@ -187,25 +187,19 @@ def test_batches_are_whole() -> None:
     assert "--prompts 4 does not fill batches of 3" in called.err
 
 
-def test_without_a_data_folder_the_workload_is_generated(here: Path) -> None:
-    called = call(
-        "run", "--system", "smoe", "--setting", "s3", "--prompts", "1", "--new-tokens", "2",
-        "--json",
-    )  # fmt: skip
-    assert called.json["spec"]["workload"] == "arithmetic"
-    assert called.json["spec"]["setting"] == "S3"
-    assert called.json["provenance"]["data"].startswith("generated")
-
-
-def test_with_a_data_folder_the_workload_is_gsm8k(here: Path) -> None:
+def test_the_default_workload_is_generated_whatever_data_there_is(here: Path) -> None:
     line = {"id": "a", "prompt": "What is 1 + 1?", "choices": None, "answer": "2", "answers": None}
-    (here / "data" / "gsm8k").mkdir(parents=True)
-    (here / "data" / "gsm8k" / "test.jsonl").write_text(json.dumps(line | {"split": "test"}))
-    called = call(
-        "run", "--system", "smoe", "--setting", "S3", "--prompts", "1", "--new-tokens", "2",
-        "--data-dir", "data", "--json",
-    )  # fmt: skip
-    assert called.json["spec"]["workload"] == "gsm8k"
+    for folder in (here / "data", here.parent / "shared" / "data"):
+        (folder / "gsm8k").mkdir(parents=True)
+        (folder / "gsm8k" / "test.jsonl").write_text(json.dumps(line | {"split": "test"}))
+    bare = ("run", "--system", "smoe", "--setting", "s3", "--prompts", "1", "--new-tokens", "2")
+    plain, beside = (call(*bare, *more, "--json").json for more in ((), ("--data-dir", "data")))
+    assert plain["spec"]["workload"] == beside["spec"]["workload"] == "passages"
+    assert plain["spec"]["setting"] == "S3"
+    assert plain["provenance"]["data"].startswith("generated")
+    assert plain["run_id"] == beside["run_id"]
+    named = call(*bare, "--data-dir", "data", "--workload", "gsm8k", "--json").json
+    assert named["provenance"]["data"].startswith("gsm8k")
 
 
 def test_hardware_of_ones_own(here: Path) -> None:
