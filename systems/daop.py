@@ -33,7 +33,7 @@ Deviations and readings, where the paper is silent:
 - In prefill, experts that stay on the host are computed there, however many rows they have (§IV-B:
   "parallel local execution").
 - Placement is calibrated on ShareGPT (§V-A) and how much of it is not said: `--calibrate-from
-  sharegpt` with a data folder; by default 16 texts of the train half of the workload that is served.
+  sharegpt` with a data folder; by default 16 texts of the train half of the workload served.
 - The paper runs batch 1.  In a batch, tokens are counted over all sequences.
 """
 

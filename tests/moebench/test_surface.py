@@ -27,9 +27,9 @@ OPTIONS = {
     "run": {
         "--system", "--variant", "--setting", "--workload", "--machine", "--software", "--model",
         "--weights", "--precision", "--batch", "--alpha", "--prompts", "--new-tokens",
-        "--cache-ratio", "--slots", "--allow-overcommit", "--device-memory", "--free-host-gb", "--set",
-        "--scoring", "--few-shot", "--calibrate-from", "--calibrate-texts", "--seed", "--data-dir", "--store",
-        "--timeline", "--routing", "--trace", "--reconstruct-scores", "--force", "--json",
+        "--cache-ratio", "--slots", "--allow-overcommit", "--device-memory", "--free-host-gb",
+        "--set", "--scoring", "--few-shot", "--calibrate-from", "--calibrate-texts", "--seed",
+        "--data-dir", "--store", "--timeline", "--routing", "--trace", "--reconstruct-scores", "--force", "--json",
     },
     "sweep": {
         "--systems", "--settings", "--models", "--machines", "--software", "--workloads",

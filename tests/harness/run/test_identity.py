@@ -26,7 +26,7 @@ OTHER_VALUES = {
     "new_tokens": 1, "cache_ratio": 0.5, "slots": 3, "allow_overcommit": True, "free_host_gb": 1.0,
     "software": "hf-eager", "device_memory_gib": 3.0,
     "overrides": {"evict": "lru"}, "seed": 1, "scoring": "generation", "few_shot": 2,
-    "routing": "drawn", "trace": "elsewhere", "calibrate_from": "gsm8k",
+    "variant": "shipped", "routing": "drawn", "trace": "elsewhere", "calibrate_from": "gsm8k",
     "calibrate_texts": 5, "reconstruct_scores": True,
 }  # fmt: skip
 
