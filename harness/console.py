@@ -10,7 +10,7 @@ from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
-from moebench.reports.tables import routing_of, software_of, system_of
+from moebench.reports.tables import basis, plus_minus, routing_of, software_of, system_of
 
 
 def stderr() -> Console:
@@ -72,32 +72,37 @@ def _share(value: float | None) -> str:
 
 def show_run(document: dict[str, Any]) -> None:
     """One run's figures, each latency with its badge."""
-    spec, metrics, accuracy = document["spec"], document["metrics"], document["accuracy"]
-    badge = document["badge"]
+    spec, badge = document["spec"], basis(document)
     title = f"{system_of(spec)} · {spec['setting'] or spec['model']} · {spec['machine']}"
     rows = [["routing", routing_of(spec)], ["software", software_of(spec)]]
-    rows += [[name, text] for name, text in _rows(metrics, accuracy, document["bound"], badge)]
+    rows += [[name, text] for name, text in _rows(document, badge)]
     table(f"{title} · {spec['workload']} · batch {spec['batch']}", ["figure", "value"], rows)
     console = stderr()
     for note in document["notes"]:
         console.print(escape(f"note: {note}"))
+    moving = [one["field"] for one in (document.get("interval") or {}).get("fields", [])[:3]]
+    if moving:
+        console.print(f"± over the ranges of the profile's numbers, most by {', '.join(moving)}")
     console.print(escape(f"run {document['run_id']}; moebench report --html out.html shows it"))
 
 
-def _rows(
-    metrics: dict[str, Any], accuracy: dict[str, Any], bound: dict[str, Any], badge: str
-) -> Iterator[tuple[str, str]]:
+def _rows(document: dict[str, Any], badge: str) -> Iterator[tuple[str, str]]:
+    metrics, accuracy, bound = (document[part] for part in ("metrics", "accuracy", "bound"))
+    ends = document.get("interval") or {}
     for name, key in (("TPOT", "tpot_ms"), ("TTFT", "ttft_ms")):
         spread = metrics[key]
         if spread is not None:
             tail = f"  (p50 {spread['p50']:.4g}, p99 {spread['p99']:.4g})"
-            yield name, f"{spread['mean']:.4g} ms [{badge}]{tail}"
+            around = plus_minus(spread["mean"], ends.get(key))
+            yield name, f"{spread['mean']:.4g} ms{around} [{badge}]{tail}"
     if bound["tpot_ms"] is not None:
         # A bound is computed, even where the run's times are measured.
-        origin = "computed" if badge == "measured" else badge
+        origin = badge if document["simulated"] else "computed"
         times = f"this run takes {bound['ratio']:.3g} times"
         yield "TPOT lower bound", f"{bound['tpot_ms']:.4g} ms [{origin}], {times}"
-    yield "tokens/s, prefill included", _figure(metrics["tokens_per_s"], f" [{badge}]")
+    speed = metrics["tokens_per_s"]
+    around = plus_minus(speed, ends.get("tokens_per_s"))
+    yield "tokens/s, prefill included", _figure(speed, f"{around} [{badge}]")
     begun = _share(metrics.get("cache_ratio_begun"))  # runs of earlier versions do not say it
     there = f"{_share(metrics['cache_ratio'])} complete at the gate"
     yield "expert cache ratio", f"{there}, {begun} complete or under way"
@@ -125,5 +130,7 @@ def _rows(
     if accuracy["score"] is not None:
         score = f"{accuracy['score']:.1f} ± {accuracy['stderr']:.1f} % of {accuracy['n']}"
         yield "accuracy", f"{score} ({accuracy['metric']})"
+    if metrics.get("repeated_4grams") is not None:
+        yield "repeated 4-grams", _share(metrics["repeated_4grams"])
     yield "agreement with lossless", _share(accuracy["agreement"])
     yield "KL per token", _figure(accuracy["kl"], " nat")

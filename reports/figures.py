@@ -46,7 +46,12 @@ SHARE_COLOURS = {
 }
 _OTHER_COLOURS = ["#b5452c", "#7a5cb8", "#d9b23c", "#5f6b7a"]
 
-BADGE_COLOURS = {"measured": "#1a7f4b", "calibrated": "#1f5fa8", "datasheet": "#a35a00"}
+BADGE_COLOURS = {
+    "measured": "#1a7f4b",
+    "calibrated": "#1f5fa8",
+    "datasheet": "#a35a00",
+    "estimate": "#a8324a",
+}
 
 _INK, _MUTED, _RULE = "#1f2933", "#52606d", "#e4e7eb"
 

@@ -25,7 +25,8 @@ TEMPLATES = Path(__file__).parent / "templates"
 BADGES = {
     "measured": "wall-clock time on the machine that is named",
     "calibrated": "simulated, with a hardware profile fitted to measurements on that machine",
-    "datasheet": "simulated, with a hardware profile from published figures; never run there",
+    "datasheet": "simulated, and published figures of the hardware decide it; never run there",
+    "estimate": "simulated, and estimates in the hardware profile decide it; never run there",
     "computed": "worked out from a hardware profile: the limit of a measured time",
 }
 
@@ -119,6 +120,7 @@ def _section(index: int, run: Document, row: Row, records: list[dict[str, Any]])
         # A bound is never measured: beside a measured time it must not borrow its badge.
         "bound_badge": run["badge"] if run["simulated"] else "computed",
         "simulated": run["simulated"],
+        "interval": run.get("interval") or {},
         "latencies": [
             ("TPOT", dig(run, "metrics.tpot_ms")),
             ("TTFT", dig(run, "metrics.ttft_ms")),

@@ -49,10 +49,13 @@ COLUMNS = (
     Column("software", "software", group="latency", brief=True),
     Column("workload", "workload", group="latency"),
     Column("routing", "routing", group="latency", brief=True),
+    Column("model", "model", group="latency", brief=True),
     Column("batch", "batch", form="d", group="latency"),
     Column("alpha", "α", form="g", brief=True),  # the papers' own letter
     Column("badge", "badge", group="detail", brief=True),
     Column("tpot_ms", "TPOT mean", "ms", ".2f", "latency", brief=True, latency=True),
+    Column("tpot_low_ms", "TPOT, low end", "ms", ".2f", "latency", latency=True),
+    Column("tpot_high_ms", "TPOT, high end", "ms", ".2f", "latency", latency=True),
     Column("bound_ms", "bound", "ms", ".2f", "latency", latency=True),
     Column("bound_ratio", "TPOT / bound", "", ".2f", "latency", brief=True),
     Column("ttft_ms", "TTFT mean", "ms", ".1f", "latency", brief=True, latency=True),
@@ -63,6 +66,7 @@ COLUMNS = (
     Column("stderr", "± stderr", "%", ".1f", "detail"),
     Column("agreement", "agreement", "%", ".1%", "detail", brief=True),
     Column("kl", "KL", "nats", ".4f", "detail"),
+    Column("repeated_4grams", "repeated 4-grams", "%", ".0%", "detail"),
     Column("device_busy", "device busy", "%", ".0%", "detail"),
     Column("link_busy", "link busy", "%", ".0%", "detail"),
     Column("host_busy", "host busy", "%", ".0%", "detail"),
@@ -122,6 +126,26 @@ def software_of(spec: Mapping[str, Any]) -> str:
     return str(spec.get("software", "lean"))
 
 
+def model_of(run: Document) -> str | None:
+    """The model that a run's times are of: what really ran where they were measured."""
+    ran: str | None = dig(run, "measured.model")
+    return ran or run["spec"].get("model")
+
+
+def basis(run: Document) -> str:
+    """A run's badge in words; a measured one says of what."""
+    ran = dig(run, "measured.model")
+    return f"{run['badge']} on {ran}" if ran else str(run["badge"])
+
+
+def plus_minus(value: float | None, ends: Mapping[str, float] | None) -> str:
+    """A figure's interval in its own unit, with a leading space; empty where there is none."""
+    if value is None or ends is None or ends["high"] is None:
+        return ""
+    up, down = (f"{float(f'{abs(e - value):.2g}'):g}" for e in (ends["high"], ends["low"]))
+    return f" ± {up}" if up == down else f" +{up} −{down}"
+
+
 def _row(run: Document) -> Row:
     spec = run["spec"]
     total_ms = span_ms(run)
@@ -135,10 +159,13 @@ def _row(run: Document) -> Row:
         "system": system_of(spec),
         **{key: spec.get(key) for key in ("setting", "machine", "workload", "batch")},
         "software": software_of(spec),
+        "model": model_of(run),
         "routing": routing_of(spec),
         "alpha": spec.get("alpha", dig(spec, "options.alpha")),
         "badge": run["badge"],
         "tpot_ms": dig(run, "metrics.tpot_ms.mean"),
+        "tpot_low_ms": dig(run, "interval.tpot_ms.low"),
+        "tpot_high_ms": dig(run, "interval.tpot_ms.high"),
         "bound_ms": dig(run, "bound.tpot_ms"),
         "bound_ratio": dig(run, "bound.ratio"),
         "ttft_ms": dig(run, "metrics.ttft_ms.mean"),
@@ -146,6 +173,7 @@ def _row(run: Document) -> Row:
         "cache_ratio": dig(run, "metrics.cache_ratio"),
         "cache_ratio_begun": dig(run, "metrics.cache_ratio_begun"),
         **{key: dig(run, f"accuracy.{key}") for key in ("score", "stderr", "agreement", "kl")},
+        "repeated_4grams": dig(run, "metrics.repeated_4grams"),
         "device_busy": share("device"),
         "link_busy": share("h2d"),
         "host_busy": share("host"),

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from moebench.reports.tables import Document, routing_of, software_of
+from moebench.reports.tables import Document, model_of, routing_of, software_of
 from moebench.results.samples import TokenSample, read_samples
 
 #: A curve's steps at most: a hundredth of the tokens each, however many were decoded.
@@ -97,7 +97,7 @@ def groups(
         if run["run_id"] in curves:
             spec = run["spec"]
             common = Comparable(
-                spec.get("model"), spec.get("precision"), spec.get("machine"), software_of(spec),
+                model_of(run), spec.get("precision"), spec.get("machine"), software_of(spec),
                 spec.get("workload"), routing_of(spec), spec["batch"], run["badge"],
             )  # fmt: skip
             found.setdefault(common, []).append(run)

@@ -36,6 +36,7 @@ INSERT INTO cells SELECT run_id, 'done', spec, run_id, NULL, NULL, created FROM 
 #: Column of the view → path in a run's document.  Units are in the names.
 METRICS = {
     "model": "spec.model",
+    "measured_model": "measured.model",
     "machine": "spec.machine",
     "batch": "spec.batch",
     "prompts": "spec.prompts",
@@ -47,7 +48,11 @@ METRICS = {
     "tpot_p50_ms": "metrics.tpot_ms.p50",
     "tpot_p90_ms": "metrics.tpot_ms.p90",
     "tpot_p99_ms": "metrics.tpot_ms.p99",
+    "tpot_low_ms": "interval.tpot_ms.low",
+    "tpot_high_ms": "interval.tpot_ms.high",
     "ttft_ms": "metrics.ttft_ms.mean",
+    "ttft_low_ms": "interval.ttft_ms.low",
+    "ttft_high_ms": "interval.ttft_ms.high",
     "e2e_ms": "metrics.e2e_ms",
     "tokens_per_s": "metrics.tokens_per_s",
     "cache_ratio": "metrics.cache_ratio",
@@ -59,6 +64,7 @@ METRICS = {
     "load_ms": "metrics.load_ms",
     "bound_tpot_ms": "bound.tpot_ms",
     "bound_ratio": "bound.ratio",
+    "repeated_4grams": "metrics.repeated_4grams",
     "score": "accuracy.score",
     "stderr": "accuracy.stderr",
     "agreement": "accuracy.agreement",
@@ -69,7 +75,10 @@ METRICS = {
 }
 
 #: Columns that came with version 3.
-_SINCE_3 = ("cache_ratio_begun",)
+_SINCE_3 = (
+    "cache_ratio_begun", "tpot_low_ms", "tpot_high_ms", "ttft_low_ms", "ttft_high_ms",
+    "measured_model", "repeated_4grams",
+)  # fmt: skip
 
 
 def _view(columns: Iterable[str]) -> str:

@@ -93,6 +93,9 @@ def run(
     store: STORE = DEFAULT_STORE,
     timeline: Annotated[Path | None, typer.Option(help="Write a trace for Perfetto.")] = None,
     force: Annotated[bool, typer.Option(help="Run again even if the result is stored.")] = False,
+    no_interval: Annotated[
+        bool, typer.Option("--no-interval", help="Do not work out how sure latencies are.")
+    ] = False,
     json: JSON = False,
 ) -> None:
     """Run one system on one model and machine; store and show its figures."""
@@ -126,7 +129,7 @@ def run(
         "calibrate_from": calibrate_from,
         "calibrate_texts": calibrate_texts,
     }
-    request = RunRequest(given, set_ or [], data_dir, store, timeline, force, json)
+    request = RunRequest(given, set_ or [], data_dir, store, timeline, force, not no_interval, json)
     run_command(request)
 
 

@@ -1,23 +1,22 @@
-"""``moebench machines``: hardware profiles beside what is published of their components."""
+"""``moebench machines``: profiles beside what is published, and what runs owe to their numbers."""
 
 import json
-from typing import Annotated
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-app = typer.Typer(help="Hardware profiles: components.", no_args_is_help=True)
+if TYPE_CHECKING:
+    from moebench.harness.run.interval import Effect
 
+app = typer.Typer(help="Hardware profiles: components, sensitivity.", no_args_is_help=True)
 
-@app.callback()
-def _machines() -> None:
-    """Hardware profiles beside what is published of their components."""
+JSON = Annotated[bool, typer.Option("--json", help="Print one JSON document on stdout.")]
 
 
 @app.command()
 def components(
-    json_: Annotated[
-        bool, typer.Option("--json", help="Print one JSON document on stdout.")
-    ] = False,
+    json_: JSON = False,
 ) -> None:
     """Show every published time of a component beside what the cost model charges for it."""
     from moebench.harness import console
@@ -31,3 +30,105 @@ def components(
     shown = table(found)
     console.table("components", HEADERS, shown.rows)
     console.stderr().print(shown.summary)
+
+
+@app.command()
+def sensitivity(
+    system: Annotated[str, typer.Option(help="See: moebench list systems; or module:Class.")],
+    setting: Annotated[str | None, typer.Option(help="See: moebench list settings.")] = None,
+    machine: Annotated[str | None, typer.Option(help="Profile, or file.yaml.")] = None,
+    model: Annotated[str | None, typer.Option(help="Model whose bytes are charged.")] = None,
+    software: Annotated[str | None, typer.Option(help="See: moebench list software.")] = None,
+    variant: Annotated[str | None, typer.Option(help="paper [default], or shipped.")] = None,
+    workload: Annotated[str | None, typer.Option(help="See: moebench list workloads.")] = None,
+    routing: Annotated[
+        str | None, typer.Option(help="Who chooses experts: model [default], drawn or real.")
+    ] = None,
+    trace: Annotated[str | None, typer.Option(help="Replay a trace instead of maths.")] = None,
+    batch: Annotated[int | None, typer.Option(help="Sequences decoded together [1].")] = None,
+    cache_ratio: Annotated[float | None, typer.Option(help="Experts on the device, 0-1.")] = None,
+    set_: Annotated[list[str] | None, typer.Option("--set", help="key=value, repeatable.")] = None,
+    tokens: Annotated[
+        int, typer.Option(min=2, help="Of the first batch, that are replayed for each end.")
+    ] = 17,
+    data_dir: Annotated[Path | None, typer.Option(help="Folder of evaluation sets.")] = None,
+    store: Annotated[Path, typer.Option(help="Folder of your results.", show_default=True)] = Path(
+        ".moebench"
+    ),
+    json_: JSON = False,
+) -> None:
+    """Which numbers of the profile move TPOT and TTFT most, each from end to end of its range."""
+    from moebench.harness.options import find_data_dir, parse_overrides
+
+    given = {
+        "system": system, "setting": setting, "machine": machine, "model": model,
+        "software": software, "variant": variant,
+        "workload": workload, "routing": routing, "trace": trace, "batch": batch,
+        "cache_ratio": cache_ratio, "overrides": parse_overrides(set_ or []),
+    }  # fmt: skip
+    _show(*_effects(given, tokens, find_data_dir(data_dir), store), as_json=json_)
+
+
+def _effects(
+    given: dict[str, Any], tokens: int, data_dir: Path | None, store: Path
+) -> tuple[str, "list[Effect]"]:
+    """The machine's name, and what each of its uncertain numbers does."""
+    from moebench.harness.options import require_writable
+    from moebench.harness.run.interval import effects_on
+    from moebench.harness.run.runner import prepare
+    from moebench.harness.run.spec import resolve
+    from moebench.substrate.errors import UsageError
+
+    if given["machine"] == "local":
+        raise UsageError(
+            "--machine local: this computer is measured and has no profile; give a name from "
+            "`moebench list machines`, or leave --machine out"
+        )
+    require_writable(store)
+    spec = resolve(data_dir, **given)
+    return spec.machine, effects_on(prepare(spec, data_dir), store, tokens)
+
+
+def _show(machine: str, effects: "list[Effect]", as_json: bool) -> None:
+    from moebench.harness import console
+    from moebench.harness.run.interval import MOVED, combined
+    from moebench.substrate.machines.ranges import ASSUMED
+
+    def size(one: "Effect") -> float:
+        return max(one.size(latency) for latency in MOVED)
+
+    effects = sorted(effects, key=lambda one: (one.size("tpot_ms"), size(one)), reverse=True)
+    together = {latency: combined(effects, latency) for latency in MOVED}
+    if as_json:
+        rows = [
+            {
+                "field": one.number.field, "value": one.number.number.value,
+                "low": one.number.low, "high": one.number.high, "unit": one.number.number.unit,
+                "badge": one.number.number.badge, "stated": one.number.stated, **one.changes,
+            }
+            for one in effects
+        ]  # fmt: skip
+        document = {"machine": machine, "assumed": ASSUMED, "fields": rows, "together": together}
+        print(json.dumps(document, sort_keys=True))
+        return
+    headers = ["field", "value", "unit", "low", "high", "badge", "range"]
+    headers += [f"{name} at {end}" for name in ("TPOT", "TTFT") for end in ("low", "high")]
+    lines = [_line(one, MOVED) for one in effects if size(one) >= 0.0005]
+    console.table(f"sensitivity on {machine}", headers, lines)
+    for name, (down, up) in zip(("TPOT", "TTFT"), together.values(), strict=True):
+        console.stderr().print(f"all together: {name} −{100 * down:.1f} % to +{100 * up:.1f} %")
+    console.stderr().print(
+        f"{len(effects) - len(lines)} further numbers move neither by 0.05 %; assumed: the source "
+        f"names no range, taken as ±{ASSUMED:.0%}"
+    )
+
+
+def _line(one: "Effect", latencies: tuple[str, ...]) -> list[str]:
+    number = one.number.number
+    changes = [one.changes.get(latency) for latency in latencies]
+    return [
+        one.number.field, f"{number.value:g}", number.unit, f"{one.number.low:g}",
+        f"{one.number.high:g}", number.badge, "stated" if one.number.stated else "assumed",
+        *(f"{100 * c:+.1f} %" for both in changes for c in both or ()),
+        *("-" for both in changes if both is None for _ in range(2)),
+    ]  # fmt: skip

@@ -22,6 +22,7 @@ class RunRequest:
     store: Path
     timeline: Path | None
     force: bool
+    interval: bool
     json: bool
 
 
@@ -40,6 +41,7 @@ def run_command(request: RunRequest) -> None:
         _require_file_place(request.timeline)
     require_writable(request.store)
 
+    from moebench.harness.run.interval import add_interval
     from moebench.harness.run.runner import prepare, run
     from moebench.harness.sweep.worker import samples_of
     from moebench.results.samples import write_samples
@@ -59,6 +61,9 @@ def run_command(request: RunRequest) -> None:
             console.stderr().print(f"timeline in {request.timeline}: open it at ui.perfetto.dev")
     else:
         console.stderr().print(f"run {session.run_id} was stored; --force runs it again")
+    if request.interval and stored["simulated"] and stored.get("interval") is None:
+        add_interval(stored, session, request.store)
+        store.put(stored, store.timeline(session.run_id), (session.run_id, spec.model_dump()))
     if request.json:
         print(json.dumps(stored, sort_keys=True))
     else:

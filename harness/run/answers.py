@@ -65,7 +65,7 @@ class Answers:
         cues = [q.continuations[0] for q in questions]
         end = self._end if spec.scoring == "generation" else None
         generation = engine.generate(prompts, spec.new_tokens + len(cues[0]), cues, end)
-        tokens = [_up_to(end, tokens) for tokens in generation.tokens]
+        tokens = [up_to(end, tokens) for tokens in generation.tokens]
         replies = [
             cut(self._tokenizer.decode(t[len(cue) :], skip_special_tokens=False), workload.stop)
             for t, cue in zip(tokens, cues, strict=True)
@@ -134,6 +134,6 @@ def _values(
     return list(map(item_value, repeat(chosen), examples, replies))
 
 
-def _up_to(end: int | None, tokens: list[int]) -> list[int]:
+def up_to(end: int | None, tokens: list[int]) -> list[int]:
     """A sequence's own tokens: in a batch it is decoded on until all of them have ended."""
     return tokens[: tokens.index(end) + 1] if end in tokens else tokens

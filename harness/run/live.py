@@ -1,7 +1,6 @@
 """A run whose model computes: it opens weights, tokenizer and questions, and builds the engine."""
 
 import hashlib
-from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
@@ -13,7 +12,7 @@ import torch
 from tokenizers import Tokenizer
 
 from moebench.harness.run import calibration
-from moebench.harness.run.answers import Answers
+from moebench.harness.run.answers import Answers, up_to
 from moebench.harness.run.identity import system_hash
 from moebench.harness.run.question import Question, question_of
 from moebench.harness.run.session import Learnable, Session
@@ -37,7 +36,7 @@ from moebench.substrate.models.catalogue import (
     scale_path,
 )
 from moebench.substrate.models.decoder import Decoder
-from moebench.substrate.models.protocol import Model
+from moebench.substrate.models.shape import ModelShape
 from moebench.substrate.models.weights import Checkpoint, ExpertStore
 from moebench.systems.policies.assign import LoadAll
 from moebench.workloads.catalogue import workload
@@ -56,7 +55,6 @@ class LiveSession(Session):
     Attributes:
         end: the token that ends a text.
         shared: work that runs of the same weights share; a run alone makes its own.
-        wrap: put around the model, for example to record what it answers.
     """
 
     checkpoint: Checkpoint
@@ -65,7 +63,6 @@ class LiveSession(Session):
     questions: list[Question]
     end: int | None
     data_dir: Path | None
-    wrap: Callable[[Model], Model] = lambda model: model
     shared: SharedWork | None = None
     answers: Answers = field(init=False)
 
@@ -146,9 +143,10 @@ class LiveSession(Session):
         machine = stack.enter_context(
             LocalMachine(store, cache.slots, timeline, blocking_copies=system.blocking_copies)
         )
+        ran = _named(self.spec, shape)
         notes = [
-            f"measured on this computer's CPU with {cache.slots} slots in memory; records are read "
-            "through the page cache"
+            f"{ran} ran, measured on this computer's CPU with {cache.slots} slots in memory; "
+            "records are read through the page cache"
         ]
         if system.assign.uses_host:
             system.assign = LoadAll()
@@ -163,6 +161,7 @@ class LiveSession(Session):
             device=device,
             host=Tier("host", 0),
             profile=None,
+            ran=ran,
             notes=[*notes, *memory.notes],
             slots=cache.slots,
             total=len(shape.moe_layers) * shape.num_experts,
@@ -179,9 +178,31 @@ class LiveSession(Session):
         """Run a batch of questions and add its outcome to the accuracy."""
         return self.answers.batch(stage.engine, rows)
 
+    def begin(self, stage: Stage, tokens: int) -> None:
+        """What is fed through decode comes first, as in an answer."""
+        questions = self.questions[: self.spec.batch]
+        most = 1 if self.spec.scoring == "prefill" else min(tokens, self.spec.new_tokens)
+        cues = [q.continuations[0] for q in questions]
+        stage.engine.generate([q.prompt for q in questions], most, cues)
+
+    def written(self, generation: Generation) -> list[list[int]]:
+        """Up to the token that ends an answer; nothing where the options are what is fed."""
+        if self.spec.scoring in ("likelihood", "prefill"):
+            return []
+        end = self.end if self.spec.scoring == "generation" else None
+        return [up_to(end, tokens) for tokens in generation.tokens]
+
     def accuracy(self) -> dict[str, Any]:
         """Scores, agreement and KL."""
         return self.answers.accuracy.document()
+
+
+def _named(spec: RunSpec, shape: ModelShape) -> str:
+    """The model that computes, as a measured time must name it."""
+    size = shape.total_params
+    text = f"{size / 1e9:.3g} B" if size >= 1e9 else f"{size / 1e6:.3g} M"
+    name = f"{spec.model}'s scale model" if spec.weights is None else Path(spec.weights).name
+    return f"{name}, {text} parameters"
 
 
 def _check_local(system: System) -> None:

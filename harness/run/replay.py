@@ -60,6 +60,12 @@ class ReplaySession(Session):
         """How many of the replayed sequences have no recorded prefill."""
         return sum(n == 0 for n in self.trace.prompts[: self.spec.prompts])
 
+    @property
+    def longest(self) -> int:
+        """Tokens of the longest sequence, new ones included."""
+        prompts = [self.trace.prompt(s) for s in range(self.spec.prompts)]
+        return max(prompts) + self.spec.new_tokens
+
     def varied(self, spec: RunSpec) -> "ReplaySession":
         """The same trace under another spec."""
         system = spec.make_system()
@@ -84,19 +90,24 @@ class ReplaySession(Session):
         )  # fmt: skip
         if evict.clairvoyant:
             evict.set_future(pass_steps(p for batch in self.replayed.batches for p in batch))
-        prompts = [self.trace.prompt(s) for s in range(spec.prompts)]
-        memory = memory_for(spec, self.system, self.full, max(prompts) + spec.new_tokens)
-        model = TracedModel(self.replayed)
+        memory = memory_for(spec, self.system, self.full, self.longest)
+        model = self.wrap(TracedModel(self.replayed))
         stage = simulated(spec, self.system, model, self.full, memory, keep_timeline)
         stage.notes += _notes(self)
         return stage
 
     def answer(self, stage: Stage, rows: slice) -> list[Generation]:
         """Replay a batch: sequences in lock step until the shortest ends."""
+        return [self._replay(stage, rows, self.spec.new_tokens)]
+
+    def begin(self, stage: Stage, tokens: int) -> None:
+        """The first batch's sequences, as far as they go."""
+        self._replay(stage, slice(0, self.spec.batch), min(tokens, self.spec.new_tokens))
+
+    def _replay(self, stage: Stage, rows: slice, tokens: int) -> Generation:
         sequences = range(self.spec.prompts)[rows]
-        passes = min(self.spec.new_tokens, *map(self.trace.passes, sequences))
-        prompts = [[0] * self.trace.prompt(s) for s in sequences]
-        return [stage.engine.generate(prompts, passes)]
+        passes = min(tokens, *map(self.trace.passes, sequences))
+        return stage.engine.generate([[0] * self.trace.prompt(s) for s in sequences], passes)
 
     def accuracy(self) -> dict[str, Any]:
         """No figure: a replay writes no text."""

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from moebench.harness.run import live, measure, replay
+from moebench.harness.run import live, measure, repetition, replay
 from moebench.harness.run.calibration import calibrate
 from moebench.harness.run.provenance import provenance
 from moebench.harness.run.session import Session
@@ -100,6 +100,7 @@ def _document(
     session: Session, stage: Stage, generations: list[Generation], load_ms: float
 ) -> dict[str, Any]:
     profile, engine, system = stage.profile, stage.engine, session.system
+    repeated = repetition.repeated([t for g in generations for t in session.written(g)])
     resolved = {
         **session.spec.model_dump(),
         "alpha": system.alpha if system.has_alpha else None,
@@ -112,8 +113,9 @@ def _document(
         "spec": resolved,
         "badge": "measured" if profile is None else profile.badge,
         "simulated": profile is not None,
+        "measured": None if stage.ran is None else {"model": stage.ran},
         "lossless": system.lossless,
-        "notes": stage.notes,
+        "notes": stage.notes + repetition.notes(repeated),
         "metrics": {
             **measure.latencies(generations),
             **measure.expert_figures(engine),
@@ -123,7 +125,10 @@ def _document(
             "peak_host_bytes": stage.host.peak_bytes,
             **measure.energy(profile, stage.timeline, generations),
             "load_ms": load_ms,
+            "repeated_4grams": None if repeated is None else round(repeated, 6),
         },
+        # `harness.run.interval` works it out, where it is asked for.
+        "interval": None,
         "accuracy": session.accuracy(),
         "bound": measure.bound(engine, generations),
         "provenance": provenance(session, profile),

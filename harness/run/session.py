@@ -13,6 +13,7 @@ from moebench.harness.run.spec import RunSpec
 from moebench.harness.run.stage import Stage
 from moebench.substrate.engine.records import Generation
 from moebench.substrate.engine.system import System
+from moebench.substrate.models.protocol import Model
 from moebench.substrate.models.shape import ModelShape
 from moebench.substrate.terms import RoutedSequence
 from moebench.workloads.draw import PromptSet
@@ -34,6 +35,7 @@ class Session(ABC):
         full: the model that is charged.
         sample: the prompts; of a replay it only says where they are from.
         hashes: by name, the content of everything that the run reads.
+        wrap: put around the model, for example to record what it answers.
     """
 
     spec: RunSpec
@@ -41,6 +43,12 @@ class Session(ABC):
     full: ModelShape
     sample: PromptSet
     hashes: dict[str, str]
+    wrap: Callable[[Model], Model] = lambda model: model
+
+    @property
+    @abstractmethod
+    def longest(self) -> int:
+        """Tokens of the longest text, new ones included; of a replay, once it is open."""
 
     @property
     def run_id(self) -> str:
@@ -86,6 +94,14 @@ class Session(ABC):
     @abstractmethod
     def answer(self, stage: Stage, rows: slice) -> list[Generation]:
         """Run a batch of prompts."""
+
+    @abstractmethod
+    def begin(self, stage: Stage, tokens: int) -> None:
+        """Run the first batch's prompts for so many tokens at most; no answer is scored."""
+
+    def written(self, generation: Generation) -> list[list[int]]:
+        """The texts of a batch that the model wrote by itself, as token ids."""
+        return generation.tokens
 
     @abstractmethod
     def accuracy(self) -> dict[str, Any]:

@@ -28,6 +28,7 @@ class Stage:
     """A run's engine, machine and memory, and what its document says of them.
 
     Attributes:
+        profile: None on this computer; ``ran`` is then the model that really ran there.
         slots, total: experts that fit on the device, and that there are.
         load_ns: time to bring common weights and so many placed experts to the device.
     """
@@ -42,6 +43,7 @@ class Stage:
     slots: int
     total: int
     load_ns: Callable[[int], int]
+    ran: str | None = None
 
     def start(self) -> float:
         """Place the experts; the model's loading time in ms."""
@@ -59,18 +61,25 @@ class Memory:
     notes: list[str]
 
 
-def memory_for(spec: RunSpec, system: System, full: ModelShape, longest: int) -> Memory:
+def memory_for(
+    spec: RunSpec,
+    system: System,
+    full: ModelShape,
+    longest: int,
+    profile: HardwareProfile | None = None,
+) -> Memory:
     """Count what fits; a local machine takes the share that its setting's machine holds.
 
     Args:
         longest: tokens of the longest sequence, new ones included.
+        profile: in place of the spec's own.
     """
     name = spec.machine
     if name == "local":
         if spec.setting is None:
             raise UsageError("--machine local: give --setting NAME, whose cache ratio is used")
         name = setting(spec.setting).machine
-    profile = load_profile(name, spec.software)
+    profile = profile or load_profile(name, spec.software)
     capacity = plan(
         profile,
         full,
@@ -138,9 +147,8 @@ def simulated(
     slots = system.place.slots(shape, capacity.slots) or capacity.slots
     cache = ExpertCache(shape, slots, system.scope, capacity.device, costs.record_bytes)
     said = [
-        f"simulated on {profile.name} ({profile.badge}) with {profile.software.name} software: "
-        f"no such hardware ran; {profile.estimates} of the profile's {profile.numbers} numbers "
-        "are estimates"
+        f"simulated on {profile.name} with {profile.software.name} software: no such hardware ran; "
+        f"{profile.estimates} of the profile's {profile.numbers} numbers are estimates"
     ]
     if machine.host_memory is not None:
         said.append(

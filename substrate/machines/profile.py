@@ -11,7 +11,7 @@ what a kind costs on its own box: ``software: {lean: {launch: ...}}``.
 import datetime
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, Literal, get_args
@@ -32,7 +32,7 @@ from moebench.substrate.machines.quantity import (
     Time,
 )
 
-ProfileBadge = Literal["calibrated", "datasheet"]
+ProfileBadge = Literal["calibrated", "datasheet", "estimate"]
 
 MACHINES = Path(__file__).parents[1] / "catalogue" / "machines"
 SOFTWARE = Path(__file__).parents[1] / "catalogue" / "software"
@@ -156,28 +156,35 @@ class HardwareProfile(Inert):
 
     @property
     def badge(self) -> ProfileBadge:
-        """How good a latency from this profile is at best."""
-        return "datasheet" if self.calibration is None else "calibrated"
+        """How good its numbers are: one estimate makes it one, unless the whole was fitted.
+
+        A run's badge may be better, where estimates hardly move it (`harness.run.interval`).
+        """
+        if self.calibration is not None:
+            return "calibrated"
+        return "estimate" if self.estimates else "datasheet"
 
     @property
     def numbers(self) -> int:
         """How many numbers the profile holds."""
-        return len(self._badges())
+        return sum(1 for _ in self.quantities())
 
     @property
     def estimates(self) -> int:
         """How many of them are estimates."""
-        return self._badges().count("estimate")
+        return sum(number.badge == "estimate" for _, number in self.quantities())
 
-    def _badges(self) -> list[str]:
-        def walk(part: object) -> list[str]:
+    def quantities(self) -> Iterator[tuple[str, Quantity]]:
+        """Every number with the field that it stands in, for example ``link.pinned_h2d``."""
+
+        def walk(part: object, field: str) -> Iterator[tuple[str, Quantity]]:
             if isinstance(part, Quantity):
-                return [part.badge]
-            if isinstance(part, BaseModel):
-                return [b for name in type(part).model_fields for b in walk(getattr(part, name))]
-            return []
+                yield field, part
+            elif isinstance(part, BaseModel):
+                for name, inner in part:
+                    yield from walk(inner, f"{field}.{name}" if field else name)
 
-        return walk(self)
+        return walk(self, "")
 
     def content_hash(self) -> str:
         """16 hexadecimal digits that change whenever anything in the profile does."""

@@ -38,8 +38,8 @@ def call(*arguments: str | Path) -> Called:
 
 
 def run(system: str, *arguments: str | Path) -> dict[str, Any]:
-    """A small run's document; arguments that are given again replace those of `SMALL`."""
-    called = call("run", "--system", system, *SMALL, "--json", *arguments)
+    """A small run's document, without an interval; what is given again replaces `SMALL`'s."""
+    called = call("run", "--system", system, *SMALL, "--no-interval", "--json", *arguments)
     assert called.code == 0, called.err
     document: dict[str, Any] = called.json
     return document

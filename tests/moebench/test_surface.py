@@ -29,7 +29,8 @@ OPTIONS = {
         "--weights", "--precision", "--batch", "--alpha", "--prompts", "--new-tokens",
         "--cache-ratio", "--slots", "--allow-overcommit", "--device-memory", "--free-host-gb",
         "--set", "--scoring", "--few-shot", "--calibrate-from", "--calibrate-texts", "--seed",
-        "--data-dir", "--store", "--timeline", "--routing", "--trace", "--reconstruct-scores", "--force", "--json",
+        "--data-dir", "--store", "--timeline", "--routing", "--trace", "--reconstruct-scores",
+        "--force", "--no-interval", "--json",
     },
     "sweep": {
         "--systems", "--settings", "--models", "--machines", "--software", "--workloads",
@@ -46,6 +47,11 @@ OPTIONS = {
     },
     "check": {"--update", "--jobs", "--json"},
     "doctor": {"--data-dir", "--store", "--json"},
+    "machines sensitivity": {
+        "--system", "--variant", "--setting", "--machine", "--software", "--model", "--workload",
+        "--routing", "--trace", "--batch", "--cache-ratio", "--set", "--tokens", "--data-dir",
+        "--store", "--json",
+    },
     "machines components": {"--json"},
     "models list": {"--json"},
     "models train": {

@@ -22,8 +22,9 @@ RUN: dict[str, Any] = {
         "seed": 0,
         "options": {"alpha": 0.25, "evict": "lru", "prefetch": "score"},
     },
-    "badge": "datasheet",
+    "badge": "estimate",
     "simulated": True,
+    "measured": None,
     "metrics": {
         "tpot_ms": {"mean": 61.23456, "p50": 60.5, "p90": 70.25, "p99": 83.125},
         "ttft_ms": {"mean": 912.75, "p50": 900.5, "p90": 990.0, "p99": 1011.5},
@@ -42,6 +43,22 @@ RUN: dict[str, Any] = {
         "energy_j": 31234.5,
         "tokens_per_kj": 65.57,
         "load_ms": 5321.5,
+        "repeated_4grams": 0.0625,
+    },
+    "interval": {
+        "tpot_ms": {"low": 52.05, "high": 70.42},
+        "ttft_ms": {"low": 800.25, "high": 1100.5},
+        "tokens_per_s": {"low": 11.5, "high": 15.75},
+        "fields": [
+            {
+                "field": "link.pinned_h2d",
+                "low": 24,
+                "high": 28.5,
+                "stated": True,
+                "tpot_ms": [6.1, -10.2],
+                "ttft_ms": [6.2, -10.5],
+            },
+        ],
     },
     "accuracy": {
         "score": 40.62,
@@ -84,7 +101,9 @@ def traced_run() -> dict[str, Any]:
         "cache_ratio_begun": None,
         "lanes": {},
         "stall_ms": {},
+        "repeated_4grams": None,
     }
+    document["interval"] = {"ttft_ms": {"low": 800.25, "high": 1100.5}, "fields": []}
     return document | {"accuracy": None, "bound": None, "notes": []}
 
 
@@ -92,7 +111,8 @@ def measured_run() -> dict[str, Any]:
     """A run on this computer."""
     document = run("b0b1b2b3b4b5", system="lru", machine="local")
     document["metrics"]["tpot_ms"]["mean"] = 88.0625
-    return document | {"badge": "measured", "simulated": False}
+    ran = {"model": "qwen2-57b-a14b's scale model, 12.5 M parameters"}
+    return document | {"badge": "measured", "simulated": False, "measured": ran, "interval": None}
 
 
 def spans(layers: int = 12) -> list[dict[str, Any]]:

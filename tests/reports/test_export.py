@@ -23,7 +23,7 @@ def test_csv_holds_the_stored_numbers(tmp_path: Path) -> None:
     runs, accuracy = write_csv(RUNS, tmp_path / "new", VIEWS)
     first, _, traced = read(runs)
     assert first["tpot_ms"] == "61.23456"
-    assert first["badge"] == "datasheet"
+    assert first["badge"] == "estimate"
     assert traced["tpot_ms"] == ""
     cells = read(accuracy)
     assert len(cells) == len(ROWS)

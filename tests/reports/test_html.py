@@ -48,7 +48,7 @@ def test_every_latency_stands_beside_its_badge(text: str) -> None:
     assert len(with_numbers) > 15
     for latency in with_numbers:
         assert latency.count("<data") == 1
-        assert re.search(r'class="chip (datasheet|measured|computed)">', latency)
+        assert re.search(r'class="chip (estimate|measured|computed)">', latency)
     for document in RUNS:
         for value in (document["metrics"]["tpot_ms"] or {}).values():
             beside = re.findall(rf'<data value="{value}">[^<]*</data>(.{{0,40}})', text)
@@ -68,8 +68,9 @@ def test_a_bound_beside_a_measured_time_is_not_called_measured(text: str) -> Non
 def test_simulated_numbers_are_called_simulated(page: Page, text: str) -> None:
     assert "2 simulated" in page.text
     assert "not a measurement on it" in page.text
-    assert text.count("Times are simulated (datasheet profile), not measured.") == 2
-    assert text.count("Times are wall-clock measurements.") == 2
+    assert text.count("Times are simulated (estimate), not measured.") == 2
+    ran = "qwen2-57b-a14b&#39;s scale model, 12.5 M parameters"
+    assert text.count(f"Times are wall-clock measurements of {ran}.") == 2
     axes = json.dumps(page.specs["run-1-timeline-spec"])
     assert "(ms, simulated)" in axes
     assert "(ms, measured)" in json.dumps(page.specs["run-2-timeline-spec"])

@@ -10,14 +10,16 @@ from moebench.reports.tables import (
     BRIEF,
     COLUMNS,
     MISSING,
+    basis,
     cell,
     dig,
+    plus_minus,
     routing_of,
     rows,
     span_ms,
     system_of,
 )
-from tests.reports.samples import RUN, run, traced_run
+from tests.reports.samples import RUN, measured_run, run, traced_run
 
 ROOT = Path(__file__).parents[2]
 BY_KEY = {column.key: column for column in COLUMNS}
@@ -34,8 +36,12 @@ def test_a_row_holds_the_documents_numbers() -> None:
         "workload": "gsm8k",
         "batch": 1,
         "alpha": 0.25,
-        "badge": "datasheet",
+        "badge": "estimate",
+        "model": "qwen2-57b-a14b",
         "tpot_ms": 61.23456,
+        "tpot_low_ms": 52.05,
+        "tpot_high_ms": 70.42,
+        "repeated_4grams": 0.0625,
         "routing": "model",
         "bound_ms": 33.3125,
         "bound_ratio": 1.8382,
@@ -53,6 +59,27 @@ def test_a_row_holds_the_documents_numbers() -> None:
     }
 
 
+def test_a_measured_row_names_the_model_that_ran() -> None:
+    document = measured_run()
+    assert rows([document])[0]["model"] == "qwen2-57b-a14b's scale model, 12.5 M parameters"
+    assert basis(document) == "measured on qwen2-57b-a14b's scale model, 12.5 M parameters"
+    assert basis(run()) == "estimate"
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "text"),
+    [
+        (65.0, 83.0, " ± 9"),
+        (66.04, 83.26, " +9.3 −8"),
+        (74.0, 1024.0, " +950 −0"),
+        (73.999, 74.001, " ± 0.001"),
+    ],
+)
+def test_an_interval_is_written_around_its_figure(low: float, high: float, text: str) -> None:
+    assert plus_minus(74.0, {"low": low, "high": high}) == text
+    assert plus_minus(74.0, None) == ""
+
+
 def test_every_column_is_in_every_row_and_no_other() -> None:
     keys = [column.key for column in COLUMNS]
     for row in rows([run(), traced_run()]):
@@ -64,9 +91,9 @@ def test_what_a_run_lacks_is_a_dash_and_not_a_zero() -> None:
     (row,) = rows([traced_run()])
     lacking = {key for key, value in row.items() if value is None}
     assert lacking == {
-        "setting", "alpha", "tpot_ms", "bound_ms", "bound_ratio", "cache_ratio",
-        "cache_ratio_begun", "score", "stderr", "agreement", "kl", "device_busy", "link_busy",
-        "host_busy",
+        "setting", "alpha", "tpot_ms", "tpot_low_ms", "tpot_high_ms", "bound_ms", "bound_ratio",
+        "cache_ratio", "cache_ratio_begun", "repeated_4grams", "score", "stderr", "agreement", "kl",
+        "device_busy", "link_busy", "host_busy",
     }  # fmt: skip
     assert {cell(BY_KEY[key], row[key]) for key in lacking} == {MISSING}
 

@@ -78,7 +78,7 @@ def test_a_figure_holds_what_is_comparable() -> None:
     assert [[one["run_id"] for one in ones] for ones in found.values()] == [
         ["aaa", "bbb"], ["ccc"], ["ddd"], ["drw"], ["b0b1b2b3b4b5"], ["eee"]
     ]  # fmt: skip
-    title = "qwen2-57b-a14b · bf16 · a6000 · lean · gsm8k · routing: model · batch 1 · datasheet"
+    title = "qwen2-57b-a14b · bf16 · a6000 · lean · gsm8k · routing: model · batch 1 · estimate"
     assert next(iter(found)).title == title
 
 
@@ -116,8 +116,7 @@ def test_the_page_has_a_figure_for_each_set_of_runs(tmp_path: Path) -> None:
         "throughput-1-spec", "throughput-2-spec"
     ]  # fmt: skip
     assert (
-        "gsm8k · routing: model · batch 1 · datasheet; simulated times are predictions."
-        in page.text
+        "gsm8k · routing: model · batch 1 · estimate; simulated times are predictions." in page.text
     )
     assert "local · lean · gsm8k · routing: model · batch 1 · measured." in page.text
 

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import yaml
 
+from moebench.harness.run.interval import add_interval
 from moebench.harness.run.live import LiveSession
 from moebench.harness.run.replay import ReplaySession
 from moebench.harness.run.runner import prepare, run
@@ -147,7 +148,10 @@ def test_the_samples_of_reports_have_the_shape_of_a_run(tmp_path: Path) -> None:
     spec = resolve(
         None, system="smoe", setting="S3", workload="arithmetic", prompts=1, new_tokens=3
     )  # fmt: skip
-    found = set(names(run(prepare(spec, None), tmp_path).document))
+    session = prepare(spec, None)
+    document = run(session, tmp_path).document
+    add_interval(document, session, tmp_path)
+    found = set(names(document))
     # What was learnt, and what the device waited for, differs from run to run.
     sample = [name for name in names(SAMPLE) if not re.search(r"\.(learnt|stall_ms)\.", name)]
     assert sorted(set(sample) - found) == []

@@ -94,7 +94,7 @@ def test_the_catalogue_holds_every_machine_of_the_settings() -> None:
 def test_every_profile_loads_under_its_own_name(name: str) -> None:
     profile = load_profile(name)
     assert profile.name == name
-    assert profile.badge == "datasheet"
+    assert profile.badge == "estimate"
     assert (MACHINES / f"{name}.yaml").read_text().startswith("# ")
 
 

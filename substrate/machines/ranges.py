@@ -1,0 +1,68 @@
+"""Which numbers of a hardware profile are uncertain, and the profile with one of them moved."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from moebench.substrate.machines.profile import HardwareProfile
+from moebench.substrate.machines.quantity import Memory, Power, Quantity
+
+#: An estimate whose source names no range is assumed to be wrong by up to this share.
+ASSUMED = 0.2
+
+
+@dataclass(frozen=True, slots=True)
+class Uncertain:
+    """A number of a profile that may be another one.
+
+    Attributes:
+        field: where it stands, for example ``link.pinned_h2d``.
+        low, high: the ends of its range, in its own unit.
+    """
+
+    field: str
+    number: Quantity
+    low: float
+    high: float
+
+    @property
+    def stated(self) -> bool:
+        """Whether its source names the range; otherwise it is assumed."""
+        return self.number.range is not None
+
+
+def uncertain(profile: HardwareProfile) -> list[Uncertain]:
+    """The numbers that have a range, in the profile's order.
+
+    Estimates have one in any case: where the source names none, `ASSUMED` either way.  Figures
+    that were published or measured without a range count as exact.  Powers and memory sizes are
+    left out: no operation takes longer by them, and how much fits is part of what is compared.
+    """
+    found = []
+    for field, number in profile.quantities():
+        exact = number.range is None and number.badge != "estimate"
+        if exact or isinstance(number, Power | Memory):
+            continue
+        low, high = number.range or _assumed(number)
+        found.append(Uncertain(field, number, low, high))
+    return found
+
+
+def _assumed(number: Quantity) -> tuple[float, float]:
+    low, high = number.value * (1 - ASSUMED), number.value * (1 + ASSUMED)
+    if number.WHOLE:
+        low, high = max(1, round(low)), round(high)
+    return low, min(high, number.AT_MOST)
+
+
+def moved(profile: HardwareProfile, field: str, value: float) -> HardwareProfile:
+    """The profile with another value of one number; nothing else is checked or changed."""
+    changed: HardwareProfile = _replaced(profile, field.split("."), value)
+    return changed
+
+
+def _replaced(part: Any, path: Sequence[str], value: float) -> Any:
+    if not path:
+        return part.model_copy(update={"value": value})
+    name, *rest = path
+    return part.model_copy(update={name: _replaced(getattr(part, name), rest, value)})

@@ -1,0 +1,192 @@
+"""Intervals and badges: the rules by hand, and replays against real runs on a moved profile."""
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from moebench.harness.run import interval
+from moebench.harness.run.interval import Effect, badge_of, combined, effects_on
+from moebench.harness.run.runner import prepare, run
+from moebench.harness.run.session import Session
+from moebench.harness.run.spec import resolve
+from moebench.substrate.machines.profile import MACHINES, Calibration, load_profile
+from moebench.substrate.machines.quantity import Bandwidth
+from moebench.substrate.machines.ranges import Uncertain, uncertain
+from tests.harness import commands
+from tests.harness.commands import call, refused
+
+pytestmark = pytest.mark.usefixtures("tiny_models")
+
+PROFILE = load_profile("a6000")
+
+
+def effect(badge: str = "estimate", **changes: tuple[float, float]) -> Effect:
+    number = Bandwidth.model_validate(
+        {"value": 20.0, "unit": "GB/s", "source": "hand", "badge": badge}
+    )
+    return Effect(Uncertain("link.pinned_h2d", number, 16, 24), changes)
+
+
+def session_of(system: str, **given: Any) -> Session:
+    sizes = {"prompts": 1, "new_tokens": 3, "workload": "arithmetic"}
+    return prepare(resolve(None, system=system, setting="S3", **sizes | given), None)
+
+
+# ------------------------------------------------------------------------- rules
+
+
+def test_independent_numbers_add_up_as_roots_of_squares() -> None:
+    slow, fast = (0.03, -0.06), (-0.08, 0.04)
+    ones = [effect(tpot_ms=slow), effect(tpot_ms=fast), effect(ttft_ms=(0.5, -0.5))]
+    assert combined(ones, "tpot_ms") == pytest.approx((0.10, 0.05))
+    assert combined([effect(tpot_ms=(0.1, 0.2))], "tpot_ms") == (0.0, 0.2)
+    assert combined([], "tpot_ms") == (0.0, 0.0)
+
+
+@pytest.mark.parametrize(
+    ("effects", "badge"),
+    [
+        ([], "datasheet"),
+        ([effect(tpot_ms=(0.03, -0.04), ttft_ms=(0.0, 0.0))], "datasheet"),
+        ([effect(tpot_ms=(0.06, 0.0))], "estimate"),
+        ([effect(tpot_ms=(0.0, 0.0), ttft_ms=(0.0, -0.06))], "estimate"),
+        # Together more than a twentieth, though neither is alone.
+        ([effect(tpot_ms=(0.04, 0.0)), effect(tpot_ms=(0.04, 0.0))], "estimate"),
+        ([effect("datasheet", tpot_ms=(0.5, -0.5)), effect(tpot_ms=(0.01, 0.0))], "datasheet"),
+    ],
+)
+def test_a_run_is_datasheet_where_estimates_hardly_move_it(
+    effects: list[Effect], badge: str
+) -> None:
+    assert badge_of(PROFILE, effects) == badge
+
+
+def test_a_calibrated_profile_stays_calibrated() -> None:
+    error = {"value": 0.07, "unit": "1", "source": "held out", "badge": "measured"}
+    fitted = {"date": "2026-01-01", "error": error, "machine": "box"}
+    calibration = Calibration.model_validate(fitted)
+    profile = PROFILE.model_copy(update={"calibration": calibration})
+    assert badge_of(profile, [effect(tpot_ms=(0.5, -0.5))]) == "calibrated"
+
+
+def test_shares_are_applied_to_the_runs_own_figures() -> None:
+    metrics = {
+        "tpot_ms": {"mean": 100.0}, "ttft_ms": {"mean": 200.0}, "e2e_ms": 1000.0,
+        "tokens_per_s": 9.0,
+    }  # fmt: skip
+    both = effect(tpot_ms=(0.10, -0.05), ttft_ms=(0.50, -0.25))
+    found = interval.interval(metrics, [both, effect(tpot_ms=(0.0, 0.0), ttft_ms=(0.0, 0.0))])
+    assert found["tpot_ms"] == {"low": 95.0, "high": 110.0}
+    assert found["ttft_ms"] == {"low": 150.0, "high": 300.0}
+    # A fifth of the time is prefill: .2 · .5 + .8 · .1 = .18 and .2 · .25 + .8 · .05 = .09.
+    assert found["e2e_ms"] == {"low": 910.0, "high": 1180.0}
+    assert found["tokens_per_s"] == {"low": round(9 / 1.18, 4), "high": round(9 / 0.91, 4)}
+    (named,) = found["fields"]
+    assert named == {
+        "field": "link.pinned_h2d", "low": 16, "high": 24, "stated": False,
+        "tpot_ms": [10.0, -5.0], "ttft_ms": [50.0, -25.0],
+    }  # fmt: skip
+
+
+def test_a_latency_that_a_run_lacks_has_no_ends() -> None:
+    metrics = {"tpot_ms": None, "ttft_ms": {"mean": 200.0}, "e2e_ms": 200.0, "tokens_per_s": 5.0}
+    found = interval.interval(metrics, [effect(ttft_ms=(0.10, -0.10))])
+    assert set(found) == {"ttft_ms", "e2e_ms", "tokens_per_s", "fields"}
+    assert found["e2e_ms"] == {"low": 180.0, "high": 220.0}
+
+
+# ------------------------------------------------------------------------- replays
+
+
+@pytest.mark.parametrize(
+    ("system", "given"),
+    [
+        ("moe-ondemand", {}),
+        ("moe-ondemand", {"batch": 2, "prompts": 2}),
+        ("smoe", {}),
+        ("daop", {}),
+        ("duoserve", {"overrides": {"prefetch.epochs": "1"}}),
+        ("flashmoe", {"overrides": {"evict.epochs": "1"}}),
+    ],
+)
+def test_a_replay_takes_as_long_as_the_run_and_so_does_the_next(
+    system: str, given: dict[str, Any], tmp_path: Path
+) -> None:
+    session = session_of(system, **given)
+    metrics = run(session, tmp_path).document["metrics"]
+    replay = interval._replayer(session, interval.recorded(session, tmp_path, 3))
+    for _ in range(2):
+        found = replay(load_profile("a6000", session.spec.software))
+        assert found["ttft_ms"] / 1e6 == pytest.approx(metrics["ttft_ms"]["mean"])
+        assert found["tpot_ms"] / 1e6 == pytest.approx(metrics["tpot_ms"]["mean"])
+
+
+def test_an_effect_is_that_of_a_run_on_the_moved_machine(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    field = "link.pinned_h2d"
+    found = {one.number.field: one for one in effects_on(session_of("moe-ondemand"), tmp_path)}
+    (number,) = [one for one in uncertain(PROFILE) if one.field == field]
+    data = yaml.safe_load((MACHINES / "a6000.yaml").read_text())
+    data["link"]["pinned_h2d"] |= {"value": number.high}
+    box = tmp_path / "box.yaml"
+    box.write_text(yaml.safe_dump(data))
+    before = run(session_of("moe-ondemand"), tmp_path).document["metrics"]
+    after = run(session_of("moe-ondemand", machine=str(box)), tmp_path).document["metrics"]
+    for latency in ("tpot_ms", "ttft_ms"):
+        change = after[latency]["mean"] / before[latency]["mean"] - 1
+        assert change < -0.01
+        assert found[field].changes[latency][1] == pytest.approx(change, abs=1e-6)
+
+
+def test_a_replayed_trace_has_an_interval_too(tmp_path: Path) -> None:
+    given = {"routing": "drawn", "prompts": 2, "workload": "arithmetic"}
+    session = prepare(resolve(None, system="smoe", setting="S3", new_tokens=3, **given), None)
+    effects = effects_on(session, tmp_path)
+    assert combined(effects, "tpot_ms")[1] > 0
+
+
+# ------------------------------------------------------------------------- commands
+
+
+def test_a_run_says_its_interval_and_computes_it_once(
+    monkeypatch: pytest.MonkeyPatch, here: Path
+) -> None:
+    without = commands.run("smoe")
+    assert (without["interval"], without["badge"]) == (None, "estimate")
+    command = ("run", "--system", "smoe", *commands.SMALL)
+    document = call(*command, "--json").json
+    assert document["run_id"] == without["run_id"]
+    assert document["metrics"] == without["metrics"]
+    for latency in ("tpot_ms", "ttft_ms"):
+        ends = document["interval"][latency]
+        assert ends["low"] < document["metrics"][latency]["mean"] < ends["high"]
+    assert document["badge"] == "estimate"
+    monkeypatch.setattr(interval, "effects_on", None)
+    assert commands.run("smoe") == document
+    shown = call(*command)
+    tpot = next(line for line in shown.out.splitlines() if line.startswith("TPOT\t"))
+    assert re.search(r" ms (± \S+|\+\S+ −\S+) \[estimate\]", tpot)
+    assert "± over the ranges of the profile's numbers, most by " in shown.err
+
+
+def test_sensitivity_names_the_numbers_that_move_a_run_most(here: Path) -> None:
+    options = ("--system", "moe-ondemand", "--setting", "S3", "--workload", "arithmetic")
+    found = call("machines", "sensitivity", *options, "--tokens", "3", "--json").json
+    sizes = [max(map(abs, one["tpot_ms"])) for one in found["fields"]]
+    assert sizes == sorted(sizes, reverse=True)
+    assert found["fields"][0]["field"].startswith("link.")
+    shown = call("machines", "sensitivity", *options, "--tokens", "3")
+    header, first, *_ = shown.out.splitlines()
+    assert header.split("\t")[:5] == ["field", "value", "unit", "low", "high"]
+    assert first.split("\t")[0] == found["fields"][0]["field"]
+    assert "all together: TPOT −" in shown.err
+
+
+def test_this_computer_has_no_profile_to_move() -> None:
+    line = refused("machines", "sensitivity", "--system", "smoe", "--setting", "S3",
+                   "--machine", "local")  # fmt: skip
+    assert "this computer is measured and has no profile" in line
