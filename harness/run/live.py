@@ -1,6 +1,7 @@
 """A run whose model computes: it opens weights, tokenizer and questions, and builds the engine."""
 
 import hashlib
+from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
