@@ -21,11 +21,11 @@ ROOT = Path(__file__).parents[3]
 BASE = {"system": "smoe", "machine": "a6000", "model": "m", "workload": "arithmetic"}
 OTHER_VALUES = {
     "system": "gpu-only", "variant": "shipped", "setting": "S3", "machine": "h100",
-    "model": "olmoe-1b-7b", "weights": "elsewhere", "precision": "fp16", "workload": "gsm8k", "batch": 2,
-    "prompts": 2, "new_tokens": 1, "cache_ratio": 0.5, "slots": 3, "allow_overcommit": True,
-    "free_host_gb": 1.0, "software": "hf-eager", "device_memory_gib": 3.0,
-    "overrides": {"evict": "lru"}, "seed": 1, "scoring": "generation", "few_shot": 2,
-    "routing": "drawn", "trace": "elsewhere", "calibrate_from": "gsm8k",
+    "model": "olmoe-1b-7b", "weights": "elsewhere", "precision": "fp16", "workload": "gsm8k",
+    "batch": 2, "prompts": 2, "new_tokens": 1, "cache_ratio": 0.5, "slots": 3,
+    "allow_overcommit": True, "free_host_gb": 1.0, "software": "hf-eager",
+    "device_memory_gib": 3.0, "overrides": {"evict": "lru"}, "seed": 1, "scoring": "generation",
+    "few_shot": 2, "routing": "drawn", "trace": "elsewhere", "calibrate_from": "gsm8k",
     "calibrate_texts": 5, "reconstruct_scores": True,
 }  # fmt: skip
 
