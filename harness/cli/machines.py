@@ -39,7 +39,9 @@ def sensitivity(
     machine: Annotated[str | None, typer.Option(help="Profile, or file.yaml.")] = None,
     model: Annotated[str | None, typer.Option(help="Model whose bytes are charged.")] = None,
     software: Annotated[str | None, typer.Option(help="See: moebench list software.")] = None,
-    variant: Annotated[str | None, typer.Option(help="paper [default], or shipped.")] = None,
+    variant: Annotated[
+        str | None, typer.Option(help="published [default], or shipped: as its authors' code.")
+    ] = None,
     workload: Annotated[str | None, typer.Option(help="See: moebench list workloads.")] = None,
     routing: Annotated[
         str | None, typer.Option(help="Who chooses experts: model [default], drawn or real.")
