@@ -100,9 +100,9 @@ def test_a_drawn_trace_has_the_prompts_lengths_and_texts_to_learn_from() -> None
     trace = open_trace(folder)
     lengths = [len(question.prompt) for question in live.questions]
     assert trace.prompts[:3] == lengths
-    assert len(trace.prompts) == 3 + 16
+    assert len(trace.prompts) == 3 + 64
     assert set(trace.prompts[3:]) == set(lengths)
-    assert {trace.passes(s) for s in range(3 + 16)} == {4}
+    assert {trace.passes(s) for s in range(3 + 64)} == {4}
 
 
 def test_a_trace_is_drawn_once_for_all_systems_and_kept_in_the_store(tmp_path: Path) -> None:
