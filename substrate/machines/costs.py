@@ -70,8 +70,12 @@ class CostModel:
             OpKind.HEAD: software.launches_head.count * launch,
         }
         self._one_launch_ns = launch
-        #: The framework's own Python, beside launches: for a layer, and for each expert of it.
-        self._python_ns = {OpKind.ATTEND: software.layer.ns, OpKind.EXPERT: software.expert.ns}
+        launched = attention + gate + self._launch_ns[OpKind.COMBINE]
+        #: What a layer, and each expert of it, takes beyond its launches: the framework's Python.
+        self._python_ns = {
+            OpKind.ATTEND: max(0, software.layer.ns - launched),
+            OpKind.EXPERT: max(0, software.expert.ns - self._launch_ns[OpKind.EXPERT]),
+        }
         #: What submitting a copy or a host expert costs the control thread.
         self.copy_submit_ns = software.copy_submit.ns
         #: Reading a result back to the control thread, beyond waiting for it.

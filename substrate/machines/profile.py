@@ -98,8 +98,9 @@ class Disk(Inert):
 class Software(Inert):
     """What runs a model: costs of the control thread, and the kernels that a layer's parts launch.
 
-    ``layer`` and ``expert`` come beside the launches: a layer's is charged with its attention, an
-    expert's wherever it is computed.
+    ``layer`` and ``expert`` are totals, the launches of attention, gate and sum, or of the expert,
+    included; 0 where launches are all.  What they exceed these by is charged with the layer's
+    attention, and with an expert wherever it is computed.
     """
 
     name: str = Field(min_length=1)
@@ -108,8 +109,8 @@ class Software(Inert):
     sync: Time  #: host waits for the device
     decision: Time  #: the system's own Python, per MoE layer
     copy_submit: Time  #: per copy
-    layer: Time  #: the framework's own Python, per layer
-    expert: Time  #: the same, per expert
+    layer: Time  #: the least of a layer without its experts
+    expert: Time  #: the least of an expert
     waits_each_layer: StrictBool  #: whether the next layer is launched after this one has ended
     launches_attention: Count
     launches_gate: Count

@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 from moebench.substrate.machines.costs import CostModel
 from moebench.substrate.machines.profile import load_profile
 from moebench.substrate.machines.protocol import Lane, Op, OpKind
+from moebench.substrate.machines.ranges import moved
 from moebench.substrate.models.catalogue import model_shape
 
 A6000 = load_profile("a6000")
@@ -84,7 +85,7 @@ def test_the_control_thread_pays_for_launches_copies_and_reading_back():
     assert (COSTS.sync_ns, COSTS.decision_ns) == (20_000, 50_000)
 
 
-def test_eager_software_pays_for_layers_and_experts_beside_their_launches():
+def test_eager_software_pays_for_layers_and_experts():
     eager = CostModel(load_profile("a6000", "hf-eager"), QWEN, "bf16")
 
     def control(kind: OpKind, lane: Lane = Lane.DEVICE, rows=(1,)) -> int:
@@ -102,6 +103,17 @@ def test_eager_software_pays_for_layers_and_experts_beside_their_launches():
         for lane in (Lane.DEVICE, Lane.HOST):
             assert eager.ns(op, lane) == COSTS.ns(op, lane)
     assert (eager.waits_each_layer, COSTS.waits_each_layer) == (True, False)
+
+
+def test_the_totals_of_eager_software_hold_their_launches():
+    eager = load_profile("a6000", "hf-eager")
+    slow = CostModel(moved(eager, "software.launch", 12.0), QWEN, "bf16")
+    parts = (OpKind.ATTEND, OpKind.GATE, OpKind.COMBINE)
+    assert sum(slow.control_ns(Op(kind, 0, (1,)), Lane.DEVICE) for kind in parts) == 1_000_000
+    expert = Op(OpKind.EXPERT, 0, (1,), (0,))
+    assert slow.control_ns(expert, Lane.DEVICE) == 11 * 12_000, (
+        "launches alone are more than 130 us"
+    )
 
 
 # ----------------------------------------------------------------------------- transfers
