@@ -20,8 +20,8 @@ class Setting(BaseModel):
         cache_ratio, slots: how many routed experts the device keeps, as a share of all or in
             number; without either, as many as its memory holds.
         input_tokens, new_tokens: lengths that the paper fixes.
-        device_memory_gib: what weights and KV cache may use of the device's memory, in GiB; None is
-            all but context and workspace.
+        device_memory_gib: what weights and KV cache may use of this machine's device, in GiB; None
+            is all but context and workspace.
         free_host_gb: host memory that experts may use, in GB; None is all of the machine's.
     """
 

@@ -319,10 +319,10 @@ SLOTS = ("cache_ratio", "slots")
 
 
 def _defaults(row: Setting, chosen: Mapping[str, Any]) -> dict[str, Any]:
-    keys = [
-        "model", "machine", "software", "precision", "new_tokens", "device_memory_gib",
-        "free_host_gb",
-    ]  # fmt: skip
+    keys = ["model", "machine", "software", "precision", "new_tokens", "free_host_gb"]
+    # A local run holds the share of experts that the setting's own machine would.
+    if chosen.get("machine", row.machine) in (row.machine, "local"):
+        keys.append("device_memory_gib")  # that of the paper's card, not of another one
     if not any(key in chosen for key in SLOTS):
         keys += SLOTS
     return {key: value for key in keys if (value := getattr(row, key)) is not None}

@@ -49,6 +49,9 @@ def test_this_computer_runs_our_own_engine() -> None:
 
 def test_settings_bring_lengths_and_memory() -> None:
     assert resolve(None, system="smoe", setting="S1").device_memory_gib == 10
+    assert resolve(None, system="smoe", setting="S1", machine="local").device_memory_gib == 10
+    other = resolve(None, system="smoe", setting="S1", machine="h100")
+    assert other.device_memory_gib is None, "the budget is of the paper's card"
     daop = resolve(None, system="moe-ondemand", setting="D1")
     assert (daop.cache_ratio, daop.new_tokens, daop.precision) == (0.469, 512, "bf16")
     flash = resolve(None, system="moe-ondemand", setting="F2")
