@@ -55,7 +55,7 @@ def train(
     ] = None,
     tokens: Annotated[
         int | None,
-        typer.Option(min=1, help="How many it learns from [4M; with --from 400k or 500k]."),
+        typer.Option(min=1, help="How many it learns from [4M; with --from 400k to 800k]."),
     ] = None,
     seed: Annotated[
         int | None, typer.Option(min=0, help="Draws weights and data [0; as before with --from].")

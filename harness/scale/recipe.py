@@ -68,8 +68,8 @@ class TrainingRecipe(BaseModel):
 #: within 3 % of the first training's, or that reach the family's targets
 #: (`substrate.analysis.targets`).  Mixtral and Phi repeat little beyond the token before.
 LOCALITY: dict[str, dict[str, Any]] = {
-    "olmoe-1b-7b": {"locality": 0.068, "recency": 0.032, "balance": 0.15, "tokens": 500_000},
-    "deepseek-moe-16b": {"locality": 0.035, "recency": 0.012, "balance": 0.15, "tokens": 500_000},
+    "olmoe-1b-7b": {"locality": 0.056, "recency": 0.027, "balance": 0.2, "tokens": 700_000},
+    "deepseek-moe-16b": {"locality": 0.035, "recency": 0.012, "balance": 0.15, "tokens": 800_000},
     "xverse-moe-a4.2b": {"locality": 0.043, "recency": 0.018, "balance": 0.15, "tokens": 500_000},
     "qwen2-57b-a14b": {"locality": 0.015, "recency": 0.03, "balance": 0.15, "tokens": 500_000},
     "qwen3-30b-a3b": {"locality": 0.05, "recency": 0.015, "balance": 0.25, "tokens": 400_000},
