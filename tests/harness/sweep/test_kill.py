@@ -8,6 +8,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import closing
+from operator import itemgetter
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -102,7 +103,9 @@ def contents(folder: str) -> dict[str, Any]:
 
 def test_twenty_kills_change_nothing(forks: Forks) -> None:
     sweep = ("sweep", *CELLS, "--jobs", "0", "--store")
-    whole, known = forks(0, *sweep, "whole"), forks(0, *sweep, "whole")
+    # Of two runs the shorter: on a busy computer one may take twice its time.
+    whole = min((forks(0, *sweep, store) for store in ("whole", "again")), key=itemgetter(1))
+    known = min((forks(0, *sweep, "whole") for _ in range(2)), key=itemgetter(1))
     assert (whole.code, known.code) == (0, 0)
     cells = whole.cpu_s - known.cpu_s
     draw = random.Random(4)
