@@ -32,7 +32,7 @@ Runs = dict[tuple[str, str], Document]
 
 
 def routing_label(spec: dict[str, Any]) -> str:
-    """Whose routing a run had: other weights than the shipped are named by their folder."""
+    """The routing that a run had; weights other than the shipped are named by their folder."""
     return Path(spec["weights"]).parent.name if spec.get("weights") else routing_of(spec)
 
 

@@ -5,12 +5,11 @@ A looping text asks for the same experts again and again, which flatters every c
 
 from collections.abc import Sequence
 
-#: Length of the n-grams that are counted, in tokens, as in the source of `MUCH`.
+#: Length of the n-grams that are counted, in tokens.
 N = 4
 
-#: A run's texts loop where a larger share of their 4-grams than this stood before in the same text.
-#: Human text has .006, greedy decoding that degenerates .44 (Welleck et al., arXiv 1908.04319,
-#: seq-rep-4); a text that is written once and then copied in whole has .5.
+#: Above this share a run's texts are said to loop: between what S3's scale model writes on
+#: generated exercises (.07 to .18) and on real question sets, where it does loop (.42 to .74).
 MUCH = 0.25
 
 
