@@ -72,7 +72,7 @@ LOCALITY: dict[str, dict[str, Any]] = {
     "deepseek-moe-16b": {"locality": 0.035, "recency": 0.012, "balance": 0.15, "tokens": 800_000},
     "xverse-moe-a4.2b": {"locality": 0.043, "recency": 0.018, "balance": 0.15, "tokens": 500_000},
     "qwen2-57b-a14b": {"locality": 0.015, "recency": 0.03, "balance": 0.15, "tokens": 500_000},
-    "qwen3-30b-a3b": {"locality": 0.05, "recency": 0.015, "balance": 0.25, "tokens": 400_000},
+    "qwen3-30b-a3b": {"locality": 0.056, "recency": 0.023, "balance": 0.6, "tokens": 800_000},
     "mixtral-8x7b": {"locality": 0.0, "recency": 0.025, "balance": 0.2, "tokens": 400_000},
     "mixtral-8x22b": {"locality": 0.0, "recency": 0.025, "balance": 0.2, "tokens": 400_000},
     "phi-3.5-moe": {"locality": 0.0, "recency": 0.006, "balance": 0.25, "tokens": 400_000},
