@@ -8,7 +8,7 @@ host.
 
     paper            here
     ─────            ────
-    G                view.resident_E
+    G                view.whereabouts.is_resident
     E_a              view.topk_ids_TK, the model's own top-k
     E_l, E_a \\ E_l   low-score and top-score active experts
     E_s              substitutes
@@ -37,7 +37,7 @@ Deviations and readings, where the paper is silent or contradicts itself:
 """
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import ClassVar, Literal
 
@@ -101,15 +101,16 @@ class ExpertCacheRouter(Routing):
             for scores, own in zip(view.scores, view.topk_ids_TK.tolist(), strict=True)
         ]
         top_set: frozenset[int] = frozenset().union(*[token.top_score for token in tokens])  # C
-        on_hand = view.resident.copy()  # G ∪ C, by expert
-        for expert in top_set:
-            on_hand[expert] = True
+        on_device = view.whereabouts.is_resident  # G
+
+        def on_hand(expert: int) -> bool:  # G ∪ C
+            return expert in top_set or on_device(expert)
 
         routed = [list(token.own) for token in tokens]
         left_over: list[tuple[int, int]] = []  # (token, place) of low-score experts not replaced
         for t, token in enumerate(tokens):
             # Places are best first: the weakest low-score expert is replaced first.
-            replaceable = [p for p in reversed(token.low_score) if not on_hand[token.own[p]]]
+            replaceable = [p for p in reversed(token.low_score) if not on_hand(token.own[p])]
             substitutes = token.similar(on_hand, self.pick) if replaceable else []
             for place, substitute in zip(replaceable, substitutes, strict=False):
                 routed[t][place] = substitute
@@ -139,13 +140,15 @@ class _Token:
             elif scores[expert] > self.rival:
                 self.low_score.append(place)
 
-    def similar(self, among: Sequence[bool], pick: Literal["best", "id"] = "best") -> list[int]:
+    def similar(
+        self, among: Callable[[int], bool], pick: Literal["best", "id"] = "best"
+    ) -> list[int]:
         """E_s: inactive experts with (1-α)·S_{k+1} < score ≤ S_{k+1}, in the order to take them."""
         lower, rival, own = self.lower, self.rival, self.own
         found = [
             e
             for e, score in enumerate(self.scores)
-            if lower < score <= rival and among[e] and e not in own
+            if lower < score <= rival and e not in own and among(e)
         ]
         return sorted(found, key=lambda e: -self.scores[e]) if pick == "best" else found
 
@@ -157,8 +160,8 @@ def _share_with_others(
     rows = Counter(expert for ids in routed for expert in ids)
     for t, place in left_over:
         given_up = routed[t][place]
-        in_use = [rows[e] > 0 for e in range(len(tokens[t].scores))]
-        candidates = [e for e in tokens[t].similar(in_use) if e not in routed[t]]
+        in_use = tokens[t].similar(lambda e: rows[e] > 0)
+        candidates = [e for e in in_use if e not in routed[t]]
         shared = max(candidates, key=lambda e: rows[e], default=None)
         if shared is not None and rows[shared] >= rows[given_up]:
             rows[given_up] -= 1

@@ -5,6 +5,7 @@ systems do with slots is in `substrate.memory.cache`; `substrate.engine.cache_re
 policy.
 """
 
+from collections import OrderedDict
 from collections.abc import Sequence
 
 #: Steps (tokens) of the experts that each requests.
@@ -13,15 +14,16 @@ Steps = Sequence[Sequence[int]]
 
 def lru_hits(steps: Steps, capacity: int) -> int:
     """Hits of a cache that evicts what was not used for longest."""
-    cache: dict[int, None] = {}
+    cache = OrderedDict[int, None]()
     hits = 0
     for step in steps:
         for key in sorted(step):
             if key in cache:
                 hits += 1
-                del cache[key]
-            elif len(cache) == capacity:
-                del cache[next(iter(cache))]
+                cache.move_to_end(key)
+                continue
+            if len(cache) == capacity:
+                cache.popitem(last=False)
             cache[key] = None
     return hits
 

@@ -202,8 +202,8 @@ class LayerView:
         lanes: how busy the machine's lanes are.
         ahead: whether the layer is routed while the one before it is computed.
         hidden_TH: the state that the gate reads, for policies that say ``reads_hidden``.
-        whereabouts: where this layer's experts are, from `Policy.observe` on; as masks
-            ``resident_E`` and ``in_flight_E``.
+        whereabouts: where this layer's experts are, from `Policy.observe` on: one by one, or as
+            masks ``resident_E`` and ``in_flight_E``.
         absent: the experts in use that were neither, once these are known.
     """
 
@@ -221,7 +221,6 @@ class LayerView:
     whereabouts: Whereabouts = field(init=False)
     absent: Sequence[int] = ()
     _scores: list[list[float]] | None = None
-    _resident: list[bool] | None = None
 
     @property
     def phase(self) -> Phase:
@@ -244,10 +243,3 @@ class LayerView:
     def in_flight_E(self) -> Mask:
         """Which experts of this layer are on their way to it."""
         return self.whereabouts.in_flight_E
-
-    @property
-    def resident(self) -> list[bool]:
-        """``resident_E`` as a plain list."""
-        if self._resident is None:
-            self._resident = self.resident_E.tolist()
-        return self._resident

@@ -84,23 +84,19 @@ class CostModel:
         self.decision_ns = software.decision.ns
         #: Whether the control thread waits for each layer's sum before it launches the next layer.
         self.waits_each_layer = software.waits_each_layer
-        self._prices: dict[Lane, dict[object, tuple[int, int, int]]] = {lane: {} for lane in Lane}
 
     # ------------------------------------------------------------------ lanes
 
     def price(self, op: Op, lane: Lane) -> tuple[int, int, int]:
-        """First launch and whole submission on the control thread, and time on the lane."""
-        prices = self._prices[lane]
-        price = prices.get(op.sizes)
-        if price is None:
-            duration = max(1, round(self._price(op, lane)))
-            price = self.first_launch_ns(op, lane), self.control_ns(op, lane), duration
-            prices[op.sizes] = price
-        return price
+        """First launch and whole submission on the control thread, and time on the lane.
+
+        Operations of equal `Op.sizes` cost alike.
+        """
+        return self.first_launch_ns(op, lane), self.control_ns(op, lane), self.ns(op, lane)
 
     def ns(self, op: Op, lane: Lane) -> int:
         """How long the operation occupies its lane."""
-        return self.price(op, lane)[2]
+        return max(1, round(self._price(op, lane)))
 
     def _price(self, op: Op, lane: Lane) -> float:
         if lane in (Lane.DEVICE, Lane.PREDICT):

@@ -119,8 +119,9 @@ class LocalMachine:
         span.stall_ns = (span.start_ns or 0) - self._device_free_ns
         span.cause = "load" if after and (span.start_ns or 0) > asked else "control"
         self._device_free_ns = span.end_ns or 0
-        with self.lock:
-            self.timeline.add(span)
+        if op.kind is OpKind.EXPERT:
+            self.timeline.costs.on_device(span.duration_ns, len(op.rows))
+        self.timeline.add(span)
         return span
 
     def _measured(self, span: Span) -> None:

@@ -6,7 +6,7 @@ cancelled; they start when the clock passes the instant at which their lane had 
 """
 
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass
 from threading import RLock
 from typing import Any, cast
@@ -33,8 +33,9 @@ _CAUSES = {
     OpKind.RETURN: "host",
 }
 _LANE_NAMES = {lane: lane.value for lane in Lane}
-#: An enum's member is looked up by a Python function, and these come with every transfer.
-_H2D, _DISK, _HOST, _EXPERT = Lane.H2D, Lane.DISK, Lane.HOST, OpKind.EXPERT
+#: An enum's member is looked up by a Python function, and these come with every operation.
+_DEVICE, _HOST, _H2D, _DISK = Lane.DEVICE, Lane.HOST, Lane.H2D, Lane.DISK
+_EXPERT = OpKind.EXPERT
 
 
 @dataclass(slots=True)
@@ -92,6 +93,8 @@ class SimulatedMachine:
         self.lock = RLock()
         self._now = 0
         self._free = dict.fromkeys(Lane, 0)
+        #: By lane and `Op.sizes`: first launch, whole submission, time on the lane.
+        self._prices: dict[Lane, dict[Hashable, tuple[int, int, int]]] = {lane: {} for lane in Lane}
         #: Prefetches that have not begun, and what they have in common: client, chunks, and when
         #: they were queued.
         self._queue: deque[Op] = deque()
@@ -129,20 +132,26 @@ class SimulatedMachine:
         cannot end before it is.
         """
         value = None if work is None else work(*args)
-        first_launch, control, duration = self.costs.price(op, lane)
-        now = self._now
-        self._now = launched = now + control
-        moved = 0
-        if lane is _H2D:
+        price = self._prices[lane].get(op.sizes) or self._price(op, lane)
+        first_launch, control, duration = price
+        since = self._now + first_launch
+        self._now = launched = self._now + control
+        if lane is _DEVICE:
+            span = self._place(op, lane, since, duration, after, launched)
+            if op.kind is _EXPERT:
+                took = span.end_ns - span.start_ns  # type: ignore[operator]
+                self.timeline.costs.on_device(took, len(op.rows))
+            elif self._waits_each_layer and op.kind is OpKind.COMBINE:
+                self.wait(span)
+        elif lane is _HOST and op.kind is _EXPERT:
+            span = self._host_expert(op, since, duration, after, launched)
+        elif lane is _H2D:
             self._start_queued()
             moved = self.costs.moved_bytes(op)
-        if lane is _HOST and op.kind is _EXPERT:
-            span = self._host_expert(op, now + first_launch, duration, after, launched)
+            span = self._place(op, lane, since, duration, after, launched, moved)
         else:
-            span = self._place(op, lane, now + first_launch, duration, after, launched, moved)
+            span = self._place(op, lane, since, duration, after, launched)
         span.value = value
-        if self._waits_each_layer and op.kind is OpKind.COMBINE:
-            self.wait(span)
         return span
 
     def _host_expert(
@@ -176,8 +185,8 @@ class SimulatedMachine:
         if self.host_memory is not None:
             began, brought = self._read(op, since_ns, after)
             after = (*after, *brought)
-        duration = self.costs.price(op, _H2D)[2]
-        span = self._place(op, _H2D, since_ns, duration, after, 0, self._record_bytes)
+        price = self._prices[_H2D].get(op.sizes) or self._price(op, _H2D)
+        span = self._place(op, _H2D, since_ns, price[2], after, 0, self._record_bytes)
         if self.host_memory is not None:
             self.host_memory.used(op, span)
         client.under_way(op, span)
@@ -219,6 +228,11 @@ class SimulatedMachine:
     def backlog_ns(self, lane: Lane) -> int:
         """Until when the lane is taken, from now."""
         return max(0, self._free[lane] - self._now)
+
+    def _price(self, op: Op, lane: Lane) -> tuple[int, int, int]:
+        """Ask the cost model once for what comes again with every token."""
+        price = self._prices[lane][op.sizes] = self.costs.price(op, lane)
+        return price
 
     def _place(
         self,

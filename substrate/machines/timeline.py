@@ -2,15 +2,13 @@
 
 import json
 from collections import defaultdict, deque
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from moebench.substrate.machines.protocol import Lane, Machine, Op, OpKind, Span
 from moebench.substrate.terms import Phase
-
-#: An enum's member is looked up by a Python function, and these come with every operation.
-_DEVICE, _EXPERT = Lane.DEVICE, OpKind.EXPERT
 
 #: How many measured durations of each kind are kept.
 COSTS_KEPT = 64
@@ -53,6 +51,10 @@ class Costs:
         self.host_ns.append(took_ns)
         self.host_ns_per_row.append(took_ns / rows)
 
+    def on_device(self, took_ns: float, experts: int) -> None:
+        """Keep what each of several experts took on the device."""
+        self.device_ns.append(took_ns / experts)
+
 
 class Totals:
     """Sums of one phase: busy time and transfers by lane, the device's idle time by cause."""
@@ -72,34 +74,52 @@ class Timeline:
 
     def __init__(self, keep_all: bool = False) -> None:
         self.costs = Costs()
-        self.totals: dict[Phase, Totals] = {"prefill": Totals(), "decode": Totals()}
-        self.spans: list[Span] = []
         self.marks: list[tuple[int, str]] = []
-        self._totals = self.totals["prefill"]
+        self._by_phase: dict[Phase, Totals] = {"prefill": Totals(), "decode": Totals()}
+        self._totals = self._by_phase["prefill"]
+        self._spans: list[Span] = []
         self._window: tuple[int, int] | None = None
         self._keep_all = keep_all
-        self.recording = keep_all
+        self._keeping = keep_all
+        self._uncounted: list[Span] = []
+        #: Takes a span whose end is known.  Hundreds come with a token: they are counted together.
+        self.add: Callable[[Span], None] = self._uncounted.append
 
-    def add(self, span: Span) -> None:
-        """Count a span whose end is known."""
-        lane, totals = span.lane, self._totals
-        duration = span.end_ns - span.start_ns  # type: ignore[operator]
-        totals.busy_ns[lane] += duration
-        if lane is _DEVICE:
-            if span.op.kind is _EXPERT:
-                self.costs.device_ns.append(duration / len(span.op.rows))
-            if span.stall_ns:
-                totals.stall_ns[span.cause] += span.stall_ns
-            if span.late_ns:
-                totals.stall_ns["control"] += span.late_ns
-        elif span.moved_bytes:
-            totals.moved_bytes[lane] += span.moved_bytes
-        if self.recording:
-            self.spans.append(span)
+    def _count(self) -> None:
+        """Add up what has come since the last count: all of one phase, and kept or not."""
+        spans, totals = self._uncounted.copy(), self._totals
+        del self._uncounted[: len(spans)]  # another thread may have added one meanwhile
+        busy_ns, stall_ns, moved_bytes = totals.busy_ns, totals.stall_ns, totals.moved_bytes
+        device = Lane.DEVICE
+        for span in spans:
+            lane = span.lane
+            busy_ns[lane] += span.end_ns - span.start_ns  # type: ignore[operator]
+            if span.moved_bytes:
+                moved_bytes[lane] += span.moved_bytes
+            if lane is device:
+                if span.stall_ns:
+                    stall_ns[span.cause] += span.stall_ns
+                if span.late_ns:
+                    stall_ns["control"] += span.late_ns
+        if self._keeping:
+            self._spans += spans
+
+    @property
+    def totals(self) -> Mapping[Phase, Totals]:
+        """The sums of each phase."""
+        self._count()
+        return self._by_phase
+
+    @property
+    def spans(self) -> list[Span]:
+        """Those that were kept, in the order in which they were added."""
+        self._count()
+        return self._spans
 
     def begin(self, phase: Phase) -> None:
         """Count what follows under a phase."""
-        self._totals = self.totals[phase]
+        self._count()
+        self._totals = self._by_phase[phase]
 
     def busy_ns(self, lane: Lane) -> int:
         """Time that a lane worked, over both phases."""
@@ -116,16 +136,18 @@ class Timeline:
 
     def window(self, tokens: tuple[int, int] | None) -> None:
         """Keep the spans of these tokens of the next batch (first, last + 1); None keeps none."""
+        self._count()
         self._window = tokens
-        self.recording = self._keep_all or (tokens is not None and tokens[0] <= 0 < tokens[1])
+        self._keeping = self._keep_all or (tokens is not None and tokens[0] <= 0 < tokens[1])
 
     def token(self, index: int, at_ns: int) -> None:
         """A token of the batch is done; what follows belongs to the next one."""
-        if self.recording:
+        self._count()
+        if self._keeping:
             self.marks.append((at_ns, f"token {index + 1}"))
         if not self._keep_all and self._window is not None:
             first, beyond = self._window
-            self.recording = first <= index + 1 < beyond
+            self._keeping = first <= index + 1 < beyond
 
     # ------------------------------------------------------------------ pictures
 

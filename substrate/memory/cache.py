@@ -12,11 +12,10 @@
     │ let go      it only passed through: the slot is free once its last reader has ended        │
     └────────────────────────────────────────────────────────────────────────────────────────────┘
 
-An expert's *key* is ``layer · E + expert``: arrays over keys make every question one vector
-operation.  Times are integer nanoseconds of the machine's clock.
+An expert's *key* is ``layer · E + expert``: it indexes all that is kept of experts, one by one or as one
+vector.  Times are integer nanoseconds of the machine's clock.
 """
 
-from array import array
 from collections.abc import Iterable, Sequence
 from itertools import accumulate
 from typing import Literal
@@ -35,10 +34,10 @@ Scope = Literal["global", "layer"]
 NEVER = np.iinfo(np.int64).max
 
 
-def _column(kind: Literal["b", "q"], values: Sequence[int]) -> tuple["array[int]", np.ndarray]:
-    """A buffer of flags (b) or times (q), for single keys and for vector questions."""
-    buffer = array(kind, values)
-    return buffer, np.frombuffer(buffer, dtype=bool if kind == "b" else np.int64)
+def _flags(keys: int) -> tuple[bytearray, Mask]:
+    """A flag for each key, none set: for single keys, and the same bytes for vector questions."""
+    flags = bytearray(keys)
+    return flags, np.frombuffer(flags, dtype=bool)
 
 
 def equal_pools(shape: ModelShape, slots: int, scope: Scope, tier: Tier) -> tuple[int, ...]:
@@ -69,7 +68,7 @@ class Whereabouts:
 
     __slots__ = ("_held", "_in_flight", "_now_ns", "_ready_ns", "_resident")
 
-    def __init__(self, ready_ns: "array[int]", held: "array[int]", now_ns: int) -> None:
+    def __init__(self, ready_ns: Sequence[int], held: bytes | bytearray, now_ns: int) -> None:
         self._ready_ns, self._held, self._now_ns = ready_ns, held, now_ns
         self._resident: Mask | None = None
         self._in_flight: Mask | None = None
@@ -89,11 +88,15 @@ class Whereabouts:
                 absent.append(expert)
         return resident, in_flight, absent
 
+    def is_resident(self, expert: int) -> bool:
+        """Whether an expert is complete on the device."""
+        return self._ready_ns[expert] <= self._now_ns
+
     @property
     def resident_E(self) -> Mask:
         """Which are complete on the device, ``[E]``."""
         if self._resident is None:
-            self._resident = np.frombuffer(self._ready_ns, dtype=np.int64) <= self._now_ns
+            self._resident = np.array(self._ready_ns) <= self._now_ns
         return self._resident
 
     @property
@@ -114,7 +117,7 @@ class _Pool:
 
     def __init__(self, free: list[int], keys: int) -> None:
         self.free = free
-        self.flags, self.mask = _column("b", [False] * keys)  # two names of one buffer
+        self.flags, self.mask = _flags(keys)
         self.mask.flags.writeable = False
 
 
@@ -162,17 +165,17 @@ class ExpertCache:
         self._owner_of = [-1] * self.slots
         #: The last computation that was submitted to read each.
         self._reader: list[Span | None] = [None] * total
-        # One buffer under two names: changes go key by key, questions are put to all keys at once.
-        self._held, self._held_all = _column("b", [False] * total)
-        self._pinned, self._pinned_all = _column("b", [False] * total)
-        self._computed, self._computed_all = _column("b", [False] * total)
-        self._ready_ns, self._ready_all = _column("q", [NEVER] * total)
+        # Changes go key by key, most questions too; some are put to all keys at once.
+        self._held, self._held_all = _flags(total)
+        self._pinned, self._pinned_all = _flags(total)
+        self._computed, self._computed_all = _flags(total)
+        self._ready_ns, self._ready_all = [NEVER] * total, np.full(total, NEVER)
         # The instant of the pools' masks; since when those in them have been idle; keys that were
         # unpinned or have arrived since, or were not idle then, and before when none of them is.
         self._asked_ns = 0
         self._released: set[int] = set()
         self._due_ns = NEVER
-        self._idle_ns, self._idle_all = _column("q", [NEVER] * total)
+        self._idle_all = np.full(total, NEVER)
         ends = list(accumulate(self.pools))
         self._pools = [
             _Pool(list(range(end - 1, end - slots - 1, -1)), total)
@@ -280,7 +283,7 @@ class ExpertCache:
                 end_ns = NEVER if reader.end_ns is None else reader.end_ns
                 idle_ns = end_ns if end_ns > idle_ns else idle_ns
             if idle_ns <= now_ns:
-                self._idle_ns[key] = idle_ns
+                self._idle_all[key] = idle_ns
                 self._pool_of[key].flags[key] = True
             elif idle_ns != NEVER:
                 self._released.add(key)
@@ -328,7 +331,7 @@ class ExpertCache:
                 raise IntegrityError(f"expert {victim} cannot be evicted: not resident, or in use")
             self._held[victim] = self._computed[victim] = False
             slot_of[victim] = -1
-            self._ready_ns[victim] = NEVER
+            self._ready_ns[victim] = self._ready_all[victim] = NEVER
             self._pool_of[victim].flags[victim] = False
         self._held[key] = True
         slot_of[key] = slot
@@ -346,11 +349,11 @@ class ExpertCache:
         self._draining.append((self._slot_of[key], pool, last_use))
         self._held[key] = self._computed[key] = False
         self._slot_of[key], self._reader[key] = -1, None
-        self._ready_ns[key] = NEVER
+        self._ready_ns[key] = self._ready_all[key] = NEVER
 
     def arrive(self, key: int, ready_ns: int) -> None:
         """The expert can be read from ``ready_ns`` on."""
-        self._ready_ns[key] = ready_ns
+        self._ready_ns[key] = self._ready_all[key] = ready_ns
         self._released.add(key)
         self._due_ns = min(self._due_ns, ready_ns)
 

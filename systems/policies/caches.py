@@ -28,10 +28,10 @@ class _Arc:
 
     def __init__(self, c: int) -> None:
         self.c, self.p = c, 0.0
-        self.T1: dict[int, None] = {}  # resident, used once
-        self.T2: dict[int, None] = {}  # resident, used more often
-        self.B1: dict[int, None] = {}  # ghosts of T1
-        self.B2: dict[int, None] = {}  # ghosts of T2
+        self.T1 = OrderedDict[int, None]()  # resident, used once
+        self.T2 = OrderedDict[int, None]()  # resident, used more often
+        self.B1 = OrderedDict[int, None]()  # ghosts of T1
+        self.B2 = OrderedDict[int, None]()  # ghosts of T2
         self.missed, self.ghost_of = -1, 0
 
     def hit(self, key: int) -> None:
@@ -81,9 +81,9 @@ class _Arc:
         # |T1| + |B1| ≤ c and all four ≤ 2c.  The paper drops a ghost before it replaces; to drop it
         # afterwards comes to the same.
         if len(self.T1) + len(self.B1) > self.c and self.B1:
-            del self.B1[next(iter(self.B1))]
+            self.B1.popitem(last=False)
         if len(self.T1) + len(self.T2) + len(self.B1) + len(self.B2) > 2 * self.c:
-            del self.B2[next(iter(self.B2))]
+            self.B2.popitem(last=False)
 
 
 @dataclass(kw_only=True)
@@ -140,11 +140,10 @@ class _LeCaR:
         self.d = 0.005 ** (1 / slots)
         self.w_lru = self.w_lfu = 0.5
         self.time = 0
-        #: Residents, least recent first.  The first is asked for at every miss: a plain dict would
-        #: search for it among the places of all removed keys.
+        #: Residents, least recent first.
         self.recent = OrderedDict[int, None]()
         #: Residents of each count that there is, in the order in which they got there.
-        self.by_count = defaultdict[int, dict[int, None]](dict)
+        self.by_count = defaultdict[int, OrderedDict[int, None]](OrderedDict)
         self.least = 1  # no count is smaller
         #: What LRU evicted where LFU would have chosen another expert, and the reverse.
         self.of_lru, self.of_lfu = _Ghosts(), _Ghosts()

@@ -1,5 +1,6 @@
 """Chooses the expert to evict.  Keys are ``layer · E + expert`` (see `memory.cache`)."""
 
+from collections import OrderedDict
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Literal, TypeVar
@@ -49,14 +50,14 @@ class ByCount:
     """Residents by how often they were used; equal counts in the order in which they got there."""
 
     def __init__(self) -> None:
-        self._counts: dict[int, dict[int, None]] = {}
+        self._counts: dict[int, OrderedDict[int, None]] = {}
         self._least = 0  # no count is smaller
 
     def add(self, key: int, count: int) -> None:
         """The newest of its count."""
         keys = self._counts.get(count)
         if keys is None:
-            self._counts[count] = {key: None}
+            self._counts[count] = OrderedDict({key: None})
         else:
             keys[key] = None
         if count < self._least:
@@ -72,7 +73,7 @@ class ByCount:
             del self._counts[count]
         above = self._counts.get(count + 1)
         if above is None:
-            self._counts[count + 1] = {key: None}
+            self._counts[count + 1] = OrderedDict({key: None})
         else:
             above[key] = None
 
@@ -152,12 +153,16 @@ class NeverEvict(Eviction):
 
 
 class _InOrder(Eviction):
-    """Evicts the first allowed resident in an order that is kept for each pool of slots."""
+    """Evicts the first allowed resident in an order that is kept for each pool of slots.
+
+    The first is asked for at every miss: a plain dict would search for it among the places of all
+    removed keys.
+    """
 
     def start(self, shape: ModelShape, cache: ExpertCache) -> None:
         """Nothing is resident yet."""
         self._experts = shape.num_experts
-        self._pools = pools(shape, cache, lambda slots: dict[int, None]())
+        self._pools = pools(shape, cache, lambda slots: OrderedDict[int, None]())
 
     def arrived(self, key: int) -> None:
         """It is the newest."""
@@ -203,8 +208,7 @@ class LeastRecentlyUsed(_InOrder):
         for expert in experts:
             key = base + expert
             if key in order:
-                del order[key]
-                order[key] = None
+                order.move_to_end(key)
 
 
 @dataclass(kw_only=True)

@@ -1,6 +1,5 @@
 """What a policy sees, made by hand: a small shape, one layer's view, a cache that is never read."""
 
-from array import array
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -109,8 +108,8 @@ def view(
     )
     there, coming = set(resident), set(in_flight)
     made.whereabouts = Whereabouts(
-        array("q", [0 if e in there else NEVER for e in range(experts)]),
-        array("b", [e in there or e in coming for e in range(experts)]),
+        [0 if e in there else NEVER for e in range(experts)],
+        bytes(e in there or e in coming for e in range(experts)),
         now_ns=0,
     )
     return made

@@ -47,21 +47,21 @@ def watch_needed(machine: SimulatedMachine, submit_ns: int) -> list[tuple[int, S
     """Of every needed load the first span, and of a prefetch those of the chunks that are left."""
     needed: list[tuple[int, Span]] = []
     load, finish = machine.load, machine.finish
-    spans = machine.timeline.spans
+    timeline = machine.timeline
 
     def loaded(op, client, after=()):
-        before, asked = len(spans), machine.now_ns() + submit_ns
+        before, asked = len(timeline.spans), machine.now_ns() + submit_ns
         span = load(op, client, after)
         whom = op.layer, op.experts
         needed.append(
-            (asked, next(s for s in spans[before:] if (s.op.layer, s.op.experts) == whom))
+            (asked, next(s for s in timeline.spans[before:] if (s.op.layer, s.op.experts) == whom))
         )
         return span
 
     def finished(op):
-        before, asked = len(spans), machine.now_ns()
+        before, asked = len(timeline.spans), machine.now_ns()
         finish(op)
-        needed.extend((asked, span) for span in spans[before:])
+        needed.extend((asked, span) for span in timeline.spans[before:])
 
     machine.load, machine.finish = loaded, finished  # type: ignore[method-assign]
     return needed

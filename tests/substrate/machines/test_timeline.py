@@ -64,20 +64,20 @@ def test_a_span_that_has_not_ended_has_no_duration():
 # ----------------------------------------------------------------------------- measured costs
 
 
-def experts(lane: Lane, rows: tuple[int, ...], duration: int) -> Span:
-    return Span(Op(OpKind.EXPERT, 0, rows, tuple(range(len(rows)))), lane, 10, 10 + duration)
+def experts(rows: tuple[int, ...]) -> Op:
+    return Op(OpKind.EXPERT, 0, rows, tuple(range(len(rows))))
 
 
 def test_experts_are_measured_where_they_run():
-    timeline = Timeline()
-    timeline.add(experts(Lane.DEVICE, (1, 4, 1), 30))
-    timeline.add(experts(Lane.DEVICE, (2,), 8))
-    timeline.add(experts(Lane.HOST, (4,), 60))
-    timeline.add(span(OpKind.ATTEND, Lane.DEVICE, 0, 999))
-    timeline.add(span(OpKind.LOAD, Lane.H2D, 0, 999, moved=5))
-    costs = timeline.costs
-    assert list(costs.device_ns) == [10, 8], "each of three, then one"
-    assert list(costs.host_ns) == [], "only the machine knows whether its record was read first"
+    machine = SimulatedMachine(FlatCosts(prices()), Timeline())
+    costs = machine.timeline.costs
+    several = machine.submit(experts((1, 4, 1)), Lane.DEVICE)
+    one = machine.submit(experts((2,)), Lane.DEVICE)
+    on_host = machine.submit(experts((4,)), Lane.HOST)
+    machine.submit(Op(OpKind.ATTEND, 0), Lane.DEVICE)
+    assert list(costs.device_ns) == [several.duration_ns / 3, one.duration_ns]
+    assert list(costs.host_ns) == [on_host.duration_ns]
+    assert list(costs.host_ns_per_row) == [on_host.duration_ns / 4]
     assert list(costs.load_ns) == [], "only the client knows which transfers were needed"
 
 
@@ -99,10 +99,10 @@ def test_measurements_begin_with_the_machines_estimates():
 
 
 def test_only_the_latest_measurements_are_kept():
-    timeline = Timeline()
-    for duration in range(1, COSTS_KEPT + 11):
-        timeline.add(experts(Lane.DEVICE, (1,), duration))
-    assert list(timeline.costs.device_ns) == list(range(11, COSTS_KEPT + 11))
+    costs = Costs()
+    for took in range(1, COSTS_KEPT + 11):
+        costs.on_device(2 * took, 2)
+    assert list(costs.device_ns) == list(range(11, COSTS_KEPT + 11))
 
 
 # ----------------------------------------------------------------------------- windows
