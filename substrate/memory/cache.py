@@ -12,8 +12,8 @@
     │ let go      it only passed through: the slot is free once its last reader has ended        │
     └────────────────────────────────────────────────────────────────────────────────────────────┘
 
-An expert's *key* is ``layer · E + expert``: it indexes all that is kept of experts, one by one or as one
-vector.  Times are integer nanoseconds of the machine's clock.
+An expert's *key* is ``layer · E + expert``: it indexes all that is kept of experts, one by one or
+as a vector.  Times are integer nanoseconds of the machine's clock.
 """
 
 from collections.abc import Iterable, Sequence
