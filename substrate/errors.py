@@ -2,7 +2,8 @@
 
 MoeBenchError                 base: the message says what, where, what is allowed, what to type
 ├── UsageError                the user asked for something that does not exist or cannot be
-│   └── UnknownNameError      a name that no catalogue holds; lists the nearest ones
+│   ├── UnknownNameError      a name that no catalogue holds; lists the nearest ones
+│   └── NotApplicableError    a system that does not exist for this model or batch
 ├── InputError                a file is missing, broken or of the wrong shape
 │   ├── CheckpointError       weights or their config.json
 │   └── ProfileError          a hardware profile
@@ -38,6 +39,10 @@ class UnknownNameError(UsageError):
         nearest = difflib.get_close_matches(name.lower(), names, n=3, cutoff=0.4)
         offer = f"nearest: {', '.join(nearest)}" if nearest else f"known: {', '.join(names)}"
         super().__init__(f"unknown {kind} {name!r}; {offer}" + (f"; {hint}" if hint else ""))
+
+
+class NotApplicableError(UsageError):
+    """A system that does not exist for this model or batch; comparisons show it as *n/a*."""
 
 
 class InputError(MoeBenchError):

@@ -26,6 +26,7 @@ class Lookahead(StrEnum):
     # the same plus the residual (its code for DeepSeek).
     SHARED = "shared"
     SHARED_RESIDUAL = "shared_residual"
+    EXACT = "exact"  # the later gate's own choice: known where recorded routing is replayed
 
 
 #: The kinds of prediction that traces hold; the others are answered by a model that computes.

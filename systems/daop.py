@@ -219,6 +219,8 @@ class PredictedRouting(Routing):
 class DAOP(System):
     """The complete system."""
 
+    paper = "DATE 2025, arXiv 2501.10375"
+
     place: Placement = field(default_factory=PlaceByActivation)
     route: Routing = field(default_factory=PredictedRouting)
     assign: Assignment = field(default_factory=AllocateBySequence)

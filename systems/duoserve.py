@@ -224,6 +224,8 @@ class DuoServe(System):
         slots: experts on the device at most; 0 is the model's k (§5.1).
     """
 
+    paper = "arXiv 2509.07379"
+
     place: Placement = field(default_factory=PlaceNothing)
     route: Routing = field(default_factory=ExactRouting)
     assign: Assignment = field(default_factory=LoadAll)

@@ -210,6 +210,8 @@ class FlashMoE(System):
     lfu, lifo, arc, lecar.
     """
 
+    paper = "arXiv 2601.17063"
+
     place: Placement = field(default_factory=PlaceNothing)
     route: Routing = field(default_factory=ExactRouting)
     assign: Assignment = field(default_factory=LoadAll)

@@ -247,6 +247,8 @@ class SMoE(System):
     staging slots, there is such a gain.  `moebench sweep smoe-ablation` runs both ladders.
     """
 
+    paper = "arXiv 2508.18983"
+
     place: Placement = field(default_factory=PlaceById)
     route: Routing = field(default_factory=ExpertCacheRouter)
     assign: Assignment = field(default_factory=Balanced)

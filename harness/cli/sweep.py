@@ -76,7 +76,7 @@ def _specs(request: SweepRequest, data_dir: Path | None) -> list[RunSpec]:
     if not axes:
         raise UsageError("nothing to sweep; give FILE.yaml or, for example, --systems smoe,...")
     common = {"set": parse_overrides(request.overrides)}
-    return expand({"common": common, "product": axes}, data_dir)
+    return expand({"common": common, "product": axes}, data_dir, console.stderr().print)
 
 
 def _listed(text: str) -> list[str]:

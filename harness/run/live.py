@@ -217,6 +217,8 @@ def _check_local(system: System) -> None:
         "overlap": system.overlap is not True,
         "pinned_copies": system.pinned_copies is not None,
         "expert_precision": system.expert_precision is not None,
+        "host_experts": system.host_experts is not None,
+        "module_hooks": system.module_hooks,
     }
     for name, given in options.items():
         if given:
@@ -237,6 +239,11 @@ def prepare(spec: RunSpec, data_dir: Path | None) -> LiveSession:
     """
     assert not spec.replays, "harness.run.runner.prepare opens traces too"
     system = spec.make_system()
+    if system.clairvoyant:
+        raise UsageError(
+            f"{spec.title} must know which experts come next: replay recorded routing, for example "
+            "--trace DIR or --routing drawn"
+        )
     full = model_shape(spec.model)
     checkpoint = Checkpoint(_weights_path(spec))
     check_topology(full, checkpoint.shape, checkpoint.path)

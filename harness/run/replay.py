@@ -165,7 +165,7 @@ def _check(spec: RunSpec, source: Source, system: System) -> None:
     asking = (("route", system.route, "exact"), ("prefetch", system.prefetch, "none"))
     for decision, asker, plain in asking:
         kind = asker.predictor.lookahead if asker.predictor else Lookahead.NONE
-        if kind is not Lookahead.NONE and kind not in header.predictions:
+        if kind not in (Lookahead.NONE, Lookahead.EXACT, *header.predictions):
             kinds = ", ".join(header.predictions) or "none"
             raise UsageError(
                 f"{name}: holds no predictions of kind {kind} (it holds: {kinds}); "

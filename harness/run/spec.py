@@ -8,8 +8,9 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from moebench.harness.run.settings import Setting, setting
 from moebench.substrate.engine.system import System
-from moebench.substrate.errors import UsageError
+from moebench.substrate.errors import NotApplicableError, UsageError
 from moebench.substrate.machines.profile import DEFAULT_SOFTWARE, check_software
+from moebench.substrate.models.catalogue import model_names, model_shape
 from moebench.substrate.models.shape import Precision
 from moebench.systems.options import build, describe
 from moebench.systems.registry import Variant, name_of, system_class
@@ -163,7 +164,16 @@ def resolve(data_dir: Path | None, **given: Any) -> RunSpec:
             f"--prompts {spec.prompts} does not fill batches of {spec.batch}; allowed: multiples "
             f"of {spec.batch}"
         )
+    _check_applicable(spec)
     return spec
+
+
+def _check_applicable(spec: RunSpec) -> None:
+    """Refuse a model or a batch for which the system does not exist."""
+    if spec.model in model_names():
+        reason = spec.make_system().why_not(model_shape(spec.model), spec.batch)
+        if reason is not None:
+            raise NotApplicableError(f"{spec.title} with {spec.model}: {reason}")
 
 
 #: What a replay has no use for: it computes nothing and measures nothing.

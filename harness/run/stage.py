@@ -97,8 +97,9 @@ def memory_for(
         free_host_bytes=None if spec.free_host_gb is None else round(spec.free_host_gb * 1e9),
         own_bytes=system.device_bytes,
         most_slots=system.most_slots(full),
+        host_experts=system.host_experts,
     )
-    notes = []
+    notes = [*system.remarks(full, capacity.slots)]
     total = len(full.moe_layers) * full.num_experts
     if capacity.slots == total:
         notes.append(f"nothing is offloaded: the device holds all {total} experts")
@@ -133,6 +134,7 @@ def simulated(
         spec.precision,
         expert_precision=system.expert_precision,
         pinned=system.pinned_copies,
+        module_hooks=system.module_hooks,
     )
     timeline = Timeline(keep)
     machine = SimulatedMachine(

@@ -26,7 +26,12 @@ from typing import Any
 from pydantic import TypeAdapter, ValidationError
 
 from moebench.harness.run.spec import NOT_REPLAYED, RunSpec, resolve
-from moebench.substrate.errors import InputError, UnknownNameError, UsageError
+from moebench.substrate.errors import (
+    InputError,
+    NotApplicableError,
+    UnknownNameError,
+    UsageError,
+)
 from moebench.substrate.machines.profile import load_profile
 from moebench.substrate.models.catalogue import model_shape
 from moebench.systems.options import build
@@ -112,6 +117,9 @@ def expand(
             continue
         try:
             spec = _cell(given, data_dir, plan.get("record"))
+        except NotApplicableError as error:
+            left_out[f"n/a: {error}"] = None
+            continue
         except (UsageError, InputError) as error:
             if not any(_matches(row, given) for row in optional):
                 raise

@@ -1,6 +1,8 @@
 """A system: five decisions under a name, and how its transfers go."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
 from moebench.substrate.engine.decisions import LayerView, Prompts
 from moebench.substrate.engine.policies import (
@@ -36,7 +38,16 @@ class System:
         pinned_copies: whether experts are copied from pinned host memory; None is as the machine's
             profile says.
         expert_precision: what routed experts are stored and moved at; None is the run's precision.
+        host_experts: how many routed experts host memory keeps, the others are on the disk; None
+            is all that fit.
+        module_hooks: every module that is not on the device is brought by a hook of its own: a copy
+            for each matrix, and the hook's Python.
     """
+
+    #: Where it is published, as it is cited in a table; its file's docstring says more.
+    paper: ClassVar[str] = ""
+    #: The most sequences at once that it is defined for; None is any number.
+    max_batch: ClassVar[int | None] = None
 
     place: Placement
     route: Routing
@@ -53,11 +64,25 @@ class System:
     reads_unfinished: bool = False
     pinned_copies: bool | None = None
     expert_precision: Precision | None = None
+    host_experts: int | None = None
+    module_hooks: bool = False
 
     def __post_init__(self) -> None:
         """Check options that no policy checks."""
         if not 0 <= self.alpha <= 1:
             raise UsageError(f"alpha is {self.alpha}; allowed: 0 to 1 (SMoE uses 0 to 0.6)")
+        if self.host_experts is not None and self.host_experts < 2:
+            raise UsageError(f"host_experts is {self.host_experts}; allowed: 2 or more")
+
+    def why_not(self, shape: ModelShape, batch: int) -> str | None:
+        """Why it does not exist for a model or a batch, in a few words; None if it does."""
+        if self.max_batch is not None and batch > self.max_batch:
+            return f"defined for {self.max_batch} sequence(s) at once, not {batch}"
+        return None
+
+    def remarks(self, shape: ModelShape, slots: int) -> Sequence[str]:
+        """What every reader of its figures must know, given how many experts the device holds."""
+        return ()
 
     @property
     def policies(self) -> dict[str, Policy]:
@@ -104,6 +129,11 @@ class System:
     def lookaheads(self) -> set[Lookahead]:
         """What its predictors ask of the model."""
         return {predictor.lookahead for predictor in self.predictors} - {Lookahead.NONE}
+
+    @property
+    def clairvoyant(self) -> bool:
+        """Whether it must know routing that is still to come, which a replay alone can tell it."""
+        return self.evict.clairvoyant or Lookahead.EXACT in self.lookaheads
 
     def start(self, shape: ModelShape, cache: ExpertCache) -> None:
         """Begin a run."""

@@ -22,12 +22,18 @@ ACTIVATION_BYTES = 2
 NETWORK_VALUE_BYTES, NETWORK_LAUNCHES = 4, 3
 
 
+#: Modules with weights of their own: an expert's projections; a layer's four of attention, two
+#: norms and its gate (`System.module_hooks`).
+EXPERT_MODULES, LAYER_MODULES = 3, 7
+
+
 class CostModel:
     """Prices operations of one model on one hardware profile, in ns.
 
     Args:
         precision: of all weights, unless ``expert_precision`` says otherwise of routed experts.
         pinned: whether experts are copied from pinned host memory; None is the profile's own.
+        module_hooks: every module off the device is brought by a hook of its own.
     """
 
     def __init__(
@@ -38,6 +44,7 @@ class CostModel:
         *,
         expert_precision: Precision | None = None,
         pinned: bool | None = None,
+        module_hooks: bool = False,
     ) -> None:
         self.profile = profile
         self.shape = shape
@@ -78,6 +85,11 @@ class CostModel:
         }
         #: What submitting a copy or a host expert costs the control thread.
         self.copy_submit_ns = software.copy_submit.ns
+        #: The copies that a transfer to the device is made of, and what submitting it costs.
+        load, stream = (EXPERT_MODULES, LAYER_MODULES) if module_hooks else (1, 1)
+        self._copies = {OpKind.LOAD: load, OpKind.STREAM: stream}
+        per_copy = software.copy_submit.ns + (software.hook.ns if module_hooks else 0)
+        self.load_submit_ns, self._stream_submit_ns = load * per_copy, stream * per_copy
         #: Reading a result back to the control thread, beyond waiting for it.
         self.sync_ns = software.sync.ns
         #: One layer's decisions on the control thread.
@@ -108,7 +120,7 @@ class CostModel:
             if op.queued:  # the drive found it while it was busy with others
                 return size / (disk.max_bandwidth.bytes_per_s / 1e9)
             return disk.access_latency.ns + size / self.read_bytes_per_ns
-        fixed = self.profile.link.copy_fixed.ns
+        fixed = self.profile.link.copy_fixed.ns * self._copies.get(op.kind, 1)
         if op.kind is OpKind.RETURN:
             size = sum(op.rows) * self.shape.hidden_size * ACTIVATION_BYTES
             return fixed + size / self._d2h
@@ -195,6 +207,8 @@ class CostModel:
     def control_ns(self, op: Op, lane: Lane) -> int:
         """What submitting the operation costs the control thread."""
         python = self._python_ns.get(op.kind, 0) * len(op.rows)
+        if op.kind is OpKind.STREAM:
+            return self._stream_submit_ns
         if lane not in (Lane.DEVICE, Lane.PREDICT):
             return python + self.copy_submit_ns
         if op.network:

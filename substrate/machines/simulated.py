@@ -172,7 +172,7 @@ class SimulatedMachine:
 
     def load(self, op: Op, client: TransferClient, after: Sequence[Span] = ()) -> Span:
         """Bring a needed expert along the load path, ahead of every queued prefetch."""
-        self._now += self.costs.copy_submit_ns
+        self._now += self.costs.load_submit_ns
         self._start_queued()
         span = self._carry(op, client, self._now, after)
         if self._blocking_copies:

@@ -73,6 +73,7 @@ def plan(
     free_host_bytes: int | None = None,
     own_bytes: int = 0,
     most_slots: int | None = None,
+    host_experts: int | None = None,
 ) -> Capacity:
     """Reserve everything that is always resident, then count the slots that are left.
 
@@ -88,6 +89,7 @@ def plan(
         free_host_bytes: host memory that experts may use; None is all of the machine's.
         own_bytes: what the system itself needs on the device.
         most_slots: how many experts it keeps there at most; None is all that fit.
+        host_experts: how many experts it keeps in host memory at most; None is all that fit.
 
     Raises:
         BudgetError: the device does not hold the common weights, or what was asked for.
@@ -135,6 +137,8 @@ def plan(
     host = Tier("host", profile.host.memory.bytes if free_host_bytes is None else free_host_bytes)
     host.reserve("common weights", sum(elsewhere))
     host.reserve("KV cache", kv_elsewhere)
+    if host_experts is not None and host_experts < total:
+        host.budget_bytes -= max(0, host.free_bytes - host_experts * record)
     from_disk = total * record > host.free_bytes
     if not from_disk:
         host.reserve("experts", total * record)

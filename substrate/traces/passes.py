@@ -190,7 +190,9 @@ class TracedModel:
         """No mathematics."""
 
     def predict(self, layer: int, later: int, done: Sequence[int], lookahead: Lookahead) -> Scores:
-        """The recorded prediction."""
+        """The recorded prediction; of what a later gate chose itself, the recorded choice."""
+        if lookahead is Lookahead.EXACT:
+            return self._chosen(later)
         predicted = self._pass.predicted.get(lookahead, {})
         if (layer, later) not in predicted:
             raise UsageError(
@@ -199,6 +201,14 @@ class TracedModel:
                 "prefetch=none"
             )
         return predicted[layer, later]
+
+    def _chosen(self, layer: int) -> Scores:
+        """A gate's choice as scores ``[T, E]``: K for its first expert down to 1, else 0."""
+        ids_TK = self._pass.gates[layer].ids_TK
+        rows, k = ids_TK.shape
+        scores_TE = np.zeros((rows, self.shape.num_experts), np.float32)
+        scores_TE[np.arange(rows)[:, None], ids_TK] = np.arange(k, 0, -1)
+        return scores_TE
 
     def route_ahead(self, layer: int) -> None:
         """No mathematics."""

@@ -28,6 +28,7 @@ from tests.systems.kinds import KINDS
 #: Values of options whose type does not say what is allowed, as ``--set`` takes them.
 VALUES = {
     "evict.trace": ["a-trace"],
+    "host_experts": ["8"],
     "place.popularity": ["[[3.0, 1.5], [0.0, 2.0]]"],
 }
 LOOP = Path(moebench.substrate.engine.__file__).parent / "loop.py"
@@ -108,6 +109,7 @@ def test_an_option_without_known_values_is_noticed():
 
 def test_every_value_of_the_table_is_an_options():
     keys = {f"{d}.{o}" for d, name in EVERY_POLICY for o in options_of(policy_class(d, name))}
+    keys |= set().union(*(options_of(system_class(system)) for system in SYSTEMS))
     assert set(VALUES) <= keys
 
 

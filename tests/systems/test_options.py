@@ -151,6 +151,8 @@ def test_a_description_names_every_decision_and_option():
         "reads_unfinished": "False",
         "pinned_copies": "True",
         "expert_precision": "null",
+        "host_experts": "null",
+        "module_hooks": "False",
         "place": "by-id",
         "route": "expert-cache",
         "route.pick": "best",

@@ -199,3 +199,57 @@ def test_a_changed_helper_is_another_run(helped):
     helped("deeper/__init__.py", "CHANGED = True")
     ids = {first["run_id"], second["run_id"], third["run_id"]}
     assert run("mine:Helped", *small)["run_id"] not in ids
+
+
+RESTRICTED = """
+from dataclasses import dataclass
+
+from moebench.systems.baselines import MoEOnDemand
+
+
+@dataclass(kw_only=True)
+class OneAtATime(MoEOnDemand):
+    max_batch = 1
+
+    def why_not(self, shape, batch):
+        if shape.family == "mixtral":
+            return "it has no kernels for this family"
+        return super().why_not(shape, batch)
+
+    def remarks(self, shape, slots):
+        return [f"{slots} experts on the device"]
+"""
+
+
+@pytest.fixture
+def restricted(own):
+    Path("mine.py").write_text(RESTRICTED)
+    return "mine:OneAtATime"
+
+
+def test_what_it_remarks_is_in_the_document(restricted):
+    document = run(restricted)
+    assert f"{document['spec']['slots']} experts on the device" in document["notes"]
+
+
+@pytest.mark.parametrize(
+    ("given", "reason"),
+    [
+        (["--setting", "S3", "--batch", "2"], "defined for 1 sequence(s) at once, not 2"),
+        (["--model", "mixtral-8x7b", "--machine", "a6000"], "it has no kernels for this family"),
+    ],
+)
+def test_where_it_does_not_exist_it_is_refused_in_a_line(restricted, given, reason):
+    code, _, error = call("run", "--system", restricted, *given)
+    assert code == 2
+    assert error.count("\n") == 1
+    assert reason in error
+
+
+def test_a_sweep_leaves_out_where_it_does_not_exist_and_says_so(restricted):
+    code, out, error = call(
+        "sweep", "--systems", restricted, "--settings", "S3", "--batches", "1,2",
+        "--prompts", "2", "--new-tokens", "2", "--jobs", "0", "--dry-run",
+    )  # fmt: skip
+    assert code == 0
+    assert "n/a: mine:OneAtATime with qwen2-57b-a14b: defined for 1 sequence" in out + error

@@ -175,6 +175,7 @@ class FlatCosts:
     ) -> None:
         self._lanes = dict(lanes)
         self._launch_ns, self.copy_submit_ns = launch_ns, submit_ns
+        self.load_submit_ns = submit_ns
         self.sync_ns, self.decision_ns = sync_ns, decision_ns
         self.record_bytes = RECORD_BYTES
         self.waits_each_layer = waits

@@ -295,3 +295,20 @@ def test_a_prediction_without_attention_does_not_launch_it():
     full = Op(OpKind.PREDICT, 0, (1,), (), 100, 100)
     assert COSTS.control_ns(gate, Lane.DEVICE) == 4 * 8000
     assert COSTS.control_ns(full, Lane.DEVICE) == (14 + 4) * 8000
+
+
+def test_a_hook_brings_each_matrix_of_an_expert_by_itself():
+    hooked = CostModel(A6000, QWEN, "bf16", module_hooks=True)
+    load = Op(OpKind.LOAD, 0, (), (0,))
+    # Three copies of a third each: 2.5 µs each on the link, 6 + 150 µs each on the control thread.
+    assert hooked.ns(load, Lane.H2D) == round(3 * 2_500 + EXPERT_BYTES / 26)
+    assert (hooked.load_submit_ns, COSTS.load_submit_ns) == (3 * 156_000, 6_000)
+
+
+def test_a_hook_brings_each_matrix_of_a_streamed_layer_by_itself():
+    hooked = CostModel(A6000, QWEN, "bf16", module_hooks=True)
+    stream = Op(OpKind.STREAM, 3)
+    # Queries, keys, values, output, two norms and the gate.
+    assert hooked.ns(stream, Lane.H2D) - COSTS.ns(stream, Lane.H2D) == 6 * 2_500
+    assert hooked.control_ns(stream, Lane.H2D) == 7 * 156_000
+    assert COSTS.control_ns(stream, Lane.H2D) == 6_000

@@ -249,3 +249,18 @@ def test_active_experts_of_any_routing(ids, active):
     ids_TK = np.array(ids)
     model = TracedModel(trace_of(2))
     assert list(model.dispatch(0, ids_TK, ids_TK).items()) == list(active.items())
+
+
+def test_an_exact_prediction_is_what_the_later_gate_chose():
+    trace = random_trace(5, small_shape(), [[3, 1]], passes=2)
+    model = TracedModel(trace)
+    (batch,) = trace.batches
+    model.begin([[0] * n for n in batch[0].rows], len(batch))
+    rows = model.embed("prefill")
+    first, second = model.shape.moe_layers[:2]
+    model.gate(first)
+    scores_TE = model.predict(first, second, (), Lookahead.EXACT)
+    assert scores_TE.shape == (rows, model.shape.num_experts)
+    ids_TK = batch[0].gates[second].ids_TK
+    assert (np.argsort(-scores_TE, axis=1, kind="stable")[:, : ids_TK.shape[1]] == ids_TK).all()
+    assert ((scores_TE > 0).sum(axis=1) == ids_TK.shape[1]).all()
