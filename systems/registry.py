@@ -51,6 +51,16 @@ SYSTEMS: dict[str, tuple[str, str, str]] = {
         "FlashMoE",
         "experts on disk, a learned eviction a layer",
     ),
+    "pregated-moe": (
+        "moebench.systems.pregated_moe",
+        "PreGatedMoE",
+        "each gate chooses for the next layer: timed with an oracle, on replays alone",
+    ),
+    "belady": (
+        "moebench.systems.belady",
+        "BeladyBound",
+        "the offline bound: exact prediction, Belady's eviction, on replays alone",
+    ),
 }
 
 #: Which of a system is meant: the algorithm of its paper, or what its authors' code does.
@@ -88,6 +98,7 @@ POLICIES: dict[str, dict[str, tuple[str, str]]] = {
     },
     "assign": {
         "load": ("moebench.systems.policies.assign", "LoadAll"),
+        "load-once": ("moebench.systems.policies.assign", "LoadOnce"),
         "host": ("moebench.systems.policies.assign", "HostAll"),
         "balanced": ("moebench.systems.policies.assign", "Balanced"),
         "optimal": ("moebench.systems.policies.assign", "Optimal"),
@@ -98,6 +109,8 @@ POLICIES: dict[str, dict[str, tuple[str, str]]] = {
     "prefetch": {
         "none": ("moebench.systems.policies.prefetch", "NoPrefetch"),
         "next-gate": ("moebench.systems.policies.prefetch", "NextGate"),
+        "next-exact": ("moebench.systems.policies.prefetch", "NextExact"),
+        "pre-gate": ("moebench.systems.pregated_moe", "FetchChosen"),
         "whole-layer": ("moebench.systems.policies.prefetch", "WholeLayer"),
         "top-score": ("moebench.systems.smoe", "TopScorePrefetch"),
         "first-predicted": ("moebench.systems.smoe_shipped", "FirstPredicted"),

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from moebench.substrate.engine.decisions import Active, LayerView, Plan, fetches, split
+from moebench.substrate.engine.decisions import Active, Fetch, LayerView, Plan, fetches, split
 from moebench.substrate.engine.policies import Assignment
 from moebench.substrate.errors import UsageError
 
@@ -19,6 +19,17 @@ class LoadAll(Assignment):
     def assign(self, view: LayerView, active: Active) -> Plan:
         """Load all that are absent."""
         return split(active, fetches(view.layer, active.absent))
+
+
+@dataclass(kw_only=True)
+class LoadOnce(Assignment):
+    """Load every missing expert for this one use, by ascending id: nothing is cached."""
+
+    reads_scores = False
+
+    def assign(self, view: LayerView, active: Active) -> Plan:
+        """Load all that are absent, and let them go."""
+        return split(active, [Fetch(view.layer, e, keep=False) for e in active.absent])
 
 
 @dataclass(kw_only=True)

@@ -67,3 +67,25 @@ class NextLayer(Predictor):
         if later != view.next_layer:
             return {}
         return {later: model.predict(view.layer, later, done, self.lookahead)}
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExactNextGate(Predictor):
+    """Knows what the next gate will choose, in both phases and for nothing: an oracle.
+
+    A replay alone can tell it.  Nothing is computed: where a paper's gate of this layer chooses for
+    the next one, that gate's cost is the layer's own.
+    """
+
+    lookahead: ClassVar[Lookahead] = Lookahead.EXACT
+    in_prefill: ClassVar[bool] = True
+
+    def op(self, view: LayerView) -> Op:
+        """No gate is run."""
+        return op_of(OpKind.PREDICT, view.layer, ())
+
+    def forecast(self, view: LayerView, model: Model, done: Sequence[int]) -> Forecast:
+        """The next layer's choice: positive scores, highest first."""
+        assert view.next_layer is not None
+        exact = model.predict(view.layer, view.next_layer, done, self.lookahead)
+        return {view.next_layer: exact}

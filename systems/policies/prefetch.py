@@ -14,7 +14,7 @@ from moebench.substrate.engine.decisions import (
 )
 from moebench.substrate.engine.policies import Predictor, Prefetching
 from moebench.substrate.errors import UsageError
-from moebench.systems.policies.predict import NextGates
+from moebench.systems.policies.predict import ExactNextGate, NextGates
 
 
 @dataclass(kw_only=True)
@@ -70,3 +70,22 @@ class WholeLayer(Prefetching):
         """All of them; those already held are skipped."""
         assert view.next_layer is not None
         return fetches(view.next_layer, range(view.shape.num_experts))
+
+
+@dataclass(kw_only=True)
+class NextExact(Prefetching):
+    """Fetches exactly what the next layer will use, by id: an oracle, for replays alone."""
+
+    reads_scores = False
+
+    @property
+    def predictor(self) -> Predictor:
+        """The oracle."""
+        return ExactNextGate()
+
+    def prefetch(self, view: LayerView, forecast: Forecast) -> Sequence[Fetch]:
+        """Of all rows."""
+        wanted: list[Fetch] = []
+        for layer, exact_TE in forecast.items():
+            wanted += fetches(layer, np.flatnonzero(best_scores(exact_TE)).tolist())
+        return wanted

@@ -1,0 +1,78 @@
+"""Systems that know the next layer's choice: nothing is fetched twice or for nothing."""
+
+from itertools import pairwise
+
+import pytest
+
+from moebench.harness.run.spec import resolve
+from moebench.substrate.machines.protocol import OpKind
+from moebench.substrate.traces.passes import TracedModel, pass_steps
+from moebench.systems.options import build
+from tests.harness.commands import refused
+from tests.substrate.engine.checker import check_timeline
+from tests.substrate.engine.fakes import Rig, random_trace, rig, small_shape
+
+SHAPE = small_shape()
+FIRST = SHAPE.moe_layers[0]
+PASSES = 6
+
+
+def replayed(
+    name: str, seed: int, rows: int, slots: int
+) -> tuple[Rig, list[tuple[int, list[int]]]]:
+    """A batch of so many sequences, and what each layer of each pass uses."""
+    trace = random_trace(seed, SHAPE, [[3] * rows], PASSES)
+    (batch,) = trace.batches
+    steps, system = pass_steps(batch), build(name)
+    if system.evict.clairvoyant:
+        system.evict.set_future(steps)
+    made = rig(system, TracedModel(trace), slots=slots)
+    made.engine.generate([[0] * 3] * rows, PASSES)
+    check_timeline(made.spans, made.events, num_experts=SHAPE.num_experts, capacity=slots)
+    return made, steps
+
+
+def uses(steps: list[tuple[int, list[int]]]) -> int:
+    return sum(len(experts) for _, experts in steps)
+
+
+@pytest.mark.parametrize("rows", [1, 3])
+@pytest.mark.parametrize("seed", range(5))
+def test_pre_gated_copies_each_chosen_expert_once_a_use(seed, rows):
+    made, steps = replayed("pregated-moe", seed, rows, slots=2 * SHAPE.num_experts)
+    loads = [s for s in made.spans if s.op.kind is OpKind.LOAD]
+    asked = [(layer, e) for layer, experts in steps for e in experts]
+    assert sorted((s.op.layer, *s.op.experts) for s in loads) == sorted(asked)
+    # Only the first block's gate is its own: all other experts are on their way when theirs is
+    # known.
+    late = {phase: counts.active - counts.begun for phase, counts in made.counts.items()}
+    first = [len(experts) for layer, experts in steps if layer == FIRST]
+    assert (late["prefill"], late["decode"]) == (first[0], sum(first[1:]))
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_pre_gated_needs_two_layers_of_experts(seed):
+    made, steps = replayed("pregated-moe", seed, 3, slots=2 * SHAPE.num_experts)
+    used = [experts for _, experts in steps]
+    pairs = pairwise(used)
+    most = max(len(a) + len(b) for a, b in pairs)
+    assert made.tier.peak_bytes <= most * made.engine.machine.costs.record_bytes
+
+
+@pytest.mark.parametrize("rows", [1, 3])
+@pytest.mark.parametrize("slots", [6, 9, 14])
+def test_belady_is_surprised_by_the_first_layer_alone(slots, rows):
+    made, steps = replayed("belady", 3, rows, slots)
+    decode = made.counts["decode"]
+    assert decode.prefetched_active == decode.prefetched
+    assert decode.prefetched > 0 or slots > 6
+    plain, _ = replayed("moe-ondemand", 3, rows, slots)
+    copied = [sum(s.op.kind is OpKind.LOAD for s in r.spans) for r in (made, plain)]
+    assert copied[0] <= copied[1] <= uses(steps)
+
+
+@pytest.mark.parametrize("name", ["belady", "pregated-moe"])
+def test_without_a_recording_they_are_refused(name):
+    line = refused("run", "--system", name, "--setting", "S3")
+    assert f"{name} must know which experts come next: replay recorded routing" in line
+    assert resolve(None, system=name, setting="S3").make_system().clairvoyant
