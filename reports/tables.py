@@ -156,7 +156,7 @@ def _row(run: Document) -> Row:
 
     return {
         "run": run["run_id"],
-        "system": system_of(spec),
+        "system": system_of(spec) + (" (oracle)" if run.get("oracle") else ""),
         **{key: spec.get(key) for key in ("setting", "machine", "workload", "batch")},
         "software": software_of(spec),
         "model": model_of(run),

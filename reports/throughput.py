@@ -9,6 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from moebench.reports.conditions import conditions_of
 from moebench.reports.tables import Document, model_of, routing_of, software_of
 from moebench.results.samples import TokenSample, read_samples
 
@@ -66,7 +67,8 @@ class Comparable(NamedTuple):
     """What runs must have in common for their speeds to be drawn in one figure.
 
     A simulated time and a measured one, or two of profiles of different worth, are not comparable:
-    hence the badge.  Neither are two that are charged with different software.
+    hence the badge.  Neither are two under other conditions (`reports.conditions`), as text by
+    name.
     """
 
     model: Any
@@ -77,6 +79,7 @@ class Comparable(NamedTuple):
     routing: str
     batch: int
     badge: str
+    conditions: tuple[tuple[str, str], ...]
 
     @property
     def title(self) -> str:
@@ -99,6 +102,7 @@ def groups(
             common = Comparable(
                 model_of(run), spec.get("precision"), spec.get("machine"), software_of(spec),
                 spec.get("workload"), routing_of(spec), spec["batch"], run["badge"],
+                tuple(conditions_of(run).items()),
             )  # fmt: skip
             found.setdefault(common, []).append(run)
     return found

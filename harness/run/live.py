@@ -166,6 +166,7 @@ class LiveSession(Session):
             notes=[*notes, *memory.notes],
             slots=cache.slots,
             total=len(shape.moe_layers) * shape.num_experts,
+            memory=memory.document(cache.slots, store.record_bytes),
             load_ns=lambda placed: 0,
         )
 

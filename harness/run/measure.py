@@ -49,8 +49,10 @@ def latencies(generations: Sequence[Generation]) -> dict[str, Any]:
     """
     steps = [ns for g in generations for ns in g.steps_ns]
     whole = [g.token_ends_ns[-1] - g.started_ns for g in generations]
-    tokens = sum(len(t) for g in generations for t in g.tokens)
+    texts = [text for g in generations for text in g.tokens]
+    tokens = sum(map(len, texts))
     return {
+        "decoded_tokens": tokens - len(texts),
         "tpot_ms": spread(steps),
         "ttft_ms": spread([g.ttft_ns for g in generations]),
         "e2e_ms": ms(float(np.mean(whole))),
@@ -96,6 +98,8 @@ def lane_figures(timeline: Timeline) -> dict[str, Any]:
         "decode": {
             "lanes": {lane.value: ms(decode.busy_ns[lane]) for lane in Lane},
             "stall_ms": {cause: ms(decode.stall_ns[cause]) for cause in sorted(decode.stall_ns)},
+            "bytes_h2d": decode.moved_bytes[Lane.H2D],
+            "bytes_disk": decode.moved_bytes[Lane.DISK],
         },
     }
 

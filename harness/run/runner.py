@@ -115,6 +115,8 @@ def _document(
         "simulated": profile is not None,
         "measured": None if stage.ran is None else {"model": stage.ran},
         "lossless": system.lossless,
+        "oracle": system.clairvoyant,
+        "memory": stage.memory,
         "notes": stage.notes + repetition.notes(repeated),
         "metrics": {
             **measure.latencies(generations),

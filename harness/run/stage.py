@@ -30,6 +30,7 @@ class Stage:
     Attributes:
         profile: None on this computer; ``ran`` is then the model that really ran there.
         slots, total: experts that fit on the device, and that there are.
+        memory: bytes that the run offers to any system, and those that this one's slots take.
         load_ns: time to bring common weights and so many placed experts to the device.
     """
 
@@ -42,6 +43,7 @@ class Stage:
     notes: list[str]
     slots: int
     total: int
+    memory: dict[str, int]
     load_ns: Callable[[int], int]
     ran: str | None = None
 
@@ -59,6 +61,15 @@ class Memory:
     capacity: Capacity
     profile: HardwareProfile
     notes: list[str]
+
+    def document(self, slots: int, expert_bytes: int) -> dict[str, int]:
+        """The document's ``memory``: what was offered, and what so many experts of it take."""
+        return {
+            "offered_device_bytes": self.capacity.offered_bytes,
+            "offered_host_bytes": self.capacity.host.budget_bytes,
+            "expert_bytes": expert_bytes,
+            "slot_bytes": slots * expert_bytes,
+        }
 
 
 def memory_for(
@@ -137,10 +148,13 @@ def simulated(
         module_hooks=system.module_hooks,
     )
     timeline = Timeline(keep)
+    records = None
+    if capacity.from_disk:
+        records = HostRecords(capacity.host, costs.record_bytes, system.host_experts)
     machine = SimulatedMachine(
         costs,
         timeline,
-        HostRecords(capacity.host, costs.record_bytes) if capacity.from_disk else None,
+        records,
         parallel_reads=system.parallel_reads,
         overlap=system.overlap,
         blocking_copies=system.blocking_copies,
@@ -177,6 +191,7 @@ def simulated(
         notes=[*said, *notes, *memory.notes],
         slots=cache.slots,
         total=total,
+        memory=memory.document(cache.slots, costs.record_bytes),
         load_ns=lambda placed: loading_ns(placed, costs, capacity, system),
     )
 

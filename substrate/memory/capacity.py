@@ -21,7 +21,7 @@ class Budget(NamedTuple):
     """What a device has room for, in bytes, and what may be put there.
 
     Attributes:
-        device_bytes: beside workspace and what the system itself needs.
+        device_bytes: what is offered to the system, beside what it needs itself.
         layer_bytes: common weights of each layer.
         kv_layer_bytes: KV cache of one layer.
         other_bytes: embedding, head and final norm, which are always on the device.
@@ -46,10 +46,14 @@ class Capacity:
         from_disk: experts do not fit into the host's memory; what is free there holds some of those
             that are on the disk.
         overcommitted: the device's budget was raised to hold everything.
+        offered_bytes: what weights, KV cache and the system itself may use of the device: its free
+            memory, or what common weights, KV cache and so many experts take, whether or not the
+            system uses all of it.
     """
 
     device: Tier
     host: Tier
+    offered_bytes: int
     homes: tuple[Home, ...]
     common_bytes: int
     slots: int
@@ -114,10 +118,16 @@ def plan(
         device.budget_bytes = device_bytes + workspace
     device.reserve("context and workspace", workspace)
     common = shape.common_bytes(precision)
+    wanted = slots if cache_ratio is None else round(cache_ratio * total)
+    if all_resident:
+        wanted = total
+    offered = device.free_bytes
+    if wanted is not None:  # at the run's precision: a system that stores less gets no less
+        asked = common + kv_bytes + wanted * shape.expert_bytes(precision)
+        offered = asked if allow_overcommit else min(asked, offered)
     budget = Budget(
-        device.free_bytes - own_bytes, layers, kv_bytes // shape.num_layers,
-        common - sum(layers), record,
-    )  # fmt: skip
+        offered - own_bytes, layers, kv_bytes // shape.num_layers, common - sum(layers), record
+    )
     on_device: Home = "device"
     chosen = tuple(homes(budget)) if homes else (on_device,) * shape.num_layers
     if len(chosen) != shape.num_layers or not set(chosen) <= {*get_args(Home)}:
@@ -137,19 +147,14 @@ def plan(
     host = Tier("host", profile.host.memory.bytes if free_host_bytes is None else free_host_bytes)
     host.reserve("common weights", sum(elsewhere))
     host.reserve("KV cache", kv_elsewhere)
-    if host_experts is not None and host_experts < total:
-        host.budget_bytes -= max(0, host.free_bytes - host_experts * record)
-    from_disk = total * record > host.free_bytes
+    on_disk = host_experts is not None and host_experts < total
+    from_disk = on_disk or total * record > host.free_bytes
     if not from_disk:
         host.reserve("experts", total * record)
 
     fits = device.free_bytes // record
-    wanted = fits if slots is None else slots
-    if cache_ratio is not None:
-        wanted = round(cache_ratio * total)
-    if all_resident:
-        wanted = total
-    elif most_slots is not None:
+    wanted = fits if wanted is None else wanted
+    if most_slots is not None and not all_resident:
         wanted = min(wanted, most_slots)
     overcommitted = wanted > fits and allow_overcommit
     if overcommitted:
@@ -160,4 +165,6 @@ def plan(
             f"{fits} of {total} beside the common weights; choose a larger machine, a smaller "
             "--cache-ratio or --slots, or --allow-overcommit to simulate a device that could"
         )
-    return Capacity(device, host, chosen, common, min(wanted, total), from_disk, overcommitted)
+    return Capacity(
+        device, host, offered, chosen, common, min(wanted, total), from_disk, overcommitted
+    )

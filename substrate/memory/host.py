@@ -23,6 +23,7 @@ class HostRecords:
     Args:
         tier: what is free there says how many records fit; each is charged when it takes room that
             none had before.
+        most: records at most, whatever is free.
 
     Attributes:
         capacity: records at once.
@@ -33,8 +34,9 @@ class HostRecords:
         BudgetError: fewer than `READ_BUFFERS` records fit.
     """
 
-    def __init__(self, tier: Tier, record_bytes: int) -> None:
-        self.capacity = tier.free_bytes // record_bytes
+    def __init__(self, tier: Tier, record_bytes: int, most: int | None = None) -> None:
+        fits = tier.free_bytes // record_bytes
+        self.capacity = fits if most is None else min(fits, most)
         if self.capacity < READ_BUFFERS:
             raise BudgetError(
                 f"{tier.name} memory: {tier.free_bytes / 1e6:.4g} MB are free; experts on the disk "

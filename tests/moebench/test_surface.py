@@ -40,6 +40,10 @@ OPTIONS = {
         "--no-samples", "--data-dir", "--store", "--json",
     },
     "list": {"--json"},
+    "compare": {
+        "--systems", "--settings", "--workloads", "--batches", "--mixed", "--store", "--markdown",
+        "--json",
+    },
     "report": {"--html", "--csv", "--latex", "--store", "--json"},
     "accuracy": {
         "--settings", "--workloads", "--alphas", "--system", "--prompts", "--seed", "--jobs",

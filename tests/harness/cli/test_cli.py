@@ -46,7 +46,11 @@ PATHS = (
       for key in ("active", "hits", "in_flight", "begun", "loads", "host", "replaced")),
     *(f"metrics.decode.lanes.{lane}" for lane in LANES), "metrics.decode.stall_ms",
     *(f"accuracy.{key}" for key in ("score", "n", "stderr", "metric", "agreement", "kl")),
-    *("bound.tpot_ms", "bound.ratio"),
+    *("bound.tpot_ms", "bound.ratio", "oracle"),
+    *(f"memory.{key}" for key in (
+        "offered_device_bytes", "offered_host_bytes", "expert_bytes", "slot_bytes",
+    )),
+    *("metrics.decode.bytes_h2d", "metrics.decode.bytes_disk", "metrics.decoded_tokens"),
     *(f"provenance.versions.{key}" for key in ("moebench", "torch", "numpy", "python")),
     *(f"provenance.{key}" for key in (
         "commit", "code_hash", "machine", "profile", "profile_hash", "profile_error", "weights",

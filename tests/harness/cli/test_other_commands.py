@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from moebench.systems.registry import SYSTEMS
-from tests.harness.commands import SCALE_MODEL, call, run
+from tests.harness.commands import SCALE_MODEL, call, refused, run
 
 pytestmark = pytest.mark.usefixtures("tiny_models")
 
@@ -120,3 +120,23 @@ def test_help(arguments: tuple[str, ...]) -> None:
     called = call(*arguments)
     assert (called.code, called.err) == (0, "")
     assert called.out.startswith("Usage: moebench")
+
+
+def test_compare_puts_systems_beside_each_other_and_refuses_what_is_not_fair():
+    for system, prompts in (("smoe", "1"), ("moe-ondemand", "1"), ("gpu-only", "2")):
+        run(system, "--prompts", prompts, "--allow-overcommit")
+    refused_line = refused("compare", "--mixed", "device-memory")
+    assert "gpu-only has prompts 2, the others 1" in refused_line
+    assert "--mixed device-memory,prompts" in refused_line
+    shown = call("compare", "--mixed", "device-memory,prompts")
+    assert shown.code == 0
+    header, *lines = shown.out.splitlines()
+    assert header.split("\t")[:2] == ["system", "TPOT (ms)"]
+    assert {line.split("\t")[0] for line in lines} == {
+        "smoe alpha=0.25",
+        "moe-ondemand",
+        "gpu-only ≠",
+    }
+    (table,) = call("compare", "--systems", "smoe,moe-ondemand", "--json").json
+    assert {row["system"] for row in table["systems"]} == {"smoe alpha=0.25", "moe-ondemand"}
+    assert "no such runs" in refused("compare", "--settings", "S1")

@@ -142,6 +142,8 @@ def test_lane_figures() -> None:
         "decode": {
             "lanes": {"device": 3, "h2d": 1, "d2h": 0.001, "host": 3, "disk": 0, "predict": 0},
             "stall_ms": {"host": 0.25, "load": 0.5},
+            "bytes_h2d": 1000,
+            "bytes_disk": 0,
         },
     }
 

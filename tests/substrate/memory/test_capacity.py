@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 from moebench.substrate.errors import BudgetError, UsageError
 from moebench.substrate.machines.profile import HardwareProfile, load_profile
 from moebench.substrate.memory.capacity import Budget, Capacity, plan
+from moebench.substrate.memory.host import HostRecords
 from moebench.substrate.models.catalogue import model_shape
 
 A6000 = load_profile("a6000")
@@ -217,3 +218,40 @@ def test_no_tier_is_overspent_and_the_host_never_costs_slots(homes, kv_tokens, c
     kv = kv_tokens * 28 * 2 * 4 * 128 * 2
     spent = got.device.used_bytes + got.host.used_bytes
     assert spent == 10**9 + COMMON_BYTES + buffers + kv + TOTAL * EXPERT_BYTES
+
+
+# ------------------------------------------------------------------- what every system is offered
+
+
+def test_all_memory_is_offered_unless_a_number_of_experts_is_asked_for():
+    kv = 1000 * 28 * 2 * 4 * 128 * 2
+    assert capacity().offered_bytes == FREE + COMMON_BYTES + kv == 48 * 2**30 - 10**9
+    assert capacity(slots=8).offered_bytes == COMMON_BYTES + kv + 8 * EXPERT_BYTES
+    # What a system leaves unused, or stores in fewer bits, it was offered all the same.
+    assert capacity(slots=8, most_slots=2).offered_bytes == capacity(slots=8).offered_bytes
+    small = capacity(slots=8, expert_precision="4bit")
+    assert small.offered_bytes == capacity(slots=8).offered_bytes
+
+
+def test_overcommitting_offers_more():
+    everything = capacity(all_resident=True, allow_overcommit=True)
+    assert everything.offered_bytes > capacity().offered_bytes
+    assert everything.offered_bytes == capacity(slots=0).offered_bytes + TOTAL * EXPERT_BYTES
+
+
+def test_homes_are_chosen_within_what_is_offered():
+    seen: list[Budget] = []
+
+    def homes(budget: Budget):
+        seen.append(budget)
+        return ["device"] * 28
+
+    capacity(slots=8, homes=homes)
+    assert seen[0].device_bytes == capacity(slots=8).offered_bytes
+
+
+def test_a_system_may_keep_most_experts_on_the_disk():
+    assert not capacity(host_experts=TOTAL).from_disk
+    few = capacity(host_experts=5)
+    assert few.from_disk
+    assert HostRecords(few.host, EXPERT_BYTES, 5).capacity == 5

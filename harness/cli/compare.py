@@ -1,0 +1,60 @@
+"""``moebench compare``, once its options are parsed."""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from moebench.harness import console
+from moebench.reports import compare
+from moebench.reports.tables import Document, dig, system_of
+from moebench.results.store import Store
+from moebench.substrate.errors import UsageError
+from moebench.substrate.models.catalogue import model_names, model_shape
+from moebench.systems.options import build
+
+
+def compare_command(
+    directory: Path, wanted: Mapping[str, str | None], mixed: str | None, form: str
+) -> None:
+    """Print the stored runs as comparisons.
+
+    Args:
+        wanted: values that runs must have, by the spec's field, separated by commas.
+        mixed: conditions that may differ, separated by commas.
+        form: ``text``, ``markdown`` or ``json``.
+    """
+    runs = [run for run in Store(directory).runs() if _is_wanted(run, wanted)]
+    if not runs:
+        raise UsageError(f"no such runs in {directory}; run: moebench sweep standard")
+    specs = {compare.title_of(run): run["spec"] for run in runs}
+    found = compare.tables(
+        runs, _split(mixed), lambda run, title: _why_not(specs[title], run["spec"])
+    )
+    if form == "json":
+        print(json.dumps([compare.document(table) for table in found], sort_keys=True))
+    for table in found if form != "json" else ():
+        if form == "markdown":
+            print(compare.markdown(table))
+        else:
+            console.table(table.place.title, compare.HEADERS, compare.text_lines(table))
+            console.stderr().print(f"{table.place.title}: {compare.shared_by(table)}")
+
+
+def _is_wanted(run: Document, wanted: Mapping[str, str | None]) -> bool:
+    def value(key: str) -> str:
+        return system_of(run["spec"]) if key == "system" else str(dig(run, f"spec.{key}"))
+
+    return all(text is None or value(key) in _split(text) for key, text in wanted.items())
+
+
+def _split(text: str | None) -> list[str]:
+    return [part.strip() for part in text.split(",")] if text else []
+
+
+def _why_not(spec: Mapping[str, Any], place: Mapping[str, Any]) -> str | None:
+    """Why a spec's system does not exist for the model and batch of another spec."""
+    if place["model"] not in model_names():
+        return None
+    system = build(spec["system"], spec["overrides"], spec.get("variant", "published"))
+    return system.why_not(model_shape(place["model"]), place["batch"])
