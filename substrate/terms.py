@@ -1,6 +1,7 @@
 """Types shared by models, the engine, policies and traces.  Imports no torch.
 
-Shape letters: T rows (all tokens of a pass), E experts, K chosen experts a token, L MoE layers.
+Shape letters: T rows (all tokens of a pass), E experts, K chosen experts a token, L MoE layers,
+H the width of the model that computes, which may be a scale model's.
 """
 
 from collections.abc import Mapping
@@ -11,6 +12,8 @@ from typing import Literal, NamedTuple
 import numpy as np
 
 Phase = Literal["prefill", "decode"]
+#: What of recorded routing may be learnt from beside the chosen experts.
+Learnt = Literal["scores", "hidden", "embedding"]
 Ids = np.ndarray
 Scores = np.ndarray
 
@@ -45,11 +48,14 @@ class RoutedSequence:
     """What the router did with one sequence, prompt first.
 
     ``ids_TLK`` are the chosen experts, best first; ``prefill`` of the T tokens are the prompt.
-    Optional are all gate scores, and, for each kind of lookahead, what a layer predicted of the
-    next MoE layer's scores.  A prediction that was not made is NaN; the last layer's is not read.
+    Optional are all gate scores; for each kind of lookahead, what a layer predicted of the next MoE
+    layer's scores; the states that the gates read; and the prompt's mean token embedding.  A
+    prediction that was not made is NaN; the last layer's is not read.
     """
 
     ids_TLK: np.ndarray
     prefill: int
     scores_TLE: np.ndarray | None = None
     predicted_TLE: Mapping[str, np.ndarray] = field(default_factory=dict)
+    hidden_TLH: np.ndarray | None = None
+    embedding_H: np.ndarray | None = None

@@ -70,15 +70,14 @@ class Engine:
             if divided
             else Operations(model, machine)
         )
-        policies = system.policies.values()
         # Asked once: a property costs as much as what it guards, and these come with every layer.
         self._alpha = system.alpha_in_use
         self._lossless = system.lossless
         self._prefetches = type(system.prefetch).prefetch is not Prefetching.prefetch
         self._synchronises = system.synchronises
         self._reads_unfinished = system.reads_unfinished
-        self._reads_hidden = any(policy.reads_hidden for policy in policies)
-        self._reads_embedding = any(policy.reads_embedding for policy in policies)
+        self._reads_hidden = system.reads_hidden
+        self._reads_embedding = system.reads_embedding
 
     def start(self) -> int:
         """Fill the device as the system places experts; returns how many were placed.

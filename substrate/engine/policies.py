@@ -30,7 +30,7 @@ from moebench.substrate.memory.cache import ExpertCache, Mask, Scope
 from moebench.substrate.memory.capacity import Budget, Home
 from moebench.substrate.models.protocol import Model
 from moebench.substrate.models.shape import ModelShape
-from moebench.substrate.terms import Lookahead, Phase, RoutedSequence
+from moebench.substrate.terms import Learnt, Lookahead, Phase, RoutedSequence
 
 
 class Policy(ABC):
@@ -41,6 +41,9 @@ class Policy(ABC):
     reads_embedding: ClassVar[bool] = False
     #: Whether the policy learns from recorded routing: `calibrate` then comes before `start`.
     calibrates: ClassVar[bool] = False
+    #: What `calibrate` reads of a sequence beside ``ids_TLK`` and ``prefill``: ``scores_TLE``,
+    #: ``hidden_TLH`` or ``embedding_H``.  What nobody asks for is neither kept nor given.
+    learns_from: ClassVar[frozenset[Learnt]] = frozenset()
     #: How many texts it is shown unless the user says it: its paper's number.  16 is ours, for
     #: papers that name none.
     calibration_texts: ClassVar[int] = 16
@@ -72,6 +75,8 @@ class Policy(ABC):
         """Learn from how other texts than the run's own were routed.
 
         Args:
+            sequences: with all that it ``learns_from``.  H is theirs, not ``shape``'s: ``shape`` is
+                the model that is charged, and a scale model may have computed.
             artefacts: a folder in which what was learnt may be kept, by the hash of all it is from.
             progress: told of steps done and to do.
         """
@@ -96,6 +101,8 @@ class Predictor(ABC):
     lane: ClassVar[Lane] = Lane.DEVICE
     #: What it asks of the model, and a trace must therefore have recorded.
     lookahead: ClassVar[Lookahead] = Lookahead.NONE
+    #: Of how many of the MoE layers that follow it asks the model.
+    layers: int = 1
     #: Whether it is asked in prefill too.
     in_prefill: ClassVar[bool] = False
 

@@ -126,9 +126,24 @@ class System:
         return list(dict.fromkeys(p for p in found if p is not None))
 
     @property
-    def lookaheads(self) -> set[Lookahead]:
-        """What its predictors ask of the model."""
-        return {predictor.lookahead for predictor in self.predictors} - {Lookahead.NONE}
+    def lookaheads(self) -> dict[Lookahead, int]:
+        """What its predictors ask of the model, and of how many of the MoE layers that follow."""
+        found: dict[Lookahead, int] = {}
+        for predictor in self.predictors:
+            kind = predictor.lookahead
+            if kind is not Lookahead.NONE:
+                found[kind] = max(found.get(kind, 0), predictor.layers)
+        return found
+
+    @property
+    def reads_hidden(self) -> bool:
+        """Whether a policy looks at the states that gates read."""
+        return any(policy.reads_hidden for policy in self.policies.values())
+
+    @property
+    def reads_embedding(self) -> bool:
+        """Whether a policy looks at the prompts' embeddings."""
+        return any(policy.reads_embedding for policy in self.policies.values())
 
     @property
     def clairvoyant(self) -> bool:

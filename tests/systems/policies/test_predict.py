@@ -88,12 +88,14 @@ def test_equal_predictors_are_one():
     system.prefetch = AsRouted()
     assert system.route.predictor is not system.prefetch.predictor
     assert system.predictors == [NextGatesOnNormed()]
-    assert system.lookaheads == {Lookahead.NORMED}
+    assert system.lookaheads == {Lookahead.NORMED: 1}
 
 
 def test_unequal_predictors_are_not():
     assert kinds("smoe", {"route": "predicted"}) == [NextGatesOnNormed, NextLayer]
-    assert build("smoe", {"route": "predicted"}).lookaheads == {Lookahead.NORMED, Lookahead.LAYER}
+    assert build("smoe", {"route": "predicted"}).lookaheads == {
+        Lookahead.NORMED: 1, Lookahead.LAYER: 1,
+    }  # fmt: skip
     assert NextGates() != NextGates(layers=3)
     assert NextGates() != NextGatesOnNormed()
     assert kinds("daop", {"prefetch": "next-gate"}) == [NextGatesOnNormed, NextGates]
