@@ -27,7 +27,8 @@ class RecordRequest:
         given: those that `harness.run.spec.resolve` reads; None means "not given".
         workloads: one, or several for as many traces.
         every: one trace for each shipped scale model and workload.
-        scores: the type of recorded scores.
+        scores: the type of recorded scores, states and embeddings.
+        states: whether states and embeddings are recorded; None is with scale models only.
         out: the trace's folder; where there may be several, their parent.
     """
 
@@ -35,6 +36,7 @@ class RecordRequest:
     workloads: Sequence[str | None]
     every: bool
     scores: Kept
+    states: bool | None
     data_dir: Path | None
     out: Path
 
@@ -83,10 +85,11 @@ def _record(spec: RunSpec, request: RecordRequest, out: Path) -> None:
 
     session = prepare(spec, request.data_dir)
     asks = session.system.lookaheads
+    states = spec.weights is None if request.states is None else request.states
     with writing(out, _header(session)) as writer:
         writer.describe(predictions=recorded_predictions(asks, spec.system))
 
-        session.wrap = lambda model: TraceRecorder(model, writer, request.scores, asks)
+        session.wrap = lambda model: TraceRecorder(model, writer, request.scores, states)
         with console.progress(f"{spec.model} on {spec.workload}") as progress:
             run(session, out.parent, progress)
     megabytes = sum(file.stat().st_size for file in out.iterdir()) / 1e6

@@ -51,6 +51,14 @@ def record(
     scores: Annotated[
         Kept, typer.Option(help="float32 replays as any live run does.")
     ] = Kept.float16,
+    states: Annotated[
+        bool | None,
+        typer.Option(
+            "--states/--no-states",
+            help="Hidden states and embeddings too [of scale models].",
+            show_default=False,
+        ),
+    ] = None,
     data_dir: Annotated[Path | None, typer.Option(help="Folder of evaluation sets.")] = None,
 ) -> None:
     """Record what the router sees while a system runs; float16 scores are rounded for it too."""
@@ -77,6 +85,7 @@ def record(
         workloads=[None] if workload is None else workload.split(","),
         every=all_,
         scores=scores.value,
+        states=states,
         data_dir=find_data_dir(data_dir),
         out=out,
     )
@@ -103,6 +112,7 @@ def info(
         "trace": trace,
         "hash": opened.hash,
         **header.model_dump(mode="json"),
+        "holds": list(header.holds),
         "sequences": len(opened.sequences),
         "tokens": {
             "prefill": sum(opened.prompts),

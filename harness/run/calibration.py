@@ -11,11 +11,15 @@ trace of its own instead (``calibration_trace``).
 (``calibration_texts``), or all that there are where these are fewer; policies of one system that
 learn are shown the same texts, as many as the one that asks for most.
 
-Routing is kept below the store by the hash of weights and texts, and so is what a policy makes of
-it.  Both are part of a run's identity: `identity` hashes whatever a policy reads.
+A policy that learns from more than the chosen experts says so (``learns_from``): gate scores, the
+states that gates read, prompts' embeddings.  Nobody is given, and nothing is kept of, what no
+policy of the system asks for.
+
+Routing is kept below the store by the hash of weights, texts and what is asked for, and so is what
+a policy makes of it.  Both are part of a run's identity: `identity` hashes whatever a policy reads.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -29,11 +33,11 @@ from moebench.substrate.engine.system import System
 from moebench.substrate.errors import UsageError
 from moebench.substrate.models.decoder import Decoder
 from moebench.substrate.models.shape import ModelShape
-from moebench.substrate.terms import RoutedSequence
+from moebench.substrate.terms import Learnt, RoutedSequence
 from moebench.substrate.traces.catalogue import find_trace
-from moebench.substrate.traces.file import TraceFile, open_trace
+from moebench.substrate.traces.file import WORDS, TraceFile, open_trace
 from moebench.substrate.traces.observe import read, write
-from moebench.substrate.traces.replay import routings
+from moebench.substrate.traces.replay import routing, routings
 from moebench.systems.learn.artefacts import Artefact, content_hash, kept
 from moebench.workloads.catalogue import DEFAULT_WORKLOAD, workload
 from moebench.workloads.draw import PromptSet, load
@@ -91,6 +95,12 @@ def texts(spec: RunSpec, system: System, data_dir: Path | None) -> PromptSet:
     )  # fmt: skip
 
 
+def learnt_from(policies: Iterable[Policy]) -> frozenset[Learnt]:
+    """What those that are shown the run's own texts read beside chosen experts."""
+    shown = [p for p in policies if p.calibrates and not p.calibration_trace]
+    return frozenset[Learnt]().union(*(policy.learns_from for policy in shown))
+
+
 def identity(spec: RunSpec, system: System, data_dir: Path | None) -> dict[str, str]:
     """What calibration adds to a run's identity: nothing where no policy learns."""
     found = {}
@@ -125,7 +135,7 @@ def calibrate(session: Session, scratch: Path, progress: Progress) -> dict[str, 
     shown: Learnable | None = None
     for decision, policy in learners(session.system).items():
         if policy.calibration_trace:
-            found = recorded(policy.calibration_trace, session.full, decision)
+            found = recorded(policy, session.full, decision)
         else:
             found = shown = shown or session.learnable(scratch, progress)
         policy.calibrate(found.sequences, session.full, folder(scratch), progress)
@@ -133,13 +143,14 @@ def calibrate(session: Session, scratch: Path, progress: Progress) -> dict[str, 
     return learnt
 
 
-def recorded(name: str, shape: ModelShape, decision: str) -> Learnable:
+def recorded(policy: Policy, shape: ModelShape, decision: str) -> Learnable:
     """The sequences of a trace that a policy named.
 
     Raises:
         InputError: no such trace.
-        UsageError: it is another model's.
+        UsageError: it is another model's, or lacks what the policy learns from.
     """
+    name = policy.calibration_trace
     trace = open_trace(find_trace(name))
     header = trace.header
     has = (header.num_moe_layers, header.num_experts)
@@ -148,7 +159,13 @@ def recorded(name: str, shape: ModelShape, decision: str) -> Learnable:
             f"{decision}.trace={name} is {header.model}'s: {has[0]} layers of {has[1]} experts; "
             f"the model has {len(shape.moe_layers)} of {shape.num_experts}"
         )
-    return Learnable(routings(trace), f"trace {name} ({trace.hash})")
+    for what in sorted(policy.learns_from):
+        if not header.has(what):
+            raise UsageError(
+                f"{decision}.trace={name}: holds no {WORDS[what]}, which {decision} learns from; "
+                "name another, or record one with: moebench trace record"
+            )
+    return Learnable(routings(trace, also=policy.learns_from), f"trace {name} ({trace.hash})")
 
 
 def not_replayed(trace: TraceFile, spec: RunSpec, system: System, name: str) -> Learnable:
@@ -157,24 +174,26 @@ def not_replayed(trace: TraceFile, spec: RunSpec, system: System, name: str) -> 
     Raises:
         UsageError: there are none, or fewer than ``--calibrate-texts`` asks for.
     """
-    rest = routings(trace)[spec.prompts :]
+    rest = range(spec.prompts, len(trace.sequences))
     if rest and len(rest) < (spec.calibrate_texts or 0):
         raise UsageError(
             f"--calibrate-texts {spec.calibrate_texts}: {name} holds {len(rest)} sequences beside "
             f"the {spec.prompts} that are replayed; give fewer --prompts, or record more"
         )
-    found = rest[-wanted_texts(spec, system) :]
-    if not found:
+    last, also = rest[-wanted_texts(spec, system) :], learnt_from(system.policies.values())
+    if not last:
         raise UsageError(
             f"{name}: {spec.system} must be calibrated, and all {spec.prompts} sequences are "
             "replayed; give fewer --prompts, or record more"
         )
+    found = [routing(trace, sequence, also) for sequence in last]
     return Learnable(found, f"the trace's last {len(found)} sequences")
 
 
 def written(
     chosen: Workload, sample: PromptSet, decoder: Callable[[], Decoder], weights_hash: str,
     tokenizer: Tokenizer, end: int | None, folder: Path, progress: Progress,
+    also: frozenset[Learnt] = frozenset(),
 ) -> Learnable:  # fmt: skip
     """Routing of texts that the lossless model writes, from a file where it was kept.
 
@@ -182,6 +201,7 @@ def written(
         decoder: makes one with every expert in memory.
         end: the token that ends a text; without one every text has the same number of tokens.
         progress: told of texts written and read.
+        also: what is kept beside chosen experts.
     """
     count = len(sample.examples)
 
@@ -194,19 +214,31 @@ def written(
                 for e in sample.examples[first : first + TOGETHER]
             ]
             for prompt, answer in zip(prompts, write(model, prompts, NEW_TOKENS, end), strict=True):
-                found += read(model, [[*prompt, *answer]], len(prompt), lookaheads=())
+                text = [*prompt, *answer]
+                found += read(model, [text], len(prompt), lookaheads=(), states=bool(also))
             progress(len(found), count)
-        return _packed(found)
+        return _packed(found, also)
 
-    name = content_hash([weights_hash, sample.data_hash, PROMPT_TOKENS, NEW_TOKENS, end])
+    asked = [weights_hash, sample.data_hash, PROMPT_TOKENS, NEW_TOKENS, end, *sorted(also)]
+    name = content_hash(asked)
     arrays, _ = kept(folder / f"routing-{name}.safetensors", write_texts)
     found = [
-        RoutedSequence(arrays[f"ids.{i}"], arrays[f"prefill.{i}"].item()) for i in range(count)
+        RoutedSequence(
+            arrays[f"ids.{i}"],
+            arrays[f"prefill.{i}"].item(),
+            scores_TLE=arrays.get(f"scores.{i}"),
+            hidden_TLH=arrays.get(f"hidden.{i}"),
+            embedding_H=arrays.get(f"embedding.{i}"),
+        )
+        for i in range(count)
     ]
     return Learnable(found, f"{chosen.name}: {count} texts, train split")
 
 
-def _packed(sequences: Sequence[RoutedSequence]) -> Artefact:
-    arrays = {f"ids.{i}": s.ids_TLK.astype(np.int16) for i, s in enumerate(sequences)}
-    arrays |= {f"prefill.{i}": np.array(s.prefill) for i, s in enumerate(sequences)}
+def _packed(sequences: Sequence[RoutedSequence], also: frozenset[Learnt]) -> Artefact:
+    arrays = {}
+    for i, s in enumerate(sequences):
+        arrays[f"ids.{i}"], arrays[f"prefill.{i}"] = s.ids_TLK.astype(np.int16), np.array(s.prefill)
+        more = {"scores": s.scores_TLE, "hidden": s.hidden_TLH, "embedding": s.embedding_H}
+        arrays |= {f"{what}.{i}": x for what, x in more.items() if what in also and x is not None}
     return Artefact(arrays)

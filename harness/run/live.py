@@ -111,6 +111,7 @@ class LiveSession(Session):
             self.end if self.spec.scoring == "generation" else None,
             calibration.folder(scratch),
             progress,
+            calibration.learnt_from(self.system.policies.values()),
         )
 
     def open(self, scratch: Path, keep_timeline: bool, stack: ExitStack) -> Stage:

@@ -21,8 +21,9 @@ from moebench.substrate.machines.profile import load_profile
 from moebench.substrate.models.catalogue import model_shape
 from moebench.substrate.models.shape import ModelShape
 from moebench.substrate.terms import Lookahead
-from moebench.substrate.traces.file import TraceFile
+from moebench.substrate.traces.file import WORDS, TraceFile
 from moebench.substrate.traces.passes import TracedModel, pass_steps
+from moebench.substrate.traces.record import AHEAD
 from moebench.substrate.traces.replay import Replay, check_topology
 from moebench.substrate.traces.scores import Reconstruction, spread_of
 from moebench.systems.registry import name_of
@@ -86,7 +87,7 @@ class ReplaySession(Session):
             reconstruction = Reconstruction(spread_of(self.trace.header.model))
         self.replayed = Replay(
             self.trace, self.full, spec.batch, spec.prompts, spec.new_tokens,
-            self.system.lookaheads, reconstruction,
+            self.system.lookaheads, self.system.reads_hidden, reconstruction,
         )  # fmt: skip
         if evict.clairvoyant:
             evict.set_future(pass_steps(p for batch in self.replayed.batches for p in batch))
@@ -162,21 +163,44 @@ def _hashes(spec: RunSpec, system: System, source: Source, full: ModelShape) -> 
 def _check(spec: RunSpec, source: Source, system: System) -> None:
     """Refuse a trace without what a system reads."""
     name, header = source.name, source.header
+    live = f"run without {'--routing' if spec.trace is None else '--trace'}"
     asking = (("route", system.route, "exact"), ("prefetch", system.prefetch, "none"))
     for decision, asker, plain in asking:
-        kind = asker.predictor.lookahead if asker.predictor else Lookahead.NONE
-        if kind not in (Lookahead.NONE, Lookahead.EXACT, *header.predictions):
+        predictor = asker.predictor
+        if predictor is None or predictor.lookahead in (Lookahead.NONE, Lookahead.EXACT):
+            continue
+        kind, asked = predictor.lookahead, predictor.layers
+        who, swap = f"{decision}={name_of(decision, asker)}", f"use --set {decision}={plain}"
+        held = header.layers_ahead(kind)
+        recorded = spec.trace is not None and asked <= AHEAD.get(kind, 0)
+        other = "record the trace again" if recorded else live
+        if not held:
             kinds = ", ".join(header.predictions) or "none"
             raise UsageError(
-                f"{name}: holds no predictions of kind {kind} (it holds: {kinds}); "
-                f"{decision}={name_of(decision, asker)} reads them; use --set {decision}={plain}, "
-                "or record the trace again"
+                f"{name}: holds no predictions of kind {kind} (it holds: {kinds}); {who} reads "
+                f"them; {swap}, or {other}"
+            )
+        if held < asked:
+            raise UsageError(
+                f"{name}: holds predictions of kind {kind} of {held} MoE layer{'s'[: held > 1]} "
+                f"ahead, {who} reads {asked}; {swap}, or {other}"
+            )
+        if predictor.in_prefill:
+            raise UsageError(
+                f"{name}: holds predictions of decoded tokens only, {who} predicts in prefill too; "
+                f"{swap}, or {live}"
             )
     for decision, policy in system.policies.items():
-        if policy.reads_hidden or policy.reads_embedding:
+        reads = {"hidden": policy.reads_hidden, "embedding": policy.reads_embedding}
+        learns = calibration.learnt_from([policy])
+        for what in WORDS:
+            if header.has(what) or not (reads.get(what) or what in learns):
+                continue
+            verb = "reads" if reads.get(what) else "learns from"
             raise UsageError(
-                f"{name}: holds no hidden states, {decision}={name_of(decision, policy)} reads "
-                "them; swap it with --set, or run without --trace"
+                f"{name}: holds no {WORDS[what]}, {decision}={name_of(decision, policy)} {verb} "
+                f"them; swap it with --set, {live}, or record a trace that holds them: moebench "
+                "trace record"
             )
     if header.scores is not None and spec.reconstruct_scores:
         raise UsageError(f"--reconstruct-scores: {name} has gate scores")

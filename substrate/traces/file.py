@@ -9,12 +9,16 @@
     scores.npy            [T, L, E]    gate scores of all experts
     top_scores.npy        [T, L, K]    instead, where only the chosen ones' are known
     candidates.npy        [T, L, C]    best-ranked experts beyond the top-k, in rank buckets
-    predicted*.npy        [D, L-1, E]  what layer l said of layer l+1's scores; NaN: not asked
+    predicted*.npy        [D, L-n, E]  what layer l said of layer l+n's scores; NaN: not asked
+    hidden.npy            [T, L, H]    the states that the gates read
+    embedding.npy         [S, H]       each sequence's mean token embedding of its prompt
 
-T tokens in recorded order, D of them decoded, L MoE layers, E experts, K chosen.  Everything but
-``ids``, ``sequence``, ``position``, ``phase`` and ``chosen`` is optional.  Nothing is pickled, all
-can be memory-mapped.  A folder is written under another name and renamed when it is complete, so
-whatever is named as a trace is whole.
+T tokens in recorded order, D of them decoded, S sequences, L MoE layers, E experts, K chosen, H the
+width of the model that computed.  Everything but ``ids``, ``sequence``, ``position``, ``phase`` and
+``chosen`` is optional.  Nothing is pickled, all can be memory-mapped.  A folder is written under
+another name and renamed when it is complete, so whatever is named as a trace is whole.
+
+Version 2 added predictions of more than the next layer, states and embeddings; version 1 is read.
 """
 
 import hashlib
@@ -24,7 +28,7 @@ import shutil
 import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import IO, Any, Literal
 
@@ -32,18 +36,28 @@ import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from moebench.substrate.errors import InputError, UsageError
-from moebench.substrate.terms import Lookahead
+from moebench.substrate.terms import Learnt, Lookahead
 
-VERSION = 1
+VERSION = 2
 HEADER = "trace.json"
 
 #: How the chosen experts of a token are listed: best first, in buckets of ranks (1-2, 3-4, 5-8,
 #: 9-16; ascending ids inside one), or by ascending id.
 IdsOrder = Literal["score", "rank buckets", "id"]
 
-#: Arrays with one value a token, their types, and the prefix of those with one row a decoded token.
+#: Arrays with one value a token, their types; the prefix of those with one row a decoded token; and
+#: that with one a sequence.
 _COLUMNS = {"sequence": "int32", "position": "int32", "phase": "uint8", "chosen": "int32"}
 _DECODED = "predicted"
+_BY_SEQUENCE = "embedding"
+
+#: As large as all others together, and read by few systems: checked when it is first asked for.
+_ON_DEMAND = "hidden"
+
+#: What a trace may hold beside chosen experts and predictions, as messages call it.
+WORDS: dict[Learnt, str] = {
+    "scores": "gate scores", "hidden": "hidden states", "embedding": "embeddings",
+}  # fmt: skip
 
 #: Bytes before an array's data, enough for any shape.
 _NPY_HEADER = 192
@@ -60,12 +74,23 @@ class Array(BaseModel):
 
 
 class Prediction(BaseModel):
-    """Scores predicted for the next layer: in which array, and how they were made."""
+    """Scores predicted for later layers, and how they were made.
+
+    Attributes:
+        array: holds those for the next MoE layer.
+        further: hold those for the second, the third, ... that follows.
+    """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     array: str
     made: str
+    further: tuple[str, ...] = ()
+
+    @property
+    def arrays(self) -> tuple[str, ...]:
+        """By distance, from the next layer on."""
+        return (self.array, *self.further)
 
 
 class Header(BaseModel):
@@ -103,18 +128,35 @@ class Header(BaseModel):
         """The smallest type that holds an expert's id."""
         return "uint8" if self.num_experts <= 256 else "uint16"
 
-    def row_shape(self, array: str) -> tuple[int, ...] | None:
-        """The shape of an array's rows; None where it is free in its last axis.
+    def layers_ahead(self, kind: Lookahead) -> int:
+        """Of how many of the MoE layers that follow predictions of a kind are held."""
+        found = self.predictions.get(kind)
+        return 0 if found is None else len(found.arrays)
+
+    @property
+    def holds(self) -> tuple[str, ...]:
+        """What it holds beside the chosen experts, in words."""
+        ahead = [f"{kind} predictions {self.layers_ahead(kind)} ahead" for kind in self.predictions]
+        return (*ahead, *(words for what, words in WORDS.items() if self.has(what)))
+
+    def has(self, what: Learnt) -> bool:
+        """Whether it holds this of its tokens or sequences."""
+        return self.scores is not None if what == "scores" else what in self.arrays
+
+    def row_shape(self, array: str) -> tuple[int | None, ...]:
+        """The shape of an array's rows; None is a length that is free.
 
         Raises:
             KeyError: a trace has no such array.
         """
         layers, experts, k = self.num_moe_layers, self.num_experts, self.top_k
         if array.startswith(_DECODED):
-            return (layers - 1, experts)
-        shapes = {"ids": (layers, k), "scores": (layers, experts), "top_scores": (layers, k)}
-        if array == "candidates":
-            return None
+            ahead = {name: n for p in self.predictions.values() for n, name in enumerate(p.arrays)}
+            return (max(layers - 1 - ahead.get(array, 0), 0), experts)
+        shapes: dict[str, tuple[int | None, ...]] = {
+            "ids": (layers, k), "scores": (layers, experts), "top_scores": (layers, k),
+            "candidates": (layers, None), "hidden": (layers, None), "embedding": (None,),
+        }  # fmt: skip
         return () if array in _COLUMNS else shapes[array]
 
 
@@ -210,7 +252,7 @@ class TraceFile:
 
     Attributes:
         hash: 16 hex digits over the header, which holds every array's hash.
-        ids_TLK: chosen experts; ``arrays`` has the optional ones by name.
+        ids_TLK: chosen experts; ``arrays`` has the optional ones by name, but for ``hidden_TLH``.
         sequences: for each sequence, its rows in order of position.
         prompts: for each sequence, how many of its rows are prefill.
     """
@@ -234,16 +276,37 @@ class TraceFile:
         for s, (rows, prompt) in enumerate(zip(self.sequences, self.prompts, strict=True)):
             if decoded[rows[:prompt]].any():
                 raise _broken(path, f"sequence {s} goes from decode back to prefill")
+        means = self.embedding_SH
+        if means is not None and len(means) != len(self.sequences):
+            has = len(self.sequences)
+            raise _broken(path, f"{_BY_SEQUENCE} has {len(means)} rows for {has} sequences")
 
     @property
     def scores_TLE(self) -> np.ndarray | None:
         """Gate scores of all experts, where they were recorded."""
         return self.arrays.get("scores")
 
-    def predicted(self, kind: Lookahead) -> np.ndarray | None:
-        """Predictions of a kind ``[D, L-1, E]``."""
-        found = self.header.predictions.get(kind)
-        return None if found is None else self.arrays[found.array]
+    @cached_property
+    def hidden_TLH(self) -> np.ndarray | None:
+        """The states that the gates read, where they were recorded.
+
+        Raises:
+            InputError: they are not what was written.
+        """
+        if _ON_DEMAND not in self.header.arrays:
+            return None
+        return _array(self.path, self.header, _ON_DEMAND)
+
+    @property
+    def embedding_SH(self) -> np.ndarray | None:
+        """Each prompt's mean token embedding, by sequence, where it was recorded."""
+        return self.arrays.get(_BY_SEQUENCE)
+
+    def predicted(self, kind: Lookahead, ahead: int = 1) -> np.ndarray | None:
+        """Predictions of a kind of the layers that are so many MoE layers ahead ``[D, L-n, E]``."""
+        if ahead > self.header.layers_ahead(kind):
+            return None
+        return self.arrays[self.header.predictions[kind].arrays[ahead - 1]]
 
     def passes(self, sequence: int) -> int:
         """Passes that a sequence can be replayed for: a prefill and its decoded tokens.
@@ -273,7 +336,8 @@ def open_trace(path: Path) -> TraceFile:
 @lru_cache(maxsize=8)
 def _opened(path: Path, states: tuple[tuple[str, int, int], ...]) -> TraceFile:
     header = read_header(path)
-    return TraceFile(path, header, {name: _array(path, header, name) for name in header.arrays})
+    read = [name for name in header.arrays if name != _ON_DEMAND]
+    return TraceFile(path, header, {name: _array(path, header, name) for name in read})
 
 
 def read_header(path: Path) -> Header:
@@ -300,14 +364,16 @@ def read_header(path: Path) -> Header:
         )
     try:
         header = Header(**found)
-        predictions = {p.array for p in header.predictions.values()}
+        predictions = {name for p in header.predictions.values() for name in p.arrays}
         for name in ("ids", *_COLUMNS, *predictions):
             if name not in header.arrays:
                 raise _broken(path, f"it has no array {name}")
         for name, array in header.arrays.items():
-            expected = header.row_shape(name)
-            if expected is not None and array.shape[1:] != expected:
-                raise _broken(path, f"{name} has rows of {array.shape[1:]}, not {expected}")
+            expected, has = header.row_shape(name), array.shape[1:]
+            if len(has) != len(expected) or any(
+                e not in (None, h) for e, h in zip(expected, has, strict=True)
+            ):
+                raise _broken(path, f"{name} has rows of {has}, not {expected}")
     except KeyError as error:
         raise _broken(path, f"unknown array {error}") from error
     except ValidationError as error:
@@ -330,7 +396,8 @@ def _array(path: Path, header: Header, name: str) -> np.ndarray:
         raise _broken(path, f"{file.name} is no array") from error
     if values.dtype.str != wanted.dtype or values.shape != wanted.shape:
         raise _broken(path, f"{file.name} is {values.dtype.str} {values.shape}")
-    if not name.startswith(_DECODED) and len(values) != header.arrays["ids"].shape[0]:
+    by_token = not name.startswith(_DECODED) and name != _BY_SEQUENCE
+    if by_token and len(values) != header.arrays["ids"].shape[0]:
         raise _broken(path, f"{file.name} has {len(values)} rows")
     if name in ("ids", "candidates") and values.size and values.max() >= header.num_experts:
         raise _broken(path, f"{file.name} names expert {values.max()} of {header.num_experts}")

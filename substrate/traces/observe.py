@@ -54,18 +54,28 @@ def read(
     texts: Sequence[Sequence[int]],
     prefill: int,
     lookaheads: Sequence[Lookahead] = LOOKAHEADS,
+    states: bool = False,
 ) -> list[RoutedSequence]:
     """How the model routes texts, and what it predicts, as one batch in one pass.
 
     The first ``prefill`` tokens of each count as its prompt.  A token's routing depends on what
     came before it only, so the others are routed exactly as if they were decoded one by one.
     All kinds of predictions are made; of layers run ahead with no routed expert computed, which is
-    the least that SMoE knows.
+    the least that SMoE knows.  Numbers are kept in half precision.
+
+    Args:
+        states: keep the states that gates read, and the prompts' embeddings, too.
     """
+    means: Sequence[np.ndarray | None] = [None] * len(texts)
+    if states:
+        decoder.begin([text[:prefill] for text in texts], 0)
+        means = [*decoder.embedding().astype(np.float16)]
     decoder.begin(texts, 0)
-    ids, scores = [], []
+    ids, scores, hidden = [], [], []
     predicted: dict[str, list[np.ndarray]] = {kind.value: [] for kind in lookaheads}
-    for gate, guesses in _layers(decoder, "prefill", lookaheads):
+    for layer, gate, guesses in _layers(decoder, "prefill", lookaheads):
+        if states:
+            hidden.append(decoder.hidden(layer).astype(np.float16))
         ids.append(gate.ids_TK)
         scores.append(gate.scores_TE.astype(np.float16))
         for kind in lookaheads:
@@ -78,9 +88,15 @@ def read(
         return np.split(np.stack(layers, axis=1), ends)
 
     kinds = {kind: by_text(layers) for kind, layers in predicted.items()}
+    states_TLH: Sequence[np.ndarray | None] = by_text(hidden) if states else means
     return [
         RoutedSequence(
-            ids_TLK, prefill, scores_TLE, {kind: parts[b] for kind, parts in kinds.items()}
+            ids_TLK=ids_TLK,
+            prefill=prefill,
+            scores_TLE=scores_TLE,
+            predicted_TLE={kind: parts[b] for kind, parts in kinds.items()},
+            hidden_TLH=states_TLH[b],
+            embedding_H=means[b],
         )
         for b, (ids_TLK, scores_TLE) in enumerate(zip(by_text(ids), by_text(scores), strict=True))
     ]
@@ -88,8 +104,8 @@ def read(
 
 def _layers(
     decoder: Decoder, phase: Phase, lookaheads: Sequence[Lookahead] = ()
-) -> Iterator[tuple[Gate, dict[Lookahead, np.ndarray]]]:
-    """One pass as the engine runs it; each MoE layer's gate and what it predicts of the next."""
+) -> Iterator[tuple[int, Gate, dict[Lookahead, np.ndarray]]]:
+    """One pass as the engine runs it; each MoE layer, its gate, what it predicts of the next."""
     shape = decoder.shape
     decoder.embed(phase)
     for layer in range(shape.num_layers):
@@ -110,4 +126,4 @@ def _layers(
         if Lookahead.LAYER in wanted:
             guesses[Lookahead.LAYER] = decoder.predict(layer, layer + 1, (), Lookahead.LAYER)
         decoder.combine(layer)
-        yield gate, guesses
+        yield layer, gate, guesses

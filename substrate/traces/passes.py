@@ -28,13 +28,13 @@ class PassTrace:
 
     ``rows`` holds one count a sequence; ``predicted`` holds, for each kind of prediction, the
     scores ``[T, E]`` that one layer predicted for a later one; ``hidden`` holds the states
-    ``[T, H]`` that a policy asked for, by the layer whose gate was the last and the layer asked of.
+    ``[T, H]`` that layers' gates read, where a policy asked for them.
     """
 
     rows: tuple[int, ...]
     gates: dict[int, Gate] = field(default_factory=dict)
     predicted: dict[Lookahead, dict[tuple[int, int], Scores]] = field(default_factory=dict)
-    hidden: dict[tuple[int, int], np.ndarray] = field(default_factory=dict)
+    hidden: dict[int, np.ndarray] = field(default_factory=dict)
     chosen: list[int] = field(default_factory=list)
 
 
@@ -109,7 +109,7 @@ class Recorder:
     def hidden(self, layer: int) -> np.ndarray:
         """Record a state that a policy reads."""
         state = self._model.hidden(layer)
-        self._pass.hidden[self._gated, layer] = state.copy()
+        self._pass.hidden[self._gated] = state.copy()
         return state
 
     def embedding(self) -> np.ndarray:
@@ -197,8 +197,7 @@ class TracedModel:
         if (layer, later) not in predicted:
             raise UsageError(
                 f"the trace holds no predictions of kind {lookahead} that layer {layer} made of "
-                f"layer {later}; record it with a system that makes them, or replay with --set "
-                "prefetch=none"
+                f"layer {later}; run the system live, or replay with --set prefetch=none"
             )
         return predicted[layer, later]
 
@@ -217,17 +216,17 @@ class TracedModel:
         """No mathematics."""
 
     def hidden(self, layer: int) -> np.ndarray:
-        """The recorded state; a trace in a folder holds none."""
-        state = self._pass.hidden.get((self._gated, layer))
+        """The recorded state that the last gate read."""
+        state = self._pass.hidden.get(self._gated)
         if state is None:
-            raise UsageError("a trace holds no hidden states; run the system live")
+            raise UsageError("the trace holds no hidden states; run the system live")
         return state
 
     def embedding(self) -> np.ndarray:
-        """The recorded embeddings; a trace in a folder holds none."""
+        """The recorded embeddings."""
         means = self._embeddings.get(self._batch)
         if means is None:
-            raise UsageError("a trace holds no embeddings; run the system live")
+            raise UsageError("the trace holds no embeddings; run the system live")
         return means
 
     def head(self) -> list[int]:

@@ -6,9 +6,11 @@ Scores that are kept in half precision are rounded before the recorded system se
 replay would decide otherwise where two scores differ by less than a rounding.  The mathematics goes
 on with its own numbers, and the model's choice is recorded as it was made.
 
-The next layer is predicted in every way for every decoded token:
+States and embeddings are rounded in the same way.  Of every decoded token later layers are
+predicted in every way:
 
-- ``gate`` and ``normed`` depend on nothing but the token: what every system would see.
+- ``gate`` and ``normed`` depend on nothing but the token: what every system would see.  ``gate`` is
+  asked of the next three layers (HybriMoE), the others of the next one.
 - ``layer`` depends on the experts that are on the device.  Where the recorded system asks for it,
   the answer is kept as that system saw it, and its own replay is exact.  Otherwise no routed expert
   counts as computed: the least that a system knows then.
@@ -29,32 +31,35 @@ Kept = Literal["float16", "float32"]
 
 #: How each kind of prediction was made, if the recorded system did not ask for it.
 MADE = {
-    Lookahead.GATE: "the next norm and gate on each layer's post-attention state",
+    Lookahead.GATE: "later norms and gates on each layer's post-attention state",
     Lookahead.NORMED: "the next gate on the state that each layer's own gate reads",
     Lookahead.LAYER: "shared experts, next attention, next gate; no routed expert computed",
 }
 
 
-def array_of(kind: Lookahead) -> str:
-    """The array that holds recorded predictions of a kind."""
-    return f"predicted_{kind.value}"
+#: Of how many of the MoE layers that follow each kind is recorded.
+AHEAD = {Lookahead.GATE: 3, Lookahead.NORMED: 1, Lookahead.LAYER: 1}
+
+
+def array_of(kind: Lookahead, ahead: int) -> str:
+    """The array that holds recorded predictions of a kind, of the layers so many ahead."""
+    return f"predicted_{kind.value}" + (f"_{ahead}" if ahead > 1 else "")
 
 
 class TraceRecorder:
     """A model that appends to a trace what it answers.  The verbs are the model's own.
 
     Args:
-        precision: of recorded scores, and of those that the recorded system sees.
-        asks: the predictions that the recorded system asks for, kept as it saw them.
+        precision: of all recorded numbers, and of those that the recorded system sees.
+        states: whether the states that gates read and the prompts' embeddings are recorded.
     """
 
     def __init__(
-        self, model: Model, writer: TraceWriter, precision: Kept = "float16",
-        asks: Collection[Lookahead] = (),
-    ) -> None:  # fmt: skip
+        self, model: Model, writer: TraceWriter, precision: Kept = "float16", states: bool = True
+    ) -> None:
         self._model, self._writer, self._dtype = model, writer, np.dtype(precision)
         self.shape = model.shape
-        self._asks = asks
+        self._states = states
         self._sequences = 0
 
     def __getattr__(self, name: str) -> Any:
@@ -72,6 +77,8 @@ class TraceRecorder:
         self._lengths = [0] * len(prompts)
         self._first = self._sequences
         self._sequences += len(prompts)
+        if self._states:
+            self._embedding = self._model.embedding().astype(self._dtype)
 
     def embed(self, phase: Phase) -> int:
         """Start a pass."""
@@ -80,9 +87,16 @@ class TraceRecorder:
         self._phase = phase
         self._scores = np.empty((rows, layers, s.num_experts), self._dtype)
         self._ids = np.empty((rows, layers, s.top_k), np.int64)
+        self._hidden: list[np.ndarray] = []
         decoded = rows if phase == "decode" else 0
-        shape = (decoded, layers - 1, s.num_experts)
-        self._predicted = {kind: np.full(shape, np.nan, self._dtype) for kind in MADE}
+        #: By kind and distance, ``[D, L-n, E]``.
+        self._predicted = {
+            (kind, ahead): np.full(
+                (decoded, max(layers - ahead, 0), s.num_experts), np.nan, self._dtype
+            )
+            for kind, most in AHEAD.items()
+            for ahead in range(1, most + 1)
+        }
         return rows
 
     def gate(self, layer: int) -> Gate:
@@ -93,6 +107,8 @@ class TraceRecorder:
         row = self.shape.moe_rows[layer]
         self._scores[:, row] = gate.scores_TE
         self._ids[:, row] = gate.ids_TK
+        if self._states:
+            self._hidden.append(self._model.hidden(layer).astype(self._dtype))
         return Gate(self._rounded(gate.scores_TE), gate.ids_TK)
 
     def dispatch(self, layer: int, ids_TK: Ids, weigh_as_TK: Ids) -> dict[int, int]:
@@ -100,22 +116,33 @@ class TraceRecorder:
         return self._model.dispatch(layer, ids_TK, weigh_as_TK)
 
     def predict(self, layer: int, later: int, done: Sequence[int], lookahead: Lookahead) -> Scores:
-        """Record a prediction of the next MoE layer that the system asked for in decode."""
+        """Record a prediction that the system asked for in decode."""
         scores = self._model.predict(layer, later, done, lookahead)
-        if self._phase == "decode" and later == self.shape.next_moe_layers[layer]:
-            self._predicted[lookahead][:, self.shape.moe_rows[layer]] = scores
+        row = self.shape.moe_rows[layer]
+        predicted = self._predicted.get((lookahead, self.shape.moe_rows[later] - row))
+        if self._phase == "decode" and predicted is not None:
+            predicted[:, row] = scores
         return self._rounded(scores)
+
+    def hidden(self, layer: int) -> np.ndarray:
+        """The state that the last gate read, which is recorded anyway."""
+        return self._rounded(self._model.hidden(layer))
+
+    def embedding(self) -> np.ndarray:
+        """The prompts' embeddings, which are recorded anyway."""
+        return self._rounded(self._model.embedding())
 
     def combine(self, layer: int) -> None:
         """Before the layer ends, predict what the system did not ask for."""
-        row, later = self.shape.moe_rows[layer], self.shape.next_moe_layers[layer]
-        if self._phase == "decode" and later is not None:
-            for kind in MADE:
-                if kind is Lookahead.LAYER and later != layer + 1:
-                    continue  # a layer can be run ahead only if no other is between
-                predicted = self._predicted[kind]
-                if np.isnan(predicted[:, row]).any():
-                    predicted[:, row] = self._model.predict(layer, later, (), kind)
+        row, layers = self.shape.moe_rows[layer], self.shape.moe_layers
+        for (kind, ahead), predicted in self._predicted.items() if self._phase == "decode" else ():
+            if row + ahead >= len(layers):
+                continue
+            later = layers[row + ahead]
+            if kind is Lookahead.LAYER and later != layer + 1:
+                continue  # a layer can be run ahead only if no other is between
+            if np.isnan(predicted[:, row]).any():
+                predicted[:, row] = self._model.predict(layer, later, (), kind)
         self._model.combine(layer)
 
     def head(self) -> list[int]:
@@ -142,9 +169,17 @@ class TraceRecorder:
             phase=np.full(len(positions), not prefill),
             chosen=np.array(next_tokens),
             scores=self._scores,
-            **{array_of(kind): values for kind, values in self._predicted.items()},
+            **{array_of(*key): values for key, values in self._predicted.items()},
+            **self._stated(),
         )
         return chosen
+
+    def _stated(self) -> dict[str, np.ndarray]:
+        """The states of a pass, and in a prefill its prompts' embeddings."""
+        if not self._states:
+            return {}
+        prompts = len(self._prompts) if self._phase == "prefill" else 0
+        return {"hidden": np.stack(self._hidden, axis=1), "embedding": self._embedding[:prompts]}
 
     def _rounded(self, scores: Scores) -> Scores:
         """As a replay will give them."""
@@ -163,7 +198,11 @@ def recorded_predictions(asks: Collection[Lookahead], system: str) -> dict[Looka
             f"another system, or --set prefetch=none"
         )
     return {
-        kind: Prediction(array=array_of(kind), made=f"as {system} saw it" if kind in asks else made)
+        kind: Prediction(
+            array=array_of(kind, 1),
+            made=f"as {system} saw it" if kind in asks else made,
+            further=tuple(array_of(kind, ahead) for ahead in range(2, AHEAD[kind] + 1)),
+        )
         for kind, made in MADE.items()
     }
 

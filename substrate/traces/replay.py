@@ -5,15 +5,14 @@ step, a row each, until the shortest ends.  Arrays are read once a pass.
 """
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from itertools import pairwise
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import numpy as np
 
 from moebench.substrate.errors import UsageError
 from moebench.substrate.models.shape import ModelShape
-from moebench.substrate.terms import Gate, Lookahead, RoutedSequence
+from moebench.substrate.terms import Gate, Learnt, Lookahead, RoutedSequence
 from moebench.substrate.traces.file import Header, TraceFile
 from moebench.substrate.traces.passes import PassTrace
 from moebench.substrate.traces.scores import Reconstruction
@@ -67,7 +66,9 @@ class Replay:
         shape: of the model that is charged; it has the trace's layers, experts and top-k.
         sequences: how many are replayed, in whole batches.
         new_tokens: passes of each batch at most.
-        lookaheads: the predictions that the replayed system asks for.
+        lookaheads: the predictions that the replayed system asks for, and of how many of the MoE
+            layers that follow.
+        hidden: whether it reads the states that gates read.
         reconstruction: stands in for scores that were not recorded.
     """
 
@@ -76,7 +77,8 @@ class Replay:
     batch: int
     sequences: int
     new_tokens: int
-    lookaheads: Collection[Lookahead] = ()
+    lookaheads: Mapping[Lookahead, int] = field(default_factory=dict)
+    hidden: bool = False
     reconstruction: Reconstruction | None = None
 
     def __post_init__(self) -> None:
@@ -84,8 +86,15 @@ class Replay:
 
     @property
     def embeddings(self) -> Mapping[int, np.ndarray]:
-        """None: a folder holds no embeddings."""
-        return {}
+        """By batch, where they were recorded."""
+        means_SH = self.trace.embedding_SH
+        if means_SH is None:
+            return {}
+        firsts = range(0, self.sequences, self.batch)
+        return {
+            number: means_SH[first : first + self.batch].astype(np.float32)
+            for number, first in enumerate(firsts)
+        }
 
     @property
     def batches(self) -> Iterator[ReplayedBatch]:
@@ -106,11 +115,17 @@ class Replay:
         done = PassTrace(pass_.counts, dict(zip(layers, gates, strict=True)))
         last = np.cumsum(pass_.counts) - 1
         done.chosen = trace.chosen[pass_.rows[last]].tolist()
-        for kind in self.lookaheads if predicted else ():
-            source = trace.predicted(kind)
-            if source is not None:
+        for kind, most in self.lookaheads.items() if predicted else ():
+            for ahead in range(1, most + 1):
+                source = trace.predicted(kind, ahead)
+                if source is None:
+                    break
+                pairs = zip(layers[:-ahead], layers[ahead:], strict=True)
                 scores_LTE = _by_layer(source[pass_.decoded], np.float32)
-                done.predicted[kind] = dict(zip(pairwise(layers), scores_LTE, strict=True))
+                done.predicted.setdefault(kind, {}).update(zip(pairs, scores_LTE, strict=True))
+        if self.hidden and trace.hidden_TLH is not None:
+            states_LTH = _by_layer(trace.hidden_TLH[pass_.rows], np.float32)
+            done.hidden = dict(zip(layers, states_LTH, strict=True))
         return done
 
     def _scores(self, rows: np.ndarray) -> np.ndarray:
@@ -150,23 +165,30 @@ def _by_layer(values_TLX: np.ndarray, dtype: type) -> np.ndarray:
     return np.ascontiguousarray(values_TLX.swapaxes(0, 1), dtype=dtype)
 
 
-def routings(trace: TraceFile, tokens: int | None = None) -> list[RoutedSequence]:
-    """Sequences for `analysis.statistics`: the first ones that hold so many tokens, or all.
+def routings(
+    trace: TraceFile, tokens: int | None = None, also: Collection[Learnt] = ()
+) -> list[RoutedSequence]:
+    """The first sequences that hold so many tokens, or all.
 
     One sequence at least; at least two where there are two, for what is learnt on one of them.
     """
     found: list[RoutedSequence] = []
     seen = 0
-    for rows, prompt in zip(trace.sequences, trace.prompts, strict=True):
+    for number, rows in enumerate(trace.sequences):
         if tokens is not None and len(found) >= 2 and seen + len(rows) > tokens:
             break
         seen += len(rows)
-        found.append(_routing(trace, rows, prompt))
+        found.append(routing(trace, number, also))
     return found
 
 
-def _routing(trace: TraceFile, rows: np.ndarray, prompt: int) -> RoutedSequence:
-    scores_TLE = trace.scores_TLE
+def routing(trace: TraceFile, sequence: int, also: Collection[Learnt] = ()) -> RoutedSequence:
+    """One sequence, with the scores and the predictions of the next layer that were recorded.
+
+    Args:
+        also: states and embeddings come where they are named here, and were recorded.
+    """
+    rows, prompt = trace.sequences[sequence], trace.prompts[sequence]
     predicted = {}
     for kind in trace.header.predictions:
         source = trace.predicted(kind)
@@ -175,9 +197,14 @@ def _routing(trace: TraceFile, rows: np.ndarray, prompt: int) -> RoutedSequence:
             values = np.full(shape, np.nan, source.dtype)
             values[prompt:, :-1] = source[trace.decoded_row[rows[prompt:]]]
             predicted[kind.value] = values
+    scores_TLE = trace.scores_TLE
+    hidden_TLH = trace.hidden_TLH if "hidden" in also else None
+    embedding_SH = trace.embedding_SH if "embedding" in also else None
     return RoutedSequence(
         trace.ids_TLK[rows].astype(np.int64),
         prompt,
         None if scores_TLE is None else scores_TLE[rows],
         predicted,
+        None if hidden_TLH is None else hidden_TLH[rows],
+        None if embedding_SH is None else embedding_SH[sequence],
     )

@@ -109,7 +109,7 @@ def test_a_replay_is_the_live_run_span_for_span(
         recording = session.varied(spec)
         with writing(tmp_path / scores, header) as writer:
             writer.describe(predictions=recorded_predictions(asks, system))
-            recording.wrap = lambda m, w=writer, s=scores: TraceRecorder(m, w, s, asks)
+            recording.wrap = lambda m, w=writer, s=scores: TraceRecorder(m, w, s)
             computed = run(recording, tmp_path, keep_timeline=True)
         replay = resolve(None, **common, trace=str(tmp_path / scores))
         again = run(prepare(replay, None), tmp_path, keep_timeline=True)

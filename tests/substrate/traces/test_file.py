@@ -215,7 +215,7 @@ def flip(file: Path) -> None:
         (lambda p: (p / "trace.json").unlink(), "not a trace"),
         (lambda p: (p / "trace.json").write_text("[]"), "not the header of a trace"),
         (lambda p: (p / "trace.json").write_bytes(b"\xff\xfe"), "trace.json is not JSON"),
-        (lambda p: change(p, version=VERSION + 1), "a trace of version 2, .* up to 1; update"),
+        (lambda p: change(p, version=VERSION + 1), "a trace of version 3, .* up to 2; update"),
         (lambda p: change(p, version="new"), "a trace of version new"),
         (lambda p: change(p, num_experts=0), "num_experts"),
         (lambda p: change(p, num_experts=6), "scores has rows of"),

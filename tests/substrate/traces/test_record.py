@@ -3,7 +3,7 @@
 import tempfile
 from dataclasses import dataclass, replace
 from functools import cache
-from itertools import pairwise, product
+from itertools import product
 from pathlib import Path
 
 import numpy as np
@@ -106,7 +106,7 @@ def record(path: Path, decoder: Decoder, name, overrides, batch=1, precision="fl
     asks = build(name, overrides).lookaheads
     with writing(path, header_of(decoder.shape, "tiny", "none")) as writer:
         writer.describe(predictions=recorded_predictions(asks, name))
-        return run(TraceRecorder(decoder, writer, precision, asks), name, overrides, batch)
+        return run(TraceRecorder(decoder, writer, precision), name, overrides, batch)
 
 
 def replay(trace: TraceFile, decoder: Decoder, name, overrides, batch=1):
@@ -294,23 +294,29 @@ def two_ahead() -> System:
     return replace(build("moe-ondemand"), prefetch=TwoLayersAhead())
 
 
-def test_a_file_holds_predictions_of_the_next_layer_in_decode(decoder, tmp_path):
+def test_a_file_holds_predictions_of_decoded_tokens_alone(decoder, tmp_path):
     """A system that asks for more is recorded as it runs; its predictions are not all kept."""
     plain, tokens = generate(decoder, two_ahead(), 1)
     with writing(tmp_path / "t", header_of(decoder.shape, "tiny", "none")) as writer:
         writer.describe(predictions=recorded_predictions({Lookahead.GATE}, "own"))
-        recorder = TraceRecorder(decoder, writer, "float32", {Lookahead.GATE})
+        recorder = TraceRecorder(decoder, writer, "float32")
         recorded, again = generate(recorder, two_ahead(), 1)
     assert (facts(recorded), again) == (facts(plain), tokens)
     trace, layers = open_trace(tmp_path / "t"), decoder.shape.moe_layers
-    model = Replay(trace, decoder.shape, 2, len(PROMPTS), NEW_TOKENS, tuple(Lookahead))
+    asks = dict.fromkeys(Lookahead, 3)
+    model = Replay(trace, decoder.shape, 2, len(PROMPTS), NEW_TOKENS, asks)
+    ahead = {Lookahead.GATE: 2, Lookahead.NORMED: 1, Lookahead.LAYER: 1}
     for batch in model.batches:
         prefill, *decoded = batch
         assert prefill.predicted == {}
         for one in decoded:
             assert set(one.predicted) == set(LOOKAHEADS)
-            for predicted in one.predicted.values():
-                assert list(predicted) == list(pairwise(layers))
+            for kind, predicted in one.predicted.items():
+                assert set(predicted) == {
+                    pair
+                    for n in range(1, ahead[kind] + 1)
+                    for pair in zip(layers[:-n], layers[n:], strict=True)
+                }
                 assert not any(np.isnan(scores_TE).any() for scores_TE in predicted.values())
     with pytest.raises(UsageError, match="no predictions of kind gate that layer"):
         generate(TracedModel(model), two_ahead(), 2)
@@ -321,7 +327,7 @@ def test_a_trace_of_an_earlier_version_of_this_program_replays():
     trace = open_trace(find_trace("qwen2-57b-a14b__arithmetic"))
     h = trace.header
     shape = small_shape(layers=h.num_moe_layers, experts=h.num_experts, top_k=h.top_k)
-    model = Replay(trace, shape, 1, 1, 3, tuple(Lookahead))
+    model = Replay(trace, shape, 1, 1, 3, dict.fromkeys(Lookahead, 1))
     (batch,) = model.batches
     rows = trace.sequences[0][batch.prompts[0] :]
     for kind in (Lookahead.GATE, Lookahead.LAYER):
