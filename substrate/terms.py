@@ -12,8 +12,11 @@ from typing import Literal, NamedTuple
 import numpy as np
 
 Phase = Literal["prefill", "decode"]
-#: What of recorded routing may be learnt from beside the chosen experts.
+#: What may be known of recorded tokens beside the chosen experts, and learnt from; and in words.
 Learnt = Literal["scores", "hidden", "embedding"]
+WORDS: dict[Learnt, str] = {
+    "scores": "gate scores", "hidden": "hidden states", "embedding": "embeddings",
+}  # fmt: skip
 Ids = np.ndarray
 Scores = np.ndarray
 

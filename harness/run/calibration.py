@@ -33,9 +33,9 @@ from moebench.substrate.engine.system import System
 from moebench.substrate.errors import UsageError
 from moebench.substrate.models.decoder import Decoder
 from moebench.substrate.models.shape import ModelShape
-from moebench.substrate.terms import Learnt, RoutedSequence
+from moebench.substrate.terms import WORDS, Learnt, RoutedSequence
 from moebench.substrate.traces.catalogue import find_trace
-from moebench.substrate.traces.file import WORDS, TraceFile, open_trace
+from moebench.substrate.traces.file import TraceFile, open_trace
 from moebench.substrate.traces.observe import read, write
 from moebench.substrate.traces.replay import routing, routings
 from moebench.systems.learn.artefacts import Artefact, content_hash, kept

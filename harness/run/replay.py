@@ -20,8 +20,8 @@ from moebench.substrate.errors import UsageError
 from moebench.substrate.machines.profile import load_profile
 from moebench.substrate.models.catalogue import model_shape
 from moebench.substrate.models.shape import ModelShape
-from moebench.substrate.terms import Lookahead
-from moebench.substrate.traces.file import WORDS, TraceFile
+from moebench.substrate.terms import WORDS, Lookahead
+from moebench.substrate.traces.file import TraceFile
 from moebench.substrate.traces.passes import TracedModel, pass_steps
 from moebench.substrate.traces.record import AHEAD
 from moebench.substrate.traces.replay import Replay, check_topology

@@ -36,7 +36,7 @@ import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from moebench.substrate.errors import InputError, UsageError
-from moebench.substrate.terms import Learnt, Lookahead
+from moebench.substrate.terms import WORDS, Learnt, Lookahead
 
 VERSION = 2
 HEADER = "trace.json"
@@ -53,11 +53,6 @@ _BY_SEQUENCE = "embedding"
 
 #: As large as all others together, and read by few systems: checked when it is first asked for.
 _ON_DEMAND = "hidden"
-
-#: What a trace may hold beside chosen experts and predictions, as messages call it.
-WORDS: dict[Learnt, str] = {
-    "scores": "gate scores", "hidden": "hidden states", "embedding": "embeddings",
-}  # fmt: skip
 
 #: Bytes before an array's data, enough for any shape.
 _NPY_HEADER = 192
@@ -143,8 +138,8 @@ class Header(BaseModel):
         """Whether it holds this of its tokens or sequences."""
         return self.scores is not None if what == "scores" else what in self.arrays
 
-    def row_shape(self, array: str) -> tuple[int | None, ...]:
-        """The shape of an array's rows; None is a length that is free.
+    def row_shape(self, array: str) -> tuple[int, ...]:
+        """The shape of an array's rows; a length that is free is taken as it is.
 
         Raises:
             KeyError: a trace has no such array.
@@ -153,9 +148,10 @@ class Header(BaseModel):
         if array.startswith(_DECODED):
             ahead = {name: n for p in self.predictions.values() for n, name in enumerate(p.arrays)}
             return (max(layers - 1 - ahead.get(array, 0), 0), experts)
-        shapes: dict[str, tuple[int | None, ...]] = {
+        free = self.arrays[array].shape[-1:]
+        shapes = {
             "ids": (layers, k), "scores": (layers, experts), "top_scores": (layers, k),
-            "candidates": (layers, None), "hidden": (layers, None), "embedding": (None,),
+            "candidates": (layers, *free), "hidden": (layers, *free), "embedding": free,
         }  # fmt: skip
         return () if array in _COLUMNS else shapes[array]
 
@@ -255,6 +251,7 @@ class TraceFile:
         ids_TLK: chosen experts; ``arrays`` has the optional ones by name, but for ``hidden_TLH``.
         sequences: for each sequence, its rows in order of position.
         prompts: for each sequence, how many of its rows are prefill.
+        embedding_SH: each prompt's mean token embedding, by sequence, where it was recorded.
     """
 
     def __init__(self, path: Path, header: Header, arrays: Mapping[str, np.ndarray]) -> None:
@@ -276,10 +273,9 @@ class TraceFile:
         for s, (rows, prompt) in enumerate(zip(self.sequences, self.prompts, strict=True)):
             if decoded[rows[:prompt]].any():
                 raise _broken(path, f"sequence {s} goes from decode back to prefill")
-        means = self.embedding_SH
-        if means is not None and len(means) != len(self.sequences):
-            has = len(self.sequences)
-            raise _broken(path, f"{_BY_SEQUENCE} has {len(means)} rows for {has} sequences")
+        self.embedding_SH = arrays.get(_BY_SEQUENCE)
+        if self.embedding_SH is not None and len(self.embedding_SH) != len(self.sequences):
+            raise _broken(path, f"{_BY_SEQUENCE} has {len(self.embedding_SH)} rows")
 
     @property
     def scores_TLE(self) -> np.ndarray | None:
@@ -296,11 +292,6 @@ class TraceFile:
         if _ON_DEMAND not in self.header.arrays:
             return None
         return _array(self.path, self.header, _ON_DEMAND)
-
-    @property
-    def embedding_SH(self) -> np.ndarray | None:
-        """Each prompt's mean token embedding, by sequence, where it was recorded."""
-        return self.arrays.get(_BY_SEQUENCE)
 
     def predicted(self, kind: Lookahead, ahead: int = 1) -> np.ndarray | None:
         """Predictions of a kind of the layers that are so many MoE layers ahead ``[D, L-n, E]``."""
@@ -369,11 +360,9 @@ def read_header(path: Path) -> Header:
             if name not in header.arrays:
                 raise _broken(path, f"it has no array {name}")
         for name, array in header.arrays.items():
-            expected, has = header.row_shape(name), array.shape[1:]
-            if len(has) != len(expected) or any(
-                e not in (None, h) for e, h in zip(expected, has, strict=True)
-            ):
-                raise _broken(path, f"{name} has rows of {has}, not {expected}")
+            expected = header.row_shape(name)
+            if array.shape[1:] != expected:
+                raise _broken(path, f"{name} has rows of {array.shape[1:]}, not {expected}")
     except KeyError as error:
         raise _broken(path, f"unknown array {error}") from error
     except ValidationError as error:

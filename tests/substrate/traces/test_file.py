@@ -38,6 +38,15 @@ def rows(sequence: int, prompt: int, decoded: int, seed: int = 0) -> dict[str, n
     }
 
 
+def whole_rows(sequence: int, prompt: int, decoded: int) -> dict[str, np.ndarray]:
+    """The same with predictions, states of four numbers and an embedding."""
+    return rows(sequence, prompt, decoded) | {
+        "predicted": np.zeros((decoded, LAYERS - 1, EXPERTS), np.float16),
+        "hidden": np.zeros((prompt + decoded, LAYERS, 4), np.float16),
+        "embedding": np.zeros((1, 4), np.float16),
+    }
+
+
 def write(path: Path, *sequences: dict[str, np.ndarray], **more) -> TraceFile:
     with writing(path, header(**more)) as writer:
         for arrays in sequences:
@@ -195,6 +204,16 @@ def change(path: Path, **fields) -> None:
     file.write_text(json.dumps(json.loads(file.read_text()) | fields))
 
 
+def reshape(path: Path, name: str, shape: list[int]) -> None:
+    arrays = json.loads((path / "trace.json").read_text())["arrays"]
+    change(path, arrays=arrays | {name: arrays[name] | {"shape": shape}})
+
+
+def further(path: Path, name: str) -> None:
+    """Say that an array holds predictions of the layer after the next."""
+    change(path, predictions={"gate": {"array": "predicted", "made": "", "further": [name]}})
+
+
 def truncate(file: Path) -> None:
     file.write_bytes(file.read_bytes()[:-2])
 
@@ -221,10 +240,14 @@ def flip(file: Path) -> None:
         (lambda p: change(p, num_experts=6), "scores has rows of"),
         (lambda p: change(p, arrays={}), "has no array ids"),
         (lambda p: change(p, surprise=1), "surprise"),
+        (lambda p: reshape(p, "embedding", [2, 4]), r"embedding\.npy is <f2 \(1, 4\)"),
+        (lambda p: reshape(p, "hidden", [5, LAYERS + 1, 4]), r"hidden has rows of \(4, 4\)"),
+        (lambda p: further(p, "predicted_2"), "has no array predicted_2"),
+        (lambda p: further(p, "predicted"), r"predicted has rows of \(2, 5\), not \(1, 5\)"),
     ],
 )
 def test_a_broken_trace_is_one_line(path, damage, says):
-    write(path, rows(0, 2, 3))
+    write(path, whole_rows(0, 2, 3), predictions={"gate": {"array": "predicted", "made": ""}})
     damage(path)
     with pytest.raises(InputError, match=says) as caught:
         open_trace(path)
@@ -239,6 +262,12 @@ def test_a_header_that_was_changed_to_fit_is_checked_against_the_arrays(path):
     change(path, arrays=document["arrays"], num_experts=4)
     with pytest.raises(InputError, match="names expert 4 of 4"):
         open_trace(path)
+
+
+def test_embeddings_are_one_a_sequence(path):
+    with pytest.raises(InputError, match="embedding has 1 rows"):
+        write(path, whole_rows(0, 2, 3), {k: v[:0] if k == "embedding" else v
+                                          for k, v in whole_rows(1, 2, 3).items()})  # fmt: skip
 
 
 def test_prefill_after_decode_is_no_sequence(path):
