@@ -121,7 +121,9 @@ class LiveSession(Session):
             return self._local(memory, scratch, keep_timeline, stack)
         decoder = self.sharing().decoder(reuse_predictions=True)
         self._answer_with(decoder)
-        model = self.wrap(self.sharing().remembering(decoder))
+        # A prefill that is remembered answers for gates and states, not for predictions.
+        predicts = any(predictor.in_prefill for predictor in self.system.predictors)
+        model = self.wrap(decoder if predicts else self.sharing().remembering(decoder))
         lengths = [len(q.prompt) for q in self.questions]
         note = (
             f"prompts of {min(lengths)} to {max(lengths)} tokens, as the computing model's own "

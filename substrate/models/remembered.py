@@ -17,6 +17,7 @@ from moebench.substrate.terms import Gate, Ids, Lookahead, Phase, Scores
 
 class _Known(NamedTuple):
     gates: dict[int, Gate]
+    states: dict[int, np.ndarray]
     left: Prefilled
 
 
@@ -50,6 +51,7 @@ class RememberedPrefills:
         self._phase = phase
         self._known = self._prefills.get(self._key) if phase == "prefill" else None
         self._gates: dict[int, Gate] = {}
+        self._states: dict[int, np.ndarray] = {}
         return sum(map(len, self._key)) if self._known else self._decoder.embed(phase)
 
     def attend(self, layer: int) -> None:
@@ -59,10 +61,12 @@ class RememberedPrefills:
 
     def gate(self, layer: int) -> Gate:
         """The layer's gate."""
+        self._gated = layer
         if self._known:
             return self._known.gates[layer]
         gate = self._decoder.gate(layer)
         if self._phase == "prefill":
+            self._states[layer] = self._decoder.hidden(layer).copy()
             self._gates[layer] = Gate(gate.scores_TE.copy(), gate.ids_TK.copy())
         return gate
 
@@ -112,9 +116,8 @@ class RememberedPrefills:
         self._decoder.defer(layer, experts)
 
     def hidden(self, layer: int) -> np.ndarray:
-        """The decoder's, in decode."""
-        self._only_in_decode()
-        return self._decoder.hidden(layer)
+        """The state that the last gate has read."""
+        return self._known.states[self._gated] if self._known else self._decoder.hidden(layer)
 
     def embedding(self) -> np.ndarray:
         """The decoder's: no prefill is needed for it."""
@@ -130,5 +133,5 @@ class RememberedPrefills:
             return self._decoder.take_prefill(self._known.left)
         chosen = self._decoder.head()
         if self._phase == "prefill":
-            self._prefills[self._key] = _Known(self._gates, self._decoder.prefilled())
+            self._prefills[self._key] = _Known(self._gates, self._states, self._decoder.prefilled())
         return chosen

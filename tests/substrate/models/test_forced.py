@@ -110,7 +110,6 @@ def test_what_a_remembered_prefill_does_not_hold_is_refused_in_prefill_alone(che
     model.attend(0)
     model.gate(0)
     asked = [
-        lambda: model.hidden(0),
         lambda: model.defer(0, [1]),
         lambda: model.predict(0, 1, (), Lookahead.GATE),
     ]
@@ -124,9 +123,34 @@ def test_what_a_remembered_prefill_does_not_hold_is_refused_in_prefill_alone(che
         decoder.embed("decode")
         decoder.attend(0)
         decoder.gate(0)
-    assert np.array_equal(model.hidden(0), plain.hidden(0))
     later = [m.predict(0, 2, (), Lookahead.NORMED) for m in (plain, model)]
     assert np.array_equal(*later)
+
+
+class Reading:
+    """A model whose state is read at every gate."""
+
+    def __init__(self, model):
+        self._model, self.states = model, []
+
+    def __getattr__(self, name):
+        return getattr(self._model, name)
+
+    def gate(self, layer):
+        gate = self._model.gate(layer)
+        self.states.append(self._model.hidden(layer).copy())
+        return gate
+
+
+def test_states_of_a_remembered_prefill_are_the_models_own(checkpoint):
+    prefills: Prefills = {}
+    remembering = [RememberedPrefills(decoder_of(checkpoint), prefills) for _ in range(2)]
+    plain, first, again = (Reading(m) for m in (decoder_of(checkpoint), *remembering))
+    for model in (plain, first, again):
+        engine_of(model).generate(PROMPTS, 3)
+    for states in zip(plain.states, first.states, again.states, strict=True):
+        assert np.array_equal(states[0], states[1])
+        assert np.array_equal(states[0], states[2])
 
 
 def test_a_prefill_that_is_not_the_models_own_is_refused(checkpoint):
