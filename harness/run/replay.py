@@ -163,45 +163,19 @@ def _hashes(spec: RunSpec, system: System, source: Source, full: ModelShape) -> 
 def _check(spec: RunSpec, source: Source, system: System) -> None:
     """Refuse a trace without what a system reads."""
     name, header = source.name, source.header
-    live = f"run without {'--routing' if spec.trace is None else '--trace'}"
-    asking = (("route", system.route, "exact"), ("prefetch", system.prefetch, "none"))
-    for decision, asker, plain in asking:
-        predictor = asker.predictor
-        if predictor is None or predictor.lookahead in (Lookahead.NONE, Lookahead.EXACT):
-            continue
-        kind, asked = predictor.lookahead, predictor.layers
-        who, swap = f"{decision}={name_of(decision, asker)}", f"use --set {decision}={plain}"
-        held = header.layers_ahead(kind)
-        recorded = spec.trace is not None and asked <= AHEAD.get(kind, 0)
-        other = "record the trace again" if recorded else live
-        if not held:
-            kinds = ", ".join(header.predictions) or "none"
-            raise UsageError(
-                f"{name}: holds no predictions of kind {kind} (it holds: {kinds}); {who} reads "
-                f"them; {swap}, or {other}"
-            )
-        if held < asked:
-            raise UsageError(
-                f"{name}: holds predictions of kind {kind} of {held} MoE layer{'s'[: held > 1]} "
-                f"ahead, {who} reads {asked}; {swap}, or {other}"
-            )
-        if predictor.in_prefill:
-            raise UsageError(
-                f"{name}: holds predictions of decoded tokens only, {who} predicts in prefill too; "
-                f"{swap}, or {live}"
-            )
+    _check_predictions(spec, source, system)
+    live = _without(spec)
     for decision, policy in system.policies.items():
         reads = {"hidden": policy.reads_hidden, "embedding": policy.reads_embedding}
         learns = calibration.learnt_from([policy])
         for what in WORDS:
-            if header.has(what) or not (reads.get(what) or what in learns):
-                continue
-            verb = "reads" if reads.get(what) else "learns from"
-            raise UsageError(
-                f"{name}: holds no {WORDS[what]}, {decision}={name_of(decision, policy)} {verb} "
-                f"them; swap it with --set, {live}, or record a trace that holds them: moebench "
-                "trace record"
-            )
+            if not header.has(what) and (reads.get(what) or what in learns):
+                verb = "reads" if reads.get(what) else "learns from"
+                raise UsageError(
+                    f"{name}: holds no {WORDS[what]}, {decision}={name_of(decision, policy)} "
+                    f"{verb} them; swap it with --set, {live}, or record a trace that holds them: "
+                    "moebench trace record"
+                )
     if header.scores is not None and spec.reconstruct_scores:
         raise UsageError(f"--reconstruct-scores: {name} has gate scores")
     readers = readers_of_scores(system)
@@ -210,6 +184,35 @@ def _check(spec: RunSpec, source: Source, system: System) -> None:
             f"{name}: holds no gate scores, {spec.title} reads them "
             f"({', '.join(readers)}); swap these with --set, or give --reconstruct-scores"
         )
+
+
+def _check_predictions(spec: RunSpec, source: Source, system: System) -> None:
+    """Refuse a trace whose predictions do not go as far as a predictor asks."""
+    header, live = source.header, _without(spec)
+    asking = (("route", system.route, "exact"), ("prefetch", system.prefetch, "none"))
+    for decision, asker, plain in asking:
+        predictor = asker.predictor
+        if predictor is None or predictor.lookahead in (Lookahead.NONE, Lookahead.EXACT):
+            continue
+        kind, asked = predictor.lookahead, predictor.layers
+        held = header.layers_ahead(kind)
+        again = "record the trace again" if asked <= AHEAD.get(kind, 0) and spec.trace else live
+        who = f"{decision}={name_of(decision, asker)}"
+        if not held:
+            kinds = ", ".join(header.predictions) or "none"
+            lacks = f"no predictions of kind {kind} (it holds: {kinds}); {who} reads them"
+        elif held < asked:
+            lacks = f"predictions of kind {kind} {held} MoE layer(s) ahead; {who} reads {asked}"
+        elif predictor.in_prefill:
+            lacks, again = f"predictions of decoded tokens only; {who} predicts in prefill", live
+        else:
+            continue
+        raise UsageError(f"{source.name}: holds {lacks}; use --set {decision}={plain}, or {again}")
+
+
+def _without(spec: RunSpec) -> str:
+    """What to type for a live run in place of a replay."""
+    return f"run without {'--routing' if spec.trace is None else '--trace'}"
 
 
 def readers_of_scores(system: System) -> list[str]:
