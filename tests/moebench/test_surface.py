@@ -67,7 +67,7 @@ OPTIONS = {
     "trace record": {
         "--out", "--setting", "--workload", "--workloads", "--all", "--system", "--model",
         "--weights", "--machine", "--cache-ratio", "--alpha", "--set", "--batch", "--prompts",
-        "--new-tokens", "--seed", "--scores", "--data-dir",
+        "--new-tokens", "--seed", "--scores", "--states", "--data-dir",
     },
     "trace info": {"--tokens", "--json"},
     "trace import": {"--out", "--model", "--prompt-tokens"},
