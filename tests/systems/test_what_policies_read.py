@@ -1,7 +1,8 @@
 """Policies read what they say they read: gate scores, hidden states, embeddings, the system's α.
 
 Every policy is shown views that note what is looked at: prefill and decode, one row and several,
-experts everywhere and nowhere, layers that are routed ahead.
+experts everywhere and nowhere, layers that are routed ahead.  What learns is given what it says
+that it learns from, and nothing else.
 """
 
 from dataclasses import dataclass
@@ -15,11 +16,11 @@ import pytest
 from moebench.substrate.engine.decisions import LayerView, Plan, Prompts, Routed
 from moebench.substrate.engine.policies import Assignment, Eviction, Policy, Routing
 from moebench.substrate.memory.capacity import Budget
-from moebench.substrate.terms import RoutedSequence
 from moebench.systems.options import options_of
 from moebench.systems.policies.assign import LoadAll
 from moebench.systems.policies.route import ExactRouting
 from moebench.systems.registry import DECISIONS, POLICIES, make, policy_class
+from tests.substrate.traces.texts import routed_text
 from tests.systems.views import active, cache, costs, flags, shape, view
 
 EXPERTS, K, LAYERS, SLOTS = 8, 2, 3, 10
@@ -73,14 +74,8 @@ def views():
                 yield view(
                     scores_TE, K, resident, phase=phase, layer=layer, layers=LAYERS,
                     alpha=0.5, ahead=ahead, measured=costs([2], [1], [1]), kind=Watched,
+                    hidden=random.standard_normal((rows, MODEL.hidden_size)),
                 )  # fmt: skip
-
-
-def texts():
-    """Routing to learn from."""
-    random = np.random.default_rng(1)
-    ids = [random.permutation(EXPERTS)[:K] for _ in range(12 * LAYERS)]
-    return [RoutedSequence(np.array(ids).reshape(12, LAYERS, K), 2)]
 
 
 def small(decision, name):
@@ -94,7 +89,8 @@ def looks_at(policy: Policy) -> set[str]:
     """What a policy looks at in views and prompts from learning to the last layer."""
     if policy.calibrates:
         with TemporaryDirectory() as folder:
-            policy.calibrate(texts(), MODEL, Path(folder), lambda done, total: None)
+            text = routed_text(MODEL, 12, 2, policy.learns_from, seed=1)
+            policy.calibrate([text], MODEL, Path(folder), lambda done, total: None)
     if isinstance(policy, Eviction) and policy.clairvoyant:
         policy.set_future([(seen.layer, list(active(seen).rows)) for seen in views()])
     policy.start(MODEL, cache(MODEL, SLOTS))
@@ -201,7 +197,7 @@ class SaysNothing(ExactRouting):
 
     def route(self, view: LayerView) -> Routed:
         assert view.alpha
-        assert view.hidden_TH is None
+        assert view.hidden_TH is not None
         return super().route(view)
 
 

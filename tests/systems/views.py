@@ -80,6 +80,7 @@ def view(
     measured: Costs | None = None,
     lanes: Backlog | None = None,
     kind: type[LayerView] = LayerView,
+    hidden: np.ndarray | None = None,
 ) -> LayerView:
     """One layer's gate: scores are ``rows / of``; ``own`` where the model breaks ties oddly."""
     given = np.asarray(rows)
@@ -105,6 +106,7 @@ def view(
         costs=measured or Costs(),
         lanes=lanes or Backlog(),
         ahead=ahead,
+        hidden_TH=hidden,
     )
     there, coming = set(resident), set(in_flight)
     made.whereabouts = Whereabouts(

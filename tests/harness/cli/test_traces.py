@@ -94,7 +94,8 @@ def test_a_replay_is_the_live_run_span_for_span(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
     """Prefetch, host assist and score eviction are on; so few slots that all of them matter."""
-    monkeypatch.setattr(runner, "calibrate", learning_from(routings(open_trace(recorded))[:2]))
+    texts = routings(open_trace(recorded), also={"hidden", "embedding"})[:2]
+    monkeypatch.setattr(runner, "calibrate", learning_from(texts))
     common = {
         "system": system, "overrides": overrides, "setting": "S3", "new_tokens": TOKENS,
         "batch": batch, "allow_overcommit": True,

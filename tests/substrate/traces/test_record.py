@@ -16,7 +16,7 @@ from moebench.substrate.errors import UsageError
 from moebench.substrate.models.decoder import Decoder
 from moebench.substrate.models.shape import ModelShape
 from moebench.substrate.models.weights import Checkpoint, ResidentExperts
-from moebench.substrate.terms import LOOKAHEADS, Lookahead, RoutedSequence
+from moebench.substrate.terms import LOOKAHEADS, Lookahead
 from moebench.substrate.traces.catalogue import find_trace
 from moebench.substrate.traces.file import TraceFile, open_trace, writing
 from moebench.substrate.traces.passes import TracedModel
@@ -28,6 +28,7 @@ from moebench.systems.policies.prefetch import NextGate
 from moebench.systems.registry import SYSTEMS
 from tests.substrate.engine.fakes import Rig, rig, small_shape
 from tests.substrate.models.checkpoints import make_checkpoint
+from tests.substrate.traces.texts import routed_text
 
 PROMPTS = [[5, 9, 2, 44], [3], [7, 7, 20], [11, 4]]
 NEW_TOKENS = 6
@@ -78,12 +79,10 @@ def decoder_of(path: Path) -> Decoder:
 
 def calibrated(system: System, shape: ModelShape) -> None:
     """Learners learn from routing drawn at random: what they learn does not matter here."""
-    rng = np.random.default_rng(0)
-    scores = rng.random((12, len(shape.moe_layers), shape.num_experts))
-    texts = [RoutedSequence(np.argsort(scores)[:, :, : shape.top_k], prefill=4)]
     with tempfile.TemporaryDirectory() as folder:
         for policy in system.policies.values():
             if policy.calibrates:
+                texts = [routed_text(shape, 12, 4, policy.learns_from)]
                 policy.calibrate(texts, shape, Path(folder), lambda done, total: None)
 
 
@@ -110,8 +109,9 @@ def record(path: Path, decoder: Decoder, name, overrides, batch=1, precision="fl
 
 
 def replay(trace: TraceFile, decoder: Decoder, name, overrides, batch=1):
-    asks = build(name, overrides).lookaheads
-    model = Replay(trace, decoder.shape, batch, len(PROMPTS), NEW_TOKENS, asks)
+    system = build(name, overrides)
+    asks, hidden = system.lookaheads, system.reads_hidden
+    model = Replay(trace, decoder.shape, batch, len(PROMPTS), NEW_TOKENS, asks, hidden)
     return run(TracedModel(model), name, overrides, batch)
 
 
