@@ -112,8 +112,15 @@ def memory_for(
     )
     notes = [*system.remarks(full, capacity.slots)]
     total = len(full.moe_layers) * full.num_experts
-    if capacity.slots == total:
+    away = {home: capacity.homes.count(home) for home in ("stream", "host")}
+    if capacity.slots == total and not any(away.values()):
         notes.append(f"nothing is offloaded: the device holds all {total} experts")
+    for home, where in (
+        ("stream", "streamed to the device in every pass"),
+        ("host", "on the host"),
+    ):
+        if away[home]:
+            notes.append(f"common weights of {away[home]} of {full.num_layers} layers are {where}")
     if capacity.overcommitted and spec.machine != "local":
         notes.append(f"overcommitted: {profile.gpu.name} cannot hold every expert")
     paper = None if spec.setting is None else setting(spec.setting)

@@ -21,7 +21,9 @@ class Budget(NamedTuple):
     """What a device has room for, in bytes, and what may be put there.
 
     Attributes:
-        device_bytes: what is offered to the system, beside what it needs itself.
+        device_bytes: what is offered to the system for weights and KV cache: all memory beside
+            workspace and what the system itself needs; or, where a share or a number of experts was
+            asked for, what these take beside all common weights and the KV cache.
         layer_bytes: common weights of each layer.
         kv_layer_bytes: KV cache of one layer.
         other_bytes: embedding, head and final norm, which are always on the device.
@@ -33,6 +35,20 @@ class Budget(NamedTuple):
     kv_layer_bytes: int
     other_bytes: int
     expert_bytes: int
+
+    def slots(self, homes: Sequence[Home]) -> int:
+        """How many experts fit beside common weights that have these homes."""
+        used = self.other_bytes + self.buffer_bytes(homes)
+        for size, home in zip(self.layer_bytes, homes, strict=True):
+            used += size if home == "device" else 0
+            used += self.kv_layer_bytes if home != "host" else 0
+        return max(0, self.device_bytes - used) // self.expert_bytes
+
+    def buffer_bytes(self, homes: Sequence[Home]) -> int:
+        """What streamed layers pass through on the device: the largest of them at once."""
+        homed = zip(self.layer_bytes, homes, strict=True)
+        streamed = sorted(size for size, home in homed if home == "stream")
+        return sum(streamed[-STREAM_BUFFERS:])
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,8 +101,9 @@ def plan(
         kv_tokens: cached tokens over the whole batch.
         expert_precision: of routed experts, if it is another one.
         homes: chooses where each layer's common weights are; None is the device.
-        cache_ratio, slots: routed experts on the device, as a share or in number; without either
-            they take all free memory.
+        cache_ratio, slots: routed experts on the device, as a share or in number, if all common
+            weights are there: these bytes are the device's budget.  Without either it is all free
+            memory.
         all_resident: every expert must fit.
         device_bytes: what weights, KV cache and the system itself may use of the device's memory;
             None is all but context and workspace.
@@ -118,16 +135,17 @@ def plan(
         device.budget_bytes = device_bytes + workspace
     device.reserve("context and workspace", workspace)
     common = shape.common_bytes(precision)
-    wanted = slots if cache_ratio is None else round(cache_ratio * total)
-    if all_resident:
-        wanted = total
-    offered = device.free_bytes
-    if wanted is not None:  # at the run's precision: a system that stores less gets no less
-        asked = common + kv_bytes + wanted * shape.expert_bytes(precision)
-        offered = asked if allow_overcommit else min(asked, offered)
+    asked = slots if cache_ratio is None else round(cache_ratio * total)
+    asked = total if all_resident else asked
+    asked_bytes = 0 if asked is None else common + kv_bytes + asked * record
     budget = Budget(
-        offered - own_bytes, layers, kv_bytes // shape.num_layers, common - sum(layers), record
-    )
+        asked_bytes or device.free_bytes - own_bytes, layers, kv_bytes // shape.num_layers,
+        common - sum(layers), record,
+    )  # fmt: skip
+    # At the run's precision: a system that stores its experts in fewer bits is offered no less.
+    offered = device.free_bytes
+    if asked is not None:
+        offered = asked_bytes + asked * (shape.expert_bytes(precision) - record)
     on_device: Home = "device"
     chosen = tuple(homes(budget)) if homes else (on_device,) * shape.num_layers
     if len(chosen) != shape.num_layers or not set(chosen) <= {*get_args(Home)}:
@@ -136,13 +154,12 @@ def plan(
             f"for each of {shape.num_layers} layers"
         )
     elsewhere = [size for size, home in zip(layers, chosen, strict=True) if home != "device"]
-    streamed = [size for size, home in zip(layers, chosen, strict=True) if home == "stream"]
     common -= sum(elsewhere)
     device.reserve("common weights", common)
     kv_elsewhere = kv_bytes * chosen.count("host") // len(chosen)
     device.reserve("KV cache", kv_bytes - kv_elsewhere)
     device.reserve("the system's own", own_bytes)
-    device.reserve("buffers of streamed layers", sum(sorted(streamed)[-STREAM_BUFFERS:]))
+    device.reserve("buffers of streamed layers", budget.buffer_bytes(chosen))
 
     host = Tier("host", profile.host.memory.bytes if free_host_bytes is None else free_host_bytes)
     host.reserve("common weights", sum(elsewhere))
@@ -152,8 +169,7 @@ def plan(
     if not from_disk:
         host.reserve("experts", total * record)
 
-    fits = device.free_bytes // record
-    wanted = fits if wanted is None else wanted
+    fits, wanted = device.free_bytes // record, budget.slots(chosen)
     if most_slots is not None and not all_resident:
         wanted = min(wanted, most_slots)
     overcommitted = wanted > fits and allow_overcommit

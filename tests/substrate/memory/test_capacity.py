@@ -164,6 +164,39 @@ def test_a_layer_on_the_host_takes_its_weights_and_its_kv_cache_along():
     assert got.host.used_bytes == TOTAL * EXPERT_BYTES + 4 * (LAYER_BYTES + KV_LAYER)
 
 
+@pytest.mark.parametrize("share", [{"cache_ratio": 0.25}, {"slots": 448}])
+def test_a_share_of_experts_is_a_budget_in_bytes(share):
+    # 448 experts and all common weights: what leaves the device makes room for other experts.
+    told: list[Budget] = []
+
+    def homes(budget: Budget):
+        told.append(budget)
+        return ["device"] * 28
+
+    everything = COMMON_BYTES + 28 * KV_LAYER + 448 * EXPERT_BYTES
+    assert capacity(homes=homes, **share).slots == 448
+    assert told[0].device_bytes == everything
+    got = at_homes(["stream"] * 20 + ["device"] * 8, **share)
+    assert got.slots == 448 + 18 * LAYER_BYTES // EXPERT_BYTES
+    assert got.device.used_bytes + got.slots * EXPERT_BYTES <= 10**9 + everything
+    got = at_homes(["host"] * 28, **share)
+    assert got.slots == 448 + 28 * (LAYER_BYTES + KV_LAYER) // EXPERT_BYTES
+    assert at_homes(["stream"] * 28, most_slots=100, **share).slots == 100
+
+
+@given(st.lists(st.sampled_from(["device", "host", "stream"]), min_size=28, max_size=28))
+@settings(max_examples=40, deadline=None)
+def test_a_budget_counts_the_slots_that_there_will_be(homes):
+    counted: list[int] = []
+
+    def chosen(budget: Budget):
+        counted.append(budget.slots(homes))
+        return homes
+
+    got = capacity(homes=chosen)
+    assert [got.slots] == counted == [got.device.free_bytes // EXPERT_BYTES]
+
+
 @pytest.mark.parametrize(("streamed", "buffers"), [(1, 1), (2, 2), (5, 2)])
 def test_streamed_layers_share_two_buffers_and_keep_their_kv_cache(streamed, buffers):
     got = at_homes(["stream"] * streamed + ["device"] * (28 - streamed))
