@@ -29,7 +29,8 @@ class System:
         alpha: how far routing may go from the model's own choice (SMoE's α), where it has an α.
         all_resident: everything must fit on the device: no offloading, for comparison.
         overlap: False lets no operation start before the one submitted before it has ended.
-        blocking_copies: the control thread waits for every needed load.
+        blocking_copies: the control thread waits for every needed load, and for every layer's
+            common weights that are streamed.
         parallel_reads: experts on the disk are read beside each other; otherwise one at a time.
         synchronises: the control thread waits for the host's outputs and for a layer's transfers
             before it launches what these bring, and for the layer's sum before it goes on.

@@ -67,7 +67,7 @@ class SimulatedMachine:
         parallel_reads: reads from the disk are submitted while others are under way; otherwise each
             when the one before has ended.
         overlap: False lets no operation start before the one submitted before it has ended.
-        blocking_copies: the control thread waits for every needed load that it submits.
+        blocking_copies: the control thread waits for every transfer to the device that it submits.
     """
 
     has_host_lane = True
@@ -149,6 +149,8 @@ class SimulatedMachine:
             self._start_queued()
             moved = self.costs.moved_bytes(op)
             span = self._place(op, lane, since, duration, after, launched, moved)
+            if self._blocking_copies:
+                self.wait(span)
         else:
             span = self._place(op, lane, since, duration, after, launched)
         span.value = value

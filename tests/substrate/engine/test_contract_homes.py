@@ -180,6 +180,17 @@ def test_blocking_copies_hold_the_control_thread():
     assert of(slow, OpKind.EXPERT)[0] == (0, (0,), 128, 138)
 
 
+def test_a_blocking_stream_holds_the_control_thread():
+    # Layer 1's attention is launched when its weights have come, at 333, and costs 20 to launch.
+    made = system(place=PLACED, blocking_copies=True)
+    ran = run(made, model_of(TWO, [CALM]), slots=8, homes=("device", "stream"))
+    assert of(ran, OpKind.STREAM) == [(1, (), 33, 333)]
+    late = run(made, model_of(TWO, [CALM]), slots=8, homes=("device", "stream"),
+               costs=FlatCosts(prices(), launch_ns=20))  # fmt: skip
+    ((_, _, _, came),) = of(late, OpKind.STREAM)
+    assert of(late, OpKind.ATTEND)[1][2] == came + 20
+
+
 def test_a_committed_prefetch_blocks_as_well_a_speculative_one_does_not():
     for discipline, first in ("committed", 70), ("speculative", 30):
         asks = Asks(opens=fetches(0, (2, 3)), discipline=discipline)
