@@ -153,6 +153,7 @@ def simulated(
         expert_precision=system.expert_precision,
         pinned=system.pinned_copies,
         module_hooks=system.module_hooks,
+        fused_experts=system.assign.whole_layers(full),
     )
     timeline = Timeline(keep)
     records = None

@@ -201,6 +201,7 @@ class LayerView:
         costs: measured durations.
         lanes: how busy the machine's lanes are.
         ahead: whether the layer is routed while the one before it is computed.
+        whole_layers: whether a layer's experts are brought as one, as the system's assignment says.
         hidden_TH: the state that the gate reads, for policies that say ``reads_hidden``.
         whereabouts: where this layer's experts are, from `Policy.observe` on: one by one, or as
             masks ``resident_E`` and ``in_flight_E``.
@@ -217,6 +218,7 @@ class LayerView:
     costs: Costs
     lanes: Lanes
     ahead: bool = False
+    whole_layers: bool = False
     hidden_TH: np.ndarray | None = None
     whereabouts: Whereabouts = field(init=False)
     absent: Sequence[int] = ()

@@ -74,6 +74,7 @@ class Engine:
         self._alpha = system.alpha_in_use
         self._lossless = system.lossless
         self._prefetches = type(system.prefetch).prefetch is not Prefetching.prefetch
+        self._whole_layers = system.assign.whole_layers(model.shape)
         self._synchronises = system.synchronises
         self._reads_unfinished = system.reads_unfinished
         self._reads_hidden = system.reads_hidden
@@ -358,6 +359,7 @@ class Engine:
             costs=self.timeline.costs,
             lanes=self.machine,
             ahead=ahead,
+            whole_layers=self._whole_layers,
             hidden_TH=self.model.hidden(layer) if self._reads_hidden else None,
         )
 

@@ -179,6 +179,10 @@ class Assignment(Policy):
     #: Whether outputs are always added in their own layer.
     lossless: ClassVar[bool] = True
 
+    def whole_layers(self, shape: ModelShape) -> bool:
+        """Whether a layer's experts are one module, of which all are brought or none."""
+        return False
+
     @abstractmethod
     def assign(self, view: LayerView, active: Active) -> Plan:
         """What happens to each of the active experts.

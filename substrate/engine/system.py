@@ -41,8 +41,8 @@ class System:
         expert_precision: what routed experts are stored and moved at; None is the run's precision.
         host_experts: how many routed experts host memory keeps, the others are on the disk; None
             is all that fit.
-        module_hooks: every module that is not on the device is brought by a hook of its own: a copy
-            for each matrix, and the hook's Python.
+        module_hooks: every tensor that is not on the device is brought by itself, by its module's
+            hook: a copy each, and the hook's Python.
     """
 
     #: Where it is published, as it is cited in a table; its file's docstring says more.

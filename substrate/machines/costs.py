@@ -21,10 +21,9 @@ ACTIVATION_BYTES = 2
 #: A policy's own network is kept in fp32; each of its layers launches product, norm and activation.
 NETWORK_VALUE_BYTES, NETWORK_LAUNCHES = 4, 3
 
-
-#: Modules with weights of their own: an expert's projections; a layer's four of attention, two
-#: norms and its gate (`System.module_hooks`).
-EXPERT_MODULES, LAYER_MODULES = 3, 7
+#: Tensors of an expert, and of all experts of a layer where they are one module: gate and up are
+#: one tensor there (`System.module_hooks`).
+EXPERT_TENSORS, FUSED_TENSORS = 3, 2
 
 
 class CostModel:
@@ -33,7 +32,8 @@ class CostModel:
     Args:
         precision: of all weights, unless ``expert_precision`` says otherwise of routed experts.
         pinned: whether experts are copied from pinned host memory; None is the profile's own.
-        module_hooks: every module off the device is brought by a hook of its own.
+        module_hooks: every tensor off the device is brought by itself, by its module's hook.
+        fused_experts: a layer's routed experts are one module, whose tensors all of them share.
     """
 
     def __init__(
@@ -45,6 +45,7 @@ class CostModel:
         expert_precision: Precision | None = None,
         pinned: bool | None = None,
         module_hooks: bool = False,
+        fused_experts: bool = False,
     ) -> None:
         self.profile = profile
         self.shape = shape
@@ -85,11 +86,14 @@ class CostModel:
         }
         #: What submitting a copy or a host expert costs the control thread.
         self.copy_submit_ns = software.copy_submit.ns
-        #: The copies that a transfer to the device is made of, and what submitting it costs.
-        load, stream = (EXPERT_MODULES, LAYER_MODULES) if module_hooks else (1, 1)
-        self._copies = {OpKind.LOAD: load, OpKind.STREAM: stream}
-        per_copy = software.copy_submit.ns + (software.hook.ns if module_hooks else 0)
-        self.load_submit_ns, self._stream_submit_ns = load * per_copy, stream * per_copy
+        self._hooks = module_hooks
+        #: The copies that an expert's transfer is made of; of fused ones, its share of them.
+        self._load_copies = 1.0
+        if module_hooks:
+            fused = FUSED_TENSORS / shape.num_experts
+            self._load_copies = fused if fused_experts else EXPERT_TENSORS
+        self._per_copy_ns = software.copy_submit.ns + (software.hook.ns if module_hooks else 0)
+        self.load_submit_ns = round(self._load_copies * self._per_copy_ns)
         #: Reading a result back to the control thread, beyond waiting for it.
         self.sync_ns = software.sync.ns
         #: One layer's decisions on the control thread.
@@ -120,13 +124,21 @@ class CostModel:
             if op.queued:  # the drive found it while it was busy with others
                 return size / (disk.max_bandwidth.bytes_per_s / 1e9)
             return disk.access_latency.ns + size / self.read_bytes_per_ns
-        fixed = self.profile.link.copy_fixed.ns * self._copies.get(op.kind, 1)
+        fixed = self.profile.link.copy_fixed.ns * self._copies(op)
         if op.kind is OpKind.RETURN:
             size = sum(op.rows) * self.shape.hidden_size * ACTIVATION_BYTES
             return fixed + size / self._d2h
         return fixed + self.moved_bytes(op) / (
             self._d2h if lane is Lane.D2H else self.h2d_bytes_per_ns
         )
+
+    def _copies(self, op: Op) -> float:
+        """Of how many copies a transfer is made."""
+        if op.kind is OpKind.LOAD:
+            return self._load_copies
+        if op.kind is OpKind.STREAM and self._hooks:
+            return self.shape.layer_common_tensors(op.layer)
+        return 1
 
     def moved_bytes(self, op: Op) -> int:
         """Weights that a transfer moves: a record or a part of it, or a layer's common weights."""
@@ -208,7 +220,7 @@ class CostModel:
         """What submitting the operation costs the control thread."""
         python = self._python_ns.get(op.kind, 0) * len(op.rows)
         if op.kind is OpKind.STREAM:
-            return self._stream_submit_ns
+            return round(self._copies(op) * self._per_copy_ns)
         if lane not in (Lane.DEVICE, Lane.PREDICT):
             return python + self.copy_submit_ns
         if op.network:

@@ -109,7 +109,7 @@ class Software(Inert):
     sync: Time  #: host waits for the device
     decision: Time  #: the system's own Python, per MoE layer
     copy_submit: Time  #: per copy
-    hook: Time  #: a module's hook that brings its weights, beside the copies (Accelerate)
+    hook: Time  #: what a module's hook adds to each tensor that it brings (Accelerate)
     layer: Time  #: the least of a layer without its experts
     expert: Time  #: the least of an expert
     waits_each_layer: StrictBool  #: whether the next layer is launched after this one has ended

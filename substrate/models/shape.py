@@ -171,6 +171,19 @@ class ModelShape(BaseModel):
             return params + 3 * self.hidden_size * self.dense_width
         return params + self.shared_params + self.hidden_size * self.shared_gated + self.gate_params
 
+    def layer_common_tensors(self, layer: int) -> int:
+        """How many tensors hold these: what a framework brings one by one."""
+        norms = 2 * (2 if self.norm == "layer" else 1)
+        if self.latent is not None:  # queries; keys and values down, normalised, up; output
+            attention = 5
+        else:
+            attention = 4 + 3 * self.qkv_bias + self.output_bias + self.attention_sinks
+            attention += 2 * (self.qk_norm != "none")
+        if layer in self.dense_layers:
+            return norms + attention + 3
+        shared = 3 + self.shared_gated if self.shared_width else 0
+        return norms + attention + 1 + self.gate_bias + shared
+
     @property
     def common_params(self) -> int:
         """All parameters that are not routed experts."""

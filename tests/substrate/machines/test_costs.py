@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from moebench.substrate.machines.costs import CostModel
+from moebench.substrate.machines.costs import FUSED_TENSORS, CostModel
 from moebench.substrate.machines.profile import load_profile
 from moebench.substrate.machines.protocol import Lane, Op, OpKind
 from moebench.substrate.machines.ranges import moved
@@ -305,10 +305,27 @@ def test_a_hook_brings_each_matrix_of_an_expert_by_itself():
     assert (hooked.load_submit_ns, COSTS.load_submit_ns) == (3 * 156_000, 6_000)
 
 
-def test_a_hook_brings_each_matrix_of_a_streamed_layer_by_itself():
+def test_hooks_are_counted_as_accelerate_was_measured():
+    """67 loads a token for four layers of Qwen2-MoE, embedding, norm and head among them."""
+    four = QWEN.model_copy(update={"num_layers": 4})
+    layers = sum(four.layer_common_tensors(layer) + FUSED_TENSORS for layer in range(4))
+    assert layers + 3 == 67
+
+
+def test_fused_experts_share_two_copies():
+    fused = CostModel(A6000, QWEN, "bf16", module_hooks=True, fused_experts=True)
+    load = Op(OpKind.LOAD, 0, (), (0,))
+    assert fused.ns(load, Lane.H2D) == round(2 * 2_500 / 64 + EXPERT_BYTES / 26)
+    assert fused.load_submit_ns == 2 * 156_000 // 64
+    # Without hooks a copy is a copy.
+    assert CostModel(A6000, QWEN, "bf16", fused_experts=True).load_submit_ns == 6_000
+
+
+def test_a_hook_brings_each_tensor_of_a_streamed_layer_by_itself():
     hooked = CostModel(A6000, QWEN, "bf16", module_hooks=True)
     stream = Op(OpKind.STREAM, 3)
-    # Queries, keys, values, output, two norms and the gate.
-    assert hooked.ns(stream, Lane.H2D) - COSTS.ns(stream, Lane.H2D) == 6 * 2_500
-    assert hooked.control_ns(stream, Lane.H2D) == 7 * 156_000
+    # Queries, keys and values with their biases, output, two norms, the gate; three matrices of
+    # the shared expert and its gate.
+    assert hooked.ns(stream, Lane.H2D) - COSTS.ns(stream, Lane.H2D) == (14 - 1) * 2_500
+    assert hooked.control_ns(stream, Lane.H2D) == 14 * 156_000
     assert COSTS.control_ns(stream, Lane.H2D) == 6_000

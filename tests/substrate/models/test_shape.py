@@ -185,6 +185,10 @@ def test_shapes_count_what_transformers_builds(family):
     routed = sum(p.numel() for n, p in model.named_parameters() if ".experts." in n)
     shape = shape_of(json.loads(config.to_json_string(use_diff=False)))
     assert (shape.total_params, shape.routed_params) == (built, routed)
+    for layer in range(shape.num_layers):
+        named = [n for n, _ in [*model.named_parameters(), *model.named_buffers()]]
+        mine = [n for n in named if f".layers.{layer}." in n and ".experts." not in n]
+        assert shape.layer_common_tensors(layer) == len(mine), mine
 
 
 # ------------------------------------------------------------------------------------- invariants
