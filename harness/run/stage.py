@@ -81,6 +81,8 @@ def memory_for(
 ) -> Memory:
     """Count what fits; a local machine takes the share that its setting's machine holds.
 
+    The system learns the full-size model.
+
     Args:
         longest: tokens of the longest sequence, new ones included.
         profile: in place of the spec's own.
@@ -91,6 +93,7 @@ def memory_for(
             raise UsageError("--machine local: give --setting NAME, whose cache ratio is used")
         name = setting(spec.setting).machine
     profile = profile or load_profile(name, spec.software)
+    system.full_size(full)
     capacity = plan(
         profile,
         full,

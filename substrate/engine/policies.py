@@ -81,6 +81,12 @@ class Policy(ABC):
             progress: told of steps done and to do.
         """
 
+    def full_size(self, shape: ModelShape) -> None:
+        """Learn the model whose bytes are charged, before `start`.
+
+        What computes, and is all that `start` and views know, may be smaller.
+        """
+
     def start(self, shape: ModelShape, cache: ExpertCache) -> None:
         """Make fresh state for a run."""
 

@@ -151,6 +151,11 @@ class System:
         """Whether it must know routing that is still to come, which a replay alone can tell it."""
         return self.evict.clairvoyant or Lookahead.EXACT in self.lookaheads
 
+    def full_size(self, shape: ModelShape) -> None:
+        """Tell every policy which model is charged."""
+        for policy in self.policies.values():
+            policy.full_size(shape)
+
     def start(self, shape: ModelShape, cache: ExpertCache) -> None:
         """Begin a run."""
         for policy in self.policies.values():

@@ -232,6 +232,38 @@ def test_what_it_remarks_is_in_the_document(restricted):
     assert f"{document['spec']['slots']} experts on the device" in document["notes"]
 
 
+SIZED = """
+from dataclasses import dataclass, field
+
+from moebench.systems.baselines import MoEOnDemand
+from moebench.systems.policies.prefetch import NoPrefetch
+
+
+@dataclass(kw_only=True)
+class Sized(NoPrefetch):
+    def full_size(self, shape):
+        self.full = shape.expert_params
+
+    def start(self, shape, cache):
+        self.computes = shape.expert_params
+
+
+@dataclass(kw_only=True)
+class Asked(MoEOnDemand):
+    prefetch: NoPrefetch = field(default_factory=Sized)
+
+    def remarks(self, shape, slots):
+        assert not hasattr(self.prefetch, "computes")
+        return [f"{self.prefetch.full} of {shape.expert_params}"]
+"""
+
+
+def test_its_policies_learn_the_model_that_is_charged(own):
+    Path("mine.py").write_text(SIZED)
+    told, charged = run("mine:Asked")["notes"][-1].split(" of ")
+    assert int(told) == int(charged) > 10**6
+
+
 @pytest.mark.parametrize(
     ("given", "reason"),
     [
