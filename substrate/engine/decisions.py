@@ -123,12 +123,15 @@ class Plan(NamedTuple):
             one does not have.
         load: transfers, in this order: every absent expert of ``device``, and whatever else of
             this layer is absent.
+        again: experts of ``load`` that are copied once more, each as often as it stands here: a
+            prompt is computed in micro-batches, and the device keeps no copy between them.
     """
 
     device: Sequence[int]
     host: Sequence[int] = ()
     deferred: Sequence[int] = ()
     load: Sequence[Fetch] = ()
+    again: Sequence[int] = ()
 
 
 def split(active: Active, load: Sequence[Fetch] = (), host: Sequence[int] = ()) -> Plan:

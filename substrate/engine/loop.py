@@ -155,6 +155,7 @@ class Engine:
             self._lengths = [n + 1 for n in self._lengths]
         # A prompt's rows each look back to its start; a decoded row sees the whole sequence.
         pairs = sum(n * (n + 1) // 2 if prefill else n for n in self._lengths)
+        self._ops.begin(self.system.assign.host_copies(rows))
         self._ahead: Ahead | None = None
         self._carried: Sequence[Span] = ()
         return ForwardPass(
@@ -257,6 +258,10 @@ class Engine:
         spans = self.transfers.demand(load)
         for fetch, span in zip(load, spans, strict=False):
             arrivals[cast(int, fetch[1])] = span
+        for e in now.plan.again:
+            again = self.transfers.again(now.view.layer, e)
+            if e in arrivals:
+                arrivals[e] = again
         return Loads(arrivals, load[len(spans) :])
 
     def _compute_on_host(self, now: Layer) -> HostWork:

@@ -38,6 +38,9 @@ class Operations:
         self._predicted: list[tuple[Predictor, Span]] = []
         self._read: Span | None = None
 
+    def begin(self, host_copies: int) -> None:
+        """A pass begins, for which common weights on the host are copied so often."""
+
     def attend(self, op: Op, layer: int) -> Span:
         """Attention, with which a layer begins."""
         return self._machine.submit(op, _DEVICE, (), self._model.attend, layer)
@@ -120,17 +123,24 @@ class DividedOperations(Operations):
     ) -> None:
         super().__init__(model, machine)
         self._transfers, self._homes = transfers, homes
+        #: How often this pass copies common weights from the host to the device.
+        self._host_copies = 0
         #: The last computation on the device; common work on the host whose state the device has
         #: not got; the transfer that brings it, until the device waits for that.
         self._last_on_device: Span | None = None
         self._on_host: Span | None = None
         self._coming: Span | None = None
 
+    def begin(self, host_copies: int) -> None:
+        """Common weights on the host may be streamed as well, in this pass."""
+        self._host_copies = host_copies
+
     def attend(self, op: Op, layer: int) -> Span:
         """Attention, once the layer's common weights have come, if they are streamed."""
-        if self._homes[layer] == "stream":
-            streamed = self._transfers.common(layer)
-            return self.device(op, (streamed,), self._model.attend, layer)
+        copies = {"device": 0, "host": self._host_copies, "stream": 1}[self._homes[layer]]
+        streams = [self._transfers.common(layer) for _ in range(copies)]
+        if streams:
+            return self.device(op, streams[-1:], self._model.attend, layer)
         return self.common(op, self._model.attend, layer)
 
     def common(self, op: Op, work: Work, *args: Any) -> Span:
@@ -138,7 +148,7 @@ class DividedOperations(Operations):
 
         A layer's first part reads what the device computed last, unless the host did that too.
         """
-        if self._homes[op.layer] != "host":
+        if self._homes[op.layer] != "host" or self._host_copies:
             return self.device(op, (), work, *args)
         first = op.kind is OpKind.ATTEND and self._on_host is None
         after = (self._last_on_device,) if first and self._last_on_device is not None else ()

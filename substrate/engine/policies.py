@@ -189,6 +189,13 @@ class Assignment(Policy):
         """Whether a layer's experts are one module, of which all are brought or none."""
         return False
 
+    def host_copies(self, rows: int) -> int:
+        """How often common weights on the host are copied to the device, in a pass of these rows.
+
+        0 leaves their work to the host.  The placement must leave room for one layer's.
+        """
+        return 0
+
     @abstractmethod
     def assign(self, view: LayerView, active: Active) -> Plan:
         """What happens to each of the active experts.

@@ -107,7 +107,7 @@ def check(plan: Plan, active: Active, view: LayerView) -> None:
     Raises:
         UsageError: the system's assignment made a mistake.
     """
-    device, host, deferred, load = plan
+    device, host, deferred, load, again = plan
     planned = {*device, *host, *deferred}
     if planned != active.rows.keys() or len(planned) != len(device) + len(host) + len(deferred):
         raise UsageError(
@@ -125,6 +125,11 @@ def check(plan: Plan, active: Active, view: LayerView) -> None:
         as_usual = fetched == needed and len(load) == len(needed)
         if not as_usual or (load and {*map(LAYER_OF, load)} != {view.layer}):
             _check_fetches(load, needed, active, view)
+    if again and not {*again} <= {*map(EXPERT_OF, load)}:
+        raise UsageError(
+            f"layer {view.layer}: the plan copies experts {sorted({*again})} again; allowed: those "
+            "that it loads"
+        )
 
 
 def _check_fetches(

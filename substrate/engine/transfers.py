@@ -100,6 +100,10 @@ class Transfers:
                 )
             self.machine.wait(self._arrival(*cache.expert_of(arriving[0])))
 
+    def again(self, layer: int, expert: int) -> Span:
+        """Copy an expert's record once more, to where it is."""
+        return self.machine.submit(self._ops[self.cache.key(layer, expert)], Lane.H2D)
+
     def arrival(self, layer: int, expert: int) -> Span:
         """The transfer that is bringing an expert, which its layer needs now."""
         return self._arrival(layer, expert)

@@ -1,13 +1,16 @@
 """Common weights on the host, or streamed; a system's options of how transfers go."""
 
+from dataclasses import dataclass
+
 import pytest
 
 from moebench.substrate.engine.decisions import Fetch, fetches, split
 from moebench.substrate.machines.costs import CostModel
 from moebench.substrate.machines.profile import load_profile
 from moebench.substrate.machines.protocol import Lane, Op, OpKind
-from moebench.systems.policies.assign import HostAll
-from tests.substrate.engine.fakes import RECORD_BYTES, FlatCosts, prices, small_shape
+from moebench.systems.policies.assign import HostAll, LoadAll
+from tests.substrate.engine.checker import check_order
+from tests.substrate.engine.fakes import RECORD_BYTES, FlatCosts, prices, rig, small_shape
 from tests.substrate.engine.own import Asks, Placed, Plans, model_of, of, run, system
 
 TWO = small_shape(layers=2)
@@ -137,6 +140,37 @@ def test_what_is_streamed_is_priced_by_its_bytes():
         expected = profile.link.copy_fixed.ns + size / costs.h2d_bytes_per_ns
         assert costs.ns(op, Lane.H2D) == pytest.approx(expected, abs=1)
     assert shape.layer_common_params(0) != shape.layer_common_params(1)
+
+
+@dataclass(kw_only=True)
+class Copies(LoadAll):
+    """Common weights on the host come to the device for three rows or more, once for each two."""
+
+    def host_copies(self, rows):
+        return -(-rows // 2) if rows >= 3 else 0
+
+
+@pytest.mark.parametrize(("rows", "copies"), [(1, 0), (2, 0), (3, 2), (5, 3)])
+def test_common_weights_on_the_host_may_be_copied_for_a_large_pass(rows, copies):
+    made, model = system(place=PLACED, assign=Copies()), model_of(TWO, [[[(0, 1)] * rows] * 2])
+    ran = rig(made, model, slots=8, costs=FlatCosts(prices()), homes=("host", "device"))
+    ran.engine.generate([[3]] * rows, 1)
+    came = [300 * (n + 1) for n in range(copies)]
+    assert of(ran, OpKind.STREAM) == [(0, (), end - 300, end) for end in came]
+    on_device = set(lanes(ran, 0).values()) == {Lane.DEVICE}
+    assert on_device == bool(copies)
+    check_order(ran.spans, ("stream" if copies else "host", "device"))
+    if copies:
+        assert of(ran, OpKind.ATTEND)[0] == (0, (), came[-1], came[-1] + 30)
+
+
+def test_the_host_computes_again_in_a_small_pass():
+    # Three rows of prompts are one pass; each token of one sequence is another.
+    made, model = system(place=PLACED, assign=Copies()), model_of(TWO, [[[(0, 1)] * 3] * 2, CALM])
+    ran = rig(made, model, slots=8, costs=FlatCosts(prices()), homes=("host", "device"))
+    ran.engine.generate([[3, 3, 3]], 2)
+    where = [s.lane for s in ran.spans if s.op.kind is OpKind.ATTEND and s.op.layer == 0]
+    assert where == [Lane.DEVICE, Lane.HOST]
 
 
 # ----------------------------------------------------------------------------- options

@@ -5,7 +5,8 @@ import pytest
 from moebench.substrate.engine.decisions import NO_EXPERT, Fetch, Plan, fetches, split
 from moebench.substrate.errors import UsageError
 from moebench.substrate.machines.protocol import Lane, OpKind
-from tests.substrate.engine.fakes import FlatCosts, prices, small_shape
+from tests.substrate.engine.checker import check_lanes, check_order
+from tests.substrate.engine.fakes import RECORD_BYTES, FlatCosts, prices, rig, small_shape
 from tests.substrate.engine.own import (
     Guess,
     Placed,
@@ -48,6 +49,31 @@ def test_loads_go_in_their_own_order():
     ran = planned(Plan([0, 2, 3], load=fetches(0, [3, 2])), uses=((0, 2, 3),))
     assert [row[1:] for row in of(ran, OpKind.LOAD)] == [((3,), 33, 73), ((2,), 73, 113)]
     assert of(ran, OpKind.EXPERT)[1:] == [(0, (2,), 113, 123), (0, (3,), 123, 133)]
+
+
+def test_a_plan_may_copy_an_expert_again():
+    # 2 and 3 come 33..73..113, 2 twice more 113..153..193: it is computed when the last has come.
+    plan = Plan([0, 3, 2], load=fetches(0, [2, 3]), again=[2, 2])
+    made = system(place=ZERO_ONE, assign=Plans(by=lambda view, active: plan))
+    model = model_of(small_shape(layers=1, top_k=3), [[[(0, 2, 3)]]])
+    ran = rig(made, model, slots=4, costs=FlatCosts(prices()))
+    ran.engine.generate([[3]], 1)
+    check_lanes(ran.spans)
+    check_order(ran.spans)
+    assert [row[1:] for row in of(ran, OpKind.LOAD)] == [
+        ((2,), 33, 73), ((3,), 73, 113), ((2,), 113, 153), ((2,), 153, 193),
+    ]  # fmt: skip
+    assert of(ran, OpKind.EXPERT)[1:] == [(0, (3,), 113, 123), (0, (2,), 193, 203)]
+    assert ran.timeline.bytes_moved(Lane.H2D) == 4 * RECORD_BYTES
+    counts = ran.counts["prefill"]
+    assert (counts.hits, counts.loads) == (1, 2)
+
+
+def test_what_is_not_loaded_cannot_be_copied_again():
+    with pytest.raises(UsageError, match=r"copies experts \[0\] again; allowed: .* that it loads"):
+        planned(Plan([0, 1, 2], load=fetches(0, [2]), again=[0]))
+    with pytest.raises(UsageError, match=r"again"):
+        planned(Plan([0, 1], again=[2]), uses=((0, 1),), top_k=2)
 
 
 def test_host_experts_go_in_the_plans_order_and_their_outputs_return():
