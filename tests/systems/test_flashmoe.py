@@ -133,7 +133,7 @@ def test_trained_on_a_trace_that_it_names(tmp_path):
     assert policy.calibrates
     assert policy.calibration_trace == str(folder)
     model, networks = shape(8, 2, 2), tmp_path / "networks"
-    found = recorded(policy.calibration_trace, model, "evict")
+    found = recorded(policy, model, "evict")
     policy.calibrate(found.sequences, model, networks)
     assert policy.learnt["tokens"] == "72"  # a tenth validates
     policy.start(model, cache(model, 8, "layer"))
@@ -145,9 +145,9 @@ def test_trained_on_a_trace_that_it_names(tmp_path):
     assert again.learnt == policy.learnt
     assert len(list(networks.iterdir())) == 1
     with pytest.raises(UsageError, match="2 layers of 8 experts; the model has 2 of 4"):
-        recorded(str(folder), shape(4), "evict")
+        recorded(policy, shape(4), "evict")
     with pytest.raises(InputError, match="no trace nowhere"):
-        recorded("nowhere", model, "evict")
+        recorded(build("flashmoe", {"evict.trace": "nowhere"}).evict, model, "evict")
 
 
 def test_without_a_trace_of_its_own_it_learns_from_the_runs():

@@ -60,7 +60,7 @@ def refused(*arguments: str | Path) -> str:
             (*SMOE, "--system", "smeo"),
             r"unknown system 'smeo'; nearest: smoe, flashmoe; .*list systems",
         ),
-        ((*SMOE, "--system", "zzz"), r"known: daop, .*gpu-only, .*smoe"),
+        ((*SMOE, "--system", "zzz"), r"known: accelerate, .*gpu-only, .*smoe"),
         ((*SMOE, "--setting", "S33"), r"unknown setting 'S33'; .*S3.*list settings"),
         ((*SMOE, "--machine", "a600"), r"unknown machine 'a600'; nearest: .*a6000"),
         ((*SMOE, "--workload", "gsm8"), r"unknown workload 'gsm8'; nearest: gsm8k"),
