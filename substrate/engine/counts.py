@@ -53,11 +53,13 @@ class Tally:
 
     def ask(self, wanted: Sequence[Fetch], layer: int) -> None:
         """Count requested prefetches; ``layer`` is the next one, which may have no request."""
-        experts = {fetch[1] for fetch in wanted if fetch[0] == layer}
-        self._asked[layer] = experts
-        if len(experts) < len(wanted):  # of further layers, too
-            for later in {fetch[0] for fetch in wanted} - {layer}:
-                self._asked[later] = {fetch[1] for fetch in wanted if fetch[0] == later}
+        asked: dict[int, set[int | None]] = {layer: set()}
+        for later, expert, _, _ in wanted:
+            if later in asked:
+                asked[later].add(expert)
+            else:
+                asked[later] = {expert}
+        self._asked.update(asked)
 
     def experts(self, phase: Phase, rows: Mapping[int, int], active: Active, plan: Plan) -> None:
         """Count where a layer's experts were computed, and what copied them to the device.

@@ -21,7 +21,7 @@ from moebench.substrate.terms import Ids, Phase, Scores
 #: In `Routed.ids_TK`: the token uses no expert at this rank.
 NO_EXPERT = -1
 
-#: Scores ``[T, E]`` that a predictor expects of later layers' gates.
+#: Scores ``[T, E]`` that a predictor expects of layers' gates; one row stands for all tokens.
 Forecast = Mapping[int, Scores]
 
 

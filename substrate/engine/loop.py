@@ -66,9 +66,9 @@ class Engine:
         self.transfers = Transfers(system.evict, machine, cache, timeline.costs)
         divided = any(home != "device" for home in homes)
         self._ops = (
-            DividedOperations(model, machine, self.transfers, homes)
+            DividedOperations(model, machine, system.evict, self.transfers, homes)
             if divided
-            else Operations(model, machine)
+            else Operations(model, machine, system.evict)
         )
         # Asked once: a property costs as much as what it guards, and these come with every layer.
         self._alpha = system.alpha_in_use

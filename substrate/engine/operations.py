@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from moebench.substrate.engine.decisions import Forecast, LayerView
-from moebench.substrate.engine.policies import Predictor
+from moebench.substrate.engine.policies import Eviction, Predictor
 from moebench.substrate.engine.transfers import Transfers
 from moebench.substrate.machines.protocol import Lane, Machine, Op, OpKind, Span, Work, op_of
 from moebench.substrate.memory.capacity import Home
@@ -29,10 +29,14 @@ class _ExpertOps(dict[tuple[int, int, int], Op]):
 
 
 class Operations:
-    """Common work, experts and predictions of one run whose common weights are on the device."""
+    """Common work, experts and predictions of one run whose common weights are on the device.
 
-    def __init__(self, model: Model, machine: Machine) -> None:
-        self._model, self._machine = model, machine
+    Args:
+        evict: is told what is predicted.
+    """
+
+    def __init__(self, model: Model, machine: Machine, evict: Eviction) -> None:
+        self._model, self._machine, self._evict = model, machine, evict
         self._expert_ops, self._return_ops = _ExpertOps(_EXPERT), _ExpertOps(_RETURN)
         #: What was predicted in this layer, and the prediction that was read last.
         self._predicted: list[tuple[Predictor, Span]] = []
@@ -103,6 +107,8 @@ class Operations:
         if predicted is not self._read:
             self._machine.wait(predicted)
             self._read = predicted
+            with self._machine.lock:
+                self._evict.foresee(predicted.value)
         forecast: Forecast = predicted.value
         return forecast
 
@@ -119,9 +125,14 @@ class DividedOperations(Operations):
     """
 
     def __init__(
-        self, model: Model, machine: Machine, transfers: Transfers, homes: Sequence[Home]
+        self,
+        model: Model,
+        machine: Machine,
+        evict: Eviction,
+        transfers: Transfers,
+        homes: Sequence[Home],
     ) -> None:
-        super().__init__(model, machine)
+        super().__init__(model, machine, evict)
         self._transfers, self._homes = transfers, homes
         #: How often this pass copies common weights from the host to the device.
         self._host_copies = 0

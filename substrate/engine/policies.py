@@ -122,7 +122,7 @@ class Predictor(ABC):
 
     @abstractmethod
     def forecast(self, view: LayerView, model: Model, done: Sequence[int]) -> Forecast:
-        """What it expects of later layers.
+        """What it expects of later layers; of this one and those before it, in the next pass.
 
         Args:
             done: active experts of this layer that have been computed by then.
@@ -260,6 +260,9 @@ class Eviction(Policy):
         Args:
             may_refuse: whether a requested expert can do without a slot (where only hits count).
         """
+
+    def foresee(self, forecast: Forecast) -> None:
+        """What a predictor expects, as soon as the control thread has read it."""
 
     def placed(self, key: int) -> None:
         """An expert was given a slot by placement."""

@@ -166,7 +166,8 @@ class ExpertCache:
         #: The last computation that was submitted to read each.
         self._reader: list[Span | None] = [None] * total
         # Changes go key by key, most questions too; some are put to all keys at once.
-        self._held, self._held_all = _flags(total)
+        #: Who has a slot, complete or arriving; for others to read.
+        self._held, self.held_all = _flags(total)
         self._pinned, self._pinned_all = _flags(total)
         self._computed, self._computed_all = _flags(total)
         self._ready_ns, self._ready_all = [NEVER] * total, np.full(total, NEVER)
@@ -295,11 +296,11 @@ class ExpertCache:
         These include pinned ones: their layer has nothing left to start on them.
         """
         idle = ~self._pinned_all & (self._ready_all <= now_ns)
-        return self._in_pool_of(incoming, self._held_all & (self._computed_all | idle))
+        return self._in_pool_of(incoming, self.held_all & (self._computed_all | idle))
 
     def arriving(self, incoming: int, now_ns: int) -> list[int]:
         """Keys under way that no layer has chosen: evictable for ``incoming`` once there."""
-        mask = self._held_all & ~self._pinned_all & (self._ready_all > now_ns)
+        mask = self.held_all & ~self._pinned_all & (self._ready_all > now_ns)
         return np.flatnonzero(self._in_pool_of(incoming, mask)).tolist()
 
     def _in_pool_of(self, incoming: int, mask: Mask) -> Mask:
@@ -383,7 +384,7 @@ class ExpertCache:
 
     def check_integrity(self) -> None:
         """Raise IntegrityError unless slots, owners and pins agree."""
-        held = np.flatnonzero(self._held_all).tolist()
+        held = np.flatnonzero(self.held_all).tolist()
         free = [slot for pool in self._pools for slot in pool.free]
         free += [slot for slot, _, _ in self._draining]
         if sorted([*(self._slot_of[key] for key in held), *free]) != list(range(self.slots)):
@@ -393,5 +394,5 @@ class ExpertCache:
         for pool in self._pools:
             if (pool.mask & (self._pinned_all | (self._ready_all == NEVER))).any():
                 raise IntegrityError("a pinned or absent expert counts as evictable")
-        if (self._ready_all[~self._held_all] != NEVER).any():
+        if (self._ready_all[~self.held_all] != NEVER).any():
             raise IntegrityError("an expert without a slot counts as resident")

@@ -113,6 +113,16 @@ class Chunks(Asks):
 
 
 @dataclass(kw_only=True)
+class Told(LeastRecentlyUsed):
+    """LRU that keeps what it is told of predictions."""
+
+    forecasts: list[Mapping[int, Any]] = field(default_factory=list)
+
+    def foresee(self, forecast):
+        self.forecasts.append(forecast)
+
+
+@dataclass(kw_only=True)
 class Refuses(Eviction):
     """Nobody leaves."""
 

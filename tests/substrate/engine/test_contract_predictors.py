@@ -17,6 +17,7 @@ from tests.substrate.engine.own import (
     Placed,
     Plans,
     Routes,
+    Told,
     model_of,
     of,
     run,
@@ -105,6 +106,26 @@ def test_reading_a_shared_prediction_costs_the_control_thread_once():
 
     alone, shared = end_of_run(), end_of_run(prefetch=Asks(phase="decode", looks=Guess()))
     assert alone == shared
+
+
+@pytest.mark.parametrize("shared", [False, True])
+def test_eviction_is_told_of_each_prediction_once_and_before_anyone_fetches_by_it(shared):
+    told = Told()
+    asks = Asks(phase="decode", looks=Guess())
+    before: list[int] = []
+    prefetch = asks.prefetch
+    asks.prefetch = lambda *given: before.append(len(told.forecasts)) or prefetch(*given)  # type: ignore[method-assign]
+    ahead = Routes(ahead=(1, 2) if shared else (), looks=Guess())
+    two_tokens(route=ahead, prefetch=asks, evict=told)
+    assert [list(forecast) for forecast in told.forecasts] == [[1], [2]]
+    assert all(a is b for (_, a), b in zip(asks.told[2:], told.forecasts, strict=True))
+    assert before == [0, 0, 1, 2]
+
+
+def test_where_nothing_is_predicted_eviction_is_told_nothing():
+    told = Told()
+    two_tokens(prefetch=Asks(phase="decode"), evict=told)
+    assert told.forecasts == []
 
 
 def test_no_prediction_in_prefill_unless_it_says_so_and_none_after_the_last_layer():

@@ -167,3 +167,14 @@ def test_chunks_move_every_byte_once_and_a_record_is_read_in_one_piece():
     # 60 from the disk, then thirds of 40 over the link.
     assert [row[2:] for row in of(ran, OpKind.READ)] == [(0, 60)]
     assert [row[2:] for row in of(ran, OpKind.LOAD)] == [(60, 73), (73, 86), (86, 99)]
+
+
+def test_what_is_asked_of_several_layers_counts_for_each():
+    # Layer 1 uses 0 and 1 and was asked 0 and 2; layer 2 uses 1 and 3.  Layer 0 asked 0 of it, layer
+    # 1 asks 1 and 3 instead.
+    place = Placed(pairs=[(layer, e) for layer in range(3) for e in range(4)])
+    wanted = {0: [Fetch(2, 0), Fetch(1, 0), Fetch(1, 2)], 1: fetches(2, (1, 3))}
+    made = system(place=place, prefetch=Asks(wanted=wanted, phase="decode"))
+    used = [[(0, 1)], [(0, 1)], [(1, 3)]]
+    counts = run(made, model_of(THREE, [used, used]), slots=12, passes=2).counts["decode"]
+    assert (counts.asked, counts.asked_any, counts.asked_all) == (2, 2, 1)
