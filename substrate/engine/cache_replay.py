@@ -184,15 +184,17 @@ class _Run:
 
     def load(self, key: int, pool: _Pool) -> bool:
         """Into a free slot or a victim's; False if the policy refuses: through the cache."""
-        policy = self.policy
-        if pool.free:
-            pool.free -= 1
-        else:
+        policy, victim = self.policy, None
+        if not pool.free or not policy.grows(key):
             victim = policy.victim(pool.allowed, key)
-            if victim is None and not any(pool.may_leave):
+        if victim is None and not pool.free:
+            if not any(pool.may_leave):
                 victim = policy.victim(pool.held, key)
             if victim is None:
                 return False
+        if victim is None:
+            pool.free -= 1
+        else:
             pool.inside[victim] = pool.may_leave[victim] = 0
             policy.left(victim)
             self.result.evicted.append((self.now, victim, key))

@@ -277,6 +277,10 @@ class Eviction(Policy):
     def left(self, key: int) -> None:
         """An expert lost its slot."""
 
+    def grows(self, incoming: int) -> bool:
+        """Whether an expert may take a free slot; otherwise one leaves for it, if any can."""
+        return True
+
     @abstractmethod
     def victim(self, allowed: Mask, incoming: int) -> int | None:
         """One of the allowed keys, or None: to refuse, or because none is allowed."""

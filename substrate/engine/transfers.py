@@ -223,7 +223,8 @@ class Transfers:
         cache, named = self.cache, None
         if fetch.instead_of is not None:
             named = self._named(fetch)
-        if named is None and cache.has_free_slot(key, now_ns):
+        free = named is None and cache.has_free_slot(key, now_ns)
+        if free and self.evict.grows(key):
             return self._give(fetch, key, None, now_ns)
         allowed = cache.evictable(key, now_ns)
         if named is not None:
@@ -233,7 +234,9 @@ class Transfers:
             allowed = allowed.copy()
             allowed[list(spare)] = False
             victim = self.evict.victim(allowed, key)
-        return None if victim is None else self._give(fetch, key, victim, now_ns)
+        if victim is None and not free:
+            return None
+        return self._give(fetch, key, victim, now_ns)
 
     def _claim_soon(self, fetch: Fetch, key: int, now_ns: int) -> tuple[Span, ...] | None:
         """The same, counting experts that leave when what was submitted has been computed."""

@@ -131,6 +131,16 @@ class Refuses(Eviction):
 
 
 @dataclass(kw_only=True)
+class Grows(LeastRecentlyUsed):
+    """LRU that takes a free slot for these keys alone."""
+
+    keys: Sequence[int] = ()
+
+    def grows(self, incoming):
+        return incoming in self.keys
+
+
+@dataclass(kw_only=True)
 class WritesBack(LeastRecentlyUsed):
     """LRU; victims are copied back."""
 

@@ -12,6 +12,7 @@ from moebench.substrate.traces.passes import TracedModel, pass_steps
 from moebench.systems.options import build
 from moebench.systems.registry import make
 from tests.substrate.engine.fakes import random_trace, rig, small_shape
+from tests.substrate.engine.own import Grows
 
 POLICIES = ["lru", "lfu", "fifo", "lifo", "arc", "lecar"]
 
@@ -60,6 +61,13 @@ def test_what_is_refused_was_loaded_and_is_not_kept():
     policy = make("evict", "belady", bypass=True)
     done = replay(policy, [requests([(0, (0,)), (0, (1,)), (0, (0,))])], topology(1, 4, 1), 1)
     assert done == Replayed([3], [1], [])
+
+
+def test_a_policy_may_leave_free_slots_empty():
+    # Three slots.  0 and 1 take free ones although they may not: nobody else could leave.
+    steps = [(0, (0, 1)), (0, (0, 2)), (0, (1, 3))]
+    done = replay(Grows(keys=[3]), [steps], topology(1, 8, 2), 3)
+    assert done == Replayed([6], [1], [(1, 1, 2), (2, 0, 1)])
 
 
 def test_steps_of_a_trace():

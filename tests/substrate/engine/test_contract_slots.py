@@ -9,6 +9,7 @@ from tests.substrate.engine.fakes import RECORD_BYTES, FlatCosts, prices, small_
 from tests.substrate.engine.own import (
     Asks,
     Chunks,
+    Grows,
     Placed,
     Plans,
     Refuses,
@@ -137,6 +138,23 @@ def test_what_is_not_kept_makes_room_where_nobody_else_can():
     made = system(prefetch=Asks(opens=ahead, discipline="committed"))
     ran = run(made, model_of(TWO, [[[(2, 3)], [(0, 1)]]]), slots=2)
     assert evicted(ran)[:4] == [(4, None), (5, None), (2, 4), (3, 2)]
+
+
+# ----------------------------------------------------------------------------- free slots
+
+
+def test_a_policy_may_leave_free_slots_empty():
+    # Three slots: 0 and 1 are there, 2 and 3 come.  Only 3 may take the free one.
+    place = Placed(pairs=[(0, 0), (0, 1)])
+    made = system(place=place, evict=Grows(keys=[3]))
+    ran = run(made, model_of(ONE, [[[(0, 2)]], [[(2, 3)]]]), slots=3, passes=2)
+    assert evicted(ran) == [(2, 1), (3, None)]
+
+
+def test_where_nobody_can_leave_a_free_slot_is_taken_all_the_same():
+    made = system(evict=Grows())
+    ran = run(made, model_of(ONE, [[[(0, 2)]], [[(0, 3)]]]), slots=3, passes=2)
+    assert evicted(ran) == [(0, None), (2, None), (3, 2)]
 
 
 # ----------------------------------------------------------------------------- write-backs
