@@ -60,6 +60,10 @@ SYSTEMS: dict[str, tuple[str, str, str]] = {
         "moebench.systems.belady",
         "BeladyBound",
         "the offline bound: exact prediction, Belady's eviction, on replays alone",
+    "moe-infinity": (
+        "moebench.systems.moe_infinity",
+        "MoEInfinity",
+        "prefetch and evict by the most similar past requests",
     ),
 }
 
@@ -77,6 +81,11 @@ SHIPPED: dict[str, tuple[str, str, str]] = {
         "moebench.systems.daop_shipped",
         "ShippedDAOP",
         "swaps paired by position, a placeholder in prefill, copies that block",
+    ),
+    "moe-infinity": (
+        "moebench.systems.moe_infinity_shipped",
+        "ShippedMoEInfinity",
+        "on demand, one queue by id, the fewest visits ever leave",
     ),
 }
 
@@ -104,6 +113,7 @@ POLICIES: dict[str, dict[str, tuple[str, str]]] = {
         "optimal": ("moebench.systems.policies.assign", "Optimal"),
         "one-ended": ("moebench.systems.smoe_shipped", "OneEnded"),
         "by-sequence": ("moebench.systems.daop", "AllocateBySequence"),
+        "queue-by-id": ("moebench.systems.moe_infinity_shipped", "QueueById"),
         "by-sequence-shipped": ("moebench.systems.daop_shipped", "AllocateAsShipped"),
     },
     "prefetch": {
@@ -115,6 +125,7 @@ POLICIES: dict[str, dict[str, tuple[str, str]]] = {
         "top-score": ("moebench.systems.smoe", "TopScorePrefetch"),
         "first-predicted": ("moebench.systems.smoe_shipped", "FirstPredicted"),
         "expert-mlp": ("moebench.systems.duoserve", "LearnedPath"),
+        "activation-match": ("moebench.systems.moe_infinity", "MatchedPrefetch"),
     },
     "evict": {
         "static": ("moebench.systems.policies.evict", "NeverEvict"),
@@ -128,6 +139,8 @@ POLICIES: dict[str, dict[str, tuple[str, str]]] = {
         "flashmoe": ("moebench.systems.flashmoe", "LearnedEviction"),
         "score": ("moebench.systems.policies.evict", "LowestAverageScore"),
         "load-order": ("moebench.systems.smoe_shipped", "LoadOrder"),
+        "activation-aware": ("moebench.systems.moe_infinity", "ActivationAware"),
+        "fewest-visits": ("moebench.systems.moe_infinity_shipped", "FewestVisits"),
         "swap": ("moebench.systems.daop", "OnlySwaps"),
         "swap-placeholder": ("moebench.systems.daop_shipped", "SwapsAndPlaceholder"),
     },

@@ -170,8 +170,8 @@ def test_chunks_move_every_byte_once_and_a_record_is_read_in_one_piece():
 
 
 def test_what_is_asked_of_several_layers_counts_for_each():
-    # Layer 1 uses 0 and 1 and was asked 0 and 2; layer 2 uses 1 and 3.  Layer 0 asked 0 of it, layer
-    # 1 asks 1 and 3 instead.
+    # Layer 1 uses 0 and 1 and was asked 0 and 2; layer 2 uses 1 and 3.  Layer 0 asked 0 of it,
+    # layer 1 asks 1 and 3 instead.
     place = Placed(pairs=[(layer, e) for layer in range(3) for e in range(4)])
     wanted = {0: [Fetch(2, 0), Fetch(1, 0), Fetch(1, 2)], 1: fetches(2, (1, 3))}
     made = system(place=place, prefetch=Asks(wanted=wanted, phase="decode"))
