@@ -106,9 +106,10 @@ def shares(forecast: Forecast, shape: ModelShape) -> np.ndarray:
 def largest(values: np.ndarray, most: int) -> list[int]:
     """Where the largest positive values are, descending, ties in order; all if ``most`` is 0."""
     if not most:
-        order = np.argsort(-values, kind="stable")
-        return order[: np.count_nonzero(values)].tolist()
-    values, found = values.copy(), []
+        ordered: list[int] = np.argsort(-values, kind="stable").tolist()
+        return ordered[: np.count_nonzero(values > 0)]
+    values = values.copy()
+    found: list[int] = []
     while len(found) < most and values[at := int(values.argmax())] > 0:
         found.append(at)
         values[at] = 0

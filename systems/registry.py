@@ -60,6 +60,7 @@ SYSTEMS: dict[str, tuple[str, str, str]] = {
         "moebench.systems.belady",
         "BeladyBound",
         "the offline bound: exact prediction, Belady's eviction, on replays alone",
+    ),
     "moe-infinity": (
         "moebench.systems.moe_infinity",
         "MoEInfinity",

@@ -30,7 +30,11 @@ from tests.substrate.engine.fakes import FlatCosts, Rig, prices, random_trace, r
 
 #: By its class: the cases know no variants.
 SHIPPED_DAOP = "moebench.systems.daop_shipped:ShippedDAOP"
-SYSTEMS = ("smoe", "moe-ondemand", "daop", SHIPPED_DAOP, "duoserve", "flashmoe", "arbitrary")
+SHIPPED_INFINITY = "moebench.systems.moe_infinity_shipped:ShippedMoEInfinity"
+SYSTEMS = (
+    "smoe", "moe-ondemand", "daop", SHIPPED_DAOP, "duoserve", "flashmoe", "moe-infinity",
+    SHIPPED_INFINITY, "arbitrary",
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -63,6 +67,10 @@ class Case:
         system = build(self.system, self.overrides)
         if self.system == "duoserve" and self.learnt:
             system.prefetch._predictor = PathPredictor(_Guesses(self), (2, 4))
+        if self.system == "moe-infinity" and self.learnt:
+            random = np.random.default_rng(self.seed)
+            cells = len(self.shape.moe_layers), self.shape.num_experts
+            system.prefetch._calibrated = list(random.integers(0, 3, (5, *cells)))
         if self.overrides.get("evict") == "flashmoe":
             random = np.random.default_rng(self.seed)
             layers, experts = len(self.shape.moe_layers), self.shape.num_experts
@@ -158,6 +166,17 @@ def daop_overrides(draw, shape: ModelShape) -> dict[str, str]:
 
 
 @st.composite
+def moe_infinity_overrides(draw) -> dict[str, str]:
+    return {
+        "prefetch.match": draw(st.sampled_from(["iteration", "request"])),
+        "prefetch.entries": str(draw(st.integers(1, 3))),
+        "prefetch.capacity": str(draw(st.integers(1, 6))),
+        "prefetch.budget": str(draw(st.integers(0, 4))),
+        "evict": draw(st.sampled_from(["activation-aware", "fewest-visits", "lru"])),
+    }
+
+
+@st.composite
 def arbitrary_overrides(draw, shape: ModelShape) -> dict[str, str]:
     return {
         "ahead": json.dumps(draw(st.lists(st.sampled_from(shape.moe_layers)))),
@@ -211,6 +230,8 @@ def cases(draw, systems: Sequence[str] = (*SYSTEMS, "smoe", "gpu-only")) -> Case
             changes = draw(daop_overrides(shape))
         case "flashmoe":
             changes = {"evict": draw(st.sampled_from(["flashmoe", "lifo", "arc", "lecar"]))}
+        case "moe-infinity":
+            changes = draw(moe_infinity_overrides())
         case "arbitrary":
             changes = draw(arbitrary_overrides(shape))
     if draw(st.integers(0, 3)) == 0 or system == "arbitrary":

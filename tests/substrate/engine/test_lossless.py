@@ -152,7 +152,9 @@ def test_on_demand_on_the_simulated_machine(checkpoint, resident, evict, slots):
     assert_bit_identical(got, resident)
 
 
-@pytest.mark.parametrize("settings", [("duoserve", {}), ("flashmoe", {"evict": "lifo"})])
+@pytest.mark.parametrize(
+    "settings", [("duoserve", {}), ("flashmoe", {"evict": "lifo"}), ("moe-infinity", {})]
+)
 def test_other_lossless_systems_on_the_simulated_machine(checkpoint, resident, settings):
     system = build(*settings)
     assert system.lossless
