@@ -87,9 +87,14 @@ class Engine:
         """
         self.system.start(self.model.shape, self.cache)
         self._predictor = self.system.prefetch.predictor
+        place, shape = self.system.place, self.model.shape
+        memory = self.machine.host_memory
+        if memory is not None:
+            for layer, expert in place.keep_on_host(shape, memory.spare):
+                memory.keep(op_of(OpKind.LOAD, layer, (), (expert,)))
         slots = self.cache.slots - self.system.evict.reserve
         placed = 0
-        for layer, expert in self.system.place.place(self.model.shape, slots, self.cache.scope):
+        for layer, expert in place.place(shape, slots, self.cache.scope):
             self.transfers.place(layer, expert)
             placed += 1
         return placed

@@ -145,6 +145,13 @@ class Placement(Policy):
     def place(self, shape: ModelShape, slots: int, scope: Scope) -> Iterable[tuple[int, int]]:
         """At most ``slots`` pairs (layer, expert) to hold when the run starts."""
 
+    def keep_on_host(self, shape: ModelShape, records: int) -> Iterable[tuple[int, int]]:
+        """At most so many pairs that host memory holds for good, where not all experts fit there.
+
+        The others are on the disk; what passes through host memory is kept as a cache does.
+        """
+        return ()
+
     def after_prefill(self) -> Sequence[Fetch]:
         """Experts to exchange between a batch's prefill and its decode."""
         return ()

@@ -184,6 +184,10 @@ class HostMemory(Protocol):
     def capacity(self) -> int:
         """Records at once."""
 
+    @property
+    def spare(self) -> int:
+        """How many of them may be kept for good."""
+
     reads: int  #: uses for which the record was read
     hits: int  #: and those that found it
 
@@ -201,6 +205,9 @@ class HostMemory(Protocol):
 
     def used(self, op: Op, by: Span) -> None:
         """An operation that reads the record was submitted."""
+
+    def keep(self, op: Op) -> None:
+        """The record is there from before the run to its end."""
 
     def hold(self, op: Op) -> None:
         """The record is to be copied in chunks: it stays until `used` names the last."""

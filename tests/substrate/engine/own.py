@@ -32,13 +32,17 @@ from tests.substrate.engine.fakes import FixedModel, FlatCosts, Rig, prices, rig
 
 @dataclass(kw_only=True)
 class Placed(Placement):
-    """Given pairs, and given fetches after prefill."""
+    """Given pairs on the device and on the host, and given fetches after prefill."""
 
     pairs: Sequence[tuple[int, int]] = ()
     after: Sequence[Fetch] = ()
+    on_host: Sequence[tuple[int, int]] = ()
 
     def place(self, shape, slots, scope):
         return self.pairs
+
+    def keep_on_host(self, shape, records):
+        return self.on_host[:records]
 
     def after_prefill(self):
         return self.after

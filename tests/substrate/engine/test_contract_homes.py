@@ -173,6 +173,26 @@ def test_the_host_computes_again_in_a_small_pass():
     assert where == [Lane.DEVICE, Lane.HOST]
 
 
+# ----------------------------------------------------------------------------- host, then disk
+
+
+def test_experts_that_host_memory_keeps_are_never_read():
+    # Three of four layers' experts pass through two records; 3 of layer 0 stays beside them.
+    place = Placed(pairs=[(0, 0), (1, 0)], on_host=[(0, 3)])
+    uses = [[[(0, 3)], [(0, 1)]], [[(0, 2)], [(0, 2)]], [[(0, 3)], [(0, 3)]]]
+    made = system(place=place, assign=Plans(by=brief))
+    ran = rig(made, model_of(TWO, uses), slots=4, costs=FlatCosts(prices()), host_records=3)
+    ran.engine.generate([[3]], 3)
+    read = [s.op.layer * 10 + s.op.experts[0] for s in ran.spans if s.op.kind is OpKind.READ]
+    assert read == [11, 2, 12, 13]
+    assert len(of(ran, OpKind.LOAD)) == 6
+
+
+def brief(view, active):
+    """What is absent is loaded for one use."""
+    return split(active, [Fetch(view.layer, e, keep=False) for e in active.absent])
+
+
 # ----------------------------------------------------------------------------- options
 
 

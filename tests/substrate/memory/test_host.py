@@ -2,7 +2,7 @@
 
 import pytest
 
-from moebench.substrate.errors import BudgetError
+from moebench.substrate.errors import BudgetError, UsageError
 from moebench.substrate.machines.protocol import Lane, Op, OpKind, Span
 from moebench.substrate.memory.host import HostRecords
 from moebench.substrate.memory.tier import Tier
@@ -83,3 +83,22 @@ def test_a_read_needs_room_for_itself_and_for_the_one_before(free):
         HostRecords(Tier("host", free * MB), 10 * MB)
     assert "--free-host-gb" in str(error.value)
     assert "\n" not in str(error.value)
+
+
+def test_what_is_kept_for_good_leaves_the_rest_to_the_cache():
+    tier = Tier("host", 50 * MB)
+    memory = HostRecords(tier, 10 * MB)
+    assert (memory.capacity, memory.spare) == (5, 3)
+    for expert in 0, 1, 2, 2:
+        memory.keep(op(expert))
+    assert tier.used_bytes == 30 * MB
+    memory.place(op(0))
+    read(memory, 3, 0)
+    read(memory, 4, 10)
+    assert memory.find(op(0)) is None
+    memory.used(op(0), span(0, 20, 25))
+    assert read(memory, 5, 30).end_ns == 15, "3 left, as one kept for good never does"
+    assert [memory.holds(op(e)) for e in range(6)] == [True, True, True, False, True, True]
+    assert (memory.reads, memory.hits) == (3, 1)
+    with pytest.raises(UsageError, match=r"keeps more experts in host memory than 3;"):
+        memory.keep(op(5))
