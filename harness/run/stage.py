@@ -135,6 +135,19 @@ def memory_for(
     return Memory(capacity, profile, notes)
 
 
+def _homes(capacity: Capacity, full: ModelShape) -> list[str]:
+    """What common weights are not on the device."""
+    layers, head = capacity.homes[: full.num_layers], capacity.homes[full.num_layers :]
+    where = {"stream": "streamed to the device in every pass", "host": "on the host"}
+    notes = []
+    for home, so in where.items():
+        count = sum(one == home for one in layers)
+        if count:
+            also = ", and the head," if home in head else ""
+            notes.append(f"common weights of {count} of {full.num_layers} layers{also} are {so}")
+    return notes
+
+
 def simulated(
     spec: RunSpec, system: System, model: Model, full: ModelShape, memory: Memory, keep: bool,
     notes: Sequence[str] = (),

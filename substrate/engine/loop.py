@@ -52,7 +52,8 @@ class Engine:
     """Runs a system's decisions for a model on a machine.
 
     Args:
-        homes: where each layer's common weights are; on the device, unless it says otherwise.
+        homes: where each layer's common weights are, and the head; on the device, unless it says
+            otherwise.
     """
 
     def __init__(
@@ -150,7 +151,7 @@ class Engine:
                 self._moe(layer)
             else:
                 self._ops.common(op_of(OpKind.DENSE, layer, (p.rows,)), model.dense, layer)
-        head = self._ops.device(op_of(OpKind.HEAD, -1, (len(self._lengths),)), (), model.head)
+        head = self._ops.head(op_of(OpKind.HEAD, -1, (len(self._lengths),)))
         self.machine.wait(head)
         return cast(list[int], head.value)
 

@@ -53,6 +53,10 @@ class Operations:
         """A part of a layer that is no routed expert, where its weights are."""
         return self._machine.submit(op, _DEVICE, (), work, *args)
 
+    def head(self, op: Op) -> Span:
+        """The head, with which a pass ends."""
+        return self.device(op, (), self._model.head)
+
     def device(self, op: Op, after: Sequence[Span], work: Work, *args: Any) -> Span:
         """An operation on the device."""
         return self._machine.submit(op, _DEVICE, after, work, *args)
@@ -121,7 +125,7 @@ class DividedOperations(Operations):
     """The same where common weights of some layers are on the host, or streamed.
 
     Args:
-        homes: where each layer's common weights are.
+        homes: where each layer's common weights are; after them, the head.
     """
 
     def __init__(
@@ -153,6 +157,12 @@ class DividedOperations(Operations):
         if streams:
             return self.device(op, streams[-1:], self._model.attend, layer)
         return self.common(op, self._model.attend, layer)
+
+    def head(self, op: Op) -> Span:
+        """The head, once it has come, if it is streamed."""
+        streamed = "stream" in self._homes[self._model.shape.num_layers :]
+        after = (self._transfers.common(op.layer),) if streamed else ()
+        return self.device(op, after, self._model.head)
 
     def common(self, op: Op, work: Work, *args: Any) -> Span:
         """On the host, whose operations are in order.

@@ -133,7 +133,7 @@ class Placement(Policy):
     """Places experts before the first token."""
 
     def homes(self, shape: ModelShape, budget: Budget) -> Sequence[Home]:
-        """Where each layer's common weights are."""
+        """Where each layer's common weights are; one home more is the head's."""
         on_device: Home = "device"
         return (on_device,) * shape.num_layers
 

@@ -109,7 +109,7 @@ class Transfers:
         return self._arrival(layer, expert)
 
     def common(self, layer: int) -> Span:
-        """The transfer that brings a layer's common weights for this pass."""
+        """The transfer that brings a layer's common weights, or (-1) the head, for this pass."""
         return self._streams.pop(layer, None) or self._stream(layer)
 
     def computed(self, reads: Sequence[Span]) -> None:

@@ -136,14 +136,19 @@ class CostModel:
         """Of how many copies a transfer is made."""
         if op.kind is OpKind.LOAD:
             return self._load_copies
-        if op.kind is OpKind.STREAM and self._hooks:
+        if op.kind is OpKind.STREAM and self._hooks and op.layer >= 0:
             return self.shape.layer_common_tensors(op.layer)
         return 1
 
     def moved_bytes(self, op: Op) -> int:
-        """Weights that a transfer moves: a record or a part of it, or a layer's common weights."""
+        """Weights that a transfer moves: a record or a part of it, or a layer's common weights.
+
+        Of no layer: the head.
+        """
         if op.kind is OpKind.STREAM:
-            return stored_bytes(self.shape.layer_common_params(op.layer), self.precision)
+            shape, layer = self.shape, op.layer
+            params = shape.own_head_params if layer < 0 else shape.layer_common_params(layer)
+            return stored_bytes(params, self.precision)
         return round(self.record_bytes * op.share)
 
     def _weights(self, op: Op) -> list[tuple[int, int]]:

@@ -54,7 +54,7 @@ class OpKind(StrEnum):
     LOAD = "load"  # an expert's record, host to device
     READ = "read"  # an expert's record, disk to host
     WRITE_BACK = "write_back"  # an evicted expert's record, device to host
-    STREAM = "stream"  # a layer's common weights, host to device
+    STREAM = "stream"  # a layer's common weights, or the head, host to device
     RETURN = "return"  # activations, between host and device
 
 

@@ -10,7 +10,8 @@ from moebench.substrate.memory.tier import Tier
 from moebench.substrate.models.shape import ModelShape, Precision, stored_bytes
 
 #: Where a layer's common weights are: on the device, in host memory where the host computes them,
-#: or in host memory and streamed to the device for every pass.
+#: or in host memory and streamed to the device for every pass.  The head, which may follow the
+#: layers, is on the device or streamed.
 Home = Literal["device", "host", "stream"]
 
 #: Layers that are streamed at once: one computes while the next one comes.
@@ -26,7 +27,8 @@ class Budget(NamedTuple):
             asked for, what these take beside all common weights and the KV cache.
         layer_bytes: common weights of each layer.
         kv_layer_bytes: KV cache of one layer.
-        other_bytes: embedding, head and final norm, which are always on the device.
+        other_bytes: embedding, head and final norm.
+        head_bytes: of these, the head's own weights: none where it is the embedding.
         expert_bytes: one routed expert.
     """
 
@@ -34,21 +36,26 @@ class Budget(NamedTuple):
     layer_bytes: tuple[int, ...]
     kv_layer_bytes: int
     other_bytes: int
+    head_bytes: int
     expert_bytes: int
 
     def slots(self, homes: Sequence[Home]) -> int:
         """How many experts fit beside common weights that have these homes."""
-        used = self.other_bytes + self.buffer_bytes(homes)
-        for size, home in zip(self.layer_bytes, homes, strict=True):
-            used += size if home == "device" else 0
-            used += self.kv_layer_bytes if home != "host" else 0
+        layers = len(self.layer_bytes)
+        used = self.other_bytes + sum(self.layer_bytes) - sum(self.elsewhere(homes))
+        used += (layers - homes.count("host")) * self.kv_layer_bytes + self.buffer_bytes(homes)
         return max(0, self.device_bytes - used) // self.expert_bytes
+
+    def elsewhere(self, homes: Sequence[Home]) -> list[int]:
+        """What is not always on the device: bytes of layers, and of the head."""
+        sizes = (*self.layer_bytes, self.head_bytes)
+        return [size for size, home in zip(sizes, homes, strict=False) if home != "device"]
 
     def buffer_bytes(self, homes: Sequence[Home]) -> int:
         """What streamed layers pass through on the device: the largest of them at once."""
-        homed = zip(self.layer_bytes, homes, strict=True)
-        streamed = sorted(size for size, home in homed if home == "stream")
-        return sum(streamed[-STREAM_BUFFERS:])
+        sizes = (*self.layer_bytes, self.head_bytes)
+        streamed = [size for size, home in zip(sizes, homes, strict=False) if home == "stream"]
+        return sum(sorted(streamed)[-STREAM_BUFFERS:])
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +63,7 @@ class Capacity:
     """Where the bytes go.
 
     Attributes:
-        homes: where each layer's common weights are.
+        homes: where each layer's common weights are; the head's, if it is not on the device.
         common_bytes: of these, what is always on the device.
         slots: experts on the device at once.
         from_disk: experts do not fit into the host's memory; what is free there holds some of those
@@ -100,7 +107,8 @@ def plan(
     Args:
         kv_tokens: cached tokens over the whole batch.
         expert_precision: of routed experts, if it is another one.
-        homes: chooses where each layer's common weights are; None is the device.
+        homes: chooses where each layer's common weights are, and, if it wants, the head's; None is
+            the device.
         cache_ratio, slots: routed experts on the device, as a share or in number, if all common
             weights are there: these bytes are the device's budget.  Without either it is all free
             memory.
@@ -114,7 +122,8 @@ def plan(
 
     Raises:
         BudgetError: the device does not hold the common weights, or what was asked for.
-        UsageError: ``homes`` names not one home for each layer.
+        UsageError: ``homes`` names not one home for each layer, or for the head none that it can
+            have.
     """
     total = len(shape.moe_layers) * shape.num_experts
     record = shape.expert_bytes(expert_precision or precision)
@@ -140,7 +149,7 @@ def plan(
     asked_bytes = 0 if asked is None else common + kv_bytes + asked * record
     budget = Budget(
         asked_bytes or device.free_bytes - own_bytes, layers, kv_bytes // shape.num_layers,
-        common - sum(layers), record,
+        common - sum(layers), stored_bytes(shape.own_head_params, precision), record,
     )  # fmt: skip
     # At the run's precision: a system that stores its experts in fewer bits is offered no less.
     offered = device.free_bytes
@@ -148,15 +157,20 @@ def plan(
         offered = asked_bytes + asked * (shape.expert_bytes(precision) - record)
     on_device: Home = "device"
     chosen = tuple(homes(budget)) if homes else (on_device,) * shape.num_layers
-    if len(chosen) != shape.num_layers or not set(chosen) <= {*get_args(Home)}:
+    head = chosen[shape.num_layers :]
+    if (
+        not {*chosen} <= {*get_args(Home)}
+        or len(chosen) - len(head) != shape.num_layers
+        or head not in ((), ("device",), ("stream",))
+    ):
         raise UsageError(
             f"homes of common weights: {list(chosen)}; allowed: one of {', '.join(get_args(Home))} "
-            f"for each of {shape.num_layers} layers"
+            f"for each of {shape.num_layers} layers, then device or stream for the head"
         )
-    elsewhere = [size for size, home in zip(layers, chosen, strict=True) if home != "device"]
+    elsewhere = budget.elsewhere(chosen)
     common -= sum(elsewhere)
     device.reserve("common weights", common)
-    kv_elsewhere = kv_bytes * chosen.count("host") // len(chosen)
+    kv_elsewhere = kv_bytes * chosen.count("host") // shape.num_layers
     device.reserve("KV cache", kv_bytes - kv_elsewhere)
     device.reserve("the system's own", own_bytes)
     device.reserve("buffers of streamed layers", budget.buffer_bytes(chosen))

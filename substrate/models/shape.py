@@ -164,6 +164,11 @@ class ModelShape(BaseModel):
         """Parameters that the output head reads (the embedding's, when tied)."""
         return self.embedding_params + self.vocab_size * self.head_bias
 
+    @property
+    def own_head_params(self) -> int:
+        """Parameters of the head that the embedding does not hold."""
+        return self.vocab_size * self.head_bias if self.tied_head else self.head_params
+
     def layer_common_params(self, layer: int) -> int:
         """Parameters of a layer that are not routed experts."""
         params = self.attention_params + 2 * self.norm_params
@@ -187,9 +192,8 @@ class ModelShape(BaseModel):
     @property
     def common_params(self) -> int:
         """All parameters that are not routed experts."""
-        stored_head = self.vocab_size * self.head_bias if self.tied_head else self.head_params
         layers = sum(self.layer_common_params(i) for i in range(self.num_layers))
-        return self.embedding_params + stored_head + self.norm_params + layers
+        return self.embedding_params + self.own_head_params + self.norm_params + layers
 
     @property
     def routed_params(self) -> int:

@@ -134,7 +134,7 @@ def asked(policy: Policy, seen: LayerView, rows: dict[int, int], inside: set[int
         policy.prefetch(seen, {})
         policy.prefetch(seen, {seen.next_layer: np.full((2, EXPERTS), 1 / EXPERTS)})
     else:
-        policy.homes(MODEL, Budget(10**9, (10,) * LAYERS, 1, 1, 1))
+        policy.homes(MODEL, Budget(10**9, (10,) * LAYERS, 1, 1, 1, 1))
         policy.slots(MODEL, SLOTS)
         list(policy.place(MODEL, SLOTS, "global"))
         policy.after_prefill()

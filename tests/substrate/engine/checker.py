@@ -189,7 +189,7 @@ def check_order(
     carried: list[int] = []
     shared = 0
     for span in spans:
-        op, home = span.op, homes[span.op.layer] if homes and span.op.layer >= 0 else "device"
+        op, home = span.op, homes[span.op.layer] if homes else "device"
         match op.kind:
             case OpKind.STREAM:
                 assert home == "stream"
@@ -216,6 +216,6 @@ def check_order(
                 carried = [ends[expert] for expert in later]
                 done = span.end_ns
             case OpKind.HEAD:
-                assert span.start_ns >= done
+                assert span.start_ns >= max(done, streamed.pop(-1, 0))
                 assert not outputs, "experts of no sum"
                 carried = []

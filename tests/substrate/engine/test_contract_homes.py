@@ -142,6 +142,23 @@ def test_what_is_streamed_is_priced_by_its_bytes():
     assert shape.layer_common_params(0) != shape.layer_common_params(1)
 
 
+def test_a_streamed_head_comes_when_all_else_was_submitted():
+    # The gate of layer 1 is waited for until 88; then experts, sum and head are asked for.
+    homes = ("device", "device", "stream")
+    ran = run(system(place=PLACED), model_of(TWO, [CALM, CALM]), slots=8, passes=2, homes=homes)
+    assert of(ran, OpKind.STREAM)[0] == (-1, (), 88, 388)
+    assert of(ran, OpKind.HEAD)[0] == (-1, (), 388, 394)
+    assert len(of(ran, OpKind.STREAM)) == 2
+
+
+def test_a_streamed_head_is_priced_by_its_own_bytes():
+    shape = small_shape()
+    costs = CostModel(load_profile("a6000"), shape, "bf16", module_hooks=True)
+    head = Op(OpKind.STREAM, -1)
+    assert costs.moved_bytes(head) == 2 * shape.vocab_size * shape.hidden_size
+    assert costs.control_ns(head, Lane.H2D) == 156_000
+
+
 @dataclass(kw_only=True)
 class Copies(LoadAll):
     """Common weights on the host come to the device for three rows or more, once for each two."""

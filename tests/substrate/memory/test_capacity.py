@@ -150,6 +150,7 @@ def test_what_a_placement_is_told_of_the_device():
             layer_bytes=(LAYER_BYTES,) * 28,
             kv_layer_bytes=KV_LAYER,
             other_bytes=2 * (2 * 151_936 * 3584 + 3584),
+            head_bytes=2 * 151_936 * 3584,
             expert_bytes=EXPERT_BYTES,
         )
     ]
@@ -225,7 +226,30 @@ def test_a_small_device_holds_a_large_model_whose_layers_are_streamed():
     assert got.slots == free // EXPERT_BYTES
 
 
-@pytest.mark.parametrize("homes", [[], ["device"] * 27, ["device"] * 29, ["device"] * 27 + ["gpu"]])
+def test_a_streamed_head_leaves_its_bytes_to_a_buffer():
+    head = 2 * 151_936 * 3584
+    got = at_homes(["device"] * 28 + ["stream"])
+    assert got.homes == ("device",) * 28 + ("stream",)
+    assert got.common_bytes == COMMON_BYTES - head
+    assert got.device.free_bytes == FREE
+    assert got.host.used_bytes == TOTAL * EXPERT_BYTES + head
+    # Beside streamed layers it takes one of two buffers.
+    got = at_homes(["stream"] * 29)
+    assert got.device.free_bytes == FREE + 27 * LAYER_BYTES
+    # A head that is the embedding has no weights of its own to stream.
+    tied = QWEN.model_copy(update={"tied_head": True})
+    for homes in ["device"] * 28, ["device"] * 28 + ["stream"]:
+        got = plan(A6000, tied, "bf16", kv_tokens=1000, homes=lambda budget, to=homes: to)
+        assert got.device.free_bytes == FREE + head
+
+
+@pytest.mark.parametrize(
+    "homes",
+    [
+        [], ["device"] * 27, ["device"] * 30, ["device"] * 27 + ["gpu"],
+        ["device"] * 28 + ["host"], ["device"] * 28 + ["gpu"],
+    ],
+)  # fmt: skip
 def test_homes_that_are_none_are_refused_in_one_line(homes):
     with pytest.raises(UsageError, match="device, host, stream for each of 28 layers") as error:
         at_homes(homes)
