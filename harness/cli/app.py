@@ -59,7 +59,7 @@ def run(
     reconstruct_scores: Annotated[
         bool, typer.Option(help="Scores by rank, for a trace that holds none.")
     ] = False,
-    precision: Annotated[str | None, typer.Option(help="bf16, fp16, fp32 or 4bit.")] = None,
+    precision: Annotated[str | None, typer.Option(help="bf16, fp16, fp32, 4bit or 2bit.")] = None,
     batch: Annotated[int | None, typer.Option(help="Sequences decoded together [1].")] = None,
     alpha: Annotated[float | None, typer.Option(help="Substitution threshold α.")] = None,
     prompts: Annotated[int | None, typer.Option(help="How many prompts [32].")] = None,

@@ -12,9 +12,13 @@ from typing import Literal
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 #: Bits that one weight takes when stored.  ``4bit`` is 4-bit with an fp16 scale and a 4-bit zero
-#: point per group of 128.
-BITS_PER_WEIGHT: dict[str, float] = {"fp32": 32, "bf16": 16, "fp16": 16, "4bit": 4.15625}
-Precision = Literal["fp32", "bf16", "fp16", "4bit"]
+#: point per group of 128.  ``2bit`` is HQQ as Mixtral-Offloading's demo stores experts: 2-bit with
+#: an 8-bit scale and an 8-bit zero point per group of 16, and an fp16 scale and zero point per 128
+#: of those scales (dvmazur/mixtral-offloading ce54518; 66.4 MB for an expert of Mixtral 8x7B).
+BITS_PER_WEIGHT: dict[str, float] = {
+    "fp32": 32, "bf16": 16, "fp16": 16, "4bit": 4.15625, "2bit": 3.015625,
+}  # fmt: skip
+Precision = Literal["fp32", "bf16", "fp16", "4bit", "2bit"]
 
 
 class GateKind(StrEnum):

@@ -248,6 +248,14 @@ def test_four_bits_hold_a_scale_and_a_zero_point_per_group():
     assert stored_bytes(256, "4bit") == 256 * 4 // 8 + 2 * 2 + 1
 
 
+def test_two_bits_hold_scales_of_scales():
+    # 128 groups of 16: 2 bits a weight, two bytes a group, two fp16 numbers for their scales.
+    assert stored_bytes(2048, "2bit") == 2048 * 2 // 8 + 128 * 2 + 4
+    # The size of a demo's expert: specs of Mixtral-Offloading.
+    mixtral = read_shape(CATALOGUE / "mixtral-8x7b.json")
+    assert mixtral.expert_bytes("2bit") / 1e6 == pytest.approx(66.4, abs=0.05)
+
+
 # ------------------------------------------------------------------------------- configurations
 
 
