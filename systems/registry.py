@@ -66,6 +66,11 @@ SYSTEMS: dict[str, tuple[str, str, str]] = {
         "MoEInfinity",
         "prefetch and evict by the most similar past requests",
     ),
+    "mixtral-offloading": (
+        "moebench.systems.mixtral_offloading",
+        "MixtralOffloading",
+        "LRU in each layer, the next gate's experts into shared buffers",
+    ),
 }
 
 #: Which of a system is meant: the algorithm of its paper, or what its authors' code does.
@@ -88,6 +93,11 @@ SHIPPED: dict[str, tuple[str, str, str]] = {
         "ShippedMoEInfinity",
         "on demand, one queue by id, the fewest visits ever leave",
     ),
+    "mixtral-offloading": (
+        "moebench.systems.mixtral_offloading_shipped",
+        "ShippedMixtralOffloading",
+        "no speculation; each load copies an expert back, and no copy overlaps",
+    ),
 }
 
 
@@ -98,6 +108,7 @@ POLICIES: dict[str, dict[str, tuple[str, str]]] = {
         "by-layer": ("moebench.systems.smoe_shipped", "PlaceByLayer"),
         "popular": ("moebench.systems.policies.place", "PlacePopular"),
         "activation": ("moebench.systems.daop", "PlaceByActivation"),
+        "last-ids": ("moebench.systems.policies.place", "PlaceLastIds"),
         "none": ("moebench.systems.policies.place", "PlaceNothing"),
     },
     "route": {
@@ -132,6 +143,7 @@ POLICIES: dict[str, dict[str, tuple[str, str]]] = {
         "static": ("moebench.systems.policies.evict", "NeverEvict"),
         "lru": ("moebench.systems.policies.evict", "LeastRecentlyUsed"),
         "lfu": ("moebench.systems.policies.evict", "LeastFrequentlyUsed"),
+        "staged-lru": ("moebench.systems.policies.evict_staged", "StagedLRU"),
         "fifo": ("moebench.systems.policies.evict", "FirstInFirstOut"),
         "lifo": ("moebench.systems.policies.evict", "LastInFirstOut"),
         "arc": ("moebench.systems.policies.caches", "AdaptiveReplacement"),

@@ -24,6 +24,28 @@ class PlaceById(Placement):
 
 
 @dataclass(kw_only=True)
+class PlaceLastIds(Placement):
+    """Places the same number of each layer, the highest ids (Mixtral-Offloading's demo).
+
+    Slots that are left over, fewer than one a layer, stay empty.
+    """
+
+    def place(self, shape: ModelShape, slots: int, scope: Scope) -> Iterable[tuple[int, int]]:
+        """Layer by layer, ids ascending."""
+        each = min(slots // len(shape.moe_layers), shape.num_experts)
+        return last_ids(shape, [each] * len(shape.moe_layers))
+
+
+def last_ids(shape: ModelShape, counts: Sequence[int]) -> list[tuple[int, int]]:
+    """So many of each MoE layer, the highest ids, ascending."""
+    return [
+        (layer, expert)
+        for layer, count in zip(shape.moe_layers, counts, strict=True)
+        for expert in range(shape.num_experts - count, shape.num_experts)
+    ]
+
+
+@dataclass(kw_only=True)
 class PlaceByPopularity(Placement):
     """Base of placements that count how often each expert is used.
 

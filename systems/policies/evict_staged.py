@@ -1,0 +1,119 @@
+"""LRU within each layer, and buffers that all layers share (Mixtral-Offloading; AdapMoE)."""
+
+from collections import OrderedDict
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from moebench.substrate.engine.policies import Eviction
+from moebench.substrate.errors import UsageError
+from moebench.substrate.memory.cache import ExpertCache, Mask
+from moebench.substrate.models.shape import ModelShape
+from moebench.systems.policies.evict import first
+
+
+@dataclass(kw_only=True)
+class StagedLRU(Eviction):
+    """Each layer keeps as many experts as placement gave it; every transfer goes into a buffer.
+
+    Buffers are the slots that placement left empty.  What a layer needs becomes its own, and the
+    expert that it used longest ago becomes a buffer.  What is fetched ahead stays in its buffer and
+    becomes its layer's own only if it is used.  A buffer is taken in this order:
+
+        1. experts that were fetched ahead and not used when their layer came, oldest first
+        2. experts that layers have beyond their share, each layer's least recently used first
+        3. for a load that the current layer needs: its own least recently used expert
+        4. experts that were fetched ahead and whose layer is still to come, oldest first
+
+    Experts of 1 and 2 are found by a layer that needs them before their buffer is taken.
+
+    Attributes:
+        staging: slots that placement must leave empty, in each pool of slots; fewer where there are
+            no more.
+        write_back: whether an evicted expert is copied back to the host.
+    """
+
+    staging: int = 4
+    write_back: bool = False
+
+    def __post_init__(self) -> None:
+        if self.staging < 1:
+            raise UsageError(f"evict.staging is {self.staging}; allowed: 1 or more")
+        self.reserve = self.staging
+
+    @property
+    def writes_back(self) -> bool:  # type: ignore[override]
+        """As ``write_back`` says."""
+        return self.write_back
+
+    def start(self, shape: ModelShape, cache: ExpertCache) -> None:
+        """Nothing is resident yet, and no layer has a share."""
+        self._experts = shape.num_experts
+        self.reserve = sum(min(self.staging, slots) for slots in cache.pools)
+        layers = range(shape.num_layers)
+        self._share = [0 for _ in layers]
+        #: Each layer's own experts, least recently used first.
+        self._own = [OrderedDict[int, None]() for _ in layers]
+        #: Layers that have more than their share, the one that was used longest ago first.
+        self._over = OrderedDict[int, None]()
+        #: Fetched ahead: of layers to come, and of layers that did not use them.
+        self._ahead = OrderedDict[int, None]()
+        self._unused = OrderedDict[int, None]()
+        #: What the current layer uses.
+        self._needed: set[int] = set()
+
+    def placed(self, key: int) -> None:
+        """It is the layer's own, and so is a slot from now on."""
+        layer = key // self._experts
+        self._share[layer] += 1
+        self._own[layer][key] = None
+
+    def used(self, layer: int, experts: Iterable[int]) -> None:
+        """Those that are here are the most recent, before any is evicted; others were in vain."""
+        base, own = layer * self._experts, self._own[layer]
+        self._needed = {base + expert for expert in experts}
+        for key in sorted(self._needed):
+            if key in own:
+                own.move_to_end(key)
+            elif key in self._ahead or key in self._unused:
+                self._ahead.pop(key, None)
+                self._unused.pop(key, None)
+                own[key] = None
+        for key in [k for k in self._ahead if k // self._experts == layer]:
+            del self._ahead[key]
+            self._unused[key] = None
+        self._weigh(layer)
+
+    def arrived(self, key: int) -> None:
+        """The layer's own if it is needed now; else fetched ahead."""
+        if key in self._needed:
+            layer = key // self._experts
+            self._own[layer][key] = None
+            self._weigh(layer)
+        else:
+            self._ahead[key] = None
+
+    def left(self, key: int) -> None:
+        """Forget it."""
+        layer = key // self._experts
+        self._ahead.pop(key, None)
+        self._unused.pop(key, None)
+        self._own[layer].pop(key, None)
+        self._weigh(layer)
+
+    def victim(self, allowed: Mask, incoming: int) -> int | None:
+        """See the class."""
+        found = first(self._unused, allowed)
+        for layer in self._over:
+            if found is None:
+                found = first(self._own[layer], allowed)
+        if found is None and incoming in self._needed:
+            found = first(self._own[incoming // self._experts], allowed)
+        return first(self._ahead, allowed) if found is None else found
+
+    def _weigh(self, layer: int) -> None:
+        """Note whether a layer has more than its share."""
+        if len(self._own[layer]) > self._share[layer]:
+            self._over[layer] = None
+            self._over.move_to_end(layer)
+        else:
+            self._over.pop(layer, None)
