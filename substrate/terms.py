@@ -12,8 +12,10 @@ from typing import Literal, NamedTuple
 import numpy as np
 
 Phase = Literal["prefill", "decode"]
-#: What may be known of recorded tokens beside the chosen experts, and learnt from; and in words.
-Learnt = Literal["scores", "hidden", "embedding"]
+#: What may be known of recorded tokens beside the chosen experts, and learnt from: predictions are
+#: those of the system's own predictors, sensitivity is known where a model computes.
+Learnt = Literal["scores", "hidden", "embedding", "predictions", "sensitivity"]
+#: What of these a trace must hold where it is asked for, in words.
 WORDS: dict[Learnt, str] = {
     "scores": "gate scores", "hidden": "hidden states", "embedding": "embeddings",
 }  # fmt: skip
@@ -52,7 +54,8 @@ class RoutedSequence:
 
     ``ids_TLK`` are the chosen experts, best first; ``prefill`` of the T tokens are the prompt.
     Optional are all gate scores; for each kind of lookahead, what a layer predicted of the next MoE
-    layer's scores; the states that the gates read; and the prompt's mean token embedding.  A
+    layer's scores; the states that the gates read; the prompt's mean token embedding; and how
+    sensitive each layer is to the share of a token's lowest expert (`DifferentiableDecoder`).  A
     prediction that was not made is NaN; the last layer's is not read.
     """
 
@@ -62,3 +65,4 @@ class RoutedSequence:
     predicted_TLE: Mapping[str, np.ndarray] = field(default_factory=dict)
     hidden_TLH: np.ndarray | None = None
     embedding_H: np.ndarray | None = None
+    sensitivity_L: np.ndarray | None = None

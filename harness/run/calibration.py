@@ -12,7 +12,8 @@ trace of its own instead (``calibration_trace``).
 learn are shown the same texts, as many as the one that asks for most.
 
 A policy that learns from more than the chosen experts says so (``learns_from``): gate scores, the
-states that gates read, prompts' embeddings.  Nobody is given, and nothing is kept of, what no
+states that gates read, prompts' embeddings, what the system's predictors say, how sensitive layers
+are to their experts (which no trace holds).  Nobody is given, and nothing is kept of, what no
 policy of the system asks for.
 
 Routing is kept below the store by the hash of weights, texts and what is asked for, and so is what
@@ -20,6 +21,7 @@ a policy makes of it.  Both are part of a run's identity: `identity` hashes what
 """
 
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -32,8 +34,9 @@ from moebench.substrate.engine.policies import Policy
 from moebench.substrate.engine.system import System
 from moebench.substrate.errors import UsageError
 from moebench.substrate.models.decoder import Decoder
+from moebench.substrate.models.sensitivity import DifferentiableDecoder
 from moebench.substrate.models.shape import ModelShape
-from moebench.substrate.terms import WORDS, Learnt, RoutedSequence
+from moebench.substrate.terms import LOOKAHEADS, WORDS, Learnt, Lookahead, RoutedSequence
 from moebench.substrate.traces.catalogue import find_trace
 from moebench.substrate.traces.file import TraceFile, open_trace
 from moebench.substrate.traces.observe import read, write
@@ -159,7 +162,7 @@ def recorded(policy: Policy, shape: ModelShape, decision: str) -> Learnable:
             f"{decision}.trace={name} is {header.model}'s: {has[0]} layers of {has[1]} experts; "
             f"the model has {len(shape.moe_layers)} of {shape.num_experts}"
         )
-    for what in sorted(policy.learns_from):
+    for what in sorted(policy.learns_from & WORDS.keys()):
         if not header.has(what):
             raise UsageError(
                 f"{decision}.trace={name}: holds no {WORDS[what]}, which {decision} learns from; "
@@ -191,22 +194,26 @@ def not_replayed(trace: TraceFile, spec: RunSpec, system: System, name: str) -> 
 
 
 def written(
-    chosen: Workload, sample: PromptSet, decoder: Callable[[], Decoder], weights_hash: str,
+    chosen: Workload, sample: PromptSet, decoder: Callable[[], Decoder],
+    differentiable: Callable[[], DifferentiableDecoder], weights_hash: str,
     tokenizer: Tokenizer, end: int | None, folder: Path, progress: Progress,
-    also: frozenset[Learnt] = frozenset(),
+    also: frozenset[Learnt] = frozenset(), predicted: Iterable[Lookahead] = (),
 ) -> Learnable:  # fmt: skip
     """Routing of texts that the lossless model writes, from a file where it was kept.
 
     Args:
-        decoder: makes one with every expert in memory.
+        decoder, differentiable: make one with every expert in memory.
         end: the token that ends a text; without one every text has the same number of tokens.
         progress: told of texts written and read.
         also: what is kept beside chosen experts.
+        predicted: the kinds of predictions that are kept, if these are.
     """
     count = len(sample.examples)
+    kinds = [kind for kind in LOOKAHEADS if kind in predicted] if "predictions" in also else []
 
     def write_texts() -> Artefact:
-        model = decoder()
+        model, states = decoder(), bool(also & {"hidden", "embedding"})
+        sensitive = differentiable() if "sensitivity" in also else None
         found: list[RoutedSequence] = []
         for first in range(0, count, TOGETHER):
             prompts = [
@@ -215,11 +222,15 @@ def written(
             ]
             for prompt, answer in zip(prompts, write(model, prompts, NEW_TOKENS, end), strict=True):
                 text = [*prompt, *answer]
-                found += read(model, [text], len(prompt), lookaheads=(), states=bool(also))
+                (routed,) = read(model, [text], len(prompt), kinds, states)
+                if sensitive is not None:
+                    measured_L = sensitive.sensitivity(text, seed=len(found))
+                    routed = replace(routed, sensitivity_L=measured_L)
+                found.append(routed)
             progress(len(found), count)
         return _packed(found, also)
 
-    asked = [weights_hash, sample.data_hash, PROMPT_TOKENS, NEW_TOKENS, end, *sorted(also)]
+    asked = [weights_hash, sample.data_hash, PROMPT_TOKENS, NEW_TOKENS, end, *sorted(also), *kinds]
     name = content_hash(asked)
     arrays, _ = kept(folder / f"routing-{name}.safetensors", write_texts)
     found = [
@@ -229,6 +240,8 @@ def written(
             scores_TLE=arrays.get(f"scores.{i}"),
             hidden_TLH=arrays.get(f"hidden.{i}"),
             embedding_H=arrays.get(f"embedding.{i}"),
+            predicted_TLE={kind.value: arrays[f"{kind}.{i}"] for kind in kinds},
+            sensitivity_L=arrays.get(f"sensitivity.{i}"),
         )
         for i in range(count)
     ]
@@ -239,6 +252,10 @@ def _packed(sequences: Sequence[RoutedSequence], also: frozenset[Learnt]) -> Art
     arrays = {}
     for i, s in enumerate(sequences):
         arrays[f"ids.{i}"], arrays[f"prefill.{i}"] = s.ids_TLK.astype(np.int16), np.array(s.prefill)
-        more = {"scores": s.scores_TLE, "hidden": s.hidden_TLH, "embedding": s.embedding_H}
+        more = {
+            "scores": s.scores_TLE, "hidden": s.hidden_TLH, "embedding": s.embedding_H,
+            "sensitivity": s.sensitivity_L,
+        }  # fmt: skip
         arrays |= {f"{what}.{i}": x for what, x in more.items() if what in also and x is not None}
+        arrays |= {f"{kind}.{i}": predicted_TLE for kind, predicted_TLE in s.predicted_TLE.items()}
     return Artefact(arrays)

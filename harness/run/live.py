@@ -106,12 +106,14 @@ class LiveSession(Session):
             calibration.source(self.spec),
             calibration.texts(self.spec, self.system, self.data_dir),
             self.sharing().decoder,
+            self.sharing().differentiable,
             self.hashes["weights"],
             self.tokenizer,
             self.end if self.spec.scoring == "generation" else None,
             calibration.folder(scratch),
             progress,
             calibration.learnt_from(self.system.policies.values()),
+            self.system.lookaheads,
         )
 
     def open(self, scratch: Path, keep_timeline: bool, stack: ExitStack) -> Stage:

@@ -8,6 +8,7 @@ from torch import Tensor
 from moebench.substrate.models.decoder import Decoder
 from moebench.substrate.models.protocol import Model
 from moebench.substrate.models.remembered import Prefills, RememberedPrefills
+from moebench.substrate.models.sensitivity import DifferentiableDecoder
 from moebench.substrate.models.weights import Checkpoint, ResidentExperts
 
 
@@ -22,8 +23,9 @@ class SharedWork:
 
     def __init__(self, checkpoint: Checkpoint, remember: bool = False) -> None:
         self.checkpoint = checkpoint
-        self._common = checkpoint.common(torch.float32)
-        self._experts = ResidentExperts(checkpoint, torch.float32)
+        with torch.inference_mode(False):  # gradients pass through no inference tensor
+            self._common = checkpoint.common(torch.float32)
+            self._experts = ResidentExperts(checkpoint, torch.float32)
         self._reference = self.decoder()
         self._prefills: Prefills | None = {} if remember else None
         self._lossless: dict[tuple[int, ...], Tensor] = {}
@@ -31,6 +33,11 @@ class SharedWork:
     def decoder(self, reuse_predictions: bool = False) -> Decoder:
         """A decoder with every expert in memory."""
         return Decoder(self.checkpoint.shape, self._common, self._experts, reuse_predictions)
+
+    def differentiable(self) -> DifferentiableDecoder:
+        """A decoder with gradients, and every expert in memory."""
+        with torch.inference_mode(False):
+            return DifferentiableDecoder(self.checkpoint.shape, self._common, self._experts)
 
     def remembering(self, decoder: Decoder) -> Model:
         """The decoder, with prefills from memory where they are kept."""

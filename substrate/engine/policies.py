@@ -42,7 +42,8 @@ class Policy(ABC):
     #: Whether the policy learns from recorded routing: `calibrate` then comes before `start`.
     calibrates: ClassVar[bool] = False
     #: What `calibrate` reads of a sequence beside ``ids_TLK`` and ``prefill``: ``scores_TLE``,
-    #: ``hidden_TLH`` or ``embedding_H``.  What nobody asks for is neither kept nor given.
+    #: ``hidden_TLH``, ``embedding_H``, ``predicted_TLE`` or ``sensitivity_L``, which a recorded one
+    #: lacks.  What nobody asks for is neither kept nor given.
     learns_from: ClassVar[frozenset[Learnt]] = frozenset()
     #: How many texts it is shown unless the user says it: its paper's number.  16 is ours, for
     #: papers that name none.

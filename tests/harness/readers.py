@@ -113,6 +113,17 @@ class StatesPrefetch(LearningPrefetch):
     learns_from = frozenset({"hidden", "embedding"})
 
 
+class PredictionsPrefetch(LearningPrefetch):
+    """Learns from what the next gate says, and from how sensitive layers are."""
+
+    learns_from = frozenset({"predictions", "sensitivity"})
+
+    @property
+    def predictor(self) -> Predictor:
+        """The next gate."""
+        return NextGates()
+
+
 @dataclass(kw_only=True)
 class ByState(MoEOnDemand):
     """Prefetches by states."""
@@ -167,3 +178,10 @@ class LearnsStates(MoEOnDemand):
     """Learns from states and embeddings."""
 
     prefetch: Prefetching = field(default_factory=StatesPrefetch)
+
+
+@dataclass(kw_only=True)
+class LearnsPredictions(MoEOnDemand):
+    """Learns from predictions and sensitivities."""
+
+    prefetch: Prefetching = field(default_factory=PredictionsPrefetch)

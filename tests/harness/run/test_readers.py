@@ -187,7 +187,12 @@ def kept(scratch: Path) -> set[str]:
 
 @pytest.mark.parametrize(
     ("name", "asks"),
-    [("LearnsIds", set()), ("LearnsScores", {"scores"}), ("LearnsStates", {"hidden", "embedding"})],
+    [
+        ("LearnsIds", set()),
+        ("LearnsScores", {"scores"}),
+        ("LearnsStates", {"hidden", "embedding"}),
+        ("LearnsPredictions", {"gate", "sensitivity"}),
+    ],
 )
 def test_what_is_asked_for_is_given_and_kept(name: str, asks: set[str], tmp_path: Path) -> None:
     for again in range(2):  # from the file the second time
@@ -197,8 +202,19 @@ def test_what_is_asked_for_is_given_and_kept(name: str, asks: set[str], tmp_path
             assert (text.scores_TLE is not None) == ("scores" in asks), again
             assert (text.hidden_TLH is not None) == ("hidden" in asks)
             assert (text.embedding_H is not None) == ("embedding" in asks)
+            assert (text.sensitivity_L is not None) == ("sensitivity" in asks)
+            assert text.predicted_TLE.keys() == asks & {"gate"}
     assert kept(tmp_path) == {f"{what}.0" for what in {"ids", "prefill"} | asks}
     assert len(list((tmp_path / "calibration").iterdir())) == 1
+
+
+def test_a_recording_holds_predictions_and_no_sensitivity(trace: Path) -> None:
+    name = ("--system", f"{READERS}:LearnsPredictions")
+    document(*name, "--trace", trace, "--prompts", "2")
+    assert len(LearningPrefetch.shown) == 2
+    for text in LearningPrefetch.shown:
+        assert "gate" in text.predicted_TLE
+        assert text.sensitivity_L is None
 
 
 def test_a_live_run_and_a_replay_learn_the_same(tmp_path: Path) -> None:

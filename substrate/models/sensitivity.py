@@ -1,0 +1,105 @@
+"""How much a model's predictions depend on its experts: a pass back through whole texts.
+
+Shape letters: T rows, H hidden, E experts, K chosen experts, L MoE layers, V vocabulary.
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from moebench.substrate.errors import UsageError
+from moebench.substrate.models.decoder import Decoder
+from moebench.substrate.models.layers import gate_weights, rotate
+from moebench.substrate.models.shape import GateKind
+from moebench.substrate.terms import Gate, Ids
+
+
+class DifferentiableDecoder(Decoder):
+    """The decoder on one whole text at a time, with gradients.
+
+    Its weights must not be inference tensors: these cannot be saved for a backward pass.
+    """
+
+    def sensitivity(self, text: Sequence[int], seed: int) -> np.ndarray:
+        """How sensitive each MoE layer is to the share of a row's lowest expert, fp32 ``[L]``.
+
+        With d_t the share that a row's lowest expert has of its K gate scores, and ℓ the negative
+        log-likelihood of the text's labels, this is the Fisher information
+
+            s_l = mean over t of (∂ℓ / ∂d_t)²
+
+        with one label drawn for each position from what the model predicts.  A row that drops a
+        share d of layer l's experts changes the predictions by about ½ · s_l · d² nats (KL), summed
+        over its own and all later positions.
+
+        Args:
+            seed: of the labels.
+        """
+        draw = torch.Generator().manual_seed(seed)
+        with torch.inference_mode(False), torch.enable_grad():
+            (logits_TV,) = self.full_logits([text])
+            log_TV = logits_TV.log_softmax(-1)
+            labels_T1 = torch.multinomial(log_TV.detach().exp(), 1, generator=draw)
+            log_TV.gather(1, labels_T1).sum().backward()  # type: ignore[no-untyped-call]
+        found: np.ndarray = torch.stack([self._squared(*mix) for mix in self._mixes]).numpy()
+        return found
+
+    @torch.no_grad()
+    def _squared(
+        self, weights_TK: Tensor, ids_TK: Tensor, logits_TE: Tensor, scores_TE: Tensor
+    ) -> Tensor:
+        """Mean of (∂ℓ / ∂d)²: what dropping the lowest expert changes to first order, over d."""
+        kept_TK = ids_TK.clone()
+        kept_TK[:, -1] = -1
+        change_TK = gate_weights(self.shape, logits_TE, scores_TE, kept_TK, True) - weights_TK
+        chosen_TK = scores_TE.gather(1, ids_TK)
+        share_T = chosen_TK[:, -1] / chosen_TK.sum(1)
+        assert weights_TK.grad is not None
+        effect_T = (weights_TK.grad * change_TK).sum(1)
+        # A share of nothing changes nothing.
+        return (effect_T / share_T).nan_to_num().square().mean()
+
+    def begin(
+        self,
+        prompts: Sequence[Sequence[int]],
+        new_tokens: int,
+        forced: Sequence[Sequence[int]] = (),
+    ) -> None:
+        """As the decoder's, of one text."""
+        if len(prompts) != 1:
+            raise UsageError(f"{len(prompts)} texts at once: gradients are of one text at a time")
+        super().begin(prompts, new_tokens, forced)
+        #: By MoE layer: weights and chosen experts ``[T, K]``, gate logits and scores ``[T, E]``.
+        self._mixes: list[tuple[Tensor, Tensor, Tensor, Tensor]] = []
+
+    def _attended(self, layer: int, x_TH: Tensor) -> Tensor:
+        """Residual plus attention, without a cache: what is written in place stops gradients."""
+        s, w = self.shape, self._layers[layer]
+        qkv = F.linear(w.attention_norm(x_TH), w.qkv, w.qkv_bias)
+        heads = w.query_key_norm(qkv).view(-1, s.num_heads + 2 * s.num_kv_heads, s.head_dim)
+        heads = rotate(heads, self._cos_T, self._sin_T).transpose(0, 1)[None]
+        q, k, v = torch.split(heads, [s.num_heads, s.num_kv_heads, s.num_kv_heads], dim=1)
+        out = F.scaled_dot_product_attention(
+            q, k, v, is_causal=True, enable_gqa=s.num_heads != s.num_kv_heads
+        )
+        x_TH = torch.addmm(x_TH, out[0].transpose(0, 1).flatten(1), w.o_transposed)
+        return x_TH if w.o_bias is None else x_TH + w.o_bias
+
+    def gate(self, layer: int) -> Gate:
+        """As the decoder's; what is returned has no gradients."""
+        self._y, self._logits, self._scores = self._scored(layer, self._x)
+        self._dispatched, self._shared_out = False, None
+        by_logits = self.shape.gate in (GateKind.SPARSEMIXER, GateKind.TOPK_SOFTMAX)
+        ranked = (self._logits.float() if by_logits else self._scores).detach()
+        return Gate(self._scores.detach().numpy(), ranked.topk(self.shape.top_k).indices.numpy())
+
+    def dispatch(self, layer: int, ids_TK: Ids, weigh_as_TK: Ids) -> dict[int, int]:
+        """As the decoder's; the weights' gradients are kept."""
+        rows = super().dispatch(layer, ids_TK, weigh_as_TK)
+        self._weights.requires_grad_().retain_grad()
+        ids = torch.from_numpy(ids_TK)
+        self._mixes.append((self._weights, ids, self._logits.detach(), self._scores.detach()))
+        return rows
