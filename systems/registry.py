@@ -71,6 +71,11 @@ SYSTEMS: dict[str, tuple[str, str, str]] = {
         "MixtralOffloading",
         "LRU in each layer, the next gate's experts into shared buffers",
     ),
+    "adapmoe": (
+        "moebench.systems.adapmoe",
+        "AdapMoE",
+        "drop what matters little, divide slots by expected loads, fetch one expert ahead",
+    ),
 }
 
 #: Which of a system is meant: the algorithm of its paper, or what its authors' code does.
@@ -109,6 +114,7 @@ POLICIES: dict[str, dict[str, tuple[str, str]]] = {
         "popular": ("moebench.systems.policies.place", "PlacePopular"),
         "activation": ("moebench.systems.daop", "PlaceByActivation"),
         "last-ids": ("moebench.systems.policies.place", "PlaceLastIds"),
+        "split": ("moebench.systems.adapmoe", "PlaceBySplit"),
         "none": ("moebench.systems.policies.place", "PlaceNothing"),
     },
     "route": {
@@ -116,6 +122,7 @@ POLICIES: dict[str, dict[str, tuple[str, str]]] = {
         "expert-cache": ("moebench.systems.smoe", "ExpertCacheRouter"),
         "set-order": ("moebench.systems.smoe_shipped", "SetOrderRouter"),
         "predicted": ("moebench.systems.daop", "PredictedRouting"),
+        "adaptive": ("moebench.systems.adapmoe", "AdaptiveGating"),
     },
     "assign": {
         "load": ("moebench.systems.policies.assign", "LoadAll"),
@@ -136,6 +143,7 @@ POLICIES: dict[str, dict[str, tuple[str, str]]] = {
         "whole-layer": ("moebench.systems.policies.prefetch", "WholeLayer"),
         "top-score": ("moebench.systems.smoe", "TopScorePrefetch"),
         "first-predicted": ("moebench.systems.smoe_shipped", "FirstPredicted"),
+        "first-missing": ("moebench.systems.adapmoe", "FirstMissing"),
         "expert-mlp": ("moebench.systems.duoserve", "LearnedPath"),
         "activation-match": ("moebench.systems.moe_infinity", "MatchedPrefetch"),
     },

@@ -30,6 +30,7 @@ VALUES = {
     "evict.trace": ["a-trace"],
     "host_experts": ["8"],
     "place.popularity": ["[[3.0, 1.5], [0.0, 2.0]]"],
+    "route.sensitivity": ["[2.0, 0.5]"],
 }
 LOOP = Path(moebench.substrate.engine.__file__).parent / "loop.py"
 EVERY_POLICY = [(decision, name) for decision in POLICIES for name in POLICIES[decision]]

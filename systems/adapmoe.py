@@ -1,0 +1,373 @@
+"""AdapMoE: fewer experts where they matter little, and more slots where they are missed.
+
+"AdapMoE: Adaptive Sensitivity-based Expert Gating and Management for Efficient MoE Inference" (S.
+Zhong et al., ICCAD 2024, arXiv 2408.10284), after its code (PKU-SEC-Lab/AdapMoE 2cfe8df), which
+grew out of Mixtral-Offloading's.  A token's second expert is dropped where that costs little; one
+expert is fetched ahead; the device's slots are divided so that the fewest loads are left.
+
+    paper and code                          here
+    ──────────────                          ────
+    adaptive gating: the second expert is   AdaptiveGating; T = ``route.threshold``, s_l learnt or
+      dropped where its normalised weight     ``route.sensitivity``
+      < sqrt(T / s_l), in decode
+    s_l: diagonal Fisher information        `DifferentiableDecoder.sensitivity`, see below
+    dp.py: T slots divided by dynamic       `loads`, `split`, PlaceBySplit
+      programming
+    LRU in each layer, highest ids first    StagedLRU with the shares that PlaceBySplit gives
+    prefetch: gate l + 1 on this layer's    FirstMissing: one expert, the best-scored of the
+      normed state, exactly one expert        predicted top-k that is missing; from more layers
+                                              (the paper's 2 to 3) with ``prefetch.layers``
+    buffers for what is on its way (6)      ``evict.staging``, slots of the device as the others
+    experts in 2 bits (HQQ)                 ``--set expert_precision=2bit``
+
+More than two experts a token: dropping a set of experts with the share d of the token's weight, and
+renormalising the others, moves the output by d times (mean of the others - mean of the dropped).
+To second order the loss changes by ½ · s · d², so the rule holds for the share of all that are
+dropped: from the lowest up, while their sum is below sqrt(T / s_l), and never the best one.  With
+two experts this is the paper's.
+
+Sensitivity.  The authors ship s_l of Mixtral, measured beforehand; their script is not public.
+Where a model computes, it is measured on the calibration texts, as Fisher information of the lowest
+expert's share.  A scale model's experts matter less than a large one's (T = 0.005 would leave one
+of two or eight), so the values are scaled to the authors' operating point: at T = 0.005 a quarter
+of all that could be dropped is dropped, as on Mixtral (dp.py's mean is 0.248).  A replay has no
+gradients: it takes the authors' values, for other depths by a layer's relative depth.
+
+The split minimises the expected loads of a layer with s of E slots, where a token uses j experts
+with probability q_j and a prefetch is right with probability a:
+
+    loads(s) = Σ_j  q_j · ( j · (1 - s/E)  -  a · (1 - C(s, j) / C(E, j)) )
+
+Deviations and readings, where the sources are silent:
+
+- Of the paper itself only the abstract was at hand; all else is the code's.
+- The code infers decode from a single row, so a batch is never gated nor fetched ahead.  Here the
+  phase is told: each row is gated by itself, and the prefetch looks at the best score of any row.
+- "Normalised weight" is the share of a token's gate scores, which for Mixtral is its weight.
+- q and a are learnt from the calibration texts: a is the share of the predicted top-k that was
+  chosen.  If nothing is fetched ahead a is 0; without gating every token uses k.
+- Every layer gets a slot if there are enough, and no more than it has experts.
+- Shares are kept by the eviction, not as pools of their own (`Placement.slots`), because buffers
+  belong to all layers.
+- In the code the next layer waits for a prefetch in any case, and an expert's first matrix computes
+  while its others come.  Here an expert waits for its own record, whole.
+- A prefetch that has not begun when its gate is known is dropped.
+- ``route.threshold=0`` is lossless, as the code's default is.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import ClassVar
+
+import numpy as np
+
+from moebench.substrate.engine.decisions import (
+    NO_EXPERT,
+    Fetch,
+    Forecast,
+    LayerView,
+    Routed,
+    best_scores,
+)
+from moebench.substrate.engine.policies import (
+    Assignment,
+    Eviction,
+    Placement,
+    Predictor,
+    Prefetching,
+    Routing,
+)
+from moebench.substrate.engine.system import System
+from moebench.substrate.errors import UsageError
+from moebench.substrate.memory.cache import ExpertCache, Mask, Scope
+from moebench.substrate.models.shape import ModelShape
+from moebench.substrate.terms import Learnt, Lookahead, RoutedSequence, Scores
+from moebench.systems.policies.assign import LoadAll
+from moebench.systems.policies.evict_staged import StagedLRU
+from moebench.systems.policies.place import last_ids
+from moebench.systems.policies.predict import NextGatesOnNormed
+from moebench.systems.policies.split import loads, split
+
+#: T of the authors' run.py, and how much of what could be dropped it drops on Mixtral.
+THRESHOLD, DROPPED = 0.005, 0.25
+#: s_l as measured by the authors: Mixtral 8x7B (run.py) and 8x22B (run_acc_benchmark.py).
+MIXTRAL_8X7B = (
+    46.69, 17.30, 13.02, 7.641, 4.169, 2.230, 1.256, 0.8445, 0.6838, 0.5603, 0.5126, 0.4780,
+    0.4454, 0.4356, 0.3836, 0.3099, 0.2331, 0.1761, 0.1384, 0.1138, 0.1047, 0.09543, 0.08625,
+    0.07713, 0.06938, 0.06109, 0.05025, 0.04256, 0.03350, 0.02527, 0.02068, 0.02295,
+)  # fmt: skip
+MIXTRAL_8X22B = (
+    61.74, 30.83, 22.53, 18.12, 15.12, 12.26, 7.301, 4.386, 3.167, 2.322, 1.876, 1.501, 1.272,
+    1.110, 0.9757, 0.8828, 0.8225, 0.7468, 0.6462, 0.6081, 0.5720, 0.5017, 0.4849, 0.4674, 0.4506,
+    0.4441, 0.4266, 0.4034, 0.3987, 0.3824, 0.3599, 0.3467, 0.3329, 0.3283, 0.3180, 0.3047, 0.2975,
+    0.2854, 0.2730, 0.2586, 0.2432, 0.2291, 0.2132, 0.1991, 0.1838, 0.1745, 0.1653, 0.1521, 0.1430,
+    0.1259, 0.1048, 0.08550, 0.07233, 0.06393, 0.05674, 0.08506,
+)  # fmt: skip
+
+
+# ----------------------------------------------------------------------------- adaptive gating
+
+
+def measured_by_the_authors(layers: int) -> np.ndarray:
+    """s_l of Mixtral; for another number of layers, log-linear in a layer's relative depth."""
+    known = MIXTRAL_8X22B if layers == len(MIXTRAL_8X22B) else MIXTRAL_8X7B
+    depths = np.linspace(0, 1, len(known))
+    found: np.ndarray = np.exp(np.interp(np.linspace(0, 1, layers), depths, np.log(known)))
+    return found
+
+
+def droppable(scores_TK: Scores) -> Scores:
+    """The share of its token's scores that each expert, best first, has with all lower ones."""
+    share = scores_TK / scores_TK.sum(axis=-1, keepdims=True)
+    found: Scores = share[..., ::-1].cumsum(axis=-1)[..., ::-1]
+    return found
+
+
+def dropped(scores_TK: Scores, limit: float | np.ndarray) -> Mask:
+    """Which experts gating drops: those whose share is below the limit, but the best one."""
+    found: Mask = droppable(scores_TK) < limit
+    found[..., 0] = False
+    return found
+
+
+@dataclass(kw_only=True)
+class AdaptiveGating(Routing):
+    """Drops a decoded token's lowest experts while their share is below sqrt(T / s_l).
+
+    Attributes:
+        threshold: T.
+        sensitivity: s_l of each layer with experts; without one it is learnt, see the module.
+    """
+
+    threshold: float = THRESHOLD
+    sensitivity: Sequence[float] = ()
+
+    learns_from: ClassVar[frozenset[Learnt]] = frozenset({"scores", "sensitivity"})
+
+    def __post_init__(self) -> None:
+        if not self.threshold >= 0:
+            raise UsageError(f"route.threshold is {self.threshold}; allowed: 0 or more")
+        if any(not value > 0 for value in self.sensitivity):
+            raise UsageError(f"route.sensitivity is {[*self.sensitivity]}; allowed: above 0 each")
+        self._measured: np.ndarray | None = None
+
+    @property
+    def calibrates(self) -> bool:  # type: ignore[override]
+        """Unless sensitivities were given."""
+        return not self.sensitivity
+
+    @property
+    def learnt(self) -> Mapping[str, str]:
+        """Whose sensitivities these are."""
+        if self._measured is None:
+            return {"sensitivity": "the authors', by depth: recorded routing has no gradients"}
+        first, last = self._measured[0], self._measured[-1]
+        return {"sensitivity": f"measured: {first:.3g} in the first layer, {last:.3g} in the last"}
+
+    def calibrate(
+        self,
+        sequences: Sequence[RoutedSequence],
+        shape: ModelShape,
+        artefacts: Path,
+        progress: Callable[[int, int], None],
+    ) -> None:
+        """Average what was measured on each text, and scale it to the authors' operating point."""
+        known = [(text.sensitivity_L, len(text.ids_TLK)) for text in sequences]
+        measured = [(values, tokens) for values, tokens in known if values is not None]
+        self._measured = None
+        if len(measured) < len(known):
+            return
+        values_SL, tokens_S = map(np.array, zip(*measured, strict=True))
+        mean_L = np.average(values_SL, axis=0, weights=tokens_S)
+        shares_TLK = droppable(np.concatenate([chosen_scores(text) for text in sequences]))
+        changes = shares_TLK[..., 1:] ** 2 * mean_L[:, None]
+        if changes.size:
+            mean_L = mean_L * THRESHOLD / max(float(np.quantile(changes, DROPPED)), 1e-30)
+        self._measured = np.maximum(mean_L, 1e-30)
+
+    def limits(self, shape: ModelShape) -> np.ndarray:
+        """sqrt(T / s_l) of each layer with experts.
+
+        Raises:
+            UsageError: as many sensitivities as layers were not given, or another model was
+                measured.
+        """
+        layers = len(shape.moe_layers)
+        if self.sensitivity:
+            values_L = np.array(self.sensitivity, dtype=float)
+        elif self._measured is not None:
+            values_L = self._measured
+        else:
+            values_L = measured_by_the_authors(layers)
+        if len(values_L) != layers:
+            raise UsageError(
+                f"route.sensitivity has {len(values_L)} values, the model has {layers} layers with "
+                "experts; give one for each as JSON: --set 'route.sensitivity=[46.7, 17.3, ...]'"
+            )
+        found: np.ndarray = np.sqrt(self.threshold / values_L)
+        return found
+
+    def start(self, shape: ModelShape, cache: ExpertCache) -> None:
+        """Work the limits out."""
+        self._limits = dict(zip(shape.moe_layers, self.limits(shape).tolist(), strict=True))
+
+    def lossless_at(self, alpha: float) -> bool:
+        """If nothing is ever dropped."""
+        return self.threshold == 0
+
+    def route(self, view: LayerView) -> Routed:
+        """The model's own top-k, in decode without what matters little."""
+        own_TK = view.topk_ids_TK
+        if view.phase == "prefill":
+            return Routed(own_TK, own_TK)
+        scores_TK = np.take_along_axis(view.scores_TE, own_TK, axis=1)
+        drop_TK = dropped(scores_TK, self._limits[view.layer])
+        ids_TK = np.where(drop_TK, NO_EXPERT, own_TK) if drop_TK.any() else own_TK
+        return Routed(ids_TK, ids_TK)
+
+
+def chosen_scores(text: RoutedSequence) -> Scores:
+    """Scores of the chosen experts of decoded tokens ``[T, L, K]``; equal where none are known."""
+    ids_TLK = text.ids_TLK[text.prefill :]
+    if text.scores_TLE is None:
+        return np.ones(ids_TLK.shape)
+    scores_TLE = text.scores_TLE[text.prefill :].astype(np.float64)
+    found: Scores = np.take_along_axis(scores_TLE, ids_TLK.astype(np.int64), axis=2)
+    return found
+
+
+# ----------------------------------------------------------------------------- the cache's split
+
+
+@dataclass(kw_only=True)
+class PlaceBySplit(Placement):
+    """Gives each layer the slots by which the fewest loads are expected, the highest ids first.
+
+    AdapMoE tells it what is routed and fetched; in another system no token drops an expert and
+    nothing is fetched ahead.  Where layers have pools of their own, all get the same number.
+    """
+
+    calibrates: ClassVar[bool] = True
+    learns_from: ClassVar[frozenset[Learnt]] = frozenset({"scores", "predictions"})
+
+    def __post_init__(self) -> None:
+        self._gating: AdaptiveGating | None = None
+        self._predicted = Lookahead.NONE
+        self._texts: Sequence[RoutedSequence] = ()
+
+    def beside(self, route: Routing, prefetch: Prefetching) -> None:
+        """Know the gating, and by which predictions experts are fetched ahead."""
+        self._gating = route if isinstance(route, AdaptiveGating) else None
+        predictor = prefetch.predictor
+        self._predicted = Lookahead.NONE if predictor is None else predictor.lookahead
+
+    def calibrate(
+        self,
+        sequences: Sequence[RoutedSequence],
+        shape: ModelShape,
+        artefacts: Path,
+        progress: Callable[[int, int], None],
+    ) -> None:
+        """Keep the texts: how many experts their tokens use depends on what the gating learns."""
+        self._texts = sequences
+
+    @property
+    def learnt(self) -> Mapping[str, str]:
+        """How many tokens count."""
+        tokens = sum(len(text.ids_TLK) - text.prefill for text in self._texts)
+        return {"tokens": str(tokens)} if tokens else {}
+
+    def place(self, shape: ModelShape, slots: int, scope: Scope) -> list[tuple[int, int]]:
+        """As `split` says."""
+        layers, experts = len(shape.moe_layers), shape.num_experts
+        if scope == "layer":
+            return last_ids(shape, [min(slots // layers, experts)] * layers)
+        pairs = zip(self.used(shape), self.accuracies(shape), strict=True)
+        return last_ids(shape, split(slots, [loads(experts, q, a) for q, a in pairs]))
+
+    def used(self, shape: ModelShape) -> list[list[float]]:
+        """For each layer, the probability that a token uses 1, 2, ... k experts."""
+        layers, k = len(shape.moe_layers), shape.top_k
+        if self._gating is None or not self._texts:
+            return [[0.0] * (k - 1) + [1.0]] * layers
+        scores_TLK = np.concatenate([chosen_scores(text) for text in self._texts])
+        drop_TLK = dropped(scores_TLK, self._gating.limits(shape)[:, None])
+        used_LT = k - drop_TLK.sum(axis=2).T
+        return [(np.bincount(used, minlength=k + 1)[1:] / len(used)).tolist() for used in used_LT]
+
+    def accuracies(self, shape: ModelShape) -> list[float]:
+        """For each layer, the share of the predicted top-k that was chosen; 0 for the first."""
+        layers, k = len(shape.moe_layers), shape.top_k
+        right_L, asked = np.zeros(layers), 0
+        for text in self._texts:
+            predicted_TLE = text.predicted_TLE.get(self._predicted)
+            if predicted_TLE is None:
+                continue
+            ids_TLK = text.ids_TLK[text.prefill :].astype(np.int64)
+            chosen_TLE = np.zeros((*ids_TLK.shape[:2], shape.num_experts), dtype=bool)
+            np.put_along_axis(chosen_TLE, ids_TLK, True, axis=2)
+            made_TLE = predicted_TLE[text.prefill :, :-1]
+            order = np.argsort(-made_TLE, axis=2, kind="stable")[..., :k]
+            right = np.take_along_axis(chosen_TLE[:, 1:] & ~np.isnan(made_TLE), order, axis=2)
+            right_L[1:] += right.sum(axis=(0, 2))
+            asked += len(ids_TLK) * k
+        shares: list[float] = (right_L / max(asked, 1)).tolist()
+        return shares
+
+
+# ----------------------------------------------------------------------------- prefetching
+
+
+@dataclass(kw_only=True)
+class FirstMissing(Prefetching):
+    """Fetches exactly one expert: the best-scored of the next layer's predicted top-k not here.
+
+    Attributes:
+        layers: where all of the next layer's are here, so many layers ahead are looked at.
+    """
+
+    layers: int = 1
+
+    reads_scores = False
+
+    def __post_init__(self) -> None:
+        if self.layers < 1:
+            raise UsageError(f"prefetch.layers is {self.layers}; allowed: 1 or more")
+
+    @property
+    def predictor(self) -> Predictor:
+        """Later gates on the state that this layer's gate reads."""
+        return NextGatesOnNormed(layers=self.layers)
+
+    def start(self, shape: ModelShape, cache: ExpertCache) -> None:
+        """Remember where residents can be looked up."""
+        self._cache = cache
+
+    def prefetch(self, view: LayerView, forecast: Forecast) -> Sequence[Fetch]:
+        """The first that is neither here nor on its way; ties by id.  Nothing in prefill."""
+        for layer, predicted_TE in forecast.items():
+            order = np.argsort(-best_scores(predicted_TE), kind="stable").tolist()
+            for expert in order[: view.shape.top_k]:
+                if not self._cache.holds(self._cache.key(layer, expert)):
+                    return (Fetch(layer, expert),)
+        return ()
+
+
+@dataclass(kw_only=True)
+class AdapMoE(System):
+    """The complete system."""
+
+    paper = "ICCAD 2024, arXiv 2408.10284"
+
+    place: Placement = field(default_factory=PlaceBySplit)
+    route: Routing = field(default_factory=AdaptiveGating)
+    assign: Assignment = field(default_factory=LoadAll)
+    prefetch: Prefetching = field(default_factory=FirstMissing)
+    evict: Eviction = field(default_factory=partial(StagedLRU, staging=6))
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if isinstance(self.place, PlaceBySplit):
+            self.place.beside(self.route, self.prefetch)

@@ -1,0 +1,64 @@
+"""Divides the device's slots over layers so that the fewest loads are expected (AdapMoE, dp.py)."""
+
+from collections.abc import Sequence
+from math import comb
+
+import numpy as np
+
+#: What the square of a layer's slots costs in loads, so that of equal splits the even one is best.
+EVEN = 1e-9
+
+
+def loads(experts: int, used_J: Sequence[float], accuracy: float) -> list[float]:
+    """Expected loads of a layer for a token, by its number of slots from 0 to all experts.
+
+    With s of E slots, j experts a token with probability q_j, and a prefetch of one expert that is
+    right with probability a:
+
+        loads(s) = Σ_j  q_j · ( j · (1 - s/E)  -  a · (1 - C(s, j) / C(E, j)) )
+
+    the misses if every set of experts is as likely to be cached as any other, less one if there is
+    one and the prefetch was right.  For eight experts and j ≤ 2 these are dp.py's terms.
+
+    Args:
+        used_J: the probability that a token uses 1, 2, ... experts.
+        accuracy: the probability that the one expert that is fetched ahead is needed.
+    """
+
+    def expected(slots: int, used: int) -> float:
+        some_missing = 1 - comb(slots, used) / comb(experts, used)
+        return used * (1 - slots / experts) - accuracy * some_missing
+
+    return [
+        sum(q * expected(slots, used) for used, q in enumerate(used_J, start=1))
+        for slots in range(experts + 1)
+    ]
+
+
+def split(slots: int, loads_LS: Sequence[Sequence[float]]) -> list[int]:
+    """Slots of each layer with the least sum of loads (dp.py, `get_cache_size`).
+
+    Each layer gets at least one, if there are enough; of equal sums, the most even one is taken.
+    """
+    layers, most = len(loads_LS), len(loads_LS[0]) - 1
+    table_LS = np.array(loads_LS) + EVEN * np.arange(most + 1) ** 2
+    slots = min(slots, layers * most)
+    least = min(1, slots // layers)
+    #: By the number of slots that the layers so far have together: their least sum.
+    sums = np.full(slots + 1, np.inf)
+    sums[0] = 0
+    chosen = []
+    for loads_S in table_LS:
+        better, choice = np.full(slots + 1, np.inf), np.zeros(slots + 1, dtype=int)
+        for own in range(least, min(most, slots) + 1):
+            total = np.full(slots + 1, np.inf)
+            total[own:] = sums[: slots + 1 - own] + loads_S[own]
+            choice[total < better] = own
+            better = np.minimum(better, total)
+        sums = better
+        chosen.append(choice)
+    found = []
+    for choice in reversed(chosen):
+        found.append(int(choice[slots]))
+        slots -= found[-1]
+    return found[::-1]
