@@ -87,6 +87,8 @@ class SimulatedMachine:
         self._overlap, self._blocking_copies = overlap, blocking_copies
         self._waits_each_layer = costs.waits_each_layer
         self._last: Span | None = None
+        #: Of the last expert on the host.
+        self._host_layer = -1
         self.load_path = (_DISK, _H2D) if host_memory is not None else (_H2D,)
         self.host_memory, self._record_bytes = host_memory, costs.record_bytes
         self._parallel_reads = parallel_reads and overlap
@@ -169,7 +171,8 @@ class SimulatedMachine:
         if self.host_memory is not None:
             self.host_memory.used(op, span)
         took = cast(int, span.end_ns) - cast(int, (began or span).start_ns)
-        self.timeline.costs.on_host(took, op.rows[0])
+        self.timeline.costs.on_host(took, op.rows[0], first=op.layer != self._host_layer)
+        self._host_layer = op.layer
         return span
 
     def load(self, op: Op, client: TransferClient, after: Sequence[Span] = ()) -> Span:

@@ -28,12 +28,14 @@ class Costs:
         load_ns: a needed expert's transfer, all of its load path.
         host_ns, host_ns_per_row: an expert on the host, from the read of its record on if it came
             from the disk, and that over its rows.
+        host_first: whether it was the first on the host of its layer.
         device_ns: an expert on the device.
     """
 
     load_ns: "deque[float]" = field(default_factory=_recent)
     host_ns: "deque[float]" = field(default_factory=_recent)
     host_ns_per_row: "deque[float]" = field(default_factory=_recent)
+    host_first: "deque[bool]" = field(default_factory=lambda: deque(maxlen=COSTS_KEPT))
     device_ns: "deque[float]" = field(default_factory=_recent)
 
     def estimate(self, machine: Machine) -> None:
@@ -46,10 +48,11 @@ class Costs:
         if machine.has_host_lane:
             self.on_host(read_ns + machine.estimate_ns(one, Lane.HOST), 1)
 
-    def on_host(self, took_ns: float, rows: int) -> None:
+    def on_host(self, took_ns: float, rows: int, first: bool = False) -> None:
         """Keep what an expert took on the host."""
         self.host_ns.append(took_ns)
         self.host_ns_per_row.append(took_ns / rows)
+        self.host_first.append(first)
 
     def on_device(self, took_ns: float, experts: int) -> None:
         """Keep what each of several experts took on the device."""

@@ -35,13 +35,19 @@ def own_choice(scores_TE: np.ndarray, k: int) -> np.ndarray:
 
 
 def costs(
-    load: Iterable[float] = (), host: Iterable[float] = (), per_row: Iterable[float] = ()
+    load: Iterable[float] = (),
+    host: Iterable[float] = (),
+    per_row: Iterable[float] = (),
+    device: Iterable[float] = (),
+    first: Iterable[bool] | None = None,
 ) -> Costs:
-    """Measured durations, oldest first."""
+    """Measured durations, oldest first; unless ``first`` says so, no expert was its layer's."""
     measured = Costs()
     measured.load_ns.extend(load)
     measured.host_ns.extend(host)
     measured.host_ns_per_row.extend(per_row)
+    measured.host_first.extend([False] * len(measured.host_ns) if first is None else first)
+    measured.device_ns.extend(device)
     return measured
 
 

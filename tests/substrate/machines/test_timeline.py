@@ -81,6 +81,15 @@ def test_experts_are_measured_where_they_run():
     assert list(costs.load_ns) == [], "only the client knows which transfers were needed"
 
 
+def test_the_first_expert_of_a_layer_on_the_host_is_marked():
+    machine = SimulatedMachine(FlatCosts(prices()), Timeline())
+    costs = machine.timeline.costs
+    costs.estimate(machine)  # of no layer
+    for layer in (0, 0, 2, 2, 2, 0):
+        machine.submit(Op(OpKind.EXPERT, layer, (1,), (3,)), Lane.HOST)
+    assert list(costs.host_first) == [False, True, False, True, False, False, True]
+
+
 def test_measurements_begin_with_the_machines_estimates():
     machine = SimulatedMachine(FlatCosts(prices()), Timeline())
     costs = machine.timeline.costs
