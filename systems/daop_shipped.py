@@ -34,10 +34,9 @@ import numpy as np
 
 from moebench.substrate.engine.decisions import Active, Fetch, LayerView, Plan
 from moebench.substrate.engine.policies import Assignment, Eviction
-from moebench.substrate.errors import BudgetError, UsageError
-from moebench.substrate.memory.cache import ExpertCache
-from moebench.substrate.models.shape import ModelShape
-from moebench.systems.daop import DAOP, THRESHOLD, AllocateBySequence, OnlySwaps
+from moebench.substrate.errors import UsageError
+from moebench.systems.daop import DAOP, THRESHOLD, AllocateBySequence
+from moebench.systems.policies.evict import OnePlaceholder
 
 #: Experts that each of the two lists holds at most.
 LISTED = 8
@@ -121,26 +120,10 @@ class AllocateAsShipped(AllocateBySequence):
 
 
 @dataclass(kw_only=True)
-class SwapsAndPlaceholder(OnlySwaps):
-    """Evicts no expert of its own choice; one slot stays empty for experts that are not kept.
+class SwapsAndPlaceholder(OnePlaceholder):
+    """Evicts no expert of its own choice; what a swap replaces is copied back to the host."""
 
-    Where layers do not share slots, one of each layer.
-    """
-
-    reserve = 1
-
-    def start(self, shape: ModelShape, cache: ExpertCache) -> None:
-        """Count the slots that stay empty.
-
-        Raises:
-            BudgetError: there are no others.
-        """
-        self.reserve = len(shape.moe_layers) if cache.scope == "layer" else 1
-        if self.reserve >= cache.slots:
-            raise BudgetError(
-                f"evict=swap-placeholder keeps {self.reserve} of {cache.slots} slots empty; give a "
-                "larger --cache-ratio"
-            )
+    writes_back = True
 
 
 @dataclass(kw_only=True)

@@ -7,7 +7,7 @@ from typing import Literal
 
 from moebench.substrate.engine.decisions import Active, Fetch, LayerView, Plan, fetches, split
 from moebench.substrate.engine.policies import Assignment
-from moebench.substrate.errors import UsageError
+from moebench.systems.policies.latency import check_history, mean_of_last
 
 
 @dataclass(kw_only=True)
@@ -70,8 +70,7 @@ class LinkOrHost(Assignment):
     link: Literal["printed", "backlog"] = "backlog"
 
     def __post_init__(self) -> None:
-        if not 1 <= self.history <= 64:
-            raise UsageError(f"assign.history is {self.history}; allowed: 1 to 64")
+        check_history(self.history)
 
     @property
     def uses_host(self) -> bool:  # type: ignore[override]
@@ -100,8 +99,7 @@ class LinkOrHost(Assignment):
 
     def mean(self, durations: Sequence[float]) -> float:
         """Over the last p of these."""
-        recent = list(durations)[-self.history :]
-        return sum(recent) / len(recent)
+        return mean_of_last(durations, self.history)
 
 
 def best_first(active: Active) -> list[int]:

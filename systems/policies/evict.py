@@ -152,6 +152,33 @@ class NeverEvict(Eviction):
         return int(staged.argmax()) if staged.any() else None
 
 
+@dataclass(kw_only=True)
+class OnePlaceholder(Eviction):
+    """Keeps placed experts; one slot stays empty for experts that are not kept (Fiddler; DAOP).
+
+    Where layers do not share slots, one of each layer.
+    """
+
+    reserve = 1
+
+    def start(self, shape: ModelShape, cache: ExpertCache) -> None:
+        """Count the slots that stay empty.
+
+        Raises:
+            BudgetError: there are no others.
+        """
+        self.reserve = len(shape.moe_layers) if cache.scope == "layer" else 1
+        if self.reserve >= cache.slots:
+            raise BudgetError(
+                f"the placeholder keeps {self.reserve} of {cache.slots} slots empty; give a larger "
+                "--cache-ratio"
+            )
+
+    def victim(self, allowed: Mask, incoming: int) -> int | None:
+        """None: only experts that are not kept can be loaded into full memory."""
+        return None
+
+
 class _InOrder(Eviction):
     """Evicts the first allowed resident in an order that is kept for each pool of slots.
 

@@ -1,0 +1,52 @@
+"""What operations took lately, for scheduling rules: means, and the host's time by tokens."""
+
+from collections.abc import Sequence
+from itertools import islice
+
+from moebench.substrate.errors import UsageError
+from moebench.substrate.machines.timeline import COSTS_KEPT, Costs
+
+
+def check_history(history: int) -> None:
+    """Refuse to average more durations than are kept.
+
+    Raises:
+        UsageError: it is out of range.
+    """
+    if not 1 <= history <= COSTS_KEPT:
+        raise UsageError(f"assign.history is {history}; allowed: 1 to {COSTS_KEPT}")
+
+
+def mean_of_last(durations: Sequence[float], history: int) -> float:
+    """Over the last ``history`` of these, oldest first."""
+    recent = list(islice(reversed(durations), history))
+    return sum(recent) / len(recent)
+
+
+def host_ns_per_token(costs: Costs, history: int) -> float:
+    """Of the last ``history`` experts on the host: their time over their tokens."""
+    return _per_token(_on_host(costs, history))
+
+
+def host_line(costs: Costs, history: int) -> tuple[float, float]:
+    """A line through the last ``history`` experts on the host.
+
+    Returns:
+        ns of each token, and what a layer's first expert takes more than its tokens; 0 if none does
+        or it cannot be told.
+    """
+    recent = _on_host(costs, history)
+    per_token = _per_token([sample for sample in recent if not sample[2]] or recent)
+    more = [took - tokens * per_token for took, tokens, first in recent if first]
+    return per_token, max(0.0, sum(more) / len(more)) if more else 0.0
+
+
+def _on_host(costs: Costs, history: int) -> list[tuple[float, float, bool]]:
+    """The last experts on the host: ns, tokens, and whether each was its layer's first there."""
+    ns, per_row = reversed(costs.host_ns), reversed(costs.host_ns_per_row)
+    recent = islice(zip(ns, per_row, reversed(costs.host_first), strict=True), history)
+    return [(took, took / each, first) for took, each, first in recent]
+
+
+def _per_token(samples: Sequence[tuple[float, float, bool]]) -> float:
+    return sum(took for took, _, _ in samples) / sum(tokens for _, tokens, _ in samples)
