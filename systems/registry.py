@@ -76,6 +76,11 @@ SYSTEMS: dict[str, tuple[str, str, str]] = {
         "AdapMoE",
         "drop what matters little, divide slots by expected loads, fetch one expert ahead",
     ),
+    "fiddler": (
+        "moebench.systems.fiddler",
+        "Fiddler",
+        "popular experts stay, others are computed on the host or loaded, whichever is faster",
+    ),
 }
 
 #: Which of a system is meant: the algorithm of its paper, or what its authors' code does.
@@ -102,6 +107,11 @@ SHIPPED: dict[str, tuple[str, str, str]] = {
         "moebench.systems.mixtral_offloading_shipped",
         "ShippedMixtralOffloading",
         "no speculation; each load copies an expert back, and no copy overlaps",
+    ),
+    "fiddler": (
+        "moebench.systems.fiddler_shipped",
+        "ShippedFiddler",
+        "constants for costs, their least sum, nothing overlaps",
     ),
 }
 
@@ -134,6 +144,8 @@ POLICIES: dict[str, dict[str, tuple[str, str]]] = {
         "by-sequence": ("moebench.systems.daop", "AllocateBySequence"),
         "queue-by-id": ("moebench.systems.moe_infinity_shipped", "QueueById"),
         "by-sequence-shipped": ("moebench.systems.daop_shipped", "AllocateAsShipped"),
+        "load-or-compute": ("moebench.systems.fiddler", "LoadOrCompute"),
+        "load-or-compute-shipped": ("moebench.systems.fiddler_shipped", "LoadOrComputeAsShipped"),
     },
     "prefetch": {
         "none": ("moebench.systems.policies.prefetch", "NoPrefetch"),
@@ -164,6 +176,7 @@ POLICIES: dict[str, dict[str, tuple[str, str]]] = {
         "fewest-visits": ("moebench.systems.moe_infinity_shipped", "FewestVisits"),
         "swap": ("moebench.systems.daop", "OnlySwaps"),
         "swap-placeholder": ("moebench.systems.daop_shipped", "SwapsAndPlaceholder"),
+        "placeholder": ("moebench.systems.policies.evict", "OnePlaceholder"),
     },
 }
 

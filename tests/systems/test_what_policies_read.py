@@ -73,7 +73,7 @@ def views():
                 scores_TE = random.dirichlet(np.full(EXPERTS, 4.0), rows)
                 yield view(
                     scores_TE, K, resident, phase=phase, layer=layer, layers=LAYERS,
-                    alpha=0.5, ahead=ahead, measured=costs([2], [1], [1]), kind=Watched,
+                    alpha=0.5, ahead=ahead, measured=costs([2], [1], [1], [1]), kind=Watched,
                     hidden=random.standard_normal((rows, MODEL.hidden_size)),
                 )  # fmt: skip
 
