@@ -255,6 +255,9 @@ class Eviction(Policy):
 
     #: Slots that placement must leave empty.
     reserve: int = 0
+    #: So many slots are for experts that are not kept: where all others are taken, an expert that
+    #: is kept replaces another even if these are free.  Where layers share slots.
+    transient: int = 0
     #: Whether an evicted expert's weights are copied back to the host before its slot is reused.
     writes_back: bool = False
     #: Whether it must know the future, which a replay alone can tell it before `start`.

@@ -48,6 +48,8 @@ class Transfers:
         self._passing: set[int] = set()
         #: Of the latter, those that had not come when their layer ended.
         self._missed: set[int] = set()
+        #: How many experts have a slot.
+        self._holding = 0
         #: Streams of common weights under way, by layer.
         self._streams: dict[int, Span] = {}
 
@@ -55,6 +57,7 @@ class Transfers:
         """Put an expert into a free slot before the run; nothing is charged to a lane."""
         key = self.cache.key(layer, expert)
         self.cache.claim(key, None)
+        self._holding += 1
         self.evict.placed(key)
         self.machine.copy_record(layer, expert, self.cache.slot_of(key))
         self.cache.arrive(key, 0)
@@ -223,7 +226,7 @@ class Transfers:
         cache, named = self.cache, None
         if fetch.instead_of is not None:
             named = self._named(fetch)
-        free = named is None and cache.has_free_slot(key, now_ns)
+        free = named is None and self._may_grow(fetch) and cache.has_free_slot(key, now_ns)
         if free and self.evict.grows(key):
             return self._give(fetch, key, None, now_ns)
         allowed = cache.evictable(key, now_ns)
@@ -241,12 +244,13 @@ class Transfers:
     def _claim_soon(self, fetch: Fetch, key: int, now_ns: int) -> tuple[Span, ...] | None:
         """The same, counting experts that leave when what was submitted has been computed."""
         cache, named = self.cache, self._named(fetch)
-        if named is None and (last_use := cache.await_slot(key)) is not None:
+        grows = named is None and self._may_grow(fetch)
+        if grows and (last_use := cache.await_slot(key)) is not None:
             return (last_use, *self._give(fetch, key, None, now_ns))
         allowed = cache.evictable_soon(key, now_ns)
         if named is None:
             victim = self.evict.victim(allowed, key)
-            if victim is None:  # what only passes through is not the policy's: it makes room last
+            if victim is None and grows:  # what only passes through makes room last
                 victim = min((k for k in self._passing if allowed[k]), default=None)
         else:
             victim = named if allowed[named] else None
@@ -258,6 +262,13 @@ class Transfers:
         idle_ns = max(now_ns, reader.end_ns or 0)
         return (reader, *self._give(fetch, key, victim, idle_ns))
 
+    def _may_grow(self, fetch: Fetch) -> bool:
+        """Whether a fetch may have a slot without one that is kept leaving its own."""
+        transient = self.evict.transient
+        if not (transient and fetch.keep):
+            return True
+        return self._holding - len(self._passing) < self.cache.slots - transient
+
     def _named(self, fetch: Fetch) -> int | None:
         """The key of the expert that a fetch replaces, if it is still there."""
         if fetch.instead_of is None:
@@ -268,7 +279,9 @@ class Transfers:
     def _give(self, fetch: Fetch, key: int, victim: int | None, now_ns: int) -> tuple[Span, ...]:
         self.cache.claim(key, victim)
         after: tuple[Span, ...] = ()
-        if victim is not None:
+        if victim is None:
+            self._holding += 1
+        else:
             if self._passing:
                 self._passing.discard(victim)
             self.evict.left(victim)
@@ -283,6 +296,7 @@ class Transfers:
     def _let_go(self, key: int, last_use: Span) -> None:
         if key in self._passing:
             self._passing.remove(key)
+            self._holding -= 1
             self.cache.let_go(key, last_use)
 
     def _arrival(self, layer: int, expert: int) -> Span:

@@ -151,6 +151,17 @@ class WritesBack(LeastRecentlyUsed):
     writes_back = True
 
 
+@dataclass(kw_only=True)
+class KeepsRoom(LeastRecentlyUsed):
+    """LRU of layer 0; one slot is for experts that are not kept."""
+
+    reserve = 1
+    transient = 1
+
+    def victim(self, allowed, incoming):
+        return super().victim(allowed, incoming) if incoming < self._experts else None
+
+
 @dataclass(frozen=True)
 class Guess(Predictor):
     """The model's prediction of the next layer, at a given price, on a given lane."""

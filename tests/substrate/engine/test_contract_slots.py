@@ -10,6 +10,7 @@ from tests.substrate.engine.own import (
     Asks,
     Chunks,
     Grows,
+    KeepsRoom,
     Placed,
     Plans,
     Refuses,
@@ -130,6 +131,33 @@ def test_what_comes_too_late_for_its_layer_goes_when_it_has_come():
     # gate, at 232 + 55 + 33.
     assert of(ran, OpKind.LOAD)[2:] == [(1, (2,), 320, 520)]
     assert evicted(ran) == [(4 + 3, None), (4 + 2, None)]
+
+
+def test_a_slot_for_what_is_not_kept_is_not_taken_by_what_is():
+    place, uses = Placed(pairs=[(0, 0), (0, 1)]), [[[(2, 3)]], [[(0, 1)]]]
+    made = system(place=place, assign=loading(), evict=KeepsRoom())
+    ran = run(made, model_of(ONE, uses), slots=3, passes=2)
+    assert evicted(ran) == [(2, 0), (3, 1), (0, 2), (1, 3)]
+    # What is not kept takes it.
+    made = system(place=place, assign=loading(keep=False), evict=KeepsRoom())
+    ran = run(made, model_of(ONE, [[[(0, 2)]], [[(1, 3)]]]), slots=3, passes=2)
+    assert evicted(ran) == [(2, None), (3, None)]
+
+
+def test_what_is_kept_takes_no_other_slot_even_if_it_waits():
+    # Layer 1's 2 and 3 come through the one slot; layer 0's are two of two.
+    place = Placed(pairs=[(0, 0), (0, 1)])
+    by = {0: {"keep": True}, 1: {"keep": False}}
+    assign = Plans(
+        by=lambda view, active: split(
+            active, [Fetch(view.layer, e, **by[view.layer]) for e in active.absent]
+        )
+    )
+    made = system(place=place, assign=assign, evict=KeepsRoom())
+    ran = run(made, model_of(TWO, [[[(0, 2)], [(2, 3)]], [[(1, 2)], [(0, 3)]]]), slots=3, passes=2)
+    assert evicted(ran) == [
+        (2, 1), (4 + 2, None), (4 + 3, None), (1, 0), (4 + 0, None), (4 + 3, None),
+    ]  # fmt: skip
 
 
 def test_what_is_not_kept_makes_room_where_nobody_else_can():
