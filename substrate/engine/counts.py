@@ -103,7 +103,8 @@ class Tally:
             c.prefetched += len(began)
             c.prefetched_top_score += right if top is None else len(began & top)
             c.prefetched_active += right
-            c.prefetched_used += len(began.intersection(active))
+            # What was evicted before its layer came is not used.
+            c.prefetched_used += len(began.intersection(active).difference(view.absent))
         if asked and view.phase == "decode":
             for chosen in chosen_by_row:
                 right = len(asked.intersection(chosen))

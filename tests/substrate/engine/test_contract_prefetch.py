@@ -53,6 +53,16 @@ def test_what_has_not_begun_at_its_gate_is_dropped_and_has_evicted_nobody():
     assert (counts.prefetched, counts.prefetched_used, counts.loads) == (1, 0, 1)
 
 
+def test_what_was_evicted_before_its_layer_was_not_used():
+    # Layer 1's 2 has come when layer 0's gate is known, and its 1 takes that place.
+    made = system(prefetch=Asks(opens=[Fetch(1, 2)], discipline="committed"))
+    model = model_of(TWO, [[[(0, 1)], [(2, 3)]]])
+    ran = run(made, model, slots=2, costs=FlatCosts(prices(load=20)))
+    assert evicted(ran)[:3] == [(4 + 2, None), (0, None), (1, 4 + 2)]
+    counts = ran.counts["prefill"]
+    assert (counts.prefetched, counts.prefetched_active, counts.prefetched_used) == (1, 1, 0)
+
+
 @pytest.mark.parametrize(("again", "then"), [((3, 4), [(2, 3, 133)]), ((), [])])
 def test_asking_again_replaces_what_is_queued(again, then):
     # Layer 0 asks for two of layer 2 at 33, layer 1 at 88; only the first one has begun by then,
