@@ -76,10 +76,15 @@ SYSTEMS: dict[str, tuple[str, str, str]] = {
         "AdapMoE",
         "drop what matters little, divide slots by expected loads, fetch one expert ahead",
     ),
+    "hybrimoe": (
+        "moebench.systems.hybrimoe",
+        "HybriMoE",
+        "simulate each layer over CPU, GPU and link; prefetch by impact",
+    ),
     "fiddler": (
         "moebench.systems.fiddler",
         "Fiddler",
-        "popular experts stay, others are computed on the host or loaded, whichever is faster",
+        "popular experts stay; load the others or compute on the host",
     ),
 }
 
@@ -107,6 +112,11 @@ SHIPPED: dict[str, tuple[str, str, str]] = {
         "moebench.systems.mixtral_offloading_shipped",
         "ShippedMixtralOffloading",
         "no speculation; each load copies an expert back, and no copy overlaps",
+    ),
+    "hybrimoe": (
+        "moebench.systems.hybrimoe_shipped",
+        "ShippedHybriMoE",
+        "a two-ended greedy by constants, staged prefill, no prefetch in decode",
     ),
     "fiddler": (
         "moebench.systems.fiddler_shipped",
@@ -144,6 +154,8 @@ POLICIES: dict[str, dict[str, tuple[str, str]]] = {
         "by-sequence": ("moebench.systems.daop", "AllocateBySequence"),
         "queue-by-id": ("moebench.systems.moe_infinity_shipped", "QueueById"),
         "by-sequence-shipped": ("moebench.systems.daop_shipped", "AllocateAsShipped"),
+        "makespan": ("moebench.systems.hybrimoe", "MakespanSchedule"),
+        "two-ended": ("moebench.systems.hybrimoe_shipped", "TwoEnded"),
         "load-or-compute": ("moebench.systems.fiddler", "LoadOrCompute"),
         "load-or-compute-shipped": ("moebench.systems.fiddler_shipped", "LoadOrComputeAsShipped"),
     },
@@ -158,6 +170,8 @@ POLICIES: dict[str, dict[str, tuple[str, str]]] = {
         "first-missing": ("moebench.systems.adapmoe", "FirstMissing"),
         "expert-mlp": ("moebench.systems.duoserve", "LearnedPath"),
         "activation-match": ("moebench.systems.moe_infinity", "MatchedPrefetch"),
+        "impact": ("moebench.systems.hybrimoe", "ImpactDriven"),
+        "after-next": ("moebench.systems.hybrimoe_shipped", "AfterNext"),
     },
     "evict": {
         "static": ("moebench.systems.policies.evict", "NeverEvict"),
@@ -171,6 +185,8 @@ POLICIES: dict[str, dict[str, tuple[str, str]]] = {
         "belady": ("moebench.systems.policies.evict_belady", "Belady"),
         "flashmoe": ("moebench.systems.flashmoe", "LearnedEviction"),
         "score": ("moebench.systems.policies.evict", "LowestAverageScore"),
+        "mrs": ("moebench.systems.hybrimoe", "MinusRecentScore"),
+        "mrs-shipped": ("moebench.systems.hybrimoe_shipped", "LowestOfItsLayer"),
         "load-order": ("moebench.systems.smoe_shipped", "LoadOrder"),
         "activation-aware": ("moebench.systems.moe_infinity", "ActivationAware"),
         "fewest-visits": ("moebench.systems.moe_infinity_shipped", "FewestVisits"),

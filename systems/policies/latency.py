@@ -7,14 +7,14 @@ from moebench.substrate.errors import UsageError
 from moebench.substrate.machines.timeline import COSTS_KEPT, Costs
 
 
-def check_history(history: int) -> None:
+def check_history(history: int, option: str = "assign.history") -> None:
     """Refuse to average more durations than are kept.
 
     Raises:
         UsageError: it is out of range.
     """
     if not 1 <= history <= COSTS_KEPT:
-        raise UsageError(f"assign.history is {history}; allowed: 1 to {COSTS_KEPT}")
+        raise UsageError(f"{option} is {history}; allowed: 1 to {COSTS_KEPT}")
 
 
 def mean_of_last(durations: Sequence[float], history: int) -> float:

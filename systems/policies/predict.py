@@ -17,9 +17,11 @@ class NextGates(Predictor):
 
     Attributes:
         layers: how many of the layers that follow.
+        in_prefill: whether it is asked in prefill too.
     """
 
     layers: int = 1
+    in_prefill: bool = False  # type: ignore[misc]
 
     lookahead: ClassVar[Lookahead] = Lookahead.GATE
 

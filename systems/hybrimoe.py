@@ -1,0 +1,310 @@
+"""HybriMoE: every layer is scheduled over CPU, GPU and PCIe by simulating its makespan.
+
+"HybriMoE: Hybrid CPU-GPU Scheduling and Cache Management for Efficient MoE Inference" (S. Zhong et
+al., DAC 2025, arXiv 2504.05897).  Which experts are missing changes with every token, so a fixed
+division between CPU and GPU fits hardly any.  A layer's experts are divided by a small simulation;
+the same simulation says which experts of later layers are worth fetching; and the cache keeps the
+experts whose scores were high lately, active or not.
+
+    paper                             here
+    ─────                             ────
+    warm-up: CPU time linear in       policies.makespan: Times, from what ran last
+      tokens, first expert dearer;
+      GPU and PCIe times constant
+    GPU, CPU and PCIe queues;         policies.makespan: schedule
+      the makespan
+    intra-layer scheduling            MakespanSchedule
+    impact-driven prefetching: the    ImpactDriven, NextGates
+      gates of the next three layers
+      on this layer's state
+    MRS:                              MinusRecentScore
+      S ← α·TopP(s) + (1-α)·S         α is ``evict.smoothing``, p is ``evict.top``
+
+What the authors' code does otherwise is `systems.hybrimoe_shipped`: ``--variant shipped``.
+
+Deviations and readings, where the paper is silent:
+
+- The code was read; of the paper, what others report.
+- Of operations that would finish at the same time, the GPU's is committed first, then the CPU's.
+  Of equally loaded experts the better scored one is loaded, and the worse scored one computed on
+  the CPU.
+- An expert that comes over PCIe can be chosen by the GPU once it has arrived; the GPU waits for it
+  only if it has nothing else to do.  The idle CPU takes what was cached from the start.
+- Experts still on their way when the gate is known arrive when the link is free, and only then can
+  it load others.
+- Times are means of what was measured last (``history``), where the paper measures them once.  The
+  CPU's line is through its last experts.  The simulated host hands every expert over at the same
+  price, so that there a first one is hardly dearer.
+- An expert that the CPU computed is not loaded into the cache unless ``assign.admit``.
+- The impact of an expert is what the layer's makespan is shorter if it is cached.  The greatest is
+  fetched first, and the impact of the others is weighed again as if it were there.  What has no
+  impact is not fetched.  ``prefetch.experts`` are queued at most.
+- In prefill nothing is predicted, as traces hold no predictions of prompts; the paper gains 6 %
+  there.  ``prefetch.prefill`` predicts in both phases, of a model that computes.
+- α = 0.5 and p = 2k are the code's.  Of several rows the mean score counts.
+- Slots are each layer's own, as in the code; ``scope=global`` lends all of them to all layers.
+"""
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from moebench.substrate.engine.decisions import (
+    Active,
+    Fetch,
+    Forecast,
+    LayerView,
+    Plan,
+    best_scores,
+    fetches,
+)
+from moebench.substrate.engine.policies import (
+    Assignment,
+    Eviction,
+    Placement,
+    Predictor,
+    Prefetching,
+    Routing,
+)
+from moebench.substrate.engine.system import System
+from moebench.substrate.errors import UsageError
+from moebench.substrate.memory.cache import ExpertCache, Mask, Scope
+from moebench.substrate.models.shape import ModelShape
+from moebench.systems.policies.evict import least
+from moebench.systems.policies.latency import check_history
+from moebench.systems.policies.makespan import Times, measured, schedule
+from moebench.systems.policies.place import PlaceById
+from moebench.systems.policies.predict import NextGates
+from moebench.systems.policies.route import ExactRouting
+
+# --------------------------------------------------------------------------- intra-layer scheduling
+
+
+@dataclass(kw_only=True)
+class MakespanSchedule(Assignment):
+    """Does with a layer what its simulation did, in prefill and decode.
+
+    Attributes:
+        history: how many past durations of each kind the times are from.
+        admit: load what the CPU computes, too, behind what the GPU needs.
+    """
+
+    history: int = 10
+    admit: bool = False
+
+    uses_host = True
+
+    def __post_init__(self) -> None:
+        check_history(self.history)
+
+    def assign(self, view: LayerView, active: Active) -> Plan:
+        """The queues' experts in their order."""
+        rows, score = active.rows, active.best
+
+        def by_load(experts: Iterable[int]) -> list[int]:
+            return sorted(experts, key=lambda e: (-rows[e], -score[e], e))
+
+        here, coming, away = map(by_load, (active.resident, active.in_flight, active.absent))
+        order = [*here, *coming, *away]
+        loads = [tuple(rows[e] for e in kind) for kind in (here, away, coming)]
+        found = schedule(
+            loads[0], loads[1], measured(view.costs, self.history), loads[2],
+            max(map(view.lanes.backlog_ns, view.lanes.load_path)) if coming or away else 0,
+        )  # fmt: skip
+        host = [order[n] for n in found.cpu]
+        load = [order[n] for n in found.pcie]
+        if self.admit:
+            load += [e for e in host if e in away]
+        return Plan([order[n] for n in found.gpu], host, (), fetches(view.layer, load))
+
+
+# --------------------------------------------------------------------------- prefetching
+
+
+@dataclass(kw_only=True)
+class ImpactDriven(Prefetching):
+    """Fetches, while the link is idle, the experts that shorten later layers' makespans most.
+
+    Attributes:
+        layers: how many later layers' gates are asked.
+        experts: how many fetches are queued at most; 0 is the model's top-k.  The next layer's
+            request replaces what has not begun.
+        history: how many past durations of each kind the times are from.
+        prefill: also predict in prefill.
+    """
+
+    layers: int = 3
+    experts: int = 0
+    history: int = 10
+    prefill: bool = False
+
+    reads_scores = False
+
+    def __post_init__(self) -> None:
+        for option, minimum in (("layers", 1), ("experts", 0)):
+            if getattr(self, option) < minimum:
+                raise UsageError(
+                    f"prefetch.{option} is {getattr(self, option)}; allowed: {minimum} or more"
+                )
+        check_history(self.history, "prefetch.history")
+
+    @property
+    def predictor(self) -> Predictor:
+        """Later gates on this layer's state."""
+        return NextGates(layers=self.layers, in_prefill=self.prefill)
+
+    def start(self, shape: ModelShape, cache: ExpertCache) -> None:
+        """Remember where residents can be looked up."""
+        self._cache = cache
+
+    def prefetch(self, view: LayerView, forecast: Forecast) -> Sequence[Fetch]:
+        """The greatest impact first; of equal ones the nearest layer's, then the best scored."""
+        if not forecast:
+            return ()
+        k, times = view.shape.top_k, measured(view.costs, self.history)
+        later = [
+            LaterLayer(layer, predicted_TE, k, self._cache, times)
+            for layer, predicted_TE in forecast.items()
+        ]
+        wanted: list[Fetch] = []
+        for _ in range(self.experts or k):
+            best = max(later, key=lambda one: one.impact_ns)
+            if best.impact_ns <= 0:
+                break
+            wanted.append(Fetch(best.layer, best.take()))
+        return wanted
+
+
+def expected(predicted_TE: np.ndarray, k: int) -> dict[int, int]:
+    """Tokens of each expert by predicted scores: most tokens first, then the best scored."""
+    ids_TK = (-predicted_TE).argsort(axis=1, kind="stable")[:, :k]
+    if len(ids_TK) == 1:
+        return dict.fromkeys(ids_TK[0].tolist(), 1)
+    tokens, score = Counter(ids_TK.ravel().tolist()), best_scores(predicted_TE)
+    return dict(sorted(tokens.items(), key=lambda item: (-item[1], -score[item[0]], item[0])))
+
+
+class LaterLayer:
+    """The experts that a layer is expected to use, and what caching one of them would save.
+
+    Attributes:
+        impact_ns: the largest saving of makespan by one more cached expert; 0 without any.
+    """
+
+    def __init__(
+        self, layer: int, predicted_TE: np.ndarray, k: int, cache: ExpertCache, times: Times
+    ) -> None:
+        self.layer, self._times = layer, times
+        tokens = expected(predicted_TE, k)
+        self._absent = [e for e in tokens if not cache.holds(cache.key(layer, e))]
+        loads = [tokens.pop(e) for e in self._absent]
+        self._cached_loads, self._absent_loads = tuple(tokens.values()), tuple(loads)
+        self._weigh()
+
+    def take(self) -> int:
+        """The expert with the largest impact, which counts as cached from now on."""
+        self._cached_loads, self._absent_loads = self._with(self._best)
+        expert = self._absent.pop(self._best)
+        self._weigh()
+        return expert
+
+    def _weigh(self) -> None:
+        """Simulate the layer once for each load among the absent: equal ones have equal impact."""
+        self.impact_ns, self._best = 0.0, 0
+        loads = self._absent_loads
+        now_ns = schedule(self._cached_loads, loads, self._times).makespan_ns
+        for place, load in enumerate(loads):
+            if place and loads[place - 1] == load:
+                continue
+            then_ns = schedule(*self._with(place), self._times).makespan_ns
+            if now_ns - then_ns > self.impact_ns:
+                self.impact_ns, self._best = now_ns - then_ns, place
+
+    def _with(self, place: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """Tokens of cached and absent experts if one of the latter were cached."""
+        loads = self._absent_loads
+        cached = sorted((*self._cached_loads, loads[place]), reverse=True)
+        return tuple(cached), loads[:place] + loads[place + 1 :]
+
+
+# --------------------------------------------------------------------------- caching
+
+
+class RecentScores:
+    """MRS: each expert's average score, of which the recent part counts most.
+
+    Args:
+        smoothing: α.
+        top: p; 0 is twice the model's top-k.
+    """
+
+    def __init__(self, shape: ModelShape, smoothing: float, top: int) -> None:
+        scores_LE = np.zeros((shape.num_layers, shape.num_experts))
+        #: S by key.
+        self.by_key = scores_LE.reshape(-1)
+        self._layers = list(scores_LE)
+        self.smoothing, self._top = smoothing, top or 2 * shape.top_k
+
+    def of(self, layer: int) -> np.ndarray:
+        """S of a layer's experts."""
+        return self._layers[layer]
+
+    def decay(self, layer: int, scores_E: np.ndarray) -> np.ndarray:
+        """S ← (1-α)·S; returns whose scores are TopP, highest first."""
+        averages = self._layers[layer]
+        averages *= 1 - self.smoothing
+        return (-scores_E).argsort(kind="stable")[: self._top]
+
+    def update(self, layer: int, scores_E: np.ndarray) -> None:
+        """S ← α·TopP(s) + (1-α)·S; TopP leaves the p highest scores and zeroes the others."""
+        highest = self.decay(layer, scores_E)
+        self._layers[layer][highest] += self.smoothing * scores_E[highest]
+
+
+@dataclass(kw_only=True)
+class MinusRecentScore(Eviction):
+    """Evicts the expert with the lowest S, brought up to date once for each gate.
+
+    Attributes:
+        smoothing: α, the weight of a gate's scores beside that of all earlier ones.
+        top: p, how many of a gate's scores count; 0 is twice the model's top-k.
+    """
+
+    smoothing: float = 0.5
+    top: int = 0
+
+    def __post_init__(self) -> None:
+        if not 0 < self.smoothing <= 1:
+            raise UsageError(f"evict.smoothing is {self.smoothing}; allowed: above 0 to 1")
+        if self.top < 0:
+            raise UsageError(f"evict.top is {self.top}; allowed: 0 (twice the top-k) or more")
+
+    def start(self, shape: ModelShape, cache: ExpertCache) -> None:
+        """No gate yet: every S is zero."""
+        self._scores = RecentScores(shape, self.smoothing, self.top)
+
+    def observe(self, view: LayerView) -> None:
+        """One gate; of several rows their mean."""
+        scores_TE = view.scores_TE
+        mean_E = scores_TE[0] if len(scores_TE) == 1 else scores_TE.mean(axis=0)
+        self._scores.update(view.layer, mean_E)
+
+    def victim(self, allowed: Mask, incoming: int) -> int | None:
+        """The lowest S; ties to the lowest key."""
+        return least(self._scores.by_key, allowed)
+
+
+@dataclass(kw_only=True)
+class HybriMoE(System):
+    """The complete system."""
+
+    paper = "DAC 2025, arXiv 2504.05897"
+
+    place: Placement = field(default_factory=PlaceById)
+    route: Routing = field(default_factory=ExactRouting)
+    assign: Assignment = field(default_factory=MakespanSchedule)
+    prefetch: Prefetching = field(default_factory=ImpactDriven)
+    evict: Eviction = field(default_factory=MinusRecentScore)
+    scope: Scope = "layer"

@@ -1,0 +1,96 @@
+"""A layer's makespan over three queues, of GPU, CPU and PCIe, simulated (HybriMoE, DAC 2025)."""
+
+from bisect import insort
+from collections import deque
+from collections.abc import Sequence
+from functools import lru_cache
+from math import inf
+from typing import NamedTuple
+
+from moebench.substrate.machines.timeline import Costs
+from moebench.systems.policies.latency import host_line, mean_of_last
+
+
+class Times(NamedTuple):
+    """What an expert takes on the CPU, on the GPU and over PCIe.
+
+    On the CPU it is ``token_ns`` for each token, and ``first_ns`` more for a layer's first expert.
+    """
+
+    token_ns: float
+    first_ns: float
+    gpu_ns: float
+    pcie_ns: float
+
+
+def measured(costs: Costs, history: int) -> Times:
+    """From the last ``history`` operations of each kind."""
+    return Times(
+        *host_line(costs, history),
+        mean_of_last(costs.device_ns, history),
+        mean_of_last(costs.load_ns, history),
+    )
+
+
+class Schedule(NamedTuple):
+    """Which experts the GPU and the CPU compute and PCIe brings, in order, and how long it takes.
+
+    Experts are numbered: first those that are cached, then those on their way, then the absent.
+    """
+
+    gpu: Sequence[int]
+    cpu: Sequence[int]
+    pcie: Sequence[int]
+    makespan_ns: float
+
+
+@lru_cache(maxsize=1 << 14)
+def schedule(
+    cached: tuple[int, ...],
+    absent: tuple[int, ...],
+    times: Times,
+    coming: tuple[int, ...] = (),
+    link_ns: float = 0,
+) -> Schedule:
+    """Commit, again and again, the operation that would finish first of the three queues' next.
+
+        GPU   cached experts and those that have arrived, most tokens first
+        CPU   absent experts, fewest tokens first; without any, cached ones, fewest tokens first
+        PCIe  absent experts, most tokens first; each then joins the GPU's queue
+
+    It ends when every expert has an executor.
+
+    Args:
+        cached, absent, coming: tokens of the experts, descending.
+        link_ns: when the link is free, and what is ``coming`` has come.
+    """
+    tokens = (*cached, *coming, *absent)
+    ready = list(range(len(cached)))
+    arriving = deque((link_ns, len(cached) + i) for i in range(len(coming)))
+    missing = deque(range(len(cached) + len(coming), len(tokens)))
+    gpu: list[int] = []
+    cpu: list[int] = []
+    pcie: list[int] = []
+    gpu_ns, cpu_ns, pcie_ns = 0.0, 0.0, link_ns
+    while len(gpu) + len(cpu) < len(tokens):
+        while arriving and arriving[0][0] <= gpu_ns:
+            insort(ready, arriving.popleft()[1], key=lambda e: (-tokens[e], e))
+        begins = gpu_ns if ready else arriving[0][0] if arriving else inf
+        gpu_end = begins + times.gpu_ns
+        left = missing or [e for e in ready if e < len(cached)]
+        cpu_end = inf
+        if left:
+            cpu_end = cpu_ns + times.token_ns * tokens[left[-1]] + times.first_ns * (not cpu)
+        pcie_end = pcie_ns + times.pcie_ns if missing else inf
+        if gpu_end <= cpu_end and gpu_end <= pcie_end:
+            gpu.append(ready.pop(0) if ready else arriving.popleft()[1])
+            gpu_ns = gpu_end
+        elif cpu_end <= pcie_end:
+            cpu.append(left[-1])
+            (missing or ready).remove(left[-1])
+            cpu_ns = cpu_end
+        else:
+            pcie.append(missing.popleft())
+            arriving.append((pcie_end, pcie[-1]))
+            pcie_ns = pcie_end
+    return Schedule(gpu, cpu, pcie, max(gpu_ns, cpu_ns))
