@@ -51,15 +51,20 @@ class Tally:
         self.by_phase: dict[Phase, Counts] = {"prefill": Counts(), "decode": Counts()}
         self._asked: dict[int, set[int | None]] = {}
 
-    def ask(self, wanted: Sequence[Fetch], layer: int) -> None:
-        """Count requested prefetches; ``layer`` is the next one, which may have no request."""
-        asked: dict[int, set[int | None]] = {layer: set()}
+    def ask(self, wanted: Sequence[Fetch], layer: int, discipline: str) -> None:
+        """Count requested prefetches; ``layer`` is the next one, which may have no request.
+
+        Speculative requests replace those that were made before for a layer, committed ones add up.
+        """
+        adds_up = discipline == "committed"
+        asked = self._asked if adds_up else {layer: set[int | None]()}
         for later, expert, _, _ in wanted:
             if later in asked:
                 asked[later].add(expert)
             else:
                 asked[later] = {expert}
-        self._asked.update(asked)
+        if not adds_up:
+            self._asked.update(asked)
 
     def experts(self, phase: Phase, rows: Mapping[int, int], active: Active, plan: Plan) -> None:
         """Count where a layer's experts were computed, and what copied them to the device.

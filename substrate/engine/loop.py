@@ -93,7 +93,7 @@ class Engine:
         if memory is not None:
             for layer, expert in place.keep_on_host(shape, memory.spare):
                 memory.keep(op_of(OpKind.LOAD, layer, (), (expert,)))
-        slots = self.cache.slots - self.system.evict.reserve
+        slots = self.cache.slots - self.system.reserve
         placed = 0
         for layer, expert in place.place(shape, slots, self.cache.scope):
             self.transfers.place(layer, expert)
@@ -342,7 +342,7 @@ class Engine:
     def _close(self, now: Layer) -> None:
         """The layer's experts can be evicted again; what happened is counted."""
         view, routed, tally = now.view, now.routed, self.tally
-        self.transfers.layer_ends(view.layer, now.keys)
+        self.transfers.layer_ends(now.keys)
         tally.experts(view.phase, now.rows, now.active, now.plan)
         tally.prefetches(view, routed, now.rows, self.transfers.take_started(view.layer))
         if tally.routing(view, routed) and self._lossless:
@@ -387,6 +387,7 @@ class Engine:
 
     def _commit(self, view: LayerView, predicted: Span | None) -> None:
         """Begin fetches for later layers, into slots that this layer's computations leave."""
+        self.transfers.drop_unused(view.layer)
         if self._ahead:
             self.transfers.commit(self._ahead.plan.load)
         if self.system.prefetch.discipline == "committed":
@@ -405,4 +406,4 @@ class Engine:
             self.transfers.commit(wanted)
         else:
             self.transfers.speculate(wanted, prefetch.chunks)
-        self.tally.ask(wanted, layer)
+        self.tally.ask(wanted, layer, prefetch.discipline)

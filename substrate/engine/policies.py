@@ -50,6 +50,8 @@ class Policy(ABC):
     calibration_texts: ClassVar[int] = 16
     #: A trace that it learns from, its folder or the name of one that ships; "" leaves the choice.
     calibration_trace: str = ""
+    #: Slots that placement must leave empty for it, known from `start` on.
+    reserve: int = 0
 
     @property
     def reads_scores(self) -> bool:
@@ -253,8 +255,6 @@ class Prefetching(Policy):
 class Eviction(Policy):
     """Chooses the expert to evict."""
 
-    #: Slots that placement must leave empty.
-    reserve: int = 0
     #: So many slots are for experts that are not kept: where all others are taken, an expert that
     #: is kept replaces another even if these are free.  Where layers share slots.
     transient: int = 0

@@ -121,6 +121,11 @@ class System:
         return sum(policy.device_bytes for policy in self.policies.values())
 
     @property
+    def reserve(self) -> int:
+        """Slots that placement must leave empty, once it has started."""
+        return sum(policy.reserve for policy in self.policies.values())
+
+    @property
     def predictors(self) -> list[Predictor]:
         """What predicts later layers: of two equal ones, one."""
         found = [self.route.predictor, self.prefetch.predictor]

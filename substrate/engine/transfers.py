@@ -125,19 +125,24 @@ class Transfers:
                     for key in cache.keys(span.op.layer, span.op.experts):
                         self._let_go(key, span)
 
-    def layer_ends(self, layer: int, keys: list[int]) -> None:
-        """The layer has submitted all its computations: its experts can be evicted.
+    def drop_unused(self, layer: int) -> None:
+        """The layer has submitted all its computations: what it did not keep and did not use goes.
 
-        What it fetched without keeping or computing it goes at once.
+        Its slots are free once it has come, for the fetches that follow.
         """
+        if not self._passing:
+            return
+        with self.machine.lock:
+            for key in sorted(k for k in self._passing if self.cache.expert_of(k)[0] == layer):
+                if self.cache.has_come(key):
+                    self._let_go(key, self._arrivals[key])
+                else:
+                    self._missed.add(key)
+
+    def layer_ends(self, keys: list[int]) -> None:
+        """These experts of a layer, which has submitted all its computations, can be evicted."""
         with self.machine.lock:
             self.cache.unpin(keys)
-            if self._passing:
-                for key in [k for k in self._passing if self.cache.expert_of(k)[0] == layer]:
-                    if self.cache.has_come(key):
-                        self._let_go(key, self._arrivals[key])
-                    else:
-                        self._missed.add(key)
 
     # ------------------------------------------------------------------ ahead of its layer
 

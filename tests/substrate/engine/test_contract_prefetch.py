@@ -126,6 +126,16 @@ def test_what_is_there_is_not_asked_again(discipline):
     assert counts.prefetched == 0
 
 
+@pytest.mark.parametrize(("discipline", "right"), [("speculative", 0), ("committed", 1)])
+def test_committed_requests_for_a_layer_add_up(discipline, right):
+    wanted = {0: fetches(2, (0,)), 1: fetches(2, (1,))}
+    asks = Asks(wanted=wanted, discipline=discipline, phase="decode")
+    use = [[(0, 1)], [(0, 1)], [(0, 1)]]
+    model = model_of(small_shape(layers=3), [use, use])
+    counts = run(system(prefetch=asks), model, slots=12, passes=2).counts["decode"]
+    assert (counts.asked, counts.asked_all, counts.asked_any) == (1, right, 1)
+
+
 @pytest.mark.parametrize("discipline", ["speculative", "committed"])
 def test_a_passes_opening_starts_with_it_even_below_a_dense_layer(discipline):
     # Dense layer 0 takes attend 30 and dense 20; layer 1's gate is known at 83.

@@ -1,10 +1,15 @@
 """Who leaves for whom: exchanges that a fetch names, experts that are not kept, write-backs."""
 
+from dataclasses import dataclass
+
 import pytest
 
 from moebench.substrate.engine.decisions import Fetch, Plan, fetches, split
 from moebench.substrate.errors import UsageError
 from moebench.substrate.machines.protocol import Lane, OpKind
+from moebench.systems.policies.assign import LoadAll
+from moebench.systems.policies.evict import NeverEvict
+from moebench.systems.policies.place import PlaceById
 from tests.substrate.engine.fakes import RECORD_BYTES, FlatCosts, prices, small_shape
 from tests.substrate.engine.own import (
     Asks,
@@ -158,6 +163,38 @@ def test_what_is_kept_takes_no_other_slot_even_if_it_waits():
     assert evicted(ran) == [
         (2, 1), (4 + 2, None), (4 + 3, None), (1, 0), (4 + 0, None), (4 + 3, None),
     ]  # fmt: skip
+
+
+def test_later_layers_fetches_take_the_slots_of_what_comes_in_vain():
+    # The link brings layer 0's four experts until 160; 0 and 1 are used, as they come.
+    prefetch = Asks(
+        opens=[Fetch(0, e, keep=False) for e in range(4)],
+        wanted={0: [Fetch(1, e, keep=False) for e in range(4)]},
+        discipline="committed",
+    )
+    made = system(prefetch=prefetch, evict=Refuses())
+    ran = run(made, model_of(TWO, [[[(0, 1)], [(0, 1)]]]), slots=4)
+    assert of(ran, OpKind.EXPERT)[:2] == [(0, (0,), 40, 50), (0, (1,), 80, 90)]
+    assert of(ran, OpKind.LOAD)[4:] == [(1, (e,), 160 + 40 * e, 200 + 40 * e) for e in range(4)]
+    # The control thread does not wait for 2 and 3, which come until 160, before it goes on.
+    assert of(ran, OpKind.ATTEND) == [(0, (), 0, 30), (1, (), 92, 122)]
+    assert [e.key for e in ran.events if isinstance(e, LetGo)][:4] == [0, 1, 2, 3]
+
+
+@dataclass(kw_only=True)
+class KeepsOneEmpty(LoadAll):
+    """Needs a slot, which it knows when a run starts."""
+
+    def start(self, shape, cache):
+        self.reserve = 1
+
+
+def test_placement_leaves_empty_what_any_policy_needs():
+    made = system(place=PlaceById(), assign=KeepsOneEmpty(), evict=NeverEvict(staging=1))
+    assert made.reserve == 1  # before it starts, the eviction's alone
+    ran = run(made, model_of(ONE, [[[(0, 1)]]]), slots=4)
+    assert made.reserve == 2
+    assert [claim.key for claim in ran.claims] == [0, 1]
 
 
 def test_what_is_not_kept_makes_room_where_nobody_else_can():
