@@ -31,6 +31,11 @@ SYSTEMS: dict[str, tuple[str, str, str]] = {
         "MoEOnDemand",
         "load after the gate, LRU, no prefetch",
     ),
+    "acc": (
+        "moebench.systems.baselines",
+        "ACC",
+        "copy after the gate, compute, drop: pageable, nothing beside it",
+    ),
     "smoe": (
         "moebench.systems.smoe",
         "SMoE",
