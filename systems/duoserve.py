@@ -36,8 +36,8 @@ Deviations and readings, where the paper is silent:
 - The paper traces 2.5 % of the data set (§6.4: of SQuAD 2,190 texts).  Here ExpertMLP is small
   (`prefetch.trained_width`) and learns from 4,096 tokens (`prefetch.tokens`), which 64 texts of 64
   decoded tokens hold: so many are traced, of the train half of the workload that is served.
-- §6.1 compares with MoESys, whose whole layers are `prefetch=whole-layer`: committed, in order, in
-  the slots of one layer (`--slots 8`).
+- §6.1 compares with "Acc" and MoESys, which are the systems `acc` and `moesys`.  By Table 2 its
+  MoESys holds the experts of one layer: ``prefetch.buffers=1`` there, not the two of its own paper.
 """
 
 from collections.abc import Callable, Mapping, Sequence

@@ -36,6 +36,11 @@ SYSTEMS: dict[str, tuple[str, str, str]] = {
         "ACC",
         "copy after the gate, compute, drop: pageable, nothing beside it",
     ),
+    "moesys": (
+        "moebench.systems.moesys",
+        "MoESys",
+        "fetch all experts of the next layer, two layer buffers",
+    ),
     "smoe": (
         "moebench.systems.smoe",
         "SMoE",
@@ -170,6 +175,7 @@ POLICIES: dict[str, dict[str, tuple[str, str]]] = {
         "next-exact": ("moebench.systems.policies.prefetch", "NextExact"),
         "pre-gate": ("moebench.systems.pregated_moe", "FetchChosen"),
         "whole-layer": ("moebench.systems.policies.prefetch", "WholeLayer"),
+        "whole-layer": ("moebench.systems.moesys", "WholeLayer"),
         "top-score": ("moebench.systems.smoe", "TopScorePrefetch"),
         "first-predicted": ("moebench.systems.smoe_shipped", "FirstPredicted"),
         "first-missing": ("moebench.systems.adapmoe", "FirstMissing"),

@@ -55,24 +55,6 @@ class NextGate(Prefetching):
 
 
 @dataclass(kw_only=True)
-class WholeLayer(Prefetching):
-    """Fetches every expert of the next layer by id, in both phases and without a prediction.
-
-    SE-MoE / MoESys (arXiv 2205.10034) does so, in order and to the last: nothing is dropped when
-    the next gate shows what was not needed.  It keeps slots for two layers; as DuoServe-MoE
-    measured it, for one (Table 2: six experts more than on-demand loading with k = 2).
-    """
-
-    reads_scores = False
-    discipline = "committed"
-
-    def prefetch(self, view: LayerView, forecast: Forecast) -> Sequence[Fetch]:
-        """All of them; those already held are skipped."""
-        assert view.next_layer is not None
-        return fetches(view.next_layer, range(view.shape.num_experts))
-
-
-@dataclass(kw_only=True)
 class NextExact(Prefetching):
     """Fetches exactly what the next layer will use, by id: an oracle, for replays alone."""
 

@@ -30,6 +30,7 @@ EVERY_POLICY = [(decision, name) for decision in POLICIES for name in POLICIES[d
 #: Options that decide what a policy reads, beside the defaults.
 VARIANTS = {
     ("assign", "balanced"): [{"by": "batch"}],
+    ("assign", "hybrid"): [{"threshold": 1, "update": True}, {"defer": 1}],
     ("prefetch", "top-score"): [{"predict": "gate"}],
     ("route", "expert-cache"): [{"refine": True}],
 }
@@ -79,8 +80,8 @@ def views():
 
 
 def small(decision, name):
-    """Options that make learning quick."""
-    quick = {"trained_width": 64, "epochs": 1, "hidden": 4}
+    """Options that make learning quick, and fit into `SLOTS`."""
+    quick = {"trained_width": 64, "epochs": 1, "hidden": 4, "buffers": 1}
     known = options_of(policy_class(decision, name))
     return {option: value for option, value in quick.items() if option in known}
 

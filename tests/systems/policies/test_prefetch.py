@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from moebench.substrate.errors import UsageError
-from moebench.systems.policies.prefetch import NextGate, WholeLayer
+from moebench.systems.policies.prefetch import NextGate
 from tests.systems.views import fetched, view
 
 ROW = [8, 5.5, 5, 4, 3.5, 3, 2, 1]
@@ -18,12 +18,6 @@ def test_next_gate_brings_the_top_k_over_all_rows():
     assert fetched(1, NextGate().prefetch(seen, forecast)) == [1, 6, 0]
     assert fetched(1, NextGate(experts=5).prefetch(seen, forecast)) == [1, 6, 0, 7, 2]
     assert fetched(1, NextGate().prefetch(seen, {})) == []
-
-
-def test_the_whole_next_layer_by_id():
-    for phase in ("prefill", "decode"):
-        assert fetched(1, WholeLayer().prefetch(view([[1] * 8], phase=phase), {})) == list(range(8))
-    assert WholeLayer().discipline == "committed"  # none is dropped at the next gate
 
 
 def test_no_negative_number_of_experts():

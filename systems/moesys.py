@@ -1,0 +1,133 @@
+"""MoESys: whole layers of experts stream through a ring of layer buffers.
+
+"SE-MoE: A Scalable and Efficient Mixture-of-Experts Distributed Training and Inference System"
+(L. Shen et al., arXiv 2205.10034), later MoESys (D. Yu et al., IEEE Transactions on Services
+Computing, 2024).  No gate is waited for: while one layer computes, all E experts of the next one
+are copied to the device, and the buffer of the one before is overwritten.
+
+    as described                                              here
+    ────────────                                              ────
+    dense parameters on the device, sparse ones on the host   PlaceNothing
+    while layer l runs, fetch all experts of layer l + 1      WholeLayer.prefetch
+    ring of two layer buffers                                 ``prefetch.buffers``, most_slots
+    layer l's buffer is free after its use                    Fetch(keep=False)
+    hierarchical storage: SSD behind host memory              ``--free-host-gb``, ``host_experts``
+
+E / k times as many bytes cross the link as on demand: 4 times for Mixtral, 8 or more for
+fine-grained models.  Prefill uses nearly all experts, so there little is copied in vain.
+
+Deviations and readings; the paper itself was not read, but descriptions of it in surveys and in
+DuoServe-MoE (arXiv 2509.07379):
+
+- The ring closes: the last layers' buffers go to the first layers of the next pass.  Only the
+  first request of a run waits for layer 0 from its beginning to its end.
+- A buffer is handed over expert by expert, as each is computed or has come in vain.
+- An expert is one copy; a layer that is one block of memory would need fewer launches.
+- DuoServe-MoE says that it "prefetches all experts for each layer into GPU memory" (§6.1), and its
+  Table 2 gives it E - k experts more than on-demand loading: one buffer, ``prefetch.buffers=1``.
+  The next layer's copies then wait for this layer's gate.
+- In front of the SSD, host memory is said to keep the experts that were used most: hits are counted
+  against a threshold, and the counts decay.  That is not modelled.  Where experts do not all fit
+  into host memory, it keeps those that passed through it last (docs/architecture.md).  A ring asks
+  for every expert in turn, so that finds none of them before all fit, where counts could keep a
+  part: with a disk, this MoESys reads more than the published one.
+- Its training, and its parallelism over several devices, are not modelled.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+from moebench.substrate.engine.decisions import Fetch, Forecast, LayerView
+from moebench.substrate.engine.policies import (
+    Assignment,
+    Eviction,
+    Placement,
+    Prefetching,
+    Routing,
+)
+from moebench.substrate.engine.system import System
+from moebench.substrate.errors import BudgetError, UsageError
+from moebench.substrate.memory.cache import ExpertCache
+from moebench.substrate.models.shape import ModelShape
+from moebench.substrate.terms import Phase
+from moebench.systems.policies.assign import LoadAll
+from moebench.systems.policies.evict import FirstInFirstOut
+from moebench.systems.policies.place import PlaceNothing
+from moebench.systems.policies.route import ExactRouting
+
+
+@dataclass(kw_only=True)
+class WholeLayer(Prefetching):
+    """Fetches all experts of a layer, by id, into the buffer of the one that was computed last.
+
+    Of N buffers that is the layer N later, in both phases and without a prediction.  Nothing stays
+    after its layer, unless there are buffers for all layers.
+
+    Attributes:
+        buffers: N, layers whose experts are on the device or on their way to it.
+    """
+
+    buffers: int = 2
+
+    discipline = "committed"
+    reads_scores = False
+
+    def __post_init__(self) -> None:
+        if self.buffers < 1:
+            raise UsageError(f"prefetch.buffers is {self.buffers}; allowed: 1 or more")
+
+    def slots(self, shape: ModelShape) -> int:
+        """Experts that the buffers hold."""
+        return min(self.buffers, len(shape.moe_layers)) * shape.num_experts
+
+    def start(self, shape: ModelShape, cache: ExpertCache) -> None:
+        """Lay the ring.
+
+        Raises:
+            BudgetError: the device does not hold the buffers.
+            UsageError: layers do not share slots.
+        """
+        if cache.scope == "layer" and min(cache.pools) < shape.num_experts:
+            raise UsageError(
+                "prefetch=whole-layer hands slots from layer to layer: leave out scope=layer"
+            )
+        needed = self.slots(shape)
+        if cache.slots < needed:
+            raise BudgetError(
+                f"prefetch=whole-layer needs {needed} slots, buffers for {shape.num_experts} "
+                f"experts each; the device has {cache.slots}; give --slots {needed}, a larger "
+                "--cache-ratio, or fewer buffers: --set prefetch.buffers=1"
+            )
+        self._layers, self._row = shape.moe_layers, shape.moe_rows
+        self._experts = range(shape.num_experts)
+
+    def opening(self, phase: Phase, layer: int) -> Sequence[Fetch]:
+        """The first layers, as far as the last pass has not fetched them."""
+        return self._whole(self._layers[: self.buffers])
+
+    def prefetch(self, view: LayerView, forecast: Forecast) -> Sequence[Fetch]:
+        """The layer that gets this one's buffer: of the next pass, behind the last."""
+        follows = (self._row[view.layer] + self.buffers) % len(self._layers)
+        return self._whole(self._layers[follows : follows + 1])
+
+    def _whole(self, layers: Iterable[int]) -> list[Fetch]:
+        keep = self.buffers >= len(self._layers)
+        return [Fetch(layer, e, keep=keep) for layer in layers for e in self._experts]
+
+
+@dataclass(kw_only=True)
+class MoESys(System):
+    """The complete system."""
+
+    paper = "arXiv 2205.10034"
+
+    place: Placement = field(default_factory=PlaceNothing)
+    route: Routing = field(default_factory=ExactRouting)
+    assign: Assignment = field(default_factory=LoadAll)
+    prefetch: Prefetching = field(default_factory=WholeLayer)
+    evict: Eviction = field(default_factory=FirstInFirstOut)
+
+    def most_slots(self, shape: ModelShape) -> int | None:
+        """The ring; all that fit where another prefetching was swapped in."""
+        ring = self.prefetch
+        return ring.slots(shape) if isinstance(ring, WholeLayer) else None
