@@ -60,9 +60,10 @@ from moebench.substrate.engine.policies import (
 )
 from moebench.substrate.engine.system import System
 from moebench.substrate.errors import UsageError
-from moebench.substrate.memory.cache import Mask, Scope
+from moebench.substrate.memory.cache import Scope
 from moebench.substrate.models.shape import ModelShape
 from moebench.substrate.terms import RoutedSequence
+from moebench.systems.policies.evict import OnlyNamed
 from moebench.systems.policies.place import PlaceByPopularity
 from moebench.systems.policies.predict import NextGatesOnNormed
 from moebench.systems.policies.prefetch import NoPrefetch
@@ -148,17 +149,13 @@ class AllocateBySequence(Assignment):
 
 
 @dataclass(kw_only=True)
-class OnlySwaps(Eviction):
+class OnlySwaps(OnlyNamed):
     """Evicts no expert of its own choice: a swap names the one that it replaces.
 
     What leaves is copied back to the host, as experts change places (Algorithm 1, lines 11-13).
     """
 
     writes_back = True
-
-    def victim(self, allowed: Mask, incoming: int) -> int | None:
-        """None, so that nothing but swaps can be loaded into full memory."""
-        return None
 
 
 @dataclass(kw_only=True)

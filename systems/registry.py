@@ -41,6 +41,11 @@ SYSTEMS: dict[str, tuple[str, str, str]] = {
         "MoESys",
         "fetch all experts of the next layer, two layer buffers",
     ),
+    "ktransformers": (
+        "moebench.systems.ktransformers",
+        "KTransformers",
+        "hot experts resident, the others on the host, none moved in decode",
+    ),
     "smoe": (
         "moebench.systems.smoe",
         "SMoE",
@@ -141,6 +146,8 @@ POLICIES: dict[str, dict[str, tuple[str, str]]] = {
     "place": {
         "by-id": ("moebench.systems.policies.place", "PlaceById"),
         "by-layer": ("moebench.systems.smoe_shipped", "PlaceByLayer"),
+        "front-loading": ("moebench.systems.policies.place", "PlaceByFirstLayers"),
+        "random": ("moebench.systems.policies.place", "PlaceAtRandom"),
         "popular": ("moebench.systems.policies.place", "PlacePopular"),
         "activation": ("moebench.systems.daop", "PlaceByActivation"),
         "last-ids": ("moebench.systems.policies.place", "PlaceLastIds"),
@@ -161,6 +168,7 @@ POLICIES: dict[str, dict[str, tuple[str, str]]] = {
         "balanced": ("moebench.systems.policies.assign", "Balanced"),
         "optimal": ("moebench.systems.policies.assign", "Optimal"),
         "one-ended": ("moebench.systems.smoe_shipped", "OneEnded"),
+        "hybrid": ("moebench.systems.ktransformers", "Hybrid"),
         "by-sequence": ("moebench.systems.daop", "AllocateBySequence"),
         "queue-by-id": ("moebench.systems.moe_infinity_shipped", "QueueById"),
         "by-sequence-shipped": ("moebench.systems.daop_shipped", "AllocateAsShipped"),
@@ -174,7 +182,6 @@ POLICIES: dict[str, dict[str, tuple[str, str]]] = {
         "next-gate": ("moebench.systems.policies.prefetch", "NextGate"),
         "next-exact": ("moebench.systems.policies.prefetch", "NextExact"),
         "pre-gate": ("moebench.systems.pregated_moe", "FetchChosen"),
-        "whole-layer": ("moebench.systems.policies.prefetch", "WholeLayer"),
         "whole-layer": ("moebench.systems.moesys", "WholeLayer"),
         "top-score": ("moebench.systems.smoe", "TopScorePrefetch"),
         "first-predicted": ("moebench.systems.smoe_shipped", "FirstPredicted"),
@@ -186,6 +193,7 @@ POLICIES: dict[str, dict[str, tuple[str, str]]] = {
     },
     "evict": {
         "static": ("moebench.systems.policies.evict", "NeverEvict"),
+        "only-named": ("moebench.systems.policies.evict", "OnlyNamed"),
         "lru": ("moebench.systems.policies.evict", "LeastRecentlyUsed"),
         "lfu": ("moebench.systems.policies.evict", "LeastFrequentlyUsed"),
         "staged-lru": ("moebench.systems.policies.evict_staged", "StagedLRU"),

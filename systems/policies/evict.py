@@ -106,6 +106,15 @@ class ByCount:
 
 
 @dataclass(kw_only=True)
+class OnlyNamed(Eviction):
+    """Evicts no expert of its own choice: one leaves if a fetch names it, or was not to be kept."""
+
+    def victim(self, allowed: Mask, incoming: int) -> int | None:
+        """None, so that nothing else can be loaded into full memory."""
+        return None
+
+
+@dataclass(kw_only=True)
 class NeverEvict(Eviction):
     """Keeps placed experts; those that are loaded replace each other in a few staging slots.
 

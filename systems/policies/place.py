@@ -46,6 +46,56 @@ def last_ids(shape: ModelShape, counts: Sequence[int]) -> list[tuple[int, int]]:
 
 
 @dataclass(kw_only=True)
+class PlaceByFirstLayers(Placement):
+    """Places all experts of the first layer, then of the second, and so on (kTransformers).
+
+    Where layers do not share slots, that is the same number of each.
+    """
+
+    def place(self, shape: ModelShape, slots: int, scope: Scope) -> Iterable[tuple[int, int]]:
+        """By layer, then by id."""
+        order = [(layer, e) for layer in shape.moe_layers for e in range(shape.num_experts)]
+        return _as_far_as_there_is_room(order, shape, slots, scope)
+
+
+@dataclass(kw_only=True)
+class PlaceAtRandom(Placement):
+    """Places experts that are drawn from those of all layers (kTransformers).
+
+    Attributes:
+        seed: of the draw.
+    """
+
+    seed: int = 42
+
+    def place(self, shape: ModelShape, slots: int, scope: Scope) -> Iterable[tuple[int, int]]:
+        """The first ones of a random order."""
+        pairs = [(layer, e) for layer in shape.moe_layers for e in range(shape.num_experts)]
+        order = np.random.default_rng(self.seed).permutation(len(pairs))
+        return _as_far_as_there_is_room([pairs[i] for i in order], shape, slots, scope)
+
+
+def _as_far_as_there_is_room(
+    order: Sequence[tuple[int, int]], shape: ModelShape, slots: int, scope: Scope
+) -> list[tuple[int, int]]:
+    """The first pairs of an order; where layers do not share slots, equally many of each.
+
+    Of slots that are left over, the first layers get one.
+    """
+    slots = max(slots, 0)
+    if scope == "global":
+        return list(order[:slots])
+    each, rest = divmod(slots, len(shape.moe_layers))
+    room = {layer: each + (row < rest) for layer, row in shape.moe_rows.items()}
+    placed = []
+    for layer, expert in order:
+        if room[layer] > 0:
+            room[layer] -= 1
+            placed.append((layer, expert))
+    return placed
+
+
+@dataclass(kw_only=True)
 class PlaceByPopularity(Placement):
     """Base of placements that count how often each expert is used.
 

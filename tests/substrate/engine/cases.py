@@ -33,7 +33,7 @@ SHIPPED_DAOP = "moebench.systems.daop_shipped:ShippedDAOP"
 SHIPPED_INFINITY = "moebench.systems.moe_infinity_shipped:ShippedMoEInfinity"
 SYSTEMS = (
     "smoe", "moe-ondemand", "daop", SHIPPED_DAOP, "duoserve", "flashmoe", "moe-infinity",
-    SHIPPED_INFINITY, "arbitrary",
+    SHIPPED_INFINITY, "acc", "moesys", "ktransformers", "arbitrary",
 )  # fmt: skip
 
 
@@ -177,6 +177,16 @@ def moe_infinity_overrides(draw) -> dict[str, str]:
 
 
 @st.composite
+def ktransformers_overrides(draw) -> dict[str, str]:
+    threshold = draw(st.integers(0, 6))
+    return {
+        "place": draw(st.sampled_from(["by-id", "front-loading", "random"])),
+        "assign.threshold": str(threshold),
+        "assign.update": str(threshold > 0 and draw(st.booleans())),
+    }
+
+
+@st.composite
 def arbitrary_overrides(draw, shape: ModelShape) -> dict[str, str]:
     return {
         "ahead": json.dumps(draw(st.lists(st.sampled_from(shape.moe_layers)))),
@@ -214,11 +224,18 @@ def cases(draw, systems: Sequence[str] = (*SYSTEMS, "smoe", "gpu-only")) -> Case
     layers = len(shape.moe_layers)
     total = layers * shape.num_experts
     system = draw(st.sampled_from(systems))
-    scope: Scope = draw(st.sampled_from(["global", "layer"]))
+    scope: Scope = draw(st.sampled_from(["global", "layer"] if system != "moesys" else ["global"]))
     fewest = max(shape.top_k, layers if scope == "layer" else 1)
     changes: dict[str, str] = {}
     if system == SHIPPED_DAOP:  # one slot of every pool stays empty
         fewest = min(max(fewest + 1, 2 * (layers if scope == "layer" else 1)), total)
+    if system == "ktransformers":  # one layer is staged, or one expert of each
+        changes = draw(ktransformers_overrides())
+        staged = layers if scope == "layer" else shape.num_experts
+        fewest = max(fewest, staged if changes["assign.threshold"] != "0" else 0)
+    if system == "moesys":
+        changes = {"prefetch.buffers": str(draw(st.integers(1, layers + 1)))}
+        fewest = min(int(changes["prefetch.buffers"]), layers) * shape.num_experts
     slots = total if system == "gpu-only" else draw(st.integers(fewest, total))
     match system:
         case "smoe":

@@ -152,13 +152,26 @@ def test_on_demand_on_the_simulated_machine(checkpoint, resident, evict, slots):
     assert_bit_identical(got, resident)
 
 
-@pytest.mark.parametrize(
-    "settings", [("duoserve", {}), ("flashmoe", {"evict": "lifo"}), ("moe-infinity", {})]
-)
-def test_other_lossless_systems_on_the_simulated_machine(checkpoint, resident, settings):
-    system = build(*settings)
-    assert system.lossless
-    assert_bit_identical(simulated(checkpoint, system, 5), resident)
+OTHERS: list[tuple[str, dict[str, str], int]] = [
+    ("duoserve", {}, 5),
+    ("flashmoe", {"evict": "lifo"}, 5),
+    ("moe-infinity", {}, 5),
+    ("acc", {}, TOP_K),
+    ("moesys", {"prefetch.buffers": "1"}, EXPERTS),
+    ("moesys", {}, 2 * EXPERTS),
+    ("ktransformers", {"assign.threshold": "0"}, 5),
+    ("ktransformers", {"assign.threshold": "4", "place": "random"}, EXPERTS + 3),
+    ("ktransformers", {"assign.threshold": "4", "assign.update": "true"}, EXPERTS + 3),
+]
+
+
+@pytest.mark.parametrize(("system", "settings", "slots"), OTHERS)
+def test_other_lossless_systems_on_the_simulated_machine(
+    checkpoint, resident, system, settings, slots
+):
+    made = build(system, settings)
+    assert made.lossless
+    assert_bit_identical(simulated(checkpoint, made, slots), resident)
 
 
 def drawn(seed: int, prefetch: type[AnyPrefetch], chunks: int, host: float) -> System:
@@ -242,6 +255,15 @@ def test_both_machines_give_the_same_tokens(resident, resident_here):
 @pytest.mark.parametrize("slots", [TOP_K, 7])
 @pytest.mark.parametrize(("system", "settings"), LOCAL)
 def test_offloading_on_this_computer(store, common, resident_here, system, settings, slots):
+    assert_bit_identical(local(store, common, build(system, settings), slots), resident_here)
+
+
+@pytest.mark.parametrize(
+    ("system", "settings", "slots"), [other for other in OTHERS if other[0] in ("acc", "moesys")]
+)
+def test_other_lossless_systems_on_this_computer(
+    store, common, resident_here, system, settings, slots
+):
     assert_bit_identical(local(store, common, build(system, settings), slots), resident_here)
 
 

@@ -7,7 +7,13 @@ from moebench.harness.run.calibration import learners
 from moebench.substrate.errors import UsageError
 from moebench.substrate.terms import RoutedSequence
 from moebench.systems.options import build
-from moebench.systems.policies.place import PlaceById, PlaceNothing, PlacePopular
+from moebench.systems.policies.place import (
+    PlaceAtRandom,
+    PlaceByFirstLayers,
+    PlaceById,
+    PlaceNothing,
+    PlacePopular,
+)
 from tests.systems.views import shape
 
 MODEL = shape(4, 2, 3, dense_layers=(0,), dense_width=8)
@@ -26,7 +32,15 @@ def test_by_id_layer_after_layer():
     assert placed(PlaceById(), 5) == [(1, 0), (2, 0), (1, 1), (2, 1), (1, 2)]  # 3 and 2
 
 
-@pytest.mark.parametrize("policy", [PlaceById(), PlacePopular(popularity=POPULARITY)])
+@pytest.mark.parametrize(
+    "policy",
+    [
+        PlaceById(),
+        PlacePopular(popularity=POPULARITY),
+        PlaceByFirstLayers(),
+        PlaceAtRandom(),
+    ],
+)
 @pytest.mark.parametrize("scope", ["global", "layer"])
 def test_counts(policy, scope):
     everything = {(layer, e) for layer in (1, 2) for e in range(4)}
@@ -34,6 +48,20 @@ def test_counts(policy, scope):
         pairs = placed(policy, slots, scope)
         assert len(pairs) == len(set(pairs)) == expected
         assert set(pairs) <= everything
+
+
+def test_the_first_layers_are_filled_first():
+    assert placed(PlaceByFirstLayers(), 5) == [(1, 0), (1, 1), (1, 2), (1, 3), (2, 0)]
+    # Where each layer has slots of its own, it has three and two of them.
+    assert placed(PlaceByFirstLayers(), 5, "layer") == [(1, 0), (1, 1), (1, 2), (2, 0), (2, 1)]
+
+
+def test_a_random_order_is_its_seeds():
+    drawn = placed(PlaceAtRandom(), 5)
+    assert drawn == placed(PlaceAtRandom(seed=42), 5) == placed(PlaceAtRandom(), 8)[:5]
+    assert any(placed(PlaceAtRandom(seed=seed), 5) != drawn for seed in range(3))
+    by_layer = [layer for layer, _ in placed(PlaceAtRandom(), 5, "layer")]
+    assert sorted(by_layer) == [1, 1, 1, 2, 2]
 
 
 def test_most_popular_over_all_layers():
