@@ -1,7 +1,7 @@
 """Output of the commands: tables on a terminal, tab-separated lines in a pipe, progress."""
 
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -11,6 +11,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from moebench.reports.tables import basis, plus_minus, routing_of, software_of, system_of
+from moebench.systems.registry import installed
 
 
 def stderr() -> Console:
@@ -60,6 +61,13 @@ def _lines(what: str) -> Any:
             print(f"{what}: {done}/{total}", file=sys.stderr, flush=True)
 
     return step
+
+
+def say_refused(names: Collection[str] | None = None) -> None:
+    """Say of systems that installed packages offer why they are left out: of these, or of all."""
+    for name, reason in installed().refused.items():
+        if names is None or name in names:
+            stderr().print(f"left out: {reason}", markup=False)
 
 
 def _figure(value: float | None, unit: str, digits: int = 4) -> str:

@@ -4,6 +4,8 @@
     system_class("smoe", "shipped")
     make("evict", "lru")
 
+Systems of other installed packages are found by name too: `moebench.systems.plugins`.
+
 A policy that belongs to one paper lives in that paper's file and is listed here all the same, so
 that any system can borrow it: `moebench run --system moe-ondemand --set evict=score`.
 """
@@ -14,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, cast, get_args
 
 from moebench.substrate.errors import UnknownNameError, UsageError
+from moebench.systems.plugins import Plugins, plugins
 
 if TYPE_CHECKING:
     from moebench.substrate.engine.policies import Policy
@@ -218,44 +221,71 @@ POLICIES: dict[str, dict[str, tuple[str, str]]] = {
 DECISIONS = tuple(POLICIES)
 
 
+def installed() -> Plugins:
+    """Systems of other installed packages."""
+    return plugins(SYSTEMS.keys())
+
+
+def variants_of(name: str) -> tuple[Variant, ...]:
+    """The variants in which a system exists."""
+    return ("published", "shipped") if name in SHIPPED else ("published",)
+
+
 def system_class(name: str, variant: str = "published") -> "type[System]":
     """The class behind a system's name, or behind ``module:Class`` for one of your own.
 
     Raises:
         UnknownNameError: no such system.
-        UsageError: your module cannot be imported, or has no such system; the system has no such
-            variant.
+        UsageError: a module that is not moebench's cannot be imported, or has no such system; the
+            system has no such variant.
     """
     if variant not in get_args(Variant):
         raise UsageError(f"--variant {variant}: allowed: {', '.join(get_args(Variant))}")
     if variant == "published" and ":" in name:
-        return _own_system(name)
-    if ":" not in name and name not in SYSTEMS:
-        raise UnknownNameError("system", name, SYSTEMS, "see: moebench list systems")
+        if str(Path.cwd()) not in sys.path:
+            sys.path.insert(0, str(Path.cwd()))
+        return _foreign(name, f"--system {name}")
     known = SYSTEMS if variant == "published" else SHIPPED
     if name not in known:
-        raise UsageError(
-            f"--variant {variant}: {name} has none; systems that have one: {', '.join(SHIPPED)}"
-        )
+        return _plugged_in(name, variant)
     module, attribute, _ = known[name]
     return cast("type[System]", getattr(import_module(module), attribute))
 
 
-def _own_system(name: str) -> "type[System]":
+def _plugged_in(name: str, variant: str) -> "type[System]":
+    """A system of another package; every name that is not ours ends here."""
+    found = installed()
+    if name in found.refused and name not in SYSTEMS:
+        raise UsageError(f"--system {name}: {found.refused[name]}")
+    if ":" not in name and name not in SYSTEMS and name not in found.usable:
+        known = [*SYSTEMS, *found.usable]
+        raise UnknownNameError("system", name, known, "see: moebench list systems")
+    if variant != "published":
+        raise UsageError(
+            f"--variant {variant}: {name} has none; systems that have one: {', '.join(SHIPPED)}"
+        )
+    plugin = found.usable[name]
+    return _foreign(plugin.value, f"--system {name} (of {plugin.package})")
+
+
+def _foreign(value: str, said: str) -> "type[System]":
+    """The class ``module:Class`` of a module that is not ours.
+
+    Args:
+        said: how the user asked for it.
+    """
     from moebench.substrate.engine.system import System
 
-    module, _, attribute = name.partition(":")
-    if str(Path.cwd()) not in sys.path:
-        sys.path.insert(0, str(Path.cwd()))
+    module, _, attribute = value.partition(":")
     try:
         found = getattr(import_module(module), attribute, None)
-    except Exception as error:  # whatever a module of the user's own does when it is imported
+    except Exception as error:  # whatever such a module does when it is imported
         reason = f"{type(error).__name__}: {error}"
-        raise UsageError(f"--system {name}: cannot import {module} ({reason})") from error
+        raise UsageError(f"{said}: cannot import {module} ({reason})") from error
     if not (isinstance(found, type) and issubclass(found, System)):
         raise UsageError(
-            f"--system {name}: {attribute} is not a System; write module:Class, where the class "
-            "is a subclass of moebench.System"
+            f"{said}: {value} is not a System; write module:Class, where the class is a subclass "
+            "of moebench.System"
         )
     return found
 

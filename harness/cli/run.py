@@ -37,6 +37,7 @@ def run_command(request: RunRequest) -> None:
     """Resolve, reuse a stored result or run, store, show."""
     data_dir = find_data_dir(request.data_dir)
     spec = resolve(data_dir, **request.given, overrides=parse_overrides(request.overrides))
+    console.say_refused([spec.system])
     if request.timeline is not None:
         _require_file_place(request.timeline)
     require_writable(request.store)

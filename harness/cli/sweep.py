@@ -46,6 +46,7 @@ def sweep_command(request: SweepRequest) -> int:
     """Plan, show or carry out; 0 where every cell is done, 1 where some failed."""
     data_dir = find_data_dir(request.data_dir)
     specs = _specs(request, data_dir)
+    console.say_refused({spec.system for spec in specs})
     store = Store(request.store)
     finished = store.finished()  # a store that cannot be read is said before cells are hashed
     cells = jobs_of(specs, data_dir)

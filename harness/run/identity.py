@@ -34,13 +34,15 @@ def code_hash() -> str:
 def system_hash(system: System) -> str:
     """A hash of the modules that define a system and its policies, and of what these import.
 
-    Of ours, the modules of `moebench.systems`; of a user's own, all that are not installed.
+    Of ours, the modules of `moebench.systems`; of a user's own, all that are not installed; of an
+    installed package that a system or policy is from, its own modules.
     """
     modules = {type(system).__module__}
     modules |= {type(policy).__module__ for policy in system.policies.values()}
+    packages = frozenset(module.partition(".")[0] for module in ("moebench", *modules))
     found: dict[str, bytes] = {}
     for module in modules:
-        _collect(module, found)
+        _collect(module, packages, found)
     digest = hashlib.sha256()
     for name, source in sorted(found.items()):
         digest.update(name.encode() + source)
@@ -52,19 +54,23 @@ def run_id(spec: RunSpec, **hashes: str) -> str:
     return run_key(spec.model_dump(), code=code_hash(), **hashes)
 
 
-def _collect(module: str, found: dict[str, bytes]) -> None:
-    """A module's source and those of what it imports, by name; its package's come with it."""
+def _collect(module: str, packages: frozenset[str], found: dict[str, bytes]) -> None:
+    """A module's source and those of what it imports, by name; its package's come with it.
+
+    Args:
+        packages: those whose modules count even if they are installed.
+    """
     if module in found or not _counts(module):
         return
     package = module.rpartition(".")[0]
     if package:
-        _collect(package, found)
-    file = _source(module)
+        _collect(package, packages, found)
+    file = _source(module, packages)
     if file is None:
         return
     source = found[module] = file.read_bytes()
     for name in _imports(source, module if file.name == "__init__.py" else package):
-        _collect(name, found)
+        _collect(name, packages, found)
 
 
 def _counts(module: str) -> bool:
@@ -74,13 +80,13 @@ def _counts(module: str) -> bool:
     return top not in sys.stdlib_module_names and not shared
 
 
-def _source(module: str) -> Path | None:
-    """The file of a module that is not installed; None for any other name."""
+def _source(module: str, packages: frozenset[str]) -> Path | None:
+    """The file of a module of these packages, or of one that is not installed; else None."""
     spec = _found(module)
     if spec is None or spec.origin is None or not isinstance(spec.loader, SourceFileLoader):
         return None
     file = Path(spec.origin)
-    own = module.startswith("moebench.")
+    own = module.partition(".")[0] in packages
     return file if own or not set(_INSTALLED) & set(file.parts) else None
 
 
