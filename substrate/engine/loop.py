@@ -143,7 +143,9 @@ class Engine:
         model, shape = self.model, self.model.shape
         p = self._pass = self._begin_pass(phase, model.embed(phase))
         first = shape.moe_layers[0]
-        self._fetch_ahead(self.system.prefetch.opening(phase, first), first)
+        opening = self.system.prefetch.opening(phase, first)
+        if opening or phase == "prefill":  # what is queued by then is of the pass that did not come
+            self._fetch_ahead(opening, first)
         for layer in range(shape.num_layers):
             attend = Op(OpKind.ATTEND, layer, (p.rows,), (), p.context, p.pairs)
             self._attended = self._ops.attend(attend, layer)
@@ -394,16 +396,20 @@ class Engine:
             self._prefetch(view, predicted)
 
     def _prefetch(self, view: LayerView, predicted: Span | None) -> None:
-        if self._prefetches and view.next_layer is not None:
-            forecast = self._ops.forecast(predicted)
-            with self.machine.lock:
-                wanted = self.system.prefetch.prefetch(view, forecast)
-            self._fetch_ahead(wanted, view.next_layer)
+        layer = view.next_layer
+        if not self._prefetches or (layer is None and predicted is None):
+            return
+        committed = self.system.prefetch.discipline == "committed"
+        forecast = self._ops.forecast(predicted, waits=committed)
+        with self.machine.lock:
+            wanted = self.system.prefetch.prefetch(view, forecast)
+        since_ns = 0 if predicted is None else cast(int, predicted.end_ns)
+        self._fetch_ahead(wanted, view.shape.moe_layers[0] if layer is None else layer, since_ns)
 
-    def _fetch_ahead(self, wanted: Sequence[Fetch], layer: int) -> None:
+    def _fetch_ahead(self, wanted: Sequence[Fetch], layer: int, since_ns: int = 0) -> None:
         prefetch = self.system.prefetch
         if prefetch.discipline == "committed":
             self.transfers.commit(wanted)
         else:
-            self.transfers.speculate(wanted, prefetch.chunks)
+            self.transfers.speculate(wanted, prefetch.chunks, since_ns)
         self.tally.ask(wanted, layer, prefetch.discipline)

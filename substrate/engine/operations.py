@@ -41,6 +41,8 @@ class Operations:
         #: What was predicted in this layer, and the prediction that was read last.
         self._predicted: list[tuple[Predictor, Span]] = []
         self._read: Span | None = None
+        #: The last one that was made in the background.
+        self._background: Span | None = None
 
     def begin(self, host_copies: int) -> None:
         """A pass begins, for which common weights on the host are copied so often."""
@@ -89,7 +91,7 @@ class Operations:
         self, predictor: Predictor | None, view: LayerView, done: Sequence[int]
     ) -> Span | None:
         """Have a predictor look ahead from a layer; one that was asked there has answered."""
-        if predictor is None or view.next_layer is None:
+        if predictor is None or (view.next_layer is None and not predictor.wraps):
             return None
         if not predictor.asked(view):
             return None
@@ -102,14 +104,21 @@ class Operations:
         else:
             span = self._machine.submit(op, predictor.lane, (), work, view, self._model, done)
         self._predicted.append((predictor, span))
+        if predictor.in_background:
+            self._background = span
         return span
 
-    def forecast(self, predicted: Span | None) -> Forecast:
-        """A prediction's result, for which the control thread waits once; empty without one."""
+    def forecast(self, predicted: Span | None, waits: bool = True) -> Forecast:
+        """A prediction's result, for which the control thread waits once; empty without one.
+
+        Args:
+            waits: whether it also waits for one that is made in the background.
+        """
         if predicted is None:
             return {}
         if predicted is not self._read:
-            self._machine.wait(predicted)
+            if waits or predicted is not self._background:
+                self._machine.wait(predicted)
             self._read = predicted
             with self._machine.lock:
                 self._evict.foresee(predicted.value)

@@ -114,6 +114,11 @@ class Predictor(ABC):
     layers: int = 1
     #: Whether it is asked in prefill too.
     in_prefill: ClassVar[bool] = False
+    #: Whether it is asked in a pass's last MoE layer too, where it can speak of the next pass.
+    wraps: ClassVar[bool] = False
+    #: Whether the control thread goes on without it.  Speculative fetches that were not asked for
+    #: before then begin once it has been made; whoever needs it at once waits for it all the same.
+    in_background: ClassVar[bool] = False
 
     def asked(self, view: LayerView) -> bool:
         """Whether it predicts from this layer."""
@@ -240,14 +245,17 @@ class Prefetching(Policy):
         return None
 
     def opening(self, phase: Phase, layer: int) -> Sequence[Fetch]:
-        """Fetches at the beginning of a pass, whose first MoE layer is ``layer``."""
+        """Fetches at the beginning of a pass, whose first MoE layer is ``layer``.
+
+        In decode, none leaves what was asked for in the pass before.
+        """
         return ()
 
     def prefetch(self, view: LayerView, forecast: Forecast) -> Sequence[Fetch]:
         """Fetches in the order to make them; experts that are already held are skipped.
 
-        Asked where there is a next layer with experts.  ``forecast`` is empty where nothing was
-        predicted.
+        Asked where there is a next layer with experts, and where a predictor that ``wraps`` has
+        spoken of the next pass.  ``forecast`` is empty where nothing was predicted.
         """
         return ()
 
@@ -273,7 +281,7 @@ class Eviction(Policy):
         """
 
     def foresee(self, forecast: Forecast) -> None:
-        """What a predictor expects, as soon as the control thread has read it."""
+        """What a predictor expects, as soon as the control thread has read it, or goes on."""
 
     def placed(self, key: int) -> None:
         """An expert was given a slot by placement."""

@@ -43,6 +43,8 @@ class Transfers:
         self._started: dict[int, set[int]] = defaultdict(set)
         #: The last speculative request, by key: these do not evict each other.
         self._wanted: dict[int, Fetch] = {}
+        #: When those of these can begin that wait for a prediction.
+        self._since_ns: dict[int, int] = {}
         #: Keys of speculative transfers under way, and of experts that are not kept.
         self._speculative: set[int] = set()
         self._passing: set[int] = set()
@@ -146,10 +148,15 @@ class Transfers:
 
     # ------------------------------------------------------------------ ahead of its layer
 
-    def speculate(self, wanted: Sequence[Fetch], chunks: int = 1) -> None:
-        """Queue fetches behind everything needed, in this order and instead of what is queued."""
+    def speculate(self, wanted: Sequence[Fetch], chunks: int = 1, since_ns: int = 0) -> None:
+        """Queue fetches behind everything needed, in this order and instead of what is queued.
+
+        Args:
+            since_ns: when those can begin that were not asked for before: now, if that is later.
+        """
         holds, ops, experts = self.cache.holds, self._ops, self._experts
-        self._wanted, absent = {}, []
+        before, self._wanted = self._wanted, {}
+        absent: list[int] = []
         for fetch in wanted:
             layer, expert, _, _ = fetch
             if expert is None:
@@ -160,8 +167,14 @@ class Transfers:
             key = layer * experts + expert
             self._wanted[key] = fetch
             if not holds(key):
-                absent.append(ops[key])
-        self.machine.prefetch(absent, self, chunks)
+                absent.append(key)
+        now_ns, waited = self.machine.now_ns(), self._since_ns
+        since: list[int] = []
+        if since_ns > now_ns or waited:
+            new = {key: waited.get(key, 0) if key in before else since_ns for key in self._wanted}
+            self._since_ns = {key: ns for key, ns in new.items() if ns > now_ns}
+            since = [new[key] for key in absent]
+        self.machine.prefetch([ops[key] for key in absent], self, chunks, since)
 
     def commit(self, wanted: Sequence[Fetch]) -> None:
         """Begin fetches in this order, each as soon as a slot can be had."""

@@ -152,8 +152,17 @@ class LocalMachine:
             self.wait(job.span)
         return job.span
 
-    def prefetch(self, ops: Iterable[Op], client: TransferClient, chunks: int = 1) -> None:
-        """Queue prefetches in place of those that the loader has not begun."""
+    def prefetch(
+        self,
+        ops: Iterable[Op],
+        client: TransferClient,
+        chunks: int = 1,
+        since_ns: Sequence[int] = (),
+    ) -> None:
+        """Queue prefetches in place of those that the loader has not begun.
+
+        What they follow has ended: this thread does all other work itself.
+        """
         with self._changed:
             begun = [job for job in self._queued if job.done]
             self._queued = deque([*begun, *(_Job(op, client, chunks) for op in ops)])

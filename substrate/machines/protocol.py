@@ -260,11 +260,18 @@ class Machine(Protocol):
     def load(self, op: Op, client: TransferClient, after: Sequence[Span] = ()) -> Span:
         """Bring a needed expert whose slot is already claimed; the span ends when it is there."""
 
-    def prefetch(self, ops: Iterable[Op], client: TransferClient, chunks: int = 1) -> None:
+    def prefetch(
+        self,
+        ops: Iterable[Op],
+        client: TransferClient,
+        chunks: int = 1,
+        since_ns: Sequence[int] = (),
+    ) -> None:
         """Queue transfers behind all needed ones, in place of those queued that have not begun.
 
         They cost the control thread nothing, a loader submits them.  Between the chunks of one,
-        needed loads go first.
+        needed loads go first.  They begin in their order, none before its ``since_ns``; now, if
+        that is later or not given.
         """
 
     def cancel(self, layer: int) -> int:

@@ -8,6 +8,7 @@ cancelled; they start when the clock passes the instant at which their lane had 
 from collections import deque
 from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass
+from itertools import repeat
 from threading import RLock
 from typing import Any, cast
 
@@ -97,10 +98,10 @@ class SimulatedMachine:
         self._free = dict.fromkeys(Lane, 0)
         #: By lane and `Op.sizes`: first launch, whole submission, time on the lane.
         self._prices: dict[Lane, dict[Hashable, tuple[int, int, int]]] = {lane: {} for lane in Lane}
-        #: Prefetches that have not begun, and what they have in common: client, chunks, and when
-        #: they were queued.
-        self._queue: deque[Op] = deque()
-        self._request: tuple[TransferClient, int, int]
+        #: Prefetches that have not begun, each with the instant from which on it can; and what they
+        #: have in common: client and chunks.
+        self._queue: deque[tuple[Op, int]] = deque()
+        self._request: tuple[TransferClient, int]
         #: The prefetch that goes in chunks and has begun.
         self._begun: _Begun | None = None
 
@@ -276,16 +277,24 @@ class SimulatedMachine:
 
     # ------------------------------------------------------------------ prefetches
 
-    def prefetch(self, ops: Iterable[Op], client: TransferClient, chunks: int = 1) -> None:
+    def prefetch(
+        self,
+        ops: Iterable[Op],
+        client: TransferClient,
+        chunks: int = 1,
+        since_ns: Sequence[int] = (),
+    ) -> None:
         """Queue prefetches in place of those that have not begun by now."""
-        self._queue = deque(ops)
-        self._request = client, chunks, self._now
+        now = self._now
+        since = [max(now, ns) for ns in since_ns] if since_ns else repeat(now)
+        self._queue = deque(zip(ops, since, strict=False))
+        self._request = client, chunks
 
     def cancel(self, layer: int) -> int:
         """Drop prefetches that have not begun by now."""
         queued = len(self._queue)
         if queued:
-            self._queue = deque([op for op in self._queue if op.layer > layer])
+            self._queue = deque([entry for entry in self._queue if entry[0].layer > layer])
         return queued - len(self._queue)
 
     def finish(self, op: Op) -> None:
@@ -296,12 +305,13 @@ class SimulatedMachine:
     def _start_queued(self) -> None:
         """Start prefetches whose turn came before now; at now itself, needed work goes first."""
         while self._queue or self._begun is not None:
-            begun, (client, chunks, since_ns) = self._begun, self._request
+            begun, (client, chunks) = self._begun, self._request
             if begun is not None:
                 there = [cast(int, span.end_ns) for span in begun.after]
                 start = max(self._free[_H2D], begun.since_ns, *there)
             else:
-                start = max(self._free[self._first_lane(self._queue[0])], since_ns)
+                op, since_ns = self._queue[0]
+                start = max(self._free[self._first_lane(op)], since_ns)
             if not self._overlap and self._last is not None:  # every lane must be idle
                 start = max(start, cast(int, self._last.end_ns))
             if start >= self._now:
@@ -309,7 +319,7 @@ class SimulatedMachine:
             if begun is not None:
                 self._next_chunk(begun, start)
                 continue
-            op = self._queue.popleft()
+            self._queue.popleft()
             after = client.claim(op, start)
             if after is None:
                 continue

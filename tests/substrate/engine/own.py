@@ -168,12 +168,14 @@ class Guess(Predictor):
 
     lane: Lane = Lane.DEVICE
     in_prefill: bool = False
+    in_background: bool = False
+    wraps: bool = False
 
     def op(self, view):
         return Op(OpKind.PREDICT, view.layer, (view.forward.rows,))
 
     def forecast(self, view, model, done):
-        later = view.next_layer
+        later = 0 if view.next_layer is None else view.next_layer
         return {later: model.predict(view.layer, later, done, self.lookahead)}
 
 

@@ -128,6 +128,46 @@ def test_where_nothing_is_predicted_eviction_is_told_nothing():
     assert told.forecasts == []
 
 
+def test_what_is_predicted_in_the_background_is_fetched_once_it_is_known():
+    # Prefill takes 171; layer 0's gate is known at 204, its prediction at 254.  The control thread
+    # goes on meanwhile: layer 1's gate is known at 259.
+    asks = Asks(wanted={0: [Fetch(1, 3), Fetch(2, 2)]}, phase="decode")
+    asks.looks = Guess(Lane.PREDICT, in_background=True)
+    wanted = asks.wanted
+    model = model_of(THREE, [CALM, CALM], EXPECTED)
+    slow = FlatCosts(prices(network=50))
+    asks.wanted = {**wanted, 1: [Fetch(2, 2), Fetch(2, 3)]}
+    ran = run(system(place=PLACED, prefetch=asks), model, slots=12, passes=2, costs=slow)
+    assert of(ran, OpKind.PREDICT) == [(0, (), 204, 254), (1, (), 259, 309)]
+    # 3 of layer 1 begins with its prediction.  2 was asked for in layer 0 and waits for no second
+    # one; 3 of layer 2 does, and its layer's gate is known before.
+    assert of(ran, OpKind.LOAD) == [(1, (3,), 254, 294), (2, (2,), 294, 334)]
+    assert ran.machine.now_ns() == 171 + 171
+
+
+def test_committed_fetches_wait_for_what_is_predicted_in_the_background():
+    def loads(background):
+        asks = Asks(wanted={0: [Fetch(1, 3)]}, phase="decode", discipline="committed")
+        asks.looks = Guess(Lane.PREDICT, in_background=background)
+        return of(two_tokens(prefetch=asks)[0], OpKind.LOAD)
+
+    assert loads(True) == loads(False) == [(1, (3,), 229, 269)]
+
+
+def test_a_predictor_may_speak_of_the_next_pass():
+    asks = Asks(wanted={2: [Fetch(0, 2), Fetch(1, 2)]}, phase="decode", looks=Guess(wraps=True))
+    model = model_of(THREE, [CALM] * 3, {(p, at): (0, 1) for p in (1, 2) for at in range(3)})
+    ran = run(system(place=PLACED, prefetch=asks), model, slots=12, passes=3)
+    pairs = [(layer, later) for _, layer, later, _ in model.predicted]
+    assert pairs == [(0, 1), (1, 2), (2, 0)] * 2
+    assert [layer for layer, _ in asks.told] == [0, 1, 0, 1, 2, 0, 1, 2]
+    # The second token's last layer is predicted from after its experts on: 171 + 2 · 60 + 53 + 5;
+    # the second fetch begins behind the first, in the third pass, whose start drops neither.
+    assert of(ran, OpKind.LOAD)[:2] == [(0, (2,), 349, 389), (1, (2,), 389, 429)]
+    # Layer 0 of the third pass asks for nothing of layer 1, in place of what was asked.
+    assert ran.counts["decode"].asked == 1
+
+
 def test_no_prediction_in_prefill_unless_it_says_so_and_none_after_the_last_layer():
     for in_prefill in False, True:
         asks = Asks(looks=Guess(in_prefill=in_prefill))
