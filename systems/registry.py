@@ -69,6 +69,11 @@ SYSTEMS: dict[str, tuple[str, str, str]] = {
         "FlashMoE",
         "experts on disk, a learned eviction a layer",
     ),
+    "promoe": (
+        "moebench.systems.promoe",
+        "ProMoE",
+        "learnt predictors two layers ahead, in chunks that give way to needed loads",
+    ),
     "pregated-moe": (
         "moebench.systems.pregated_moe",
         "PreGatedMoE",
@@ -193,6 +198,7 @@ POLICIES: dict[str, dict[str, tuple[str, str]]] = {
         "activation-match": ("moebench.systems.moe_infinity", "MatchedPrefetch"),
         "impact": ("moebench.systems.hybrimoe", "ImpactDriven"),
         "after-next": ("moebench.systems.hybrimoe_shipped", "AfterNext"),
+        "stride": ("moebench.systems.promoe", "StridePrefetch"),
     },
     "evict": {
         "static": ("moebench.systems.policies.evict", "NeverEvict"),

@@ -17,15 +17,11 @@ Readings, where the paper is silent:
   ends, if the end is nearer than the horizon.  With ``cached`` also what Belady's cache would not
   hold, so that the network learns about possible victims only.
 - "Learning rate decay 1e-2" is AdamW's weight decay, whose default it is.
-- Early stopping: a tenth of the sequences (of fewer than ten, the last tenth of each) is kept for
-  validation; each layer keeps the weights of its best epoch, and training ends when the layers'
-  mean loss has not improved for ``PATIENCE`` epochs.
-- Batches of 256 tokens.
+- Early stopping as in `systems.learn.stacked`, after ``PATIENCE`` epochs; batches of 256 tokens.
 """
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -34,6 +30,7 @@ import numpy as np
 from moebench.substrate.engine.cache_replay import replay, topology
 from moebench.substrate.errors import UsageError
 from moebench.systems.learn.artefacts import Artefact, content_hash, kept
+from moebench.systems.learn.stacked import initial, train, validating
 from moebench.systems.policies.evict_belady import Belady
 
 if TYPE_CHECKING:
@@ -43,7 +40,7 @@ if TYPE_CHECKING:
 VERSION = 2
 
 LEARNING_RATE, WEIGHT_DECAY = 1e-3, 1e-2
-BATCH, PATIENCE, VALIDATION = 256, 10, 0.1
+PATIENCE = 10
 
 
 class History:
@@ -218,33 +215,19 @@ def _fit(
 
     generator = torch.Generator().manual_seed(options.seed)
     x, y, counts, split = _data(sequences, num_experts, options.cached)
-    parameters = _initial(len(x), num_experts, options.hidden, generator)
+    widths = [2 * num_experts, options.hidden, options.hidden // 2, num_experts]
+    parameters = initial(len(x), widths, generator)
     optimizer = torch.optim.AdamW(parameters, LEARNING_RATE, weight_decay=WEIGHT_DECAY)
-    best = [p.detach().clone() for p in parameters]
-    best_loss = torch.full((len(x),), torch.inf)
-    best_mean, best_epoch, epoch = torch.inf, 0, 0
-    while epoch < options.epochs and epoch - best_epoch < PATIENCE:
-        order = torch.randperm(split, generator=generator)
-        for rows in torch.split(order, BATCH):
-            loss = _losses(parameters, x[:, rows], y[:, rows], counts[:, rows]).sum()
-            optimizer.zero_grad()
-            torch.autograd.backward(loss)
-            optimizer.step()
-        with torch.no_grad():
-            held_out = _losses(parameters, x[:, split:], y[:, split:], counts[:, split:])
-        better = held_out < best_loss
-        for best_of, p in zip(best, parameters, strict=True):
-            best_of[better] = p.detach()[better]
-        best_loss = torch.where(better, held_out, best_loss)
-        epoch += 1
-        mean = float(held_out.mean())
-        if mean < best_mean:
-            best_mean, best_epoch = mean, epoch
-        progress(epoch, options.epochs)
-    arrays = [p.numpy() for p in best]
+
+    def losses(rows: torch.Tensor | slice) -> torch.Tensor:
+        return _losses(parameters, x[:, rows], y[:, rows], counts[:, rows])
+
+    epochs = options.epochs
+    done = train(parameters, optimizer, losses, split, epochs, PATIENCE, generator, progress)
+    arrays = [p.numpy() for p in done.parameters]
     note = {name: str(value) for name, value in asdict(options).items()}
-    note |= {"tokens": str(split), "epochs": str(epoch), "best_epoch": str(best_epoch)}
-    note |= {"validation_mse": f"{float(best_loss.mean()):.6f}"}
+    note |= {"tokens": str(split), "epochs": str(done.epochs), "best_epoch": str(done.best_epoch)}
+    note |= {"validation_mse": f"{float(done.loss.mean()):.6f}"}
     return Network(arrays[0::2], [b[:, 0] for b in arrays[1::2]], note)
 
 
@@ -258,38 +241,12 @@ def _data(
     x = np.concatenate([features(ids, num_experts) for ids in sequences], axis=1)
     y = np.concatenate([label for label, _ in known], axis=1)
     counts = np.concatenate([mask for _, mask in known], axis=1)
-    validates = _validates([len(ids) for ids in sequences])
+    validates = validating([len(ids) for ids in sequences])
     order = np.argsort(validates, kind="stable")
     if not np.array_equal(order, np.arange(len(order))):
         x, y, counts = x[:, order], y[:, order], counts[:, order]
     split = len(validates) - int(validates.sum())
     return torch.from_numpy(x), torch.from_numpy(y), torch.from_numpy(counts), split
-
-
-def _validates(lengths: Sequence[int]) -> np.ndarray:
-    """Which tokens are kept for validation ``[N]``: at least one, and not all."""
-    if len(lengths) >= round(1 / VALIDATION):
-        kept = round(VALIDATION * len(lengths))
-        return np.repeat(np.arange(len(lengths)) >= len(lengths) - kept, lengths)
-    places = np.concatenate([np.arange(n) / n for n in lengths])
-    found: np.ndarray = places >= 1 - VALIDATION
-    found[-1] = True
-    return found
-
-
-def _initial(
-    layers: int, experts: int, hidden: int, generator: "torch.Generator"
-) -> "list[torch.nn.Parameter]":
-    """Weights and biases of 2E → hidden → hidden/2 → E, as torch.nn.Linear starts them."""
-    import torch
-
-    widths = [2 * experts, hidden, hidden // 2, experts]
-    made = []
-    for fan_in, fan_out in pairwise(widths):
-        for rows in (fan_in, 1):
-            uniform = torch.rand(layers, rows, fan_out, generator=generator) * 2 - 1
-            made.append(torch.nn.Parameter(uniform / fan_in**0.5))
-    return made
 
 
 def _losses(

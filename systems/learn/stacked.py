@@ -1,0 +1,100 @@
+"""Networks that share nothing, one for each layer, trained side by side: one product for all.
+
+Parameters are stacked, weights ``[L, in, out]`` and biases ``[L, 1, out]`` in turn.  A tenth of the
+data validates; each network keeps the weights of its best epoch, and training ends when the mean of
+all validation losses has not improved for some epochs.
+"""
+
+from collections.abc import Callable, Sequence
+from itertools import pairwise
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+
+if TYPE_CHECKING:
+    import torch
+
+#: The share of the data that validates, and tokens of a step.
+VALIDATION, BATCH = 0.1, 256
+
+
+def validating(lengths: Sequence[int]) -> np.ndarray:
+    """Which tokens of texts of these lengths are kept for validation ``[N]``.
+
+    The last tenth of the texts, of fewer than ten the last tenth of each: at least one token.
+    """
+    if len(lengths) >= round(1 / VALIDATION):
+        kept = round(VALIDATION * len(lengths))
+        return np.repeat(np.arange(len(lengths)) >= len(lengths) - kept, lengths)
+    places = np.concatenate([np.arange(n) / n for n in lengths])
+    found: np.ndarray = places >= 1 - VALIDATION
+    found[-1] = True
+    return found
+
+
+def initial(
+    networks: int, sizes: Sequence[int], generator: "torch.Generator"
+) -> "list[torch.nn.Parameter]":
+    """Weights and biases between layers of these sizes, as torch.nn.Linear starts them."""
+    import torch
+
+    made = []
+    for fan_in, fan_out in pairwise(sizes):
+        for rows in (fan_in, 1):
+            uniform = torch.rand(networks, rows, fan_out, generator=generator) * 2 - 1
+            made.append(torch.nn.Parameter(uniform / fan_in**0.5))
+    return made
+
+
+class Trained(NamedTuple):
+    """Parameters of each network's best epoch, its validation loss ``[L]``; all epochs, the best.
+
+    The best one is that of the smallest mean loss.
+    """
+
+    parameters: "list[torch.Tensor]"
+    loss: "torch.Tensor"
+    epochs: int
+    best_epoch: int
+
+
+def train(
+    parameters: "Sequence[torch.nn.Parameter]",
+    optimizer: "torch.optim.Optimizer",
+    losses: "Callable[[torch.Tensor | slice], torch.Tensor]",
+    split: int,
+    epochs: int,
+    patience: int,
+    generator: "torch.Generator",
+    progress: Callable[[int, int], None],
+) -> Trained:
+    """Train on the tokens before ``split``, validate on the others.
+
+    Args:
+        losses: each network's loss ``[L]`` over some tokens.
+        progress: told the epochs done, and at most to do.
+    """
+    import torch
+
+    best = [p.detach().clone() for p in parameters]
+    best_loss = torch.full((len(best[0]),), torch.inf)
+    best_mean, best_epoch, epoch = torch.inf, 0, 0
+    while epoch < epochs and epoch - best_epoch < patience:
+        order = torch.randperm(split, generator=generator)
+        for rows in torch.split(order, BATCH):
+            loss = losses(rows).sum()
+            optimizer.zero_grad()
+            torch.autograd.backward(loss)
+            optimizer.step()
+        with torch.no_grad():
+            found = losses(slice(split, None))
+        better = found < best_loss
+        for best_of, p in zip(best, parameters, strict=True):
+            best_of[better] = p.detach()[better]
+        best_loss = torch.where(better, found, best_loss)
+        epoch += 1
+        mean = float(found.mean())
+        if mean < best_mean:
+            best_mean, best_epoch = mean, epoch
+        progress(epoch, epochs)
+    return Trained(best, best_loss, epoch, best_epoch)
