@@ -13,7 +13,7 @@ What differs from Algorithm 1: experts are listed by products with zeros (see `l
 that host experts without a token void pairs; an expert that stays on the host with many tokens is
 not computed there but loaded for one use; copies block.
 
-Not modelled:
+Deviations, where the code is not modelled:
 
 - The search over 2^E splits costs the authors' code .6 ms a layer for 8 experts and .30 s for 16;
   here it is free.
@@ -24,7 +24,7 @@ Not modelled:
 - The placeholder is memory beside the expert slots; here it is one of them.
 - In layers 0 to 4 the device's experts wait for the host's (in decode); here they run beside them.
 - A host group begins beside the first copy to the placeholder; here after it.
-- Host experts without a token, which cost only their calls.
+- Host experts without a token cost only their calls there, and nothing here.
 """
 
 from collections.abc import Iterable, Sequence

@@ -17,21 +17,19 @@ Rules 8 and 9 are properties that any system may have (`substrate.engine.system`
 
 α is 0.25 in all settings (configs/*.json), where the paper has .35, .30 and .25.
 
-Readings, where the rules leave something open:
+Deviations, and readings where the rules leave something open:
 
 - Substitution in decode only, as the code does for the prompt of a fresh process.  Its driver for
   OpenCompass does not reset the counter by which it knows, and replaces in later prompts' prefill.
 - A value is trimmed where it is further from the mean than one (population) standard deviation.
 - The experts placed at the start are those of `place=by-id`, in the order of layers and ids.
-
-Not modelled:
-
 - DeepSeek's and XVERSE's weights are always renormalised, against DeepSeek's configuration: here
   they are weighed as the model's own top-k are.
-- The single prefetch after each layer of a prefill.
+- Not modelled: the single prefetch after each layer of a prefill.
 - Replayed routing: traces do not hold this prediction, so they are refused unless prefetch=none.
-- Python's own time beyond the profile's control costs, and the worker thread that launches the hits
-  while the main thread computes: on one control thread the launches come one after the other.
+- Not modelled: Python's own time beyond the profile's control costs, and the worker thread that
+  launches the hits while the main thread computes: on one control thread the launches come one
+  after the other.
 """
 
 from collections import defaultdict, deque
@@ -304,6 +302,8 @@ def predicted_set(rows: Iterable[Sequence[float]], k: int, alpha: float) -> set[
 @dataclass(kw_only=True)
 class ShippedSMoE(System):
     """The nine rules together."""
+
+    paper = "arXiv 2508.18983"
 
     place: Placement = field(default_factory=PlaceByLayer)
     route: Routing = field(default_factory=SetOrderRouter)

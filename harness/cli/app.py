@@ -211,11 +211,17 @@ class Listing(StrEnum):
 
 
 @app.command("list")
-def list_(what: Listing, json: JSON = False) -> None:
+def list_(
+    what: Listing,
+    long: Annotated[
+        bool, typer.Option("--long", help="Systems: all that they are, in Markdown.")
+    ] = False,
+    json: JSON = False,
+) -> None:
     """List systems, settings, machines, software, workloads, policies or models."""
     from moebench.harness.cli.listings import show
 
-    show(what.value, json)
+    show(what.value, json, long)
 
 
 @app.command()

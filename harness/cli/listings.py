@@ -1,13 +1,23 @@
 """``moebench list``: the catalogues, read without importing anything heavy."""
 
 import json
-from typing import Any
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
 
 from moebench.harness import console
+from moebench.substrate.errors import UsageError
+
+if TYPE_CHECKING:
+    from moebench.systems.description import Description
 
 
-def show(what: str, as_json: bool) -> None:
-    """Print one catalogue."""
+def show(what: str, as_json: bool, at_length: bool = False) -> None:
+    """Print one catalogue; systems also at length, as `docs/systems.md` has them."""
+    if what == "systems":
+        console.say_refused()
+    if at_length:
+        _at_length(what, as_json)
+        return
     rows = _CATALOGUES[what]()
     if as_json:
         print(json.dumps(rows, sort_keys=True))
@@ -21,12 +31,44 @@ def _text(value: Any) -> str:
 
 
 def _systems() -> list[dict[str, Any]]:
-    from moebench.systems.registry import SHIPPED, SYSTEMS
+    from moebench.systems.registry import SHIPPED, SYSTEMS, installed
 
-    return [
+    ours = [
         {"system": n, "what": text, "shipped": SHIPPED[n][2] if n in SHIPPED else None}
         for n, (_, _, text) in sorted(SYSTEMS.items())
     ]
+    others = [
+        {"system": n, "what": f"of {found.package}: {found.summary}", "shipped": None}
+        for n, found in sorted(installed().usable.items())
+    ]
+    return ours + others
+
+
+def _at_length(what: str, as_json: bool) -> None:
+    if what != "systems":
+        raise UsageError(f"list {what} --long: only systems are described at length")
+    from moebench.systems.description import described, document
+    from moebench.systems.registry import SYSTEMS
+
+    found = [*described(SYSTEMS), *_of_other_packages()]
+    if as_json:
+        print(json.dumps([asdict(d) for d in found], sort_keys=True))
+    else:
+        print(document(found), end="")
+
+
+def _of_other_packages() -> "list[Description]":
+    """Those that can be built; of the others a line says why not."""
+    from moebench.systems.description import description
+    from moebench.systems.registry import installed
+
+    found = []
+    for name in sorted(installed().usable):
+        try:
+            found.append(description(name))
+        except Exception as error:  # whatever another package's class does
+            console.stderr().print(f"left out: {error}", markup=False)
+    return found
 
 
 def _settings() -> list[dict[str, Any]]:

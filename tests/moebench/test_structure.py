@@ -26,6 +26,7 @@ LAYERS = [
     "systems",
     "systems.registry",
     "systems.options",
+    "systems.description",
     "workloads",
     "results",
     "reports",

@@ -39,7 +39,7 @@ OPTIONS = {
         "--traces", "--set", "--jobs", "--ray", "--dry-run", "--force", "--retry-failed",
         "--no-samples", "--data-dir", "--store", "--json",
     },
-    "list": {"--json"},
+    "list": {"--long", "--json"},
     "compare": {
         "--systems", "--settings", "--workloads", "--batches", "--mixed", "--store", "--markdown",
         "--json",
@@ -253,8 +253,9 @@ def test_a_run_from_python(tmp_path: Path) -> None:
 
 HEAVY = ("torch", "transformers", "altair", "vl_convert", "pandas", "ray")
 LIGHT = [
-    "--help", "run --help", "list systems", "list settings", "list machines", "list workloads",
-    "list policies", "list models", "report", "nonsense", "run --system nonsense --setting S3",
+    "--help", "run --help", "list systems", "list systems --long", "list settings",
+    "list machines", "list workloads", "list policies", "list models", "report", "nonsense",
+    "run --system nonsense --setting S3",
     "models --help", "models list", "models verify nonsense", "models train nonsense",
     "models import nonsense",
 ]  # fmt: skip

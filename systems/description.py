@@ -1,0 +1,318 @@
+"""What each system is, read off its class and its module's docstring.
+
+`docs/systems.md` and ``moebench list systems --long`` show the same descriptions.
+"""
+
+import ast
+import inspect
+import re
+import sys
+import textwrap
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from moebench.substrate.engine.policies import Placement
+from moebench.substrate.engine.system import System
+from moebench.substrate.models.catalogue import model_names, model_shape
+from moebench.systems.options import build, describe, options_of
+from moebench.systems.registry import DECISIONS, SHIPPED, SYSTEMS, Variant
+
+#: The line under which a docstring lists where a system differs from its source.
+DEVIATIONS = "Deviations"
+
+#: Models for which limits that depend on the model are worked out: fine-grained and coarse.
+EXAMPLES = ("deepseek-moe-16b", "mixtral-8x7b")
+
+#: What writes `docs/systems.md`.
+COMMAND = "moebench list systems --long > docs/systems.md"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Description:
+    """One system in one variant.
+
+    Attributes:
+        what: the first sentence about it.
+        paper: where it is published; "" for a plain baseline or bound.
+        module: where it is implemented.
+        decisions: the five policies, as ``--set`` takes them.
+        options: options of the system that differ from `System`'s defaults, and its own ones.
+        lossless: whether the tokens are the resident model's.
+        calibration: which decisions learn before a run, and from how many texts.
+        routing: what routing it runs on.
+        slots, common, host, disk: what it keeps in which tier, and what the host computes.
+        max_batch: sequences at once; None is any number.
+        not_for: models for which it does not exist, by reason.
+        heading, deviations: where it differs from its source.
+    """
+
+    system: str
+    variant: Variant
+    what: str
+    paper: str
+    module: str
+    decisions: dict[str, str]
+    options: dict[str, str]
+    lossless: str
+    calibration: dict[str, int]
+    routing: str
+    slots: str
+    common: str
+    host: str
+    disk: str
+    max_batch: int | None
+    not_for: dict[str, list[str]]
+    heading: str
+    deviations: list[str]
+
+    @property
+    def rows(self) -> dict[str, str]:
+        """What a table says of it, line by line."""
+        learns = ", ".join(f"{d} from {n} texts" for d, n in self.calibration.items())
+        missing = "; ".join(f"{', '.join(m)} ({why})" for why, m in self.not_for.items())
+        return {
+            **self.decisions,
+            "other options": _spelled(self.options),
+            "lossless": self.lossless,
+            "calibration": learns or "none",
+            "routing": self.routing,
+            "expert slots": self.slots,
+            "common weights": self.common,
+            "host": self.host,
+            "disk": self.disk,
+            "sequences at once": "any" if self.max_batch is None else str(self.max_batch),
+            "not for": missing or "-",
+        }
+
+
+def described(names: Iterable[str] = tuple(SYSTEMS)) -> Iterator[Description]:
+    """Systems by name, each with its variants."""
+    for name in sorted(names):
+        yield description(name)
+        if name in SHIPPED:
+            yield description(name, "shipped")
+
+
+def description(name: str, variant: Variant = "published") -> Description:
+    """One system in one variant.
+
+    Raises:
+        UnknownNameError, UsageError: no such system, or one that cannot be built.
+    """
+    system = build(name, variant=variant)
+    cls = type(system)
+    heading, deviations = _deviations(_docstrings(cls))
+    return Description(
+        system=name,
+        variant=variant,
+        what=_what(cls),
+        paper=cls.paper,
+        module=cls.__module__,
+        decisions={decision: describe(system)[decision] for decision in DECISIONS},
+        options=_options(system),
+        lossless=_lossless(system),
+        calibration={
+            decision: policy.calibration_texts
+            for decision, policy in system.policies.items()
+            if policy.calibrates
+        },
+        routing="a replay alone" if system.clairvoyant else "computed or replayed",
+        slots=_slots(system),
+        common=_common(system),
+        host=_host(system),
+        disk=_disk(system),
+        max_batch=cls.max_batch,
+        not_for=_not_for(system),
+        heading=heading,
+        deviations=deviations,
+    )
+
+
+# ----------------------------------------------------------------------------- off the class
+
+
+def _options(system: System) -> dict[str, str]:
+    """Those whose value is not `System`'s default, and those that `System` does not have."""
+    defaults: Mapping[str, Any] = {f.name: f.default for f in System.__dataclass_fields__.values()}
+    return {
+        option: str(getattr(system, option))
+        for option in options_of(type(system))
+        if option not in defaults or getattr(system, option) != defaults[option]
+    }
+
+
+def _lossless(system: System) -> str:
+    if system.reads_unfinished:
+        return "no: it computes on copies that are under way"
+    if system.lossless:
+        return "yes"
+    exact = system.route.lossless_at(0) and system.assign.lossless
+    return "no; with alpha=0" if system.has_alpha and exact else "no"
+
+
+def _slots(system: System) -> str:
+    if system.all_resident:
+        return "every expert"
+    pools = {"global": "one pool for all layers", "layer": "a pool for each layer"}[system.scope]
+    if type(system.place).slots is not Placement.slots:
+        pools = "a pool for each layer, sized by `place`"
+    most = {name: system.most_slots(model_shape(name)) for name in EXAMPLES}
+    limits = [f"{n} for {name}" for name, n in most.items() if n is not None]
+    return pools + (f"; at most {', '.join(limits)}" if limits else "")
+
+
+def _common(system: System) -> str:
+    if type(system.place).homes is Placement.homes:
+        return "on the device"
+    return "where `place` puts each layer's: device, host, or streamed"
+
+
+def _host(system: System) -> str:
+    if system.all_resident:
+        return "-"
+    return "keeps experts and computes some" if system.assign.uses_host else "keeps experts"
+
+
+def _disk(system: System) -> str:
+    if system.all_resident:
+        return "-"
+    kept = "what host memory cannot hold"
+    if system.host_experts is not None:
+        kept = f"all but {system.host_experts} experts"
+    return kept if system.parallel_reads else f"{kept}; one read at a time"
+
+
+def _not_for(system: System) -> dict[str, list[str]]:
+    found: dict[str, list[str]] = defaultdict(list)
+    for name in model_names():
+        reason = system.why_not(model_shape(name), 1)
+        if reason is not None:
+            found[reason].append(name)
+    return dict(found)
+
+
+# ----------------------------------------------------------------------------- off the docstrings
+
+
+def _docstrings(cls: type) -> list[str]:
+    """The class's own docstring and its module's, in this order."""
+    own = cls.__doc__ or ""
+    if own.startswith(f"{cls.__name__}("):  # as `dataclass` writes it where there is none
+        own = ""
+    return [inspect.cleandoc(text) for text in (own, sys.modules[cls.__module__].__doc__ or "")]
+
+
+def _what(cls: type[System]) -> str:
+    """A module's first sentence; where it holds several systems, the class's."""
+    own, module = _docstrings(cls)
+    text = module if module and not (own and _shares_module(cls)) else own
+    paragraph = " ".join(text.partition("\n\n")[0].split())
+    return re.split(r"(?<=\.) ", paragraph, maxsplit=1)[0]
+
+
+def _shares_module(cls: type[System]) -> bool:
+    """Whether its module defines another system."""
+    source = inspect.getsource(sys.modules[cls.__module__])
+    classes = [node.name for node in ast.parse(source).body if isinstance(node, ast.ClassDef)]
+    found = (getattr(sys.modules[cls.__module__], name) for name in classes)
+    return any(issubclass(other, System) and other is not cls for other in found)
+
+
+def _deviations(docstrings: Sequence[str]) -> tuple[str, list[str]]:
+    """The line that begins with "Deviations" and its bullets, of the first that has such a line."""
+    for text in docstrings:
+        lines = text.splitlines()
+        first = next((i for i, line in enumerate(lines) if line.startswith(DEVIATIONS)), None)
+        if first is not None:
+            return _bullets(lines[first:])
+    return "", []
+
+
+def _bullets(lines: Sequence[str]) -> tuple[str, list[str]]:
+    """A heading, and the list below it up to the next line that is no part of it."""
+    heading: list[str] = []
+    bullets: list[str] = []
+    for line in lines:
+        if line.startswith("- "):
+            bullets.append(line[2:])
+        elif bullets and line.startswith("  "):
+            bullets[-1] += f" {line.strip()}"
+        elif line and bullets:
+            break
+        elif line:
+            heading.append(line)
+    return " ".join(heading), bullets
+
+
+# ----------------------------------------------------------------------------- shown
+
+
+def document(descriptions: Iterable[Description]) -> str:
+    """`docs/systems.md`: an overview, and what each system is."""
+    by_name: dict[str, list[Description]] = defaultdict(list)
+    for found in descriptions:
+        by_name[found.system].append(found)
+    overview = [
+        [
+            f"[{d.system}](#{d.system})", d.variant, d.lossless, ", ".join(d.calibration) or "-",
+            "yes" if "computes" in d.host else "-", d.rows["sequences at once"], d.paper or "-",
+        ]
+        for variants in by_name.values() for d in variants
+    ]  # fmt: skip
+    headers = ["system", "variant", "lossless", "learns", "host computes", "at once", "paper"]
+    parts = [_INTRODUCTION, _table(headers, overview)]
+    parts += [_section(variants) for variants in by_name.values()]
+    return "\n".join(parts)
+
+
+_INTRODUCTION = f"""\
+# Systems
+
+Read off the classes and their modules; written by `{COMMAND}`.
+
+`published` is the algorithm of a system's paper, `shipped` (`--variant shipped`) what its authors'
+code does.  The five decisions are policies by name: `--set evict=lru` swaps one, and
+`moebench list policies` says what each does and which options it has.  *Lossless* systems write the
+tokens of the model with every expert resident.  Systems that *learn* are shown other texts before a
+run; `--calibrate-texts` says how many.  Experts that do not fit into host memory are on the disk,
+whatever the system.  A system without a paper is a plain baseline or bound.
+"""
+
+
+def _section(variants: Sequence[Description]) -> str:
+    """A system's variants side by side, and their deviations."""
+    first = variants[0]
+    cited = f"  {first.paper}." if first.paper else ""
+    lines = [f"## {first.system}", "", f"{first.what}{cited}", ""]
+    rows = [[key, *(d.rows[key] for d in variants)] for key in first.rows]
+    rows.append(["module", *(f"`{d.module}`" for d in variants)])
+    lines.append(_table(["", *(d.variant for d in variants)], rows))
+    for d in variants:
+        if d is not first:
+            lines += [f"*{d.variant}*: {d.what}", ""]
+        if d.deviations:
+            lines += [d.heading if d is first else f"*{d.variant}*: {d.heading}", ""]
+            lines += [*map(_wrapped, d.deviations), ""]
+    return "\n".join(lines)
+
+
+def _wrapped(bullet: str) -> str:
+    return textwrap.fill(
+        bullet, 100, initial_indent="- ", subsequent_indent="  ", break_long_words=False,
+        break_on_hyphens=False,
+    )  # fmt: skip
+
+
+def _table(headers: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """A table in Markdown, its columns padded."""
+    cells = [[text.replace("|", "\\|") for text in row] for row in (headers, *rows)]
+    widths = [max(3, *(len(row[i]) for row in cells)) for i in range(len(headers))]
+    lines = ["| " + " | ".join(map(str.ljust, row, widths)) + " |" for row in cells]
+    lines.insert(1, "|" + "|".join("-" * (width + 2) for width in widths) + "|")
+    return "\n".join([*lines, ""])
+
+
+def _spelled(options: Mapping[str, str]) -> str:
+    return " ".join(f"{key}={value}" for key, value in options.items()) or "-"
