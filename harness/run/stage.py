@@ -115,15 +115,9 @@ def memory_for(
     )
     notes = [*system.remarks(full, capacity.slots)]
     total = len(full.moe_layers) * full.num_experts
-    away = {home: capacity.homes.count(home) for home in ("stream", "host")}
-    if capacity.slots == total and not any(away.values()):
+    notes += _homes(capacity, full)
+    if capacity.slots == total and {*capacity.homes} == {"device"}:
         notes.append(f"nothing is offloaded: the device holds all {total} experts")
-    for home, where in (
-        ("stream", "streamed to the device in every pass"),
-        ("host", "on the host"),
-    ):
-        if away[home]:
-            notes.append(f"common weights of {away[home]} of {full.num_layers} layers are {where}")
     if capacity.overcommitted and spec.machine != "local":
         notes.append(f"overcommitted: {profile.gpu.name} cannot hold every expert")
     paper = None if spec.setting is None else setting(spec.setting)
@@ -138,7 +132,8 @@ def memory_for(
 def _homes(capacity: Capacity, full: ModelShape) -> list[str]:
     """What common weights are not on the device."""
     layers, head = capacity.homes[: full.num_layers], capacity.homes[full.num_layers :]
-    where = {"stream": "streamed to the device in every pass", "host": "on the host"}
+    source = " from the disk" if capacity.streams_from_disk else ""
+    where = {"stream": f"streamed{source} to the device in every pass", "host": "on the host"}
     notes = []
     for home, so in where.items():
         count = sum(one == home for one in layers)
@@ -206,7 +201,9 @@ def simulated(
             "that of the right weights"
         )
     return Stage(
-        engine=Engine(system, model, machine, cache, timeline, capacity.homes),
+        engine=Engine(
+            system, model, machine, cache, timeline, capacity.homes, capacity.streams_from_disk
+        ),
         machine=machine,
         timeline=timeline,
         device=capacity.device,

@@ -98,6 +98,8 @@ class Tally:
         """Count which prefetches for a layer were used, now that its experts are known."""
         c = self.by_phase[view.phase]
         asked = self._asked.pop(view.layer, None)
+        if asked:
+            asked.discard(None)  # common weights
         if not began and not asked:
             return
         chosen_by_row = view.topk_ids_TK.tolist()

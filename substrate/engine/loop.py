@@ -54,17 +54,18 @@ class Engine:
     Args:
         homes: where each layer's common weights are, and the head; on the device, unless it says
             otherwise.
+        streams_from_disk: those that are streamed are on the disk.
     """
 
     def __init__(
         self, system: System, model: Model, machine: Machine, cache: ExpertCache,
-        timeline: Timeline, homes: Sequence[Home] = (),
+        timeline: Timeline, homes: Sequence[Home] = (), streams_from_disk: bool = False,
     ) -> None:  # fmt: skip
         self.system, self.model, self.machine = system, model, machine
         self.cache, self.timeline = cache, timeline
         self.tally = Tally()
         timeline.costs.estimate(machine)
-        self.transfers = Transfers(system.evict, machine, cache, timeline.costs)
+        self.transfers = Transfers(system.evict, machine, cache, timeline.costs, streams_from_disk)
         divided = any(home != "device" for home in homes)
         self._ops = (
             DividedOperations(model, machine, system.evict, self.transfers, homes)

@@ -31,10 +31,18 @@ class _LoadOps(dict[int, Op]):
 
 
 class Transfers:
-    """Slots, evictions and transfers of one run; see the module's docstring."""
+    """Slots, evictions and transfers of one run; see the module's docstring.
 
-    def __init__(self, evict: Eviction, machine: Machine, cache: ExpertCache, costs: Costs) -> None:
+    Args:
+        streams_from_disk: streamed common weights are read from the disk first.
+    """
+
+    def __init__(
+        self, evict: Eviction, machine: Machine, cache: ExpertCache, costs: Costs,
+        streams_from_disk: bool = False,
+    ) -> None:  # fmt: skip
         self.evict, self.machine, self.cache, self._costs = evict, machine, cache, costs
+        self._streams_from_disk = streams_from_disk
         self._experts = cache.shape.num_experts
         self._ops = _LoadOps(cache)
         #: The last transfer of each key, from when it is under way.
@@ -336,4 +344,7 @@ class Transfers:
         return self.cache.holds(self.cache.key(fetch.layer, fetch.expert))
 
     def _stream(self, layer: int) -> Span:
-        return self.machine.submit(op_of(OpKind.STREAM, layer, ()), Lane.H2D)
+        op, after = op_of(OpKind.STREAM, layer, ()), []
+        if self._streams_from_disk:
+            after.append(self.machine.submit(op, Lane.DISK))
+        return self.machine.submit(op, Lane.H2D, after)

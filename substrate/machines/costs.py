@@ -224,7 +224,7 @@ class CostModel:
     def control_ns(self, op: Op, lane: Lane) -> int:
         """What submitting the operation costs the control thread."""
         python = self._python_ns.get(op.kind, 0) * len(op.rows)
-        if op.kind is OpKind.STREAM:
+        if op.kind is OpKind.STREAM and lane is Lane.H2D:
             return round(self._copies(op) * self._per_copy_ns)
         if lane not in (Lane.DEVICE, Lane.PREDICT):
             return python + self.copy_submit_ns

@@ -148,11 +148,11 @@ class SimulatedMachine:
                 self.wait(span)
         elif lane is _HOST and op.kind is _EXPERT:
             span = self._host_expert(op, since, duration, after, launched)
-        elif lane is _H2D:
+        elif lane is _H2D or lane is _DISK:
             self._start_queued()
             moved = self.costs.moved_bytes(op)
             span = self._place(op, lane, since, duration, after, launched, moved)
-            if self._blocking_copies:
+            if self._blocking_copies and lane is _H2D:
                 self.wait(span)
         else:
             span = self._place(op, lane, since, duration, after, launched)

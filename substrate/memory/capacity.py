@@ -68,6 +68,7 @@ class Capacity:
         slots: experts on the device at once.
         from_disk: experts do not fit into the host's memory; what is free there holds some of those
             that are on the disk.
+        streams_from_disk: neither do common weights that are streamed, which are on the disk too.
         overcommitted: the device's budget was raised to hold everything.
         offered_bytes: what weights, KV cache and the system itself may use of the device: its free
             memory, or what common weights, KV cache and so many experts take, whether or not the
@@ -81,6 +82,7 @@ class Capacity:
     common_bytes: int
     slots: int
     from_disk: bool
+    streams_from_disk: bool
     overcommitted: bool
 
 
@@ -176,7 +178,8 @@ def plan(
     device.reserve("buffers of streamed layers", budget.buffer_bytes(chosen))
 
     host = Tier("host", profile.host.memory.bytes if free_host_bytes is None else free_host_bytes)
-    host.reserve("common weights", sum(elsewhere))
+    streams_from_disk = "host" not in chosen and sum(elsewhere) > host.free_bytes
+    host.reserve("common weights", 0 if streams_from_disk else sum(elsewhere))
     host.reserve("KV cache", kv_elsewhere)
     on_disk = host_experts is not None and host_experts < total
     from_disk = on_disk or total * record > host.free_bytes
@@ -196,5 +199,6 @@ def plan(
             "--cache-ratio or --slots, or --allow-overcommit to simulate a device that could"
         )
     return Capacity(
-        device, host, offered, chosen, common, min(wanted, total), from_disk, overcommitted
-    )
+        device, host, offered, chosen, common, min(wanted, total), from_disk, streams_from_disk,
+        overcommitted,
+    )  # fmt: skip

@@ -361,6 +361,7 @@ def rig(
     scope: Scope | None = None,
     host_records: int | None = None,
     homes: Sequence[Home] = (),
+    streams_from_disk: bool = False,
 ) -> Rig:
     """Wire a system on a simulated machine; its experts are placed when this returns.
 
@@ -389,7 +390,7 @@ def rig(
         observe(view)
 
     system.observe = observed  # type: ignore[method-assign]
-    engine = Engine(system, model, machine, cache, timeline, homes)
+    engine = Engine(system, model, machine, cache, timeline, homes, streams_from_disk)
     turns = watch_turns(engine.transfers)
     engine.start()
     events[:] = [claim._replace(placed=True) for claim in events]

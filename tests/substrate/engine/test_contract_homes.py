@@ -142,6 +142,25 @@ def test_what_is_streamed_is_priced_by_its_bytes():
     assert shape.layer_common_params(0) != shape.layer_common_params(1)
 
 
+def test_streamed_weights_may_be_on_the_disk():
+    # Layer 1's are read 33..533 and copied 533..833.
+    table = prices() | {(Lane.DISK, OpKind.STREAM): 500}
+    made, model = system(place=PLACED), model_of(TWO, [CALM])
+    homes = ("device", "stream")
+    ran = rig(
+        made, model, slots=8, costs=FlatCosts(table), homes=homes, streams_from_disk=True
+    )  # fmt: skip
+    ran.engine.generate([[3]], 1)
+    assert of(ran, OpKind.STREAM) == [(1, (), 33, 533), (1, (), 533, 833)]
+    assert of(ran, OpKind.ATTEND)[1] == (1, (), 833, 863)
+    assert ran.timeline.bytes_moved(Lane.DISK) == 10 * RECORD_BYTES
+    costs = CostModel(load_profile("a6000"), TWO, "bf16", module_hooks=True)
+    read = Op(OpKind.STREAM, 0)
+    alone = costs.profile.disk.access_latency.ns + costs.moved_bytes(read) / costs.read_bytes_per_ns
+    assert costs.ns(read, Lane.DISK) == pytest.approx(alone, abs=1)
+    assert costs.control_ns(read, Lane.DISK) == costs.copy_submit_ns
+
+
 def test_a_streamed_head_comes_when_all_else_was_submitted():
     # The gate of layer 1 is waited for until 88; then experts, sum and head are asked for.
     homes = ("device", "device", "stream")

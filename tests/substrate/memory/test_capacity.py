@@ -212,8 +212,16 @@ def test_what_leaves_the_device_can_send_experts_to_the_disk():
     got = at_homes(["device"] * 27 + ["stream"], free_host_bytes=experts)
     assert got.from_disk
     assert got.host.used_bytes == LAYER_BYTES, "experts are not in host memory then"
+    assert not got.streams_from_disk
+
+
+def test_common_weights_that_the_host_cannot_hold_are_streamed_from_the_disk():
+    got = at_homes(["device"] * 27 + ["stream"], free_host_bytes=LAYER_BYTES - 1)
+    assert got.streams_from_disk
+    assert got.host.used_bytes == 0
+    # What the host computes with must be there.
     with pytest.raises(BudgetError, match="host memory: common weights needs"):
-        at_homes(["device"] * 27 + ["stream"], free_host_bytes=LAYER_BYTES - 1)
+        at_homes(["device"] * 27 + ["host"], free_host_bytes=LAYER_BYTES - 1)
 
 
 def test_a_small_device_holds_a_large_model_whose_layers_are_streamed():
