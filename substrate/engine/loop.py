@@ -24,7 +24,7 @@ from moebench.substrate.engine.decisions import (
     LayerView,
     Prompts,
 )
-from moebench.substrate.engine.operations import DividedOperations, Operations
+from moebench.substrate.engine.operations import operations
 from moebench.substrate.engine.policies import Prefetching
 from moebench.substrate.engine.records import (
     NO_LOADS,
@@ -66,12 +66,7 @@ class Engine:
         self.tally = Tally()
         timeline.costs.estimate(machine)
         self.transfers = Transfers(system.evict, machine, cache, timeline.costs, streams_from_disk)
-        divided = any(home != "device" for home in homes)
-        self._ops = (
-            DividedOperations(model, machine, system.evict, self.transfers, homes)
-            if divided
-            else Operations(model, machine, system.evict)
-        )
+        self._ops = operations(model, machine, system.evict, self.transfers, homes)
         # Asked once: a property costs as much as what it guards, and these come with every layer.
         self._alpha = system.alpha_in_use
         self._lossless = system.lossless
@@ -89,17 +84,7 @@ class Engine:
         """
         self.system.start(self.model.shape, self.cache)
         self._predictor = self.system.prefetch.predictor
-        place, shape = self.system.place, self.model.shape
-        memory = self.machine.host_memory
-        if memory is not None:
-            for layer, expert in place.keep_on_host(shape, memory.spare):
-                memory.keep(op_of(OpKind.LOAD, layer, (), (expert,)))
-        slots = self.cache.slots - self.system.reserve
-        placed = 0
-        for layer, expert in place.place(shape, slots, self.cache.scope):
-            self.transfers.place(layer, expert)
-            placed += 1
-        return placed
+        return self.transfers.start(self.system.place, self.system.reserve)
 
     # ------------------------------------------------------------------ a batch of prompts
 

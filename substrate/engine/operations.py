@@ -212,3 +212,12 @@ class DividedOperations(Operations):
             state = op_of(_RETURN, op.layer, (op.rows[0],))
             self._coming = self._machine.submit(state, _D2H, (self._on_host,))
             self._on_host = None
+
+
+def operations(
+    model: Model, machine: Machine, evict: Eviction, transfers: Transfers, homes: Sequence[Home]
+) -> Operations:
+    """Those that a run needs whose common weights have these homes; none is the device."""
+    if any(home != "device" for home in homes):
+        return DividedOperations(model, machine, evict, transfers, homes)
+    return Operations(model, machine, evict)

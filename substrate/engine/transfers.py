@@ -10,7 +10,7 @@ from collections.abc import Collection, Sequence
 from typing import cast
 
 from moebench.substrate.engine.decisions import Fetch
-from moebench.substrate.engine.policies import Eviction
+from moebench.substrate.engine.policies import Eviction, Placement
 from moebench.substrate.errors import UsageError
 from moebench.substrate.machines.protocol import Lane, Machine, Op, OpKind, Span, op_of
 from moebench.substrate.machines.timeline import Costs
@@ -63,8 +63,24 @@ class Transfers:
         #: Streams of common weights under way, by layer.
         self._streams: dict[int, Span] = {}
 
-    def place(self, layer: int, expert: int) -> None:
-        """Put an expert into a free slot before the run; nothing is charged to a lane."""
+    def start(self, placement: Placement, reserve: int) -> int:
+        """Fill device and host memory before the run; returns how many are on the device.
+
+        Args:
+            reserve: slots that stay empty.
+        """
+        cache, memory, placed = self.cache, self.machine.host_memory, 0
+        if memory is not None:
+            for layer, expert in placement.keep_on_host(cache.shape, memory.spare):
+                memory.keep(self._ops[cache.key(layer, expert)])
+        slots = cache.slots - reserve
+        for layer, expert in placement.place(cache.shape, slots, cache.scope):
+            self._place(layer, expert)
+            placed += 1
+        return placed
+
+    def _place(self, layer: int, expert: int) -> None:
+        """Put an expert into a free slot; nothing is charged to a lane."""
         key = self.cache.key(layer, expert)
         self.cache.claim(key, None)
         self._holding += 1
