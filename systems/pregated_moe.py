@@ -35,7 +35,7 @@ from moebench.substrate.engine.decisions import Fetch, Forecast, LayerView
 from moebench.substrate.engine.policies import Assignment, Eviction, Placement, Prefetching, Routing
 from moebench.substrate.engine.system import System
 from moebench.substrate.models.shape import ModelShape
-from moebench.systems.policies.assign import LoadOnce
+from moebench.systems.policies.assign import LoadForOneUse
 from moebench.systems.policies.evict import FirstInFirstOut
 from moebench.systems.policies.place import PlaceNothing
 from moebench.systems.policies.prefetch import NextExact
@@ -61,7 +61,7 @@ class PreGatedMoE(System):
 
     place: Placement = field(default_factory=PlaceNothing)
     route: Routing = field(default_factory=ExactRouting)
-    assign: Assignment = field(default_factory=LoadOnce)
+    assign: Assignment = field(default_factory=lambda: LoadForOneUse(experts="active"))
     prefetch: Prefetching = field(default_factory=FetchChosen)
     evict: Eviction = field(default_factory=FirstInFirstOut)
 

@@ -49,6 +49,11 @@ SYSTEMS: dict[str, tuple[str, str, str]] = {
         "KTransformers",
         "hot experts resident, the others on the host, none moved in decode",
     ),
+    "accelerate": (
+        "moebench.systems.accelerate",
+        "Accelerate",
+        "device map in layer order, each module brought for each use",
+    ),
     "smoe": (
         "moebench.systems.smoe",
         "SMoE",
@@ -160,6 +165,7 @@ POLICIES: dict[str, dict[str, tuple[str, str]]] = {
         "activation": ("moebench.systems.daop", "PlaceByActivation"),
         "last-ids": ("moebench.systems.policies.place", "PlaceLastIds"),
         "split": ("moebench.systems.adapmoe", "PlaceBySplit"),
+        "device-map": ("moebench.systems.accelerate", "DeviceMap"),
         "none": ("moebench.systems.policies.place", "PlaceNothing"),
     },
     "route": {
@@ -171,7 +177,7 @@ POLICIES: dict[str, dict[str, tuple[str, str]]] = {
     },
     "assign": {
         "load": ("moebench.systems.policies.assign", "LoadAll"),
-        "load-once": ("moebench.systems.policies.assign", "LoadOnce"),
+        "one-use": ("moebench.systems.policies.assign", "LoadForOneUse"),
         "host": ("moebench.systems.policies.assign", "HostAll"),
         "balanced": ("moebench.systems.policies.assign", "Balanced"),
         "optimal": ("moebench.systems.policies.assign", "Optimal"),

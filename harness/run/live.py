@@ -1,6 +1,7 @@
 """A run whose model computes: it opens weights, tokenizer and questions, and builds the engine."""
 
 import hashlib
+import json
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
@@ -220,17 +221,18 @@ def _check_local(system: System) -> None:
             "its results would be wrong; allowed: a simulated machine, or reads_unfinished=false"
         )
     options = {
-        "overlap": system.overlap is not True,
-        "pinned_copies": system.pinned_copies is not None,
-        "expert_precision": system.expert_precision is not None,
-        "host_experts": system.host_experts is not None,
-        "module_hooks": system.module_hooks,
+        "overlap": True,
+        "pinned_copies": None,
+        "expert_precision": None,
+        "host_experts": None,
+        "module_hooks": False,
     }
-    for name, given in options.items():
-        if given:
+    for name, allowed in options.items():
+        given = getattr(system, name)
+        if given is not allowed:
             raise UsageError(
-                f"--set {name}={getattr(system, name)} and --machine local: that machine reads "
-                f"fp32 experts from the disk; leave {name} out"
+                f"--machine local: {name} is {given}, and that machine reads fp32 experts from the "
+                f"disk; allowed: --set {name}={json.dumps(allowed)}"
             )
 
 

@@ -115,7 +115,8 @@ def memory_for(
     )
     notes = [*system.remarks(full, capacity.slots)]
     total = len(full.moe_layers) * full.num_experts
-    notes += _homes(capacity, full)
+    if spec.machine != "local":  # which holds all common weights
+        notes += _homes(capacity, full)
     if capacity.slots == total and {*capacity.homes} == {"device"}:
         notes.append(f"nothing is offloaded: the device holds all {total} experts")
     if capacity.overcommitted and spec.machine != "local":

@@ -7,6 +7,9 @@ from typing import Literal
 
 from moebench.substrate.engine.decisions import Active, Fetch, LayerView, Plan, fetches, split
 from moebench.substrate.engine.policies import Assignment
+from moebench.substrate.errors import BudgetError
+from moebench.substrate.memory.cache import ExpertCache
+from moebench.substrate.models.shape import ModelShape
 from moebench.systems.policies.latency import check_history, mean_of_last
 
 
@@ -21,15 +24,49 @@ class LoadAll(Assignment):
         return split(active, fetches(view.layer, active.absent))
 
 
+#: Families that Transformers 5 has a class for: it fuses a layer's experts into one module.
+FUSED = frozenset({
+    "deepseek_v2", "glm4_moe", "gpt_oss", "llama4_text", "mixtral", "olmoe", "phimoe", "qwen2_moe",
+    "qwen3_moe",
+})  # fmt: skip
+
+
 @dataclass(kw_only=True)
-class LoadOnce(Assignment):
-    """Load every missing expert for this one use, by ascending id: nothing is cached."""
+class LoadForOneUse(Assignment):
+    """Loads what is absent for one use, by ascending id, and keeps nothing.
+
+    Attributes:
+        experts: which of a layer: ``all``, the ``active`` ones, or as the model's ``family`` has
+            it: all where Transformers 5 makes a layer's experts one module.
+    """
+
+    experts: Literal["family", "all", "active"] = "family"
 
     reads_scores = False
 
+    def whole_layers(self, shape: ModelShape) -> bool:
+        """Whether all experts of a layer are loaded, and all must have a slot at once."""
+        return shape.family in FUSED if self.experts == "family" else self.experts == "all"
+
+    def start(self, shape: ModelShape, cache: ExpertCache) -> None:
+        """Check that a layer can pass through.
+
+        Raises:
+            BudgetError: its experts do not fit.
+        """
+        if self.whole_layers(shape) and cache.slots < shape.num_experts:
+            raise BudgetError(
+                f"all {shape.num_experts} experts of a layer are loaded together, and the device "
+                f"has room for {cache.slots}; give more memory, or --set assign.experts=active"
+            )
+
     def assign(self, view: LayerView, active: Active) -> Plan:
-        """Load all that are absent, and let them go."""
-        return split(active, [Fetch(view.layer, e, keep=False) for e in active.absent])
+        """Load the absent ones of the layer, or of its active experts."""
+        absent: Sequence[int] = active.absent
+        if view.whole_layers:
+            absent = view.whereabouts.divide(range(view.shape.num_experts))[2]
+        device = [*active.resident, *active.in_flight, *active.absent]
+        return Plan(device, load=[Fetch(view.layer, e, keep=False) for e in absent])
 
 
 @dataclass(kw_only=True)

@@ -60,7 +60,7 @@ def refused(*arguments: str | Path) -> str:
             (*SMOE, "--system", "smeo"),
             r"unknown system 'smeo'; nearest: smoe, flashmoe; .*list systems",
         ),
-        ((*SMOE, "--system", "zzz"), r"known: accelerate, .*gpu-only, .*smoe"),
+        ((*SMOE, "--system", "zzz"), r"known: .*daop, .*gpu-only, .*smoe"),
         ((*SMOE, "--setting", "S33"), r"unknown setting 'S33'; .*S3.*list settings"),
         ((*SMOE, "--machine", "a600"), r"unknown machine 'a600'; nearest: .*a6000"),
         ((*SMOE, "--workload", "gsm8"), r"unknown workload 'gsm8'; nearest: gsm8k"),
@@ -87,6 +87,10 @@ def refused(*arguments: str | Path) -> str:
         (
             ("run", "--system", "smoe", "--model", SCALE_MODEL, "--machine", "local"),
             r"--machine local: give --setting NAME",
+        ),
+        (
+            ("run", "--system", "accelerate", "--setting", "S3", "--machine", "local"),
+            r"--machine local: overlap is False, .*; allowed: --set overlap=true",
         ),
         (("report", "--store", "nowhere"), r"no runs in nowhere; run: moebench run"),
     ],
