@@ -5,6 +5,7 @@ An artefact is a safetensors file: arrays by name, and a note on how learning we
 
 import hashlib
 import json
+import os
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import NamedTuple
@@ -51,11 +52,14 @@ def kept(file: Path, make: Callable[[], Artefact]) -> Artefact:
 
 
 def _write(file: Path, artefact: Artefact) -> None:
-    """Write under another name first, so that a file of this name is always complete."""
+    """Write under another name first, so that a file of this name is always complete.
+
+    Each process has its own: two that make the same one at once do not write into one file.
+    """
     from safetensors.numpy import save_file
 
     arrays = {name: np.ascontiguousarray(array) for name, array in artefact.arrays.items()}
     file.parent.mkdir(parents=True, exist_ok=True)
-    half_written = file.with_suffix(".partial")
+    half_written = file.with_suffix(f".{os.getpid()}.partial")
     save_file(arrays, half_written, dict(artefact.note))
     half_written.replace(file)
