@@ -103,6 +103,7 @@ class LearnedPath(Prefetching):
 
     calibrates: ClassVar[bool] = True
     calibration_texts: ClassVar[int] = 64  # as many as hold `tokens`: see the module
+    quick: ClassVar[Mapping[str, str]] = {"trained_width": "64", "epochs": "1"}
     discipline = "committed"
     reads_scores = False
 

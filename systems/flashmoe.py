@@ -97,6 +97,7 @@ class LearnedEviction(Eviction):
 
     calibrates: ClassVar[bool] = True
     calibration_texts: ClassVar[int] = 512  # §3.2
+    quick: ClassVar[Mapping[str, str]] = {"hidden": "4", "epochs": "1"}
     reads_scores = False  # it observes chosen experts alone
 
     def __post_init__(self) -> None:

@@ -52,6 +52,9 @@ class Policy(ABC):
     calibration_trace: str = ""
     #: Slots that placement must leave empty for it, known from `start` on.
     reserve: int = 0
+    #: Options with which it learns in moments, as ``--set`` takes them: for checks of what it does,
+    #: not for how well.
+    quick: ClassVar[Mapping[str, str]] = {}
 
     @property
     def reads_scores(self) -> bool:

@@ -12,6 +12,7 @@ from tempfile import TemporaryDirectory
 
 import numpy as np
 import pytest
+from pydantic import TypeAdapter
 
 from moebench.substrate.engine.decisions import LayerView, Plan, Prompts, Routed
 from moebench.substrate.engine.policies import Assignment, Eviction, Policy, Routing
@@ -79,11 +80,16 @@ def views():
                 )  # fmt: skip
 
 
-def small(decision, name):
-    """Options that make learning quick, and fit into `SLOTS`."""
-    quick = {"trained_width": 64, "epochs": 1, "hidden": 4, "buffers": 1}
+#: Options with which a policy fits into `SLOTS`.
+FITTING = {"buffers": "1"}
+
+
+def quick(decision, name):
+    """A policy of the registry as it is checked: small, and its learning takes moments."""
     known = options_of(policy_class(decision, name))
-    return {option: value for option, value in quick.items() if option in known}
+    given = dict(policy_class(decision, name).quick)
+    given |= {option: value for option, value in FITTING.items() if option in known}
+    return {option: TypeAdapter(known[option]).validate_strings(given[option]) for option in given}
 
 
 def looks_at(policy: Policy) -> set[str]:
@@ -150,7 +156,7 @@ def all_that_it_looks_at(decision: str, name: str) -> frozenset[str]:
     """The same of a policy of the registry, with any of its variants."""
     found: set[str] = set()
     for options in ({}, *VARIANTS.get((decision, name), [])):
-        found |= looks_at(make(decision, name, **small(decision, name), **options))
+        found |= looks_at(make(decision, name, **quick(decision, name), **options))
     return frozenset(found)
 
 
