@@ -62,7 +62,7 @@ class Engine:
         timeline: Timeline, homes: Sequence[Home] = (), streams_from_disk: bool = False,
     ) -> None:  # fmt: skip
         self.system, self.model, self.machine = system, model, machine
-        self.cache, self.timeline = cache, timeline
+        self.cache, self.timeline, self.homes = cache, timeline, homes
         self.tally = Tally()
         timeline.costs.estimate(machine)
         self.transfers = Transfers(system.evict, machine, cache, timeline.costs, streams_from_disk)

@@ -33,6 +33,7 @@ LAYERS = [
     "harness.console",
     "harness.options",
     "harness.run",
+    "harness.conformance",
     "harness.sweep",
     "harness.studies",
     "harness.scale",

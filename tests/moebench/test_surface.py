@@ -50,7 +50,7 @@ OPTIONS = {
         "--out", "--data-dir", "--store",
     },
     "check": {"--update", "--jobs", "--json"},
-    "doctor": {"--data-dir", "--store", "--json"},
+    "doctor": {"--system", "--variant", "--jobs", "--data-dir", "--store", "--json"},
     "machines sensitivity": {
         "--system", "--variant", "--setting", "--machine", "--software", "--model", "--workload",
         "--routing", "--trace", "--batch", "--cache-ratio", "--set", "--tokens", "--data-dir",

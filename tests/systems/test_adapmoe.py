@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from moebench.harness.conformance.invariants import check_timeline
 from moebench.substrate.engine.decisions import NO_EXPERT, Fetch
 from moebench.substrate.errors import UsageError
 from moebench.substrate.terms import Lookahead, RoutedSequence
@@ -23,7 +24,6 @@ from moebench.systems.adapmoe import (
     measured_by_the_authors,
 )
 from moebench.systems.options import build
-from tests.substrate.engine.checker import check_timeline
 from tests.substrate.engine.fakes import random_trace, rig, small_shape
 from tests.systems.views import cache, shape, view
 

@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from moebench.harness.conformance.invariants import check_timeline
 from moebench.substrate.engine.decisions import Fetch
 from moebench.substrate.errors import UnknownNameError, UsageError
 from moebench.substrate.machines.protocol import Lane, OpKind
@@ -19,7 +20,6 @@ from moebench.systems.daop import (
     swaps,
 )
 from moebench.systems.options import build
-from tests.substrate.engine.checker import check_timeline
 from tests.substrate.engine.fakes import FixedModel, FlatCosts, Rig, prices, rig, small_shape
 from tests.systems.views import active, shape, view
 

@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from moebench.harness.conformance.invariants import check_timeline
 from moebench.substrate.engine.decisions import Fetch
 from moebench.substrate.errors import BudgetError, UsageError
 from moebench.substrate.machines.protocol import Lane, OpKind
@@ -20,7 +21,6 @@ from moebench.systems.daop_shipped import (
 )
 from moebench.systems.options import build
 from moebench.systems.registry import system_class
-from tests.substrate.engine.checker import check_timeline
 from tests.substrate.engine.fakes import FixedModel, FlatCosts, prices, rig, small_shape
 from tests.systems.views import active, cache, flags, shape, view
 

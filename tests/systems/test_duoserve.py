@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 
+from moebench.harness.conformance.invariants import check_timeline
 from moebench.substrate.engine.decisions import Fetch
 from moebench.substrate.engine.loop import Engine
 from moebench.substrate.errors import UsageError
@@ -20,7 +21,6 @@ from moebench.substrate.models.weights import Checkpoint, ExpertStore, ResidentE
 from moebench.substrate.terms import RoutedSequence
 from moebench.systems.duoserve import DuoServe, LearnedPath, PathPredictor
 from moebench.systems.options import build, describe
-from tests.substrate.engine.checker import check_timeline
 from tests.substrate.engine.fakes import FixedModel, FlatCosts, Rig, prices, rig, small_shape
 from tests.substrate.models.checkpoints import make_checkpoint
 from tests.systems.views import shape, view

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from moebench.harness.conformance.invariants import check_timeline
 from moebench.substrate.errors import BudgetError, UsageError
 from moebench.substrate.machines.protocol import Lane, OpKind
 from moebench.substrate.terms import Lookahead
@@ -21,7 +22,6 @@ from moebench.systems.hybrimoe import (
 from moebench.systems.options import build
 from moebench.systems.policies.makespan import Times, schedule
 from moebench.systems.policies.predict import NextGates
-from tests.substrate.engine.checker import check_timeline
 from tests.substrate.engine.fakes import (
     FixedModel,
     FlatCosts,

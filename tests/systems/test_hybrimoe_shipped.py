@@ -5,6 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from moebench.harness.conformance.invariants import check_timeline
 from moebench.substrate.engine.decisions import Fetch, fetches
 from moebench.substrate.errors import BudgetError, UsageError
 from moebench.substrate.traces.passes import TracedModel
@@ -19,7 +20,6 @@ from moebench.systems.hybrimoe_shipped import (
 )
 from moebench.systems.options import build
 from moebench.systems.registry import system_class
-from tests.substrate.engine.checker import check_timeline
 from tests.substrate.engine.fakes import random_trace, rig, small_shape
 from tests.systems.views import active, cache, shape, victim_of, view
 

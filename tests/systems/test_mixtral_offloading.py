@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from moebench.harness.conformance.invariants import check_timeline
 from moebench.substrate.machines.protocol import OpKind
 from moebench.substrate.traces.passes import TracedModel
 from moebench.systems.mixtral_offloading import MixtralOffloading
@@ -14,7 +15,6 @@ from moebench.systems.mixtral_offloading_shipped import ShippedMixtralOffloading
 from moebench.systems.options import build
 from moebench.systems.policies.place import PlaceLastIds
 from moebench.systems.registry import system_class
-from tests.substrate.engine.checker import check_timeline
 from tests.substrate.engine.fakes import (
     FixedModel,
     FlatCosts,

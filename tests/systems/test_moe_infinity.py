@@ -5,6 +5,7 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
+from moebench.harness.conformance.invariants import check_timeline
 from moebench.substrate.engine.decisions import Prompts
 from moebench.substrate.errors import UsageError
 from moebench.substrate.machines.protocol import Lane, OpKind
@@ -20,7 +21,6 @@ from moebench.systems.moe_infinity import (
     shares,
 )
 from moebench.systems.options import build
-from tests.substrate.engine.checker import check_timeline
 from tests.substrate.engine.fakes import FixedModel, FlatCosts, Rig, prices, rig, small_shape
 from tests.systems.views import cache, flags, shape, started, view
 

@@ -4,12 +4,12 @@ from itertools import pairwise
 
 import pytest
 
+from moebench.harness.conformance.invariants import check_timeline
 from moebench.harness.run.spec import resolve
 from moebench.substrate.machines.protocol import OpKind
 from moebench.substrate.traces.passes import TracedModel, pass_steps
 from moebench.systems.options import build
 from tests.harness.commands import refused
-from tests.substrate.engine.checker import check_timeline
 from tests.substrate.engine.fakes import Rig, random_trace, rig, small_shape
 
 SHAPE = small_shape()

@@ -2,7 +2,7 @@
 
 `FixedModel` answers gates and predictions from tables, `FlatCosts` prices operations from a small
 one, so that a timeline can be worked out by hand.  `random_trace` makes routing for properties.
-`rig` records every span and claim; `tests.substrate.engine.checker` checks them.
+`rig` records every span and claim; `moebench.harness.conformance.invariants` checks them.
 """
 
 from collections.abc import Mapping, Sequence
@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from moebench.harness.conformance.watch import Claim, LetGo, watch_slots
 from moebench.substrate.engine.counts import Counts
 from moebench.substrate.engine.loop import Engine
 from moebench.substrate.engine.system import System
@@ -25,7 +26,7 @@ from moebench.substrate.models.protocol import Model
 from moebench.substrate.models.shape import GateKind, ModelShape
 from moebench.substrate.terms import LOOKAHEADS, Gate, Ids, Lookahead, Phase, Scores
 from moebench.substrate.traces.passes import PassTrace, RoutingTrace
-from tests.substrate.engine.watch import Claim, LetGo, watch_needed, watch_slots, watch_turns
+from tests.substrate.engine.watch import watch_needed, watch_turns
 
 RECORD_BYTES = 1000
 

@@ -10,6 +10,7 @@ from typing import Any, Literal
 
 import numpy as np
 
+from moebench.harness.conformance.invariants import check_order, check_timeline
 from moebench.substrate.engine.decisions import Active, Fetch, LayerView, Plan, Routed
 from moebench.substrate.engine.policies import (
     Assignment,
@@ -26,7 +27,6 @@ from moebench.systems.policies.assign import LoadAll
 from moebench.systems.policies.evict import LeastRecentlyUsed
 from moebench.systems.policies.prefetch import NoPrefetch
 from moebench.systems.policies.route import ExactRouting
-from tests.substrate.engine.checker import check_order, check_timeline
 from tests.substrate.engine.fakes import FixedModel, FlatCosts, Rig, prices, rig
 
 

@@ -4,9 +4,9 @@ from collections.abc import Callable
 
 import pytest
 
+from moebench.harness.conformance.invariants import check_order, check_timeline
 from moebench.substrate.engine.decisions import Fetch, Plan, fetches, split
 from moebench.substrate.machines.protocol import Lane, OpKind, Span
-from tests.substrate.engine.checker import check_order, check_timeline
 from tests.substrate.engine.fakes import Rig, small_shape
 from tests.substrate.engine.own import (
     Chunks,

@@ -4,12 +4,12 @@ from dataclasses import dataclass
 
 import pytest
 
+from moebench.harness.conformance.invariants import check_order
 from moebench.substrate.engine.decisions import Fetch, fetches, split
 from moebench.substrate.machines.costs import CostModel
 from moebench.substrate.machines.profile import load_profile
 from moebench.substrate.machines.protocol import Lane, Op, OpKind
 from moebench.systems.policies.assign import HostAll, LoadAll
-from tests.substrate.engine.checker import check_order
 from tests.substrate.engine.fakes import RECORD_BYTES, FlatCosts, prices, rig, small_shape
 from tests.substrate.engine.own import Asks, Placed, Plans, model_of, of, run, system
 

@@ -9,13 +9,13 @@ import pytest
 import torch
 from torch import Tensor
 
+from moebench.harness.conformance.invariants import check_order, check_timeline
 from moebench.substrate.engine.decisions import NO_EXPERT, Plan, fetches, split
 from moebench.substrate.engine.system import System
 from moebench.substrate.models.decoder import Decoder
 from moebench.substrate.models.weights import Checkpoint, ResidentExperts
 from moebench.systems.policies.assign import LoadAll
 from moebench.systems.policies.predict import NextGatesOnNormed
-from tests.substrate.engine.checker import check_order, check_timeline
 from tests.substrate.engine.fakes import rig
 from tests.substrate.engine.own import Placed, Plans, Routes, system
 from tests.substrate.models.checkpoints import EXPERTS, make_checkpoint

@@ -2,10 +2,10 @@
 
 import pytest
 
+from moebench.harness.conformance.invariants import check_lanes, check_order
 from moebench.substrate.engine.decisions import NO_EXPERT, Fetch, Plan, fetches, split
 from moebench.substrate.errors import UsageError
 from moebench.substrate.machines.protocol import Lane, OpKind
-from tests.substrate.engine.checker import check_lanes, check_order
 from tests.substrate.engine.fakes import RECORD_BYTES, FlatCosts, prices, rig, small_shape
 from tests.substrate.engine.own import (
     Guess,

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 import pytest
 
+from moebench.harness.conformance.watch import LetGo
 from moebench.substrate.engine.decisions import Fetch, Plan, fetches, split
 from moebench.substrate.errors import UsageError
 from moebench.substrate.machines.protocol import Lane, OpKind
@@ -26,7 +27,6 @@ from tests.substrate.engine.own import (
     run,
     system,
 )
-from tests.substrate.engine.watch import LetGo
 
 ONE = small_shape(layers=1)
 TWO = small_shape(layers=2)

@@ -4,14 +4,20 @@ from collections import defaultdict
 from collections.abc import Sequence
 
 import numpy as np
+import pytest
 from hypothesis import given
 
+from moebench.harness.conformance.host_memory import check_host_memory
+from moebench.harness.conformance.invariants import (
+    check_counts,
+    check_order,
+    check_timeline,
+    check_times,
+)
 from moebench.substrate.engine.records import Generation
 from moebench.substrate.machines.protocol import Lane, OpKind
-from tests.substrate.engine.cases import Case, cases, examples, steps_of
-from tests.substrate.engine.checker import check_order, check_timeline
-from tests.substrate.engine.fakes import Rig, random_trace
-from tests.substrate.engine.host_memory import check_host_memory
+from tests.substrate.engine.cases import Case, cases, examples
+from tests.substrate.engine.fakes import RECORD_BYTES, Rig, random_trace
 from tests.substrate.engine.limits import check_belady, check_bound, check_loads, check_reads
 
 
@@ -22,9 +28,10 @@ def test_every_run(case):
     made, generations = case.run()
     check_memory(case, made)
     check_order(made.spans, case.homes, getattr(made.engine.system.assign, "deferred", ()))
-    check_counts(case, made, generations)
+    check_transfers(case, made, generations)
     check_phases(case, made)
-    check_times(made, generations, case)
+    check_times(made.timeline, generations)
+    check_lengths(case, generations)
     check_needed_first(made)
     check_experts_of_a_lossless_system(case, made, generations)
     check_loads(made, generations)
@@ -53,6 +60,7 @@ def check_memory(case: Case, made: Rig) -> None:
         made.events,
         num_experts=case.shape.num_experts,
         capacity=made.cache.slots,
+        record_bytes=RECORD_BYTES,
         budget_bytes=made.tier.budget_bytes,
         writes_back=made.engine.system.evict.writes_back,
     )
@@ -75,30 +83,19 @@ def check_repeated(case: Case, made: Rig, generations: Sequence[Generation]) -> 
     assert recorded(made, generations) == recorded(*case.run())
 
 
-def check_counts(case: Case, made: Rig, generations: Sequence[Generation]) -> None:
-    """Every active expert and every transfer is accounted for."""
-    by_kind = {(kind, lane): 0.0 for kind in OpKind for lane in Lane}
-    for span in made.spans:
-        if span.op.kind is not OpKind.RETURN or span.op.experts:
-            by_kind[span.op.kind, span.lane] += max(1, len(span.op.experts)) * span.op.share
-    active = host = moved = 0
-    for counts in made.counts.values():
-        assert counts.hits + counts.in_flight + counts.loads + counts.host == counts.active
-        assert counts.host_resident + counts.deferred <= 2 * counts.host
-        assert counts.prefetched_used <= counts.prefetched_active + counts.replaced
-        assert max(counts.prefetched_active, counts.prefetched_used) <= counts.prefetched
-        active, host = active + counts.active, host + counts.host
-        moved += counts.loads + counts.prefetched + counts.unchosen
-    assert by_kind[OpKind.EXPERT, Lane.DEVICE] == active - host
-    assert by_kind[OpKind.EXPERT, Lane.HOST] == by_kind[OpKind.RETURN, Lane.D2H] == host
-    uses = sum(span.op.kind is OpKind.LOAD for span in made.spans) + host
-    assert by_kind[OpKind.READ, Lane.DISK] <= (uses if case.host_records else 0)
+def check_transfers(case: Case, made: Rig, generations: Sequence[Generation]) -> None:
+    """Every transfer is accounted for."""
+    check_counts(made.spans, made.counts, generations)
+    uses = sum(span.op.kind is OpKind.LOAD for span in made.spans)
+    uses += sum(counts.host for counts in made.counts.values())
+    reads = sum(span.op.kind is OpKind.READ for span in made.spans)
+    assert reads <= (uses if case.host_records else 0)
+    whole = sum(span.op.share for span in made.spans if span.op.kind is OpKind.LOAD)
+    each = sum(c.loads + c.prefetched + c.unchosen for c in made.counts.values())
     if case.system == "moesys":  # which fetches for a pass that may not come
-        assert by_kind[OpKind.LOAD, Lane.H2D] >= moved
+        assert whole >= each
     elif case.system != "arbitrary":  # whose transfers may be in vain or unfinished
-        assert by_kind[OpKind.LOAD, Lane.H2D] == moved
-    decoded = sum(len(keys) for g in generations for keys in steps_of(g))
-    assert made.counts["decode"].active == decoded
+        assert whole == pytest.approx(each)
 
 
 def check_phases(case: Case, made: Rig) -> None:
@@ -111,18 +108,10 @@ def check_phases(case: Case, made: Rig) -> None:
     assert made.phases == one_batch * len(case.batches)
 
 
-def check_times(made: Rig, generations: Sequence[Generation], case: Case) -> None:
-    """Tokens end in order, and lanes fit into the run."""
-    now = 0
+def check_lengths(case: Case, generations: Sequence[Generation]) -> None:
+    """Every sequence has its tokens."""
     for generation in generations:
-        assert generation.started_ns >= now
         assert [len(t) for t in generation.tokens] == [case.passes] * len(generation.tokens)
-        assert generation.ttft_ns > 0
-        assert all(step > 0 for step in generation.steps_ns)
-        now = generation.token_ends_ns[-1]
-    device = [s for s in made.spans if s.lane is Lane.DEVICE]
-    stalls = sum(made.timeline.stall_ns().values())
-    assert made.timeline.busy_ns(Lane.DEVICE) + stalls == device[-1].end_ns <= now
 
 
 def check_needed_first(made: Rig) -> None:

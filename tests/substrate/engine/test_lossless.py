@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from moebench.harness.conformance.invariants import check_lanes, check_timeline
 from moebench.substrate.engine.loop import Engine
 from moebench.substrate.engine.system import System
 from moebench.substrate.machines.local import LocalMachine
@@ -24,7 +25,6 @@ from tests.substrate.engine.arbitrary import (
     AnyPlacement,
     AnyPrefetch,
 )
-from tests.substrate.engine.checker import check_lanes, check_timeline
 from tests.substrate.engine.fakes import FlatCosts, prices, rig
 from tests.substrate.models.checkpoints import make_checkpoint
 

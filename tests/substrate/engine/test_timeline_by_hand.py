@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 import pytest
 
+from moebench.harness.conformance.invariants import check_timeline
 from moebench.substrate.engine.decisions import fetches, split
 from moebench.substrate.engine.policies import Assignment, Placement, Prefetching
 from moebench.substrate.engine.system import System
@@ -11,7 +12,6 @@ from moebench.substrate.machines.protocol import Lane, OpKind
 from moebench.systems.policies.evict import LeastRecentlyUsed
 from moebench.systems.policies.predict import NextGates
 from moebench.systems.policies.route import ExactRouting
-from tests.substrate.engine.checker import check_timeline
 from tests.substrate.engine.fakes import (
     RECORD_BYTES,
     FixedModel,

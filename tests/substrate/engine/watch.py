@@ -1,46 +1,8 @@
-"""Watches who gets a slot and what is loaded, from outside the engine."""
-
-from typing import Any, NamedTuple
+"""Watches what is loaded and when prefetches have their turn, from outside the engine."""
 
 from moebench.substrate.engine.transfers import Transfers
 from moebench.substrate.machines.protocol import Lane, Span
 from moebench.substrate.machines.simulated import SimulatedMachine
-from moebench.substrate.machines.timeline import Timeline
-from moebench.substrate.memory.cache import ExpertCache
-
-
-class Claim(NamedTuple):
-    """An expert got a slot: before the span with this index; ``placed`` before the first of all."""
-
-    index: int
-    key: int
-    slot: int
-    victim: int | None
-    placed: bool
-
-
-class LetGo(NamedTuple):
-    """An expert that is not kept lost its slot, before the span with this index."""
-
-    index: int
-    key: int
-
-
-def watch_slots(cache: ExpertCache, timeline: Timeline) -> list[Any]:
-    events: list[Any] = []
-    claim, let_go = cache.claim, cache.let_go
-
-    def claimed(key: int, victim: int | None) -> int:
-        slot = claim(key, victim)
-        events.append(Claim(len(timeline.spans), key, slot, victim, placed=False))
-        return slot
-
-    def gone(key: int, last_use: Span) -> None:
-        let_go(key, last_use)
-        events.append(LetGo(len(timeline.spans), key))
-
-    cache.claim, cache.let_go = claimed, gone  # type: ignore[method-assign]
-    return events
 
 
 def watch_needed(machine: SimulatedMachine, submit_ns: int) -> list[tuple[int, Span]]:

@@ -7,12 +7,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from moebench.harness.conformance.invariants import check_timeline
 from moebench.substrate.errors import UsageError
 from moebench.substrate.traces.passes import TracedModel
 from moebench.systems.baselines import MoEOnDemand
 from moebench.systems.policies.evict_staged import StagedLRU
 from moebench.systems.policies.place import PlaceLastIds, PlaceNothing
-from tests.substrate.engine.checker import check_timeline
 from tests.substrate.engine.fakes import random_trace, rig, small_shape
 from tests.systems.views import cache, flags, shape
 

@@ -3,6 +3,7 @@
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 
+from moebench.harness.conformance.invariants import BrokenError, must, times
 from moebench.substrate.machines.protocol import Lane, OpKind, Span
 
 Expert = tuple[int, int]
@@ -15,6 +16,9 @@ def check_host_memory(spans: Sequence[Span], placed: Iterable[Expert], records: 
         spans: in the order of submission.
         placed: experts that passed through before the run, in order.
         records: that fit at once.
+
+    Raises:
+        BrokenError: what does not hold.
     """
     _check_occupancy(spans, records)
     if all(span.op.share == 1 for span in spans):  # a record that is copied in chunks stays
@@ -34,20 +38,23 @@ def _check_occupancy(spans: Sequence[Span], records: int) -> None:
     stays: dict[Expert, list[list[int]]] = defaultdict(list)  # of each read: start, ready, last use
     for span in spans:
         if span.op.kind is OpKind.READ:
-            stays[_expert(span)].append([span.start_ns, span.end_ns, span.end_ns])
+            start, end = times(span)
+            stays[_expert(span)].append([start, end, end])
         elif _uses(span):
+            start, end = times(span)
             of_one = stays[_expert(span)]
             if not of_one:  # it was there before the run
                 of_one.append([0, 0, 0])
             stay = of_one[-1]
-            assert span.start_ns >= stay[1], f"{span!r} before its record is read"
-            stay[2] = max(stay[2], span.end_ns)
+            if start < stay[1]:
+                raise BrokenError(f"{span!r} before its record is read")
+            stay[2] = max(stay[2], end)
     every = [stay for of_one in stays.values() for stay in of_one]
     changes = sorted([(s[0], 1) for s in every] + [(s[2], -1) for s in every])
     held = 0
     for _, change in changes:
         held += change
-        assert held <= records
+        must(held <= records, "more records in host memory than fit")
 
 
 def _check_least_recently_used(
@@ -71,5 +78,6 @@ def _check_least_recently_used(
         if span.op.kind is OpKind.READ:
             read = _expert(span)
         elif _uses(span):
-            assert use(_expert(span)) == (read != _expert(span)), f"{span!r}: read or not"
+            if use(_expert(span)) != (read != _expert(span)):
+                raise BrokenError(f"{span!r}: read though it was there, or not though it was not")
             read = None

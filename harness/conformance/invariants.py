@@ -1,0 +1,332 @@
+"""What must always hold of a run, checked by code that shares nothing with the engine.
+
+It reads only recorded spans, what happened to slots and what was counted: what the substrate
+believes does not count.
+"""
+
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+
+from moebench.harness.conformance.watch import Claim, LetGo
+from moebench.substrate.engine.counts import Counts
+from moebench.substrate.engine.records import Generation
+from moebench.substrate.machines.protocol import Lane, OpKind, Span
+from moebench.substrate.machines.timeline import Timeline
+from moebench.substrate.memory.capacity import Home
+from moebench.substrate.terms import Phase
+
+#: A transfer that never became complete.
+NEVER = 1 << 62
+
+
+class BrokenError(AssertionError):
+    """Something that must always hold does not."""
+
+
+def must(holds: bool, text: str = "") -> None:
+    """Raise where something does not hold, also where Python runs without its assertions."""
+    if not holds:
+        raise BrokenError(text)
+
+
+def times(span: Span) -> tuple[int, int]:
+    """A span's start and end, which a finished run knows."""
+    if span.start_ns is None or span.end_ns is None:
+        raise BrokenError(f"{span!r} has no time")
+    return span.start_ns, span.end_ns
+
+
+@dataclass
+class _Stay:
+    """One expert in a slot, from its transfer's start to the last operation that reads it."""
+
+    key: int
+    slot: int
+    start_ns: int
+    ready_ns: int
+    last_read_ns: int
+
+
+def check_timeline(
+    spans: Sequence[Span],
+    events: Sequence[Claim | LetGo],
+    *,
+    num_experts: int,
+    capacity: int,
+    record_bytes: int = 0,
+    common_bytes: int = 0,
+    budget_bytes: int | None = None,
+    writes_back: bool = False,
+    reads_unfinished: bool = False,
+) -> None:
+    """Lanes, slots and bytes at every instant.
+
+    Args:
+        spans: in the order of submission.
+        events: what `watch.watch_slots` saw; claims before the run are marked as placed.
+        capacity: slots.
+        record_bytes, common_bytes, budget_bytes: of an expert, of all else, and what the device
+            has.
+        writes_back: whether victims are copied back.
+        reads_unfinished: whether the system computes on copies that are under way, and says so.
+
+    Raises:
+        BrokenError: what does not hold.
+    """
+    check_lanes(spans)
+    stays = _Slots(spans, num_experts, writes_back, reads_unfinished).stays(events)
+    _check_slots(stays, capacity)
+    _check_occupancy(stays, capacity, record_bytes, common_bytes, budget_bytes)
+
+
+def check_lanes(spans: Sequence[Span]) -> None:
+    """A lane does one thing at a time, and nothing ends before it starts."""
+    lanes: dict[Lane, list[tuple[int, int]]] = defaultdict(list)
+    for span in spans:
+        start, end = times(span)
+        if not 0 <= start <= end:
+            raise BrokenError(f"{span!r} ends before it starts")
+        lanes[span.lane].append((start, end))
+    for lane, busy in lanes.items():
+        busy.sort()
+        for (_, end), (start, _) in pairwise(busy):
+            if start < end:
+                raise BrokenError(f"{lane} does two things at {start}")
+
+
+# ----------------------------------------------------------------------------- slots
+
+
+@dataclass
+class _Slots:
+    """Pairs claims with transfers and write-backs, and device computations with what they read."""
+
+    spans: Sequence[Span]
+    num_experts: int
+    writes_back: bool
+    reads_unfinished: bool
+    current: dict[int, _Stay] = field(default_factory=dict)
+    all: list[_Stay] = field(default_factory=list)
+
+    def stays(self, events: Sequence[Claim | LetGo]) -> list[_Stay]:
+        self.owners: dict[int, int] = {}  # slot → key
+        self.unclaimed = self._of_kind(OpKind.LOAD)
+        self.unread = self._of_kind(OpKind.WRITE_BACK)
+        done = 0
+        for index, span in enumerate(self.spans):
+            while done < len(events) and events[done].before <= index:
+                self._happens(events[done])
+                done += 1
+            if span.op.kind is OpKind.EXPERT and span.lane is Lane.DEVICE:
+                self._reads(span)
+        for event in events[done:]:
+            self._happens(event)
+        must(not any(self.unclaimed.values()), "a transfer had no slot to go to")
+        must(not any(self.unread.values()), "nobody had left who was written back")
+        return self.all
+
+    def _of_kind(self, kind: OpKind) -> dict[int, list[int]]:
+        """By key, the spans of one kind in order."""
+        found: dict[int, list[int]] = defaultdict(list)
+        for index, span in enumerate(self.spans):
+            if span.op.kind is kind:
+                found[self._keys(span)[0]].append(index)
+        return found
+
+    def _keys(self, span: Span) -> list[int]:
+        return [span.op.layer * self.num_experts + e for e in span.op.experts]
+
+    def _reads(self, span: Span) -> None:
+        start, end = times(span)
+        for key in self._keys(span):
+            if key not in self.current:
+                raise BrokenError(f"{span!r} reads an expert that has no slot")
+            stay = self.current[key]
+            if start < stay.ready_ns and not self.reads_unfinished:
+                raise BrokenError(f"{span!r} reads before {stay.ready_ns}")
+            stay.last_read_ns = max(stay.last_read_ns, end)
+
+    def _happens(self, event: Claim | LetGo) -> None:
+        if isinstance(event, LetGo):
+            del self.owners[self.current.pop(event.key).slot]
+            return
+        if event.victim is not None:
+            victim = self.current.pop(event.victim)
+            must(victim.slot == event.slot, "a victim leaves its own slot")
+            del self.owners[victim.slot]
+            if self.writes_back:
+                self._is_written_back(victim, event.before)
+        must(event.key not in self.current, "an expert has two slots")
+        must(event.slot not in self.owners, "a slot has two owners")
+        start, ready = (0, 0) if event.placed else self._transfer(event)
+        self.current[event.key] = _Stay(event.key, event.slot, start, ready, ready)
+        self.owners[event.slot] = event.key
+        self.all.append(self.current[event.key])
+
+    def _is_written_back(self, victim: _Stay, index: int) -> None:
+        """Its record is read once it is complete, and its slot waits for that."""
+        if not self.unread[victim.key]:
+            raise BrokenError(f"{victim} was not written back")
+        found = self.unread[victim.key].pop(0)
+        span = self.spans[found]
+        start, end = times(span)
+        must(found >= index, "written back before it left")
+        must(span.lane is Lane.D2H, "written back over another lane")
+        if start < victim.ready_ns:
+            raise BrokenError(f"{span!r} reads before {victim.ready_ns}")
+        victim.last_read_ns = max(victim.last_read_ns, end)
+
+    def _transfer(self, claim: Claim) -> tuple[int, int]:
+        """Start and end of the transfer that follows a claim, in one piece or in chunks."""
+        left = self.unclaimed[claim.key]
+        if not left:
+            raise BrokenError(f"{claim} and nothing came")
+        must(left[0] >= claim.before, "a transfer began before it had a slot")
+        chunks = round(1 / self.spans[left[0]].op.share)
+        taken, self.unclaimed[claim.key] = left[:chunks], left[chunks:]
+        parts = [self.spans[index] for index in taken]
+        must({part.op.share for part in parts} == {1 / chunks}, "chunks of different sizes")
+        ready = times(parts[-1])[1] if len(parts) == chunks else NEVER
+        return times(parts[0])[0], ready
+
+
+def _check_slots(stays: Sequence[_Stay], capacity: int) -> None:
+    """A slot is overwritten only after the last operation that reads what it held."""
+    by_slot: dict[int, list[_Stay]] = defaultdict(list)
+    for stay in stays:
+        by_slot[stay.slot].append(stay)
+    must(set(by_slot) <= set(range(capacity)), "a slot that there is not")
+    for slot, following in by_slot.items():
+        for before, after in pairwise(following):
+            if after.start_ns < before.last_read_ns:
+                raise BrokenError(
+                    f"slot {slot}: {after.key} comes at {after.start_ns}, "
+                    f"{before.key} is in use until {before.last_read_ns}"
+                )
+
+
+def _check_occupancy(
+    stays: Sequence[_Stay], capacity: int, record: int, common: int, budget: int | None
+) -> None:
+    """Experts in use or under way, counted at every instant without looking at slot numbers."""
+    changes = [(s.start_ns, 1) for s in stays if s.last_read_ns > s.start_ns]
+    changes += [(s.last_read_ns, -1) for s in stays if s.last_read_ns > s.start_ns]
+    held = 0
+    for _, change in sorted(changes):
+        held += change
+        must(held <= capacity, "more experts at once than there are slots")
+        must(budget is None or common + held * record <= budget, "more bytes than the device has")
+
+
+# ----------------------------------------------------------------------------- order
+
+
+def check_order(
+    spans: Sequence[Span], homes: Sequence[Home] = (), deferred: Sequence[tuple[int, ...]] = ()
+) -> None:
+    """A layer's parts follow each other, wherever they run.
+
+    Args:
+        homes: where each layer's common weights are; none is the device.
+        deferred: of each layer of each pass, in order, the experts that its sum does not need.
+
+    Raises:
+        BrokenError: what begins before its input.
+    """
+    left = list(reversed(deferred))
+    done = 0  # when the state that the next part reads is known
+    streamed: dict[int, int] = {}
+    outputs: dict[int, dict[int, int]] = defaultdict(dict)  # layer → expert → end
+    carried: list[int] = []
+    shared = 0
+    for span in spans:
+        op, home = span.op, homes[span.op.layer] if homes else "device"
+        start, end = times(span)
+        needed = done
+        match op.kind:
+            case OpKind.STREAM:
+                must(home == "stream", "common weights are streamed that have another home")
+                streamed[op.layer] = end
+                continue
+            case OpKind.ATTEND | OpKind.GATE | OpKind.DENSE | OpKind.SHARED:
+                if span.lane is not (Lane.HOST if home == "host" else Lane.DEVICE):
+                    raise BrokenError(f"{span!r} runs where its weights are not")
+                if op.kind is OpKind.ATTEND and home == "stream":
+                    must(op.layer in streamed, "a streamed layer runs before its weights came")
+                    needed = max(done, streamed.pop(op.layer))
+                if op.kind is OpKind.SHARED:
+                    shared = end
+                else:
+                    done = end
+            case OpKind.EXPERT:
+                outputs[op.layer] |= dict.fromkeys(op.experts, end)
+            case OpKind.RETURN if op.experts:
+                needed = outputs[op.layer][op.experts[0]]
+                outputs[op.layer][op.experts[0]] = end
+            case OpKind.COMBINE:
+                ends, later = outputs.pop(op.layer, {}), left.pop() if left else ()
+                now = [end for expert, end in ends.items() if expert not in later]
+                needed = max([done, shared, *now, *carried])
+                carried = [ends[expert] for expert in later]
+                done = end
+            case OpKind.HEAD:
+                needed = max(done, streamed.pop(-1, 0))
+                must(not outputs, "experts of no sum")
+                carried = []
+            case _:
+                continue
+        if start < needed:
+            raise BrokenError(f"{span!r} begins before its input is there, at {needed}")
+
+
+# ----------------------------------------------------------------------------- counts and time
+
+
+def check_counts(
+    spans: Sequence[Span], counts: Mapping[Phase, Counts], generations: Sequence[Generation]
+) -> None:
+    """Every active expert was computed once, and where it is said to have been.
+
+    Raises:
+        BrokenError: what does not add up.
+    """
+    computed = dict.fromkeys(Lane, 0)
+    returned = 0
+    for span in spans:
+        if span.op.kind is OpKind.EXPERT:
+            computed[span.lane] += len(span.op.experts)
+        returned += span.op.kind is OpKind.RETURN and bool(span.op.experts)
+    for phase, c in counts.items():
+        if c.hits + c.in_flight + c.loads + c.host != c.active:
+            raise BrokenError(f"{phase}: active experts are not those hit, coming, loaded, on host")
+        must(c.host_resident + c.deferred <= 2 * c.host, f"{phase}: more on the host than there")
+        if c.prefetched_used > c.prefetched_active + c.replaced:
+            raise BrokenError(f"{phase}: more prefetches were used than were active")
+        if max(c.prefetched_active, c.prefetched_used) > c.prefetched:
+            raise BrokenError(f"{phase}: more prefetches were active than were made")
+    active, host = (sum(getattr(c, n) for c in counts.values()) for n in ("active", "host"))
+    must(computed[Lane.DEVICE] == active - host, "experts were computed twice, or not at all")
+    must(computed[Lane.HOST] == returned == host, "what the host computed did not come back once")
+    decoded = sum(len(keys) for g in generations for token in g.used for keys in token)
+    must(counts["decode"].active == decoded, "decode's active experts are not those it used")
+
+
+def check_times(timeline: Timeline, generations: Sequence[Generation]) -> None:
+    """Tokens end in order, and the device's work and idle time fill the run.
+
+    Raises:
+        BrokenError: what does not hold.
+    """
+    now = 0
+    for generation in generations:
+        must(generation.started_ns >= now, "a batch begins before the one before has ended")
+        must(generation.ttft_ns > 0, "a first token takes no time")
+        must(all(step > 0 for step in generation.steps_ns), "a token takes no time")
+        now = generation.token_ends_ns[-1]
+    device = [span for span in timeline.spans if span.lane is Lane.DEVICE]
+    stalls = sum(timeline.stall_ns().values())
+    whole = timeline.busy_ns(Lane.DEVICE) + stalls
+    end = times(device[-1])[1]
+    must(whole == end <= now, f"the device was busy and idle for {whole} ns of {end}, of {now}")

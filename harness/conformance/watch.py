@@ -1,0 +1,71 @@
+"""Watches a run from outside the engine: who gets a slot, whose outputs come a layer later."""
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+from moebench.substrate.machines.protocol import Span
+from moebench.substrate.machines.timeline import Timeline
+from moebench.substrate.memory.cache import ExpertCache
+from moebench.substrate.models.protocol import Model
+
+
+class Claim(NamedTuple):
+    """An expert got a slot: ``before`` the span with this index; ``placed`` before all of them."""
+
+    before: int
+    key: int
+    slot: int
+    victim: int | None
+    placed: bool
+
+
+class LetGo(NamedTuple):
+    """An expert that is not kept lost its slot, ``before`` the span with this index."""
+
+    before: int
+    key: int
+
+
+def watch_slots(cache: ExpertCache, timeline: Timeline) -> list[Any]:
+    """What happens to slots from now on, as `Claim` and `LetGo`, in order.
+
+    Args:
+        timeline: keeps every span.
+    """
+    events: list[Any] = []
+    claim, let_go = cache.claim, cache.let_go
+
+    def claimed(key: int, victim: int | None) -> int:
+        slot = claim(key, victim)
+        events.append(Claim(len(timeline.spans), key, slot, victim, placed=False))
+        return slot
+
+    def gone(key: int, last_use: Span) -> None:
+        let_go(key, last_use)
+        events.append(LetGo(len(timeline.spans), key))
+
+    cache.claim, cache.let_go = claimed, gone  # type: ignore[method-assign]
+    return events
+
+
+class WatchedModel:
+    """Any model; ``deferred`` notes of each sum, in order, which experts it does not wait for."""
+
+    def __init__(self, model: Model) -> None:
+        self._model = model
+        self._later: tuple[int, ...] = ()
+        self.deferred: list[tuple[int, ...]] = []
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._model, name)
+
+    def defer(self, layer: int, experts: Sequence[int]) -> None:
+        """Note these."""
+        self._later = tuple(experts)
+        self._model.defer(layer, experts)
+
+    def combine(self, layer: int) -> None:
+        """One more sum."""
+        self.deferred.append(self._later)
+        self._later = ()
+        self._model.combine(layer)

@@ -1,0 +1,165 @@
+"""The conformance suite passes what is right and finds what is not, on two tiny models."""
+
+from dataclasses import asdict
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+from moebench.conformance import CASES, CHECKS, Case, Report, cases, check_system
+from moebench.harness.conformance import bench as bench_module
+from moebench.harness.conformance import suite
+from moebench.harness.conformance.bench import bench_in
+from moebench.substrate.errors import UnknownNameError, UsageError
+from moebench.systems.registry import SYSTEMS, variants_of
+from tests.harness.conformance import broken
+
+pytestmark = pytest.mark.usefixtures("tiny_models")
+
+TINY = cases("qwen2-57b-a14b", "mixtral-8x7b")
+FEW = [case for case in TINY if case.batch == 3 and case.budget == "tight"]
+SUBJECTS = [(name, variant) for name in SYSTEMS for variant in variants_of(name)]
+
+
+@pytest.fixture(scope="module")
+def check(tiny_models, tmp_path_factory) -> partial[Report]:
+    """Checks systems in these cases; what they learn from is written once."""
+    return partial(check_system, scratch=tmp_path_factory.mktemp("scratch"))
+
+
+def test_the_cases():
+    assert len(CASES) == len(set(CASES)) == len(TINY) == 10
+    for model in {case.model for case in CASES}:
+        of = [case for case in CASES if case.model == model]
+        assert {case.batch for case in of} == {1, 3}
+        assert {case.budget for case in of} == {"tight", "loose"}
+        assert {case.replayed for case in of} == {True, False}
+    assert str(TINY[0]) == "qwen2-57b-a14b, batch 1, tight"
+    assert str(TINY[4]) == "qwen2-57b-a14b, batch 3, tight, replayed"
+
+
+@pytest.mark.parametrize(("name", "variant"), SUBJECTS)
+def test_every_system_and_variant_conforms(check, name, variant):
+    report = check(name, variant, TINY)
+    assert report.failures == []
+    assert report.ran
+    assert {found.check for found in report.findings} == set(CHECKS)
+
+
+def test_budgets_are_what_they_are_called(check):
+    slots = {}
+    for case in TINY[:4]:
+        ran = bench_in(check.keywords["scratch"]).run("moe-ondemand", "published", case)
+        slots[case] = ran.stage.slots
+    assert {slots[c] for c in slots if c.budget == "tight"} == {8}  # 4 layers, top-2
+    assert {slots[c] for c in slots if c.budget == "loose"} == {29}  # of 32
+
+
+# ----------------------------------------------------------------------------- what is wrong
+
+
+def failed(report: Report) -> dict[str, str]:
+    """What failed, and the first line of each."""
+    found = [f for f in report.findings if f.state == "failed"]
+    return {f.check: f.detail for f in reversed(found)}
+
+
+@pytest.mark.parametrize(
+    ("system", "where", "says"),
+    [
+        (broken.Substitutes, "runs", "SaysLossless says that it is lossless"),
+        (broken.WritesOther, "lossless", "it wrote [["),
+        (broken.Draws, "repeats", "the same run again went otherwise"),
+        (broken.Raises, "runs", "ZeroDivisionError: integer division or modulo by zero (broken"),
+        (broken.LosesAnOption, "options", "assign.most was set and does not arrive in Forgetful"),
+    ],
+)
+def test_what_is_wrong_is_found_where_it_is(check, system, where, says):
+    report = check(system, cases=FEW)
+    found = failed(report)
+    assert set(found) == {where}, found
+    assert says in found[where]
+    assert "\n" not in found[where]
+    assert all(says in line for line in report.failures)
+
+
+def test_a_value_that_is_refused_must_be_named(check):
+    found = failed(check(broken.Unnamed, cases=[]))
+    assert found == {"options": "assign.share=0.75 is refused without its name"}
+
+
+def test_an_invariant_that_does_not_hold_is_found(check, monkeypatch):
+    monkeypatch.setattr(suite.measure, "bound", lambda engine, generations: {"ratio": 0.5})
+    found = failed(check("moe-ondemand", cases=FEW))
+    assert found == {"invariants": "it is faster than its lower bound: 0.5 of it"}
+
+
+def test_a_run_whose_slots_are_not_accounted_for_is_found(check, monkeypatch):
+    monkeypatch.setattr(bench_module, "watch_slots", lambda cache, timeline: [])
+    found = failed(check("moe-ondemand", cases=FEW))
+    assert set(found) == {"invariants"}
+    assert "reads an expert that has no slot" in found["invariants"]
+
+
+# ----------------------------------------------------------------------------- where there is none
+
+
+def not_applicable(report: Report) -> dict[str, set[Case | None]]:
+    """Of runs that were not made: why, and where."""
+    found: dict[str, set[Case | None]] = {}
+    for one in report.findings:
+        if (one.check, one.state) == ("runs", "n/a"):
+            found.setdefault(one.detail, set()).add(one.case)
+    return found
+
+
+def test_a_system_that_does_not_exist_for_a_batch(check):
+    report = check(broken.OneAtATime, cases=TINY)
+    assert report.failures == []
+    reason = "defined for 1 sequence(s) at once, not 3"
+    assert not_applicable(report) == {reason: {case for case in TINY if case.batch == 3}}
+
+
+def test_a_system_that_exists_nowhere(check):
+    report = check(broken.Nowhere, cases=FEW)
+    assert not report.ran
+    assert not_applicable(report) == {"it has no kernels": set(FEW)}
+
+
+def test_a_system_that_needs_a_larger_device(check):
+    report = check(broken.Large, cases=TINY)
+    assert report.failures == []
+    tight = {case for case in TINY if case.budget == "tight"}
+    assert not_applicable(report) == {"it needs 20 slots": tight}
+
+
+def test_a_system_that_must_know_what_comes_runs_on_replays(check):
+    report = check(broken.KnowsAll, cases=TINY)
+    assert report.failures == []
+    assert not_applicable(report) == {}
+    assert {f.state for f in report.findings if f.check == "lossless"} == {"ok"}
+
+
+def test_a_replay_says_what_it_cannot_answer(check):
+    report = check("smoe", "shipped", cases=TINY)
+    reasons = not_applicable(report)
+    assert all("holds no predictions of kind shared" in reason for reason in reasons)
+    assert set().union(*reasons.values()) == {case for case in TINY if case.replayed}
+
+
+def test_host_memory_before_the_disk(check):
+    report = check(broken.FromDisk, cases=FEW)
+    assert report.failures == []
+
+
+def test_a_system_that_claims_nothing_is_not_held_to_it(check):
+    (found,) = [f for f in check("daop", cases=FEW[:1]).findings if f.check == "lossless"]
+    assert (found.state, found.detail) == ("n/a", "it does not claim to be lossless")
+    assert asdict(found)["case"] == asdict(FEW[0])
+
+
+def test_what_is_no_system_is_an_error(check):
+    with pytest.raises(UnknownNameError):
+        check("nosuch")
+    with pytest.raises(UsageError, match="is not a System"):
+        check(Path)
