@@ -23,9 +23,9 @@ two hidden layers of 1024 and the experts of its target layers, fp32, in the hos
 (``prefetch.width``).  What is really trained and asked has ``prefetch.trained_width``.
 
 How good it is: ``calibration.prefetch`` in a run's document has the recall of both kinds of
-predictors on texts that were held out (the share of chosen experts that are predicted, of as many
-as are chosen), ``prefetch.all_of_top_k`` and ``prefetch.at_least_one`` are the run's own.  The
-paper reports 84.7 % on average, and that two layers further on cost about 5 %.
+predictors on texts that were held out: the share of chosen experts among as many likeliest ones.
+``prefetch.all_of_top_k`` and ``prefetch.at_least_one`` are the run's own.  The paper reports 84.7 %
+on average, and that two layers further on cost about 5 %.
 
 Deviations and readings:
 

@@ -79,6 +79,11 @@ SYSTEMS: dict[str, tuple[str, str, str]] = {
         "ProMoE",
         "learnt predictors two layers ahead, in chunks that give way to needed loads",
     ),
+    "finemoe": (
+        "moebench.systems.finemoe",
+        "FineMoE",
+        "fetch and evict by the most similar of past iterations",
+    ),
     "pregated-moe": (
         "moebench.systems.pregated_moe",
         "PreGatedMoE",
@@ -205,6 +210,7 @@ POLICIES: dict[str, dict[str, tuple[str, str]]] = {
         "impact": ("moebench.systems.hybrimoe", "ImpactDriven"),
         "after-next": ("moebench.systems.hybrimoe_shipped", "AfterNext"),
         "stride": ("moebench.systems.promoe", "StridePrefetch"),
+        "expert-map": ("moebench.systems.finemoe", "MatchedMaps"),
     },
     "evict": {
         "static": ("moebench.systems.policies.evict", "NeverEvict"),
@@ -221,6 +227,7 @@ POLICIES: dict[str, dict[str, tuple[str, str]]] = {
         "score": ("moebench.systems.policies.evict", "LowestAverageScore"),
         "mrs": ("moebench.systems.hybrimoe", "MinusRecentScore"),
         "mrs-shipped": ("moebench.systems.hybrimoe_shipped", "LowestOfItsLayer"),
+        "least-expected": ("moebench.systems.finemoe", "LeastExpected"),
         "load-order": ("moebench.systems.smoe_shipped", "LoadOrder"),
         "activation-aware": ("moebench.systems.moe_infinity", "ActivationAware"),
         "fewest-visits": ("moebench.systems.moe_infinity_shipped", "FewestVisits"),

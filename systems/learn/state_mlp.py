@@ -143,7 +143,8 @@ def trained(
     def learn() -> Artefact:
         import torch
 
-        arrays, note = {}, {key: str(value) for key, value in asdict(options).items()}
+        arrays: dict[str, np.ndarray] = {}
+        note = {key: str(value) for key, value in asdict(options).items()}
         note["tokens"] = str(tokens)
         parts = {"ahead": _ahead(texts, options.stride), "wrapped": _wrapped(texts, options.stride)}
 

@@ -1,0 +1,433 @@
+"""FineMoE: past iterations that began alike say how likely each expert comes next.
+
+"Taming Latency-Memory Trade-Off in MoE-Based LLM Serving via Fine-Grained Expert Offloading"
+(H. Yu, X. Cui, H. Zhang, H. Wang, H. Wang, EuroSys 2026, arXiv 2502.05370).  What a request uses
+over all its tokens is nearly the same for all requests; what one token uses is not.  So each
+iteration is kept with its gates' whole probabilities, an *expert map*, and the nearest one is
+searched: by the prompt's meaning before there is anything to compare, then by the layers so far.
+
+    paper                                         here
+    ─────                                         ────
+    expert map store, capacity C ≤ 1000           MapStore; ``prefetch.capacity``
+    an iteration's map: L × E probabilities       MapStore.maps_LCE, each layer's sum is 1
+    semantic search, for layers < d               MapSearch.forecast in the last layer, for the next
+      (prompt embedding, cosine)                    iteration
+    trajectory search on layers 1..l, for layer   MapSearch.forecast in all layers
+      l + d (cosine)
+    prefetch distance d = 3 (demo 6)              ``prefetch.distance``
+    δ = clip(1 - similarity, 0, 1)                MapSearch.delta
+    experts until their sum exceeds δ, or k       `selected`
+    prefetch priority p / (l' - l)                MatchedMaps.prefetch
+    a miss pauses prefetching                     ``speculative``
+    eviction priority 1 / (p · freq)              LeastExpected
+    redundancy (d/L) · sim_emb + (1 - d/L) ·      MapStore.add
+      sim_traj: a full store drops the most
+      redundant map
+
+The search runs on the host beside the inference (the paper's matcher; the artefact's demo waits for
+it): the control thread goes on, and what is found is fetched once it is found.  Charged are its
+products, fp32, by the host's bandwidth: in each layer E numbers with each of n stored maps, since
+products and lengths of earlier layers are kept; in the last layer the prompt's embedding, at the full
+model's width, as well.  With 1000 maps of 64 experts that is 0.26 MB a layer.
+
+Deviations and readings, where the paper is silent:
+
+- The store begins with the decoded tokens of calibration texts, and takes each decoded token of the
+  run when its last layer's gate is known.  Prompts are neither stored nor fetched for: their tokens
+  together use nearly all experts.
+- Semantic search finds all iterations of the nearest prompt at once, for they share its embedding:
+  the newest of them counts, in a sequence's own course the token before.  (The artefact's code
+  embeds each iteration's own tokens, which traces do not hold.)
+- freq counts the uses of a run, from 1 on: an expert that was not used yet goes by p alone.
+- p of an expert is that of the last map that was found for its layer, at first 1 / E.
+- A new map takes the place of the stored one that it resembles most, as in the artefact's code.
+- Embeddings are means of the prompt's token embeddings.  A batch's sequences are searched one by
+  one; their experts are fetched together, with the highest p that any has.
+- What a layer asked for stays asked until its layer's gate is known, and is ordered anew in each.
+- The store is in host memory (7 MB with 27 layers of 64 experts) and not counted.
+"""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import ClassVar
+
+import numpy as np
+
+from moebench.substrate.engine.decisions import (
+    Fetch,
+    Forecast,
+    LayerView,
+    Prompts,
+    best_scores,
+    fetches,
+)
+from moebench.substrate.engine.policies import (
+    Assignment,
+    Eviction,
+    Placement,
+    Predictor,
+    Prefetching,
+    Routing,
+)
+from moebench.substrate.engine.system import System
+from moebench.substrate.errors import UsageError
+from moebench.substrate.machines.protocol import Lane, Op, OpKind
+from moebench.substrate.memory.cache import ExpertCache, Mask
+from moebench.substrate.models.protocol import Model
+from moebench.substrate.models.shape import ModelShape
+from moebench.substrate.terms import Learnt, RoutedSequence
+from moebench.systems.policies.assign import LoadAll
+from moebench.systems.policies.evict import least
+from moebench.systems.policies.place import PlaceById
+from moebench.systems.policies.route import ExactRouting
+
+#: Cosines that differ by less are equal: the same embedding, added up in another order.
+SAME = 1e-6
+
+
+def unit(x: np.ndarray) -> np.ndarray:
+    """Rows of length 1; zeros stay zeros."""
+    length = np.linalg.norm(x, axis=-1, keepdims=True)
+    return (x / np.maximum(length, np.finfo(np.float32).tiny)).astype(np.float32)
+
+
+def shares(scores: np.ndarray) -> np.ndarray:
+    """Gate scores as probabilities: their sum over experts is 1."""
+    scores = scores.astype(np.float32)
+    total = scores.sum(axis=-1, keepdims=True)
+    return scores / np.maximum(total, np.finfo(np.float32).tiny)
+
+
+def selected(p_E: np.ndarray, delta: float, k: int) -> list[int]:
+    """The likeliest experts until their probabilities' sum exceeds δ, at least k; ties by id."""
+    order = np.argsort(-p_E, kind="stable")
+    enough = int(np.searchsorted(p_E[order].cumsum(), delta, side="right")) + 1
+    chosen: list[int] = order[: max(k, enough)].tolist()
+    return chosen
+
+
+class MapStore:
+    """Expert maps of past iterations, each with its prompt's embedding.
+
+    Args:
+        capacity: how many are kept, C.
+        semantic: the share d/L of the embedding in what counts as redundant.
+    """
+
+    def __init__(
+        self, capacity: int, layers: int, experts: int, width: int, semantic: float
+    ) -> None:
+        self.size, self._semantic, self._added = 0, semantic, 0
+        self.embedding_CH = np.zeros((capacity, width), dtype=np.float32)
+        self.maps_LCE = np.zeros((layers, capacity, experts), dtype=np.float32)
+        #: Squared lengths of the layers up to each.
+        self.squares_LC = np.zeros((layers, capacity), dtype=np.float32)
+        #: When each came.
+        self._age_C = np.zeros(capacity, dtype=np.int64)
+
+    def copy(self) -> "MapStore":
+        """One that can be filled further."""
+        made = MapStore.__new__(MapStore)
+        made.__dict__ = {
+            name: value.copy() if isinstance(value, np.ndarray) else value
+            for name, value in vars(self).items()
+        }
+        return made
+
+    def products(self, map_LE: np.ndarray) -> np.ndarray:
+        """Of a whole map with each that is kept, ``[C]``."""
+        return np.matmul(self.maps_LCE, map_LE[:, :, None]).sum(axis=0)[:, 0]
+
+    def cosines(self, products_C: np.ndarray, square: float, layer: int) -> np.ndarray:
+        """Of a trajectory up to a layer with each that is kept, given products so far ``[n]``."""
+        squares = square * self.squares_LC[layer, : self.size]
+        found: np.ndarray = products_C[: self.size] / np.sqrt(
+            np.maximum(squares, np.finfo(np.float32).tiny)
+        )
+        return found
+
+    def add(
+        self, embedding_H: np.ndarray, map_LE: np.ndarray, semantic_C: np.ndarray,
+        products_C: np.ndarray,
+    ) -> int:  # fmt: skip
+        """Keep a map; where there is no room, in place of the one that it makes most redundant.
+
+        Args:
+            semantic_C: cosines of its embedding with each that is kept.
+            products_C: its products with each.
+
+        Returns:
+            its place.
+        """
+        square = float((map_LE * map_LE).sum())
+        at = self.size
+        if at < len(self._age_C):
+            self.size += 1
+        else:
+            alike_C = self.cosines(products_C, square, len(map_LE) - 1)
+            at = int((self._semantic * semantic_C + (1 - self._semantic) * alike_C).argmax())
+        self.embedding_CH[at], self.maps_LCE[:, at] = embedding_H, map_LE
+        self.squares_LC[:, at] = (map_LE * map_LE).sum(axis=1).cumsum()
+        self._added += 1
+        self._age_C[at] = self._added
+        return at
+
+    def nearest(self, cosines: np.ndarray) -> int:
+        """Of the largest cosine, the newest."""
+        best = np.flatnonzero(cosines >= cosines.max() - SAME)
+        return int(best[self._age_C[best].argmax()])
+
+
+class MapSearch(Predictor):
+    """Compares the running iterations with the store, layer by layer, on the host.
+
+    Args:
+        store: what is searched, and filled with each iteration.
+        width: of the full model's embedding, for what the search costs.
+    """
+
+    lane: ClassVar[Lane] = Lane.HOST
+    in_background: ClassVar[bool] = True
+    wraps: ClassVar[bool] = True
+
+    def __init__(self, store: MapStore, distance: int, width: int) -> None:
+        self.store, self._distance, self._width = store, distance, width
+        layers, _, experts = store.maps_LCE.shape
+        self._layers, self._experts = layers, experts
+        #: By layer, each sequence's δ.
+        self.delta: dict[int, np.ndarray] = {}
+
+    def begin(self, embedding_BH: np.ndarray) -> None:
+        """A batch begins: its prompts' cosines with the store."""
+        self._embedding_BH = unit(embedding_BH)
+        self._semantic_BC = self._embedding_BH @ self.store.embedding_CH.T
+
+    def asked(self, view: LayerView) -> bool:
+        """In decode, and in a prompt's last layer: the first token's first layers follow."""
+        return view.phase == "decode" or view.next_layer is None
+
+    def op(self, view: LayerView) -> Op:
+        """Products of each sequence's newest numbers with all stored ones."""
+        numbers = (self._experts if view.phase == "decode" else 0) + (
+            self._width if view.next_layer is None else 0
+        )
+        rows = len(view.forward.sequences)
+        return Op(OpKind.PREDICT, view.layer, (rows,), network=(numbers, max(1, self.store.size)))
+
+    def forecast(self, view: LayerView, model: Model, done: Sequence[int]) -> Forecast:
+        """Of layer l + d by the layers so far; of the next iteration's first d by the prompts."""
+        layers, row = view.shape.moe_layers, view.shape.moe_rows[view.layer]
+        found: dict[int, np.ndarray] = {}
+        if view.phase == "decode":
+            self._follow(view.scores_TE, row)
+            if row + self._distance < self._layers:
+                later = row + self._distance
+                found[layers[later]] = self._matched(later, self._trajectories(row), layers[later])
+        if view.next_layer is None:
+            if view.phase == "decode":
+                self._keep()
+            cosines = [semantic_C[: self.store.size] for semantic_C in self._semantic_BC]
+            for first in range(min(self._distance, self._layers)):
+                found[layers[first]] = self._matched(first, cosines, layers[first])
+        return found if self.store.size else {}
+
+    def _follow(self, scores_TE: np.ndarray, row: int) -> None:
+        """Add a layer's probabilities to the trajectories, and to their products with all maps."""
+        p_TE = shares(scores_TE)
+        if row == 0:
+            self._map_TLE = np.zeros((len(p_TE), self._layers, self._experts), dtype=np.float32)
+            self._products_TC = np.zeros((len(p_TE), self.store.maps_LCE.shape[1]), np.float32)
+            self._square_T = np.zeros(len(p_TE), dtype=np.float32)
+        self._map_TLE[:, row] = p_TE
+        self._products_TC += p_TE @ self.store.maps_LCE[row].T
+        self._square_T += (p_TE * p_TE).sum(axis=1)
+
+    def _trajectories(self, row: int) -> list[np.ndarray]:
+        pairs = zip(self._products_TC, self._square_T.tolist(), strict=True)
+        return [self.store.cosines(products_C, square, row) for products_C, square in pairs]
+
+    def _matched(self, row: int, cosines: Sequence[np.ndarray], layer: int) -> np.ndarray:
+        """A layer's probabilities in each sequence's nearest map, ``[B, E]``; their δ is kept."""
+        if not self.store.size:
+            return np.zeros((len(cosines), self._experts), dtype=np.float32)
+        best = [self.store.nearest(found) for found in cosines]
+        similarity = [float(found[at]) for found, at in zip(cosines, best, strict=True)]
+        self.delta[layer] = np.clip(1 - np.array(similarity), 0, 1)
+        return self.store.maps_LCE[row, best]
+
+    def _keep(self) -> None:
+        """Store the iteration's maps; what was compared with the store stays true of it."""
+        store = self.store
+        for b, (embedding_H, map_LE) in enumerate(
+            zip(self._embedding_BH, self._map_TLE, strict=False)
+        ):
+            at = store.add(embedding_H, map_LE, self._semantic_BC[b], self._products_TC[b])
+            self._semantic_BC[:, at] = self._embedding_BH @ embedding_H
+            self._products_TC[:, at] = (self._map_TLE * map_LE).sum(axis=(1, 2))
+
+
+@dataclass(kw_only=True)
+class MatchedMaps(Prefetching):
+    """Fetches what the nearest maps expect, by probability over distance.
+
+    Without calibration the store is empty at first.
+
+    Attributes:
+        distance: d, how many layers ahead.
+        capacity: C, of the store.
+    """
+
+    distance: int = 3
+    capacity: int = 1000
+
+    calibrates: ClassVar[bool] = True
+    learns_from: ClassVar[frozenset[Learnt]] = frozenset({"scores", "embedding"})
+    reads_embedding: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        for name in ("distance", "capacity"):
+            if getattr(self, name) < 1:
+                raise UsageError(f"prefetch.{name} is {getattr(self, name)}; allowed: 1 or more")
+        self._filled: MapStore | None = None
+        self._iterations = 0
+        self._width = 0
+        self._search: MapSearch | None = None
+
+    @property
+    def learnt(self) -> Mapping[str, str]:
+        """How full the store is before the run."""
+        if self._filled is None:
+            return {}
+        return {"iterations": str(self._iterations), "maps": str(self._filled.size)}
+
+    def full_size(self, shape: ModelShape) -> None:
+        """The width of the embeddings whose comparison is charged."""
+        self._width = shape.hidden_size
+
+    def _store(self, shape: ModelShape, width: int) -> MapStore:
+        layers = len(shape.moe_layers)
+        semantic = min(1.0, self.distance / layers)
+        return MapStore(self.capacity, layers, shape.num_experts, width, semantic)
+
+    def calibrate(
+        self,
+        sequences: Sequence[RoutedSequence],
+        shape: ModelShape,
+        artefacts: Path,
+        progress: Callable[[int, int], None] = lambda done, total: None,
+    ) -> None:
+        """Fill the store with the texts' decoded tokens.
+
+        Raises:
+            UsageError: they have no scores or no embedding.
+        """
+        for text in sequences:
+            if text.scores_TLE is None or text.embedding_H is None:
+                raise UsageError(
+                    "prefetch=expert-map learns from gate scores and prompts' embeddings, which "
+                    "these texts lack; record a trace anew, or --set prefetch=none"
+                )
+            embedding_H = unit(text.embedding_H.astype(np.float32))
+            if self._filled is None:
+                self._filled = self._store(shape, len(embedding_H))
+            store = self._filled
+            for map_LE in shares(text.scores_TLE[text.prefill :]):
+                full = store.size == self.capacity
+                products_C = store.products(map_LE) if full else store.squares_LC[0]
+                semantic_C = store.embedding_CH @ embedding_H
+                store.add(embedding_H, map_LE, semantic_C, products_C)
+                self._iterations += 1
+
+    def start(self, shape: ModelShape, cache: ExpertCache) -> None:
+        """Begin with what calibration stored.
+
+        Raises:
+            UsageError: that is another model's.
+        """
+        self._expected: dict[int, list[tuple[Fetch, float]]] = {}
+        store = self._store(shape, shape.hidden_size)
+        if self._filled is not None:
+            was, has = self._filled.maps_LCE.shape, store.maps_LCE.shape
+            if was != has:
+                raise UsageError(
+                    f"prefetch=expert-map was filled for {was[0]} layers of {was[2]} experts, the "
+                    f"model has {has[0]} of {has[2]}"
+                )
+            store = self._filled.copy()
+        self._search = MapSearch(store, self.distance, self._width or shape.hidden_size)
+
+    def begin_sequences(self, prompts: Prompts) -> None:
+        """Forget what was expected of the iteration that did not come."""
+        assert self._search is not None
+        assert prompts.embedding_BH is not None
+        self._expected = {}
+        self._search.begin(prompts.embedding_BH)
+
+    @property
+    def predictor(self) -> Predictor | None:
+        """The search, once a run has begun."""
+        return self._search
+
+    def prefetch(self, view: LayerView, forecast: Forecast) -> Sequence[Fetch]:
+        """All that is expected of later layers, by p / (l' - l)."""
+        assert self._search is not None
+        expected, rows, layers = self._expected, view.shape.moe_rows, len(view.shape.moe_layers)
+        expected.pop(view.layer, None)
+        for later, p_BE in forecast.items():
+            deltas = self._search.delta[later].tolist()
+            chosen = {
+                e
+                for p_E, delta in zip(p_BE, deltas, strict=True)
+                for e in selected(p_E, delta, view.shape.top_k)
+            }
+            p_E = best_scores(p_BE)
+            experts = sorted(chosen)
+            expected[later] = list(zip(fetches(later, experts), p_E[experts].tolist(), strict=True))
+        ranked = []
+        for later, wanted in expected.items():
+            steps = (rows[later] - rows[view.layer] - 1) % layers + 1
+            ranked += [(-p / steps, steps, fetch) for fetch, p in wanted]
+        return [fetch for _, _, fetch in sorted(ranked)]
+
+
+@dataclass(kw_only=True)
+class LeastExpected(Eviction):
+    """Evicts the largest 1 / (p · freq): what is least expected, and was used least."""
+
+    def start(self, shape: ModelShape, cache: ExpertCache) -> None:
+        """All experts are equally likely, and unused."""
+        self._experts = shape.num_experts
+        keys = shape.num_layers * shape.num_experts
+        self._p, self._freq = np.full(keys, 1 / shape.num_experts), np.ones(keys)
+        self._value = self._p * self._freq
+
+    def foresee(self, forecast: Forecast) -> None:
+        """Take p of the layers that were searched for, the highest over a batch."""
+        for layer, p_BE in forecast.items():
+            row = slice(layer * self._experts, (layer + 1) * self._experts)
+            self._p[row] = best_scores(p_BE)
+            self._value[row] = self._p[row] * self._freq[row]
+
+    def used(self, layer: int, experts: Iterable[int]) -> None:
+        """Count a use."""
+        keys = [layer * self._experts + expert for expert in experts]
+        self._freq[keys] += 1
+        self._value[keys] = self._p[keys] * self._freq[keys]
+
+    def victim(self, allowed: Mask, incoming: int) -> int | None:
+        """The smallest p · freq."""
+        return least(self._value, allowed)
+
+
+@dataclass(kw_only=True)
+class FineMoE(System):
+    """The complete system."""
+
+    paper = "EuroSys 2026, arXiv 2502.05370"
+
+    place: Placement = field(default_factory=PlaceById)
+    route: Routing = field(default_factory=ExactRouting)
+    assign: Assignment = field(default_factory=LoadAll)
+    prefetch: Prefetching = field(default_factory=MatchedMaps)
+    evict: Eviction = field(default_factory=LeastExpected)
