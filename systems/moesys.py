@@ -64,7 +64,8 @@ class WholeLayer(Prefetching):
     after its layer, unless there are buffers for all layers.
 
     Attributes:
-        buffers: N, layers whose experts are on the device or on their way to it.
+        buffers: N, layers whose experts are on the device or on their way to it; fewer where the
+            device has no room for so many.
     """
 
     buffers: int = 2
@@ -80,38 +81,42 @@ class WholeLayer(Prefetching):
         """Experts that the buffers hold."""
         return min(self.buffers, len(shape.moe_layers)) * shape.num_experts
 
+    def fitting(self, shape: ModelShape, slots: int) -> int:
+        """How many buffers there are in so many slots."""
+        return min(self.buffers, slots // shape.num_experts)
+
     def start(self, shape: ModelShape, cache: ExpertCache) -> None:
         """Lay the ring.
 
         Raises:
-            BudgetError: the device does not hold the buffers.
+            BudgetError: the device does not hold one buffer.
             UsageError: layers do not share slots.
         """
         if cache.scope == "layer" and min(cache.pools) < shape.num_experts:
             raise UsageError(
                 "prefetch=whole-layer hands slots from layer to layer: leave out scope=layer"
             )
-        needed = self.slots(shape)
-        if cache.slots < needed:
+        self._ahead = self.fitting(shape, cache.slots)
+        if not self._ahead:
             raise BudgetError(
-                f"prefetch=whole-layer needs {needed} slots, buffers for {shape.num_experts} "
-                f"experts each; the device has {cache.slots}; give --slots {needed}, a larger "
-                "--cache-ratio, or fewer buffers: --set prefetch.buffers=1"
+                f"prefetch=whole-layer needs {shape.num_experts} slots for each of its buffers; "
+                f"the device has {cache.slots}; give --slots {self.slots(shape)}, or a larger "
+                "--cache-ratio"
             )
         self._layers, self._row = shape.moe_layers, shape.moe_rows
         self._experts = range(shape.num_experts)
 
     def opening(self, phase: Phase, layer: int) -> Sequence[Fetch]:
         """The first layers, as far as the last pass has not fetched them."""
-        return self._whole(self._layers[: self.buffers])
+        return self._whole(self._layers[: self._ahead])
 
     def prefetch(self, view: LayerView, forecast: Forecast) -> Sequence[Fetch]:
         """The layer that gets this one's buffer: of the next pass, behind the last."""
-        follows = (self._row[view.layer] + self.buffers) % len(self._layers)
+        follows = (self._row[view.layer] + self._ahead) % len(self._layers)
         return self._whole(self._layers[follows : follows + 1])
 
     def _whole(self, layers: Iterable[int]) -> list[Fetch]:
-        keep = self.buffers >= len(self._layers)
+        keep = self._ahead >= len(self._layers)
         return [Fetch(layer, e, keep=keep) for layer in layers for e in self._experts]
 
 
@@ -131,3 +136,13 @@ class MoESys(System):
         """The ring; all that fit where another prefetching was swapped in."""
         ring = self.prefetch
         return ring.slots(shape) if isinstance(ring, WholeLayer) else None
+
+    def remarks(self, shape: ModelShape, slots: int) -> Sequence[str]:
+        """Whether the ring is smaller than it should be."""
+        ring = self.prefetch
+        if not isinstance(ring, WholeLayer) or slots >= ring.slots(shape):
+            return ()
+        return [
+            f"{slots} slots hold {ring.fitting(shape, slots)} of {ring.buffers} layer buffers of "
+            f"{shape.num_experts} experts"
+        ]

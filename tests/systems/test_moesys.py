@@ -143,10 +143,21 @@ def test_the_ring_closes_over_layers_with_experts():
     assert WholeLayer().discipline == "committed"  # none is dropped at the next gate
 
 
+def test_where_two_buffers_do_not_fit_there_is_one_and_a_note():
+    ran = run(MoESys(), model_of(THREE, USES[:1]), slots=5)
+    # L1's come behind L0's gate, at 33, the first two into the slots that are left over.
+    order = [(0, 0), (0, 1), (0, 2), (1, 0), (1, 1), (1, 2), (2, 0), (2, 1), (2, 2)]
+    assert [row[:2] for row in of(ran, OpKind.LOAD)] == [(layer, (e,)) for layer, e in order]
+    (line,) = MoESys().remarks(THREE, 5)
+    assert line == "5 slots hold 1 of 2 layer buffers of 3 experts"
+    assert MoESys().remarks(THREE, 6) == ()
+    assert build("moesys", {"prefetch": "none"}).remarks(THREE, 5) == ()
+
+
 def test_too_few_slots_are_one_clear_line():
     model = shape(experts=4, top_k=2, layers=4)
-    with pytest.raises(BudgetError, match=r"8 slots.*has 7; give --slots 8.*buffers=1"):
-        WholeLayer().start(model, cache(model, 7))
+    with pytest.raises(BudgetError, match=r"needs 4 slots .* has 3; give --slots 8, or"):
+        WholeLayer().start(model, cache(model, 3))
     with pytest.raises(UsageError, match="leave out scope=layer"):
         WholeLayer().start(model, cache(model, 12, "layer"))
     with pytest.raises(UsageError, match=r"prefetch\.buffers is 0; allowed: 1 or more"):

@@ -58,7 +58,7 @@ def refused(*arguments: str | Path) -> str:
     [
         (
             (*SMOE, "--system", "smeo"),
-            r"unknown system 'smeo'; nearest: smoe, flashmoe; .*list systems",
+            r"unknown system 'smeo'; nearest: smoe, .*list systems",
         ),
         ((*SMOE, "--system", "zzz"), r"known: .*daop, .*gpu-only, .*smoe"),
         ((*SMOE, "--setting", "S33"), r"unknown setting 'S33'; .*S3.*list settings"),

@@ -381,9 +381,9 @@ def test_as_a_process(here: Path) -> None:
 
 
 def test_a_refusal_as_a_process(here: Path) -> None:
-    done = module("run", "--system", "smo", *SMALL, cwd=here)
+    done = module("run", "--system", "daopp", *SMALL, cwd=here)
     assert done.returncode == 2
     assert done.stdout == ""
     assert done.stderr == (
-        "moebench: unknown system 'smo'; nearest: smoe, flashmoe; see: moebench list systems\n"
+        "moebench: unknown system 'daopp'; nearest: daop; see: moebench list systems\n"
     )

@@ -235,7 +235,7 @@ def cases(draw, systems: Sequence[str] = (*SYSTEMS, "smoe", "gpu-only")) -> Case
         fewest = max(fewest, staged if changes["assign.threshold"] != "0" else 0)
     if system == "moesys":
         changes = {"prefetch.buffers": str(draw(st.integers(1, layers + 1)))}
-        fewest = min(int(changes["prefetch.buffers"]), layers) * shape.num_experts
+        fewest = shape.num_experts
     slots = total if system == "gpu-only" else draw(st.integers(fewest, total))
     match system:
         case "smoe":
