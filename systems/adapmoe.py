@@ -11,7 +11,7 @@ expert is fetched ahead; the device's slots are divided so that the fewest loads
       dropped where its normalised weight     ``route.sensitivity``
       < sqrt(T / s_l), in decode
     s_l: diagonal Fisher information        `DifferentiableDecoder.sensitivity`, see below
-    dp.py: T slots divided by dynamic       `loads`, `split`, PlaceBySplit
+    dp.py: T slots divided by dynamic       `split`, PlaceBySplit
       programming
     LRU in each layer, highest ids first    StagedLRU with the shares that PlaceBySplit gives
     prefetch: gate l + 1 on this layer's    FirstMissing: one expert, the best-scored of the
@@ -33,19 +33,22 @@ of two or eight), so the values are scaled to the authors' operating point: at T
 of all that could be dropped is dropped, as on Mixtral (dp.py's mean is 0.248).  A replay has no
 gradients: it takes the authors' values, for other depths by a layer's relative depth.
 
-The split minimises the expected loads of a layer with s of E slots, where a token uses j experts
-with probability q_j and a prefetch is right with probability a:
-
-    loads(s) = Σ_j  q_j · ( j · (1 - s/E)  -  a · (1 - C(s, j) / C(E, j)) )
+Split.  It minimises the sum of the layers' expected loads: the misses with so many slots, less one
+where there is one and the prefetch is right.  dp.py takes every set of experts for as likely to be
+here as any other (``place.misses=uniform``).  Where a token uses many of many experts these loads
+fall in a straight line, so that some layers would get all slots and others one (on S3 a token takes
+a fifth longer than with equal shares); on Mixtral it matters little.  By default the misses of LRU
+are counted on the calibration texts (``measured``).
 
 Deviations and readings, where the sources are silent:
 
-- Of the paper itself only the abstract was at hand; all else is the code's.
+- Of the paper itself only the abstract and summaries were at hand; all else is the code's.
 - The code infers decode from a single row, so a batch is never gated nor fetched ahead.  Here the
   phase is told: each row is gated by itself, and the prefetch looks at the best score of any row.
 - "Normalised weight" is the share of a token's gate scores, which for Mixtral is its weight.
-- q and a are learnt from the calibration texts: a is the share of the predicted top-k that was
-  chosen.  If nothing is fetched ahead a is 0; without gating every token uses k.
+- How many experts a token uses, and how often a prefetch is right, dp.py has as constants of
+  Mixtral; here both are learnt from the calibration texts.  A prefetch is as often right as the
+  predicted top-k were chosen; never, if nothing is fetched ahead.
 - Every layer gets a slot if there are enough, and no more than it has experts.
 - Shares are kept by the eviction, not as pools of their own (`Placement.slots`), because buffers
   belong to all layers.
@@ -59,7 +62,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 import numpy as np
 
@@ -88,7 +91,7 @@ from moebench.systems.policies.assign import LoadAll
 from moebench.systems.policies.evict_staged import StagedLRU
 from moebench.systems.policies.place import last_ids
 from moebench.systems.policies.predict import NextGatesOnNormed
-from moebench.systems.policies.split import loads, split
+from moebench.systems.policies.split import measured_loads, split, uniform_loads
 
 #: T of the authors' run.py, and how much of what could be dropped it drops on Mixtral.
 THRESHOLD, DROPPED = 0.005, 0.25
@@ -247,7 +250,13 @@ class PlaceBySplit(Placement):
 
     AdapMoE tells it what is routed and fetched; in another system no token drops an expert and
     nothing is fetched ahead.  Where layers have pools of their own, all get the same number.
+
+    Attributes:
+        misses: what a layer with some slots misses: ``measured`` replays the texts through LRU;
+            ``uniform`` takes every set of experts for as likely to be here as any other (dp.py).
     """
+
+    misses: Literal["measured", "uniform"] = "measured"
 
     calibrates: ClassVar[bool] = True
     learns_from: ClassVar[frozenset[Learnt]] = frozenset({"scores", "predictions"})
@@ -284,18 +293,33 @@ class PlaceBySplit(Placement):
         layers, experts = len(shape.moe_layers), shape.num_experts
         if scope == "layer":
             return last_ids(shape, [min(slots // layers, experts)] * layers)
-        pairs = zip(self.used(shape), self.accuracies(shape), strict=True)
-        return last_ids(shape, split(slots, [loads(experts, q, a) for q, a in pairs]))
+        return last_ids(shape, split(slots, self.loads(shape)))
 
-    def used(self, shape: ModelShape) -> list[list[float]]:
-        """For each layer, the probability that a token uses 1, 2, ... k experts."""
-        layers, k = len(shape.moe_layers), shape.top_k
-        if self._gating is None or not self._texts:
-            return [[0.0] * (k - 1) + [1.0]] * layers
-        scores_TLK = np.concatenate([chosen_scores(text) for text in self._texts])
-        drop_TLK = dropped(scores_TLK, self._gating.limits(shape)[:, None])
-        used_LT = k - drop_TLK.sum(axis=2).T
-        return [(np.bincount(used, minlength=k + 1)[1:] / len(used)).tolist() for used in used_LT]
+    def loads(self, shape: ModelShape) -> list[list[float]]:
+        """Expected loads of each layer with experts, by its number of slots."""
+        experts, found = shape.num_experts, []
+        for tokens, accuracy in zip(self.used(shape), self.accuracies(shape), strict=True):
+            if self.misses == "measured" and tokens:
+                found.append(measured_loads(experts, tokens, accuracy))
+                continue
+            counts = [len(used) for used in tokens] or [shape.top_k]
+            used_J = np.bincount(counts, minlength=shape.top_k + 1)[1:] / len(counts)
+            found.append(uniform_loads(experts, used_J.tolist(), accuracy))
+        return found
+
+    def used(self, shape: ModelShape) -> list[list[list[int]]]:
+        """For each layer, the experts that each decoded token of the texts uses, best first."""
+        found: list[list[list[int]]] = [[] for _ in shape.moe_layers]
+        limits_L = None if self._gating is None else self._gating.limits(shape)
+        for text in self._texts:
+            ids_TLK = text.ids_TLK[text.prefill :]
+            keep_TLK = np.ones(ids_TLK.shape, dtype=bool)
+            if limits_L is not None:
+                keep_TLK = ~dropped(chosen_scores(text), limits_L[:, None])
+            for ids_LK, keep_LK in zip(ids_TLK, keep_TLK, strict=True):
+                for tokens, ids_K, keep_K in zip(found, ids_LK, keep_LK, strict=True):
+                    tokens.append(ids_K[keep_K].tolist())
+        return found
 
     def accuracies(self, shape: ModelShape) -> list[float]:
         """For each layer, the share of the predicted top-k that was chosen; 0 for the first."""

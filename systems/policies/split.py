@@ -1,6 +1,6 @@
 """Divides the device's slots over layers so that the fewest loads are expected (AdapMoE, dp.py)."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from math import comb
 
 import numpy as np
@@ -9,7 +9,7 @@ import numpy as np
 EVEN = 1e-9
 
 
-def loads(experts: int, used_J: Sequence[float], accuracy: float) -> list[float]:
+def uniform_loads(experts: int, used_J: Sequence[float], accuracy: float) -> list[float]:
     """Expected loads of a layer for a token, by its number of slots from 0 to all experts.
 
     With s of E slots, j experts a token with probability q_j, and a prefetch of one expert that is
@@ -33,6 +33,29 @@ def loads(experts: int, used_J: Sequence[float], accuracy: float) -> list[float]
         sum(q * expected(slots, used) for used, q in enumerate(used_J, start=1))
         for slots in range(experts + 1)
     ]
+
+
+def measured_loads(experts: int, tokens: Iterable[Sequence[int]], accuracy: float) -> list[float]:
+    """The same, with the misses that LRU would have had with so many slots.
+
+    An expert is a hit if fewer others than there are slots were used since its last use.
+
+    Args:
+        tokens: the experts that each token of a text used, one after the other.
+    """
+    recent = list(range(experts))  # the last one first
+    misses, some, count = np.zeros(experts + 1), np.zeros(experts + 1), 0
+    for used in tokens:
+        depths = sorted(map(recent.index, used))
+        for depth in depths:
+            misses[: depth + 1] += 1
+        some[: depths[-1] + 1] += 1
+        for expert in used:
+            recent.remove(expert)
+        recent[:0] = used
+        count += 1
+    found: list[float] = ((misses - accuracy * some) / max(count, 1)).tolist()
+    return found
 
 
 def split(slots: int, loads_LS: Sequence[Sequence[float]]) -> list[int]:

@@ -192,9 +192,16 @@ def test_how_many_experts_a_token_uses_is_the_gatings_doing(tmp_path):
     model, texts = shape(4, 2), [of_two_layers(True)]
     # The second has a third of the weight: below .5 in layer 0, above .2 in layer 1.
     options = {"route.sensitivity": "[0.02, 0.125]"}
-    assert placed(build("adapmoe", options), texts, tmp_path).used(model) == [[1, 0], [0, 1]]
+    first, second = [[1, 2], [0, 3]], [[3, 0], [1, 2]]
+    gated = placed(build("adapmoe", options), texts, tmp_path)
+    assert gated.used(model) == [[[1], [0]], second]
     exact = placed(build("adapmoe", {"route": "exact"}), texts, tmp_path)
-    assert exact.used(model) == [[0, 1], [0, 1]]
+    assert exact.used(model) == [first, second]
+    # By the authors' assumption one expert misses (4 - s) / 4 of the time; LRU, which begins with 0
+    # and 1, finds 1, and 0 with one slot more.
+    uniform = placed(build("adapmoe", options | {"place.misses": "uniform"}), texts, tmp_path)
+    assert uniform.loads(model)[0] == [1, 0.75, 0.5, 0.25, 0]
+    assert gated.loads(model)[0] == [1, 1, 0, 0, 0]
 
 
 def test_the_slots_go_where_loads_are_expected(tmp_path):

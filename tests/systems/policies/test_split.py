@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from moebench.systems.policies.split import loads, split
+from moebench.systems.policies.split import measured_loads, split, uniform_loads
 
 # --------------------------------------------------------------------------- expected loads
 
@@ -27,17 +27,34 @@ def test_loads_are_those_of_all_sets_of_experts(experts):
     for used in range(1, min(experts, 3) + 1):
         only = [0.0] * (used - 1) + [1.0]
         truth = [by_counting(experts, s, used, accuracy) for s in range(experts + 1)]
-        assert loads(experts, only, 0.75) == pytest.approx([float(value) for value in truth])
+        assert uniform_loads(experts, only, 0.75) == pytest.approx(
+            [float(value) for value in truth]
+        )
 
 
 def test_loads_are_the_authors_terms():
     # dp.py: f1 of one expert; f2, f3, f4 of two.
     single, accuracy = 0.3, 0.8
-    for size, found in enumerate(loads(8, [single, 1 - single], accuracy)):
+    for size, found in enumerate(uniform_loads(8, [single, 1 - single], accuracy)):
         both, one = (8 - size) * (7 - size) / 56, 2 * (8 - size) * size / 56
         f1 = (1 - size / 8) * (1 - accuracy)
         f2, f3, f4 = 2 * both * (1 - accuracy), both * accuracy, one * (1 - accuracy)
         assert found == pytest.approx(single * f1 + (1 - single) * (f2 + f3 + f4))
+
+
+@given(
+    st.lists(st.lists(st.integers(0, 4), min_size=1, max_size=3, unique=True), max_size=12),
+    st.floats(0, 1),
+)
+def test_measured_loads_are_those_of_lru_with_so_many_slots(tokens, accuracy):
+    for slots, found in enumerate(measured_loads(5, tokens, accuracy)):
+        recent = list(range(5))[:slots]  # a cache of its own for each size
+        total = 0.0
+        for used in tokens:
+            missing = sum(expert not in recent for expert in used)
+            total += missing - accuracy * (missing > 0)
+            recent = [*used, *(expert for expert in recent if expert not in used)][:slots]
+        assert found == pytest.approx(total / max(len(tokens), 1))
 
 
 # --------------------------------------------------------------------------- the split
@@ -89,5 +106,5 @@ SINGLE = (
 )
 def test_the_authors_splits(slots, gated, sizes):
     singles = SINGLE if gated else [0.0] * 32
-    table = [loads(8, [q, 1 - q], a) for q, a in zip(singles, ACCURACY, strict=True)]
+    table = [uniform_loads(8, [q, 1 - q], a) for q, a in zip(singles, ACCURACY, strict=True)]
     assert split(slots, table) == sizes
