@@ -28,10 +28,10 @@ each pass, prefill too, and to every sequence of a batch; nothing is computed on
 
 The match is charged as the product that it is: each live sequence's L·E counts with every stored
 matrix, fp32, on the host.  The control thread waits for it, so all of it is on the critical path:
-``lanes.host`` in a run's document (and in ``decode`` of it) is the time of all matches, for nothing
-else runs there; what of it the device felt is in the stall ``control``.  To submit and to read one
-costs the control thread what any operation does.  The paper measured 21 us for 1000 matrices and
-226 us for 10,000; that is what 48 GB/s read of Mixtral's 256 cells.
+``lanes.host`` in a run's document (and in ``decode`` of it) is the time of all matches, as nothing
+else of this system runs there; what of it the device felt is in the stall ``control``.  To submit
+and to read one costs the control thread what any operation does.  The paper's 21 us for 1000
+matrices and 226 us for 10,000 stand beside the charge in `moebench machines components`.
 
 Deviations and readings, where the paper is silent:
 
@@ -41,9 +41,10 @@ Deviations and readings, where the paper is silent:
   the layer before.
 - The sequences of a batch (the paper's is 1) are matched one by one; their matrices are summed like
   several matched ones.  Equal cosines go to the matrix that is stored first.
-- An expert of which no token is expected (p = 0) is not prefetched.
-- ``prefetch.budget`` experts are asked for at once.  The next layer asks anew, before the link
-  began more than a few: on S1 to S3 no other number above changes a figure.
+- An expert of which no token is expected (p = 0) is not prefetched.  Only absent experts are asked
+  for, so a document's ``prefetch.all_of_top_k`` says nothing about the prediction.
+- ``prefetch.budget`` experts are asked for at once.  The next layer asks anew before the link has
+  begun more than a few of them: on S1 to S3 asking for all changes no latency.
 - ε is 1e-8, as in the authors' code of 2024.  Any that is far below 1 / tokens does the same: it
   orders those with p = 0.  That code divides the distance by L + 1: ``prefetch.decay=L+1``.
 - Before the first prediction, and in systems without one, p is what the running requests have used

@@ -18,8 +18,9 @@ into one cache for all layers, from which the expert with the fewest visits is e
     free bytes are charged on hits, too                 FewestVisits.grows; ``evict.charges_hits``
 
 A visit is one pass of a layer that uses the expert, whatever the number of tokens.  After as many
-visits as there are slots (of any experts, hits too) the cache does not grow any more: a short
-prompt whose first tokens hit leaves it smaller than its budget.
+visits as there are slots, hits too, the cache does not grow any more.  With the settings' own
+budgets the first prompt fills it before anything hits; at a cache ratio of 0.9 of S1 to S3 the rule
+costs 2 to 19 % of TPOT.
 
 Not modelled:
 
