@@ -93,9 +93,12 @@ class Tally:
             c.unchosen += sum(fetch.expert not in rows for fetch in plan.load)
 
     def prefetches(
-        self, view: LayerView, routed: Routed, active: Collection[int], began: set[int]
+        self, view: LayerView, routed: Routed, active: Collection[int], began: Sequence[int]
     ) -> None:
-        """Count which prefetches for a layer were used, now that its experts are known."""
+        """Count which prefetches for a layer were used, now that its experts are known.
+
+        Of several transfers of one expert, one at most is.
+        """
         c = self.by_phase[view.phase]
         asked = self._asked.pop(view.layer, None)
         if asked:
@@ -104,14 +107,14 @@ class Tally:
             return
         chosen_by_row = view.topk_ids_TK.tolist()
         if began:
-            own = set().union(*chosen_by_row)
+            own, experts = set().union(*chosen_by_row), set(began)
             top = routed.top_score
-            right = len(began & own)
+            right = len(experts & own)
             c.prefetched += len(began)
-            c.prefetched_top_score += right if top is None else len(began & top)
+            c.prefetched_top_score += right if top is None else len(experts & top)
             c.prefetched_active += right
             # What was evicted before its layer came is not used.
-            c.prefetched_used += len(began.intersection(active).difference(view.absent))
+            c.prefetched_used += len(experts.intersection(active).difference(view.absent))
         if asked and view.phase == "decode":
             for chosen in chosen_by_row:
                 right = len(asked.intersection(chosen))

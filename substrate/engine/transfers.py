@@ -47,8 +47,9 @@ class Transfers:
         self._ops = _LoadOps(cache)
         #: The last transfer of each key, from when it is under way.
         self._arrivals: dict[int, Span] = {}
-        #: Prefetches that began, by layer, since they were last asked for.
-        self._started: dict[int, set[int]] = defaultdict(set)
+        #: Prefetches that began, by layer, since they were last asked for.  An expert that was
+        #: evicted before its layer came may be there more than once.
+        self._started: dict[int, list[int]] = defaultdict(list)
         #: The last speculative request, by key: these do not evict each other.
         self._wanted: dict[int, Fetch] = {}
         #: When those of these can begin that wait for a prediction.
@@ -207,15 +208,15 @@ class Transfers:
                 self._streams[fetch.layer] = self._stream(fetch.layer)
             elif not self._is_here(fetch):  # a queued prefetch may have begun meanwhile
                 self.demand_when_free(fetch)
-                self._started[fetch.layer].add(fetch.expert)
+                self._started[fetch.layer].append(fetch.expert)
 
     def gate_known(self, layer: int) -> None:
         """Drop speculative fetches for a layer, and for those before it, that have not begun."""
         self.machine.cancel(layer)
 
-    def take_started(self, layer: int) -> set[int]:
+    def take_started(self, layer: int) -> list[int]:
         """The prefetches for a layer that really began."""
-        return self._started.pop(layer, set())
+        return self._started.pop(layer, [])
 
     # ------------------------------------------------------------------ the machine's questions
 
@@ -227,7 +228,7 @@ class Transfers:
             return None
         after = self._claim(self._wanted[key], key, now_ns, spare=self._wanted)
         if after is not None:
-            self._started[layer].add(expert)
+            self._started[layer].append(expert)
             self._speculative.add(key)
             self._arrivals.pop(key, None)  # an earlier transfer's
         return after

@@ -5,7 +5,7 @@ import pytest
 from moebench.substrate.engine.decisions import Fetch, fetches
 from moebench.substrate.errors import UsageError
 from moebench.substrate.machines.protocol import OpKind
-from moebench.systems.policies.evict import FirstInFirstOut
+from moebench.systems.policies.evict import FirstInFirstOut, LastInFirstOut
 from tests.substrate.engine.fakes import FlatCosts, Rig, prices, small_shape
 from tests.substrate.engine.own import Asks, Chunks, Placed, evicted, model_of, of, run, system
 
@@ -198,3 +198,16 @@ def test_what_is_asked_of_several_layers_counts_for_each():
     used = [[(0, 1)], [(0, 1)], [(1, 3)]]
     counts = run(made, model_of(THREE, [used, used]), slots=12, passes=2).counts["decode"]
     assert (counts.asked, counts.asked_any, counts.asked_all) == (2, 2, 1)
+
+
+def test_an_expert_that_left_before_its_layer_came_is_fetched_and_counted_again():
+    # Layer 0 fetches 3 of layer 2 from 33 to 73.  Layer 1's gate is known at 88: its 2 takes the
+    # place of whoever came last, and 3 comes again behind it, from 128 to 168, for layer 2's 0.
+    place = Placed(pairs=[(0, 0), (0, 1), (1, 0), (2, 0), (2, 1)])
+    prefetch = Asks(wanted={0: [Fetch(2, 3)], 1: [Fetch(2, 3)]})
+    made = system(place=place, prefetch=prefetch, evict=LastInFirstOut())
+    ran = run(made, model_of(THREE, [[[(0, 1)], [(0, 2)], [(0, 3)]]]), slots=5)
+    assert loads(ran) == [(2, 3, 33), (1, 2, 88), (2, 3, 128), (2, 0, 173)]
+    assert evicted(ran)[:3] == [(8 + 3, 8 + 1), (4 + 2, 8 + 3), (8 + 3, 8 + 0)]
+    counts = ran.counts["prefill"]
+    assert (counts.prefetched, counts.prefetched_used) == (2, 1)
