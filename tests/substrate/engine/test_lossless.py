@@ -156,6 +156,8 @@ OTHERS: list[tuple[str, dict[str, str], int]] = [
     ("duoserve", {}, 5),
     ("flashmoe", {"evict": "lifo"}, 5),
     ("moe-infinity", {}, 5),
+    ("mixtral-offloading", {}, 5),
+    ("adapmoe", {"route.threshold": "0"}, 5),
     ("acc", {}, TOP_K),
     ("moesys", {"prefetch.buffers": "1"}, EXPERTS),
     ("moesys", {}, 2 * EXPERTS),
@@ -233,6 +235,8 @@ LOCAL: list[tuple[str, dict[str, str]]] = [
     ("smoe", {"alpha": "0", "assign": "load"}),
     ("smoe", {"alpha": "0", "assign": "load", "scope": "layer"}),
     ("smoe", {"alpha": "0", "assign": "load", "prefetch.predict": "gate"}),
+    ("mixtral-offloading", {}),
+    ("adapmoe", {"route.threshold": "0", "prefetch.layers": "2"}),
 ]
 
 
