@@ -44,17 +44,19 @@ def measured_loads(experts: int, tokens: Iterable[Sequence[int]], accuracy: floa
         tokens: the experts that each token of a text used, one after the other.
     """
     recent = list(range(experts))  # the last one first
-    misses, some, count = np.zeros(experts + 1), np.zeros(experts + 1), 0
+    #: By how many others were used since: uses of an expert, and of each token the farthest one.
+    uses, farthest, count = [0] * (experts + 1), [0] * (experts + 1), 0
     for used in tokens:
-        depths = sorted(map(recent.index, used))
+        depths = list(map(recent.index, used))
         for depth in depths:
-            misses[: depth + 1] += 1
-        some[: depths[-1] + 1] += 1
+            uses[depth] += 1
+        farthest[max(depths)] += 1
         for expert in used:
             recent.remove(expert)
         recent[:0] = used
         count += 1
-    found: list[float] = ((misses - accuracy * some) / max(count, 1)).tolist()
+    fewer = (np.array(uses) - accuracy * np.array(farthest)) / max(count, 1)
+    found: list[float] = fewer[::-1].cumsum()[::-1].tolist()
     return found
 
 
