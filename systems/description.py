@@ -19,11 +19,13 @@ from moebench.substrate.models.catalogue import model_names, model_shape
 from moebench.systems.options import build, describe, options_of
 from moebench.systems.registry import DECISIONS, SHIPPED, SYSTEMS, Variant
 
-#: The line under which a docstring lists where a system differs from its source.
-DEVIATIONS = "Deviations"
+#: How lines begin under which a docstring lists where a system differs from its source.
+HEADINGS = ("Deviations", "Not modelled")
 
 #: Models for which limits that depend on the model are worked out: fine-grained and coarse.
 EXAMPLES = ("deepseek-moe-16b", "mixtral-8x7b")
+#: Of these, the model and the slots for which a run's notes are shown.
+NOTED = ("mixtral-8x7b", 64)
 
 #: What writes `docs/systems.md`.
 COMMAND = "moebench list systems --long > docs/systems.md"
@@ -44,8 +46,9 @@ class Description:
         routing: what routing it runs on.
         slots, common, host, disk: what it keeps in which tier, and what the host computes.
         max_batch: sequences at once; None is any number.
+        notes: what every reader of its figures must know, for `NOTED`.
         not_for: models for which it does not exist, by reason.
-        heading, deviations: where it differs from its source.
+        deviations: where it differs from its source, by the line above the list.
     """
 
     system: str
@@ -63,15 +66,14 @@ class Description:
     host: str
     disk: str
     max_batch: int | None
+    notes: list[str]
     not_for: dict[str, list[str]]
-    heading: str
-    deviations: list[str]
+    deviations: dict[str, list[str]]
 
     @property
     def rows(self) -> dict[str, str]:
         """What a table says of it, line by line."""
         learns = ", ".join(f"{d} from {n} texts" for d, n in self.calibration.items())
-        missing = "; ".join(f"{', '.join(m)} ({why})" for why, m in self.not_for.items())
         return {
             **self.decisions,
             "other options": _spelled(self.options),
@@ -83,8 +85,19 @@ class Description:
             "host": self.host,
             "disk": self.disk,
             "sequences at once": "any" if self.max_batch is None else str(self.max_batch),
-            "not for": missing or "-",
         }
+
+    @property
+    def lists(self) -> dict[str, list[str]]:
+        """What lists below the table say of it, by their headings."""
+        missing = [f"{', '.join(models)}: {why}" for why, models in self.not_for.items()]
+        model, slots = NOTED
+        found = {
+            f"Notes of its runs ({model}, {slots} slots):": self.notes,
+            "It does not exist for:": missing,
+            **self.deviations,
+        }
+        return {heading: bullets for heading, bullets in found.items() if bullets}
 
 
 def described(names: Iterable[str] = tuple(SYSTEMS)) -> Iterator[Description]:
@@ -103,7 +116,6 @@ def description(name: str, variant: Variant = "published") -> Description:
     """
     system = build(name, variant=variant)
     cls = type(system)
-    heading, deviations = _deviations(_docstrings(cls))
     return Description(
         system=name,
         variant=variant,
@@ -124,9 +136,9 @@ def description(name: str, variant: Variant = "published") -> Description:
         host=_host(system),
         disk=_disk(system),
         max_batch=cls.max_batch,
+        notes=[*system.remarks(model_shape(NOTED[0]), NOTED[1])],
         not_for=_not_for(system),
-        heading=heading,
-        deviations=deviations,
+        deviations=_deviations(_docstrings(cls)),
     )
 
 
@@ -220,14 +232,14 @@ def _shares_module(cls: type[System]) -> bool:
     return any(issubclass(other, System) and other is not cls for other in found)
 
 
-def _deviations(docstrings: Sequence[str]) -> tuple[str, list[str]]:
-    """The line that begins with "Deviations" and its bullets, of the first that has such a line."""
+def _deviations(docstrings: Sequence[str]) -> dict[str, list[str]]:
+    """The lists of deviations, with the lines above them, of the first docstring that has any."""
     for text in docstrings:
         lines = text.splitlines()
-        first = next((i for i, line in enumerate(lines) if line.startswith(DEVIATIONS)), None)
-        if first is not None:
-            return _bullets(lines[first:])
-    return "", []
+        starts = [i for i, line in enumerate(lines) if line.startswith(HEADINGS)]
+        if starts:
+            return dict(_bullets(lines[start:]) for start in starts)
+    return {}
 
 
 def _bullets(lines: Sequence[str]) -> tuple[str, list[str]]:
@@ -291,10 +303,9 @@ def _section(variants: Sequence[Description]) -> str:
     lines.append(_table(["", *(d.variant for d in variants)], rows))
     for d in variants:
         if d is not first:
-            lines += [f"*{d.variant}*: {d.what}", ""]
-        if d.deviations:
-            lines += [d.heading if d is first else f"*{d.variant}*: {d.heading}", ""]
-            lines += [*map(_wrapped, d.deviations), ""]
+            lines += [f"`--variant {d.variant}`: {d.what}", ""]
+        for heading, bullets in d.lists.items():
+            lines += [heading, "", *map(_wrapped, bullets), ""]
     return "\n".join(lines)
 
 

@@ -2,7 +2,6 @@
 
 from dataclasses import dataclass
 from pathlib import Path
-from types import ModuleType
 
 import pytest
 
@@ -54,11 +53,12 @@ def test_what_is_read_off_known_systems():
     assert ALL["smoe shipped"].options == {"synchronises": "True", "reads_unfinished": "True"}
     assert ALL["flashmoe published"].disk.endswith("one read at a time")
     assert ALL["gpu-only published"].what == "Everything resident: the upper bound."
-    assert len(smoe.deviations) == 6
-    assert smoe.deviations[1] == "Substitution happens in decode only; prefill is exact."
+    (deviations,) = smoe.deviations.values()
+    assert len(deviations) == 6
+    assert deviations[1] == "Substitution happens in decode only; prefill is exact."
 
 
-MODULE = '''"""Mine: a sentence of
+MODULE = """Mine: a sentence of
 two lines.  More.
 
 Deviations and readings, where
@@ -68,22 +68,24 @@ nobody says anything:
   goes on.
 - Two.
 {tail}"""
-'''
 
 
 @pytest.mark.parametrize("tail", ["", "\nWhat follows is no bullet.\n\n- Neither is this.\n"])
 def test_how_a_docstring_is_read(tail: str):
-    module = ModuleType("mine_of_a_test")
-    exec(compile(MODULE.format(tail=tail), "mine", "exec"), module.__dict__)
-    heading, bullets = description._deviations([module.__doc__ or ""])
-    assert heading == "Deviations and readings, where nobody says anything:"
-    assert bullets == ["One, that goes on.", "Two."]
+    found = description._deviations([MODULE.format(tail=tail)])
+    heading = "Deviations and readings, where nobody says anything:"
+    assert found == {heading: ["One, that goes on.", "Two."]}
+
+
+def test_what_is_not_modelled_counts_too():
+    found = description._deviations([MODULE.format(tail="\nNot modelled:\n\n- Three.\n")])
+    assert list(found.values()) == [["One, that goes on.", "Two."], ["Three."]]
 
 
 def test_a_class_with_deviations_of_its_own_does_not_have_its_modules():
     own = "What it is.\n\nDeviations:\n\n- Its own."
-    assert description._deviations([own, MODULE]) == ("Deviations:", ["Its own."])
-    assert description._deviations(["What it is.", "Nothing."]) == ("", [])
+    assert description._deviations([own, MODULE]) == {"Deviations:": ["Its own."]}
+    assert description._deviations(["What it is.", "Nothing."]) == {}
 
 
 @dataclass(kw_only=True)
@@ -100,5 +102,7 @@ def test_limits_are_said():
     assert found.rows["sequences at once"] == "2"
     assert found.disk == "all but 40 experts"
     assert set(found.not_for["no kernels"]) <= set(model_names())
-    assert found.rows["not for"].endswith("(no kernels)")
+    (missing,) = found.lists["It does not exist for:"]
+    assert missing.endswith(": no kernels")
+    assert "Notes of its runs (mixtral-8x7b, 64 slots):" not in found.lists
     assert found.what.startswith("What systems are is read off classes")  # it has no docstring
