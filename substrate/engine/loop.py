@@ -65,7 +65,9 @@ class Engine:
         self.cache, self.timeline, self.homes = cache, timeline, homes
         self.tally = Tally()
         timeline.costs.estimate(machine)
-        self.transfers = Transfers(system.evict, machine, cache, timeline.costs, streams_from_disk)
+        self.transfers = Transfers(
+            system.evict, machine, cache, timeline.costs, homes, streams_from_disk
+        )
         self._ops = operations(model, machine, system.evict, self.transfers, homes)
         # Asked once: a property costs as much as what it guards, and these come with every layer.
         self._alpha = system.alpha_in_use

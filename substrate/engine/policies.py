@@ -255,7 +255,7 @@ class Prefetching(Policy):
         return ()
 
     def prefetch(self, view: LayerView, forecast: Forecast) -> Sequence[Fetch]:
-        """Fetches in the order to make them; experts that are already held are skipped.
+        """Fetches in the order to make them; what is on the device already is skipped.
 
         Asked where there is a next layer with experts, and where a predictor that ``wraps`` has
         spoken of the next pass.  ``forecast`` is empty where nothing was predicted.

@@ -15,6 +15,7 @@ from moebench.substrate.errors import UsageError
 from moebench.substrate.machines.protocol import Lane, Machine, Op, OpKind, Span, op_of
 from moebench.substrate.machines.timeline import Costs
 from moebench.substrate.memory.cache import ExpertCache
+from moebench.substrate.memory.capacity import Home
 
 
 class _LoadOps(dict[int, Op]):
@@ -34,15 +35,16 @@ class Transfers:
     """Slots, evictions and transfers of one run; see the module's docstring.
 
     Args:
+        homes: where each layer's common weights are; none is the device.
         streams_from_disk: streamed common weights are read from the disk first.
     """
 
     def __init__(
         self, evict: Eviction, machine: Machine, cache: ExpertCache, costs: Costs,
-        streams_from_disk: bool = False,
+        homes: Sequence[Home] = (), streams_from_disk: bool = False,
     ) -> None:  # fmt: skip
         self.evict, self.machine, self.cache, self._costs = evict, machine, cache, costs
-        self._streams_from_disk = streams_from_disk
+        self._homes, self._streams_from_disk = homes, streams_from_disk
         self._experts = cache.shape.num_experts
         self._ops = _LoadOps(cache)
         #: The last transfer of each key, from when it is under way.
@@ -357,7 +359,8 @@ class Transfers:
     def _is_here(self, fetch: Fetch) -> bool:
         """Whether what a fetch brings is on the device or on its way."""
         if fetch.expert is None:
-            return fetch.layer in self._streams
+            streamed = bool(self._homes) and self._homes[fetch.layer] == "stream"
+            return not streamed or fetch.layer in self._streams
         return self.cache.holds(self.cache.key(fetch.layer, fetch.expert))
 
     def _stream(self, layer: int) -> Span:

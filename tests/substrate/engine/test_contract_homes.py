@@ -108,6 +108,14 @@ def test_streamed_weights_may_be_fetched_ahead(twice):
     assert of(ran, OpKind.ATTEND)[1] == (1, (), 300, 330)
 
 
+@pytest.mark.parametrize("homes", [(), ("device", "device"), ("stream", "host")])
+def test_what_is_not_streamed_is_not_fetched(homes):
+    asks = Asks(opens=[Fetch(1, None)], discipline="committed")
+    made = system(place=PLACED, prefetch=asks)
+    ran = run(made, model_of(TWO, [CALM]), slots=8, homes=homes)
+    assert {row[0] for row in of(ran, OpKind.STREAM)} <= {0}
+
+
 def test_a_stream_and_loads_share_the_link_in_order():
     # Layer 0's 2 is loaded 33..73, then the stream goes 73..373.
     ran = run(
