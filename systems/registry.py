@@ -54,6 +54,16 @@ SYSTEMS: dict[str, tuple[str, str, str]] = {
         "Accelerate",
         "device map in layer order, each module brought for each use",
     ),
+    "deepspeed": (
+        "moebench.systems.deepspeed",
+        "DeepSpeed",
+        "ZeRO-Inference: layers streamed in recorded order",
+    ),
+    "deepspeed-mii": (
+        "moebench.systems.deepspeed",
+        "DeepSpeedMII",
+        "resident, or streamed by ZeRO-Inference where it does not fit",
+    ),
     "smoe": (
         "moebench.systems.smoe",
         "SMoE",
@@ -171,6 +181,8 @@ POLICIES: dict[str, dict[str, tuple[str, str]]] = {
         "last-ids": ("moebench.systems.policies.place", "PlaceLastIds"),
         "split": ("moebench.systems.adapmoe", "PlaceBySplit"),
         "device-map": ("moebench.systems.accelerate", "DeviceMap"),
+        "streamed": ("moebench.systems.deepspeed", "Streamed"),
+        "resident-or-streamed": ("moebench.systems.deepspeed", "ResidentOrStreamed"),
         "none": ("moebench.systems.policies.place", "PlaceNothing"),
     },
     "route": {
@@ -202,6 +214,8 @@ POLICIES: dict[str, dict[str, tuple[str, str]]] = {
         "next-exact": ("moebench.systems.policies.prefetch", "NextExact"),
         "pre-gate": ("moebench.systems.pregated_moe", "FetchChosen"),
         "whole-layer": ("moebench.systems.moesys", "WholeLayer"),
+        "whole-layer": ("moebench.systems.policies.prefetch", "WholeLayer"),
+        "recorded": ("moebench.systems.deepspeed", "RecordedOrder"),
         "top-score": ("moebench.systems.smoe", "TopScorePrefetch"),
         "first-predicted": ("moebench.systems.smoe_shipped", "FirstPredicted"),
         "first-missing": ("moebench.systems.adapmoe", "FirstMissing"),
