@@ -27,8 +27,8 @@ searched: by the prompt's meaning before there is anything to compare, then by t
 The search runs on the host beside the inference (the paper's matcher; the artefact's demo waits for
 it): the control thread goes on, and what is found is fetched once it is found.  Charged are its
 products, fp32, by the host's bandwidth: in each layer E numbers with each of n stored maps, since
-products and lengths of earlier layers are kept; in the last layer the prompt's embedding, at the full
-model's width, as well.  With 1000 maps of 64 experts that is 0.26 MB a layer.
+products and lengths of earlier layers are kept; in the last layer the prompt's embedding, at full
+width, as well.  With 1000 maps of 64 experts that is 0.26 MB a layer.
 
 Deviations and readings, where the paper is silent:
 

@@ -214,7 +214,6 @@ POLICIES: dict[str, dict[str, tuple[str, str]]] = {
         "next-exact": ("moebench.systems.policies.prefetch", "NextExact"),
         "pre-gate": ("moebench.systems.pregated_moe", "FetchChosen"),
         "whole-layer": ("moebench.systems.moesys", "WholeLayer"),
-        "whole-layer": ("moebench.systems.policies.prefetch", "WholeLayer"),
         "recorded": ("moebench.systems.deepspeed", "RecordedOrder"),
         "top-score": ("moebench.systems.smoe", "TopScorePrefetch"),
         "first-predicted": ("moebench.systems.smoe_shipped", "FirstPredicted"),

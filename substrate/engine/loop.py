@@ -19,13 +19,12 @@ from moebench.substrate.engine.counts import Tally
 from moebench.substrate.engine.decisions import (
     EXPERT_OF,
     Active,
-    Fetch,
     ForwardPass,
     LayerView,
     Prompts,
 )
 from moebench.substrate.engine.operations import operations
-from moebench.substrate.engine.policies import Prefetching
+from moebench.substrate.engine.prefetches import Prefetches
 from moebench.substrate.engine.records import (
     NO_LOADS,
     NOT_ON_HOST,
@@ -69,10 +68,12 @@ class Engine:
             system.evict, machine, cache, timeline.costs, homes, streams_from_disk
         )
         self._ops = operations(model, machine, system.evict, self.transfers, homes)
+        self._prefetches = Prefetches(
+            system.prefetch, model.shape, self._ops, self.transfers, self.tally
+        )
         # Asked once: a property costs as much as what it guards, and these come with every layer.
         self._alpha = system.alpha_in_use
         self._lossless = system.lossless
-        self._prefetches = type(system.prefetch).prefetch is not Prefetching.prefetch
         self._whole_layers = system.assign.whole_layers(model.shape)
         self._synchronises = system.synchronises
         self._reads_unfinished = system.reads_unfinished
@@ -130,10 +131,7 @@ class Engine:
         """One pass: the whole prompts, or one token of each sequence."""
         model, shape = self.model, self.model.shape
         p = self._pass = self._begin_pass(phase, model.embed(phase))
-        first = shape.moe_layers[0]
-        opening = self.system.prefetch.opening(phase, first)
-        if opening or phase == "prefill":  # what is queued by then is of the pass that did not come
-            self._fetch_ahead(opening, first)
+        self._prefetches.open(phase)
         for layer in range(shape.num_layers):
             attend = Op(OpKind.ATTEND, layer, (p.rows,), (), p.context, p.pairs)
             self._attended = self._ops.attend(attend, layer)
@@ -176,12 +174,17 @@ class Engine:
         reads = self._compute_here(now)
         self._compute_shared(layer)
         predicted = self._ops.predict(self._predictor, view, now.here)
-        self._speculate(view, predicted)
+        if not self._prefetches.committed:  # behind all that is needed
+            self._prefetches.ask(view, predicted)
         if self._synchronises:
             self._wait(now, loads, on_host)
         self._compute_arrivals(now, loads, reads)
         self._combine(layer, on_host)
-        self._commit(view, predicted)
+        self.transfers.drop_unused(layer)
+        if self._ahead:  # into slots that this layer's computations leave, as the next ones
+            self.transfers.commit(self._ahead.plan.load)
+        if self._prefetches.committed:
+            self._prefetches.ask(view, predicted)
         self._close(now)
 
     def _gate(self, layer: int, ahead: Ahead | None) -> LayerView:
@@ -367,37 +370,3 @@ class Engine:
     def _locate(self, view: LayerView) -> None:
         """Where the layer's experts are at this moment."""
         view.whereabouts = self.cache.whereabouts(view.layer, self.machine.now_ns())
-
-    # ------------------------------------------------------------------ later layers
-
-    def _speculate(self, view: LayerView, predicted: Span | None) -> None:
-        """Queue prefetches behind all that is needed, as soon as the prediction can be read."""
-        if self.system.prefetch.discipline == "speculative":
-            self._prefetch(view, predicted)
-
-    def _commit(self, view: LayerView, predicted: Span | None) -> None:
-        """Begin fetches for later layers, into slots that this layer's computations leave."""
-        self.transfers.drop_unused(view.layer)
-        if self._ahead:
-            self.transfers.commit(self._ahead.plan.load)
-        if self.system.prefetch.discipline == "committed":
-            self._prefetch(view, predicted)
-
-    def _prefetch(self, view: LayerView, predicted: Span | None) -> None:
-        layer = view.next_layer
-        if not self._prefetches or (layer is None and predicted is None):
-            return
-        committed = self.system.prefetch.discipline == "committed"
-        forecast = self._ops.forecast(predicted, waits=committed)
-        with self.machine.lock:
-            wanted = self.system.prefetch.prefetch(view, forecast)
-        since_ns = 0 if predicted is None else cast(int, predicted.end_ns)
-        self._fetch_ahead(wanted, view.shape.moe_layers[0] if layer is None else layer, since_ns)
-
-    def _fetch_ahead(self, wanted: Sequence[Fetch], layer: int, since_ns: int = 0) -> None:
-        prefetch = self.system.prefetch
-        if prefetch.discipline == "committed":
-            self.transfers.commit(wanted)
-        else:
-            self.transfers.speculate(wanted, prefetch.chunks, since_ns)
-        self.tally.ask(wanted, layer, prefetch.discipline)
