@@ -63,7 +63,7 @@ from moebench.substrate.memory.capacity import Budget, Home
 from moebench.substrate.models.shape import ModelShape
 from moebench.substrate.terms import Phase
 from moebench.systems.policies.assign import LoadForOneUse
-from moebench.systems.policies.evict import EvictNothing
+from moebench.systems.policies.evict import OnlyNamed
 from moebench.systems.policies.route import ExactRouting
 
 
@@ -172,7 +172,7 @@ class DeepSpeed(System):
     route: Routing = field(default_factory=ExactRouting)
     assign: Assignment = field(default_factory=LoadForOneUse)
     prefetch: Prefetching = field(default_factory=RecordedOrder)
-    evict: Eviction = field(default_factory=EvictNothing)
+    evict: Eviction = field(default_factory=OnlyNamed)
     pinned_copies: bool | None = True
     synchronises: bool = True
     module_hooks: bool = True

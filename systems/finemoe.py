@@ -8,14 +8,14 @@ searched: by the prompt's meaning before there is anything to compare, then by t
 
     paper                                         here
     ─────                                         ────
-    expert map store, capacity C ≤ 1000           MapStore; ``prefetch.capacity``
+    expert map store, capacity C ≤ 1000           systems.learn.map_store; ``prefetch.capacity``
     an iteration's map: L × E probabilities       MapStore.maps_LCE, each layer's sum is 1
     semantic search, for layers < d               MapSearch.forecast in the last layer, for the next
       (prompt embedding, cosine)                    iteration
     trajectory search on layers 1..l, for layer   MapSearch.forecast in all layers
       l + d (cosine)
     prefetch distance d = 3 (demo 6)              ``prefetch.distance``
-    δ = clip(1 - similarity, 0, 1)                MapSearch.delta
+    δ = clip(1 - similarity, 0, 1)                MapSearch.deltas
     experts until their sum exceeds δ, or k       `selected`
     prefetch priority p / (l' - l)                MatchedMaps.prefetch
     a miss pauses prefetching                     ``speculative``
@@ -27,8 +27,8 @@ searched: by the prompt's meaning before there is anything to compare, then by t
 The search runs on the host beside the inference (the paper's matcher; the artefact's demo waits for
 it): the control thread goes on, and what is found is fetched once it is found.  Charged are its
 products, fp32, by the host's bandwidth: in each layer E numbers with each of n stored maps, since
-products and lengths of earlier layers are kept; in the last layer the prompt's embedding, at full
-width, as well.  With 1000 maps of 64 experts that is 0.26 MB a layer.
+products and lengths of earlier layers are kept; in the last layer the prompt's embedding, at the
+full model's width, as well.  With 1000 maps of 64 experts that is 0.26 MB a layer.
 
 Deviations and readings, where the paper is silent:
 
@@ -77,26 +77,11 @@ from moebench.substrate.memory.cache import ExpertCache, Mask
 from moebench.substrate.models.protocol import Model
 from moebench.substrate.models.shape import ModelShape
 from moebench.substrate.terms import Learnt, RoutedSequence
+from moebench.systems.learn.map_store import MapStore, shares, unit
 from moebench.systems.policies.assign import LoadAll
 from moebench.systems.policies.evict import least
 from moebench.systems.policies.place import PlaceById
 from moebench.systems.policies.route import ExactRouting
-
-#: Cosines that differ by less are equal: the same embedding, added up in another order.
-SAME = 1e-6
-
-
-def unit(x: np.ndarray) -> np.ndarray:
-    """Rows of length 1; zeros stay zeros."""
-    length = np.linalg.norm(x, axis=-1, keepdims=True)
-    return (x / np.maximum(length, np.finfo(np.float32).tiny)).astype(np.float32)
-
-
-def shares(scores: np.ndarray) -> np.ndarray:
-    """Gate scores as probabilities: their sum over experts is 1."""
-    scores = scores.astype(np.float32)
-    total = scores.sum(axis=-1, keepdims=True)
-    return scores / np.maximum(total, np.finfo(np.float32).tiny)
 
 
 def selected(p_E: np.ndarray, delta: float, k: int) -> list[int]:
@@ -105,78 +90,6 @@ def selected(p_E: np.ndarray, delta: float, k: int) -> list[int]:
     enough = int(np.searchsorted(p_E[order].cumsum(), delta, side="right")) + 1
     chosen: list[int] = order[: max(k, enough)].tolist()
     return chosen
-
-
-class MapStore:
-    """Expert maps of past iterations, each with its prompt's embedding.
-
-    Args:
-        capacity: how many are kept, C.
-        semantic: the share d/L of the embedding in what counts as redundant.
-    """
-
-    def __init__(
-        self, capacity: int, layers: int, experts: int, width: int, semantic: float
-    ) -> None:
-        self.size, self._semantic, self._added = 0, semantic, 0
-        self.embedding_CH = np.zeros((capacity, width), dtype=np.float32)
-        self.maps_LCE = np.zeros((layers, capacity, experts), dtype=np.float32)
-        #: Squared lengths of the layers up to each.
-        self.squares_LC = np.zeros((layers, capacity), dtype=np.float32)
-        #: When each came.
-        self._age_C = np.zeros(capacity, dtype=np.int64)
-
-    def copy(self) -> "MapStore":
-        """One that can be filled further."""
-        made = MapStore.__new__(MapStore)
-        made.__dict__ = {
-            name: value.copy() if isinstance(value, np.ndarray) else value
-            for name, value in vars(self).items()
-        }
-        return made
-
-    def products(self, map_LE: np.ndarray) -> np.ndarray:
-        """Of a whole map with each that is kept, ``[C]``."""
-        return np.matmul(self.maps_LCE, map_LE[:, :, None]).sum(axis=0)[:, 0]
-
-    def cosines(self, products_C: np.ndarray, square: float, layer: int) -> np.ndarray:
-        """Of a trajectory up to a layer with each that is kept, given products so far ``[n]``."""
-        squares = square * self.squares_LC[layer, : self.size]
-        found: np.ndarray = products_C[: self.size] / np.sqrt(
-            np.maximum(squares, np.finfo(np.float32).tiny)
-        )
-        return found
-
-    def add(
-        self, embedding_H: np.ndarray, map_LE: np.ndarray, semantic_C: np.ndarray,
-        products_C: np.ndarray,
-    ) -> int:  # fmt: skip
-        """Keep a map; where there is no room, in place of the one that it makes most redundant.
-
-        Args:
-            semantic_C: cosines of its embedding with each that is kept.
-            products_C: its products with each.
-
-        Returns:
-            its place.
-        """
-        square = float((map_LE * map_LE).sum())
-        at = self.size
-        if at < len(self._age_C):
-            self.size += 1
-        else:
-            alike_C = self.cosines(products_C, square, len(map_LE) - 1)
-            at = int((self._semantic * semantic_C + (1 - self._semantic) * alike_C).argmax())
-        self.embedding_CH[at], self.maps_LCE[:, at] = embedding_H, map_LE
-        self.squares_LC[:, at] = (map_LE * map_LE).sum(axis=1).cumsum()
-        self._added += 1
-        self._age_C[at] = self._added
-        return at
-
-    def nearest(self, cosines: np.ndarray) -> int:
-        """Of the largest cosine, the newest."""
-        best = np.flatnonzero(cosines >= cosines.max() - SAME)
-        return int(best[self._age_C[best].argmax()])
 
 
 class MapSearch(Predictor):
@@ -196,7 +109,12 @@ class MapSearch(Predictor):
         layers, _, experts = store.maps_LCE.shape
         self._layers, self._experts = layers, experts
         #: By layer, each sequence's δ.
-        self.delta: dict[int, np.ndarray] = {}
+        self._deltas: dict[int, list[float]] = {}
+
+    def deltas(self, layer: int, sequences: int) -> list[float]:
+        """Each sequence's δ of what was found for a layer; 0, for k experts, where it was not."""
+        found = self._deltas.get(layer, [])
+        return found if len(found) == sequences else [0.0] * sequences
 
     def begin(self, embedding_BH: np.ndarray) -> None:
         """A batch begins: its prompts' cosines with the store."""
@@ -253,7 +171,7 @@ class MapSearch(Predictor):
             return np.zeros((len(cosines), self._experts), dtype=np.float32)
         best = [self.store.nearest(found) for found in cosines]
         similarity = [float(found[at]) for found, at in zip(cosines, best, strict=True)]
-        self.delta[layer] = np.clip(1 - np.array(similarity), 0, 1)
+        self._deltas[layer] = [min(max(1 - found, 0), 1) for found in similarity]
         return self.store.maps_LCE[row, best]
 
     def _keep(self) -> None:
@@ -375,10 +293,9 @@ class MatchedMaps(Prefetching):
         expected, rows, layers = self._expected, view.shape.moe_rows, len(view.shape.moe_layers)
         expected.pop(view.layer, None)
         for later, p_BE in forecast.items():
-            deltas = self._search.delta[later].tolist()
             chosen = {
                 e
-                for p_E, delta in zip(p_BE, deltas, strict=True)
+                for p_E, delta in zip(p_BE, self._search.deltas(later, len(p_BE)), strict=True)
                 for e in selected(p_E, delta, view.shape.top_k)
             }
             p_E = best_scores(p_BE)

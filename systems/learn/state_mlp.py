@@ -95,6 +95,8 @@ class StateMLPs:
     def probabilities(self, hidden_TH: np.ndarray, row: int) -> dict[int, np.ndarray]:
         """How likely each expert of each target layer is chosen, ``[T, E]`` by MoE layer."""
         found = targets(row, self.num_layers, self.stride)
+        if not found:
+            return {}
         x = hidden_TH.astype(np.float32)
         if row == self.num_layers - 1:
             stack, network = self.wrapped, 0
