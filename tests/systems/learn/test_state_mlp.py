@@ -1,0 +1,117 @@
+"""ProMoE's predictors: which layers they speak of, what they learn, what they are kept by."""
+
+from itertools import chain
+
+import numpy as np
+import pytest
+
+from moebench.substrate.errors import InputError, UsageError
+from moebench.substrate.terms import RoutedSequence
+from moebench.systems.learn.state_mlp import StateMLPOptions, StateMLPs, targets, trained
+
+LAYERS, EXPERTS, K, WIDTH = 4, 8, 2, 8
+OPTIONS = StateMLPOptions(stride=2, width=32, tokens=4096, epochs=25, seed=0)
+
+
+def text(tokens: int, seed: int, prefill: int = 0) -> RoutedSequence:
+    """States of chance; what they say is chosen two layers later, and in the next token.
+
+    The two largest numbers of a state are the experts of the layer two further on; the last layer's
+    are those of the next token's layer 0, and their neighbours those of its layer 1.
+    """
+    hidden = np.random.default_rng(seed).standard_normal((tokens, LAYERS, WIDTH))
+    said = np.argsort(-hidden, axis=2)[..., :K]
+    ids = np.empty((tokens, LAYERS, K), dtype=np.int64)
+    ids[:, 2:] = said[:, :-2]
+    ids[0, :2] = [0, 1]
+    ids[1:, 0], ids[1:, 1] = said[:-1, -1], (said[:-1, -1] + 1) % EXPERTS
+    return RoutedSequence(ids, prefill, hidden_TLH=hidden.astype(np.float16))
+
+
+@pytest.fixture(scope="module")
+def taught(tmp_path_factory) -> tuple[StateMLPs, list[tuple[int, int]]]:
+    folder = tmp_path_factory.mktemp("artefacts")
+    texts, told = [text(140, seed, prefill=20) for seed in range(10)], []
+    made = trained(texts, EXPERTS, OPTIONS, folder, lambda *done: told.append(done))
+    again = trained(texts, EXPERTS, OPTIONS, folder, lambda *done: pytest.fail("trained twice"))
+    for ours, kept in zip(made.wrapped.weights, again.wrapped.weights, strict=True):
+        np.testing.assert_array_equal(ours, kept)
+    return made, told
+
+
+@pytest.mark.parametrize(
+    ("stride", "expected"),
+    [
+        (1, [[1], [2], [3], [0]]),
+        (2, [[2], [3], [], [0, 1]]),
+        (3, [[3], [], [], [0, 1, 2]]),
+        (9, [[], [], [], [0, 1, 2, 3]]),
+    ],
+)
+def test_every_layer_is_spoken_of_by_one(stride, expected):
+    found = [list(targets(row, 4, stride)) for row in range(4)]
+    assert found == expected
+    assert sorted(chain(*found)) == [0, 1, 2, 3]
+
+
+def test_they_learn_what_states_say(taught):
+    mlps, _ = taught
+    unseen = text(300, seed=99)
+    for row in (0, 1, 3):
+        for target, p_TE in mlps.probabilities(unseen.hidden_TLH[:, row], row).items():
+            chosen = unseen.ids_TLK[:, target]
+            if row == 3:
+                p_TE, chosen = p_TE[:-1], chosen[1:]
+            best = np.argsort(-p_TE, axis=1)[:, :K]
+            recall = (best[:, :, None] == chosen[:, None, :]).any(axis=1).mean()
+            assert recall > 0.7, (row, target)  # by chance K / E, a quarter
+    assert mlps.probabilities(unseen.hidden_TLH[:, 2], 2) == {}
+
+
+def test_what_it_notes(taught):
+    mlps, told = taught
+    assert mlps.note["tokens"] == str(10 * 120)  # decoded ones
+    for part in ("ahead", "wrapped"):
+        assert 0.65 < float(mlps.note[f"{part}.recall"]) <= 1
+        assert int(mlps.note[f"{part}.best_epoch"]) <= int(mlps.note[f"{part}.epochs"]) <= 25
+    assert {total for _, total in told} == {50}
+    assert told == sorted(told)
+
+
+def test_nothing_is_learnt_from_noise(tmp_path):
+    random = np.random.default_rng(0)
+    noise = [
+        RoutedSequence(t.ids_TLK, 0, hidden_TLH=random.standard_normal(t.hidden_TLH.shape))
+        for t in (text(100, seed) for seed in range(10))
+    ]
+    note = trained(noise, EXPERTS, OPTIONS, tmp_path).note
+    assert 0.15 < float(note["ahead.recall"]) < 0.35
+
+
+def test_the_states_are_in_the_artefacts_name(tmp_path):
+    options = StateMLPOptions(2, 4, 4096, 1, 0)
+    known = text(20, 0)
+    trained([known], EXPERTS, options, tmp_path)
+    other = RoutedSequence(known.ids_TLK, 0, hidden_TLH=known.hidden_TLH + np.float16(1))
+    trained([other], EXPERTS, options, tmp_path)
+    assert len(list(tmp_path.iterdir())) == 2
+
+
+def test_a_stride_beyond_the_last_layer(tmp_path):
+    made = trained([text(20, 0)], EXPERTS, StateMLPOptions(9, 4, 4096, 1, 0), tmp_path)
+    assert made.ahead is None
+    assert [*made.probabilities(text(5, 1).hidden_TLH[:, 3], 3)] == [0, 1, 2, 3]
+
+
+def test_too_little_to_learn_from_and_broken_artefacts(tmp_path):
+    options = StateMLPOptions(2, 4, 4096, 1, 0)
+    for few in ([text(3, 0)], [text(1, seed) for seed in range(9)], []):
+        with pytest.raises(UsageError, match="at least four tokens"):
+            trained(few, EXPERTS, options, tmp_path)
+    with pytest.raises(UsageError, match="hidden states, which"):
+        trained([RoutedSequence(text(9, 0).ids_TLK, 0)], EXPERTS, options, tmp_path)
+    trained([text(2, 0), text(2, 1)], EXPERTS, options, tmp_path)
+    (file,) = tmp_path.iterdir()
+    file.write_bytes(b"broken")
+    with pytest.raises(InputError, match="remove it"):
+        trained([text(2, 0), text(2, 1)], EXPERTS, options, tmp_path)
