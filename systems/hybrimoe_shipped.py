@@ -286,14 +286,20 @@ class ShippedHybriMoE(HybriMoE):
     pinned_copies: bool | None = True
 
     def remarks(self, shape: ModelShape, slots: int) -> Sequence[str]:
-        """Where the costs are from that decide, and whose results these are."""
-        if not isinstance(self.assign, TwoEnded):
-            return ()
-        takes = self.assign
-        return (
-            f"its schedule goes by the constants of its code, on the CPU {takes.token_cost:g} a "
-            f"token and {takes.first_cost:g} once, {takes.gpu_cost:g} on the GPU, "
-            f"{takes.move_cost:g} a move, whatever these take here",
+        """What decides, whose results these are, and what a batch or a prompt copies in vain."""
+        said = [
             "its code computes some experts of the CPU on others' weights: its time is simulated, "
-            "its results would be wrong; accuracy here is that of the right weights",
-        )
+            "its results would be wrong; accuracy here is that of the right weights"
+        ]
+        if isinstance(takes := self.assign, TwoEnded):
+            said.append(
+                f"its schedule goes by the constants of its code, on the CPU {takes.token_cost:g} "
+                f"a token and {takes.first_cost:g} once, {takes.gpu_cost:g} on the GPU, "
+                f"{takes.move_cost:g} a move, whatever these take here"
+            )
+        if isinstance(self.prefetch, AfterNext):
+            said.append(
+                "in prefill, and in each step of a batch, its code copies all experts of the layer "
+                "after the next, and overwrites them before that comes"
+            )
+        return said

@@ -176,10 +176,12 @@ def test_the_variant():
     assert system.pinned_copies
     assert system.prefetch == AfterNext(size=0)
     assert system.evict == LowestOfItsLayer(as_coded=False)
-    costs, results = system.remarks(shape(), 9)
-    assert "on the CPU 1 a token and 0.79 once, 0.5 on the GPU, 0.4179 a move" in costs
+    results, costs, copies = system.remarks(shape(), 9)
     assert "its results would be wrong" in results
-    assert build("hybrimoe", {"assign": "load"}, "shipped").remarks(shape(), 9) == ()
+    assert "on the CPU 1 a token and 0.79 once, 0.5 on the GPU, 0.4179 a move" in costs
+    assert "copies all experts of the layer after the next" in copies
+    other = build("hybrimoe", {"assign": "load", "prefetch": "none"}, "shipped")
+    assert other.remarks(shape(), 9) == [results]
 
 
 @given(
