@@ -165,7 +165,7 @@ class AdaptiveGating(Routing):
     def learnt(self) -> Mapping[str, str]:
         """Whose sensitivities these are."""
         if self._measured is None:
-            return {"sensitivity": "the authors', by depth: recorded routing has no gradients"}
+            return {"note": "sensitivities are AdapMoE's of Mixtral: a recording has no gradients"}
         first, last = self._measured[0], self._measured[-1]
         return {"sensitivity": f"measured: {first:.3g} in the first layer, {last:.3g} in the last"}
 

@@ -74,6 +74,7 @@ def run(
         stage = session.open(scratch, keep_timeline, stack)
         learnt = calibrate(session, scratch, progress)
         stage.notes += [f"{name} learnt from {found['from']}" for name, found in learnt.items()]
+        stage.notes += [found["note"] for found in learnt.values() if "note" in found]
         load_ms = stage.start()
         # What exists now is needed until the end: the collector need not visit it again.
         gc.freeze()

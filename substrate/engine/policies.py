@@ -68,7 +68,10 @@ class Policy(ABC):
 
     @property
     def learnt(self) -> Mapping[str, str]:
-        """How `calibrate` went, for the run's provenance: epochs, loss, what it learnt from."""
+        """How `calibrate` went, for the run's provenance: epochs, loss, what it learnt from.
+
+        A ``note`` is what every reader of the run's figures must know of it.
+        """
         return {}
 
     def calibrate(

@@ -145,7 +145,7 @@ def test_without_gradients_the_authors_figures_are_taken(tmp_path):
     for texts in ([recorded], [known, recorded]):
         gating = calibrated(AdaptiveGating(), texts, model, tmp_path)
         assert gating.limits(model) == pytest.approx(np.sqrt(0.005 / measured_by_the_authors(2)))
-        assert "authors" in gating.learnt["sensitivity"]
+        assert "no gradients" in gating.learnt["note"]
     assert AdaptiveGating().calibrates
     assert not AdaptiveGating(sensitivity=[1, 2]).calibrates
 
