@@ -335,7 +335,8 @@ class MatchedPrefetch(Prefetching):
 class ActivationAware(Eviction):
     """Evicts the expert with the least (p + ε) · (1 - i / L), where i is its layer.
 
-    p is what was predicted last; without a prediction, what the running requests have used so far.
+    p is what was predicted last, 0 of layers of which nothing was; without a prediction, what the
+    running requests have used so far.
 
     Attributes:
         epsilon: ε, which orders experts that nobody expects: of these, later layers leave first.
