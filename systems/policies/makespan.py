@@ -55,8 +55,8 @@ def schedule(
     """Commit, again and again, the operation that would finish first of the three queues' next.
 
         GPU   cached experts and those that have arrived, most tokens first
-        CPU   absent experts, fewest tokens first; without any, cached ones, fewest tokens first
-        PCIe  absent experts, most tokens first; each then joins the GPU's queue
+        CPU   the others, fewest tokens first; without any, cached ones, fewest tokens first
+        PCIe  the others, most tokens first; each then joins the GPU's queue
 
     It ends when every expert has an executor.
 
@@ -66,8 +66,11 @@ def schedule(
     """
     tokens = (*cached, *coming, *absent)
     ready = list(range(len(cached)))
-    arriving = deque((link_ns, len(cached) + i) for i in range(len(coming)))
-    missing = deque(range(len(cached) + len(coming), len(tokens)))
+    under_way = list(range(len(cached), len(cached) + len(coming)))
+    missing = list(range(len(cached), len(tokens)))
+    if coming:
+        missing.sort(key=lambda e: (-tokens[e], e))
+    arriving: deque[tuple[float, int]] = deque()
     gpu: list[int] = []
     cpu: list[int] = []
     pcie: list[int] = []
@@ -81,16 +84,24 @@ def schedule(
         cpu_end = inf
         if left:
             cpu_end = cpu_ns + times.token_ns * tokens[left[-1]] + times.first_ns * (not cpu)
-        pcie_end = pcie_ns + times.pcie_ns if missing else inf
+        pcie_end = inf
+        if missing:
+            pcie_end = link_ns if under_way else pcie_ns + times.pcie_ns
         if gpu_end <= cpu_end and gpu_end <= pcie_end:
             gpu.append(ready.pop(0) if ready else arriving.popleft()[1])
             gpu_ns = gpu_end
         elif cpu_end <= pcie_end:
-            cpu.append(left[-1])
-            (missing or ready).remove(left[-1])
+            expert = left[-1]
+            cpu.append(expert)
+            (missing or ready).remove(expert)
+            if expert in under_way:
+                under_way.remove(expert)
             cpu_ns = cpu_end
         else:
-            pcie.append(missing.popleft())
-            arriving.append((pcie_end, pcie[-1]))
+            expert = under_way.pop(0) if under_way else missing[0]
+            missing.remove(expert)
+            arriving.append((pcie_end, expert))
+            if expert >= len(cached) + len(coming):
+                pcie.append(expert)
             pcie_ns = pcie_end
     return Schedule(gpu, cpu, pcie, max(gpu_ns, cpu_ns))

@@ -42,6 +42,15 @@ def test_what_is_on_its_way_arrives_when_the_link_is_free():
     assert schedule((1,), (), slow, (2,), 50) == ([0, 1], [], [], 60)
 
 
+def test_what_is_on_its_way_goes_to_the_cpu_if_that_is_sooner():
+    # The CPU would end it at 14: before it is there, or while it arrives.
+    assert schedule((), (), ONE, (2,), 15) == ([], [0], [], 14)
+    assert schedule((), (), ONE, (2,), 13) == ([0], [], [], 23)
+    # Of two the CPU takes the one with fewer tokens, whichever has begun.
+    assert schedule((), (4,), ONE, (2,), 15) == ([1], [0], [1], 45)
+    assert schedule((), (1,), ONE, (2,), 15) == ([0], [1], [], 25)
+
+
 def test_nobody_and_nothing():
     assert schedule((), (), ONE) == ([], [], [], 0)
 
@@ -50,7 +59,7 @@ def by_events(cached, absent, times, coming, link_ns):
     """The same rule over sets: of all that could be next, what ends first is carried out."""
     tokens = dict(enumerate([*cached, *coming, *absent]))
     own = range(len(cached))
-    here = {e: 0 if e in own else link_ns for e in range(len(cached) + len(coming))}
+    here, under_way = dict.fromkeys(own, 0), range(len(cached), len(cached) + len(coming))
     clock, done = [0, 0, link_ns], ([], [], [])
 
     def next_of(who):
@@ -65,6 +74,8 @@ def by_events(cached, absent, times, coming, link_ns):
             expert = min(queue, key=lambda e: (tokens[e], -e))
             first = 0 if done[1] else times.first_ns
             return clock[1] + tokens[expert] * times.token_ns + first, who, expert
+        if who == 2 and (queue := [e for e in away if e in under_way]):
+            return link_ns, who, queue[0]
         if who == 2 and away:
             return clock[2] + times.pcie_ns, who, max(away, key=lambda e: (tokens[e], -e))
         return inf, who, -1
@@ -72,9 +83,10 @@ def by_events(cached, absent, times, coming, link_ns):
     while len(done[0]) + len(done[1]) < len(tokens):
         end, who, expert = min(map(next_of, range(3)))
         clock[who] = end
-        done[who].append(expert)
         if who == 2:
             here[expert] = end
+        if who < 2 or expert not in under_way:
+            done[who].append(expert)
     return (*done, max(clock[:2]))
 
 
