@@ -51,6 +51,7 @@ from moebench.substrate.memory.capacity import Budget, Home
 from moebench.substrate.models.shape import ModelShape
 from moebench.systems.policies.assign import LoadForOneUse
 from moebench.systems.policies.evict import OnlyNamed
+from moebench.systems.policies.place import experts_of
 from moebench.systems.policies.prefetch import NoPrefetch
 from moebench.systems.policies.route import ExactRouting
 
@@ -80,17 +81,13 @@ class DeviceMap(Placement):
 
     def place(self, shape: ModelShape, slots: int, scope: Scope) -> Iterable[tuple[int, int]]:
         """All experts of the layers on the device."""
-        return self._whole(shape, slots, first=0, beyond=self._layers)
+        layers = [layer for layer in shape.moe_layers if layer < self._layers]
+        return experts_of(layers[: slots // shape.num_experts], shape, scope)
 
     def keep_on_host(self, shape: ModelShape, records: int) -> Iterable[tuple[int, int]]:
         """All experts of the layers that follow, as long as whole ones fit."""
-        return self._whole(shape, records, first=self._layers, beyond=shape.num_layers)
-
-    @staticmethod
-    def _whole(shape: ModelShape, room: int, first: int, beyond: int) -> list[tuple[int, int]]:
-        layers = [layer for layer in shape.moe_layers if first <= layer < beyond]
-        fitting = layers[: max(room, 0) // shape.num_experts]
-        return [(layer, e) for layer in fitting for e in range(shape.num_experts)]
+        layers = [layer for layer in shape.moe_layers if layer >= self._layers]
+        return experts_of(layers[: records // shape.num_experts], shape)
 
 
 @dataclass(kw_only=True)

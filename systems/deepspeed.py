@@ -64,6 +64,7 @@ from moebench.substrate.models.shape import ModelShape
 from moebench.substrate.terms import Phase
 from moebench.systems.policies.assign import LoadForOneUse
 from moebench.systems.policies.evict import OnlyNamed
+from moebench.systems.policies.place import experts_of
 from moebench.systems.policies.route import ExactRouting
 
 
@@ -125,8 +126,8 @@ class RecordedOrder(Prefetching):
 
     def observe(self, view: LayerView) -> None:
         """Record which experts the layer gathers, or compare with what was recorded."""
-        experts = range(view.shape.num_experts)
-        gathered = tuple(experts if view.whole_layers else sorted({*view.topk_ids_TK.flat}))
+        used = sorted({*view.topk_ids_TK.ravel().tolist()})
+        gathered = tuple(range(view.shape.num_experts) if view.whole_layers else used)
         if self._trace == "record":
             self._recorded[view.layer] = gathered
         elif self._recorded.get(view.layer) != gathered:
@@ -209,8 +210,7 @@ class ResidentOrStreamed(Streamed):
 
     def place(self, shape: ModelShape, slots: int, scope: Scope) -> Iterable[tuple[int, int]]:
         """All experts, or none."""
-        experts = range(shape.num_experts)
-        return [(layer, e) for layer in shape.moe_layers for e in experts] if self.fits else ()
+        return experts_of(shape.moe_layers if self.fits else (), shape)
 
 
 @dataclass(kw_only=True)

@@ -64,6 +64,11 @@ SYSTEMS: dict[str, tuple[str, str, str]] = {
         "DeepSpeedMII",
         "resident, or streamed by ZeRO-Inference where it does not fit",
     ),
+    "llamacpp": (
+        "moebench.systems.llamacpp",
+        "LlamaCpp",
+        "static layers on the device, the rest computed on the host",
+    ),
     "smoe": (
         "moebench.systems.smoe",
         "SMoE",
@@ -181,6 +186,8 @@ POLICIES: dict[str, dict[str, tuple[str, str]]] = {
         "last-ids": ("moebench.systems.policies.place", "PlaceLastIds"),
         "split": ("moebench.systems.adapmoe", "PlaceBySplit"),
         "device-map": ("moebench.systems.accelerate", "DeviceMap"),
+        "n-cpu-moe": ("moebench.systems.llamacpp", "CpuMoE"),
+        "ngl": ("moebench.systems.llamacpp", "GpuLayers"),
         "streamed": ("moebench.systems.deepspeed", "Streamed"),
         "resident-or-streamed": ("moebench.systems.deepspeed", "ResidentOrStreamed"),
         "none": ("moebench.systems.policies.place", "PlaceNothing"),
@@ -194,6 +201,7 @@ POLICIES: dict[str, dict[str, tuple[str, str]]] = {
     },
     "assign": {
         "load": ("moebench.systems.policies.assign", "LoadAll"),
+        "host-or-copy": ("moebench.systems.llamacpp", "HostOrCopy"),
         "one-use": ("moebench.systems.policies.assign", "LoadForOneUse"),
         "host": ("moebench.systems.policies.assign", "HostAll"),
         "balanced": ("moebench.systems.policies.assign", "Balanced"),

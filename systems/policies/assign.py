@@ -54,10 +54,11 @@ class LoadForOneUse(Assignment):
         Raises:
             BudgetError: its experts do not fit.
         """
-        if self.whole_layers(shape) and cache.slots < shape.num_experts:
+        room = min(cache.pools)
+        if self.whole_layers(shape) and room < shape.num_experts:
             raise BudgetError(
                 f"all {shape.num_experts} experts of a layer are loaded together, and the device "
-                f"has room for {cache.slots}; give more memory, or --set assign.experts=active"
+                f"has room for {room}; give more memory, or --set assign.experts=active"
             )
 
     def assign(self, view: LayerView, active: Active) -> Plan:

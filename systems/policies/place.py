@@ -23,6 +23,22 @@ class PlaceById(Placement):
         return [pair for pair, _ in zip(order, range(slots), strict=False)]
 
 
+def experts_of(
+    layers: Iterable[int], shape: ModelShape, scope: Scope = "global"
+) -> list[tuple[int, int]]:
+    """All experts of these layers, for placements of whole layers.
+
+    Raises:
+        UsageError: each layer has slots of its own.
+    """
+    if scope == "layer":
+        raise UsageError(
+            "this system places whole layers, which share the device's slots; allowed: "
+            "--set scope=global"
+        )
+    return [(layer, e) for layer in layers for e in range(shape.num_experts)]
+
+
 @dataclass(kw_only=True)
 class PlaceLastIds(Placement):
     """Places the same number of each layer, the highest ids (Mixtral-Offloading's demo).

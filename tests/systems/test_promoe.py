@@ -5,6 +5,7 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 import torch
+from tests.substrate.engine.checker import check_timeline
 
 from moebench.substrate.engine.decisions import Fetch, Prompts
 from moebench.substrate.errors import UsageError
@@ -13,7 +14,6 @@ from moebench.substrate.models.decoder import Decoder
 from moebench.substrate.models.weights import Checkpoint, ResidentExperts
 from moebench.systems.options import build, describe
 from moebench.systems.promoe import LearnedStates, ProMoE, StridePrefetch, likeliest
-from tests.substrate.engine.checker import check_timeline
 from tests.substrate.engine.fakes import FixedModel, FlatCosts, Rig, prices, rig, small_shape
 from tests.substrate.engine.own import Placed, row
 from tests.substrate.models.checkpoints import make_checkpoint
