@@ -2,7 +2,9 @@
 
 import json
 import multiprocessing
+import os
 import tempfile
+import threading
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import asdict
@@ -63,12 +65,25 @@ def _reports(subjects: Sequence[Subject], jobs: int, scratch: Path) -> Iterator[
                 yield check_system(name, variant, CASES, progress, scratch)
         return
     spawn = multiprocessing.get_context("spawn")  # a fork would inherit torch's threads
-    with ProcessPoolExecutor(jobs, spawn) as pool, console.progress("doctor") as progress:
+    pool = ProcessPoolExecutor(jobs, spawn, initializer=_end_with_parent)
+    with pool, console.progress("doctor") as progress:
         work = partial(check_system, cases=CASES, scratch=scratch)
         futures = [pool.submit(work, *subject) for subject in subjects]
         for done, _ in enumerate(as_completed(futures), start=1):
             progress(done, len(futures))
     yield from (future.result() for future in futures)
+
+
+def _end_with_parent() -> None:
+    """A worker of this pool would wait for work for ever if its parent was killed."""
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+
+    def watch() -> None:
+        parent.join()
+        os._exit(1)
+
+    threading.Thread(target=watch, daemon=True).start()
 
 
 def _nowhere(report: Report) -> Finding:
