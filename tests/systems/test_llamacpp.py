@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.substrate.engine.checker import check_lanes, check_order
 
+from moebench.harness.conformance.invariants import check_lanes, check_order
 from moebench.substrate.errors import BudgetError, UsageError
 from moebench.substrate.machines.protocol import Lane, OpKind
 from moebench.substrate.memory.capacity import Budget

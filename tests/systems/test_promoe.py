@@ -5,8 +5,8 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 import torch
-from tests.substrate.engine.checker import check_timeline
 
+from moebench.harness.conformance.invariants import check_timeline
 from moebench.substrate.engine.decisions import Fetch, Prompts
 from moebench.substrate.errors import UsageError
 from moebench.substrate.machines.protocol import Lane, OpKind
