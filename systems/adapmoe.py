@@ -45,6 +45,8 @@ Deviations and readings, where the sources are silent:
 - Of the paper itself only the abstract and summaries were at hand; all else is the code's.
 - The code infers decode from a single row, so a batch is never gated nor fetched ahead.  Here the
   phase is told: each row is gated by itself, and the prefetch looks at the best score of any row.
+- All of a token's dropped experts share the limit; sensitivities measured here are scaled until a
+  quarter is dropped; LRU's misses on the texts stand for dp.py's (``place.misses=uniform``).
 - "Normalised weight" is the share of a token's gate scores, which for Mixtral is its weight.
 - How many experts a token uses, and how often a prefetch is right, dp.py has as constants of
   Mixtral; here both are learnt from the calibration texts.  A prefetch is as often right as the
