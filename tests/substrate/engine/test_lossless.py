@@ -12,6 +12,7 @@ from moebench.substrate.engine.system import System
 from moebench.substrate.machines.local import LocalMachine
 from moebench.substrate.machines.timeline import Timeline
 from moebench.substrate.memory.cache import ExpertCache
+from moebench.substrate.memory.capacity import Budget
 from moebench.substrate.memory.slots import SlotExperts
 from moebench.substrate.memory.tier import Tier
 from moebench.substrate.models.decoder import Decoder
@@ -174,6 +175,39 @@ def test_other_lossless_systems_on_the_simulated_machine(
     made = build(system, settings)
     assert made.lossless
     assert_bit_identical(simulated(checkpoint, made, slots), resident)
+
+
+#: Systems that place whole layers, and stream common weights or leave them to the host.
+DIVIDED: list[tuple[str, dict[str, str]]] = [
+    ("accelerate", {"assign.experts": "all"}),
+    ("accelerate", {"assign.experts": "active"}),
+    ("deepspeed", {"assign.experts": "all", "prefetch.bucket": "9000"}),
+    ("deepspeed", {"assign.experts": "active", "prefetch.bucket": "9000"}),
+    ("deepspeed-mii", {}),
+    ("llamacpp", {"assign.min_batch": "8", "assign.micro_batch": "10"}),
+    ("llamacpp", {"place": "ngl", "assign.min_batch": "4", "assign.micro_batch": "10"}),
+    ("llamacpp", {"place": "ngl", "assign.min_batch": "999"}),
+]
+
+
+@pytest.mark.parametrize("spare", [0, 20, 999])
+@pytest.mark.parametrize("settings", DIVIDED, ids=lambda settings: name_of(settings[1]))
+def test_systems_of_whole_layers_on_the_simulated_machine(checkpoint, resident, settings, spare):
+    system, shape = build(*settings), checkpoint.shape
+    assert system.lossless
+    # All common weights, one layer's experts, and what is to spare.
+    room = 20 + shape.num_layers * 11 + (EXPERTS + spare) * 3
+    budget = Budget(room, (10,) * shape.num_layers, 1, 20, 5, 3)
+    homes = system.place.homes(shape, budget)
+    slots = min(budget.slots(homes), every_slot(checkpoint))
+    common, experts = checkpoint.common(torch.float32), ResidentExperts(checkpoint, torch.float32)
+    decoder = Decoder(shape, common, experts)
+    costs = FlatCosts(prices(load=90, host=70), launch_ns=1, submit_ns=1, sync_ns=2, decision_ns=3)
+    made = rig(system, decoder, slots=slots, costs=costs, homes=homes)
+    outputs = _generate(made.engine, decoder)
+    check_lanes(made.spans)
+    made.cache.check_integrity()
+    assert_bit_identical(outputs, resident)
 
 
 def drawn(seed: int, prefetch: type[AnyPrefetch], chunks: int, host: float) -> System:
