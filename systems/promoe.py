@@ -22,7 +22,7 @@ queued when it has answered.  What is charged is the network of the full model: 
 two hidden layers of 1024 and the experts of its target layers, fp32, in the host's bandwidth
 (``prefetch.width``).  What is really trained and asked has ``prefetch.trained_width``.
 
-How good it is: ``calibration.prefetch`` in a run's document has the recall of both kinds of
+How good it is: ``learnt.prefetch`` in a run's provenance has the recall of both kinds of
 predictors on texts that were held out: the share of chosen experts among as many likeliest ones.
 ``prefetch.all_of_top_k`` and ``prefetch.at_least_one`` are the run's own.  The paper reports 84.7 %
 on average, and that two layers further on cost about 5 %.

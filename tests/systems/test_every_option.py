@@ -33,6 +33,8 @@ VALUES = {
     "route.sensitivity": ["[2.0, 0.5]"],
 }
 LOOP = Path(moebench.substrate.engine.__file__).parent / "loop.py"
+#: What asks policies for their options.
+ENGINE = (LOOP, LOOP.with_name("prefetches.py"))
 EVERY_POLICY = [(decision, name) for decision in POLICIES for name in POLICIES[decision]]
 
 
@@ -139,7 +141,8 @@ def loads_in(cls: type) -> set[str]:
 def test_every_option_of_a_policy_is_read(decision, name):
     cls = policy_class(decision, name)
     # By the policy itself, or by the engine where its contract has the attribute.
-    contract = set(vars(KINDS[decision])) & loads(ast.parse(LOOP.read_text(encoding="utf-8")))
+    engine = set().union(*(loads(ast.parse(f.read_text(encoding="utf-8"))) for f in ENGINE))
+    contract = set(vars(KINDS[decision])) & engine
     assert set(options_of(cls)) - contract - loads_in(cls) == set()
 
 

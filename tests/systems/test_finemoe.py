@@ -1,7 +1,5 @@
 """FineMoE: search by brute force; the cumulative rule, priorities and evictions by hand."""
 
-from dataclasses import replace
-
 import numpy as np
 import pytest
 from hypothesis import given
@@ -154,7 +152,7 @@ def test_without_calibration_the_store_fills_itself():
 
 def test_what_a_search_costs(tmp_path):
     prefetch, _ = filled(tmp_path, capacity=8)
-    prefetch.full_size(replace(MODEL, hidden_size=2048))  # the model that is charged
+    prefetch.full_size(MODEL.model_copy(update={"hidden_size": 2048}))  # the model that is charged
     prefetch.start(MODEL, None)  # type: ignore[arg-type]
     search = prefetch.predictor
     assert (search.lane, search.in_background, search.wraps) == (Lane.HOST, True, True)
