@@ -62,12 +62,6 @@ class FarPrefetch(NextGate):
         return NextGates(layers=self.far)
 
 
-class PrefillGates(NextGates):
-    """Asked in prefill too."""
-
-    in_prefill = True
-
-
 @dataclass(kw_only=True)
 class PrefillPrefetch(NextGate):
     """Fetches what the next gate says, in prefill too."""
@@ -75,7 +69,7 @@ class PrefillPrefetch(NextGate):
     @property
     def predictor(self) -> Predictor:
         """The next gate."""
-        return PrefillGates()
+        return NextGates(in_prefill=True)
 
 
 @dataclass(kw_only=True)

@@ -61,7 +61,21 @@ def options(system: str) -> tuple[str, ...]:
 # --------------------------------------------------------------------------- every system runs
 
 
-@pytest.mark.parametrize("system", SYSTEMS)
+#: What a drawn or imported trace lacks, by the system that reads it.
+LACKING = {
+    "finemoe": "holds no embeddings", "hybrimoe": "1 MoE layer(s) ahead; prefetch=impact reads 3",
+    "promoe": "holds no hidden states",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("system", LACKING)
+@pytest.mark.parametrize("routing", ["drawn", "real"])
+def test_what_such_traces_lack_is_one_line(system: str, routing: str, data: Path) -> None:
+    line = refused(*RUN, system, "--routing", routing, "--data-dir", data)
+    assert LACKING[system] in line
+
+
+@pytest.mark.parametrize("system", sorted(SYSTEMS.keys() - LACKING))
 @pytest.mark.parametrize("routing", ["drawn", "real"])
 def test_every_system_runs_and_says_whose_routing_it_had(
     system: str, routing: str, data: Path
@@ -74,7 +88,8 @@ def test_every_system_runs_and_says_whose_routing_it_had(
     assert found["metrics"]["tpot_ms"] is not None
     assert found["metrics"]["ttft_ms"] is not None
     active = found["metrics"]["experts"]["decode"]["active"]
-    assert active == 2 * 4 * LAYERS * TOP_K, "two prompts, four decoded tokens"
+    whole = 2 * 4 * LAYERS * TOP_K  # two prompts, four decoded tokens
+    assert active == whole or (system == "adapmoe" and active < whole), "it leaves experts out"
     for policy in found["provenance"]["learnt"].values():
         assert policy["from"].startswith("the trace's last ")
 

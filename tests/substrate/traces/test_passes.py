@@ -39,11 +39,7 @@ class TwoLayersAhead(NextGate):
 
     @property
     def predictor(self) -> Predictor:
-        return NextTwo(layers=2)
-
-
-class NextTwo(NextGates):
-    in_prefill = True
+        return NextGates(layers=2, in_prefill=True)
 
 
 @pytest.fixture(scope="module", autouse=True)

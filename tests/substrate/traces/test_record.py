@@ -277,17 +277,12 @@ def test_another_model_is_refused(decoder, resident):
 # ----------------------------------------------------------------------------- what a file can hold
 
 
-class NextTwo(NextGates):
-    """In prefill too, of which a file holds no predictions."""
-
-    in_prefill = True
-
-
 @dataclass(kw_only=True)
 class TwoLayersAhead(NextGate):
     @property
     def predictor(self) -> Predictor:
-        return NextTwo(layers=2)
+        """In prefill too, of which a file holds no predictions."""
+        return NextGates(layers=2, in_prefill=True)
 
 
 def two_ahead() -> System:

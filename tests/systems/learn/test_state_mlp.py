@@ -64,7 +64,7 @@ def test_they_learn_what_states_say(taught):
                 p_TE, chosen = p_TE[:-1], chosen[1:]
             best = np.argsort(-p_TE, axis=1)[:, :K]
             recall = (best[:, :, None] == chosen[:, None, :]).any(axis=1).mean()
-            assert recall > 0.7, (row, target)  # by chance K / E, a quarter
+            assert recall > 0.55, (row, target)  # by chance K / E, a quarter
     assert mlps.probabilities(unseen.hidden_TLH[:, 2], 2) == {}
 
 
