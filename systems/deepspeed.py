@@ -223,13 +223,18 @@ class DeepSpeedMII(DeepSpeed):
 
     place: Placement = field(default_factory=ResidentOrStreamed)
 
+    @property
+    def resident(self) -> bool:
+        """Whether everything fits, once the placement has seen what does."""
+        return isinstance(self.place, ResidentOrStreamed) and self.place.fits
+
     def most_slots(self, shape: ModelShape) -> int | None:
-        """All that fit."""
-        return None
+        """All experts, or as many as ZeRO-Inference passes through at once."""
+        return None if self.resident else super().most_slots(shape)
 
     def remarks(self, shape: ModelShape, slots: int) -> Sequence[str]:
         """Which of the two it is."""
-        if isinstance(self.place, ResidentOrStreamed) and self.place.fits:
+        if self.resident:
             return ["DeepSpeed-MII: the model is resident"]
         return [
             "DeepSpeed-MII holds the whole model on the device or does not run; it does not fit: "

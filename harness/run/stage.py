@@ -110,7 +110,7 @@ def memory_for(
         ),
         free_host_bytes=None if spec.free_host_gb is None else round(spec.free_host_gb * 1e9),
         own_bytes=system.device_bytes,
-        most_slots=system.most_slots(full),
+        most_slots=partial(system.most_slots, full),
         host_experts=system.host_experts,
     )
     notes = [*system.remarks(full, capacity.slots)]

@@ -101,7 +101,7 @@ def plan(
     device_bytes: int | None = None,
     free_host_bytes: int | None = None,
     own_bytes: int = 0,
-    most_slots: int | None = None,
+    most_slots: int | Callable[[], int | None] | None = None,
     host_experts: int | None = None,
 ) -> Capacity:
     """Reserve everything that is always resident, then count the slots that are left.
@@ -119,7 +119,8 @@ def plan(
             None is all but context and workspace.
         free_host_bytes: host memory that experts may use; None is all of the machine's.
         own_bytes: what the system itself needs on the device.
-        most_slots: how many experts it keeps there at most; None is all that fit.
+        most_slots: how many experts it keeps there at most, or what says so once ``homes`` has
+            chosen; None is all that fit.
         host_experts: how many experts it keeps in host memory at most; None is all that fit.
 
     Raises:
@@ -187,8 +188,9 @@ def plan(
         host.reserve("experts", total * record)
 
     fits, wanted = device.free_bytes // record, budget.slots(chosen)
-    if most_slots is not None and not all_resident:
-        wanted = min(wanted, most_slots)
+    most = most_slots() if callable(most_slots) else most_slots
+    if most is not None and not all_resident:
+        wanted = min(wanted, most)
     overcommitted = wanted > fits and allow_overcommit
     if overcommitted:
         device.budget_bytes += wanted * record - device.free_bytes

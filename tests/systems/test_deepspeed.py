@@ -224,6 +224,13 @@ def test_resident_mii_moves_nothing():
     assert made.remarks(TWO, 8) == ["DeepSpeed-MII: the model is resident"]
 
 
+def test_mii_has_slots_for_everything_or_for_what_passes_through():
+    made, model = build("deepspeed-mii"), model_shape("mixtral-8x7b")
+    assert made.most_slots(model) == build("deepspeed").most_slots(model) == 8
+    made.place.fits = True
+    assert made.most_slots(model) is None
+
+
 def test_mii_that_streams_says_so():
     made = build("deepspeed-mii")
     said, which = made.remarks(model_shape("mixtral-8x7b"), 120)

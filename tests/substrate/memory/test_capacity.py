@@ -234,6 +234,21 @@ def test_a_small_device_holds_a_large_model_whose_layers_are_streamed():
     assert got.slots == free // EXPERT_BYTES
 
 
+def test_what_is_kept_at_most_may_depend_on_the_homes():
+    asked: list[str] = []
+
+    def homes(budget: Budget):
+        asked.append("homes")
+        return ["device"] * 28
+
+    def most() -> int:
+        asked.append("most")
+        return 100
+
+    assert capacity(homes=homes, most_slots=most).slots == 100
+    assert asked == ["homes", "most"]
+
+
 def test_a_streamed_head_leaves_its_bytes_to_a_buffer():
     head = 2 * 151_936 * 3584
     got = at_homes(["device"] * 28 + ["stream"])
