@@ -165,7 +165,7 @@ class AdaptiveGating(Routing):
 
     @property
     def learnt(self) -> Mapping[str, str]:
-        """Whose sensitivities these are."""
+        """Sensitivities of the first and the last layer, or that they are not this model's."""
         if self._measured is None:
             return {"note": "sensitivities are AdapMoE's of Mixtral: a recording has no gradients"}
         first, last = self._measured[0], self._measured[-1]
