@@ -112,7 +112,8 @@ class Span:
     """An operation in time (ns).  ``end_ns`` is None until it is known.
 
     ``stall_ns`` is how long the lane stood idle before it, ``cause`` what it was waiting for;
-    ``late_ns`` is the idle time before that, until the control thread had submitted it.
+    ``late_ns`` is the other idle time, in which the control thread had not submitted it and was not
+    itself waiting for another lane.
     ``moved_bytes`` counts the weights that crossed its lane.
     """
 

@@ -39,6 +39,11 @@ _DEVICE, _HOST, _H2D, _DISK = Lane.DEVICE, Lane.HOST, Lane.H2D, Lane.DISK
 _EXPERT = OpKind.EXPERT
 
 
+def _cause(span: Span) -> str:
+    """What a lane stands idle for that waits for the span."""
+    return _CAUSES.get(span.op.kind) or _LANE_NAMES[span.lane]
+
+
 @dataclass(slots=True)
 class _Begun:
     """A prefetch that goes in chunks and has begun.
@@ -96,6 +101,9 @@ class SimulatedMachine:
         self.lock = RLock()
         self._now = 0
         self._free = dict.fromkeys(Lane, 0)
+        #: How long the device has been idle while the control thread waited for another lane, and
+        #: what for.
+        self._idle_in_wait, self._waited_for = 0, ""
         #: By lane and `Op.sizes`: first launch, whole submission, time on the lane.
         self._prices: dict[Lane, dict[Hashable, tuple[int, int, int]]] = {lane: {} for lane in Lane}
         #: Prefetches that have not begun, each with the instant from which on it can; and what they
@@ -121,7 +129,13 @@ class SimulatedMachine:
 
     def wait(self, span: Span) -> None:
         """Let the clock run to the span's end, and a little further to read its result."""
-        self._now = max(self._now, cast(int, span.end_ns)) + self.costs.sync_ns
+        end = cast(int, span.end_ns)
+        if span.lane is not _DEVICE:
+            idle = end - max(self._now, self._free[_DEVICE])
+            if idle > 0:
+                self._idle_in_wait += idle
+                self._waited_for = _cause(span)
+        self._now = max(self._now, end) + self.costs.sync_ns
         self._start_queued()
 
     # ------------------------------------------------------------------ needed operations
@@ -253,9 +267,12 @@ class SimulatedMachine:
         """Put an operation behind its lane's last: submitted at ``since_ns``, ended not before."""
         if not self._overlap and self._last is not None:
             after = (*after, self._last)
-        free, late = self._free[lane], 0
+        free, late, waited = self._free[lane], 0, 0
         if since_ns > free:
             start, cause = since_ns, "control"
+            if lane is _DEVICE and self._idle_in_wait:
+                waited, cause, self._idle_in_wait = self._idle_in_wait, self._waited_for, 0
+                late = since_ns - free - waited
         else:
             start, cause = free, ""
         for dependency in after:
@@ -264,8 +281,8 @@ class SimulatedMachine:
                 raise IntegrityError(f"{op} waits for {dependency!r}, which has not started")
             if end > start:
                 start = end
-                cause = _CAUSES.get(dependency.op.kind) or _LANE_NAMES[dependency.lane]
-                late = since_ns - free if since_ns > free else 0
+                cause = _cause(dependency)
+                late = since_ns - free - waited if since_ns > free else 0
         end = start + duration_ns
         if end < not_before_ns:
             end = not_before_ns

@@ -340,7 +340,7 @@ def test_prefetches_wait_for_the_match_and_the_match_for_the_gate():
     # The control thread waits for it: the sum is launched at 59, layer 1's gate is known at 94.
     assert times(made, OpKind.PREDICT) == [(0, (), 34, 59), (1, (), 95, 120)]
     assert times(made, OpKind.COMBINE)[:2] == [(0, (), 59, 61), (1, (), 120, 122)]
-    assert made.timeline.stall_ns() == {"control": 2 * (59 - 53)}
+    assert made.timeline.stall_ns() == {"host": 2 * (59 - 53)}
     assert all(s.lane is Lane.HOST for s in made.spans if s.op.kind is OpKind.PREDICT)
     # Both of layer 2 are expected at once; 2 comes before its gate is known, 3 is on its way.
     assert [load[:3] for load in times(made, OpKind.LOAD)] == [(2, (2,), 59), (2, (3,), 99)]

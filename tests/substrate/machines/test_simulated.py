@@ -68,6 +68,20 @@ def test_every_idle_nanosecond_has_a_cause():
     assert busy + sum(m.timeline.stall_ns().values()) == last.end_ns
 
 
+def test_while_the_control_thread_waits_for_a_lane_the_device_does():
+    m = simulated(launch_ns=5, submit_ns=3, sync_ns=7, blocking_copies=True)
+    m.submit(ATTEND, Lane.DEVICE)  # 5 .. 35
+    m.load(load_op(0), Client())  # 8 .. 48, for which the control thread waits: 55
+    expert = m.submit(Op(OpKind.EXPERT, 0, (1,), (0,)), Lane.DEVICE)
+    assert times(expert) == (60, 70)
+    assert (expert.stall_ns, expert.cause, expert.late_ns) == (48 - 35, "load", 7 + 5)
+    assert m.timeline.stall_ns() == {"control": 5 + 12, "load": 13}
+    m.submit(ATTEND, Lane.DEVICE)  # 70 .. 100
+    m.load(load_op(1), Client())  # 68 .. 108: 115
+    late = m.submit(ATTEND, Lane.DEVICE)  # 120: nothing of the wait before is counted again
+    assert (late.stall_ns, late.cause, late.late_ns) == (8, "load", 12)
+
+
 def test_waiting_for_what_never_started_is_a_bug():
     m = simulated()
     with pytest.raises(IntegrityError, match="has not started"):
