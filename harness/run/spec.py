@@ -27,6 +27,8 @@ Scoring = Literal["fixed-length", "generation", "likelihood", "prefill"]
 #: drawn with the statistics of real models, or recordings of the real model.
 Routing = Literal["model", "drawn", "real"]
 
+PageCache = Literal["bypass", "keep"]
+
 #: Rounded up to whole batches.
 DEFAULT_PROMPTS = 32
 
@@ -48,6 +50,9 @@ class RunSpec(BaseModel):
         device_memory_gib: what weights and KV cache may use of the device's memory, in GiB; None is
             all but context and workspace.
         free_host_gb: host memory that experts may use, in GB; None is all of the machine's.
+        emulated_link_gb_s: on this computer, the rate of a link between two parts of its memory,
+            the device's and the host's; None has the disk below the device.
+        page_cache: on this computer, whether the disk is read past the page cache or through it.
         overrides: changed decisions and options of the system, as ``--set`` takes them.
         prompts: how many, in whole batches; ``batch`` of them are decoded together.
         new_tokens: generated for each prompt; at most, where an answer may end earlier.
@@ -81,6 +86,8 @@ class RunSpec(BaseModel):
     allow_overcommit: bool = False
     device_memory_gib: float | None = Field(default=None, gt=0)
     free_host_gb: float | None = Field(default=None, gt=0)
+    emulated_link_gb_s: float | None = Field(default=None, gt=0)
+    page_cache: PageCache = "bypass"
     overrides: dict[str, str] = Field(default_factory=dict)
     seed: int = Field(default=0, ge=0)
     scoring: Scoring = "fixed-length"
@@ -126,6 +133,7 @@ def resolve(data_dir: Path | None, **given: Any) -> RunSpec:
             default_alpha = row.alpha
         chosen = {**_defaults(row, chosen), **chosen}
     _check_software(chosen, given)
+    _check_local(chosen)
     if "cache_ratio" in chosen and "slots" in chosen:
         raise UsageError(
             f"--cache-ratio {chosen['cache_ratio']} and --slots {chosen['slots']}: both say how "
@@ -310,6 +318,18 @@ def _check_software(chosen: dict[str, Any], given: dict[str, Any]) -> None:
             )
         chosen["software"] = DEFAULT_SOFTWARE
     check_software(chosen.get("software", DEFAULT_SOFTWARE))
+
+
+def _check_local(chosen: dict[str, Any]) -> None:
+    """Options of this computer, on this computer: a link above host memory, or a disk."""
+    link, cache = chosen.get("emulated_link_gb_s"), chosen.get("page_cache")
+    for option, given in (("--emulated-link", link), ("--page-cache", cache)):
+        if given is not None and chosen.get("machine") != "local":
+            raise UsageError(f"{option} {given}: this computer is meant; add --machine local")
+    if link is not None and cache is not None:
+        raise UsageError(
+            f"--page-cache {cache} and --emulated-link: experts are in memory then; give one"
+        )
 
 
 def _few_shot(chosen: dict[str, Any]) -> int:

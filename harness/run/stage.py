@@ -29,6 +29,7 @@ class Stage:
 
     Attributes:
         profile: None on this computer; ``ran`` is then the model that really ran there.
+        badge: how far its times are to be trusted.
         slots, total: experts that fit on the device, and that there are.
         memory: bytes that the run offers to any system, and those that this one's slots take.
         load_ns: time to bring common weights and so many placed experts to the device.
@@ -45,6 +46,7 @@ class Stage:
     total: int
     memory: dict[str, int]
     load_ns: Callable[[int], int]
+    badge: str
     ran: str | None = None
 
     def start(self) -> float:
@@ -210,6 +212,7 @@ def simulated(
         device=capacity.device,
         host=capacity.host,
         profile=profile,
+        badge=profile.badge,
         notes=[*said, *notes, *memory.notes],
         slots=cache.slots,
         total=total,

@@ -10,6 +10,7 @@ from moebench.harness.conformance.invariants import check_lanes, check_timeline
 from moebench.substrate.engine.loop import Engine
 from moebench.substrate.engine.system import System
 from moebench.substrate.machines.local import LocalMachine
+from moebench.substrate.machines.records import DiskRecords
 from moebench.substrate.machines.timeline import Timeline
 from moebench.substrate.memory.cache import ExpertCache
 from moebench.substrate.memory.capacity import Budget
@@ -79,7 +80,10 @@ def local(store: ExpertStore, common, system: System, slots: int) -> Output:
     tier = Tier("memory", slots * store.record_bytes)
     cache = ExpertCache(store.shape, slots, system.scope, tier, store.record_bytes)
     blocking = system.blocking_copies
-    with LocalMachine(store, cache.slots, timeline, blocking_copies=blocking) as machine:
+    with (
+        DiskRecords(store) as records,
+        LocalMachine(records, cache.slots, timeline, blocking_copies=blocking) as machine,
+    ):
         decoder = Decoder(store.shape, common, SlotExperts(cache, machine.slots))
         engine = Engine(system, decoder, machine, cache, timeline)
         engine.start()
