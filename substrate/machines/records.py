@@ -8,7 +8,6 @@ that is read past the page cache demands it.
 import mmap
 import os
 import time
-from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from itertools import pairwise
