@@ -116,7 +116,9 @@ def _named(spec: RunSpec, checkpoint: Checkpoint) -> str:
     """The model that computes, as a measured time must name it."""
     size = checkpoint.shape.total_params
     text = f"{size / 1e9:.3g} B" if size >= 1e9 else f"{size / 1e6:.3g} M"
-    name = f"{spec.model}'s scale model" if spec.weights is None else Path(spec.weights).name
+    name = f"{spec.model}'s scale model"
+    if spec.weights is not None:
+        name = Path(spec.weights).resolve().name
     return f"{name}, {text} parameters"
 
 

@@ -43,7 +43,8 @@ class RunSpec(BaseModel):
         machine: a name of the catalogue, a profile's path, or ``local``.
         software: the kind of software whose costs the control thread is charged; a run on this
             computer is measured with our own engine, ``lean``.
-        model: the full-size model whose bytes and operations are charged.
+        model: the full-size model whose bytes and operations are charged: a name, or the path of a
+            ``config.json``.
         weights: a checkpoint that does the mathematics; None is the model's scale model.
         cache_ratio, slots: routed experts on the device, as a share of all or in number; without
             either they fill its memory.
@@ -145,6 +146,9 @@ def resolve(data_dir: Path | None, **given: Any) -> RunSpec:
         raise UsageError("--reconstruct-scores: a trace's scores are meant; give --trace DIR")
     if chosen.get("routing", "model") != "model":
         _check_routing(chosen)
+    if chosen.get("machine") == "local" and "model" not in chosen and "weights" in chosen:
+        # What is measured is the checkpoint itself.
+        chosen["model"] = (Path(chosen["weights"]) / "config.json").as_posix()
     for key, hint in (("model", "--model NAME"), ("machine", "--machine NAME")):
         if key not in chosen:
             raise UsageError(f"no {key}: give --setting NAME or {hint}")
@@ -178,7 +182,7 @@ def resolve(data_dir: Path | None, **given: Any) -> RunSpec:
 
 def _check_applicable(spec: RunSpec) -> None:
     """Refuse a model or a batch for which the system does not exist."""
-    if spec.model in model_names():
+    if spec.model in model_names() or spec.model.endswith(".json"):
         reason = spec.make_system().why_not(model_shape(spec.model), spec.batch)
         if reason is not None:
             raise NotApplicableError(f"{spec.title} with {spec.model}: {reason}")
