@@ -3,7 +3,7 @@
     python -m benchmarks.wide DIR
 
 OLMoE-1B-7B's layers, with fewer of them and fewer experts in each: 8 layers of 16 experts, 2 active
-(a full model has 16 of 64, 8 active), 0.86 billion parameters.  It is written as Hugging Face stores
+(the full model: 16 of 64, 8 active), 0.96 billion parameters.  It is written as Hugging Face stores
 it, with a scale model's tokenizer, so that moebench and every other package can load it.  What it
 says is noise; what it costs is real.
 """

@@ -3,6 +3,7 @@
     control thread   decides, and computes what is on the device's lane
     loader           copies experts to their slots: needed ones first, then prefetches
     host thread      computes experts in host memory, if the host stands beside the device
+    back thread      copies evicted experts back to host memory, where a system does so
 
 The device is a part of this computer's memory, its slots rows of one tensor.  Below it is a disk,
 and then the host *is* the device and has no lane; or another part of memory behind a link of a
@@ -15,6 +16,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, NamedTuple, TypeVar
 
 import torch
@@ -54,6 +56,7 @@ class _Job:
     client: TransferClient | None
     lane: Lane
     chunks: int = 1
+    after: Sequence[Span] = ()
     done: int = 0
     start_ns: int = 0
     #: A prefetch of which every further chunk goes before other loads.
@@ -65,7 +68,7 @@ class _Job:
 
 
 class _Task(NamedTuple):
-    """An operation for the host's thread."""
+    """An operation for the host's thread, or the one that copies back."""
 
     span: Span
     after: Sequence[Span]
@@ -110,6 +113,7 @@ class LocalMachine:
         self._needed: deque[_Job] = deque()
         self._queued: deque[_Job] = deque()
         self._tasks: deque[_Task] = deque()
+        self._backs: deque[_Task] = deque()
         #: What the loader has taken last.
         self._carried: _Job | None = None
         self._last: Span | None = None
@@ -127,7 +131,9 @@ class LocalMachine:
         sys.setswitchinterval(SWITCH_S)
         self._threads = [_thread("loader", self._next_job, self._carry, self._fail)]
         if self.has_host_lane:
-            self._threads.append(_thread("host", self._next_task, self._run, self._fail))
+            for name, tasks in (("host", self._tasks), ("back", self._backs)):
+                following = partial(self._next_task, tasks)
+                self._threads.append(_thread(name, following, self._run, self._fail))
         self._try_out()
         return self
 
@@ -231,17 +237,17 @@ class LocalMachine:
         self, op: Op, lane: Lane, after: Sequence[Span], work: Work | None, args: tuple[Any, ...]
     ) -> Span:
         if lane in (Lane.HOST, Lane.D2H):
-            if op.kind is OpKind.RETURN:
+            if op.kind is OpKind.RETURN:  # by the host's thread: it waits for nothing else
                 work, args = self.records.give_back, (sum(op.rows),)
-            task = _Task(Span(op, lane), after, work, args)
-            with self._changed:
-                self._tasks.append(task)
-                self._changed.notify_all()
-            return task.span
+            return self._hand_over(self._tasks, _Task(Span(op, lane), after, work, args))
         assert op.kind is OpKind.STREAM, f"{op} has no thread here"
-        for dependency in after:
-            self.wait(dependency)
-        return self._need(_Job(op, None, lane))
+        return self._need(_Job(op, None, lane, after=after))
+
+    def _hand_over(self, tasks: deque[_Task], task: _Task) -> Span:
+        with self._changed:
+            tasks.append(task)
+            self._changed.notify_all()
+        return task.span
 
     def _measured(self, span: Span) -> None:
         each = span.duration_ns // max(1, len(span.op.experts))
@@ -262,9 +268,7 @@ class LocalMachine:
         """Ask the loader for a needed expert; it goes before every queued prefetch."""
         if not self._overlap and self._last is not None:
             self.wait(self._last)
-        for dependency in after:
-            self.wait(dependency)
-        job = _Job(op, client, self.records.lane)
+        job = _Job(op, client, self.records.lane, after=after)
         with self._changed:
             client.under_way(op, job.span)
             self._last = self._need(job)
@@ -313,10 +317,17 @@ class LocalMachine:
                 self._queued.remove(job)
                 self._needed.appendleft(job)
 
-    def write_back(self, layer: int, expert: int, since_ns: int) -> Span:
-        """Never: records stay where they come from, so nothing has to be written back."""
-        raise UsageError(
-            "this machine has no lane from the device to the host: no eviction writes back"
+    def write_back(self, layer: int, expert: int, slot: int, since_ns: int) -> Span:
+        """Copy a slot back to host memory; a disk is not written."""
+        if not self.has_host_lane:
+            raise UsageError(
+                "this machine has no lane from the device to the host: no eviction writes back; "
+                "allowed: --emulated-link RATE"
+            )
+        op = op_of(OpKind.WRITE_BACK, layer, (), (expert,))
+        args = (layer, expert, self._rows[slot])
+        return self._hand_over(
+            self._backs, _Task(Span(op, Lane.D2H), (), self.records.write_back, args)
         )
 
     def backlog_ns(self, lane: Lane) -> int:
@@ -351,13 +362,19 @@ class LocalMachine:
 
     def _begun(self, job: _Job) -> bool:
         assert job.client is not None, "what no client waits for is needed"
-        if job.client.claim(job.op, self.now_ns()) is None:
+        after = job.client.claim(job.op, self.now_ns())
+        if after is None:
             return False
+        job.after = after
         job.client.under_way(job.op, job.span)
         return True
 
     def _carry(self, job: _Job) -> None:
         """Copy a chunk; of a needed load, and of a prefetch in one piece, that is all."""
+        for dependency in job.after:
+            self._await(dependency)
+        if self._closing:
+            return
         op, client, start_ns, moved = job.op, job.client, self.now_ns(), 0
         if client is None:
             moved = self.records.stream(op.layer)
@@ -387,13 +404,13 @@ class LocalMachine:
                 client.arrived(op, job.start_ns, span.end_ns)
             self._changed.notify_all()
 
-    # ------------------------------------------------------------------ the host's thread
+    # ------------------------------------------------------------------ the host's threads
 
-    def _next_task(self) -> _Task | None:
+    def _next_task(self, tasks: deque[_Task]) -> _Task | None:
         """The next in order; None when closing."""
         with self._changed:
-            self._changed.wait_for(lambda: self._tasks or self._closing)
-            return None if self._closing else self._tasks.popleft()
+            self._changed.wait_for(lambda: tasks or self._closing)
+            return None if self._closing else tasks.popleft()
 
     def _run(self, task: _Task) -> None:
         span, op = task.span, task.span.op
@@ -406,6 +423,8 @@ class LocalMachine:
         with self._changed:
             span.start_ns, span.end_ns, span.value = start_ns, self.now_ns(), value
             self._measured(span)
+            if op.kind is OpKind.WRITE_BACK:
+                span.moved_bytes = self.slots[0].nbytes
             if op.kind is OpKind.EXPERT:
                 first = op.layer != self._host_layer
                 self.timeline.costs.on_host(span.duration_ns, op.rows[0], first)
@@ -427,8 +446,11 @@ def _thread(
     fail: Callable[[Exception], None],
 ) -> threading.Thread:
     """Start a thread that works off what follows, until nothing does or its work fails."""
+    threads = torch.get_num_threads()
 
     def loop() -> None:
+        # OpenMP would give a new thread as many as there are cores: other sums, on others' cores.
+        torch.set_num_threads(threads)
         try:
             with torch.inference_mode():  # each thread has its own
                 while (one := following()) is not None:

@@ -12,6 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from itertools import pairwise
 from pathlib import Path
+from threading import Lock
 from typing import Any, Protocol, Self, cast
 
 import torch
@@ -55,6 +56,9 @@ class Records(Protocol):
 
     def give_back(self, count: int) -> None:
         """Bring so many rows ``[count, H]`` of outputs from the host to the device."""
+
+    def write_back(self, layer: int, expert: int, slot: Tensor) -> None:
+        """Copy a slot back to where the host has the record."""
 
 
 def rows(count: int, stride_bytes: int, what: str) -> Tensor:
@@ -182,6 +186,10 @@ class DiskRecords:
         """Never."""
         raise NotImplementedError("on a machine whose device is this computer, the host is it")
 
+    def write_back(self, layer: int, expert: int, slot: Tensor) -> None:
+        """Never: records are not written."""
+        raise NotImplementedError("records on a disk stay as they are")
+
 
 def _reads_directly(path: Path) -> bool:
     """Whether the file system reads past the page cache."""
@@ -207,8 +215,9 @@ class EmulatedLink:
 
     def __init__(self, bytes_per_s: float) -> None:
         self.bytes_per_s = bytes_per_s
-        #: When the last transfer should have ended, and how much later its sleep did.
+        #: When the last transfer should have ended, and how much later a sleep did.
         self._due_s = self._overslept_s = 0.0
+        self._lock = Lock()
 
     def carry(self, source: Tensor, target: Tensor) -> None:
         """Copy memory of equal size."""
@@ -218,12 +227,15 @@ class EmulatedLink:
 
     def pace(self, count_bytes: int, began_s: float) -> None:
         """Sleep until so many bytes, under way since ``began_s``, can have crossed."""
-        on_time_s = max(self._due_s, began_s - self._overslept_s)
-        self._due_s, self._overslept_s = on_time_s + count_bytes / self.bytes_per_s, 0.0
-        left_s = self._due_s - time.perf_counter()
+        with self._lock:
+            on_time_s = max(self._due_s, began_s - self._overslept_s)
+            self._due_s = due_s = on_time_s + count_bytes / self.bytes_per_s
+        left_s = due_s - time.perf_counter()
         if left_s > LEAST_SLEEP_S:
             time.sleep(left_s)
-            self._overslept_s = max(0.0, time.perf_counter() - self._due_s)
+            self._overslept_s = max(0.0, time.perf_counter() - due_s)
+        else:  # what is still to be made up for
+            self._overslept_s = min(self._overslept_s, max(0.0, -left_s))
 
 
 class MemoryRecords:
@@ -294,6 +306,10 @@ class MemoryRecords:
         """Outputs ``[count, H]`` cross the link; they are in the device's memory already."""
         size = count * self.shape.hidden_size * self.dtype.itemsize
         self._back.pace(size, time.perf_counter())
+
+    def write_back(self, layer: int, expert: int, slot: Tensor) -> None:
+        """Copy a slot back over the link: the bytes that host memory has already."""
+        self._back.carry(slot, self._rows[self._row[layer] + expert])
 
 
 def aligned(count_bytes: int, up: bool = False) -> int:

@@ -158,7 +158,7 @@ def test_operations_run_when_they_are_submitted_after_what_they_wait_for(here):
 
 def test_what_this_machine_has_no_lane_for_is_refused_in_one_line(here):
     with pytest.raises(UsageError, match="no eviction writes back"):
-        here.write_back(1, 0, here.now_ns())
+        here.write_back(1, 0, 0, here.now_ns())
 
 
 def test_the_backlog_is_what_waits_for_the_loader(here):
