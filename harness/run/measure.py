@@ -125,6 +125,8 @@ def energy(
     seconds = sum(g.token_ends_ns[-1] - g.started_ns for g in generations) / 1e9
     joules = 0.0
     for part, lane in ((profile.gpu, Lane.DEVICE), (profile.host, Lane.HOST)):
+        if part.idle_power is None or part.full_power is None:
+            return {"energy_j": None, "tokens_per_kj": None}
         idle, full = part.idle_power.watts, part.full_power.watts
         joules += idle * seconds + (full - idle) * timeline.busy_ns(lane) / 1e9
     tokens = sum(len(t) for g in generations for t in g.tokens)

@@ -11,6 +11,7 @@ from moebench.substrate.engine.loop import Engine
 from moebench.substrate.engine.system import System
 from moebench.substrate.errors import UsageError
 from moebench.substrate.machines.costs import CostModel
+from moebench.substrate.machines.measured_costs import cost_model
 from moebench.substrate.machines.profile import HardwareProfile, load_profile
 from moebench.substrate.machines.protocol import Lane, Machine, Op, OpKind
 from moebench.substrate.machines.records import available_bytes
@@ -176,7 +177,7 @@ def simulated(
     """
     capacity, profile, shape = memory.capacity, memory.profile, model.shape
     assert profile is not None, "a simulated machine has a profile"
-    costs = CostModel(
+    costs = cost_model(
         profile,
         full,
         spec.precision,

@@ -34,7 +34,12 @@ class CostModel:
         pinned: whether experts are copied from pinned host memory; None is the profile's own.
         module_hooks: every tensor off the device is brought by itself, by its module's hook.
         fused_experts: a layer's routed experts are one module, whose tensors all of them share.
+
+    Attributes:
+        synchronous: the control thread itself computes what is on the device.
     """
+
+    synchronous = False
 
     def __init__(
         self,

@@ -19,6 +19,7 @@ from typing import Any, Literal, get_args
 from pydantic import BaseModel, Field, StrictBool, ValidationError, model_validator
 
 from moebench.substrate.errors import ProfileError, UnknownNameError, UsageError
+from moebench.substrate.machines.measured import Measured
 from moebench.substrate.machines.quantity import (
     Bandwidth,
     Compute,
@@ -52,8 +53,8 @@ class Gpu(Inert):
     small_read_efficiency: Efficiency  #: reads below 20 MB
     tensor_bf16: Compute  #: with fp32 accumulation
     tensor_efficiency: Efficiency
-    idle_power: Power
-    full_power: Power
+    idle_power: Power | None = None  #: None where nobody knows: then no energy is given
+    full_power: Power | None = None
 
 
 class Link(Inert):
@@ -82,8 +83,8 @@ class Host(Inert):
     peak_fp32: Compute
     gemm_efficiency: Efficiency
     handoff: Time  #: giving one task to the host's threads
-    idle_power: Power
-    full_power: Power
+    idle_power: Power | None = None  #: None where nobody knows: then no energy is given
+    full_power: Power | None = None
 
 
 class Disk(Inert):
@@ -120,6 +121,10 @@ class Software(Inert):
     launches_head: Count
 
 
+def _rises(idle: Power | None, full: Power | None) -> bool:
+    return idle is None or full is None or idle.watts < full.watts
+
+
 class Calibration(Inert):
     """Says that the profile was fitted on a machine, when, and how far off it still is."""
 
@@ -139,14 +144,15 @@ class HardwareProfile(Inert):
     disk: Disk
     software: Software
     calibration: Calibration | None = None
+    measured: Measured | None = None  #: times of one model's operations, where there are any
 
     @model_validator(mode="after")
     def _ordered(self) -> "HardwareProfile":
         gpu, host, disk = self.gpu, self.host, self.disk
         rules = {
             "gpu.reserved_memory < gpu.memory": gpu.reserved_memory.bytes < gpu.memory.bytes,
-            "gpu.idle_power < gpu.full_power": gpu.idle_power.watts < gpu.full_power.watts,
-            "host.idle_power < host.full_power": host.idle_power.watts < host.full_power.watts,
+            "gpu.idle_power < gpu.full_power": _rises(gpu.idle_power, gpu.full_power),
+            "host.idle_power < host.full_power": _rises(host.idle_power, host.full_power),
             "disk.queue1_bandwidth <= disk.max_bandwidth": (
                 disk.queue1_bandwidth.bytes_per_s <= disk.max_bandwidth.bytes_per_s
             ),

@@ -91,7 +91,7 @@ class SimulatedMachine:
         self.costs = costs
         self.timeline = timeline
         self._overlap, self._blocking_copies = overlap, blocking_copies
-        self._waits_each_layer = costs.waits_each_layer
+        self._waits_each_layer, self._synchronous = costs.waits_each_layer, costs.synchronous
         self._last: Span | None = None
         #: Of the last expert on the host.
         self._host_layer = -1
@@ -149,6 +149,8 @@ class SimulatedMachine:
         cannot end before it is.
         """
         value = None if work is None else work(*args)
+        if self._synchronous and op.kind is OpKind.PREDICT:
+            lane = _DEVICE
         price = self._prices[lane].get(op.sizes) or self._price(op, lane)
         first_launch, control, duration = price
         since = self._now + first_launch
@@ -160,6 +162,8 @@ class SimulatedMachine:
                 self.timeline.costs.on_device(took, len(op.rows))
             elif self._waits_each_layer and op.kind is OpKind.COMBINE:
                 self.wait(span)
+            if self._synchronous:
+                self._now = span.end_ns  # type: ignore[assignment]
         elif lane is _HOST and op.kind is _EXPERT:
             span = self._host_expert(op, since, duration, after, launched)
         elif lane is _H2D or lane is _DISK:

@@ -183,7 +183,7 @@ class FlatCosts:
         self.load_submit_ns = submit_ns
         self.sync_ns, self.decision_ns = sync_ns, decision_ns
         self.record_bytes = RECORD_BYTES
-        self.waits_each_layer = waits
+        self.waits_each_layer, self.synchronous = waits, False
 
     def ns(self, op: Op, lane: Lane) -> int:
         if op.queued:

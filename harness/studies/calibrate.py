@@ -1,0 +1,483 @@
+"""``moebench calibrate``: measures this computer with one model and writes a hardware profile.
+
+Only components are measured: operations of the device by rows and cached tokens, experts by rows on
+either side, copies one by one and in a row, what the control thread spends between them, and the
+disk by block size and depth.  No end-to-end time enters; the *error* that the profile states is how
+far the sum of its parts is from a resident model's token that took no part in the measurement.
+"""
+
+import datetime
+import mmap
+import os
+import platform
+import statistics
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import yaml
+
+from moebench.harness.run.local import DTYPE
+from moebench.substrate.engine.loop import Engine
+from moebench.substrate.machines.local import LocalMachine
+from moebench.substrate.machines.measured import Measured, Point, interpolated, shape_hash
+from moebench.substrate.machines.protocol import Lane, Op, OpKind, Span
+from moebench.substrate.machines.records import (
+    DiskRecords,
+    EmulatedLink,
+    MemoryRecords,
+    available_bytes,
+)
+from moebench.substrate.machines.timeline import Timeline
+from moebench.substrate.memory.cache import ExpertCache
+from moebench.substrate.memory.slots import SlotExperts
+from moebench.substrate.memory.tier import Tier
+from moebench.substrate.models.decoder import Decoder
+from moebench.substrate.models.shape import ModelShape
+from moebench.substrate.models.weights import ALIGNMENT, Checkpoint, ExpertStore
+from moebench.systems.options import build
+
+#: Rows of one expert that are timed, and how often.
+ROWS = (1, 2, 3, 4, 6, 8, 16, 32, 64)
+TRIALS = 9
+
+#: Prompt lengths of the passes whose operations are timed, their batches, and tokens after each.
+PROMPTS, BATCHES, NEW_TOKENS = (8, 40, 120), (1, 3), 12
+
+#: The length that takes no part, by which the sum of the parts is checked.
+HELD_OUT = 72
+
+#: Copies that are timed one by one, and in a row.
+LOADS = 16
+
+#: The file that the disk is timed with; block sizes and reads in flight.
+DISK_BYTES = 256 << 20
+BLOCKS, DEPTHS = (64 << 10, 256 << 10, 1 << 20, 4 << 20), (1, 4, 16)
+
+
+def calibrate(weights: Path, link_gb_s: float | None, scratch: Path) -> dict[str, Any]:
+    """Measure this computer with a checkpoint; the profile as a YAML file holds it.
+
+    Args:
+        link_gb_s: the emulated link's rate; None has the disk below the device.
+        scratch: a folder on the disk that is meant.
+
+    Raises:
+        CheckpointError, BudgetError: the checkpoint cannot be read, or does not fit into memory.
+    """
+    torch.set_num_threads(1)
+    disk = _disk(scratch)
+    with ExitStack() as stack, torch.inference_mode():
+        rig = _Rig(Checkpoint(weights), link_gb_s, scratch, stack)
+        passes = [
+            rig.generate([n] * batch, NEW_TOKENS) for batch in BATCHES for n in rig.lengths(PROMPTS)
+        ]
+        experts = rig.experts_by_rows()
+        device = _by_kind(passes) | {OpKind.EXPERT: experts[Lane.DEVICE]}
+        gaps = _gaps(passes)
+        copies = rig.copies()
+        measured = Measured(
+            shape=shape_hash(rig.shape),
+            what=f"{weights.resolve().name}, fp32, one thread a side",
+            device=device,
+            host={OpKind.EXPERT: experts[Lane.HOST]} if Lane.HOST in experts else {},
+            operation_ns=_operation_ns(passes, experts[Lane.DEVICE]),
+            return_ns=rig.return_ns() if Lane.HOST in experts else 0.0,
+            **copies,
+            **gaps,
+        )
+        (held_out,) = rig.lengths((HELD_OUT,))
+        error = _error(measured, rig.generate([held_out], NEW_TOKENS))
+        record_bytes = rig.shape.expert_params * DTYPE.itemsize
+    return _profile(measured, record_bytes, rig.shape, disk, error, link_gb_s)
+
+
+class _Rig:
+    """A model that is all resident on a local machine, and the parts of it that are timed."""
+
+    def __init__(
+        self, checkpoint: Checkpoint, link_gb_s: float | None, scratch: Path, stack: ExitStack
+    ) -> None:
+        stack.callback(checkpoint.close)
+        shape = self.shape = checkpoint.shape
+        records: MemoryRecords | DiskRecords
+        if link_gb_s is not None:
+            records = MemoryRecords(checkpoint, DTYPE, EmulatedLink(link_gb_s * 1e9))
+        else:
+            path = scratch / "experts" / f"{checkpoint.content_hash()}-float32.bin"
+            records = DiskRecords(ExpertStore.build(checkpoint, path, DTYPE))
+        stack.enter_context(records)
+        slots = len(shape.moe_layers) * shape.num_experts
+        tier = Tier("device", slots * records.stride_bytes)
+        cache = ExpertCache(shape, slots, "global", tier, records.stride_bytes)
+        self._timeline = Timeline(keep_all=True)
+        self._machine = stack.enter_context(LocalMachine(records, slots, self._timeline))
+        on_host = records.on_host if self._machine.has_host_lane else None
+        self._decoder = Decoder(
+            shape, checkpoint.common(DTYPE), SlotExperts(cache, self._machine.slots, on_host)
+        )
+        self._engine = Engine(
+            build("gpu-only"), self._decoder, self._machine, cache, self._timeline
+        )
+        self._engine.start()
+        self._draw = np.random.default_rng(0)
+
+    def lengths(self, wanted: Iterable[int]) -> list[int]:
+        """Prompt lengths that the model has positions for."""
+        most = self.shape.max_positions - NEW_TOKENS
+        return [min(n, most) for n in wanted]
+
+    def generate(self, lengths: Sequence[int], new_tokens: int) -> list[Span]:
+        """Spans of the device while so many tokens follow prompts of random tokens."""
+        prompts = [self._draw.integers(2, self.shape.vocab_size, n).tolist() for n in lengths]
+        first = len(self._timeline.spans)
+        self._engine.generate(prompts, new_tokens)
+        return [s for s in self._timeline.spans[first:] if s.lane is Lane.DEVICE]
+
+    def experts_by_rows(self) -> dict[Lane, tuple[Point, ...]]:
+        """One expert at a time, others in between, so that no cache holds it."""
+        lanes = [Lane.DEVICE, *([Lane.HOST] if self._machine.has_host_lane else [])]
+        return {
+            lane: tuple(
+                _point(self._expert_times(lane, rows), rows)
+                for rows in ROWS
+                if rows < self.shape.max_positions
+            )
+            for lane in lanes
+        }
+
+    def _expert_times(self, lane: Lane, rows: int) -> list[int]:
+        decoder, machine, shape = self._decoder, self._machine, self.shape
+        prompt = self._draw.integers(2, shape.vocab_size, rows).tolist()
+        decoder.begin([prompt], 1)
+        decoder.embed("prefill")
+        times = []
+        on_host = lane is Lane.HOST
+        work: Callable[..., None] = decoder.compute_on_host if on_host else decoder.compute
+        for trial in range(TRIALS):
+            layer = shape.moe_layers[trial % len(shape.moe_layers)]
+            expert = trial * 7 % shape.num_experts
+            decoder.gate(layer)
+            ids_TK = (np.arange(shape.top_k) + expert)[None].repeat(rows, 0) % shape.num_experts
+            decoder.dispatch(layer, ids_TK, ids_TK)
+            op = Op(OpKind.EXPERT, layer, (rows,), (expert,))
+            asked = time.perf_counter_ns()
+            span = machine.submit(op, lane, (), work, layer, (expert,))
+            asked = time.perf_counter_ns() if on_host else asked
+            machine.wait(span)
+            assert span.start_ns is not None
+            assert span.end_ns is not None
+            # On the host, from when the control thread has handed it over.
+            times.append(span.end_ns - min(asked, span.start_ns) if on_host else span.duration_ns)
+        return times
+
+    def return_ns(self) -> float:
+        """From the end of an expert on the host until its output is back."""
+        layer, times = self.shape.moe_layers[0], []
+        for _ in range(TRIALS):
+            expert = self._machine.submit(Op(OpKind.GATE, layer, (1,)), Lane.HOST)
+            back = self._machine.submit(Op(OpKind.RETURN, layer, (1,)), Lane.D2H, (expert,))
+            self._machine.wait(back)
+            assert back.end_ns is not None
+            assert expert.end_ns is not None
+            times.append(back.end_ns - expert.end_ns)
+        return statistics.median(times)
+
+    def copies(self) -> dict[str, float]:
+        """Records to the device, one by one and in a row, and what they cost the control thread."""
+        machine, client = self._machine, _Slots()
+        ops = [
+            Op(OpKind.LOAD, layer, (), (expert,))
+            for layer in self.shape.moe_layers
+            for expert in range(self.shape.num_experts)
+        ]
+        chosen = [ops[n * 5 % len(ops)] for n in range(LOADS)]
+        alone, submit, wake = [], [], []
+        for op in chosen:
+            began = time.perf_counter_ns()
+            span = machine.load(op, client)
+            handed = time.perf_counter_ns()
+            machine.wait(span)
+            assert span.end_ns is not None
+            wake.append(time.perf_counter_ns() - span.end_ns)
+            submit.append(handed - began)
+            alone.append(span.end_ns - handed)
+        train = [machine.load(op, client) for op in chosen]
+        machine.wait(train[-1])
+        ends = [span.end_ns or 0 for span in train]
+        return {
+            "load_ns": statistics.median(alone),
+            "load_after_ns": statistics.median(b - a for a, b in pairwise(ends)),
+            "submit_ns": statistics.median(submit),
+            "wake_ns": statistics.median(wake),
+        }
+
+
+class _Slots:
+    """Sends every record to the first slot."""
+
+    def claim(self, op: Op, now_ns: int) -> tuple[Span, ...] | None:
+        """Nothing is prefetched."""
+        return None
+
+    def under_way(self, op: Op, span: Span) -> None:
+        """Nothing to remember."""
+
+    def arrived(self, op: Op, start_ns: int, end_ns: int) -> None:
+        """Nothing to remember."""
+
+    def slot_of(self, op: Op) -> int:
+        """The first."""
+        return 0
+
+
+# ------------------------------------------------------------------ spans to points
+
+
+def _point(times: Sequence[float], rows: int, pairs: int = 0) -> Point:
+    low, median, high = np.percentile(times, (25, 50, 75))
+    return Point(
+        rows=rows, pairs=pairs, ns=round(float(median)),
+        spread=round(float((high - low) / median), 4),
+    )  # fmt: skip
+
+
+def _by_kind(passes: Sequence[Sequence[Span]]) -> dict[OpKind, tuple[Point, ...]]:
+    """Points of everything but experts.
+
+    Attention of a prefill has rows of its own; in decode, those of a generation are one point.
+    """
+    times: dict[tuple[OpKind, int, int], list[int]] = defaultdict(list)
+    products: dict[tuple[OpKind, int, int], list[int]] = defaultdict(list)
+    for number, spans in enumerate(passes):
+        for span in spans:
+            op = span.op
+            if op.kind is OpKind.EXPERT:
+                continue
+            line = number if op.kind is OpKind.ATTEND else -1
+            key = (op.kind, op.rows[0], line)
+            times[key].append(span.duration_ns)
+            products[key].append(op.pairs)
+    found: dict[OpKind, list[Point]] = defaultdict(list)
+    for (kind, rows, line), samples in times.items():
+        pairs = round(statistics.median(products[kind, rows, line]))
+        found[kind].append(_point(samples, rows, pairs))
+    return {kind: tuple(points) for kind, points in found.items()}
+
+
+def _operation_ns(passes: Sequence[Sequence[Span]], alone: Sequence[Point]) -> float:
+    """What an operation of several experts costs beside them, in decode."""
+    over = []
+    for spans in passes:
+        for span in spans:
+            if span.op.kind is OpKind.EXPERT and set(span.op.rows) == {1}:
+                over.append(span.duration_ns - len(span.op.rows) * interpolated(alone, 1))
+    return max(0.0, statistics.median(over))
+
+
+def _gaps(passes: Sequence[Sequence[Span]]) -> dict[str, float]:
+    """The control thread's time between two operations, and before a layer's first expert."""
+    before: dict[bool, list[int]] = defaultdict(list)
+    for spans in passes:
+        for one, following in pairwise(spans):
+            assert one.end_ns is not None
+            assert following.start_ns is not None
+            before[following.op.kind is OpKind.EXPERT].append(following.start_ns - one.end_ns)
+    gap, first = (statistics.median(before[expert]) for expert in (False, True))
+    return {"gap_ns": gap, "decision_ns": max(0.0, first - gap)}
+
+
+def _error(measured: Measured, spans: Sequence[Span]) -> float:
+    """How far the parts' sum is from a token's time that took no part, as a share of it."""
+    heads = [n for n, span in enumerate(spans) if span.op.kind is OpKind.HEAD]
+    shares = []
+    for first, last in pairwise(heads):
+        token = spans[first + 1 : last + 1]
+        whole = (spans[last].end_ns or 0) - (spans[first].end_ns or 0)
+        expected = 0.0
+        for span in token:
+            op, table = span.op, measured.device[span.op.kind]
+            if op.kind is OpKind.EXPERT:
+                each = sum(interpolated(table, n) for n in op.rows)
+                expected += measured.operation_ns + each + measured.decision_ns
+            else:
+                expected += interpolated(table, op.rows[0], op.pairs)
+            expected += measured.gap_ns
+        shares.append(expected / whole - 1)
+    return statistics.median(shares)
+
+
+# ------------------------------------------------------------------ the disk
+
+
+def _disk(scratch: Path) -> dict[tuple[int, int], float]:
+    """Bytes a second by block size and reads in flight, past the page cache where that can be.
+
+    The key (0, 1) holds the time of the smallest read, in s.
+    """
+    scratch.mkdir(parents=True, exist_ok=True)
+    path = scratch / "disk-test.bin"
+    try:
+        _write(path)
+        return _rates(path)
+    finally:
+        path.unlink(missing_ok=True)
+
+
+def _write(path: Path) -> None:
+    block = os.urandom(1 << 20)  # what a disk could not compress away
+    with path.open("wb") as file:
+        for _ in range(DISK_BYTES // len(block)):
+            file.write(block)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def _rates(path: Path) -> dict[tuple[int, int], float]:
+    direct = getattr(os, "O_DIRECT", 0)
+    try:
+        file = os.open(path, os.O_RDONLY | direct)
+    except OSError:
+        file = os.open(path, os.O_RDONLY)
+    rates: dict[tuple[int, int], float] = {}
+    draw = np.random.default_rng(0)
+    try:
+        for block in (ALIGNMENT, *BLOCKS):
+            for depth in (1,) if block == ALIGNMENT else DEPTHS:
+                count = min(64, DISK_BYTES // block // 2)
+                places = draw.permutation(DISK_BYTES // block)[:count] * block
+                buffers = [mmap.mmap(-1, block) for _ in range(depth)]
+
+                def read(n: int, buffers: list[mmap.mmap] = buffers, places: Any = places) -> int:
+                    return os.preadv(file, [buffers[n % len(buffers)]], int(places[n]))
+
+                with ThreadPoolExecutor(depth) as pool:
+                    began = time.perf_counter()
+                    moved = sum(pool.map(read, range(count)))
+                    took = time.perf_counter() - began
+                if block == ALIGNMENT:
+                    rates[0, 1] = took / count
+                else:
+                    rates[block, depth] = moved / took
+    finally:
+        os.close(file)
+    return rates
+
+
+# ------------------------------------------------------------------ the profile
+
+
+def _profile(
+    measured: Measured,
+    record_bytes: int,
+    shape: ModelShape,
+    disk: dict[tuple[int, int], float],
+    error: float,
+    link_gb_s: float | None,
+) -> dict[str, Any]:
+    today = datetime.date.today()
+    source = f"moebench calibrate, {today}"
+
+    def quantity(value: float, unit: str, how: str) -> dict[str, Any]:
+        value = float(f"{value:.4g}")
+        return {"value": value, "unit": unit, "source": f"{source}: {how}", "badge": "calibrated"}
+
+    def count(value: int, how: str) -> dict[str, Any]:
+        return {"value": value, "unit": "1", "source": how, "badge": "calibrated"}
+
+    expert = measured.device[OpKind.EXPERT]
+    one = record_bytes / expert[0].ns  # bytes a ns, or GB/s
+    most = 2 * shape.expert_params * expert[-1].rows / expert[-1].ns
+    link = record_bytes / measured.load_after_ns
+    fixed = max(0.0, measured.load_ns - measured.load_after_ns)
+    free = (available_bytes() or 0) / 1e9
+    name = "this computer" if link_gb_s is None else f"this computer, link of {link_gb_s:g} GB/s"
+    processor = platform.processor() or platform.machine()
+    blocks = "; ".join(
+        f"{block >> 10} KiB x {depth}: {rate / 1e9:.3g} GB/s"
+        for (block, depth), rate in sorted(disk.items())
+        if block
+    )
+    ideal = quantity(1, "1", "the measured rate is what is reached")
+    zero = quantity(0, "us", "within the measured times of operations")
+    launches = {
+        f"launches_{part}": count(1, "an operation is one call")
+        for part in ("attention", "gate", "expert", "shared", "head")
+    }
+    bandwidth = quantity(one, "GB/s", "one row of one expert after another")
+    compute = quantity(most, "GFLOPS", f"{expert[-1].rows} rows of one expert")
+    return {
+        "name": name,
+        "description": f"{processor}, measured with {measured.what}",
+        "gpu": {
+            "name": f"{processor}, one thread",
+            "memory": quantity(free, "GB", "what is free"),
+            "reserved_memory": quantity(1e-3, "GB", "nothing is kept back"),
+            "bandwidth": bandwidth,
+            "large_read_efficiency": ideal,
+            "small_read_efficiency": ideal,
+            "tensor_bf16": compute,
+            "tensor_efficiency": ideal,
+        },
+        "link": {
+            "name": "the disk" if link_gb_s is None else f"emulated, {link_gb_s:g} GB/s",
+            **{
+                side: quantity(link, "GB/s", f"{LOADS} records in a row")
+                for side in ("pinned_h2d", "pinned_d2h", "pageable_h2d")
+            },
+            "in_engine_efficiency": ideal,
+            "copy_fixed": quantity(fixed / 1e3, "us", "a record alone, beyond one in a row"),
+        },
+        "host": {
+            "name": f"{processor}, one thread",
+            "cores": count(os.cpu_count() or 1, source),
+            "memory": quantity(free, "GB", "what is free"),
+            "gemv_bandwidth": bandwidth,
+            "peak_fp32": compute,
+            "gemm_efficiency": ideal,
+            "handoff": quantity(measured.submit_ns / 1e3, "us", "handing over to a thread"),
+        },
+        "disk": {
+            "name": "the disk of the scratch folder",
+            "queue1_bandwidth": quantity(disk[BLOCKS[-1], 1] / 1e9, "GB/s", blocks),
+            "max_bandwidth": quantity(
+                max(v for k, v in disk.items() if k[0]) / 1e9, "GB/s", blocks
+            ),
+            "access_latency": quantity(disk[0, 1] * 1e6, "us", f"{ALIGNMENT} bytes, one at a time"),
+        },
+        "software": {
+            "lean": {
+                "name": "lean",
+                "description": "moebench's own engine, whose control thread computes the device's",
+                "launch": quantity(measured.gap_ns / 1e3, "us", "between two operations"),
+                "sync": quantity(measured.wake_ns / 1e3, "us", "from an end to going on"),
+                "decision": quantity(measured.decision_ns / 1e3, "us", "before the first expert"),
+                "copy_submit": quantity(measured.submit_ns / 1e3, "us", "handing over a copy"),
+                "hook": zero,
+                "layer": zero,
+                "expert": zero,
+                "waits_each_layer": False,
+                **launches,
+            }
+        },
+        "calibration": {
+            "date": today,
+            "error": quantity(
+                abs(error), "1", f"a held-out token of the resident model: {error:+.1%}"
+            ),
+            "machine": platform.node(),
+        },
+        "measured": measured.model_dump(mode="json"),
+    }
+
+
+def write_profile(profile: dict[str, Any], out: Path) -> None:
+    """Write a profile that ``--machine FILE`` reads."""
+    out.write_text(yaml.safe_dump(profile, sort_keys=False, allow_unicode=True, width=100))

@@ -1,0 +1,167 @@
+"""``moebench validate``: runs systems on this computer and on its calibrated profile, side by side.
+
+Both runs have the same checkpoint, prompts, lengths and slots; only one of them is simulated.
+Errors are signed: (simulated - measured) / measured.
+"""
+
+import statistics
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from moebench.harness.run.runner import prepare, run
+from moebench.harness.run.spec import RunSpec, resolve
+from moebench.reports.tables import dig
+from moebench.substrate.machines.profile import load_profile
+
+#: What a table is expected to reach: errors of TPOT (mean, worst) and of TTFT.
+TARGETS = {"tpot_mean": 0.05, "tpot_worst": 0.10, "ttft_worst": 0.10}
+
+Document = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """What is compared.
+
+    Attributes:
+        systems: by name, each with options as ``--set`` takes them.
+        repeats: measured runs of each; the one with the median TPOT counts.
+        given: options of all runs, as `resolve` takes them.
+    """
+
+    profile: Path
+    weights: Path
+    link_gb_s: float | None
+    systems: Mapping[str, Mapping[str, str]]
+    repeats: int
+    given: Mapping[str, Any]
+    data_dir: Path | None
+
+
+def validate(
+    request: Request, scratch: Path, progress: Callable[[str], None] = lambda text: None
+) -> Document:
+    """Run every system both ways; the table with its provenance.
+
+    Raises:
+        MoeBenchError: the profile, the checkpoint or an option cannot be.
+    """
+    profile = load_profile(str(request.profile))
+    rows, provenance = [], None
+    for name, options in request.systems.items():
+        progress(f"{name}: measured")
+        measured, measured_spread = _measured(request, name, options, scratch)
+        progress(f"{name}: simulated")
+        simulated = _run(_simulated_spec(request, name, options, measured), request, scratch)
+        rows.append(_row(name, options, measured, simulated, measured_spread))
+        provenance = provenance or measured["provenance"]
+    assert provenance is not None, "one system at least"
+    return {
+        "profile": profile.name,
+        "profile_hash": profile.content_hash(),
+        "calibrated": None if profile.calibration is None else str(profile.calibration.date),
+        "calibration_error": dig(profile.model_dump(), "calibration.error.value"),
+        "model": measured["measured"]["model"],
+        "emulated_link_gb_s": request.link_gb_s,
+        "rows": rows,
+        "summary": summary(rows),
+        "provenance": {
+            key: provenance[key]
+            for key in ("versions", "commit", "machine", "weights_hash", "data_hash", "threads")
+        }
+        | {"created": datetime.now(UTC).isoformat(timespec="seconds")},
+    }
+
+
+def _measured(
+    request: Request, name: str, options: Mapping[str, str], scratch: Path
+) -> tuple[Document, float]:
+    """The run with the median TPOT, and how far the others are around it, as a share of it."""
+    spec = resolve(
+        request.data_dir, system=name, machine="local", weights=str(request.weights),
+        emulated_link_gb_s=request.link_gb_s, overrides=dict(options), **request.given,
+    )  # fmt: skip
+    runs = [_run(spec, request, scratch) for _ in range(request.repeats)]
+    runs.sort(key=lambda document: document["metrics"]["tpot_ms"]["mean"])
+    means = [document["metrics"]["tpot_ms"]["mean"] for document in runs]
+    middle = runs[len(runs) // 2]
+    return middle, (means[-1] - means[0]) / statistics.median(means)
+
+
+def _simulated_spec(
+    request: Request, name: str, options: Mapping[str, str], measured: Document
+) -> RunSpec:
+    """The same on the profile: its slots, and what the run itself changed of its options."""
+    given = {k: v for k, v in request.given.items() if k not in ("cache_ratio", "slots")}
+    changed = {"assign": "load"} if measured["spec"]["options"]["assign"] == "load" else {}
+    return resolve(
+        request.data_dir, system=name, machine=str(request.profile),
+        model=measured["spec"]["model"], weights=str(request.weights), precision="fp32",
+        slots=measured["spec"]["slots"], allow_overcommit=True,
+        overrides={**options, **changed}, **given,
+    )  # fmt: skip
+
+
+def _run(spec: RunSpec, request: Request, scratch: Path) -> Document:
+    return run(prepare(spec, request.data_dir), scratch).document
+
+
+def _row(
+    name: str, options: Mapping[str, str], measured: Document, simulated: Document, spread: float
+) -> Document:
+    def both(path: str) -> tuple[float, float]:
+        return dig(measured, path), dig(simulated, path)
+
+    def moved(document: Document) -> int:
+        metrics = document["metrics"]
+        return int(metrics["bytes_h2d"] + metrics["bytes_disk"])
+
+    def hits(document: Document) -> int:
+        return int(document["metrics"]["experts"]["decode"]["hits"])
+
+    times = {figure: both(f"metrics.{figure}_ms.mean") for figure in ("tpot", "ttft")}
+    return {
+        "system": name,
+        "options": dict(options),
+        "spread": round(spread, 4),
+        **{
+            f"{figure}_ms": {"measured": a, "simulated": b, "error": round(b / a - 1, 4)}
+            for figure, (a, b) in times.items()
+        },
+        "bytes": {"measured": moved(measured), "simulated": moved(simulated)},
+        "hits": {"measured": hits(measured), "simulated": hits(simulated)},
+        "agreement": dig(measured, "accuracy.agreement"),
+        "noisy": dig(measured, "measured.noisy"),
+    }
+
+
+def summary(rows: Sequence[Document]) -> Document:
+    """Mean and worst error, and whether systems rank alike (Spearman's ρ of TPOT)."""
+    tpot = [abs(row["tpot_ms"]["error"]) for row in rows]
+    ttft = [abs(row["ttft_ms"]["error"]) for row in rows]
+    figures = {
+        "tpot_mean": statistics.mean(tpot),
+        "tpot_worst": max(tpot),
+        "ttft_worst": max(ttft),
+    }
+    return {
+        **{name: round(value, 4) for name, value in figures.items()},
+        "rank_correlation": _rank_correlation(
+            [row["tpot_ms"]["measured"] for row in rows],
+            [row["tpot_ms"]["simulated"] for row in rows],
+        ),
+        "met": {name: value <= TARGETS[name] for name, value in figures.items()},
+        "targets": TARGETS,
+    }
+
+
+def _rank_correlation(one: Sequence[float], other: Sequence[float]) -> float | None:
+    if len(one) < 2:
+        return None
+    a, b = (np.argsort(np.argsort(values)) for values in (one, other))
+    return round(float(np.corrcoef(a, b)[0, 1]), 4)

@@ -1,0 +1,103 @@
+"""Times of one model's operations, measured on one machine: a part of its hardware profile.
+
+A measured time is a function of rows and, for attention, of the products of queries with keys.  It
+is linear between measured points, and in proportion to the rows beyond the last.
+"""
+
+import hashlib
+from bisect import bisect_left
+from collections.abc import Sequence
+from typing import Annotated
+
+from pydantic import Field, model_validator
+
+from moebench.substrate.machines.protocol import OpKind
+from moebench.substrate.machines.quantity import Inert
+from moebench.substrate.models.shape import ModelShape
+
+_Ns = Annotated[float, Field(ge=0)]
+
+
+class Point(Inert):
+    """One measured time.
+
+    Attributes:
+        rows: of the operation, or of one expert of it.
+        pairs: products of a query with a key that attention computes, over the batch; else 0.
+        spread: the middle half of the trials, as a share of ``ns``, their median.
+    """
+
+    rows: int = Field(gt=0)
+    pairs: int = Field(default=0, ge=0)
+    ns: _Ns
+    spread: float = Field(default=0.0, ge=0)
+
+
+class Measured(Inert):
+    """What was measured of one model on one machine.
+
+    Attributes:
+        shape: the hash of the model's shape (`shape_hash`).
+        what: in words.
+        device, host: times by kind of operation; of experts: of one, without what an operation of
+            several costs once, which is ``operation_ns``.
+        load_ns: a record's way to the device, from the request on, when nothing else is there.
+        load_after_ns: the same right behind another one.
+        return_ns: outputs back from the host.
+        submit_ns: what the control thread spends on handing an operation to another thread.
+        gap_ns: its time between two operations of the device.
+        decision_ns: from a gate's result to the first expert, beyond that.
+        wake_ns: from the end of what it waited for until it goes on.
+    """
+
+    shape: str
+    what: str
+    device: dict[OpKind, tuple[Point, ...]]
+    host: dict[OpKind, tuple[Point, ...]] = Field(default_factory=dict)
+    operation_ns: _Ns
+    load_ns: _Ns
+    load_after_ns: _Ns
+    return_ns: _Ns = 0.0
+    submit_ns: _Ns
+    gap_ns: _Ns
+    decision_ns: _Ns
+    wake_ns: _Ns
+
+    @model_validator(mode="after")
+    def _not_empty(self) -> "Measured":
+        if not all([*self.device.values(), *self.host.values()]):
+            raise ValueError("an operation without a measured point")
+        return self
+
+
+def shape_hash(shape: ModelShape) -> str:
+    """16 hexadecimal digits that say which model was measured."""
+    return hashlib.sha256(shape.model_dump_json().encode()).hexdigest()[:16]
+
+
+def interpolated(points: Sequence[Point], rows: int, pairs: int = 0) -> float:
+    """The time of an operation of so many rows, in ns.
+
+    Points of equal rows are a line over pairs, which goes on beyond its ends.
+    """
+    by_rows: dict[int, list[Point]] = {}
+    for point in sorted(points, key=lambda p: (p.rows, p.pairs)):
+        by_rows.setdefault(point.rows, []).append(point)
+    known = sorted(by_rows)
+    times = [_over_pairs(by_rows[n], pairs) for n in known]
+    if rows >= known[-1]:
+        return times[-1] * rows / known[-1]
+    at = bisect_left(known, rows)
+    if at == 0 or known[at] == rows:
+        return times[at]
+    share = (rows - known[at - 1]) / (known[at] - known[at - 1])
+    return times[at - 1] + share * (times[at] - times[at - 1])
+
+
+def _over_pairs(line: Sequence[Point], pairs: int) -> float:
+    if len(line) == 1:
+        return line[0].ns
+    at = min(max(1, bisect_left([p.pairs for p in line], pairs)), len(line) - 1)
+    low, high = line[at - 1], line[at]
+    slope = (high.ns - low.ns) / (high.pairs - low.pairs)
+    return max(0.0, low.ns + slope * (pairs - low.pairs))

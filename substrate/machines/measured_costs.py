@@ -1,0 +1,67 @@
+"""The cost model of a machine on which the model itself was measured."""
+
+from typing import Any
+
+from moebench.substrate.machines.costs import CostModel
+from moebench.substrate.machines.measured import Measured, interpolated, shape_hash
+from moebench.substrate.machines.profile import HardwareProfile
+from moebench.substrate.machines.protocol import Lane, Op, OpKind
+from moebench.substrate.models.shape import ModelShape, Precision
+
+
+def cost_model(
+    profile: HardwareProfile, shape: ModelShape, precision: Precision, **options: Any
+) -> CostModel:
+    """By measured times if the profile holds this model's; otherwise by its rooflines.
+
+    Args:
+        options: `CostModel`'s own.
+    """
+    if profile.measured is not None and profile.measured.shape == shape_hash(shape):
+        return MeasuredCosts(profile, shape, precision, **options).of(profile.measured)
+    return CostModel(profile, shape, precision, **options)
+
+
+class MeasuredCosts(CostModel):
+    """Prices a measured model's operations by its measured times.
+
+    The device computes what the control thread submits before that goes on (`synchronous`): both
+    are one thread there.
+    """
+
+    synchronous = True
+
+    def of(self, measured: Measured) -> "MeasuredCosts":
+        """Read these times; returns itself."""
+        self._measured = measured
+        self.load_submit_ns = self.copy_submit_ns = round(measured.submit_ns)
+        self.sync_ns, self.decision_ns = round(measured.wake_ns), round(measured.decision_ns)
+        self.waits_each_layer = False
+        return self
+
+    def _price(self, op: Op, lane: Lane) -> float:
+        times = self._measured
+        if op.kind is OpKind.RETURN:
+            return times.return_ns
+        if op.kind is OpKind.LOAD:
+            return times.load_after_ns * op.share
+        if lane is Lane.DEVICE and op.kind is OpKind.EXPERT:
+            experts = sum(interpolated(times.device[op.kind], rows) for rows in op.rows)
+            return times.operation_ns + experts
+        if op.kind is OpKind.PREDICT and not op.network:
+            attend = interpolated(times.device[OpKind.ATTEND], op.rows[0], op.pairs)
+            gates = sum(interpolated(times.device[OpKind.GATE], rows) for rows in op.rows)
+            return gates + (attend if op.context else 0.0)
+        table = times.host if lane is Lane.HOST else times.device
+        if op.kind in table and lane in (Lane.DEVICE, Lane.HOST):
+            return interpolated(table[op.kind], op.rows[0], op.pairs)
+        return super()._price(op, lane)
+
+    def first_launch_ns(self, op: Op, lane: Lane) -> int:
+        """What the control thread does before the operation begins."""
+        return self.control_ns(op, lane)
+
+    def control_ns(self, op: Op, lane: Lane) -> int:
+        """What it does between two operations of its own, or to hand one to another thread."""
+        own = lane in (Lane.DEVICE, Lane.PREDICT)
+        return round(self._measured.gap_ns if own else self._measured.submit_ns)
