@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from moebench.harness.cli import machines, models, traces
+from moebench.harness.cli import here, machines, models, traces
 
 app = typer.Typer(
     help="Compare systems that run Mixture-of-Experts models on a device too small to hold them.",
@@ -314,68 +314,8 @@ def check(
     raise typer.Exit(check_command(update, jobs, json))
 
 
-@app.command()
-def calibrate(
-    out: Annotated[Path, typer.Option(help="The profile's file; its name ends in .yaml.")],
-    weights: Annotated[Path | None, typer.Option(help="Checkpoint to measure with.")] = None,
-    model: Annotated[str | None, typer.Option(help="Or a model, whose scale model it is.")] = None,
-    emulated_link: Annotated[
-        str | None, typer.Option(help="Experts in memory, behind a link; 4GB/s [on the disk].")
-    ] = None,
-    store: STORE = DEFAULT_STORE,
-    json: JSON = False,
-) -> None:
-    """Measure this computer, part by part, and write a hardware profile of it."""
-    from moebench.harness.cli.fidelity import Place, calibrate_command
-    from moebench.harness.options import parse_rate
-
-    rate = parse_rate("--emulated-link", emulated_link)
-    calibrate_command(Place(weights, model, rate), out, store, json)
-
-
-@app.command()
-def validate(
-    profile: Annotated[Path, typer.Option(help="From moebench calibrate.")],
-    weights: Annotated[Path | None, typer.Option(help="Checkpoint to run.")] = None,
-    model: Annotated[str | None, typer.Option(help="Or a model, whose scale model it is.")] = None,
-    emulated_link: Annotated[
-        str | None, typer.Option(help="Experts in memory, behind a link; 4GB/s [on the disk].")
-    ] = None,
-    systems: Annotated[
-        str | None, typer.Option(help="Separated by commas [seven of different kinds].")
-    ] = None,
-    set_: Annotated[
-        list[str] | None, typer.Option("--set", help="system.key=value, repeatable.")
-    ] = None,
-    cache_ratio: Annotated[float, typer.Option(help="Experts on the device, 0-1.")] = 0.25,
-    workload: Annotated[str | None, typer.Option(help="See: moebench list workloads.")] = None,
-    batch: Annotated[int, typer.Option(min=1, help="Sequences decoded together.")] = 1,
-    prompts: Annotated[int, typer.Option(min=1, help="How many prompts.")] = 4,
-    new_tokens: Annotated[int, typer.Option(min=2, help="Generated per prompt.")] = 16,
-    calibrate_texts: Annotated[
-        int | None, typer.Option(help="How many texts learning systems are shown.")
-    ] = None,
-    repeats: Annotated[
-        int, typer.Option(min=1, help="Measured runs of each; the median counts.")
-    ] = 3,
-    data_dir: DATA_DIR = None,
-    store: STORE = DEFAULT_STORE,
-    out: Annotated[Path | None, typer.Option(help="Write the table as JSON.")] = None,
-    json: JSON = False,
-) -> None:
-    """Run systems on this computer and on its profile, and show how far the two are apart."""
-    from moebench.harness.cli.fidelity import SYSTEMS, Place, validate_command
-    from moebench.harness.options import parse_rate
-
-    given = {
-        "cache_ratio": cache_ratio, "workload": workload, "batch": batch, "prompts": prompts,
-        "new_tokens": new_tokens, "calibrate_texts": calibrate_texts,
-    }  # fmt: skip
-    rate = parse_rate("--emulated-link", emulated_link)
-    validate_command(
-        Place(weights, model, rate), profile, systems or SYSTEMS, set_ or [], repeats, given,
-        data_dir, store, out, json,
-    )  # fmt: skip
+app.command()(here.calibrate)
+app.command()(here.validate)
 
 
 @app.command()

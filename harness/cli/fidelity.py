@@ -48,7 +48,8 @@ def calibrate_command(place: Place, out: Path, store: Path, as_json: bool) -> No
     if out.suffix != ".yaml":
         raise InputError(f"--out {out}: a profile's name ends in .yaml, for example here.yaml")
     require_writable(store)
-    from moebench.harness.studies.calibrate import calibrate, write_profile
+    from moebench.harness.studies.calibrate import calibrate
+    from moebench.harness.studies.calibrated_profile import write_profile
 
     profile = calibrate(weights, place.link_gb_s, store)
     write_profile(profile, out)

@@ -6,15 +6,10 @@ disk by block size and depth.  No end-to-end time enters; the *error* that the p
 far the sum of its parts is from a resident model's token that took no part in the measurement.
 """
 
-import datetime
-import mmap
-import os
-import platform
 import statistics
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from itertools import pairwise
 from pathlib import Path
@@ -22,9 +17,10 @@ from typing import Any
 
 import numpy as np
 import torch
-import yaml
 
 from moebench.harness.run.local import DTYPE
+from moebench.harness.studies.calibrated_profile import profile_of
+from moebench.harness.studies.disk import disk_rates
 from moebench.substrate.engine.loop import Engine
 from moebench.substrate.machines.local import LocalMachine
 from moebench.substrate.machines.measured import Measured, Point, interpolated, shape_hash
@@ -33,15 +29,13 @@ from moebench.substrate.machines.records import (
     DiskRecords,
     EmulatedLink,
     MemoryRecords,
-    available_bytes,
 )
 from moebench.substrate.machines.timeline import Timeline
 from moebench.substrate.memory.cache import ExpertCache
 from moebench.substrate.memory.slots import SlotExperts
 from moebench.substrate.memory.tier import Tier
 from moebench.substrate.models.decoder import Decoder
-from moebench.substrate.models.shape import ModelShape
-from moebench.substrate.models.weights import ALIGNMENT, Checkpoint, ExpertStore
+from moebench.substrate.models.weights import Checkpoint, ExpertStore
 from moebench.systems.options import build
 
 #: Rows of one expert that are timed, and how often.
@@ -57,10 +51,6 @@ HELD_OUT = 72
 #: Copies that are timed one by one, and in a row.
 LOADS = 16
 
-#: The file that the disk is timed with; block sizes and reads in flight.
-DISK_BYTES = 256 << 20
-BLOCKS, DEPTHS = (64 << 10, 256 << 10, 1 << 20, 4 << 20), (1, 4, 16)
-
 
 def calibrate(weights: Path, link_gb_s: float | None, scratch: Path) -> dict[str, Any]:
     """Measure this computer with a checkpoint; the profile as a YAML file holds it.
@@ -73,7 +63,7 @@ def calibrate(weights: Path, link_gb_s: float | None, scratch: Path) -> dict[str
         CheckpointError, BudgetError: the checkpoint cannot be read, or does not fit into memory.
     """
     torch.set_num_threads(1)
-    disk = _disk(scratch)
+    disk = disk_rates(scratch)
     with ExitStack() as stack, torch.inference_mode():
         rig = _Rig(Checkpoint(weights), link_gb_s, scratch, stack)
         passes = [
@@ -96,7 +86,7 @@ def calibrate(weights: Path, link_gb_s: float | None, scratch: Path) -> dict[str
         (held_out,) = rig.lengths((HELD_OUT,))
         error = _error(measured, rig.generate([held_out], NEW_TOKENS))
         record_bytes = rig.shape.expert_params * DTYPE.itemsize
-    return _profile(measured, record_bytes, rig.shape, disk, error, link_gb_s)
+    return profile_of(measured, record_bytes, rig.shape, disk, error, link_gb_s)
 
 
 class _Rig:
@@ -312,172 +302,3 @@ def _error(measured: Measured, spans: Sequence[Span]) -> float:
             expected += measured.gap_ns
         shares.append(expected / whole - 1)
     return statistics.median(shares)
-
-
-# ------------------------------------------------------------------ the disk
-
-
-def _disk(scratch: Path) -> dict[tuple[int, int], float]:
-    """Bytes a second by block size and reads in flight, past the page cache where that can be.
-
-    The key (0, 1) holds the time of the smallest read, in s.
-    """
-    scratch.mkdir(parents=True, exist_ok=True)
-    path = scratch / "disk-test.bin"
-    try:
-        _write(path)
-        return _rates(path)
-    finally:
-        path.unlink(missing_ok=True)
-
-
-def _write(path: Path) -> None:
-    block = os.urandom(1 << 20)  # what a disk could not compress away
-    with path.open("wb") as file:
-        for _ in range(DISK_BYTES // len(block)):
-            file.write(block)
-        file.flush()
-        os.fsync(file.fileno())
-
-
-def _rates(path: Path) -> dict[tuple[int, int], float]:
-    direct = getattr(os, "O_DIRECT", 0)
-    try:
-        file = os.open(path, os.O_RDONLY | direct)
-    except OSError:
-        file = os.open(path, os.O_RDONLY)
-    rates: dict[tuple[int, int], float] = {}
-    draw = np.random.default_rng(0)
-    try:
-        for block in (ALIGNMENT, *BLOCKS):
-            for depth in (1,) if block == ALIGNMENT else DEPTHS:
-                count = min(64, DISK_BYTES // block // 2)
-                places = draw.permutation(DISK_BYTES // block)[:count] * block
-                buffers = [mmap.mmap(-1, block) for _ in range(depth)]
-
-                def read(n: int, buffers: list[mmap.mmap] = buffers, places: Any = places) -> int:
-                    return os.preadv(file, [buffers[n % len(buffers)]], int(places[n]))
-
-                with ThreadPoolExecutor(depth) as pool:
-                    began = time.perf_counter()
-                    moved = sum(pool.map(read, range(count)))
-                    took = time.perf_counter() - began
-                if block == ALIGNMENT:
-                    rates[0, 1] = took / count
-                else:
-                    rates[block, depth] = moved / took
-    finally:
-        os.close(file)
-    return rates
-
-
-# ------------------------------------------------------------------ the profile
-
-
-def _profile(
-    measured: Measured,
-    record_bytes: int,
-    shape: ModelShape,
-    disk: dict[tuple[int, int], float],
-    error: float,
-    link_gb_s: float | None,
-) -> dict[str, Any]:
-    today = datetime.date.today()
-    source = f"moebench calibrate, {today}"
-
-    def quantity(value: float, unit: str, how: str) -> dict[str, Any]:
-        value = float(f"{value:.4g}")
-        return {"value": value, "unit": unit, "source": f"{source}: {how}", "badge": "calibrated"}
-
-    def count(value: int, how: str) -> dict[str, Any]:
-        return {"value": value, "unit": "1", "source": how, "badge": "calibrated"}
-
-    expert = measured.device[OpKind.EXPERT]
-    one = record_bytes / expert[0].ns  # bytes a ns, or GB/s
-    most = 2 * shape.expert_params * expert[-1].rows / expert[-1].ns
-    link = record_bytes / measured.load_after_ns
-    fixed = max(0.0, measured.load_ns - measured.load_after_ns)
-    free = (available_bytes() or 0) / 1e9
-    name = "this computer" if link_gb_s is None else f"this computer, link of {link_gb_s:g} GB/s"
-    processor = platform.processor() or platform.machine()
-    blocks = "; ".join(
-        f"{block >> 10} KiB x {depth}: {rate / 1e9:.3g} GB/s"
-        for (block, depth), rate in sorted(disk.items())
-        if block
-    )
-    ideal = quantity(1, "1", "the measured rate is what is reached")
-    zero = quantity(0, "us", "within the measured times of operations")
-    launches = {
-        f"launches_{part}": count(1, "an operation is one call")
-        for part in ("attention", "gate", "expert", "shared", "head")
-    }
-    bandwidth = quantity(one, "GB/s", "one row of one expert after another")
-    compute = quantity(most, "GFLOPS", f"{expert[-1].rows} rows of one expert")
-    return {
-        "name": name,
-        "description": f"{processor}, measured with {measured.what}",
-        "gpu": {
-            "name": f"{processor}, one thread",
-            "memory": quantity(free, "GB", "what is free"),
-            "reserved_memory": quantity(1e-3, "GB", "nothing is kept back"),
-            "bandwidth": bandwidth,
-            "large_read_efficiency": ideal,
-            "small_read_efficiency": ideal,
-            "tensor_bf16": compute,
-            "tensor_efficiency": ideal,
-        },
-        "link": {
-            "name": "the disk" if link_gb_s is None else f"emulated, {link_gb_s:g} GB/s",
-            **{
-                side: quantity(link, "GB/s", f"{LOADS} records in a row")
-                for side in ("pinned_h2d", "pinned_d2h", "pageable_h2d")
-            },
-            "in_engine_efficiency": ideal,
-            "copy_fixed": quantity(fixed / 1e3, "us", "a record alone, beyond one in a row"),
-        },
-        "host": {
-            "name": f"{processor}, one thread",
-            "cores": count(os.cpu_count() or 1, source),
-            "memory": quantity(free, "GB", "what is free"),
-            "gemv_bandwidth": bandwidth,
-            "peak_fp32": compute,
-            "gemm_efficiency": ideal,
-            "handoff": quantity(measured.submit_ns / 1e3, "us", "handing over to a thread"),
-        },
-        "disk": {
-            "name": "the disk of the scratch folder",
-            "queue1_bandwidth": quantity(disk[BLOCKS[-1], 1] / 1e9, "GB/s", blocks),
-            "max_bandwidth": quantity(
-                max(v for k, v in disk.items() if k[0]) / 1e9, "GB/s", blocks
-            ),
-            "access_latency": quantity(disk[0, 1] * 1e6, "us", f"{ALIGNMENT} bytes, one at a time"),
-        },
-        "software": {
-            "lean": {
-                "name": "lean",
-                "description": "moebench's own engine, whose control thread computes the device's",
-                "launch": quantity(measured.gap_ns / 1e3, "us", "between two operations"),
-                "sync": quantity(measured.wake_ns / 1e3, "us", "from an end to going on"),
-                "decision": quantity(measured.decision_ns / 1e3, "us", "before the first expert"),
-                "copy_submit": quantity(measured.submit_ns / 1e3, "us", "handing over a copy"),
-                "hook": zero,
-                "layer": zero,
-                "expert": zero,
-                "waits_each_layer": False,
-                **launches,
-            }
-        },
-        "calibration": {
-            "date": today,
-            "error": quantity(
-                abs(error), "1", f"a held-out token of the resident model: {error:+.1%}"
-            ),
-            "machine": platform.node(),
-        },
-        "measured": measured.model_dump(mode="json"),
-    }
-
-
-def write_profile(profile: dict[str, Any], out: Path) -> None:
-    """Write a profile that ``--machine FILE`` reads."""
-    out.write_text(yaml.safe_dump(profile, sort_keys=False, allow_unicode=True, width=100))

@@ -22,7 +22,7 @@ Document = dict[str, Any]
 #: What a cell may vary without reading other weights, questions or traces.
 OWN_FIELDS = frozenset({
     "system", "variant", "overrides", "setting", "machine", "software", "cache_ratio", "slots",
-    "device_memory_gib", "allow_overcommit", "free_host_gb",
+    "device_memory_gib", "allow_overcommit", "free_host_gb", "emulated_link_gb_s", "page_cache",
 })  # fmt: skip
 
 #: What a replay may vary besides: its passes are read from the trace one by one.

@@ -15,13 +15,14 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from contextlib import nullcontext
 from functools import partial
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 import torch
 
 from moebench.substrate.errors import UsageError
+from moebench.substrate.machines.loader import Job, Loader, start_thread
 from moebench.substrate.machines.protocol import (
     Lane,
     Op,
@@ -31,8 +32,8 @@ from moebench.substrate.machines.protocol import (
     Work,
     op_of,
 )
-from moebench.substrate.machines.records import Records, aligned, rows
-from moebench.substrate.machines.timeline import Timeline
+from moebench.substrate.machines.records import Records, rows
+from moebench.substrate.machines.timeline import Timeline, cause_of
 from moebench.substrate.models.fused import fused_swiglu
 from moebench.substrate.models.weights import unpack
 
@@ -41,30 +42,6 @@ SWITCH_S = 1e-4
 
 #: How often an operation is tried for the first estimate of its time.
 TRIALS = 5
-
-_T = TypeVar("_T")
-
-
-@dataclass(slots=True)
-class _Job:
-    """A transfer for the loader: its chunks, how many are done, and the span of the last.
-
-    Without a client it is a stream of common weights.
-    """
-
-    op: Op
-    client: TransferClient | None
-    lane: Lane
-    chunks: int = 1
-    after: Sequence[Span] = ()
-    done: int = 0
-    start_ns: int = 0
-    #: A prefetch of which every further chunk goes before other loads.
-    finishing: bool = False
-    span: Span = field(init=False)
-
-    def __post_init__(self) -> None:
-        self.span = Span(self.op, self.lane)
 
 
 class _Task(NamedTuple):
@@ -110,12 +87,10 @@ class LocalMachine:
         self.slots = self._rows.view(records.dtype)[:, :values]
         self.lock = threading.RLock()
         self._changed = threading.Condition(self.lock)
-        self._needed: deque[_Job] = deque()
-        self._queued: deque[_Job] = deque()
+        self._loader = Loader(records, self._rows, self._changed, self._carried, self._await)
         self._tasks: deque[_Task] = deque()
         self._backs: deque[_Task] = deque()
-        #: What the loader has taken last.
-        self._carried: _Job | None = None
+        self._d2h = threading.Lock()
         self._last: Span | None = None
         self._least_ns: dict[tuple[OpKind, Lane], int] = {}
         #: Until when the device computed, how long it has been idle since because the control
@@ -129,17 +104,18 @@ class LocalMachine:
     def __enter__(self) -> "LocalMachine":
         self._switch_s = sys.getswitchinterval()
         sys.setswitchinterval(SWITCH_S)
-        self._threads = [_thread("loader", self._next_job, self._carry, self._fail)]
+        loader = self._loader
+        self._threads = [start_thread("loader", loader.next_job, loader.carry, self._fail)]
         if self.has_host_lane:
             for name, tasks in (("host", self._tasks), ("back", self._backs)):
                 following = partial(self._next_task, tasks)
-                self._threads.append(_thread(name, following, self._run, self._fail))
+                self._threads.append(start_thread(name, following, self._run, self._fail))
         self._try_out()
         return self
 
     def __exit__(self, *_: object) -> None:
         with self._changed:
-            self._closing = True
+            self._closing = self._loader.closing = True
             self._changed.notify_all()
         for thread in self._threads:
             thread.join()
@@ -184,7 +160,7 @@ class LocalMachine:
         since_ns = self.now_ns()
         self._await(span)
         self._idle_in_wait += self.now_ns() - since_ns
-        self._waited_for = "load" if span.lane is self.records.lane else Lane.HOST.value
+        self._waited_for = cause_of(span)
 
     def _await(self, span: Span) -> None:
         with self._changed:
@@ -241,7 +217,9 @@ class LocalMachine:
                 work, args = self.records.give_back, (sum(op.rows),)
             return self._hand_over(self._tasks, _Task(Span(op, lane), after, work, args))
         assert op.kind is OpKind.STREAM, f"{op} has no thread here"
-        return self._need(_Job(op, None, lane, after=after))
+        job = Job(op, None, lane, after=after)
+        self._loader.need(job)
+        return job.span
 
     def _hand_over(self, tasks: deque[_Task], task: _Task) -> Span:
         with self._changed:
@@ -268,19 +246,19 @@ class LocalMachine:
         """Ask the loader for a needed expert; it goes before every queued prefetch."""
         if not self._overlap and self._last is not None:
             self.wait(self._last)
-        job = _Job(op, client, self.records.lane, after=after)
-        with self._changed:
+        job = Job(op, client, self.records.lane, after=after)
+        with self.lock:
             client.under_way(op, job.span)
-            self._last = self._need(job)
+            self._loader.need(job)
+        self._last = job.span
         if self._blocking_copies:
             self.wait(job.span)
         return job.span
 
-    def _need(self, job: _Job) -> Span:
-        with self._changed:
-            self._needed.append(job)
-            self._changed.notify_all()
-        return job.span
+    def _carried(self, span: Span, whole: bool) -> None:
+        if whole:
+            self._measured(span)
+        self.timeline.add(span)
 
     def prefetch(
         self,
@@ -293,29 +271,15 @@ class LocalMachine:
 
         What they follow has ended: predictions run on the control thread.
         """
-        with self._changed:
-            begun = [job for job in self._queued if job.done]
-            new = [_Job(op, client, self.records.lane, chunks) for op in ops]
-            self._queued = deque([*begun, *new])
-            self._changed.notify_all()
+        self._loader.prefetch(ops, client, chunks)
 
     def cancel(self, layer: int) -> int:
         """Drop prefetches that the loader has not begun."""
-        with self.lock:
-            kept = [job for job in self._queued if job.done or job.op.layer > layer]
-            dropped = len(self._queued) - len(kept)
-            self._queued = deque(kept)
-            return dropped
+        return self._loader.cancel(layer)
 
     def finish(self, op: Op) -> None:
         """Let the loader go on with a prefetch that has begun before all others that are needed."""
-        with self._changed:
-            if self._carried is not None and self._carried.op == op:
-                self._carried.finishing = True
-            for job in [job for job in self._queued if job.done and job.op == op]:
-                job.finishing = True
-                self._queued.remove(job)
-                self._needed.appendleft(job)
+        self._loader.finish(op)
 
     def write_back(self, layer: int, expert: int, slot: int, since_ns: int) -> Span:
         """Copy a slot back to host memory; a disk is not written."""
@@ -334,75 +298,13 @@ class LocalMachine:
         """What waits for a lane's thread, at the least that each took; the device's has none."""
         with self.lock:
             if lane is self.records.lane:
-                return len(self._needed) * self._least_ns.get((OpKind.LOAD, lane), 0)
+                return self._loader.waiting * self._least_ns.get((OpKind.LOAD, lane), 0)
             waiting = sum(task.span.lane is lane is Lane.HOST for task in self._tasks)
             return waiting * self._least_ns.get((OpKind.EXPERT, lane), 0)
 
     def copy_record(self, layer: int, expert: int, slot: int) -> None:
         """Copy one record into a slot."""
         self.records.copy(layer, expert, self._rows[slot], 0, self.records.stride_bytes)
-
-    # ------------------------------------------------------------------ the loader's thread
-
-    def _next_job(self) -> _Job | None:
-        """The next needed load, else the next prefetch that may begin; None when closing."""
-        with self._changed:
-            while not self._closing:
-                if self._needed:
-                    self._carried = self._needed.popleft()
-                    return self._carried
-                if self._queued:
-                    job = self._queued.popleft()
-                    if job.done or self._begun(job):
-                        self._carried = job
-                        return job
-                    continue
-                self._changed.wait()
-        return None
-
-    def _begun(self, job: _Job) -> bool:
-        assert job.client is not None, "what no client waits for is needed"
-        after = job.client.claim(job.op, self.now_ns())
-        if after is None:
-            return False
-        job.after = after
-        job.client.under_way(job.op, job.span)
-        return True
-
-    def _carry(self, job: _Job) -> None:
-        """Copy a chunk; of a needed load, and of a prefetch in one piece, that is all."""
-        for dependency in job.after:
-            self._await(dependency)
-        if self._closing:
-            return
-        op, client, start_ns, moved = job.op, job.client, self.now_ns(), 0
-        if client is None:
-            moved = self.records.stream(op.layer)
-        else:
-            size = self.records.stride_bytes
-            first = aligned(size * job.done // job.chunks)
-            beyond = size if job.done + 1 == job.chunks else aligned(
-                size * (job.done + 1) // job.chunks
-            )  # fmt: skip
-            slot = self._rows[client.slot_of(op)]
-            if beyond > first:
-                self.records.copy(op.layer, op.experts[0], slot, first, beyond)
-            moved = min(beyond, self.slots[0].nbytes) - first
-        with self._changed:
-            job.start_ns = job.start_ns or start_ns
-            job.done += 1
-            complete = job.done == job.chunks
-            span = job.span if complete else Span(op, job.lane)
-            span.start_ns, span.end_ns = start_ns, self.now_ns()
-            span.moved_bytes = moved
-            if job.chunks == 1:
-                self._measured(span)
-            self.timeline.add(span)
-            if not complete:
-                (self._needed if job.finishing else self._queued).appendleft(job)
-            elif client is not None:
-                client.arrived(op, job.start_ns, span.end_ns)
-            self._changed.notify_all()
 
     # ------------------------------------------------------------------ the host's threads
 
@@ -418,10 +320,13 @@ class LocalMachine:
             self._await(dependency)
         if self._closing:
             return
-        start_ns = self.now_ns()
-        value = None if task.work is None else task.work(*task.args)
+        # Outputs and write-backs share a lane.
+        with self._d2h if span.lane is Lane.D2H else nullcontext():
+            start_ns = self.now_ns()
+            value = None if task.work is None else task.work(*task.args)
+            end_ns = self.now_ns()
         with self._changed:
-            span.start_ns, span.end_ns, span.value = start_ns, self.now_ns(), value
+            span.start_ns, span.end_ns, span.value = start_ns, end_ns, value
             self._measured(span)
             if op.kind is OpKind.WRITE_BACK:
                 span.moved_bytes = self.slots[0].nbytes
@@ -437,27 +342,3 @@ class LocalMachine:
         with self._changed:
             self._failure = self._failure or failure
             self._changed.notify_all()
-
-
-def _thread(
-    name: str,
-    following: Callable[[], _T | None],
-    work: Callable[[_T], None],
-    fail: Callable[[Exception], None],
-) -> threading.Thread:
-    """Start a thread that works off what follows, until nothing does or its work fails."""
-    threads = torch.get_num_threads()
-
-    def loop() -> None:
-        # OpenMP would give a new thread as many as there are cores: other sums, on others' cores.
-        torch.set_num_threads(threads)
-        try:
-            with torch.inference_mode():  # each thread has its own
-                while (one := following()) is not None:
-                    work(one)
-        except Exception as failure:  # whatever it is, it must be heard of
-            fail(failure)
-
-    thread = threading.Thread(target=loop, name=name, daemon=True)
-    thread.start()
-    return thread

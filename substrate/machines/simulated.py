@@ -24,24 +24,11 @@ from moebench.substrate.machines.protocol import (
     Work,
     op_of,
 )
-from moebench.substrate.machines.timeline import Timeline
+from moebench.substrate.machines.timeline import Timeline, cause_of
 
-#: What the device waited for, by what it depended on; otherwise by that one's lane.
-_CAUSES = {
-    OpKind.LOAD: "load",
-    OpKind.READ: "load",
-    OpKind.STREAM: "load",
-    OpKind.RETURN: "host",
-}
-_LANE_NAMES = {lane: lane.value for lane in Lane}
 #: An enum's member is looked up by a Python function, and these come with every operation.
 _DEVICE, _HOST, _H2D, _DISK = Lane.DEVICE, Lane.HOST, Lane.H2D, Lane.DISK
 _EXPERT = OpKind.EXPERT
-
-
-def _cause(span: Span) -> str:
-    """What a lane stands idle for that waits for the span."""
-    return _CAUSES.get(span.op.kind) or _LANE_NAMES[span.lane]
 
 
 @dataclass(slots=True)
@@ -134,7 +121,7 @@ class SimulatedMachine:
             idle = end - max(self._now, self._free[_DEVICE])
             if idle > 0:
                 self._idle_in_wait += idle
-                self._waited_for = _cause(span)
+                self._waited_for = cause_of(span)
         self._now = max(self._now, end) + self.costs.sync_ns
         self._start_queued()
 
@@ -285,7 +272,7 @@ class SimulatedMachine:
                 raise IntegrityError(f"{op} waits for {dependency!r}, which has not started")
             if end > start:
                 start = end
-                cause = _cause(dependency)
+                cause = cause_of(dependency)
                 late = since_ns - free - waited if since_ns > free else 0
         end = start + duration_ns
         if end < not_before_ns:

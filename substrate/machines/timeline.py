@@ -10,8 +10,22 @@ from typing import Any
 from moebench.substrate.machines.protocol import Lane, Machine, Op, OpKind, Span
 from moebench.substrate.terms import Phase
 
+#: What the device waited for, by what it depended on; otherwise by that one's lane.
+_CAUSES = {
+    OpKind.LOAD: "load",
+    OpKind.READ: "load",
+    OpKind.STREAM: "load",
+    OpKind.RETURN: "host",
+}
+_LANE_NAMES = {lane: lane.value for lane in Lane}
+
 #: How many measured durations of each kind are kept.
 COSTS_KEPT = 64
+
+
+def cause_of(span: Span) -> str:
+    """What a lane stands idle for that waits for the span."""
+    return _CAUSES.get(span.op.kind) or _LANE_NAMES[span.lane]
 
 
 def _recent() -> "deque[float]":

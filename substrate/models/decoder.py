@@ -3,8 +3,8 @@
 Shape letters: B sequences, T rows (all tokens of this pass), H hidden, E experts, K chosen.
 """
 
-from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
+from functools import partial
 from typing import NamedTuple
 
 import numpy as np
@@ -13,6 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from moebench.substrate.errors import IntegrityError, UsageError
+from moebench.substrate.models.block import Block, RoutedAhead, places_of
 from moebench.substrate.models.fused import FusedLayer, fused_swiglu
 from moebench.substrate.models.layers import (
     CacheWindow,
@@ -40,46 +41,6 @@ class _Ahead(NamedTuple):
     mixed: Tensor
     attended: Tensor
     scored: tuple[Tensor, Tensor, Tensor]
-
-
-@dataclass(slots=True)
-class _Block:
-    """One layer's experts from `dispatch` to their last sum, on the rows ``state`` ``[T, H]``.
-
-    Host experts may be computed while later layers are, so each layer keeps what it reads.
-
-    Attributes:
-        weights: ``[T, K]``.
-        ids: the expert of each (row, rank) place, or -1.
-        places: the places that each active expert fills.
-        by_place: outputs ``[T·K, H]``.
-        together: these were computed in one product.
-        done: experts whose outputs are there.
-        deferred: of the active experts, those that the next layer adds.
-    """
-
-    layer: int
-    state: Tensor
-    weights: Tensor
-    ids: list[int]
-    places: dict[int, list[int]]
-    by_place: Tensor
-    together: bool
-    done: set[int]
-    deferred: frozenset[int] = frozenset()
-
-
-class _RoutedAhead(NamedTuple):
-    """A layer that was routed early: the state ``[T, H]`` that it is routed by, logits and scores.
-
-    ``places`` are those of its experts, ``outputs`` come from those that are computed already.
-    """
-
-    state: Tensor
-    logits: Tensor
-    scores: Tensor
-    places: dict[int, list[int]]
-    outputs: dict[int, Tensor]
 
 
 class Prefilled(NamedTuple):
@@ -149,12 +110,12 @@ class Decoder:
         self._cos, self._sin = (t.to(dtype) for t in rope_tables(s, torch.arange(longest)))
         self._ahead = None
         #: By layer, those that were routed ahead and have not been summed.
-        self._routed_ahead: dict[int, _RoutedAhead] = {}
+        self._routed_ahead: dict[int, RoutedAhead] = {}
         #: The layer that was dispatched last, until the next one's gate; by layer, those of which
         #: not all outputs were added; and the one that deferred some to this layer.
-        self._block: _Block | None = None
-        self._blocks: dict[int, _Block] = {}
-        self._carried: _Block | None = None
+        self._block: Block | None = None
+        self._blocks: dict[int, Block] = {}
+        self._carried: Block | None = None
         self._prompts = [list(p) for p in prompts]
         self._tokens: list[list[int]] = [list(p) for p in prompts]
         self._forced = [list(tokens) for tokens in forced] or [[] for _ in prompts]
@@ -255,13 +216,13 @@ class Decoder:
         weights = gate_weights(self.shape, self._logits, self._scores, weigh_as, fewer)
         if fewer or (ids_TK is not weigh_as_TK and (ids_TK < 0).any()):
             ids, weights = ids.clamp(min=0), weights.masked_fill(ids < 0, 0)
-        places = _places(ids_TK)
-        by_place = self._gathered(layer, ids)
-        together = by_place is not None
-        if by_place is None:
-            by_place = self._y.new_zeros(ids_TK.size, self.shape.hidden_size)
-        self._block = self._blocks[layer] = _Block(
-            layer, self._y, weights, ids_TK.ravel().tolist(), places, by_place, together, set()
+        places = places_of(ids_TK)
+        outputs = self._gathered(layer, ids)
+        together = outputs is not None
+        if outputs is None:
+            outputs = self._y.new_zeros(ids_TK.size, self.shape.hidden_size)
+        self._block = self._blocks[layer] = Block(
+            layer, self._y, weights, ids_TK.ravel().tolist(), places, outputs, together
         )
         return {expert: len(filled) for expert, filled in places.items()}
 
@@ -283,32 +244,18 @@ class Decoder:
 
     def compute(self, layer: int, experts: Sequence[int]) -> None:
         """SwiGLU of experts on the rows that chose them."""
-        self._compute(self._blocks[layer], experts)
+        self._blocks[layer].compute(experts, partial(self._swiglu, layer))
 
     def compute_on_host(self, layer: int, experts: Sequence[int], ahead: bool = False) -> None:
         """The same with the host's matrices; ``ahead`` on the state that the layer is routed by."""
-        if not ahead:
-            self._compute(self._blocks[layer], experts, on_host=True)
-            return
-        routed = self._routed_ahead[layer]
-        for e in experts:
-            places = routed.places[e]
-            routed.outputs[e] = self._swiglu(layer, e, routed.state, places, on_host=True)
+        swiglu = partial(self._swiglu, layer, on_host=True)
+        if ahead:
+            self._routed_ahead[layer].compute(experts, self.shape.top_k, swiglu)
+        else:
+            self._blocks[layer].compute(experts, swiglu)
 
-    def _compute(self, block: _Block, experts: Sequence[int], on_host: bool = False) -> None:
-        if not block.together:
-            for e in experts:
-                places = block.places[e]
-                out = self._swiglu(block.layer, e, block.state, places, on_host)
-                block.by_place[places] = out
-        block.done.update(experts)
-
-    def _swiglu(
-        self, layer: int, expert: int, state: Tensor, places: list[int], on_host: bool = False
-    ) -> Tensor:
-        """One expert on the rows of its places ``[n, H]``."""
-        gate_up, down = self.experts.matrices(layer, expert, on_host)
-        return fused_swiglu(state[[place // self.shape.top_k for place in places]], gate_up, down)
+    def _swiglu(self, layer: int, expert: int, rows: Tensor, on_host: bool = False) -> Tensor:
+        return fused_swiglu(rows, *self.experts.matrices(layer, expert, on_host))
 
     def shared(self, layer: int) -> None:
         """Shared experts on all rows."""
@@ -318,40 +265,22 @@ class Decoder:
         """Residual plus routed and shared experts."""
         block, routed = self._blocks.pop(layer), self._routed_ahead.pop(layer, None)
         if routed is not None:
-            for expert, out in routed.outputs.items():
-                block.by_place[block.places[expert]] = out
-            block.done.update(routed.outputs)
-        missing = block.places.keys() - block.done - block.deferred
-        if missing or (self.shape.shared_width and self._shared_out is None):
-            raise IntegrityError(
-                f"layer {layer}: {sorted(missing) or 'shared'} experts were never computed"
-            )
-        weights, carried = block.weights, self._carried
+            block.take(routed.outputs)
+        weights = block.weights_now()
+        if self.shape.shared_width and self._shared_out is None:
+            raise IntegrityError(f"layer {layer}: shared experts were never computed")
+        self._x = self._ahead.mixed if self._ahead else self._mixed(block, weights)
+        carried, self._carried = self._carried, block if block.deferred else None
         if carried is not None:
             del self._blocks[carried.layer]
-        self._carried = block if block.deferred else None
-        if block.deferred:  # host threads may not have come to these
+            self._x = self._x + carried.late_sum()
+        if block.deferred:  # the host may not have come to these
             self._blocks[layer] = block
-            weights = weights.masked_fill(_of(block, block.deferred), 0)
-        self._x = self._ahead.mixed if self._ahead else self._mixed(block, weights)
-        if carried is not None:
-            self._x = self._x + self._deferred(layer, carried)
 
-    def _deferred(self, layer: int, block: _Block) -> Tensor:
-        """The weighted sum ``[T, H]`` of what the layer before deferred to this one."""
-        missing = block.deferred - block.done
-        if missing:
-            raise IntegrityError(
-                f"layer {layer}: {sorted(missing)}, deferred to it, were never computed"
-            )
-        outputs_TKH = block.by_place.view(*block.weights.shape, -1)
-        late_T1K = (block.weights * _of(block, block.deferred)).to(outputs_TKH.dtype)[:, None]
-        return torch.bmm(late_T1K, outputs_TKH).squeeze(1)
-
-    def _mixed(self, block: _Block, weights_TK: Tensor) -> Tensor:
+    def _mixed(self, block: Block, weights_TK: Tensor) -> Tensor:
         """Residual plus shared experts plus the weighted sum over ranks ``[T, H]``."""
         x = self._x if self._shared_out is None else self._x + self._shared_out
-        outputs_TKH = block.by_place.view(*weights_TK.shape, -1)
+        outputs_TKH = block.outputs.view(*weights_TK.shape, -1)
         weights_T1K = weights_TK.to(x.dtype)[:, None]
         return torch.baddbmm(x[:, None], weights_T1K, outputs_TKH).squeeze(1)
 
@@ -375,7 +304,7 @@ class Decoder:
             weights, complete = block.weights, len(done) == len(block.places)
             exact = complete and not block.deferred and self._carried is None
             if not complete:  # an expert that is not done yet weighs nothing
-                weights = weights * _of(block, done)
+                weights = weights * block.filled_by(done)
             mixed = self._mixed(block, weights)
         attended = self._attended(layer + 1, mixed)
         scored = self._scored(layer + 1, attended)
@@ -393,7 +322,7 @@ class Decoder:
     def route_ahead(self, layer: int, ids_TK: Ids) -> None:
         """Keep this layer's normalised state, and what the next layer's gate says of it."""
         logits, scores = self._gated(layer, self._y)
-        self._routed_ahead[layer] = _RoutedAhead(self._y, logits, scores, _places(ids_TK), {})
+        self._routed_ahead[layer] = RoutedAhead(self._y, logits, scores, places_of(ids_TK), {})
 
     def defer(self, layer: int, experts: Sequence[int]) -> None:
         """Add these experts' outputs one layer later."""
@@ -466,18 +395,3 @@ class Decoder:
                 self.shared(layer)
             self.combine(layer)
         return self.pass_logits()
-
-
-def _places(ids_TK: Ids) -> dict[int, list[int]]:
-    """For each active expert, ascending, the flat (row, rank) places that it fills."""
-    places: dict[int, list[int]] = {}
-    for place, expert in enumerate(ids_TK.ravel().tolist()):
-        places.setdefault(expert, []).append(place)
-    places.pop(-1, None)
-    return dict(sorted(places.items()))
-
-
-def _of(block: _Block, experts: Collection[int]) -> Tensor:
-    """Which (row, rank) places some experts fill ``[T, K]``."""
-    chosen = set(experts)
-    return torch.tensor([e in chosen for e in block.ids]).view(block.weights.shape)

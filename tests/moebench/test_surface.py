@@ -30,7 +30,7 @@ OPTIONS = {
         "--cache-ratio", "--slots", "--allow-overcommit", "--device-memory", "--free-host-gb",
         "--set", "--scoring", "--few-shot", "--calibrate-from", "--calibrate-texts", "--seed",
         "--data-dir", "--store", "--timeline", "--routing", "--trace", "--reconstruct-scores",
-        "--force", "--no-interval", "--json",
+        "--force", "--no-interval", "--json", "--emulated-link", "--page-cache",
     },
     "sweep": {
         "--systems", "--settings", "--models", "--machines", "--software", "--workloads",
@@ -50,6 +50,12 @@ OPTIONS = {
         "--out", "--data-dir", "--store",
     },
     "check": {"--update", "--jobs", "--json"},
+    "calibrate": {"--weights", "--model", "--emulated-link", "--out", "--store", "--json"},
+    "validate": {
+        "--profile", "--weights", "--model", "--emulated-link", "--systems", "--set",
+        "--cache-ratio", "--workload", "--batch", "--prompts", "--new-tokens",
+        "--calibrate-texts", "--repeats", "--data-dir", "--store", "--out", "--json",
+    },
     "doctor": {"--system", "--variant", "--jobs", "--data-dir", "--store", "--json"},
     "machines sensitivity": {
         "--system", "--variant", "--setting", "--machine", "--software", "--model", "--workload",

@@ -86,11 +86,11 @@ def refused(*arguments: str | Path) -> str:
         (("run", "--system", "smoe", "--model", SCALE_MODEL), r"no machine: .*--machine NAME"),
         (
             ("run", "--system", "smoe", "--model", SCALE_MODEL, "--machine", "local"),
-            r"--machine local: give --setting NAME",
+            r"--machine local: how many experts .* give --cache-ratio, --slots, or --setting",
         ),
         (
             ("run", "--system", "accelerate", "--setting", "S3", "--machine", "local"),
-            r"--machine local: overlap is False, .*; allowed: --set overlap=true",
+            r"--machine local: module_hooks is true, .*; allowed: --set module_hooks=false",
         ),
         (("report", "--store", "nowhere"), r"no runs in nowhere; run: moebench run"),
     ],

@@ -1,0 +1,132 @@
+"""What was measured of this computer as a hardware profile: a mapping that a YAML file holds."""
+
+import datetime
+import os
+import platform
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from moebench.harness.studies.disk import BLOCKS
+from moebench.substrate.machines.measured import Measured
+from moebench.substrate.machines.protocol import OpKind
+from moebench.substrate.machines.records import available_bytes
+from moebench.substrate.models.shape import ModelShape
+from moebench.substrate.models.weights import ALIGNMENT
+
+
+def profile_of(
+    measured: Measured,
+    record_bytes: int,
+    shape: ModelShape,
+    disk: dict[tuple[int, int], float],
+    error: float,
+    link_gb_s: float | None,
+) -> dict[str, Any]:
+    """Every number of a profile, those of the roofline from the measured operations.
+
+    Args:
+        record_bytes: an expert's.
+        disk: from `disk_rates`.
+        error: of the sum of the parts, as a share of a token that took no part.
+    """
+    today = datetime.date.today()
+    source = f"moebench calibrate, {today}"
+
+    def quantity(value: float, unit: str, how: str) -> dict[str, Any]:
+        value = float(f"{value:.4g}")
+        return {"value": value, "unit": unit, "source": f"{source}: {how}", "badge": "calibrated"}
+
+    def count(value: int, how: str) -> dict[str, Any]:
+        return {"value": value, "unit": "1", "source": how, "badge": "calibrated"}
+
+    expert = measured.device[OpKind.EXPERT]
+    one = record_bytes / expert[0].ns  # bytes a ns, or GB/s
+    most = 2 * shape.expert_params * expert[-1].rows / expert[-1].ns
+    link = record_bytes / measured.load_after_ns
+    fixed = max(0.0, measured.load_ns - measured.load_after_ns)
+    free = (available_bytes() or 0) / 1e9
+    name = "this computer" if link_gb_s is None else f"this computer, link of {link_gb_s:g} GB/s"
+    processor = platform.processor() or platform.machine()
+    blocks = "; ".join(
+        f"{block >> 10} KiB x {depth}: {rate / 1e9:.3g} GB/s"
+        for (block, depth), rate in sorted(disk.items())
+        if block
+    )
+    ideal = quantity(1, "1", "the measured rate is what is reached")
+    zero = quantity(0, "us", "within the measured times of operations")
+    launches = {
+        f"launches_{part}": count(1, "an operation is one call")
+        for part in ("attention", "gate", "expert", "shared", "head")
+    }
+    bandwidth = quantity(one, "GB/s", "one row of one expert after another")
+    compute = quantity(most, "GFLOPS", f"{expert[-1].rows} rows of one expert")
+    return {
+        "name": name,
+        "description": f"{processor}, measured with {measured.what}",
+        "gpu": {
+            "name": f"{processor}, one thread",
+            "memory": quantity(free, "GB", "what is free"),
+            "reserved_memory": quantity(1e-3, "GB", "nothing is kept back"),
+            "bandwidth": bandwidth,
+            "large_read_efficiency": ideal,
+            "small_read_efficiency": ideal,
+            "tensor_bf16": compute,
+            "tensor_efficiency": ideal,
+        },
+        "link": {
+            "name": "the disk" if link_gb_s is None else f"emulated, {link_gb_s:g} GB/s",
+            **{
+                side: quantity(link, "GB/s", "records in a row")
+                for side in ("pinned_h2d", "pinned_d2h", "pageable_h2d")
+            },
+            "in_engine_efficiency": ideal,
+            "copy_fixed": quantity(fixed / 1e3, "us", "a record alone, beyond one in a row"),
+        },
+        "host": {
+            "name": f"{processor}, one thread",
+            "cores": count(os.cpu_count() or 1, source),
+            "memory": quantity(free, "GB", "what is free"),
+            "gemv_bandwidth": bandwidth,
+            "peak_fp32": compute,
+            "gemm_efficiency": ideal,
+            "handoff": quantity(measured.submit_ns / 1e3, "us", "handing over to a thread"),
+        },
+        "disk": {
+            "name": "the disk of the scratch folder",
+            "queue1_bandwidth": quantity(disk[BLOCKS[-1], 1] / 1e9, "GB/s", blocks),
+            "max_bandwidth": quantity(
+                max(v for k, v in disk.items() if k[0]) / 1e9, "GB/s", blocks
+            ),
+            "access_latency": quantity(disk[0, 1] * 1e6, "us", f"{ALIGNMENT} bytes, one at a time"),
+        },
+        "software": {
+            "lean": {
+                "name": "lean",
+                "description": "moebench's own engine, whose control thread computes the device's",
+                "launch": quantity(measured.gap_ns / 1e3, "us", "between two operations"),
+                "sync": quantity(measured.wake_ns / 1e3, "us", "from an end to going on"),
+                "decision": quantity(measured.decision_ns / 1e3, "us", "before the first expert"),
+                "copy_submit": quantity(measured.submit_ns / 1e3, "us", "handing over a copy"),
+                "hook": zero,
+                "layer": zero,
+                "expert": zero,
+                "waits_each_layer": False,
+                **launches,
+            }
+        },
+        "calibration": {
+            "date": today,
+            "error": quantity(
+                abs(error), "1", f"a held-out token of the resident model: {error:+.1%}"
+            ),
+            "machine": platform.node(),
+        },
+        "measured": measured.model_dump(mode="json"),
+    }
+
+
+def write_profile(profile: dict[str, Any], out: Path) -> None:
+    """Write a profile that ``--machine FILE`` reads."""
+    out.write_text(yaml.safe_dump(profile, sort_keys=False, allow_unicode=True, width=100))

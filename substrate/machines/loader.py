@@ -1,0 +1,190 @@
+"""The thread that brings experts to a local machine's slots: needed ones first, then prefetches."""
+
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import TypeVar
+
+import torch
+from torch import Tensor
+
+from moebench.substrate.machines.protocol import Lane, Op, Span, TransferClient
+from moebench.substrate.machines.records import Records, aligned
+
+_T = TypeVar("_T")
+
+
+@dataclass(slots=True)
+class Job:
+    """A transfer: its chunks, how many are done, and the span of the last.
+
+    Without a client it is a stream of common weights.
+    """
+
+    op: Op
+    client: TransferClient | None
+    lane: Lane
+    chunks: int = 1
+    after: Sequence[Span] = ()
+    done: int = 0
+    start_ns: int = 0
+    #: A prefetch of which every further chunk goes before other loads.
+    finishing: bool = False
+    span: Span = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.span = Span(self.op, self.lane)
+
+
+class Loader:
+    """Needed transfers in their order, then prefetches in theirs.
+
+    All but the copying itself happens under the machine's lock.
+
+    Args:
+        changed: the machine's condition; everybody is told of every end.
+        rows: the device's slots ``[slots, stride]`` as bytes.
+        ended: is given the span of every chunk, under the lock.
+        await_: returns when a span has ended, or the machine closes.
+    """
+
+    def __init__(
+        self,
+        records: Records,
+        rows: Tensor,
+        changed: threading.Condition,
+        ended: Callable[[Span, bool], None],
+        await_: Callable[[Span], None],
+    ) -> None:
+        self._records, self._rows, self._changed = records, rows, changed
+        self._ended, self._await = ended, await_
+        self._record_bytes = records.shape.expert_params * records.dtype.itemsize
+        self._needed: deque[Job] = deque()
+        self._queued: deque[Job] = deque()
+        #: What was taken last.
+        self._carried: Job | None = None
+        self.closing = False
+
+    @property
+    def waiting(self) -> int:
+        """How many needed transfers have not begun."""
+        return len(self._needed)
+
+    def need(self, job: Job) -> None:
+        """Carry it before every prefetch."""
+        with self._changed:
+            self._needed.append(job)
+            self._changed.notify_all()
+
+    def prefetch(self, ops: Iterable[Op], client: TransferClient, chunks: int) -> None:
+        """Queue prefetches in place of those that have not begun."""
+        with self._changed:
+            begun = [job for job in self._queued if job.done]
+            new = [Job(op, client, self._records.lane, chunks) for op in ops]
+            self._queued = deque([*begun, *new])
+            self._changed.notify_all()
+
+    def cancel(self, layer: int) -> int:
+        """Drop prefetches for layers up to this one that have not begun; returns how many."""
+        with self._changed:
+            kept = [job for job in self._queued if job.done or job.op.layer > layer]
+            dropped = len(self._queued) - len(kept)
+            self._queued = deque(kept)
+            return dropped
+
+    def finish(self, op: Op) -> None:
+        """Go on with a prefetch that has begun before all others that are needed."""
+        with self._changed:
+            if self._carried is not None and self._carried.op == op:
+                self._carried.finishing = True
+            for job in [job for job in self._queued if job.done and job.op == op]:
+                job.finishing = True
+                self._queued.remove(job)
+                self._needed.appendleft(job)
+
+    # ------------------------------------------------------------------ its thread
+
+    def next_job(self) -> Job | None:
+        """The next needed one, else the next prefetch that may begin; None when closing."""
+        with self._changed:
+            while not self.closing:
+                if self._needed:
+                    self._carried = self._needed.popleft()
+                    return self._carried
+                if self._queued:
+                    job = self._queued.popleft()
+                    if job.done or self._begun(job):
+                        self._carried = job
+                        return job
+                    continue
+                self._changed.wait()
+        return None
+
+    def _begun(self, job: Job) -> bool:
+        assert job.client is not None, "what no client waits for is needed"
+        after = job.client.claim(job.op, time.perf_counter_ns())
+        if after is None:
+            return False
+        job.after = after
+        job.client.under_way(job.op, job.span)
+        return True
+
+    def carry(self, job: Job) -> None:
+        """Copy a chunk; of a needed load, and of a prefetch in one piece, that is all."""
+        for dependency in job.after:
+            self._await(dependency)
+        if self.closing:
+            return
+        start_ns = time.perf_counter_ns()
+        moved = self._records.stream(job.op.layer) if job.client is None else self._copy(job)
+        with self._changed:
+            job.start_ns = job.start_ns or start_ns
+            job.done += 1
+            complete = job.done == job.chunks
+            span = job.span if complete else Span(job.op, job.lane)
+            span.start_ns, span.end_ns = start_ns, time.perf_counter_ns()
+            span.moved_bytes = moved
+            self._ended(span, job.chunks == 1)
+            if not complete:
+                (self._needed if job.finishing else self._queued).appendleft(job)
+            elif job.client is not None:
+                job.client.arrived(job.op, job.start_ns, span.end_ns)
+            self._changed.notify_all()
+
+    def _copy(self, job: Job) -> int:
+        """The next chunk of a record; how many of its bytes."""
+        assert job.client is not None
+        size = self._records.stride_bytes
+        first = aligned(size * job.done // job.chunks)
+        last = job.done + 1 == job.chunks
+        beyond = size if last else aligned(size * (job.done + 1) // job.chunks)
+        slot = self._rows[job.client.slot_of(job.op)]
+        if beyond > first:
+            self._records.copy(job.op.layer, job.op.experts[0], slot, first, beyond)
+        return min(beyond, self._record_bytes) - min(first, self._record_bytes)
+
+
+def start_thread(
+    name: str,
+    following: Callable[[], _T | None],
+    work: Callable[[_T], None],
+    fail: Callable[[Exception], None],
+) -> threading.Thread:
+    """Start a thread that works off what follows, until nothing does or its work fails."""
+    threads = torch.get_num_threads()
+
+    def loop() -> None:
+        # OpenMP would give a new thread as many as there are cores: other sums, on others' cores.
+        torch.set_num_threads(threads)
+        try:
+            with torch.inference_mode():  # each thread has its own
+                while (one := following()) is not None:
+                    work(one)
+        except Exception as failure:  # whatever it is, it must be heard of
+            fail(failure)
+
+    thread = threading.Thread(target=loop, name=name, daemon=True)
+    thread.start()
+    return thread

@@ -1,0 +1,119 @@
+"""A layer's routed experts on their way from the gate's choice to the layer's sum.
+
+Shape letters: T rows (all tokens of this pass), K chosen experts of each, H hidden.
+"""
+
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from moebench.substrate.errors import IntegrityError
+from moebench.substrate.terms import Ids
+
+#: An expert's output ``[n, H]`` on so many rows ``[n, H]``.
+Compute = Callable[[int, Tensor], Tensor]
+
+
+def places_of(ids_TK: Ids) -> dict[int, list[int]]:
+    """For each active expert, ascending, the flat (row, rank) places that it fills."""
+    places: dict[int, list[int]] = {}
+    for place, expert in enumerate(ids_TK.ravel().tolist()):
+        places.setdefault(expert, []).append(place)
+    places.pop(-1, None)
+    return dict(sorted(places.items()))
+
+
+@dataclass(slots=True)
+class Block:
+    """One layer's experts.  Some may be computed while later layers are: it keeps what they read.
+
+    Attributes:
+        state: the rows that experts read ``[T, H]``.
+        weights: of each (row, rank) place ``[T, K]``.
+        ids: the expert of each place, or -1.
+        places: those that each active expert fills.
+        outputs: of each place ``[T·K, H]``.
+        together: these were computed in one product.
+        done: experts whose outputs are there.
+        deferred: of the active experts, those that the next layer adds.
+    """
+
+    layer: int
+    state: Tensor
+    weights: Tensor
+    ids: list[int]
+    places: dict[int, list[int]]
+    outputs: Tensor
+    together: bool
+    done: set[int] = field(default_factory=set)
+    deferred: frozenset[int] = frozenset()
+
+    def compute(self, experts: Collection[int], compute: Compute) -> None:
+        """Fill these experts' places."""
+        if not self.together:
+            top_k = self.weights.shape[1]
+            for expert in experts:
+                places = self.places[expert]
+                self.outputs[places] = compute(expert, self.state[[p // top_k for p in places]])
+        self.done.update(experts)
+
+    def take(self, outputs: Mapping[int, Tensor]) -> None:
+        """Fill experts' places with what was computed before the layer was dispatched."""
+        for expert, out in outputs.items():
+            self.outputs[self.places[expert]] = out
+        self.done.update(outputs)
+
+    def weights_now(self) -> Tensor:
+        """Weights ``[T, K]`` of this layer's sum: what is deferred weighs nothing.
+
+        Raises:
+            IntegrityError: an expert of it was never computed.
+        """
+        self._check(self.places.keys() - self.deferred)
+        if not self.deferred:
+            return self.weights
+        return self.weights.masked_fill(self.filled_by(self.deferred), 0)
+
+    def late_sum(self) -> Tensor:
+        """The weighted sum ``[T, H]`` of what was deferred.
+
+        Raises:
+            IntegrityError: an expert of it was never computed.
+        """
+        self._check(self.deferred)
+        outputs_TKH = self.outputs.view(*self.weights.shape, -1)
+        late = self.weights * self.filled_by(self.deferred)
+        return torch.bmm(late.to(outputs_TKH.dtype)[:, None], outputs_TKH).squeeze(1)
+
+    def filled_by(self, experts: Collection[int]) -> Tensor:
+        """Which places some experts fill ``[T, K]``."""
+        chosen = set(experts)
+        return torch.tensor([e in chosen for e in self.ids]).view(self.weights.shape)
+
+    def _check(self, experts: Collection[int]) -> None:
+        if missing := sorted({*experts} - self.done):
+            raise IntegrityError(f"layer {self.layer}: {missing} experts were never computed")
+
+
+class RoutedAhead(NamedTuple):
+    """A layer that was routed early: by this state ``[T, H]``, with these logits and scores.
+
+    Attributes:
+        places: those of its experts.
+        outputs: of experts that are computed already.
+    """
+
+    state: Tensor
+    logits: Tensor
+    scores: Tensor
+    places: dict[int, list[int]]
+    outputs: dict[int, Tensor]
+
+    def compute(self, experts: Collection[int], top_k: int, compute: Compute) -> None:
+        """Compute some experts before the layer is dispatched."""
+        for expert in experts:
+            rows = [place // top_k for place in self.places[expert]]
+            self.outputs[expert] = compute(expert, self.state[rows])
