@@ -7,7 +7,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -150,7 +150,7 @@ class LiveSession(Session):
         machine = stack.enter_context(
             LocalMachine(store, cache.slots, timeline, blocking_copies=system.blocking_copies)
         )
-        ran = _named(self.spec, shape)
+        ran = named(self.spec, shape)
         notes = [
             f"{ran} ran, measured on this computer's CPU with {cache.slots} slots in memory; "
             "records are read through the page cache"
@@ -205,7 +205,7 @@ class LiveSession(Session):
         return self.answers.accuracy.document()
 
 
-def _named(spec: RunSpec, shape: ModelShape) -> str:
+def named(spec: RunSpec, shape: ModelShape) -> str:
     """The model that computes, as a measured time must name it."""
     size = shape.total_params
     text = f"{size / 1e9:.3g} B" if size >= 1e9 else f"{size / 1e6:.3g} M"
@@ -236,8 +236,19 @@ def _check_local(system: System) -> None:
             )
 
 
-def prepare(spec: RunSpec, data_dir: Path | None) -> LiveSession:
-    """Open the weights, draw the prompts, and check the input.
+class Inputs(NamedTuple):
+    """What a run with weights and questions reads; hashes by name."""
+
+    full: ModelShape
+    checkpoint: Checkpoint
+    sample: PromptSet
+    questions: list[Question]
+    tokenizer: Tokenizer
+    hashes: dict[str, str]
+
+
+def open_inputs(spec: RunSpec, data_dir: Path | None) -> Inputs:
+    """Open the weights, draw the prompts, and check both.
 
     Args:
         data_dir: the folder of evaluation sets, if any.
@@ -245,13 +256,6 @@ def prepare(spec: RunSpec, data_dir: Path | None) -> LiveSession:
     Raises:
         MoeBenchError: one line that says what, where and what is allowed.
     """
-    assert not spec.replays, "harness.run.runner.prepare opens traces too"
-    system = spec.make_system()
-    if system.clairvoyant:
-        raise UsageError(
-            f"{spec.title} must know which experts come next: replay recorded routing, for example "
-            "--trace DIR or --routing drawn"
-        )
     full = model_shape(spec.model)
     checkpoint = Checkpoint(_weights_path(spec))
     check_topology(full, checkpoint.shape, checkpoint.path)
@@ -263,17 +267,33 @@ def prepare(spec: RunSpec, data_dir: Path | None) -> LiveSession:
         "model": _hash(full.model_dump_json()),
         "data": sample.data_hash,
         "profile": _profile_hash(spec),
-        "system": system_hash(system),
         "torch": torch.__version__,
         "numpy": np.__version__,
-        **calibration.identity(spec, system, data_dir),
     }
+    return Inputs(full, checkpoint, sample, questions, tokenizer, hashes)
+
+
+def prepare(spec: RunSpec, data_dir: Path | None) -> LiveSession:
+    """What `open_inputs` opens, and the system.
+
+    Raises:
+        MoeBenchError: one line that says what, where and what is allowed.
+    """
+    assert not spec.replays, "harness.run.runner.prepare opens traces too"
+    system = spec.make_system()
+    if system.clairvoyant:
+        raise UsageError(
+            f"{spec.title} must know which experts come next: replay recorded routing, for example "
+            "--trace DIR or --routing drawn"
+        )
+    full, checkpoint, sample, questions, tokenizer, hashes = open_inputs(spec, data_dir)
+    own = {"system": system_hash(system), **calibration.identity(spec, system, data_dir)}
     return LiveSession(
         spec=spec,
         system=system,
         full=full,
         sample=sample,
-        hashes=hashes,
+        hashes=hashes | own,
         checkpoint=checkpoint,
         tokenizer=tokenizer,
         workload=workload(spec.workload),

@@ -12,8 +12,9 @@ from moebench.substrate.errors import NotApplicableError, UsageError
 from moebench.substrate.machines.profile import DEFAULT_SOFTWARE, check_software
 from moebench.substrate.models.catalogue import model_names, model_shape
 from moebench.substrate.models.shape import Precision
-from moebench.systems.options import build, describe
-from moebench.systems.registry import Variant, name_of, system_class
+from moebench.systems.native.base import NativeSystem
+from moebench.systems.options import build, build_any, build_native, describe
+from moebench.systems.registry import NATIVE, Variant, name_of, system_class
 from moebench.workloads.catalogue import DEFAULT_WORKLOAD, few_shot_of, workload
 from moebench.workloads.hub import is_hub
 
@@ -100,6 +101,15 @@ class RunSpec(BaseModel):
         """The system of this run, built anew."""
         return build(self.system, self.overrides, self.variant)
 
+    def make_native(self) -> NativeSystem:
+        """The native system of this run, built anew."""
+        return build_native(self.system, self.overrides)
+
+    @property
+    def native(self) -> bool:
+        """Whether a third-party package runs by itself."""
+        return self.system in NATIVE
+
     @property
     def replays(self) -> bool:
         """Whether routing is replayed instead of computed."""
@@ -117,7 +127,8 @@ def resolve(data_dir: Path | None, **given: Any) -> RunSpec:
     """
     chosen = {key: value for key, value in given.items() if value is not None}
     system, variant = chosen["system"], chosen.get("variant", "published")
-    system_class(system, variant)
+    if system not in NATIVE:
+        system_class(system, variant)
     alpha, default_alpha = chosen.pop("alpha", None), None
     if "setting" in chosen:
         row = setting(chosen["setting"])
@@ -125,6 +136,8 @@ def resolve(data_dir: Path | None, **given: Any) -> RunSpec:
         if variant == "published":  # a setting's α is its paper's
             default_alpha = row.alpha
         chosen = {**_defaults(row, chosen), **chosen}
+    if system in NATIVE:
+        _check_native(chosen, alpha)
     _check_software(chosen, given)
     if "cache_ratio" in chosen and "slots" in chosen:
         raise UsageError(
@@ -146,9 +159,11 @@ def resolve(data_dir: Path | None, **given: Any) -> RunSpec:
     if chosen.get("scoring", "fixed-length") != "fixed-length" and given.get("new_tokens") is None:
         chosen["new_tokens"] = workload(chosen["workload"]).max_new_tokens
     chosen["few_shot"] = _few_shot(chosen)
-    overrides = _with_alpha(system, variant, chosen.get("overrides", {}), alpha, default_alpha)
+    overrides = chosen.get("overrides", {})
+    if system not in NATIVE:
+        overrides = _with_alpha(system, variant, overrides, alpha, default_alpha)
     # Spelled as the system spells them: 0.30 and 0.3 are one run.
-    spelled = describe(build(system, overrides, variant))
+    spelled = describe(build_any(system, overrides, variant))
     chosen["overrides"] = {key: spelled[key] for key in overrides}
     batch = chosen.get("batch", 1)
     if isinstance(batch, int) and batch > 0:
@@ -171,9 +186,38 @@ def resolve(data_dir: Path | None, **given: Any) -> RunSpec:
 def _check_applicable(spec: RunSpec) -> None:
     """Refuse a model or a batch for which the system does not exist."""
     if spec.model in model_names():
-        reason = spec.make_system().why_not(model_shape(spec.model), spec.batch)
+        system = build_any(spec.system, spec.overrides, spec.variant)
+        reason = system.why_not(model_shape(spec.model), spec.batch)
         if reason is not None:
             raise NotApplicableError(f"{spec.title} with {spec.model}: {reason}")
+
+
+#: What a package that runs by itself has no use for.
+NOT_NATIVE = (
+    "trace", "reconstruct_scores", "routing", "calibrate_from", "calibrate_texts",
+    "allow_overcommit",
+)  # fmt: skip
+
+
+def _check_native(chosen: dict[str, Any], alpha: float | None) -> None:
+    """Refuse what a package cannot be given: a machine that is simulated, and our own options."""
+    name = chosen["system"]
+    if chosen.get("machine") != "local":
+        where = chosen.get("machine", "no machine is named")
+        raise UsageError(
+            f"--system {name}: a package runs for real, on this computer alone ({where}); type: "
+            "--machine local"
+        )
+    given = {**{key: chosen.get(key) for key in NOT_NATIVE}, "alpha": alpha}
+    for key, value in given.items():
+        if value not in (None, False, "model"):
+            option = key.replace("_", "-")
+            raise UsageError(f"--{option} and --system {name}: a package runs by itself")
+    if chosen.get("scoring") in ("likelihood", "prefill"):
+        raise UsageError(
+            f"--scoring {chosen['scoring']} and --system {name}: a package is asked for tokens "
+            "alone; allowed: fixed-length, generation"
+        )
 
 
 #: What a replay has no use for: it computes nothing and measures nothing.
