@@ -9,8 +9,9 @@ the CPU accelerator.  The simulated `deepspeed` models the same on a GPU.
     offload=nvme       offload_param: {device: nvme, buffer_count, buffer_size}: read with libaio
                          past the page cache
 
-Its operators are compiled once, into ``torch_extensions`` beside the interpreter, unless
-``TORCH_EXTENSIONS_DIR`` says where; ``python -m moebench.systems.native.operators`` does so.
+Its operators are compiled once, never within a run, into ``torch_extensions`` beside the
+interpreter unless ``TORCH_EXTENSIONS_DIR`` says where: ``python -m
+moebench.systems.native.operators``.
 
 Deviations and readings:
 
@@ -32,7 +33,7 @@ from typing import Any, ClassVar, Literal
 from moebench.substrate.errors import UsageError
 from moebench.systems.native.base import Job, Runner
 from moebench.systems.native.hugging_face import HuggingFaceSystem, Streaming
-from moebench.systems.native.operators import check_locks, extensions
+from moebench.systems.native.operators import ALWAYS, FROM_NVME, check, extensions
 
 
 @dataclass(kw_only=True)
@@ -71,7 +72,8 @@ class NativeDeepSpeed(HuggingFaceSystem):
 def runner(job: Job) -> Runner:
     """Load the model under ZeRO-3."""
     os.environ.setdefault("TORCH_EXTENSIONS_DIR", str(extensions()))
-    check_locks()
+    nvme = job.options["offload"] == "nvme"
+    check(ALWAYS + FROM_NVME if nvme else ALWAYS)
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
@@ -84,7 +86,7 @@ def runner(job: Job) -> Runner:
     torch: Any = import_module("torch")
     deepspeed.init_distributed(dist_backend="gloo")
     offload: dict[str, Any] = {"device": job.options["offload"], "pin_memory": False}
-    if offload["device"] == "nvme":
+    if nvme:
         offload |= {
             "nvme_path": job.folder,
             "buffer_count": job.options["buffers"],
@@ -99,7 +101,9 @@ def runner(job: Job) -> Runner:
     load = transformers.AutoModelForCausalLM.from_pretrained
     model = load(job.model, dtype=torch.float32).eval()
     engine, *_ = deepspeed.initialize(model=model, config=config)
-    streaming = Streaming(engine.module, [swapped(engine.module)], synced_gpus=False)
+    streaming = Streaming(
+        engine.module, [swapped(engine.module)] if nvme else [], synced_gpus=False
+    )
     streaming.kept = kept  # type: ignore[attr-defined]
     return streaming
 

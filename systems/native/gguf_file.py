@@ -54,13 +54,15 @@ def why_not(shape: ModelShape) -> str | None:
     if shape.family == "xverse":
         return "no GGUF file: llama.cpp's xverse has no experts"
     if shape.family == "phimoe":
-        return "llama.cpp has no sparsemixer gate: Phi-3.5-MoE's answers would be others"
+        return "llama.cpp computes it with a softmax gate and RMS norms, not as Phi-3.5-MoE is"
     known = _ARCHITECTURES.get(shape.family)
     if known is None:
         return f"no GGUF file is written of {shape.family}"
     wrong = {
-        f"a gate of kind {shape.gate.value}": shape.gate is not known.gate,
+        f"gate of kind {shape.gate.value}": shape.gate is not known.gate,
         "clipped queries, keys and values": shape.clip_qkv is not None,
+        "norms over the keys of fewer heads": shape.qk_norm == "full"
+        and shape.num_kv_heads != shape.num_heads,
         f"rotary positions of type {shape.rope_type}": shape.rope_type != "default",
         "dense layers among others": bool(shape.dense_layers)
         and not (known.dense and shape.dense_layers == tuple(range(len(shape.dense_layers)))),

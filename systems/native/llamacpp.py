@@ -14,8 +14,9 @@ Deviations and readings:
 
 - ``kv=f32`` is the default here, for the same precision as every other system of a local run.
 - One sequence at once: llama-cpp-python's ``generate`` has no batch.
-- Only families whose arithmetic llama.cpp shares: XVERSE-MoE has no converter.  Phi-3.5-MoE's
-  sparsemixer gate is a softmax over its two experts there, so its answers would differ.
+- Only families whose arithmetic llama.cpp shares.  XVERSE-MoE has no converter.  Phi-3.5-MoE is
+  computed with a softmax gate and RMS norms (``src/models/phi3.cpp`` at 358a4a0), where the model
+  has sparsemixer and layer norms: its answers would differ.
 - llama.cpp repacks some weights for the processor; repacked ones are in memory, not mapped.
 - Reads go through the page cache.  Without ``memory_limit`` the file stays in it.
 """

@@ -1,18 +1,23 @@
-"""DeepSpeed's compiled operators: built once, kept beside the interpreter.
+"""DeepSpeed's compiled operators: built once, kept beside the interpreter, never within a run.
+
+It would compile them when they are first needed, for many minutes in which nothing is said.
 
 python -m moebench.systems.native.operators
 """
 
 import os
 import sys
+import time
+from collections.abc import Iterable
 from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 from moebench.substrate.errors import MoeBenchError
 
-#: What a run in one process needs, and what reads from NVMe.
-BUILDERS = ("deepspeed_shm_comm", "async_io")
+#: What every run needs, and what one that reads from NVMe needs besides.
+ALWAYS = ("deepspeed_shm_comm", "pin_memory")
+FROM_NVME = ("async_io",)
 
 
 def extensions() -> Path:
@@ -20,42 +25,59 @@ def extensions() -> Path:
     return Path(os.environ.get("TORCH_EXTENSIONS_DIR") or Path(sys.prefix) / "torch_extensions")
 
 
-def check_locks() -> None:
-    """Refuse to wait for a build that may never end.
+#: A lock that is younger is that of another process that looks whether there is anything to build.
+_LOOKING_S = 60.0
+
+
+def built(names: Iterable[str]) -> bool:
+    """Whether these are compiled."""
+    return all((extensions() / name / f"{name}.so").exists() for name in names)
+
+
+def check(names: Iterable[str]) -> None:
+    """Refuse to compile, or to wait for a build that may never end.
 
     PyTorch's build leaves its lock behind when it is killed, and every later one waits for it.
 
     Raises:
-        MoeBenchError: a lock is there.
+        MoeBenchError: one is not compiled, or a lock is there.
     """
-    for name in BUILDERS:
+    for name in names:
         lock = extensions() / name / "lock"
-        if lock.exists():
+        if lock.exists() and time.time() - lock.stat().st_mtime > _LOOKING_S:
             raise MoeBenchError(
                 f"{lock}: DeepSpeed's operators are being built by another process, or one was "
                 "killed while it built them: then delete this file"
             )
+        if not built([name]):
+            headers = "apt-get install libaio-dev; " if name in FROM_NVME else ""
+            raise MoeBenchError(
+                f"DeepSpeed's operator {name} is not compiled in {extensions()}; type: {headers}"
+                "python -m moebench.systems.native.operators"
+            )
 
 
 def build() -> None:
-    """Compile what is missing.
+    """Compile what is missing; without libaio's headers, only what needs none.
 
     Raises:
-        MoeBenchError: libaio's headers are missing.
+        MoeBenchError: another process builds them, or was killed while it did.
     """
     os.environ["TORCH_EXTENSIONS_DIR"] = str(extensions())
     os.environ.setdefault("DS_ACCELERATOR", "cpu")
     # The build calls ninja, which pip puts beside the interpreter.
     os.environ["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
-    check_locks()
+    os.environ.setdefault("MAX_JOBS", str(os.cpu_count() or 1))
+    for name in (*ALWAYS, *FROM_NVME):
+        if (extensions() / name / "lock").exists():
+            check([name])
     shared: Any = import_module("deepspeed.ops.op_builder.cpu")
     asynchronous: Any = import_module("deepspeed.ops.op_builder")
     shared.ShareMemCommBuilder().load()
     reader = asynchronous.AsyncIOBuilder()
     if not reader.is_compatible():
-        raise MoeBenchError(
-            "DeepSpeed's NVMe offload needs libaio's headers; type: apt-get install libaio-dev"
-        )
+        print("no libaio headers: DeepSpeed's NVMe offload is not compiled")
+        return
     reader.load()
 
 

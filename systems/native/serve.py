@@ -30,10 +30,11 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import IO, Any
 
+from moebench.substrate.errors import MoeBenchError
 from moebench.systems.native.base import Job, Runner
 
-#: Of ``/proc/PID``, by file: bytes that came from the disk, and that were asked for by ``read``; the
-#: most memory since the program was started (``ru_maxrss`` counts what started it, too).
+#: Of ``/proc/PID``, by file: bytes that came from the disk, and that were asked for by ``read``;
+#: the most memory since the program was started (``ru_maxrss`` counts what started it, too).
 _PROC = {
     "io": {"read_bytes": "read_bytes", "rchar": "asked_bytes"},
     "status": {"VmHWM": "peak_rss_bytes"},
@@ -78,6 +79,8 @@ def main() -> None:
 
 def _one_line(error: Exception) -> str:
     lines = str(error).strip().splitlines()
+    if isinstance(error, MoeBenchError):
+        return lines[0]
     return f"{type(error).__name__}: {lines[0] if lines else 'no message'}"
 
 
