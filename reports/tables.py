@@ -8,8 +8,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
-from moebench.systems.registry import NATIVE
-
 Document = dict[str, Any]
 Row = dict[str, Any]
 
@@ -125,10 +123,8 @@ def routing_of(spec: Mapping[str, Any]) -> str:
 def software_of(spec: Mapping[str, Any]) -> str:
     """The kind of software that a simulated run is charged with; a measured one ran our engine.
 
-    A package that runs by itself is software of its own.
+    A third-party package that ran by itself is ``native``.
     """
-    if spec.get("system") in NATIVE:
-        return "its own"
     # Runs of earlier versions do not say it.
     return str(spec.get("software", "lean"))
 

@@ -27,6 +27,7 @@ from moebench.harness.run.spec import RunSpec
 from moebench.harness.run.stage import memory_for
 from moebench.substrate.engine.records import Generation
 from moebench.substrate.errors import NotApplicableError
+from moebench.substrate.machines.profile import DEFAULT_SOFTWARE
 from moebench.substrate.machines.timeline import Timeline
 from moebench.substrate.models.weights import Checkpoint
 from moebench.systems.native.base import LOCAL, Job, NativeSystem
@@ -100,7 +101,8 @@ class NativeSession(Prepared):
         if limit != LOCAL:
             return None if limit is None else parse_size("memory_limit", limit)
         # An on-demand system has no memory of its own: what it has is what is offered.
-        capacity = memory_for(self.spec, build("moe-ondemand"), self.full, self.longest).capacity
+        ours = self.spec.model_copy(update={"software": DEFAULT_SOFTWARE})
+        capacity = memory_for(ours, build("moe-ondemand"), self.full, self.longest).capacity
         shape, size = self.checkpoint.shape, LOCAL_DTYPE.itemsize
         experts = capacity.slots * shape.expert_params * size
         common = shape.total_params * size - _experts(shape) * shape.expert_params * size

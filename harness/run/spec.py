@@ -28,6 +28,9 @@ Scoring = Literal["fixed-length", "generation", "likelihood", "prefill"]
 #: drawn with the statistics of real models, or recordings of the real model.
 Routing = Literal["model", "drawn", "real"]
 
+#: What a third-party package runs on, which is no kind that anything is charged for.
+NATIVE_SOFTWARE = "native"
+
 #: Rounded up to whole batches.
 DEFAULT_PROMPTS = 32
 
@@ -41,7 +44,7 @@ class RunSpec(BaseModel):
         variant: the system of the paper, or what its authors' code does.
         machine: a name of the catalogue, a profile's path, or ``local``.
         software: the kind of software whose costs the control thread is charged; a run on this
-            computer is measured with our own engine, ``lean``.
+            computer is measured with our own engine, ``lean``, or a package itself, ``native``.
         model: the full-size model whose bytes and operations are charged.
         weights: a checkpoint that does the mathematics; None is the model's scale model.
         cache_ratio, slots: routed experts on the device, as a share of all or in number; without
@@ -350,8 +353,11 @@ def _check_software(chosen: dict[str, Any], given: dict[str, Any]) -> None:
         if given.get("software") is not None:
             raise UsageError(
                 f"--software {given['software']} and --machine local: this computer is measured, "
-                "with our own engine"
+                "with our own engine or a package itself"
             )
+        if chosen["system"] in NATIVE:
+            chosen["software"] = NATIVE_SOFTWARE
+            return
         chosen["software"] = DEFAULT_SOFTWARE
     check_software(chosen.get("software", DEFAULT_SOFTWARE))
 
