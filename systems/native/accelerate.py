@@ -10,6 +10,7 @@ Transformers 5.23).  The simulated `accelerate` models the same on a GPU.
     offload=disk, read=mmap       from_pretrained(device_map=...): a safetensors file a tensor; a
                                     use maps it, and the pages that are touched are read
     offload=cpu                   cpu_offload
+    offload=none                  nothing: Transformers alone, all weights in memory
     max_memory=60MB               infer_auto_device_map: so many bytes of whole layers stay, in
                                     order; the others are on the disk
 
@@ -48,7 +49,7 @@ class NativeAccelerate(HuggingFaceSystem):
     paper = "Hugging Face Accelerate 1.15"
     requires: ClassVar[Mapping[str, str]] = {"accelerate": "accelerate"}
 
-    offload: Literal["disk", "cpu"] = "disk"
+    offload: Literal["disk", "cpu", "none"] = "disk"
     read: Literal["copy", "mmap"] = "copy"
     max_memory: str | None = None
 
@@ -56,9 +57,9 @@ class NativeAccelerate(HuggingFaceSystem):
         super().__post_init__()
         if self.max_memory is not None:
             parse_size("max_memory", self.max_memory)
-            if self.offload == "cpu":
+            if self.offload != "disk":
                 raise UsageError(
-                    "max_memory and offload=cpu: all weights stay in memory; allowed: offload=disk"
+                    f"max_memory and offload={self.offload}: all weights stay in memory; allowed: offload=disk"
                 )
 
     @property
@@ -68,6 +69,8 @@ class NativeAccelerate(HuggingFaceSystem):
 
     def remarks(self) -> Sequence[str]:
         """What a reader must know of the way of offloading."""
+        if self.offload == "none":
+            return ["Transformers alone: all weights are in memory, and no hook is attached"]
         if self.offload == "cpu":
             return [
                 "Accelerate's cpu_offload moves nothing where the CPU computes: each hook hands "
@@ -97,6 +100,8 @@ def runner(job: Job) -> Runner:
         model = load(job.model, dtype=torch.float32).eval()
         if options["offload"] == "cpu":
             accelerate.cpu_offload(model, execution_device=cpu)
+        elif options["offload"] == "none":
+            return Streaming(model, [])
         elif most is None:
             accelerate.disk_offload(model, job.folder, execution_device=cpu)
         else:
@@ -107,19 +112,18 @@ def runner(job: Job) -> Runner:
                 model, device_map=found, main_device="cpu", offload_dir=job.folder,
                 force_hooks=True,
             )  # fmt: skip
-    return Streaming(model.eval(), facts(model))
+    count, size = hooks(model)
+    said = f"{count} hooks bring {size / 1e6:.4g} MB of weights for each pass"
+    return Streaming(model.eval(), [said])
 
 
-def facts(model: Any) -> list[str]:
-    """How many hooks bring weights, and how many bytes they bring for a pass."""
-    hooks, offloaded = 0, 0
+def hooks(model: Any) -> tuple[int, int]:
+    """How many hooks bring weights, and how many bytes these are."""
+    count = size = 0
     for module in model.modules():
         hook = getattr(module, "_hf_hook", None)
-        for one in getattr(hook, "hooks", (hook,)):
-            if getattr(one, "offload", False):
-                names = [n for n, _ in module.named_parameters(recurse=False)]
-                hooks += bool(names)
-                offloaded += sum(
-                    p.numel() * p.element_size() for _, p in module.named_parameters(recurse=False)
-                )
-    return [f"{hooks} hooks bring {offloaded / 1e6:.4g} MB of weights for each pass"]
+        if any(getattr(one, "offload", False) for one in getattr(hook, "hooks", (hook,))):
+            own = [*module.parameters(recurse=False)]
+            count += bool(own)
+            size += sum(p.numel() * p.element_size() for p in own)
+    return count, size

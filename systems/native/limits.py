@@ -15,6 +15,9 @@ from pathlib import Path
 
 from moebench.substrate.errors import MoeBenchError
 
+#: How often a control group is asked to shrink.
+_TRIES = 5
+
 _ROOT = Path("/sys/fs/cgroup")
 
 
@@ -51,8 +54,16 @@ class Limit:
         )
         return f"{self._size / 1e6:.4g} MB beside its libraries ({kind})"
 
-    def enclose(self, pid: int) -> None:
-        """Put a process under it; nothing is limited yet."""
+    def enclose(self, pid: int, model: Path) -> None:
+        """Put a process under it; nothing is limited yet.
+
+        Args:
+            model: the file or folder that it will read.  A control group is charged for pages that
+                it brings into the page cache, not for those that others brought: they are dropped.
+        """
+        for file in [model, *model.rglob("*")]:
+            if file.is_file():
+                _drop_from_page_cache(file)
         self._pid = pid
         for parent, file in _groups():
             group = parent / f"moebench-{pid}"
@@ -82,16 +93,20 @@ class Limit:
             MoeBenchError: the process has more already, and it cannot be taken away.
         """
         total = self._libraries + self._size
-        try:
-            if self._group is None:
-                resource.prlimit(self._pid, resource.RLIMIT_DATA, (total, total))
-            else:
-                (self._group / _limit_file(self._group)).write_text(str(total))
-        except OSError as error:
-            raise MoeBenchError(
-                f"memory_limit: cannot be set to {self._size / 1e6:.4g} MB beside the libraries; "
-                f"the loaded model needs more ({error.strerror})"
-            ) from error
+        for tries_left in reversed(range(_TRIES)):
+            try:
+                if self._group is None:
+                    resource.prlimit(self._pid, resource.RLIMIT_DATA, (total, total))
+                else:
+                    (self._group / _limit_file(self._group)).write_text(str(total))
+                return
+            except OSError as error:  # the kernel has not freed enough yet, or cannot
+                if not tries_left:
+                    held = max(0, self._used() - self._libraries)
+                    raise MoeBenchError(
+                        f"memory_limit: {self._size / 1e6:.4g} MB beside the libraries is less "
+                        f"than the loaded model needs at least: it has {held / 1e6:.4g} MB"
+                    ) from error
 
     def release(self) -> None:
         """Remove the control group; its process has ended."""
@@ -124,6 +139,16 @@ def _groups() -> list[tuple[Path, str]]:
             elif "memory" in controllers.split(","):
                 found.append((_ROOT / "memory" / path.lstrip("/"), "memory.limit_in_bytes"))
     return [(parent, file) for parent, file in found if os.access(parent, os.W_OK)]
+
+
+def _drop_from_page_cache(file: Path) -> None:
+    with suppress(OSError):
+        descriptor = os.open(file, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+            os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
+        finally:
+            os.close(descriptor)
 
 
 def _limit_file(group: Path) -> str:

@@ -56,7 +56,7 @@ class NativeProcess:
             )  # fmt: skip
         try:
             if self._limit is not None:
-                self._limit.enclose(self._process.pid)
+                self._limit.enclose(self._process.pid, Path(self._job.model))
             self.send(asdict(self._job))
         except BaseException:
             self._stop()

@@ -99,7 +99,7 @@ def _serve(orders: Iterator[dict[str, Any]], say: Any) -> None:
         torch.set_num_threads(job.options["threads"])
     begun = time.monotonic_ns()
     runner: Runner = import_module(job.adapter).runner(job)
-    gc.collect()
+    _settle(Path(job.folder))
     say(loaded=list(runner.facts), load_ns=time.monotonic_ns() - begun, usage=usage())
 
     def put(tokens: Sequence[int]) -> None:
@@ -109,6 +109,17 @@ def _serve(orders: Iterator[dict[str, Any]], say: Any) -> None:
         say(started=time.monotonic_ns())
         runner.generate(order["prompts"], order["new_tokens"], order["end"], put)
         say(done=usage())
+
+
+def _settle(folder: Path) -> None:
+    """Give back what loading alone needed, so that a limit on memory finds it free."""
+    gc.collect()
+    with suppress(AttributeError):  # glibc's
+        ctypes.CDLL(None).malloc_trim(0)
+    for file in folder.rglob("*"):  # the page cache lets go of what is written
+        if file.is_file():
+            with file.open("rb") as stream:
+                os.fsync(stream.fileno())
 
 
 def _version(module: str) -> str | None:
