@@ -72,15 +72,14 @@ def loaded(package: str, model: Path, **options: str) -> Iterator[Runner]:
 def token_us(runner: Runner) -> float:
     """CPU time of a decoded token: the least of several medians, in µs."""
     found = []
+    ends: list[int] = []
     for _ in range(REPEATS):
-        ends: list[int] = []
-        runner.generate([[3, 1, 4, 1, 5]], TOKENS, None, lambda _: ends.append(_clock()))
+        ends.clear()
+        runner.generate(
+            [[3, 1, 4, 1, 5]], TOKENS, None, lambda _: ends.append(time.thread_time_ns())
+        )
         found.append(median(np.diff(ends[2:])) / 1e3)
     return float(min(found))
-
-
-def _clock() -> int:
-    return time.thread_time_ns()
 
 
 def fitted(times: dict[tuple[int, int], float]) -> dict[str, float]:

@@ -59,7 +59,8 @@ class NativeAccelerate(HuggingFaceSystem):
             parse_size("max_memory", self.max_memory)
             if self.offload != "disk":
                 raise UsageError(
-                    f"max_memory and offload={self.offload}: all weights stay in memory; allowed: offload=disk"
+                    f"max_memory and offload={self.offload}: all weights stay in memory; "
+                    "allowed: offload=disk"
                 )
 
     @property

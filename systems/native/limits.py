@@ -61,9 +61,9 @@ class Limit:
             model: the file or folder that it will read.  A control group is charged for pages that
                 it brings into the page cache, not for those that others brought: they are dropped.
         """
-        for file in [model, *model.rglob("*")]:
-            if file.is_file():
-                _drop_from_page_cache(file)
+        for path in (model, *model.rglob("*")):
+            if path.is_file():
+                _drop_from_page_cache(path)
         self._pid = pid
         for parent, file in _groups():
             group = parent / f"moebench-{pid}"
