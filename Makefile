@@ -44,11 +44,8 @@ $(VENV)/installed: pyproject.toml constraints.txt
 	touch $@
 
 $(VENV)/native: $(VENV)/installed | libaio
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check setuptools wheel
 	CMAKE_BUILD_PARALLEL_LEVEL=$$(nproc) $(BIN)/python -m pip install --quiet \
-	  --disable-pip-version-check -c constraints.txt accelerate gguf llama-cpp-python
-	DS_BUILD_OPS=0 $(BIN)/python -m pip install --quiet --disable-pip-version-check \
-	  -c constraints.txt --no-build-isolation deepspeed
+	  --disable-pip-version-check -c constraints.txt -e ".[native]"
 	$(BIN)/python -m moebench.systems.native.operators
 	touch $@
 

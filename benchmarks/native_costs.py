@@ -9,12 +9,12 @@ decode with each package, as its native system runs it.  A token's time is model
 
 for L layers of k experts a token, and fitted to all combinations of `LAYERS` and `TOP_K`.  Hooks:
 what a token takes with them, less what it takes without, over their number; of DeepSpeed, over the
-number of tensors that it gathers.  Times are CPU times of one thread (the median of a text's
-tokens), so that a busy computer matters little; they hold the time of the tiny products, too.
+number of tensors that it gathers.  Times are CPU times of one thread: the median of a text's
+tokens, the least of all texts and rounds, because neighbours on the same core make CPU time longer
+as well.  They hold the time of the tiny products, too.
 """
 
 import json
-import platform
 import sys
 import tempfile
 import time
@@ -39,7 +39,7 @@ from moebench.systems.options import build_native
 LAYERS, TOP_K = (4, 10, 16), (2, 4, 8)
 #: Where hooks are counted.
 HOOKED = (16, 8)
-TOKENS, REPEATS = 25, 8
+TOKENS, REPEATS, ROUNDS = 25, 4, 4
 
 
 def checkpoint(folder: Path, layers: int, top_k: int) -> Path:
@@ -90,62 +90,61 @@ def fitted(times: dict[tuple[int, int], float]) -> dict[str, float]:
                     strict=True))  # fmt: skip
 
 
-def transformers_costs(folder: Path, experts: str) -> dict[str, float]:
-    """Transformers alone, with one of its ways to compute experts."""
-    times = {}
-    for layers, k in product(LAYERS, TOP_K):
-        with loaded("accelerate", checkpoint(folder, layers, k), offload="none") as runner:
-            runner._model.set_experts_implementation(experts)  # type: ignore[attr-defined]
-            times[layers, k] = token_us(runner)
-    return fitted(times)
+#: What is run: (label, package, options, way to compute experts).
+FITTED = (
+    ("transformers, eager experts", "accelerate", {"offload": "none"}, "eager"),
+    ("transformers, grouped experts", "accelerate", {"offload": "none"}, "grouped_mm"),
+    ("llama.cpp, products included", "llamacpp", {}, None),
+)
+WITH_HOOKS = (
+    ("accelerate", "accelerate", {"offload": "cpu"}),
+    ("deepspeed", "deepspeed", {"offload": "cpu"}),
+)
+
+Times = dict[tuple[str, int, int], float]
 
 
-def llamacpp_costs(folder: Path) -> dict[str, float]:
-    """llama.cpp, products included."""
-    times = {}
-    for layers, k in product(LAYERS, TOP_K):
-        model = write_gguf(Checkpoint(checkpoint(folder, layers, k)), folder / f"{layers}-{k}.gguf")
-        with loaded("llamacpp", model) as runner:
-            times[layers, k] = token_us(runner)
-    return fitted(times)
-
-
-def hook_costs(folder: Path) -> dict[str, dict[str, float]]:
-    """Accelerate's hooks that move nothing, and DeepSpeed's gathers within memory."""
-    model = checkpoint(folder, *HOOKED)
-    with loaded("accelerate", model, offload="none") as runner:
-        plain = token_us(runner)
-    with loaded("accelerate", model, offload="cpu") as runner:
-        count, _ = hooks(runner._model)  # type: ignore[attr-defined]
-        hooked = token_us(runner)
-    with loaded("deepspeed", model, offload="cpu") as runner:
-        tensors = len([*runner._model.parameters()])  # type: ignore[attr-defined]
-        gathered = token_us(runner)
-    return {
-        "accelerate": _shared(plain, hooked, count),
-        "deepspeed": _shared(plain, gathered, tensors),
-    }
-
-
-def _shared(plain: float, hooked: float, count: int) -> dict[str, float]:
-    return {
-        "plain_us": round(plain, 1), "hooked_us": round(hooked, 1), "number": count,
-        "each_us": round((hooked - plain) / count, 1),
-    }  # fmt: skip
+def once(folder: Path) -> tuple[Times, dict[str, int]]:
+    """A token's time with everything, by label, layers and experts; and numbers of hooks."""
+    times: Times = {}
+    for (label, package, options, experts), layers, k in product(FITTED, LAYERS, TOP_K):
+        model = checkpoint(folder, layers, k)
+        if package == "llamacpp":
+            model = write_gguf(Checkpoint(model), folder / f"{layers}-{k}.gguf")
+        with loaded(package, model, **options) as runner:
+            if experts is not None:
+                runner._model.set_experts_implementation(experts)  # type: ignore[attr-defined]
+            times[label, layers, k] = token_us(runner)
+    numbers = {}
+    for label, package, options in WITH_HOOKS:
+        with loaded(package, checkpoint(folder, *HOOKED), **options) as runner:
+            model = runner._model  # type: ignore[attr-defined]
+            found = hooks(model)[0] if label == "accelerate" else len([*model.parameters()])
+            numbers[label] = found
+            times[label, *HOOKED] = token_us(runner)
+    return times, numbers
 
 
 def main(arguments: Sequence[str]) -> None:
     torch.set_num_threads(1)
+    least: Times = {}
     with tempfile.TemporaryDirectory() as scratch:
-        folder = Path(scratch)
-        found: dict[str, Any] = {
-            "machine": f"{platform.processor() or platform.machine()}, {_processor()}",
-            "versions": {"torch": torch.__version__, "transformers": transformers.__version__},
-            "transformers, eager experts": transformers_costs(folder, "eager"),
-            "transformers, grouped experts": transformers_costs(folder, "grouped_mm"),
-            "llama.cpp": llamacpp_costs(folder),
-            "hooks": hook_costs(folder),
-        }
+        for _ in range(ROUNDS):
+            times, numbers = once(Path(scratch))
+            least = {key: min(us, least.get(key, us)) for key, us in times.items()}
+    plain = least["transformers, grouped experts", *HOOKED]
+    found: dict[str, Any] = {
+        "machine": _processor(),
+        "versions": {"torch": torch.__version__, "transformers": transformers.__version__},
+    }
+    for label, *_ in FITTED:
+        found[label] = fitted({key[1:]: us for key, us in least.items() if key[0] == label})
+    for label, *_ in WITH_HOOKS:
+        hooked = least[label, *HOOKED]
+        found[f"{label}'s hooks"] = {
+            "plain_us": round(plain, 1), "hooked_us": round(hooked, 1), "number": numbers[label],
+            "each_us": round((hooked - plain) / numbers[label], 1),
+        }  # fmt: skip
     print(json.dumps(found, indent=1))
 
 

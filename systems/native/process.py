@@ -45,6 +45,7 @@ class NativeProcess:
         self._pending = b""
 
     def __enter__(self) -> "NativeProcess":
+        _remove_leftovers(Path(self._job.folder))
         Path(self._job.folder).mkdir(parents=True, exist_ok=True)
         self._log.parent.mkdir(parents=True, exist_ok=True)
         with self._log.open("wb") as log:
@@ -73,6 +74,7 @@ class NativeProcess:
             with suppress(subprocess.TimeoutExpired, OSError):
                 self._stdin.close()
                 self._process.wait(_FAREWELL_S)
+        if not isinstance(error, Exception):  # nothing failed; Ctrl-C is no failure
             self._log.unlink(missing_ok=True)
         self._stop()
 
@@ -142,6 +144,15 @@ class NativeProcess:
         printed = self._log.read_text(encoding="utf-8", errors="replace").strip().splitlines()
         last = f" ({printed[-1].strip()})" if printed else ""
         return f"{self._name}: its process {how}{last}; all of it: {self._log}"
+
+
+def _remove_leftovers(folder: Path) -> None:
+    """Remove folders of earlier runs that were killed with no time to do so: ``name-PID``."""
+    name = folder.name.rpartition("-")[0]
+    for other in folder.parent.glob(f"{name}-*[0-9]"):
+        alive = Path("/proc", other.name.rpartition("-")[2]).exists()
+        if Path("/proc/self").exists() and not alive and other.is_dir():
+            shutil.rmtree(other, ignore_errors=True)
 
 
 def environment(threads: int) -> dict[str, str]:

@@ -10,7 +10,7 @@ import pytest
 from moebench.substrate.errors import MoeBenchError
 from moebench.systems.native.base import Job
 from moebench.systems.native.limits import Limit
-from moebench.systems.native.process import NativeProcess
+from moebench.systems.native.process import NativeProcess, _remove_leftovers
 
 ORDER = {"prompts": [[1, 2], [3]], "new_tokens": 2, "end": None}
 
@@ -46,16 +46,6 @@ def carried_out(started: NativeProcess) -> None:
         started.send(ORDER)
         while True:
             started.receive()
-
-
-def interrupted(started: NativeProcess) -> None:
-    """Ctrl-C after the first token."""
-    with started:
-        loaded(started)
-        started.send(ORDER)
-        assert "started" in started.receive()
-        assert "tokens" in started.receive()
-        raise KeyboardInterrupt
 
 
 def test_it_streams_tokens_with_their_times(tmp_path: Path) -> None:
@@ -114,9 +104,31 @@ def test_one_that_hangs_is_stopped_with_all_that_it_started(tmp_path: Path) -> N
 
 
 def test_an_interrupt_leaves_no_process(tmp_path: Path) -> None:
+    found: list[int] = []
+
+    def interrupted(started: NativeProcess) -> None:
+        with started:
+            loaded(started)
+            started.send(ORDER)
+            assert "started" in started.receive()
+            assert "tokens" in started.receive()
+            found.extend(pids(tmp_path))
+            raise KeyboardInterrupt
+
     with pytest.raises(KeyboardInterrupt):
         interrupted(process(tmp_path, does="hang"))
-    assert all(map(gone, pids(tmp_path)))
+    assert found
+    assert all(map(gone, found))
+    assert not (tmp_path / "a.log").exists(), "an interrupt is no failure"
+
+
+def test_what_a_killed_run_left_is_removed(tmp_path: Path) -> None:
+    ours, theirs = tmp_path / "work-999999999", tmp_path / "other-999999999"
+    alive = tmp_path / f"work-{os.getpid()}"
+    for folder in (ours, theirs, alive):
+        folder.mkdir()
+    _remove_leftovers(tmp_path / "work-1")
+    assert [folder.exists() for folder in (ours, theirs, alive)] == [False, True, True]
 
 
 def test_a_limit_is_kept_and_released(tmp_path: Path) -> None:
