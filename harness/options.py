@@ -1,6 +1,8 @@
 """Options that several commands share, and the checks that come before any work."""
 
+import math
 import os
+import re
 from pathlib import Path
 
 from moebench.substrate.errors import InputError, UsageError
@@ -26,6 +28,20 @@ def parse_overrides(pairs: list[str]) -> dict[str, str]:
             raise UsageError(f"--set {pair}: expected key=value, for example --set evict=lru")
         overrides[key] = value
     return overrides
+
+
+def parse_rate(option: str, text: str | None) -> float | None:
+    """A rate such as ``4GB/s`` or ``800MB/s``, in GB/s; None where none was given."""
+    if text is None:
+        return None
+    found = re.fullmatch(r"\s*([0-9.]+(?:e-?[0-9]+)?)\s*([GM]B/s)\s*", text)
+    try:
+        rate = float(found[1]) * {"GB/s": 1.0, "MB/s": 1e-3}[found[2]] if found else 0.0
+    except ValueError:
+        rate = 0.0
+    if not 0 < rate < math.inf:
+        raise UsageError(f"{option} {text}: expected a rate, for example 4GB/s or 800MB/s")
+    return rate
 
 
 def require_writable(store: Path) -> None:

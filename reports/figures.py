@@ -11,7 +11,7 @@ from typing import Any
 import altair as alt
 
 from moebench.reports.accuracy import Series
-from moebench.reports.tables import Document, dig, routing_of, software_of, system_of
+from moebench.reports.tables import Document, badge_of, dig, routing_of, software_of, system_of
 from moebench.reports.throughput import Curve
 
 Spec = dict[str, Any]
@@ -134,7 +134,7 @@ def latencies(runs: list[Document]) -> Spec | None:
     values = [
         {
             "run": _label(run),
-            "badge": run["badge"],
+            "badge": badge_of(run).split(", ")[0],
             "tpot": dig(run, "metrics.tpot_ms.mean"),
             "bound": dig(run, "bound.tpot_ms"),
         }

@@ -15,7 +15,7 @@ from markupsafe import Markup
 from moebench.reports import accuracy as alpha
 from moebench.reports import failures, figures, throughput
 from moebench.reports.components import HEADERS, table
-from moebench.reports.tables import COLUMNS, Document, Row, cell, dig, rows
+from moebench.reports.tables import COLUMNS, Document, Row, badge_of, cell, dig, rows
 from moebench.results.store import Cell
 from moebench.substrate.errors import InputError, UsageError
 
@@ -24,6 +24,8 @@ TEMPLATES = Path(__file__).parent / "templates"
 #: What a badge promises about a latency.
 BADGES = {
     "measured": "wall-clock time on the machine that is named",
+    "emulated link": "host memory is this computer's too, behind a copy thread of a limited rate",
+    "noisy": "it spreads from batch to batch by more than a tenth of its median",
     "calibrated": "simulated, with a hardware profile fitted to measurements on that machine",
     "datasheet": "simulated, and published figures of the hardware decide it; never run there",
     "estimate": "simulated, and estimates in the hardware profile decide it; never run there",
@@ -88,7 +90,8 @@ def page(
         _section(index, run, row, timelines.get(run["run_id"], []))
         for index, (run, row) in enumerate(zip(runs, rows(runs), strict=True))
     ]
-    shown = {section[key] for section in sections for key in ("badge", "bound_badge")}
+    badges = (section[key] for section in sections for key in ("badge", "bound_badge"))
+    shown = {part for badge in badges for part in badge.split(", ")}
     return environment.get_template("report.html.j2").render(
         source=source,
         tables=[[c for c in COLUMNS if c.group in ("run", kind)] for kind in ("latency", "detail")],
@@ -116,7 +119,7 @@ def _section(index: int, run: Document, row: Row, records: list[dict[str, Any]])
         "anchor": f"run-{index + 1}",
         "run": run,
         "row": row,
-        "badge": run["badge"],
+        "badge": badge_of(run),
         # A bound is never measured: beside a measured time it must not borrow its badge.
         "bound_badge": run["badge"] if run["simulated"] else "computed",
         "simulated": run["simulated"],

@@ -138,7 +138,13 @@ def model_of(run: Document) -> str | None:
 def basis(run: Document) -> str:
     """A run's badge in words; a measured one says of what."""
     ran = dig(run, "measured.model")
-    return f"{run['badge']} on {ran}" if ran else str(run["badge"])
+    return f"{badge_of(run)} on {ran}" if ran else badge_of(run)
+
+
+def badge_of(run: Document) -> str:
+    """A run's badge; a measurement that spreads too far carries the word *noisy*."""
+    noisy = dig(run, "measured.noisy")
+    return f"{run['badge']}, noisy" if noisy else str(run["badge"])
 
 
 def plus_minus(value: float | None, ends: Mapping[str, float] | None) -> str:
@@ -165,7 +171,7 @@ def _row(run: Document) -> Row:
         "model": model_of(run),
         "routing": routing_of(spec),
         "alpha": spec.get("alpha", dig(spec, "options.alpha")),
-        "badge": run["badge"],
+        "badge": badge_of(run),
         "tpot_ms": dig(run, "metrics.tpot_ms.mean"),
         "tpot_low_ms": dig(run, "interval.tpot_ms.low"),
         "tpot_high_ms": dig(run, "interval.tpot_ms.high"),

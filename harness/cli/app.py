@@ -73,6 +73,14 @@ def run(
     free_host_gb: Annotated[
         float | None, typer.Option(help="Host memory for experts [all]; the rest is on disk.")
     ] = None,
+    emulated_link: Annotated[
+        str | None,
+        typer.Option(help="With --machine local: experts in memory, behind a link; 4GB/s."),
+    ] = None,
+    page_cache: Annotated[
+        str | None,
+        typer.Option(help="With --machine local, of the disk: bypass [default] or keep."),
+    ] = None,
     set_: Annotated[list[str] | None, typer.Option("--set", help="key=value, repeatable.")] = None,
     scoring: Annotated[
         str | None,
@@ -100,6 +108,7 @@ def run(
 ) -> None:
     """Run one system on one model and machine; store and show its figures."""
     from moebench.harness.cli.run import RunRequest, run_command
+    from moebench.harness.options import parse_rate
 
     given = {
         "system": system,
@@ -123,6 +132,8 @@ def run(
         "allow_overcommit": allow_overcommit or None,
         "device_memory_gib": device_memory,
         "free_host_gb": free_host_gb,
+        "emulated_link_gb_s": parse_rate("--emulated-link", emulated_link),
+        "page_cache": page_cache,
         "seed": seed,
         "scoring": scoring,
         "few_shot": few_shot,

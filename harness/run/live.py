@@ -1,7 +1,6 @@
 """A run whose model computes: it opens weights, tokenizer and questions, and builds the engine."""
 
 import hashlib
-import json
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
@@ -16,21 +15,15 @@ from tokenizers import Tokenizer
 from moebench.harness.run import calibration
 from moebench.harness.run.answers import Answers, up_to
 from moebench.harness.run.identity import system_hash
+from moebench.harness.run.local import local
 from moebench.harness.run.question import Question, question_of
 from moebench.harness.run.session import Learnable, Session
 from moebench.harness.run.shared import SharedWork
 from moebench.harness.run.spec import RunSpec
-from moebench.harness.run.stage import Memory, Stage, memory_for, simulated
-from moebench.substrate.engine.loop import Engine
+from moebench.harness.run.stage import Stage, memory_for, simulated
 from moebench.substrate.engine.records import Generation
-from moebench.substrate.engine.system import System
 from moebench.substrate.errors import CheckpointError, UsageError
-from moebench.substrate.machines.local import LocalMachine
 from moebench.substrate.machines.profile import load_profile
-from moebench.substrate.machines.timeline import Timeline
-from moebench.substrate.memory.cache import ExpertCache
-from moebench.substrate.memory.slots import SlotExperts
-from moebench.substrate.memory.tier import Tier
 from moebench.substrate.models.catalogue import (
     check_topology,
     model_shape,
@@ -39,15 +32,11 @@ from moebench.substrate.models.catalogue import (
 )
 from moebench.substrate.models.decoder import Decoder
 from moebench.substrate.models.shape import ModelShape
-from moebench.substrate.models.weights import Checkpoint, ExpertStore
-from moebench.systems.policies.assign import LoadAll
+from moebench.substrate.models.weights import Checkpoint
 from moebench.workloads.catalogue import workload
 from moebench.workloads.draw import PromptSet, load
 from moebench.workloads.example import END_OF_TEXT, Example
 from moebench.workloads.workload import Workload
-
-#: What a local machine computes and keeps experts in.
-LOCAL_DTYPE = torch.float32
 
 
 @dataclass(slots=True, kw_only=True)
@@ -121,7 +110,13 @@ class LiveSession(Session):
         """A simulated machine with every expert in memory, or this computer."""
         memory = memory_for(self.spec, self.system, self.full, self.longest)
         if self.spec.machine == "local":
-            return self._local(memory, scratch, keep_timeline, stack)
+            weights = self.hashes["weights"]
+            stage, decoder = local(
+                self.spec, self.system, self.checkpoint, weights, memory, scratch, keep_timeline,
+                stack,
+            )  # fmt: skip
+            self._answer_with(decoder)
+            return stage
         decoder = self.sharing().decoder(reuse_predictions=True)
         self._answer_with(decoder)
         # A prefill that is remembered answers for gates and states, not for predictions.
@@ -134,46 +129,6 @@ class LiveSession(Session):
         )
         return simulated(
             self.spec, self.system, model, self.full, memory, keep_timeline, notes=[note]
-        )
-
-    def _local(self, memory: Memory, scratch: Path, keep: bool, stack: ExitStack) -> Stage:
-        system, capacity, shape = self.system, memory.capacity, self.checkpoint.shape
-        _check_local(system)
-        name = f"{self.hashes['weights']}-{LOCAL_DTYPE}.bin".replace("torch.", "")
-        store = ExpertStore(scratch / "experts" / name, shape, LOCAL_DTYPE)
-        timeline = Timeline(keep)
-        device = Tier("local", capacity.slots * store.record_bytes)
-        slots = system.place.slots(shape, capacity.slots) or capacity.slots
-        cache = ExpertCache(shape, slots, system.scope, device, store.record_bytes)
-        # It takes long: all checks come before it.
-        ExpertStore.build(self.checkpoint, store.path, LOCAL_DTYPE)
-        machine = stack.enter_context(
-            LocalMachine(store, cache.slots, timeline, blocking_copies=system.blocking_copies)
-        )
-        ran = named(self.spec, shape)
-        notes = [
-            f"{ran} ran, measured on this computer's CPU with {cache.slots} slots in memory; "
-            "records are read through the page cache"
-        ]
-        if system.assign.uses_host:
-            system.assign = LoadAll()
-            notes.append("host assist is off: on this machine the host is the device (assign=load)")
-        common = self.checkpoint.common(LOCAL_DTYPE)
-        decoder = Decoder(shape, common, SlotExperts(cache, machine.slots))
-        self._answer_with(decoder)
-        return Stage(
-            engine=Engine(system, decoder, machine, cache, timeline),
-            machine=machine,
-            timeline=timeline,
-            device=device,
-            host=Tier("host", 0),
-            profile=None,
-            ran=ran,
-            notes=[*notes, *memory.notes],
-            slots=cache.slots,
-            total=len(shape.moe_layers) * shape.num_experts,
-            memory=memory.document(cache.slots, store.record_bytes),
-            load_ns=lambda placed: 0,
         )
 
     def _answer_with(self, decoder: Decoder) -> None:
@@ -203,37 +158,6 @@ class LiveSession(Session):
     def accuracy(self) -> dict[str, Any]:
         """Scores, agreement and KL."""
         return self.answers.accuracy.document()
-
-
-def named(spec: RunSpec, shape: ModelShape) -> str:
-    """The model that computes, as a measured time must name it."""
-    size = shape.total_params
-    text = f"{size / 1e9:.3g} B" if size >= 1e9 else f"{size / 1e6:.3g} M"
-    name = f"{spec.model}'s scale model" if spec.weights is None else Path(spec.weights).name
-    return f"{name}, {text} parameters"
-
-
-def _check_local(system: System) -> None:
-    """Refuse options that a local machine does not support."""
-    if system.reads_unfinished:
-        raise UsageError(
-            f"--machine local: {type(system).__name__} computes on copies that are under way, and "
-            "its results would be wrong; allowed: a simulated machine, or reads_unfinished=false"
-        )
-    options = {
-        "overlap": True,
-        "pinned_copies": None,
-        "expert_precision": None,
-        "host_experts": None,
-        "module_hooks": False,
-    }
-    for name, allowed in options.items():
-        given = getattr(system, name)
-        if given is not allowed:
-            raise UsageError(
-                f"--machine local: {name} is {given}, and that machine reads fp32 experts from the "
-                f"disk; allowed: --set {name}={json.dumps(allowed)}"
-            )
 
 
 class Inputs(NamedTuple):

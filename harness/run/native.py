@@ -18,7 +18,8 @@ from moebench.harness.run import measure, repetition
 from moebench.harness.run.accuracy import Accuracy
 from moebench.harness.run.answers import decoded, up_to
 from moebench.harness.run.identity import system_hash
-from moebench.harness.run.live import LOCAL_DTYPE, Inputs, named, open_inputs
+from moebench.harness.run.live import Inputs, open_inputs
+from moebench.harness.run.local import DTYPE, named, steadiness
 from moebench.harness.run.provenance import provenance
 from moebench.harness.run.question import Question
 from moebench.harness.run.session import Outcome, Prepared
@@ -103,7 +104,7 @@ class NativeSession(Prepared):
         # An on-demand system has no memory of its own: what it has is what is offered.
         ours = self.spec.model_copy(update={"software": DEFAULT_SOFTWARE})
         capacity = memory_for(ours, build("moe-ondemand"), self.full, self.longest).capacity
-        shape, size = self.checkpoint.shape, LOCAL_DTYPE.itemsize
+        shape, size = self.checkpoint.shape, DTYPE.itemsize
         experts = capacity.slots * shape.expert_params * size
         common = shape.total_params * size - _experts(shape) * shape.expert_params * size
         kv = self.longest * self.spec.batch * shape.kv_bytes_per_token()
@@ -165,12 +166,13 @@ class _Told:
     before: dict[str, int] = field(default_factory=dict)
     after: dict[str, int] = field(default_factory=dict)
 
+    def grown(self, counter: str) -> int | None:
+        """How far a counter went during the timed part."""
+        return self.after[counter] - self.before[counter] if counter in self.after else None
+
     def figures(self) -> dict[str, int | None]:
         """Of the timed part: growth of counters; of memory the highest value, loading included."""
-        found: dict[str, int | None] = {
-            name: self.after[name] - self.before[name] if name in self.after else None
-            for name in _COUNTERS
-        }
+        found: dict[str, int | None] = {name: self.grown(name) for name in _COUNTERS}
         return found | {"peak_rss_bytes": self.after.get("peak_rss_bytes")}
 
 
@@ -251,7 +253,7 @@ def _document(
     session: NativeSession, generations: list[Generation], told: _Told, limit: Limit | None
 ) -> dict[str, Any]:
     spec, system = session.spec, session.system
-    ran = named(spec, session.checkpoint.shape)
+    ran = named(spec, session.checkpoint)
     end = session.end if spec.scoring == "generation" else None
     repeated = repetition.repeated([up_to(end, t) for g in generations for t in g.tokens])
     resolved = {
@@ -266,13 +268,13 @@ def _document(
         "spec": resolved,
         "badge": "measured",
         "simulated": False,
-        "measured": {"model": ran},
+        "measured": {"model": ran, **steadiness(generations, told.grown("involuntary_switches"))},
         "lossless": system.lossless,
         "oracle": False,
         "memory": {
             "offered_device_bytes": None,
             "offered_host_bytes": None,
-            "expert_bytes": session.checkpoint.shape.expert_params * LOCAL_DTYPE.itemsize,
+            "expert_bytes": session.checkpoint.shape.expert_params * DTYPE.itemsize,
             "slot_bytes": None,
             "limit_bytes": session.limit_bytes(),
             "limited_by": None if limit is None else limit.by,

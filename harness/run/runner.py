@@ -11,6 +11,7 @@ import torch
 
 from moebench.harness.run import live, measure, native, repetition, replay
 from moebench.harness.run.calibration import calibrate
+from moebench.harness.run.local import involuntary_switches, steadiness
 from moebench.harness.run.provenance import provenance
 from moebench.harness.run.session import Outcome, Prepared, Session
 from moebench.harness.run.spec import RunSpec
@@ -79,8 +80,10 @@ def run(
         # What exists now is needed until the end: the collector need not visit it again.
         gc.freeze()
         stack.callback(gc.unfreeze)
+        before = involuntary_switches()
         generations = _generate(session, stage, progress)
-        document = _document(session, stage, generations, load_ms)
+        switches = involuntary_switches() - before
+        document = _document(session, stage, generations, load_ms, switches)
     session.mark(document)
     document["provenance"]["learnt"] = learnt
     document["provenance"]["wall_s"] = round(time.monotonic() - started, 3)
@@ -98,9 +101,16 @@ def _generate(session: Session, stage: Stage, progress: Progress) -> list[Genera
 
 
 def _document(
-    session: Session, stage: Stage, generations: list[Generation], load_ms: float
+    session: Session,
+    stage: Stage,
+    generations: list[Generation],
+    load_ms: float,
+    switches: int,
 ) -> dict[str, Any]:
     profile, engine, system = stage.profile, stage.engine, session.system
+    measured = None
+    if stage.ran is not None:
+        measured = {"model": stage.ran, **steadiness(generations, switches)}
     repeated = repetition.repeated([t for g in generations for t in session.written(g)])
     resolved = {
         **session.spec.model_dump(),
@@ -112,9 +122,9 @@ def _document(
     return {
         "run_id": session.run_id,
         "spec": resolved,
-        "badge": "measured" if profile is None else profile.badge,
+        "badge": stage.badge,
         "simulated": profile is not None,
-        "measured": None if stage.ran is None else {"model": stage.ran},
+        "measured": measured,
         "lossless": system.lossless,
         "oracle": system.clairvoyant,
         "memory": stage.memory,

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from moebench.harness.run.native_options import NATIVE_SOFTWARE, check_native
 from moebench.harness.run.settings import Setting, setting
 from moebench.substrate.engine.system import System
 from moebench.substrate.errors import NotApplicableError, UsageError
@@ -28,8 +29,7 @@ Scoring = Literal["fixed-length", "generation", "likelihood", "prefill"]
 #: drawn with the statistics of real models, or recordings of the real model.
 Routing = Literal["model", "drawn", "real"]
 
-#: What a third-party package runs on, which is no kind that anything is charged for.
-NATIVE_SOFTWARE = "native"
+PageCache = Literal["bypass", "keep"]
 
 #: Rounded up to whole batches.
 DEFAULT_PROMPTS = 32
@@ -45,13 +45,17 @@ class RunSpec(BaseModel):
         machine: a name of the catalogue, a profile's path, or ``local``.
         software: the kind of software whose costs the control thread is charged; a run on this
             computer is measured with our own engine, ``lean``, or a package itself, ``native``.
-        model: the full-size model whose bytes and operations are charged.
+        model: the full-size model whose bytes and operations are charged: a name, or the path of a
+            ``config.json``.
         weights: a checkpoint that does the mathematics; None is the model's scale model.
         cache_ratio, slots: routed experts on the device, as a share of all or in number; without
             either they fill its memory.
         device_memory_gib: what weights and KV cache may use of the device's memory, in GiB; None is
             all but context and workspace.
         free_host_gb: host memory that experts may use, in GB; None is all of the machine's.
+        emulated_link_gb_s: on this computer, the rate of a link between two parts of its memory,
+            the device's and the host's; None has the disk below the device.
+        page_cache: on this computer, whether the disk is read past the page cache or through it.
         overrides: changed decisions and options of the system, as ``--set`` takes them.
         prompts: how many, in whole batches; ``batch`` of them are decoded together.
         new_tokens: generated for each prompt; at most, where an answer may end earlier.
@@ -85,6 +89,8 @@ class RunSpec(BaseModel):
     allow_overcommit: bool = False
     device_memory_gib: float | None = Field(default=None, gt=0)
     free_host_gb: float | None = Field(default=None, gt=0)
+    emulated_link_gb_s: float | None = Field(default=None, gt=0)
+    page_cache: PageCache = "bypass"
     overrides: dict[str, str] = Field(default_factory=dict)
     seed: int = Field(default=0, ge=0)
     scoring: Scoring = "fixed-length"
@@ -140,8 +146,9 @@ def resolve(data_dir: Path | None, **given: Any) -> RunSpec:
             default_alpha = row.alpha
         chosen = {**_defaults(row, chosen), **chosen}
     if system in NATIVE:
-        _check_native(chosen, alpha)
+        check_native(chosen, alpha)
     _check_software(chosen, given)
+    _check_local(chosen)
     if "cache_ratio" in chosen and "slots" in chosen:
         raise UsageError(
             f"--cache-ratio {chosen['cache_ratio']} and --slots {chosen['slots']}: both say how "
@@ -153,6 +160,9 @@ def resolve(data_dir: Path | None, **given: Any) -> RunSpec:
         raise UsageError("--reconstruct-scores: a trace's scores are meant; give --trace DIR")
     if chosen.get("routing", "model") != "model":
         _check_routing(chosen)
+    if chosen.get("machine") == "local" and "model" not in chosen and "weights" in chosen:
+        # What is measured is the checkpoint itself.
+        chosen["model"] = (Path(chosen["weights"]) / "config.json").as_posix()
     for key, hint in (("model", "--model NAME"), ("machine", "--machine NAME")):
         if key not in chosen:
             raise UsageError(f"no {key}: give --setting NAME or {hint}")
@@ -188,39 +198,11 @@ def resolve(data_dir: Path | None, **given: Any) -> RunSpec:
 
 def _check_applicable(spec: RunSpec) -> None:
     """Refuse a model or a batch for which the system does not exist."""
-    if spec.model in model_names():
+    if spec.model in model_names() or spec.model.endswith(".json"):
         system = build_any(spec.system, spec.overrides, spec.variant)
         reason = system.why_not(model_shape(spec.model), spec.batch)
         if reason is not None:
             raise NotApplicableError(f"{spec.title} with {spec.model}: {reason}")
-
-
-#: What a package that runs by itself has no use for.
-NOT_NATIVE = (
-    "trace", "reconstruct_scores", "routing", "calibrate_from", "calibrate_texts",
-    "allow_overcommit",
-)  # fmt: skip
-
-
-def _check_native(chosen: dict[str, Any], alpha: float | None) -> None:
-    """Refuse what a package cannot be given: a machine that is simulated, and our own options."""
-    name = chosen["system"]
-    if chosen.get("machine") != "local":
-        where = chosen.get("machine", "no machine is named")
-        raise UsageError(
-            f"--system {name}: a package runs for real, on this computer alone ({where}); type: "
-            "--machine local"
-        )
-    given = {**{key: chosen.get(key) for key in NOT_NATIVE}, "alpha": alpha}
-    for key, value in given.items():
-        if value not in (None, False, "model"):
-            option = key.replace("_", "-")
-            raise UsageError(f"--{option} and --system {name}: a package runs by itself")
-    if chosen.get("scoring") in ("likelihood", "prefill"):
-        raise UsageError(
-            f"--scoring {chosen['scoring']} and --system {name}: a package is asked for tokens "
-            "alone; allowed: fixed-length, generation"
-        )
 
 
 #: What a replay has no use for: it computes nothing and measures nothing.
@@ -360,6 +342,18 @@ def _check_software(chosen: dict[str, Any], given: dict[str, Any]) -> None:
             return
         chosen["software"] = DEFAULT_SOFTWARE
     check_software(chosen.get("software", DEFAULT_SOFTWARE))
+
+
+def _check_local(chosen: dict[str, Any]) -> None:
+    """Options of this computer, on this computer: a link above host memory, or a disk."""
+    link, cache = chosen.get("emulated_link_gb_s"), chosen.get("page_cache")
+    for option, given in (("--emulated-link", link), ("--page-cache", cache)):
+        if given is not None and chosen.get("machine") != "local":
+            raise UsageError(f"{option} {given}: this computer is meant; add --machine local")
+    if link is not None and cache is not None:
+        raise UsageError(
+            f"--page-cache {cache} and --emulated-link: experts are in memory then; give one"
+        )
 
 
 def _few_shot(chosen: dict[str, Any]) -> int:

@@ -13,10 +13,11 @@ from moebench.substrate.errors import UsageError
 from moebench.substrate.machines.costs import CostModel
 from moebench.substrate.machines.profile import HardwareProfile, load_profile
 from moebench.substrate.machines.protocol import Lane, Machine, Op, OpKind
+from moebench.substrate.machines.records import available_bytes
 from moebench.substrate.machines.simulated import SimulatedMachine
 from moebench.substrate.machines.timeline import Timeline
 from moebench.substrate.memory.cache import ExpertCache
-from moebench.substrate.memory.capacity import Capacity, plan
+from moebench.substrate.memory.capacity import Capacity, Room, plan
 from moebench.substrate.memory.host import HostRecords
 from moebench.substrate.memory.tier import Tier
 from moebench.substrate.models.protocol import Model
@@ -29,6 +30,7 @@ class Stage:
 
     Attributes:
         profile: None on this computer; ``ran`` is then the model that really ran there.
+        badge: how far its times are to be trusted.
         slots, total: experts that fit on the device, and that there are.
         memory: bytes that the run offers to any system, and those that this one's slots take.
         load_ns: time to bring common weights and so many placed experts to the device.
@@ -45,6 +47,7 @@ class Stage:
     total: int
     memory: dict[str, int]
     load_ns: Callable[[int], int]
+    badge: str
     ran: str | None = None
 
     def start(self) -> float:
@@ -56,10 +59,13 @@ class Stage:
 
 @dataclass(frozen=True, slots=True)
 class Memory:
-    """How many experts fit on the device of a profile, and what the document must say of that."""
+    """How many experts fit on the device of a profile, and what the document must say of that.
+
+    Without a setting this computer stands for no profile.
+    """
 
     capacity: Capacity
-    profile: HardwareProfile
+    profile: HardwareProfile | None
     notes: list[str]
 
     def document(self, slots: int, expert_bytes: int) -> dict[str, int]:
@@ -79,7 +85,7 @@ def memory_for(
     longest: int,
     profile: HardwareProfile | None = None,
 ) -> Memory:
-    """Count what fits; a local machine takes the share that its setting's machine holds.
+    """Count what fits; on this computer the share that the setting's machine holds, or as asked.
 
     The system learns the full-size model.
 
@@ -87,15 +93,20 @@ def memory_for(
         longest: tokens of the longest sequence, new ones included.
         profile: in place of the spec's own.
     """
-    name = spec.machine
+    name: str | None = spec.machine
     if name == "local":
-        if spec.setting is None:
-            raise UsageError("--machine local: give --setting NAME, whose cache ratio is used")
-        name = setting(spec.setting).machine
-    profile = profile or load_profile(name, spec.software)
+        name = None if spec.setting is None else setting(spec.setting).machine
+    if profile is None and name is not None:
+        profile = load_profile(name, spec.software)
+    if profile is None and spec.cache_ratio is None and spec.slots is None:
+        raise UsageError(
+            "--machine local: how many experts may be on the device? give --cache-ratio, --slots, "
+            "or --setting NAME, whose machine's share is taken"
+        )
+    room = _this_computer() if profile is None else Room.of(profile)
     system.full_size(full)
     capacity = plan(
-        profile,
+        room,
         full,
         spec.precision,
         kv_tokens=longest * spec.batch,
@@ -120,7 +131,7 @@ def memory_for(
     if capacity.slots == total and {*capacity.homes} == {"device"}:
         notes.append(f"nothing is offloaded: the device holds all {total} experts")
     if capacity.overcommitted and spec.machine != "local":
-        notes.append(f"overcommitted: {profile.gpu.name} cannot hold every expert")
+        notes.append(f"overcommitted: {room.device} cannot hold every expert")
     paper = None if spec.setting is None else setting(spec.setting)
     if paper is not None and paper.input_tokens is not None:
         notes.append(
@@ -128,6 +139,12 @@ def memory_for(
             "keep their own lengths"
         )
     return Memory(capacity, profile, notes)
+
+
+def _this_computer() -> Room:
+    """Its memory is the device's and the host's; what is offered comes from what was asked for."""
+    free = available_bytes() or 0
+    return Room("this computer", free, 0, free)
 
 
 def _homes(capacity: Capacity, full: ModelShape) -> list[str]:
@@ -158,6 +175,7 @@ def simulated(
         notes: what else must be said of the run.
     """
     capacity, profile, shape = memory.capacity, memory.profile, model.shape
+    assert profile is not None, "a simulated machine has a profile"
     costs = CostModel(
         profile,
         full,
@@ -210,6 +228,7 @@ def simulated(
         device=capacity.device,
         host=capacity.host,
         profile=profile,
+        badge=profile.badge,
         notes=[*said, *notes, *memory.notes],
         slots=cache.slots,
         total=total,

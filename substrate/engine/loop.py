@@ -215,7 +215,7 @@ class Engine:
             active = Active(rows, then)
             plan = self.system.assign.assign(then, active)
         check(plan, active, then)
-        self.model.route_ahead(layer)
+        self.model.route_ahead(layer, routed.ids_TK)
         on_host = {e: self._ops.host_expert(layer, e, rows[e], early=True) for e in plan.host}
         self._ahead = Ahead(expected_TK, routed, plan, on_host)
 
@@ -267,10 +267,7 @@ class Engine:
         layer, rows, plan = now.view.layer, now.rows, now.plan
         if not (plan.host or plan.deferred or now.ahead):
             return NOT_ON_HOST
-        due: list[Span] = []
-        if now.ahead and now.ahead.on_host:  # on the state that the layer was routed by
-            self.model.compute(layer, list(now.ahead.on_host), stale=True)
-            due += now.ahead.on_host.values()
+        due = list(now.ahead.on_host.values()) if now.ahead else []
         # Otherwise the control thread has waited for the gate, which follows the attention.
         after = (self._attended,) if now.ahead else ()
         due += [self._ops.host_expert(layer, e, rows[e], after) for e in plan.host]

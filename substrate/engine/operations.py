@@ -75,13 +75,10 @@ class Operations:
     ) -> Span:
         """One expert on the host; its small output comes back over d2h.
 
-        An ``early`` one is of a layer that is routed ahead: the model computes it at its turn.
+        An ``early`` one is of a layer that is routed ahead.
         """
-        op = self._expert_ops[layer, expert, rows]
-        if early:
-            span = self._machine.submit(op, _HOST, after)
-        else:
-            span = self._machine.submit(op, _HOST, after, self._model.compute, layer, op.experts)
+        op, work = self._expert_ops[layer, expert, rows], self._model.compute_on_host
+        span = self._machine.submit(op, _HOST, after, work, layer, op.experts, early)
         back = self._return_ops[layer, expert, rows]
         return self._machine.submit(back, _D2H, (span,))
 

@@ -322,7 +322,7 @@ class Transfers:
         return key if self.cache.holds(key) else None
 
     def _give(self, fetch: Fetch, key: int, victim: int | None, now_ns: int) -> tuple[Span, ...]:
-        self.cache.claim(key, victim)
+        slot = self.cache.claim(key, victim)
         after: tuple[Span, ...] = ()
         if victim is None:
             self._holding += 1
@@ -331,7 +331,7 @@ class Transfers:
                 self._passing.discard(victim)
             self.evict.left(victim)
             if self.evict.writes_back:
-                after = (self.machine.write_back(*self.cache.expert_of(victim), now_ns),)
+                after = (self.machine.write_back(*self.cache.expert_of(victim), slot, now_ns),)
         if fetch.keep:
             self.evict.arrived(key)
         else:

@@ -1,88 +1,168 @@
-"""This computer as the machine, on the wall clock: a CPU as the device, a disk below it.
+"""This computer as the machine, on the wall clock.
 
-Slots are rows of one tensor in memory, experts are read from their records by a loader thread, and
-the mathematics runs on the calling thread.  There is no host lane beside the device: the host *is*
-the device.  (A CUDA device with streams and pinned buffers is a machine of its own.)
+    control thread   decides, and computes what is on the device's lane
+    loader           copies experts to their slots: needed ones first, then prefetches
+    host thread      computes experts in host memory, if the host stands beside the device
+    back thread      copies evicted experts back to host memory, where a system does so
+
+The device is a part of this computer's memory, its slots rows of one tensor.  Below it is a disk,
+and then the host *is* the device and has no lane; or another part of memory behind a link of a
+given rate, whose experts the host's thread computes (`substrate.machines.records`).
 """
 
-import os
+import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from functools import partial
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 
 from moebench.substrate.errors import UsageError
-from moebench.substrate.machines.protocol import Lane, Op, OpKind, Span, TransferClient, Work
+from moebench.substrate.machines.protocol import (
+    Lane,
+    Op,
+    OpKind,
+    Span,
+    TransferClient,
+    Work,
+    op_of,
+)
+from moebench.substrate.machines.records import Records, aligned, rows
 from moebench.substrate.machines.timeline import Timeline
-from moebench.substrate.models.weights import ExpertStore
+from moebench.substrate.models.fused import fused_swiglu
+from moebench.substrate.models.weights import unpack
+
+#: How long one thread may keep the interpreter from the others, in s; Python's default is 5 ms.
+SWITCH_S = 1e-4
+
+#: How often an operation is tried for the first estimate of its time.
+TRIALS = 5
+
+_T = TypeVar("_T")
 
 
 @dataclass(slots=True)
 class _Job:
-    """A transfer for the loader: its chunks, how many are done, and the span of the next."""
+    """A transfer for the loader: its chunks, how many are done, and the span of the last.
+
+    Without a client it is a stream of common weights.
+    """
 
     op: Op
-    client: TransferClient
+    client: TransferClient | None
+    lane: Lane
     chunks: int = 1
+    after: Sequence[Span] = ()
     done: int = 0
     start_ns: int = 0
     #: A prefetch of which every further chunk goes before other loads.
     finishing: bool = False
-    #: Ends with the last chunk.
     span: Span = field(init=False)
 
     def __post_init__(self) -> None:
-        self.span = Span(self.op, Lane.DISK)
+        self.span = Span(self.op, self.lane)
+
+
+class _Task(NamedTuple):
+    """An operation for the host's thread, or the one that copies back."""
+
+    span: Span
+    after: Sequence[Span]
+    work: Work | None
+    args: tuple[Any, ...]
 
 
 class LocalMachine:
     """The machine protocol on this computer; see the module's docstring.
 
-    Use as a context manager: it owns a thread and a file.
+    Use as a context manager: it owns threads.
 
     Args:
+        records: where experts are copied from; open.
+        slots: how many fit on the device.
+        overlap: False lets no operation start before the one submitted before it has ended.
         blocking_copies: the control thread waits for every needed load that it asks for.
     """
 
-    load_path = (Lane.DISK,)
-    has_host_lane = False
     host_memory = None
     decision_ns = sync_ns = 0
 
     def __init__(
-        self, store: ExpertStore, slots: int, timeline: Timeline, *, blocking_copies: bool = False
+        self,
+        records: Records,
+        slots: int,
+        timeline: Timeline,
+        *,
+        overlap: bool = True,
+        blocking_copies: bool = False,
     ) -> None:
-        self.store = store
-        self._blocking_copies = blocking_copies
-        self.timeline = timeline
-        self.slots = torch.empty(slots, store.record_values, dtype=store.dtype)
+        self.records, self.timeline = records, timeline
+        self._overlap, self._blocking_copies = overlap, blocking_copies
+        self.load_path = (records.lane,)
+        self.has_host_lane = records.lane is Lane.H2D
+        self._rows = rows(slots, records.stride_bytes, f"{slots} slots of the device")
+        values = records.shape.expert_params
+        #: Records by slot ``[slots, 3·I·H]``.
+        self.slots = self._rows.view(records.dtype)[:, :values]
         self.lock = threading.RLock()
         self._changed = threading.Condition(self.lock)
         self._needed: deque[_Job] = deque()
         self._queued: deque[_Job] = deque()
+        self._tasks: deque[_Task] = deque()
+        self._backs: deque[_Task] = deque()
         #: What the loader has taken last.
         self._carried: _Job | None = None
+        self._last: Span | None = None
         self._least_ns: dict[tuple[OpKind, Lane], int] = {}
+        #: Until when the device computed, how long it has been idle since because the control
+        #: thread waited for another lane, and what for.
         self._device_free_ns = time.perf_counter_ns()
+        self._idle_in_wait, self._waited_for = 0, ""
+        self._host_layer = -1
         self._failure: Exception | None = None
         self._closing = False
 
     def __enter__(self) -> "LocalMachine":
-        self._file = os.open(self.store.path, os.O_RDONLY)
-        self._loader = threading.Thread(target=self._load_for_ever, name="loader", daemon=True)
-        self._loader.start()
+        self._switch_s = sys.getswitchinterval()
+        sys.setswitchinterval(SWITCH_S)
+        self._threads = [_thread("loader", self._next_job, self._carry, self._fail)]
+        if self.has_host_lane:
+            for name, tasks in (("host", self._tasks), ("back", self._backs)):
+                following = partial(self._next_task, tasks)
+                self._threads.append(_thread(name, following, self._run, self._fail))
+        self._try_out()
         return self
 
     def __exit__(self, *_: object) -> None:
         with self._changed:
             self._closing = True
             self._changed.notify_all()
-        self._loader.join()
-        os.close(self._file)
+        for thread in self._threads:
+            thread.join()
+        sys.setswitchinterval(self._switch_s)
+
+    def _try_out(self) -> None:
+        """Measure a load, and an expert of one row on either side, before anything is decided."""
+        layer, shape = self.records.shape.moe_layers[0], self.records.shape
+        row = torch.zeros(1, shape.hidden_size, dtype=self.records.dtype)
+        load = op_of(OpKind.LOAD, layer, (), (0,))
+        expert = op_of(OpKind.EXPERT, layer, (1,), (0,))
+        trials: list[tuple[Op, Lane, Callable[[], object]]] = [
+            (load, self.records.lane, lambda: self.copy_record(layer, 0, 0)),
+            (expert, Lane.DEVICE, lambda: fused_swiglu(row, *unpack(shape, self.slots[0]))),
+        ]
+        if self.has_host_lane:
+            record = self.records.on_host(layer, 0)
+            trials.append((expert, Lane.HOST, lambda: fused_swiglu(row, *unpack(shape, record))))
+        for op, lane, work in trials:
+            for _ in range(TRIALS):
+                start_ns = self.now_ns()
+                work()
+                self._measured(Span(op, lane, start_ns, self.now_ns()))
 
     # ------------------------------------------------------------------ the control thread
 
@@ -92,23 +172,46 @@ class LocalMachine:
 
     def begin(self) -> None:
         """What this thread did between two batches counts as no stall."""
-        self._device_free_ns = self.now_ns()
+        self._device_free_ns, self._idle_in_wait = self.now_ns(), 0
 
     def elapse(self, decisions: int) -> None:
         """Real time passes by itself."""
 
     def wait(self, span: Span) -> None:
-        """Block until the span has ended; a loader's failure is raised here."""
+        """Block until the span has ended; another thread's failure is raised here."""
+        if span.end_ns is not None and self._failure is None:
+            return
+        since_ns = self.now_ns()
+        self._await(span)
+        self._idle_in_wait += self.now_ns() - since_ns
+        self._waited_for = "load" if span.lane is self.records.lane else Lane.HOST.value
+
+    def _await(self, span: Span) -> None:
         with self._changed:
-            self._changed.wait_for(lambda: span.end_ns is not None or self._failure is not None)
+            self._changed.wait_for(
+                lambda: span.end_ns is not None or self._failure is not None or self._closing
+            )
             if self._failure is not None:
                 raise self._failure
 
     def submit(
         self, op: Op, lane: Lane, after: Sequence[Span] = (), work: Work | None = None, *args: Any
     ) -> Span:
-        """Run an operation on this thread, once what it waits for has ended."""
-        asked = self.now_ns()
+        """Run an operation: on this thread, once what it waits for has ended, or on its lane's.
+
+        Predictions run on this thread, whatever their lane.
+        """
+        if not self._overlap and self._last is not None:
+            self.wait(self._last)
+        here = op.kind is OpKind.PREDICT or lane is Lane.DEVICE
+        span = self._last = (self._submit_here if here else self._submit_there)(
+            op, lane, after, work, args
+        )
+        return span
+
+    def _submit_here(
+        self, op: Op, lane: Lane, after: Sequence[Span], work: Work | None, args: tuple[Any, ...]
+    ) -> Span:
         for dependency in after:
             self.wait(dependency)
         span = Span(op, lane, self.now_ns())
@@ -116,13 +219,35 @@ class LocalMachine:
             span.value = work(*args)
         span.end_ns = self.now_ns()
         self._measured(span)
-        span.stall_ns = (span.start_ns or 0) - self._device_free_ns
-        span.cause = "load" if after and (span.start_ns or 0) > asked else "control"
-        self._device_free_ns = span.end_ns or 0
-        if op.kind is OpKind.EXPERT:
-            self.timeline.costs.on_device(span.duration_ns, len(op.rows))
+        if lane is Lane.DEVICE:
+            idle_ns = (span.start_ns or 0) - self._device_free_ns
+            waited_ns = min(idle_ns, self._idle_in_wait)
+            if waited_ns:
+                span.stall_ns, span.cause = waited_ns, self._waited_for
+                span.late_ns = idle_ns - waited_ns
+            else:
+                span.stall_ns, span.cause = idle_ns, "control"
+            self._device_free_ns, self._idle_in_wait = span.end_ns, 0
+            if op.kind is OpKind.EXPERT:
+                self.timeline.costs.on_device(span.duration_ns, len(op.rows))
         self.timeline.add(span)
         return span
+
+    def _submit_there(
+        self, op: Op, lane: Lane, after: Sequence[Span], work: Work | None, args: tuple[Any, ...]
+    ) -> Span:
+        if lane in (Lane.HOST, Lane.D2H):
+            if op.kind is OpKind.RETURN:  # by the host's thread: it waits for nothing else
+                work, args = self.records.give_back, (sum(op.rows),)
+            return self._hand_over(self._tasks, _Task(Span(op, lane), after, work, args))
+        assert op.kind is OpKind.STREAM, f"{op} has no thread here"
+        return self._need(_Job(op, None, lane, after=after))
+
+    def _hand_over(self, tasks: deque[_Task], task: _Task) -> Span:
+        with self._changed:
+            tasks.append(task)
+            self._changed.notify_all()
+        return task.span
 
     def _measured(self, span: Span) -> None:
         each = span.duration_ns // max(1, len(span.op.experts))
@@ -134,22 +259,27 @@ class LocalMachine:
         return self._least_ns.get((op.kind, lane), 1)
 
     def control_ns(self, op: Op, lane: Lane) -> int:
-        """Not known: this thread submits an operation by carrying it out."""
+        """Not known: this thread submits an operation of the device by carrying it out."""
         return 0
 
     # ------------------------------------------------------------------ transfers
 
     def load(self, op: Op, client: TransferClient, after: Sequence[Span] = ()) -> Span:
         """Ask the loader for a needed expert; it goes before every queued prefetch."""
-        for dependency in after:
-            self.wait(dependency)
-        job = _Job(op, client)
+        if not self._overlap and self._last is not None:
+            self.wait(self._last)
+        job = _Job(op, client, self.records.lane, after=after)
         with self._changed:
             client.under_way(op, job.span)
-            self._needed.append(job)
-            self._changed.notify_all()
+            self._last = self._need(job)
         if self._blocking_copies:
             self.wait(job.span)
+        return job.span
+
+    def _need(self, job: _Job) -> Span:
+        with self._changed:
+            self._needed.append(job)
+            self._changed.notify_all()
         return job.span
 
     def prefetch(
@@ -161,11 +291,12 @@ class LocalMachine:
     ) -> None:
         """Queue prefetches in place of those that the loader has not begun.
 
-        What they follow has ended: this thread does all other work itself.
+        What they follow has ended: predictions run on the control thread.
         """
         with self._changed:
             begun = [job for job in self._queued if job.done]
-            self._queued = deque([*begun, *(_Job(op, client, chunks) for op in ops)])
+            new = [_Job(op, client, self.records.lane, chunks) for op in ops]
+            self._queued = deque([*begun, *new])
             self._changed.notify_all()
 
     def cancel(self, layer: int) -> int:
@@ -186,31 +317,32 @@ class LocalMachine:
                 self._queued.remove(job)
                 self._needed.appendleft(job)
 
-    def write_back(self, layer: int, expert: int, since_ns: int) -> Span:
-        """Never: records stay in their file, so nothing has to be written back."""
-        raise UsageError(
-            "this machine has no lane from the device to the host: no eviction writes back"
+    def write_back(self, layer: int, expert: int, slot: int, since_ns: int) -> Span:
+        """Copy a slot back to host memory; a disk is not written."""
+        if not self.has_host_lane:
+            raise UsageError(
+                "this machine has no lane from the device to the host: no eviction writes back; "
+                "allowed: --emulated-link RATE"
+            )
+        op = op_of(OpKind.WRITE_BACK, layer, (), (expert,))
+        args = (layer, expert, self._rows[slot])
+        return self._hand_over(
+            self._backs, _Task(Span(op, Lane.D2H), (), self.records.write_back, args)
         )
 
     def backlog_ns(self, lane: Lane) -> int:
-        """What waits for the loader, at the least that a transfer took; lanes of work are idle."""
-        if lane is not Lane.DISK:
-            return 0
+        """What waits for a lane's thread, at the least that each took; the device's has none."""
         with self.lock:
-            return len(self._needed) * self._least_ns.get((OpKind.LOAD, Lane.DISK), 0)
+            if lane is self.records.lane:
+                return len(self._needed) * self._least_ns.get((OpKind.LOAD, lane), 0)
+            waiting = sum(task.span.lane is lane is Lane.HOST for task in self._tasks)
+            return waiting * self._least_ns.get((OpKind.EXPERT, lane), 0)
 
     def copy_record(self, layer: int, expert: int, slot: int) -> None:
-        """Read one record from disk into a slot."""
-        self.store.read_into(self._file, layer, expert, self.slots[slot])
+        """Copy one record into a slot."""
+        self.records.copy(layer, expert, self._rows[slot], 0, self.records.stride_bytes)
 
-    def _load_for_ever(self) -> None:
-        try:
-            while (job := self._next_job()) is not None:
-                self._carry(job)
-        except Exception as failure:  # whatever it is, the control thread must not wait for ever
-            with self._changed:
-                self._failure = failure
-                self._changed.notify_all()
+    # ------------------------------------------------------------------ the loader's thread
 
     def _next_job(self) -> _Job | None:
         """The next needed load, else the next prefetch that may begin; None when closing."""
@@ -229,31 +361,103 @@ class LocalMachine:
         return None
 
     def _begun(self, job: _Job) -> bool:
-        if job.client.claim(job.op, self.now_ns()) is None:
+        assert job.client is not None, "what no client waits for is needed"
+        after = job.client.claim(job.op, self.now_ns())
+        if after is None:
             return False
+        job.after = after
         job.client.under_way(job.op, job.span)
         return True
 
     def _carry(self, job: _Job) -> None:
-        """Read a chunk; of a needed load, and of a prefetch in one piece, that is all."""
-        op, start_ns = job.op, self.now_ns()
-        slot = job.client.slot_of(op)
-        values = self.store.record_values
-        first, beyond = (values * n // job.chunks for n in (job.done, job.done + 1))
-        part = self.slots[slot, first:beyond]
-        self.store.read_into(self._file, op.layer, op.experts[0], part, first)
+        """Copy a chunk; of a needed load, and of a prefetch in one piece, that is all."""
+        for dependency in job.after:
+            self._await(dependency)
+        if self._closing:
+            return
+        op, client, start_ns, moved = job.op, job.client, self.now_ns(), 0
+        if client is None:
+            moved = self.records.stream(op.layer)
+        else:
+            size = self.records.stride_bytes
+            first = aligned(size * job.done // job.chunks)
+            beyond = size if job.done + 1 == job.chunks else aligned(
+                size * (job.done + 1) // job.chunks
+            )  # fmt: skip
+            slot = self._rows[client.slot_of(op)]
+            if beyond > first:
+                self.records.copy(op.layer, op.experts[0], slot, first, beyond)
+            moved = min(beyond, self.slots[0].nbytes) - first
         with self._changed:
             job.start_ns = job.start_ns or start_ns
             job.done += 1
             complete = job.done == job.chunks
-            span = job.span if complete else Span(op, Lane.DISK)
+            span = job.span if complete else Span(op, job.lane)
             span.start_ns, span.end_ns = start_ns, self.now_ns()
-            span.moved_bytes = part.numel() * part.itemsize
+            span.moved_bytes = moved
             if job.chunks == 1:
                 self._measured(span)
             self.timeline.add(span)
-            if complete:
-                job.client.arrived(op, job.start_ns, span.end_ns)
-            else:
+            if not complete:
                 (self._needed if job.finishing else self._queued).appendleft(job)
+            elif client is not None:
+                client.arrived(op, job.start_ns, span.end_ns)
             self._changed.notify_all()
+
+    # ------------------------------------------------------------------ the host's threads
+
+    def _next_task(self, tasks: deque[_Task]) -> _Task | None:
+        """The next in order; None when closing."""
+        with self._changed:
+            self._changed.wait_for(lambda: tasks or self._closing)
+            return None if self._closing else tasks.popleft()
+
+    def _run(self, task: _Task) -> None:
+        span, op = task.span, task.span.op
+        for dependency in task.after:
+            self._await(dependency)
+        if self._closing:
+            return
+        start_ns = self.now_ns()
+        value = None if task.work is None else task.work(*task.args)
+        with self._changed:
+            span.start_ns, span.end_ns, span.value = start_ns, self.now_ns(), value
+            self._measured(span)
+            if op.kind is OpKind.WRITE_BACK:
+                span.moved_bytes = self.slots[0].nbytes
+            if op.kind is OpKind.EXPERT:
+                first = op.layer != self._host_layer
+                self.timeline.costs.on_host(span.duration_ns, op.rows[0], first)
+                self._host_layer = op.layer
+            self.timeline.add(span)
+            self._changed.notify_all()
+
+    def _fail(self, failure: Exception) -> None:
+        """The control thread must not wait for ever for what will not end."""
+        with self._changed:
+            self._failure = self._failure or failure
+            self._changed.notify_all()
+
+
+def _thread(
+    name: str,
+    following: Callable[[], _T | None],
+    work: Callable[[_T], None],
+    fail: Callable[[Exception], None],
+) -> threading.Thread:
+    """Start a thread that works off what follows, until nothing does or its work fails."""
+    threads = torch.get_num_threads()
+
+    def loop() -> None:
+        # OpenMP would give a new thread as many as there are cores: other sums, on others' cores.
+        torch.set_num_threads(threads)
+        try:
+            with torch.inference_mode():  # each thread has its own
+                while (one := following()) is not None:
+                    work(one)
+        except Exception as failure:  # whatever it is, it must be heard of
+            fail(failure)
+
+    thread = threading.Thread(target=loop, name=name, daemon=True)
+    thread.start()
+    return thread

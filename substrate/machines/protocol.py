@@ -281,8 +281,8 @@ class Machine(Protocol):
     def finish(self, op: Op) -> None:
         """Bring the chunks that are left of a prefetch that has begun, as a needed load."""
 
-    def write_back(self, layer: int, expert: int, since_ns: int) -> Span:
-        """Copy an evicted expert's record back to the host, from ``since_ns`` on."""
+    def write_back(self, layer: int, expert: int, slot: int, since_ns: int) -> Span:
+        """Copy an evicted expert's record in a slot back to the host, from ``since_ns`` on."""
 
     def backlog_ns(self, lane: Lane) -> int:
         """How long a lane will still be busy with what was submitted to it."""

@@ -239,7 +239,7 @@ class SimulatedMachine:
         memory.bring(op, span)
         return span, (span,)
 
-    def write_back(self, layer: int, expert: int, since_ns: int) -> Span:
+    def write_back(self, layer: int, expert: int, slot: int, since_ns: int) -> Span:
         """A record on its way back to the host."""
         op = op_of(OpKind.WRITE_BACK, layer, (), (expert,))
         duration, moved = self.costs.ns(op, Lane.D2H), self._record_bytes

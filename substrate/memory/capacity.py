@@ -58,6 +58,21 @@ class Budget(NamedTuple):
         return sum(sorted(streamed)[-STREAM_BUFFERS:])
 
 
+class Room(NamedTuple):
+    """A machine's memory, in bytes; ``reserved_bytes`` of the device's are never for weights."""
+
+    device: str
+    device_bytes: int
+    reserved_bytes: int
+    host_bytes: int
+
+    @classmethod
+    def of(cls, profile: HardwareProfile) -> "Room":
+        """That of a profile's box."""
+        gpu = profile.gpu
+        return cls(gpu.name, gpu.memory.bytes, gpu.reserved_memory.bytes, profile.host.memory.bytes)
+
+
 @dataclass(frozen=True, slots=True)
 class Capacity:
     """Where the bytes go.
@@ -87,7 +102,7 @@ class Capacity:
 
 
 def plan(
-    profile: HardwareProfile,
+    room: Room,
     shape: ModelShape,
     precision: Precision,
     *,
@@ -136,12 +151,12 @@ def plan(
     )
     kv_bytes = kv_tokens * shape.kv_bytes_per_token()
 
-    workspace = profile.gpu.reserved_memory.bytes
-    device = Tier("device", profile.gpu.memory.bytes)
+    workspace = room.reserved_bytes
+    device = Tier("device", room.device_bytes)
     if device_bytes is not None:
         if device_bytes + workspace > device.budget_bytes:
             raise BudgetError(
-                f"--device-memory {device_bytes / 2**30:g}: {profile.gpu.name} has "
+                f"--device-memory {device_bytes / 2**30:g}: {room.device} has "
                 f"{(device.budget_bytes - workspace) / 2**30:.4g} GiB beside context and workspace"
             )
         device.budget_bytes = device_bytes + workspace
@@ -178,7 +193,7 @@ def plan(
     device.reserve("the system's own", own_bytes)
     device.reserve("buffers of streamed layers", budget.buffer_bytes(chosen))
 
-    host = Tier("host", profile.host.memory.bytes if free_host_bytes is None else free_host_bytes)
+    host = Tier("host", room.host_bytes if free_host_bytes is None else free_host_bytes)
     streams_from_disk = "host" not in chosen and sum(elsewhere) > host.free_bytes
     host.reserve("common weights", 0 if streams_from_disk else sum(elsewhere))
     host.reserve("KV cache", kv_elsewhere)
@@ -196,7 +211,7 @@ def plan(
         device.budget_bytes += wanted * record - device.free_bytes
     elif wanted > fits:
         raise BudgetError(
-            f"{wanted} experts of {record / 1e6:.4g} MB do not fit: {profile.gpu.name} holds "
+            f"{wanted} experts of {record / 1e6:.4g} MB do not fit: {room.device} holds "
             f"{fits} of {total} beside the common weights; choose a larger machine, a smaller "
             "--cache-ratio or --slots, or --allow-overcommit to simulate a device that could"
         )

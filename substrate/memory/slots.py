@@ -1,4 +1,6 @@
-"""Experts in the slots of a device, as the mathematics finds them."""
+"""Experts in the slots of a device, and in host memory, as the mathematics finds them."""
+
+from collections.abc import Callable
 
 from torch import Tensor
 
@@ -7,13 +9,23 @@ from moebench.substrate.models.weights import unpack
 
 
 class SlotExperts:
-    """Finds an expert's matrices in the slot that it occupies."""
+    """Finds an expert's matrices in the slot that it occupies, or where the host has them.
 
-    def __init__(self, cache: ExpertCache, slots: Tensor) -> None:
-        self._cache, self._slots = cache, slots
+    Args:
+        slots: one record each.
+        on_host: an expert's record in host memory; None where the host computes none.
+    """
 
-    def matrices(self, layer: int, expert: int) -> tuple[Tensor, Tensor]:
+    def __init__(
+        self, cache: ExpertCache, slots: Tensor, on_host: Callable[[int, int], Tensor] | None = None
+    ) -> None:
+        self._cache, self._slots, self._on_host = cache, slots, on_host
+
+    def matrices(self, layer: int, expert: int, on_host: bool = False) -> tuple[Tensor, Tensor]:
         """Gate above up ``[2·I, H]``, and down ``[H, I]``."""
+        if on_host:
+            assert self._on_host is not None, "this machine computes no expert on the host"
+            return unpack(self._cache.shape, self._on_host(layer, expert))
         slot = self._cache.slot_of(self._cache.key(layer, expert))
         return unpack(self._cache.shape, self._slots[slot])
 

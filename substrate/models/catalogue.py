@@ -40,11 +40,14 @@ def model_names() -> list[str]:
 
 
 def model_shape(name: str) -> ModelShape:
-    """The shape of a full-size model.
+    """The shape of a full-size model, by name, or of any by the path of its ``config.json``.
 
     Raises:
         UnknownNameError: no such model.
+        CheckpointError: the file cannot be read, or holds no model of a known family.
     """
+    if name.endswith(".json"):
+        return read_shape(Path(name))
     if name not in model_names():
         raise UnknownNameError("model", name, model_names(), "see: moebench list models")
     return read_shape(MODELS / f"{name}.json")

@@ -3,7 +3,8 @@
 Shape letters: B sequences, T rows (all tokens of this pass), H hidden, E experts, K chosen.
 """
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
@@ -39,6 +40,46 @@ class _Ahead(NamedTuple):
     mixed: Tensor
     attended: Tensor
     scored: tuple[Tensor, Tensor, Tensor]
+
+
+@dataclass(slots=True)
+class _Block:
+    """One layer's experts from `dispatch` to their last sum, on the rows ``state`` ``[T, H]``.
+
+    Host experts may be computed while later layers are, so each layer keeps what it reads.
+
+    Attributes:
+        weights: ``[T, K]``.
+        ids: the expert of each (row, rank) place, or -1.
+        places: the places that each active expert fills.
+        by_place: outputs ``[T·K, H]``.
+        together: these were computed in one product.
+        done: experts whose outputs are there.
+        deferred: of the active experts, those that the next layer adds.
+    """
+
+    layer: int
+    state: Tensor
+    weights: Tensor
+    ids: list[int]
+    places: dict[int, list[int]]
+    by_place: Tensor
+    together: bool
+    done: set[int]
+    deferred: frozenset[int] = frozenset()
+
+
+class _RoutedAhead(NamedTuple):
+    """A layer that was routed early: the state ``[T, H]`` that it is routed by, logits and scores.
+
+    ``places`` are those of its experts, ``outputs`` come from those that are computed already.
+    """
+
+    state: Tensor
+    logits: Tensor
+    scores: Tensor
+    places: dict[int, list[int]]
+    outputs: dict[int, Tensor]
 
 
 class Prefilled(NamedTuple):
@@ -107,11 +148,13 @@ class Decoder:
         self._caches = [torch.zeros(dims, dtype=dtype) for _ in prompts]
         self._cos, self._sin = (t.to(dtype) for t in rope_tables(s, torch.arange(longest)))
         self._ahead = None
-        #: What a layer was routed ahead by: state ``[T, H]``, gate logits and scores ``[T, E]``.
-        self._routed_ahead: tuple[Tensor, Tensor, Tensor] | None = None
-        #: Experts whose outputs this layer does not add, and outputs that it adds for the last one.
-        self._deferred: frozenset[int] = frozenset()
-        self._carried: Tensor | None = None
+        #: By layer, those that were routed ahead and have not been summed.
+        self._routed_ahead: dict[int, _RoutedAhead] = {}
+        #: The layer that was dispatched last, until the next one's gate; by layer, those of which
+        #: not all outputs were added; and the one that deferred some to this layer.
+        self._block: _Block | None = None
+        self._blocks: dict[int, _Block] = {}
+        self._carried: _Block | None = None
         self._prompts = [list(p) for p in prompts]
         self._tokens: list[list[int]] = [list(p) for p in prompts]
         self._forced = [list(tokens) for tokens in forced] or [[] for _ in prompts]
@@ -181,11 +224,10 @@ class Decoder:
     def gate(self, layer: int) -> Gate:
         """Score the normalised hidden state; the choice is torch's top-k of the scores."""
         self._y, self._logits, self._scores = own = self._scored(layer, self._x, self._ahead)
-        self._ahead, self._dispatched = None, False
+        self._ahead, self._block = None, None
         self._shared_out: Tensor | None = None
-        if self._routed_ahead is not None:
-            self._stale, self._logits, self._scores = self._routed_ahead
-            self._routed_ahead = None
+        if layer in self._routed_ahead:
+            _, self._logits, self._scores, *_ = self._routed_ahead[layer]
         _, logits, scores = own
         # Top-k-first gates choose by logits; a softmax keeps their order but can merge neighbours.
         by_logits = self.shape.gate in (GateKind.SPARSEMIXER, GateKind.TOPK_SOFTMAX)
@@ -213,21 +255,15 @@ class Decoder:
         weights = gate_weights(self.shape, self._logits, self._scores, weigh_as, fewer)
         if fewer or (ids_TK is not weigh_as_TK and (ids_TK < 0).any()):
             ids, weights = ids.clamp(min=0), weights.masked_fill(ids < 0, 0)
-        self._weights, self._dispatched = weights, True
-        # For each active expert, the flat (row, rank) places that it fills.
-        self._ids: list[int] = ids_TK.ravel().tolist()
-        places: dict[int, list[int]] = {}
-        for place, expert in enumerate(self._ids):
-            places.setdefault(expert, []).append(place)
-        places.pop(-1, None)
-        self._places = dict(sorted(places.items()))
-        self._done: set[int] = set()
-        gathered = self._gathered(layer, ids)
-        self._together = gathered is not None
-        if gathered is None:
-            gathered = self._y.new_zeros(ids_TK.size, self.shape.hidden_size)
-        self._by_place = gathered
-        return {expert: len(filled) for expert, filled in self._places.items()}
+        places = _places(ids_TK)
+        by_place = self._gathered(layer, ids)
+        together = by_place is not None
+        if by_place is None:
+            by_place = self._y.new_zeros(ids_TK.size, self.shape.hidden_size)
+        self._block = self._blocks[layer] = _Block(
+            layer, self._y, weights, ids_TK.ravel().tolist(), places, by_place, together, set()
+        )
+        return {expert: len(filled) for expert, filled in places.items()}
 
     def _gathered(self, layer: int, ids_TK: Tensor) -> Tensor | None:
         """Outputs of every (row, rank) place ``[T·K, H]`` in one product, where that is cheaper.
@@ -245,17 +281,34 @@ class Decoder:
         gate, up = torch.bmm(rows, matrices[0]).chunk(2, dim=-1)
         return torch.bmm(F.silu(gate) * up, matrices[1]).squeeze(1)
 
-    def compute(self, layer: int, experts: Sequence[int], stale: bool = False) -> None:
+    def compute(self, layer: int, experts: Sequence[int]) -> None:
         """SwiGLU of experts on the rows that chose them."""
-        self._done.update(experts)
-        if self._together and not stale:
+        self._compute(self._blocks[layer], experts)
+
+    def compute_on_host(self, layer: int, experts: Sequence[int], ahead: bool = False) -> None:
+        """The same with the host's matrices; ``ahead`` on the state that the layer is routed by."""
+        if not ahead:
+            self._compute(self._blocks[layer], experts, on_host=True)
             return
-        state = self._stale if stale else self._y
-        for expert in experts:
-            gate_up, down = self.experts.matrices(layer, expert)
-            places = self._places[expert]
-            rows = state[[place // self.shape.top_k for place in places]]
-            self._by_place[places] = fused_swiglu(rows, gate_up, down)
+        routed = self._routed_ahead[layer]
+        for e in experts:
+            places = routed.places[e]
+            routed.outputs[e] = self._swiglu(layer, e, routed.state, places, on_host=True)
+
+    def _compute(self, block: _Block, experts: Sequence[int], on_host: bool = False) -> None:
+        if not block.together:
+            for e in experts:
+                places = block.places[e]
+                out = self._swiglu(block.layer, e, block.state, places, on_host)
+                block.by_place[places] = out
+        block.done.update(experts)
+
+    def _swiglu(
+        self, layer: int, expert: int, state: Tensor, places: list[int], on_host: bool = False
+    ) -> Tensor:
+        """One expert on the rows of its places ``[n, H]``."""
+        gate_up, down = self.experts.matrices(layer, expert, on_host)
+        return fused_swiglu(state[[place // self.shape.top_k for place in places]], gate_up, down)
 
     def shared(self, layer: int) -> None:
         """Shared experts on all rows."""
@@ -263,26 +316,42 @@ class Decoder:
 
     def combine(self, layer: int) -> None:
         """Residual plus routed and shared experts."""
-        weights, missing = self._weights, self._places.keys() - self._done
+        block, routed = self._blocks.pop(layer), self._routed_ahead.pop(layer, None)
+        if routed is not None:
+            for expert, out in routed.outputs.items():
+                block.by_place[block.places[expert]] = out
+            block.done.update(routed.outputs)
+        missing = block.places.keys() - block.done - block.deferred
         if missing or (self.shape.shared_width and self._shared_out is None):
             raise IntegrityError(
                 f"layer {layer}: {sorted(missing) or 'shared'} experts were never computed"
             )
-        carried, self._carried = self._carried, None
-        if self._deferred:
-            late = torch.tensor([e in self._deferred for e in self._ids]).view(weights.shape)
-            outputs_TKH = self._by_place.view(*weights.shape, -1)
-            late_T1K = (weights * late).to(outputs_TKH.dtype)[:, None]
-            self._carried = torch.bmm(late_T1K, outputs_TKH).squeeze(1)
-            weights, self._deferred = weights.masked_fill(late, 0), frozenset()
-        self._x = self._ahead.mixed if self._ahead else self._mixed(weights)
+        weights, carried = block.weights, self._carried
         if carried is not None:
-            self._x = self._x + carried
+            del self._blocks[carried.layer]
+        self._carried = block if block.deferred else None
+        if block.deferred:  # host threads may not have come to these
+            self._blocks[layer] = block
+            weights = weights.masked_fill(_of(block, block.deferred), 0)
+        self._x = self._ahead.mixed if self._ahead else self._mixed(block, weights)
+        if carried is not None:
+            self._x = self._x + self._deferred(layer, carried)
 
-    def _mixed(self, weights_TK: Tensor) -> Tensor:
+    def _deferred(self, layer: int, block: _Block) -> Tensor:
+        """The weighted sum ``[T, H]`` of what the layer before deferred to this one."""
+        missing = block.deferred - block.done
+        if missing:
+            raise IntegrityError(
+                f"layer {layer}: {sorted(missing)}, deferred to it, were never computed"
+            )
+        outputs_TKH = block.by_place.view(*block.weights.shape, -1)
+        late_T1K = (block.weights * _of(block, block.deferred)).to(outputs_TKH.dtype)[:, None]
+        return torch.bmm(late_T1K, outputs_TKH).squeeze(1)
+
+    def _mixed(self, block: _Block, weights_TK: Tensor) -> Tensor:
         """Residual plus shared experts plus the weighted sum over ranks ``[T, H]``."""
         x = self._x if self._shared_out is None else self._x + self._shared_out
-        outputs_TKH = self._by_place.view(*weights_TK.shape, -1)
+        outputs_TKH = block.by_place.view(*weights_TK.shape, -1)
         weights_T1K = weights_TK.to(x.dtype)[:, None]
         return torch.baddbmm(x[:, None], weights_T1K, outputs_TKH).squeeze(1)
 
@@ -301,15 +370,13 @@ class Decoder:
             return self._scored(later, self._unattended(later, lookahead))[2].numpy()
         if later != layer + 1:
             raise UsageError(f"layer {layer} cannot run layer {later} ahead: others are between")
-        exact, mixed = False, self._x
-        if self._dispatched:
-            weights, complete = self._weights, len(done) == len(self._places)
-            exact = complete and not self._deferred and self._carried is None
+        exact, mixed, block = False, self._x, self._block
+        if block is not None:
+            weights, complete = block.weights, len(done) == len(block.places)
+            exact = complete and not block.deferred and self._carried is None
             if not complete:  # an expert that is not done yet weighs nothing
-                counted = set(done)
-                known = torch.tensor([float(e in counted) for e in self._ids])
-                weights = weights * known.view(weights.shape)
-            mixed = self._mixed(weights)
+                weights = weights * _of(block, done)
+            mixed = self._mixed(block, weights)
         attended = self._attended(layer + 1, mixed)
         scored = self._scored(layer + 1, attended)
         # Of several predictions the last one is in the KV cache.
@@ -323,13 +390,15 @@ class Decoder:
         x = x + self._x if lookahead is Lookahead.SHARED_RESIDUAL else x
         return x + self._layers[later].attention_norm(x)
 
-    def route_ahead(self, layer: int) -> None:
+    def route_ahead(self, layer: int, ids_TK: Ids) -> None:
         """Keep this layer's normalised state, and what the next layer's gate says of it."""
-        self._routed_ahead = self._y, *self._gated(layer, self._y)
+        logits, scores = self._gated(layer, self._y)
+        self._routed_ahead[layer] = _RoutedAhead(self._y, logits, scores, _places(ids_TK), {})
 
     def defer(self, layer: int, experts: Sequence[int]) -> None:
         """Add these experts' outputs one layer later."""
-        self._deferred = frozenset(experts)
+        assert self._block is not None, "dispatch comes before"
+        self._block.deferred = frozenset(experts)
         self._ahead = None if experts else self._ahead  # they are in what was predicted
 
     def hidden(self, layer: int) -> np.ndarray:
@@ -397,3 +466,18 @@ class Decoder:
                 self.shared(layer)
             self.combine(layer)
         return self.pass_logits()
+
+
+def _places(ids_TK: Ids) -> dict[int, list[int]]:
+    """For each active expert, ascending, the flat (row, rank) places that it fills."""
+    places: dict[int, list[int]] = {}
+    for place, expert in enumerate(ids_TK.ravel().tolist()):
+        places.setdefault(expert, []).append(place)
+    places.pop(-1, None)
+    return dict(sorted(places.items()))
+
+
+def _of(block: _Block, experts: Collection[int]) -> Tensor:
+    """Which (row, rank) places some experts fill ``[T, K]``."""
+    chosen = set(experts)
+    return torch.tensor([e in chosen for e in block.ids]).view(block.weights.shape)

@@ -22,8 +22,8 @@ if TYPE_CHECKING:
 class Experts(Protocol):
     """Where the mathematics finds an expert's matrices: in memory, or in the slots of a device."""
 
-    def matrices(self, layer: int, expert: int) -> "tuple[Tensor, Tensor]":
-        """Gate above up ``[2·I, H]``, and down ``[H, I]``."""
+    def matrices(self, layer: int, expert: int, on_host: bool = False) -> "tuple[Tensor, Tensor]":
+        """Gate above up ``[2·I, H]``, and down ``[H, I]``; where the host finds them, for it."""
 
     def gathered(self, layer: int, experts: "Tensor") -> "tuple[Tensor, Tensor] | None":
         """Several experts' matrices, transposed: ``[n, H, 2·I]`` and ``[n, I, H]``.
@@ -64,8 +64,14 @@ class Model(Protocol):
         stands for no expert: it weighs nothing, and gates that renormalise do so over the others.
         """
 
-    def compute(self, layer: int, experts: Sequence[int], stale: bool = False) -> None:
-        """Compute active experts on their rows; ``stale`` ones on the state of `route_ahead`."""
+    def compute(self, layer: int, experts: Sequence[int]) -> None:
+        """Compute active experts on their rows, on the device."""
+
+    def compute_on_host(self, layer: int, experts: Sequence[int], ahead: bool = False) -> None:
+        """Compute active experts on the host; ``ahead`` is before `dispatch`, after `route_ahead`.
+
+        May be called from another thread than the other verbs, until `combine` adds their outputs.
+        """
 
     def defer(self, layer: int, experts: Sequence[int]) -> None:
         """Outputs of these active experts are added by the next layer's `combine`."""
@@ -82,11 +88,12 @@ class Model(Protocol):
     def predict(self, layer: int, later: int, done: Sequence[int], lookahead: Lookahead) -> Scores:
         """Scores ``[T, E]`` that a later layer's gate would give, from the experts ``done``."""
 
-    def route_ahead(self, layer: int) -> None:
+    def route_ahead(self, layer: int, ids_TK: Ids) -> None:
         """Route ``layer`` one layer early: by its gate on the state that the current one has read.
 
-        These scores weigh its experts, and that state is what `compute` calls stale.  Its own gate
-        is still asked for what it would have chosen.
+        These scores weigh its experts, of which ``ids_TK`` will be dispatched; that state is what
+        `compute_on_host` reads of those that it computes ahead.  Its own gate is still asked for
+        what it would have chosen.
         """
 
     def hidden(self, layer: int) -> "np.ndarray":

@@ -81,10 +81,15 @@ class RememberedPrefills:
         experts, rows = np.unique(ids_TK, return_counts=True)
         return dict(zip(experts.tolist(), rows.tolist(), strict=True))
 
-    def compute(self, layer: int, experts: Sequence[int], stale: bool = False) -> None:
+    def compute(self, layer: int, experts: Sequence[int]) -> None:
         """Experts, unless they are remembered."""
         if not self._known:
-            self._decoder.compute(layer, experts, stale)
+            self._decoder.compute(layer, experts)
+
+    def compute_on_host(self, layer: int, experts: Sequence[int], ahead: bool = False) -> None:
+        """The same."""
+        if not self._known:
+            self._decoder.compute_on_host(layer, experts, ahead)
 
     def shared(self, layer: int) -> None:
         """Shared experts, unless they are remembered."""
@@ -106,9 +111,9 @@ class RememberedPrefills:
         self._only_in_decode()
         return self._decoder.predict(layer, later, done, lookahead)
 
-    def route_ahead(self, layer: int) -> None:
+    def route_ahead(self, layer: int, ids_TK: Ids) -> None:
         """The decoder's, in decode."""
-        self._decoder.route_ahead(layer)
+        self._decoder.route_ahead(layer, ids_TK)
 
     def defer(self, layer: int, experts: Sequence[int]) -> None:
         """The decoder's, in decode."""

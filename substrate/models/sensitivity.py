@@ -91,7 +91,7 @@ class DifferentiableDecoder(Decoder):
     def gate(self, layer: int) -> Gate:
         """As the decoder's; what is returned has no gradients."""
         self._y, self._logits, self._scores = self._scored(layer, self._x)
-        self._dispatched, self._shared_out = False, None
+        self._block, self._shared_out = None, None
         by_logits = self.shape.gate in (GateKind.SPARSEMIXER, GateKind.TOPK_SOFTMAX)
         ranked = (self._logits.float() if by_logits else self._scores).detach()
         return Gate(self._scores.detach().numpy(), ranked.topk(self.shape.top_k).indices.numpy())
@@ -99,7 +99,8 @@ class DifferentiableDecoder(Decoder):
     def dispatch(self, layer: int, ids_TK: Ids, weigh_as_TK: Ids) -> dict[int, int]:
         """As the decoder's; the weights' gradients are kept."""
         rows = super().dispatch(layer, ids_TK, weigh_as_TK)
-        self._weights.requires_grad_().retain_grad()
+        weights = self._blocks[layer].weights
+        weights.requires_grad_().retain_grad()
         ids = torch.from_numpy(ids_TK)
-        self._mixes.append((self._weights, ids, self._logits.detach(), self._scores.detach()))
+        self._mixes.append((weights, ids, self._logits.detach(), self._scores.detach()))
         return rows

@@ -14,7 +14,7 @@ from collections.abc import Iterable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO, cast
+from typing import Any, BinaryIO
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -155,7 +155,7 @@ class ResidentExperts:
                 torch.stack(down).transpose(1, 2).contiguous(),
             )
 
-    def matrices(self, layer: int, expert: int) -> tuple[Tensor, Tensor]:
+    def matrices(self, layer: int, expert: int, on_host: bool = False) -> tuple[Tensor, Tensor]:
         """Gate above up ``[2·I, H]``, and down ``[H, I]``."""
         gate_up, down = self._layers[layer]
         return gate_up[expert].T, down[expert].T
@@ -199,26 +199,6 @@ class ExpertStore:
         index = self.shape.moe_layers.index(layer) * self.shape.num_experts + expert
         return index * self.stride_bytes
 
-    def read_into(
-        self, descriptor: int, layer: int, expert: int, slot: Tensor, first: int = 0
-    ) -> None:
-        """Read a record into a slot ``[3·I·H]`` of this store's dtype, or a part of one.
-
-        Args:
-            first: the first of the record's numbers that is read.
-
-        Raises:
-            CheckpointError: the file ends before the record does.
-        """
-        buffer = memoryview(cast(Any, slot.view(torch.uint8).numpy()))  # numpy has no bfloat16
-        begin = self.offset(layer, expert) + first * self.dtype.itemsize
-        got = os.preadv(descriptor, [buffer], begin)
-        if got != len(buffer):
-            raise CheckpointError(
-                f"{self.path}: record of layer {layer} expert {expert} is truncated "
-                f"({got} of {len(buffer)} bytes); delete the file, it is built again"
-            )
-
     @classmethod
     def build(cls, checkpoint: Checkpoint, path: Path, dtype: torch.dtype) -> "ExpertStore":
         """Write every expert's record, in place by a rename; a finished store is reused."""
@@ -250,7 +230,7 @@ class ExpertStore:
     def total_bytes(self) -> int:
         """Bytes of the whole file."""
         last = self.offset(self.shape.moe_layers[-1], self.shape.num_experts - 1)
-        return last + self.record_bytes
+        return last + self.stride_bytes
 
     def _finished(self) -> bool:
         return self.path.exists() and self.path.stat().st_size == self.total_bytes
@@ -261,6 +241,7 @@ class ExpertStore:
                 file.seek(self.offset(layer, expert))
                 record = checkpoint.expert_record(layer, expert, self.dtype)
                 file.write(record.view(torch.uint8).numpy().tobytes())
+        file.truncate(self.total_bytes)
 
 
 def fuse_attention(common: Mapping[str, Tensor], layer: int) -> tuple[Tensor, Tensor | None]:

@@ -177,7 +177,10 @@ class TracedModel:
         experts = counts.nonzero()[0]
         return dict(zip(experts.tolist(), counts[experts].tolist(), strict=True))
 
-    def compute(self, layer: int, experts: Sequence[int], stale: bool = False) -> None:
+    def compute(self, layer: int, experts: Sequence[int]) -> None:
+        """No mathematics."""
+
+    def compute_on_host(self, layer: int, experts: Sequence[int], ahead: bool = False) -> None:
         """No mathematics."""
 
     def shared(self, layer: int) -> None:
@@ -209,7 +212,7 @@ class TracedModel:
         scores_TE[np.arange(rows)[:, None], ids_TK] = np.arange(k, 0, -1)
         return scores_TE
 
-    def route_ahead(self, layer: int) -> None:
+    def route_ahead(self, layer: int, ids_TK: Ids) -> None:
         """No mathematics."""
 
     def defer(self, layer: int, experts: Sequence[int]) -> None:

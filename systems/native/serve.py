@@ -45,6 +45,7 @@ def usage() -> dict[str, int]:
     """What this process has used so far, in bytes and numbers; only what the system tells."""
     own = resource.getrusage(resource.RUSAGE_SELF)
     found = {"major_faults": own.ru_majflt, "minor_faults": own.ru_minflt}
+    found["involuntary_switches"] = own.ru_nivcsw
     for file, names in _PROC.items():
         with suppress(OSError):
             for line in Path(f"/proc/self/{file}").read_text().splitlines():

@@ -12,6 +12,7 @@ from moebench.substrate.engine.loop import Engine
 from moebench.substrate.errors import UsageError
 from moebench.substrate.machines.local import LocalMachine
 from moebench.substrate.machines.protocol import Lane, OpKind
+from moebench.substrate.machines.records import DiskRecords
 from moebench.substrate.machines.timeline import Timeline
 from moebench.substrate.memory.cache import ExpertCache
 from moebench.substrate.memory.slots import SlotExperts
@@ -292,7 +293,7 @@ def test_slots_that_are_real(tmp_path):
         timeline = Timeline(keep_all=True)
         tier = Tier("memory", slots * store.record_bytes)
         cache = ExpertCache(store.shape, slots, "global", tier, store.record_bytes)
-        with LocalMachine(store, slots, timeline) as machine:
+        with DiskRecords(store) as records, LocalMachine(records, slots, timeline) as machine:
             decoder = Decoder(store.shape, common, SlotExperts(cache, machine.slots))
             engine = Engine(system, decoder, machine, cache, timeline)
             engine.start()

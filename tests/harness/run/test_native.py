@@ -51,7 +51,8 @@ def test_a_package_says_little_and_nothing_is_invented() -> None:
     document = run("native-fake", "--prompts", "4", "--batch", "2")
     assert document["badge"] == "measured"
     assert (document["simulated"], document["interval"]) == (False, None)
-    assert document["measured"] == {"model": "qwen2-57b-a14b's scale model, 0.0289 M parameters"}
+    assert document["measured"]["model"] == "qwen2-57b-a14b's scale model, 0.0289 M parameters"
+    assert document["measured"]["batches"] == 2
     metrics = document["metrics"]
     for name in ("cache_ratio", "cache_ratio_begun", "experts", "prefetch", "bytes_h2d",
                  "bytes_disk", "peak_device_bytes", "energy_j", "host_memory"):  # fmt: skip
@@ -176,6 +177,8 @@ def test_a_limit_is_said_in_the_document() -> None:
         ((*LOCAL, "--trace", "a"), "--trace and --system native-fake"),
         ((*LOCAL, "--routing", "drawn"), "--routing and --system native-fake"),
         ((*LOCAL, "--scoring", "likelihood"), "a package is asked for tokens alone"),
+        ((*LOCAL, "--emulated-link", "4GB/s"), "--emulated-link and --system native-fake"),
+        ((*LOCAL, "--page-cache", "keep"), "--page-cache and --system native-fake"),
         ((*LOCAL, "--timeline", "a.json"), "a package that shows no lanes"),
         ((*LOCAL, "--software", "lean"), "--software lean and --machine local"),
         ((*LOCAL, "--set", "does=fail"), "native-fake: RuntimeError: out of luck; all of it: "),

@@ -122,12 +122,16 @@ class FixedModel:
         self._active = dict(zip(experts.tolist(), rows.tolist(), strict=True))
         return self._active
 
-    def compute(self, layer: int, experts: Sequence[int], stale: bool = False) -> None:
-        done = [(self._pass, layer, expert) for expert in experts]
-        self.computed += done
-        self.stale += done if stale else []
+    def compute(self, layer: int, experts: Sequence[int]) -> None:
+        self.computed += [(self._pass, layer, expert) for expert in experts]
 
-    def route_ahead(self, layer: int) -> None:
+    def compute_on_host(self, layer: int, experts: Sequence[int], ahead: bool = False) -> None:
+        self.compute(layer, experts)
+        if ahead:
+            assert self.ahead[-1] == (self._pass, layer), "routed ahead, and not dispatched"
+            self.stale += [(self._pass, layer, expert) for expert in experts]
+
+    def route_ahead(self, layer: int, ids_TK: Ids) -> None:
         self.ahead.append((self._pass, layer))
 
     def defer(self, layer: int, experts: Sequence[int]) -> None:

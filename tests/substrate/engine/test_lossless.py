@@ -10,6 +10,8 @@ from moebench.harness.conformance.invariants import check_lanes, check_timeline
 from moebench.substrate.engine.loop import Engine
 from moebench.substrate.engine.system import System
 from moebench.substrate.machines.local import LocalMachine
+from moebench.substrate.machines.protocol import Lane
+from moebench.substrate.machines.records import DiskRecords, EmulatedLink, MemoryRecords
 from moebench.substrate.machines.timeline import Timeline
 from moebench.substrate.memory.cache import ExpertCache
 from moebench.substrate.memory.capacity import Budget
@@ -70,18 +72,40 @@ def simulated(checkpoint: Checkpoint, system: System, slots: int) -> Output:
     costs = FlatCosts(prices(load=90, host=70), launch_ns=1, submit_ns=1, sync_ns=2, decision_ns=3)
     made = rig(system, decoder, slots=slots, costs=costs)
     outputs = _generate(made.engine, decoder)
-    check_timeline(made.spans, made.events, num_experts=EXPERTS, capacity=slots)
+    check_timeline(
+        made.spans, made.events, num_experts=EXPERTS, capacity=slots,
+        writes_back=system.evict.writes_back,
+    )  # fmt: skip
     return outputs
 
 
 def local(store: ExpertStore, common, system: System, slots: int) -> Output:
-    timeline = Timeline(keep_all=True)
-    tier = Tier("memory", slots * store.record_bytes)
-    cache = ExpertCache(store.shape, slots, system.scope, tier, store.record_bytes)
-    blocking = system.blocking_copies
-    with LocalMachine(store, cache.slots, timeline, blocking_copies=blocking) as machine:
-        decoder = Decoder(store.shape, common, SlotExperts(cache, machine.slots))
-        engine = Engine(system, decoder, machine, cache, timeline)
+    return on(DiskRecords(store), common, system, slots)
+
+
+def linked(checkpoint: Checkpoint, system: System, slots: int) -> Output:
+    """Experts in memory behind a link, and a host thread beside the device."""
+    memory = MemoryRecords(checkpoint, torch.float32, EmulatedLink(20e9))
+    return on(memory, checkpoint.common(torch.float32), system, slots)
+
+
+def on(
+    source: DiskRecords | MemoryRecords, common, system: System, slots: int, homes: tuple = ()
+) -> Output:
+    timeline, shape = Timeline(keep_all=True), source.shape
+    record_bytes = shape.expert_params * 4
+    tier = Tier("memory", slots * record_bytes)
+    cache = ExpertCache(shape, slots, system.scope, tier, record_bytes)
+    on_host = source.on_host if source.lane is Lane.H2D else None
+    with (
+        source as records,
+        LocalMachine(
+            records, cache.slots, timeline, blocking_copies=system.blocking_copies,
+            overlap=system.overlap,
+        ) as machine,
+    ):  # fmt: skip
+        decoder = Decoder(shape, common, SlotExperts(cache, machine.slots, on_host))
+        engine = Engine(system, decoder, machine, cache, timeline, homes)
         engine.start()
         outputs = _generate(engine, decoder)
     cache.check_integrity()
@@ -316,3 +340,52 @@ def test_substitution_shows_on_this_computer(store, common, resident_here):
     settings = {"alpha": "0.6", "assign": "load"}
     with pytest.raises(AssertionError):
         assert_bit_identical(local(store, common, build("smoe", settings), 5), resident_here)
+
+
+# ----------------------------------------------------------------------------- memory and a link
+
+LINKED: list[tuple[str, dict[str, str], int]] = [
+    ("smoe", {"alpha": "0"}, 5),
+    ("smoe", {"alpha": "0", "assign": "host"}, 5),
+    ("smoe", {"alpha": "0", "prefetch.chunks": "3", "assign": "load"}, 5),
+    ("moe-ondemand", {"blocking_copies": "true", "pinned_copies": "false"}, TOP_K),
+    ("moe-ondemand", {"overlap": "false"}, 5),
+    ("fiddler", {"place": "by-id"}, 5),
+    ("hybrimoe", {}, 5),
+    ("moe-infinity", {}, 5),
+    ("mixtral-offloading", {}, 5),
+    ("ktransformers", {"assign.threshold": "0"}, 5),
+    ("ktransformers", {"assign.threshold": "4", "assign.update": "true"}, EXPERTS + 3),
+]
+
+
+@pytest.mark.parametrize(("name", "settings", "slots"), LINKED)
+def test_systems_with_a_host_beside_the_device(checkpoint, resident_here, name, settings, slots):
+    made = build(name, settings)
+    assert made.lossless
+    assert_bit_identical(linked(checkpoint, made, slots), resident_here)
+
+
+@pytest.mark.parametrize("settings", DIVIDED, ids=lambda settings: name_of(settings[1]))
+def test_systems_that_divide_common_weights_with_a_host(checkpoint, resident_here, settings):
+    made, shape = build(*settings), checkpoint.shape
+    homes = (*(("host", "stream", "device") * shape.num_layers)[: shape.num_layers],)
+    memory = MemoryRecords(checkpoint, torch.float32, EmulatedLink(20e9))
+    common = checkpoint.common(torch.float32)
+    assert_bit_identical(on(memory, common, made, every_slot(checkpoint), homes), resident_here)
+
+
+@pytest.mark.parametrize(
+    ("name", "settings"),
+    [
+        ("daop", {"route.first": "1", "place": "by-id", "assign.threshold": "1e9"}),
+        ("ktransformers", {"assign.threshold": "0", "assign.defer": "2"}),
+    ],
+)
+def test_what_another_thread_computes_ahead_or_late_is_what_it_was(checkpoint, name, settings):
+    """The simulated machine computes it when it is submitted; no decision here reads the time."""
+    got = linked(checkpoint, build(name, settings), 5)
+    wanted = simulated(checkpoint, build(name, settings), 5)
+    assert tokens_of(got) == tokens_of(wanted)
+    for (_, logits), (_, reference) in zip(got, wanted, strict=True):
+        torch.testing.assert_close(logits, reference, atol=1e-4, rtol=1e-4)

@@ -118,7 +118,7 @@ def test_weights_that_cross_a_lane_are_counted_and_outputs_are_not():
     m = simulated(host_records=8)
     m.load(load_op(0, 1), Client())
     m.submit(op_of(OpKind.STREAM, 2, ()), Lane.H2D)
-    m.write_back(0, 3, since_ns=0)
+    m.write_back(0, 3, 0, since_ns=0)
     m.submit(op_of(OpKind.RETURN, 0, (1,), (1,)), Lane.D2H)
     m.submit(op_of(OpKind.EXPERT, 0, (1,), (1,)), Lane.HOST)  # its record is there
     m.submit(op_of(OpKind.EXPERT, 0, (1,), (2,)), Lane.HOST)
@@ -131,8 +131,8 @@ def test_weights_that_cross_a_lane_are_counted_and_outputs_are_not():
 def test_write_backs_take_turns_on_their_own_lane():
     m = simulated()
     reader = m.submit(EXPERT, Lane.DEVICE)
-    assert times(m.write_back(0, 1, since_ns=5)) == (5, 40)
-    second = m.write_back(0, 2, since_ns=6)
+    assert times(m.write_back(0, 1, 0, since_ns=5)) == (5, 40)
+    second = m.write_back(0, 2, 0, since_ns=6)
     assert times(second) == (40, 75)
     assert (second.op.kind, second.op.experts, second.lane) == (OpKind.WRITE_BACK, (2,), Lane.D2H)
     # The link's other direction and the device do not wait for them.
@@ -149,7 +149,7 @@ def test_a_lanes_backlog_is_what_was_submitted_less_what_has_passed():
     m.load(load_op(0), Client())
     m.load(load_op(0, 1), Client())
     m.submit(EXPERT, Lane.HOST)
-    m.write_back(0, 2, since_ns=0)
+    m.write_back(0, 2, 0, since_ns=0)
     backlog = {Lane.DEVICE: 30, Lane.H2D: 80, Lane.HOST: 55, Lane.D2H: 35}
     assert {lane: m.backlog_ns(lane) for lane in Lane} == dict.fromkeys(Lane, 0) | backlog
     attend(m)  # to 60
@@ -193,7 +193,7 @@ def test_without_overlap_nothing_starts_before_the_last_has_ended():
     assert times(m.submit(ATTEND, Lane.DEVICE)) == (0, 30)
     assert times(m.load(load_op(0), Client())) == (30, 70)
     assert times(m.submit(EXPERT, Lane.HOST)) == (70, 125)
-    assert times(m.write_back(0, 1, since_ns=0)) == (125, 160)
+    assert times(m.write_back(0, 1, 0, since_ns=0)) == (125, 160)
     assert times(m.submit(EXPERT, Lane.DEVICE)) == (160, 170)
 
 

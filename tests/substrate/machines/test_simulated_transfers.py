@@ -66,7 +66,7 @@ def test_prefetches_go_in_the_order_of_the_queue_and_a_refused_one_takes_no_time
 def test_a_prefetch_waits_for_what_its_claim_says():
     """Where the expert that leaves is written back, its slot is free only then."""
     m = simulated()
-    client = Client(claimed=lambda op, now_ns: (m.write_back(0, 9, now_ns),))
+    client = Client(claimed=lambda op, now_ns: (m.write_back(0, 9, 0, now_ns),))
     m.prefetch([load_op(1)], client)
     attend(m)
     assert client.about(0) == [("claim", 0), ("arrived", 35, 75)]

@@ -152,7 +152,7 @@ class _Silent:
     def __init__(self, experts: ResidentExperts) -> None:
         self._experts = experts
 
-    def matrices(self, layer: int, expert: int) -> tuple[Tensor, Tensor]:
+    def matrices(self, layer: int, expert: int, on_host: bool = False) -> tuple[Tensor, Tensor]:
         gate_up, down = self._experts.matrices(layer, expert)
         return gate_up, torch.zeros_like(down)
 

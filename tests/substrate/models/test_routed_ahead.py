@@ -31,11 +31,11 @@ def decoded_ahead(decoder: Decoder, first: int) -> Tensor:
         if step and later is not None and later >= first:
             scores_TE = decoder.predict(layer, later, (), Lookahead.NORMED)
             ahead[later] = np.argsort(-scores_TE, axis=1)[:, : shape.top_k]
-            decoder.route_ahead(later)
-        active = list(decoder.dispatch(layer, ids_TK, ids_TK))
-        before = early(active) if was_ahead else []
+            decoder.route_ahead(later, ahead[later])
+        before = early(np.unique(ids_TK).tolist()) if was_ahead else []
         if before:
-            decoder.compute(layer, before, stale=True)
+            decoder.compute_on_host(layer, before, ahead=True)
+        active = list(decoder.dispatch(layer, ids_TK, ids_TK))
         decoder.compute(layer, [e for e in active if e not in before])
         decoder.shared(layer)
 

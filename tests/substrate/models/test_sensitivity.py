@@ -32,7 +32,8 @@ class Nudged(Decoder):
             dropped = gate_weights(
                 self.shape, self._logits, self._scores, torch.from_numpy(kept), True
             )
-            self._weights[row] += fraction * (dropped - self._weights)[row]
+            weights = self._blocks[layer].weights
+            weights[row] += fraction * (dropped - weights)[row]
             chosen = self._scores[row, torch.from_numpy(ids_TK)[row]]
             self.share = (chosen[-1] / chosen.sum()).item()
         return active

@@ -1,0 +1,178 @@
+"""Builds a run on this computer: records, threads, slots and engine; and says how steady it was."""
+
+import json
+import os
+import resource
+from collections.abc import Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from moebench.harness.run.spec import RunSpec
+from moebench.harness.run.stage import Memory, Stage
+from moebench.substrate.engine.loop import Engine
+from moebench.substrate.engine.records import Generation
+from moebench.substrate.engine.system import System
+from moebench.substrate.errors import UsageError
+from moebench.substrate.machines.local import LocalMachine
+from moebench.substrate.machines.records import (
+    READS_IN_FLIGHT,
+    DiskRecords,
+    EmulatedLink,
+    MemoryRecords,
+)
+from moebench.substrate.machines.timeline import Timeline
+from moebench.substrate.memory.cache import ExpertCache
+from moebench.substrate.memory.slots import SlotExperts
+from moebench.substrate.memory.tier import Tier
+from moebench.substrate.models.decoder import Decoder
+from moebench.substrate.models.weights import Checkpoint, ExpertStore
+from moebench.systems.policies.assign import LoadAll
+
+#: What a local machine computes and keeps experts in.
+DTYPE = torch.float32
+
+#: A figure whose middle half of batches spreads over more than this share of its median is noisy.
+NOISY = 0.1
+
+
+def local(
+    spec: RunSpec,
+    system: System,
+    checkpoint: Checkpoint,
+    weights_hash: str,
+    memory: Memory,
+    scratch: Path,
+    keep: bool,
+    stack: ExitStack,
+) -> tuple[Stage, Decoder]:
+    """Build a run on this computer, whose decoder computes with what is in the slots.
+
+    Args:
+        memory: from `memory_for`.
+        scratch: where expert records are kept.
+        keep: keep every span, not only the picture's.
+        stack: closes files and threads.
+    """
+    _check(spec, system)
+    shape, emulated = checkpoint.shape, spec.emulated_link_gb_s is not None
+    timeline = Timeline(keep)
+    slots = system.place.slots(shape, memory.capacity.slots) or memory.capacity.slots
+    record_bytes = shape.expert_params * DTYPE.itemsize
+    device = Tier("local", memory.capacity.slots * record_bytes)
+    cache = ExpertCache(shape, slots, system.scope, device, record_bytes)
+    # They take long: all checks come before.
+    if spec.emulated_link_gb_s is not None:
+        link = EmulatedLink(spec.emulated_link_gb_s * 1e9)
+        records: DiskRecords | MemoryRecords = MemoryRecords(
+            checkpoint, DTYPE, link, system.pinned_copies is not False
+        )
+    else:
+        name = f"{weights_hash}-{DTYPE}.bin".replace("torch.", "")
+        store = ExpertStore.build(checkpoint, scratch / "experts" / name, DTYPE)
+        in_flight = READS_IN_FLIGHT if system.parallel_reads else 1
+        records = DiskRecords(store, in_flight, spec.page_cache == "keep")
+    stack.enter_context(records)
+    machine = stack.enter_context(
+        LocalMachine(
+            records,
+            cache.slots,
+            timeline,
+            overlap=system.overlap,
+            blocking_copies=system.blocking_copies,
+        )
+    )
+    ran = named(spec, checkpoint)
+    notes = [f"{ran} ran, measured on this computer's CPU with {cache.slots} slots in memory"]
+    notes += records.notes
+    if system.assign.uses_host and not emulated:
+        system.assign = LoadAll()
+        notes.append("host assist is off: on this machine the host is the device (assign=load)")
+    on_host = records.on_host if emulated else None
+    decoder = Decoder(shape, checkpoint.common(DTYPE), SlotExperts(cache, machine.slots, on_host))
+    homes = memory.capacity.homes if emulated else ()
+    stage = Stage(
+        engine=Engine(system, decoder, machine, cache, timeline, homes),
+        machine=machine,
+        timeline=timeline,
+        device=device,
+        host=Tier("host", 0),
+        profile=None,
+        badge="measured, emulated link" if emulated else "measured",
+        ran=ran,
+        notes=[*notes, *memory.notes],
+        slots=cache.slots,
+        total=len(shape.moe_layers) * shape.num_experts,
+        memory=memory.document(cache.slots, record_bytes),
+        load_ns=lambda placed: 0,
+    )
+    return stage, decoder
+
+
+def named(spec: RunSpec, checkpoint: Checkpoint) -> str:
+    """The model that computes, as a measured time must name it."""
+    size = checkpoint.shape.total_params
+    text = f"{size / 1e9:.3g} B" if size >= 1e9 else f"{size / 1e6:.3g} M"
+    name = f"{spec.model}'s scale model"
+    if spec.weights is not None:
+        name = Path(spec.weights).resolve().name
+    return f"{name}, {text} parameters"
+
+
+def _check(spec: RunSpec, system: System) -> None:
+    """Refuse options that a local machine does not support."""
+    if system.reads_unfinished:
+        raise UsageError(
+            f"--machine local: {type(system).__name__} computes on copies that are under way, and "
+            "its results would be wrong; allowed: a simulated machine, or reads_unfinished=false"
+        )
+    options = {"expert_precision": None, "host_experts": None, "module_hooks": False}
+    source = "host memory"
+    if spec.emulated_link_gb_s is None:
+        options |= {"overlap": True, "pinned_copies": None}
+        source = "the disk"
+    for name, allowed in options.items():
+        given = getattr(system, name)
+        if given is not allowed:
+            raise UsageError(
+                f"--machine local: {name} is {json.dumps(given)}, and that machine takes fp32 "
+                f"experts from {source}; allowed: --set {name}={json.dumps(allowed)}"
+            )
+
+
+# ------------------------------------------------------------------ how steady it was
+
+
+def involuntary_switches() -> int:
+    """How often another process has taken the processor from this one."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_nivcsw
+
+
+def steadiness(generations: Sequence[Generation], switches: int | None) -> dict[str, Any]:
+    """How far a measured TPOT spreads from batch to batch, and what else the computer did.
+
+    Args:
+        switches: involuntary ones, during the run; None where they are not known.
+
+    Returns:
+        median and quartiles of the batches' mean TPOT in ms, their distance as a share of the
+        median, whether that makes it noisy, and the load of the computer.
+    """
+    means = [np.mean(g.steps_ns) / 1e6 for g in generations if g.steps_ns]
+    spread = None
+    tpot: dict[str, float] | None = None
+    if means:
+        low, median, high = (round(float(x), 6) for x in np.percentile(means, (25, 50, 75)))
+        tpot, spread = {"median": median, "low": low, "high": high}, (high - low) / median
+    return {
+        "batches": len(generations),
+        "tpot_ms": tpot,
+        "spread": None if spread is None else round(spread, 4),
+        "noisy": spread is not None and spread > NOISY,
+        "load_average": round(os.getloadavg()[0], 2),
+        "cores": os.cpu_count(),
+        "involuntary_switches": switches,
+    }

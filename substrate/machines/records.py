@@ -1,0 +1,317 @@
+"""Where a machine on the wall clock finds experts: a file on a disk, or memory behind a link.
+
+Both copy a record, or a part of one, into a slot and return when it is there; they let go of the
+interpreter's lock meanwhile.  Parts begin and end at multiples of `ALIGNMENT` bytes, because a disk
+that is read past the page cache demands it.
+"""
+
+import mmap
+import os
+import time
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from itertools import pairwise
+from pathlib import Path
+from threading import Lock
+from typing import Any, Protocol, Self, cast
+
+import torch
+from torch import Tensor
+
+from moebench.substrate.errors import BudgetError, CheckpointError
+from moebench.substrate.machines.protocol import Lane
+from moebench.substrate.models.shape import ModelShape
+from moebench.substrate.models.weights import ALIGNMENT, Checkpoint, ExpertStore
+
+#: Parts of a record that are read at the same time, and the least bytes of each.
+READS_IN_FLIGHT, LEAST_READ_BYTES = 4, 256 << 10
+
+#: A shorter sleep takes longer than asked; what is left is made up for by the next transfer.
+LEAST_SLEEP_S = 50e-6
+
+
+class Records(Protocol):
+    """Every routed expert's record, ready to be copied to the device.
+
+    Attributes:
+        lane: what a copy occupies.
+        stride_bytes: a slot's size: a record, rounded up to `ALIGNMENT`.
+        notes: what a reader of the run's figures must know.
+    """
+
+    lane: Lane
+    shape: ModelShape
+    dtype: torch.dtype
+    stride_bytes: int
+    notes: list[str]
+
+    def copy(self, layer: int, expert: int, slot: Tensor, first: int, beyond: int) -> None:
+        """Copy a record's bytes from ``first`` up to ``beyond`` into a slot (uint8)."""
+
+    def stream(self, layer: int) -> int:
+        """Copy a layer's common weights, or (-1) the head's, to the device; how many bytes."""
+
+    def on_host(self, layer: int, expert: int) -> Tensor:
+        """The record ``[3·I·H]`` where the host computes it."""
+
+    def give_back(self, count: int) -> None:
+        """Bring so many rows ``[count, H]`` of outputs from the host to the device."""
+
+    def write_back(self, layer: int, expert: int, slot: Tensor) -> None:
+        """Copy a slot back to where the host has the record."""
+
+
+def rows(count: int, stride_bytes: int, what: str) -> Tensor:
+    """Page-aligned memory ``[count, stride_bytes]`` of uint8, every page of it present.
+
+    Raises:
+        BudgetError: this computer has less memory to spare.
+    """
+    size, free = count * stride_bytes, available_bytes()
+    if free is not None and size > free:
+        raise BudgetError(
+            f"{what} take {size / 1e9:.3g} GB, this computer has {free / 1e9:.3g} GB of memory to "
+            "spare; give a smaller --cache-ratio or --slots, or a smaller model"
+        )
+    try:
+        memory = mmap.mmap(-1, max(1, size))
+    except OSError as error:
+        raise BudgetError(f"{what}: {size / 1e9:.3g} GB of memory: {error.strerror}") from error
+    return torch.frombuffer(memory, dtype=torch.uint8)[:size].view(count, stride_bytes).zero_()
+
+
+def available_bytes() -> int | None:
+    """Memory that can be had without swapping; None where the system does not say."""
+    try:
+        with open("/proc/meminfo") as lines:
+            (line,) = (line for line in lines if line.startswith("MemAvailable:"))
+    except (OSError, ValueError):
+        return None
+    return int(line.split()[1]) * 1024
+
+
+class DiskRecords:
+    """Records of a file, read past the page cache where the file system can.
+
+    Use as a context manager.
+
+    Args:
+        in_flight: how many parts of a record are read at the same time.
+        keep_page_cache: read through the page cache, which may hold records from earlier reads.
+    """
+
+    lane = Lane.DISK
+
+    def __init__(
+        self, store: ExpertStore, in_flight: int = READS_IN_FLIGHT, keep_page_cache: bool = False
+    ) -> None:
+        self._store, self._in_flight, self._keep = store, in_flight, keep_page_cache
+        self.shape, self.dtype, self.stride_bytes = store.shape, store.dtype, store.stride_bytes
+        self.notes: list[str] = []
+        self._stack = ExitStack()
+
+    def __enter__(self) -> Self:
+        path = self._store.path
+        direct = 0 if self._keep else getattr(os, "O_DIRECT", 0)
+        if direct and not _reads_directly(path):
+            direct = 0
+        self._file = os.open(path, os.O_RDONLY | direct)
+        self._stack.callback(os.close, self._file)
+        how = f"{self._in_flight} reads in flight"
+        if direct:
+            self.notes = [f"records are read past the page cache, {how}"]
+        elif self._keep:
+            self.notes = [f"records are read through the page cache, as asked, {how}"]
+        else:
+            self.notes = [
+                f"{path.parent}: this file system has no direct reads; records are read through "
+                f"the page cache, which may answer from memory, {how}"
+            ]
+        self._pool = self._stack.enter_context(
+            ThreadPoolExecutor(max(1, self._in_flight - 1), "reader")
+        )
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stack.close()
+
+    def copy(self, layer: int, expert: int, slot: Tensor, first: int, beyond: int) -> None:
+        """Read a part of a record, in stripes at the same time.
+
+        Raises:
+            CheckpointError: the disk fails, or the file ends before the record does.
+        """
+        buffer = memoryview(cast(Any, slot.numpy()))
+        stripes = max(1, min(self._in_flight, (beyond - first) // LEAST_READ_BYTES))
+        size = beyond - first
+        ends = [*(first + aligned(size * n // stripes) for n in range(stripes)), beyond]
+        (begin, end), *rest = pairwise(ends)
+        others = [self._pool.submit(self._read, layer, expert, buffer[a:b], a) for a, b in rest]
+        try:
+            self._read(layer, expert, buffer[begin:end], begin)
+        finally:
+            failures = [one.exception() for one in others]  # none may write when this returns
+        for failure in failures:
+            if failure is not None:
+                raise failure
+
+    def _read(self, layer: int, expert: int, buffer: memoryview, first: int) -> None:
+        store, got = self._store, 0
+        begin = store.offset(layer, expert) + first
+        while got < len(buffer):
+            try:
+                new = os.preadv(self._file, [buffer[got:]], begin + got)
+            except OSError as error:
+                raise CheckpointError(
+                    f"{store.path}: reading layer {layer} expert {expert} failed "
+                    f"({error.strerror}); check the disk, or give another --store"
+                ) from error
+            if not new:
+                raise CheckpointError(
+                    f"{store.path}: record of layer {layer} expert {expert} is truncated "
+                    f"({first + got} of {store.stride_bytes} bytes); delete the file, it is built "
+                    "again"
+                )
+            got += new
+
+    def stream(self, layer: int) -> int:
+        """Never: common weights stay on the device."""
+        raise NotImplementedError("a machine whose device is this computer streams nothing")
+
+    def on_host(self, layer: int, expert: int) -> Tensor:
+        """Never: there is no host beside the device."""
+        raise NotImplementedError("on a machine whose device is this computer, the host is it")
+
+    def give_back(self, count: int) -> None:
+        """Never."""
+        raise NotImplementedError("on a machine whose device is this computer, the host is it")
+
+    def write_back(self, layer: int, expert: int, slot: Tensor) -> None:
+        """Never: records are not written."""
+        raise NotImplementedError("records on a disk stay as they are")
+
+
+def _reads_directly(path: Path) -> bool:
+    """Whether the file system reads past the page cache."""
+    try:
+        file = os.open(path, os.O_RDONLY | os.O_DIRECT)
+    except OSError:
+        return False
+    try:
+        os.preadv(file, [mmap.mmap(-1, ALIGNMENT)], 0)
+    except OSError:
+        return False
+    finally:
+        os.close(file)
+    return True
+
+
+class EmulatedLink:
+    """A link of a given rate between two parts of this computer's memory.
+
+    A transfer copies for real, then sleeps until the rate allows its end.  A sleep ends late; a
+    transfer that follows at once is allowed to end so much earlier, so that the rate is kept.
+    """
+
+    def __init__(self, bytes_per_s: float) -> None:
+        self.bytes_per_s = bytes_per_s
+        #: When the last transfer should have ended, and how much later a sleep did.
+        self._due_s = self._overslept_s = 0.0
+        self._lock = Lock()
+
+    def carry(self, source: Tensor, target: Tensor) -> None:
+        """Copy memory of equal size."""
+        began_s = time.perf_counter()
+        target.copy_(source)
+        self.pace(target.nbytes, began_s)
+
+    def pace(self, count_bytes: int, began_s: float) -> None:
+        """Sleep until so many bytes, under way since ``began_s``, can have crossed."""
+        with self._lock:
+            on_time_s = max(self._due_s, began_s - self._overslept_s)
+            self._due_s = due_s = on_time_s + count_bytes / self.bytes_per_s
+        left_s = due_s - time.perf_counter()
+        if left_s > LEAST_SLEEP_S:
+            time.sleep(left_s)
+            self._overslept_s = max(0.0, time.perf_counter() - due_s)
+        else:  # what is still to be made up for
+            self._overslept_s = min(self._overslept_s, max(0.0, -left_s))
+
+
+class MemoryRecords:
+    """Records in host memory, behind an emulated link.
+
+    Args:
+        pinned: False copies each record to a staging buffer first, as a driver does with pageable
+            memory.
+    """
+
+    lane = Lane.H2D
+
+    def __init__(
+        self, checkpoint: Checkpoint, dtype: torch.dtype, link: EmulatedLink, pinned: bool = True
+    ) -> None:
+        shape = self.shape = checkpoint.shape
+        self.dtype, self.link = dtype, link
+        self._back = EmulatedLink(link.bytes_per_s)
+        self._record_bytes = shape.expert_params * dtype.itemsize
+        self.stride_bytes = aligned(self._record_bytes, up=True)
+        layers, experts = shape.moe_layers, shape.num_experts
+        self._row = {layer: n * experts for n, layer in enumerate(layers)}
+        self._rows = rows(len(layers) * experts, self.stride_bytes, "the experts in host memory")
+        for layer in layers:
+            for expert in range(experts):
+                record = checkpoint.expert_record(layer, expert, dtype)
+                self.on_host(layer, expert).copy_(record)
+        self._staging = None if pinned else torch.empty(self.stride_bytes, dtype=torch.uint8)
+        self._buffers: tuple[Tensor, Tensor] | None = None
+        how = "" if pinned else ", each by way of a staging buffer, as from pageable memory"
+        self.notes = [
+            f"an emulated link of {link.bytes_per_s / 1e9:g} GB/s stands between device and host, "
+            f"which are two parts of this computer's memory and one thread each{how}"
+        ]
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Nothing is open."""
+
+    def copy(self, layer: int, expert: int, slot: Tensor, first: int, beyond: int) -> None:
+        """Copy a part of a record at the link's rate."""
+        source = self._rows[self._row[layer] + expert, first:beyond]
+        if self._staging is not None:
+            source = self._staging[first:beyond].copy_(source)
+        self.link.carry(source, slot[first:beyond])
+
+    def stream(self, layer: int) -> int:
+        """Copy as many bytes as a layer's common weights, or (-1) the head's, take."""
+        shape, size = self.shape, self.dtype.itemsize
+        if self._buffers is None:
+            params = max(map(shape.layer_common_params, range(shape.num_layers)))
+            most = max(params, shape.own_head_params) * size
+            empty = rows(2, most, "buffers of streamed layers")
+            self._buffers = empty[0], empty[1]
+        params = shape.own_head_params if layer < 0 else shape.layer_common_params(layer)
+        source, target = self._buffers
+        self.link.carry(source[: params * size], target[: params * size])
+        return params * size
+
+    def on_host(self, layer: int, expert: int) -> Tensor:
+        """The record ``[3·I·H]`` in host memory."""
+        row = self._rows[self._row[layer] + expert]
+        return row[: self._record_bytes].view(self.dtype)
+
+    def give_back(self, count: int) -> None:
+        """Outputs ``[count, H]`` cross the link; they are in the device's memory already."""
+        size = count * self.shape.hidden_size * self.dtype.itemsize
+        self._back.pace(size, time.perf_counter())
+
+    def write_back(self, layer: int, expert: int, slot: Tensor) -> None:
+        """Copy a slot back over the link: the bytes that host memory has already."""
+        self._back.carry(slot, self._rows[self._row[layer] + expert])
+
+
+def aligned(count_bytes: int, up: bool = False) -> int:
+    """The multiple of `ALIGNMENT` that is nearest below, or above."""
+    return -(-count_bytes // ALIGNMENT) * ALIGNMENT if up else count_bytes // ALIGNMENT * ALIGNMENT
