@@ -33,7 +33,7 @@ from typing import Any, ClassVar, Literal
 from moebench.substrate.errors import UsageError
 from moebench.systems.native.base import Job, Runner
 from moebench.systems.native.hugging_face import HuggingFaceSystem, Streaming
-from moebench.systems.native.operators import ALWAYS, FROM_NVME, check, extensions
+from moebench.systems.native.operators import ALWAYS, FROM_NVME, check, use
 
 
 @dataclass(kw_only=True)
@@ -71,7 +71,7 @@ class NativeDeepSpeed(HuggingFaceSystem):
 
 def runner(job: Job) -> Runner:
     """Load the model under ZeRO-3."""
-    os.environ.setdefault("TORCH_EXTENSIONS_DIR", str(extensions()))
+    use()
     nvme = job.options["offload"] == "nvme"
     check(ALWAYS + FROM_NVME if nvme else ALWAYS)
     with socket.socket() as free:

@@ -25,6 +25,18 @@ def extensions() -> Path:
     return Path(os.environ.get("TORCH_EXTENSIONS_DIR") or Path(sys.prefix) / "torch_extensions")
 
 
+def use() -> None:
+    """Have PyTorch find them, and look after them with the same ninja as when they were built.
+
+    It asks ninja at each start whether they are up to date, and another version of ninja (the
+    system's, where the first is beside the interpreter) would compile them all again.
+    """
+    os.environ["TORCH_EXTENSIONS_DIR"] = str(extensions())
+    beside, others = str(Path(sys.executable).parent), os.environ.get("PATH", "")
+    if others.split(os.pathsep)[0] != beside:
+        os.environ["PATH"] = f"{beside}{os.pathsep}{others}"
+
+
 #: A lock that is younger is that of another process that looks whether there is anything to build.
 _LOOKING_S = 60.0
 
@@ -63,10 +75,8 @@ def build() -> None:
     Raises:
         MoeBenchError: another process builds them, or was killed while it did.
     """
-    os.environ["TORCH_EXTENSIONS_DIR"] = str(extensions())
+    use()
     os.environ.setdefault("DS_ACCELERATOR", "cpu")
-    # The build calls ninja, which pip puts beside the interpreter.
-    os.environ["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
     os.environ.setdefault("MAX_JOBS", str(os.cpu_count() or 1))
     for name in (*ALWAYS, *FROM_NVME):
         if (extensions() / name / "lock").exists():
