@@ -24,7 +24,7 @@ from importlib import import_module
 from itertools import product
 from pathlib import Path
 from statistics import median
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -104,7 +104,14 @@ WITH_HOOKS = (
 Times = dict[tuple[str, int, int], float]
 
 
-def once(folder: Path) -> tuple[Times, dict[str, int]]:
+class Counted(NamedTuple):
+    """Hooks that bring weights (of DeepSpeed, one a tensor), and the tensors that they bring."""
+
+    hooks: int
+    tensors: int
+
+
+def once(folder: Path) -> tuple[Times, dict[str, Counted]]:
     """A token's time with everything, by label, layers and experts; and numbers of hooks."""
     times: Times = {}
     for (label, package, options, experts), layers, k in product(FITTED, LAYERS, TOP_K):
@@ -120,7 +127,7 @@ def once(folder: Path) -> tuple[Times, dict[str, int]]:
         with loaded(package, checkpoint(folder, *HOOKED), **options) as runner:
             model = runner._model  # type: ignore[attr-defined]
             found = hooks(model)[0] if label == "accelerate" else len([*model.parameters()])
-            numbers[label] = found
+            numbers[label] = Counted(found, len([*model.parameters()]))
             times[label, *HOOKED] = token_us(runner)
     return times, numbers
 
@@ -142,9 +149,12 @@ def main(arguments: Sequence[str]) -> None:
     for label, *_ in WITH_HOOKS:
         hooked = least[label, *HOOKED]
         found[f"{label}'s hooks"] = {
-            "plain_us": round(plain, 1), "hooked_us": round(hooked, 1), "number": numbers[label],
-            "each_us": round((hooked - plain) / numbers[label], 1),
-        }  # fmt: skip
+            "plain_us": round(plain, 1),
+            "hooked_us": round(hooked, 1),
+            **numbers[label]._asdict(),
+            "us_a_hook": round((hooked - plain) / numbers[label].hooks, 1),
+            "us_a_tensor": round((hooked - plain) / numbers[label].tensors, 1),
+        }
     print(json.dumps(found, indent=1))
 
 
