@@ -7,14 +7,18 @@ BIN := $(VENV)/bin
 # Two threads on two busy cores are slower than one: OpenMP spins.
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: run test check lint format report bench browser clean
+.PHONY: run test native check lint format report bench browser libaio clean
 
 run: $(VENV)/installed
 	$(BIN)/moebench run --system smoe --setting S3
 	$(BIN)/moebench report --html report.html
 
-test: $(VENV)/installed browser
+test: $(VENV)/installed $(VENV)/native browser
 	$(BIN)/python -m pytest
+
+# Accelerate, DeepSpeed and llama.cpp, which run beside our systems: once, about 25 minutes of a
+# core, most of it compilers'.
+native: $(VENV)/native
 
 # Has accuracy moved?
 check: $(VENV)/installed
@@ -38,6 +42,20 @@ $(VENV)/installed: pyproject.toml constraints.txt
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check "torch==$$(sed -n 's/^torch==//p' constraints.txt)"
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[dev]"
 	touch $@
+
+$(VENV)/native: $(VENV)/installed | libaio
+	CMAKE_BUILD_PARALLEL_LEVEL=$$(nproc) $(BIN)/python -m pip install --quiet \
+	  --disable-pip-version-check -c constraints.txt -e ".[native]"
+	$(BIN)/python -m moebench.systems.native.operators
+	touch $@
+
+# DeepSpeed reads from NVMe with libaio; without its headers that part is not compiled, and its test
+# is skipped.
+libaio:
+	@test -f /usr/include/libaio.h \
+	  || { [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null \
+	       && apt-get update -qq && apt-get install -y -qq libaio-dev >/dev/null; } \
+	  || echo "no libaio: DeepSpeed's NVMe offload will not be tested"
 
 # The report's browser test needs a Chromium; without one, and without the right to install one,
 # that test is skipped and says so.

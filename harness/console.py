@@ -111,6 +111,31 @@ def _rows(document: dict[str, Any], badge: str) -> Iterator[tuple[str, str]]:
     speed = metrics["tokens_per_s"]
     around = plus_minus(speed, ends.get("tokens_per_s"))
     yield "tokens/s, prefill included", _figure(speed, f"{around} [{badge}]")
+    if metrics.get("process"):
+        yield from _process_rows(metrics["process"])
+    else:
+        yield from _engine_rows(metrics)
+    if accuracy["score"] is not None:
+        score = f"{accuracy['score']:.1f} ± {accuracy['stderr']:.1f} % of {accuracy['n']}"
+        yield "accuracy", f"{score} ({accuracy['metric']})"
+    if metrics.get("repeated_4grams") is not None:
+        yield "repeated 4-grams", _share(metrics["repeated_4grams"])
+    yield "agreement with lossless", _share(accuracy["agreement"])
+    yield "KL per token", _figure(accuracy["kl"], " nat")
+
+
+def _process_rows(process: dict[str, Any]) -> Iterator[tuple[str, str]]:
+    """What is known of a package's own process."""
+    for name, key in (("peak memory of its process", "peak_rss_bytes"),
+                      ("read from disk", "read_bytes")):  # fmt: skip
+        if process[key] is not None:
+            yield name, f"{process[key] / 1e9:.4g} GB"
+    if process["major_faults"] is not None:
+        yield "major page faults", f"{process['major_faults']:,}"
+
+
+def _engine_rows(metrics: dict[str, Any]) -> Iterator[tuple[str, str]]:
+    """What our own engine counts."""
     begun = _share(metrics.get("cache_ratio_begun"))  # runs of earlier versions do not say it
     there = f"{_share(metrics['cache_ratio'])} complete at the gate"
     yield "expert cache ratio", f"{there}, {begun} complete or under way"
@@ -135,10 +160,3 @@ def _rows(document: dict[str, Any], badge: str) -> Iterator[tuple[str, str]]:
         room = f"{memory['records']} records fit"
         yield "found in host memory", f"{memory['hits']} of {asked} asked for, {room}"
     yield "peak device memory", f"{metrics['peak_device_bytes'] / 1e9:.4g} GB"
-    if accuracy["score"] is not None:
-        score = f"{accuracy['score']:.1f} ± {accuracy['stderr']:.1f} % of {accuracy['n']}"
-        yield "accuracy", f"{score} ({accuracy['metric']})"
-    if metrics.get("repeated_4grams") is not None:
-        yield "repeated 4-grams", _share(metrics["repeated_4grams"])
-    yield "agreement with lossless", _share(accuracy["agreement"])
-    yield "KL per token", _figure(accuracy["kl"], " nat")

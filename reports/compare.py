@@ -68,6 +68,13 @@ def _gigabytes_a_token(run: Document) -> float | None:
     return None if moved is None or not tokens else moved / 1e9 / tokens
 
 
+def _slot_gigabytes(run: Document) -> float | None:
+    """What its experts' slots take; a package that runs by itself has none that are known."""
+    taken = dig(run, "memory.slot_bytes")
+    known = dig(run, "metrics.process") is None
+    return (taken or 0) / 1e9 if known else None
+
+
 FIGURES = (
     Figure("TPOT (ms)", lambda run: dig(run, "metrics.tpot_ms.mean"), ".1f"),
     Figure("TTFT (ms)", lambda run: dig(run, "metrics.ttft_ms.mean"), ".0f"),
@@ -76,7 +83,7 @@ FIGURES = (
     Figure("moved (GB/token)", _gigabytes_a_token, ".3f"),
     Figure("device idle (%)", _decode_stall_share, ".1%"),
     Figure("TPOT / bound", lambda run: dig(run, "bound.ratio"), ".2f"),
-    Figure("slots (GB)", lambda run: (dig(run, "memory.slot_bytes") or 0) / 1e9, ".2f"),
+    Figure("slots (GB)", _slot_gigabytes, ".2f"),
 )
 
 

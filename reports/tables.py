@@ -121,7 +121,10 @@ def routing_of(spec: Mapping[str, Any]) -> str:
 
 
 def software_of(spec: Mapping[str, Any]) -> str:
-    """The kind of software that a simulated run is charged with; a measured one ran our engine."""
+    """The kind of software that a simulated run is charged with; a measured one ran our engine.
+
+    A third-party package that ran by itself is ``native``.
+    """
     # Runs of earlier versions do not say it.
     return str(spec.get("software", "lean"))
 

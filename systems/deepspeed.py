@@ -38,7 +38,8 @@ Deviations and readings:
 - The embedding stays on the device; ZeRO-3 gathers it, too, for every pass.
 - Parameters below ``param_persistence_threshold`` (1e5 elements: norms, biases, Mixtral's gate)
   stay on the device; here they stream with their layer, at most 0.1 % of it.
-- A tensor costs as much Python as Accelerate's hook; DeepSpeed's was measured about a third higher.
+- A tensor costs as much Python as with Accelerate's hooks; DeepSpeed's was measured twice as high
+  (127 us a tensor against 60, `benchmarks/native_costs.py`).
 - From NVMe, what is fetched ahead goes on to the device; DeepSpeed reads it into host buffers.
 - SMoE (§6.2) counts DeepSpeed among systems that keep experts on the device and compute on the
   host; ZeRO-Inference does neither.

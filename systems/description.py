@@ -16,8 +16,9 @@ from typing import Any
 from moebench.substrate.engine.policies import Placement
 from moebench.substrate.engine.system import System
 from moebench.substrate.models.catalogue import model_names, model_shape
-from moebench.systems.options import build, describe, options_of
-from moebench.systems.registry import DECISIONS, SHIPPED, SYSTEMS, Variant
+from moebench.systems.native.base import NativeSystem
+from moebench.systems.options import build, build_native, describe, options_of
+from moebench.systems.registry import DECISIONS, NATIVE, SHIPPED, SYSTEMS, Variant
 
 #: How lines begin under which a docstring lists where a system differs from its source.
 HEADINGS = ("Deviations", "Not modelled")
@@ -90,11 +91,11 @@ class Description:
     @property
     def lists(self) -> dict[str, list[str]]:
         """What lists below the table say of it, by their headings."""
-        missing = [f"{', '.join(models)}: {why}" for why, models in self.not_for.items()]
+        missing = _missing(self.not_for)
         model, slots = NOTED
         found = {
             f"Notes of its runs ({model}, {slots} slots):": self.notes,
-            "It does not exist for:": missing,
+            **missing,
             **self.deviations,
         }
         return {heading: bullets for heading, bullets in found.items() if bullets}
@@ -140,6 +141,35 @@ def description(name: str, variant: Variant = "published") -> Description:
         not_for=_not_for(system),
         deviations=_deviations(_docstrings(cls)),
     )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NativeDescription:
+    """A third-party package that runs by itself; names as in `Description`."""
+
+    system: str
+    what: str
+    paper: str
+    module: str
+    options: dict[str, str]
+    packages: list[str]
+    max_batch: int | None
+    not_for: dict[str, list[str]]
+    deviations: dict[str, list[str]]
+
+
+def natives(names: Iterable[str] = tuple(NATIVE)) -> Iterator[NativeDescription]:
+    """Native systems by name."""
+    for name in sorted(names):
+        system = build_native(name)
+        cls = type(system)
+        texts = _docstrings(cls)
+        yield NativeDescription(
+            system=name, what=_first_sentence(texts[1]), paper=cls.paper,
+            module=cls.__module__, options=describe(system),
+            packages=sorted(cls.requires.values()),
+            max_batch=cls.max_batch, not_for=_not_for(system), deviations=_deviations(texts),
+        )  # fmt: skip
 
 
 # ----------------------------------------------------------------------------- off the class
@@ -196,7 +226,7 @@ def _disk(system: System) -> str:
     return kept if system.parallel_reads else f"{kept}; one read at a time"
 
 
-def _not_for(system: System) -> dict[str, list[str]]:
+def _not_for(system: System | NativeSystem) -> dict[str, list[str]]:
     found: dict[str, list[str]] = defaultdict(list)
     for name in model_names():
         reason = system.why_not(model_shape(name), 1)
@@ -219,7 +249,10 @@ def _docstrings(cls: type) -> list[str]:
 def _what(cls: type[System]) -> str:
     """A module's first sentence; where it holds several systems, the class's."""
     own, module = _docstrings(cls)
-    text = module if module and not (own and _shares_module(cls)) else own
+    return _first_sentence(module if module and not (own and _shares_module(cls)) else own)
+
+
+def _first_sentence(text: str) -> str:
     paragraph = " ".join(text.partition("\n\n")[0].split())
     return re.split(r"(?<=\.) ", paragraph, maxsplit=1)[0]
 
@@ -261,8 +294,10 @@ def _bullets(lines: Sequence[str]) -> tuple[str, list[str]]:
 # ----------------------------------------------------------------------------- shown
 
 
-def document(descriptions: Iterable[Description]) -> str:
-    """`docs/systems.md`: an overview, and what each system is."""
+def document(
+    descriptions: Iterable[Description], packages: Iterable[NativeDescription] = ()
+) -> str:
+    """`docs/systems.md`: an overview, what each system is, and what each package."""
     by_name: dict[str, list[Description]] = defaultdict(list)
     for found in descriptions:
         by_name[found.system].append(found)
@@ -276,6 +311,7 @@ def document(descriptions: Iterable[Description]) -> str:
     headers = ["system", "variant", "lossless", "learns", "host computes", "at once", "paper"]
     parts = [_INTRODUCTION, _table(headers, overview)]
     parts += [_section(variants) for variants in by_name.values()]
+    parts += [_PACKAGES, *map(_package, packages)] if packages else []
     return "\n".join(parts)
 
 
@@ -291,6 +327,36 @@ tokens of the model with every expert resident.  Systems that *learn* are shown 
 run; `--calibrate-texts` says how many.  Experts that do not fit into host memory are on the disk,
 whatever the system.  A system without a paper is a plain baseline or bound.
 """
+
+
+_PACKAGES = """\
+# Native packages
+
+Third-party packages that run the same checkpoint by themselves, on this computer, each in a process
+of its own: `moebench run --system native-llamacpp --setting S3 --machine local`.  They make no
+decisions of ours; TTFT and TPOT are those of their streamed tokens, with the badge `measured`, and
+what they do not say (cache ratios, lanes, a bound) is left out.  `pip install 'moebench[native]'`
+installs them; `all` does not mean them.
+"""
+
+
+def _package(found: NativeDescription) -> str:
+    """A package's options and deviations."""
+    rows = [[key, value] for key, value in found.options.items()]
+    rows.append(["sequences at once", "any" if found.max_batch is None else str(found.max_batch)])
+    rows.append(["packages", ", ".join(found.packages)])
+    rows.append(["module", f"`{found.module}`"])
+    lines = [f"## {found.system}", "", f"{found.what}  {found.paper}.", ""]
+    lines.append(_table(["option", "default"], rows))
+    for heading, bullets in (_missing(found.not_for) | found.deviations).items():
+        lines += [heading, "", *map(_wrapped, bullets), ""]
+    return "\n".join(lines)
+
+
+def _missing(not_for: Mapping[str, list[str]]) -> dict[str, list[str]]:
+    """A list of models for which there is none, under its heading."""
+    missing = [f"{', '.join(models)}: {why}" for why, models in not_for.items()]
+    return {"It does not exist for:": missing} if missing else {}
 
 
 def _section(variants: Sequence[Description]) -> str:

@@ -12,7 +12,15 @@ from pydantic import TypeAdapter, ValidationError
 from moebench.substrate.engine.policies import Policy
 from moebench.substrate.engine.system import System
 from moebench.substrate.errors import UnknownNameError, UsageError
-from moebench.systems.registry import DECISIONS, name_of, policy_class, system_class
+from moebench.systems.native.base import NativeSystem
+from moebench.systems.registry import (
+    DECISIONS,
+    NATIVE,
+    name_of,
+    native_class,
+    policy_class,
+    system_class,
+)
 
 
 def build(
@@ -45,6 +53,36 @@ def build(
     return made
 
 
+def build_native(name: str, overrides: Mapping[str, str] | None = None) -> NativeSystem:
+    """A native system with its options changed.
+
+    Args:
+        name: see `systems.registry.NATIVE`.
+        overrides: ``offload=cpu`` changes one of its options.
+
+    Raises:
+        UnknownNameError: an unknown option.
+        UsageError: a value that the option does not allow.
+    """
+    native, overrides = native_class(name), overrides or {}
+    known = options_of(native)
+    for key in overrides:
+        if key not in known:
+            raise UnknownNameError("option", key, known, f"{name} makes no decisions of ours")
+    return native(**{key: _value(known[key], text, key) for key, text in overrides.items()})
+
+
+def build_any(
+    name: str, overrides: Mapping[str, str] | None = None, variant: str = "published"
+) -> System | NativeSystem:
+    """A system or a native one."""
+    if name not in NATIVE:
+        return build(name, overrides, variant)
+    if variant != "published":
+        raise UsageError(f"--variant {variant}: {name} has none")
+    return build_native(name, overrides)
+
+
 def _policy(
     system: type[System], decision: str, swap: str | None, dotted: Mapping[str, str]
 ) -> Any:
@@ -66,7 +104,7 @@ def _policy(
     return dataclasses.replace(default, **changed) if known else default
 
 
-def options_of(owner: type[Policy] | type[System]) -> dict[str, Any]:
+def options_of(owner: type[Policy] | type[System] | type[NativeSystem]) -> dict[str, Any]:
     """An owner's options and their types; of a system, those that are not decisions."""
     if not dataclasses.is_dataclass(owner):
         return {}
@@ -97,8 +135,10 @@ def _reject_unknown(keys: list[str], system: type[System], policies: Mapping[str
             raise UnknownNameError("option", key, known, hint)
 
 
-def describe(system: System) -> dict[str, str]:
+def describe(system: System | NativeSystem) -> dict[str, str]:
     """Every decision and option as it ended up, spelled as ``--set`` takes it: for provenance."""
+    if isinstance(system, NativeSystem):
+        return {k: _spell(getattr(system, k)) for k in options_of(type(system))}
     own = [k for k in options_of(type(system)) if k != "alpha" or system.has_alpha]
     resolved = {k: _spell(getattr(system, k)) for k in own}
     for decision, policy in system.policies.items():

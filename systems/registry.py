@@ -21,6 +21,7 @@ from moebench.systems.plugins import Plugins, plugins
 if TYPE_CHECKING:
     from moebench.substrate.engine.policies import Policy
     from moebench.substrate.engine.system import System
+    from moebench.systems.native.base import NativeSystem
 
 #: name → (module, class, one line)
 SYSTEMS: dict[str, tuple[str, str, str]] = {
@@ -173,6 +174,25 @@ SHIPPED: dict[str, tuple[str, str, str]] = {
     ),
 }
 
+#: Third-party packages that run a checkpoint themselves, on this computer: name → (module, class,
+#: one line).  They are no systems of five decisions, and ``all`` does not mean them.
+NATIVE: dict[str, tuple[str, str, str]] = {
+    "native-accelerate": (
+        "moebench.systems.native.accelerate",
+        "NativeAccelerate",
+        "the package itself: weights on the disk or the host, brought by hooks",
+    ),
+    "native-deepspeed": (
+        "moebench.systems.native.deepspeed",
+        "NativeDeepSpeed",
+        "the package itself: ZeRO-Inference from NVMe or the host",
+    ),
+    "native-llamacpp": (
+        "moebench.systems.native.llamacpp",
+        "NativeLlamaCpp",
+        "the package itself: a GGUF file, mapped",
+    ),
+}
 
 #: decision → name → (module, class)
 POLICIES: dict[str, dict[str, tuple[str, str]]] = {
@@ -292,13 +312,24 @@ def system_class(name: str, variant: str = "published") -> "type[System]":
     return cast("type[System]", getattr(import_module(module), attribute))
 
 
+def native_class(name: str) -> "type[NativeSystem]":
+    """The class behind a native system's name, one of `NATIVE`."""
+    module, attribute, _ = NATIVE[name]
+    return cast("type[NativeSystem]", getattr(import_module(module), attribute))
+
+
 def _plugged_in(name: str, variant: str) -> "type[System]":
     """A system of another package; every name that is not ours ends here."""
+    if name in NATIVE:
+        raise UsageError(
+            f"--system {name}: a package that runs by itself, without decisions of ours; it can "
+            f"be run alone: moebench run --system {name} --machine local"
+        )
     found = installed()
     if name in found.refused and name not in SYSTEMS:
         raise UsageError(f"--system {name}: {found.refused[name]}")
     if ":" not in name and name not in SYSTEMS and name not in found.usable:
-        known = [*SYSTEMS, *found.usable]
+        known = [*SYSTEMS, *NATIVE, *found.usable]
         raise UnknownNameError("system", name, known, "see: moebench list systems")
     if variant != "published":
         raise UsageError(

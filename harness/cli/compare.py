@@ -11,7 +11,7 @@ from moebench.reports.tables import Document, dig, system_of
 from moebench.results.store import Store
 from moebench.substrate.errors import UsageError
 from moebench.substrate.models.catalogue import model_names, model_shape
-from moebench.systems.options import build
+from moebench.systems.options import build_any
 
 
 def compare_command(
@@ -56,5 +56,5 @@ def _why_not(spec: Mapping[str, Any], place: Mapping[str, Any]) -> str | None:
     """Why a spec's system does not exist for the model and batch of another spec."""
     if place["model"] not in model_names():
         return None
-    system = build(spec["system"], spec["overrides"], spec.get("variant", "published"))
+    system = build_any(spec["system"], spec["overrides"], spec.get("variant", "published"))
     return system.why_not(model_shape(place["model"]), place["batch"])

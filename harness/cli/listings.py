@@ -31,11 +31,14 @@ def _text(value: Any) -> str:
 
 
 def _systems() -> list[dict[str, Any]]:
-    from moebench.systems.registry import SHIPPED, SYSTEMS, installed
+    from moebench.systems.registry import NATIVE, SHIPPED, SYSTEMS, installed
 
     ours = [
         {"system": n, "what": text, "shipped": SHIPPED[n][2] if n in SHIPPED else None}
         for n, (_, _, text) in sorted(SYSTEMS.items())
+    ]
+    ours += [
+        {"system": n, "what": text, "shipped": None} for n, (_, _, text) in sorted(NATIVE.items())
     ]
     others = [
         {"system": n, "what": f"of {found.package}: {found.summary}", "shipped": None}
@@ -47,14 +50,15 @@ def _systems() -> list[dict[str, Any]]:
 def _at_length(what: str, as_json: bool) -> None:
     if what != "systems":
         raise UsageError(f"list {what} --long: only systems are described at length")
-    from moebench.systems.description import described, document
+    from moebench.systems.description import described, document, natives
     from moebench.systems.registry import SYSTEMS
 
     found = [*described(SYSTEMS), *_of_other_packages()]
+    packages = [*natives()]
     if as_json:
-        print(json.dumps([asdict(d) for d in found], sort_keys=True))
+        print(json.dumps([*map(asdict, found), *map(asdict, packages)], sort_keys=True))
     else:
-        print(document(found), end="")
+        print(document(found, packages), end="")
 
 
 def _of_other_packages() -> "list[Description]":

@@ -77,7 +77,7 @@ def _effects(
     """The machine's name, and what each of its uncertain numbers does."""
     from moebench.harness.options import require_writable
     from moebench.harness.run.interval import effects_on
-    from moebench.harness.run.runner import prepare
+    from moebench.harness.run.runner import on_engine
     from moebench.harness.run.spec import resolve
     from moebench.substrate.errors import UsageError
 
@@ -88,7 +88,7 @@ def _effects(
         )
     require_writable(store)
     spec = resolve(data_dir, **given)
-    return spec.machine, effects_on(prepare(spec, data_dir), store, tokens)
+    return spec.machine, effects_on(on_engine(spec, data_dir), store, tokens)
 
 
 def _show(machine: str, effects: "list[Effect]", as_json: bool) -> None:

@@ -9,7 +9,7 @@ from moebench.harness import console
 from moebench.harness.options import find_data_dir, parse_overrides, require_writable
 from moebench.harness.run.spec import resolve
 from moebench.results.store import Store
-from moebench.substrate.errors import InputError
+from moebench.substrate.errors import InputError, UsageError
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,11 +39,14 @@ def run_command(request: RunRequest) -> None:
     spec = resolve(data_dir, **request.given, overrides=parse_overrides(request.overrides))
     console.say_refused([spec.system])
     if request.timeline is not None:
+        if spec.native:
+            raise UsageError(f"--timeline: {spec.system} is a package that shows no lanes")
         _require_file_place(request.timeline)
     require_writable(request.store)
 
     from moebench.harness.run.interval import add_interval
     from moebench.harness.run.runner import prepare, run
+    from moebench.harness.run.session import Session
     from moebench.harness.sweep.worker import samples_of
     from moebench.results.samples import write_samples
 
@@ -62,7 +65,8 @@ def run_command(request: RunRequest) -> None:
             console.stderr().print(f"timeline in {request.timeline}: open it at ui.perfetto.dev")
     else:
         console.stderr().print(f"run {session.run_id} was stored; --force runs it again")
-    if request.interval and stored["simulated"] and stored.get("interval") is None:
+    wanted = request.interval and stored["simulated"] and stored.get("interval") is None
+    if wanted and isinstance(session, Session):
         add_interval(stored, session, request.store)
         store.put(stored, store.timeline(session.run_id), (session.run_id, spec.model_dump()))
     if request.json:

@@ -16,7 +16,7 @@ from moebench.harness.conformance.cases import Case, spec_of
 from moebench.harness.conformance.watch import Claim, LetGo, WatchedModel, watch_slots
 from moebench.harness.run.calibration import calibrate
 from moebench.harness.run.live import LiveSession
-from moebench.harness.run.runner import prepare
+from moebench.harness.run.runner import on_engine
 from moebench.harness.run.session import Session
 from moebench.harness.run.shared import SharedWork
 from moebench.harness.run.spec import RunSpec
@@ -84,7 +84,9 @@ class Bench:
         spec = spec_of(name, variant, case, replayed)
         key = self._key(spec)
         if key not in self._opened:
-            self._opened[key] = prepare(spec_of("moe-ondemand", "published", case, replayed), None)
+            self._opened[key] = on_engine(
+                spec_of("moe-ondemand", "published", case, replayed), None
+            )
         try:
             session = self._opened[key].varied(spec)
         except UsageError as error:

@@ -8,13 +8,15 @@ long before a score does.
 import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import repeat
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from moebench.harness.run.shared import SharedWork
-from moebench.workloads.scoring import Rouge, Score, perplexity, score
+from moebench.workloads.example import Example
+from moebench.workloads.scoring import Rouge, Score, item_value, perplexity, rouge, score
 from moebench.workloads.workload import Workload
 
 
@@ -23,7 +25,8 @@ class Item:
     """One question: what its answer is worth, and how its decoded steps compare.
 
     ``value`` is 0 to 1, None without a reference; ``kl`` is summed over the decoded steps;
-    ``read`` is the log-likelihood of a text (nats) and its number of tokens.
+    None where only tokens are known; ``read`` is the log-likelihood of a text (nats) and its number
+    of tokens.
     """
 
     value: float | None = None
@@ -31,7 +34,7 @@ class Item:
     answer: str = ""
     decoded: int = 0
     agreed: int = 0
-    kl: float = 0.0
+    kl: float | None = 0.0
 
 
 class Accuracy:
@@ -55,6 +58,21 @@ class Accuracy:
             item.answer = hashlib.sha256(str(list(answer)).encode()).hexdigest()[:8]
             item.value = None if values is None else float(values[i])
 
+    def replied(
+        self, rows: slice, tokens: Sequence[Sequence[int]], examples: Sequence[Example],
+        replies: Sequence[str],
+    ) -> None:  # fmt: skip
+        """What the questions of a batch were answered with, in token ids and as text.
+
+        Without reference answers there is nothing to score.
+        """
+        values = None
+        if self._workload.scored:
+            values = list(map(item_value, repeat(self._workload), examples, replies))
+        self.answered(rows, tokens, values)
+        if self._workload.metric == "rouge":
+            self.rouges += map(rouge, repeat(self._workload), examples, replies)
+
     def read(self, rows: slice, log_likelihoods: Sequence[float], tokens: Sequence[int]) -> None:
         """The log-likelihoods of a batch of texts, in nats, and how many tokens each has."""
         for item, value, n in zip(self._items[rows], log_likelihoods, tokens, strict=True):
@@ -62,13 +80,14 @@ class Accuracy:
 
     def compare(
         self, rows: slice, shared: SharedWork, prompts: Sequence[Sequence[int]],
-        tokens: Sequence[Sequence[int]], logits: Sequence[Tensor],
+        tokens: Sequence[Sequence[int]], logits: Sequence[Tensor] | None,
     ) -> None:  # fmt: skip
         """Compare a batch's decoded steps with the lossless model.
 
         Args:
             tokens: what each sequence took, the prefill's token first.
-            logits: of each pass ``[B, V]``, the prefill's first.
+            logits: of each pass ``[B, V]``, the prefill's first; None where only tokens are known:
+                then they count as what the system chose, and there is no KL.
         """
         decoded = [b for b, t in enumerate(tokens) if len(t) > 1]
         if not decoded:
@@ -77,30 +96,38 @@ class Accuracy:
         texts = [[*prompts[b], *tokens[b][:-1]] for b in decoded]
         references = shared.lossless(texts, [len(prompts[b]) for b in decoded])
         for b, lossless in zip(decoded, references, strict=True):
+            items[b].decoded += len(lossless)
+            if logits is None:
+                chosen = torch.tensor(tokens[b][1:])
+                items[b].agreed += int((lossless.argmax(-1) == chosen).sum())
+                items[b].kl = None
+                continue
             own = torch.stack([step[b] for step in logits[1 : len(tokens[b])]]).log_softmax(-1)
             items[b].agreed += int((lossless.argmax(-1) == own.argmax(-1)).sum())
-            items[b].kl += float((lossless.exp() * (lossless - own)).sum())
-            items[b].decoded += len(own)
+            apart = float((lossless.exp() * (lossless - own)).sum())
+            items[b].kl = (items[b].kl or 0.0) + apart
 
     def document(self) -> dict[str, Any]:
         """The ``accuracy`` part of a run; ``items`` holds lists with one entry a question."""
         scored = self._score()
         decoded = sum(item.decoded for item in self._items)
-        agreed, kl = (sum(getattr(i, name) for i in self._items) for name in ("agreed", "kl"))
+        agreed = sum(item.agreed for item in self._items)
+        known = [item.kl for item in self._items if item.kl is not None]
+        kl = sum(known) / decoded if decoded and len(known) == len(self._items) else None
         return {
             "score": None if scored is None else round(scored.score, 4),
             "n": 0 if scored is None else scored.n,
             "stderr": None if scored is None else round(scored.stderr, 4),
             "metric": self._workload.metric,
             "agreement": round(agreed / decoded, 6) if decoded else None,
-            "kl": abs(round(kl / decoded, 6)) if decoded else None,
+            "kl": None if kl is None else abs(round(kl, 6)),
             **self._rouge(),
             "items": {
                 "value": [item.value for item in self._items],
                 "answer": [item.answer for item in self._items],
                 "decoded": [item.decoded for item in self._items],
                 "agreed": [item.agreed for item in self._items],
-                "kl": [round(abs(item.kl), 6) for item in self._items],
+                "kl": [None if i.kl is None else round(abs(i.kl), 6) for i in self._items],
             },
         }
 

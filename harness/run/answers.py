@@ -13,7 +13,6 @@ have letters, would come from an exact prefill.
 """
 
 from collections.abc import Sequence
-from itertools import repeat
 
 import torch
 from tokenizers import Tokenizer
@@ -28,7 +27,7 @@ from moebench.substrate.engine.records import Generation
 from moebench.substrate.models.decoder import Decoder
 from moebench.workloads.example import Example
 from moebench.workloads.likelihood import choose
-from moebench.workloads.scoring import cut, item_value, rouge
+from moebench.workloads.scoring import cut
 from moebench.workloads.workload import Workload
 
 
@@ -66,14 +65,9 @@ class Answers:
         end = self._end if spec.scoring == "generation" else None
         generation = engine.generate(prompts, spec.new_tokens + len(cues[0]), cues, end)
         tokens = [up_to(end, tokens) for tokens in generation.tokens]
-        replies = [
-            cut(self._tokenizer.decode(t[len(cue) :], skip_special_tokens=False), workload.stop)
-            for t, cue in zip(tokens, cues, strict=True)
-        ]
-        examples = self._examples[rows]
-        self.accuracy.answered(rows, tokens, _values(workload, examples, replies))
-        if workload.metric == "rouge":
-            self.accuracy.rouges += map(rouge, repeat(workload), examples, replies)
+        own = [t[len(cue) :] for t, cue in zip(tokens, cues, strict=True)]
+        replies = [cut(text, workload.stop) for text in decoded(self._tokenizer, own)]
+        self.accuracy.replied(rows, tokens, self._examples[rows], replies)
         self.accuracy.compare(rows, self._shared, prompts, tokens, self._decoder.history)
         return [generation]
 
@@ -125,13 +119,9 @@ class Answers:
         return generation, [whole[b][len(prompt) - 1 :] for b, prompt in enumerate(prompts)]
 
 
-def _values(
-    chosen: Workload, examples: Sequence[Example], replies: Sequence[str]
-) -> list[float] | None:
-    """What the answers are worth; None where there is nothing to compare them with."""
-    if not chosen.scored:
-        return None
-    return list(map(item_value, repeat(chosen), examples, replies))
+def decoded(tokenizer: Tokenizer, tokens: Sequence[Sequence[int]]) -> list[str]:
+    """Texts of token ids; special tokens are text too, as workloads' stops may name them."""
+    return [tokenizer.decode(list(ids), skip_special_tokens=False) for ids in tokens]
 
 
 def up_to(end: int | None, tokens: list[int]) -> list[int]:

@@ -13,6 +13,7 @@ from pathlib import Path
 from moebench.harness.run.spec import RunSpec
 from moebench.results.store import run_key
 from moebench.substrate.engine.system import System
+from moebench.systems.native.base import NativeSystem
 
 #: Our modules that any result may depend on.  Those of systems count where a system imports them.
 SHARED = ("substrate", "workloads", "harness/run")
@@ -31,14 +32,15 @@ def code_hash() -> str:
     return digest.hexdigest()[:16]
 
 
-def system_hash(system: System) -> str:
+def system_hash(system: System | NativeSystem) -> str:
     """A hash of the modules that define a system and its policies, and of what these import.
 
     Of ours, the modules of `moebench.systems`; of a user's own, all that are not installed; of an
     installed package that a system or policy is from, its own modules.
     """
     modules = {type(system).__module__}
-    modules |= {type(policy).__module__ for policy in system.policies.values()}
+    if isinstance(system, System):
+        modules |= {type(policy).__module__ for policy in system.policies.values()}
     packages = frozenset(module.partition(".")[0] for module in ("moebench", *modules))
     found: dict[str, bytes] = {}
     for module in modules:

@@ -6,7 +6,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -31,6 +31,7 @@ from moebench.substrate.models.catalogue import (
     scale_path,
 )
 from moebench.substrate.models.decoder import Decoder
+from moebench.substrate.models.shape import ModelShape
 from moebench.substrate.models.weights import Checkpoint
 from moebench.workloads.catalogue import workload
 from moebench.workloads.draw import PromptSet, load
@@ -159,8 +160,19 @@ class LiveSession(Session):
         return self.answers.accuracy.document()
 
 
-def prepare(spec: RunSpec, data_dir: Path | None) -> LiveSession:
-    """Open the weights, draw the prompts, and check the input.
+class Inputs(NamedTuple):
+    """What a run with weights and questions reads; hashes by name."""
+
+    full: ModelShape
+    checkpoint: Checkpoint
+    sample: PromptSet
+    questions: list[Question]
+    tokenizer: Tokenizer
+    hashes: dict[str, str]
+
+
+def open_inputs(spec: RunSpec, data_dir: Path | None) -> Inputs:
+    """Open the weights, draw the prompts, and check both.
 
     Args:
         data_dir: the folder of evaluation sets, if any.
@@ -168,13 +180,6 @@ def prepare(spec: RunSpec, data_dir: Path | None) -> LiveSession:
     Raises:
         MoeBenchError: one line that says what, where and what is allowed.
     """
-    assert not spec.replays, "harness.run.runner.prepare opens traces too"
-    system = spec.make_system()
-    if system.clairvoyant:
-        raise UsageError(
-            f"{spec.title} must know which experts come next: replay recorded routing, for example "
-            "--trace DIR or --routing drawn"
-        )
     full = model_shape(spec.model)
     checkpoint = Checkpoint(_weights_path(spec))
     check_topology(full, checkpoint.shape, checkpoint.path)
@@ -186,17 +191,33 @@ def prepare(spec: RunSpec, data_dir: Path | None) -> LiveSession:
         "model": _hash(full.model_dump_json()),
         "data": sample.data_hash,
         "profile": _profile_hash(spec),
-        "system": system_hash(system),
         "torch": torch.__version__,
         "numpy": np.__version__,
-        **calibration.identity(spec, system, data_dir),
     }
+    return Inputs(full, checkpoint, sample, questions, tokenizer, hashes)
+
+
+def prepare(spec: RunSpec, data_dir: Path | None) -> LiveSession:
+    """What `open_inputs` opens, and the system.
+
+    Raises:
+        MoeBenchError: one line that says what, where and what is allowed.
+    """
+    assert not spec.replays, "harness.run.runner.prepare opens traces too"
+    system = spec.make_system()
+    if system.clairvoyant:
+        raise UsageError(
+            f"{spec.title} must know which experts come next: replay recorded routing, for example "
+            "--trace DIR or --routing drawn"
+        )
+    full, checkpoint, sample, questions, tokenizer, hashes = open_inputs(spec, data_dir)
+    own = {"system": system_hash(system), **calibration.identity(spec, system, data_dir)}
     return LiveSession(
         spec=spec,
         system=system,
         full=full,
         sample=sample,
-        hashes=hashes,
+        hashes=hashes | own,
         checkpoint=checkpoint,
         tokenizer=tokenizer,
         workload=workload(spec.workload),

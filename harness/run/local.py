@@ -85,7 +85,7 @@ def local(
             blocking_copies=system.blocking_copies,
         )
     )
-    ran = _named(spec, checkpoint)
+    ran = named(spec, checkpoint)
     notes = [f"{ran} ran, measured on this computer's CPU with {cache.slots} slots in memory"]
     notes += records.notes
     if system.assign.uses_host and not emulated:
@@ -112,7 +112,7 @@ def local(
     return stage, decoder
 
 
-def _named(spec: RunSpec, checkpoint: Checkpoint) -> str:
+def named(spec: RunSpec, checkpoint: Checkpoint) -> str:
     """The model that computes, as a measured time must name it."""
     size = checkpoint.shape.total_params
     text = f"{size / 1e9:.3g} B" if size >= 1e9 else f"{size / 1e6:.3g} M"
@@ -151,11 +151,11 @@ def involuntary_switches() -> int:
     return resource.getrusage(resource.RUSAGE_SELF).ru_nivcsw
 
 
-def steadiness(generations: Sequence[Generation], switches: int) -> dict[str, Any]:
+def steadiness(generations: Sequence[Generation], switches: int | None) -> dict[str, Any]:
     """How far a measured TPOT spreads from batch to batch, and what else the computer did.
 
     Args:
-        switches: involuntary ones, during the run.
+        switches: involuntary ones, during the run; None where they are not known.
 
     Returns:
         median and quartiles of the batches' mean TPOT in ms, their distance as a share of the

@@ -104,6 +104,16 @@ def lane_figures(timeline: Timeline) -> dict[str, Any]:
     }
 
 
+def unknown() -> dict[str, Any]:
+    """All that a package that runs by itself does not say: null, where others have figures."""
+    lanes: dict[str, Any] = {"lanes": {}, "stall_ms": {}, "bytes_h2d": None, "bytes_disk": None}
+    names = (
+        "cache_ratio", "cache_ratio_begun", "experts", "prefetch", "routed_ahead", "host_memory",
+        "peak_device_bytes", "peak_host_bytes", "energy_j", "tokens_per_kj",
+    )  # fmt: skip
+    return {**dict.fromkeys(names), **lanes, "decode": lanes}
+
+
 def host_memory_figures(machine: Machine) -> dict[str, int] | None:
     """What host memory before the disk held and answered; None where no expert is on the disk.
 

@@ -11,11 +11,11 @@ from typing import Any
 import torch
 
 from moebench.harness.run.identity import code_hash
-from moebench.harness.run.session import Session
+from moebench.harness.run.session import Prepared
 from moebench.substrate.machines.profile import HardwareProfile
 
 
-def provenance(session: Session, profile: HardwareProfile | None) -> dict[str, Any]:
+def provenance(session: Prepared, profile: HardwareProfile | None) -> dict[str, Any]:
     """The ``provenance`` part of a run; ``profile`` is None for a local machine."""
     spec, sample, hashes = session.spec, session.sample, session.hashes
     drawn = f"{len(sample.examples)} of {sample.available}"

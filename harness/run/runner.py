@@ -4,21 +4,19 @@ import gc
 import time
 from collections.abc import Callable
 from contextlib import ExitStack
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from moebench.harness.run import live, measure, repetition, replay
+from moebench.harness.run import live, measure, native, repetition, replay
 from moebench.harness.run.calibration import calibrate
 from moebench.harness.run.local import involuntary_switches, steadiness
 from moebench.harness.run.provenance import provenance
-from moebench.harness.run.session import Session
+from moebench.harness.run.session import Outcome, Prepared, Session
 from moebench.harness.run.spec import RunSpec
 from moebench.harness.run.stage import Stage
 from moebench.substrate.engine.records import Generation
-from moebench.substrate.machines.timeline import Timeline
 from moebench.systems.options import describe
 
 __all__ = ["Outcome", "prepare", "run"]
@@ -29,17 +27,7 @@ PICTURE_TOKENS = (8, 10)
 Progress = Callable[[int, int], None]
 
 
-@dataclass(frozen=True, slots=True)
-class Outcome:
-    """A finished run: its document, the picture's spans, and the records behind them."""
-
-    document: dict[str, Any]
-    picture: list[dict[str, Any]]
-    timeline: Timeline
-    generations: list[Generation]
-
-
-def prepare(spec: RunSpec, data_dir: Path | None) -> Session:
+def prepare(spec: RunSpec, data_dir: Path | None) -> Prepared:
     """Open what a run reads: weights and questions, or a trace; and build its system.
 
     Args:
@@ -48,11 +36,20 @@ def prepare(spec: RunSpec, data_dir: Path | None) -> Session:
     Raises:
         MoeBenchError: one line that says what, where and what is allowed.
     """
+    return native.prepare(spec, data_dir) if spec.native else on_engine(spec, data_dir)
+
+
+def on_engine(spec: RunSpec, data_dir: Path | None) -> Session:
+    """The same for a run on our own engine.
+
+    Raises:
+        MoeBenchError: one line that says what, where and what is allowed.
+    """
     return replay.prepare(spec, data_dir) if spec.replays else live.prepare(spec, data_dir)
 
 
 def run(
-    session: Session,
+    session: Prepared,
     scratch: Path,
     progress: Progress = lambda done, total: None,
     keep_timeline: bool = False,
@@ -70,6 +67,9 @@ def run(
     started = time.monotonic()
     # The scale model's products are too small to share between threads.
     torch.set_num_threads(1)
+    if isinstance(session, native.NativeSession):
+        return native.run(session, scratch, progress)
+    assert isinstance(session, Session)
     with ExitStack() as stack, torch.inference_mode():
         # What cannot run is refused here, before a system learns for minutes.
         stage = session.open(scratch, keep_timeline, stack)

@@ -13,10 +13,21 @@ from moebench.harness.run.spec import RunSpec
 from moebench.harness.run.stage import Stage
 from moebench.substrate.engine.records import Generation
 from moebench.substrate.engine.system import System
+from moebench.substrate.machines.timeline import Timeline
 from moebench.substrate.models.protocol import Model
 from moebench.substrate.models.shape import ModelShape
 from moebench.substrate.terms import RoutedSequence
 from moebench.workloads.draw import PromptSet
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """A finished run: its document, the picture's spans, and the records behind them."""
+
+    document: dict[str, Any]
+    picture: list[dict[str, Any]]
+    timeline: Timeline
+    generations: list[Generation]
 
 
 class Learnable(NamedTuple):
@@ -27,28 +38,19 @@ class Learnable(NamedTuple):
 
 
 @dataclass(slots=True, kw_only=True)
-class Session(ABC):
-    """One run: `live.LiveSession` computes it, `replay.ReplaySession` answers from a trace.
+class Prepared(ABC):
+    """What every run is made of: `Session` runs on our engine, `native.NativeSession` a package.
 
     Attributes:
-        system: built once, for this run alone.
-        full: the model that is charged.
+        full: the model that is charged, or that a local run's stands for.
         sample: the prompts; of a replay it only says where they are from.
         hashes: by name, the content of everything that the run reads.
-        wrap: put around the model, for example to record what it answers.
     """
 
     spec: RunSpec
-    system: System
     full: ModelShape
     sample: PromptSet
     hashes: dict[str, str]
-    wrap: Callable[[Model], Model] = lambda model: model
-
-    @property
-    @abstractmethod
-    def longest(self) -> int:
-        """Tokens of the longest text, new ones included; of a replay, once it is open."""
 
     @property
     def run_id(self) -> str:
@@ -56,7 +58,7 @@ class Session(ABC):
         return run_id(self.spec, **self.hashes)
 
     @abstractmethod
-    def varied(self, spec: RunSpec) -> "Session":
+    def varied(self, spec: RunSpec) -> "Prepared":
         """The same weights, questions or trace under another spec of `sweep.worker.group_of`."""
 
     def share(self, shared: SharedWork | None) -> SharedWork | None:
@@ -69,6 +71,28 @@ class Session(ABC):
 
     def close(self) -> None:
         """Release what was opened."""
+
+
+@dataclass(slots=True, kw_only=True)
+class Session(Prepared):
+    """One run: `live.LiveSession` computes it, `replay.ReplaySession` answers from a trace.
+
+    Attributes:
+        system: built once, for this run alone.
+        wrap: put around the model, for example to record what it answers.
+    """
+
+    system: System
+    wrap: Callable[[Model], Model] = lambda model: model
+
+    @abstractmethod
+    def varied(self, spec: RunSpec) -> "Session":
+        """The same weights, questions or trace under another spec of `sweep.worker.group_of`."""
+
+    @property
+    @abstractmethod
+    def longest(self) -> int:
+        """Tokens of the longest text, new ones included; of a replay, once it is open."""
 
     @abstractmethod
     def learnable(self, scratch: Path, progress: Callable[[int, int], None]) -> Learnable:

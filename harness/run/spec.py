@@ -6,14 +6,16 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from moebench.harness.run.native_options import NATIVE_SOFTWARE, check_native
 from moebench.harness.run.settings import Setting, setting
 from moebench.substrate.engine.system import System
 from moebench.substrate.errors import NotApplicableError, UsageError
 from moebench.substrate.machines.profile import DEFAULT_SOFTWARE, check_software
 from moebench.substrate.models.catalogue import model_names, model_shape
 from moebench.substrate.models.shape import Precision
-from moebench.systems.options import build, describe
-from moebench.systems.registry import Variant, name_of, system_class
+from moebench.systems.native.base import NativeSystem
+from moebench.systems.options import build, build_any, build_native, describe
+from moebench.systems.registry import NATIVE, Variant, name_of, system_class
 from moebench.workloads.catalogue import DEFAULT_WORKLOAD, few_shot_of, workload
 from moebench.workloads.hub import is_hub
 
@@ -42,7 +44,7 @@ class RunSpec(BaseModel):
         variant: the system of the paper, or what its authors' code does.
         machine: a name of the catalogue, a profile's path, or ``local``.
         software: the kind of software whose costs the control thread is charged; a run on this
-            computer is measured with our own engine, ``lean``.
+            computer is measured with our own engine, ``lean``, or a package itself, ``native``.
         model: the full-size model whose bytes and operations are charged: a name, or the path of a
             ``config.json``.
         weights: a checkpoint that does the mathematics; None is the model's scale model.
@@ -108,6 +110,15 @@ class RunSpec(BaseModel):
         """The system of this run, built anew."""
         return build(self.system, self.overrides, self.variant)
 
+    def make_native(self) -> NativeSystem:
+        """The native system of this run, built anew."""
+        return build_native(self.system, self.overrides)
+
+    @property
+    def native(self) -> bool:
+        """Whether a third-party package runs by itself."""
+        return self.system in NATIVE
+
     @property
     def replays(self) -> bool:
         """Whether routing is replayed instead of computed."""
@@ -125,7 +136,8 @@ def resolve(data_dir: Path | None, **given: Any) -> RunSpec:
     """
     chosen = {key: value for key, value in given.items() if value is not None}
     system, variant = chosen["system"], chosen.get("variant", "published")
-    system_class(system, variant)
+    if system not in NATIVE:
+        system_class(system, variant)
     alpha, default_alpha = chosen.pop("alpha", None), None
     if "setting" in chosen:
         row = setting(chosen["setting"])
@@ -133,6 +145,8 @@ def resolve(data_dir: Path | None, **given: Any) -> RunSpec:
         if variant == "published":  # a setting's α is its paper's
             default_alpha = row.alpha
         chosen = {**_defaults(row, chosen), **chosen}
+    if system in NATIVE:
+        check_native(chosen, alpha)
     _check_software(chosen, given)
     _check_local(chosen)
     if "cache_ratio" in chosen and "slots" in chosen:
@@ -158,9 +172,11 @@ def resolve(data_dir: Path | None, **given: Any) -> RunSpec:
     if chosen.get("scoring", "fixed-length") != "fixed-length" and given.get("new_tokens") is None:
         chosen["new_tokens"] = workload(chosen["workload"]).max_new_tokens
     chosen["few_shot"] = _few_shot(chosen)
-    overrides = _with_alpha(system, variant, chosen.get("overrides", {}), alpha, default_alpha)
+    overrides = chosen.get("overrides", {})
+    if system not in NATIVE:
+        overrides = _with_alpha(system, variant, overrides, alpha, default_alpha)
     # Spelled as the system spells them: 0.30 and 0.3 are one run.
-    spelled = describe(build(system, overrides, variant))
+    spelled = describe(build_any(system, overrides, variant))
     chosen["overrides"] = {key: spelled[key] for key in overrides}
     batch = chosen.get("batch", 1)
     if isinstance(batch, int) and batch > 0:
@@ -183,7 +199,8 @@ def resolve(data_dir: Path | None, **given: Any) -> RunSpec:
 def _check_applicable(spec: RunSpec) -> None:
     """Refuse a model or a batch for which the system does not exist."""
     if spec.model in model_names() or spec.model.endswith(".json"):
-        reason = spec.make_system().why_not(model_shape(spec.model), spec.batch)
+        system = build_any(spec.system, spec.overrides, spec.variant)
+        reason = system.why_not(model_shape(spec.model), spec.batch)
         if reason is not None:
             raise NotApplicableError(f"{spec.title} with {spec.model}: {reason}")
 
@@ -318,8 +335,11 @@ def _check_software(chosen: dict[str, Any], given: dict[str, Any]) -> None:
         if given.get("software") is not None:
             raise UsageError(
                 f"--software {given['software']} and --machine local: this computer is measured, "
-                "with our own engine"
+                "with our own engine or a package itself"
             )
+        if chosen["system"] in NATIVE:
+            chosen["software"] = NATIVE_SOFTWARE
+            return
         chosen["software"] = DEFAULT_SOFTWARE
     check_software(chosen.get("software", DEFAULT_SOFTWARE))
 

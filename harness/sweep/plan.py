@@ -35,7 +35,7 @@ from moebench.substrate.errors import (
 from moebench.substrate.machines.profile import load_profile
 from moebench.substrate.models.catalogue import model_shape
 from moebench.systems.options import build
-from moebench.systems.registry import SYSTEMS
+from moebench.systems.registry import NATIVE, SYSTEMS
 from moebench.workloads.catalogue import workload
 
 #: Sweeps that ship, by the names of their files.
@@ -267,6 +267,8 @@ def _filled(key: str, template: str, spec: RunSpec) -> str:
 
 @lru_cache
 def _has_alpha(system: str, route: str | None, variant: str) -> bool:
+    if system in NATIVE:
+        return False
     return build(system, {} if route is None else {"route": route}, variant).has_alpha
 
 

@@ -13,7 +13,7 @@ from moebench.results.samples import TokenSample
 from moebench.substrate.errors import MoeBenchError, UsageError
 
 if TYPE_CHECKING:
-    from moebench.harness.run.session import Session
+    from moebench.harness.run.session import Prepared
     from moebench.harness.run.shared import SharedWork
     from moebench.substrate.engine.records import Generation
 
@@ -62,9 +62,13 @@ class Failed:
 
 
 def group_of(spec: RunSpec) -> str:
-    """Equal for specs that read the same weights and questions, or the same trace."""
+    """Equal for specs that read the same weights and questions, or the same trace.
+
+    Those of native systems are opened by other sessions.
+    """
     own = OWN_FIELDS if spec.trace is None else OWN_FIELDS | REPLAY_FIELDS
-    return spec.model_dump_json(exclude=set(own))
+    kind = "native " if spec.native else ""
+    return kind + spec.model_dump_json(exclude=set(own))
 
 
 class Opened:
@@ -73,9 +77,9 @@ class Opened:
     def __init__(self, data_dir: Path | None) -> None:
         self._data_dir = data_dir
         self._group = ""
-        self._known: Session | None = None
+        self._known: Prepared | None = None
 
-    def session(self, spec: RunSpec) -> "Session":
+    def session(self, spec: RunSpec) -> "Prepared":
         """As `harness.run.runner.prepare` gives it.
 
         Raises:
@@ -175,7 +179,9 @@ def samples_of(generations: "Iterable[Generation]") -> list[TokenSample]:
     found = []
     for batch, generation in enumerate(generations):
         times = [generation.ttft_ns, *generation.steps_ns]
-        active = [None, *([len(keys) for keys in step] for step in generation.used)]
+        active: list[list[int] | None] = [[*map(len, step)] for step in generation.used]
+        # A package that runs by itself does not say what it used; no prefill does.
+        active = [None, *(active or [None] * len(generation.steps_ns))]
         for step, (ns, experts) in enumerate(zip(times, active, strict=True)):
             found.append(TokenSample(batch, step, ns, experts))
     return found

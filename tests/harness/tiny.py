@@ -49,8 +49,13 @@ def make_catalogue(folder: Path) -> Path:
         config |= {"num_hidden_layers": LAYERS} | changes
         (folder / "models" / f"{name}.json").write_text(json.dumps(config))
         if name in NAMES:
-            _write_checkpoint(folder / "scale" / name, config | _SCALE | _SCALE_WIDTHS[name])
+            write_scale(folder / "scale" / name, config, _SCALE_WIDTHS[name])
     return folder
+
+
+def write_scale(folder: Path, config: dict[str, object], widths: dict[str, int]) -> None:
+    """A scale model of a full-size model's configuration."""
+    _write_checkpoint(folder, config | _SCALE | widths)
 
 
 def _write_checkpoint(folder: Path, config: dict[str, object]) -> None:

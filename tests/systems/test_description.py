@@ -8,8 +8,8 @@ import pytest
 from moebench.substrate.models.catalogue import model_names
 from moebench.systems import description
 from moebench.systems.baselines import MoEOnDemand
-from moebench.systems.description import COMMAND, Description, described, document
-from moebench.systems.registry import POLICIES, SHIPPED, SYSTEMS
+from moebench.systems.description import COMMAND, Description, described, document, natives
+from moebench.systems.registry import NATIVE, POLICIES, SHIPPED, SYSTEMS
 
 ROOT = Path(__file__).parents[2]
 
@@ -17,12 +17,13 @@ ROOT = Path(__file__).parents[2]
 PLAIN = {"belady", "gpu-only", "moe-ondemand"}
 
 ALL = {f"{d.system} {d.variant}": d for d in described()}
+PACKAGES = [*natives()]
 
 
 def test_the_page_is_what_the_command_writes():
-    assert (ROOT / "docs" / "systems.md").read_text(encoding="utf-8") == document(ALL.values()), (
-        f"type: {COMMAND}"
-    )
+    assert (ROOT / "docs" / "systems.md").read_text(encoding="utf-8") == document(
+        ALL.values(), PACKAGES
+    ), f"type: {COMMAND}"
 
 
 def test_every_system_and_variant_is_there():
@@ -39,6 +40,16 @@ def test_each_says_where_it_is_from_and_where_it_deviates(found: Description):
     )
     assert all(found.decisions[d] in POLICIES[d] for d in POLICIES)
     assert all(text for text in found.rows.values())
+
+
+def test_every_package_is_there_with_its_options_and_deviations():
+    assert [d.system for d in PACKAGES] == sorted(NATIVE)
+    for found in PACKAGES:
+        assert found.what
+        assert found.paper
+        assert found.deviations
+        assert found.options.keys() >= {"threads", "timeout_s", "memory_limit"}
+        assert any("xverse-moe-a4.2b" in models for models in found.not_for.values())
 
 
 def test_what_is_read_off_known_systems():

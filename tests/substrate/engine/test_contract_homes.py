@@ -183,7 +183,7 @@ def test_a_streamed_head_is_priced_by_its_own_bytes():
     costs = CostModel(load_profile("a6000"), shape, "bf16", module_hooks=True)
     head = Op(OpKind.STREAM, -1)
     assert costs.moved_bytes(head) == 2 * shape.vocab_size * shape.hidden_size
-    assert costs.control_ns(head, Lane.H2D) == 156_000
+    assert costs.control_ns(head, Lane.H2D) == 66_000
 
 
 @dataclass(kw_only=True)

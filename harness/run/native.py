@@ -1,0 +1,311 @@
+"""A run of a third-party package: the same prompts, its own process, its streamed tokens timed.
+
+What a package does not say is null in the document: cache ratios, lanes, transfers, a bound.  What
+is known from outside is under ``metrics.process``: memory, page faults, bytes from the disk.
+"""
+
+import os
+import time
+from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from tokenizers import Tokenizer
+
+from moebench.harness.run import measure, repetition
+from moebench.harness.run.accuracy import Accuracy
+from moebench.harness.run.answers import decoded, up_to
+from moebench.harness.run.identity import system_hash
+from moebench.harness.run.live import Inputs, open_inputs
+from moebench.harness.run.local import DTYPE, named, steadiness
+from moebench.harness.run.provenance import provenance
+from moebench.harness.run.question import Question
+from moebench.harness.run.session import Outcome, Prepared
+from moebench.harness.run.shared import SharedWork
+from moebench.harness.run.spec import RunSpec
+from moebench.harness.run.stage import memory_for
+from moebench.substrate.engine.records import Generation
+from moebench.substrate.errors import NotApplicableError
+from moebench.substrate.machines.profile import DEFAULT_SOFTWARE
+from moebench.substrate.machines.timeline import Timeline
+from moebench.substrate.models.weights import Checkpoint
+from moebench.systems.native.base import LOCAL, Job, NativeSystem
+from moebench.systems.native.limits import Limit
+from moebench.systems.native.process import NativeProcess
+from moebench.systems.native.sizes import parse_size
+from moebench.systems.options import build, describe
+from moebench.workloads.catalogue import workload
+from moebench.workloads.example import END_OF_TEXT
+from moebench.workloads.scoring import cut
+from moebench.workloads.workload import Workload
+
+#: Tokens of the first batch that are written before anything is timed.
+WARM_UP = 3
+
+#: Counters of the process, of which a run's share is their growth; the others are highest values.
+_COUNTERS = ("read_bytes", "asked_bytes", "major_faults", "minor_faults")
+
+
+@dataclass(slots=True, kw_only=True)
+class NativeSession(Prepared):
+    """A package's run, ready to start."""
+
+    system: NativeSystem
+    checkpoint: Checkpoint
+    tokenizer: Tokenizer
+    workload: Workload
+    questions: list[Question]
+    end: int | None
+    shared: SharedWork | None = None
+    accuracy: Accuracy = field(init=False)
+
+    @property
+    def longest(self) -> int:
+        """Tokens of the longest text, new ones included."""
+        return max(q.length for q in self.questions) + self.spec.new_tokens
+
+    def varied(self, spec: RunSpec) -> "NativeSession":
+        """The same weights and questions under another spec."""
+        system = _checked(spec, self.checkpoint)
+        # Every run on this computer is a measurement of its own.
+        own = {"system": system_hash(system), "profile": f"{time.time_ns()}"}
+        return replace(self, spec=spec, system=system, hashes=self.hashes | own, shared=None)
+
+    def share(self, shared: SharedWork | None) -> SharedWork:
+        """Reference logits."""
+        self.shared = shared or SharedWork(self.checkpoint, remember=self.spec.weights is None)
+        return self.shared
+
+    def close(self) -> None:
+        """Release the weights' files."""
+        self.checkpoint.close()
+
+    def job(self, scratch: Path) -> Job:
+        """What the package's process is told; files that it needs are written."""
+        content = self.hashes["weights"]
+        model = self.system.model_file(self.checkpoint, content, scratch / "native")
+        return Job(
+            adapter=type(self.system).__module__,
+            libraries=list(self.system.libraries),
+            model=str(model.absolute()),
+            folder=str((scratch / "native" / f"{self.spec.system}-{os.getpid()}").absolute()),
+            options={name: getattr(self.system, name) for name in describe(self.system)},
+            context=self.longest,
+            batch=self.spec.batch,
+        )
+
+    def limit_bytes(self) -> int | None:
+        """The limit on memory beside the libraries, in bytes; None without one."""
+        limit = self.system.memory_limit
+        if limit != LOCAL:
+            return None if limit is None else parse_size("memory_limit", limit)
+        # An on-demand system has no memory of its own: what it has is what is offered.
+        ours = self.spec.model_copy(update={"software": DEFAULT_SOFTWARE})
+        capacity = memory_for(ours, build("moe-ondemand"), self.full, self.longest).capacity
+        shape, size = self.checkpoint.shape, DTYPE.itemsize
+        experts = capacity.slots * shape.expert_params * size
+        common = shape.total_params * size - _experts(shape) * shape.expert_params * size
+        kv = self.longest * self.spec.batch * shape.kv_bytes_per_token()
+        return common + experts + kv
+
+
+def _experts(shape: Any) -> int:
+    return len(shape.moe_layers) * int(shape.num_experts)
+
+
+def _checked(spec: RunSpec, checkpoint: Checkpoint) -> NativeSystem:
+    """The package, which is installed and can run the weights.
+
+    Raises:
+        UsageError: it is not installed.
+        NotApplicableError: it cannot run them.
+    """
+    system = spec.make_native()
+    system.check_installed(spec.system)
+    reason = system.why_not(checkpoint.shape, spec.batch)
+    if reason is not None:
+        raise NotApplicableError(f"{spec.system} with {checkpoint.path.name}: {reason}")
+    return system
+
+
+def prepare(spec: RunSpec, data_dir: Path | None) -> NativeSession:
+    """Open the weights, draw the prompts, and see that the package is there.
+
+    Raises:
+        MoeBenchError: one line that says what, where and what is allowed.
+    """
+    spec.make_native().check_installed(spec.system)
+    found: Inputs = open_inputs(spec, data_dir)
+    system = _checked(spec, found.checkpoint)
+    return NativeSession(
+        spec=spec,
+        system=system,
+        full=found.full,
+        sample=found.sample,
+        hashes=found.hashes | {"system": system_hash(system)},
+        checkpoint=found.checkpoint,
+        tokenizer=found.tokenizer,
+        workload=workload(spec.workload),
+        questions=found.questions,
+        end=found.tokenizer.token_to_id(END_OF_TEXT),
+    )
+
+
+# ------------------------------------------------------------------------- the run
+
+
+@dataclass(slots=True)
+class _Told:
+    """What the process said beside tokens."""
+
+    versions: dict[str, str | None] = field(default_factory=dict)
+    facts: list[str] = field(default_factory=list)
+    load_ns: int = 0
+    before: dict[str, int] = field(default_factory=dict)
+    after: dict[str, int] = field(default_factory=dict)
+
+    def grown(self, counter: str) -> int | None:
+        """How far a counter went during the timed part."""
+        return self.after[counter] - self.before[counter] if counter in self.after else None
+
+    def figures(self) -> dict[str, int | None]:
+        """Of the timed part: growth of counters; of memory the highest value, loading included."""
+        found: dict[str, int | None] = {name: self.grown(name) for name in _COUNTERS}
+        return found | {"peak_rss_bytes": self.after.get("peak_rss_bytes")}
+
+
+def run(session: NativeSession, scratch: Path, progress: Callable[[int, int], None]) -> Outcome:
+    """Carry out a package's run.
+
+    Args:
+        scratch: where files are kept that are written from checkpoints, and its log.
+
+    Raises:
+        MoeBenchError: it failed; its process has ended.
+    """
+    started = time.monotonic()
+    spec, system = session.spec, session.system
+    session.accuracy = Accuracy(session.workload, len(session.questions))
+    size = session.limit_bytes()
+    limit = None if size is None else Limit(size)
+    job, told, generations = session.job(scratch), _Told(), []
+    log = scratch / "native" / f"{spec.system}-{os.getpid()}.log"
+    with ExitStack() as stack:
+        process = stack.enter_context(NativeProcess(spec.system, job, log, system.timeout_s, limit))
+        told.versions = process.receive()["imported"]
+        if limit is not None:
+            limit.imported()
+        loaded = process.receive()
+        told.facts, told.load_ns = loaded["loaded"], loaded["load_ns"]
+        if limit is not None:
+            limit.apply()
+        warm = min(WARM_UP, spec.new_tokens)
+        told.before = _generate(process, session, slice(0, spec.batch), warm)[1]
+        batches = range(0, spec.prompts, spec.batch)
+        for done, first in enumerate(batches):
+            rows = slice(first, first + spec.batch)
+            generation, told.after = _generate(process, session, rows, spec.new_tokens)
+            generations.append(generation)
+            progress(done + 1, len(batches))
+    for first, generation in zip(batches, generations, strict=True):
+        _score(session, slice(first, first + spec.batch), generation)
+    document = _document(session, generations, told, limit)
+    document["provenance"]["wall_s"] = round(time.monotonic() - started, 3)
+    return Outcome(document, [], Timeline(False), generations)
+
+
+def _generate(
+    process: NativeProcess, session: NativeSession, rows: slice, new_tokens: int
+) -> tuple[Generation, dict[str, int]]:
+    """A batch's tokens and their times, and what the process had used by then."""
+    end = session.end if session.spec.scoring == "generation" else None
+    prompts = _prompts(session, rows)
+    process.send({"prompts": prompts, "new_tokens": new_tokens, "end": end})
+    generation = Generation([[] for _ in prompts], process.receive()["started"])
+    while "done" not in (answer := process.receive()):
+        generation.token_ends_ns.append(answer["ns"])
+        for text, token in zip(generation.tokens, answer["tokens"], strict=True):
+            text.append(token)
+    return generation, answer["done"]
+
+
+def _prompts(session: NativeSession, rows: slice) -> list[list[int]]:
+    """A package is given whole prompts: the cue of an answer is not fed through decode."""
+    return [[*q.prompt, *q.continuations[0]] for q in session.questions[rows]]
+
+
+def _score(session: NativeSession, rows: slice, generation: Generation) -> None:
+    """Score a batch's texts; a package does not say its logits, so tokens alone are compared."""
+    end = session.end if session.spec.scoring == "generation" else None
+    tokens = [up_to(end, text) for text in generation.tokens]
+    replies = [cut(text, session.workload.stop) for text in decoded(session.tokenizer, tokens)]
+    session.accuracy.replied(rows, tokens, session.sample.examples[rows], replies)
+    shared = session.shared or session.share(None)
+    session.accuracy.compare(rows, shared, _prompts(session, rows), tokens, None)
+
+
+# ------------------------------------------------------------------------- the document
+
+
+def _document(
+    session: NativeSession, generations: list[Generation], told: _Told, limit: Limit | None
+) -> dict[str, Any]:
+    spec, system = session.spec, session.system
+    ran = named(spec, session.checkpoint)
+    end = session.end if spec.scoring == "generation" else None
+    repeated = repetition.repeated([up_to(end, t) for g in generations for t in g.tokens])
+    resolved = {
+        **spec.model_dump(), "alpha": None, "cache_ratio": None, "slots": None,
+        "options": describe(system),
+    }  # fmt: skip
+    origin = provenance(session, None)
+    origin["versions"] |= told.versions
+    origin["threads"] = system.threads
+    return {
+        "run_id": session.run_id,
+        "spec": resolved,
+        "badge": "measured",
+        "simulated": False,
+        "measured": {"model": ran, **steadiness(generations, told.grown("involuntary_switches"))},
+        "lossless": system.lossless,
+        "oracle": False,
+        "memory": {
+            "offered_device_bytes": None,
+            "offered_host_bytes": None,
+            "expert_bytes": session.checkpoint.shape.expert_params * DTYPE.itemsize,
+            "slot_bytes": None,
+            "limit_bytes": session.limit_bytes(),
+            "limited_by": None if limit is None else limit.by,
+            "page_cache_limited": None if limit is None else limit.page_cache,
+        },
+        "notes": [*_notes(session, ran, told, limit), *repetition.notes(repeated)],
+        "metrics": {
+            **measure.latencies(generations),
+            **measure.unknown(),
+            "process": told.figures(),
+            "load_ms": measure.ms(told.load_ns),
+            "repeated_4grams": None if repeated is None else round(repeated, 6),
+        },
+        "interval": None,
+        "accuracy": session.accuracy.document(),
+        "bound": {"tpot_ms": None, "ratio": None},
+        "provenance": origin | {"learnt": {}},
+    }
+
+
+def _notes(session: NativeSession, ran: str, told: _Told, limit: Limit | None) -> list[str]:
+    versions = ", ".join(f"{name} {version}" for name, version in told.versions.items())
+    threads = session.system.threads
+    held = "no limit on its memory: files that were read stay in the page cache"
+    if limit is not None:
+        held = f"its memory is limited to {limit.text}, from when its model was loaded"
+    return [
+        f"{ran} ran in fp32, measured on this computer's CPU: {versions}, in a process of its own "
+        f"with {threads} thread{'s' if threads > 1 else ''}; {WARM_UP} tokens before it were not "
+        "timed",
+        held,
+        *session.system.remarks(),
+        *told.facts,
+    ]

@@ -1,0 +1,1 @@
+"""Third-party packages that run the same checkpoint beside our systems, each in its own process."""

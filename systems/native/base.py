@@ -1,0 +1,149 @@
+"""What a native system is: a third-party package that runs a checkpoint by itself.
+
+Unlike a `System` it makes none of the five decisions here and runs on no simulated machine: the
+package itself is started in a process of its own (`serve`), as its user would start it, and its
+tokens are timed as they are streamed.
+"""
+
+import importlib.util
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol
+
+from moebench.substrate.errors import UsageError
+from moebench.systems.native.sizes import parse_size
+
+if TYPE_CHECKING:
+    from moebench.substrate.models.shape import ModelShape
+    from moebench.substrate.models.weights import Checkpoint
+
+#: What is told, step by step, of the token that each sequence took.
+Put = Callable[[Sequence[int]], None]
+
+#: What `memory_limit` says for the bytes that a run of our own systems on this computer would have.
+LOCAL = "local"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Job:
+    """What a package's process is to run.
+
+    Attributes:
+        adapter: the module that defines ``runner(job) -> Runner``.
+        libraries: modules to import before memory is measured.
+        model: the file or folder that the package reads.
+        folder: where it may write; removed after the run.
+        options: the native system's own.
+        context: tokens of the longest text, new ones included.
+        batch: sequences at once.
+    """
+
+    adapter: str
+    libraries: Sequence[str]
+    model: str
+    folder: str
+    options: Mapping[str, Any]
+    context: int
+    batch: int
+
+
+class Runner(Protocol):
+    """A package with its model loaded.
+
+    Attributes:
+        facts: what its run's notes should say of how it was loaded, each a sentence.
+    """
+
+    facts: Sequence[str]
+
+    def generate(
+        self, prompts: Sequence[Sequence[int]], new_tokens: int, end: int | None, put: Put
+    ) -> None:
+        """Decode greedily; ``put`` each step's tokens at once.
+
+        Args:
+            prompts: token ids of a batch.
+            new_tokens: at most, for each prompt; exactly as many where ``end`` is None.
+            end: the token that ends a text.
+        """
+
+
+@dataclass(kw_only=True)
+class NativeSystem(ABC):
+    """A package and the options with which it is run.
+
+    Attributes:
+        threads: that compute.
+        timeout_s: it is stopped if it says nothing for so long: no token, no end of loading.
+        memory_limit: what its process may use beside its libraries, once the model is loaded:
+            ``600MB``, or ``local`` for the weights that a run of our own systems with the same
+            spec keeps in memory; null is no limit.
+    """
+
+    #: What the package is, and where its code is.
+    paper: ClassVar[str]
+    #: Modules that must be there, with the packages that hold them.
+    requires: ClassVar[Mapping[str, str]]
+    #: Sequences at once; None is any number.
+    max_batch: ClassVar[int | None] = None
+
+    threads: int = 1
+    timeout_s: float = 600.0
+    memory_limit: str | None = None
+
+    def __post_init__(self) -> None:
+        if self.threads < 1:
+            raise UsageError(f"threads is {self.threads}; allowed: 1 or more")
+        if self.timeout_s <= 0:
+            raise UsageError(f"timeout_s is {self.timeout_s}; allowed: more than 0 seconds")
+        if self.memory_limit not in (None, LOCAL):
+            parse_size("memory_limit", str(self.memory_limit), LOCAL)
+
+    @property
+    def lossless(self) -> bool:
+        """Whether it computes what the resident model does, but for rounding."""
+        return True
+
+    def why_not(self, shape: "ModelShape", batch: int) -> str | None:
+        """Why it cannot run this model or so many sequences at once; None if it can."""
+        if self.max_batch is not None and batch > self.max_batch:
+            return f"at most {self.max_batch} sequence at once, {batch} were asked for"
+        return None
+
+    def missing(self) -> list[str]:
+        """Packages that are not installed."""
+        found = self.requires.items()
+        return [name for module, name in found if importlib.util.find_spec(module) is None]
+
+    def check_installed(self, name: str) -> None:
+        """Refuse to start without its packages.
+
+        Raises:
+            UsageError: with the line that installs them.
+        """
+        missing = self.missing()
+        if missing:
+            raise UsageError(
+                f"--system {name}: {' and '.join(missing)} not installed; type: "
+                "pip install 'moebench[native]'"
+            )
+
+    def model_file(self, checkpoint: "Checkpoint", content: str, folder: Path) -> Path:
+        """What the package reads: the checkpoint itself, or what is written from it.
+
+        Args:
+            content: the hash of the checkpoint's content.
+            folder: where files are kept that are written from checkpoints.
+        """
+        return checkpoint.path
+
+    def remarks(self) -> Sequence[str]:
+        """Lines for the notes of its runs, for every reader of its figures."""
+        return ()
+
+    @property
+    @abstractmethod
+    def libraries(self) -> Sequence[str]:
+        """Modules that its process imports before a weight is read."""

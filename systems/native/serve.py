@@ -1,0 +1,140 @@
+"""A native system's process: reads orders line by line, runs the package, streams its tokens.
+
+    python -m moebench.systems.native.serve
+
+    stdin                                           stdout
+    ─────                                           ──────
+    a `Job`                                         {"imported": versions}; no weight is read yet
+                                                    {"loaded": facts, "load_ns": t, "usage": ...}
+    {"prompts", "new_tokens", "end"}, a batch       {"started": t}, then for each step
+                                                    {"tokens": one a sequence, "ns": t}
+                                                    {"done": usage}
+
+Times are of the monotonic clock, taken here, as each token comes.  What packages print goes to
+stderr.  Whatever goes wrong is ``{"failed": one line}``, and a traceback on stderr.
+"""
+
+import ctypes
+import gc
+import json
+import os
+import resource
+import signal
+import sys
+import time
+import traceback
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from importlib import import_module
+from importlib.metadata import version
+from pathlib import Path
+from typing import IO, Any
+
+from moebench.substrate.errors import MoeBenchError
+from moebench.systems.native.base import Job, Runner
+
+#: Of ``/proc/PID``, by file: bytes that came from the disk, and that were asked for by ``read``;
+#: the most memory since the program was started (``ru_maxrss`` counts what started it, too).
+_PROC = {
+    "io": {"read_bytes": "read_bytes", "rchar": "asked_bytes"},
+    "status": {"VmHWM": "peak_rss_bytes"},
+}
+
+
+def usage() -> dict[str, int]:
+    """What this process has used so far, in bytes and numbers; only what the system tells."""
+    own = resource.getrusage(resource.RUSAGE_SELF)
+    found = {"major_faults": own.ru_majflt, "minor_faults": own.ru_minflt}
+    found["involuntary_switches"] = own.ru_nivcsw
+    for file, names in _PROC.items():
+        with suppress(OSError):
+            for line in Path(f"/proc/self/{file}").read_text().splitlines():
+                name, _, value = line.partition(":")
+                if name in names:
+                    number, *unit = value.split()
+                    found[names[name]] = int(number) * (1024 if unit == ["kB"] else 1)
+    return found
+
+
+def main() -> None:
+    """Serve one job."""
+    _die_with_parent()
+    # Packages print to stdout: theirs goes where stderr does.
+    answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
+    os.dup2(2, 1)
+
+    def say(**what: Any) -> None:
+        answers.write(json.dumps(what) + "\n")
+        answers.flush()
+
+    try:
+        _serve(_orders(sys.stdin), say)
+    except Exception as error:  # whatever a package raises
+        traceback.print_exc()
+        say(failed=_one_line(error))
+        answers.close()
+        # Threads of a package must not keep the process.
+        os._exit(1)
+    os._exit(0)
+
+
+def _one_line(error: Exception) -> str:
+    lines = str(error).strip().splitlines()
+    if isinstance(error, MoeBenchError):
+        return lines[0]
+    return f"{type(error).__name__}: {lines[0] if lines else 'no message'}"
+
+
+def _orders(stream: IO[str]) -> Iterator[dict[str, Any]]:
+    for line in stream:
+        yield json.loads(line)
+
+
+def _serve(orders: Iterator[dict[str, Any]], say: Any) -> None:
+    job = Job(**next(orders))
+    for library in job.libraries:
+        import_module(library)
+    say(imported={name: _version(name) for name in job.libraries})
+    if "torch" in job.libraries:
+        torch: Any = import_module("torch")
+        torch.set_num_threads(job.options["threads"])
+    begun = time.monotonic_ns()
+    runner: Runner = import_module(job.adapter).runner(job)
+    _settle(Path(job.folder))
+    say(loaded=list(runner.facts), load_ns=time.monotonic_ns() - begun, usage=usage())
+
+    def put(tokens: Sequence[int]) -> None:
+        say(ns=time.monotonic_ns(), tokens=list(tokens))
+
+    for order in orders:
+        say(started=time.monotonic_ns())
+        runner.generate(order["prompts"], order["new_tokens"], order["end"], put)
+        say(done=usage())
+
+
+def _settle(folder: Path) -> None:
+    """Give back what loading alone needed, so that a limit on memory finds it free."""
+    gc.collect()
+    with suppress(AttributeError):  # glibc's
+        ctypes.CDLL(None).malloc_trim(0)
+    for file in folder.rglob("*"):  # the page cache lets go of what is written
+        if file.is_file():
+            with file.open("rb") as stream:
+                os.fsync(stream.fileno())
+
+
+def _version(module: str) -> str | None:
+    with suppress(Exception):  # a module that is called otherwise than its package
+        return version(module)
+    found: str | None = getattr(sys.modules[module], "__version__", None)
+    return found
+
+
+def _die_with_parent() -> None:
+    """Where the system can (Linux): be killed with the process that reads the answers."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
+
+
+if __name__ == "__main__":
+    main()
