@@ -42,6 +42,9 @@ from moebench.systems.options import build
 ROWS = (1, 2, 3, 4, 6, 8, 16, 32, 64)
 TRIALS = 9
 
+#: How often all passes are made: a computer is not equally fast from minute to minute.
+ROUNDS = 3
+
 #: Prompt lengths of the passes whose operations are timed, their batches, and tokens after each.
 PROMPTS, BATCHES, NEW_TOKENS = (8, 40, 120), (1, 3), 12
 
@@ -67,18 +70,23 @@ def calibrate(weights: Path, link_gb_s: float | None, scratch: Path) -> dict[str
     with ExitStack() as stack, torch.inference_mode():
         rig = _Rig(Checkpoint(weights), link_gb_s, scratch, stack)
         passes = [
-            rig.generate([n] * batch, NEW_TOKENS) for batch in BATCHES for n in rig.lengths(PROMPTS)
+            (n, batch, rig.generate([n] * batch, NEW_TOKENS))
+            for _ in range(ROUNDS)
+            for batch in BATCHES
+            for n in rig.lengths(PROMPTS)
         ]
         experts = rig.experts_by_rows()
-        device = _by_kind(passes) | {OpKind.EXPERT: experts[Lane.DEVICE]}
-        gaps = _gaps(passes)
+        operation_ns, one_row = _in_decode(spans for *_, spans in passes)
+        more_rows = [p for p in experts[Lane.DEVICE] if p.rows > 1]
+        device = _by_kind(passes) | {OpKind.EXPERT: (one_row, *more_rows)}
+        gaps = _gaps(spans for *_, spans in passes)
         copies = rig.copies()
         measured = Measured(
             shape=shape_hash(rig.shape),
             what=f"{weights.resolve().name}, fp32, one thread a side",
             device=device,
             host={OpKind.EXPERT: experts[Lane.HOST]} if Lane.HOST in experts else {},
-            operation_ns=_operation_ns(passes, experts[Lane.DEVICE]),
+            operation_ns=operation_ns,
             return_ns=rig.return_ns() if Lane.HOST in experts else 0.0,
             **copies,
             **gaps,
@@ -239,19 +247,21 @@ def _point(times: Sequence[float], rows: int, pairs: int = 0) -> Point:
     )  # fmt: skip
 
 
-def _by_kind(passes: Sequence[Sequence[Span]]) -> dict[OpKind, tuple[Point, ...]]:
+def _by_kind(
+    passes: Sequence[tuple[int, int, Sequence[Span]]],
+) -> dict[OpKind, tuple[Point, ...]]:
     """Points of everything but experts.
 
-    Attention of a prefill has rows of its own; in decode, those of a generation are one point.
+    Attention of a prefill has rows of its own; in decode, a prompt length and a batch are a point.
     """
-    times: dict[tuple[OpKind, int, int], list[int]] = defaultdict(list)
-    products: dict[tuple[OpKind, int, int], list[int]] = defaultdict(list)
-    for number, spans in enumerate(passes):
+    times: dict[tuple[OpKind, int, tuple[int, int]], list[int]] = defaultdict(list)
+    products: dict[tuple[OpKind, int, tuple[int, int]], list[int]] = defaultdict(list)
+    for length, batch, spans in passes:
         for span in spans:
             op = span.op
             if op.kind is OpKind.EXPERT:
                 continue
-            line = number if op.kind is OpKind.ATTEND else -1
+            line = (length, batch) if op.kind is OpKind.ATTEND else (0, 0)
             key = (op.kind, op.rows[0], line)
             times[key].append(span.duration_ns)
             products[key].append(op.pairs)
@@ -262,17 +272,22 @@ def _by_kind(passes: Sequence[Sequence[Span]]) -> dict[OpKind, tuple[Point, ...]
     return {kind: tuple(points) for kind, points in found.items()}
 
 
-def _operation_ns(passes: Sequence[Sequence[Span]], alone: Sequence[Point]) -> float:
-    """What an operation of several experts costs beside them, in decode."""
-    over = []
+def _in_decode(passes: Iterable[Sequence[Span]]) -> tuple[float, Point]:
+    """An operation of n experts of one row each takes a + b·n: a, and b as a point."""
+    times: dict[int, list[int]] = defaultdict(list)
     for spans in passes:
         for span in spans:
             if span.op.kind is OpKind.EXPERT and set(span.op.rows) == {1}:
-                over.append(span.duration_ns - len(span.op.rows) * interpolated(alone, 1))
-    return max(0.0, statistics.median(over))
+                times[len(span.op.rows)].append(span.duration_ns)
+    experts = np.concatenate([np.full(len(t), n) for n, t in times.items()])
+    took = np.concatenate([np.array(t) for t in times.values()])
+    # Medians of each n, weighed by how often it came.
+    middle = np.concatenate([np.full(len(t), np.median(t)) for t in times.values()])
+    _, once = np.polyfit(experts, middle, 1) if len(times) > 1 else (middle[0] / experts[0], 0.0)
+    return max(0.0, float(once)), _point(list((took - max(0.0, once)) / experts), 1)
 
 
-def _gaps(passes: Sequence[Sequence[Span]]) -> dict[str, float]:
+def _gaps(passes: Iterable[Sequence[Span]]) -> dict[str, float]:
     """The control thread's time between two operations, and before a layer's first expert."""
     before: dict[bool, list[int]] = defaultdict(list)
     for spans in passes:
