@@ -4,6 +4,7 @@ Both runs have the same checkpoint, prompts, lengths and slots; only one of them
 Errors are signed: (simulated - measured) / measured.
 """
 
+import gc
 import statistics
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -108,7 +109,13 @@ def _simulated_spec(
 
 
 def _run(spec: RunSpec, request: Request, scratch: Path) -> Document:
-    return run(prepare(spec, request.data_dir), scratch).document
+    session = prepare(spec, request.data_dir)
+    try:
+        return run(session, scratch).document
+    finally:
+        session.close()
+        del session
+        gc.collect()  # two runs' weights would not fit into memory
 
 
 def _row(

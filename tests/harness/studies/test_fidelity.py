@@ -1,0 +1,103 @@
+"""Calibrating this computer and running systems both ways, on a scale model, in short."""
+
+import json
+
+import pytest
+
+from moebench.harness.studies import calibrate, disk, validate
+from moebench.substrate.machines.profile import load_profile
+from moebench.substrate.machines.protocol import OpKind
+from tests.harness.commands import SCALE_MODEL, call, refused
+
+
+@pytest.fixture
+def short(monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(calibrate, "ROUNDS", 1)
+    monkeypatch.setattr(calibrate, "PROMPTS", (8, 24))
+    monkeypatch.setattr(calibrate, "ROWS", (1, 4))
+    monkeypatch.setattr(calibrate, "TRIALS", 3)
+    monkeypatch.setattr(disk, "DISK_BYTES", 8 << 20)
+    return tmp_path
+
+
+@pytest.mark.parametrize("below", [(), ("--emulated-link", "2GB/s")])
+def test_a_profile_of_this_computer_and_systems_beside_it(below, short):
+    called = call("calibrate", "--model", SCALE_MODEL, *below, "--out", "here.yaml", "--json")
+    assert called.code == 0, called.err
+    written = json.loads(called.out)
+    profile = load_profile("here.yaml")
+    assert (profile.badge, profile.measured.what) == ("calibrated", written["measured"]["what"])
+    assert profile.calibration.error.ratio < 1
+    kinds = {OpKind.ATTEND, OpKind.GATE, OpKind.EXPERT, OpKind.COMBINE, OpKind.HEAD}
+    assert kinds <= set(profile.measured.device)
+    assert (OpKind.EXPERT in profile.measured.host) is bool(below)
+    assert {p.rows for p in profile.measured.device[OpKind.EXPERT]} == {1, 4}
+
+    called = call(
+        "validate", "--profile", "here.yaml", "--model", SCALE_MODEL, *below,
+        "--systems", "moe-ondemand,flashmoe", "--set", "flashmoe.evict=lru",
+        "--set", "flashmoe.prefetch=none", "--prompts", "2", "--new-tokens", "4",
+        "--repeats", "1", "--out", "fidelity.json", "--json",
+    )  # fmt: skip
+    assert called.code == 0, called.err
+    table = json.loads(called.out)
+    assert table == json.loads((short / "fidelity.json").read_text())
+    assert [row["system"] for row in table["rows"]] == ["moe-ondemand", "flashmoe"]
+    for row in table["rows"]:
+        # Nothing is decided by time here: what is loaded and found is the same.
+        assert row["bytes"]["measured"] == row["bytes"]["simulated"] > 0
+        assert row["hits"]["measured"] == row["hits"]["simulated"] > 0
+        assert row["agreement"] == 1.0
+        for figure in ("tpot_ms", "ttft_ms"):
+            one = row[figure]
+            assert one["error"] == pytest.approx(one["simulated"] / one["measured"] - 1, abs=1e-4)
+    assert table["profile_hash"] == profile.content_hash()
+
+
+def rows(*pairs: tuple[float, float]) -> list[dict]:
+    return [
+        {
+            figure: {"measured": real, "simulated": guess, "error": guess / real - 1}
+            for figure in ("tpot_ms", "ttft_ms")
+        }
+        for real, guess in pairs
+    ]
+
+
+def test_the_summary_names_mean_worst_and_rank():
+    found = validate.summary(rows((100, 104), (200, 188), (50, 51)))
+    assert found["tpot_mean"] == pytest.approx((0.04 + 0.06 + 0.02) / 3, abs=1e-4)
+    assert found["tpot_worst"] == found["ttft_worst"] == pytest.approx(0.06)
+    assert found["rank_correlation"] == 1.0
+    assert found["met"] == {"tpot_mean": True, "tpot_worst": True, "ttft_worst": True}
+    found = validate.summary(rows((100, 260), (200, 150)))
+    assert found["rank_correlation"] == -1.0
+    assert not any(found["met"].values())
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (("calibrate", "--out", "x.yaml"), "give --weights DIR, or --model NAME"),
+        (("calibrate", "--model", "nope", "--out", "x.yaml"), "no scale model of it ships"),
+        (("calibrate", "--model", SCALE_MODEL, "--out", "x.txt"), "ends in .yaml"),
+        (("calibrate", "--model", SCALE_MODEL, "--out", "no/x.yaml"), "in a folder that exists"),
+        (
+            ("calibrate", "--model", SCALE_MODEL, "--out", "x.yaml", "--emulated-link", "fast"),
+            "expected a rate, for example 4GB/s",
+        ),
+        (("validate", "--profile", "no.yaml", "--model", SCALE_MODEL), "no.yaml: cannot be read"),
+        (
+            ("validate", "--profile", "a6000", "--model", SCALE_MODEL, "--systems", "smeo"),
+            "unknown system 'smeo'",
+        ),
+        (
+            ("validate", "--profile", "a6000", "--model", SCALE_MODEL, "--set", "evict=lru"),
+            "name the system, for example daop.place=by-id",
+        ),
+    ],
+)
+def test_bad_input(arguments, says, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert says in refused(*arguments)
