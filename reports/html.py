@@ -13,7 +13,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
 from moebench.reports import accuracy as alpha
-from moebench.reports import failures, figures, throughput
+from moebench.reports import failures, fidelity, figures, throughput
 from moebench.reports.components import HEADERS, table
 from moebench.reports.tables import COLUMNS, Document, Row, badge_of, cell, dig, rows
 from moebench.results.store import Cell
@@ -131,7 +131,7 @@ def _section(index: int, run: Document, row: Row, records: list[dict[str, Any]])
         "metrics": dig(run, "metrics") or {},
         "accuracy": run.get("accuracy"),
         "bound": run.get("bound") or {},
-        "notes": run.get("notes") or [],
+        "notes": [*(run.get("notes") or []), *fidelity.notes(run)],
         "timeline": _figure(figures.timeline(records, run["simulated"]), len(records))
         if records
         else None,

@@ -220,10 +220,17 @@ class ExpertStore:
             if store._finished():
                 partial.unlink(missing_ok=True)
                 return store
-            file.truncate(0)
-            store._write(checkpoint, file)
-            file.flush()
-            partial.replace(path)
+            try:
+                file.truncate(0)
+                store._write(checkpoint, file)
+                file.flush()
+                partial.replace(path)
+            except OSError as error:
+                partial.unlink(missing_ok=True)
+                raise CheckpointError(
+                    f"{path}: the expert records could not be written ({error.strerror}); free "
+                    f"{store.total_bytes / 1e9:.3g} GB there, or give another --store"
+                ) from error
         return store
 
     @property

@@ -1,0 +1,34 @@
+"""How far a calibrated profile was from the machine that it describes, where that was validated.
+
+``results/fidelity/`` holds tables of `moebench validate`, each with the hash of its profile.
+"""
+
+import json
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+from moebench.reports.tables import Document, dig
+
+TABLES = Path(__file__).parents[1] / "results" / "fidelity"
+
+
+@lru_cache
+def tables(folder: Path = TABLES) -> dict[str, Document]:
+    """Stored tables by the hash of the profile that they validate."""
+    found = (json.loads(file.read_text(encoding="utf-8")) for file in sorted(folder.glob("*.json")))
+    return {table["profile_hash"]: table for table in found}
+
+
+def notes(run: Document) -> list[str]:
+    """What a run's reader must know of its profile; nothing if it was not validated."""
+    table: dict[str, Any] | None = tables(TABLES).get(dig(run, "provenance.profile_hash") or "")
+    if table is None:
+        return []
+    summary, systems = table["summary"], ", ".join(row["system"] for row in table["rows"])
+    return [
+        f"its profile was validated on {table['provenance']['created'][:10]} with "
+        f"{table['model']}: simulated TPOT is off by {summary['tpot_mean']:.1%} in the mean and "
+        f"{summary['tpot_worst']:.1%} at worst, TTFT by {summary['ttft_worst']:.1%} at worst; rank "
+        f"correlation {summary['rank_correlation']:g} ({systems})"
+    ]

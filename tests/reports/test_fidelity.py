@@ -1,0 +1,50 @@
+"""A validated profile is named in the report of every run on it."""
+
+import json
+
+import pytest
+
+from moebench.reports import fidelity, html
+from tests.reports.samples import run
+
+TABLE = {
+    "profile_hash": "0123456789abcdef",
+    "model": "wide, 957 M parameters",
+    "rows": [{"system": "smoe"}, {"system": "daop"}],
+    "summary": {
+        "tpot_mean": 0.031, "tpot_worst": 0.082, "ttft_worst": 0.12, "rank_correlation": 0.96,
+    },
+    "provenance": {"created": "2026-11-22T12:00:00+00:00"},
+}  # fmt: skip
+
+
+@pytest.fixture
+def stored(tmp_path, monkeypatch) -> None:
+    (tmp_path / "one.json").write_text(json.dumps(TABLE))
+    monkeypatch.setattr(fidelity, "TABLES", tmp_path)
+
+
+def test_a_validated_profile_is_named(stored, tmp_path):
+    document = run("b0b1b2b3b4b5", system="smoe")
+    document["provenance"]["profile_hash"] = TABLE["profile_hash"]
+    (line,) = fidelity.notes(document)
+    assert line == (
+        "its profile was validated on 2026-11-22 with wide, 957 M parameters: simulated TPOT is "
+        "off by 3.1% in the mean and 8.2% at worst, TTFT by 12.0% at worst; rank correlation 0.96 "
+        "(smoe, daop)"
+    )
+    html.render([document], {}, tmp_path / "report.html")
+    assert line in (tmp_path / "report.html").read_text()
+
+
+def test_others_are_not(stored):
+    document = run("b0b1b2b3b4b5", system="smoe")
+    assert fidelity.notes(document) == []
+    document["provenance"]["profile_hash"] = None
+    assert fidelity.notes(document) == []
+
+
+def test_what_is_stored_can_be_read():
+    for table in fidelity.tables(fidelity.TABLES).values():
+        assert table["rows"]
+        assert set(TABLE["summary"]) <= set(table["summary"])
