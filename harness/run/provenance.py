@@ -19,7 +19,7 @@ def provenance(session: Prepared, profile: HardwareProfile | None) -> dict[str, 
     """The ``provenance`` part of a run; ``profile`` is None for a local machine."""
     spec, sample, hashes = session.spec, session.sample, session.hashes
     drawn = f"{len(sample.examples)} of {sample.available}"
-    here = platform.processor() or platform.machine()
+    here = processor()
     calibration = None if profile is None else profile.calibration
     return {
         "versions": {name: _version(name) for name in ("moebench", "torch", "numpy", "tokenizers")}
@@ -38,6 +38,16 @@ def provenance(session: Prepared, profile: HardwareProfile | None) -> dict[str, 
         "threads": torch.get_num_threads(),
         "created": datetime.now(UTC).isoformat(timespec="seconds"),
     }
+
+
+def processor() -> str:
+    """This computer's, as it calls itself."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+        named = next(line for line in lines if line.startswith("model name"))
+        return named.partition(":")[2].strip()
+    except (OSError, StopIteration):
+        return platform.processor() or platform.machine()
 
 
 def _version(package: str) -> str | None:

@@ -2,12 +2,12 @@
 
 import datetime
 import os
-import platform
 from pathlib import Path
 from typing import Any
 
 import yaml
 
+from moebench.harness.run.provenance import processor
 from moebench.harness.studies.disk import BLOCKS
 from moebench.substrate.machines.measured import Measured
 from moebench.substrate.machines.protocol import OpKind
@@ -48,7 +48,7 @@ def profile_of(
     fixed = max(0.0, measured.load_ns - measured.load_after_ns)
     free = (available_bytes() or 0) / 1e9
     name = "this computer" if link_gb_s is None else f"this computer, link of {link_gb_s:g} GB/s"
-    processor = platform.processor() or platform.machine()
+    cpu = processor()
     blocks = "; ".join(
         f"{block >> 10} KiB x {depth}: {rate / 1e9:.3g} GB/s"
         for (block, depth), rate in sorted(disk.items())
@@ -64,9 +64,9 @@ def profile_of(
     compute = quantity(most, "GFLOPS", f"{expert[-1].rows} rows of one expert")
     return {
         "name": name,
-        "description": f"{processor}, measured with {measured.what}",
+        "description": f"{cpu}, measured with {measured.what}",
         "gpu": {
-            "name": f"{processor}, one thread",
+            "name": f"{cpu}, one thread",
             "memory": quantity(free, "GB", "what is free"),
             "reserved_memory": quantity(1e-3, "GB", "nothing is kept back"),
             "bandwidth": bandwidth,
@@ -85,7 +85,7 @@ def profile_of(
             "copy_fixed": quantity(fixed / 1e3, "us", "a record alone, beyond one in a row"),
         },
         "host": {
-            "name": f"{processor}, one thread",
+            "name": f"{cpu}, one thread",
             "cores": count(os.cpu_count() or 1, source),
             "memory": quantity(free, "GB", "what is free"),
             "gemv_bandwidth": bandwidth,
@@ -121,7 +121,7 @@ def profile_of(
             "error": quantity(
                 abs(error), "1", f"a held-out token of the resident model: {error:+.1%}"
             ),
-            "machine": platform.node(),
+            "machine": f"{cpu}, {os.cpu_count()} cores",
         },
         "measured": measured.model_dump(mode="json"),
     }
@@ -129,4 +129,14 @@ def profile_of(
 
 def write_profile(profile: dict[str, Any], out: Path) -> None:
     """Write a profile that ``--machine FILE`` reads."""
-    out.write_text(yaml.safe_dump(profile, sort_keys=False, allow_unicode=True, width=100))
+    out.write_text(
+        yaml.dump(profile, Dumper=_Plain, sort_keys=False, allow_unicode=True, width=100)
+    )
+
+
+class _Plain(yaml.SafeDumper):
+    """Writes equal parts out, where YAML would refer to the first."""
+
+    def ignore_aliases(self, data: Any) -> bool:
+        """Always."""
+        return True
