@@ -33,6 +33,9 @@ DEFAULT_STORE = Path(".moebench")
 _USAGE_ERROR: Any = typer.BadParameter.__base__
 
 
+INTERRUPTED = 130
+
+
 @app.callback(invoke_without_command=True)
 def _moebench(context: typer.Context) -> None:
     """Compare systems that run Mixture-of-Experts models on a device too small to hold them."""
@@ -358,14 +361,15 @@ def main(arguments: list[str] | None = None) -> int:
     except _USAGE_ERROR as error:
         return _complain(f"{error.format_message().rstrip('.')}; see: moebench --help")
     except (KeyboardInterrupt, typer.Abort):
-        typer.echo("interrupted", err=True)
-        return 130
+        done = INTERRUPTED
     except IntegrityError:
         raise
     except MoeBenchError as error:
         return _complain(str(error))
     except OSError as error:  # a full disk, a file without permission, ...
         return _complain(str(error))
+    if done == INTERRUPTED:  # Typer makes an exit code of the exception
+        typer.echo("interrupted", err=True)
     return done if isinstance(done, int) else 0
 
 

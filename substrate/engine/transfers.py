@@ -181,6 +181,11 @@ class Transfers:
         Args:
             since_ns: when those can begin that were not asked for before: now, if that is later.
         """
+        # What is queued and what is wanted change together: the loader asks about either.
+        with self.machine.lock:
+            self._speculate(wanted, chunks, since_ns)
+
+    def _speculate(self, wanted: Sequence[Fetch], chunks: int, since_ns: int) -> None:
         holds, ops, experts = self.cache.holds, self._ops, self._experts
         before, self._wanted = self._wanted, {}
         absent: list[int] = []

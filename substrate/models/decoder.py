@@ -263,7 +263,9 @@ class Decoder:
 
     def combine(self, layer: int) -> None:
         """Residual plus routed and shared experts."""
-        block, routed = self._blocks.pop(layer), self._routed_ahead.pop(layer, None)
+        block, routed = self._blocks[layer], self._routed_ahead.pop(layer, None)
+        if not block.deferred:  # otherwise the host may not have come to it
+            del self._blocks[layer]
         if routed is not None:
             block.take(routed.outputs)
         weights = block.weights_now()
@@ -274,8 +276,6 @@ class Decoder:
         if carried is not None:
             del self._blocks[carried.layer]
             self._x = self._x + carried.late_sum()
-        if block.deferred:  # the host may not have come to these
-            self._blocks[layer] = block
 
     def _mixed(self, block: Block, weights_TK: Tensor) -> Tensor:
         """Residual plus shared experts plus the weighted sum over ranks ``[T, H]``."""

@@ -107,7 +107,7 @@ def test_an_interrupt_ends_the_run_and_stores_nothing(link, monkeypatch) -> None
     monkeypatch.setattr(LocalMachine, "wait", lambda self, span: waits(self, span))
     called = call("run", "--system", "moe-ondemand", *HERE, *link)
     assert called.code == 130
-    assert called.err.splitlines()[-1] == "interrupted"
+    assert called.err.rstrip().endswith("interrupted")
     assert "no runs" in refused("report", "--store", "store")
 
 
