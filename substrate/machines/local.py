@@ -110,7 +110,11 @@ class LocalMachine:
             for name, tasks in (("host", self._tasks), ("back", self._backs)):
                 following = partial(self._next_task, tasks)
                 self._threads.append(start_thread(name, following, self._run, self._fail))
-        self._try_out()
+        try:
+            self._try_out()
+        except BaseException:  # nobody else would end the threads
+            self.__exit__()
+            raise
         return self
 
     def __exit__(self, *_: object) -> None:

@@ -68,6 +68,16 @@ def test_a_disk_that_fails_in_the_middle_of_a_run(monkeypatch) -> None:
     assert "failed (Input/output error); check the disk, or give another --store" in line
 
 
+def test_a_disk_that_fails_before_the_first_decision(monkeypatch) -> None:
+    run("moe-ondemand", "--machine", "local", "--store", "store")
+    # The first read asks whether direct reads are possible, the next ones are trials.
+    failing = Nth(os.preadv, 3, OSError(errno.EIO, "Input/output error"))
+    monkeypatch.setattr(records.os, "preadv", failing)
+    assert "failed (Input/output error)" in refused(
+        "run", "--system", "moe-ondemand", *HERE, "--force"
+    )
+
+
 def test_a_disk_that_is_full_leaves_nothing_half_written(monkeypatch, tmp_path) -> None:
     full = Nth(weights.ExpertStore._write, 1, OSError(errno.ENOSPC, "No space left on device"))
     monkeypatch.setattr(weights.ExpertStore, "_write", full)
