@@ -8,6 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from moebench.harness.cli import here, machines, models, traces
+from moebench.harness.cli.parameters import DATA_DIR, DEFAULT_STORE, JSON, STORE
 
 app = typer.Typer(
     help="Compare systems that run Mixture-of-Experts models on a device too small to hold them.",
@@ -19,13 +20,6 @@ app = typer.Typer(
 app.add_typer(machines.app, name="machines")
 app.add_typer(models.app, name="models")
 app.add_typer(traces.app, name="trace")
-
-STORE = Annotated[Path, typer.Option(help="Folder of your results.", show_default=True)]
-JSON = Annotated[bool, typer.Option("--json", help="Print one JSON document on stdout.")]
-DATA_DIR = Annotated[
-    Path | None, typer.Option(help="Folder of evaluation sets, or hub: [generated ones alone].")
-]
-DEFAULT_STORE = Path(".moebench")
 
 
 #: What Typer raises for wrong usage.  Some releases carry their own copy of click, so the class is

@@ -5,17 +5,13 @@ from typing import Annotated
 
 import typer
 
-STORE = Annotated[Path, typer.Option(help="Folder of your results.", show_default=True)]
-JSON = Annotated[bool, typer.Option("--json", help="Print one JSON document on stdout.")]
-DATA_DIR = Annotated[
-    Path | None, typer.Option(help="Folder of evaluation sets, or hub: [generated ones alone].")
-]
+from moebench.harness.cli.parameters import DATA_DIR, DEFAULT_STORE, JSON, STORE
+
 WEIGHTS = Annotated[Path | None, typer.Option(help="Checkpoint to run.")]
 MODEL = Annotated[str | None, typer.Option(help="Or a model, whose scale model it is.")]
 LINK = Annotated[
     str | None, typer.Option(help="Experts in memory, behind a link; 4GB/s [on the disk].")
 ]
-DEFAULT_STORE = Path(".moebench")
 
 
 def calibrate(

@@ -6,12 +6,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from moebench.harness.cli.parameters import JSON
+
 if TYPE_CHECKING:
     from moebench.harness.run.interval import Effect
 
 app = typer.Typer(help="Hardware profiles: components, sensitivity.", no_args_is_help=True)
-
-JSON = Annotated[bool, typer.Option("--json", help="Print one JSON document on stdout.")]
 
 
 @app.command()

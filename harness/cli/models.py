@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from moebench.harness.cli.parameters import JSON
+
 if TYPE_CHECKING:
     from moebench.harness.scale.checkpoint import Progress
 
@@ -18,7 +20,6 @@ app = typer.Typer(help="Scale models: list, train, verify, import, targets.", no
 
 #: Where a user's own scale models go.
 OWN = Path(".moebench/models")
-JSON = Annotated[bool, typer.Option("--json", help="Print one JSON document on stdout.")]
 
 
 class Device(StrEnum):

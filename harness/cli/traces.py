@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from moebench.harness.cli.parameters import JSON
+
 if TYPE_CHECKING:
     from moebench.substrate.analysis.targets import Target
     from moebench.substrate.traces.recipes import SynthesisRecipe
@@ -18,7 +20,6 @@ app = typer.Typer(
 #: Tokens that a trace's statistics are measured on.
 STATISTICS_TOKENS = 4096
 
-JSON = Annotated[bool, typer.Option("--json", help="Print one JSON document on stdout.")]
 OUT = Annotated[Path, typer.Option(help="The trace's folder; it must not exist yet.")]
 
 
