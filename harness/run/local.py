@@ -91,7 +91,7 @@ def local(
     if system.assign.uses_host and not emulated:
         system.assign = LoadAll()
         notes.append("host assist is off: on this machine the host is the device (assign=load)")
-    on_host = records.on_host if emulated else None
+    on_host = records.on_host if isinstance(records, MemoryRecords) else None
     decoder = Decoder(shape, checkpoint.common(DTYPE), SlotExperts(cache, machine.slots, on_host))
     homes = memory.capacity.homes if emulated else ()
     stage = Stage(

@@ -117,7 +117,7 @@ class _Rig:
         cache = ExpertCache(shape, slots, "global", tier, records.stride_bytes)
         self._timeline = Timeline(keep_all=True)
         self._machine = stack.enter_context(LocalMachine(records, slots, self._timeline))
-        on_host = records.on_host if self._machine.has_host_lane else None
+        on_host = records.on_host if isinstance(records, MemoryRecords) else None
         self._decoder = Decoder(
             shape, checkpoint.common(DTYPE), SlotExperts(cache, self._machine.slots, on_host)
         )

@@ -20,7 +20,7 @@ _T = TypeVar("_T")
 class Job:
     """A transfer: its chunks, how many are done, and the span of the last.
 
-    Without a client it is a stream of common weights.
+    Without a client it is a stream of common weights, which ``stream`` carries.
     """
 
     op: Op
@@ -28,6 +28,7 @@ class Job:
     lane: Lane
     chunks: int = 1
     after: Sequence[Span] = ()
+    stream: Callable[[int], int] | None = None
     done: int = 0
     start_ns: int = 0
     #: A prefetch of which every further chunk goes before other loads.
@@ -138,7 +139,7 @@ class Loader:
         if self.closing:
             return
         start_ns = time.perf_counter_ns()
-        moved = self._records.stream(job.op.layer) if job.client is None else self._copy(job)
+        moved = self._copy(job) if job.stream is None else job.stream(job.op.layer)
         with self._changed:
             job.start_ns = job.start_ns or start_ns
             job.done += 1

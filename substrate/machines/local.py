@@ -32,7 +32,7 @@ from moebench.substrate.machines.protocol import (
     Work,
     op_of,
 )
-from moebench.substrate.machines.records import Records, rows
+from moebench.substrate.machines.records import MemoryRecords, Records, rows
 from moebench.substrate.machines.timeline import Timeline, cause_of
 from moebench.substrate.models.fused import fused_swiglu
 from moebench.substrate.models.weights import unpack
@@ -80,7 +80,9 @@ class LocalMachine:
         self.records, self.timeline = records, timeline
         self._overlap, self._blocking_copies = overlap, blocking_copies
         self.load_path = (records.lane,)
-        self.has_host_lane = records.lane is Lane.H2D
+        #: Where the host has them, if it stands beside the device.
+        self._host = records if isinstance(records, MemoryRecords) else None
+        self.has_host_lane = self._host is not None
         self._rows = rows(slots, records.stride_bytes, f"{slots} slots of the device")
         values = records.shape.expert_params
         #: Records by slot ``[slots, 3·I·H]``.
@@ -135,8 +137,8 @@ class LocalMachine:
             (load, self.records.lane, lambda: self.copy_record(layer, 0, 0)),
             (expert, Lane.DEVICE, lambda: fused_swiglu(row, *unpack(shape, self.slots[0]))),
         ]
-        if self.has_host_lane:
-            record = self.records.on_host(layer, 0)
+        if self._host is not None:
+            record = self._host.on_host(layer, 0)
             trials.append((expert, Lane.HOST, lambda: fused_swiglu(row, *unpack(shape, record))))
         for op, lane, work in trials:
             for _ in range(TRIALS):
@@ -217,11 +219,12 @@ class LocalMachine:
         self, op: Op, lane: Lane, after: Sequence[Span], work: Work | None, args: tuple[Any, ...]
     ) -> Span:
         if lane in (Lane.HOST, Lane.D2H):
+            assert self._host is not None, f"{op} has no thread here"
             if op.kind is OpKind.RETURN:  # by the host's thread: it waits for nothing else
-                work, args = self.records.give_back, (sum(op.rows),)
+                work, args = self._host.give_back, (sum(op.rows),)
             return self._hand_over(self._tasks, _Task(Span(op, lane), after, work, args))
-        assert op.kind is OpKind.STREAM, f"{op} has no thread here"
-        job = Job(op, None, lane, after=after)
+        assert self._host is not None, f"{op} has no thread here"
+        job = Job(op, None, lane, after=after, stream=self._host.stream)
         self._loader.need(job)
         return job.span
 
@@ -287,7 +290,7 @@ class LocalMachine:
 
     def write_back(self, layer: int, expert: int, slot: int, since_ns: int) -> Span:
         """Copy a slot back to host memory; a disk is not written."""
-        if not self.has_host_lane:
+        if self._host is None:
             raise UsageError(
                 "this machine has no lane from the device to the host: no eviction writes back; "
                 "allowed: --emulated-link RATE"
@@ -295,7 +298,7 @@ class LocalMachine:
         op = op_of(OpKind.WRITE_BACK, layer, (), (expert,))
         args = (layer, expert, self._rows[slot])
         return self._hand_over(
-            self._backs, _Task(Span(op, Lane.D2H), (), self.records.write_back, args)
+            self._backs, _Task(Span(op, Lane.D2H), (), self._host.write_back, args)
         )
 
     def backlog_ns(self, lane: Lane) -> int:

@@ -48,18 +48,6 @@ class Records(Protocol):
     def copy(self, layer: int, expert: int, slot: Tensor, first: int, beyond: int) -> None:
         """Copy a record's bytes from ``first`` up to ``beyond`` into a slot (uint8)."""
 
-    def stream(self, layer: int) -> int:
-        """Copy a layer's common weights, or (-1) the head's, to the device; how many bytes."""
-
-    def on_host(self, layer: int, expert: int) -> Tensor:
-        """The record ``[3·I·H]`` where the host computes it."""
-
-    def give_back(self, count: int) -> None:
-        """Bring so many rows ``[count, H]`` of outputs from the host to the device."""
-
-    def write_back(self, layer: int, expert: int, slot: Tensor) -> None:
-        """Copy a slot back to where the host has the record."""
-
 
 def rows(count: int, stride_bytes: int, what: str) -> Tensor:
     """Page-aligned memory ``[count, stride_bytes]`` of uint8, every page of it present.
@@ -173,22 +161,6 @@ class DiskRecords:
                     "again"
                 )
             got += new
-
-    def stream(self, layer: int) -> int:
-        """Never: common weights stay on the device."""
-        raise NotImplementedError("a machine whose device is this computer streams nothing")
-
-    def on_host(self, layer: int, expert: int) -> Tensor:
-        """Never: there is no host beside the device."""
-        raise NotImplementedError("on a machine whose device is this computer, the host is it")
-
-    def give_back(self, count: int) -> None:
-        """Never."""
-        raise NotImplementedError("on a machine whose device is this computer, the host is it")
-
-    def write_back(self, layer: int, expert: int, slot: Tensor) -> None:
-        """Never: records are not written."""
-        raise NotImplementedError("records on a disk stay as they are")
 
 
 def _reads_directly(path: Path) -> bool:
