@@ -13,16 +13,10 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from moebench.substrate.errors import IntegrityError, UsageError
+from moebench.substrate.models.attention import CacheWindow, GroupedQueryAttention
 from moebench.substrate.models.block import Block, RoutedAhead, places_of
 from moebench.substrate.models.fused import FusedLayer, fused_swiglu
-from moebench.substrate.models.layers import (
-    CacheWindow,
-    Norm,
-    gate_scores,
-    gate_weights,
-    rope_tables,
-    rotate,
-)
+from moebench.substrate.models.layers import Norm, gate_scores, gate_weights, rope_tables
 from moebench.substrate.models.protocol import Experts
 from moebench.substrate.models.shape import GateKind, ModelShape
 from moebench.substrate.terms import Gate, Ids, Lookahead, Phase, Scores
@@ -157,28 +151,21 @@ class Decoder:
         Only `embed` moves the cache's length, so a prediction may run the next layer here: what it
         writes lies beyond that layer's length and is overwritten by the true pass.
         """
-        s, w = self.shape, self._layers[layer]
-        qkv = F.linear(w.attention_norm(x_TH), w.qkv, w.qkv_bias)
-        heads = w.query_key_norm(qkv).view(-1, s.num_heads + 2 * s.num_kv_heads, s.head_dim)
-        heads = rotate(heads, self._cos_T, self._sin_T)
-        q, kv = heads[:, : s.num_heads], heads[:, s.num_heads :]
+        w = self._layers[layer]
+        attention = w.attention
+        q, kv = attention.project(w.attention_norm(x_TH), self._cos_T, self._sin_T)
+        return attention.add(x_TH, self._found(layer, attention, q, kv))
+
+    def _found(self, layer: int, attention: GroupedQueryAttention, q: Tensor, kv: Tensor) -> Tensor:
+        """What every row finds among its sequence's positions ``[T, heads · D]``."""
         single = len(self._new) == 1
         queries = (q,) if single else torch.split(q, self._new)
         entries = (kv,) if single else torch.split(kv, self._new)
         outputs = []
         for window, query, entry in zip(self._windows, queries, entries, strict=True):
             window.new[layer].copy_(entry)
-            out = F.scaled_dot_product_attention(
-                query.transpose(0, 1)[None],
-                window.keys[layer],
-                window.values[layer],
-                is_causal=len(query) > 1,
-                enable_gqa=s.num_heads != s.num_kv_heads,
-            )
-            outputs.append(out.transpose(1, 2).reshape(len(query), -1))
-        out = outputs[0] if single else torch.cat(outputs)
-        x_TH = torch.addmm(x_TH, out, w.o_transposed)
-        return x_TH if w.o_bias is None else x_TH + w.o_bias
+            outputs.append(attention.attend(query, window.keys[layer], window.values[layer]))
+        return outputs[0] if single else torch.cat(outputs)
 
     # ------------------------------------------------------------------ the MoE block
 

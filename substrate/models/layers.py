@@ -58,17 +58,6 @@ def swiglu(x_TH: Tensor, gate_IH: Tensor, up_IH: Tensor, down_HI: Tensor) -> Ten
     return F.linear(F.silu(F.linear(x_TH, gate_IH)) * F.linear(x_TH, up_IH), down_HI)
 
 
-class CacheWindow:
-    """Every layer's views into one sequence's KV cache for one pass, cut once and not per layer."""
-
-    def __init__(self, cache: Tensor, start: int, end: int, kv_heads: int) -> None:
-        past = cache[:, :end].transpose(1, 2)[:, None]  # [layer, 1, 2 · kv heads, position, D]
-        self.keys = past[:, :, :kv_heads].unbind(0)
-        self.values = past[:, :, kv_heads:].unbind(0)
-        #: Where this pass's entries go: [position, 2 · kv heads, D] a layer.
-        self.new = cache[:, start:end].unbind(0)
-
-
 def gate_scores(shape: ModelShape, logits_TE: Tensor, bias_E: Tensor | None = None) -> Tensor:
     """The scores by which a router ranks experts, fp32 ``[T, E]``.
 

@@ -7,12 +7,12 @@ from collections.abc import Sequence
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from moebench.substrate.errors import UsageError
+from moebench.substrate.models.attention import GroupedQueryAttention
 from moebench.substrate.models.decoder import Decoder
-from moebench.substrate.models.layers import gate_weights, rotate
+from moebench.substrate.models.layers import gate_weights
 from moebench.substrate.models.shape import GateKind
 from moebench.substrate.terms import Gate, Ids
 
@@ -75,18 +75,10 @@ class DifferentiableDecoder(Decoder):
         #: By MoE layer: weights and chosen experts ``[T, K]``, gate logits and scores ``[T, E]``.
         self._mixes: list[tuple[Tensor, Tensor, Tensor, Tensor]] = []
 
-    def _attended(self, layer: int, x_TH: Tensor) -> Tensor:
-        """Residual plus attention, without a cache: what is written in place stops gradients."""
-        s, w = self.shape, self._layers[layer]
-        qkv = F.linear(w.attention_norm(x_TH), w.qkv, w.qkv_bias)
-        heads = w.query_key_norm(qkv).view(-1, s.num_heads + 2 * s.num_kv_heads, s.head_dim)
-        heads = rotate(heads, self._cos_T, self._sin_T).transpose(0, 1)[None]
-        q, k, v = torch.split(heads, [s.num_heads, s.num_kv_heads, s.num_kv_heads], dim=1)
-        out = F.scaled_dot_product_attention(
-            q, k, v, is_causal=True, enable_gqa=s.num_heads != s.num_kv_heads
-        )
-        x_TH = torch.addmm(x_TH, out[0].transpose(0, 1).flatten(1), w.o_transposed)
-        return x_TH if w.o_bias is None else x_TH + w.o_bias
+    def _found(self, layer: int, attention: GroupedQueryAttention, q: Tensor, kv: Tensor) -> Tensor:
+        """What rows find, without a cache: what is written in place stops gradients."""
+        keys, values = kv.transpose(0, 1)[None].chunk(2, dim=1)
+        return attention.attend(q, keys, values)
 
     def gate(self, layer: int) -> Gate:
         """As the decoder's; what is returned has no gradients."""

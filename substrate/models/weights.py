@@ -10,7 +10,7 @@ import hashlib
 import json
 import os
 import shutil
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -249,11 +249,3 @@ class ExpertStore:
                 record = checkpoint.expert_record(layer, expert, self.dtype)
                 file.write(record.view(torch.uint8).numpy().tobytes())
         file.truncate(self.total_bytes)
-
-
-def fuse_attention(common: Mapping[str, Tensor], layer: int) -> tuple[Tensor, Tensor | None]:
-    """Query, key and value projections as one matrix and one bias: one product, not three."""
-    weight = torch.cat([common[f"layers.{layer}.{n}"] for n in "qkv"])
-    if f"layers.{layer}.q.bias" not in common:
-        return weight, None
-    return weight, torch.cat([common[f"layers.{layer}.{n}.bias"] for n in "qkv"])
