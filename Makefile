@@ -13,8 +13,9 @@ run: $(VENV)/installed
 	$(BIN)/moebench run --system smoe --setting S3
 	$(BIN)/moebench report --html report.html
 
+# A test file runs in one process; eight would want more memory than most laptops have.
 test: $(VENV)/installed native-or-not browser
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest --numprocesses auto --maxprocesses 8 --dist loadfile
 
 # Accelerate, DeepSpeed and llama.cpp, which run beside our systems: once, about 25 minutes of a
 # core, most of it compilers'.

@@ -1,11 +1,12 @@
 """Experts in the slots of a device, and in host memory, as the mathematics finds them."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
+import torch
 from torch import Tensor
 
 from moebench.substrate.memory.cache import ExpertCache
-from moebench.substrate.models.weights import unpack
+from moebench.substrate.models.weights import stacks, unpack
 
 
 class SlotExperts:
@@ -28,6 +29,14 @@ class SlotExperts:
             return unpack(self._cache.shape, self._on_host(layer, expert))
         slot = self._cache.slot_of(self._cache.key(layer, expert))
         return unpack(self._cache.shape, self._slots[slot])
+
+    def stacked(self, layer: int, experts: Sequence[int]) -> tuple[Tensor, Tensor] | None:
+        """Small experts' matrices, copied out of their slots."""
+        shape, slots = self._cache.shape, self._slots
+        if not stacks(shape, slots, len(experts)):
+            return None
+        rows = [self._cache.slot_of(key) for key in self._cache.keys(layer, experts)]
+        return unpack(shape, slots.index_select(0, torch.tensor(rows)))
 
     def gathered(self, layer: int, experts: Tensor) -> None:
         """Never: experts lie in separate slots and arrive one by one."""

@@ -3,14 +3,16 @@
 Shape letters: T rows (all tokens of this pass), K chosen experts of each, H hidden.
 """
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import accumulate, chain
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from moebench.substrate.errors import IntegrityError
+from moebench.substrate.models.fused import grouped_swiglu
 from moebench.substrate.terms import Ids
 
 #: An expert's output ``[n, H]`` on so many rows ``[n, H]``.
@@ -58,6 +60,14 @@ class Block:
             for expert in experts:
                 places = self.places[expert]
                 self.outputs[places] = compute(expert, self.state[[p // top_k for p in places]])
+        self.done.update(experts)
+
+    def compute_stacked(self, experts: Sequence[int], gate_up: Tensor, down: Tensor) -> None:
+        """The same in one grouped product, with the experts' matrices in their order."""
+        top_k, filled = self.weights.shape[1], [self.places[expert] for expert in experts]
+        places = torch.tensor(list(chain.from_iterable(filled)))
+        ends = torch.tensor(list(accumulate(map(len, filled))), dtype=torch.int32)
+        self.outputs[places] = grouped_swiglu(self.state[places // top_k], gate_up, down, ends)
         self.done.update(experts)
 
     def take(self, outputs: Mapping[int, Tensor]) -> None:

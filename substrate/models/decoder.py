@@ -231,7 +231,12 @@ class Decoder:
 
     def compute(self, layer: int, experts: Sequence[int]) -> None:
         """SwiGLU of experts on the rows that chose them."""
-        self._blocks[layer].compute(experts, partial(self._swiglu, layer))
+        block = self._blocks[layer]
+        stacked = None if block.together else self.experts.stacked(layer, experts)
+        if stacked is None:
+            block.compute(experts, partial(self._swiglu, layer))
+        else:
+            block.compute_stacked(experts, *stacked)
 
     def compute_on_host(self, layer: int, experts: Sequence[int], ahead: bool = False) -> None:
         """The same with the host's matrices; ``ahead`` on the state that the layer is routed by."""

@@ -25,6 +25,12 @@ class Experts(Protocol):
     def matrices(self, layer: int, expert: int, on_host: bool = False) -> "tuple[Tensor, Tensor]":
         """Gate above up ``[2·I, H]``, and down ``[H, I]``; where the host finds them, for it."""
 
+    def stacked(self, layer: int, experts: Sequence[int]) -> "tuple[Tensor, Tensor] | None":
+        """Copies of several experts' matrices: ``[n, 2·I, H]`` and ``[n, H, I]``.
+
+        Only where that is cheaper than one product for each; else None.
+        """
+
     def gathered(self, layer: int, experts: "Tensor") -> "tuple[Tensor, Tensor] | None":
         """Several experts' matrices, transposed: ``[n, H, 2·I]`` and ``[n, I, H]``.
 

@@ -10,7 +10,7 @@ import hashlib
 import json
 import os
 import shutil
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -126,10 +126,34 @@ class Checkpoint:
 
 
 def unpack(shape: ModelShape, record: Tensor) -> tuple[Tensor, Tensor]:
-    """A record as two matrices without copying: gate above up ``[2·I, H]``, and down ``[H, I]``."""
-    half = 2 * shape.expert_width * shape.hidden_size
-    gate_up = record[:half].view(2 * shape.expert_width, shape.hidden_size)
-    return gate_up, record[half:].view(shape.hidden_size, shape.expert_width)
+    """Records ``[..., 3·I·H]`` as two matrices each, without copying.
+
+    Returns:
+        gate above up ``[..., 2·I, H]``, and down ``[..., H, I]``.
+    """
+    lead, half = record.shape[:-1], 2 * shape.expert_width * shape.hidden_size
+    gate_up = record[..., :half].view(*lead, 2 * shape.expert_width, shape.hidden_size)
+    return gate_up, record[..., half:].view(*lead, shape.hidden_size, shape.expert_width)
+
+
+#: From so many experts on, of at most so many bytes each, one grouped product of their copies takes
+#: less time than a product for each: calls cost more than bytes.
+STACK_EXPERTS, STACK_BYTES = 3, 256 << 10
+
+#: A grouped product wants rows of matrices that begin at multiples of so many bytes.
+STACK_STRIDE = 16
+
+
+def stacks(shape: ModelShape, like: Tensor, count: int) -> bool:
+    """Whether so many experts, kept as a tensor is, are computed in one grouped product."""
+    size = like.element_size()
+    return (
+        count >= STACK_EXPERTS
+        and shape.expert_params * size <= STACK_BYTES
+        and not shape.hidden_size * size % STACK_STRIDE
+        and not shape.expert_width * size % STACK_STRIDE
+        and like.device.type == "cpu"
+    )
 
 
 #: Experts up to this size are cheaper to gather into one product than to call one by one.
@@ -140,7 +164,7 @@ class ResidentExperts:
     """Every expert in memory: the model as if nothing was tight."""
 
     def __init__(self, checkpoint: Checkpoint, dtype: torch.dtype) -> None:
-        shape = checkpoint.shape
+        shape = self._shape = checkpoint.shape
         self._gathers = shape.expert_params * dtype.itemsize <= GATHER_BYTES
         self._layers: dict[int, tuple[Tensor, Tensor]] = {}
         for layer in shape.moe_layers:
@@ -159,6 +183,16 @@ class ResidentExperts:
         """Gate above up ``[2·I, H]``, and down ``[H, I]``."""
         gate_up, down = self._layers[layer]
         return gate_up[expert].T, down[expert].T
+
+    def stacked(self, layer: int, experts: Sequence[int]) -> tuple[Tensor, Tensor] | None:
+        """Several small experts' matrices: ``[n, 2·I, H]`` and ``[n, H, I]``."""
+        gate_up, down = self._layers[layer]
+        if not stacks(self._shape, gate_up, len(experts)):
+            return None
+        if len(experts) == len(gate_up):  # ascending, therefore all in their order
+            return gate_up.mT, down.mT
+        chosen = torch.tensor(experts)
+        return gate_up.index_select(0, chosen).mT, down.index_select(0, chosen).mT
 
     def gathered(self, layer: int, experts: Tensor) -> tuple[Tensor, Tensor] | None:
         """The same for several experts, transposed: ``[n, H, 2·I]`` and ``[n, I, H]``.

@@ -4,6 +4,7 @@ The verbs are driven by `run`, one pass after the other, just as an engine would
 """
 
 import random
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -89,6 +90,22 @@ def test_the_order_of_experts_changes_no_bit(family, decoders):
 
 
 @pytest.mark.parametrize("family", FAMILIES)
+def test_experts_one_by_one_and_several_at_once_give_the_same_bits(family, decoders, monkeypatch):
+    """One by one as they arrive in slots; several in one grouped product."""
+    text = [PROMPTS[0] * 8]  # more places than are gathered
+    (together,) = decoders[family].full_logits(text)
+    experts, grouped = decoders[family].experts, []
+
+    def alone(layer: int, chosen: Sequence[int]) -> None:
+        grouped.append(stacked(layer, chosen) is not None)
+
+    stacked = experts.stacked
+    monkeypatch.setattr(experts, "stacked", alone)
+    assert torch.equal(decoders[family].full_logits(text)[0], together)
+    assert any(grouped)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
 def test_a_batch_decodes_as_its_sequences_do_alone(family, decoders):
     batch = run(decoders[family], PROMPTS, 6)
     alone = [run(decoders[family], [prompt], 6) for prompt in PROMPTS]
@@ -155,6 +172,9 @@ class _Silent:
     def matrices(self, layer: int, expert: int, on_host: bool = False) -> tuple[Tensor, Tensor]:
         gate_up, down = self._experts.matrices(layer, expert)
         return gate_up, torch.zeros_like(down)
+
+    def stacked(self, layer: int, experts: Sequence[int]) -> None:
+        """Only one by one."""
 
     def gathered(self, layer: int, experts: Tensor) -> None:
         """Only one by one."""
