@@ -39,7 +39,7 @@ from moebench.substrate.models.weights import Checkpoint, ExpertStore
 from moebench.systems.options import build
 
 #: Rows of one expert that are timed, and how often.
-ROWS = (1, 2, 3, 4, 6, 8, 16, 32, 64)
+ROWS = (*range(1, 17), 20, 24, 32, 48, 64)
 TRIALS = 9
 
 #: How often all passes are made: a computer is not equally fast from minute to minute.
