@@ -5,6 +5,7 @@ import hashlib
 import importlib.util
 import sys
 from collections.abc import Iterator
+from datetime import UTC, datetime
 from functools import cache, lru_cache
 from importlib.machinery import ModuleSpec, PathFinder, SourceFileLoader
 from importlib.util import resolve_name
@@ -13,6 +14,7 @@ from pathlib import Path
 from moebench.harness.run.spec import RunSpec
 from moebench.results.store import run_key
 from moebench.substrate.engine.system import System
+from moebench.substrate.machines.profile import load_profile
 from moebench.systems.native.base import NativeSystem
 
 #: Our modules that any result may depend on.  Those of systems count where a system imports them.
@@ -54,6 +56,13 @@ def system_hash(system: System | NativeSystem) -> str:
 def run_id(spec: RunSpec, **hashes: str) -> str:
     """A run's name: of its spec, the code, and the content of everything that it reads."""
     return run_key(spec.model_dump(), code=code_hash(), **hashes)
+
+
+def profile_hash(spec: RunSpec) -> str:
+    """Of the profile's content; every measurement on this computer has a hash of its own."""
+    if spec.machine == "local":
+        return datetime.now(UTC).isoformat()
+    return load_profile(spec.machine, spec.software).content_hash()
 
 
 def _collect(module: str, packages: frozenset[str], found: dict[str, bytes]) -> None:

@@ -4,7 +4,6 @@ import hashlib
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -14,8 +13,8 @@ from tokenizers import Tokenizer
 
 from moebench.harness.run import calibration
 from moebench.harness.run.answers import Answers, up_to
-from moebench.harness.run.identity import system_hash
-from moebench.harness.run.local import local
+from moebench.harness.run.identity import profile_hash, system_hash
+from moebench.harness.run.local import local, named
 from moebench.harness.run.question import Question, question_of
 from moebench.harness.run.session import Learnable, Session
 from moebench.harness.run.shared import SharedWork
@@ -23,7 +22,6 @@ from moebench.harness.run.spec import RunSpec
 from moebench.harness.run.stage import Stage, memory_for, simulated
 from moebench.substrate.engine.records import Generation
 from moebench.substrate.errors import CheckpointError, UsageError
-from moebench.substrate.machines.profile import load_profile
 from moebench.substrate.models.catalogue import (
     check_topology,
     model_shape,
@@ -82,7 +80,7 @@ class LiveSession(Session):
     def varied(self, spec: RunSpec) -> "LiveSession":
         """The same weights and questions under another spec."""
         system = spec.make_system()
-        own = {"profile": _profile_hash(spec), "system": system_hash(system)}
+        own = {"profile": profile_hash(spec), "system": system_hash(system)}
         shared = {k: v for k, v in self.hashes.items() if not k.startswith("calibration")}
         hashes = shared | own | calibration.identity(spec, system, self.data_dir)
         return replace(self, spec=spec, system=system, hashes=hashes, shared=None)
@@ -112,8 +110,8 @@ class LiveSession(Session):
         if self.spec.machine == "local":
             weights = self.hashes["weights"]
             stage, decoder = local(
-                self.spec, self.system, self.checkpoint, weights, memory, scratch, keep_timeline,
-                stack,
+                self.spec, self.system, self.checkpoint, weights,
+                named(self.spec, self.checkpoint), memory, scratch, keep_timeline, stack,
             )  # fmt: skip
             self._answer_with(decoder)
             return stage
@@ -190,7 +188,7 @@ def open_inputs(spec: RunSpec, data_dir: Path | None) -> Inputs:
         "tokenizer": _hash(tokenizer.to_str()),
         "model": _hash(full.model_dump_json()),
         "data": sample.data_hash,
-        "profile": _profile_hash(spec),
+        "profile": profile_hash(spec),
         "torch": torch.__version__,
         "numpy": np.__version__,
     }
@@ -243,13 +241,6 @@ def prompts_of(spec: RunSpec, data_dir: Path | None) -> tuple[PromptSet, list[Qu
         question_of(spec.scoring, chosen, example, shots, tokenizer) for example in sample.examples
     ]
     return sample, questions, tokenizer
-
-
-def _profile_hash(spec: RunSpec) -> str:
-    """Of the profile's content; every measurement on this computer has a hash of its own."""
-    if spec.machine == "local":
-        return datetime.now(UTC).isoformat()
-    return load_profile(spec.machine, spec.software).content_hash()
 
 
 def _hash(text: str) -> str:

@@ -3,7 +3,7 @@
 import json
 import os
 import resource
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -16,20 +16,24 @@ from moebench.harness.run.stage import Memory, Stage
 from moebench.substrate.engine.loop import Engine
 from moebench.substrate.engine.records import Generation
 from moebench.substrate.engine.system import System
-from moebench.substrate.errors import UsageError
+from moebench.substrate.errors import BudgetError, UsageError
 from moebench.substrate.machines.local import LocalMachine
 from moebench.substrate.machines.records import (
     READS_IN_FLIGHT,
     DiskRecords,
     EmulatedLink,
     MemoryRecords,
+    available_bytes,
 )
 from moebench.substrate.machines.timeline import Timeline
 from moebench.substrate.memory.cache import ExpertCache
 from moebench.substrate.memory.slots import SlotExperts
 from moebench.substrate.memory.tier import Tier
 from moebench.substrate.models.decoder import Decoder
-from moebench.substrate.models.weights import Checkpoint, ExpertStore
+from moebench.substrate.models.dummy import DummyWeights
+from moebench.substrate.models.protocol import Model
+from moebench.substrate.models.shape import ModelShape
+from moebench.substrate.models.weights import Checkpoint, ExpertStore, Weights
 from moebench.systems.policies.assign import LoadAll
 
 #: What a local machine computes and keeps experts in.
@@ -42,23 +46,28 @@ NOISY = 0.1
 def local(
     spec: RunSpec,
     system: System,
-    checkpoint: Checkpoint,
+    weights: Weights,
     weights_hash: str,
+    ran: str,
     memory: Memory,
     scratch: Path,
     keep: bool,
     stack: ExitStack,
+    model: Callable[[Decoder], Model] = lambda decoder: decoder,
 ) -> tuple[Stage, Decoder]:
     """Build a run on this computer, whose decoder computes with what is in the slots.
 
     Args:
+        ran: what its figures are of.
         memory: from `memory_for`.
         scratch: where expert records are kept.
         keep: keep every span, not only the picture's.
         stack: closes files and threads.
+        model: what answers the engine, by way of the decoder.
     """
     _check(spec, system)
-    shape, emulated = checkpoint.shape, spec.emulated_link_gb_s is not None
+    shape, emulated = weights.shape, spec.emulated_link_gb_s is not None
+    _check_common(shape)
     timeline = Timeline(keep)
     slots = system.place.slots(shape, memory.capacity.slots) or memory.capacity.slots
     record_bytes = shape.expert_params * DTYPE.itemsize
@@ -68,11 +77,11 @@ def local(
     if spec.emulated_link_gb_s is not None:
         link = EmulatedLink(spec.emulated_link_gb_s * 1e9)
         records: DiskRecords | MemoryRecords = MemoryRecords(
-            checkpoint, DTYPE, link, system.pinned_copies is not False
+            weights, DTYPE, link, system.pinned_copies is not False
         )
     else:
         name = f"{weights_hash}-{DTYPE}.bin".replace("torch.", "")
-        store = ExpertStore.build(checkpoint, scratch / "experts" / name, DTYPE)
+        store = ExpertStore.build(weights, scratch / "experts" / name, DTYPE)
         in_flight = READS_IN_FLIGHT if system.parallel_reads else 1
         records = DiskRecords(store, in_flight, spec.page_cache == "keep")
     stack.enter_context(records)
@@ -85,17 +94,16 @@ def local(
             blocking_copies=system.blocking_copies,
         )
     )
-    ran = named(spec, checkpoint)
     notes = [f"{ran} ran, measured on this computer's CPU with {cache.slots} slots in memory"]
     notes += records.notes
     if system.assign.uses_host and not emulated:
         system.assign = LoadAll()
         notes.append("host assist is off: on this machine the host is the device (assign=load)")
     on_host = records.on_host if isinstance(records, MemoryRecords) else None
-    decoder = Decoder(shape, checkpoint.common(DTYPE), SlotExperts(cache, machine.slots, on_host))
+    decoder = Decoder(shape, weights.common(DTYPE), SlotExperts(cache, machine.slots, on_host))
     homes = memory.capacity.homes if emulated else ()
     stage = Stage(
-        engine=Engine(system, decoder, machine, cache, timeline, homes),
+        engine=Engine(system, model(decoder), machine, cache, timeline, homes),
         machine=machine,
         timeline=timeline,
         device=device,
@@ -120,6 +128,26 @@ def named(spec: RunSpec, checkpoint: Checkpoint) -> str:
     if spec.weights is not None:
         name = Path(spec.weights).resolve().name
     return f"{name}, {text} parameters"
+
+
+def dummies(weights: DummyWeights) -> list[str]:
+    """Notes on random weights."""
+    shape = weights.shape
+    total = len(shape.moe_layers) * shape.num_experts
+    notes = ["weights are random numbers in the model's shape; routing decides which are used"]
+    if weights.distinct < total:
+        notes.append(f"{weights.distinct} random records stand for {total} experts")
+    return notes
+
+
+def _check_common(shape: ModelShape) -> None:
+    """Refuse common weights that do not fit into this computer's memory."""
+    size, free = shape.common_params * DTYPE.itemsize, available_bytes()
+    if free is not None and size > free:
+        raise BudgetError(
+            f"--machine local: common weights take {size / 1e9:.3g} GB in fp32, this computer has "
+            f"{free / 1e9:.3g} GB of memory to spare; choose a smaller --model"
+        )
 
 
 def _check(spec: RunSpec, system: System) -> None:

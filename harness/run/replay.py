@@ -1,26 +1,34 @@
-"""A run on a trace: the simulated machine and the system's decisions, no mathematics."""
+"""A run on a trace: the system's decisions on recorded routing.
 
+The simulated machine needs no mathematics.  This computer computes with random weights in the
+model's shape, so that every copy and every product has its true size.
+"""
+
+import hashlib
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
 from moebench.harness.run import calibration
-from moebench.harness.run.identity import run_id, system_hash
+from moebench.harness.run.identity import profile_hash, run_id, system_hash
+from moebench.harness.run.local import dummies, local
 from moebench.harness.run.routing import Source, source_of
 from moebench.harness.run.session import Learnable, Session
 from moebench.harness.run.spec import RunSpec
-from moebench.harness.run.stage import Stage, memory_for, simulated
+from moebench.harness.run.stage import Memory, Stage, memory_for, simulated
 from moebench.substrate.engine.records import Generation
 from moebench.substrate.engine.system import System
 from moebench.substrate.errors import UsageError
-from moebench.substrate.machines.profile import load_profile
 from moebench.substrate.models.catalogue import model_shape
+from moebench.substrate.models.dummy import DummyWeights
+from moebench.substrate.models.protocol import Model
 from moebench.substrate.models.shape import ModelShape
 from moebench.substrate.terms import WORDS, Lookahead
+from moebench.substrate.traces.computing import RoutedDecoder
 from moebench.substrate.traces.file import TraceFile
 from moebench.substrate.traces.passes import TracedModel, pass_steps
 from moebench.substrate.traces.record import AHEAD
@@ -79,7 +87,7 @@ class ReplaySession(Session):
         return calibration.not_replayed(trace, self.spec, self.system, self.source.name)
 
     def open(self, scratch: Path, keep_timeline: bool, stack: ExitStack) -> Stage:
-        """A simulated machine; the notes say what a replay cannot know."""
+        """A simulated machine, or this computer; the notes say what a replay cannot know."""
         spec, evict = self.spec, self.system.evict
         self.trace = self.source.open(scratch)
         reconstruction = None
@@ -92,9 +100,26 @@ class ReplaySession(Session):
         if evict.clairvoyant:
             evict.set_future(pass_steps(p for batch in self.replayed.batches for p in batch))
         memory = memory_for(spec, self.system, self.full, self.longest)
-        model = self.wrap(TracedModel(self.replayed))
-        stage = simulated(spec, self.system, model, self.full, memory, keep_timeline)
+        if spec.machine == "local":
+            stage = self._computing(memory, scratch, keep_timeline, stack)
+        else:
+            model = self.wrap(TracedModel(self.replayed))
+            stage = simulated(spec, self.system, model, self.full, memory, keep_timeline)
         stage.notes += _notes(self)
+        return stage
+
+    def _computing(
+        self, memory: Memory, scratch: Path, keep_timeline: bool, stack: ExitStack
+    ) -> Stage:
+        """This computer, with random weights in the model's shape."""
+        weights = DummyWeights(self.full)
+        name = f"random-{hashlib.sha256(self.full.model_dump_json().encode()).hexdigest()[:16]}"
+        ran = f"{self.spec.model}'s shape, {self.full.total_params / 1e9:.3g} B random parameters"
+        stage, _ = local(
+            self.spec, self.system, weights, name, ran, memory, scratch, keep_timeline, stack,
+            lambda decoder: cast(Model, RoutedDecoder(self.replayed, decoder)),
+        )  # fmt: skip
+        stage.notes += dummies(weights)
         return stage
 
     def answer(self, stage: Stage, rows: slice) -> list[Generation]:
@@ -153,7 +178,7 @@ def _hashes(spec: RunSpec, system: System, source: Source, full: ModelShape) -> 
         "weights": source.hash,  # what routes, for a run's provenance
         "model": full.model_dump_json(),
         "data": source.sample.data_hash,
-        "profile": load_profile(spec.machine, spec.software).content_hash(),
+        "profile": profile_hash(spec),
         "system": system_hash(system),
         "numpy": np.__version__,
         **calibration.identity(spec, system, None),

@@ -205,7 +205,7 @@ def _check_applicable(spec: RunSpec) -> None:
             raise NotApplicableError(f"{spec.title} with {spec.model}: {reason}")
 
 
-#: What a replay has no use for: it computes nothing and measures nothing.
+#: What a replay has no use for: on this computer it computes with random weights.
 NOT_REPLAYED = ("weights", "workload", "scoring", "few_shot", "seed")
 
 #: The same for each routing.  A drawn trace has the lengths of a workload's prompts; the seed draws
@@ -280,8 +280,6 @@ def _check_unused(
     for key in unused:
         if key in chosen:
             raise UsageError(f"--{key.replace('_', '-')} and {option}: {why}")
-    if chosen.get("machine") == "local":
-        raise UsageError(f"--machine local and {option}: a replay runs on a simulated machine only")
 
 
 def _as_much_as(

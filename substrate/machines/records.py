@@ -21,7 +21,7 @@ from torch import Tensor
 from moebench.substrate.errors import BudgetError, CheckpointError
 from moebench.substrate.machines.protocol import Lane
 from moebench.substrate.models.shape import ModelShape
-from moebench.substrate.models.weights import ALIGNMENT, Checkpoint, ExpertStore
+from moebench.substrate.models.weights import ALIGNMENT, ExpertStore, Weights, own_records
 
 #: Parts of a record that are read at the same time, and the least bytes of each.
 READS_IN_FLIGHT, LEAST_READ_BYTES = 4, 256 << 10
@@ -221,20 +221,17 @@ class MemoryRecords:
     lane = Lane.H2D
 
     def __init__(
-        self, checkpoint: Checkpoint, dtype: torch.dtype, link: EmulatedLink, pinned: bool = True
+        self, weights: Weights, dtype: torch.dtype, link: EmulatedLink, pinned: bool = True
     ) -> None:
-        shape = self.shape = checkpoint.shape
+        shape = self.shape = weights.shape
         self.dtype, self.link = dtype, link
         self._back = EmulatedLink(link.bytes_per_s)
         self._record_bytes = shape.expert_params * dtype.itemsize
         self.stride_bytes = aligned(self._record_bytes, up=True)
-        layers, experts = shape.moe_layers, shape.num_experts
-        self._row = {layer: n * experts for n, layer in enumerate(layers)}
-        self._rows = rows(len(layers) * experts, self.stride_bytes, "the experts in host memory")
-        for layer in layers:
-            for expert in range(experts):
-                record = checkpoint.expert_record(layer, expert, dtype)
-                self.on_host(layer, expert).copy_(record)
+        self._first = {layer: n * shape.num_experts for n, layer in enumerate(shape.moe_layers)}
+        self._rows = rows(weights.distinct, self.stride_bytes, "the experts in host memory")
+        for layer, expert in own_records(weights):
+            self.on_host(layer, expert).copy_(weights.expert_record(layer, expert, dtype))
         self._staging = None if pinned else torch.empty(self.stride_bytes, dtype=torch.uint8)
         self._buffers: tuple[Tensor, Tensor] | None = None
         how = "" if pinned else ", each by way of a staging buffer, as from pageable memory"
@@ -251,7 +248,7 @@ class MemoryRecords:
 
     def copy(self, layer: int, expert: int, slot: Tensor, first: int, beyond: int) -> None:
         """Copy a part of a record at the link's rate."""
-        source = self._rows[self._row[layer] + expert, first:beyond]
+        source = self._row(layer, expert)[first:beyond]
         if self._staging is not None:
             source = self._staging[first:beyond].copy_(source)
         self.link.carry(source, slot[first:beyond])
@@ -271,8 +268,10 @@ class MemoryRecords:
 
     def on_host(self, layer: int, expert: int) -> Tensor:
         """The record ``[3·I·H]`` in host memory."""
-        row = self._rows[self._row[layer] + expert]
-        return row[: self._record_bytes].view(self.dtype)
+        return self._row(layer, expert)[: self._record_bytes].view(self.dtype)
+
+    def _row(self, layer: int, expert: int) -> Tensor:
+        return self._rows[(self._first[layer] + expert) % len(self._rows)]
 
     def give_back(self, count: int) -> None:
         """Outputs ``[count, H]`` cross the link; they are in the device's memory already."""
@@ -281,7 +280,7 @@ class MemoryRecords:
 
     def write_back(self, layer: int, expert: int, slot: Tensor) -> None:
         """Copy a slot back over the link: the bytes that host memory has already."""
-        self._back.carry(slot, self._rows[self._row[layer] + expert])
+        self._back.carry(slot, self._row(layer, expert))
 
 
 def aligned(count_bytes: int, up: bool = False) -> int:

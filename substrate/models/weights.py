@@ -10,11 +10,12 @@ import hashlib
 import json
 import os
 import shutil
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
+from itertools import islice, product
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, Protocol
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -33,6 +34,27 @@ from moebench.substrate.models.shape import ModelShape
 
 #: Records start at multiples of this many bytes, so that a disk can be read without the page cache.
 ALIGNMENT = 4096
+
+
+class Weights(Protocol):
+    """What a model computes with: a checkpoint's weights, or dummies in its shape.
+
+    Attributes:
+        distinct: how many experts have records of their own; counted through all layers, the n-th
+            has that of the (n mod distinct)-th.
+    """
+
+    shape: ModelShape
+
+    @property
+    def distinct(self) -> int:
+        """See above."""
+
+    def common(self, dtype: torch.dtype) -> dict[str, Tensor]:
+        """Every tensor that is not a routed expert's, by our name."""
+
+    def expert_record(self, layer: int, expert: int, dtype: torch.dtype) -> Tensor:
+        """One routed expert as a flat record ``[3·I·H]``."""
 
 
 class Checkpoint:
@@ -112,6 +134,11 @@ class Checkpoint:
         specs = expert_tensors(self.shape, layer, expert)
         return torch.cat([self._read(specs[p].stored, dtype).flatten() for p in PROJECTIONS])
 
+    @property
+    def distinct(self) -> int:
+        """Every expert is itself."""
+        return len(self.shape.moe_layers) * self.shape.num_experts
+
     def content_hash(self) -> str:
         """A hash of the configuration and of every weight file, for provenance."""
         digest = hashlib.sha256()
@@ -123,6 +150,12 @@ class Checkpoint:
     def close(self) -> None:
         """Release the files."""
         self._stack.close()
+
+
+def own_records(weights: Weights) -> Iterator[tuple[int, int]]:
+    """Layer and expert of each record that is no other expert's."""
+    shape = weights.shape
+    return islice(product(shape.moe_layers, range(shape.num_experts)), weights.distinct)
 
 
 def unpack(shape: ModelShape, record: Tensor) -> tuple[Tensor, Tensor]:
@@ -163,13 +196,13 @@ GATHER_BYTES = 1 << 20
 class ResidentExperts:
     """Every expert in memory: the model as if nothing was tight."""
 
-    def __init__(self, checkpoint: Checkpoint, dtype: torch.dtype) -> None:
-        shape = self._shape = checkpoint.shape
+    def __init__(self, weights: Weights, dtype: torch.dtype) -> None:
+        shape = self._shape = weights.shape
         self._gathers = shape.expert_params * dtype.itemsize <= GATHER_BYTES
         self._layers: dict[int, tuple[Tensor, Tensor]] = {}
         for layer in shape.moe_layers:
             records = [
-                unpack(shape, checkpoint.expert_record(layer, expert, dtype))
+                unpack(shape, weights.expert_record(layer, expert, dtype))
                 for expert in range(shape.num_experts)
             ]
             # Stored transposed, [E, H, 2·I] and [E, I, H]: batched products of one row want it so.
@@ -212,6 +245,8 @@ class ExpertStore:
     path: Path
     shape: ModelShape
     dtype: torch.dtype
+    #: As in `Weights`.
+    distinct: int
 
     @property
     def record_values(self) -> int:
@@ -231,12 +266,12 @@ class ExpertStore:
     def offset(self, layer: int, expert: int) -> int:
         """Where an expert's record starts."""
         index = self.shape.moe_layers.index(layer) * self.shape.num_experts + expert
-        return index * self.stride_bytes
+        return index % self.distinct * self.stride_bytes
 
     @classmethod
-    def build(cls, checkpoint: Checkpoint, path: Path, dtype: torch.dtype) -> "ExpertStore":
+    def build(cls, weights: Weights, path: Path, dtype: torch.dtype) -> "ExpertStore":
         """Write every expert's record, in place by a rename; a finished store is reused."""
-        store = cls(path, checkpoint.shape, dtype)
+        store = cls(path, weights.shape, dtype, weights.distinct)
         if store._finished():
             return store
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -256,7 +291,7 @@ class ExpertStore:
                 return store
             try:
                 file.truncate(0)
-                store._write(checkpoint, file)
+                store._write(weights, file)
                 file.flush()
                 partial.replace(path)
             except OSError as error:
@@ -270,16 +305,14 @@ class ExpertStore:
     @property
     def total_bytes(self) -> int:
         """Bytes of the whole file."""
-        last = self.offset(self.shape.moe_layers[-1], self.shape.num_experts - 1)
-        return last + self.stride_bytes
+        return self.distinct * self.stride_bytes
 
     def _finished(self) -> bool:
         return self.path.exists() and self.path.stat().st_size == self.total_bytes
 
-    def _write(self, checkpoint: Checkpoint, file: BinaryIO) -> None:
-        for layer in self.shape.moe_layers:
-            for expert in range(self.shape.num_experts):
-                file.seek(self.offset(layer, expert))
-                record = checkpoint.expert_record(layer, expert, self.dtype)
-                file.write(record.view(torch.uint8).numpy().tobytes())
+    def _write(self, weights: Weights, file: BinaryIO) -> None:
+        for layer, expert in own_records(weights):
+            file.seek(self.offset(layer, expert))
+            record = weights.expert_record(layer, expert, self.dtype)
+            file.write(record.view(torch.uint8).numpy().tobytes())
         file.truncate(self.total_bytes)

@@ -210,7 +210,6 @@ def test_who_learns_needs_a_text_that_is_not_replayed(data: Path) -> None:
         ("model", ("--trace", "x"), "--routing model and --trace: give one of them"),
         ("drawn", ("--weights", "x"), "--weights and --routing drawn: routing is replayed"),
         ("real", ("--weights", "x"), "--weights and --routing real: routing is replayed"),
-        ("drawn", ("--machine", "local"), "a replay runs on a simulated machine only"),
         ("drawn", ("--scoring", "generation"), "--scoring and --routing drawn"),
         ("drawn", ("--calibrate-from", "facts"), "--calibrate-from and --routing drawn"),
         ("drawn", ("--reconstruct-scores",), "give --trace"),

@@ -210,7 +210,6 @@ def test_the_report_shows_a_replay(recorded: Path) -> None:
         (("--weights", "x"), "a trace has its own"),
         (("--scoring", "generation"), "a trace has its own"),
         (("--seed", "1"), "a trace has its own"),
-        (("--machine", "local"), "simulated machine only"),
         (("--setting", "F1"), "the model charged for has 16 MoE layers of 64 experts"),
         (("--reconstruct-scores",), "has gate scores"),
     ],
