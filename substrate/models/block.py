@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from moebench.substrate.errors import IntegrityError
+from moebench.substrate.models.device import Device
 from moebench.substrate.models.fused import grouped_swiglu
 from moebench.substrate.terms import Ids
 
@@ -33,7 +34,9 @@ class Block:
     """One layer's experts.  Some may be computed while later layers are: it keeps what they read.
 
     Attributes:
+        device: where it is computed.
         state: the rows that experts read ``[T, H]``.
+        on_host: the same in host memory, if experts are computed there.
         weights: of each (row, rank) place ``[T, K]``.
         ids: the expert of each place, or -1.
         places: those that each active expert fills.
@@ -44,7 +47,9 @@ class Block:
     """
 
     layer: int
+    device: Device
     state: Tensor
+    on_host: Tensor | None
     weights: Tensor
     ids: list[int]
     places: dict[int, list[int]]
@@ -56,14 +61,26 @@ class Block:
     def compute(self, experts: Collection[int], compute: Compute) -> None:
         """Fill these experts' places."""
         if not self.together:
-            top_k = self.weights.shape[1]
+            index, top_k = self.device.index, self.weights.shape[1]
             for expert in experts:
                 places = self.places[expert]
-                self.outputs[places] = compute(expert, self.state[[p // top_k for p in places]])
+                rows = self.state[index([p // top_k for p in places])]
+                self.outputs[index(places)] = compute(expert, rows)
+        self.done.update(experts)
+
+    def compute_on_host(self, experts: Collection[int], compute: Compute) -> None:
+        """The same in host memory; the outputs are then copied to the device."""
+        if not self.together:
+            top_k = self.weights.shape[1]
+            assert self.on_host is not None, "no expert was to be computed on the host"
+            for expert in experts:
+                places = self.places[expert]
+                out = compute(expert, self.on_host[[p // top_k for p in places]])
+                self.outputs[self.device.index(places)] = self.device.put(out)
         self.done.update(experts)
 
     def compute_stacked(self, experts: Sequence[int], gate_up: Tensor, down: Tensor) -> None:
-        """The same in one grouped product, with the experts' matrices in their order."""
+        """The same in one grouped product on a CPU, with the experts' matrices in their order."""
         top_k, filled = self.weights.shape[1], [self.places[expert] for expert in experts]
         places = torch.tensor(list(chain.from_iterable(filled)))
         ends = torch.tensor(list(accumulate(map(len, filled))), dtype=torch.int32)
@@ -73,7 +90,7 @@ class Block:
     def take(self, outputs: Mapping[int, Tensor]) -> None:
         """Fill experts' places with what was computed before the layer was dispatched."""
         for expert, out in outputs.items():
-            self.outputs[self.places[expert]] = out
+            self.outputs[self.device.index(self.places[expert])] = self.device.put(out)
         self.done.update(outputs)
 
     def weights_now(self) -> Tensor:
@@ -101,7 +118,8 @@ class Block:
     def filled_by(self, experts: Collection[int]) -> Tensor:
         """Which places some experts fill ``[T, K]``."""
         chosen = set(experts)
-        return torch.tensor([e in chosen for e in self.ids]).view(self.weights.shape)
+        filled = torch.tensor([e in chosen for e in self.ids])
+        return self.device.put(filled).view(self.weights.shape)
 
     def _check(self, experts: Collection[int]) -> None:
         if missing := sorted({*experts} - self.done):
@@ -109,21 +127,23 @@ class Block:
 
 
 class RoutedAhead(NamedTuple):
-    """A layer that was routed early: by this state ``[T, H]``, with these logits and scores.
+    """A layer that was routed early: with these logits and scores.
 
     Attributes:
+        on_host: the state ``[T, H]`` by which it was, in host memory.
         places: those of its experts.
-        outputs: of experts that are computed already.
+        outputs: of experts that are computed already, in host memory.
     """
 
-    state: Tensor
+    on_host: Tensor | None
     logits: Tensor
     scores: Tensor
     places: dict[int, list[int]]
     outputs: dict[int, Tensor]
 
     def compute(self, experts: Collection[int], top_k: int, compute: Compute) -> None:
-        """Compute some experts before the layer is dispatched."""
+        """Compute some experts on the host, before the layer is dispatched."""
+        assert self.on_host is not None, "no expert was to be computed on the host"
         for expert in experts:
             rows = [place // top_k for place in self.places[expert]]
-            self.outputs[expert] = compute(expert, self.state[rows])
+            self.outputs[expert] = compute(expert, self.on_host[rows])

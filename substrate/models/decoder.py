@@ -3,9 +3,8 @@
 Shape letters: B sequences, T rows (all tokens of this pass), H hidden, E experts, K chosen.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
-from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -15,33 +14,16 @@ from torch import Tensor
 from moebench.substrate.errors import IntegrityError, UsageError
 from moebench.substrate.models.attention import CacheWindow, GroupedQueryAttention
 from moebench.substrate.models.block import Block, RoutedAhead, places_of
+from moebench.substrate.models.device import CPU, Device
 from moebench.substrate.models.fused import FusedLayer, fused_swiglu
 from moebench.substrate.models.layers import Norm, gate_scores, gate_weights, rope_tables
 from moebench.substrate.models.protocol import Experts
 from moebench.substrate.models.shape import GateKind, ModelShape
+from moebench.substrate.models.states import Foreseen, Prefilled
 from moebench.substrate.terms import Gate, Ids, Lookahead, Phase, Scores
 
 #: More (row, rank) places than this are a prefill: experts then run one by one on all their rows.
 GATHERED_PLACES = 64
-
-
-class _Ahead(NamedTuple):
-    """A prediction that is no guess: every active expert was done, so it is the next layer's truth.
-
-    Where time is virtual the next layer takes it instead of computing the same bits again; the
-    machine charges both.
-    """
-
-    mixed: Tensor
-    attended: Tensor
-    scored: tuple[Tensor, Tensor, Tensor]
-
-
-class Prefilled(NamedTuple):
-    """The result of a prefill: each sequence's KV cache, and the logits ``[B, V]``."""
-
-    caches: list[Tensor]
-    logits: Tensor
 
 
 class Decoder:
@@ -51,27 +33,32 @@ class Decoder:
     gathered and summed by rank, so a lossless system reproduces the resident model bit for bit.
 
     Args:
+        common: tensors of the device.
         reuse_predictions: let a complete prediction stand for the next layer's attention and gate.
             Only where time is virtual: on a real machine it would make a measured step vanish.
+        reads_state: the gate's read-back brings the state, too, which host experts compute with.
     """
 
     def __init__(
         self,
         shape: ModelShape,
-        common: dict[str, Tensor],
+        common: Mapping[str, Tensor],
         experts: Experts,
         reuse_predictions: bool = False,
+        device: Device = CPU,
+        reads_state: bool = True,
     ) -> None:
         if shape.latent or shape.attention_sinks or shape.gate_bias:
             raise UsageError(f"the decoder has no mathematics for {shape.family}; use a trace")
         if shape.rope_type != "default":
             raise UsageError(f"the decoder has no mathematics for rope_type {shape.rope_type}")
-        self.shape = shape
-        self.experts = experts
+        self.shape, self.experts = shape, experts
+        self._device, self._reads_state = device, reads_state
         self._reuse_predictions = reuse_predictions
-        self._ahead: _Ahead | None = None
+        self._ahead: Foreseen | None = None
+        self._read_state: Tensor | None = None
         self._embedding = common["embed"]
-        self._head_weight = common["embed" if shape.tied_head else "head"]
+        self._head_weight = self._embedding if shape.tied_head else common["head"]
         self._head_bias = common.get("head.bias")
         self._final_norm = Norm(shape, common["norm"], common.get("norm.bias"))
         self._layers = [FusedLayer(shape, common, layer) for layer in range(shape.num_layers)]
@@ -97,11 +84,11 @@ class Decoder:
                 f"prompt and new tokens need {longest} positions, the model has {s.max_positions}; "
                 "shorten the prompts or --new-tokens"
             )
-        dtype = self._embedding.dtype
         dims = (s.num_layers, longest, 2 * s.num_kv_heads, s.head_dim)
         #: For each sequence, keys above values: [layer, position, 2 · kv heads, D].
-        self._caches = [torch.zeros(dims, dtype=dtype) for _ in prompts]
-        self._cos, self._sin = (t.to(dtype) for t in rope_tables(s, torch.arange(longest)))
+        self._caches = [self._embedding.new_zeros(dims) for _ in prompts]
+        tables = rope_tables(s, torch.arange(longest))
+        self._cos, self._sin = (t.to(self._embedding) for t in tables)
         self._ahead = None
         #: By layer, those that were routed ahead and have not been summed.
         self._routed_ahead: dict[int, RoutedAhead] = {}
@@ -131,13 +118,14 @@ class Decoder:
         # Values pass through the rotation with angle zero, so that one cache write serves both.
         turned = (len(ids), self.shape.num_heads + self.shape.num_kv_heads, self.shape.head_dim)
         still = self._cos.new_ones(len(ids), self.shape.num_kv_heads, self.shape.head_dim)
-        self._cos_T = torch.cat((self._cos[positions, None].expand(turned), still), dim=1)
-        self._sin_T = torch.cat((self._sin[positions, None].expand(turned), still * 0), dim=1)
+        at = self._device.index(positions)
+        self._cos_T = torch.cat((self._cos[at, None].expand(turned), still), dim=1)
+        self._sin_T = torch.cat((self._sin[at, None].expand(turned), still * 0), dim=1)
         self._windows = [
             CacheWindow(cache, start, start + n, self.shape.num_kv_heads)
             for cache, start, n in zip(self._caches, self._starts, self._new, strict=True)
         ]
-        self._x = self._embedding[ids]
+        self._x = self._embedding[self._device.index(ids)]
         return len(ids)
 
     def attend(self, layer: int) -> None:
@@ -180,10 +168,14 @@ class Decoder:
         # Top-k-first gates choose by logits; a softmax keeps their order but can merge neighbours.
         by_logits = self.shape.gate in (GateKind.SPARSEMIXER, GateKind.TOPK_SOFTMAX)
         ids = (logits.float() if by_logits else scores).topk(self.shape.top_k).indices
+        state = (self._y,) if self._reads_state else ()
+        # The one place in a layer where the control thread waits for the device.
+        scores, ids, *read = self._device.read(scores, ids, *state)
+        self._read_state = read[0] if read else None
         return Gate(scores.numpy(), ids.numpy())
 
     def _scored(
-        self, layer: int, x: Tensor, ahead: "_Ahead | None" = None
+        self, layer: int, x: Tensor, ahead: Foreseen | None = None
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Normalised state ``[T, H]``, gate logits and scores ``[T, E]`` of a layer."""
         if ahead:
@@ -198,7 +190,9 @@ class Decoder:
 
     def dispatch(self, layer: int, ids_TK: Ids, weigh_as_TK: Ids) -> dict[int, int]:
         """Group rows by expert and fix the weights."""
-        ids, weigh_as = torch.from_numpy(ids_TK), torch.from_numpy(weigh_as_TK)
+        ids = weigh_as = self._device.put(torch.from_numpy(ids_TK))
+        if weigh_as_TK is not ids_TK:
+            weigh_as = self._device.put(torch.from_numpy(weigh_as_TK))
         fewer = bool((weigh_as_TK < 0).any())
         weights = gate_weights(self.shape, self._logits, self._scores, weigh_as, fewer)
         if fewer or (ids_TK is not weigh_as_TK and (ids_TK < 0).any()):
@@ -209,8 +203,9 @@ class Decoder:
         if outputs is None:
             outputs = self._y.new_zeros(ids_TK.size, self.shape.hidden_size)
         self._block = self._blocks[layer] = Block(
-            layer, self._y, weights, ids_TK.ravel().tolist(), places, outputs, together
-        )
+            layer, self._device, self._y, self._read_state, weights, ids_TK.ravel().tolist(),
+            places, outputs, together,
+        )  # fmt: skip
         return {expert: len(filled) for expert, filled in places.items()}
 
     def _gathered(self, layer: int, ids_TK: Tensor) -> Tensor | None:
@@ -244,7 +239,7 @@ class Decoder:
         if ahead:
             self._routed_ahead[layer].compute(experts, self.shape.top_k, swiglu)
         else:
-            self._blocks[layer].compute(experts, swiglu)
+            self._blocks[layer].compute_on_host(experts, swiglu)
 
     def _swiglu(self, layer: int, expert: int, rows: Tensor, on_host: bool = False) -> Tensor:
         return fused_swiglu(rows, *self.experts.matrices(layer, expert, on_host))
@@ -284,11 +279,11 @@ class Decoder:
     def predict(self, layer: int, later: int, done: Sequence[int], lookahead: Lookahead) -> Scores:
         """A later layer's scores: by its gate on this layer's state, or on its partial output."""
         if lookahead is Lookahead.NORMED:
-            return self._gated(later, self._y)[1].numpy()
+            return self._numpy(self._gated(later, self._y)[1])
         if lookahead is Lookahead.GATE:
-            return self._scored(later, self._x)[2].numpy()
+            return self._numpy(self._scored(later, self._x)[2])
         if lookahead is not Lookahead.LAYER:
-            return self._scored(later, self._unattended(later, lookahead))[2].numpy()
+            return self._numpy(self._scored(later, self._unattended(later, lookahead))[2])
         if later != layer + 1:
             raise UsageError(f"layer {layer} cannot run layer {later} ahead: others are between")
         exact, mixed, block = False, self._x, self._block
@@ -302,8 +297,12 @@ class Decoder:
         scored = self._scored(layer + 1, attended)
         # Of several predictions the last one is in the KV cache.
         exact = exact and self._reuse_predictions
-        self._ahead = _Ahead(mixed, attended, scored) if exact else None
-        return scored[2].numpy()
+        self._ahead = Foreseen(mixed, attended, scored) if exact else None
+        return self._numpy(scored[2])
+
+    def _numpy(self, values: Tensor) -> np.ndarray:
+        array: np.ndarray = self._device.read(values)[0].numpy()
+        return array
 
     def _unattended(self, later: int, lookahead: Lookahead) -> Tensor:
         """What a later layer's gate reads if its attention is the identity."""
@@ -314,7 +313,8 @@ class Decoder:
     def route_ahead(self, layer: int, ids_TK: Ids) -> None:
         """Keep this layer's normalised state, and what the next layer's gate says of it."""
         logits, scores = self._gated(layer, self._y)
-        self._routed_ahead[layer] = RoutedAhead(self._y, logits, scores, places_of(ids_TK), {})
+        places = places_of(ids_TK)
+        self._routed_ahead[layer] = RoutedAhead(self._read_state, logits, scores, places, {})
 
     def defer(self, layer: int, experts: Sequence[int]) -> None:
         """Add these experts' outputs one layer later."""
@@ -324,26 +324,28 @@ class Decoder:
 
     def hidden(self, layer: int) -> np.ndarray:
         """The normalised state ``[T, H]``, by which a later layer is routed ahead, too."""
-        state: np.ndarray = self._y.float().numpy()
-        return state
+        state = self._read_state
+        return self._numpy(self._y.float()) if state is None else state.float().numpy()
 
     def embedding(self) -> np.ndarray:
         """Mean token embedding of each prompt ``[B, H]``."""
-        means = [self._embedding[prompt].float().mean(0) for prompt in self._prompts]
-        found: np.ndarray = torch.stack(means).numpy()
-        return found
+        prompts = map(self._device.index, self._prompts)
+        return self._numpy(
+            torch.stack([self._embedding[prompt].float().mean(0) for prompt in prompts])
+        )
 
     # ------------------------------------------------------------------ the end of a pass
 
     def head(self) -> list[int]:
         """Append and return the next token of each sequence: a forced one, or its own choice."""
-        last = np.cumsum(self._new) - 1
-        return self._choose(self._head(self._x[torch.from_numpy(last)]))
+        last = self._device.put(torch.from_numpy(np.cumsum(self._new) - 1))
+        return self._choose(self._head(self._x[last]))
 
     def _choose(self, logits_BV: Tensor) -> list[int]:
         step = len(self.history)
+        logits_BV, ids_B = self._device.read(logits_BV, logits_BV.argmax(dim=-1))
         self.history.append(logits_BV)
-        chosen: list[int] = logits_BV.argmax(dim=-1).tolist()
+        chosen: list[int] = ids_B.tolist()
         for b, (tokens, forced) in enumerate(zip(self._tokens, self._forced, strict=True)):
             if step < len(forced):
                 chosen[b] = forced[step]

@@ -11,7 +11,8 @@ from typing import NamedTuple
 import numpy as np
 
 from moebench.substrate.errors import UsageError
-from moebench.substrate.models.decoder import Decoder, Prefilled
+from moebench.substrate.models.decoder import Decoder
+from moebench.substrate.models.states import Prefilled
 from moebench.substrate.terms import Gate, Ids, Lookahead, Phase, Scores
 
 
