@@ -87,8 +87,8 @@ class Decoder:
         dims = (s.num_layers, longest, 2 * s.num_kv_heads, s.head_dim)
         #: For each sequence, keys above values: [layer, position, 2 · kv heads, D].
         self._caches = [self._embedding.new_zeros(dims) for _ in prompts]
-        tables = rope_tables(s, torch.arange(longest))
-        self._cos, self._sin = (t.to(self._embedding) for t in tables)
+        tables = [t.to(self._embedding.dtype) for t in rope_tables(s, torch.arange(longest))]
+        self._cos, self._sin = map(self._device.put, tables)
         self._ahead = None
         #: By layer, those that were routed ahead and have not been summed.
         self._routed_ahead: dict[int, RoutedAhead] = {}
