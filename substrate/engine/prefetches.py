@@ -1,7 +1,6 @@
 """Asks what to fetch for later layers, and queues it as its discipline says."""
 
 from collections.abc import Sequence
-from typing import cast
 
 from moebench.substrate.engine.counts import Tally
 from moebench.substrate.engine.decisions import Fetch, LayerView
@@ -41,7 +40,7 @@ class Prefetches:
         forecast = self._ops.forecast(predicted, waits=self.committed)
         with self._transfers.machine.lock:
             wanted = self._policy.prefetch(view, forecast)
-        since_ns = 0 if predicted is None else cast(int, predicted.end_ns)
+        since_ns = 0 if predicted is None else predicted.end_ns or 0
         self._fetch(wanted, self._first if layer is None else layer, since_ns)
 
     def _fetch(self, wanted: Sequence[Fetch], layer: int, since_ns: int = 0) -> None:

@@ -59,8 +59,10 @@ class Transfers:
         #: Keys of speculative transfers under way, and of experts that are not kept.
         self._speculative: set[int] = set()
         self._passing: set[int] = set()
-        #: Of the latter, those that had not come when their layer ended.
+        #: Of the latter, those that had not come when their layer ended, or when the computation
+        #: was submitted that is their last use.
         self._missed: set[int] = set()
+        self._leaving: dict[int, Span] = {}
         #: How many experts have a slot.
         self._holding = 0
         #: Streams of common weights under way, by layer.
@@ -252,10 +254,13 @@ class Transfers:
             self._speculative.remove(key)
         else:
             self._costs.load_ns.append(end_ns - start_ns)
+        last_use = self._leaving.pop(key, None)
         if key in self._missed:
             self._missed.remove(key)
-            if not self.cache.is_pinned(key):
-                self._let_go(key, self._arrivals[key])
+            if last_use is None and not self.cache.is_pinned(key):
+                last_use = self._arrivals[key]
+        if last_use is not None:
+            self._let_go(key, last_use)
 
     def slot_of(self, op: Op) -> int:
         """Where the record goes."""
@@ -345,6 +350,9 @@ class Transfers:
 
     def _let_go(self, key: int, last_use: Span) -> None:
         if key in self._passing:
+            if not self.cache.has_come(key):
+                self._leaving[key] = last_use
+                return
             self._passing.remove(key)
             self._holding -= 1
             self.cache.let_go(key, last_use)

@@ -5,6 +5,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TypeVar
 
 import torch
@@ -14,6 +15,9 @@ from moebench.substrate.machines.protocol import Lane, Op, Span, TransferClient
 from moebench.substrate.machines.records import Records, aligned
 
 _T = TypeVar("_T")
+
+#: Does a copy of a span; what the copy returns, and when it began and ended in ns.
+Timed = Callable[[Span, Callable[[], int]], tuple[int, int, int]]
 
 
 @dataclass(slots=True)
@@ -48,7 +52,8 @@ class Loader:
         changed: the machine's condition; everybody is told of every end.
         rows: the device's slots ``[slots, stride]`` as bytes.
         ended: is given the span of every chunk, under the lock.
-        await_: returns when a span has ended, or the machine closes.
+        await_: returns when copies that are begun then follow a span, or the machine closes.
+        timed: does a copy, whose bytes it is told; returns them, when it began and when it ended.
     """
 
     def __init__(
@@ -58,9 +63,10 @@ class Loader:
         changed: threading.Condition,
         ended: Callable[[Span, bool], None],
         await_: Callable[[Span], None],
+        timed: Timed,
     ) -> None:
         self._records, self._rows, self._changed = records, rows, changed
-        self._ended, self._await = ended, await_
+        self._ended, self._await, self._timed = ended, await_, timed
         self._record_bytes = records.shape.expert_params * records.dtype.itemsize
         self._needed: deque[Job] = deque()
         self._queued: deque[Job] = deque()
@@ -138,24 +144,25 @@ class Loader:
             self._await(dependency)
         if self.closing:
             return
-        start_ns = time.perf_counter_ns()
-        moved = self._copy(job) if job.stream is None else job.stream(job.op.layer)
+        complete = job.done + 1 == job.chunks
+        span = job.span if complete else Span(job.op, job.lane)
+        moved, start_ns, end_ns = self._timed(span, partial(self._move, job))
         with self._changed:
             job.start_ns = job.start_ns or start_ns
             job.done += 1
-            complete = job.done == job.chunks
-            span = job.span if complete else Span(job.op, job.lane)
-            span.start_ns, span.end_ns = start_ns, time.perf_counter_ns()
+            span.start_ns, span.end_ns = start_ns, end_ns
             span.moved_bytes = moved
             self._ended(span, job.chunks == 1)
             if not complete:
                 (self._needed if job.finishing else self._queued).appendleft(job)
             elif job.client is not None:
-                job.client.arrived(job.op, job.start_ns, span.end_ns)
+                job.client.arrived(job.op, job.start_ns, end_ns)
             self._changed.notify_all()
 
-    def _copy(self, job: Job) -> int:
-        """The next chunk of a record; how many of its bytes."""
+    def _move(self, job: Job) -> int:
+        """A stream, or the next chunk of a record; how many of its bytes."""
+        if job.stream is not None:
+            return job.stream(job.op.layer)
         assert job.client is not None
         size = self._records.stride_bytes
         first = aligned(size * job.done // job.chunks)

@@ -17,9 +17,10 @@ from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import nullcontext
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 
 import torch
+from torch import Tensor
 
 from moebench.substrate.errors import UsageError
 from moebench.substrate.machines.loader import Job, Loader, start_thread
@@ -32,7 +33,7 @@ from moebench.substrate.machines.protocol import (
     Work,
     op_of,
 )
-from moebench.substrate.machines.records import MemoryRecords, Records, rows
+from moebench.substrate.machines.records import MemoryRecords, Records, RecordsInMemory, rows
 from moebench.substrate.machines.timeline import Timeline, cause_of
 from moebench.substrate.models.fused import fused_swiglu
 from moebench.substrate.models.weights import unpack
@@ -44,7 +45,7 @@ SWITCH_S = 1e-4
 TRIALS = 5
 
 
-class _Task(NamedTuple):
+class Task(NamedTuple):
     """An operation for the host's thread, or the one that copies back."""
 
     span: Span
@@ -81,17 +82,19 @@ class LocalMachine:
         self._overlap, self._blocking_copies = overlap, blocking_copies
         self.load_path = (records.lane,)
         #: Where the host has them, if it stands beside the device.
-        self._host = records if isinstance(records, MemoryRecords) else None
+        self._host = records if isinstance(records, RecordsInMemory) else None
         self.has_host_lane = self._host is not None
-        self._rows = rows(slots, records.stride_bytes, f"{slots} slots of the device")
+        self._rows = self._slot_memory(slots)
         values = records.shape.expert_params
         #: Records by slot ``[slots, 3·I·H]``.
         self.slots = self._rows.view(records.dtype)[:, :values]
         self.lock = threading.RLock()
         self._changed = threading.Condition(self.lock)
-        self._loader = Loader(records, self._rows, self._changed, self._carried, self._await)
-        self._tasks: deque[_Task] = deque()
-        self._backs: deque[_Task] = deque()
+        self._loader = Loader(
+            records, self._rows, self._changed, self._carried, self._await, self._timed_copy
+        )
+        self._tasks: deque[Task] = deque()
+        self._backs: deque[Task] = deque()
         self._d2h = threading.Lock()
         self._last: Span | None = None
         self._least_ns: dict[tuple[OpKind, Lane], int] = {}
@@ -103,7 +106,11 @@ class LocalMachine:
         self._failure: Exception | None = None
         self._closing = False
 
-    def __enter__(self) -> "LocalMachine":
+    def _slot_memory(self, slots: int) -> Tensor:
+        """The device's slots as bytes ``[slots, stride]``."""
+        return rows(slots, self.records.stride_bytes, f"{slots} slots of the device")
+
+    def __enter__(self) -> Self:
         self._switch_s = sys.getswitchinterval()
         sys.setswitchinterval(SWITCH_S)
         loader = self._loader
@@ -218,17 +225,16 @@ class LocalMachine:
     def _submit_there(
         self, op: Op, lane: Lane, after: Sequence[Span], work: Work | None, args: tuple[Any, ...]
     ) -> Span:
+        assert isinstance(self._host, MemoryRecords), f"{op} has no thread here"
         if lane in (Lane.HOST, Lane.D2H):
-            assert self._host is not None, f"{op} has no thread here"
             if op.kind is OpKind.RETURN:  # by the host's thread: it waits for nothing else
                 work, args = self._host.give_back, (sum(op.rows),)
-            return self._hand_over(self._tasks, _Task(Span(op, lane), after, work, args))
-        assert self._host is not None, f"{op} has no thread here"
+            return self._hand_over(self._tasks, Task(Span(op, lane), after, work, args))
         job = Job(op, None, lane, after=after, stream=self._host.stream)
         self._loader.need(job)
         return job.span
 
-    def _hand_over(self, tasks: deque[_Task], task: _Task) -> Span:
+    def _hand_over(self, tasks: deque[Task], task: Task) -> Span:
         with self._changed:
             tasks.append(task)
             self._changed.notify_all()
@@ -261,6 +267,11 @@ class LocalMachine:
         if self._blocking_copies:
             self.wait(job.span)
         return job.span
+
+    def _timed_copy(self, span: Span, copy: Callable[[], int]) -> tuple[int, int, int]:
+        start_ns = self.now_ns()
+        moved = copy()
+        return moved, start_ns, self.now_ns()
 
     def _carried(self, span: Span, whole: bool) -> None:
         if whole:
@@ -298,7 +309,7 @@ class LocalMachine:
         op = op_of(OpKind.WRITE_BACK, layer, (), (expert,))
         args = (layer, expert, self._rows[slot])
         return self._hand_over(
-            self._backs, _Task(Span(op, Lane.D2H), (), self._host.write_back, args)
+            self._backs, Task(Span(op, Lane.D2H), (), self._host.write_back, args)
         )
 
     def backlog_ns(self, lane: Lane) -> int:
@@ -315,13 +326,13 @@ class LocalMachine:
 
     # ------------------------------------------------------------------ the host's threads
 
-    def _next_task(self, tasks: deque[_Task]) -> _Task | None:
+    def _next_task(self, tasks: deque[Task]) -> Task | None:
         """The next in order; None when closing."""
         with self._changed:
             self._changed.wait_for(lambda: tasks or self._closing)
             return None if self._closing else tasks.popleft()
 
-    def _run(self, task: _Task) -> None:
+    def _run(self, task: Task) -> None:
         span, op = task.span, task.span.op
         for dependency in task.after:
             self._await(dependency)

@@ -8,6 +8,7 @@ that is read past the page cache demands it.
 import mmap
 import os
 import time
+from abc import ABC, abstractmethod
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from itertools import pairwise
@@ -210,28 +211,60 @@ class EmulatedLink:
             self._overslept_s = min(self._overslept_s, max(0.0, -left_s))
 
 
-class MemoryRecords:
-    """Records in host memory, behind an emulated link.
+class RecordsInMemory(ABC):
+    """Records in host memory, which the host computes with, too.
 
-    Args:
-        pinned: False copies each record to a staging buffer first, as a driver does with pageable
-            memory.
+    Use as a context manager.
     """
 
     lane = Lane.H2D
 
-    def __init__(
-        self, weights: Weights, dtype: torch.dtype, link: EmulatedLink, pinned: bool = True
-    ) -> None:
+    def __init__(self, weights: Weights, dtype: torch.dtype) -> None:
         shape = self.shape = weights.shape
-        self.dtype, self.link = dtype, link
-        self._back = EmulatedLink(link.bytes_per_s)
+        self.dtype, self.notes = dtype, list[str]()
         self._record_bytes = shape.expert_params * dtype.itemsize
         self.stride_bytes = aligned(self._record_bytes, up=True)
         self._first = {layer: n * shape.num_experts for n, layer in enumerate(shape.moe_layers)}
         self._rows = rows(weights.distinct, self.stride_bytes, "the experts in host memory")
         for layer, expert in own_records(weights):
             self.on_host(layer, expert).copy_(weights.expert_record(layer, expert, dtype))
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Nothing is open."""
+
+    def row(self, layer: int, expert: int) -> Tensor:
+        """The record as bytes ``[stride]``."""
+        return self._rows[(self._first[layer] + expert) % len(self._rows)]
+
+    def on_host(self, layer: int, expert: int) -> Tensor:
+        """The record ``[3·I·H]``."""
+        return self.row(layer, expert)[: self._record_bytes].view(self.dtype)
+
+    @abstractmethod
+    def copy(self, layer: int, expert: int, slot: Tensor, first: int, beyond: int) -> None:
+        """Copy a part of a record to a slot."""
+
+    @abstractmethod
+    def write_back(self, layer: int, expert: int, slot: Tensor) -> None:
+        """Copy a slot back: the bytes that host memory has already."""
+
+
+class MemoryRecords(RecordsInMemory):
+    """The same behind an emulated link.
+
+    Args:
+        pinned: False copies each record to a staging buffer first, as a driver does with pageable
+            memory.
+    """
+
+    def __init__(
+        self, weights: Weights, dtype: torch.dtype, link: EmulatedLink, pinned: bool = True
+    ) -> None:
+        super().__init__(weights, dtype)
+        self.link, self._back = link, EmulatedLink(link.bytes_per_s)
         self._staging = None if pinned else torch.empty(self.stride_bytes, dtype=torch.uint8)
         self._buffers: tuple[Tensor, Tensor] | None = None
         how = "" if pinned else ", each by way of a staging buffer, as from pageable memory"
@@ -240,15 +273,9 @@ class MemoryRecords:
             f"which are two parts of this computer's memory and one thread each{how}"
         ]
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        """Nothing is open."""
-
     def copy(self, layer: int, expert: int, slot: Tensor, first: int, beyond: int) -> None:
         """Copy a part of a record at the link's rate."""
-        source = self._row(layer, expert)[first:beyond]
+        source = self.row(layer, expert)[first:beyond]
         if self._staging is not None:
             source = self._staging[first:beyond].copy_(source)
         self.link.carry(source, slot[first:beyond])
@@ -266,13 +293,6 @@ class MemoryRecords:
         self.link.carry(source[: params * size], target[: params * size])
         return params * size
 
-    def on_host(self, layer: int, expert: int) -> Tensor:
-        """The record ``[3·I·H]`` in host memory."""
-        return self._row(layer, expert)[: self._record_bytes].view(self.dtype)
-
-    def _row(self, layer: int, expert: int) -> Tensor:
-        return self._rows[(self._first[layer] + expert) % len(self._rows)]
-
     def give_back(self, count: int) -> None:
         """Outputs ``[count, H]`` cross the link; they are in the device's memory already."""
         size = count * self.shape.hidden_size * self.dtype.itemsize
@@ -280,7 +300,7 @@ class MemoryRecords:
 
     def write_back(self, layer: int, expert: int, slot: Tensor) -> None:
         """Copy a slot back over the link: the bytes that host memory has already."""
-        self._back.carry(slot, self._row(layer, expert))
+        self._back.carry(slot, self.row(layer, expert))
 
 
 def aligned(count_bytes: int, up: bool = False) -> int:

@@ -25,6 +25,7 @@ import numpy as np
 from moebench.substrate.errors import BudgetError, IntegrityError, UsageError
 from moebench.substrate.machines.protocol import Span
 from moebench.substrate.memory.tier import Tier
+from moebench.substrate.memory.whereabouts import Whereabouts
 from moebench.substrate.models.shape import ModelShape
 
 Mask = np.ndarray
@@ -56,55 +57,6 @@ def equal_pools(shape: ModelShape, slots: int, scope: Scope, tier: Tier) -> tupl
             + "; give more memory, or a larger --cache-ratio or --slots"
         )  # fmt: skip
     return (slots // pools,) * pools
-
-
-class Whereabouts:
-    """Where the experts of one layer were at one instant, whatever happens to them later.
-
-    Args:
-        ready_ns: when each is, or was, complete on the device.
-        held: whether each has a slot, complete or arriving.
-    """
-
-    __slots__ = ("_held", "_in_flight", "_now_ns", "_ready_ns", "_resident")
-
-    def __init__(self, ready_ns: Sequence[int], held: bytes | bytearray, now_ns: int) -> None:
-        self._ready_ns, self._held, self._now_ns = ready_ns, held, now_ns
-        self._resident: Mask | None = None
-        self._in_flight: Mask | None = None
-
-    def divide(self, experts: Iterable[int]) -> tuple[list[int], list[int], list[int]]:
-        """Those of some experts that are complete, on their way, and neither, in their order."""
-        resident: list[int] = []
-        in_flight: list[int] = []
-        absent: list[int] = []
-        ready_ns, held, now_ns = self._ready_ns, self._held, self._now_ns
-        for expert in experts:
-            if ready_ns[expert] <= now_ns:
-                resident.append(expert)
-            elif held[expert]:
-                in_flight.append(expert)
-            else:
-                absent.append(expert)
-        return resident, in_flight, absent
-
-    def is_resident(self, expert: int) -> bool:
-        """Whether an expert is complete on the device."""
-        return self._ready_ns[expert] <= self._now_ns
-
-    @property
-    def resident_E(self) -> Mask:
-        """Which are complete on the device, ``[E]``."""
-        if self._resident is None:
-            self._resident = np.array(self._ready_ns) <= self._now_ns
-        return self._resident
-
-    @property
-    def in_flight_E(self) -> Mask:
-        """Which are on their way to it, ``[E]``."""
-        if self._in_flight is None:
-            self._in_flight = np.frombuffer(self._held, dtype=bool) > self.resident_E
-        return self._in_flight
 
 
 class _Pool:
@@ -281,7 +233,11 @@ class ExpertCache:
                 continue
             idle_ns, reader = self._ready_ns[key], self._reader[key]
             if reader is not None:
-                end_ns = NEVER if reader.end_ns is None else reader.end_ns
+                end_ns = reader.end_ns
+                if end_ns is None:  # a device that runs behind its control thread is still at it
+                    self._released.add(key)
+                    self._due_ns = now_ns
+                    continue
                 idle_ns = end_ns if end_ns > idle_ns else idle_ns
             if idle_ns <= now_ns:
                 self._idle_all[key] = idle_ns
@@ -296,11 +252,16 @@ class ExpertCache:
         These include pinned ones: their layer has nothing left to start on them.
         """
         idle = ~self._pinned_all & (self._ready_all <= now_ns)
-        return self._in_pool_of(incoming, self.held_all & (self._computed_all | idle))
+        computed = self._computed_all & (self._ready_all != NEVER)
+        return self._in_pool_of(incoming, self.held_all & (computed | idle))
 
     def arriving(self, incoming: int, now_ns: int) -> list[int]:
-        """Keys under way that no layer has chosen: evictable for ``incoming`` once there."""
-        mask = self.held_all & ~self._pinned_all & (self._ready_all > now_ns)
+        """Keys under way that no layer will submit work on: evictable for ``incoming`` once there.
+
+        A device that runs behind its control thread is given work on an expert that has not come.
+        """
+        early = self._computed_all & (self._ready_all == NEVER)
+        mask = self.held_all & (~self._pinned_all | early) & (self._ready_all > now_ns)
         return np.flatnonzero(self._in_pool_of(incoming, mask)).tolist()
 
     def _in_pool_of(self, incoming: int, mask: Mask) -> Mask:

@@ -1,0 +1,56 @@
+"""Where the experts of a layer were when it was asked."""
+
+from collections.abc import Iterable, Sequence
+
+import numpy as np
+
+Mask = np.ndarray
+
+
+class Whereabouts:
+    """Where the experts of one layer were at one instant, whatever happens to them later.
+
+    Args:
+        ready_ns: when each is, or was, complete on the device.
+        held: whether each has a slot, complete or arriving.
+    """
+
+    __slots__ = ("_held", "_in_flight", "_now_ns", "_ready_ns", "_resident")
+
+    def __init__(self, ready_ns: Sequence[int], held: bytes | bytearray, now_ns: int) -> None:
+        self._ready_ns, self._held, self._now_ns = ready_ns, held, now_ns
+        self._resident: Mask | None = None
+        self._in_flight: Mask | None = None
+
+    def divide(self, experts: Iterable[int]) -> tuple[list[int], list[int], list[int]]:
+        """Those of some experts that are complete, on their way, and neither, in their order."""
+        resident: list[int] = []
+        in_flight: list[int] = []
+        absent: list[int] = []
+        ready_ns, held, now_ns = self._ready_ns, self._held, self._now_ns
+        for expert in experts:
+            if ready_ns[expert] <= now_ns:
+                resident.append(expert)
+            elif held[expert]:
+                in_flight.append(expert)
+            else:
+                absent.append(expert)
+        return resident, in_flight, absent
+
+    def is_resident(self, expert: int) -> bool:
+        """Whether an expert is complete on the device."""
+        return self._ready_ns[expert] <= self._now_ns
+
+    @property
+    def resident_E(self) -> Mask:
+        """Which are complete on the device, ``[E]``."""
+        if self._resident is None:
+            self._resident = np.array(self._ready_ns) <= self._now_ns
+        return self._resident
+
+    @property
+    def in_flight_E(self) -> Mask:
+        """Which are on their way to it, ``[E]``."""
+        if self._in_flight is None:
+            self._in_flight = np.frombuffer(self._held, dtype=bool) > self.resident_E
+        return self._in_flight
