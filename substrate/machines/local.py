@@ -52,6 +52,8 @@ class Task(NamedTuple):
     after: Sequence[Span]
     work: Work | None
     args: tuple[Any, ...]
+    #: What the device was given before it, where that runs behind the control thread.
+    mark: Any = None
 
 
 class LocalMachine:
@@ -91,7 +93,7 @@ class LocalMachine:
         self.lock = threading.RLock()
         self._changed = threading.Condition(self.lock)
         self._loader = Loader(
-            records, self._rows, self._changed, self._carried, self._await, self._timed_copy
+            records, self._rows, self._changed, self._carried, self._precede, self._timed_copy
         )
         self._tasks: deque[Task] = deque()
         self._backs: deque[Task] = deque()
@@ -142,7 +144,7 @@ class LocalMachine:
         expert = op_of(OpKind.EXPERT, layer, (1,), (0,))
         trials: list[tuple[Op, Lane, Callable[[], object]]] = [
             (load, self.records.lane, lambda: self.copy_record(layer, 0, 0)),
-            (expert, Lane.DEVICE, lambda: fused_swiglu(row, *unpack(shape, self.slots[0]))),
+            (expert, Lane.DEVICE, lambda: self._try_expert(row)),
         ]
         if self._host is not None:
             record = self._host.on_host(layer, 0)
@@ -152,6 +154,9 @@ class LocalMachine:
                 start_ns = self.now_ns()
                 work()
                 self._measured(Span(op, lane, start_ns, self.now_ns()))
+
+    def _try_expert(self, row: Tensor) -> None:
+        fused_swiglu(row, *unpack(self.records.shape, self.slots[0]))
 
     # ------------------------------------------------------------------ the control thread
 
@@ -267,6 +272,10 @@ class LocalMachine:
         if self._blocking_copies:
             self.wait(job.span)
         return job.span
+
+    def _precede(self, span: Span) -> None:
+        """Return when a copy that is then begun follows the span."""
+        self._await(span)
 
     def _timed_copy(self, span: Span, copy: Callable[[], int]) -> tuple[int, int, int]:
         start_ns = self.now_ns()
