@@ -44,6 +44,20 @@ def parse_rate(option: str, text: str | None) -> float | None:
     return rate
 
 
+def parse_gib(option: str, text: str | None) -> float | None:
+    """A size such as ``12GB``, ``11.5GiB`` or ``11.5``, in GiB; None where none was given."""
+    if text is None:
+        return None
+    found = re.fullmatch(r"\s*([0-9.]+(?:e-?[0-9]+)?)\s*(GB|GiB|)\s*", text)
+    try:
+        size = float(found[1]) * (1e9 / 2**30 if found[2] == "GB" else 1.0) if found else 0.0
+    except ValueError:
+        size = 0.0
+    if not 0 < size < math.inf:
+        raise UsageError(f"{option} {text}: expected a size, for example 12GB or 11.5GiB")
+    return size
+
+
 def require_writable(store: Path) -> None:
     """Refuse a store that can never be written, before a run spends time on it."""
     nearest = next(p for p in (store, *store.absolute().parents) if os.path.exists(p))

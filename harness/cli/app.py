@@ -65,7 +65,7 @@ def run(
     slots: Annotated[int | None, typer.Option(help="The same, in number.")] = None,
     allow_overcommit: Annotated[bool, typer.Option(help="Pretend the device is larger.")] = False,
     device_memory: Annotated[
-        float | None, typer.Option(help="Device memory for weights and KV cache, in GiB [all].")
+        str | None, typer.Option(help="Device memory for weights and KV cache: 12GB, GiB [all].")
     ] = None,
     free_host_gb: Annotated[
         float | None, typer.Option(help="Host memory for experts [all]; the rest is on disk.")
@@ -77,6 +77,9 @@ def run(
     page_cache: Annotated[
         str | None,
         typer.Option(help="With --machine local, of the disk: bypass [default] or keep."),
+    ] = None,
+    device: Annotated[
+        str | None, typer.Option(help="With --machine local: cpu [default] or cuda.")
     ] = None,
     set_: Annotated[list[str] | None, typer.Option("--set", help="key=value, repeatable.")] = None,
     scoring: Annotated[
@@ -105,7 +108,7 @@ def run(
 ) -> None:
     """Run one system on one model and machine; store and show its figures."""
     from moebench.harness.cli.run import RunRequest, run_command
-    from moebench.harness.options import parse_rate
+    from moebench.harness.options import parse_gib, parse_rate
 
     given = {
         "system": system,
@@ -127,10 +130,11 @@ def run(
         "cache_ratio": cache_ratio,
         "slots": slots,
         "allow_overcommit": allow_overcommit or None,
-        "device_memory_gib": device_memory,
+        "device_memory_gib": parse_gib("--device-memory", device_memory),
         "free_host_gb": free_host_gb,
         "emulated_link_gb_s": parse_rate("--emulated-link", emulated_link),
         "page_cache": page_cache,
+        "device": device,
         "seed": seed,
         "scoring": scoring,
         "few_shot": few_shot,

@@ -13,6 +13,7 @@ from tokenizers import Tokenizer
 
 from moebench.harness.run import calibration
 from moebench.harness.run.answers import Answers, up_to
+from moebench.harness.run.card import on_card
 from moebench.harness.run.identity import profile_hash, system_hash
 from moebench.harness.run.local import local, named
 from moebench.harness.run.question import Question, question_of
@@ -108,11 +109,17 @@ class LiveSession(Session):
         """A simulated machine with every expert in memory, or this computer."""
         memory = memory_for(self.spec, self.system, self.full, self.longest)
         if self.spec.machine == "local":
-            weights = self.hashes["weights"]
-            stage, decoder = local(
-                self.spec, self.system, self.checkpoint, weights,
-                named(self.spec, self.checkpoint), memory, scratch, keep_timeline, stack,
-            )  # fmt: skip
+            ran = named(self.spec, self.checkpoint)
+            if self.spec.device == "cuda":
+                stage, decoder = on_card(
+                    self.spec, self.system, self.checkpoint, ran, self.longest, memory,
+                    keep_timeline, stack,
+                )  # fmt: skip
+            else:
+                stage, decoder = local(
+                    self.spec, self.system, self.checkpoint, self.hashes["weights"], ran, memory,
+                    scratch, keep_timeline, stack,
+                )  # fmt: skip
             self._answer_with(decoder)
             return stage
         decoder = self.sharing().decoder(reuse_predictions=True)

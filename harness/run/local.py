@@ -65,7 +65,7 @@ def local(
         stack: closes files and threads.
         model: what answers the engine, by way of the decoder.
     """
-    _check(spec, system)
+    check(spec, system)
     shape, emulated = weights.shape, spec.emulated_link_gb_s is not None
     _check_common(shape)
     timeline = Timeline(keep)
@@ -150,7 +150,7 @@ def _check_common(shape: ModelShape) -> None:
         )
 
 
-def _check(spec: RunSpec, system: System) -> None:
+def check(spec: RunSpec, system: System) -> None:
     """Refuse options that a local machine does not support."""
     if system.reads_unfinished:
         raise UsageError(
@@ -159,15 +159,16 @@ def _check(spec: RunSpec, system: System) -> None:
         )
     options = {"expert_precision": None, "host_experts": None, "module_hooks": False}
     source = "host memory"
-    if spec.emulated_link_gb_s is None:
+    if spec.device == "cpu" and spec.emulated_link_gb_s is None:
         options |= {"overlap": True, "pinned_copies": None}
         source = "the disk"
+    precision = spec.precision if spec.device == "cuda" else "fp32"
     for name, allowed in options.items():
         given = getattr(system, name)
         if given is not allowed:
             raise UsageError(
-                f"--machine local: {name} is {json.dumps(given)}, and that machine takes fp32 "
-                f"experts from {source}; allowed: --set {name}={json.dumps(allowed)}"
+                f"--machine local: {name} is {json.dumps(given)}, and that machine takes "
+                f"{precision} experts from {source}; allowed: --set {name}={json.dumps(allowed)}"
             )
 
 

@@ -12,6 +12,7 @@ NATIVE_SOFTWARE = "native"
 NOT_NATIVE = (
     "trace", "reconstruct_scores", "routing", "calibrate_from", "calibrate_texts",
     "allow_overcommit", "emulated_link_gb_s", "page_cache",
+    "device",
 )  # fmt: skip
 
 

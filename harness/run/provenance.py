@@ -12,6 +12,7 @@ import torch
 
 from moebench.harness.run.identity import code_hash
 from moebench.harness.run.session import Prepared
+from moebench.substrate.machines import accelerator
 from moebench.substrate.machines.profile import HardwareProfile
 
 
@@ -20,6 +21,8 @@ def provenance(session: Prepared, profile: HardwareProfile | None) -> dict[str, 
     spec, sample, hashes = session.spec, session.sample, session.hashes
     drawn = f"{len(sample.examples)} of {sample.available}"
     here = processor()
+    if profile is None and spec.device == "cuda":
+        here = f"{accelerator.Cuda().name}; {here}"
     calibration = None if profile is None else profile.calibration
     return {
         "versions": {name: _version(name) for name in ("moebench", "torch", "numpy", "tokenizers")}

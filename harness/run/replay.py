@@ -15,6 +15,7 @@ import numpy as np
 
 from moebench.harness.run import calibration
 from moebench.harness.run.identity import profile_hash, run_id, system_hash
+from moebench.harness.run.card import on_card
 from moebench.harness.run.local import dummies, local
 from moebench.harness.run.routing import Source, source_of
 from moebench.harness.run.session import Learnable, Session
@@ -115,10 +116,20 @@ class ReplaySession(Session):
         weights = DummyWeights(self.full)
         name = f"random-{hashlib.sha256(self.full.model_dump_json().encode()).hexdigest()[:16]}"
         ran = f"{self.spec.model}'s shape, {self.full.total_params / 1e9:.3g} B random parameters"
-        stage, _ = local(
-            self.spec, self.system, weights, name, ran, memory, scratch, keep_timeline, stack,
-            lambda decoder: cast(Model, RoutedDecoder(self.replayed, decoder)),
-        )  # fmt: skip
+
+        def routed(decoder: Decoder) -> Model:
+            return cast(Model, RoutedDecoder(self.replayed, decoder))
+
+        if self.spec.device == "cuda":
+            stage, _ = on_card(
+                self.spec, self.system, weights, ran, self.longest, memory, keep_timeline, stack,
+                routed,
+            )  # fmt: skip
+        else:
+            stage, _ = local(
+                self.spec, self.system, weights, name, ran, memory, scratch, keep_timeline, stack,
+                routed,
+            )  # fmt: skip
         stage.notes += dummies(weights)
         return stage
 

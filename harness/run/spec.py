@@ -31,6 +31,9 @@ Routing = Literal["model", "drawn", "real"]
 
 PageCache = Literal["bypass", "keep"]
 
+#: What computes on this computer.
+LocalDevice = Literal["cpu", "cuda"]
+
 #: Rounded up to whole batches.
 DEFAULT_PROMPTS = 32
 
@@ -52,6 +55,7 @@ class RunSpec(BaseModel):
             either they fill its memory.
         device_memory_gib: what weights and KV cache may use of the device's memory, in GiB; None is
             all but context and workspace.
+        device: what computes on this computer, its processor or its CUDA device.
         free_host_gb: host memory that experts may use, in GB; None is all of the machine's.
         emulated_link_gb_s: on this computer, the rate of a link between two parts of its memory,
             the device's and the host's; None has the disk below the device.
@@ -91,6 +95,7 @@ class RunSpec(BaseModel):
     free_host_gb: float | None = Field(default=None, gt=0)
     emulated_link_gb_s: float | None = Field(default=None, gt=0)
     page_cache: PageCache = "bypass"
+    device: LocalDevice = "cpu"
     overrides: dict[str, str] = Field(default_factory=dict)
     seed: int = Field(default=0, ge=0)
     scoring: Scoring = "fixed-length"
@@ -345,9 +350,16 @@ def _check_software(chosen: dict[str, Any], given: dict[str, Any]) -> None:
 def _check_local(chosen: dict[str, Any]) -> None:
     """Options of this computer, on this computer: a link above host memory, or a disk."""
     link, cache = chosen.get("emulated_link_gb_s"), chosen.get("page_cache")
-    for option, given in (("--emulated-link", link), ("--page-cache", cache)):
+    device = chosen.get("device")
+    options = {"--emulated-link": link, "--page-cache": cache, "--device": device}
+    for option, given in options.items():
         if given is not None and chosen.get("machine") != "local":
             raise UsageError(f"{option} {given}: this computer is meant; add --machine local")
+        if device == "cuda" and given not in (None, "cuda"):
+            raise UsageError(
+                f"{option} and --device cuda: a card's experts are in host memory, behind its own "
+                "link; give one"
+            )
     if link is not None and cache is not None:
         raise UsageError(
             f"--page-cache {cache} and --emulated-link: experts are in memory then; give one"

@@ -10,6 +10,7 @@ from moebench.harness.run.spec import RunSpec
 from moebench.substrate.engine.loop import Engine
 from moebench.substrate.engine.system import System
 from moebench.substrate.errors import UsageError
+from moebench.substrate.machines import accelerator
 from moebench.substrate.machines.costs import CostModel
 from moebench.substrate.machines.measured_costs import cost_model
 from moebench.substrate.machines.profile import HardwareProfile, load_profile
@@ -99,12 +100,16 @@ def memory_for(
         name = None if spec.setting is None else setting(spec.setting).machine
     if profile is None and name is not None:
         profile = load_profile(name, spec.software)
-    if profile is None and spec.cache_ratio is None and spec.slots is None:
+    on_card = profile is None and spec.device == "cuda"
+    if profile is None and not on_card and spec.cache_ratio is None and spec.slots is None:
         raise UsageError(
             "--machine local: how many experts may be on the device? give --cache-ratio, --slots, "
             "or --setting NAME, whose machine's share is taken"
         )
-    room = _this_computer() if profile is None else Room.of(profile)
+    if profile is not None:
+        room = Room.of(profile)
+    else:
+        room = _this_card() if on_card else _this_computer()
     system.full_size(full)
     capacity = plan(
         room,
@@ -116,7 +121,7 @@ def memory_for(
         cache_ratio=spec.cache_ratio,
         slots=spec.slots,
         all_resident=system.all_resident,
-        allow_overcommit=spec.allow_overcommit or spec.machine == "local",
+        allow_overcommit=spec.allow_overcommit or (spec.machine == "local" and not on_card),
         device_bytes=(
             None if spec.device_memory_gib is None else round(spec.device_memory_gib * 2**30)
         ),
@@ -146,6 +151,13 @@ def _this_computer() -> Room:
     """Its memory is the device's and the host's; what is offered comes from what was asked for."""
     free = available_bytes() or 0
     return Room("this computer", free, 0, free)
+
+
+def _this_card() -> Room:
+    """What is free of the card's memory, and this computer's as the host's."""
+    card = accelerator.Cuda()
+    free, _ = card.memory()
+    return Room(card.name, free, accelerator.WORKSPACE_BYTES, available_bytes() or 0)
 
 
 def _homes(capacity: Capacity, full: ModelShape) -> list[str]:

@@ -23,6 +23,7 @@ Document = dict[str, Any]
 OWN_FIELDS = frozenset({
     "system", "variant", "overrides", "setting", "machine", "software", "cache_ratio", "slots",
     "device_memory_gib", "allow_overcommit", "free_host_gb", "emulated_link_gb_s", "page_cache",
+    "device",
 })  # fmt: skip
 
 #: What a replay may vary besides: its passes are read from the trace one by one.

@@ -9,6 +9,10 @@ from torch import Tensor
 from moebench.substrate.errors import BudgetError, UsageError
 from moebench.substrate.models.device import Device, Index
 
+#: What a run leaves of a card's memory for what its operations need while they compute, and for
+#: torch's own; an estimate, as profiles have one for each card.
+WORKSPACE_BYTES = 10**9
+
 
 class Event(Protocol):
     """A point of a stream."""
@@ -170,7 +174,7 @@ class Cuda:
         passed: Event = event
         return passed
 
-    def follow(self, stream: _cuda.Stream, event: Event) -> None:
+    def follow(self, stream: Any, event: Event) -> None:
         """What the stream is given from now on waits for the event."""
         stream.wait_event(event)
 
@@ -178,6 +182,6 @@ class Cuda:
         """Asynchronous where the host's memory is pinned."""
         target.copy_(source, non_blocking=True)
 
-    def elapsed_ns(self, since: _cuda.Event, until: torch.cuda.Event) -> int:
+    def elapsed_ns(self, since: Any, until: Any) -> int:
         """Time between two events that have passed."""
         return round(since.elapsed_time(until) * 1e6)

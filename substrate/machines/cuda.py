@@ -28,6 +28,9 @@ from moebench.substrate.machines.timeline import Timeline, cause_of
 from moebench.substrate.models.fused import fused_swiglu
 from moebench.substrate.models.weights import Checkpoint, unpack
 
+#: What these compute is read back before they return.
+READ_BACK = frozenset((OpKind.GATE, OpKind.PREDICT, OpKind.HEAD))
+
 
 class CardRecords(RecordsInMemory):
     """Records in host memory, from where a card copies them.
@@ -129,6 +132,7 @@ class CudaMachine(LocalMachine):
         self._launched: dict[Span, _Launched] = {}
         self._computing: deque[Span] = deque()
         self._returning: deque[Span] = deque()
+        self._free_ns = dict.fromkeys(Lane, 0)
 
     def _slot_memory(self, slots: int) -> Tensor:
         return self._card.allocate(slots, self.records.stride_bytes)
@@ -213,8 +217,16 @@ class CudaMachine(LocalMachine):
         waited = self._idle_in_wait, self._waited_for
         if lane is Lane.DEVICE:
             self._idle_in_wait = 0
-        ended = card.record(card.compute)
-        self._launch(span, _Launched(self._clock, began, ended, after, *waited))
+        if op.kind in READ_BACK:
+            launched = _Launched(self._clock, began, began, after, *waited)
+            self._settle()
+            with self._changed:
+                began_ns, _ = launched.times_ns()
+                span.start_ns, span.end_ns = self._in_turn(lane, began_ns, self.now_ns())
+                self._ended(span, launched)
+            return span
+        launched = _Launched(self._clock, began, card.record(card.compute), after, *waited)
+        self._launch(span, launched)
         self._computing.append(span)
         return span
 
@@ -227,13 +239,25 @@ class CudaMachine(LocalMachine):
                     if not launched.ended.query():
                         break
                     span = spans.popleft()
-                    span.start_ns, span.end_ns = launched.times_ns()
-                    if span.lane is Lane.DEVICE:
-                        self._count_idle(span, launched)
+                    span.start_ns, span.end_ns = self._in_turn(span.lane, *launched.times_ns())
+                    self._ended(span, launched)
                     del self._launched[span]
-                    self._measured(span)
-                    self.timeline.add(span)
                     self._changed.notify_all()
+
+    def _in_turn(self, lane: Lane, start_ns: int, end_ns: int) -> tuple[int, int]:
+        """Times of a lane's next operation, which follows the one before.
+
+        A microsecond between the clocks, or outputs that queue, would have it begin earlier.
+        """
+        free_ns = self._free_ns[lane]
+        end_ns = self._free_ns[lane] = max(end_ns, free_ns)
+        return max(start_ns, free_ns), end_ns
+
+    def _ended(self, span: Span, launched: _Launched) -> None:
+        if span.lane is Lane.DEVICE:
+            self._count_idle(span, launched)
+        self._measured(span)
+        self.timeline.add(span)
 
     def _count_idle(self, span: Span, launched: _Launched) -> None:
         """Say what the device stood idle for before an operation."""
@@ -289,7 +313,7 @@ class CudaMachine(LocalMachine):
             return
         launched.ended.synchronize()
         with self._changed:
-            span.start_ns, span.end_ns = launched.times_ns()
+            span.start_ns, span.end_ns = self._in_turn(span.lane, *launched.times_ns())
             span.moved_bytes = self.slots[0].nbytes
             self._carried(span, True)
             self._changed.notify_all()
@@ -305,7 +329,8 @@ class CudaMachine(LocalMachine):
             launched = _Launched(self._clock, began, self._card.record(self._copies))
         self._launch(span, launched)
         launched.ended.synchronize()
-        return moved, *launched.times_ns()
+        with self.lock:
+            return moved, *self._in_turn(span.lane, *launched.times_ns())
 
     def _carried(self, span: Span, whole: bool) -> None:
         del self._launched[span]

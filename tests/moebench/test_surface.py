@@ -31,6 +31,7 @@ OPTIONS = {
         "--set", "--scoring", "--few-shot", "--calibrate-from", "--calibrate-texts", "--seed",
         "--data-dir", "--store", "--timeline", "--routing", "--trace", "--reconstruct-scores",
         "--force", "--no-interval", "--json", "--emulated-link", "--page-cache",
+        "--device",
     },
     "sweep": {
         "--systems", "--settings", "--models", "--machines", "--software", "--workloads",
