@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -86,18 +87,20 @@ def on_card(
         )
     shape, dtype = weights.shape, DTYPES[spec.precision]
     timeline = Timeline(keep)
-    slots = system.place.slots(shape, memory.capacity.slots) or memory.capacity.slots
     stride = aligned(shape.expert_params * dtype.itemsize, up=True)
-    device = Tier(card.name, memory.capacity.slots * stride)
-    cache = ExpertCache(shape, slots, system.scope, device, stride)
     common = weights.common(dtype)
     kv_values = 2 * shape.num_layers * shape.num_kv_heads * shape.head_dim
     sizes = {
-        "slots": cache.slots * stride,
         "common weights": sum(tensor.nbytes for tensor in common.values()),
         "KV cache": longest * spec.batch * kv_values * dtype.itemsize,
     }
-    said = _fit(spec, card, sizes)
+    offer, fit = _offered(spec, card), memory.capacity.slots
+    if (spec.slots, spec.cache_ratio, spec.setting) == (None, None, None):  # all that is left
+        fit = min(fit, max(0, offer.count_bytes - sum(sizes.values())) // stride)
+    device = Tier(card.name, fit * stride)
+    slots = system.place.slots(shape, fit) or fit
+    cache = ExpertCache(shape, slots, system.scope, device, stride)
+    said = _fit(card, offer, {"slots": cache.slots * stride, **sizes})
     pinned = system.pinned_copies is not False
     records = stack.enter_context(CardRecords(weights, dtype, card, pinned))
     machine = stack.enter_context(
@@ -133,24 +136,31 @@ def on_card(
     return stage, decoder
 
 
-def _fit(spec: RunSpec, card: Accelerator, sizes: Mapping[str, int]) -> str:
-    """Check that the card has room, and let nothing more be used; what the notes say of it."""
-    free, total = card.memory()
-    offered, why = free - WORKSPACE_BYTES, "are free beside a workspace"
-    if spec.device_memory_gib is not None:
-        asked = round(spec.device_memory_gib * 2**30)
-        if asked < offered:
-            offered, why = asked, "are allowed (--device-memory, or the setting's)"
-    taken = sum(sizes.values())
+class _Offer(NamedTuple):
+    """Bytes of the card that weights, KV cache and experts may use, and why not more."""
+
+    count_bytes: int
+    why: str
+
+
+def _offered(spec: RunSpec, card: Accelerator) -> _Offer:
+    free, _ = card.memory()
+    left = _Offer(max(0, free - WORKSPACE_BYTES), "are free beside a workspace")
+    if spec.device_memory_gib is None:
+        return left
+    asked = round(spec.device_memory_gib * 2**30)
+    return min(left, _Offer(asked, "are allowed (--device-memory, or the setting's)"))
+
+
+def _fit(card: Accelerator, offer: _Offer, sizes: Mapping[str, int]) -> str:
+    """Check that the card has room, and let no more be used; what the notes say of it."""
+    taken, total = sum(sizes.values()), card.memory()[1]
     parts = ", ".join(f"{what} {size / 1e9:.3g} GB" for what, size in sizes.items())
-    if taken > offered:
+    offered = f"{offer.count_bytes / 1e9:.3g} GB {offer.why}"
+    if taken > offer.count_bytes:
         raise BudgetError(
             f"{parts} are {taken / 1e9:.3g} GB; of the {total / 1e9:.3g} GB of {card.name} "
-            f"{max(0, offered) / 1e9:.3g} GB {why}; give a smaller --cache-ratio or --slots, or a "
-            "larger --device-memory"
+            f"{offered}; give a smaller --cache-ratio or --slots, or a larger --device-memory"
         )
-    card.limit(offered + WORKSPACE_BYTES)
-    return (
-        f"{taken / 1e9:.3g} GB of its {total / 1e9:.3g} GB used ({parts}), {offered / 1e9:.3g} GB "
-        f"{why}"
-    )
+    card.limit(offer.count_bytes + WORKSPACE_BYTES)
+    return f"{taken / 1e9:.3g} GB of its {total / 1e9:.3g} GB used ({parts}), {offered}"

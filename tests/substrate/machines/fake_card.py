@@ -121,7 +121,7 @@ class FakeCard:
         self._late, self._pinnable, self._draw = late, pinnable, random.Random(seed)
         self._control = threading.get_ident()
         self._cond = threading.Condition(threading.RLock())
-        self._idle = self.holds = False
+        self._idle = self.holds = self._watched = False
         self._clocks: dict[int, Clock] = defaultdict(dict)
         self._current = threading.local()
         self._arena: Tensor | None = None
@@ -132,7 +132,7 @@ class FakeCard:
     # ------------------------------------------------------------------ order
 
     def thread_clock(self) -> Clock:
-        return self._clocks[threading.get_ident()]
+        return self._clocks[threading.get_ident() if self._watched else 0]
 
     @property
     def current(self) -> Stream:
@@ -185,7 +185,8 @@ class FakeCard:
             self._cond.notify_all()
 
     def lock(self) -> Lock:
-        """In place of `threading.RLock`."""
+        """In place of `threading.RLock`; without it, all threads have seen what one has."""
+        self._watched = True
         return Lock(self)
 
     # ------------------------------------------------------------------ streams and events

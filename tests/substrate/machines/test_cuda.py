@@ -356,6 +356,7 @@ def test_a_mistake_in_a_thread_is_raised_where_the_run_waits(card, here, where):
     if where == "loader":
         client = Slots(card=card, claimed=mistake)
         here.prefetch([load_op(1, 0)], client)
+        here._threads[0].join(WAIT_S)
         waits_for = here.load(load_op(1, 4), client)
     else:
         expert = Op(OpKind.EXPERT, 1, (1,), (0,))
