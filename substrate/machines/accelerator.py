@@ -165,7 +165,8 @@ class Cuda:
 
     def on(self, stream: Any) -> AbstractContextManager[Any]:
         """What this thread launches goes to the stream."""
-        return _cuda.stream(stream)
+        inside: AbstractContextManager[Any] = _cuda.stream(stream)
+        return inside
 
     def record(self, stream: Any) -> Event:
         """An event with a time, for which a thread sleeps and does not spin."""
@@ -184,4 +185,5 @@ class Cuda:
 
     def elapsed_ns(self, since: Any, until: Any) -> int:
         """Time between two events that have passed."""
-        return round(since.elapsed_time(until) * 1e6)
+        took_ms: float = since.elapsed_time(until)
+        return round(took_ms * 1e6)

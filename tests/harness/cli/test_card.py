@@ -116,7 +116,7 @@ def test_a_mistake_in_a_thread_is_raised_where_the_run_waits(cards, monkeypatch)
 
 
 def test_an_interrupt_ends_the_run_and_stores_nothing(cards, monkeypatch) -> None:
-    waits = Nth(CudaMachine.wait, 20, KeyboardInterrupt())
+    waits = Nth(CudaMachine.wait, 8, KeyboardInterrupt())
     monkeypatch.setattr(CudaMachine, "wait", lambda self, span: waits(self, span))
     called = call("run", "--system", "moe-ondemand", *ON_CARD)
     assert called.code == 130
