@@ -96,6 +96,8 @@ def local(
     )
     notes = [f"{ran} ran, measured on this computer's CPU with {cache.slots} slots in memory"]
     notes += records.notes
+    if torch.cuda.is_available():
+        notes.append("this computer's CUDA device took no part; --device cuda runs on it")
     if system.assign.uses_host and not emulated:
         system.assign = LoadAll()
         notes.append("host assist is off: on this machine the host is the device (assign=load)")

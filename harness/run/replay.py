@@ -14,8 +14,8 @@ from typing import Any, cast
 import numpy as np
 
 from moebench.harness.run import calibration
-from moebench.harness.run.identity import profile_hash, run_id, system_hash
 from moebench.harness.run.card import on_card
+from moebench.harness.run.identity import profile_hash, run_id, system_hash
 from moebench.harness.run.local import dummies, local
 from moebench.harness.run.routing import Source, source_of
 from moebench.harness.run.session import Learnable, Session
@@ -25,6 +25,7 @@ from moebench.substrate.engine.records import Generation
 from moebench.substrate.engine.system import System
 from moebench.substrate.errors import UsageError
 from moebench.substrate.models.catalogue import model_shape
+from moebench.substrate.models.decoder import Decoder
 from moebench.substrate.models.dummy import DummyWeights
 from moebench.substrate.models.protocol import Model
 from moebench.substrate.models.shape import ModelShape

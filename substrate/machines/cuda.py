@@ -28,7 +28,8 @@ from moebench.substrate.machines.timeline import Timeline, cause_of
 from moebench.substrate.models.fused import fused_swiglu
 from moebench.substrate.models.weights import Checkpoint, unpack
 
-#: What these compute is read back before they return.
+#: What these compute is known on the host when they return: it was read back, unless a predictor
+#: asked nothing of the card.
 READ_BACK = frozenset((OpKind.GATE, OpKind.PREDICT, OpKind.HEAD))
 
 
@@ -211,19 +212,23 @@ class CudaMachine(LocalMachine):
         card, span = self._card, Span(op, lane)
         for dependency in after:
             self._follow(card.compute, dependency)
-        began = card.record(card.compute)
+        since_ns, began = self.now_ns(), card.record(card.compute)
         if work is not None:
             span.value = work(*args)
         waited = self._idle_in_wait, self._waited_for
         if lane is Lane.DEVICE:
             self._idle_in_wait = 0
         if op.kind in READ_BACK:
-            launched = _Launched(self._clock, began, began, after, *waited)
             self._settle()
+            launched = _Launched(self._clock, since_ns, began, after, *waited)
             with self._changed:
-                began_ns, _ = launched.times_ns()
-                span.start_ns, span.end_ns = self._in_turn(lane, began_ns, self.now_ns())
-                self._ended(span, launched)
+                span.start_ns, span.end_ns = since_ns, self.now_ns()
+                if began.query():
+                    span.start_ns = launched.clock.ns(began)
+                    span.start_ns, span.end_ns = self._in_turn(lane, span.start_ns, span.end_ns)
+                    self._ended(span, launched)
+                else:  # the card is still at what came before
+                    self.timeline.add(span)
             return span
         launched = _Launched(self._clock, began, card.record(card.compute), after, *waited)
         self._launch(span, launched)

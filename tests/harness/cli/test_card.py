@@ -57,6 +57,14 @@ def test_systems_of_every_kind_run_on_a_card(cards, system) -> None:
         assert document["accuracy"]["agreement"] == 1.0
 
 
+def test_drawn_routing_runs_with_random_weights(cards) -> None:
+    document = run(
+        "moe-ondemand", *CUDA, "--slots", "9", "--routing", "drawn", "--precision", "bf16"
+    )
+    assert "random parameters ran in bf16, measured on Fake Card" in noted(document)
+    assert document["metrics"]["bytes_h2d"] > 0
+
+
 def test_half_precision_and_pageable_memory(cards) -> None:
     document = run("smoe", *CUDA, "--precision", "bf16", "--set", "pinned_copies=false")
     assert "experts are copied from pageable host memory" in document["notes"]

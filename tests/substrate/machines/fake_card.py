@@ -252,6 +252,9 @@ class FakeCard:
 
     def elapsed_ns(self, since: Event, until: Event) -> int:
         assert since.time_ns is not None
+        for event in (since, until):
+            late = self._late and event.stream is self.compute
+            assert not late or event.position <= event.stream.seen, "nobody knows that it passed"
         assert until.time_ns is not None, "it has not passed"
         return until.time_ns - since.time_ns
 

@@ -81,6 +81,9 @@ class WatchedExperts(SlotExperts):
             self.card.access(("slot", self._cache.slot_of(self._cache.key(layer, expert))), False)
         return super().matrices(layer, expert, on_host)
 
+    def stacked(self, layer: int, experts: Any) -> None:
+        """Never on a card."""
+
 
 def watched_block(card: FakeCard) -> type[Block]:
     """Says who writes the places of a layer's outputs, and when they are summed."""

@@ -77,6 +77,9 @@ class Experts:
     def matrices(self, layer: int, expert: int, on_host: bool = False) -> tuple[Tensor, Tensor]:
         return unpack(self._shape, self._on_host if on_host else self._on_card)
 
+    def stacked(self, layer: int, experts: Any) -> None:
+        return None
+
     def gathered(self, layer: int, experts: Tensor) -> None:
         return None
 
