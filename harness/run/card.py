@@ -7,7 +7,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from moebench.harness.run.local import check
+from moebench.harness.run.local import check, check_common
 from moebench.harness.run.spec import RunSpec
 from moebench.harness.run.stage import Memory, Stage
 from moebench.substrate.engine.loop import Engine
@@ -88,10 +88,9 @@ def on_card(
     shape, dtype = weights.shape, DTYPES[spec.precision]
     timeline = Timeline(keep)
     stride = aligned(shape.expert_params * dtype.itemsize, up=True)
-    common = weights.common(dtype)
     kv_values = 2 * shape.num_layers * shape.num_kv_heads * shape.head_dim
     sizes = {
-        "common weights": sum(tensor.nbytes for tensor in common.values()),
+        "common weights": shape.common_params * dtype.itemsize,
         "KV cache": longest * spec.batch * kv_values * dtype.itemsize,
     }
     offer, fit = _offered(spec, card), memory.capacity.slots
@@ -101,6 +100,7 @@ def on_card(
     slots = system.place.slots(shape, fit) or fit
     cache = ExpertCache(shape, slots, system.scope, device, stride)
     said = _fit(card, offer, {"slots": cache.slots * stride, **sizes})
+    check_common(shape, dtype, spec.precision)  # they are read into the host's memory first
     pinned = system.pinned_copies is not False
     records = stack.enter_context(CardRecords(weights, dtype, card, pinned))
     machine = stack.enter_context(
@@ -114,9 +114,8 @@ def on_card(
         )
     )
     experts = SlotExperts(cache, machine.slots, records.on_host)
-    decoder = Decoder(
-        shape, OnCard(common, card), experts, device=card, reads_state=system.assign.uses_host
-    )
+    common = OnCard(weights.common(dtype), card)
+    decoder = Decoder(shape, common, experts, device=card, reads_state=system.assign.uses_host)
     notes = [f"{ran} ran in {spec.precision}, measured on {card.name}: {said}", *records.notes]
     stage = Stage(
         engine=Engine(system, model(decoder), machine, cache, timeline),

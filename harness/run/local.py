@@ -67,7 +67,7 @@ def local(
     """
     check(spec, system)
     shape, emulated = weights.shape, spec.emulated_link_gb_s is not None
-    _check_common(shape)
+    check_common(shape, DTYPE, "fp32")
     timeline = Timeline(keep)
     slots = system.place.slots(shape, memory.capacity.slots) or memory.capacity.slots
     record_bytes = shape.expert_params * DTYPE.itemsize
@@ -142,13 +142,13 @@ def dummies(weights: DummyWeights) -> list[str]:
     return notes
 
 
-def _check_common(shape: ModelShape) -> None:
+def check_common(shape: ModelShape, dtype: torch.dtype, precision: str) -> None:
     """Refuse common weights that do not fit into this computer's memory."""
-    size, free = shape.common_params * DTYPE.itemsize, available_bytes()
+    size, free = shape.common_params * dtype.itemsize, available_bytes()
     if free is not None and size > free:
         raise BudgetError(
-            f"--machine local: common weights take {size / 1e9:.3g} GB in fp32, this computer has "
-            f"{free / 1e9:.3g} GB of memory to spare; choose a smaller --model"
+            f"--machine local: common weights take {size / 1e9:.3g} GB in {precision}, this "
+            f"computer has {free / 1e9:.3g} GB of memory to spare; choose a smaller --model"
         )
 
 

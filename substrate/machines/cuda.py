@@ -220,14 +220,13 @@ class CudaMachine(LocalMachine):
             self._idle_in_wait = 0
         if op.kind in READ_BACK:
             self._settle()
-            launched = _Launched(self._clock, since_ns, began, after, *waited)
             with self._changed:
-                span.start_ns, span.end_ns = since_ns, self.now_ns()
                 if began.query():
-                    span.start_ns = launched.clock.ns(began)
-                    span.start_ns, span.end_ns = self._in_turn(lane, span.start_ns, span.end_ns)
-                    self._ended(span, launched)
+                    began_ns = self._clock.ns(began)
+                    span.start_ns, span.end_ns = self._in_turn(lane, began_ns, self.now_ns())
+                    self._ended(span, _Launched(self._clock, since_ns, began, after, *waited))
                 else:  # the card is still at what came before
+                    span.start_ns, span.end_ns = since_ns, self.now_ns()
                     self.timeline.add(span)
             return span
         launched = _Launched(self._clock, began, card.record(card.compute), after, *waited)

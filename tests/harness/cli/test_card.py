@@ -57,12 +57,15 @@ def test_systems_of_every_kind_run_on_a_card(cards, system) -> None:
         assert document["accuracy"]["agreement"] == 1.0
 
 
-def test_drawn_routing_runs_with_random_weights(cards) -> None:
-    document = run(
-        "moe-ondemand", *CUDA, "--slots", "9", "--routing", "drawn", "--precision", "bf16"
-    )
-    assert "random parameters ran in bf16, measured on Fake Card" in noted(document)
-    assert document["metrics"]["bytes_h2d"] > 0
+def test_recorded_routing_runs_with_random_weights(cards, tmp_path) -> None:
+    recorded = ("--setting", "S3", "--workload", "arithmetic", "--prompts", "1", "--out", "t")
+    assert call("trace", "record", *recorded, "--new-tokens", "4").code == 0
+    shape = catalogue.SCALE / "qwen2-57b-a14b" / "config.json"
+    given = ("--trace", "t", "--model", shape, "--cache-ratio", "0.25", *CUDA, "--json")
+    called = call("run", "--system", "moe-ondemand", *given)
+    assert called.code == 0, called.err
+    assert "random parameters ran in fp32, measured on Fake Card" in noted(called.json)
+    assert called.json["metrics"]["bytes_h2d"] > 0
 
 
 def test_half_precision_and_pageable_memory(cards) -> None:
@@ -152,5 +155,5 @@ def test_options_that_cannot_be(cards, arguments, says) -> None:
 
 
 def test_common_weights_that_are_not_on_the_card(cards) -> None:
-    line = refused("run", "--system", "accelerate", *SMALL, *CUDA)
+    line = refused("run", "--system", "accelerate", *SMALL, *CUDA, "--set", "module_hooks=false")
     assert "accelerate leaves common weights to the host or streams them" in line
