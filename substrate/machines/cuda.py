@@ -26,7 +26,7 @@ from moebench.substrate.machines.protocol import Lane, Op, OpKind, Span, Work
 from moebench.substrate.machines.records import RecordsInMemory
 from moebench.substrate.machines.timeline import Timeline, cause_of
 from moebench.substrate.models.fused import fused_swiglu
-from moebench.substrate.models.weights import Checkpoint, unpack
+from moebench.substrate.models.weights import Weights, unpack
 
 #: What these compute is known on the host when they return: it was read back, unless a predictor
 #: asked nothing of the card.
@@ -41,10 +41,10 @@ class CardRecords(RecordsInMemory):
     """
 
     def __init__(
-        self, checkpoint: Checkpoint, dtype: torch.dtype, card: Accelerator, pinned: bool = True
+        self, weights: Weights, dtype: torch.dtype, card: Accelerator, pinned: bool = True
     ) -> None:
         self._card, self._pinned = card, pinned
-        super().__init__(checkpoint, dtype)
+        super().__init__(weights, dtype)
         self.notes = [f"experts are copied from {'pinned' if pinned else 'pageable'} host memory"]
 
     def __enter__(self) -> Self:
