@@ -257,9 +257,8 @@ class Transfers:
         last_use = self._leaving.pop(key, None)
         if key in self._missed:
             self._missed.remove(key)
-            if last_use is None and not self.cache.is_pinned(key):
-                last_use = self._arrivals[key]
-        if last_use is not None:
+            last_use = last_use or self._arrivals[key]
+        if last_use is not None and not self.cache.is_pinned(key):  # by the next pass's layer
             self._let_go(key, last_use)
 
     def slot_of(self, op: Op) -> int:

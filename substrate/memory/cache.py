@@ -177,7 +177,7 @@ class ExpertCache:
 
     def is_pinned(self, key: int) -> bool:
         """Whether its layer has chosen the expert and may still compute it."""
-        return bool(self._pinned[key])
+        return bool(self._pinned[key] and not self._computed[key])
 
     def slot_of(self, key: int) -> int:
         """The slot of an expert that has one."""

@@ -78,7 +78,9 @@ class WatchedExperts(SlotExperts):
 
     def matrices(self, layer: int, expert: int, on_host: bool = False) -> Any:
         if not on_host:
-            self.card.access(("slot", self._cache.slot_of(self._cache.key(layer, expert))), False)
+            slot = self._cache.slot_of(self._cache.key(layer, expert))
+            assert slot >= 0, "it has none"
+            self.card.access(("slot", slot), False)
         return super().matrices(layer, expert, on_host)
 
     def stacked(self, layer: int, experts: Any) -> None:
