@@ -192,7 +192,9 @@ class FakeCard:
     # ------------------------------------------------------------------ streams and events
 
     def stream(self) -> Stream:
-        self._streams.append(Stream(("copies", "returns", "evictions")[len(self._streams) - 1]))
+        """By the order in which a machine asks for them."""
+        names = ("copies", "returns", "evictions", *map(str, range(len(self._streams))))
+        self._streams.append(Stream(names[len(self._streams) - 1]))
         return self._streams[-1]
 
     @contextmanager
