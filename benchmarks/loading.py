@@ -2,10 +2,10 @@
 
     python -m benchmarks.loading [--weights DIR] [--rounds 5]
 
-On-demand decoding from the disk, a quarter of the experts in memory, past the page cache.  Its rate is
-bytes loaded over the time that the disk's lane was busy.  Before and after each run the same file is
-read alone, in the same order of blocks of the same size with as many in flight, by threads that do
-nothing else; the ratio is to the mean of the two.
+On-demand decoding from the disk, a quarter of the experts in memory, past the page cache.  Its rate
+is bytes loaded over the time that the disk's lane was busy.  Before and after each run the same
+file is read alone, in blocks of the same size with as many in flight, by threads that do nothing
+else; the ratio is to the mean of the two.
 """
 
 import argparse
