@@ -1,8 +1,8 @@
 """Checkpoints in, experts out: safetensors to common weights and one record per expert.
 
 A *record* is one routed expert as a flat run of numbers: gate ``[I, H]``, up ``[I, H]`` and down
-``[H, I]``, in this order.  It is what moves between tiers, what fills a slot, and what is read
-from disk in one piece.  Nothing here ever unpickles.
+``[H, I]``, in this order, then their biases if it has some.  It is what moves between tiers, what
+fills a slot, and what is read from disk in one piece.  Nothing here ever unpickles.
 """
 
 import fcntl
@@ -21,18 +21,20 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from moebench.substrate.errors import CheckpointError
-from moebench.substrate.models.config import read_shape
+from moebench.substrate.models.config import read_config, shape_of
 from moebench.substrate.models.naming import (
-    COMPUTABLE_FAMILIES,
-    PROJECTIONS,
     TensorSpec,
     common_tensors,
     expert_tensors,
+    layout_of,
 )
 from moebench.substrate.models.shape import ModelShape
 
 #: Records start at multiples of this many bytes, so that a disk can be read without the page cache.
 ALIGNMENT = 4096
+
+#: What a checkpoint's weights may be stored as: safetensors' names, and ours.
+STORED_AS = {"BF16": "bf16", "F16": "fp16", "F32": "fp32"}
 
 
 class Checkpoint:
@@ -49,19 +51,24 @@ class Checkpoint:
         if not path.is_dir():
             raise CheckpointError(f"{path}: no such directory; expected a Hugging Face checkpoint")
         self.path = path
-        self.shape = read_shape(path / "config.json")
-        if self.shape.family not in COMPUTABLE_FAMILIES:
+        config = read_config(path / "config.json")
+        self.shape = shape_of(config, str(path / "config.json"))
+        if quantised := config.get("quantization_config"):
             raise CheckpointError(
-                f"{path}: the decoder does not know model_type {self.shape.family!r}; "
-                f"allowed: {', '.join(sorted(COMPUTABLE_FAMILIES))}"
+                f"{path}: its weights are quantised ({quantised.get('quant_method', 'somehow')}); "
+                f"allowed: {', '.join(STORED_AS.values())}"
             )
         self._stack = ExitStack()
         self._files = {file: self._open(file) for file in self._shards()}
         self._holder = {name: f for f in self._files.values() for name in f.keys()}  # noqa: SIM118
-        self._check(common_tensors(self.shape).values())
+        self._layout = layout_of(self.shape, self._holder)
+        self._common = common_tensors(self.shape, self._layout)
+        self._check(self._common.values())
         for layer in self.shape.moe_layers:
             for expert in range(self.shape.num_experts):
-                self._check(expert_tensors(self.shape, layer, expert).values())
+                self._check(self._expert(layer, expert).values())
+                if self._layout.fused:  # one tensor holds all of them
+                    break
 
     def _shards(self) -> list[Path]:
         index = self.path / "model.safetensors.index.json"
@@ -89,28 +96,44 @@ class Checkpoint:
             holder = self._holder.get(spec.stored)
             if holder is None:
                 raise CheckpointError(f"{self.path}: tensor {spec.stored} is missing")
-            dims = tuple(holder.get_slice(spec.stored).get_shape())
-            if dims != spec.dims:
+            found = holder.get_slice(spec.stored)
+            dims, demanded = tuple(found.get_shape()), spec.whole or spec.dims
+            if dims != demanded:
                 raise CheckpointError(
                     f"{self.path}: tensor {spec.stored} has shape {list(dims)}, "
-                    f"its config.json demands {list(spec.dims)}"
+                    f"its config.json demands {list(demanded)}"
+                )
+            if found.get_dtype() not in STORED_AS:
+                raise CheckpointError(
+                    f"{self.path}: tensor {spec.stored} is stored as {found.get_dtype()}; "
+                    f"allowed: {', '.join(STORED_AS.values())}"
                 )
 
-    def _read(self, stored: str, dtype: torch.dtype) -> Tensor:
-        tensor: Tensor = self._holder[stored].get_tensor(stored)
+    def _expert(self, layer: int, expert: int) -> dict[str, TensorSpec]:
+        return expert_tensors(self.shape, layer, expert, self._layout)
+
+    def _read(self, spec: TensorSpec, dtype: torch.dtype) -> Tensor:
+        """A tensor, or the part of one that is meant: no more of the file is read."""
+        holder = self._holder[spec.stored]
+        if spec.whole is None:
+            tensor: Tensor = holder.get_tensor(spec.stored)
+            return tensor.to(dtype)
+        stored, rows = holder.get_slice(spec.stored), slice(*spec.rows)
+        if spec.transposed or rows.step:
+            tensor = stored[spec.expert]
+            tensor = (tensor.T if spec.transposed else tensor)[rows]
+        else:
+            tensor = stored[spec.expert, rows]
         return tensor.to(dtype)
 
     def common(self, dtype: torch.dtype) -> dict[str, Tensor]:
         """Every tensor that is not a routed expert's, by our name."""
-        return {
-            ours: self._read(spec.stored, dtype)
-            for ours, spec in common_tensors(self.shape).items()
-        }
+        return {ours: self._read(spec, dtype) for ours, spec in self._common.items()}
 
     def expert_record(self, layer: int, expert: int, dtype: torch.dtype) -> Tensor:
-        """One routed expert as a flat record ``[3·I·H]``."""
-        specs = expert_tensors(self.shape, layer, expert)
-        return torch.cat([self._read(specs[p].stored, dtype).flatten() for p in PROJECTIONS])
+        """One routed expert as a flat record ``[3·I·H]``, biases after it."""
+        specs = self._expert(layer, expert).values()
+        return torch.cat([self._read(spec, dtype).flatten() for spec in specs])
 
     def content_hash(self) -> str:
         """A hash of the configuration and of every weight file, for provenance."""
@@ -125,15 +148,21 @@ class Checkpoint:
         self._stack.close()
 
 
-def unpack(shape: ModelShape, record: Tensor) -> tuple[Tensor, Tensor]:
+def unpack(shape: ModelShape, record: Tensor) -> tuple[Tensor, ...]:
     """Records ``[..., 3·I·H]`` as two matrices each, without copying.
 
     Returns:
-        gate above up ``[..., 2·I, H]``, and down ``[..., H, I]``.
+        gate above up ``[..., 2·I, H]``, and down ``[..., H, I]``; where experts have biases, then
+        these: ``[..., 2·I]`` and ``[..., H]``.
     """
-    lead, half = record.shape[:-1], 2 * shape.expert_width * shape.hidden_size
-    gate_up = record[..., :half].view(*lead, 2 * shape.expert_width, shape.hidden_size)
-    return gate_up, record[..., half:].view(*lead, shape.hidden_size, shape.expert_width)
+    width, hidden = shape.expert_width, shape.hidden_size
+    lead, half = record.shape[:-1], 2 * width * hidden
+    gate_up = record[..., :half].view(*lead, 2 * width, hidden)
+    if not shape.expert_bias:
+        return gate_up, record[..., half:].view(*lead, hidden, width)
+    sizes = [width * hidden, 2 * width, hidden]
+    down, gate_up_bias, down_bias = torch.split(record[..., half:], sizes, dim=-1)
+    return gate_up, down.reshape(*lead, hidden, width), gate_up_bias, down_bias
 
 
 #: From so many experts on, of at most so many bytes each, one grouped product of their copies takes
@@ -149,6 +178,7 @@ def stacks(shape: ModelShape, like: Tensor, count: int) -> bool:
     size = like.element_size()
     return (
         count >= STACK_EXPERTS
+        and not shape.expert_bias  # a grouped product adds none
         and shape.expert_params * size <= STACK_BYTES
         and not shape.hidden_size * size % STACK_STRIDE
         and not shape.expert_width * size % STACK_STRIDE
@@ -165,26 +195,34 @@ class ResidentExperts:
 
     def __init__(self, checkpoint: Checkpoint, dtype: torch.dtype) -> None:
         shape = self._shape = checkpoint.shape
-        self._gathers = shape.expert_params * dtype.itemsize <= GATHER_BYTES
+        # A gathered product knows no biases.
+        small = shape.expert_params * dtype.itemsize <= GATHER_BYTES
+        self._gathers = small and not shape.expert_bias
         self._layers: dict[int, tuple[Tensor, Tensor]] = {}
+        self._biases: dict[int, tuple[Tensor, Tensor]] = {}
         for layer in shape.moe_layers:
             records = [
                 unpack(shape, checkpoint.expert_record(layer, expert, dtype))
                 for expert in range(shape.num_experts)
             ]
             # Stored transposed, [E, H, 2·I] and [E, I, H]: batched products of one row want it so.
-            gate_up, down = zip(*records, strict=True)
+            gate_up, down, *biases = zip(*records, strict=True)
             self._layers[layer] = (
                 torch.stack(gate_up).transpose(1, 2).contiguous(),
                 torch.stack(down).transpose(1, 2).contiguous(),
             )
+            if biases:
+                self._biases[layer] = (torch.stack(biases[0]), torch.stack(biases[1]))
 
-    def matrices(self, layer: int, expert: int, on_host: bool = False) -> tuple[Tensor, Tensor]:
-        """Gate above up ``[2·I, H]``, and down ``[H, I]``."""
+    def matrices(self, layer: int, expert: int, on_host: bool = False) -> tuple[Tensor, ...]:
+        """Gate above up ``[2·I, H]``, and down ``[H, I]``; then their biases, if there are."""
         gate_up, down = self._layers[layer]
-        return gate_up[expert].T, down[expert].T
+        if not self._biases:
+            return gate_up[expert].T, down[expert].T
+        gate_up_bias, down_bias = self._biases[layer]
+        return gate_up[expert].T, down[expert].T, gate_up_bias[expert], down_bias[expert]
 
-    def stacked(self, layer: int, experts: Sequence[int]) -> tuple[Tensor, Tensor] | None:
+    def stacked(self, layer: int, experts: Sequence[int]) -> tuple[Tensor, ...] | None:
         """Several small experts' matrices: ``[n, 2·I, H]`` and ``[n, H, I]``."""
         gate_up, down = self._layers[layer]
         if not stacks(self._shape, gate_up, len(experts)):
@@ -197,7 +235,7 @@ class ResidentExperts:
     def gathered(self, layer: int, experts: Tensor) -> tuple[Tensor, Tensor] | None:
         """The same for several experts, transposed: ``[n, H, 2·I]`` and ``[n, I, H]``.
 
-        None if they are too large to be copied.
+        None if they are too large to be copied, or have biases.
         """
         if not self._gathers:
             return None

@@ -58,6 +58,39 @@ def test_a_ragged_batch_agrees_with_transformers_on_each_prompt(family, director
         assert torch.equal(batch[:, b].argmax(-1), steps.argmax(-1))
 
 
+#: Other options of a family than those of `checkpoints`.
+OTHERWISE = {
+    "grouped experts": (
+        "deepseek_v2",
+        {"topk_method": "group_limited_greedy", "n_group": 4, "topk_group": 2},
+    ),
+    "plain rotations": ("deepseek_v2", {"rope_parameters": {"rope_type": "default"}}),
+    "one group": ("glm4_moe", {"n_group": 1, "topk_group": 1, "use_qk_norm": False}),
+    "stretched": ("glm4_moe", {"rope_parameters": {
+        "rope_type": "linear", "rope_theta": 1e4, "factor": 4.0, "partial_rotary_factor": 0.5,
+    }}),
+    "two experts": ("llama4_text", {"num_experts_per_tok": 2, "use_qk_norm": False}),
+    "even temperature": ("llama4_text", {"attn_temperature_tuning": False, "moe_layers": [0, 2]}),
+    "no biases": ("gpt_oss", {"attention_bias": False, "layer_types": ["full_attention"] * 3}),
+    "some windows": ("qwen2_moe", {"use_sliding_window": True, "sliding_window": 5}),
+    "every window": ("qwen3_moe", {"use_sliding_window": True, "sliding_window": 5}),
+    "more biases": ("qwen3_moe", {"attention_bias": True}),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", OTHERWISE)
+def test_other_options_of_a_family_agree_too(name, tmp_path):
+    family, changes = OTHERWISE[name]
+    path = make_checkpoint(tmp_path / "otherwise", family, **changes)
+    decoder = load(path)
+    batch = run(decoder, PROMPTS, STEPS)
+    texts = decoder.full_logits(PROMPTS)
+    for b, prompt in enumerate(PROMPTS):
+        prefill, steps = transformers_logits(path, prompt, STEPS)
+        assert (texts[b] - prefill).abs().max() < TOLERANCE
+        assert (batch[:, b] - steps).abs().max() < TOLERANCE
+
+
 # --------------------------------------------------------------- a plain reference, token by token
 
 
@@ -219,10 +252,10 @@ def test_a_batch_that_cannot_be_is_refused(prompts, new_tokens, said, decoders):
         decoders["mixtral"].begin(prompts, new_tokens)
 
 
-def test_a_scaled_rotary_embedding_is_refused_not_ignored(tmp_path):
-    scaled = {"rope_type": "linear", "factor": 4.0, "rope_theta": 1e4}
-    path = make_checkpoint(tmp_path / "scaled", "mixtral", rope_parameters=scaled)
-    with pytest.raises(UsageError, match="rope_type linear"):
+def test_an_unknown_rotary_embedding_is_refused_not_ignored(tmp_path):
+    scaled = {"rope_type": "dynamic", "factor": 4.0, "rope_theta": 1e4}
+    path = make_checkpoint(tmp_path / "scaled", "mixtral", rope_parameters=scaled, head_dim=8)
+    with pytest.raises(UsageError, match="rope_type dynamic; allowed: default, linear, llama3"):
         load(path)
 
 
