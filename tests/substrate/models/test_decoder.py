@@ -3,6 +3,7 @@
 The verbs are driven by `run`, one pass after the other, just as an engine would call them.
 """
 
+import json
 import random
 from collections.abc import Sequence
 from pathlib import Path
@@ -11,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 import transformers
+from safetensors.torch import load_file
 from torch import Tensor
 
 from moebench.substrate.errors import IntegrityError, UsageError
@@ -33,10 +35,17 @@ TOLERANCE = 1e-4
 # ---------------------------------------------------------------------------- transformers agree
 
 
-@torch.inference_mode()
 def transformers_logits(path: Path, prompt: list[int], steps: int) -> tuple[Tensor, Tensor]:
     """One prompt alone: all prefill logits, and those of every greedy step with its own cache."""
-    model = transformers.AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32).eval()
+    model = transformers.AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32)
+    return greedy_logits(model, prompt, steps)
+
+
+@torch.inference_mode()
+def greedy_logits(
+    model: transformers.PreTrainedModel, prompt: list[int], steps: int
+) -> tuple[Tensor, Tensor]:
+    model.eval()
     out = model(torch.tensor([prompt]), use_cache=True)
     prefill, logits = out.logits[0], [out.logits[0, -1]]
     for _ in range(steps - 1):
@@ -106,6 +115,84 @@ def test_remote_families_agree_with_a_plain_reference(family, directories, decod
         assert truth.std() > 0.1
         assert (prefill[b] - truth[: len(prompt)]).abs().max() < TOLERANCE
         assert (batch[:, b] - truth[len(prompt) - 1 :]).abs().max() < TOLERANCE
+
+
+# ---------------------------------------------- families that transformers has only in other words
+
+
+class _Open(torch.nn.Module):
+    """A shared expert's gate whose sigmoid is one."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.full((*x.shape[:-1], 1), float("inf"))
+
+
+def as_qwen2(path: Path) -> transformers.PreTrainedModel:
+    """DeepSeek-MoE v1 or XVERSE-MoE in transformers' Qwen2-MoE, its shared experts' gate open.
+
+    That is DeepSeek's remote code in other words; of XVERSE-MoE it is what SGLang's
+    ``xverse_moe.py`` and the SMoE authors' module compute.
+    """
+    c = json.loads((path / "config.json").read_text())
+    deepseek = c["model_type"] == "deepseek"
+    width = c["moe_intermediate_size" if deepseek else "intermediate_size"]
+    config = transformers.Qwen2MoeConfig(
+        **{key: c[key] for key in (
+            "vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers",
+            "num_attention_heads", "max_position_embeddings", "rms_norm_eps", "norm_topk_prob",
+        )},
+        num_key_value_heads=c["num_attention_heads"],
+        qkv_bias=False,
+        num_experts=c["n_routed_experts" if deepseek else "num_experts"],
+        num_experts_per_tok=c["num_experts_per_tok" if deepseek else "moe_top_k"],
+        moe_intermediate_size=width,
+        shared_expert_intermediate_size=width
+        * c["n_shared_experts" if deepseek else "num_shared_experts"],
+        mlp_only_layers=list(range(c.get("first_k_dense_replace", 0))),
+        rope_parameters={"rope_type": "default", "rope_theta": c["rope_theta"]},
+        tie_word_embeddings=False,
+    )  # fmt: skip
+    model = transformers.Qwen2MoeForCausalLM(config)
+    stored = {}
+    for file in path.glob("*.safetensors"):
+        stored |= load_file(file)
+    state = {
+        name.replace("shared_experts", "shared_expert").replace("router", "gate"): tensor
+        for name, tensor in stored.items()
+        if ".experts." not in name
+    }
+    for name in stored:
+        if name.endswith("experts.0.gate_proj.weight"):
+            prefix = name.removesuffix(".0.gate_proj.weight")
+            every = range(config.num_experts)
+            gate, up, down = (
+                torch.stack([stored[f"{prefix}.{e}.{p}_proj.weight"] for e in every])
+                for p in ("gate", "up", "down")
+            )
+            state |= {
+                f"{prefix}.gate_up_proj": torch.cat((gate, up), dim=1),
+                f"{prefix}.down_proj": down,
+            }
+    missing, unknown = model.load_state_dict(state, strict=False)
+    assert not unknown
+    assert {name.split(".mlp.")[1] for name in missing} == {"shared_expert_gate.weight"}
+    for layer in model.model.layers:
+        layer.mlp.shared_expert_gate = _Open()
+    return model
+
+
+@pytest.mark.parametrize("renormalised", [False, True])
+@pytest.mark.parametrize("family", REMOTE_CONFIGS)
+def test_remote_families_agree_with_transformers_in_other_words(family, renormalised, tmp_path):
+    path = make_checkpoint(tmp_path / family, family, norm_topk_prob=renormalised)
+    model, decoder = as_qwen2(path), load(path)
+    batch = run(decoder, PROMPTS, STEPS)
+    texts = decoder.full_logits(PROMPTS)
+    for b, prompt in enumerate(PROMPTS):
+        prefill, steps = greedy_logits(model, prompt, STEPS)
+        assert steps.std() > 0.1
+        assert (texts[b] - prefill).abs().max() < TOLERANCE
+        assert (batch[:, b] - steps).abs().max() < TOLERANCE
 
 
 # ------------------------------------------------------------------------ order, batch, precision
