@@ -209,12 +209,13 @@ def test_the_order_of_experts_changes_no_bit(family, decoders):
         assert torch.equal(run(decoders[family], PROMPTS, 6, order), ascending)
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", [f for f in FAMILIES if f != "gpt_oss"])  # it has biases
 def test_experts_one_by_one_and_several_at_once_give_the_same_bits(family, decoders, monkeypatch):
     """One by one as they arrive in slots; several in one grouped product."""
-    text = [PROMPTS[0] * 8]  # more places than are gathered
-    (together,) = decoders[family].full_logits(text)
+    text = [PROMPTS[0] * 8]
     experts, grouped = decoders[family].experts, []
+    monkeypatch.setattr(experts, "gathered", lambda *_: None)
+    (together,) = decoders[family].full_logits(text)
 
     def alone(layer: int, chosen: Sequence[int]) -> None:
         grouped.append(stacked(layer, chosen) is not None)
