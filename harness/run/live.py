@@ -31,6 +31,7 @@ from moebench.substrate.models.catalogue import (
     scale_path,
 )
 from moebench.substrate.models.decoder import Decoder
+from moebench.substrate.models.imported import open_checkpoint
 from moebench.substrate.models.shape import ModelShape
 from moebench.substrate.models.weights import Checkpoint
 from moebench.workloads.catalogue import workload
@@ -181,7 +182,7 @@ def open_inputs(spec: RunSpec, data_dir: Path | None) -> Inputs:
         MoeBenchError: one line that says what, where and what is allowed.
     """
     full = model_shape(spec.model)
-    checkpoint = Checkpoint(_weights_path(spec))
+    checkpoint = open_checkpoint(_weights_path(spec))
     check_topology(full, checkpoint.shape, checkpoint.path)
     sample, questions, tokenizer = prompts_of(spec, data_dir)
     _check_questions(spec, sample, questions, checkpoint)

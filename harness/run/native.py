@@ -125,6 +125,8 @@ def _checked(spec: RunSpec, checkpoint: Checkpoint) -> NativeSystem:
     system = spec.make_native()
     system.check_installed(spec.system)
     reason = system.why_not(checkpoint.shape, spec.batch)
+    if checkpoint.store is not None:
+        reason = "imported weights, which packages cannot read; give the original folder"
     if reason is not None:
         raise NotApplicableError(f"{spec.system} with {checkpoint.path.name}: {reason}")
     return system

@@ -160,8 +160,8 @@ def resolve(data_dir: Path | None, **given: Any) -> RunSpec:
         raise UsageError("--reconstruct-scores: a trace's scores are meant; give --trace DIR")
     if chosen.get("routing", "model") != "model":
         _check_routing(chosen)
-    if chosen.get("machine") == "local" and "model" not in chosen and "weights" in chosen:
-        # What is measured is the checkpoint itself.
+    if "model" not in chosen and "weights" in chosen:
+        # What is measured, or charged, is the checkpoint itself.
         chosen["model"] = (Path(chosen["weights"]) / "config.json").as_posix()
     for key, hint in (("model", "--model NAME"), ("machine", "--machine NAME")):
         if key not in chosen:

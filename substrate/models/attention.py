@@ -11,8 +11,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from moebench.substrate.models.layers import Norm
-from moebench.substrate.models.rotary import half_split, rotate, yarn_mscale
-from moebench.substrate.models.shape import AttentionWindow, ModelShape
+from moebench.substrate.models.rotary import half_split, rotate
+from moebench.substrate.models.shape import AttentionWindow, ModelShape, yarn_mscale
 
 
 class GroupedQueryAttention:

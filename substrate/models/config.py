@@ -12,12 +12,13 @@ from typing import Any
 from pydantic import ValidationError
 
 from moebench.substrate.errors import CheckpointError
-from moebench.substrate.models.rotary import ROPE_TYPES, yarn_mscale
 from moebench.substrate.models.shape import (
+    ROPE_TYPES,
     AttentionWindow,
     GateKind,
     LatentAttention,
     ModelShape,
+    yarn_mscale,
 )
 
 Config = Mapping[str, Any]

@@ -22,8 +22,8 @@ from moebench.substrate.models.block import Block, RoutedAhead, places_of
 from moebench.substrate.models.fused import FusedLayer, expert_function, fused_swiglu
 from moebench.substrate.models.layers import Norm, gate_weights, own_choice
 from moebench.substrate.models.protocol import Experts
-from moebench.substrate.models.rotary import ROPE_TYPES, Rotations
-from moebench.substrate.models.shape import ModelShape
+from moebench.substrate.models.rotary import Rotations
+from moebench.substrate.models.shape import ROPE_TYPES, ModelShape
 from moebench.substrate.terms import Gate, Ids, Lookahead, Phase, Scores
 
 #: More (row, rank) places than this are a prefill: experts then run one by one on all their rows.

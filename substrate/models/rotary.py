@@ -12,9 +12,6 @@ from torch import Tensor
 
 from moebench.substrate.models.shape import ModelShape, RopeScaling
 
-#: Ways to stretch rotary positions that `frequencies` knows.
-ROPE_TYPES = ("default", "linear", "llama3", "longrope", "yarn")
-
 
 def rotated_width(shape: ModelShape) -> int:
     """The width of the heads that are rotated, unrotated values of them included."""
@@ -87,11 +84,6 @@ def _yarn(inverse: Tensor, scaling: RopeScaling, theta: float) -> Tensor:
     ramp = (torch.arange(len(inverse)) - low) / (high - low or 0.001)
     stretched = ramp.clamp(0, 1)
     return inverse * (1 - stretched) + inverse / scaling.factor * stretched
-
-
-def yarn_mscale(factor: float, mscale: float) -> float:
-    """By what yarn multiplies attention's logits, half of it on either side."""
-    return 1.0 if factor <= 1 else 0.1 * mscale * math.log(factor) + 1.0
 
 
 def rope_tables(shape: ModelShape, positions: Tensor, long: bool = False) -> tuple[Tensor, Tensor]:

@@ -4,6 +4,7 @@ A `ModelShape` holds numbers only.  Costs, memory budgets, the decoder and the s
 it; `substrate.models.config` makes one from a Hugging Face configuration.
 """
 
+import math
 from enum import StrEnum
 from functools import cached_property
 from itertools import zip_longest
@@ -19,6 +20,10 @@ BITS_PER_WEIGHT: dict[str, float] = {
     "fp32": 32, "bf16": 16, "fp16": 16, "4bit": 4.15625, "2bit": 3.015625,
 }  # fmt: skip
 Precision = Literal["fp32", "bf16", "fp16", "4bit", "2bit"]
+
+
+#: Ways to stretch rotary positions that `substrate.models.rotary` knows.
+ROPE_TYPES = ("default", "linear", "llama3", "longrope", "yarn")
 
 
 class GateKind(StrEnum):
@@ -69,6 +74,11 @@ class RopeScaling(BaseModel):
     high_freq_factor: float = Field(default=4.0, gt=0)
     short_factor: tuple[float, ...] = ()
     long_factor: tuple[float, ...] = ()
+
+
+def yarn_mscale(factor: float, mscale: float) -> float:
+    """By what yarn multiplies attention's logits, half of it on either side."""
+    return 1.0 if factor <= 1 else 0.1 * mscale * math.log(factor) + 1.0
 
 
 class AttentionWindow(BaseModel):

@@ -11,10 +11,9 @@ import json
 import os
 import shutil
 from collections.abc import Iterable, Sequence
-from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, cast
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -35,6 +34,7 @@ ALIGNMENT = 4096
 
 #: What a checkpoint's weights may be stored as: safetensors' names, and ours.
 STORED_AS = {"BF16": "bf16", "F16": "fp16", "F32": "fp32"}
+DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 
 
 class Checkpoint:
@@ -47,6 +47,9 @@ class Checkpoint:
         CheckpointError: a missing, truncated or mis-shaped file or tensor.
     """
 
+    #: Where its experts' records are already, if it was imported.
+    store: "ExpertStore | None" = None
+
     def __init__(self, path: Path) -> None:
         if not path.is_dir():
             raise CheckpointError(f"{path}: no such directory; expected a Hugging Face checkpoint")
@@ -58,9 +61,8 @@ class Checkpoint:
                 f"{path}: its weights are quantised ({quantised.get('quant_method', 'somehow')}); "
                 f"allowed: {', '.join(STORED_AS.values())}"
             )
-        self._stack = ExitStack()
-        self._files = {file: self._open(file) for file in self._shards()}
-        self._holder = {name: f for f in self._files.values() for name in f.keys()}  # noqa: SIM118
+        self._open: dict[Path, Any] = {}
+        self._holder = {name: file for file in self._shards() for name in self._file(file).keys()}  # noqa: SIM118
         self._layout = layout_of(self.shape, self._holder)
         self._common = common_tensors(self.shape, self._layout)
         self._check(self._common.values())
@@ -83,20 +85,27 @@ class Checkpoint:
             raise CheckpointError(f"{index}: not a safetensors index ({error})") from error
         return [self.path / name for name in names]
 
-    def _open(self, file: Path) -> Any:
-        try:
-            return self._stack.enter_context(safe_open(file, framework="pt"))
-        except FileNotFoundError as error:
-            raise CheckpointError(f"{file}: named by the index but missing") from error
-        except (SafetensorError, OSError) as error:
-            raise CheckpointError(f"{file}: truncated or not safetensors ({error})") from error
+    def _file(self, file: Path) -> Any:
+        """A shard, open."""
+        if file not in self._open:
+            try:
+                self._open[file] = cast(Any, safe_open(file, framework="pt")).__enter__()
+            except FileNotFoundError as error:
+                raise CheckpointError(f"{file}: named by the index but missing") from error
+            except (SafetensorError, OSError) as error:
+                raise CheckpointError(f"{file}: truncated or not safetensors ({error})") from error
+        return self._open[file]
+
+    def _stored(self, name: str) -> Any:
+        """A tensor's dimensions, type and parts; None where there is no such tensor."""
+        file = self._holder.get(name)
+        return None if file is None else self._file(file).get_slice(name)
 
     def _check(self, specs: Iterable[TensorSpec]) -> None:
         for spec in specs:
-            holder = self._holder.get(spec.stored)
-            if holder is None:
+            found = self._stored(spec.stored)
+            if found is None:
                 raise CheckpointError(f"{self.path}: tensor {spec.stored} is missing")
-            found = holder.get_slice(spec.stored)
             dims, demanded = tuple(found.get_shape()), spec.whole or spec.dims
             if dims != demanded:
                 raise CheckpointError(
@@ -114,11 +123,10 @@ class Checkpoint:
 
     def _read(self, spec: TensorSpec, dtype: torch.dtype) -> Tensor:
         """A tensor, or the part of one that is meant: no more of the file is read."""
-        holder = self._holder[spec.stored]
         if spec.whole is None:
-            tensor: Tensor = holder.get_tensor(spec.stored)
+            tensor: Tensor = self._file(self._holder[spec.stored]).get_tensor(spec.stored)
             return tensor.to(dtype)
-        stored, rows = holder.get_slice(spec.stored), slice(*spec.rows)
+        stored, rows = self._stored(spec.stored), slice(*spec.rows)
         if spec.transposed or rows.step:
             tensor = stored[spec.expert]
             tensor = (tensor.T if spec.transposed else tensor)[rows]
@@ -126,9 +134,25 @@ class Checkpoint:
             tensor = stored[spec.expert, rows]
         return tensor.to(dtype)
 
+    @property
+    def files(self) -> list[Path]:
+        """The files with weights."""
+        return sorted({*self._holder.values()})
+
     def common(self, dtype: torch.dtype) -> dict[str, Tensor]:
         """Every tensor that is not a routed expert's, by our name."""
         return {ours: self._read(spec, dtype) for ours, spec in self._common.items()}
+
+    def common_part(self, names: Iterable[str]) -> dict[str, Tensor]:
+        """Some of these, as they are stored."""
+        dtypes = {name: STORED_AS[self._stored(self._common[name].stored).get_dtype()]
+                  for name in names}  # fmt: skip
+        return {name: self._read(self._common[name], DTYPES[as_]) for name, as_ in dtypes.items()}
+
+    @property
+    def common_names(self) -> list[str]:
+        """Our names of the tensors that are not routed experts'."""
+        return list(self._common)
 
     def expert_record(self, layer: int, expert: int, dtype: torch.dtype) -> Tensor:
         """One routed expert as a flat record ``[3·I·H]``, biases after it."""
@@ -138,14 +162,16 @@ class Checkpoint:
     def content_hash(self) -> str:
         """A hash of the configuration and of every weight file, for provenance."""
         digest = hashlib.sha256()
-        for file in [self.path / "config.json", *sorted(self._files)]:
+        for file in [self.path / "config.json", *self.files]:
             with file.open("rb") as stream:
                 digest.update(hashlib.file_digest(stream, "sha256").digest())
         return digest.hexdigest()[:16]
 
     def close(self) -> None:
-        """Release the files."""
-        self._stack.close()
+        """Release the files, and the memory that maps them; what is asked for opens them again."""
+        while self._open:
+            _, file = self._open.popitem()
+            file.__exit__(None, None, None)
 
 
 def unpack(shape: ModelShape, record: Tensor) -> tuple[Tensor, ...]:
@@ -243,6 +269,20 @@ class ResidentExperts:
         return gate_up.index_select(0, experts), down.index_select(0, experts)
 
 
+def require_room(path: Path, needed: int, option: str) -> None:
+    """Refuse to begin with records for which a disk has no room.
+
+    Raises:
+        CheckpointError: it has fewer bytes free.
+    """
+    free = shutil.disk_usage(path.parent).free
+    if needed > free:
+        raise CheckpointError(
+            f"{path}: the expert records need {needed / 1e9:.4g} GB, {free / 1e9:.4g} GB are free "
+            f"there; free some or give another {option}"
+        )
+
+
 @dataclass(frozen=True, slots=True)
 class ExpertStore:
     """Expert records in one file, aligned, readable one by one: the disk tier itself."""
@@ -274,16 +314,13 @@ class ExpertStore:
     @classmethod
     def build(cls, checkpoint: Checkpoint, path: Path, dtype: torch.dtype) -> "ExpertStore":
         """Write every expert's record, in place by a rename; a finished store is reused."""
+        if checkpoint.store is not None and checkpoint.store.dtype == dtype:
+            return checkpoint.store
         store = cls(path, checkpoint.shape, dtype)
         if store._finished():
             return store
         path.parent.mkdir(parents=True, exist_ok=True)
-        free = shutil.disk_usage(path.parent).free
-        if store.total_bytes > free:
-            raise CheckpointError(
-                f"{path}: the expert records need {store.total_bytes / 1e9:.4g} GB, "
-                f"{free / 1e9:.4g} GB are free there; free some or give another --store"
-            )
+        require_room(path, store.total_bytes, "--store")
         partial = path.with_suffix(".partial")
         descriptor = os.open(partial, os.O_RDWR | os.O_CREAT, 0o644)
         with os.fdopen(descriptor, "r+b") as file:

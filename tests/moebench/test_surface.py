@@ -67,7 +67,8 @@ OPTIONS = {
     "models train": {
         "--from", "--data-dir", "--out", "--tokens", "--seed", "--balance", "--device", "--threads",
     },
-    "models import": {"--name", "--out"},
+    "models import": {"--dtype", "--out", "--scale"},
+    "models fetch": {"--out", "--revision"},
     "models verify": {"--all", "--data-dir", "--quick", "--write", "--json"},
     "models targets": {"--data-dir", "--write", "--json"},
     "trace record": {

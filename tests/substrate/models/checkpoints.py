@@ -295,7 +295,7 @@ def _remote_tensors(config: dict[str, Any]) -> dict[str, Tensor]:
         matrix(f"{prefix}.up_proj", inner, HIDDEN)
         matrix(f"{prefix}.down_proj", HIDDEN, inner)
 
-    matrix("model.embed_tokens", VOCAB, HIDDEN)
+    matrix("model.embed_tokens", config["vocab_size"], HIDDEN)
     for layer in range(config["num_hidden_layers"]):
         prefix = f"model.layers.{layer}"
         norm(f"{prefix}.input_layernorm")
@@ -310,5 +310,5 @@ def _remote_tensors(config: dict[str, Any]) -> dict[str, Tensor]:
         for expert in range(EXPERTS):
             feed_forward(f"{prefix}.mlp.experts.{expert}", width)
     norm("model.norm")
-    matrix("lm_head", VOCAB, HIDDEN)
+    matrix("lm_head", config["vocab_size"], HIDDEN)
     return tensors
