@@ -10,6 +10,9 @@ from typing import Literal
 
 from moebench.substrate.models.shape import ModelShape
 
+#: Values of MXFP4 that share a scale, and the bytes that hold them.
+BLOCK, BLOCK_BYTES = 32, 16
+
 
 @dataclass(frozen=True, slots=True)
 class TensorSpec:
@@ -21,6 +24,7 @@ class TensorSpec:
         expert: which of them is read.
         transposed: it is stored ``[in, out]``.
         rows: which of its ``out`` are read: from, up to, and in steps of.
+        scales: the name of its blocks' scales, if it is stored as MXFP4.
     """
 
     stored: str
@@ -29,6 +33,7 @@ class TensorSpec:
     expert: int = 0
     transposed: bool = False
     rows: tuple[int | None, int | None, int | None] = (None, None, None)
+    scales: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,14 +43,15 @@ class Layout:
     Attributes:
         fused: how one tensor holds gate and up projections of all experts: ``rows`` is
             ``[E, 2·I, H]``, ``columns`` is ``[E, H, 2·I]``, ``interleaved`` the same with gate and
-            up in turn.  None is three tensors for each expert.
+            up in turn, and ``mxfp4`` that transposed, in packed blocks.  None is three tensors for
+            each expert.
     """
 
     block: str = "mlp"
     gate: str = "gate"
     shared: str = "shared_experts"
     projections: tuple[str, str, str] = ("gate_proj", "up_proj", "down_proj")
-    fused: Literal["rows", "columns", "interleaved"] | None = None
+    fused: Literal["rows", "columns", "interleaved", "mxfp4"] | None = None
     prefix: str = ""
 
 
@@ -58,7 +64,10 @@ _FAMILIES: dict[str, tuple[Layout, ...]] = {
     "deepseek": (Layout(),),
     "deepseek_v2": (Layout(), Layout(fused="rows")),
     "glm4_moe": (Layout(), Layout(fused="rows")),
-    "gpt_oss": (Layout(gate="router", fused="interleaved"),),
+    "gpt_oss": (
+        Layout(gate="router", fused="interleaved"),
+        Layout(gate="router", fused="mxfp4"),
+    ),
     "llama4_text": (_LLAMA4, replace(_LLAMA4, prefix="language_model.")),
     "mixtral": (Layout(block="block_sparse_moe", projections=_W), Layout(fused="rows")),
     "olmoe": (Layout(), Layout(fused="rows")),
@@ -115,20 +124,24 @@ def expert_tensors(
     if layout.fused is None:
         return _feed_forward(f"{prefix}.{expert}", layout, h, i)
     specs = {}
-    interleaved = layout.fused == "interleaved"
+    packed, interleaved = layout.fused == "mxfp4", layout.fused in ("interleaved", "mxfp4")
     halves = ((0, None, 2), (1, None, 2)) if interleaved else ((0, i, None), (i, None, None))
     rows = dict(zip(PROJECTIONS, (*halves, (None, None, None)), strict=True))
-    transposed = layout.fused != "rows"
+    transposed = layout.fused not in ("rows", "mxfp4")
     for ours in PROJECTIONS:
         fused, out, into = ("down_proj", h, i) if ours == "down" else ("gate_up_proj", 2 * i, h)
         whole = (into, out) if transposed else (out, into)
+        name = f"{prefix}.{fused}"
         specs[ours] = TensorSpec(
-            f"{prefix}.{fused}",
+            f"{name}_blocks" if packed else name,
             (h, i) if ours == "down" else (i, h),
-            (shape.num_experts, *whole),
+            (shape.num_experts, out, into // BLOCK, BLOCK_BYTES)
+            if packed
+            else (shape.num_experts, *whole),
             expert,
             transposed,
             rows[ours],
+            f"{name}_scales" if packed else None,
         )
     if shape.expert_bias:
         for ours in PROJECTIONS:

@@ -10,7 +10,7 @@ import hashlib
 import json
 import os
 import shutil
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO, cast
@@ -27,6 +27,7 @@ from moebench.substrate.models.naming import (
     expert_tensors,
     layout_of,
 )
+from moebench.substrate.models.packed import unpacked
 from moebench.substrate.models.shape import ModelShape
 
 #: Records start at multiples of this many bytes, so that a disk can be read without the page cache.
@@ -56,10 +57,11 @@ class Checkpoint:
         self.path = path
         config = read_config(path / "config.json")
         self.shape = shape_of(config, str(path / "config.json"))
-        if quantised := config.get("quantization_config"):
+        method = (config.get("quantization_config") or {}).get("quant_method")
+        if method and (method, self.shape.family) != ("mxfp4", "gpt_oss"):
             raise CheckpointError(
-                f"{path}: its weights are quantised ({quantised.get('quant_method', 'somehow')}); "
-                f"allowed: {', '.join(STORED_AS.values())}"
+                f"{path}: its weights are quantised ({method}); allowed: "
+                f"{', '.join(STORED_AS.values())}, and mxfp4 of gpt_oss"
             )
         self._open: dict[Path, Any] = {}
         self._holder = {name: file for file in self._shards() for name in self._file(file).keys()}  # noqa: SIM118
@@ -103,20 +105,28 @@ class Checkpoint:
 
     def _check(self, specs: Iterable[TensorSpec]) -> None:
         for spec in specs:
-            found = self._stored(spec.stored)
-            if found is None:
-                raise CheckpointError(f"{self.path}: tensor {spec.stored} is missing")
-            dims, demanded = tuple(found.get_shape()), spec.whole or spec.dims
-            if dims != demanded:
-                raise CheckpointError(
-                    f"{self.path}: tensor {spec.stored} has shape {list(dims)}, "
-                    f"its config.json demands {list(demanded)}"
-                )
-            if found.get_dtype() not in STORED_AS:
-                raise CheckpointError(
-                    f"{self.path}: tensor {spec.stored} is stored as {found.get_dtype()}; "
-                    f"allowed: {', '.join(STORED_AS.values())}"
-                )
+            whole = spec.whole or spec.dims
+            if spec.scales is None:
+                self._check_one(spec.stored, whole, STORED_AS)
+            else:
+                self._check_one(spec.stored, whole, {"U8": "uint8"})
+                self._check_one(spec.scales, whole[:-1], {"U8": "uint8"})
+
+    def _check_one(self, name: str, demanded: tuple[int, ...], types: Mapping[str, str]) -> None:
+        found = self._stored(name)
+        if found is None:
+            raise CheckpointError(f"{self.path}: tensor {name} is missing")
+        dims = tuple(found.get_shape())
+        if dims != demanded:
+            raise CheckpointError(
+                f"{self.path}: tensor {name} has shape {list(dims)}, "
+                f"its config.json demands {list(demanded)}"
+            )
+        if found.get_dtype() not in types:
+            raise CheckpointError(
+                f"{self.path}: tensor {name} is stored as {found.get_dtype()}; "
+                f"allowed: {', '.join(types.values())}"
+            )
 
     def _expert(self, layer: int, expert: int) -> dict[str, TensorSpec]:
         return expert_tensors(self.shape, layer, expert, self._layout)
@@ -127,6 +137,9 @@ class Checkpoint:
             tensor: Tensor = self._file(self._holder[spec.stored]).get_tensor(spec.stored)
             return tensor.to(dtype)
         stored, rows = self._stored(spec.stored), slice(*spec.rows)
+        if spec.scales is not None:
+            blocks, scales = stored[spec.expert], self._stored(spec.scales)[spec.expert]
+            return unpacked(blocks[rows], scales[rows]).to(dtype)
         if spec.transposed or rows.step:
             tensor = stored[spec.expert]
             tensor = (tensor.T if spec.transposed else tensor)[rows]

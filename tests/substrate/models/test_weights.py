@@ -11,6 +11,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
+from transformers.integrations.mxfp4 import convert_moe_packed_tensors
 
 from moebench.substrate.errors import CheckpointError
 from moebench.substrate.models.weights import (
@@ -147,6 +148,44 @@ def test_text_is_read_out_of_a_llama_that_sees(directories, tmp_path):
     assert torch.equal(other.common(torch.float32)["head"], one.common(torch.float32)["head"])
 
 
+def test_gpt_oss_as_the_hub_has_it_is_unpacked(tmp_path):
+    """Every pair of four bits, with scales far and near, as transformers unpacks them."""
+    plain = make_checkpoint(tmp_path / "plain", "gpt_oss", intermediate_size=64)
+    config, tensors = json.loads((plain / "config.json").read_text()), tensors_of(plain)
+    draw = torch.Generator().manual_seed(0)
+    for name in [n for n in tensors if n.endswith(("gate_up_proj", "down_proj"))]:
+        experts, into, out = tensors.pop(name).shape
+        dims = (experts, out, into // 32)
+        tensors[f"{name}_blocks"] = torch.randint(
+            0, 256, (*dims, 16), dtype=torch.uint8, generator=draw
+        )
+        tensors[f"{name}_scales"] = torch.randint(100, 140, dims, dtype=torch.uint8, generator=draw)
+    quantised = {"quantization_config": {"quant_method": "mxfp4"}}
+    write_checkpoint(tmp_path / "packed", {**config, **quantised}, tensors, sharded=True)
+    checkpoint = Checkpoint(tmp_path / "packed")
+    prefix = "model.layers.1.mlp.experts"
+    gate_up, down = (
+        convert_moe_packed_tensors(
+            tensors[f"{prefix}.{n}_blocks"], tensors[f"{prefix}.{n}_scales"], dtype=torch.float32
+        )
+        for n in ("gate_up_proj", "down_proj")
+    )
+    for expert in range(EXPERTS):
+        record = checkpoint.expert_record(1, expert, torch.float32)
+        found, last, *biases = unpack(checkpoint.shape, record)
+        assert torch.equal(
+            found, torch.cat((gate_up[expert, :, ::2].T, gate_up[expert, :, 1::2].T))
+        )
+        assert torch.equal(last, down[expert].T)
+        assert torch.equal(biases[1], tensors[f"{prefix}.down_proj_bias"][expert])
+    damaged = {**tensors, f"{prefix}.down_proj_scales": tensors[f"{prefix}.down_proj_scales"][1:]}
+    write_checkpoint(tmp_path / "damaged", {**config, **quantised}, damaged)
+    with pytest.raises(
+        CheckpointError, match=r"down_proj_scales has shape \[7, 32, 2\], .*\[8, 32"
+    ):
+        Checkpoint(tmp_path / "damaged")
+
+
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_weights_of_lower_precision_are_read_as_they_are(dtype, directories, tmp_path):
     source = directories["gpt_oss", True]
@@ -242,7 +281,7 @@ INDEX = "model.safetensors.index.json"
         (alter_config(drop="model_type"), ["config.json", "model_type None", "allowed: "]),
         (
             alter_config(quantization_config={"quant_method": "gptq"}),
-            ["quantised (gptq)", "allowed: bf16, fp16, fp32"],
+            ["quantised (gptq)", "allowed: bf16, fp16, fp32, and mxfp4 of gpt_oss"],
         ),
         (
             alter_tensor(VICTIM, lambda t: t.to(torch.float8_e4m3fn)),
