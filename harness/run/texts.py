@@ -35,21 +35,21 @@ class ChatTemplate:
         from jinja2 import TemplateError
         from transformers.utils.chat_template_utils import render_jinja_template
 
-        message = {"role": "user", "content": question}
+        given: dict[str, Any] = {
+            "conversations": [[{"role": "user", "content": question}]],
+            "chat_template": self.source,
+            "add_generation_prompt": True,
+            **self.tokens,
+        }
         try:
-            rendered, _ = render_jinja_template(
-                conversations=[[message]],
-                chat_template=self.source,
-                add_generation_prompt=True,
-                **self.tokens,
-            )
+            rendered: Any = render_jinja_template(**given)
         except (TemplateError, TypeError, ValueError) as error:
             first = str(error).splitlines()[0]
             raise CheckpointError(
                 f"{self.where}: its chat template cannot be rendered ({first}); leave it out with "
                 "--plain-prompts"
             ) from error
-        text: str = rendered[0]
+        text: str = rendered[0][0]
         return text
 
 

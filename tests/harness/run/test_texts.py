@@ -136,4 +136,6 @@ def test_a_run_uses_the_template_unless_told_otherwise(folder: Path) -> None:
     chat, plain = documents
     assert chat["run_id"] != plain["run_id"]
     assert chat["accuracy"]["agreement"] == plain["accuracy"]["agreement"] == 1.0
-    assert chat["metrics"]["ttft_ms"]["mean"] != plain["metrics"]["ttft_ms"]["mean"]
+    told = [[n for n in d["notes"] if n.startswith("prompts of ")] for d in documents]
+    assert len(told[0]) == len(told[1]) == 1
+    assert told[0] != told[1]
