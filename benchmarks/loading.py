@@ -24,7 +24,8 @@ from moebench.harness.run.runner import prepare, run
 from moebench.harness.run.spec import resolve
 from moebench.substrate.machines.protocol import Lane
 from moebench.substrate.machines.records import READS_IN_FLIGHT, rows
-from moebench.substrate.models.weights import Checkpoint, ExpertStore
+from moebench.substrate.models.expert_store import ExpertStore
+from moebench.substrate.models.weights import Checkpoint
 
 #: Records that are read alone.
 RECORDS = 48

@@ -28,6 +28,14 @@ def places_of(ids_TK: Ids) -> dict[int, list[int]]:
     return dict(sorted(places.items()))
 
 
+def _read(
+    state: Tensor, rows: list[int] | Tensor, places: list[int] | Tensor, weights: Tensor | None
+) -> Tensor:
+    """What the experts of some places read ``[n, H]``: their rows, weighed if their weights are."""
+    read = state[rows]
+    return read if weights is None else read * weights.view(-1, 1)[places].to(read.dtype)
+
+
 @dataclass(slots=True)
 class Block:
     """One layer's experts.  Some may be computed while later layers are: it keeps what they read.
@@ -39,6 +47,7 @@ class Block:
         places: those that each active expert fills.
         outputs: of each place ``[T·K, H]``.
         together: these were computed in one product.
+        input_weights: by what each place's expert multiplies what it reads ``[T, K]``, if it does.
         done: experts whose outputs are there.
         deferred: of the active experts, those that the next layer adds.
     """
@@ -50,6 +59,7 @@ class Block:
     places: dict[int, list[int]]
     outputs: Tensor
     together: bool
+    input_weights: Tensor | None = None
     done: set[int] = field(default_factory=set)
     deferred: frozenset[int] = frozenset()
 
@@ -59,7 +69,9 @@ class Block:
             top_k = self.weights.shape[1]
             for expert in experts:
                 places = self.places[expert]
-                self.outputs[places] = compute(expert, self.state[[p // top_k for p in places]])
+                rows = [p // top_k for p in places]
+                read = _read(self.state, rows, places, self.input_weights)
+                self.outputs[places] = compute(expert, read)
         self.done.update(experts)
 
     def compute_stacked(self, experts: Sequence[int], gate_up: Tensor, down: Tensor) -> None:
@@ -67,7 +79,8 @@ class Block:
         top_k, filled = self.weights.shape[1], [self.places[expert] for expert in experts]
         places = torch.tensor(list(chain.from_iterable(filled)))
         ends = torch.tensor(list(accumulate(map(len, filled))), dtype=torch.int32)
-        self.outputs[places] = grouped_swiglu(self.state[places // top_k], gate_up, down, ends)
+        read = _read(self.state, places // top_k, places, self.input_weights)
+        self.outputs[places] = grouped_swiglu(read, gate_up, down, ends)
         self.done.update(experts)
 
     def take(self, outputs: Mapping[int, Tensor]) -> None:
@@ -114,6 +127,7 @@ class RoutedAhead(NamedTuple):
     Attributes:
         places: those of its experts.
         outputs: of experts that are computed already.
+        input_weights: as of the `Block`.
     """
 
     state: Tensor
@@ -121,9 +135,12 @@ class RoutedAhead(NamedTuple):
     scores: Tensor
     places: dict[int, list[int]]
     outputs: dict[int, Tensor]
+    input_weights: Tensor | None = None
 
     def compute(self, experts: Collection[int], top_k: int, compute: Compute) -> None:
         """Compute some experts before the layer is dispatched."""
         for expert in experts:
-            rows = [place // top_k for place in self.places[expert]]
-            self.outputs[expert] = compute(expert, self.state[rows])
+            places = self.places[expert]
+            rows = [place // top_k for place in places]
+            read = _read(self.state, rows, places, self.input_weights)
+            self.outputs[expert] = compute(expert, read)
