@@ -10,7 +10,6 @@ its libraries were imported; mapped files count as far as they were touched.  Fi
 
 import json
 import os
-import resource
 import shutil
 import statistics
 import subprocess
@@ -24,9 +23,13 @@ MB = 1e6
 SHARD = "500MB"
 
 
-def resident_bytes() -> int:
-    """This process's memory now."""
-    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+def resident_bytes(field: str) -> int:
+    """This process's memory: ``VmRSS`` is what it has now, ``VmHWM`` the most that it had.
+
+    `getrusage` would count what the process that started it had, too.
+    """
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith(f"{field}:"))
 
 
 def _libraries() -> None:
@@ -98,11 +101,10 @@ def measure(name: str, source: Path, out: Path) -> dict[str, float]:
     with torch.inference_mode():
         _libraries()
         step = STEPS[name]()
-        before, began = resident_bytes(), time.perf_counter()
+        before, began = resident_bytes("VmRSS"), time.perf_counter()
         step(source, out)
         seconds = time.perf_counter() - began
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-    return {"seconds": seconds, "bytes": peak - before}
+    return {"seconds": seconds, "bytes": resident_bytes("VmHWM") - before}
 
 
 def forget(folder: Path) -> None:
