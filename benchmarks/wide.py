@@ -23,7 +23,7 @@ LENDER = "qwen2-57b-a14b"
 LAYERS, EXPERTS, ACTIVE = 8, 16, 2
 
 
-def make_wide(path: Path, layers: int = LAYERS, experts: int = EXPERTS) -> Path:
+def make_wide(path: Path, layers: int = LAYERS, experts: int = EXPERTS, shard: str = "5GB") -> Path:
     """Write the checkpoint into a folder, unless it is there; returns the folder."""
     if (path / "tokenizer.json").exists():
         return path
@@ -39,7 +39,7 @@ def make_wide(path: Path, layers: int = LAYERS, experts: int = EXPERTS) -> Path:
     # Larger gates than a fresh model's: choices must not hang on the last bit of a sum.
     for layer in model.model.layers:
         layer.mlp.gate.weight.data.normal_(0, 0.2)
-    model.save_pretrained(path)
+    model.save_pretrained(path, max_shard_size=shard)
     shutil.copy(scale_path(LENDER) / "tokenizer.json", path / "tokenizer.json")
     return path
 

@@ -31,6 +31,7 @@ CONDITIONS = (
     Condition("prompts", lambda run: run["spec"].get("prompts")),
     Condition("new-tokens", lambda run: run["spec"].get("new_tokens")),
     Condition("few-shot", lambda run: run["spec"].get("few_shot", 0)),
+    Condition("plain-prompts", lambda run: run["spec"].get("plain_prompts", False)),
     Condition("scoring", lambda run: run["spec"].get("scoring", "fixed-length")),
     Condition("seed", lambda run: run["spec"].get("seed")),
     Condition("software", lambda run: software_of(run["spec"])),

@@ -89,6 +89,9 @@ def run(
     few_shot: Annotated[
         str | None, typer.Option(help="Worked examples before a question; paper: as it did [0].")
     ] = None,
+    plain_prompts: Annotated[
+        bool, typer.Option("--plain-prompts", help="Without the checkpoint's chat template.")
+    ] = False,
     calibrate_from: Annotated[
         str | None,
         typer.Option(help="Workload whose train split a learning system learns from [the run's]."),
@@ -138,6 +141,7 @@ def run(
         "seed": seed,
         "scoring": scoring,
         "few_shot": few_shot,
+        "plain_prompts": plain_prompts or None,
         "calibrate_from": calibrate_from,
         "calibrate_texts": calibrate_texts,
     }

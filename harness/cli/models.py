@@ -1,4 +1,4 @@
-"""``moebench models``: scale models listed, trained, verified, imported; their targets."""
+"""``moebench models``: weights imported and fetched; scale models listed, trained, verified."""
 
 import json
 import math
@@ -16,7 +16,10 @@ from moebench.harness.cli.parameters import JSON
 if TYPE_CHECKING:
     from moebench.harness.scale.checkpoint import Progress
 
-app = typer.Typer(help="Scale models: list, train, verify, import, targets.", no_args_is_help=True)
+app = typer.Typer(
+    help="Weights: import, fetch.  Scale models: list, train, verify, targets.",
+    no_args_is_help=True,
+)
 
 #: Where a user's own scale models go.
 OWN = Path(".moebench/models")
@@ -109,27 +112,55 @@ def train(
 @app.command("import")
 def import_(
     source: Annotated[Path, typer.Argument(metavar="DIR", help="Hugging Face checkpoint.")],
-    name: Annotated[str | None, typer.Option(help="Full-size model [default: DIR's name].")] = None,
-    out: Annotated[Path | None, typer.Option(help="[default: .moebench/models/NAME]")] = None,
+    out: Annotated[
+        Path | None,
+        typer.Option(help="[default: .moebench/weights/NAME; of a scale model, models]"),
+    ] = None,
+    dtype: Annotated[
+        str | None, typer.Option(help="Of expert records: fp32 [what is computed in], bf16, fp16.")
+    ] = None,
+    scale: Annotated[
+        str | None, typer.Option(help="As the scale model of this full-size model.")
+    ] = None,
 ) -> None:
-    """Import a checkpoint as the scale model of a full-size model."""
+    """Split a checkpoint once into common weights and expert records; or import a scale model."""
+    from moebench.substrate.errors import UsageError
+
+    if scale is None:
+        from moebench.harness.cli.weights import import_command
+
+        import_command(source, out, dtype or "fp32")
+        return
+    if dtype is not None:
+        raise UsageError("--dtype and --scale: a scale model is stored as fp16")
     from moebench.substrate.models.catalogue import model_shape
 
-    name = name or source.resolve().name
-    model_shape(name)  # an unknown name shows before torch is imported
+    model_shape(scale)  # an unknown name shows before torch is imported
 
     from moebench.harness.scale.files import import_model
 
-    out = out or OWN / name
-    entry = import_model(source, name, out)
+    out = out or OWN / scale
+    entry = import_model(source, scale, out)
     _say(f"{entry['bytes'] / 1e6:.1f} MB, {entry['parameters']:,} parameters in {out}")
-    _say(f"use it: moebench run --system smoe --model {name} --weights {out} --machine a6000")
+    _say(f"use it: moebench run --system smoe --model {scale} --weights {out} --machine a6000")
+
+
+@app.command()
+def fetch(
+    repo: Annotated[str, typer.Argument(metavar="REPO", help="Of the hub: OWNER/NAME.")],
+    out: Annotated[Path | None, typer.Option(help="[default: .moebench/hub/OWNER/NAME]")] = None,
+    revision: Annotated[str | None, typer.Option(help="Branch, tag or commit [main].")] = None,
+) -> None:
+    """Download a checkpoint from the Hugging Face hub; what is there already is not read again."""
+    from moebench.harness.cli.weights import fetch_command
+
+    fetch_command(repo, out, revision)
 
 
 @app.command()
 def verify(
     target: Annotated[
-        str | None, typer.Argument(metavar="NAME|DIR", help="A shipped scale model, or your own.")
+        str | None, typer.Argument(metavar="NAME|DIR", help="A scale model, or imported weights.")
     ] = None,
     all_: Annotated[bool, typer.Option("--all", help="Every shipped scale model.")] = False,
     data_dir: Annotated[Path | None, typer.Option(help="Adds statistics of prose.")] = None,
@@ -143,6 +174,11 @@ def verify(
 
     if write and quick:
         raise UsageError("--write records the full measurement; leave --quick out")
+    if target is not None and (Path(target) / "import.json").exists():
+        from moebench.harness.cli.weights import verify_command
+
+        verify_command(Path(target), json)
+        return
     paths = _paths(target, all_)
     data = None if data_dir is None else find_data_dir(data_dir)
     failed = False

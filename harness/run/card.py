@@ -1,5 +1,6 @@
 """Builds a run on this computer's CUDA device: pinned records, streams, slots and engine."""
 
+import math
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
 from typing import NamedTuple
@@ -21,9 +22,10 @@ from moebench.substrate.machines.timeline import Timeline
 from moebench.substrate.memory.cache import ExpertCache
 from moebench.substrate.memory.slots import SlotExperts
 from moebench.substrate.memory.tier import Tier
+from moebench.substrate.models.attention import attention_kind
 from moebench.substrate.models.decoder import Decoder
+from moebench.substrate.models.expert_store import Weights
 from moebench.substrate.models.protocol import Model
-from moebench.substrate.models.weights import Weights
 
 #: What a card computes in, by the run's precision.
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
@@ -88,7 +90,7 @@ def on_card(
     shape, dtype = weights.shape, DTYPES[spec.precision]
     timeline = Timeline(keep)
     stride = aligned(shape.expert_params * dtype.itemsize, up=True)
-    kv_values = 2 * shape.num_layers * shape.num_kv_heads * shape.head_dim
+    kv_values = shape.num_layers * math.prod(attention_kind(shape).entry(shape))
     sizes = {
         "common weights": shape.common_params * dtype.itemsize,
         "KV cache": longest * spec.batch * kv_values * dtype.itemsize,

@@ -21,6 +21,7 @@ from moebench.harness.run.session import Learnable, Session
 from moebench.harness.run.shared import SharedWork
 from moebench.harness.run.spec import RunSpec
 from moebench.harness.run.stage import Stage, memory_for, simulated
+from moebench.harness.run.texts import Texts, read_texts
 from moebench.substrate.engine.records import Generation
 from moebench.substrate.errors import CheckpointError, UsageError
 from moebench.substrate.models.catalogue import (
@@ -30,11 +31,12 @@ from moebench.substrate.models.catalogue import (
     scale_path,
 )
 from moebench.substrate.models.decoder import Decoder
+from moebench.substrate.models.imported import open_checkpoint
 from moebench.substrate.models.shape import ModelShape
 from moebench.substrate.models.weights import Checkpoint
 from moebench.workloads.catalogue import workload
 from moebench.workloads.draw import PromptSet, load
-from moebench.workloads.example import END_OF_TEXT, Example
+from moebench.workloads.example import Example
 from moebench.workloads.workload import Workload
 
 
@@ -172,7 +174,7 @@ class Inputs(NamedTuple):
     checkpoint: Checkpoint
     sample: PromptSet
     questions: list[Question]
-    tokenizer: Tokenizer
+    texts: Texts
     hashes: dict[str, str]
 
 
@@ -186,20 +188,22 @@ def open_inputs(spec: RunSpec, data_dir: Path | None) -> Inputs:
         MoeBenchError: one line that says what, where and what is allowed.
     """
     full = model_shape(spec.model)
-    checkpoint = Checkpoint(_weights_path(spec))
+    checkpoint = open_checkpoint(_weights_path(spec))
     check_topology(full, checkpoint.shape, checkpoint.path)
-    sample, questions, tokenizer = prompts_of(spec, data_dir)
+    sample, questions, texts = prompts_of(spec, data_dir)
     _check_questions(spec, sample, questions, checkpoint)
     hashes = {
         "weights": checkpoint.content_hash(),
-        "tokenizer": _hash(tokenizer.to_str()),
+        "tokenizer": _hash(texts.tokenizer.to_str()),
         "model": _hash(full.model_dump_json()),
         "data": sample.data_hash,
         "profile": profile_hash(spec),
         "torch": torch.__version__,
         "numpy": np.__version__,
     }
-    return Inputs(full, checkpoint, sample, questions, tokenizer, hashes)
+    if texts.template is not None:
+        hashes["chat template"] = _hash(texts.template.source)
+    return Inputs(full, checkpoint, sample, questions, texts, hashes)
 
 
 def prepare(spec: RunSpec, data_dir: Path | None) -> LiveSession:
@@ -215,7 +219,7 @@ def prepare(spec: RunSpec, data_dir: Path | None) -> LiveSession:
             f"{spec.title} must know which experts come next: replay recorded routing, for example "
             "--trace DIR or --routing drawn"
         )
-    full, checkpoint, sample, questions, tokenizer, hashes = open_inputs(spec, data_dir)
+    full, checkpoint, sample, questions, texts, hashes = open_inputs(spec, data_dir)
     own = {"system": system_hash(system), **calibration.identity(spec, system, data_dir)}
     return LiveSession(
         spec=spec,
@@ -224,43 +228,34 @@ def prepare(spec: RunSpec, data_dir: Path | None) -> LiveSession:
         sample=sample,
         hashes=hashes | own,
         checkpoint=checkpoint,
-        tokenizer=tokenizer,
+        tokenizer=texts.tokenizer,
         workload=workload(spec.workload),
         questions=questions,
-        end=tokenizer.token_to_id(END_OF_TEXT),
+        end=texts.end,
         data_dir=data_dir,
     )
 
 
-def prompts_of(spec: RunSpec, data_dir: Path | None) -> tuple[PromptSet, list[Question], Tokenizer]:
+def prompts_of(spec: RunSpec, data_dir: Path | None) -> tuple[PromptSet, list[Question], Texts]:
     """The prompts of a run, as its weights' tokenizer reads them.
 
     Raises:
         MoeBenchError: there are no such prompts, or no tokenizer.
     """
-    tokenizer = _tokenizer(_weights_path(spec) / "tokenizer.json")
+    texts = read_texts(_weights_path(spec), spec.plain_prompts)
     chosen = workload(spec.workload)
     sample = load(chosen, count=spec.prompts, seed=spec.seed, data_dir=data_dir)
     shots: tuple[Example, ...] = ()
     if spec.few_shot:
         shots = load(chosen, "train", spec.few_shot, spec.seed, data_dir).examples
     questions = [
-        question_of(spec.scoring, chosen, example, shots, tokenizer) for example in sample.examples
+        question_of(spec.scoring, chosen, example, shots, texts) for example in sample.examples
     ]
-    return sample, questions, tokenizer
+    return sample, questions, texts
 
 
 def _hash(text: str) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:16]
-
-
-def _tokenizer(file: Path) -> Tokenizer:
-    if not file.exists():
-        raise CheckpointError(f"{file}: missing; a run needs the model's tokenizer")
-    try:
-        return Tokenizer.from_file(str(file))
-    except Exception as error:  # the library raises nothing more precise
-        raise CheckpointError(f"{file}: not a tokenizer that can be read ({error})") from error
 
 
 def _check_questions(

@@ -31,9 +31,10 @@ from moebench.substrate.memory.slots import SlotExperts
 from moebench.substrate.memory.tier import Tier
 from moebench.substrate.models.decoder import Decoder
 from moebench.substrate.models.dummy import DummyWeights
+from moebench.substrate.models.expert_store import ExpertStore, Weights
 from moebench.substrate.models.protocol import Model
 from moebench.substrate.models.shape import ModelShape
-from moebench.substrate.models.weights import Checkpoint, ExpertStore, Weights
+from moebench.substrate.models.weights import Checkpoint
 from moebench.systems.policies.assign import LoadAll
 
 #: What a local machine computes and keeps experts in.

@@ -37,7 +37,6 @@ from moebench.systems.native.process import NativeProcess
 from moebench.systems.native.sizes import parse_size
 from moebench.systems.options import build, describe
 from moebench.workloads.catalogue import workload
-from moebench.workloads.example import END_OF_TEXT
 from moebench.workloads.scoring import cut
 from moebench.workloads.workload import Workload
 
@@ -125,6 +124,8 @@ def _checked(spec: RunSpec, checkpoint: Checkpoint) -> NativeSystem:
     system = spec.make_native()
     system.check_installed(spec.system)
     reason = system.why_not(checkpoint.shape, spec.batch)
+    if checkpoint.store is not None:
+        reason = "imported weights, which packages cannot read; give the original folder"
     if reason is not None:
         raise NotApplicableError(f"{spec.system} with {checkpoint.path.name}: {reason}")
     return system
@@ -146,10 +147,10 @@ def prepare(spec: RunSpec, data_dir: Path | None) -> NativeSession:
         sample=found.sample,
         hashes=found.hashes | {"system": system_hash(system)},
         checkpoint=found.checkpoint,
-        tokenizer=found.tokenizer,
+        tokenizer=found.texts.tokenizer,
         workload=workload(spec.workload),
         questions=found.questions,
-        end=found.tokenizer.token_to_id(END_OF_TEXT),
+        end=found.texts.end,
     )
 
 

@@ -3,9 +3,8 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from tokenizers import Tokenizer
-
 from moebench.harness.run.spec import Scoring
+from moebench.harness.run.texts import Texts
 from moebench.workloads.example import Example
 from moebench.workloads.likelihood import continuations
 from moebench.workloads.prompts import build_prompt, split_cue
@@ -38,29 +37,27 @@ class Question:
 
 
 def question_of(
-    scoring: Scoring, chosen: Workload, example: Example, shots: Sequence[Example],
-    tokenizer: Tokenizer,
-) -> Question:  # fmt: skip
-    """An example as its way of scoring feeds it; see `harness.run.answers`."""
+    scoring: Scoring, chosen: Workload, example: Example, shots: Sequence[Example], texts: Texts
+) -> Question:
+    """An example as its way of scoring feeds it; see `harness.run.answers`.
 
-    def ids(text: str) -> list[int]:
-        found: list[int] = tokenizer.encode(text).ids
-        return found
-
+    A chat template is used where the model writes.  Where the likelihoods of given texts are asked
+    for, they go on from the plain question.
+    """
     if scoring == "fixed-length":
-        return Question(ids(build_prompt(chosen, example, shots)))
+        return Question(texts.prompt(build_prompt(chosen, example, shots)))
     if scoring == "generation":
-        prompt, cue = split_cue(build_prompt(chosen, example, shots))
-        return Question(ids(prompt), ids(cue), (ids(cue),))
+        prefilled, cue = texts.split(build_prompt(chosen, example, shots))
+        return Question(prefilled, cue, (cue,))
     if chosen.metric == "perplexity":  # all of a text but its first token is its continuation
-        first, *rest = ids(example.prompt)
+        first, *rest = texts.plain(example.prompt)
         return Question([first], [], (rest,), (0,), (example.prompt,))
     asked = continuations(chosen, example, shots)
-    prompt, cue = (asked.prompt, "") if scoring == "prefill" else split_cue(asked.prompt)
-    read = ids(cue)
-    options = tuple([*read, *ids(text)] for text in asked.texts)
+    prompt, cue_text = (asked.prompt, "") if scoring == "prefill" else split_cue(asked.prompt)
+    read = texts.further(cue_text)
+    options = tuple([*read, *texts.further(text)] for text in asked.texts)
     counted = tuple(
-        len(read) + len(ids(text[:uncounted]))
+        len(read) + len(texts.further(text[:uncounted]))
         for text, uncounted in zip(asked.texts, asked.uncounted, strict=True)
     )
-    return Question(ids(prompt), read, options, counted, asked.texts)
+    return Question(texts.plain(prompt), read, options, counted, asked.texts)

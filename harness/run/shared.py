@@ -6,10 +6,11 @@ import torch
 from torch import Tensor
 
 from moebench.substrate.models.decoder import Decoder
+from moebench.substrate.models.imported import every_expert
 from moebench.substrate.models.protocol import Model
 from moebench.substrate.models.remembered import Prefills, RememberedPrefills
 from moebench.substrate.models.sensitivity import DifferentiableDecoder
-from moebench.substrate.models.weights import Checkpoint, ResidentExperts
+from moebench.substrate.models.weights import Checkpoint
 
 
 class SharedWork:
@@ -25,7 +26,7 @@ class SharedWork:
         self.checkpoint = checkpoint
         with torch.inference_mode(False):  # gradients pass through no inference tensor
             self._common = checkpoint.common(torch.float32)
-            self._experts = ResidentExperts(checkpoint, torch.float32)
+            self._experts = every_expert(checkpoint, torch.float32)
         self._reference = self.decoder()
         self._prefills: Prefills | None = {} if remember else None
         self._lossless: dict[tuple[int, ...], Tensor] = {}

@@ -65,6 +65,7 @@ class RunSpec(BaseModel):
         new_tokens: generated for each prompt; at most, where an answer may end earlier.
         scoring: how questions are answered; see `harness.run.answers`.
         few_shot: worked examples before each question.
+        plain_prompts: leave the checkpoint's chat template out, if it brings one.
         calibrate_from: the workload whose train split a learning system learns from; None is the
             run's own.
         calibrate_texts: how many texts it is shown; None is its paper's number, or all that there
@@ -100,6 +101,7 @@ class RunSpec(BaseModel):
     seed: int = Field(default=0, ge=0)
     scoring: Scoring = "fixed-length"
     few_shot: int = Field(default=0, ge=0)
+    plain_prompts: bool = False
     calibrate_from: str | None = None
     calibrate_texts: int | None = Field(default=None, gt=0)
     routing: Routing = "model"
@@ -165,8 +167,8 @@ def resolve(data_dir: Path | None, **given: Any) -> RunSpec:
         raise UsageError("--reconstruct-scores: a trace's scores are meant; give --trace DIR")
     if chosen.get("routing", "model") != "model":
         _check_routing(chosen)
-    if chosen.get("machine") == "local" and "model" not in chosen and "weights" in chosen:
-        # What is measured is the checkpoint itself.
+    if "model" not in chosen and "weights" in chosen:
+        # What is measured, or charged, is the checkpoint itself.
         chosen["model"] = (Path(chosen["weights"]) / "config.json").as_posix()
     for key, hint in (("model", "--model NAME"), ("machine", "--machine NAME")):
         if key not in chosen:
@@ -211,13 +213,13 @@ def _check_applicable(spec: RunSpec) -> None:
 
 
 #: What a replay has no use for: on this computer it computes with random weights.
-NOT_REPLAYED = ("weights", "workload", "scoring", "few_shot", "seed")
+NOT_REPLAYED = ("weights", "workload", "scoring", "few_shot", "plain_prompts", "seed")
 
 #: The same for each routing.  A drawn trace has the lengths of a workload's prompts; the seed draws
 #: it, or a recording's predictions.
 NOT_ROUTED = {
-    "drawn": ("weights", "scoring", "calibrate_from"),
-    "real": ("weights", "scoring", "calibrate_from", "workload", "few_shot"),
+    "drawn": ("weights", "scoring", "plain_prompts", "calibrate_from"),
+    "real": ("weights", "scoring", "plain_prompts", "calibrate_from", "workload", "few_shot"),
 }
 
 

@@ -14,15 +14,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from moebench.harness.scale.start import initial, teach_copying
-from moebench.substrate.models.layers import (
-    Norm,
-    gate_scores,
-    gate_weights,
-    rope_tables,
-    rotate,
-    swiglu,
-)
+from moebench.substrate.models.layers import Norm, gate_scores, gate_weights, swiglu
 from moebench.substrate.models.naming import PROJECTIONS, common_tensors, expert_tensors
+from moebench.substrate.models.rotary import rope_tables, rotate
 from moebench.substrate.models.shape import ModelShape
 
 #: τ of the locality loss, in the units of a gate's logits, whose standard deviation is about 1.

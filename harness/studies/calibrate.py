@@ -35,7 +35,9 @@ from moebench.substrate.memory.cache import ExpertCache
 from moebench.substrate.memory.slots import SlotExperts
 from moebench.substrate.memory.tier import Tier
 from moebench.substrate.models.decoder import Decoder
-from moebench.substrate.models.weights import Checkpoint, ExpertStore
+from moebench.substrate.models.expert_store import ExpertStore
+from moebench.substrate.models.imported import open_checkpoint
+from moebench.substrate.models.weights import Checkpoint
 from moebench.systems.options import build
 
 #: Rows of one expert that are timed, and how often.
@@ -68,7 +70,7 @@ def calibrate(weights: Path, link_gb_s: float | None, scratch: Path) -> dict[str
     torch.set_num_threads(1)
     disk = disk_rates(scratch)
     with ExitStack() as stack, torch.inference_mode():
-        rig = _Rig(Checkpoint(weights), link_gb_s, scratch, stack)
+        rig = _Rig(open_checkpoint(weights), link_gb_s, scratch, stack)
         passes = [
             (n, batch, rig.generate([n] * batch, NEW_TOKENS))
             for _ in range(ROUNDS)

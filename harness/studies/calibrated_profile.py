@@ -12,8 +12,8 @@ from moebench.harness.studies.disk import BLOCKS
 from moebench.substrate.machines.measured import Measured
 from moebench.substrate.machines.protocol import OpKind
 from moebench.substrate.machines.records import available_bytes
+from moebench.substrate.models.expert_store import ALIGNMENT
 from moebench.substrate.models.shape import ModelShape
-from moebench.substrate.models.weights import ALIGNMENT
 
 
 def profile_of(

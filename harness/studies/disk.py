@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from moebench.substrate.models.weights import ALIGNMENT
+from moebench.substrate.models.expert_store import ALIGNMENT
 
 #: The file that the disk is timed with; block sizes and reads in flight.
 DISK_BYTES = 256 << 20

@@ -25,8 +25,9 @@ from moebench.substrate.machines.local import LocalMachine, Task
 from moebench.substrate.machines.protocol import Lane, Op, OpKind, Span, Work
 from moebench.substrate.machines.records import RecordsInMemory
 from moebench.substrate.machines.timeline import Timeline, cause_of
-from moebench.substrate.models.fused import fused_swiglu
-from moebench.substrate.models.weights import Weights, unpack
+from moebench.substrate.models.expert_store import Weights
+from moebench.substrate.models.fused import expert_function
+from moebench.substrate.models.weights import unpack
 
 #: What these compute is known on the host when they return: it was read back, unless a predictor
 #: asked nothing of the card.
@@ -148,8 +149,9 @@ class CudaMachine(LocalMachine):
             ) from error
 
     def _try_expert(self, row: Tensor) -> None:
-        matrices = unpack(self.records.shape, self.slots[0])
-        self._card.read(fused_swiglu(self._card.put(row), *matrices))
+        shape = self.records.shape
+        out = expert_function(shape)(self._card.put(row), *unpack(shape, self.slots[0]))
+        self._card.read(out)
 
     def copy_record(self, layer: int, expert: int, slot: int) -> None:
         """Copy one record into a slot, and wait."""

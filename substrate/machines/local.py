@@ -35,7 +35,7 @@ from moebench.substrate.machines.protocol import (
 )
 from moebench.substrate.machines.records import MemoryRecords, Records, RecordsInMemory, rows
 from moebench.substrate.machines.timeline import Timeline, cause_of
-from moebench.substrate.models.fused import fused_swiglu
+from moebench.substrate.models.fused import expert_function
 from moebench.substrate.models.weights import unpack
 
 #: How long one thread may keep the interpreter from the others, in s; Python's default is 5 ms.
@@ -88,7 +88,7 @@ class LocalMachine:
         self.has_host_lane = self._host is not None
         self._rows = self._slot_memory(slots)
         values = records.shape.expert_params
-        #: Records by slot ``[slots, 3·I·H]``.
+        #: Records by slot ``[slots, 3·I·H]``, biases after them.
         self.slots = self._rows.view(records.dtype)[:, :values]
         self.lock = threading.RLock()
         self._changed = threading.Condition(self.lock)
@@ -139,6 +139,7 @@ class LocalMachine:
     def _try_out(self) -> None:
         """Measure a load, and an expert of one row on either side, before anything is decided."""
         layer, shape = self.records.shape.moe_layers[0], self.records.shape
+        compute = expert_function(shape)
         row = torch.zeros(1, shape.hidden_size, dtype=self.records.dtype)
         load = op_of(OpKind.LOAD, layer, (), (0,))
         expert = op_of(OpKind.EXPERT, layer, (1,), (0,))
@@ -148,7 +149,7 @@ class LocalMachine:
         ]
         if self._host is not None:
             record = self._host.on_host(layer, 0)
-            trials.append((expert, Lane.HOST, lambda: fused_swiglu(row, *unpack(shape, record))))
+            trials.append((expert, Lane.HOST, lambda: compute(row, *unpack(shape, record))))
         for op, lane, work in trials:
             for _ in range(TRIALS):
                 start_ns = self.now_ns()
@@ -156,7 +157,8 @@ class LocalMachine:
                 self._measured(Span(op, lane, start_ns, self.now_ns()))
 
     def _try_expert(self, row: Tensor) -> None:
-        fused_swiglu(row, *unpack(self.records.shape, self.slots[0]))
+        shape = self.records.shape
+        expert_function(shape)(row, *unpack(shape, self.slots[0]))
 
     # ------------------------------------------------------------------ the control thread
 

@@ -21,8 +21,8 @@ from torch import Tensor
 
 from moebench.substrate.errors import BudgetError, CheckpointError
 from moebench.substrate.machines.protocol import Lane
+from moebench.substrate.models.expert_store import ALIGNMENT, ExpertStore, Weights, own_records
 from moebench.substrate.models.shape import ModelShape
-from moebench.substrate.models.weights import ALIGNMENT, ExpertStore, Weights, own_records
 
 #: Parts of a record that are read at the same time, and the least bytes of each.
 READS_IN_FLIGHT, LEAST_READ_BYTES = 4, 256 << 10

@@ -22,15 +22,15 @@ class SlotExperts:
     ) -> None:
         self._cache, self._slots, self._on_host = cache, slots, on_host
 
-    def matrices(self, layer: int, expert: int, on_host: bool = False) -> tuple[Tensor, Tensor]:
-        """Gate above up ``[2·I, H]``, and down ``[H, I]``."""
+    def matrices(self, layer: int, expert: int, on_host: bool = False) -> tuple[Tensor, ...]:
+        """Gate above up ``[2·I, H]``, and down ``[H, I]``; then their biases, if there are."""
         if on_host:
             assert self._on_host is not None, "this machine computes no expert on the host"
             return unpack(self._cache.shape, self._on_host(layer, expert))
         slot = self._cache.slot_of(self._cache.key(layer, expert))
         return unpack(self._cache.shape, self._slots[slot])
 
-    def stacked(self, layer: int, experts: Sequence[int]) -> tuple[Tensor, Tensor] | None:
+    def stacked(self, layer: int, experts: Sequence[int]) -> tuple[Tensor, ...] | None:
         """Small experts' matrices, copied out of their slots."""
         shape, slots = self._cache.shape, self._slots
         if not stacks(shape, slots, len(experts)):

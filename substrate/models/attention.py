@@ -1,6 +1,7 @@
 """A layer's attention: what its rows ask, what they leave in the cache, and what they find there.
 
-Shape letters: T rows (all tokens of this pass), t rows of one sequence, H hidden, D head width.
+An *entry* is what one position leaves: ``[slots, D]``.  Shape letters: T rows (all tokens of this
+pass), t rows of one sequence, H hidden, D head width.
 """
 
 from collections.abc import Mapping
@@ -9,19 +10,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from moebench.substrate.models.layers import Norm, rotate
-from moebench.substrate.models.shape import ModelShape
-
-
-class CacheWindow:
-    """Every layer's views into one sequence's KV cache for one pass, cut once and not per layer."""
-
-    def __init__(self, cache: Tensor, start: int, end: int, kv_heads: int) -> None:
-        past = cache[:, :end].transpose(1, 2)[:, None]  # [layer, 1, 2 · kv heads, position, D]
-        self.keys = past[:, :, :kv_heads].unbind(0)
-        self.values = past[:, :, kv_heads:].unbind(0)
-        #: Where this pass's entries go: [position, 2 · kv heads, D] a layer.
-        self.new = cache[:, start:end].unbind(0)
+from moebench.substrate.models.layers import Norm
+from moebench.substrate.models.rotary import half_split, rotate
+from moebench.substrate.models.shape import AttentionWindow, ModelShape, yarn_mscale
 
 
 class GroupedQueryAttention:
@@ -29,16 +20,43 @@ class GroupedQueryAttention:
 
     def __init__(self, shape: ModelShape, common: Mapping[str, Tensor], layer: int) -> None:
         self._shape = shape
-        self._qkv, self._qkv_bias = _fused(common, layer)
-        if shape.qk_norm != "none":
+        ours, order = f"layers.{layer}", half_split(shape)
+
+        def projection(suffix: str = "") -> Tensor:
+            """Queries, keys and values as one matrix or bias: one product, not three."""
+            rows = [common[f"{ours}.{n}{suffix}"] for n in "qkv"]
+            return torch.cat([*(_arranged(r, order) for r in rows[:2]), rows[2]])
+
+        self._qkv = projection()
+        self._qkv_bias = projection(".bias") if shape.qkv_bias else None
+        self._q_norm: Norm | None = None
+        if shape.qk_norm in ("head", "full"):
             self._q_norm, self._k_norm = (
-                Norm(shape, common[f"layers.{layer}.{n}_norm"]) for n in "qk"
+                Norm(shape, _arranged(common[f"{ours}.{n}_norm"], order)) for n in "qk"
             )
-        self._o_transposed = common[f"layers.{layer}.o"].T
-        self._o_bias = common.get(f"layers.{layer}.o.bias")
+        elif shape.qk_norm == "l2" and layer not in shape.nope_layers:
+            # It comes after the rotation, which changes no length.
+            self._q_norm = self._k_norm = Norm(shape, self._qkv.new_ones(shape.head_dim))
+        self._sinks = common.get(f"{ours}.sinks")
+        self._o_transposed = common[f"{ours}.o"].T
+        self._o_bias = common.get(f"{ours}.o.bias")
+        #: By what products of queries and keys are multiplied; None is 1 / √D.
+        self._scale: float | None = None
+        self._grouped = shape.num_heads != shape.num_kv_heads
+
+    @staticmethod
+    def entry(shape: ModelShape) -> tuple[int, int]:
+        """The dimensions of a cache entry."""
+        return 2 * shape.num_kv_heads, shape.head_dim
+
+    @staticmethod
+    def split(shape: ModelShape, entries: Tensor) -> tuple[Tensor, Tensor]:
+        """Keys and values of entries ``[..., slots, position, D]``: views."""
+        keys, values = entries.chunk(2, dim=-3)
+        return keys, values
 
     def project(self, y_TH: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
-        """Queries ``[T, heads, D]`` and entries ``[T, 2 · kv heads, D]`` of normalised rows."""
+        """Queries ``[T, heads, D]`` and entries ``[T, slots, D]`` of normalised rows."""
         s = self._shape
         qkv = self._normed(F.linear(y_TH, self._qkv, self._qkv_bias))
         heads = rotate(qkv.view(-1, s.num_heads + 2 * s.num_kv_heads, s.head_dim), cos, sin)
@@ -47,29 +65,54 @@ class GroupedQueryAttention:
     def _normed(self, qkv: Tensor) -> Tensor:
         """Norms and clipping of the families that have them."""
         s, d = self._shape, self._shape.head_dim
-        if s.qk_norm != "none":
+        if self._q_norm is not None:
             q, k, v = torch.split(qkv, [s.num_heads * d, *2 * [s.num_kv_heads * d]], dim=-1)
-            if s.qk_norm == "head":
+            if s.qk_norm != "full":
                 q, k = (t.reshape(*t.shape[:-1], -1, d) for t in (q, k))
             qkv = torch.cat((self._q_norm(q).flatten(1), self._k_norm(k).flatten(1), v), dim=-1)
         # OLMoE clips what its norms give.
         return qkv if s.clip_qkv is None else qkv.clamp(-s.clip_qkv, s.clip_qkv)
 
-    def attend(self, queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:
+    def attend(
+        self, queries: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None = None
+    ) -> Tensor:
         """What one sequence's rows find ``[t, heads · D]``: several are a prompt from its start.
 
         Args:
             queries: ``[t, heads, D]``.
-            keys, values: of all positions ``[1, kv heads, position, D]``.
+            keys, values: of all positions that the last row sees ``[1, kv heads, position, D]``.
+            mask: which positions each row sees ``[t, position]``; None is its own and all before.
         """
+        if self._sinks is not None:
+            return self._attend_with_sinks(self._sinks, queries, keys, values, mask)
         out = F.scaled_dot_product_attention(
             queries.transpose(0, 1)[None],
             keys,
             values,
-            is_causal=len(queries) > 1,
-            enable_gqa=self._shape.num_heads != self._shape.num_kv_heads,
+            attn_mask=mask,
+            is_causal=mask is None and len(queries) > 1,
+            scale=self._scale,
+            enable_gqa=self._grouped,
         )
         return out.transpose(1, 2).reshape(len(queries), -1)
+
+    def _attend_with_sinks(
+        self, sinks: Tensor, queries: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None
+    ) -> Tensor:
+        """A sink takes its head's share of the softmax and has no value (gpt-oss)."""
+        t, heads, d = queries.shape
+        kv_heads, count = keys.shape[1:3]
+        # [kv heads, queries that share one · t, position]
+        grouped = queries.transpose(0, 1).reshape(kv_heads, -1, d)
+        scores = (grouped @ keys[0].transpose(1, 2) * d**-0.5).view(heads, t, count)
+        if mask is None and t > 1:
+            mask = torch.ones(t, count, dtype=torch.bool, device=queries.device).tril()
+        if mask is not None:
+            scores = scores.masked_fill(~mask, float("-inf"))
+        sink = sinks.to(scores.dtype)[:, None, None].expand(heads, t, 1)
+        shares = torch.cat((scores, sink), dim=-1).softmax(dim=-1)[..., :-1]
+        out = shares.reshape(kv_heads, -1, count) @ values[0]
+        return out.view(heads, t, -1).transpose(0, 1).reshape(t, -1)
 
     def add(self, x_TH: Tensor, found: Tensor) -> Tensor:
         """The residual plus what was found, projected back."""
@@ -77,9 +120,116 @@ class GroupedQueryAttention:
         return x_TH if self._o_bias is None else x_TH + self._o_bias
 
 
-def _fused(common: Mapping[str, Tensor], layer: int) -> tuple[Tensor, Tensor | None]:
-    """Query, key and value projections as one matrix and one bias: one product, not three."""
-    weight = torch.cat([common[f"layers.{layer}.{n}"] for n in "qkv"])
-    if f"layers.{layer}.q.bias" not in common:
-        return weight, None
-    return weight, torch.cat([common[f"layers.{layer}.{n}.bias"] for n in "qkv"])
+class MultiHeadLatentAttention(GroupedQueryAttention):
+    """DeepSeek-V2's: an entry is one compressed vector and one rotated key, shared by all heads.
+
+    The matrices that would expand an entry to each head's keys and values are applied to queries
+    and results instead (arXiv 2405.04434, section 2.1.2): the cache is read as it is, as the keys
+    of a single head, whose first part is its values.
+    """
+
+    def __init__(self, shape: ModelShape, common: Mapping[str, Tensor], layer: int) -> None:
+        assert shape.latent is not None
+        self._shape, self._latent = shape, shape.latent
+        m, ours, order = shape.latent, f"layers.{layer}", half_split(shape)
+        self._head_width = m.qk_nope_head_dim + m.qk_rope_head_dim
+        q = common[f"{ours}.q"].view(shape.num_heads, self._head_width, -1)
+        q_rope = _arranged(q[:, m.qk_nope_head_dim :], order, dim=1)
+        q = torch.cat((q[:, : m.qk_nope_head_dim], q_rope), dim=1).flatten(0, 1)
+        down = common[f"{ours}.kv_down"]
+        k_rope = _arranged(down[m.kv_lora_rank :], order)
+        self._projection = torch.cat((q, down[: m.kv_lora_rank], k_rope))
+        # The original gives this norm no epsilon of its own.
+        self._kv_norm = Norm(shape, common[f"{ours}.kv_norm"], eps=1e-6)
+        up = common[f"{ours}.kv_up"].view(shape.num_heads, -1, m.kv_lora_rank)
+        self._k_up = up[:, : m.qk_nope_head_dim].contiguous()
+        self._v_up = up[:, m.qk_nope_head_dim :].transpose(1, 2).contiguous()
+        self._sinks, self._o_bias = None, None
+        self._o_transposed = common[f"{ours}.o"].T
+        self._scale = self._head_width**-0.5
+        if shape.rope_scaling is not None and shape.rope_scaling.mscale_all_dim:
+            scaling = shape.rope_scaling
+            self._scale *= yarn_mscale(scaling.factor, scaling.mscale_all_dim) ** 2
+        self._grouped = shape.num_heads != 1
+
+    @staticmethod
+    def entry(shape: ModelShape) -> tuple[int, int]:
+        """One slot: the compressed vector, then the rotated key."""
+        assert shape.latent is not None
+        return 1, shape.latent.kv_lora_rank + shape.latent.qk_rope_head_dim
+
+    @staticmethod
+    def split(shape: ModelShape, entries: Tensor) -> tuple[Tensor, Tensor]:
+        """Entries are keys; their compressed part is the values."""
+        assert shape.latent is not None
+        return entries, entries[..., : shape.latent.kv_lora_rank]
+
+    def project(self, y_TH: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
+        """Queries of compressed keys, and entries."""
+        s, m = self._shape, self._latent
+        both = F.linear(y_TH, self._projection)
+        q, compressed, k_rope = torch.split(
+            both, [s.num_heads * self._head_width, m.kv_lora_rank, m.qk_rope_head_dim], dim=-1
+        )
+        heads = q.view(-1, s.num_heads, self._head_width)
+        q_nope, q_rope = torch.split(heads, [m.qk_nope_head_dim, m.qk_rope_head_dim], dim=-1)
+        rotated = rotate(torch.cat((q_rope, k_rope[:, None]), dim=1), cos, sin)
+        asked = torch.bmm(q_nope.transpose(0, 1), self._k_up).transpose(0, 1)
+        queries = torch.cat((asked, rotated[:, : s.num_heads]), dim=-1)
+        return queries, torch.cat(
+            (self._kv_norm(compressed)[:, None], rotated[:, s.num_heads :]), dim=-1
+        )
+
+    def attend(
+        self, queries: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None = None
+    ) -> Tensor:
+        """As of one head of keys; what is found is expanded afterwards."""
+        found = super().attend(queries, keys, values, mask)
+        found = found.view(len(queries), self._shape.num_heads, -1).transpose(0, 1)
+        return torch.bmm(found, self._v_up).transpose(0, 1).reshape(len(queries), -1)
+
+
+def attention_kind(shape: ModelShape) -> type[GroupedQueryAttention]:
+    """The class of a model's attention."""
+    return GroupedQueryAttention if shape.latent is None else MultiHeadLatentAttention
+
+
+def _arranged(rows: Tensor, order: Tensor | None, dim: int = 0) -> Tensor:
+    """Rows (or values) of heads, those of each head in an order."""
+    if order is None:
+        return rows
+    heads = torch.unflatten(rows, dim, (-1, len(order)))
+    return heads.index_select(dim + 1, order.to(rows.device)).flatten(dim, dim + 1)
+
+
+class CacheWindow:
+    """Every layer's views into one sequence's KV cache for one pass, cut once and not per layer."""
+
+    def __init__(self, shape: ModelShape, cache: Tensor, start: int, end: int) -> None:
+        past = cache[:, :end].transpose(1, 2)[:, None]  # [layer, 1, slots, position, D]
+        keys, values = attention_kind(shape).split(shape, past)
+        self.keys, self.values = list(keys.unbind(0)), list(values.unbind(0))
+        #: Where this pass's entries go: [position, slots, D] a layer.
+        self.new = cache[:, start:end].unbind(0)
+        #: Of each layer, which positions each row sees; None is its own and all before.
+        self.masks: list[Tensor | None] = [None] * shape.num_layers
+        if shape.window is not None:
+            self._narrow(shape.window, start, end)
+
+    def _narrow(self, window: AttentionWindow, start: int, end: int) -> None:
+        """Hide what the window's layers do not see."""
+        first = window.first(end - 1)
+        if not first:
+            return
+        if end - start == 1:
+            for layer in window.layers:
+                self.keys[layer] = self.keys[layer][..., first:, :]
+                self.values[layer] = self.values[layer][..., first:, :]
+            return
+        rows = torch.arange(start, end)
+        firsts = torch.tensor([window.first(position) for position in rows.tolist()])
+        positions = torch.arange(end)
+        mask = (positions <= rows[:, None]) & (positions >= firsts[:, None])
+        mask = mask.to(self.keys[0].device)
+        for layer in window.layers:
+            self.masks[layer] = mask

@@ -29,6 +29,14 @@ def places_of(ids_TK: Ids) -> dict[int, list[int]]:
     return dict(sorted(places.items()))
 
 
+def _read(
+    state: Tensor, rows: list[int] | Tensor, places: list[int] | Tensor, weights: Tensor | None
+) -> Tensor:
+    """What the experts of some places read ``[n, H]``: their rows, weighed if their weights are."""
+    read = state[rows]
+    return read if weights is None else read * weights.view(-1, 1)[places].to(read.dtype)
+
+
 @dataclass(slots=True)
 class Block:
     """One layer's experts.  Some may be computed while later layers are: it keeps what they read.
@@ -42,6 +50,7 @@ class Block:
         places: those that each active expert fills.
         outputs: of each place ``[T·K, H]``.
         together: these were computed in one product.
+        input_weights: by what each place's expert multiplies what it reads ``[T, K]``, if it does.
         done: experts whose outputs are there.
         deferred: of the active experts, those that the next layer adds.
     """
@@ -55,6 +64,7 @@ class Block:
     places: dict[int, list[int]]
     outputs: Tensor
     together: bool
+    input_weights: Tensor | None = None
     done: set[int] = field(default_factory=set)
     deferred: frozenset[int] = frozenset()
 
@@ -64,19 +74,23 @@ class Block:
             index, top_k = self.device.index, self.weights.shape[1]
             for expert in experts:
                 places = self.places[expert]
-                rows = self.state[index([p // top_k for p in places])]
-                self.outputs[index(places)] = compute(expert, rows)
+                rows = index([p // top_k for p in places])
+                read = _read(self.state, rows, index(places), self.input_weights)
+                self.outputs[index(places)] = compute(expert, read)
         self.done.update(experts)
 
     def compute_on_host(self, experts: Collection[int], compute: Compute) -> None:
         """The same in host memory; the outputs are then copied to the device."""
         if not self.together:
-            top_k = self.weights.shape[1]
+            device, top_k, weights = self.device, self.weights.shape[1], self.input_weights
             assert self.on_host is not None, "no expert was to be computed on the host"
+            if weights is not None:
+                (weights,) = device.read(weights)
             for expert in experts:
                 places = self.places[expert]
-                out = compute(expert, self.on_host[[p // top_k for p in places]])
-                self.outputs[self.device.index(places)] = self.device.put(out)
+                rows = [p // top_k for p in places]
+                out = compute(expert, _read(self.on_host, rows, places, weights))
+                self.outputs[device.index(places)] = device.put(out)
         self.done.update(experts)
 
     def compute_stacked(self, experts: Sequence[int], gate_up: Tensor, down: Tensor) -> None:
@@ -84,7 +98,8 @@ class Block:
         top_k, filled = self.weights.shape[1], [self.places[expert] for expert in experts]
         places = torch.tensor(list(chain.from_iterable(filled)))
         ends = torch.tensor(list(accumulate(map(len, filled))), dtype=torch.int32)
-        self.outputs[places] = grouped_swiglu(self.state[places // top_k], gate_up, down, ends)
+        read = _read(self.state, places // top_k, places, self.input_weights)
+        self.outputs[places] = grouped_swiglu(read, gate_up, down, ends)
         self.done.update(experts)
 
     def take(self, outputs: Mapping[int, Tensor]) -> None:
@@ -133,6 +148,7 @@ class RoutedAhead(NamedTuple):
         on_host: the state ``[T, H]`` by which it was, in host memory.
         places: those of its experts.
         outputs: of experts that are computed already, in host memory.
+        input_weights: as of the `Block`, in host memory.
     """
 
     on_host: Tensor | None
@@ -140,10 +156,13 @@ class RoutedAhead(NamedTuple):
     scores: Tensor
     places: dict[int, list[int]]
     outputs: dict[int, Tensor]
+    input_weights: Tensor | None = None
 
     def compute(self, experts: Collection[int], top_k: int, compute: Compute) -> None:
         """Compute some experts on the host, before the layer is dispatched."""
         assert self.on_host is not None, "no expert was to be computed on the host"
         for expert in experts:
-            rows = [place // top_k for place in self.places[expert]]
-            self.outputs[expert] = compute(expert, self.on_host[rows])
+            places = self.places[expert]
+            rows = [place // top_k for place in places]
+            read = _read(self.on_host, rows, places, self.input_weights)
+            self.outputs[expert] = compute(expert, read)

@@ -28,9 +28,10 @@ SCALE_FILES = ("config.json", "tokenizer.json", "model.safetensors", "training.j
 _ENTRY = {"files", "bytes", "parameters", "training", "data", "measured"}
 
 #: What a scale model may choose freely; all else of its shape is its original's.
-_WIDTHS = {
+_FREE = {
     "hidden_size", "vocab_size", "num_heads", "num_kv_heads", "head_dim", "expert_width",
-    "dense_width", "shared_width", "rope_theta", "max_positions",
+    "dense_width", "shared_width", "max_positions", "rope_theta", "rope_type", "rope_scaling",
+    "rotary_dim", "rope_interleaved", "nope_layers", "nope_temperature", "window",
 }  # fmt: skip
 
 
@@ -69,17 +70,17 @@ def verify_target(path: Path) -> str:
 
 
 def check_topology(full: ModelShape, found: ModelShape, where: Path) -> None:
-    """A scale model differs from its original in widths and vocabulary only.
+    """A scale model differs from its original in widths, positions and vocabulary only.
 
     Raises:
         CheckpointError: it differs in something else.
     """
     wanted, has = ({**s.model_dump(), "shared": s.shared_width > 0} for s in (full, found))
     for field, value in wanted.items():
-        if field not in _WIDTHS and has[field] != value:
+        if field not in _FREE and has[field] != value:
             raise CheckpointError(
                 f"{where}: {field} is {_text(has[field])}, the full-size model has {_text(value)}; "
-                "only widths and vocabulary may differ"
+                "only widths, positions and vocabulary may differ"
             )
 
 

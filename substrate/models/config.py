@@ -4,14 +4,22 @@ Every spelling of every family stands here and nowhere else.
 """
 
 import json
-from collections.abc import Callable, Mapping
+import math
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 from pydantic import ValidationError
 
 from moebench.substrate.errors import CheckpointError
-from moebench.substrate.models.shape import GateKind, LatentAttention, ModelShape
+from moebench.substrate.models.shape import (
+    ROPE_TYPES,
+    AttentionWindow,
+    GateKind,
+    LatentAttention,
+    ModelShape,
+    yarn_mscale,
+)
 
 Config = Mapping[str, Any]
 
@@ -22,6 +30,15 @@ def read_shape(path: Path) -> ModelShape:
     Raises:
         CheckpointError: the file is missing, is not JSON, or describes no supported model.
     """
+    return shape_of(read_config(path), str(path))
+
+
+def read_config(path: Path) -> dict[str, Any]:
+    """A ``config.json`` as it is.
+
+    Raises:
+        CheckpointError: the file is missing, or is no JSON object.
+    """
     try:
         config = json.loads(path.read_text())
     except OSError as error:
@@ -30,7 +47,7 @@ def read_shape(path: Path) -> ModelShape:
         raise CheckpointError(f"{path}: not valid JSON ({error})") from error
     if not isinstance(config, dict):
         raise CheckpointError(f"{path}: expected a JSON object")
-    return shape_of(config, str(path))
+    return config
 
 
 def shape_of(config: Config, where: str = "config.json") -> ModelShape:
@@ -40,14 +57,21 @@ def shape_of(config: Config, where: str = "config.json") -> ModelShape:
         CheckpointError: an unknown ``model_type``, or a key that is missing or out of range.
     """
     model_type = config.get("model_type")
+    if model_type == "llama4":  # text inside a model that sees, too
+        config = config.get("text_config") or {}
+        model_type = config.get("model_type", "llama4_text")
+        config = {**config, "model_type": model_type}
     reader = READERS.get(str(model_type))
     if reader is None:
         raise CheckpointError(
-            f"{where}: model_type {model_type!r} is not supported; "
-            f"allowed: {', '.join(sorted(READERS))}"
+            f"{where}: model_type {model_type!r} is not supported: its configuration, names and "
+            f"mathematics are unknown here; allowed: {', '.join(sorted(READERS))}"
         )
     try:
-        return ModelShape(**common_fields(config), **reader(config))
+        activation = config.get("hidden_act", "silu")
+        if activation not in ("silu", "swish"):
+            raise ValueError(f"hidden_act: {activation!r} is not supported; allowed: 'silu'")
+        return ModelShape(**{**common_fields(config), **reader(config)})
     except KeyError as missing:
         raise CheckpointError(f"{where}: key {missing} is missing") from missing
     except (TypeError, ValueError, ArithmeticError) as error:
@@ -64,7 +88,7 @@ def _first_line(error: Exception) -> str:
 def common_fields(c: Config) -> dict[str, Any]:
     """Keys that every Hugging Face decoder configuration spells alike."""
     heads = c["num_attention_heads"]
-    rope = c.get("rope_parameters") or c.get("rope_scaling") or {}
+    rope: Config = c.get("rope_parameters") or c.get("rope_scaling") or {}
     return {
         "family": c["model_type"],
         "num_layers": c["num_hidden_layers"],
@@ -74,11 +98,60 @@ def common_fields(c: Config) -> dict[str, Any]:
         "num_kv_heads": c.get("num_key_value_heads") or heads,
         "head_dim": c.get("head_dim") or c["hidden_size"] // heads,
         "rope_theta": c.get("rope_theta") or rope.get("rope_theta", 10_000.0),
-        "rope_type": rope.get("rope_type") or rope.get("type") or "default",
+        **_rope(c, rope),
         "max_positions": c.get("max_position_embeddings", 4096),
         "norm_eps": c.get("rms_norm_eps", 1e-6),
         "tied_head": c.get("tie_word_embeddings", False),
     }
+
+
+def _rope(c: Config, rope: Config) -> dict[str, Any]:
+    """How positions are rotated; the keys are the same in all families that have them."""
+    kind = rope.get("rope_type") or rope.get("type") or "default"
+    share = rope.get("partial_rotary_factor", c.get("partial_rotary_factor", 1.0))
+    fields: dict[str, Any] = {"rope_type": kind}
+    if share != 1.0:
+        width = c.get("head_dim") or c["hidden_size"] // c["num_attention_heads"]
+        fields["rotary_dim"] = int(width * share)
+    if kind not in ROPE_TYPES or kind == "default":
+        return fields
+    longest = c.get("max_position_embeddings", 4096)
+    original = rope.get("original_max_position_embeddings") or c.get(
+        "original_max_position_embeddings", longest
+    )
+    factor = rope.get("factor") or longest / original
+    scaling = {"factor": factor, "original_max_positions": original}
+    own = ("beta_fast", "beta_slow", "truncate", "mscale_all_dim", "low_freq_factor",
+           "high_freq_factor", "short_factor", "long_factor")  # fmt: skip
+    scaling |= {key: rope[key] for key in own if rope.get(key) is not None}
+    if kind == "longrope":
+        usual = 1.0 if factor <= 1 else math.sqrt(1 + math.log(factor) / math.log(original))
+        usual = rope.get("attention_factor") or usual
+        scaling["attention_factor"] = rope.get("short_mscale", usual)
+        scaling["long_attention_factor"] = rope.get("long_mscale", usual)
+        scaling |= {key: rope[key] for key in ("short_factor", "long_factor")}
+    elif kind == "yarn":
+        both = rope.get("mscale") and rope.get("mscale_all_dim")
+        scaling["attention_factor"] = rope.get("attention_factor") or (
+            yarn_mscale(factor, rope["mscale"]) / yarn_mscale(factor, rope["mscale_all_dim"])
+            if both
+            else yarn_mscale(factor, 1.0)
+        )
+    return {**fields, "rope_scaling": scaling}
+
+
+def _sliding(c: Config, layers: Iterable[int]) -> dict[str, Any]:
+    """A window over the last positions, where it is shorter than the model's texts."""
+    size, layers = c.get("sliding_window"), tuple(layers)
+    if not size or not layers or size >= c.get("max_position_embeddings", 4096):
+        return {}
+    return {"window": AttentionWindow(kind="sliding", size=size, layers=layers)}
+
+
+def _groups(c: Config) -> dict[str, Any]:
+    """Experts in groups, where that limits the choice."""
+    count, opened = c.get("n_group") or 1, c.get("topk_group") or 1
+    return {"gate_groups": (count, opened)} if opened < count else {}
 
 
 def _softmax_gate(renormalise: bool) -> GateKind:
@@ -108,17 +181,42 @@ def _qwen_moe(c: Config) -> dict[str, Any]:
 
 
 def _qwen2_moe(c: Config) -> dict[str, Any]:
-    shared = c["shared_expert_intermediate_size"]
-    qkv_bias = c.get("qkv_bias", True)
-    return {**_qwen_moe(c), "qkv_bias": qkv_bias, "shared_width": shared, "shared_gated": True}
+    windowed: list[int] = []
+    if c.get("use_sliding_window", False):
+        kinds = c.get("layer_types") or [
+            "sliding_attention" if (i + 1) % 2 and i < c.get("max_window_layers", 28) else ""
+            for i in range(c["num_hidden_layers"])
+        ]
+        windowed = [i for i, kind in enumerate(kinds) if kind == "sliding_attention"]
+    return {
+        **_qwen_moe(c),
+        **_sliding(c, windowed),
+        "qkv_bias": c.get("qkv_bias", True),
+        "shared_width": c["shared_expert_intermediate_size"],
+        "shared_gated": True,
+    }
 
 
 def _qwen3_moe(c: Config) -> dict[str, Any]:
-    return {**_qwen_moe(c), "qk_norm": "head", "qkv_bias": c.get("attention_bias", False)}
+    bias = c.get("attention_bias", False)
+    every = range(c["num_hidden_layers"]) if c.get("use_sliding_window", False) else ()
+    return {
+        **_qwen_moe(c),
+        **_sliding(c, every),
+        "qk_norm": "head",
+        "qkv_bias": bias,
+        "output_bias": bias,
+    }
+
+
+def _deepseek_v1(c: Config) -> dict[str, Any]:
+    """DeepSeek-MoE v1 (remote code)."""
+    _refuse(c, "attention_bias", True, default=False)
+    return _deepseek(c)
 
 
 def _deepseek(c: Config) -> dict[str, Any]:
-    """DeepSeek-MoE v1 (remote code) and, with latent attention, DeepSeek-V2."""
+    """What DeepSeek-MoE v1, DeepSeek-V2 and GLM-4.5 spell alike."""
     first, step = c.get("first_k_dense_replace", 0), c.get("moe_layer_freq", 1)
     return {
         "num_experts": c["n_routed_experts"],
@@ -135,22 +233,49 @@ def _deepseek(c: Config) -> dict[str, Any]:
 def _deepseek_v2(c: Config) -> dict[str, Any]:
     if c.get("q_lora_rank"):
         raise ValueError("q_lora_rank: compressed queries are not supported; allowed: null")
+    for key in ("attention_bias", "mlp_bias"):
+        _refuse(c, key, True, default=False)
     keys = ("kv_lora_rank", "qk_rope_head_dim", "qk_nope_head_dim", "v_head_dim")
-    return {**_deepseek(c), "latent": LatentAttention(**{k: c[k] for k in keys})}
+    limited = c.get("topk_method", "greedy") == "group_limited_greedy"
+    return {
+        **_deepseek(c),
+        **(_groups(c) if limited else {}),
+        "latent": LatentAttention(**{k: c[k] for k in keys}),
+        "head_dim": c["qk_nope_head_dim"] + c["qk_rope_head_dim"],
+        "rope_interleaved": True,
+    }
+
+
+def _refuse(c: Config, key: str, value: object, default: object) -> None:
+    if c.get(key, default) == value:
+        raise ValueError(f"{key}: {json.dumps(value)} is not supported")
 
 
 def _xverse(c: Config) -> dict[str, Any]:
-    """XVERSE-MoE (remote code); its own gate renormalises, see the SMoE authors' model file."""
+    """XVERSE-MoE (remote code).
+
+    Names and mathematics are those of SGLang's ``xverse_moe.py`` and of the SMoE authors' module.
+    The two differ in one thing, whether a silent configuration renormalises: it must say.
+    """
+    if "norm_topk_prob" not in c:
+        raise ValueError(
+            "norm_topk_prob: missing, and implementations of XVERSE-MoE disagree; add true (as "
+            "SMoE's authors) or false (as SGLang)"
+        )
     return {
         "num_experts": c["num_experts"],
         "top_k": c["moe_top_k"],
         "expert_width": c["intermediate_size"],
         "shared_width": (c.get("num_shared_experts") or 0) * c["intermediate_size"],
-        "gate": _softmax_gate(c.get("norm_topk_prob", True)),
+        "gate": _softmax_gate(c["norm_topk_prob"]),
     }
 
 
 def _mixtral(c: Config) -> dict[str, Any]:
+    return {**_local_experts(c), **_sliding(c, range(c["num_hidden_layers"]))}
+
+
+def _local_experts(c: Config) -> dict[str, Any]:
     return {
         "num_experts": c["num_local_experts"],
         "top_k": c["num_experts_per_tok"],
@@ -173,7 +298,10 @@ def _phimoe(c: Config) -> dict[str, Any]:
 
 
 def _olmoe(c: Config) -> dict[str, Any]:
+    bias = c.get("attention_bias", False)
     return {
+        "qkv_bias": bias,
+        "output_bias": bias,
         "num_experts": _num_experts(c),
         "top_k": c["num_experts_per_tok"],
         "expert_width": c["intermediate_size"],
@@ -184,20 +312,27 @@ def _olmoe(c: Config) -> dict[str, Any]:
 
 
 def _gpt_oss(c: Config) -> dict[str, Any]:
+    bias, count = c.get("attention_bias", True), c["num_hidden_layers"]
+    kinds = c.get("layer_types") or ["sliding_attention", "full_attention"] * count
     return {
-        **_mixtral(c),
+        **_local_experts(c),
+        **_sliding(c, (i for i in range(count) if kinds[i] == "sliding_attention")),
         "gate": GateKind.TOPK_SOFTMAX,
         "gate_bias": True,
         "expert_bias": True,
-        "qkv_bias": True,
-        "output_bias": True,
+        "swiglu_limit": c.get("swiglu_limit", 7.0),
+        "swiglu_alpha": c.get("swiglu_alpha", 1.702),
+        "qkv_bias": bias,
+        "output_bias": bias,
         "attention_sinks": True,
     }
 
 
 def _glm4_moe(c: Config) -> dict[str, Any]:
+    _refuse(c, "norm_topk_prob", False, default=True)
     return {
         **_deepseek(c),
+        **_groups(c),
         "qkv_bias": c.get("attention_bias", False),
         "qk_norm": "head" if c.get("use_qk_norm", False) else "none",
         "gate": GateKind.SIGMOID_BIAS_TOPK_RENORM,
@@ -206,17 +341,42 @@ def _glm4_moe(c: Config) -> dict[str, Any]:
 
 
 def _llama4_text(c: Config) -> dict[str, Any]:
+    count, step = c["num_hidden_layers"], c.get("interleave_moe_layer_step", 1)
+    moe = c.get("moe_layers")
+    moe = range(step - 1, count, step) if moe is None else moe
+    every = c.get("no_rope_layer_interval", 4)
+    rotated = c.get("no_rope_layers") or [(i + 1) % every for i in range(count)]
+    kinds = c.get("layer_types") or [
+        "chunked_attention" if is_rotated else "full_attention" for is_rotated in rotated
+    ]
+    size = c.get("attention_chunk_size", 8192)
+    chunked = tuple(i for i in range(count) if kinds[i] == "chunked_attention")
+    temperature = None
+    if c.get("attn_temperature_tuning", True):
+        temperature = {"floor": c.get("floor_scale", 8192), "scale": c.get("attn_scale", 0.1)}
+    bias = c.get("attention_bias", False)
     return {
         "num_experts": c["num_local_experts"],
         "top_k": c["num_experts_per_tok"],
         "expert_width": c["intermediate_size"],
         "shared_width": c["intermediate_size"],
+        "dense_layers": tuple(i for i in range(count) if i not in moe),
+        "dense_width": c.get("intermediate_size_mlp", 0),
+        "qkv_bias": bias,
+        "output_bias": bias,
+        "qk_norm": "l2" if c.get("use_qk_norm", True) else "none",
+        "rope_interleaved": True,
+        "nope_layers": tuple(i for i in range(count) if not rotated[i]),
+        "nope_temperature": temperature,
+        "window": (
+            AttentionWindow(kind="chunked", size=size, layers=chunked) if size and chunked else None
+        ),
         "gate": GateKind.TOPK_SIGMOID,
     }
 
 
 READERS: dict[str, Callable[[Config], dict[str, Any]]] = {
-    "deepseek": _deepseek,
+    "deepseek": _deepseek_v1,
     "deepseek_v2": _deepseek_v2,
     "glm4_moe": _glm4_moe,
     "gpt_oss": _gpt_oss,

@@ -12,13 +12,18 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from moebench.substrate.errors import IntegrityError, UsageError
-from moebench.substrate.models.attention import CacheWindow, GroupedQueryAttention
+from moebench.substrate.models.attention import (
+    CacheWindow,
+    GroupedQueryAttention,
+    attention_kind,
+)
 from moebench.substrate.models.block import Block, RoutedAhead, places_of
 from moebench.substrate.models.device import CPU, Device
-from moebench.substrate.models.fused import FusedLayer, fused_swiglu
-from moebench.substrate.models.layers import Norm, gate_scores, gate_weights, rope_tables
+from moebench.substrate.models.fused import FusedLayer, expert_function, fused_swiglu
+from moebench.substrate.models.layers import Norm, gate_weights, own_choice
 from moebench.substrate.models.protocol import Experts
-from moebench.substrate.models.shape import GateKind, ModelShape
+from moebench.substrate.models.rotary import Rotations
+from moebench.substrate.models.shape import ROPE_TYPES, ModelShape
 from moebench.substrate.models.states import Foreseen, Prefilled
 from moebench.substrate.terms import Gate, Ids, Lookahead, Phase, Scores
 
@@ -48,11 +53,13 @@ class Decoder:
         device: Device = CPU,
         reads_state: bool = True,
     ) -> None:
-        if shape.latent or shape.attention_sinks or shape.gate_bias:
-            raise UsageError(f"the decoder has no mathematics for {shape.family}; use a trace")
-        if shape.rope_type != "default":
-            raise UsageError(f"the decoder has no mathematics for rope_type {shape.rope_type}")
-        self.shape, self.experts = shape, experts
+        if shape.rope_type not in ROPE_TYPES:
+            raise UsageError(
+                f"the decoder has no mathematics for rope_type {shape.rope_type}; "
+                f"allowed: {', '.join(ROPE_TYPES)}"
+            )
+        self.shape = shape
+        self.experts, self._expert = experts, expert_function(shape)
         self._device, self._reads_state = device, reads_state
         self._reuse_predictions = reuse_predictions
         self._ahead: Foreseen | None = None
@@ -84,11 +91,10 @@ class Decoder:
                 f"prompt and new tokens need {longest} positions, the model has {s.max_positions}; "
                 "shorten the prompts or --new-tokens"
             )
-        dims = (s.num_layers, longest, 2 * s.num_kv_heads, s.head_dim)
-        #: For each sequence, keys above values: [layer, position, 2 · kv heads, D].
+        dims = (s.num_layers, longest, *attention_kind(s).entry(s))
+        #: For each sequence ``[layer, position, *entry]``.
         self._caches = [self._embedding.new_zeros(dims) for _ in prompts]
-        tables = [t.to(self._embedding.dtype) for t in rope_tables(s, torch.arange(longest))]
-        self._cos, self._sin = map(self._device.put, tables)
+        self._rotations = Rotations(s, longest, self._embedding.dtype, self._device)
         self._ahead = None
         #: By layer, those that were routed ahead and have not been summed.
         self._routed_ahead: dict[int, RoutedAhead] = {}
@@ -112,18 +118,10 @@ class Decoder:
         self._starts = self._cached
         self._cached = [c + n for c, n in zip(self._starts, self._new, strict=True)]
         ids = [t for seq, n in zip(self._tokens, self._new, strict=True) for t in seq[-n:]]
-        positions = [
-            p for c, n in zip(self._starts, self._new, strict=True) for p in range(c, c + n)
-        ]
-        # Values pass through the rotation with angle zero, so that one cache write serves both.
-        turned = (len(ids), self.shape.num_heads + self.shape.num_kv_heads, self.shape.head_dim)
-        still = self._cos.new_ones(len(ids), self.shape.num_kv_heads, self.shape.head_dim)
-        at = self._device.index(positions)
-        self._cos_T = torch.cat((self._cos[at, None].expand(turned), still), dim=1)
-        self._sin_T = torch.cat((self._sin[at, None].expand(turned), still * 0), dim=1)
+        self._turns = self._rotations.turns(self._starts, self._cached)
         self._windows = [
-            CacheWindow(cache, start, start + n, self.shape.num_kv_heads)
-            for cache, start, n in zip(self._caches, self._starts, self._new, strict=True)
+            CacheWindow(self.shape, cache, start, end)
+            for cache, start, end in zip(self._caches, self._starts, self._cached, strict=True)
         ]
         self._x = self._embedding[self._device.index(ids)]
         return len(ids)
@@ -141,7 +139,7 @@ class Decoder:
         """
         w = self._layers[layer]
         attention = w.attention
-        q, kv = attention.project(w.attention_norm(x_TH), self._cos_T, self._sin_T)
+        q, kv = attention.project(w.attention_norm(x_TH), *self._turns[layer])
         return attention.add(x_TH, self._found(layer, attention, q, kv))
 
     def _found(self, layer: int, attention: GroupedQueryAttention, q: Tensor, kv: Tensor) -> Tensor:
@@ -152,7 +150,8 @@ class Decoder:
         outputs = []
         for window, query, entry in zip(self._windows, queries, entries, strict=True):
             window.new[layer].copy_(entry)
-            outputs.append(attention.attend(query, window.keys[layer], window.values[layer]))
+            keys, values, mask = window.keys[layer], window.values[layer], window.masks[layer]
+            outputs.append(attention.attend(query, keys, values, mask))
         return outputs[0] if single else torch.cat(outputs)
 
     # ------------------------------------------------------------------ the MoE block
@@ -165,9 +164,7 @@ class Decoder:
         if layer in self._routed_ahead:
             _, self._logits, self._scores, *_ = self._routed_ahead[layer]
         _, logits, scores = own
-        # Top-k-first gates choose by logits; a softmax keeps their order but can merge neighbours.
-        by_logits = self.shape.gate in (GateKind.SPARSEMIXER, GateKind.TOPK_SOFTMAX)
-        ids = (logits.float() if by_logits else scores).topk(self.shape.top_k).indices
+        ids = own_choice(self.shape, logits, scores)
         state = (self._y,) if self._reads_state else ()
         # The one place in a layer where the control thread waits for the device.
         scores, ids, *read = self._device.read(scores, ids, *state)
@@ -181,12 +178,7 @@ class Decoder:
         if ahead:
             return ahead.scored
         y = self._layers[layer].mlp_norm(x)
-        return y, *self._gated(layer, y)
-
-    def _gated(self, layer: int, y: Tensor) -> tuple[Tensor, Tensor]:
-        """Logits and scores ``[T, E]`` of a layer's gate on a normalised state."""
-        logits = F.linear(y, self._layers[layer].router)
-        return logits, gate_scores(self.shape, logits)
+        return y, *self._layers[layer].gated(y)
 
     def dispatch(self, layer: int, ids_TK: Ids, weigh_as_TK: Ids) -> dict[int, int]:
         """Group rows by expert and fix the weights."""
@@ -197,18 +189,20 @@ class Decoder:
         weights = gate_weights(self.shape, self._logits, self._scores, weigh_as, fewer)
         if fewer or (ids_TK is not weigh_as_TK and (ids_TK < 0).any()):
             ids, weights = ids.clamp(min=0), weights.masked_fill(ids < 0, 0)
-        places = places_of(ids_TK)
-        outputs = self._gathered(layer, ids)
+        places, read_as = places_of(ids_TK), None
+        if self.shape.weighs_input:
+            read_as, weights = weights, (weights != 0).to(weights.dtype)
+        outputs = self._gathered(layer, ids, read_as)
         together = outputs is not None
         if outputs is None:
             outputs = self._y.new_zeros(ids_TK.size, self.shape.hidden_size)
         self._block = self._blocks[layer] = Block(
             layer, self._device, self._y, self._read_state, weights, ids_TK.ravel().tolist(),
-            places, outputs, together,
+            places, outputs, together, read_as,
         )  # fmt: skip
         return {expert: len(filled) for expert, filled in places.items()}
 
-    def _gathered(self, layer: int, ids_TK: Tensor) -> Tensor | None:
+    def _gathered(self, layer: int, ids_TK: Tensor, read_as_TK: Tensor | None) -> Tensor | None:
         """Outputs of every (row, rank) place ``[T·K, H]`` in one product, where that is cheaper.
 
         Only what `compute` was called for enters a sum, so this is no shortcut in time: the
@@ -220,7 +214,10 @@ class Decoder:
         if matrices is None:
             return None
         t, k = ids_TK.shape
-        rows = self._y[:, None].expand(t, k, -1).reshape(t * k, 1, -1)
+        rows = self._y[:, None].expand(t, k, -1)
+        if read_as_TK is not None:
+            rows = rows * read_as_TK[..., None].to(rows.dtype)
+        rows = rows.reshape(t * k, 1, -1)
         gate, up = torch.bmm(rows, matrices[0]).chunk(2, dim=-1)
         return torch.bmm(F.silu(gate) * up, matrices[1]).squeeze(1)
 
@@ -242,7 +239,7 @@ class Decoder:
             self._blocks[layer].compute_on_host(experts, swiglu)
 
     def _swiglu(self, layer: int, expert: int, rows: Tensor, on_host: bool = False) -> Tensor:
-        return fused_swiglu(rows, *self.experts.matrices(layer, expert, on_host))
+        return self._expert(rows, *self.experts.matrices(layer, expert, on_host))
 
     def shared(self, layer: int) -> None:
         """Shared experts on all rows."""
@@ -279,7 +276,7 @@ class Decoder:
     def predict(self, layer: int, later: int, done: Sequence[int], lookahead: Lookahead) -> Scores:
         """A later layer's scores: by its gate on this layer's state, or on its partial output."""
         if lookahead is Lookahead.NORMED:
-            return self._numpy(self._gated(later, self._y)[1])
+            return self._numpy(self._layers[later].gated(self._y)[1])
         if lookahead is Lookahead.GATE:
             return self._numpy(self._scored(later, self._x)[2])
         if lookahead is not Lookahead.LAYER:
@@ -312,9 +309,15 @@ class Decoder:
 
     def route_ahead(self, layer: int, ids_TK: Ids) -> None:
         """Keep this layer's normalised state, and what the next layer's gate says of it."""
-        logits, scores = self._gated(layer, self._y)
-        places = places_of(ids_TK)
-        self._routed_ahead[layer] = RoutedAhead(self._read_state, logits, scores, places, {})
+        logits, scores = self._layers[layer].gated(self._y)
+        read_as = None
+        if self.shape.weighs_input:  # as far as is known: what is dispatched may weigh otherwise
+            ids = self._device.put(torch.from_numpy(ids_TK))
+            read_as = gate_weights(self.shape, logits, scores, ids, True)
+            (read_as,) = self._device.read(read_as)
+        self._routed_ahead[layer] = RoutedAhead(
+            self._read_state, logits, scores, places_of(ids_TK), {}, read_as
+        )
 
     def defer(self, layer: int, experts: Sequence[int]) -> None:
         """Add these experts' outputs one layer later."""

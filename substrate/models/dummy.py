@@ -22,6 +22,8 @@ class DummyWeights:
         most: in place of `MOST_VALUES`.
     """
 
+    store = None
+
     def __init__(self, shape: ModelShape, most: int = MOST_VALUES) -> None:
         self.shape = shape
         total = len(shape.moe_layers) * shape.num_experts

@@ -19,12 +19,19 @@ class Norm:
     takes half as long as torch's own function, and a decoded token asks for a hundred norms.
     """
 
-    def __init__(self, shape: ModelShape, weight: Tensor, bias: Tensor | None = None) -> None:
+    def __init__(
+        self,
+        shape: ModelShape,
+        weight: Tensor,
+        bias: Tensor | None = None,
+        eps: float | None = None,
+    ) -> None:
         self._layer_norm = shape.norm == "layer" and bias is not None
-        self._eps, self._weight, self._bias = shape.norm_eps, weight, bias
+        self._eps = eps = shape.norm_eps if eps is None else eps
+        self._weight, self._bias = weight, bias
         width = weight.shape[-1]
         self._scaled = weight * math.sqrt(width)
-        self._floor = torch.tensor(math.sqrt(width * shape.norm_eps), device=weight.device)
+        self._floor = torch.tensor(math.sqrt(width * eps), device=weight.device)
 
     def __call__(self, x: Tensor) -> Tensor:
         """Normalised rows of the same shape and dtype."""
@@ -33,24 +40,6 @@ class Norm:
         y = x.float()
         length = torch.hypot(torch.linalg.vector_norm(y, dim=-1, keepdim=True), self._floor)
         return (y / length).to(x.dtype) * self._scaled
-
-
-def rope_tables(shape: ModelShape, positions: Tensor) -> tuple[Tensor, Tensor]:
-    """Cosines and (half-negated, see `rotate`) sines, each ``[..., D]`` for positions ``[...]``."""
-    d = shape.head_dim
-    inverse = shape.rope_theta ** (-torch.arange(0, d, 2, dtype=torch.float32) / d)
-    angles = positions[..., None].float() * inverse.to(positions.device)
-    cos, sin = angles.cos(), angles.sin()
-    return torch.cat((cos, cos), dim=-1), torch.cat((-sin, sin), dim=-1)
-
-
-def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Rotary embedding in the half-split convention of Hugging Face.
-
-    ``sin`` comes from `rope_tables` with its first half negated: rolling by half a head then stands
-    for "swap the halves and negate the first".
-    """
-    return torch.addcmul(x * cos, x.roll(x.shape[-1] // 2, -1), sin)
 
 
 def swiglu(x_TH: Tensor, gate_IH: Tensor, up_IH: Tensor, down_HI: Tensor) -> Tensor:
@@ -73,6 +62,26 @@ def gate_scores(shape: ModelShape, logits_TE: Tensor, bias_E: Tensor | None = No
     if shape.gate is GateKind.TOPK_SIGMOID:
         return logits_TE.sigmoid()
     return logits_TE.softmax(dim=-1)
+
+
+def own_choice(shape: ModelShape, logits_TE: Tensor, scores_TE: Tensor) -> Tensor:
+    """The model's own top-k ``[T, K]``, best first.
+
+    Where groups limit it, those are open whose best expert (of a softmax), or whose two best
+    together (of a biased sigmoid), rank highest.
+    """
+    # These choose by logits; a softmax or sigmoid keeps their order but can merge neighbours.
+    by_logits = (GateKind.SPARSEMIXER, GateKind.TOPK_SOFTMAX, GateKind.TOPK_SIGMOID)
+    ranked_TE = logits_TE.float() if shape.gate in by_logits else scores_TE
+    if shape.gate_groups is not None:
+        count, opened = shape.gate_groups
+        grouped = ranked_TE.view(len(ranked_TE), count, -1)
+        best = 2 if shape.gate is GateKind.SIGMOID_BIAS_TOPK_RENORM else 1
+        rank = grouped.topk(best, dim=-1).values.sum(-1)
+        closed = torch.ones_like(rank, dtype=torch.bool)
+        closed = closed.scatter(1, rank.topk(opened, dim=-1).indices, False)
+        ranked_TE = grouped.masked_fill(closed[..., None], float("-inf")).flatten(1)
+    return ranked_TE.topk(shape.top_k).indices
 
 
 def gate_weights(

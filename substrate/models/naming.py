@@ -1,61 +1,159 @@
 """Where each tensor of a checkpoint lives: our names, Hugging Face's names, and the dimensions.
 
-One table a family replaces every "if the model is ..." of loading, saving, validating and
+One table of layouts replaces every "if the model is ..." of loading, saving, validating and
 training.  Dimensions follow torch's ``Linear``: ``[out, in]``.
 """
 
-from dataclasses import dataclass
+from collections.abc import Container
+from dataclasses import dataclass, replace
+from typing import Literal
 
 from moebench.substrate.models.shape import ModelShape
+
+#: Values of MXFP4 that share a scale, and the bytes that hold them.
+BLOCK, BLOCK_BYTES = 32, 16
 
 
 @dataclass(frozen=True, slots=True)
 class TensorSpec:
-    """A tensor's name on disk and the dimensions that it must have."""
+    """A tensor's name on disk and the dimensions that it must have.
+
+    Attributes:
+        dims: of what is read.
+        whole: of what is stored, where that holds all experts of a layer; else None.
+        expert: which of them is read.
+        transposed: it is stored ``[in, out]``.
+        rows: which of its ``out`` are read: from, up to, and in steps of.
+        scales: the name of its blocks' scales, if it is stored as MXFP4.
+    """
 
     stored: str
     dims: tuple[int, ...]
+    whole: tuple[int, ...] | None = None
+    expert: int = 0
+    transposed: bool = False
+    rows: tuple[int | None, int | None, int | None] = (None, None, None)
+    scales: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
-class _Family:
-    """How a family spells the feed-forward part; all else is spelled alike."""
+class Layout:
+    """How a checkpoint spells the feed-forward part; all else is spelled alike.
+
+    Attributes:
+        fused: how one tensor holds gate and up projections of all experts: ``rows`` is
+            ``[E, 2·I, H]``, ``columns`` is ``[E, H, 2·I]``, ``interleaved`` the same with gate and
+            up in turn, and ``mxfp4`` that transposed, in packed blocks.  None is three tensors for
+            each expert.
+    """
 
     block: str = "mlp"
     gate: str = "gate"
     shared: str = "shared_experts"
     projections: tuple[str, str, str] = ("gate_proj", "up_proj", "down_proj")
+    fused: Literal["rows", "columns", "interleaved", "mxfp4"] | None = None
+    prefix: str = ""
 
 
-_FAMILIES = {
-    "deepseek": _Family(),
-    "mixtral": _Family(block="block_sparse_moe", projections=("w1", "w3", "w2")),
-    "olmoe": _Family(),
-    "phimoe": _Family(block="block_sparse_moe", projections=("w1", "w3", "w2")),
-    "qwen2_moe": _Family(shared="shared_expert"),
-    "qwen3_moe": _Family(),
-    "xverse": _Family(gate="router"),
+_W = ("w1", "w3", "w2")
+_LLAMA4 = Layout(block="feed_forward", gate="router", shared="shared_expert", fused="columns")
+
+#: Each family's layouts: first the one that is written; where there are more, the newer fused one
+#: (`save_pretrained(save_original_format=False)`), or text inside a model that sees, too.
+_FAMILIES: dict[str, tuple[Layout, ...]] = {
+    "deepseek": (Layout(),),
+    "deepseek_v2": (Layout(), Layout(fused="rows")),
+    "glm4_moe": (Layout(), Layout(fused="rows")),
+    "gpt_oss": (
+        Layout(gate="router", fused="interleaved"),
+        Layout(gate="router", fused="mxfp4"),
+    ),
+    "llama4_text": (_LLAMA4, replace(_LLAMA4, prefix="language_model.")),
+    "mixtral": (Layout(block="block_sparse_moe", projections=_W), Layout(fused="rows")),
+    "olmoe": (Layout(), Layout(fused="rows")),
+    "phimoe": (
+        Layout(block="block_sparse_moe", projections=_W),
+        Layout(gate="router", fused="rows"),
+    ),
+    "qwen2_moe": (
+        Layout(shared="shared_expert"),
+        Layout(shared="shared_expert", fused="rows"),
+    ),
+    "qwen3_moe": (Layout(), Layout(fused="rows")),
+    "xverse": (Layout(gate="router"),),
 }
-
-#: Families whose mathematics the decoder knows; the others are shapes for the simulator only.
-COMPUTABLE_FAMILIES = frozenset(_FAMILIES)
 
 PROJECTIONS = ("gate", "up", "down")
 
 
-def _feed_forward(prefix: str, family: _Family, hidden: int, width: int) -> dict[str, TensorSpec]:
+def written_layout(shape: ModelShape) -> Layout:
+    """The layout in which a family's checkpoints are written."""
+    return _FAMILIES[shape.family][0]
+
+
+def layout_of(shape: ModelShape, names: Container[str]) -> Layout:
+    """The layout of a checkpoint that holds tensors of these names; if none fits, the written one.
+
+    What is missing is then named as users know it.
+    """
+    for layout in _FAMILIES[shape.family]:
+        spec = expert_tensors(shape, shape.moe_layers[0], 0, layout)["gate"]
+        if spec.stored in names:
+            return layout
+    return written_layout(shape)
+
+
+def _feed_forward(prefix: str, layout: Layout, hidden: int, width: int) -> dict[str, TensorSpec]:
     dims = ((width, hidden), (width, hidden), (hidden, width))
     return {
         ours: TensorSpec(f"{prefix}.{theirs}.weight", d)
-        for ours, theirs, d in zip(PROJECTIONS, family.projections, dims, strict=True)
+        for ours, theirs, d in zip(PROJECTIONS, layout.projections, dims, strict=True)
     }
 
 
-def expert_tensors(shape: ModelShape, layer: int, expert: int) -> dict[str, TensorSpec]:
-    """A routed expert's three matrices: ``gate`` and ``up`` ``[I, H]``, ``down`` ``[H, I]``."""
-    family = _FAMILIES[shape.family]
-    prefix = f"model.layers.{layer}.{family.block}.experts.{expert}"
-    return _feed_forward(prefix, family, shape.hidden_size, shape.expert_width)
+def expert_tensors(
+    shape: ModelShape, layer: int, expert: int, layout: Layout | None = None
+) -> dict[str, TensorSpec]:
+    """A routed expert's tensors in the order of its record.
+
+    ``gate`` and ``up`` ``[I, H]``, ``down`` ``[H, I]``; their biases where the family has them.
+    """
+    layout = layout or written_layout(shape)
+    prefix = f"{layout.prefix}model.layers.{layer}.{layout.block}.experts"
+    h, i = shape.hidden_size, shape.expert_width
+    if layout.fused is None:
+        return _feed_forward(f"{prefix}.{expert}", layout, h, i)
+    specs = {}
+    packed, interleaved = layout.fused == "mxfp4", layout.fused in ("interleaved", "mxfp4")
+    halves = ((0, None, 2), (1, None, 2)) if interleaved else ((0, i, None), (i, None, None))
+    rows = dict(zip(PROJECTIONS, (*halves, (None, None, None)), strict=True))
+    transposed = layout.fused not in ("rows", "mxfp4")
+    for ours in PROJECTIONS:
+        fused, out, into = ("down_proj", h, i) if ours == "down" else ("gate_up_proj", 2 * i, h)
+        whole = (into, out) if transposed else (out, into)
+        name = f"{prefix}.{fused}"
+        specs[ours] = TensorSpec(
+            f"{name}_blocks" if packed else name,
+            (h, i) if ours == "down" else (i, h),
+            (shape.num_experts, out, into // BLOCK, BLOCK_BYTES)
+            if packed
+            else (shape.num_experts, *whole),
+            expert,
+            transposed,
+            rows[ours],
+            f"{name}_scales" if packed else None,
+        )
+    if shape.expert_bias:
+        for ours in PROJECTIONS:
+            fused, out = ("down_proj", h) if ours == "down" else ("gate_up_proj", 2 * i)
+            specs[f"{ours}.bias"] = TensorSpec(
+                f"{prefix}.{fused}_bias",
+                (h,) if ours == "down" else (i,),
+                (shape.num_experts, out),
+                expert,
+                rows=rows[ours],
+            )
+    return specs
 
 
 def _norm(ours: str, theirs: str, shape: ModelShape) -> dict[str, TensorSpec]:
@@ -67,6 +165,8 @@ def _norm(ours: str, theirs: str, shape: ModelShape) -> dict[str, TensorSpec]:
 
 def _attention(shape: ModelShape, layer: int) -> dict[str, TensorSpec]:
     ours, theirs = f"layers.{layer}", f"model.layers.{layer}.self_attn"
+    if shape.latent is not None:
+        return _latent_attention(shape, ours, theirs)
     h, d = shape.hidden_size, shape.head_dim
     q_width, kv_width = shape.num_heads * d, shape.num_kv_heads * d
     specs = {}
@@ -79,43 +179,68 @@ def _attention(shape: ModelShape, layer: int) -> dict[str, TensorSpec]:
         specs[f"{ours}.{name}"] = TensorSpec(f"{theirs}.{name}_proj.weight", (out_width, in_width))
         if biased:
             specs[f"{ours}.{name}.bias"] = TensorSpec(f"{theirs}.{name}_proj.bias", (out_width,))
-    if shape.qk_norm != "none":
+    if shape.qk_norm in ("head", "full"):
         widths = (q_width, kv_width) if shape.qk_norm == "full" else (d, d)
         for name, width in zip(("q_norm", "k_norm"), widths, strict=True):
             specs[f"{ours}.{name}"] = TensorSpec(f"{theirs}.{name}.weight", (width,))
+    if shape.attention_sinks:
+        specs[f"{ours}.sinks"] = TensorSpec(f"{theirs}.sinks", (shape.num_heads,))
     return specs
 
 
-def layer_tensors(shape: ModelShape, layer: int) -> dict[str, TensorSpec]:
+def _latent_attention(shape: ModelShape, ours: str, theirs: str) -> dict[str, TensorSpec]:
+    m = shape.latent
+    assert m is not None
+    h, heads, rank = shape.hidden_size, shape.num_heads, m.kv_lora_rank
+    tensors = {
+        "q": ("q_proj", (heads * (m.qk_nope_head_dim + m.qk_rope_head_dim), h)),
+        "kv_down": ("kv_a_proj_with_mqa", (rank + m.qk_rope_head_dim, h)),
+        "kv_norm": ("kv_a_layernorm", (rank,)),
+        "kv_up": ("kv_b_proj", (heads * (m.qk_nope_head_dim + m.v_head_dim), rank)),
+        "o": ("o_proj", (h, heads * m.v_head_dim)),
+    }
+    return {
+        f"{ours}.{name}": TensorSpec(f"{theirs}.{stored}.weight", dims)
+        for name, (stored, dims) in tensors.items()
+    }
+
+
+def layer_tensors(shape: ModelShape, layer: int, layout: Layout) -> dict[str, TensorSpec]:
     """A layer's tensors, routed experts apart."""
-    family = _FAMILIES[shape.family]
     ours, theirs = f"layers.{layer}", f"model.layers.{layer}"
     specs = _attention(shape, layer)
     specs |= _norm(f"{ours}.attention_norm", f"{theirs}.input_layernorm", shape)
     specs |= _norm(f"{ours}.mlp_norm", f"{theirs}.post_attention_layernorm", shape)
     h = shape.hidden_size
+    block = f"{theirs}.{layout.block}"
     if layer in shape.dense_layers:
-        dense = _feed_forward(f"{theirs}.mlp", family, h, shape.dense_width)
+        dense = _feed_forward(block, layout, h, shape.dense_width)
         return specs | {f"{ours}.dense.{k}": v for k, v in dense.items()}
-    block = f"{theirs}.{family.block}"
-    specs[f"{ours}.router"] = TensorSpec(f"{block}.{family.gate}.weight", (shape.num_experts, h))
+    gate = f"{block}.{layout.gate}"
+    specs[f"{ours}.router"] = TensorSpec(f"{gate}.weight", (shape.num_experts, h))
+    if shape.gate_bias:
+        name = "e_score_correction_bias" if shape.corrects_scores else "bias"
+        specs[f"{ours}.router.bias"] = TensorSpec(f"{gate}.{name}", (shape.num_experts,))
     if shape.shared_width:
-        shared = _feed_forward(f"{block}.{family.shared}", family, h, shape.shared_width)
+        shared = _feed_forward(f"{block}.{layout.shared}", layout, h, shape.shared_width)
         specs |= {f"{ours}.shared.{k}": v for k, v in shared.items()}
     if shape.shared_gated:
         specs[f"{ours}.shared_gate"] = TensorSpec(f"{block}.shared_expert_gate.weight", (1, h))
     return specs
 
 
-def common_tensors(shape: ModelShape) -> dict[str, TensorSpec]:
+def common_tensors(shape: ModelShape, layout: Layout | None = None) -> dict[str, TensorSpec]:
     """Every tensor that is not a routed expert's, by our name."""
+    layout = layout or written_layout(shape)
     vocabulary = (shape.vocab_size, shape.hidden_size)
     specs = {"embed": TensorSpec("model.embed_tokens.weight", vocabulary)}
     for layer in range(shape.num_layers):
-        specs |= layer_tensors(shape, layer)
+        specs |= layer_tensors(shape, layer, layout)
     specs |= _norm("norm", "model.norm", shape)
     if not shape.tied_head:
         specs["head"] = TensorSpec("lm_head.weight", vocabulary)
     if shape.head_bias:
         specs["head.bias"] = TensorSpec("lm_head.bias", (shape.vocab_size,))
+    if layout.prefix:
+        specs = {k: replace(s, stored=f"{layout.prefix}{s.stored}") for k, s in specs.items()}
     return specs

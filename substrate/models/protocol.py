@@ -22,10 +22,13 @@ if TYPE_CHECKING:
 class Experts(Protocol):
     """Where the mathematics finds an expert's matrices: in memory, or in the slots of a device."""
 
-    def matrices(self, layer: int, expert: int, on_host: bool = False) -> "tuple[Tensor, Tensor]":
-        """Gate above up ``[2·I, H]``, and down ``[H, I]``; where the host finds them, for it."""
+    def matrices(self, layer: int, expert: int, on_host: bool = False) -> "tuple[Tensor, ...]":
+        """Gate above up ``[2·I, H]``, and down ``[H, I]``; where the host finds them, for it.
 
-    def stacked(self, layer: int, experts: Sequence[int]) -> "tuple[Tensor, Tensor] | None":
+        Then their biases ``[2·I]`` and ``[H]``, if experts have some.
+        """
+
+    def stacked(self, layer: int, experts: Sequence[int]) -> "tuple[Tensor, ...] | None":
         """Copies of several experts' matrices: ``[n, 2·I, H]`` and ``[n, H, I]``.
 
         Only where that is cheaper than one product for each; else None.

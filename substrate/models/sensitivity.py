@@ -12,8 +12,7 @@ from torch import Tensor
 from moebench.substrate.errors import UsageError
 from moebench.substrate.models.attention import GroupedQueryAttention
 from moebench.substrate.models.decoder import Decoder
-from moebench.substrate.models.layers import gate_weights
-from moebench.substrate.models.shape import GateKind
+from moebench.substrate.models.layers import gate_weights, own_choice
 from moebench.substrate.terms import Gate, Ids
 
 
@@ -54,7 +53,10 @@ class DifferentiableDecoder(Decoder):
         """Mean of (∂ℓ / ∂d)²: what dropping the lowest expert changes to first order, over d."""
         kept_TK = ids_TK.clone()
         kept_TK[:, -1] = -1
-        change_TK = gate_weights(self.shape, logits_TE, scores_TE, kept_TK, True) - weights_TK
+        left_TK = gate_weights(self.shape, logits_TE, scores_TE, kept_TK, True)
+        if self.shape.weighs_input:  # then outputs weigh one, or nothing
+            left_TK = (left_TK != 0).to(left_TK.dtype)
+        change_TK = left_TK - weights_TK
         chosen_TK = scores_TE.gather(1, ids_TK)
         share_T = chosen_TK[:, -1] / chosen_TK.sum(1)
         assert weights_TK.grad is not None
@@ -77,16 +79,15 @@ class DifferentiableDecoder(Decoder):
 
     def _found(self, layer: int, attention: GroupedQueryAttention, q: Tensor, kv: Tensor) -> Tensor:
         """What rows find, without a cache: what is written in place stops gradients."""
-        keys, values = kv.transpose(0, 1)[None].chunk(2, dim=1)
-        return attention.attend(q, keys, values)
+        keys, values = attention.split(self.shape, kv.transpose(0, 1)[None])
+        return attention.attend(q, keys, values, self._windows[0].masks[layer])
 
     def gate(self, layer: int) -> Gate:
         """As the decoder's; what is returned has no gradients."""
         self._y, self._logits, self._scores = self._scored(layer, self._x)
         self._block, self._shared_out = None, None
-        by_logits = self.shape.gate in (GateKind.SPARSEMIXER, GateKind.TOPK_SOFTMAX)
-        ranked = (self._logits.float() if by_logits else self._scores).detach()
-        return Gate(self._scores.detach().numpy(), ranked.topk(self.shape.top_k).indices.numpy())
+        logits, scores = self._logits.detach(), self._scores.detach()
+        return Gate(scores.numpy(), own_choice(self.shape, logits, scores).numpy())
 
     def dispatch(self, layer: int, ids_TK: Ids, weigh_as_TK: Ids) -> dict[int, int]:
         """As the decoder's; the weights' gradients are kept."""

@@ -4,6 +4,7 @@ A `ModelShape` holds numbers only.  Costs, memory budgets, the decoder and the s
 it; `substrate.models.config` makes one from a Hugging Face configuration.
 """
 
+import math
 from enum import StrEnum
 from functools import cached_property
 from itertools import zip_longest
@@ -19,6 +20,10 @@ BITS_PER_WEIGHT: dict[str, float] = {
     "fp32": 32, "bf16": 16, "fp16": 16, "4bit": 4.15625, "2bit": 3.015625,
 }  # fmt: skip
 Precision = Literal["fp32", "bf16", "fp16", "4bit", "2bit"]
+
+
+#: Ways to stretch rotary positions that `substrate.models.rotary` knows.
+ROPE_TYPES = ("default", "linear", "llama3", "longrope", "yarn")
 
 
 class GateKind(StrEnum):
@@ -43,6 +48,67 @@ class LatentAttention(BaseModel):
     v_head_dim: int = Field(gt=0)
 
 
+class RopeScaling(BaseModel):
+    """How rotary positions are stretched beyond the lengths that a model was first trained on.
+
+    Attributes:
+        attention_factor: multiplies cosines and sines; of longrope in texts of up to
+            ``original_max_positions``, in longer ones it is ``long_attention_factor``.
+        mscale_all_dim: DeepSeek's: attention is scaled by its factor's square.
+        beta_fast, beta_slow, truncate: yarn's.
+        low_freq_factor, high_freq_factor: llama3's.
+        short_factor, long_factor: longrope's, for each frequency.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    factor: float = Field(gt=0)
+    original_max_positions: int = Field(gt=0)
+    attention_factor: float = Field(default=1.0, gt=0)
+    long_attention_factor: float = Field(default=1.0, gt=0)
+    mscale_all_dim: float = 0.0
+    beta_fast: float = Field(default=32.0, gt=0)
+    beta_slow: float = Field(default=1.0, gt=0)
+    truncate: bool = True
+    low_freq_factor: float = Field(default=1.0, gt=0)
+    high_freq_factor: float = Field(default=4.0, gt=0)
+    short_factor: tuple[float, ...] = ()
+    long_factor: tuple[float, ...] = ()
+
+
+def yarn_mscale(factor: float, mscale: float) -> float:
+    """By what yarn multiplies attention's logits, half of it on either side."""
+    return 1.0 if factor <= 1 else 0.1 * mscale * math.log(factor) + 1.0
+
+
+class AttentionWindow(BaseModel):
+    """Layers whose rows see the last ``size`` positions only, or those of their own chunk."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    kind: Literal["sliding", "chunked"]
+    size: int = Field(gt=0)
+    layers: tuple[int, ...]
+
+    def first(self, position: int) -> int:
+        """The first position that a row sees."""
+        if self.kind == "chunked":
+            return position // self.size * self.size
+        return max(0, position - self.size + 1)
+
+
+class Temperature(BaseModel):
+    """Llama 4's scale of the queries of layers without rotary positions.
+
+    It is log(1 + floor((position + 1) / floor)) · scale + 1.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    floor: float = Field(gt=0)
+    scale: float
+
+
 class ModelShape(BaseModel):
     """Every number of a decoder that placement, costs and mathematics need.
 
@@ -63,11 +129,20 @@ class ModelShape(BaseModel):
     qkv_bias: bool = False
     output_bias: bool = False
     attention_sinks: bool = False
-    qk_norm: Literal["none", "head", "full"] = "none"
+    #: ``l2`` has no weights, and none in layers without rotary positions.
+    qk_norm: Literal["none", "head", "full", "l2"] = "none"
     latent: LatentAttention | None = None
     clip_qkv: float | None = None
     rope_theta: float = Field(default=10_000.0, gt=0)
     rope_type: str = "default"
+    rope_scaling: RopeScaling | None = None
+    #: Of a head's values, how many are rotated; None is all.
+    rotary_dim: int | None = Field(default=None, gt=0)
+    #: Neighbours are rotated together, not values that are half a head apart.
+    rope_interleaved: bool = False
+    nope_layers: tuple[int, ...] = ()
+    nope_temperature: Temperature | None = None
+    window: AttentionWindow | None = None
     max_positions: int = Field(default=4096, gt=0)
 
     norm: Literal["rms", "layer"] = "rms"
@@ -79,6 +154,9 @@ class ModelShape(BaseModel):
     top_k: int = Field(gt=0)
     expert_width: int = Field(gt=0)
     expert_bias: bool = False
+    #: gpt-oss clamps its experts' projections to this; its gate's sigmoid has this slope.
+    swiglu_limit: float | None = None
+    swiglu_alpha: float = 1.0
     dense_layers: tuple[int, ...] = ()
     dense_width: int = 0
     shared_width: int = 0
@@ -86,6 +164,8 @@ class ModelShape(BaseModel):
     gate: GateKind
     gate_bias: bool = False
     gate_jitter: float = 0.01
+    #: Experts in so many groups, of which so many may be chosen from.
+    gate_groups: tuple[int, int] | None = None
     routed_scaling_factor: float = 1.0
 
     @model_validator(mode="after")
@@ -96,9 +176,21 @@ class ModelShape(BaseModel):
             raise ValueError(f"{self.num_heads} heads do not divide by {self.num_kv_heads}")
         if self.dense_layers and not self.dense_width:
             raise ValueError("dense layers need a dense intermediate size")
+        if self.gate_groups is not None and self.num_experts % self.gate_groups[0]:
+            raise ValueError(f"{self.num_experts} experts in {self.gate_groups[0]} equal groups")
         if not self.moe_layers:
             raise ValueError("no layer has routed experts")
         return self
+
+    @property
+    def weighs_input(self) -> bool:
+        """Whether a gate's weight multiplies what an expert reads, not what it gives (Llama 4)."""
+        return self.gate is GateKind.TOPK_SIGMOID
+
+    @property
+    def corrects_scores(self) -> bool:
+        """Whether the gate's bias is added to scores and chooses, or to logits and weighs, too."""
+        return self.gate is GateKind.SIGMOID_BIAS_TOPK_RENORM
 
     @cached_property
     def moe_layers(self) -> tuple[int, ...]:
@@ -134,7 +226,7 @@ class ModelShape(BaseModel):
         params = h * (q_width + 2 * kv_width) + q_width * h
         params += (q_width + 2 * kv_width) * self.qkv_bias + h * self.output_bias
         params += self.num_heads * self.attention_sinks
-        norms = {"none": 0, "head": 2 * self.head_dim, "full": q_width + kv_width}
+        norms = {"none": 0, "l2": 0, "head": 2 * self.head_dim, "full": q_width + kv_width}
         return params + norms[self.qk_norm]
 
     @property
@@ -187,7 +279,7 @@ class ModelShape(BaseModel):
             attention = 5
         else:
             attention = 4 + 3 * self.qkv_bias + self.output_bias + self.attention_sinks
-            attention += 2 * (self.qk_norm != "none")
+            attention += 2 * (self.qk_norm in ("head", "full"))
         if layer in self.dense_layers:
             return norms + attention + 3
         shared = 3 + self.shared_gated if self.shared_width else 0

@@ -1,60 +1,35 @@
 """Checkpoints in, experts out: safetensors to common weights and one record per expert.
 
 A *record* is one routed expert as a flat run of numbers: gate ``[I, H]``, up ``[I, H]`` and down
-``[H, I]``, in this order.  It is what moves between tiers, what fills a slot, and what is read
-from disk in one piece.  Nothing here ever unpickles.
+``[H, I]``, in this order, then their biases if it has some.  It is what moves between tiers, what
+fills a slot, and what is read from disk in one piece.  Nothing here ever unpickles.
 """
 
-import fcntl
 import hashlib
 import json
-import os
-import shutil
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import ExitStack
-from dataclasses import dataclass
-from itertools import islice, product
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, BinaryIO, Protocol
+from typing import Any, cast
 
 import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from moebench.substrate.errors import CheckpointError
-from moebench.substrate.models.config import read_shape
+from moebench.substrate.models.config import read_config, shape_of
+from moebench.substrate.models.expert_store import ExpertStore, Weights
 from moebench.substrate.models.naming import (
-    COMPUTABLE_FAMILIES,
-    PROJECTIONS,
     TensorSpec,
     common_tensors,
     expert_tensors,
+    layout_of,
 )
+from moebench.substrate.models.packed import unpacked
 from moebench.substrate.models.shape import ModelShape
 
-#: Records start at multiples of this many bytes, so that a disk can be read without the page cache.
-ALIGNMENT = 4096
-
-
-class Weights(Protocol):
-    """What a model computes with: a checkpoint's weights, or dummies in its shape.
-
-    Attributes:
-        distinct: how many experts have records of their own; counted through all layers, the n-th
-            has that of the (n mod distinct)-th.
-    """
-
-    shape: ModelShape
-
-    @property
-    def distinct(self) -> int:
-        """See above."""
-
-    def common(self, dtype: torch.dtype) -> dict[str, Tensor]:
-        """Every tensor that is not a routed expert's, by our name."""
-
-    def expert_record(self, layer: int, expert: int, dtype: torch.dtype) -> Tensor:
-        """One routed expert as a flat record ``[3·I·H]``."""
+#: What a checkpoint's weights may be stored as: safetensors' names, and ours.
+STORED_AS = {"BF16": "bf16", "F16": "fp16", "F32": "fp32"}
+DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 
 
 class Checkpoint:
@@ -67,23 +42,31 @@ class Checkpoint:
         CheckpointError: a missing, truncated or mis-shaped file or tensor.
     """
 
+    #: Where its experts' records are already, if it was imported.
+    store: ExpertStore | None = None
+
     def __init__(self, path: Path) -> None:
         if not path.is_dir():
             raise CheckpointError(f"{path}: no such directory; expected a Hugging Face checkpoint")
         self.path = path
-        self.shape = read_shape(path / "config.json")
-        if self.shape.family not in COMPUTABLE_FAMILIES:
+        config = read_config(path / "config.json")
+        self.shape = shape_of(config, str(path / "config.json"))
+        method = (config.get("quantization_config") or {}).get("quant_method")
+        if method and (method, self.shape.family) != ("mxfp4", "gpt_oss"):
             raise CheckpointError(
-                f"{path}: the decoder does not know model_type {self.shape.family!r}; "
-                f"allowed: {', '.join(sorted(COMPUTABLE_FAMILIES))}"
+                f"{path}: its weights are quantised ({method}); allowed: "
+                f"{', '.join(STORED_AS.values())}, and mxfp4 of gpt_oss"
             )
-        self._stack = ExitStack()
-        self._files = {file: self._open(file) for file in self._shards()}
-        self._holder = {name: f for f in self._files.values() for name in f.keys()}  # noqa: SIM118
-        self._check(common_tensors(self.shape).values())
+        self._open: dict[Path, Any] = {}
+        self._holder = {name: file for file in self._shards() for name in self._file(file).keys()}  # noqa: SIM118
+        self._layout = layout_of(self.shape, self._holder)
+        self._common = common_tensors(self.shape, self._layout)
+        self._check(self._common.values())
         for layer in self.shape.moe_layers:
             for expert in range(self.shape.num_experts):
-                self._check(expert_tensors(self.shape, layer, expert).values())
+                self._check(self._expert(layer, expert).values())
+                if self._layout.fused:  # one tensor holds all of them
+                    break
 
     def _shards(self) -> list[Path]:
         index = self.path / "model.safetensors.index.json"
@@ -98,41 +81,90 @@ class Checkpoint:
             raise CheckpointError(f"{index}: not a safetensors index ({error})") from error
         return [self.path / name for name in names]
 
-    def _open(self, file: Path) -> Any:
-        try:
-            return self._stack.enter_context(safe_open(file, framework="pt"))
-        except FileNotFoundError as error:
-            raise CheckpointError(f"{file}: named by the index but missing") from error
-        except (SafetensorError, OSError) as error:
-            raise CheckpointError(f"{file}: truncated or not safetensors ({error})") from error
+    def _file(self, file: Path) -> Any:
+        """A shard, open."""
+        if file not in self._open:
+            try:
+                self._open[file] = cast(Any, safe_open(file, framework="pt")).__enter__()
+            except FileNotFoundError as error:
+                raise CheckpointError(f"{file}: named by the index but missing") from error
+            except (SafetensorError, OSError) as error:
+                raise CheckpointError(f"{file}: truncated or not safetensors ({error})") from error
+        return self._open[file]
+
+    def _stored(self, name: str) -> Any:
+        """A tensor's dimensions, type and parts; None where there is no such tensor."""
+        file = self._holder.get(name)
+        return None if file is None else self._file(file).get_slice(name)
 
     def _check(self, specs: Iterable[TensorSpec]) -> None:
         for spec in specs:
-            holder = self._holder.get(spec.stored)
-            if holder is None:
-                raise CheckpointError(f"{self.path}: tensor {spec.stored} is missing")
-            dims = tuple(holder.get_slice(spec.stored).get_shape())
-            if dims != spec.dims:
-                raise CheckpointError(
-                    f"{self.path}: tensor {spec.stored} has shape {list(dims)}, "
-                    f"its config.json demands {list(spec.dims)}"
-                )
+            whole = spec.whole or spec.dims
+            if spec.scales is None:
+                self._check_one(spec.stored, whole, STORED_AS)
+            else:
+                self._check_one(spec.stored, whole, {"U8": "uint8"})
+                self._check_one(spec.scales, whole[:-1], {"U8": "uint8"})
 
-    def _read(self, stored: str, dtype: torch.dtype) -> Tensor:
-        tensor: Tensor = self._holder[stored].get_tensor(stored)
+    def _check_one(self, name: str, demanded: tuple[int, ...], types: Mapping[str, str]) -> None:
+        found = self._stored(name)
+        if found is None:
+            raise CheckpointError(f"{self.path}: tensor {name} is missing")
+        dims = tuple(found.get_shape())
+        if dims != demanded:
+            raise CheckpointError(
+                f"{self.path}: tensor {name} has shape {list(dims)}, "
+                f"its config.json demands {list(demanded)}"
+            )
+        if found.get_dtype() not in types:
+            raise CheckpointError(
+                f"{self.path}: tensor {name} is stored as {found.get_dtype()}; "
+                f"allowed: {', '.join(types.values())}"
+            )
+
+    def _expert(self, layer: int, expert: int) -> dict[str, TensorSpec]:
+        return expert_tensors(self.shape, layer, expert, self._layout)
+
+    def _read(self, spec: TensorSpec, dtype: torch.dtype) -> Tensor:
+        """A tensor, or the part of one that is meant: no more of the file is read."""
+        if spec.whole is None:
+            tensor: Tensor = self._file(self._holder[spec.stored]).get_tensor(spec.stored)
+            return tensor.to(dtype)
+        stored, rows = self._stored(spec.stored), slice(*spec.rows)
+        if spec.scales is not None:
+            blocks, scales = stored[spec.expert], self._stored(spec.scales)[spec.expert]
+            return unpacked(blocks[rows], scales[rows]).to(dtype)
+        if spec.transposed or rows.step:
+            tensor = stored[spec.expert]
+            tensor = (tensor.T if spec.transposed else tensor)[rows]
+        else:
+            tensor = stored[spec.expert, rows]
         return tensor.to(dtype)
+
+    @property
+    def files(self) -> list[Path]:
+        """The files with weights."""
+        return sorted({*self._holder.values()})
 
     def common(self, dtype: torch.dtype) -> dict[str, Tensor]:
         """Every tensor that is not a routed expert's, by our name."""
-        return {
-            ours: self._read(spec.stored, dtype)
-            for ours, spec in common_tensors(self.shape).items()
-        }
+        return {ours: self._read(spec, dtype) for ours, spec in self._common.items()}
+
+    def common_part(self, names: Iterable[str]) -> dict[str, Tensor]:
+        """Some of these, as they are stored."""
+        dtypes = {name: STORED_AS[self._stored(self._common[name].stored).get_dtype()]
+                  for name in names}  # fmt: skip
+        return {name: self._read(self._common[name], DTYPES[as_]) for name, as_ in dtypes.items()}
+
+    @property
+    def common_names(self) -> list[str]:
+        """Our names of the tensors that are not routed experts'."""
+        return list(self._common)
 
     def expert_record(self, layer: int, expert: int, dtype: torch.dtype) -> Tensor:
-        """One routed expert as a flat record ``[3·I·H]``."""
-        specs = expert_tensors(self.shape, layer, expert)
-        return torch.cat([self._read(specs[p].stored, dtype).flatten() for p in PROJECTIONS])
+        """One routed expert as a flat record ``[3·I·H]``, biases after it."""
+        specs = self._expert(layer, expert).values()
+        return torch.cat([self._read(spec, dtype).flatten() for spec in specs])
 
     @property
     def distinct(self) -> int:
@@ -142,31 +174,33 @@ class Checkpoint:
     def content_hash(self) -> str:
         """A hash of the configuration and of every weight file, for provenance."""
         digest = hashlib.sha256()
-        for file in [self.path / "config.json", *sorted(self._files)]:
+        for file in [self.path / "config.json", *self.files]:
             with file.open("rb") as stream:
                 digest.update(hashlib.file_digest(stream, "sha256").digest())
         return digest.hexdigest()[:16]
 
     def close(self) -> None:
-        """Release the files."""
-        self._stack.close()
+        """Release the files, and the memory that maps them; what is asked for opens them again."""
+        while self._open:
+            _, file = self._open.popitem()
+            file.__exit__(None, None, None)
 
 
-def own_records(weights: Weights) -> Iterator[tuple[int, int]]:
-    """Layer and expert of each record that is no other expert's."""
-    shape = weights.shape
-    return islice(product(shape.moe_layers, range(shape.num_experts)), weights.distinct)
-
-
-def unpack(shape: ModelShape, record: Tensor) -> tuple[Tensor, Tensor]:
+def unpack(shape: ModelShape, record: Tensor) -> tuple[Tensor, ...]:
     """Records ``[..., 3·I·H]`` as two matrices each, without copying.
 
     Returns:
-        gate above up ``[..., 2·I, H]``, and down ``[..., H, I]``.
+        gate above up ``[..., 2·I, H]``, and down ``[..., H, I]``; where experts have biases, then
+        these: ``[..., 2·I]`` and ``[..., H]``.
     """
-    lead, half = record.shape[:-1], 2 * shape.expert_width * shape.hidden_size
-    gate_up = record[..., :half].view(*lead, 2 * shape.expert_width, shape.hidden_size)
-    return gate_up, record[..., half:].view(*lead, shape.hidden_size, shape.expert_width)
+    width, hidden = shape.expert_width, shape.hidden_size
+    lead, half = record.shape[:-1], 2 * width * hidden
+    gate_up = record[..., :half].view(*lead, 2 * width, hidden)
+    if not shape.expert_bias:
+        return gate_up, record[..., half:].view(*lead, hidden, width)
+    sizes = [width * hidden, 2 * width, hidden]
+    down, gate_up_bias, down_bias = torch.split(record[..., half:], sizes, dim=-1)
+    return gate_up, down.reshape(*lead, hidden, width), gate_up_bias, down_bias
 
 
 #: From so many experts on, of at most so many bytes each, one grouped product of their copies takes
@@ -182,6 +216,7 @@ def stacks(shape: ModelShape, like: Tensor, count: int) -> bool:
     size = like.element_size()
     return (
         count >= STACK_EXPERTS
+        and not shape.expert_bias  # a grouped product adds none
         and shape.expert_params * size <= STACK_BYTES
         and not shape.hidden_size * size % STACK_STRIDE
         and not shape.expert_width * size % STACK_STRIDE
@@ -198,26 +233,34 @@ class ResidentExperts:
 
     def __init__(self, weights: Weights, dtype: torch.dtype) -> None:
         shape = self._shape = weights.shape
-        self._gathers = shape.expert_params * dtype.itemsize <= GATHER_BYTES
+        # A gathered product knows no biases.
+        small = shape.expert_params * dtype.itemsize <= GATHER_BYTES
+        self._gathers = small and not shape.expert_bias
         self._layers: dict[int, tuple[Tensor, Tensor]] = {}
+        self._biases: dict[int, tuple[Tensor, Tensor]] = {}
         for layer in shape.moe_layers:
             records = [
                 unpack(shape, weights.expert_record(layer, expert, dtype))
                 for expert in range(shape.num_experts)
             ]
             # Stored transposed, [E, H, 2·I] and [E, I, H]: batched products of one row want it so.
-            gate_up, down = zip(*records, strict=True)
+            gate_up, down, *biases = zip(*records, strict=True)
             self._layers[layer] = (
                 torch.stack(gate_up).transpose(1, 2).contiguous(),
                 torch.stack(down).transpose(1, 2).contiguous(),
             )
+            if biases:
+                self._biases[layer] = (torch.stack(biases[0]), torch.stack(biases[1]))
 
-    def matrices(self, layer: int, expert: int, on_host: bool = False) -> tuple[Tensor, Tensor]:
-        """Gate above up ``[2·I, H]``, and down ``[H, I]``."""
+    def matrices(self, layer: int, expert: int, on_host: bool = False) -> tuple[Tensor, ...]:
+        """Gate above up ``[2·I, H]``, and down ``[H, I]``; then their biases, if there are."""
         gate_up, down = self._layers[layer]
-        return gate_up[expert].T, down[expert].T
+        if not self._biases:
+            return gate_up[expert].T, down[expert].T
+        gate_up_bias, down_bias = self._biases[layer]
+        return gate_up[expert].T, down[expert].T, gate_up_bias[expert], down_bias[expert]
 
-    def stacked(self, layer: int, experts: Sequence[int]) -> tuple[Tensor, Tensor] | None:
+    def stacked(self, layer: int, experts: Sequence[int]) -> tuple[Tensor, ...] | None:
         """Several small experts' matrices: ``[n, 2·I, H]`` and ``[n, H, I]``."""
         gate_up, down = self._layers[layer]
         if not stacks(self._shape, gate_up, len(experts)):
@@ -230,89 +273,9 @@ class ResidentExperts:
     def gathered(self, layer: int, experts: Tensor) -> tuple[Tensor, Tensor] | None:
         """The same for several experts, transposed: ``[n, H, 2·I]`` and ``[n, I, H]``.
 
-        None if they are too large to be copied.
+        None if they are too large to be copied, or have biases.
         """
         if not self._gathers:
             return None
         gate_up, down = self._layers[layer]
         return gate_up.index_select(0, experts), down.index_select(0, experts)
-
-
-@dataclass(frozen=True, slots=True)
-class ExpertStore:
-    """Expert records in one file, aligned, readable one by one: the disk tier itself."""
-
-    path: Path
-    shape: ModelShape
-    dtype: torch.dtype
-    #: As in `Weights`.
-    distinct: int
-
-    @property
-    def record_values(self) -> int:
-        """Numbers in a record."""
-        return self.shape.expert_params
-
-    @property
-    def record_bytes(self) -> int:
-        """Bytes that a record holds."""
-        return self.record_values * self.dtype.itemsize
-
-    @property
-    def stride_bytes(self) -> int:
-        """Distance between the starts of two records."""
-        return -(-self.record_bytes // ALIGNMENT) * ALIGNMENT
-
-    def offset(self, layer: int, expert: int) -> int:
-        """Where an expert's record starts."""
-        index = self.shape.moe_layers.index(layer) * self.shape.num_experts + expert
-        return index % self.distinct * self.stride_bytes
-
-    @classmethod
-    def build(cls, weights: Weights, path: Path, dtype: torch.dtype) -> "ExpertStore":
-        """Write every expert's record, in place by a rename; a finished store is reused."""
-        store = cls(path, weights.shape, dtype, weights.distinct)
-        if store._finished():
-            return store
-        path.parent.mkdir(parents=True, exist_ok=True)
-        free = shutil.disk_usage(path.parent).free
-        if store.total_bytes > free:
-            raise CheckpointError(
-                f"{path}: the expert records need {store.total_bytes / 1e9:.4g} GB, "
-                f"{free / 1e9:.4g} GB are free there; free some or give another --store"
-            )
-        partial = path.with_suffix(".partial")
-        descriptor = os.open(partial, os.O_RDWR | os.O_CREAT, 0o644)
-        with os.fdopen(descriptor, "r+b") as file:
-            # A second run waits here, and then finds the first one's store finished.
-            fcntl.flock(file, fcntl.LOCK_EX)
-            if store._finished():
-                partial.unlink(missing_ok=True)
-                return store
-            try:
-                file.truncate(0)
-                store._write(weights, file)
-                file.flush()
-                partial.replace(path)
-            except OSError as error:
-                partial.unlink(missing_ok=True)
-                raise CheckpointError(
-                    f"{path}: the expert records could not be written ({error.strerror}); free "
-                    f"{store.total_bytes / 1e9:.3g} GB there, or give another --store"
-                ) from error
-        return store
-
-    @property
-    def total_bytes(self) -> int:
-        """Bytes of the whole file."""
-        return self.distinct * self.stride_bytes
-
-    def _finished(self) -> bool:
-        return self.path.exists() and self.path.stat().st_size == self.total_bytes
-
-    def _write(self, weights: Weights, file: BinaryIO) -> None:
-        for layer, expert in own_records(weights):
-            file.seek(self.offset(layer, expert))
-            record = weights.expert_record(layer, expert, self.dtype)
-            file.write(record.view(torch.uint8).numpy().tobytes())
-        file.truncate(self.total_bytes)

@@ -32,6 +32,7 @@ LAYERS = [
     "reports",
     "harness.console",
     "harness.options",
+    "harness.hub",
     "harness.run",
     "harness.conformance",
     "harness.sweep",

@@ -28,7 +28,8 @@ OPTIONS = {
         "--system", "--variant", "--setting", "--workload", "--machine", "--software", "--model",
         "--weights", "--precision", "--batch", "--alpha", "--prompts", "--new-tokens",
         "--cache-ratio", "--slots", "--allow-overcommit", "--device-memory", "--free-host-gb",
-        "--set", "--scoring", "--few-shot", "--calibrate-from", "--calibrate-texts", "--seed",
+        "--set", "--scoring", "--few-shot", "--plain-prompts", "--calibrate-from",
+        "--calibrate-texts", "--seed",
         "--data-dir", "--store", "--timeline", "--routing", "--trace", "--reconstruct-scores",
         "--force", "--no-interval", "--json", "--emulated-link", "--page-cache",
         "--device",
@@ -68,7 +69,8 @@ OPTIONS = {
     "models train": {
         "--from", "--data-dir", "--out", "--tokens", "--seed", "--balance", "--device", "--threads",
     },
-    "models import": {"--name", "--out"},
+    "models import": {"--dtype", "--out", "--scale"},
+    "models fetch": {"--out", "--revision"},
     "models verify": {"--all", "--data-dir", "--quick", "--write", "--json"},
     "models targets": {"--data-dir", "--write", "--json"},
     "trace record": {

@@ -62,6 +62,7 @@ def test_a_table_for_each_setting_and_batch() -> None:
         ("new-tokens", {"new_tokens": 8}),
         ("seed", {"seed": 1}),
         ("few-shot", {"few_shot": 5}),
+        ("plain-prompts", {"plain_prompts": True}),
         ("scoring", {"scoring": "generation"}),
         ("software", {"software": "hf-eager"}),
         ("workloads", {"workload": "facts"}),

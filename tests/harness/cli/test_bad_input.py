@@ -301,7 +301,7 @@ def test_checkpoints(weights: Path, spoil: Callable[[Path], object], says: str) 
 def test_weights_of_another_model(model: str, says: str) -> None:
     line = refused(*SMOE, "--model", model, "--weights", scale_path(SCALE_MODEL))
     assert re.search(says, line)
-    assert "only widths and vocabulary may differ" in line
+    assert "only widths, positions and vocabulary may differ" in line
 
 
 def test_weights_that_are_nowhere() -> None:

@@ -82,7 +82,7 @@ def test_list_has_every_recipe_with_its_original_s_topology() -> None:
 
 def test_import_keeps_the_weights_and_writes_a_manifest(here: Path) -> None:
     source = make_model(here / NAME)
-    called = call("models", "import", source)
+    called = call("models", "import", source, "--scale", NAME)
     assert called.code == 0
     out = here / OWN
     assert f"--weights .moebench/models/{NAME}" in called.err
@@ -113,7 +113,7 @@ def test_import_keeps_the_weights_and_writes_a_manifest(here: Path) -> None:
     ],
 )
 def test_import_refuses_in_one_line(here: Path, changes: dict[str, Any], message: str) -> None:
-    called = call("models", "import", make_model(here / NAME, **changes))
+    called = call("models", "import", make_model(here / NAME, **changes), "--scale", NAME)
     assert called.code == 2
     assert message in called.err
     assert len(called.err.splitlines()) == 1
@@ -123,12 +123,12 @@ def test_import_refuses_in_one_line(here: Path, changes: dict[str, Any], message
 def test_import_of_what_is_no_checkpoint(here: Path) -> None:
     (here / "model").mkdir()
     for folder, message in (("model", "config.json"), ("none", "no such directory")):
-        called = call("models", "import", folder, "--name", NAME)
+        called = call("models", "import", folder, "--scale", NAME)
         assert (called.code, len(called.err.splitlines())) == (2, 1)
         assert message in called.err
     source = make_model(here / NAME)
     (source / "tokenizer.json").write_text("{}")
-    called = call("models", "import", source)
+    called = call("models", "import", source, "--scale", NAME)
     assert (called.code, len(called.err.splitlines())) == (2, 1)
     assert "not a tokenizer" in called.err
 
@@ -138,7 +138,7 @@ def test_import_of_what_is_no_checkpoint(here: Path) -> None:
 
 @pytest.mark.usefixtures("small")
 def test_verify_measures_writes_and_compares(here: Path) -> None:
-    assert call("models", "import", make_model(here / NAME)).code == 0
+    assert call("models", "import", make_model(here / NAME), "--scale", NAME).code == 0
     first = call("models", "verify", OWN)
     assert first.code == 0
     assert "the manifest holds no measurement" in first.err
@@ -181,7 +181,7 @@ def test_verify_measures_writes_and_compares(here: Path) -> None:
 
 @pytest.mark.usefixtures("small")
 def test_verify_adds_prose_from_a_data_folder(here: Path) -> None:
-    assert call("models", "import", make_model(here / NAME)).code == 0
+    assert call("models", "import", make_model(here / NAME), "--scale", NAME).code == 0
     data = here / "data"
     (data / "corpus").mkdir(parents=True)
     missing = call("models", "verify", OWN, "--data-dir", data, "--write")
@@ -193,7 +193,7 @@ def test_verify_adds_prose_from_a_data_folder(here: Path) -> None:
 
 @pytest.mark.parametrize("name", SCALE_FILES)
 def test_a_file_that_differs_from_the_manifest_is_one_line(here: Path, name: str) -> None:
-    assert call("models", "import", make_model(here / NAME)).code == 0
+    assert call("models", "import", make_model(here / NAME), "--scale", NAME).code == 0
     file = here / OWN / name
     file.write_bytes(file.read_bytes() + b" ")
     called = call("models", "verify", OWN)

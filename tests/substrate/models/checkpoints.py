@@ -1,8 +1,8 @@
 """Tiny random checkpoints in the true Hugging Face formats.
 
-Five families go through transformers itself; DeepSeek-MoE v1 and XVERSE-MoE, whose code is remote,
-are written by hand with the names that their own files use.  Every one-dimensional parameter is
-random too, so that a forgotten bias or norm shows.
+Families that it has a class for go through transformers itself; DeepSeek-MoE v1 and XVERSE-MoE,
+whose code is remote, are written by hand with the names that their own files use.  Norms and biases
+are random too, so that a forgotten one shows.
 """
 
 import json
@@ -50,7 +50,12 @@ HF_FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "mixtral": (
         "Mixtral",
-        {"num_local_experts": EXPERTS, "num_experts_per_tok": 2, "intermediate_size": 24},
+        {
+            "num_local_experts": EXPERTS,
+            "num_experts_per_tok": 2,
+            "intermediate_size": 24,
+            "sliding_window": 9,
+        },
     ),
     "olmoe": (
         "Olmoe",
@@ -83,9 +88,104 @@ HF_FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
             "attention_bias": True,
             "lm_head_bias": True,
             "router_jitter_noise": 0.3,  # wide, so that rivals do share the weight
+            "rope_parameters": {
+                "rope_type": "longrope",
+                "rope_theta": 1e4,
+                "original_max_position_embeddings": 48,
+                "short_factor": [1.0, 1.1, 1.3, 1.6],
+                "long_factor": [1.0, 2.0, 3.0, 4.0],
+                "short_mscale": 1.2,
+                "long_mscale": 1.3,
+            },
         },
     ),
-}
+    "deepseek_v2": (
+        "DeepseekV2",
+        {
+            "num_key_value_heads": HEADS,
+            "kv_lora_rank": 16,
+            "q_lora_rank": None,
+            "qk_rope_head_dim": 8,
+            "qk_nope_head_dim": 12,
+            "v_head_dim": 10,
+            "n_routed_experts": EXPERTS,
+            "n_shared_experts": 2,
+            "num_experts_per_tok": 3,
+            "first_k_dense_replace": 1,
+            "moe_intermediate_size": 12,
+            "intermediate_size": 48,
+            "rope_parameters": {
+                "rope_type": "yarn",
+                "rope_theta": 1e4,
+                "factor": 4.0,
+                "original_max_position_embeddings": 16,
+                "mscale": 0.7,
+                "mscale_all_dim": 0.6,
+            },
+        },
+    ),
+    "glm4_moe": (
+        "Glm4Moe",
+        {
+            "head_dim": 16,
+            "n_routed_experts": EXPERTS,
+            "n_shared_experts": 1,
+            "num_experts_per_tok": 3,
+            "first_k_dense_replace": 1,
+            "moe_intermediate_size": 12,
+            "intermediate_size": 48,
+            "attention_bias": True,
+            "use_qk_norm": True,
+            "n_group": 4,
+            "topk_group": 2,
+            "routed_scaling_factor": 1.5,
+            "rope_parameters": {
+                "rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.5,
+            },
+        },
+    ),
+    "gpt_oss": (
+        "GptOss",
+        {
+            "head_dim": 16,
+            "num_local_experts": EXPERTS,
+            "num_experts_per_tok": 3,
+            "intermediate_size": 24,
+            "sliding_window": 6,
+            "swiglu_limit": 1.0,  # low, so that it does clamp
+            "rope_parameters": {
+                "rope_type": "yarn",
+                "rope_theta": 1e4,
+                "factor": 4.0,
+                "truncate": False,
+                "original_max_position_embeddings": 16,
+            },
+        },
+    ),
+    "llama4_text": (
+        "Llama4Text",
+        {
+            "head_dim": 16,
+            "num_local_experts": EXPERTS,
+            "num_experts_per_tok": 1,
+            "intermediate_size": 24,
+            "intermediate_size_mlp": 40,
+            "moe_layers": [1, 2],
+            "no_rope_layer_interval": 2,
+            "attention_chunk_size": 6,
+            "floor_scale": 4,
+            "attn_scale": 0.3,
+            "rope_parameters": {
+                "rope_type": "llama3",
+                "rope_theta": 1e4,
+                "factor": 8.0,
+                "low_freq_factor": 1.0,
+                "high_freq_factor": 4.0,
+                "original_max_position_embeddings": 16,
+            },
+        },
+    ),
+}  # fmt: skip
 
 REMOTE_CONFIGS: dict[str, dict[str, Any]] = {
     "deepseek": {
@@ -124,11 +224,17 @@ REMOTE_CONFIGS: dict[str, dict[str, Any]] = {
 FAMILIES = (*HF_FAMILIES, *REMOTE_CONFIGS)
 
 
-def make_checkpoint(path: Path, family: str, *, sharded: bool = False, **changes: Any) -> Path:
-    """A random checkpoint of a family under ``path``, in one file or in several with an index."""
+def make_checkpoint(
+    path: Path, family: str, *, sharded: bool = False, fused: bool = False, **changes: Any
+) -> Path:
+    """A random checkpoint of a family under ``path``, in one file or in several with an index.
+
+    Args:
+        fused: as transformers holds it in memory, all experts of a layer in one tensor.
+    """
     torch.manual_seed(len(family))
     if family in HF_FAMILIES:
-        _save_with_transformers(path, family, sharded, changes)
+        _save_with_transformers(path, family, sharded, fused, changes)
     else:
         config = {**REMOTE_CONFIGS[family], **changes}
         write_checkpoint(path, config, _remote_tensors(config), sharded=sharded)
@@ -154,16 +260,20 @@ def write_checkpoint(
     (path / "model.safetensors.index.json").write_text(json.dumps(index))
 
 
-def _save_with_transformers(path: Path, family: str, sharded: bool, changes: dict) -> None:
+def _save_with_transformers(
+    path: Path, family: str, sharded: bool, fused: bool, changes: dict
+) -> None:
     prefix, options = HF_FAMILIES[family]
     config = getattr(transformers, f"{prefix}Config")(**{**_GQA, **options, **changes})
-    model = getattr(transformers, f"{prefix}ForCausalLM")(config)
+    model = getattr(transformers, f"{prefix.removesuffix('Text')}ForCausalLM")(config)
     with torch.no_grad():
-        for name, parameter in model.named_parameters():
-            if parameter.ndim == 1:
-                centre = 0.0 if name.endswith("bias") else 1.0
-                parameter.copy_(centre + SPREAD * torch.randn_like(parameter))
-    model.save_pretrained(path, max_shard_size="30KB" if sharded else "1GB")
+        for name, value in [*model.named_parameters(), *model.named_buffers()]:
+            if name.endswith(("bias", "sinks")):
+                value.copy_(SPREAD * torch.randn_like(value))
+            elif name.endswith("norm.weight"):
+                value.copy_(1 + SPREAD * torch.randn_like(value))
+    shard = "30KB" if sharded else "1GB"
+    model.save_pretrained(path, max_shard_size=shard, save_original_format=not fused)
 
 
 def _remote_tensors(config: dict[str, Any]) -> dict[str, Tensor]:
@@ -185,7 +295,7 @@ def _remote_tensors(config: dict[str, Any]) -> dict[str, Tensor]:
         matrix(f"{prefix}.up_proj", inner, HIDDEN)
         matrix(f"{prefix}.down_proj", HIDDEN, inner)
 
-    matrix("model.embed_tokens", VOCAB, HIDDEN)
+    matrix("model.embed_tokens", config["vocab_size"], HIDDEN)
     for layer in range(config["num_hidden_layers"]):
         prefix = f"model.layers.{layer}"
         norm(f"{prefix}.input_layernorm")
@@ -200,5 +310,5 @@ def _remote_tensors(config: dict[str, Any]) -> dict[str, Tensor]:
         for expert in range(EXPERTS):
             feed_forward(f"{prefix}.mlp.experts.{expert}", width)
     norm("model.norm")
-    matrix("lm_head", VOCAB, HIDDEN)
+    matrix("lm_head", config["vocab_size"], HIDDEN)
     return tensors

@@ -5,7 +5,8 @@ import torch
 
 from moebench.substrate.models.decoder import Decoder
 from moebench.substrate.models.dummy import DummyWeights
-from moebench.substrate.models.weights import Checkpoint, ExpertStore, ResidentExperts
+from moebench.substrate.models.expert_store import ExpertStore
+from moebench.substrate.models.weights import Checkpoint, ResidentExperts
 from tests.substrate.models.checkpoints import FAMILIES
 from tests.substrate.models.driver import PROMPTS, run
 

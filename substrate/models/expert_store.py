@@ -1,0 +1,146 @@
+"""Expert records in one file: the disk tier, whose records can be read one by one."""
+
+import fcntl
+import os
+import shutil
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import islice, product
+from pathlib import Path
+from typing import BinaryIO, Protocol
+
+import torch
+from torch import Tensor
+
+from moebench.substrate.errors import CheckpointError
+from moebench.substrate.models.shape import ModelShape
+
+#: Records start at multiples of this many bytes, so that a disk can be read without the page cache.
+ALIGNMENT = 4096
+
+
+class Weights(Protocol):
+    """What a model computes with: a checkpoint's weights, or dummies in its shape.
+
+    Attributes:
+        distinct: how many experts have records of their own; counted through all layers, the n-th
+            has that of the (n mod distinct)-th.
+        store: where they are records of a file already; else None.
+    """
+
+    shape: ModelShape
+
+    @property
+    def distinct(self) -> int:
+        """See above."""
+
+    @property
+    def store(self) -> "ExpertStore | None":
+        """See above."""
+
+    def common(self, dtype: torch.dtype) -> dict[str, Tensor]:
+        """Every tensor that is not a routed expert's, by our name."""
+
+    def expert_record(self, layer: int, expert: int, dtype: torch.dtype) -> Tensor:
+        """One routed expert as a flat record ``[3·I·H]``."""
+
+
+def own_records(weights: Weights) -> Iterator[tuple[int, int]]:
+    """Layer and expert of each record that is no other expert's."""
+    shape = weights.shape
+    return islice(product(shape.moe_layers, range(shape.num_experts)), weights.distinct)
+
+
+def require_room(path: Path, needed: int, option: str) -> None:
+    """Refuse to begin with records for which a disk has no room.
+
+    Raises:
+        CheckpointError: it has fewer bytes free.
+    """
+    free = shutil.disk_usage(path.parent).free
+    if needed > free:
+        raise CheckpointError(
+            f"{path}: the expert records need {needed / 1e9:.4g} GB, {free / 1e9:.4g} GB are free "
+            f"there; free some or give another {option}"
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class ExpertStore:
+    """Expert records in one file, aligned, readable one by one: the disk tier itself."""
+
+    path: Path
+    shape: ModelShape
+    dtype: torch.dtype
+    #: As in `Weights`; None is all experts.
+    distinct: int | None = None
+
+    @property
+    def record_values(self) -> int:
+        """Numbers in a record."""
+        return self.shape.expert_params
+
+    @property
+    def record_bytes(self) -> int:
+        """Bytes that a record holds."""
+        return self.record_values * self.dtype.itemsize
+
+    @property
+    def stride_bytes(self) -> int:
+        """Distance between the starts of two records."""
+        return -(-self.record_bytes // ALIGNMENT) * ALIGNMENT
+
+    def offset(self, layer: int, expert: int) -> int:
+        """Where an expert's record starts."""
+        index = self.shape.moe_layers.index(layer) * self.shape.num_experts + expert
+        return index % self._count * self.stride_bytes
+
+    @classmethod
+    def build(cls, weights: Weights, path: Path, dtype: torch.dtype) -> "ExpertStore":
+        """Write every expert's record, in place by a rename; a finished store is reused."""
+        if weights.store is not None and weights.store.dtype == dtype:
+            return weights.store
+        store = cls(path, weights.shape, dtype, weights.distinct)
+        if store._finished():
+            return store
+        path.parent.mkdir(parents=True, exist_ok=True)
+        require_room(path, store.total_bytes, "--store")
+        partial = path.with_suffix(".partial")
+        descriptor = os.open(partial, os.O_RDWR | os.O_CREAT, 0o644)
+        with os.fdopen(descriptor, "r+b") as file:
+            # A second run waits here, and then finds the first one's store finished.
+            fcntl.flock(file, fcntl.LOCK_EX)
+            if store._finished():
+                partial.unlink(missing_ok=True)
+                return store
+            try:
+                file.truncate(0)
+                store._write(weights, file)
+                file.flush()
+                partial.replace(path)
+            except OSError as error:
+                partial.unlink(missing_ok=True)
+                raise CheckpointError(
+                    f"{path}: the expert records could not be written ({error.strerror}); free "
+                    f"{store.total_bytes / 1e9:.3g} GB there, or give another --store"
+                ) from error
+        return store
+
+    @property
+    def total_bytes(self) -> int:
+        """Bytes of the whole file."""
+        return self._count * self.stride_bytes
+
+    @property
+    def _count(self) -> int:
+        return self.distinct or len(self.shape.moe_layers) * self.shape.num_experts
+
+    def _finished(self) -> bool:
+        return self.path.exists() and self.path.stat().st_size == self.total_bytes
+
+    def _write(self, weights: Weights, file: BinaryIO) -> None:
+        for layer, expert in own_records(weights):
+            file.seek(self.offset(layer, expert))
+            record = weights.expert_record(layer, expert, self.dtype)
+            file.write(record.view(torch.uint8).numpy().tobytes())
+        file.truncate(self.total_bytes)

@@ -1,0 +1,354 @@
+"""A checkpoint that was split once: common weights as they were, and every expert as one record.
+
+``moebench models import`` writes a folder; runs on it read its common weights at their start and
+nothing else.  The folder holds
+
+- ``config.json`` and the tokenizer's files, copied;
+- ``common-*.safetensors``: tensors that are no routed expert's, by our names, as they were stored;
+- ``experts.bin``: an `ExpertStore`;
+- ``import.json``: SHA-256 of each file and of each record.  It is written last.
+
+Until then ``import.partial`` holds these hashes line by line, so that an import that was killed
+goes on.  What it names is hashed again before it is believed.
+"""
+
+import fcntl
+import hashlib
+import json
+import os
+import shutil
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any, BinaryIO, TextIO, cast
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from moebench.substrate.errors import CheckpointError
+from moebench.substrate.models.config import read_shape
+from moebench.substrate.models.expert_store import ExpertStore, require_room
+from moebench.substrate.models.shape import ModelShape
+from moebench.substrate.models.weights import DTYPES, Checkpoint, ResidentExperts, stacks, unpack
+
+MANIFEST, JOURNAL, RECORDS = "import.json", "import.partial", "experts.bin"
+
+#: What else a folder of weights may hold that a run uses.
+COPIED = (
+    "config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json",
+    "special_tokens_map.json", "chat_template.jinja", "training.json",
+)  # fmt: skip
+
+#: Says how many parts of how many are done.
+Report = Callable[[int, int], None]
+
+
+class Imported(Checkpoint):
+    """A folder that `import_checkpoint` wrote, in place of the checkpoint that it was made from.
+
+    Raises:
+        CheckpointError: a file is missing or has another size.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.shape = read_shape(path / "config.json")
+        self.manifest = _manifest(path)
+        dtype = DTYPES[self.manifest["dtype"]]
+        self.store = store = ExpertStore(path / RECORDS, self.shape, dtype)
+        for name in (RECORDS, *self.manifest["files"]):
+            if not (path / name).is_file():
+                raise CheckpointError(f"{path / name}: missing; {_again(path)}")
+        if store.path.stat().st_size != store.total_bytes:
+            raise CheckpointError(f"{store.path}: truncated; {_again(path)}")
+
+    @property
+    def files(self) -> list[Path]:
+        """The files with weights."""
+        return [self.path / name for name in (*self.manifest["files"], RECORDS)]
+
+    def common(self, dtype: torch.dtype) -> dict[str, Tensor]:
+        """Every tensor that is not a routed expert's, by our name."""
+        found: dict[str, Tensor] = {}
+        for name in self.manifest["files"]:
+            if not name.endswith(".safetensors"):
+                continue
+            try:
+                tensors = load_file(self.path / name)
+            except (SafetensorError, OSError) as error:
+                raise CheckpointError(
+                    f"{self.path / name}: {error}; {_again(self.path)}"
+                ) from error
+            found |= {ours: tensor.to(dtype) for ours, tensor in tensors.items()}
+        return found
+
+    def expert_record(self, layer: int, expert: int, dtype: torch.dtype) -> Tensor:
+        """One routed expert as a flat record."""
+        assert self.store is not None
+        with self.store.path.open("rb") as file:
+            return _record(file, self.store, layer, expert).to(dtype)
+
+    def content_hash(self) -> str:
+        """Of what was imported: known, not read again."""
+        content: str = self.manifest["content"]
+        return content
+
+    def close(self) -> None:
+        """Nothing stays open."""
+
+    def verify(self, report: Report = lambda done, of: None) -> None:
+        """Hash every file and every record again.
+
+        Raises:
+            CheckpointError: one differs from the manifest.
+        """
+        assert self.store is not None
+        store, hashes = self.store, self.manifest["records"]
+        for name, known in self.manifest["files"].items():
+            if _file_hash(self.path / name) != known:
+                raise CheckpointError(
+                    f"{self.path / name}: its SHA-256 differs; {_again(self.path)}"
+                )
+        with store.path.open("rb") as file:
+            for n, (layer, expert) in enumerate(_experts(self.shape)):
+                if _hash(_record(file, store, layer, expert)) != hashes[n]:
+                    raise CheckpointError(
+                        f"{store.path}: the SHA-256 of layer {layer} expert {expert} differs; "
+                        f"{_again(self.path)}"
+                    )
+                report(n + 1, len(hashes))
+
+
+class MappedExperts:
+    """Records of a store as they lie on the disk: the system's page cache holds what is used."""
+
+    def __init__(self, store: ExpertStore) -> None:
+        self._shape, self._store = store.shape, store
+        count = len(store.shape.moe_layers) * store.shape.num_experts
+        stride = store.stride_bytes // store.dtype.itemsize
+        mapped = torch.from_file(str(store.path), False, count * stride, dtype=store.dtype)
+        self._rows = mapped.view(count, stride)[:, : store.record_values]
+        self._first = {
+            layer: row * store.shape.num_experts for layer, row in store.shape.moe_rows.items()
+        }
+
+    def matrices(self, layer: int, expert: int, on_host: bool = False) -> tuple[Tensor, ...]:
+        """Gate above up ``[2·I, H]``, and down ``[H, I]``; then their biases, if there are."""
+        return unpack(self._shape, self._rows[self._first[layer] + expert])
+
+    def stacked(self, layer: int, experts: Sequence[int]) -> tuple[Tensor, ...] | None:
+        """Copies of several small experts' matrices."""
+        if not stacks(self._shape, self._rows, len(experts)):
+            return None
+        rows = torch.tensor(experts) + self._first[layer]
+        return unpack(self._shape, self._rows.index_select(0, rows))
+
+    def gathered(self, layer: int, experts: Tensor) -> None:
+        """Never: that would copy what the page cache holds."""
+
+
+def open_checkpoint(path: Path) -> Checkpoint:
+    """A folder of weights: imported ones, or a Hugging Face checkpoint.
+
+    Raises:
+        CheckpointError: neither, or broken.
+    """
+    if not (path / MANIFEST).exists() and (path / JOURNAL).exists():
+        raise CheckpointError(f"{path}: an import has not finished; {_again(path)}")
+    return Imported(path) if (path / MANIFEST).exists() else Checkpoint(path)
+
+
+def every_expert(checkpoint: Checkpoint, dtype: torch.dtype) -> ResidentExperts | MappedExperts:
+    """All experts: of imported weights in that dtype as they lie on the disk, else in memory."""
+    store = checkpoint.store
+    if store is not None and store.dtype == dtype:
+        return MappedExperts(store)
+    return ResidentExperts(checkpoint, dtype)
+
+
+# ----------------------------------------------------------------------------- writing
+
+
+def import_checkpoint(
+    source: Path, out: Path, precision: str, report: Report = lambda done, of: None
+) -> Imported:
+    """Split a checkpoint into common weights and expert records.
+
+    One expert is read after the other, and each shard is let go afterwards: this takes the memory
+    of less than two experts and the largest group of common weights.
+
+    Raises:
+        CheckpointError: the source is broken, or ``out`` has no room or holds another import.
+    """
+    if (source / MANIFEST).exists():
+        raise CheckpointError(f"{source}: was imported; give it as --weights")
+    checkpoint = Checkpoint(source)
+    identity = _identity(checkpoint, precision)
+    out.mkdir(parents=True, exist_ok=True)
+    if (out / MANIFEST).exists():
+        if _manifest(out)["source"] != identity:
+            raise CheckpointError(f"{out}: holds another import; give another --out")
+        return Imported(out)
+    store = ExpertStore(out / RECORDS, checkpoint.shape, DTYPES[precision])
+    partial = store.path.with_suffix(".partial")
+    there = partial.stat().st_blocks * 512 if partial.exists() else 0
+    require_room(store.path, store.total_bytes - there, "--out")
+    with (out / JOURNAL).open("a+", encoding="utf-8") as journal:
+        try:
+            fcntl.flock(journal, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            raise CheckpointError(f"{out}: another import is writing here") from error
+        known = _known(journal, identity)
+        descriptor = os.open(partial, os.O_RDWR | os.O_CREAT, 0o644)
+        with os.fdopen(descriptor, "r+b") as file:
+            try:
+                files = _write_common(checkpoint, out, journal, known)
+                records = _write_records(checkpoint, store, file, journal, known, report)
+                file.truncate(store.total_bytes)
+                os.fsync(file.fileno())
+            except (OSError, SafetensorError) as error:
+                raise CheckpointError(
+                    f"{out}: cannot be written ({error}); what was finished there is intact: free "
+                    "some space and give the same command again"
+                ) from error
+        partial.replace(store.path)
+        _write_manifest(out, identity, precision, files, records)
+    (out / JOURNAL).unlink()
+    return Imported(out)
+
+
+def _write_common(
+    checkpoint: Checkpoint, out: Path, journal: TextIO, known: dict[str, str]
+) -> dict[str, str]:
+    """Common weights, a file for each layer; and what is copied.  Returns the files' hashes."""
+    groups: dict[str, list[str]] = {}
+    for name in checkpoint.common_names:
+        parts = name.split(".")
+        key = f"{int(parts[1]):05}" if parts[0] == "layers" else parts[0]
+        groups.setdefault(f"common-{key}.safetensors", []).append(name)
+    hashes = {}
+    for name in COPIED:
+        if (checkpoint.path / name).is_file():
+            shutil.copyfile(checkpoint.path / name, out / name)
+            hashes[name] = _file_hash(out / name)
+    for name, tensors in groups.items():
+        file = out / name
+        if not file.exists() or _file_hash(file) != known.get(name):
+            partial = file.with_suffix(".partial")
+            save_file(checkpoint.common_part(tensors), partial)
+            checkpoint.close()
+            known[name] = _file_hash(partial)
+            partial.replace(file)
+            _note(journal, name, known[name])
+        hashes[name] = known[name]
+    return hashes
+
+
+def _write_records(
+    checkpoint: Checkpoint, store: ExpertStore, file: BinaryIO, journal: TextIO,
+    known: dict[str, str], report: Report,
+) -> list[str]:  # fmt: skip
+    """Every record that is not there yet.  Returns the records' hashes."""
+    experts, hashes = list(_experts(store.shape)), []
+    for n, (layer, expert) in enumerate(experts):
+        key = f"{layer}/{expert}"
+        found = known.get(key)
+        if found is None or _hash(_record(file, store, layer, expert)) != found:
+            record = checkpoint.expert_record(layer, expert, store.dtype)
+            checkpoint.close()
+            found = _hash(record)
+            file.seek(store.offset(layer, expert))
+            file.write(_bytes(record))
+            file.flush()
+            _note(journal, key, found)
+        hashes.append(found)
+        report(n + 1, len(experts))
+    return hashes
+
+
+def _write_manifest(
+    out: Path, identity: str, precision: str, files: dict[str, str], records: list[str]
+) -> None:
+    content = hashlib.sha256("".join([precision, *files.values(), *records]).encode())
+    manifest = {
+        "source": identity,
+        "dtype": precision,
+        "content": content.hexdigest()[:16],
+        "files": files,
+        "records": records,
+    }
+    partial = out / f"{MANIFEST}.partial"
+    partial.write_text(json.dumps(manifest, indent=1) + "\n")
+    partial.replace(out / MANIFEST)
+
+
+# ----------------------------------------------------------------------------- parts of it
+
+
+def _experts(shape: ModelShape) -> Iterator[tuple[int, int]]:
+    return ((layer, e) for layer in shape.moe_layers for e in range(shape.num_experts))
+
+
+def _record(file: BinaryIO, store: ExpertStore, layer: int, expert: int) -> Tensor:
+    """A record as it is in the file; zeros where that ends before it does."""
+    file.seek(store.offset(layer, expert))
+    content = bytearray(store.record_bytes)
+    file.readinto(content)  # type: ignore[attr-defined]
+    return torch.frombuffer(content, dtype=store.dtype)
+
+
+def _bytes(record: Tensor) -> memoryview:
+    return memoryview(cast(Any, record.contiguous().view(torch.uint8).numpy()))
+
+
+def _hash(record: Tensor) -> str:
+    return hashlib.sha256(_bytes(record)).hexdigest()
+
+
+def _file_hash(file: Path) -> str:
+    with file.open("rb") as stream:
+        return hashlib.file_digest(stream, "sha256").hexdigest()
+
+
+def _identity(checkpoint: Checkpoint, precision: str) -> str:
+    """What tells sources apart without reading them: configuration, files' sizes and times."""
+    stats = [(file.name, file.stat()) for file in checkpoint.files]
+    listed = [(name, stat.st_size, stat.st_mtime_ns) for name, stat in stats]
+    config = (checkpoint.path / "config.json").read_text()
+    return hashlib.sha256(json.dumps([precision, config, listed]).encode()).hexdigest()
+
+
+def _known(journal: TextIO, identity: str) -> dict[str, str]:
+    """Hashes of what an earlier attempt at the same import has written."""
+    journal.seek(0)
+    first, *lines = journal.read().splitlines() or [""]
+    if first == identity:
+        pairs = (line.split() for line in lines)
+        return {pair[0]: pair[1] for pair in pairs if len(pair) == 2}
+    journal.truncate(0)
+    journal.write(f"{identity}\n")
+    journal.flush()
+    return {}
+
+
+def _note(journal: TextIO, key: str, found: str) -> None:
+    journal.write(f"{key} {found}\n")
+    journal.flush()
+
+
+def _manifest(path: Path) -> dict[str, Any]:
+    keys = {"source", "dtype", "content", "files", "records"}
+    try:
+        manifest = json.loads((path / MANIFEST).read_text())
+        if keys <= manifest.keys():
+            return dict(manifest)
+    except (OSError, ValueError, AttributeError) as error:
+        raise CheckpointError(
+            f"{path / MANIFEST}: not readable ({error}); {_again(path)}"
+        ) from error
+    raise CheckpointError(f"{path / MANIFEST}: not an import's manifest; {_again(path)}")
+
+
+def _again(path: Path) -> str:
+    return f"import it again with: moebench models import DIR --out {path}"

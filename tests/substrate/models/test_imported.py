@@ -1,0 +1,201 @@
+"""Imported weights: what is split is what was there, an import goes on, damage is named."""
+
+import os
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+
+from moebench.substrate.errors import CheckpointError
+from moebench.substrate.models import imported
+from moebench.substrate.models.decoder import Decoder
+from moebench.substrate.models.expert_store import ExpertStore
+from moebench.substrate.models.imported import (
+    JOURNAL,
+    MANIFEST,
+    RECORDS,
+    Imported,
+    MappedExperts,
+    every_expert,
+    import_checkpoint,
+    open_checkpoint,
+)
+from moebench.substrate.models.weights import Checkpoint, ResidentExperts
+from tests.substrate.models.checkpoints import FAMILIES
+from tests.substrate.models.driver import PROMPTS, run
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_imported_weights_are_the_checkpoint_s(family, directories, tmp_path):
+    source = Checkpoint(directories[family])
+    found = import_checkpoint(source.path, tmp_path / "out", "fp32")
+    assert found.shape == source.shape
+    theirs = source.common(torch.float32)
+    mine = found.common(torch.float32)
+    assert mine.keys() == theirs.keys()
+    assert all(torch.equal(mine[name], tensor) for name, tensor in theirs.items())
+    experts = every_expert(found, torch.float32)
+    assert isinstance(experts, MappedExperts)
+    decoder = Decoder(found.shape, mine, experts)
+    resident = Decoder(source.shape, theirs, ResidentExperts(source, torch.float32))
+    logits = run(decoder, PROMPTS, 4)
+    torch.testing.assert_close(logits, run(resident, PROMPTS, 4), rtol=0, atol=2e-5)
+    found.verify()
+
+
+def test_a_run_reads_no_expert_at_its_start(directories, tmp_path, monkeypatch):
+    """Its store is where it was written, its hash known, its records mapped."""
+    out = import_checkpoint(directories["olmoe"], tmp_path / "out", "fp32").path
+
+    def never(*_):
+        raise AssertionError("an expert was read")
+
+    monkeypatch.setattr(Imported, "expert_record", never)
+    monkeypatch.setattr(imported, "_record", never)
+    monkeypatch.setattr(ExpertStore, "_write", never)
+    found = open_checkpoint(out)
+    assert isinstance(found, Imported)
+    found.content_hash()
+    found.common(torch.float32)
+    every_expert(found, torch.float32)
+    store = ExpertStore.build(found, tmp_path / "elsewhere.bin", torch.float32)
+    assert store.path == out / RECORDS
+    assert not (tmp_path / "elsewhere.bin").exists()
+
+
+@pytest.mark.parametrize("precision", ["bf16", "fp16"])
+def test_records_of_lower_precision_are_converted_where_they_are_used(
+    precision, directories, tmp_path
+):
+    source = Checkpoint(directories["gpt_oss"])
+    found = import_checkpoint(source.path, tmp_path / "out", precision)
+    dtype = {"bf16": torch.bfloat16, "fp16": torch.float16}[precision]
+    record = source.expert_record(1, 2, dtype).float()
+    assert torch.equal(found.expert_record(1, 2, torch.float32), record)
+    assert isinstance(every_expert(found, torch.float32), ResidentExperts)
+    store = ExpertStore.build(found, tmp_path / "experts.bin", torch.float32)
+    assert store.path == tmp_path / "experts.bin"
+
+
+@pytest.mark.parametrize("after", [0, 1, 5, 11])
+def test_an_import_that_was_killed_goes_on(after, directories, tmp_path, monkeypatch):
+    source, out = directories["qwen2_moe"], tmp_path / "out"
+    whole = import_checkpoint(source, tmp_path / "whole", "fp32")
+
+    def killed(done, of):
+        if done > after:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        import_checkpoint(source, out, "fp32", killed)
+    assert not (out / MANIFEST).exists()
+    with pytest.raises(CheckpointError, match="an import has not finished"):
+        open_checkpoint(out)
+    read = []
+    record = Checkpoint.expert_record
+
+    def counted(self, layer, expert, dtype):
+        read.append((layer, expert))
+        return record(self, layer, expert, dtype)
+
+    monkeypatch.setattr(Checkpoint, "expert_record", counted)
+    found = import_checkpoint(source, out, "fp32")
+    assert len(read) == len(found.manifest["records"]) - after - 1
+    assert found.manifest == whole.manifest
+    assert (out / RECORDS).read_bytes() == (whole.path / RECORDS).read_bytes()
+    names = {file.name for file in out.iterdir()}
+    assert not [name for name in names if "partial" in name]
+    assert JOURNAL not in names
+
+
+def test_what_a_killed_import_left_is_believed_only_if_its_hash_is_right(directories, tmp_path):
+    source, out = directories["qwen2_moe"], tmp_path / "out"
+
+    def killed(done, of):
+        if done == 6:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        import_checkpoint(source, out, "fp32", killed)
+    with (out / "experts.partial").open("r+b") as file:
+        file.seek(100)
+        file.write(b"torn")
+    common = next(iter(out.glob("common-*.safetensors")))
+    os.truncate(common, common.stat().st_size - 1)
+    import_checkpoint(source, out, "fp32").verify()
+
+
+def test_an_import_is_not_mixed_with_another(directories, tmp_path):
+    out = tmp_path / "out"
+    import_checkpoint(directories["olmoe"], out, "fp32")
+    assert import_checkpoint(directories["olmoe"], out, "fp32").path == out
+    for source, precision in (("mixtral", "fp32"), ("olmoe", "bf16")):
+        with pytest.raises(CheckpointError, match="holds another import; give another --out"):
+            import_checkpoint(directories[source], out, precision)
+    with pytest.raises(CheckpointError, match="was imported; give it as --weights"):
+        import_checkpoint(out, tmp_path / "again", "fp32")
+
+
+def test_a_disk_without_room_is_refused_before_anything_is_written(
+    directories, tmp_path, monkeypatch
+):
+    usage = shutil._ntuple_diskusage(10, 9, 1)
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: usage)
+    with pytest.raises(CheckpointError, match=r"need .* GB, 1e-09 GB are free.*another --out"):
+        import_checkpoint(directories["olmoe"], tmp_path / "out", "fp32")
+    assert not list((tmp_path / "out").iterdir())
+
+
+@pytest.mark.parametrize(
+    ("damage", "says"),
+    [
+        (lambda p: (p / RECORDS).unlink(), f"{RECORDS}: missing; import it again"),
+        (lambda p: os.truncate(p / RECORDS, 5), f"{RECORDS}: truncated; import it again"),
+        (lambda p: (p / "common-norm.safetensors").unlink(), "common-norm.safetensors: missing"),
+        (lambda p: (p / MANIFEST).write_text("{"), f"{MANIFEST}: not readable"),
+        (lambda p: (p / MANIFEST).write_text("{}"), f"{MANIFEST}: not an import's manifest"),
+    ],
+)
+def test_damage_is_named(damage, says, directories, tmp_path):
+    import_checkpoint(directories["olmoe"], tmp_path / "out", "fp32")
+    damage(tmp_path / "out")
+    with pytest.raises(CheckpointError, match=says):
+        open_checkpoint(tmp_path / "out")
+
+
+@pytest.mark.parametrize(
+    ("file", "at", "says"),
+    [
+        (RECORDS, 9000, r"SHA-256 of layer \d expert \d differs"),
+        ("common-00001.safetensors", 900, "common-00001.safetensors: its SHA-256 differs"),
+        ("config.json", 3, "config.json: its SHA-256 differs"),
+    ],
+)
+def test_verify_finds_a_changed_byte(file, at, says, directories, tmp_path):
+    found = import_checkpoint(directories["olmoe"], tmp_path / "out", "fp32")
+    with (found.path / file).open("r+b") as stream:
+        stream.seek(at)
+        (byte,) = stream.read(1)
+        stream.seek(at)
+        stream.write(bytes([byte ^ 1]))
+    with pytest.raises(CheckpointError, match=says):
+        found.verify()
+
+
+def test_one_import_writes_at_a_time(directories, tmp_path):
+    def inside(done, of):
+        with pytest.raises(CheckpointError, match="another import is writing here"):
+            import_checkpoint(directories["olmoe"], tmp_path / "out", "fp32")
+
+    import_checkpoint(directories["olmoe"], tmp_path / "out", "fp32", inside)
+
+
+def test_files_beside_the_weights_come_along(directories, tmp_path):
+    source = tmp_path / "source"
+    shutil.copytree(directories["olmoe"], source)
+    (source / "tokenizer.json").write_text("{}")
+    (source / "chat_template.jinja").write_text("{{ messages }}")
+    out = import_checkpoint(source, tmp_path / "out", "fp32").path
+    for name in ("tokenizer.json", "chat_template.jinja", "config.json"):
+        assert Path(out / name).read_text() == (source / name).read_text()
