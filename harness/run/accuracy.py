@@ -37,6 +37,48 @@ class Item:
     kl: float | None = 0.0
 
 
+def compare(
+    items: Sequence[Item], shared: SharedWork, prompts: Sequence[Sequence[int]],
+    tokens: Sequence[Sequence[int]], logits: Sequence[Tensor] | None,
+) -> None:  # fmt: skip
+    """Compare a batch's decoded steps with the lossless model.
+
+    Args:
+        items: one of each sequence; what is found is added to them.
+        tokens: what each sequence took, the prefill's token first.
+        logits: of each pass ``[B, V]``, the prefill's first; None where only tokens are known:
+            then they count as what the system chose, and there is no KL.
+    """
+    decoded = [b for b, t in enumerate(tokens) if len(t) > 1]
+    if not decoded:
+        return
+    texts = [[*prompts[b], *tokens[b][:-1]] for b in decoded]
+    references = shared.lossless(texts, [len(prompts[b]) for b in decoded])
+    for b, lossless in zip(decoded, references, strict=True):
+        items[b].decoded += len(lossless)
+        if logits is None:
+            chosen = torch.tensor(tokens[b][1:])
+            items[b].agreed += int((lossless.argmax(-1) == chosen).sum())
+            items[b].kl = None
+            continue
+        own = torch.stack([step[b] for step in logits[1 : len(tokens[b])]]).log_softmax(-1)
+        items[b].agreed += int((lossless.argmax(-1) == own.argmax(-1)).sum())
+        apart = float((lossless.exp() * (lossless - own)).sum())
+        items[b].kl = (items[b].kl or 0.0) + apart
+
+
+def likeness(items: Sequence[Item]) -> dict[str, float | None]:
+    """Agreement and KL over all decoded steps; None where nothing is known."""
+    decoded = sum(item.decoded for item in items)
+    agreed = sum(item.agreed for item in items)
+    known = [item.kl for item in items if item.kl is not None]
+    kl = sum(known) / decoded if decoded and len(known) == len(items) else None
+    return {
+        "agreement": round(agreed / decoded, 6) if decoded else None,
+        "kl": None if kl is None else abs(round(kl, 6)),
+    }
+
+
 class Accuracy:
     """Collects the answers of a run's batches; `document` gives the run's figures."""
 
@@ -82,45 +124,18 @@ class Accuracy:
         self, rows: slice, shared: SharedWork, prompts: Sequence[Sequence[int]],
         tokens: Sequence[Sequence[int]], logits: Sequence[Tensor] | None,
     ) -> None:  # fmt: skip
-        """Compare a batch's decoded steps with the lossless model.
-
-        Args:
-            tokens: what each sequence took, the prefill's token first.
-            logits: of each pass ``[B, V]``, the prefill's first; None where only tokens are known:
-                then they count as what the system chose, and there is no KL.
-        """
-        decoded = [b for b, t in enumerate(tokens) if len(t) > 1]
-        if not decoded:
-            return
-        items = self._items[rows]
-        texts = [[*prompts[b], *tokens[b][:-1]] for b in decoded]
-        references = shared.lossless(texts, [len(prompts[b]) for b in decoded])
-        for b, lossless in zip(decoded, references, strict=True):
-            items[b].decoded += len(lossless)
-            if logits is None:
-                chosen = torch.tensor(tokens[b][1:])
-                items[b].agreed += int((lossless.argmax(-1) == chosen).sum())
-                items[b].kl = None
-                continue
-            own = torch.stack([step[b] for step in logits[1 : len(tokens[b])]]).log_softmax(-1)
-            items[b].agreed += int((lossless.argmax(-1) == own.argmax(-1)).sum())
-            apart = float((lossless.exp() * (lossless - own)).sum())
-            items[b].kl = (items[b].kl or 0.0) + apart
+        """Compare a batch's decoded steps with the lossless model."""
+        compare(self._items[rows], shared, prompts, tokens, logits)
 
     def document(self) -> dict[str, Any]:
         """The ``accuracy`` part of a run; ``items`` holds lists with one entry a question."""
         scored = self._score()
-        decoded = sum(item.decoded for item in self._items)
-        agreed = sum(item.agreed for item in self._items)
-        known = [item.kl for item in self._items if item.kl is not None]
-        kl = sum(known) / decoded if decoded and len(known) == len(self._items) else None
         return {
             "score": None if scored is None else round(scored.score, 4),
             "n": 0 if scored is None else scored.n,
             "stderr": None if scored is None else round(scored.stderr, 4),
             "metric": self._workload.metric,
-            "agreement": round(agreed / decoded, 6) if decoded else None,
-            "kl": None if kl is None else abs(round(kl, 6)),
+            **likeness(self._items),
             **self._rouge(),
             "items": {
                 "value": [item.value for item in self._items],

@@ -28,7 +28,7 @@ from typing import Any
 import numpy as np
 from tokenizers import Tokenizer
 
-from moebench.harness.run.session import Learnable, Session
+from moebench.harness.run.session import Learnable, OnEngine
 from moebench.harness.run.spec import RunSpec
 from moebench.substrate.engine.policies import Policy
 from moebench.substrate.engine.system import System
@@ -121,7 +121,7 @@ def folder(scratch: Path) -> Path:
     return scratch / "calibration"
 
 
-def calibrate(session: Session, scratch: Path, progress: Progress) -> dict[str, Any]:
+def calibrate(session: OnEngine, scratch: Path, progress: Progress) -> dict[str, Any]:
     """Calibrate every policy that learns.
 
     Args:

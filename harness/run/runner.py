@@ -2,8 +2,9 @@
 
 import gc
 import time
-from collections.abc import Callable
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -13,13 +14,13 @@ from moebench.harness.run import live, measure, native, repetition, replay
 from moebench.harness.run.calibration import calibrate
 from moebench.harness.run.local import involuntary_switches, steadiness
 from moebench.harness.run.provenance import provenance
-from moebench.harness.run.session import Outcome, Prepared, Session
+from moebench.harness.run.session import OnEngine, Outcome, Prepared, Session
 from moebench.harness.run.spec import RunSpec
 from moebench.harness.run.stage import Stage
 from moebench.substrate.engine.records import Generation
 from moebench.systems.options import describe
 
-__all__ = ["Outcome", "prepare", "run"]
+__all__ = ["Outcome", "prepare", "run", "started"]
 
 #: Decoded tokens of the first batch that the report's picture shows.
 PICTURE_TOKENS = (8, 10)
@@ -64,30 +65,71 @@ def run(
     Raises:
         MoeBenchError: anything that the user can mend; nothing was stored.
     """
-    started = time.monotonic()
-    # The scale model's products are too small to share between threads.
-    torch.set_num_threads(1)
     if isinstance(session, native.NativeSession):
+        torch.set_num_threads(1)
         return native.run(session, scratch, progress)
     assert isinstance(session, Session)
-    with ExitStack() as stack, torch.inference_mode():
-        # What cannot run is refused here, before a system learns for minutes.
-        stage = session.open(scratch, keep_timeline, stack)
-        learnt = calibrate(session, scratch, progress)
+    with started(session, scratch, progress, keep_timeline) as ready, torch.inference_mode():
+        generations = _generate(session, ready.stage, progress)
+        document = ready.document(generations)
+    timeline = ready.stage.timeline
+    return Outcome(document, timeline.picture(), timeline, generations)
+
+
+@contextmanager
+def started(
+    session: OnEngine, scratch: Path, progress: Progress, keep_timeline: bool = False
+) -> Iterator["Ready"]:
+    """Open a run on our engine: its system has learnt what it learns, its experts are placed.
+
+    What is generated must be generated in torch's inference mode.
+
+    Raises:
+        MoeBenchError: anything that the user can mend.
+    """
+    began = time.monotonic()
+    # The scale model's products are too small to share between threads.
+    torch.set_num_threads(1)
+    with ExitStack() as stack:
+        with torch.inference_mode():
+            # What cannot run is refused here, before a system learns for minutes.
+            stage = session.open(scratch, keep_timeline, stack)
+            learnt = calibrate(session, scratch, progress)
+            load_ms = stage.start()
         stage.notes += [f"{name} learnt from {found['from']}" for name, found in learnt.items()]
         stage.notes += [found["note"] for found in learnt.values() if "note" in found]
-        load_ms = stage.start()
         # What exists now is needed until the end: the collector need not visit it again.
         gc.freeze()
         stack.callback(gc.unfreeze)
-        before = involuntary_switches()
-        generations = _generate(session, stage, progress)
-        switches = involuntary_switches() - before
-        document = _document(session, stage, generations, load_ms, switches)
-    session.mark(document)
-    document["provenance"]["learnt"] = learnt
-    document["provenance"]["wall_s"] = round(time.monotonic() - started, 3)
-    return Outcome(document, stage.timeline.picture(), stage.timeline, generations)
+        yield Ready(session, stage, learnt, load_ms, began, involuntary_switches())
+
+
+@dataclass(frozen=True, slots=True)
+class Ready:
+    """A run that was started.
+
+    Attributes:
+        learnt: by decision, what was learnt from.
+        load_ms: the model's loading time.
+        began: on the monotonic clock, in seconds.
+        switches: involuntary ones of this process so far.
+    """
+
+    session: OnEngine
+    stage: Stage
+    learnt: dict[str, Any]
+    load_ms: float
+    began: float
+    switches: int
+
+    def document(self, generations: list[Generation]) -> dict[str, Any]:
+        """The run's document, once all was generated."""
+        switches = involuntary_switches() - self.switches
+        document = _document(self.session, self.stage, generations, self.load_ms, switches)
+        self.session.mark(document)
+        document["provenance"]["learnt"] = self.learnt
+        document["provenance"]["wall_s"] = round(time.monotonic() - self.began, 3)
+        return document
 
 
 def _generate(session: Session, stage: Stage, progress: Progress) -> list[Generation]:
@@ -101,7 +143,7 @@ def _generate(session: Session, stage: Stage, progress: Progress) -> list[Genera
 
 
 def _document(
-    session: Session,
+    session: OnEngine,
     stage: Stage,
     generations: list[Generation],
     load_ms: float,

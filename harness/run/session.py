@@ -74,8 +74,8 @@ class Prepared(ABC):
 
 
 @dataclass(slots=True, kw_only=True)
-class Session(Prepared):
-    """One run: `live.LiveSession` computes it, `replay.ReplaySession` answers from a trace.
+class OnEngine(Prepared):
+    """A run on our engine: a `Session` knows its prompts, an evaluator asks `evaluate.session`.
 
     Attributes:
         system: built once, for this run alone.
@@ -84,10 +84,6 @@ class Session(Prepared):
 
     system: System
     wrap: Callable[[Model], Model] = lambda model: model
-
-    @abstractmethod
-    def varied(self, spec: RunSpec) -> "Session":
-        """The same weights, questions or trace under another spec of `sweep.worker.group_of`."""
 
     @property
     @abstractmethod
@@ -115,14 +111,6 @@ class Session(Prepared):
             stack: closes what the machine holds open.
         """
 
-    @abstractmethod
-    def answer(self, stage: Stage, rows: slice) -> list[Generation]:
-        """Run a batch of prompts."""
-
-    @abstractmethod
-    def begin(self, stage: Stage, tokens: int) -> None:
-        """Run the first batch's prompts for so many tokens at most; no answer is scored."""
-
     def written(self, generation: Generation) -> list[list[int]]:
         """The texts of a batch that the model wrote by itself, as token ids."""
         return generation.tokens
@@ -133,3 +121,20 @@ class Session(Prepared):
 
     def mark(self, document: dict[str, Any]) -> None:
         """Say in the document what only this kind of session knows."""
+
+
+@dataclass(slots=True, kw_only=True)
+class Session(OnEngine):
+    """One run: `live.LiveSession` computes it, `replay.ReplaySession` answers from a trace."""
+
+    @abstractmethod
+    def varied(self, spec: RunSpec) -> "Session":
+        """The same weights, questions or trace under another spec of `sweep.worker.group_of`."""
+
+    @abstractmethod
+    def answer(self, stage: Stage, rows: slice) -> list[Generation]:
+        """Run a batch of prompts."""
+
+    @abstractmethod
+    def begin(self, stage: Stage, tokens: int) -> None:
+        """Run the first batch's prompts for so many tokens at most; no answer is scored."""

@@ -9,7 +9,7 @@ Where the system routes a layer ahead, its host experts start while the layer be
 Prefill runs the same loop with many rows an expert.  Nothing here knows a system by name.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import takewhile
 from typing import cast
 
@@ -97,12 +97,14 @@ class Engine:
         new_tokens: int,
         forced: Sequence[Sequence[int]] = (),
         end: int | None = None,
+        stop: Callable[[Sequence[list[int]]], bool] | None = None,
     ) -> Generation:
         """Prefill the prompts, then decode until each has ``new_tokens`` new tokens.
 
         Args:
             forced: for each prompt, tokens taken instead of its own first choices.
             end: a token that ends a sequence; the batch stops when all of its sequences ended.
+            stop: asked after each token, of all sequences' new tokens, whether the batch is done.
         """
         self.model.begin(prompts, new_tokens, forced)
         self.machine.begin()
@@ -123,6 +125,8 @@ class Engine:
             else:
                 self.transfers.commit(self.system.place.after_prefill())
             if end is not None and all(end in tokens for tokens in out.tokens):
+                break
+            if stop is not None and stop(out.tokens):
                 break
         self.system.end_sequences()
         return out

@@ -1,0 +1,193 @@
+"""What computes: weights, tokenizer and engine of a run, whoever asks it."""
+
+import hashlib
+from abc import abstractmethod
+from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from tokenizers import Tokenizer
+
+from moebench.harness.run import calibration
+from moebench.harness.run.card import on_card
+from moebench.harness.run.identity import profile_hash, system_hash
+from moebench.harness.run.local import local, named
+from moebench.harness.run.session import Learnable, OnEngine
+from moebench.harness.run.shared import SharedWork
+from moebench.harness.run.spec import RunSpec
+from moebench.harness.run.stage import Stage, memory_for, simulated
+from moebench.harness.run.texts import Texts, read_texts
+from moebench.substrate.engine.system import System
+from moebench.substrate.errors import UsageError
+from moebench.substrate.models.catalogue import (
+    check_topology,
+    model_shape,
+    scale_names,
+    scale_path,
+)
+from moebench.substrate.models.decoder import Decoder
+from moebench.substrate.models.imported import open_checkpoint
+from moebench.substrate.models.shape import ModelShape
+from moebench.substrate.models.weights import Checkpoint
+
+
+@dataclass(slots=True, kw_only=True)
+class Computing(OnEngine):
+    """A run whose model computes.
+
+    Attributes:
+        end: the token that ends a text.
+        shared: work that runs of the same weights share; a run alone makes its own.
+    """
+
+    checkpoint: Checkpoint
+    tokenizer: Tokenizer
+    end: int | None
+    data_dir: Path | None
+    shared: SharedWork | None = None
+
+    @abstractmethod
+    def opened(self, decoder: Decoder) -> list[str]:
+        """Told of the decoder that the engine computes with; gives what the document must say."""
+
+    def sharing(self) -> SharedWork:
+        """The shared work; a run alone remembers nothing."""
+        if self.shared is None:
+            self.shared = SharedWork(self.checkpoint)
+        return self.shared
+
+    def share(self, shared: SharedWork | None) -> SharedWork:
+        """Experts, prefills and reference logits; of a full-size model, experts alone."""
+        # The others would fill the memory.
+        remember = self.spec.weights is None
+        self.shared = shared or SharedWork(self.checkpoint, remember)
+        return self.shared
+
+    def close(self) -> None:
+        """Release the weights' files."""
+        self.checkpoint.close()
+
+    def other(self, spec: RunSpec) -> dict[str, Any]:
+        """What of this run is another under another spec of the same weights and questions."""
+        system = spec.make_system()
+        own = {"profile": profile_hash(spec), "system": system_hash(system)}
+        shared = {k: v for k, v in self.hashes.items() if not k.startswith("calibration")}
+        hashes = shared | own | calibration.identity(spec, system, self.data_dir)
+        return {"spec": spec, "system": system, "hashes": hashes, "shared": None}
+
+    def learnable(self, scratch: Path, progress: Callable[[int, int], None]) -> Learnable:
+        """Texts that the lossless model writes, to a train split's prompts.
+
+        They end as the run's own do: at end-of-text where answers do, else all are as long.
+        """
+        return calibration.written(
+            calibration.source(self.spec),
+            calibration.texts(self.spec, self.system, self.data_dir),
+            self.sharing().decoder,
+            self.sharing().differentiable,
+            self.hashes["weights"],
+            self.tokenizer,
+            self.end if self.spec.scoring == "generation" else None,
+            calibration.folder(scratch),
+            progress,
+            calibration.learnt_from(self.system.policies.values()),
+            self.system.lookaheads,
+        )
+
+    def open(self, scratch: Path, keep_timeline: bool, stack: ExitStack) -> Stage:
+        """A simulated machine with every expert in memory, or this computer."""
+        memory = memory_for(self.spec, self.system, self.full, self.longest)
+        if self.spec.machine == "local":
+            ran = named(self.spec, self.checkpoint)
+            if self.spec.device == "cuda":
+                stage, decoder = on_card(
+                    self.spec, self.system, self.checkpoint, ran, self.longest, memory,
+                    keep_timeline, stack,
+                )  # fmt: skip
+            else:
+                stage, decoder = local(
+                    self.spec, self.system, self.checkpoint, self.hashes["weights"], ran, memory,
+                    scratch, keep_timeline, stack,
+                )  # fmt: skip
+            self.opened(decoder)
+            return stage
+        decoder = self.sharing().decoder(reuse_predictions=True)
+        # A prefill that is remembered answers for gates and states, not for predictions.
+        predicts = any(predictor.in_prefill for predictor in self.system.predictors)
+        model = self.wrap(decoder if predicts else self.sharing().remembering(decoder))
+        return simulated(
+            self.spec, self.system, model, self.full, memory, keep_timeline,
+            notes=self.opened(decoder),
+        )  # fmt: skip
+
+
+class Weights(NamedTuple):
+    """What computes, open and checked; hashes by name."""
+
+    full: ModelShape
+    checkpoint: Checkpoint
+    texts: Texts
+    hashes: dict[str, str]
+
+
+def open_weights(spec: RunSpec) -> Weights:
+    """Open a run's weights and tokenizer.
+
+    Raises:
+        MoeBenchError: one line that says what, where and what is allowed.
+    """
+    full = model_shape(spec.model)
+    checkpoint = open_checkpoint(weights_path(spec))
+    check_topology(full, checkpoint.shape, checkpoint.path)
+    texts = read_texts(weights_path(spec), spec.plain_prompts)
+    hashes = {
+        "weights": checkpoint.content_hash(),
+        "tokenizer": _hash(texts.tokenizer.to_str()),
+        "model": _hash(full.model_dump_json()),
+        "profile": profile_hash(spec),
+        "torch": torch.__version__,
+        "numpy": np.__version__,
+    }
+    if texts.template is not None:
+        hashes["chat template"] = _hash(texts.template.source)
+    return Weights(full, checkpoint, texts, hashes)
+
+
+def computing_system(spec: RunSpec) -> System:
+    """The system of a run that computes.
+
+    Raises:
+        UsageError: it decides by what comes next, which nobody knows here.
+    """
+    system = spec.make_system()
+    if system.clairvoyant:
+        raise UsageError(
+            f"{spec.title} must know which experts come next: replay recorded routing, for example "
+            "--trace DIR or --routing drawn"
+        )
+    return system
+
+
+def weights_path(spec: RunSpec) -> Path:
+    """The folder of a run's weights: the given one, or the scale model's.
+
+    Raises:
+        UsageError: none is given, and the model has no scale model.
+    """
+    if spec.weights is not None:
+        return Path(spec.weights)
+    if spec.model not in scale_names():
+        ours = ", ".join(scale_names())
+        raise UsageError(
+            f"no scale model of {spec.model} ships yet (there is one of: {ours}); "
+            "give real weights with --weights DIR"
+        )
+    return scale_path(spec.model)
+
+
+def _hash(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
