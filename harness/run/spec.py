@@ -178,7 +178,8 @@ def resolve(data_dir: Path | None, **given: Any) -> RunSpec:
     chosen.setdefault("workload", DEFAULT_WORKLOAD)
     if chosen.get("scoring", "fixed-length") != "fixed-length" and given.get("new_tokens") is None:
         chosen["new_tokens"] = workload(chosen["workload"]).max_new_tokens
-    chosen["few_shot"] = _few_shot(chosen)
+    asked = str(chosen.get("few_shot", "0"))
+    chosen["few_shot"] = few_shot_count(asked, chosen["workload"], chosen.get("setting"))
     overrides = chosen.get("overrides", {})
     if system not in NATIVE:
         overrides = _with_alpha(system, variant, overrides, alpha, default_alpha)
@@ -368,13 +369,19 @@ def _check_local(chosen: dict[str, Any]) -> None:
         )
 
 
-def _few_shot(chosen: dict[str, Any]) -> int:
-    """How many worked examples: a number, or ``paper`` for the setting's paper's count."""
-    asked = str(chosen.get("few_shot", "0"))
+def few_shot_count(asked: str, name: str, setting_name: str | None) -> int:
+    """How many worked examples stand before a workload's questions.
+
+    Args:
+        asked: a number, or ``paper`` for the setting's paper's count.
+
+    Raises:
+        UsageError: it is neither, or no setting is given.
+    """
     if asked == "paper":
-        if "setting" not in chosen:
+        if setting_name is None:
             raise UsageError("--few-shot paper: give --setting NAME, whose paper is meant")
-        return few_shot_of(workload(chosen["workload"]), setting(chosen["setting"]).paper)
+        return few_shot_of(workload(name), setting(setting_name).paper)
     if not asked.isdecimal():
         raise UsageError(f"--few-shot {asked}: allowed: a number from 0 on, or paper")
     return int(asked)

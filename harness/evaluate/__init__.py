@@ -1,0 +1,1 @@
+"""Other people's evaluators ask our systems: lm-evaluation-harness and OpenCompass."""

@@ -1,0 +1,143 @@
+"""SMoE's five workloads as the data files that OpenCompass's own configurations read.
+
+OpenCompass writes its prompts itself, so our questions are taken apart again: an article from its
+question, a sentence from its word.
+"""
+
+import csv
+import json
+import re
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from moebench.harness.evaluate.tasks import Questions
+from moebench.substrate.errors import InputError, UsageError
+from moebench.workloads.example import LETTERS, Example, stem
+
+_WIC = re.compile(
+    r'Sentence 1: (?P<one>.*)\nSentence 2: (?P<two>.*)\nQuestion: Is the word "(?P<word>.*)" used '
+    r"with the same meaning in both sentences\?"
+)
+
+
+class Dataset(NamedTuple):
+    """How OpenCompass calls a data set, and how its files are written below a folder."""
+
+    abbr: str
+    write: Callable[[Sequence[Example], Path], None]
+
+
+def write_data(asked: Sequence[Questions], folder: Path) -> None:
+    """Write the files of these workloads' questions.
+
+    Raises:
+        InputError: a question is not in the form that OpenCompass's prompts need, or the folder
+            cannot be written.
+    """
+    try:
+        for questions in asked:
+            DATASETS[questions.name].write(questions.drawn.examples, folder)
+    except OSError as error:
+        raise InputError(f"{folder} cannot be written: {error.strerror or error}") from error
+
+
+def check(asked: Sequence[Questions]) -> None:
+    """Refuse what OpenCompass is not configured for.
+
+    Raises:
+        UsageError: a workload that is none of SMoE's, or worked examples: OpenCompass has its own.
+    """
+    for questions in asked:
+        if questions.name not in DATASETS:
+            known = ", ".join(sorted(DATASETS))
+            raise UsageError(f"--tasks {questions.name}: OpenCompass is configured for {known}")
+        if questions.shots:
+            raise UsageError(
+                "--few-shot and --engine opencompass: its configurations have examples of their own"
+            )
+
+
+def _lines(records: Sequence[dict[str, Any]], file: Path) -> None:
+    file.parent.mkdir(parents=True, exist_ok=True)
+    lines = [json.dumps(record, ensure_ascii=False) + "\n" for record in records]
+    file.write_text("".join(lines), encoding="utf-8")
+
+
+def _gsm8k(examples: Sequence[Example], folder: Path) -> None:
+    records = [{"question": e.prompt, "answer": f"#### {e.answer}"} for e in examples]
+    # Its examples are in the prompt; the train split is read, but not used.
+    for split in ("train", "test"):
+        _lines(records, folder / f"{split}.jsonl")
+
+
+def _triviaqa(examples: Sequence[Example], folder: Path) -> None:
+    """Its prompt ends the question with a question mark of its own."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for split in ("dev", "test"):
+        with (folder / f"trivia-{split}.qa.csv").open("w", encoding="utf-8", newline="") as file:
+            writer = csv.writer(file, delimiter="\t")
+            for e in examples:
+                accepted = dict.fromkeys([e.answer_text, *(e.answers or ())])
+                writer.writerow([e.prompt.rstrip("? "), repr(list(accepted))])
+
+
+def _wic(examples: Sequence[Example], folder: Path) -> None:
+    records = []
+    for example in examples:
+        found = _WIC.fullmatch(stem(example))
+        if found is None or example.choices != ("yes", "no"):
+            raise InputError(f"{example.id}: not a question of Word-in-Context as it is known here")
+        one, two, word = found["one"], found["two"], found["word"]
+        records.append({
+            "word": word, "sentence1": one, "sentence2": two,
+            "label": "true" if example.answer == 0 else "false",
+        })  # fmt: skip
+    _lines(records, folder / "WiC.jsonl")
+
+
+def _race(examples: Sequence[Example], folder: Path) -> None:
+    records = []
+    for example in examples:
+        article, mark, question = stem(example).rpartition("\nQuestion: ")
+        if not mark or example.choices is None or len(example.choices) != 4:
+            raise InputError(f"{example.id}: no article with a question and four options")
+        records.append({
+            "article": article, "question": question, "options": example.choices,
+            "answer": example.answer_text,
+        })  # fmt: skip
+    for split in ("validation", "test"):
+        _lines(records, folder / split / "middle.jsonl")
+
+
+def _gaokao(subject: str) -> Dataset:
+    def write(examples: Sequence[Example], folder: Path) -> None:
+        records = [
+            {"index": i, "question": e.prompt, "answer": [_letter(e)]}
+            for i, e in enumerate(examples)
+        ]
+        file = folder / "Multiple-choice_Questions" / f"{subject}.json"
+        file.parent.mkdir(parents=True, exist_ok=True)
+        text = json.dumps({"example": records}, ensure_ascii=False)
+        file.write_text(text, encoding="utf-8")
+
+    return Dataset(f"GaokaoBench_{subject}", write)
+
+
+def _letter(example: Example) -> str:
+    if example.answer_text not in LETTERS[:4]:
+        raise InputError(f"{example.id}: its answer is none of A to D")
+    return example.answer_text
+
+
+#: By workload: SMoE's exam is four subjects of GAOKAO.
+DATASETS = {
+    "gaokao_math_i": _gaokao("2010-2022_Math_I_MCQs"),
+    "gaokao_math_ii": _gaokao("2010-2022_Math_II_MCQs"),
+    "gaokao_history": _gaokao("2010-2022_History_MCQs"),
+    "gaokao_biology": _gaokao("2010-2022_Biology_MCQs"),
+    "wic": Dataset("WiC", _wic),
+    "triviaqa": Dataset("triviaqa", _triviaqa),
+    "race_middle": Dataset("race-middle", _race),
+    "gsm8k": Dataset("gsm8k", _gsm8k),
+}

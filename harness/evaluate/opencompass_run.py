@@ -1,0 +1,237 @@
+"""Lets OpenCompass evaluate a run that was started: its process asks over a local socket."""
+
+import csv
+import json
+import math
+import os
+import select
+import shutil
+import socket
+import subprocess
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack, suppress
+from pathlib import Path
+from typing import Any
+
+from moebench.harness.evaluate.opencompass_data import DATASETS, check, write_data
+from moebench.harness.evaluate.outcome import Metric, TaskResult
+from moebench.harness.evaluate.packages import require_opencompass
+from moebench.harness.evaluate.responder import Pair, Responder
+from moebench.harness.evaluate.session import EvaluatedSession
+from moebench.harness.evaluate.tasks import Questions
+from moebench.substrate.errors import MoeBenchError
+
+__all__ = ["check", "evaluate", "version"]
+
+#: What OpenCompass's process imports of ours.
+_THEIRS = Path(__file__).parent / "opencompass"
+
+#: The longest answer to a line of its own, in seconds, before we look whether its process lives.
+_LOOK_S = 1.0
+
+
+def version() -> str:
+    """The version in OpenCompass's own environment.
+
+    Raises:
+        UsageError: there is none.
+    """
+    said = subprocess.run(
+        [require_opencompass(), "-c",
+         "from importlib.metadata import version; print(version('opencompass'))"],
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    if said.returncode:
+        last = (said.stderr.strip().splitlines() or ["it said nothing"])[-1]
+        raise MoeBenchError(f"OpenCompass's environment has no OpenCompass: {last}")
+    return said.stdout.strip()
+
+
+def evaluate(
+    session: EvaluatedSession,
+    asked: Sequence[Questions],
+    folder: Path,
+    progress: Callable[[int, int], None],
+) -> list[TaskResult]:
+    """Have every task asked and scored.
+
+    Args:
+        session: of a run that was started.
+        folder: where data files are written, and OpenCompass writes what it finds.
+        progress: told of answered requests; how many there are, OpenCompass does not say.
+
+    Raises:
+        MoeBenchError: its process failed: one line, with the file that says why.
+    """
+    write_data(asked, folder / "data")
+    log = folder / "opencompass.log"
+    with ExitStack() as stack:
+        # A socket's path must be short, and a user's folder need not be.
+        place = stack.enter_context(tempfile.TemporaryDirectory(prefix="moebench-"))
+        address = str(Path(place) / "socket")
+        listener = stack.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM))
+        listener.bind(address)
+        listener.listen()
+        process = _start(session, asked, folder, address, log)
+        stack.callback(_stop, process)
+        _serve(listener, process, session.responder, progress)
+        code = process.wait()
+    found = sorted(folder.glob("out/*/summary/*.csv"))
+    if code or not found:
+        raise MoeBenchError(f"OpenCompass failed with code {code}: {_last(log)}; all of it: {log}")
+    return [_result(questions, found[-1]) for questions in asked]
+
+
+# ------------------------------------------------------------------------- its process
+
+
+def _start(
+    session: EvaluatedSession, asked: Sequence[Questions], folder: Path, address: str, log: Path
+) -> "subprocess.Popen[bytes]":
+    task = {
+        "socket": address,
+        "max_seq_len": session.max_length,
+        "batch": session.spec.batch,
+        "data": str((folder / "data").absolute()),
+        "datasets": [DATASETS[questions.name].abbr for questions in asked],
+    }
+    environment = os.environ | {
+        "PYTHONPATH": str(_THEIRS),
+        "HF_HUB_OFFLINE": "1",
+        "HF_DATASETS_OFFLINE": "1",
+        "TRANSFORMERS_OFFLINE": "1",
+        "HF_DATASETS_CACHE": str((folder / "cache").absolute()),
+        "CUDA_VISIBLE_DEVICES": "",
+    }
+    config = folder / "moebench_config.py"
+    shutil.copy(_THEIRS / config.name, config)
+    (folder / "moebench_task.py").write_text(f"task = {task!r}\n", encoding="utf-8")
+    python = require_opencompass()
+    with log.open("wb") as printed:
+        # In one process ("--debug"), instead of one for each data set.
+        return subprocess.Popen(
+            [python.parent / "opencompass", config.absolute(), "--debug",
+             "-w", (folder / "out").absolute()],
+            stdin=subprocess.DEVNULL, stdout=printed, stderr=subprocess.STDOUT, cwd=folder,
+            env=environment, start_new_session=True,
+        )  # fmt: skip
+
+
+def _stop(process: "subprocess.Popen[bytes]") -> None:
+    """Kill it and all that it started, where it still lives."""
+    with suppress(ProcessLookupError, PermissionError):
+        os.killpg(process.pid, 9)
+    process.wait()
+
+
+def _last(log: Path) -> str:
+    lines = log.read_text(encoding="utf-8", errors="replace").strip().splitlines()
+    return lines[-1].strip() if lines else "it said nothing"
+
+
+# ------------------------------------------------------------------------- its requests
+
+
+def _serve(
+    listener: socket.socket, process: "subprocess.Popen[bytes]", responder: Responder,
+    progress: Callable[[int, int], None],
+) -> None:  # fmt: skip
+    """Answer until its process has ended; it makes a model, and so a connection, for each data set."""
+    answered = 0
+    pending: dict[socket.socket, bytes] = {}
+    while process.poll() is None:
+        ready, _, _ = select.select([listener, *pending], [], [], _LOOK_S)
+        for one in ready:
+            if one is listener:
+                pending[listener.accept()[0]] = b""
+                continue
+            read = one.recv(1 << 16)
+            if not read:
+                one.close()
+                del pending[one]
+                continue
+            *lines, pending[one] = (pending[one] + read).split(b"\n")
+            for line in lines:
+                one.sendall(json.dumps(answer(responder, json.loads(line))).encode() + b"\n")
+                answered += 1
+                progress(answered, answered)
+    for one in pending:
+        one.close()
+
+
+def answer(responder: Responder, request: Mapping[str, Any]) -> dict[str, Any]:
+    """What `opencompass/moebench_model.py` asks, answered."""
+    try:
+        if request["ask"] == "token_len":
+            return {"value": len(responder.encode(request["input"]))}
+        if request["ask"] == "generate":
+            given = request["inputs"], request["max_out_len"], request["stops"]
+            return {"texts": responder.write(*given)}
+        return {"values": _losses(responder, request["inputs"], request["mask_length"])}
+    except MoeBenchError as error:
+        return {"failed": str(error)}
+
+
+def _losses(
+    responder: Responder, texts: Sequence[str], masked: Sequence[int] | None
+) -> list[float]:  # fmt: skip
+    """Mean negative log-likelihood, counted as OpenCompass's Hugging Face model counts it.
+
+    A whole text's is over all of its tokens, the first one included, which nothing predicts.
+    """
+    found = []
+    ids = [responder.encode(text) for text in texts]
+    given = [1] * len(ids) if masked is None else masked
+    pairs = [Pair(one[:n], one[n:]) for one, n in zip(ids, given, strict=True)]
+    for one, n, read in zip(ids, given, responder.read(pairs), strict=True):
+        counted = len(one) if masked is None else len(one) - n
+        found.append(-read.log_likelihood / counted)
+    return found
+
+
+# ------------------------------------------------------------------------- its results
+
+
+def _result(questions: Questions, summary: Path) -> TaskResult:
+    """A data set's line of the summary, and its questions from the results beside it."""
+    abbr, drawn = DATASETS[questions.name].abbr, questions.drawn
+    with summary.open(encoding="utf-8", newline="") as file:
+        row = next(row for row in csv.DictReader(file) if row["dataset"] == abbr)
+    file_of_task = summary.parents[1] / "results" / "moebench" / f"{abbr}.json"
+    items = _items(json.loads(file_of_task.read_text(encoding="utf-8")))
+    n = len(drawn.examples)
+    value = float(row["moebench"])
+    share = value / 100
+    return TaskResult(
+        task=abbr,
+        workload=questions.name,
+        version="opencompass config",
+        task_hash=row["version"],
+        data=drawn.source,
+        data_hash=drawn.data_hash,
+        shown=0,
+        n=n,
+        metrics=[
+            Metric(
+                name=f"{row['metric']} ({row['mode']})",
+                value=value,
+                # OpenCompass gives none; that of a share of right answers.
+                stderr=100 * math.sqrt(share * (1 - share) / n),
+                higher_is_better=True,
+                items=items,
+            )
+        ],
+    )
+
+
+def _items(results: Mapping[str, Any]) -> list[float]:
+    """Whether each question was right, where the data set's scoring says so."""
+    details = results.get("details")
+    if isinstance(details, Mapping):
+        details = [details[key] for key in sorted(filter(str.isdigit, details), key=int)]
+    if not isinstance(details, list):
+        return []
+    marks = [next((d[k] for k in ("correct", "is_correct") if k in d), None) for d in details]
+    return [] if None in marks else [float(all(mark) if isinstance(mark, list) else mark)
+                                     for mark in marks]  # fmt: skip

@@ -1,0 +1,237 @@
+"""Answers an evaluator's requests with a system: texts that it writes, and likelihoods of texts.
+
+In mode ``decode`` a context's cue, its last line or word, passes through decode, as in our own
+scoring (`harness.run.answers`): otherwise an answer's first token would come out of an exact prefill.
+A continuation whose likelihood is asked for is fed token by token.  In mode ``prefill`` contexts are
+prefilled whole, and likelihoods come out of one pass over context and continuation (DAOP, Table V).
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from moebench.harness.run.accuracy import Item, compare, likeness
+from moebench.harness.run.answers import up_to
+from moebench.substrate.engine.loop import Engine
+from moebench.substrate.engine.records import Generation
+from moebench.substrate.errors import UsageError
+from moebench.substrate.models.decoder import Decoder
+from moebench.workloads.prompts import split_cue
+
+if TYPE_CHECKING:
+    from moebench.harness.evaluate.session import EvaluatedSession
+
+#: A context, or a text, as token ids.
+Ids = list[int]
+
+
+class Pair(NamedTuple):
+    """A request for a likelihood: what is given, and what is asked about; both not empty."""
+
+    context: Ids
+    continuation: Ids
+
+
+class Read(NamedTuple):
+    """A continuation's log-likelihood in nats, and whether each of its tokens was the likeliest."""
+
+    log_likelihood: float
+    greedy: bool
+
+
+class Feed(NamedTuple):
+    """A request as the engine takes it: what is prefilled, what decode is made to take, for how long.
+
+    ``cue`` is how many of the forced tokens belong to the context.
+    """
+
+    prompt: Ids
+    forced: Ids
+    steps: int
+    cue: int
+
+
+class Responder:
+    """Answers requests and keeps what their answers took.
+
+    Attributes:
+        engine: answers; set once it was built.
+        generations: its records of every batch so far.
+        written: by ``id`` of a record, what each of its sequences wrote by itself.
+        truncated: requests whose context lost its beginning.
+        requests: how many were answered, by kind.
+    """
+
+    engine: Engine
+
+    def __init__(self, session: "EvaluatedSession", decoder: Decoder) -> None:
+        self._session, self._decoder = session, decoder
+        self._items: list[Item] = []
+        self.generations: list[Generation] = []
+        self.written: dict[int, list[Ids]] = {}
+        self.truncated = 0
+        self.requests = {"generated": 0, "read": 0}
+
+    def encode(self, text: str) -> Ids:
+        """Token ids as the model's tokenizer gives them."""
+        found: Ids = self._session.tokenizer.encode(text).ids
+        return found
+
+    # ------------------------------------------------------------------ texts
+
+    @torch.inference_mode()
+    def write(
+        self, contexts: Sequence[str], new_tokens: int, stops: Sequence[str] = ()
+    ) -> list[str]:
+        """What the system writes after each context: greedily, up to a stop or the end of text.
+
+        Args:
+            new_tokens: at most, for each context.
+            stops: a text ends before the first of them.
+        """
+        feeds = [self._after(self._fitting(self.encode(c), new_tokens), new_tokens)
+                 for c in contexts]  # fmt: skip
+        texts: list[str] = []
+        for group in self._groups(feeds):
+            texts += self._write(group, new_tokens, stops)
+        self.requests["generated"] += len(texts)
+        return texts
+
+    def _after(self, context: Ids, new_tokens: int) -> Feed:
+        cue = self._cue(context)
+        at = len(context) - cue
+        return Feed(context[:at], context[at:], cue + new_tokens, cue)
+
+    def _write(self, group: list[Feed], new_tokens: int, stops: Sequence[str]) -> list[str]:
+        end = self._session.end
+
+        def own(tokens: Sequence[Ids]) -> list[Ids]:
+            return [up_to(end, t[f.cue : f.cue + new_tokens])
+                    for t, f in zip(tokens, group, strict=True)]  # fmt: skip
+
+        def done(tokens: Sequence[Ids]) -> bool:
+            return all(
+                len(one) == new_tokens or one[-1:] == [end] or before(text, stops) != text
+                for one, text in ((one, self._text(one)) for one in own(tokens))
+            )
+
+        generation = self._generate(group, done)
+        written = own(generation.tokens)
+        self.written[id(generation)] = written
+        self._compare(group, [[*f.forced, *w] for f, w in zip(group, written, strict=True)])
+        return [before(self._text(one), stops) for one in written]
+
+    def _text(self, tokens: Ids) -> str:
+        text: str = self._session.tokenizer.decode(tokens, skip_special_tokens=True)
+        return text
+
+    # ------------------------------------------------------------------ likelihoods
+
+    @torch.inference_mode()
+    def read(self, pairs: Sequence[Pair]) -> list[Read]:
+        """How likely each continuation is after its context.
+
+        A pair that is too long loses the beginning of its context.
+        """
+        cut = [Pair(self._fitting(p.context, len(p.continuation)), p.continuation) for p in pairs]
+        decode = self._session.mode == "decode"
+        feeds = list(map(self._through_decode if decode else self._in_one_pass, cut))
+        found: list[Read] = []
+        for group in self._groups(feeds):
+            self._generate(group)
+            asked = cut[len(found) : len(found) + len(group)]
+            if decode:
+                self._compare(group, [feed.forced for feed in group])
+                history = torch.stack(self._decoder.history, dim=1)
+                logits = [history[b, f.cue : f.steps] for b, f in enumerate(group)]
+            else:
+                whole = self._decoder.pass_logits()
+                logits = [w[-len(p.continuation) :] for w, p in zip(whole, asked, strict=True)]
+            found += [_read(*one) for one in zip(logits, asked, strict=True)]
+        self.requests["read"] += len(found)
+        return found
+
+    def _through_decode(self, pair: Pair) -> Feed:
+        cue = self._cue(pair.context)
+        at = len(pair.context) - cue
+        forced = [*pair.context[at:], *pair.continuation]
+        return Feed(pair.context[:at], forced, len(forced), cue)
+
+    def _in_one_pass(self, pair: Pair) -> Feed:
+        return Feed([*pair.context, *pair.continuation[:-1]], [], 1, 0)
+
+    # ------------------------------------------------------------------ what both do
+
+    def _fitting(self, context: Ids, after: int) -> Ids:
+        """A context's last tokens, as many as there is room for before so many."""
+        room = self._session.max_length - after
+        if room < 1:
+            raise UsageError(
+                f"{after} tokens leave no room for a context within --max-length "
+                f"{self._session.max_length}; give more, or ask for fewer"
+            )
+        if not context:
+            raise UsageError("an evaluator sent an empty context; each needs at least one token")
+        self.truncated += len(context) > room
+        return context[-room:]
+
+    def _cue(self, context: Ids) -> int:
+        """How many tokens of a context pass through decode; something is left to prefill.
+
+        Where a tokenizer joins the cue with what is before it, it is the last token.
+        """
+        if self._session.mode == "prefill":
+            return 0
+        text = self._session.tokenizer.decode(context, skip_special_tokens=False)
+        cue = self.encode(split_cue(text)[1])
+        whole = len(cue) < len(context) and context[len(context) - len(cue) :] == cue
+        return len(cue) if whole else min(1, len(context) - 1)
+
+    def _groups(self, feeds: Sequence[Feed]) -> Iterator[list[Feed]]:
+        """In their order, as many together as the run decodes and memory was planned for."""
+        group: list[Feed] = []
+        for feed in feeds:
+            more = [*group, feed]
+            longest = max(len(f.prompt) for f in more) + max(f.steps for f in more)
+            if group and (len(group) == self._session.spec.batch
+                          or longest > self._session.max_length):  # fmt: skip
+                yield group
+                more = [feed]
+            group = more
+        if group:
+            yield group
+
+    def _generate(
+        self, group: list[Feed], done: Callable[[Sequence[Ids]], bool] | None = None
+    ) -> Generation:
+        prompts, forced = [feed.prompt for feed in group], [feed.forced for feed in group]
+        steps = max(feed.steps for feed in group)
+        generation = self.engine.generate(prompts, steps, forced, stop=done)
+        self.generations.append(generation)
+        return generation
+
+    def _compare(self, group: list[Feed], tokens: list[Ids]) -> None:
+        """Compare a batch's decoded steps with the lossless model."""
+        items = [Item() for _ in group]
+        prompts = [feed.prompt for feed in group]
+        compare(items, self._session.sharing(), prompts, tokens, self._decoder.history)
+        self._items += items
+
+    def accuracy(self) -> dict[str, Any]:
+        """The ``accuracy`` part of the document: scores are the evaluator's, not ours."""
+        return {"score": None, "n": 0, "stderr": None, "metric": None, **likeness(self._items)}
+
+
+def _read(logits_NV: Tensor, pair: Pair) -> Read:
+    taken = torch.tensor(pair.continuation)[:, None]
+    values = logits_NV.log_softmax(-1).gather(1, taken)
+    return Read(float(values.sum()), bool((logits_NV.argmax(-1) == taken[:, 0]).all()))
+
+
+def before(text: str, stops: Sequence[str]) -> str:
+    """A text up to the first of these."""
+    for stop in filter(None, stops):
+        text = text.partition(stop)[0]
+    return text

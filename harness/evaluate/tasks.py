@@ -1,0 +1,51 @@
+"""What evaluators are asked to ask: workloads of the catalogue, with questions drawn as our own runs do."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from moebench.harness.run.spec import few_shot_count
+from moebench.substrate.errors import UsageError
+from moebench.workloads.catalogue import workload
+from moebench.workloads.draw import PromptSet, load
+from moebench.workloads.example import Example
+from moebench.workloads.workload import Workload
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Questions:
+    """A workload's questions, and the worked examples before each of them."""
+
+    workload: Workload
+    drawn: PromptSet
+    shots: tuple[Example, ...]
+
+    @property
+    def name(self) -> str:
+        """The workload's."""
+        return self.workload.name
+
+
+def draw(
+    names: Sequence[str], count: int, seed: int, few_shot: str, setting: str | None,
+    data_dir: Path | None,
+) -> list[Questions]:  # fmt: skip
+    """The questions of several workloads: those that `moebench run` draws with the same options.
+
+    Args:
+        few_shot: a number, or ``paper`` for the setting's paper's.
+
+    Raises:
+        MoeBenchError: a name is unknown or given twice, or its data are missing.
+    """
+    if len(set(names)) != len(names) or not names:
+        raise UsageError(f"--tasks {','.join(names)}: give each once, at least one")
+    found = []
+    for name in names:
+        chosen = workload(name)
+        shots: tuple[Example, ...] = ()
+        if number := few_shot_count(few_shot, name, setting):
+            shots = load(chosen, "train", number, seed, data_dir).examples
+        drawn = load(chosen, count=count, seed=seed, data_dir=data_dir)
+        found.append(Questions(workload=chosen, drawn=drawn, shots=shots))
+    return found
