@@ -4,7 +4,7 @@ import sys
 
 
 def main() -> None:
-    """Run lm-eval's command line on this process's arguments; what we refuse is one line, code 2."""
+    """Run lm-eval's command on this process's arguments; what we refuse is one line, code 2."""
     from moebench.harness.evaluate.packages import require_lm_eval
     from moebench.substrate.errors import MoeBenchError
 

@@ -7,7 +7,7 @@ one `tabular` (booktabs) a file, to be `\\input`.
 from collections.abc import Sequence
 from pathlib import Path
 
-from moebench.reports import failures
+from moebench.reports import evaluations, failures
 from moebench.reports.accuracy import VERDICT_HEADERS, View
 from moebench.reports.tables import COLUMNS, Document, cell, rows
 from moebench.results.csvfile import csv_text, write_text
@@ -26,7 +26,7 @@ def write_csv(
     accuracy: Sequence[View] | None = None,
     failed: Sequence[Cell] = (),
 ) -> list[Path]:
-    """Write ``runs.csv`` and, where there are any, ``accuracy.csv`` and ``failures.csv``.
+    """Write ``runs.csv``, and where there are any accuracy, evaluations and failures.
 
     Returns:
         The files written.
@@ -43,6 +43,8 @@ def write_csv(
         values = [[getattr(row, name) for name in names] for row in cells]
         shown = [["" if v is None else str(v) for v in line] for line in values]
         files["accuracy.csv"] = csv_text(names, shown)
+    if found := evaluations.lines(runs):
+        files["evaluations.csv"] = csv_text(evaluations.HEADERS, found)
     if failed:
         files["failures.csv"] = csv_text(failures.HEADERS, failures.lines(failed))
     return _write(directory, files)
@@ -51,7 +53,7 @@ def write_csv(
 def write_latex(
     runs: list[Document], directory: Path, accuracy: Sequence[View] | None = None
 ) -> list[Path]:
-    """Write ``runs.tex`` and, for each view, ``accuracy-*.tex`` and ``verdict-*.tex``.
+    """Write ``runs.tex``, ``evaluations.tex`` and for each view ``accuracy-*``, ``verdict-*.tex``.
 
     Returns:
         The files written.
@@ -61,6 +63,8 @@ def write_latex(
     """
     lines = [[cell(column, row[column.key]) for column in COLUMNS] for row in rows(runs)]
     files = {"runs.tex": latex([column.header for column in COLUMNS], [lines])}
+    if found := evaluations.lines(runs):
+        files["evaluations.tex"] = latex(evaluations.HEADERS, [found])
     for view in accuracy or ():
         first = view.series[0]
         name = f"{first.setting}-{first.system}".replace("/", "-")

@@ -13,7 +13,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
 from moebench.reports import accuracy as alpha
-from moebench.reports import failures, fidelity, figures, throughput
+from moebench.reports import evaluations, failures, fidelity, figures, throughput
 from moebench.reports.components import HEADERS, table
 from moebench.reports.tables import COLUMNS, Document, Row, badge_of, cell, dig, rows
 from moebench.results.store import Cell
@@ -101,6 +101,9 @@ def page(
         throughput=_throughput(runs, curves or {}),
         badges={badge: text for badge, text in BADGES.items() if badge in shown},
         simulated=sum(bool(run["simulated"]) for run in runs),
+        evaluation_headers=evaluations.HEADERS,
+        evaluations=evaluations.lines(runs),
+        evaluation_caption=evaluations.CAPTION,
         failure_headers=failures.HEADERS,
         failures=failures.lines(failed),
         components=table(components) if components else None,

@@ -5,6 +5,7 @@ import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from moebench.harness import console
 from moebench.results.store import Cell, Store
@@ -49,7 +50,8 @@ def report_command(
         lines = [[cell(column, row[column.key]) for column in BRIEF] for row in rows(runs)]
         console.table(f"runs in {directory}", [column.header for column in BRIEF], lines)
         _show_failures(failed, directory)
-        if sys.stdout.isatty():  # a pipe gets one table; --csv writes both
+        if sys.stdout.isatty():  # a pipe gets one table; --csv writes all
+            _show_evaluations(runs, directory)
             for view in views or ():
                 for block in view.blocks:
                     title = f"{view.title}: {block.title}"
@@ -60,6 +62,14 @@ def report_command(
                 console.stdout().print(view.summary)
             if views:
                 console.stdout().print(f"{accuracy.CAVEAT}\n{accuracy.METHOD}")
+
+
+def _show_evaluations(runs: Sequence[dict[str, Any]], directory: Path) -> None:
+    """What evaluators found, if any asked."""
+    from moebench.reports.evaluations import HEADERS, lines
+
+    if rows := lines(runs):
+        console.table(f"what evaluators found, in {directory}", HEADERS, rows)
 
 
 def _show_failures(failed: Sequence[Cell], directory: Path) -> None:

@@ -66,14 +66,12 @@ class RespondingLM(TemplateLM):
         """The token that ends a text."""
         if self._session.end is None:
             raise UsageError(
-                f"{self._session.checkpoint.path}: its tokenizer has no <|endoftext|>, which begins "
-                "a text without context"
+                f"{self._session.checkpoint.path}: its tokenizer has no <|endoftext|>, which "
+                "begins a text without context"
             )
         return self._session.end
 
-    def tok_encode(
-        self, string: str, add_special_tokens: bool | None = None, **kwargs: Any
-    ) -> Ids:
+    def tok_encode(self, string: str, add_special_tokens: bool | None = None, **kwargs: Any) -> Ids:
         """Token ids of a text."""
         special = add_special_tokens is not False
         found: Ids = self._session.tokenizer.encode(string, add_special_tokens=special).ids

@@ -5,10 +5,13 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from moebench.harness.evaluate.lm_eval_tasks import write_tasks
+from moebench.harness.evaluate.lm_eval_tasks import check, write_tasks
 from moebench.harness.evaluate.outcome import Metric, TaskResult
+from moebench.harness.evaluate.packages import require_lm_eval as version
 from moebench.harness.evaluate.session import EvaluatedSession
 from moebench.harness.evaluate.tasks import Questions
+
+__all__ = ["check", "evaluate", "version"]
 
 #: Draws for a standard error that has no formula; no metric of our tasks needs any.
 BOOTSTRAP = 1
@@ -52,7 +55,7 @@ def _result(questions: Questions, found: Mapping[str, Any]) -> TaskResult:
     samples = found["samples"][name]
     higher = found["higher_is_better"][name]
     metrics = [
-        _metric(key, value, found["results"][name], higher, samples)
+        _metric(key, value, found["results"][name], higher, samples, questions.guessing)
         for key, value in found["results"][name].items()
         if "," in key and not key.partition(",")[0].endswith("_stderr")
     ]
@@ -72,7 +75,7 @@ def _result(questions: Questions, found: Mapping[str, Any]) -> TaskResult:
 
 def _metric(
     key: str, value: Any, results: Mapping[str, Any], higher: Mapping[str, bool | None],
-    samples: Sequence[Mapping[str, Any]],
+    samples: Sequence[Mapping[str, Any]], guessing: float,
 ) -> Metric:  # fmt: skip
     """One of lm-eval's figures; its keys are ``metric,filter``."""
     name, _, way = key.partition(",")
@@ -82,6 +85,7 @@ def _metric(
         name=name if way == "none" else f"{name} ({way})",
         value=float(value),
         stderr=float(stderr) if isinstance(stderr, int | float) else None,
+        guessing=None if "per" in name else guessing,
         higher_is_better=higher.get(name),
         items=[float(s[name]) for s in own if isinstance(s[name], int | float)],
     )

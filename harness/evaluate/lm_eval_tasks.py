@@ -2,7 +2,7 @@
 
 | workload | request | lm-eval's metric |
 |---|---|---|
-| with options | ``loglikelihood`` of each, as `workloads.likelihood` puts it | ``acc``, ``acc_norm`` |
+| with options | ``loglikelihood`` of each (`workloads.likelihood`) | ``acc``, ``acc_norm`` |
 | a number | ``generate_until`` | ``exact_match`` after the two filters of lm-eval's ``gsm8k`` |
 | a short text | ``generate_until`` | ``exact_match`` as lm-eval's ``triviaqa`` has it |
 | an exact text | ``generate_until`` | ``exact_match`` of what follows ``####``, or the first line |
@@ -81,14 +81,40 @@ _TEXT: Config = {
     ],
 }
 
+_PERPLEXITIES = {
+    "word_perplexity": "weighted_perplexity",
+    "byte_perplexity": "weighted_perplexity",
+    "bits_per_byte": "bits_per_byte",
+}
+
+_KINDS: dict[str, Config] = {"exact_number": _NUMBER, "text": _SHORT, "exact_text": _TEXT}
+
+
+def check(asked: Sequence[Questions]) -> None:
+    """Refuse what lm-eval's metrics cannot score.
+
+    MATH's answers are equal only once typesetting is taken away, which lm-eval leaves to sympy.
+
+    Raises:
+        UsageError: there is such a workload.
+    """
+    for questions in asked:
+        chosen = questions.workload
+        if chosen.name == "math" or chosen.metric not in (*_KINDS, "choice", "perplexity"):
+            raise UsageError(
+                f"--tasks {chosen.name}: lm-eval's metrics cannot score its answers; type: "
+                f"moebench run --workload {chosen.name}"
+            )
+
 
 def write_tasks(asked: Sequence[Questions], folder: Path) -> None:
     """Write a task's YAML file and its questions for each workload.
 
     Raises:
-        UsageError: a workload that lm-eval's metrics cannot score.
+        UsageError: `check` refuses a workload.
         InputError: the folder cannot be written.
     """
+    check(asked)
     found = [(questions.name, *_task(questions)) for questions in asked]
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -120,24 +146,18 @@ def _task(questions: Questions) -> tuple[Config, list[Record]]:
         config = {
             "output_type": "loglikelihood_rolling", "doc_to_text": "", "doc_to_target": "text",
             "metric_list": [
-                {"metric": name} for name in ("word_perplexity", "byte_perplexity", "bits_per_byte")
+                {"metric": name, "aggregation": way, "higher_is_better": False}
+                for name, way in _PERPLEXITIES.items()
             ],
         }  # fmt: skip
         return config, [{"id": e.id, "text": e.prompt} for e in examples]
     if chosen.metric == "choice":
         records = [_options(questions, example) for example in examples]
         return (_BLANK if chosen.likelihood == "blank" else _CHOICE), records
-    kinds = {"exact_number": _NUMBER, "text": _SHORT, "exact_text": _TEXT}
-    # MATH's answers are equal only once typesetting is taken away, which lm-eval leaves to sympy.
-    if chosen.metric not in kinds or chosen.name == "math":
-        raise UsageError(
-            f"--tasks {chosen.name}: lm-eval's metrics cannot score its answers; "
-            f"moebench run --workload {chosen.name} does, or reports that nothing is scored"
-        )
     stops = ["\n", ".", ","] if chosen.metric == "text" else list(chosen.stop)
     config = {
         "output_type": "generate_until", "doc_to_text": "query", "doc_to_target": "answers",
-        **kinds[chosen.metric],
+        **_KINDS[chosen.metric],
         "generation_kwargs": {
             "until": stops, "do_sample": False, "max_gen_toks": chosen.max_new_tokens,
         },

@@ -216,6 +216,8 @@ def _result(questions: Questions, summary: Path) -> TaskResult:
             Metric(
                 name=f"{row['metric']} ({row['mode']})",
                 value=value,
+                whole=100.0,
+                guessing=100 * questions.guessing,
                 # OpenCompass gives none; that of a share of right answers.
                 stderr=100 * math.sqrt(share * (1 - share) / n),
                 higher_is_better=True,

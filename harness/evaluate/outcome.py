@@ -12,12 +12,16 @@ class Metric:
     Attributes:
         name: the evaluator's, with its filter or mode where it has one: ``acc``,
             ``exact_match (strict-match)``.
+        whole: what all answers right would be: 1, or 100 where the evaluator gives percent.
+        guessing: what guessing would give, in the same unit; None where nothing can be guessed.
         stderr: None where the evaluator gives none.
         items: by question, in the order in which they were drawn; empty where it does not say.
     """
 
     name: str
     value: float
+    whole: float = 1.0
+    guessing: float | None = None
     stderr: float | None = None
     higher_is_better: bool | None = None
     items: Sequence[float] = ()

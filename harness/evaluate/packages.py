@@ -20,9 +20,7 @@ def require_lm_eval() -> str:
     try:
         return version("lm-eval")
     except PackageNotFoundError:
-        raise UsageError(
-            "lm-eval is not installed; type: pip install 'moebench[eval]'"
-        ) from None
+        raise UsageError("lm-eval is not installed; type: pip install 'moebench[eval]'") from None
 
 
 def find_opencompass() -> Path | None:

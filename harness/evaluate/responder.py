@@ -1,9 +1,10 @@
 """Answers an evaluator's requests with a system: texts that it writes, and likelihoods of texts.
 
 In mode ``decode`` a context's cue, its last line or word, passes through decode, as in our own
-scoring (`harness.run.answers`): otherwise an answer's first token would come out of an exact prefill.
-A continuation whose likelihood is asked for is fed token by token.  In mode ``prefill`` contexts are
-prefilled whole, and likelihoods come out of one pass over context and continuation (DAOP, Table V).
+scoring (`harness.run.answers`): otherwise an answer's first token would come out of an exact
+prefill.  A continuation whose likelihood is asked for is fed token by token.  In mode ``prefill``
+contexts are prefilled whole, and likelihoods come out of one pass over context and continuation
+(DAOP, Table V).
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -42,7 +43,7 @@ class Read(NamedTuple):
 
 
 class Feed(NamedTuple):
-    """A request as the engine takes it: what is prefilled, what decode is made to take, for how long.
+    """A request as the engine takes it: what is prefilled, what decode must take, for how long.
 
     ``cue`` is how many of the forced tokens belong to the context.
     """

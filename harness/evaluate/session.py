@@ -59,7 +59,9 @@ class EvaluatedSession(Computing):
     def opened(self, decoder: Decoder) -> list[str]:
         """Get ready to answer; says for what length memory was planned."""
         self.responder = Responder(self, decoder)
-        return [f"an evaluator asked; memory is planned for texts of up to {self.max_length} tokens"]
+        return [
+            f"an evaluator asked; memory is planned for texts of up to {self.max_length} tokens"
+        ]
 
     def written(self, generation: Generation) -> list[list[int]]:
         """What the model wrote by itself, without what it was made to read."""
@@ -108,7 +110,7 @@ def prepare_evaluated(
     if max_length is not None and not 2 <= max_length <= positions:
         raise UsageError(f"--max-length {max_length}: allowed: 2 to {positions}, the model's own")
     own = {"system": system_hash(system), **calibration.identity(spec, system, data_dir)}
-    session = EvaluatedSession(
+    return EvaluatedSession(
         spec=spec,
         system=system,
         full=full,
@@ -120,5 +122,3 @@ def prepare_evaluated(
         data_dir=data_dir,
         max_length=max_length or min(MAX_LENGTH, positions),
     )
-    session.share(None)
-    return session

@@ -1,4 +1,4 @@
-"""What evaluators are asked to ask: workloads of the catalogue, with questions drawn as our own runs do."""
+"""What evaluators are to ask: workloads of the catalogue, with the questions that our runs draw."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -24,6 +24,13 @@ class Questions:
     def name(self) -> str:
         """The workload's."""
         return self.workload.name
+
+    @property
+    def guessing(self) -> float:
+        """The share of its questions that guessing answers."""
+        without = (self.workload.chance or 0.0) / 100
+        shares = [1 / len(e.choices) if e.choices else without for e in self.drawn.examples]
+        return sum(shares) / len(shares)
 
 
 def draw(

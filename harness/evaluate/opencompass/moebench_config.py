@@ -1,8 +1,8 @@
 """OpenCompass's configuration: SMoE's five workloads, with OpenCompass's own prompts and scoring.
 
-The process that starts OpenCompass copies this file beside ``moebench_task.py``, which says what is to
-be done: ``task`` holds ``socket`` and ``max_seq_len`` of the model, ``batch``, ``data``, the folder of
-data files, and ``datasets``, the abbreviations of those that are asked for.
+The process that starts OpenCompass copies this file beside ``moebench_task.py``, which says what is
+to be done: ``task`` holds ``socket`` and ``max_seq_len`` of the model, ``batch``, ``data``, the
+folder of data files, and ``datasets``, the abbreviations of those that are asked for.
 """
 
 from mmengine.config import read_base

@@ -61,7 +61,9 @@ class MoeBenchModel(BaseModel):
     def get_ppl(self, inputs: list[str], mask_length: list[int] | None = None) -> Any:
         """Mean negative log-likelihood of each text, as OpenCompass's own models compute it."""
         mask = None if mask_length is None else [int(n) for n in mask_length]
-        return np.array(self._ask(ask="ppl", inputs=[*map(str, inputs)], mask_length=mask)["values"])
+        return np.array(
+            self._ask(ask="ppl", inputs=[*map(str, inputs)], mask_length=mask)["values"]
+        )
 
     def get_token_len(self, prompt: str, add_special_tokens: bool = True) -> int:
         """Tokens of a prompt."""

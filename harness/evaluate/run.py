@@ -1,0 +1,117 @@
+"""One evaluation: a system, an evaluator and tasks; a run's document, with what was found."""
+
+import hashlib
+import json
+import tempfile
+from collections.abc import Sequence
+from contextlib import nullcontext
+from dataclasses import asdict, replace
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+from moebench.harness.evaluate.outcome import evaluation
+from moebench.harness.evaluate.session import EvaluatedSession
+from moebench.harness.evaluate.tasks import Questions
+from moebench.harness.run.runner import Progress, started
+from moebench.harness.run.session import Outcome
+from moebench.substrate.errors import UnknownNameError
+from moebench.workloads.draw import PromptSet
+
+#: By name, the module that lets an evaluator ask: it has ``version``, ``check`` and ``evaluate``.
+EVALUATORS = {
+    "lm-eval": "moebench.harness.evaluate.lm_eval_run",
+    "opencompass": "moebench.harness.evaluate.opencompass_run",
+}
+
+
+def evaluator(name: str) -> Any:
+    """An evaluator's module.
+
+    Raises:
+        UnknownNameError: there is none of that name.
+    """
+    if name not in EVALUATORS:
+        raise UnknownNameError("evaluator", name, EVALUATORS)
+    return import_module(EVALUATORS[name])
+
+
+def about(
+    session: EvaluatedSession, name: str, version: str, asked: Sequence[Questions]
+) -> EvaluatedSession:
+    """The same run, named by what it will be asked: its id follows from evaluator and questions."""
+    drawn = [questions.drawn for questions in asked]
+    digests = [questions.drawn.data_hash for questions in asked]
+    whole = json.dumps([name, version, session.max_length, _code(), _content(asked)])
+    hashes = {"data": "+".join(digests), "evaluation": hashlib.sha256(whole.encode()).hexdigest()}
+    return replace(
+        session,
+        sample=PromptSet(
+            examples=tuple(example for one in drawn for example in one.examples),
+            source=" + ".join(one.source for one in drawn),
+            split="test",
+            seed=drawn[0].seed,
+            available=sum(one.available for one in drawn),
+            data_hash=hashes["data"],
+        ),
+        hashes=session.hashes | hashes,
+    )
+
+
+def _content(asked: Sequence[Questions]) -> list[Any]:
+    return [
+        [questions.name, questions.drawn.data_hash, [asdict(shot) for shot in questions.shots]]
+        for questions in asked
+    ]
+
+
+def _code() -> str:
+    """A hash of this package: how requests are put and answered decides what is found."""
+    digest = hashlib.sha256()
+    for path in sorted(Path(__file__).parent.rglob("*.py")):
+        digest.update(path.read_bytes())
+    return digest.hexdigest()
+
+
+def evaluate(
+    session: EvaluatedSession, name: str, version: str, asked: Sequence[Questions], scratch: Path,
+    progress: Progress, keep: Path | None = None,
+) -> Outcome:  # fmt: skip
+    """Start the run, let the evaluator ask, and write up both.
+
+    Args:
+        session: from `about`.
+        scratch: as for `runner.run`.
+        progress: told of answered requests.
+        keep: a folder for the evaluator's files, in place of one that is removed.
+
+    Raises:
+        MoeBenchError: anything that the user can mend; nothing was stored.
+    """
+    module = evaluator(name)
+    place: Any = (
+        tempfile.TemporaryDirectory(prefix="moebench-") if keep is None else nullcontext(keep)
+    )
+    with place as folder, started(session, scratch, progress) as ready:
+        session.responder.engine = ready.stage.engine
+        results = module.evaluate(session, asked, Path(folder), progress)
+        document = ready.document(session.responder.generations)
+    names = ", ".join(questions.name for questions in asked)
+    counts = {len(questions.shots) for questions in asked}
+    document["spec"] |= {
+        "workload": f"{name}: {names}",
+        "prompts": sum(len(questions.drawn.examples) for questions in asked),
+        "few_shot": counts.pop() if len(counts) == 1 else None,
+    }
+    responder = session.responder
+    document["evaluation"] = evaluation(
+        name, version, session.mode, results, responder.requests, responder.truncated
+    )
+    if responder.truncated:
+        document["notes"].append(
+            f"{responder.truncated} contexts were longer than there was room for and lost their "
+            "beginning"
+        )
+    document["provenance"]["versions"][name] = version
+    timeline = ready.stage.timeline
+    return Outcome(document, timeline.picture(), timeline, responder.generations)

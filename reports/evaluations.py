@@ -1,0 +1,90 @@
+"""What evaluators found, beside our own scoring of the same questions: rows of text."""
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from moebench.reports.tables import MISSING, Document, system_of
+
+HEADERS = (
+    "run", "system", "setting", "α", "evaluator", "mode", "task", "version", "hash", "n", "metric",
+    "value", "guessing", "our own score, %",
+)  # fmt: skip
+
+CAPTION = (
+    "A row a metric, in the evaluator's own unit, with its standard error.  Floor: no better than "
+    "guessing, or within two standard errors of it; what a system costs in accuracy cannot be seen "
+    "there.  Our own score: of a run of the same system, model and machine on the same questions, "
+    "with its way of scoring."
+)
+
+#: What must be equal where an evaluation stands beside a run of ours.  Not how many experts fit:
+#: the two plan the KV cache for texts of other lengths.
+_SAME = (
+    "system", "variant", "setting", "machine", "software", "model", "weights", "precision", "batch",
+    "overrides", "calibrate_from", "calibrate_texts",
+)  # fmt: skip
+
+#: Ways of scoring that ask what a mode asks.
+_WAYS = {"decode": ("generation", "likelihood"), "prefill": ("prefill",)}
+
+
+def lines(runs: Sequence[Document]) -> list[list[str]]:
+    """A row for each metric of each task of each evaluation among these runs."""
+    return [
+        [
+            run["run_id"],
+            system_of(run["spec"]),
+            run["spec"].get("setting") or MISSING,
+            _alpha(run["spec"]),
+            f"{found['evaluator']} {found['version']}",
+            found["mode"],
+            task["task"],
+            task["version"],
+            task["task_hash"][:8],
+            str(task["n"]),
+            metric["name"],
+            _value(metric, task["n"]),
+            MISSING if metric["guessing"] is None else f"{metric['guessing']:.4g}",
+            "; ".join(_ours(run, task, runs)) or MISSING,
+        ]
+        for run in runs
+        if (found := run.get("evaluation")) is not None
+        for task in found["tasks"]
+        for metric in task["metrics"]
+    ]
+
+
+def _alpha(spec: Mapping[str, Any]) -> str:
+    return MISSING if spec.get("alpha") is None else f"{spec['alpha']:g}"
+
+
+def _value(metric: Mapping[str, Any], n: int) -> str:
+    stderr = "" if metric["stderr"] is None else f" ± {metric['stderr']:.2g}"
+    return f"{metric['value']:.4g}{stderr}" + (" (floor)" if at_floor(metric, n) else "")
+
+
+def at_floor(metric: Mapping[str, Any], n: int) -> bool:
+    """Whether a share of right answers is within two standard errors of guessing, or below."""
+    if metric["guessing"] is None:
+        return False
+    whole = metric["whole"]
+    chance = metric["guessing"] / whole
+    bound = chance + 2 * math.sqrt(chance * (1 - chance) / n)
+    return bool(metric["value"] / whole <= bound)
+
+
+def _ours(run: Document, task: Mapping[str, Any], runs: Sequence[Document]) -> Iterator[str]:
+    """Scores of our own runs on the same questions."""
+    ways = _WAYS[run["evaluation"]["mode"]]
+    for other in runs:
+        spec, accuracy = other["spec"], other.get("accuracy") or {}
+        if (
+            "evaluation" not in other
+            and other["provenance"].get("data_hash") == task["data_hash"]
+            and spec.get("scoring") in ways
+            and spec.get("few_shot", 0) == task["shown"]
+            and all(spec.get(key) == run["spec"].get(key) for key in _SAME)
+            and accuracy.get("score") is not None
+        ):
+            yield f"{accuracy['score']:.4g} ± {accuracy['stderr']:.2g} ({spec['scoring']})"
