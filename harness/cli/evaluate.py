@@ -120,8 +120,6 @@ def _evaluate(
     if stored is not None:
         console.stderr().print(f"run {session.run_id} was stored; --force evaluates again")
         return stored
-    if keep is not None:
-        keep.mkdir(parents=True, exist_ok=True)
     with console.progress(f"{engine} asks {spec.title}") as progress:
         outcome = evaluate(session, engine, version, asked, directory, progress, keep)
     store.put(outcome.document, outcome.picture)

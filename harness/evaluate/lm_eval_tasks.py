@@ -143,7 +143,7 @@ def _task(questions: Questions) -> tuple[Config, list[Record]]:
     """A task's file, as far as it follows from the kind of its answers, and its questions."""
     chosen, examples = questions.workload, questions.drawn.examples
     if chosen.metric == "perplexity":
-        config = {
+        config: Config = {
             "output_type": "loglikelihood_rolling", "doc_to_text": "", "doc_to_target": "text",
             "metric_list": [
                 {"metric": name, "aggregation": way, "higher_is_better": False}

@@ -137,7 +137,7 @@ def _serve(
     listener: socket.socket, process: "subprocess.Popen[bytes]", responder: Responder,
     progress: Callable[[int, int], None],
 ) -> None:  # fmt: skip
-    """Answer until its process has ended; it makes a model, and so a connection, for each data set."""
+    """Answer until its process has ended; it makes a connection for each model that it builds."""
     answered = 0
     pending: dict[socket.socket, bytes] = {}
     while process.poll() is None:
@@ -234,6 +234,8 @@ def _items(results: Mapping[str, Any]) -> list[float]:
         details = [details[key] for key in sorted(filter(str.isdigit, details), key=int)]
     if not isinstance(details, list):
         return []
-    marks = [next((d[k] for k in ("correct", "is_correct") if k in d), None) for d in details]
+    marks: list[Any] = [
+        next((d[key] for key in ("correct", "is_correct") if key in d), None) for d in details
+    ]
     return [] if None in marks else [float(all(mark) if isinstance(mark, list) else mark)
                                      for mark in marks]  # fmt: skip

@@ -2,9 +2,8 @@
 
 import hashlib
 import json
-import tempfile
+import shutil
 from collections.abc import Sequence
-from contextlib import nullcontext
 from dataclasses import asdict, replace
 from importlib import import_module
 from pathlib import Path
@@ -83,19 +82,23 @@ def evaluate(
         session: from `about`.
         scratch: as for `runner.run`.
         progress: told of answered requests.
-        keep: a folder for the evaluator's files, in place of one that is removed.
+        keep: a folder for the evaluator's files, in place of one in ``scratch`` that is removed
+            unless it fails.
 
     Raises:
         MoeBenchError: anything that the user can mend; nothing was stored.
     """
     module = evaluator(name)
-    place: Any = (
-        tempfile.TemporaryDirectory(prefix="moebench-") if keep is None else nullcontext(keep)
-    )
-    with place as folder, started(session, scratch, progress) as ready:
+    folder = keep or scratch / "evaluations" / session.run_id
+    if keep is None:  # what a failure left is of no use any more
+        shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True, exist_ok=True)
+    with started(session, scratch, progress) as ready:
         session.responder.engine = ready.stage.engine
-        results = module.evaluate(session, asked, Path(folder), progress)
+        results = module.evaluate(session, asked, folder, progress)
         document = ready.document(session.responder.generations)
+    if keep is None:
+        shutil.rmtree(folder)
     names = ", ".join(questions.name for questions in asked)
     counts = {len(questions.shots) for questions in asked}
     document["spec"] |= {

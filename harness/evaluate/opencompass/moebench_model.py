@@ -22,7 +22,7 @@ class MoeBenchModel(BaseModel):
 
     Args:
         path: of the socket at which that process listens.
-        max_seq_len: tokens of the longest prompt, of which OpenCompass leaves few-shot examples out.
+        max_seq_len: tokens of the longest prompt; OpenCompass leaves examples out of longer ones.
     """
 
     def __init__(self, path: str, max_seq_len: int = 2048, tokenizer_only: bool = False,
