@@ -22,10 +22,14 @@ _WIC = re.compile(
 
 
 class Dataset(NamedTuple):
-    """How OpenCompass calls a data set, and how its files are written below a folder."""
+    """How OpenCompass calls a data set, and how its files are written below a folder.
+
+    ``labels`` is how many texts it weighs for each question; 1 where an answer is written.
+    """
 
     abbr: str
     write: Callable[[Sequence[Example], Path], None]
+    labels: int = 1
 
 
 def write_data(asked: Sequence[Questions], folder: Path) -> None:
@@ -136,7 +140,7 @@ DATASETS = {
     "gaokao_math_ii": _gaokao("2010-2022_Math_II_MCQs"),
     "gaokao_history": _gaokao("2010-2022_History_MCQs"),
     "gaokao_biology": _gaokao("2010-2022_Biology_MCQs"),
-    "wic": Dataset("WiC", _wic),
+    "wic": Dataset("WiC", _wic, labels=2),
     "triviaqa": Dataset("triviaqa", _triviaqa),
     "race_middle": Dataset("race-middle", _race),
     "gsm8k": Dataset("gsm8k", _gsm8k),

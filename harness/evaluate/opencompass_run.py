@@ -59,7 +59,7 @@ def evaluate(
     Args:
         session: of a run that was started.
         folder: where data files are written, and OpenCompass writes what it finds.
-        progress: told of answered requests; how many there are, OpenCompass does not say.
+        progress: told of answered batches, and how many there are.
 
     Raises:
         MoeBenchError: its process failed: one line, with the file that says why.
@@ -75,7 +75,11 @@ def evaluate(
         listener.listen()
         process = _start(session, asked, folder, address, log)
         stack.callback(_stop, process)
-        _serve(listener, process, session.responder, progress)
+        batch = session.spec.batch
+        total = sum(
+            DATASETS[one.name].labels * -(-len(one.drawn.examples) // batch) for one in asked
+        )
+        _serve(listener, process, session.responder, lambda done: progress(done, total))
         code = process.wait()
     found = sorted(folder.glob("out/*/summary/*.csv"))
     if code or not found:
@@ -135,7 +139,7 @@ def _last(log: Path) -> str:
 
 def _serve(
     listener: socket.socket, process: "subprocess.Popen[bytes]", responder: Responder,
-    progress: Callable[[int, int], None],
+    progress: Callable[[int], None],
 ) -> None:  # fmt: skip
     """Answer until its process has ended; it makes a connection for each model that it builds."""
     answered = 0
@@ -153,9 +157,11 @@ def _serve(
                 continue
             *lines, pending[one] = (pending[one] + read).split(b"\n")
             for line in lines:
-                one.sendall(json.dumps(answer(responder, json.loads(line))).encode() + b"\n")
-                answered += 1
-                progress(answered, answered)
+                request = json.loads(line)
+                one.sendall(json.dumps(answer(responder, request)).encode() + b"\n")
+                if request["ask"] != "token_len":
+                    answered += 1
+                    progress(answered)
     for one in pending:
         one.close()
 

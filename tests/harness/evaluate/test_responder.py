@@ -6,7 +6,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from moebench.harness.evaluate.responder import Feed, Pair, Responder, before
-from moebench.harness.evaluate.session import EvaluatedSession
+from moebench.harness.evaluate.session import (
+    EvaluatedSession,
+    prepare_evaluated,
+    resolve_evaluated,
+)
 from moebench.harness.run.shared import SharedWork
 from moebench.substrate.errors import UsageError
 from tests.harness.commands import refused
@@ -153,4 +157,6 @@ def test_what_cannot_be_asked_is_said_before_anything_is_opened() -> None:
     assert "needs a data folder" in refused(
         "eval", "--engine", "lm-eval", "--tasks", "gsm8k", "--system", "smoe"
     )
-    assert "allowed: 2 to 2048" in refused(*asked, "--system", "smoe", "--max-length", "4096")
+    spec = resolve_evaluated(None, None, system="smoe", setting="S3")
+    with pytest.raises(UsageError, match="--max-length 4096: allowed: 2 to 2048"):
+        prepare_evaluated(spec, None, 4096)
