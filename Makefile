@@ -4,10 +4,11 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
+OPENCOMPASS := .venv-opencompass
 # Two threads on two busy cores are slower than one: OpenMP spins.
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: run test native native-or-not check lint format report bench browser libaio clean
+.PHONY: run test native native-or-not opencompass check lint format report bench browser libaio clean
 
 run: $(VENV)/installed
 	$(BIN)/moebench run --system smoe --setting S3
@@ -25,6 +26,10 @@ native: $(VENV)/native
 native-or-not:
 	@$(MAKE) --no-print-directory native \
 	  || echo "packages that run beside our systems are not all here: their tests will be skipped"
+
+# OpenCompass, which needs other versions than ours, in an environment of its own, and its test.
+opencompass: $(VENV)/installed $(OPENCOMPASS)/installed
+	$(BIN)/python -m pytest tests/harness/evaluate/test_opencompass.py
 
 # Has accuracy moved?
 check: $(VENV)/installed
@@ -55,6 +60,12 @@ $(VENV)/native: $(VENV)/installed | libaio
 	$(BIN)/python -m moebench.systems.native.operators
 	touch $@
 
+$(OPENCOMPASS)/installed: constraints-opencompass.txt
+	test -x $(OPENCOMPASS)/bin/python || $(PYTHON) -m venv $(OPENCOMPASS)
+	$(OPENCOMPASS)/bin/python -m pip install --quiet --disable-pip-version-check \
+	  -c constraints-opencompass.txt torch opencompass
+	touch $@
+
 # DeepSpeed reads from NVMe with libaio; without its headers that part is not compiled, and its test
 # is skipped.
 libaio:
@@ -73,4 +84,4 @@ browser:
 	  || echo "no Chromium: the report's browser test will be skipped"
 
 clean:
-	rm -rf $(VENV) build *.egg-info report.html
+	rm -rf $(VENV) $(OPENCOMPASS) build *.egg-info report.html

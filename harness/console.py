@@ -56,6 +56,8 @@ def _lines(what: str) -> Any:
 
     def step(done: int, total: int) -> None:
         nonlocal said
+        if done * 10 // total < said:  # another part of the work has begun
+            said = 0
         if done * 10 // total > said:
             said = done * 10 // total
             print(f"{what}: {done}/{total}", file=sys.stderr, flush=True)

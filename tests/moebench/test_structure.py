@@ -38,6 +38,7 @@ LAYERS = [
     "harness.sweep",
     "harness.studies",
     "harness.scale",
+    "harness.evaluate",
     "harness.cli",
     "moebench",
 ]

@@ -58,6 +58,13 @@ OPTIONS = {
         "--cache-ratio", "--workload", "--batch", "--prompts", "--new-tokens",
         "--calibrate-texts", "--repeats", "--data-dir", "--store", "--out", "--json",
     },
+    "eval": {
+        "--engine", "--tasks", "--system", "--variant", "--setting", "--machine", "--software",
+        "--model", "--weights", "--precision", "--batch", "--alpha", "--prompts", "--few-shot",
+        "--mode", "--max-length", "--cache-ratio", "--slots", "--allow-overcommit", "--set",
+        "--calibrate-from", "--calibrate-texts", "--seed", "--task-files", "--keep", "--data-dir",
+        "--store", "--force", "--json",
+    },
     "doctor": {"--system", "--variant", "--jobs", "--data-dir", "--store", "--json"},
     "machines sensitivity": {
         "--system", "--variant", "--setting", "--machine", "--software", "--model", "--workload",
