@@ -151,8 +151,9 @@ class MoeBenchLM(RespondingLM):
         store: str = ".moebench", data_dir: str | None = None, **options: Any,
     ) -> None:  # fmt: skip
         given = {"batch": batch_size, **options}
-        if not isinstance(given["batch"], int | None):
+        if not str(given["batch"] or 1).isdecimal():
             raise UsageError(f"batch_size={given['batch']}: allowed: a number")
+        given["batch"] = int(given["batch"] or 1)
         overrides = parse_overrides([pair for pair in str(given.pop("set", "")).split(";") if pair])
         given["emulated_link_gb_s"] = parse_rate("emulated_link", given.pop("emulated_link", None))
         given["device_memory_gib"] = given.pop("device_memory", None)

@@ -4,8 +4,8 @@ import csv
 import json
 import math
 import os
+import re
 import select
-import shutil
 import socket
 import subprocess
 import tempfile
@@ -109,8 +109,9 @@ def _start(
         "CUDA_VISIBLE_DEVICES": "",
     }
     config = folder / "moebench_config.py"
-    shutil.copy(_THEIRS / config.name, config)
-    (folder / "moebench_task.py").write_text(f"task = {task!r}\n", encoding="utf-8")
+    template = (_THEIRS / config.name).read_text(encoding="utf-8")
+    text = re.sub(r"(?m)^task = .*$", lambda _: f"task = {task!r}", template)
+    config.write_text(text, encoding="utf-8")
     python = require_opencompass()
     with log.open("wb") as printed:
         # In one process ("--debug"), instead of one for each data set.

@@ -24,6 +24,9 @@ MODES = ("decode", "prefill")
 #: request does not say.  Both are lm-eval's.
 MAX_LENGTH, MAX_NEW_TOKENS = 2048, 256
 
+#: Options of a run that are the evaluator's to choose.
+THEIRS = ("workload", "prompts", "new_tokens", "scoring", "few_shot")
+
 #: Evaluators give no prompts, so nothing is drawn.
 NO_PROMPTS = PromptSet(
     examples=(), source="an evaluator's own", split="test", seed=0, available=0, data_hash=""
@@ -80,9 +83,13 @@ def resolve_evaluated(data_dir: Path | None, mode: str | None, **given: Any) -> 
     """
     if mode not in (None, *MODES):
         raise UsageError(f"--mode {mode}: allowed: {', '.join(MODES)}")
+    asked = {key: value for key, value in given.items() if value is not None}
+    for key in THEIRS:
+        if key in asked:
+            raise UsageError(f"{key}: an evaluator chooses its questions and how they are put")
     scoring = "prefill" if mode == "prefill" else "generation"
-    asked = {"new_tokens": MAX_NEW_TOKENS, **{k: v for k, v in given.items() if v is not None}}
-    spec = resolve(data_dir, scoring=scoring, prompts=asked.get("batch", 1), **asked)
+    own = {"scoring": scoring, "new_tokens": MAX_NEW_TOKENS, "prompts": asked.get("batch", 1)}
+    spec = resolve(data_dir, **own, **asked)
     if spec.native:
         raise UsageError(
             f"--system {spec.system}: a package that runs by itself is not asked by evaluators; "

@@ -1,8 +1,8 @@
 """OpenCompass's configuration: SMoE's five workloads, with OpenCompass's own prompts and scoring.
 
-The process that starts OpenCompass copies this file beside ``moebench_task.py``, which says what is
-to be done: ``task`` holds ``socket`` and ``max_seq_len`` of the model, ``batch``, ``data``, the
-folder of data files, and ``datasets``, the abbreviations of those that are asked for.
+The process that starts OpenCompass gives it a copy in which ``task`` says what is to be done:
+``socket`` and ``max_seq_len`` of the model, ``batch``, ``data``, the folder of data files, and
+``datasets``, the abbreviations of those that are asked for.
 """
 
 from mmengine.config import read_base
@@ -20,7 +20,7 @@ with read_base():
     from opencompass.configs.datasets.SuperGLUE_WiC.SuperGLUE_WiC_ppl_312de9 import WiC_datasets
     from opencompass.configs.datasets.triviaqa.triviaqa_gen_2121ce import triviaqa_datasets
 
-    from .moebench_task import task
+task = {"socket": "", "max_seq_len": 2048, "batch": 1, "data": "", "datasets": []}
 
 datasets = []
 for _one in [

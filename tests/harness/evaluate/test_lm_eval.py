@@ -173,6 +173,8 @@ def test_lm_eval_builds_the_model_from_its_own_arguments(tasks: Path) -> None:
     assert document["metrics"]["ttft_ms"]["mean"] > 0
     with pytest.raises(UsageError, match="--nonsense 1: Extra inputs are not permitted"):
         lm_eval_model.MoeBenchLM.create_from_arg_string("system=smoe,setting=S3,nonsense=1")
+    with pytest.raises(UsageError, match="prompts: an evaluator chooses its questions"):
+        lm_eval_model.MoeBenchLM("smoe", setting="S3", prompts=3)
     with pytest.raises(UsageError, match="batch_size=auto: allowed: a number"):
         lm_eval_model.MoeBenchLM("smoe", batch_size="auto", setting="S3")
 
@@ -215,6 +217,7 @@ def test_an_evaluation_is_stored_and_stands_beside_our_own_score(data: Path) -> 
     score = own["accuracy"]
     assert rows[1][-1] == f"{score['score']:.4g} ± {score['stderr']:.2g} (likelihood)"
     assert 100 * arc["metrics"][1]["value"] == score["score"]  # per byte and per character: ASCII
+    assert "lm-eval" not in call("compare", "--json").out
     page = Path("report.html")
     assert call("report", "--html", page).code == 0
     assert "<h2>Evaluators</h2>" in page.read_text()
