@@ -42,7 +42,7 @@ def compare_command(
 
 
 def _is_wanted(run: Document, wanted: Mapping[str, str | None]) -> bool:
-    """Whether a run has these values; what an evaluator asked is no workload to compare times on."""
+    """Whether a run has these values; what an evaluator asked is no workload to compare."""
 
     def value(key: str) -> str:
         return system_of(run["spec"]) if key == "system" else str(dig(run, f"spec.{key}"))
