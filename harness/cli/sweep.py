@@ -116,8 +116,8 @@ def _show_plan(
     known = dict.fromkeys(finished, "stored") | dict.fromkeys(failed, "failed before")
     states = [state.get(job.cell_id) or known[job.cell_id] for job in cells]
     processes = 1 if request.jobs == 0 else processes_for(request.jobs)
-    known = [run for run in store.runs() if "evaluation" not in run]
-    guess = estimate([job.spec for job in todo], known, processes)
+    timed = [run for run in store.runs() if "evaluation" not in run]
+    guess = estimate([job.spec for job in todo], timed, processes)
     counts = Counter(states)
     if request.json:
         rows = [

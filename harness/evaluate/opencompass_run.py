@@ -84,7 +84,7 @@ def evaluate(
     found = sorted(folder.glob("out/*/summary/*.csv"))
     if code or not found:
         raise MoeBenchError(f"OpenCompass failed with code {code}: {_last(log)}; all of it: {log}")
-    return [_result(questions, found[-1]) for questions in asked]
+    return [_result(questions, found[-1], log) for questions in asked]
 
 
 # ------------------------------------------------------------------------- its process
@@ -110,7 +110,7 @@ def _start(
     }
     config = folder / "moebench_config.py"
     template = (_THEIRS / config.name).read_text(encoding="utf-8")
-    text = re.sub(r"(?m)^task = .*$", lambda _: f"task = {task!r}", template)
+    text = re.sub(r"(?m)^task: dict = .*$", lambda _: f"task = {task!r}", template)
     config.write_text(text, encoding="utf-8")
     python = require_opencompass()
     with log.open("wb") as printed:
@@ -200,11 +200,13 @@ def _losses(
 # ------------------------------------------------------------------------- its results
 
 
-def _result(questions: Questions, summary: Path) -> TaskResult:
+def _result(questions: Questions, summary: Path, log: Path) -> TaskResult:
     """A data set's line of the summary, and its questions from the results beside it."""
     abbr, drawn = DATASETS[questions.name].abbr, questions.drawn
     with summary.open(encoding="utf-8", newline="") as file:
-        row = next(row for row in csv.DictReader(file) if row["dataset"] == abbr)
+        row = next((row for row in csv.DictReader(file) if row["dataset"] == abbr), None)
+    if row is None or row["moebench"] == "-":  # it goes on where a data set fails
+        raise MoeBenchError(f"OpenCompass has no figure for {abbr}; see {log}")
     file_of_task = summary.parents[1] / "results" / "moebench" / f"{abbr}.json"
     items = _items(json.loads(file_of_task.read_text(encoding="utf-8")))
     n = len(drawn.examples)

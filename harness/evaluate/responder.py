@@ -8,21 +8,23 @@ contexts are prefilled whole, and likelihoods come out of one pass over context 
 """
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor
 
 from moebench.harness.run.accuracy import Item, compare, likeness
 from moebench.harness.run.answers import up_to
+from moebench.harness.run.computing import Computing
 from moebench.substrate.engine.loop import Engine
 from moebench.substrate.engine.records import Generation
 from moebench.substrate.errors import UsageError
 from moebench.substrate.models.decoder import Decoder
 from moebench.workloads.prompts import split_cue
 
-if TYPE_CHECKING:
-    from moebench.harness.evaluate.session import EvaluatedSession
+#: How requests are answered: through decode, where systems approximate; or in one prefill, as far
+#: as nothing must be written.
+Mode = Literal["decode", "prefill"]
 
 #: A context, or a text, as token ids.
 Ids = list[int]
@@ -57,6 +59,11 @@ class Feed(NamedTuple):
 class Responder:
     """Answers requests and keeps what their answers took.
 
+    Args:
+        session: has tokenizer, batch and the lossless model.
+        decoder: what the engine computes with.
+        max_length: tokens of the longest text, new ones included.
+
     Attributes:
         engine: answers; set once it was built.
         generations: its records of every batch so far.
@@ -67,8 +74,9 @@ class Responder:
 
     engine: Engine
 
-    def __init__(self, session: "EvaluatedSession", decoder: Decoder) -> None:
+    def __init__(self, session: Computing, decoder: Decoder, max_length: int, mode: Mode) -> None:
         self._session, self._decoder = session, decoder
+        self._max_length, self._mode = max_length, mode
         self._items: list[Item] = []
         self.generations: list[Generation] = []
         self.written: dict[int, list[Ids]] = {}
@@ -137,7 +145,7 @@ class Responder:
         A pair that is too long loses the beginning of its context.
         """
         cut = [Pair(self._fitting(p.context, len(p.continuation)), p.continuation) for p in pairs]
-        decode = self._session.mode == "decode"
+        decode = self._mode == "decode"
         feeds = list(map(self._through_decode if decode else self._in_one_pass, cut))
         found: list[Read] = []
         for group in self._groups(feeds):
@@ -167,11 +175,11 @@ class Responder:
 
     def _fitting(self, context: Ids, after: int) -> Ids:
         """A context's last tokens, as many as there is room for before so many."""
-        room = self._session.max_length - after
+        room = self._max_length - after
         if room < 1:
             raise UsageError(
                 f"{after} tokens leave no room for a context within --max-length "
-                f"{self._session.max_length}; give more, or ask for fewer"
+                f"{self._max_length}; give more, or ask for fewer"
             )
         if not context:
             raise UsageError("an evaluator sent an empty context; each needs at least one token")
@@ -183,7 +191,7 @@ class Responder:
 
         Where a tokenizer joins the cue with what is before it, it is the last token.
         """
-        if self._session.mode == "prefill":
+        if self._mode == "prefill":
             return 0
         text = self._session.tokenizer.decode(context, skip_special_tokens=False)
         cue = self.encode(split_cue(text)[1])
@@ -197,7 +205,7 @@ class Responder:
             more = [*group, feed]
             longest = max(len(f.prompt) for f in more) + max(f.steps for f in more)
             if group and (len(group) == self._session.spec.batch
-                          or longest > self._session.max_length):  # fmt: skip
+                          or longest > self._max_length):  # fmt: skip
                 yield group
                 more = [feed]
             group = more

@@ -2,9 +2,9 @@
 
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, get_args
 
-from moebench.harness.evaluate.responder import Responder
+from moebench.harness.evaluate.responder import Mode, Responder
 from moebench.harness.run import calibration
 from moebench.harness.run.computing import Computing, computing_system, open_weights
 from moebench.harness.run.identity import system_hash
@@ -15,10 +15,7 @@ from moebench.substrate.models.decoder import Decoder
 from moebench.workloads.draw import PromptSet
 from moebench.workloads.example import END_OF_TEXT
 
-#: How requests are answered: through decode, where systems approximate; or in one prefill, as far
-#: as nothing must be written.
-Mode = Literal["decode", "prefill"]
-MODES = ("decode", "prefill")
+MODES = get_args(Mode)
 
 #: Tokens of the longest text where nothing else is asked for, and of an answer whose length a
 #: request does not say.  Both are lm-eval's.
@@ -61,7 +58,7 @@ class EvaluatedSession(Computing):
 
     def opened(self, decoder: Decoder) -> list[str]:
         """Get ready to answer; says for what length memory was planned."""
-        self.responder = Responder(self, decoder)
+        self.responder = Responder(self, decoder, self.max_length, self.mode)
         return [
             f"an evaluator asked; memory is planned for texts of up to {self.max_length} tokens"
         ]

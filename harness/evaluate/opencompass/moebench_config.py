@@ -20,7 +20,7 @@ with read_base():
     from opencompass.configs.datasets.SuperGLUE_WiC.SuperGLUE_WiC_ppl_312de9 import WiC_datasets
     from opencompass.configs.datasets.triviaqa.triviaqa_gen_2121ce import triviaqa_datasets
 
-task = {"socket": "", "max_seq_len": 2048, "batch": 1, "data": "", "datasets": []}
+task: dict = {"socket": "", "max_seq_len": 2048, "batch": 1, "data": "", "datasets": []}  # type: ignore[type-arg]
 
 datasets = []
 for _one in [

@@ -1,5 +1,7 @@
 """Requests answered through decode or in one pass, against the resident model read in one piece."""
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 from hypothesis import given
@@ -121,15 +123,9 @@ def test_what_is_too_long_loses_its_beginning_and_is_counted() -> None:
 def test_groups_hold_all_in_order_and_fit(
     sizes: list[tuple[int, int]], batch: int, room: int
 ) -> None:
-    class Session:
-        class spec:
-            pass
-
-        max_length = room
-
-    Session.spec.batch = batch
+    session = SimpleNamespace(spec=SimpleNamespace(batch=batch))
     feeds = [Feed([0] * prompt, [], steps, 0) for prompt, steps in sizes]
-    groups = list(Responder(Session(), None)._groups(feeds))
+    groups = list(Responder(session, None, room, "decode")._groups(feeds))
     assert [feed for group in groups for feed in group] == feeds
     for group in groups:
         assert 1 <= len(group) <= batch
