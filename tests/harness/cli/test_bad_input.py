@@ -10,7 +10,7 @@ import pytest
 import yaml
 from safetensors.torch import load_file, save_file
 
-from moebench.harness.run import live
+from moebench.harness.run import computing
 from moebench.harness.run.settings import settings
 from moebench.substrate.machines.profile import MACHINES
 from moebench.substrate.models.catalogue import scale_path
@@ -311,7 +311,7 @@ def test_weights_that_are_nowhere() -> None:
 @pytest.mark.parametrize("name", sorted(settings()))
 def test_settings_without_a_scale_model(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     model = settings()[name].model
-    monkeypatch.setattr(live, "scale_names", lambda: ["the-only-one"])
+    monkeypatch.setattr(computing, "scale_names", lambda: ["the-only-one"])
     line = refused("run", "--system", "moe-ondemand", "--setting", name)
     assert f"no scale model of {model} ships" in line
     assert "the-only-one" in line
