@@ -24,10 +24,12 @@ _WIC = re.compile(
 class Dataset(NamedTuple):
     """How OpenCompass calls a data set, and how its files are written below a folder.
 
+    ``config`` is the module of OpenCompass's that has its prompts, in `opencompass/moebench_config`;
     ``labels`` is how many texts it weighs for each question; 1 where an answer is written.
     """
 
     abbr: str
+    config: str
     write: Callable[[Sequence[Example], Path], None]
     labels: int = 1
 
@@ -125,7 +127,7 @@ def _gaokao(subject: str) -> Dataset:
         text = json.dumps({"example": records}, ensure_ascii=False)
         file.write_text(text, encoding="utf-8")
 
-    return Dataset(f"GaokaoBench_{subject}", write)
+    return Dataset(f"GaokaoBench_{subject}", "GaokaoBench_gen_5cfe9e", write)
 
 
 def _letter(example: Example) -> str:
@@ -140,8 +142,8 @@ DATASETS = {
     "gaokao_math_ii": _gaokao("2010-2022_Math_II_MCQs"),
     "gaokao_history": _gaokao("2010-2022_History_MCQs"),
     "gaokao_biology": _gaokao("2010-2022_Biology_MCQs"),
-    "wic": Dataset("WiC", _wic, labels=2),
-    "triviaqa": Dataset("triviaqa", _triviaqa),
-    "race_middle": Dataset("race-middle", _race),
-    "gsm8k": Dataset("gsm8k", _gsm8k),
+    "wic": Dataset("WiC", "SuperGLUE_WiC_ppl_312de9", _wic, labels=2),
+    "triviaqa": Dataset("triviaqa", "triviaqa_gen_2121ce", _triviaqa),
+    "race_middle": Dataset("race-middle", "race_gen_69ee4f", _race),
+    "gsm8k": Dataset("gsm8k", "gsm8k_gen_1d7fe4", _gsm8k),
 }

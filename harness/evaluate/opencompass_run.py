@@ -202,7 +202,7 @@ def _losses(
 
 def _result(questions: Questions, summary: Path, log: Path) -> TaskResult:
     """A data set's line of the summary, and its questions from the results beside it."""
-    abbr, drawn = DATASETS[questions.name].abbr, questions.drawn
+    (abbr, config, *_), drawn = DATASETS[questions.name], questions.drawn
     with summary.open(encoding="utf-8", newline="") as file:
         row = next((row for row in csv.DictReader(file) if row["dataset"] == abbr), None)
     if row is None or row["moebench"] == "-":  # it goes on where a data set fails
@@ -215,7 +215,7 @@ def _result(questions: Questions, summary: Path, log: Path) -> TaskResult:
     return TaskResult(
         task=abbr,
         workload=questions.name,
-        version="opencompass config",
+        version=config,
         task_hash=row["version"],
         data=drawn.source,
         data_hash=drawn.data_hash,

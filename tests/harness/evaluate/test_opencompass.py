@@ -2,6 +2,7 @@
 
 import json
 import math
+import re
 import subprocess
 from pathlib import Path
 from typing import Any
@@ -9,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 
+from moebench.harness.evaluate import opencompass_run
 from moebench.harness.evaluate.opencompass_data import DATASETS, check, write_data
 from moebench.harness.evaluate.opencompass_run import answer
 from moebench.harness.evaluate.packages import OPENCOMPASS_VARIABLE, find_opencompass
@@ -65,6 +67,12 @@ def test_questions_are_taken_apart_again(data: Path, tmp_path: Path) -> None:
         question, answers = row.split("\t")
         example = asked("triviaqa")[f"{question}?"]
         assert all(repr(text)[1:-1] in answers for text in example.answers)
+
+
+def test_a_task_names_the_configuration_that_is_read() -> None:
+    config = Path(opencompass_run.__file__).parent / "opencompass" / "moebench_config.py"
+    read = {name for name in re.findall(r"\.(\w+_\w{6}) import", config.read_text())}
+    assert {dataset.config for dataset in DATASETS.values()} == read
 
 
 def test_a_question_of_another_form_is_refused(tmp_path: Path) -> None:
