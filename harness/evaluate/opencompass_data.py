@@ -24,8 +24,8 @@ _WIC = re.compile(
 class Dataset(NamedTuple):
     """How OpenCompass calls a data set, and how its files are written below a folder.
 
-    ``config`` is the module of OpenCompass's that has its prompts, in `opencompass/moebench_config`;
-    ``labels`` is how many texts it weighs for each question; 1 where an answer is written.
+    ``config`` is the module of OpenCompass's that has its prompts; ``labels`` is how many texts it
+    weighs for each question, 1 where an answer is written.
     """
 
     abbr: str

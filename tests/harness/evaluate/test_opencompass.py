@@ -71,7 +71,7 @@ def test_questions_are_taken_apart_again(data: Path, tmp_path: Path) -> None:
 
 def test_a_task_names_the_configuration_that_is_read() -> None:
     config = Path(opencompass_run.__file__).parent / "opencompass" / "moebench_config.py"
-    read = {name for name in re.findall(r"\.(\w+_\w{6}) import", config.read_text())}
+    read = set(re.findall(r"\.(\w+_\w{6}) import", config.read_text()))
     assert {dataset.config for dataset in DATASETS.values()} == read
 
 
