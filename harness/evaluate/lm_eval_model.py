@@ -66,8 +66,8 @@ class RespondingLM(TemplateLM):
         """The token that ends a text."""
         if self._session.end is None:
             raise UsageError(
-                f"{self._session.checkpoint.path}: its tokenizer has no <|endoftext|>, which "
-                "begins a text without context"
+                f"{self._session.checkpoint.path}: no file says which token ends a text, "
+                "and begins one without context"
             )
         return self._session.end
 

@@ -13,7 +13,6 @@ from moebench.substrate.engine.records import Generation
 from moebench.substrate.errors import UsageError
 from moebench.substrate.models.decoder import Decoder
 from moebench.workloads.draw import PromptSet
-from moebench.workloads.example import END_OF_TEXT
 
 MODES = get_args(Mode)
 
@@ -22,7 +21,7 @@ MODES = get_args(Mode)
 MAX_LENGTH, MAX_NEW_TOKENS = 2048, 256
 
 #: Options of a run that are the evaluator's to choose.
-THEIRS = ("workload", "prompts", "new_tokens", "scoring", "few_shot")
+THEIRS = ("workload", "prompts", "new_tokens", "scoring", "few_shot", "plain_prompts")
 
 #: Evaluators give no prompts, so nothing is drawn.
 NO_PROMPTS = PromptSet(
@@ -84,16 +83,17 @@ def resolve_evaluated(data_dir: Path | None, mode: str | None, **given: Any) -> 
     for key in THEIRS:
         if key in asked:
             raise UsageError(f"{key}: an evaluator chooses its questions and how they are put")
+    if "trace" in asked or asked.get("routing", "model") != "model":
+        raise UsageError("an evaluator needs answers: a replay of routing computes none")
     scoring = "prefill" if mode == "prefill" else "generation"
-    own = {"scoring": scoring, "new_tokens": MAX_NEW_TOKENS, "prompts": asked.get("batch", 1)}
+    own = {"scoring": scoring, "new_tokens": MAX_NEW_TOKENS, "prompts": asked.get("batch", 1),
+           "plain_prompts": True}  # fmt: skip
     spec = resolve(data_dir, **own, **asked)
     if spec.native:
         raise UsageError(
             f"--system {spec.system}: a package that runs by itself is not asked by evaluators; "
             "see: moebench list systems"
         )
-    if spec.replays:
-        raise UsageError("an evaluator needs answers: a replay of routing computes none")
     return spec
 
 
@@ -109,7 +109,7 @@ def prepare_evaluated(
         MoeBenchError: one line that says what, where and what is allowed.
     """
     system = computing_system(spec)
-    full, checkpoint, tokenizer, hashes = open_weights(spec)
+    full, checkpoint, texts, hashes = open_weights(spec)
     positions = checkpoint.shape.max_positions
     if max_length is not None and not 2 <= max_length <= positions:
         raise UsageError(f"--max-length {max_length}: allowed: 2 to {positions}, the model's own")
@@ -121,8 +121,8 @@ def prepare_evaluated(
         sample=NO_PROMPTS,
         hashes=hashes | own | {"data": ""},
         checkpoint=checkpoint,
-        tokenizer=tokenizer,
-        end=tokenizer.token_to_id(END_OF_TEXT),
+        tokenizer=texts.tokenizer,
+        end=texts.end,
         data_dir=data_dir,
         max_length=max_length or min(MAX_LENGTH, positions),
     )
