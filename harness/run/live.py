@@ -65,14 +65,14 @@ class LiveSession(Session):
     def sharing(self) -> SharedWork:
         """The shared work; a run alone remembers nothing."""
         if self.shared is None:
-            self.shared = SharedWork(self.checkpoint)
+            self.shared = SharedWork(self.checkpoint, expert_dtype=self.spec.expert_dtype)
         return self.shared
 
     def share(self, shared: SharedWork | None) -> SharedWork:
         """Experts, prefills and reference logits; of a full-size model, experts alone."""
         # The others would fill the memory.
         remember = self.spec.weights is None
-        self.shared = shared or SharedWork(self.checkpoint, remember)
+        self.shared = shared or SharedWork(self.checkpoint, remember, self.spec.expert_dtype)
         return self.shared
 
     def close(self) -> None:
@@ -88,16 +88,16 @@ class LiveSession(Session):
         return replace(self, spec=spec, system=system, hashes=hashes, shared=None)
 
     def learnable(self, scratch: Path, progress: Callable[[int, int], None]) -> Learnable:
-        """Texts that the lossless model writes, to a train split's prompts.
+        """Texts that the model writes without approximations, to a train split's prompts.
 
-        They end as the run's own do: at end-of-text where answers do, else all are as long.
+        Its experts are quantised if the run's are.  Texts end as the run's own do: at end-of-text where answers do, else all are as long.
         """
         return calibration.written(
             calibration.source(self.spec),
             calibration.texts(self.spec, self.system, self.data_dir),
             self.sharing().decoder,
             self.sharing().differentiable,
-            self.hashes["weights"],
+            self.hashes["weights"] + (self.spec.expert_dtype or ""),
             self.tokenizer,
             self.end if self.spec.scoring == "generation" else None,
             calibration.folder(scratch),
@@ -127,8 +127,14 @@ class LiveSession(Session):
             f"prompts of {min(lengths)} to {max(lengths)} tokens, as the computing model's own "
             "tokenizer counts them"
         )
+        notes = [note]
+        if self.spec.expert_dtype is not None:
+            notes.append(
+                f"experts are quantised to {self.spec.expert_dtype} and computed with as the "
+                "numbers that these stand for, in fp32"
+            )
         return simulated(
-            self.spec, self.system, model, self.full, memory, keep_timeline, notes=[note]
+            self.spec, self.system, model, self.full, memory, keep_timeline, notes=notes
         )
 
     def _answer_with(self, decoder: Decoder) -> None:

@@ -12,7 +12,7 @@ from moebench.substrate.engine.system import System
 from moebench.substrate.errors import NotApplicableError, UsageError
 from moebench.substrate.machines.profile import DEFAULT_SOFTWARE, check_software
 from moebench.substrate.models.catalogue import model_names, model_shape
-from moebench.substrate.models.shape import Precision
+from moebench.substrate.models.shape import ExpertDtype, Precision, check_quantises
 from moebench.systems.native.base import NativeSystem
 from moebench.systems.options import build, build_any, build_native, describe
 from moebench.systems.registry import NATIVE, Variant, name_of, system_class
@@ -48,6 +48,8 @@ class RunSpec(BaseModel):
         model: the full-size model whose bytes and operations are charged: a name, or the path of a
             ``config.json``.
         weights: a checkpoint that does the mathematics; None is the model's scale model.
+        expert_dtype: what routed experts are really quantised to: kept, moved, charged and computed
+            with; None leaves them as they are.
         cache_ratio, slots: routed experts on the device, as a share of all or in number; without
             either they fill its memory.
         device_memory_gib: what weights and KV cache may use of the device's memory, in GiB; None is
@@ -81,6 +83,7 @@ class RunSpec(BaseModel):
     model: str
     weights: str | None = None
     precision: Precision = "bf16"
+    expert_dtype: ExpertDtype | None = None
     workload: str
     batch: int = Field(default=1, gt=0, le=256)
     prompts: int = Field(default=DEFAULT_PROMPTS, gt=0)
@@ -201,8 +204,13 @@ def resolve(data_dir: Path | None, **given: Any) -> RunSpec:
 def _check_applicable(spec: RunSpec) -> None:
     """Refuse a model or a batch for which the system does not exist."""
     if spec.model in model_names() or spec.model.endswith(".json"):
-        system = build_any(spec.system, spec.overrides, spec.variant)
-        reason = system.why_not(model_shape(spec.model), spec.batch)
+        system, shape = (
+            build_any(spec.system, spec.overrides, spec.variant),
+            model_shape(spec.model),
+        )
+        if spec.expert_dtype is not None:
+            check_quantises(shape, spec.expert_dtype)
+        reason = system.why_not(shape, spec.batch)
         if reason is not None:
             raise NotApplicableError(f"{spec.title} with {spec.model}: {reason}")
 

@@ -32,6 +32,7 @@ OPTIONS = {
         "--calibrate-texts", "--seed",
         "--data-dir", "--store", "--timeline", "--routing", "--trace", "--reconstruct-scores",
         "--force", "--no-interval", "--json", "--emulated-link", "--page-cache",
+        "--expert-dtype",
     },
     "sweep": {
         "--systems", "--settings", "--models", "--machines", "--software", "--workloads",

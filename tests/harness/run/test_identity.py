@@ -27,7 +27,7 @@ OTHER_VALUES = {
     "emulated_link_gb_s": 4.0, "page_cache": "keep", "software": "hf-eager",
     "device_memory_gib": 3.0, "overrides": {"evict": "lru"}, "seed": 1, "scoring": "generation",
     "few_shot": 2, "routing": "drawn", "trace": "elsewhere", "calibrate_from": "gsm8k",
-    "calibrate_texts": 5, "reconstruct_scores": True, "plain_prompts": True,
+    "calibrate_texts": 5, "reconstruct_scores": True, "plain_prompts": True, "expert_dtype": "int4",
 }  # fmt: skip
 
 

@@ -15,7 +15,8 @@ from transformers.integrations.mxfp4 import convert_moe_packed_tensors
 
 from moebench.substrate.errors import CheckpointError
 from moebench.substrate.models.expert_store import ALIGNMENT, ExpertStore
-from moebench.substrate.models.weights import Checkpoint, ResidentExperts, unpack
+from moebench.substrate.models.formats import unpack
+from moebench.substrate.models.weights import Checkpoint, ResidentExperts
 from tests.substrate.models.checkpoints import (
     EXPERTS,
     FAMILIES,
