@@ -90,7 +90,8 @@ class LiveSession(Session):
     def learnable(self, scratch: Path, progress: Callable[[int, int], None]) -> Learnable:
         """Texts that the model writes without approximations, to a train split's prompts.
 
-        Its experts are quantised if the run's are.  Texts end as the run's own do: at end-of-text where answers do, else all are as long.
+        Its experts are quantised if the run's are.  Texts end as the run's own do: at end-of-text
+        where answers do, else all are as long.
         """
         return calibration.written(
             calibration.source(self.spec),

@@ -204,10 +204,8 @@ def resolve(data_dir: Path | None, **given: Any) -> RunSpec:
 def _check_applicable(spec: RunSpec) -> None:
     """Refuse a model or a batch for which the system does not exist."""
     if spec.model in model_names() or spec.model.endswith(".json"):
-        system, shape = (
-            build_any(spec.system, spec.overrides, spec.variant),
-            model_shape(spec.model),
-        )
+        system = build_any(spec.system, spec.overrides, spec.variant)
+        shape = model_shape(spec.model)
         if spec.expert_dtype is not None:
             check_quantises(shape, spec.expert_dtype)
         reason = system.why_not(shape, spec.batch)

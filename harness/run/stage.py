@@ -139,12 +139,12 @@ def memory_for(
         notes.append(f"nothing is offloaded: the device holds all {total} experts")
     if capacity.overcommitted and spec.machine != "local":
         notes.append(f"overcommitted: {room.device} cannot hold every expert")
-    if spec.expert_dtype is not None:
+    if spec.expert_dtype is not None and spec.machine != "local":
         full_mb, packed_mb = (
             full.expert_bytes(stored) / 1e6 for stored in (spec.precision, spec.expert_dtype)
         )
         notes.append(
-            f"experts are stored, moved and charged as packed {spec.expert_dtype}, "
+            f"experts are charged as packed {spec.expert_dtype}, "
             f"{packed_mb:.4g} MB each instead of {full_mb:.4g} in {spec.precision}"
         )
     paper = None if spec.setting is None else setting(spec.setting)

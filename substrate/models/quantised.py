@@ -110,8 +110,9 @@ class Int4:
         both = packed[ends:].view(torch.bfloat16).view(self._groups, self._rows, 2)
         if self.together:
             product = torch.ops.aten._weight_int4pack_mm_for_cpu
-            return product(x.bfloat16(), values, self._group, both).to(x.dtype)
-        scales, zeros = both.float().transpose(0, 1).split(1, dim=-1)
+            found: Tensor = product(x.bfloat16(), values, self._group, both)
+            return found.to(x.dtype)
+        scales, zeros = torch.split(both.float().transpose(0, 1), 1, dim=-1)
         numbers = torch.stack((values & 15, values >> 4), dim=-1).view(
             self._rows, self._groups, self._group
         )

@@ -277,7 +277,7 @@ INDEX = "model.safetensors.index.json"
         (alter_config(drop="model_type"), ["config.json", "model_type None", "allowed: "]),
         (
             alter_config(quantization_config={"quant_method": "gptq"}),
-            ["quantised (gptq)", "allowed: bf16, fp16, fp32, and mxfp4 of gpt_oss"],
+            ["quantised (gptq)", "and mxfp4 of gpt_oss; load the checkpoint that it was made from"],
         ),
         (
             alter_tensor(VICTIM, lambda t: t.to(torch.float8_e4m3fn)),
