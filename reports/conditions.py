@@ -19,6 +19,9 @@ def _gigabytes(count: int | None) -> str:
 
 
 def _expert_precision(run: Document) -> str:
+    quantised = dig(run, "spec.expert_dtype")
+    if quantised is not None:
+        return str(quantised)
     own = dig(run, "spec.options.expert_precision")
     return str(run["spec"].get("precision") if own in (None, "null") else own)
 

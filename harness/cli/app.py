@@ -57,6 +57,9 @@ def run(
         bool, typer.Option(help="Scores by rank, for a trace that holds none.")
     ] = False,
     precision: Annotated[str | None, typer.Option(help="bf16, fp16, fp32, 4bit or 2bit.")] = None,
+    expert_dtype: Annotated[
+        str | None, typer.Option(help="Quantise the routed experts: int8 or int4 [as they are].")
+    ] = None,
     batch: Annotated[int | None, typer.Option(help="Sequences decoded together [1].")] = None,
     alpha: Annotated[float | None, typer.Option(help="Substitution threshold α.")] = None,
     prompts: Annotated[int | None, typer.Option(help="How many prompts [32].")] = None,
@@ -126,6 +129,7 @@ def run(
         "trace": trace,
         "reconstruct_scores": reconstruct_scores or None,
         "precision": precision,
+        "expert_dtype": expert_dtype,
         "batch": batch,
         "alpha": alpha,
         "prompts": prompts,

@@ -82,6 +82,11 @@ def on_card(
             f"--precision {spec.precision}: a card computes with what it is given, and nothing is "
             f"quantised; allowed with --device cuda: {', '.join(DTYPES)}"
         )
+    if spec.expert_dtype is not None:
+        raise UsageError(
+            f"--expert-dtype {spec.expert_dtype} and --device cuda: packed experts are computed on "
+            "a processor only; allowed: --device cpu, or a simulated machine"
+        )
     if {*memory.capacity.homes} != {"device"}:
         raise UsageError(
             f"--device cuda: {spec.title} leaves common weights to the host or streams them; "

@@ -10,10 +10,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from moebench.harness.run.card import on_card
 from tokenizers import Tokenizer
 
 from moebench.harness.run import calibration
+from moebench.harness.run.card import on_card
 from moebench.harness.run.identity import profile_hash, system_hash
 from moebench.harness.run.local import local, named
 from moebench.harness.run.session import Learnable, OnEngine
@@ -57,14 +57,14 @@ class Computing(OnEngine):
     def sharing(self) -> SharedWork:
         """The shared work; a run alone remembers nothing."""
         if self.shared is None:
-            self.shared = SharedWork(self.checkpoint)
+            self.shared = SharedWork(self.checkpoint, expert_dtype=self.spec.expert_dtype)
         return self.shared
 
     def share(self, shared: SharedWork | None) -> SharedWork:
         """Experts, prefills and reference logits; of a full-size model, experts alone."""
         # The others would fill the memory.
         remember = self.spec.weights is None
-        self.shared = shared or SharedWork(self.checkpoint, remember)
+        self.shared = shared or SharedWork(self.checkpoint, remember, self.spec.expert_dtype)
         return self.shared
 
     def close(self) -> None:
@@ -80,16 +80,17 @@ class Computing(OnEngine):
         return {"spec": spec, "system": system, "hashes": hashes, "shared": None}
 
     def learnable(self, scratch: Path, progress: Callable[[int, int], None]) -> Learnable:
-        """Texts that the lossless model writes, to a train split's prompts.
+        """Texts that the model writes without approximations, to a train split's prompts.
 
-        They end as the run's own do: at end-of-text where answers do, else all are as long.
+        Its experts are quantised if the run's are.  Texts end as the run's own do: at end-of-text
+        where answers do, else all are as long.
         """
         return calibration.written(
             calibration.source(self.spec),
             calibration.texts(self.spec, self.system, self.data_dir),
             self.sharing().decoder,
             self.sharing().differentiable,
-            self.hashes["weights"],
+            self.hashes["weights"] + (self.spec.expert_dtype or ""),
             self.tokenizer,
             self.end if self.spec.scoring == "generation" else None,
             calibration.folder(scratch),
@@ -119,10 +120,15 @@ class Computing(OnEngine):
         # A prefill that is remembered answers for gates and states, not for predictions.
         predicts = any(predictor.in_prefill for predictor in self.system.predictors)
         model = self.wrap(decoder if predicts else self.sharing().remembering(decoder))
+        notes = self.opened(decoder)
+        if self.spec.expert_dtype is not None:
+            notes.append(
+                f"experts are quantised to {self.spec.expert_dtype} and computed with as the "
+                "numbers that these stand for, in fp32"
+            )
         return simulated(
-            self.spec, self.system, model, self.full, memory, keep_timeline,
-            notes=self.opened(decoder),
-        )  # fmt: skip
+            self.spec, self.system, model, self.full, memory, keep_timeline, notes=notes
+        )
 
 
 class Weights(NamedTuple):

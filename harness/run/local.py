@@ -32,12 +32,13 @@ from moebench.substrate.memory.tier import Tier
 from moebench.substrate.models.decoder import Decoder
 from moebench.substrate.models.dummy import DummyWeights
 from moebench.substrate.models.expert_store import ExpertStore, Weights
+from moebench.substrate.models.formats import format_of
 from moebench.substrate.models.protocol import Model
 from moebench.substrate.models.shape import ModelShape
 from moebench.substrate.models.weights import Checkpoint
 from moebench.systems.policies.assign import LoadAll
 
-#: What a local machine computes and keeps experts in.
+#: What a local machine computes in; and what it keeps experts in, unless they are quantised.
 DTYPE = torch.float32
 
 #: A figure whose middle half of batches spreads over more than this share of its median is noisy.
@@ -71,18 +72,20 @@ def local(
     check_common(shape, DTYPE, "fp32")
     timeline = Timeline(keep)
     slots = system.place.slots(shape, memory.capacity.slots) or memory.capacity.slots
-    record_bytes = shape.expert_params * DTYPE.itemsize
+    stored_as = spec.expert_dtype or DTYPE
+    made = format_of(shape, stored_as)
+    record_bytes = made.record_bytes
     device = Tier("local", memory.capacity.slots * record_bytes)
     cache = ExpertCache(shape, slots, system.scope, device, record_bytes)
     # They take long: all checks come before.
     if spec.emulated_link_gb_s is not None:
         link = EmulatedLink(spec.emulated_link_gb_s * 1e9)
         records: DiskRecords | MemoryRecords = MemoryRecords(
-            weights, DTYPE, link, system.pinned_copies is not False
+            weights, stored_as, link, system.pinned_copies is not False
         )
     else:
-        name = f"{weights_hash}-{DTYPE}.bin".replace("torch.", "")
-        store = ExpertStore.build(weights, scratch / "experts" / name, DTYPE)
+        name = f"{weights_hash}-{made.name}.bin"
+        store = ExpertStore.build(weights, scratch / "experts" / name, stored_as)
         in_flight = READS_IN_FLIGHT if system.parallel_reads else 1
         records = DiskRecords(store, in_flight, spec.page_cache == "keep")
     stack.enter_context(records)
@@ -96,14 +99,15 @@ def local(
         )
     )
     notes = [f"{ran} ran, measured on this computer's CPU with {cache.slots} slots in memory"]
-    notes += records.notes
+    notes += [*made.notes, *records.notes]
     if torch.cuda.is_available():
         notes.append("this computer's CUDA device took no part; --device cuda runs on it")
     if system.assign.uses_host and not emulated:
         system.assign = LoadAll()
         notes.append("host assist is off: on this machine the host is the device (assign=load)")
     on_host = records.on_host if isinstance(records, MemoryRecords) else None
-    decoder = Decoder(shape, weights.common(DTYPE), SlotExperts(cache, machine.slots, on_host))
+    experts = SlotExperts(cache, machine.slots, on_host, made)
+    decoder = Decoder(shape, weights.common(DTYPE), experts)
     homes = memory.capacity.homes if emulated else ()
     stage = Stage(
         engine=Engine(system, model(decoder), machine, cache, timeline, homes),

@@ -11,8 +11,7 @@ NATIVE_SOFTWARE = "native"
 #: What a package that runs by itself has no use for.
 NOT_NATIVE = (
     "trace", "reconstruct_scores", "routing", "calibrate_from", "calibrate_texts",
-    "allow_overcommit", "emulated_link_gb_s", "page_cache",
-    "device",
+    "allow_overcommit", "emulated_link_gb_s", "page_cache", "device", "expert_dtype",
 )  # fmt: skip
 
 

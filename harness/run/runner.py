@@ -167,7 +167,7 @@ def _document(
         "badge": stage.badge,
         "simulated": profile is not None,
         "measured": measured,
-        "lossless": system.lossless,
+        "lossless": system.lossless and session.spec.expert_dtype is None,
         "oracle": system.clairvoyant,
         "memory": stage.memory,
         "notes": stage.notes + repetition.notes(repeated),

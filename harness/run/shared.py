@@ -1,15 +1,17 @@
 """Work that runs of the same weights share: experts in memory, prefills, reference logits."""
 
 from collections.abc import Sequence
+from functools import cached_property
 
 import torch
 from torch import Tensor
 
 from moebench.substrate.models.decoder import Decoder
 from moebench.substrate.models.imported import every_expert
-from moebench.substrate.models.protocol import Model
+from moebench.substrate.models.protocol import Experts, Model
 from moebench.substrate.models.remembered import Prefills, RememberedPrefills
 from moebench.substrate.models.sensitivity import DifferentiableDecoder
+from moebench.substrate.models.shape import ExpertDtype
 from moebench.substrate.models.weights import Checkpoint
 
 
@@ -18,18 +20,32 @@ class SharedWork:
 
     Args:
         checkpoint: the weights; a run of others must not share.
+        expert_dtype: what runs quantise experts to; the reference has them as they are.
         remember: keep prefills and reference logits too.  For runs that ask small models the same
             questions again: a long text of a full-size model would fill the memory.
     """
 
-    def __init__(self, checkpoint: Checkpoint, remember: bool = False) -> None:
-        self.checkpoint = checkpoint
+    def __init__(
+        self,
+        checkpoint: Checkpoint,
+        remember: bool = False,
+        expert_dtype: ExpertDtype | None = None,
+    ) -> None:
+        self.checkpoint, self._expert_dtype = checkpoint, expert_dtype
         with torch.inference_mode(False):  # gradients pass through no inference tensor
             self._common = checkpoint.common(torch.float32)
-            self._experts = every_expert(checkpoint, torch.float32)
-        self._reference = self.decoder()
+            self._exact = every_expert(checkpoint, torch.float32)
+        self._reference = Decoder(checkpoint.shape, self._common, self._exact)
         self._prefills: Prefills | None = {} if remember else None
         self._lossless: dict[tuple[int, ...], Tensor] = {}
+
+    @cached_property
+    def _experts(self) -> Experts:
+        """What runs compute with: quantised experts as the numbers that these stand for."""
+        if self._expert_dtype is None:
+            return self._exact
+        with torch.inference_mode(False):
+            return every_expert(self.checkpoint, torch.float32, self._expert_dtype)
 
     def decoder(self, reuse_predictions: bool = False) -> Decoder:
         """A decoder with every expert in memory."""

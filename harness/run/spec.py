@@ -6,13 +6,14 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from moebench.harness.run.native_options import NATIVE_SOFTWARE, check_native
+from moebench.harness.run.local_options import check_local, check_software_here
+from moebench.harness.run.native_options import check_native
 from moebench.harness.run.settings import Setting, setting
 from moebench.substrate.engine.system import System
 from moebench.substrate.errors import NotApplicableError, UsageError
-from moebench.substrate.machines.profile import DEFAULT_SOFTWARE, check_software
+from moebench.substrate.machines.profile import DEFAULT_SOFTWARE
 from moebench.substrate.models.catalogue import model_names, model_shape
-from moebench.substrate.models.shape import Precision
+from moebench.substrate.models.shape import ExpertDtype, Precision, check_quantises
 from moebench.systems.native.base import NativeSystem
 from moebench.systems.options import build, build_any, build_native, describe
 from moebench.systems.registry import NATIVE, Variant, name_of, system_class
@@ -51,6 +52,8 @@ class RunSpec(BaseModel):
         model: the full-size model whose bytes and operations are charged: a name, or the path of a
             ``config.json``.
         weights: a checkpoint that does the mathematics; None is the model's scale model.
+        expert_dtype: what routed experts are really quantised to: kept, moved, charged and computed
+            with; None leaves them as they are.
         cache_ratio, slots: routed experts on the device, as a share of all or in number; without
             either they fill its memory.
         device_memory_gib: what weights and KV cache may use of the device's memory, in GiB; None is
@@ -85,6 +88,7 @@ class RunSpec(BaseModel):
     model: str
     weights: str | None = None
     precision: Precision = "bf16"
+    expert_dtype: ExpertDtype | None = None
     workload: str
     batch: int = Field(default=1, gt=0, le=256)
     prompts: int = Field(default=DEFAULT_PROMPTS, gt=0)
@@ -154,8 +158,8 @@ def resolve(data_dir: Path | None, **given: Any) -> RunSpec:
         chosen = {**_defaults(row, chosen), **chosen}
     if system in NATIVE:
         check_native(chosen, alpha)
-    _check_software(chosen, given)
-    _check_local(chosen)
+    check_software_here(chosen, given)
+    check_local(chosen)
     if "cache_ratio" in chosen and "slots" in chosen:
         raise UsageError(
             f"--cache-ratio {chosen['cache_ratio']} and --slots {chosen['slots']}: both say how "
@@ -208,7 +212,10 @@ def _check_applicable(spec: RunSpec) -> None:
     """Refuse a model or a batch for which the system does not exist."""
     if spec.model in model_names() or spec.model.endswith(".json"):
         system = build_any(spec.system, spec.overrides, spec.variant)
-        reason = system.why_not(model_shape(spec.model), spec.batch)
+        shape = model_shape(spec.model)
+        if spec.expert_dtype is not None:
+            check_quantises(shape, spec.expert_dtype)
+        reason = system.why_not(shape, spec.batch)
         if reason is not None:
             raise NotApplicableError(f"{spec.title} with {spec.model}: {reason}")
 
@@ -333,40 +340,6 @@ def _with_alpha(
         )
     alpha = default if given is None else given
     return dict(overrides) if alpha is None else {ALPHA: f"{alpha:.12g}", **overrides}
-
-
-def _check_software(chosen: dict[str, Any], given: dict[str, Any]) -> None:
-    """A kind that there is; on this computer, which is measured, our own engine's."""
-    if chosen.get("machine") == "local":
-        if given.get("software") is not None:
-            raise UsageError(
-                f"--software {given['software']} and --machine local: this computer is measured, "
-                "with our own engine or a package itself"
-            )
-        if chosen["system"] in NATIVE:
-            chosen["software"] = NATIVE_SOFTWARE
-            return
-        chosen["software"] = DEFAULT_SOFTWARE
-    check_software(chosen.get("software", DEFAULT_SOFTWARE))
-
-
-def _check_local(chosen: dict[str, Any]) -> None:
-    """Options of this computer, on this computer: a link above host memory, or a disk."""
-    link, cache = chosen.get("emulated_link_gb_s"), chosen.get("page_cache")
-    device = chosen.get("device")
-    options = {"--emulated-link": link, "--page-cache": cache, "--device": device}
-    for option, given in options.items():
-        if given is not None and chosen.get("machine") != "local":
-            raise UsageError(f"{option} {given}: this computer is meant; add --machine local")
-        if device == "cuda" and given not in (None, "cuda"):
-            raise UsageError(
-                f"{option} and --device cuda: a card's experts are in host memory, behind its own "
-                "link; give one"
-            )
-    if link is not None and cache is not None:
-        raise UsageError(
-            f"--page-cache {cache} and --emulated-link: experts are in memory then; give one"
-        )
 
 
 def few_shot_count(asked: str, name: str, setting_name: str | None) -> int:

@@ -111,12 +111,18 @@ def memory_for(
     else:
         room = _this_card() if on_card else _this_computer()
     system.full_size(full)
+    if spec.expert_dtype is not None and system.expert_precision is not None:
+        raise UsageError(
+            f"--expert-dtype {spec.expert_dtype} and expert_precision={system.expert_precision}: "
+            "both say what experts are stored as; add --set expert_precision=null"
+        )
     capacity = plan(
         room,
         full,
         spec.precision,
         kv_tokens=longest * spec.batch,
         expert_precision=system.expert_precision,
+        expert_dtype=spec.expert_dtype,
         homes=partial(system.place.homes, full),
         cache_ratio=spec.cache_ratio,
         slots=spec.slots,
@@ -138,6 +144,14 @@ def memory_for(
         notes.append(f"nothing is offloaded: the device holds all {total} experts")
     if capacity.overcommitted and spec.machine != "local":
         notes.append(f"overcommitted: {room.device} cannot hold every expert")
+    if spec.expert_dtype is not None and spec.machine != "local":
+        full_mb, packed_mb = (
+            full.expert_bytes(stored) / 1e6 for stored in (spec.precision, spec.expert_dtype)
+        )
+        notes.append(
+            f"experts are charged as packed {spec.expert_dtype}, "
+            f"{packed_mb:.4g} MB each instead of {full_mb:.4g} in {spec.precision}"
+        )
     paper = None if spec.setting is None else setting(spec.setting)
     if paper is not None and paper.input_tokens is not None:
         notes.append(
@@ -193,7 +207,7 @@ def simulated(
         profile,
         full,
         spec.precision,
-        expert_precision=system.expert_precision,
+        expert_precision=spec.expert_dtype or system.expert_precision,
         pinned=system.pinned_copies,
         module_hooks=system.module_hooks,
         fused_experts=system.assign.whole_layers(full),

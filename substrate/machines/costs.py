@@ -10,7 +10,7 @@ from itertools import pairwise
 
 from moebench.substrate.machines.profile import HardwareProfile
 from moebench.substrate.machines.protocol import Lane, Op, OpKind
-from moebench.substrate.models.shape import ModelShape, Precision, stored_bytes
+from moebench.substrate.models.shape import ExpertDtype, ModelShape, Precision, stored_bytes
 
 #: Reads below this many bytes do not reach a GPU's streaming bandwidth (facts: 20 MB).
 LARGE_READ_BYTES = 20_000_000
@@ -47,7 +47,7 @@ class CostModel:
         shape: ModelShape,
         precision: Precision,
         *,
-        expert_precision: Precision | None = None,
+        expert_precision: Precision | ExpertDtype | None = None,
         pinned: bool | None = None,
         module_hooks: bool = False,
         fused_experts: bool = False,
@@ -55,7 +55,7 @@ class CostModel:
         self.profile = profile
         self.shape = shape
         self.precision: Precision = precision
-        self.expert_precision: Precision = expert_precision or precision
+        self.expert_precision: Precision | ExpertDtype = expert_precision or precision
         gpu, host, software = profile.gpu, profile.host, profile.software
         self.record_bytes = shape.expert_bytes(self.expert_precision)
         self._large = gpu.bandwidth.bytes_per_s * gpu.large_read_efficiency.ratio / 1e9
@@ -204,8 +204,9 @@ class CostModel:
         return time
 
     def _stored(self, op: Op, params: int) -> int:
-        expert = op.kind is OpKind.EXPERT
-        return stored_bytes(params, self.expert_precision if expert else self.precision)
+        return (
+            self.record_bytes if op.kind is OpKind.EXPERT else stored_bytes(params, self.precision)
+        )
 
     def _attention(self, op: Op, bytes_per_ns: float, flops_per_ns: float) -> float:
         """Keys and values read, and products of queries with them; 0 for other operations."""

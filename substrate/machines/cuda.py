@@ -27,7 +27,6 @@ from moebench.substrate.machines.records import RecordsInMemory
 from moebench.substrate.machines.timeline import Timeline, cause_of
 from moebench.substrate.models.expert_store import Weights
 from moebench.substrate.models.fused import expert_function
-from moebench.substrate.models.weights import unpack
 
 #: What these compute is known on the host when they return: it was read back, unless a predictor
 #: asked nothing of the card.
@@ -149,8 +148,8 @@ class CudaMachine(LocalMachine):
             ) from error
 
     def _try_expert(self, row: Tensor) -> None:
-        shape = self.records.shape
-        out = expert_function(shape)(self._card.put(row), *unpack(shape, self.slots[0]))
+        records, here = self.records, self._card.put(row)
+        out = expert_function(records.shape)(here, *records.format.matrices(self.slots[0]))
         self._card.read(out)
 
     def copy_record(self, layer: int, expert: int, slot: int) -> None:

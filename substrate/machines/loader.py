@@ -67,7 +67,7 @@ class Loader:
     ) -> None:
         self._records, self._rows, self._changed = records, rows, changed
         self._ended, self._await, self._timed = ended, await_, timed
-        self._record_bytes = records.shape.expert_params * records.dtype.itemsize
+        self._record_bytes = records.format.record_bytes
         self._needed: deque[Job] = deque()
         self._queued: deque[Job] = deque()
         #: What was taken last.

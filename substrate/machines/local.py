@@ -36,7 +36,6 @@ from moebench.substrate.machines.protocol import (
 from moebench.substrate.machines.records import MemoryRecords, Records, RecordsInMemory, rows
 from moebench.substrate.machines.timeline import Timeline, cause_of
 from moebench.substrate.models.fused import expert_function
-from moebench.substrate.models.weights import unpack
 
 #: How long one thread may keep the interpreter from the others, in s; Python's default is 5 ms.
 SWITCH_S = 1e-4
@@ -87,9 +86,8 @@ class LocalMachine:
         self._host = records if isinstance(records, RecordsInMemory) else None
         self.has_host_lane = self._host is not None
         self._rows = self._slot_memory(slots)
-        values = records.shape.expert_params
-        #: Records by slot ``[slots, 3·I·H]``, biases after them.
-        self.slots = self._rows.view(records.dtype)[:, :values]
+        #: Records by slot, in their format's elements.
+        self.slots = self._rows.view(records.format.dtype)[:, : records.format.values]
         self.lock = threading.RLock()
         self._changed = threading.Condition(self.lock)
         self._loader = Loader(
@@ -139,8 +137,8 @@ class LocalMachine:
     def _try_out(self) -> None:
         """Measure a load, and an expert of one row on either side, before anything is decided."""
         layer, shape = self.records.shape.moe_layers[0], self.records.shape
-        compute = expert_function(shape)
-        row = torch.zeros(1, shape.hidden_size, dtype=self.records.dtype)
+        compute, made = expert_function(shape), self.records.format
+        row = torch.zeros(1, shape.hidden_size, dtype=made.state_dtype)
         load = op_of(OpKind.LOAD, layer, (), (0,))
         expert = op_of(OpKind.EXPERT, layer, (1,), (0,))
         trials: list[tuple[Op, Lane, Callable[[], object]]] = [
@@ -149,7 +147,7 @@ class LocalMachine:
         ]
         if self._host is not None:
             record = self._host.on_host(layer, 0)
-            trials.append((expert, Lane.HOST, lambda: compute(row, *unpack(shape, record))))
+            trials.append((expert, Lane.HOST, lambda: compute(row, *made.matrices(record))))
         for op, lane, work in trials:
             for _ in range(TRIALS):
                 start_ns = self.now_ns()
@@ -157,8 +155,8 @@ class LocalMachine:
                 self._measured(Span(op, lane, start_ns, self.now_ns()))
 
     def _try_expert(self, row: Tensor) -> None:
-        shape = self.records.shape
-        expert_function(shape)(row, *unpack(shape, self.slots[0]))
+        records = self.records
+        expert_function(records.shape)(row, *records.format.matrices(self.slots[0]))
 
     # ------------------------------------------------------------------ the control thread
 

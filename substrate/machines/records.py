@@ -21,7 +21,14 @@ from torch import Tensor
 
 from moebench.substrate.errors import BudgetError, CheckpointError
 from moebench.substrate.machines.protocol import Lane
-from moebench.substrate.models.expert_store import ALIGNMENT, ExpertStore, Weights, own_records
+from moebench.substrate.models.expert_store import (
+    ALIGNMENT,
+    ExpertStore,
+    Weights,
+    own_records,
+    stored_record,
+)
+from moebench.substrate.models.formats import RecordFormat, StoredAs, format_of
 from moebench.substrate.models.shape import ModelShape
 
 #: Parts of a record that are read at the same time, and the least bytes of each.
@@ -36,13 +43,14 @@ class Records(Protocol):
 
     Attributes:
         lane: what a copy occupies.
+        format: what a record holds.
         stride_bytes: a slot's size: a record, rounded up to `ALIGNMENT`.
         notes: what a reader of the run's figures must know.
     """
 
     lane: Lane
     shape: ModelShape
-    dtype: torch.dtype
+    format: RecordFormat
     stride_bytes: int
     notes: list[str]
 
@@ -95,7 +103,7 @@ class DiskRecords:
         self, store: ExpertStore, in_flight: int = READS_IN_FLIGHT, keep_page_cache: bool = False
     ) -> None:
         self._store, self._in_flight, self._keep = store, in_flight, keep_page_cache
-        self.shape, self.dtype, self.stride_bytes = store.shape, store.dtype, store.stride_bytes
+        self.shape, self.format, self.stride_bytes = store.shape, store.format, store.stride_bytes
         self.notes: list[str] = []
         self._stack = ExitStack()
 
@@ -215,19 +223,21 @@ class RecordsInMemory(ABC):
     """Records in host memory, which the host computes with, too.
 
     Use as a context manager.
+
+    Args:
+        stored_as: what experts are stored as.
     """
 
     lane = Lane.H2D
 
-    def __init__(self, weights: Weights, dtype: torch.dtype) -> None:
+    def __init__(self, weights: Weights, stored_as: StoredAs) -> None:
         shape = self.shape = weights.shape
-        self.dtype, self.notes = dtype, list[str]()
-        self._record_bytes = shape.expert_params * dtype.itemsize
-        self.stride_bytes = aligned(self._record_bytes, up=True)
+        self.format, self.notes = format_of(shape, stored_as), list[str]()
+        self.stride_bytes = aligned(self.format.record_bytes, up=True)
         self._first = {layer: n * shape.num_experts for n, layer in enumerate(shape.moe_layers)}
         self._rows = rows(weights.distinct, self.stride_bytes, "the experts in host memory")
         for layer, expert in own_records(weights):
-            self.on_host(layer, expert).copy_(weights.expert_record(layer, expert, dtype))
+            self.on_host(layer, expert).copy_(stored_record(weights, layer, expert, self.format))
 
     def __enter__(self) -> Self:
         return self
@@ -240,8 +250,8 @@ class RecordsInMemory(ABC):
         return self._rows[(self._first[layer] + expert) % len(self._rows)]
 
     def on_host(self, layer: int, expert: int) -> Tensor:
-        """The record ``[3·I·H]``."""
-        return self.row(layer, expert)[: self._record_bytes].view(self.dtype)
+        """The record, in its format's elements."""
+        return self.row(layer, expert)[: self.format.record_bytes].view(self.format.dtype)
 
     @abstractmethod
     def copy(self, layer: int, expert: int, slot: Tensor, first: int, beyond: int) -> None:
@@ -261,9 +271,9 @@ class MemoryRecords(RecordsInMemory):
     """
 
     def __init__(
-        self, weights: Weights, dtype: torch.dtype, link: EmulatedLink, pinned: bool = True
+        self, weights: Weights, stored_as: StoredAs, link: EmulatedLink, pinned: bool = True
     ) -> None:
-        super().__init__(weights, dtype)
+        super().__init__(weights, stored_as)
         self.link, self._back = link, EmulatedLink(link.bytes_per_s)
         self._staging = None if pinned else torch.empty(self.stride_bytes, dtype=torch.uint8)
         self._buffers: tuple[Tensor, Tensor] | None = None
@@ -282,7 +292,7 @@ class MemoryRecords(RecordsInMemory):
 
     def stream(self, layer: int) -> int:
         """Copy as many bytes as a layer's common weights, or (-1) the head's, take."""
-        shape, size = self.shape, self.dtype.itemsize
+        shape, size = self.shape, self.format.state_dtype.itemsize
         if self._buffers is None:
             params = max(map(shape.layer_common_params, range(shape.num_layers)))
             most = max(params, shape.own_head_params) * size
@@ -295,7 +305,7 @@ class MemoryRecords(RecordsInMemory):
 
     def give_back(self, count: int) -> None:
         """Outputs ``[count, H]`` cross the link; they are in the device's memory already."""
-        size = count * self.shape.hidden_size * self.dtype.itemsize
+        size = count * self.shape.hidden_size * self.format.state_dtype.itemsize
         self._back.pace(size, time.perf_counter())
 
     def write_back(self, layer: int, expert: int, slot: Tensor) -> None:

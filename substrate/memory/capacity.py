@@ -7,7 +7,7 @@ from typing import Literal, NamedTuple, get_args
 from moebench.substrate.errors import BudgetError, UsageError
 from moebench.substrate.machines.profile import HardwareProfile
 from moebench.substrate.memory.tier import Tier
-from moebench.substrate.models.shape import ModelShape, Precision, stored_bytes
+from moebench.substrate.models.shape import ExpertDtype, ModelShape, Precision, stored_bytes
 
 #: Where a layer's common weights are: on the device, in host memory where the host computes them,
 #: or in host memory and streamed to the device for every pass.  The head, which may follow the
@@ -108,6 +108,7 @@ def plan(
     *,
     kv_tokens: int,
     expert_precision: Precision | None = None,
+    expert_dtype: ExpertDtype | None = None,
     homes: Callable[[Budget], Sequence[Home]] | None = None,
     cache_ratio: float | None = None,
     slots: int | None = None,
@@ -123,7 +124,8 @@ def plan(
 
     Args:
         kv_tokens: cached tokens over the whole batch.
-        expert_precision: of routed experts, if it is another one.
+        expert_precision: what this system stores routed experts at, if it is another one.
+        expert_dtype: what the run quantises them to, for any system.
         homes: chooses where each layer's common weights are, and, if it wants, the head's; None is
             the device.
         cache_ratio, slots: routed experts on the device, as a share or in number, if all common
@@ -144,7 +146,8 @@ def plan(
             have.
     """
     total = len(shape.moe_layers) * shape.num_experts
-    record = shape.expert_bytes(expert_precision or precision)
+    own_record = shape.expert_bytes(expert_dtype or precision)
+    record = own_record if expert_precision is None else shape.expert_bytes(expert_precision)
     layers = tuple(
         stored_bytes(shape.layer_common_params(layer), precision)
         for layer in range(shape.num_layers)
@@ -172,7 +175,7 @@ def plan(
     # At the run's precision: a system that stores its experts in fewer bits is offered no less.
     offered = device.free_bytes
     if asked is not None:
-        offered = asked_bytes + asked * (shape.expert_bytes(precision) - record)
+        offered = asked_bytes + asked * (own_record - record)
     on_device: Home = "device"
     chosen = tuple(homes(budget)) if homes else (on_device,) * shape.num_layers
     head = chosen[shape.num_layers :]

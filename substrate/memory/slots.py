@@ -6,7 +6,9 @@ import torch
 from torch import Tensor
 
 from moebench.substrate.memory.cache import ExpertCache
-from moebench.substrate.models.weights import stacks, unpack
+from moebench.substrate.models.formats import FullPrecision, RecordFormat, unpack
+from moebench.substrate.models.fused import Matrix
+from moebench.substrate.models.weights import stacks
 
 
 class SlotExperts:
@@ -15,20 +17,26 @@ class SlotExperts:
     Args:
         slots: one record each.
         on_host: an expert's record in host memory; None where the host computes none.
+        made: the records' format; None is the slots' own numbers.
     """
 
     def __init__(
-        self, cache: ExpertCache, slots: Tensor, on_host: Callable[[int, int], Tensor] | None = None
+        self,
+        cache: ExpertCache,
+        slots: Tensor,
+        on_host: Callable[[int, int], Tensor] | None = None,
+        made: RecordFormat | None = None,
     ) -> None:
         self._cache, self._slots, self._on_host = cache, slots, on_host
+        self._format = made or FullPrecision(cache.shape, slots.dtype)
 
-    def matrices(self, layer: int, expert: int, on_host: bool = False) -> tuple[Tensor, ...]:
+    def matrices(self, layer: int, expert: int, on_host: bool = False) -> tuple[Matrix, ...]:
         """Gate above up ``[2·I, H]``, and down ``[H, I]``; then their biases, if there are."""
         if on_host:
             assert self._on_host is not None, "this machine computes no expert on the host"
-            return unpack(self._cache.shape, self._on_host(layer, expert))
+            return self._format.matrices(self._on_host(layer, expert))
         slot = self._cache.slot_of(self._cache.key(layer, expert))
-        return unpack(self._cache.shape, self._slots[slot])
+        return self._format.matrices(self._slots[slot])
 
     def stacked(self, layer: int, experts: Sequence[int]) -> tuple[Tensor, ...] | None:
         """Small experts' matrices, copied out of their slots."""

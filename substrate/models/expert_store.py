@@ -4,7 +4,7 @@ import fcntl
 import os
 import shutil
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import islice, product
 from pathlib import Path
 from typing import BinaryIO, Protocol
@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from moebench.substrate.errors import CheckpointError
+from moebench.substrate.models.formats import RecordFormat, StoredAs, format_of
 from moebench.substrate.models.shape import ModelShape
 
 #: Records start at multiples of this many bytes, so that a disk can be read without the page cache.
@@ -51,6 +52,11 @@ def own_records(weights: Weights) -> Iterator[tuple[int, int]]:
     return islice(product(shape.moe_layers, range(shape.num_experts)), weights.distinct)
 
 
+def stored_record(weights: Weights, layer: int, expert: int, made: RecordFormat) -> Tensor:
+    """One routed expert's record in a format."""
+    return made.encode(weights.expert_record(layer, expert, made.state_dtype))
+
+
 def require_room(path: Path, needed: int, option: str) -> None:
     """Refuse to begin with records for which a disk has no room.
 
@@ -71,19 +77,19 @@ class ExpertStore:
 
     path: Path
     shape: ModelShape
-    dtype: torch.dtype
+    stored_as: StoredAs
     #: As in `Weights`; None is all experts.
     distinct: int | None = None
+    #: What a record holds.
+    format: RecordFormat = field(init=False)
 
-    @property
-    def record_values(self) -> int:
-        """Numbers in a record."""
-        return self.shape.expert_params
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "format", format_of(self.shape, self.stored_as))
 
     @property
     def record_bytes(self) -> int:
         """Bytes that a record holds."""
-        return self.record_values * self.dtype.itemsize
+        return self.format.record_bytes
 
     @property
     def stride_bytes(self) -> int:
@@ -96,11 +102,11 @@ class ExpertStore:
         return index % self._count * self.stride_bytes
 
     @classmethod
-    def build(cls, weights: Weights, path: Path, dtype: torch.dtype) -> "ExpertStore":
+    def build(cls, weights: Weights, path: Path, stored_as: StoredAs) -> "ExpertStore":
         """Write every expert's record, in place by a rename; a finished store is reused."""
-        if weights.store is not None and weights.store.dtype == dtype:
+        if weights.store is not None and weights.store.stored_as == stored_as:
             return weights.store
-        store = cls(path, weights.shape, dtype, weights.distinct)
+        store = cls(path, weights.shape, stored_as, weights.distinct)
         if store._finished():
             return store
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -141,6 +147,6 @@ class ExpertStore:
     def _write(self, weights: Weights, file: BinaryIO) -> None:
         for layer, expert in own_records(weights):
             file.seek(self.offset(layer, expert))
-            record = weights.expert_record(layer, expert, self.dtype)
+            record = stored_record(weights, layer, expert, self.format)
             file.write(record.view(torch.uint8).numpy().tobytes())
         file.truncate(self.total_bytes)

@@ -10,13 +10,21 @@ from torch import Tensor
 from moebench.substrate.models.attention import attention_kind
 from moebench.substrate.models.layers import Norm, gate_scores
 from moebench.substrate.models.naming import PROJECTIONS
+from moebench.substrate.models.quantised import PackedMatrix
 from moebench.substrate.models.shape import ModelShape
 
+#: One matrix of an expert: its numbers, or packed.
+Matrix = Tensor | PackedMatrix
 
-def fused_swiglu(x: Tensor, gate_up: Tensor, down: Tensor) -> Tensor:
+
+def fused_swiglu(x: Tensor, gate_up: Matrix, down: Matrix) -> Tensor:
     """A gated block whose gate stands above its up projection: ``[2·I, H]`` and ``[H, I]``."""
-    gate, up = F.linear(x, gate_up).chunk(2, dim=-1)
-    return F.linear(F.silu(gate) * up, down)
+    gate, up = _product(x, gate_up).chunk(2, dim=-1)
+    return _product(F.silu(gate) * up, down)
+
+
+def _product(x: Tensor, matrix: Matrix) -> Tensor:
+    return F.linear(x, matrix) if isinstance(matrix, Tensor) else matrix.linear(x)
 
 
 def grouped_swiglu(x: Tensor, gate_up: Tensor, down: Tensor, ends: Tensor) -> Tensor:

@@ -28,9 +28,10 @@ from torch import Tensor
 
 from moebench.substrate.errors import CheckpointError
 from moebench.substrate.models.config import read_shape
-from moebench.substrate.models.expert_store import ExpertStore, require_room
+from moebench.substrate.models.expert_store import ExpertStore, require_room, stored_record
+from moebench.substrate.models.formats import StoredAs, unpack
 from moebench.substrate.models.shape import ModelShape
-from moebench.substrate.models.weights import DTYPES, Checkpoint, ResidentExperts, stacks, unpack
+from moebench.substrate.models.weights import DTYPES, Checkpoint, ResidentExperts, stacks
 
 MANIFEST, JOURNAL, RECORDS = "import.json", "import.partial", "experts.bin"
 
@@ -126,9 +127,10 @@ class MappedExperts:
     def __init__(self, store: ExpertStore) -> None:
         self._shape, self._store = store.shape, store
         count = len(store.shape.moe_layers) * store.shape.num_experts
-        stride = store.stride_bytes // store.dtype.itemsize
-        mapped = torch.from_file(str(store.path), False, count * stride, dtype=store.dtype)
-        self._rows = mapped.view(count, stride)[:, : store.record_values]
+        dtype, values = store.format.dtype, store.format.values
+        stride = store.stride_bytes // dtype.itemsize
+        mapped = torch.from_file(str(store.path), False, count * stride, dtype=dtype)
+        self._rows = mapped.view(count, stride)[:, :values]
         self._first = {
             layer: row * store.shape.num_experts for layer, row in store.shape.moe_rows.items()
         }
@@ -159,12 +161,18 @@ def open_checkpoint(path: Path) -> Checkpoint:
     return Imported(path) if (path / MANIFEST).exists() else Checkpoint(path)
 
 
-def every_expert(checkpoint: Checkpoint, dtype: torch.dtype) -> ResidentExperts | MappedExperts:
-    """All experts: of imported weights in that dtype as they lie on the disk, else in memory."""
+def every_expert(
+    checkpoint: Checkpoint, dtype: torch.dtype, stored_as: StoredAs | None = None
+) -> ResidentExperts | MappedExperts:
+    """All experts: of imported weights in that dtype as they lie on the disk, else in memory.
+
+    Args:
+        stored_as: round their numbers as packed ones are; None is as they are.
+    """
     store = checkpoint.store
-    if store is not None and store.dtype == dtype:
+    if stored_as is None and store is not None and store.stored_as == dtype:
         return MappedExperts(store)
-    return ResidentExperts(checkpoint, dtype)
+    return ResidentExperts(checkpoint, dtype, stored_as)
 
 
 # ----------------------------------------------------------------------------- writing
@@ -255,7 +263,7 @@ def _write_records(
         key = f"{layer}/{expert}"
         found = known.get(key)
         if found is None or _hash(_record(file, store, layer, expert)) != found:
-            record = checkpoint.expert_record(layer, expert, store.dtype)
+            record = stored_record(checkpoint, layer, expert, store.format)
             checkpoint.close()
             found = _hash(record)
             file.seek(store.offset(layer, expert))
@@ -295,7 +303,7 @@ def _record(file: BinaryIO, store: ExpertStore, layer: int, expert: int) -> Tens
     file.seek(store.offset(layer, expert))
     content = bytearray(store.record_bytes)
     file.readinto(content)  # type: ignore[attr-defined]
-    return torch.frombuffer(content, dtype=store.dtype)
+    return torch.frombuffer(content, dtype=store.format.dtype)
 
 
 def _bytes(record: Tensor) -> memoryview:

@@ -18,14 +18,16 @@ if TYPE_CHECKING:
     import numpy as np
     from torch import Tensor
 
+    from moebench.substrate.models.fused import Matrix
+
 
 class Experts(Protocol):
     """Where the mathematics finds an expert's matrices: in memory, or in the slots of a device."""
 
-    def matrices(self, layer: int, expert: int, on_host: bool = False) -> "tuple[Tensor, ...]":
+    def matrices(self, layer: int, expert: int, on_host: bool = False) -> "tuple[Matrix, ...]":
         """Gate above up ``[2·I, H]``, and down ``[H, I]``; where the host finds them, for it.
 
-        Then their biases ``[2·I]`` and ``[H]``, if experts have some.
+        They may be packed.  Then their biases ``[2·I]`` and ``[H]``, if experts have some.
         """
 
     def stacked(self, layer: int, experts: Sequence[int]) -> "tuple[Tensor, ...] | None":

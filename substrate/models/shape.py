@@ -8,9 +8,11 @@ import math
 from enum import StrEnum
 from functools import cached_property
 from itertools import zip_longest
-from typing import Literal
+from typing import Literal, cast
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+from moebench.substrate.errors import UsageError
 
 #: Bits that one weight takes when stored.  ``4bit`` is 4-bit with an fp16 scale and a 4-bit zero
 #: point per group of 128.  ``2bit`` is HQQ as Mixtral-Offloading's demo stores experts: 2-bit with
@@ -20,6 +22,16 @@ BITS_PER_WEIGHT: dict[str, float] = {
     "fp32": 32, "bf16": 16, "fp16": 16, "4bit": 4.15625, "2bit": 3.015625,
 }  # fmt: skip
 Precision = Literal["fp32", "bf16", "fp16", "4bit", "2bit"]
+
+#: What routed experts are really quantised to (`substrate.models.quantised`).
+ExpertDtype = Literal["int8", "int4"]
+
+#: So many inputs of a row share a scale and a zero point in int4.  Rows that this does not divide
+#: have groups of the next size that does: these are the sizes that torch multiplies packed.
+GROUPS = (128, 64, 32)
+
+#: A scale, and a zero point, in bytes: bf16.
+SCALE_BYTES = 2
 
 
 #: Ways to stretch rotary positions that `substrate.models.rotary` knows.
@@ -303,9 +315,17 @@ class ModelShape(BaseModel):
 
     # ------------------------------------------------------------------------- bytes
 
-    def expert_bytes(self, precision: Precision) -> int:
+    def expert_bytes(self, precision: Precision | ExpertDtype) -> int:
         """Bytes of one routed expert as stored and moved."""
-        return stored_bytes(self.expert_params, precision)
+        if precision in BITS_PER_WEIGHT:
+            return stored_bytes(self.expert_params, cast(Precision, precision))
+        stored_as = cast(ExpertDtype, precision)
+        return sum(packed_bytes(*dims, stored_as) for dims in self.expert_dims)
+
+    @property
+    def expert_dims(self) -> tuple[tuple[int, int], tuple[int, int]]:
+        """Rows and inputs of an expert's matrices: gate above up, and down."""
+        return (2 * self.expert_width, self.hidden_size), (self.hidden_size, self.expert_width)
 
     def common_bytes(self, precision: Precision) -> int:
         """Bytes of everything that is always resident, KV cache apart."""
@@ -326,3 +346,38 @@ class ModelShape(BaseModel):
 def stored_bytes(params: int, precision: Precision) -> int:
     """Bytes that a number of weights takes at a precision, rounded to the nearest byte."""
     return round(params * BITS_PER_WEIGHT[precision] / 8)
+
+
+def group_of(inputs: int) -> int:
+    """How many inputs of a row share a scale in int4: the largest of `GROUPS` that divides it.
+
+    Where none does, the largest divisor up to the largest group.
+    """
+    divisors = [*GROUPS, *range(GROUPS[0], 0, -1)]
+    group: int = next(size for size in divisors if inputs % size == 0)
+    return group
+
+
+def packed_bytes(rows: int, inputs: int, stored_as: ExpertDtype) -> int:
+    """Bytes of a matrix with its scales; in int4 with its zero points."""
+    if stored_as == "int8":
+        return rows * inputs + rows * SCALE_BYTES
+    return rows * inputs // 2 + rows * (inputs // group_of(inputs)) * 2 * SCALE_BYTES
+
+
+def check_quantises(shape: ModelShape, stored_as: ExpertDtype) -> None:
+    """Refuse experts that cannot be quantised.
+
+    Raises:
+        UsageError: they have biases, or an odd number of inputs.
+    """
+    if shape.expert_bias:
+        raise UsageError(
+            f"--expert-dtype {stored_as}: experts of family {shape.family} have biases; allowed: "
+            "families without"
+        )
+    for inputs in (shape.hidden_size, shape.expert_width):
+        if inputs % 2:
+            raise UsageError(
+                f"--expert-dtype {stored_as}: experts have rows of {inputs} numbers; allowed: even"
+            )

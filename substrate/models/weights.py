@@ -18,6 +18,7 @@ from torch import Tensor
 from moebench.substrate.errors import CheckpointError
 from moebench.substrate.models.config import read_config, shape_of
 from moebench.substrate.models.expert_store import ExpertStore, Weights
+from moebench.substrate.models.formats import StoredAs, format_of, unpack
 from moebench.substrate.models.naming import (
     TensorSpec,
     common_tensors,
@@ -55,7 +56,8 @@ class Checkpoint:
         if method and (method, self.shape.family) != ("mxfp4", "gpt_oss"):
             raise CheckpointError(
                 f"{path}: its weights are quantised ({method}); allowed: "
-                f"{', '.join(STORED_AS.values())}, and mxfp4 of gpt_oss"
+                f"{', '.join(STORED_AS.values())}, and mxfp4 of gpt_oss; load the checkpoint that "
+                "it was made from, with --expert-dtype int4"
             )
         self._open: dict[Path, Any] = {}
         self._holder = {name: file for file in self._shards() for name in self._file(file).keys()}  # noqa: SIM118
@@ -186,23 +188,6 @@ class Checkpoint:
             file.__exit__(None, None, None)
 
 
-def unpack(shape: ModelShape, record: Tensor) -> tuple[Tensor, ...]:
-    """Records ``[..., 3·I·H]`` as two matrices each, without copying.
-
-    Returns:
-        gate above up ``[..., 2·I, H]``, and down ``[..., H, I]``; where experts have biases, then
-        these: ``[..., 2·I]`` and ``[..., H]``.
-    """
-    width, hidden = shape.expert_width, shape.hidden_size
-    lead, half = record.shape[:-1], 2 * width * hidden
-    gate_up = record[..., :half].view(*lead, 2 * width, hidden)
-    if not shape.expert_bias:
-        return gate_up, record[..., half:].view(*lead, hidden, width)
-    sizes = [width * hidden, 2 * width, hidden]
-    down, gate_up_bias, down_bias = torch.split(record[..., half:], sizes, dim=-1)
-    return gate_up, down.reshape(*lead, hidden, width), gate_up_bias, down_bias
-
-
 #: From so many experts on, of at most so many bytes each, one grouped product of their copies takes
 #: less time than a product for each: calls cost more than bytes.
 STACK_EXPERTS, STACK_BYTES = 3, 256 << 10
@@ -216,6 +201,7 @@ def stacks(shape: ModelShape, like: Tensor, count: int) -> bool:
     size = like.element_size()
     return (
         count >= STACK_EXPERTS
+        and like.is_floating_point()  # it knows no packed numbers
         and not shape.expert_bias  # a grouped product adds none
         and shape.expert_params * size <= STACK_BYTES
         and not shape.hidden_size * size % STACK_STRIDE
@@ -229,10 +215,17 @@ GATHER_BYTES = 1 << 20
 
 
 class ResidentExperts:
-    """Every expert in memory: the model as if nothing was tight."""
+    """Every expert in memory: the model as if nothing was tight.
 
-    def __init__(self, weights: Weights, dtype: torch.dtype) -> None:
+    Args:
+        stored_as: round their numbers as packed ones are; None is as they are.
+    """
+
+    def __init__(
+        self, weights: Weights, dtype: torch.dtype, stored_as: StoredAs | None = None
+    ) -> None:
         shape = self._shape = weights.shape
+        made = format_of(shape, stored_as or dtype)
         # A gathered product knows no biases.
         small = shape.expert_params * dtype.itemsize <= GATHER_BYTES
         self._gathers = small and not shape.expert_bias
@@ -240,7 +233,7 @@ class ResidentExperts:
         self._biases: dict[int, tuple[Tensor, Tensor]] = {}
         for layer in shape.moe_layers:
             records = [
-                unpack(shape, weights.expert_record(layer, expert, dtype))
+                unpack(shape, made.rounded(weights.expert_record(layer, expert, dtype)))
                 for expert in range(shape.num_experts)
             ]
             # Stored transposed, [E, H, 2·I] and [E, I, H]: batched products of one row want it so.

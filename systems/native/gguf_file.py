@@ -174,7 +174,7 @@ def _tensors(
     """Every tensor under llama.cpp's name."""
     import torch
 
-    from moebench.substrate.models.weights import unpack
+    from moebench.substrate.models.formats import unpack
 
     shape = checkpoint.shape
     for ours, tensor in checkpoint.common(torch.float32).items():

@@ -50,8 +50,8 @@ def deepseek_as_qwen2(checkpoint: "Checkpoint", folder: Path) -> Path:
     import torch
     from safetensors.torch import save_file
 
+    from moebench.substrate.models.formats import unpack
     from moebench.substrate.models.naming import common_tensors, expert_tensors
-    from moebench.substrate.models.weights import unpack
 
     config = folder / "config.json"
     folder.mkdir(parents=True, exist_ok=True)

@@ -32,7 +32,7 @@ OPTIONS = {
         "--calibrate-texts", "--seed",
         "--data-dir", "--store", "--timeline", "--routing", "--trace", "--reconstruct-scores",
         "--force", "--no-interval", "--json", "--emulated-link", "--page-cache",
-        "--device",
+        "--device", "--expert-dtype",
     },
     "sweep": {
         "--systems", "--settings", "--models", "--machines", "--software", "--workloads",

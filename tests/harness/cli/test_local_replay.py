@@ -43,18 +43,28 @@ def replayed(trace: Path, shape: Path, *arguments: str | Path) -> dict[str, Any]
     return document
 
 
+@pytest.mark.parametrize(
+    ("stored_as", "expert_bytes"),
+    # H = 16, I = 8: gate above up [16, 16] and down [16, 8], a scale and a zero point a row.
+    [(None, 3 * 16 * 8 * 4), ("int4", 16 * (8 + 4) + 16 * (4 + 4))],
+    ids=["fp32", "int4"],
+)
 @pytest.mark.parametrize("below", [(), LINK], ids=["disk", "link"])
 def test_hits_and_bytes_are_those_of_the_simulation(
     trace: Path,
     shape: Path,
     below: tuple[str, ...],
+    stored_as: str | None,
+    expert_bytes: int,
     monkeypatch: pytest.MonkeyPatch,
     tmp_path: Path,
 ) -> None:
     """On-demand decides nothing by time, so only times may differ."""
     few = partial(DummyWeights, most=DISTINCT * model_shape(str(shape)).expert_params)
     monkeypatch.setattr("moebench.harness.run.replay.DummyWeights", few)
-    given = ("--system", "moe-ondemand", "--store", tmp_path)
+    given: tuple[str | Path, ...] = ("--system", "moe-ondemand", "--store", tmp_path)
+    if stored_as is not None:
+        given = (*given, "--expert-dtype", stored_as)
     real = replayed(trace, shape, *given, "--machine", "local", *below)
     simulated = replayed(
         trace, shape, *given, "--machine", "a6000", "--precision", "fp32", "--allow-overcommit"
@@ -63,6 +73,8 @@ def test_hits_and_bytes_are_those_of_the_simulation(
         assert real["metrics"][figure] == simulated["metrics"][figure]
     moved = "bytes_h2d" if below else "bytes_disk"
     assert real["metrics"][moved] == simulated["metrics"]["bytes_h2d"] > 0
+    assert real["memory"]["expert_bytes"] == expert_bytes
+    assert not real["metrics"][moved] % expert_bytes
     assert real["badge"] == ("measured, emulated link" if below else "measured")
     assert "random parameters" in real["measured"]["model"]
     assert f"{DISTINCT} random records stand for {LAYERS * EXPERTS} experts" in real["notes"]

@@ -19,7 +19,8 @@ from moebench.harness.studies.check import EXIT_CODES, read_references, subset
 from moebench.harness.studies.verdicts import Finding, Verdict, compare
 from moebench.substrate.engine.decisions import LayerView, Routed
 from moebench.substrate.errors import InputError
-from moebench.substrate.models.weights import Checkpoint, unpack
+from moebench.substrate.models.formats import unpack
+from moebench.substrate.models.weights import Checkpoint
 from moebench.systems.smoe import ExpertCacheRouter
 
 pytestmark = pytest.mark.usefixtures("tiny_models")
