@@ -354,7 +354,8 @@ def group_of(inputs: int) -> int:
     Where none does, the largest divisor up to the largest group.
     """
     divisors = [*GROUPS, *range(GROUPS[0], 0, -1)]
-    return next(size for size in divisors if inputs % size == 0)
+    fitting: int = next(size for size in divisors if inputs % size == 0)
+    return fitting
 
 
 def packed_bytes(rows: int, inputs: int, stored_as: ExpertDtype) -> int:
