@@ -81,7 +81,7 @@ class ExpertStore:
     #: As in `Weights`; None is all experts.
     distinct: int | None = None
     #: What a record holds.
-    format: RecordFormat = field(init=False)
+    format: RecordFormat = field(init=False, compare=False)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "format", format_of(self.shape, self.stored_as))

@@ -116,8 +116,8 @@ class Int4:
         numbers = torch.stack((values & 15, values >> 4), dim=-1).view(
             self._rows, self._groups, self._group
         )
-        matrix = torch.addcmul(zeros, numbers.float() - 8, scales).view(self._rows, self._inputs)
-        return F.linear(x, matrix.to(x.dtype))
+        matrix = torch.addcmul(zeros, numbers.float() - 8, scales)
+        return F.linear(x, matrix.reshape(self._rows, -1).to(x.dtype))
 
 
 class Int8:

@@ -82,7 +82,7 @@ def test_store_records_are_the_checkpoints_experts(family, dtype, directories, t
             for expert in range(EXPERTS):
                 gate, up, *rest = (t.to(dtype) for t in stored_expert(path, layer, expert))
                 slot = torch.frombuffer(
-                    bytearray(content), dtype=dtype, count=store.record_values,
+                    bytearray(content), dtype=dtype, count=store.format.values,
                     offset=store.offset(layer, expert),
                 )  # fmt: skip
                 for found in (unpack(store.shape, slot), resident.matrices(layer, expert)):
