@@ -10,10 +10,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from moebench.harness.run.card import on_card
 from tokenizers import Tokenizer
 
 from moebench.harness.run import calibration
+from moebench.harness.run.card import on_card
 from moebench.harness.run.identity import profile_hash, system_hash
 from moebench.harness.run.local import local, named
 from moebench.harness.run.session import Learnable, OnEngine
