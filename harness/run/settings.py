@@ -5,8 +5,9 @@ from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from moebench.substrate.errors import UnknownNameError
+from moebench.substrate.errors import UnknownNameError, UsageError
 from moebench.substrate.models.shape import Precision
+from moebench.workloads.catalogue import few_shot_of, workload
 
 CATALOGUE = Path(__file__).parents[1] / "catalogue" / "settings.yaml"
 
@@ -61,3 +62,21 @@ def setting(name: str) -> Setting:
     if found is None:
         raise UnknownNameError("setting", name, settings(), "see: moebench list settings")
     return found
+
+
+def few_shot_count(asked: str, name: str, setting_name: str | None) -> int:
+    """How many worked examples stand before a workload's questions.
+
+    Args:
+        asked: a number, or ``paper`` for the setting's paper's count.
+
+    Raises:
+        UsageError: it is neither, or no setting is given.
+    """
+    if asked == "paper":
+        if setting_name is None:
+            raise UsageError("--few-shot paper: give --setting NAME, whose paper is meant")
+        return few_shot_of(workload(name), setting(setting_name).paper)
+    if not asked.isdecimal():
+        raise UsageError(f"--few-shot {asked}: allowed: a number from 0 on, or paper")
+    return int(asked)

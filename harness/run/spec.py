@@ -8,7 +8,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from moebench.harness.run.local_options import check_local, check_software_here
 from moebench.harness.run.native_options import check_native
-from moebench.harness.run.settings import Setting, setting
+from moebench.harness.run.settings import Setting, few_shot_count, setting
 from moebench.substrate.engine.system import System
 from moebench.substrate.errors import NotApplicableError, UsageError
 from moebench.substrate.machines.profile import DEFAULT_SOFTWARE
@@ -17,7 +17,7 @@ from moebench.substrate.models.shape import ExpertDtype, Precision, check_quanti
 from moebench.systems.native.base import NativeSystem
 from moebench.systems.options import build, build_any, build_native, describe
 from moebench.systems.registry import NATIVE, Variant, name_of, system_class
-from moebench.workloads.catalogue import DEFAULT_WORKLOAD, few_shot_of, workload
+from moebench.workloads.catalogue import DEFAULT_WORKLOAD, workload
 from moebench.workloads.hub import is_hub
 
 if TYPE_CHECKING:
@@ -340,24 +340,6 @@ def _with_alpha(
         )
     alpha = default if given is None else given
     return dict(overrides) if alpha is None else {ALPHA: f"{alpha:.12g}", **overrides}
-
-
-def few_shot_count(asked: str, name: str, setting_name: str | None) -> int:
-    """How many worked examples stand before a workload's questions.
-
-    Args:
-        asked: a number, or ``paper`` for the setting's paper's count.
-
-    Raises:
-        UsageError: it is neither, or no setting is given.
-    """
-    if asked == "paper":
-        if setting_name is None:
-            raise UsageError("--few-shot paper: give --setting NAME, whose paper is meant")
-        return few_shot_of(workload(name), setting(setting_name).paper)
-    if not asked.isdecimal():
-        raise UsageError(f"--few-shot {asked}: allowed: a number from 0 on, or paper")
-    return int(asked)
 
 
 #: Two ways of saying how many experts the device keeps: one that is given replaces the setting's.

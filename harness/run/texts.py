@@ -156,7 +156,7 @@ def _end(folder: Path, config: Mapping[str, Any], tokenizer: Tokenizer) -> int |
     for file in ("generation_config.json", "config.json"):
         ends = _read(folder / file).get("eos_token_id")
         ends = ends if isinstance(ends, list) else [ends]
-        if by_tokenizer in ends:
+        if by_tokenizer is not None and by_tokenizer in ends:
             return by_tokenizer
         if isinstance(ends[0], int):
             return ends[0]

@@ -11,6 +11,8 @@ from transformers import PreTrainedTokenizerFast
 from moebench.harness.run.texts import read_texts
 from moebench.harness.scale.text import train_tokenizer
 from moebench.substrate.errors import CheckpointError
+from moebench.substrate.models.catalogue import scale_path
+from moebench.workloads.example import END_OF_TEXT
 from tests.harness.commands import call
 from tests.substrate.models.checkpoints import make_checkpoint
 
@@ -139,3 +141,9 @@ def test_a_run_uses_the_template_unless_told_otherwise(folder: Path) -> None:
     told = [[n for n in d["notes"] if n.startswith("prompts of ")] for d in documents]
     assert len(told[0]) == len(told[1]) == 1
     assert told[0] != told[1]
+
+
+def test_a_scale_model_says_how_a_text_ends_in_its_config_alone() -> None:
+    texts = read_texts(scale_path("qwen2-57b-a14b"))
+    assert texts.end is not None
+    assert texts.end == texts.tokenizer.token_to_id(END_OF_TEXT)
