@@ -201,7 +201,7 @@ def stacks(shape: ModelShape, like: Tensor, count: int) -> bool:
     size = like.element_size()
     return (
         count >= STACK_EXPERTS
-        and like.is_floating_point()  # it knows no packed numbers
+        and like.dtype in DTYPES.values()  # a grouped product knows no others
         and not shape.expert_bias  # a grouped product adds none
         and shape.expert_params * size <= STACK_BYTES
         and not shape.hidden_size * size % STACK_STRIDE
