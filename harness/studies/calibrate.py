@@ -285,8 +285,10 @@ def _in_decode(passes: Iterable[Sequence[Span]]) -> tuple[float, Point]:
     took = np.concatenate([np.array(t) for t in times.values()])
     # Medians of each n, weighed by how often it came.
     middle = np.concatenate([np.full(len(t), np.median(t)) for t in times.values()])
-    _, once = np.polyfit(experts, middle, 1) if len(times) > 1 else (middle[0] / experts[0], 0.0)
-    return max(0.0, float(once)), _point(list((took - max(0.0, once)) / experts), 1)
+    each, once = np.polyfit(experts, middle, 1) if len(times) > 1 else (middle[0] / experts[0], 0)
+    # Small experts are computed together, and several may take no longer than two.
+    once = max(0.0, float(once)) if each > 0 else 0.0
+    return once, _point(list((took - once) / experts), 1)
 
 
 def _gaps(passes: Iterable[Sequence[Span]]) -> dict[str, float]:

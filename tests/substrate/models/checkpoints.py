@@ -260,12 +260,17 @@ def write_checkpoint(
     (path / "model.safetensors.index.json").write_text(json.dumps(index))
 
 
+def transformers_model(family: str, **changes: Any) -> Any:
+    """Transformers' own tiny model of a family."""
+    prefix, options = HF_FAMILIES[family]
+    config = getattr(transformers, f"{prefix}Config")(**{**_GQA, **options, **changes})
+    return getattr(transformers, f"{prefix.removesuffix('Text')}ForCausalLM")(config)
+
+
 def _save_with_transformers(
     path: Path, family: str, sharded: bool, fused: bool, changes: dict
 ) -> None:
-    prefix, options = HF_FAMILIES[family]
-    config = getattr(transformers, f"{prefix}Config")(**{**_GQA, **options, **changes})
-    model = getattr(transformers, f"{prefix.removesuffix('Text')}ForCausalLM")(config)
+    model = transformers_model(family, **changes)
     with torch.no_grad():
         for name, value in [*model.named_parameters(), *model.named_buffers()]:
             if name.endswith(("bias", "sinks")):
