@@ -2,6 +2,7 @@
 
 from typing import Any
 
+from moebench.substrate.errors import UsageError
 from moebench.substrate.machines.costs import CostModel
 from moebench.substrate.machines.measured import Measured, interpolated, shape_hash
 from moebench.substrate.machines.profile import HardwareProfile
@@ -16,8 +17,17 @@ def cost_model(
 
     Args:
         options: `CostModel`'s own.
+
+    Raises:
+        UsageError: experts are stored as something else than when they were measured.
     """
     if profile.measured is not None and profile.measured.shape == shape_hash(shape):
+        stored_as = options.get("expert_precision")
+        if stored_as not in (None, precision):
+            raise UsageError(
+                f"{profile.name}: its times of this model are of unquantised experts, not of "
+                f"{stored_as}; measure it with --machine local, or choose another machine"
+            )
         return MeasuredCosts(profile, shape, precision, **options).of(profile.measured)
     return CostModel(profile, shape, precision, **options)
 

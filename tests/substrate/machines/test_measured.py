@@ -5,6 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
+from moebench.substrate.errors import UsageError
 from moebench.substrate.machines.costs import CostModel
 from moebench.substrate.machines.measured import Measured, Point, interpolated, shape_hash
 from moebench.substrate.machines.measured_costs import MeasuredCosts, cost_model
@@ -147,3 +148,10 @@ def test_a_profile_with_measured_times_is_read_back_as_written():
     again = HardwareProfile.from_mapping(text)
     assert again == PROFILE
     assert again.content_hash() == PROFILE.content_hash() != load_profile("a6000").content_hash()
+
+
+def test_times_of_unquantised_experts_are_no_quantised_ones():
+    profile = load_profile("a6000").model_copy(update={"measured": measured()})
+    assert isinstance(cost_model(profile, OLMOE, "fp32", expert_precision="fp32"), MeasuredCosts)
+    with pytest.raises(UsageError, match="unquantised experts, not of int4"):
+        cost_model(profile, OLMOE, "fp32", expert_precision="int4")
