@@ -63,6 +63,7 @@ def why_not(shape: ModelShape) -> str | None:
         "clipped queries, keys and values": shape.clip_qkv is not None,
         "norms over the keys of fewer heads": shape.qk_norm == "full"
         and shape.num_kv_heads != shape.num_heads,
+        "rows that see a window of positions alone": shape.window is not None,
         f"rotary positions of type {shape.rope_type}": shape.rope_type != "default",
         "dense layers among others": bool(shape.dense_layers)
         and not (known.dense and shape.dense_layers == tuple(range(len(shape.dense_layers)))),

@@ -18,7 +18,7 @@ PROMPT = [3, 17, 5, 44, 60, 0, 9, 9, 31, 2, 28]
 CHANGES = {
     "qwen2_moe": {"mlp_only_layers": []},
     "olmoe": {"clip_qkv": None, "num_key_value_heads": 4},
-    "mixtral": {},
+    "mixtral": {"sliding_window": None},
     "qwen3_moe": {},
     "deepseek": {},
 }
@@ -64,6 +64,7 @@ def test_llamacpp_computes_the_same_logits(family: str, tmp_path: Path) -> None:
         ("olmoe", {"clip_qkv": 0.5}, "olmoe has no clipped"),
         ("olmoe", {"num_key_value_heads": 2}, "olmoe has no norms over the keys of fewer heads"),
         ("qwen2_moe", {"mlp_only_layers": [0]}, "no dense layers among others"),
+        ("mixtral", {"sliding_window": 9}, "llama has no rows that see a window"),
         ("phimoe", {}, "with a softmax gate"),
         ("xverse", {}, "xverse has no experts"),
     ],
