@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from moebench.harness.cli import evaluate, here, machines, models, traces
+from moebench.harness.cli import evaluate, here, machines, models, reproduce, traces
 from moebench.harness.cli.parameters import DATA_DIR, DEFAULT_STORE, JSON, STORE
 
 app = typer.Typer(
@@ -326,6 +326,7 @@ def check(
 app.command()(here.calibrate)
 app.command()(here.validate)
 app.command("eval")(evaluate.evaluate)
+app.command()(reproduce.reproduce)
 
 
 @app.command()
