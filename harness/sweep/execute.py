@@ -68,7 +68,7 @@ def keep(store: Store, job: Job, outcome: Finished | Failed) -> None:
         return
     if outcome.samples:
         write_samples(store.directory, outcome.document["run_id"], outcome.samples)
-    store.put(outcome.document, cell=(job.cell_id, spec))
+    store.put(outcome.document, outcome.picture, cell=(job.cell_id, spec))
 
 
 def local_workers(jobs: int | None, data_dir: Path | None, scratch: Path, samples: bool) -> Open:
