@@ -10,11 +10,12 @@ from moebench.harness.cli import (
     here,
     machines,
     models,
+    reproduce,
     results,
     runs,
     studies,
     traces,
-)  # fmt: skip
+)
 from moebench.harness.cli.parameters import JSON
 
 app = typer.Typer(
@@ -79,6 +80,7 @@ app.command()(studies.check)
 app.command()(here.calibrate)
 app.command()(here.validate)
 app.command("eval")(evaluate.evaluate)
+app.command()(reproduce.reproduce)
 app.command()(here.doctor)
 
 
