@@ -38,7 +38,12 @@ class Experiment:
     quick: Mapping[str, Any] = field(default_factory=dict)
 
     def plan(self, quick: bool, changes: Mapping[str, Any]) -> dict[str, Any]:
-        """The sweep that is carried out, with a counter-experiment's changes."""
+        """The sweep that is carried out.
+
+        Args:
+            changes: of a counter-experiment: what they name, all cells have instead of what the
+                sweep says; options of ``set`` are added; None leaves a field out.
+        """
         plan = dict(self.cells)
         for part, values in (self.quick if quick else {}).items():
             if isinstance(values, Mapping):
@@ -47,13 +52,20 @@ class Experiment:
             else:
                 plan[part] = values
         if changes:
-            for part in ("common", "product", "zip"):
-                if isinstance(plan.get(part), Mapping):
-                    kept = {k: v for k, v in plan[part].items() if k not in changes}
-                    plan[part] = kept
-            common = {**plan.get("common", {}), **changes}
-            plan["common"] = {k: v for k, v in common.items() if v is not None}
+            dropped = {key for key, value in changes.items() if value is None}
+            plan = {part: _without(values, dropped) for part, values in plan.items()}
+            zips = plan.get("zip", [])
+            # The last row of a cell wins over all others.
+            given = [{key: [value]} for key, value in changes.items() if value is not None]
+            plan["zip"] = [*(zips if isinstance(zips, list) else [zips]), *given]
         return plan
+
+
+def _without(part: Any, fields: set[str]) -> Any:
+    """A part of a sweep without some fields, wherever they stand."""
+    if isinstance(part, Mapping):
+        return {k: _without(v, fields) for k, v in part.items() if k not in fields}
+    return [_without(one, fields) for one in part] if isinstance(part, list) else part
 
 
 class Runs(Sequence[Document]):

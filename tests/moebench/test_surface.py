@@ -65,6 +65,10 @@ OPTIONS = {
         "--calibrate-from", "--calibrate-texts", "--seed", "--task-files", "--keep", "--data-dir",
         "--store", "--force", "--json",
     },
+    "reproduce": {
+        "--quick", "--jobs", "--retry-failed", "--dry-run", "--markdown", "--out", "--data-dir",
+        "--store", "--json",
+    },
     "doctor": {"--system", "--variant", "--jobs", "--data-dir", "--store", "--json"},
     "machines sensitivity": {
         "--system", "--variant", "--setting", "--machine", "--software", "--model", "--workload",
