@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from moebench.harness.cli import evaluate, here, machines, models, traces
+from moebench.harness.cli import advise, evaluate, here, machines, models, traces
 from moebench.harness.cli.parameters import DATA_DIR, DEFAULT_STORE, JSON, STORE
 
 app = typer.Typer(
@@ -323,6 +323,7 @@ def check(
     raise typer.Exit(check_command(update, jobs, json))
 
 
+app.command()(advise.advise)
 app.command()(here.calibrate)
 app.command()(here.validate)
 app.command("eval")(evaluate.evaluate)

@@ -51,6 +51,12 @@ OPTIONS = {
         "--settings", "--workloads", "--alphas", "--system", "--prompts", "--seed", "--jobs",
         "--out", "--data-dir", "--store",
     },
+    "advise": {
+        "--tpot-ms", "--accuracy-loss", "--by", "--setting", "--model", "--machine", "--software",
+        "--weights", "--precision", "--workload", "--batch", "--cache-ratio", "--systems",
+        "--alphas", "--prompts", "--new-tokens", "--seed", "--jobs", "--data-dir", "--store",
+        "--json",
+    },
     "check": {"--update", "--jobs", "--json"},
     "calibrate": {"--weights", "--model", "--emulated-link", "--out", "--store", "--json"},
     "validate": {
