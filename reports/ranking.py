@@ -12,9 +12,9 @@ from statistics import fmean
 from typing import NamedTuple
 
 from moebench.reports.conditions import Cell
-from moebench.reports.intervals import Interval, mean_interval, ratio_interval
 from moebench.reports.measures import BY_KEY, FIGURES, OF_QUESTIONS, RATIO, TPOT, Figure
 from moebench.reports.tables import Document, basis, dig
+from moebench.results.intervals import Interval, mean_interval, ratio_interval
 
 #: How many standard errors two scores must be apart to count as different.
 ERRORS = 2.0

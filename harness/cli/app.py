@@ -6,6 +6,7 @@ from typing import Annotated, Any
 import typer
 
 from moebench.harness.cli import (
+    advise,
     evaluate,
     here,
     machines,
@@ -77,6 +78,7 @@ app.command()(results.compare)
 app.command()(results.report)
 app.command()(studies.accuracy)
 app.command()(studies.check)
+app.command()(advise.advise)
 app.command()(here.calibrate)
 app.command()(here.validate)
 app.command("eval")(evaluate.evaluate)

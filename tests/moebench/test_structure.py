@@ -37,6 +37,7 @@ LAYERS = [
     "harness.conformance",
     "harness.sweep",
     "harness.studies",
+    "harness.reproduce",
     "harness.scale",
     "harness.evaluate",
     "harness.cli",
