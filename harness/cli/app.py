@@ -270,13 +270,21 @@ def report(
     html: Annotated[Path | None, typer.Option(help="Write one offline page.")] = None,
     csv: Annotated[Path | None, typer.Option(help="Folder for the tables as CSV.")] = None,
     latex: Annotated[Path | None, typer.Option(help="Folder for the tables as LaTeX.")] = None,
+    markdown: Annotated[bool, typer.Option("--markdown", help="For a document.")] = False,
+    intervals: Annotated[
+        bool, typer.Option("--intervals", help="95 % intervals behind means.")
+    ] = False,
+    accuracy: Annotated[
+        Path | None,
+        typer.Option(help="Table of moebench accuracy [alpha.csv of the store, or as shipped]."),
+    ] = None,
     store: STORE = DEFAULT_STORE,
     json: JSON = False,
 ) -> None:
-    """Show the stored runs and the accuracy tables, or write them as an HTML page."""
-    from moebench.harness.cli.report import report_command
+    """Show systems beside each other, accuracy and single runs, or write them as files."""
+    from moebench.harness.cli.report import ReportRequest, report_command
 
-    report_command(html, store, json, csv, latex)
+    report_command(ReportRequest(store, accuracy, html, csv, latex, markdown, intervals, json))
 
 
 @app.command()
@@ -291,9 +299,10 @@ def accuracy(
     prompts: Annotated[int, typer.Option(min=1, help="Questions in each cell.")] = 50,
     seed: Annotated[int, typer.Option(min=0, help="Draws the questions.")] = 0,
     jobs: Annotated[int, typer.Option(min=1, help="Processes.")] = os.cpu_count() or 1,
-    out: Annotated[Path, typer.Option(help="The table's file; its other cells stay.")] = Path(
-        "alpha.csv"
-    ),
+    out: Annotated[
+        Path | None,
+        typer.Option(help="The table's file; its other cells stay [alpha.csv of the store]."),
+    ] = None,
     data_dir: DATA_DIR = None,
     store: STORE = DEFAULT_STORE,
 ) -> None:
@@ -301,10 +310,22 @@ def accuracy(
 
     Cells that are stored already are not computed again.
     """
+    from moebench.harness.cli.report import OWN_TABLE
     from moebench.harness.studies.alpha_table import TableRequest, accuracy_command
 
     accuracy_command(
-        TableRequest(settings, workloads, alphas, system, prompts, seed, data_dir, store, out, jobs)
+        TableRequest(
+            settings,
+            workloads,
+            alphas,
+            system,
+            prompts,
+            seed,
+            data_dir,
+            store,
+            out or store / OWN_TABLE,
+            jobs,
+        )
     )
 
 
