@@ -49,8 +49,8 @@ def text_table(shown: TextTable) -> None:
     styles = {"": "", "best": "bold", "second": "underline"}
     drawn = Table(title=escape(shown.title), title_justify="left", caption_justify="left",
                   caption=escape(shown.said) or None)  # fmt: skip
-    for header in shown.headers:
-        drawn.add_column(escape(header))
+    for header, number in zip(shown.headers, shown.numbers, strict=True):
+        drawn.add_column(escape(header), justify="right" if number else "left")
     for g, group in enumerate(shown.groups):
         for r, row in enumerate(group):
             cells = [
@@ -58,6 +58,8 @@ def text_table(shown: TextTable) -> None:
             ]
             drawn.add_row(*cells, end_section=r == len(group) - 1)
     stdout().print(drawn)
+    for note in shown.notes:
+        stdout().print(note, markup=False)
 
 
 @contextmanager

@@ -46,7 +46,10 @@ OPTIONS = {
         "--systems", "--settings", "--workloads", "--batches", "--mixed", "--store", "--markdown",
         "--json",
     },
-    "report": {"--html", "--csv", "--latex", "--store", "--json"},
+    "report": {
+        "--html", "--csv", "--latex", "--markdown", "--intervals", "--accuracy", "--store",
+        "--json",
+    },
     "accuracy": {
         "--settings", "--workloads", "--alphas", "--system", "--prompts", "--seed", "--jobs",
         "--out", "--data-dir", "--store",
