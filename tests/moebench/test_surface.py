@@ -46,6 +46,9 @@ OPTIONS = {
         "--systems", "--settings", "--workloads", "--batches", "--mixed", "--store", "--markdown",
         "--json",
     },
+    "show": {"--store", "--json"},
+    "rm": {"--store"},
+    "gc": {"--dry-run", "--store", "--json"},
     "report": {"--html", "--csv", "--latex", "--store", "--json"},
     "accuracy": {
         "--settings", "--workloads", "--alphas", "--system", "--prompts", "--seed", "--jobs",
@@ -271,6 +274,7 @@ HEAVY = ("torch", "transformers", "altair", "vl_convert", "pandas", "ray")
 LIGHT = [
     "--help", "run --help", "list systems", "list systems --long", "list settings",
     "list machines", "list workloads", "list policies", "list models", "report", "nonsense",
+    "--version", "rm nonsense", "gc",
     "run --system nonsense --setting S3",
     "models --help", "models list", "models verify nonsense", "models train nonsense",
     "models import nonsense",
