@@ -9,8 +9,10 @@ from rich.console import Console
 from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
+from rich.text import Text
 
 from moebench.reports.tables import basis, plus_minus, routing_of, software_of, system_of
+from moebench.reports.text import TextTable
 from moebench.systems.registry import installed
 
 
@@ -35,6 +37,26 @@ def table(title: str, headers: Sequence[str], rows: Sequence[Sequence[str]]) -> 
         drawn.add_column(escape(header))
     for row in rows:
         drawn.add_row(*map(escape, row))
+    stdout().print(drawn)
+
+
+def text_table(shown: TextTable) -> None:
+    """A table with its marks on a terminal, and what holds for all of it; lines when piped."""
+    if not sys.stdout.isatty():
+        table(shown.title, shown.headers, shown.rows)
+        stderr().print(f"{shown.title}: {shown.said}" if shown.said else shown.title, markup=False)
+        return
+    styles = {"": "", "best": "bold", "second": "underline"}
+    drawn = Table(title=escape(shown.title), title_justify="left", caption_justify="left",
+                  caption=escape(shown.said) or None)  # fmt: skip
+    for header in shown.headers:
+        drawn.add_column(escape(header))
+    for g, group in enumerate(shown.groups):
+        for r, row in enumerate(group):
+            cells = [
+                Text(text, styles[shown.marks.get((g, r, c), "")]) for c, text in enumerate(row)
+            ]
+            drawn.add_row(*cells, end_section=r == len(group) - 1)
     stdout().print(drawn)
 
 

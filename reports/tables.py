@@ -65,7 +65,7 @@ COLUMNS = (
     Column("score", "score", "%", ".1f", "detail", brief=True),
     Column("stderr", "± stderr", "%", ".1f", "detail"),
     Column("agreement", "agreement", "%", ".1%", "detail", brief=True),
-    Column("kl", "KL", "nats", ".4f", "detail"),
+    Column("kl", "KL", "nats", ".3g", "detail"),
     Column("repeated_4grams", "repeated 4-grams", "%", ".0%", "detail"),
     Column("device_busy", "device busy", "%", ".0%", "detail"),
     Column("link_busy", "link busy", "%", ".0%", "detail"),
@@ -86,8 +86,22 @@ def cell(column: Column, value: object) -> str:
     if value is None:
         return MISSING
     if isinstance(value, int | float):
-        return format(value, column.form).removesuffix("%")
+        return written(value, column.form)
     return str(value)
+
+
+def written(value: float, form: str) -> str:
+    """A number as text, without a percent sign; one that is not 0, or not 100 %, never looks so."""
+    text = format(value, form).removesuffix("%")
+    if form.endswith("%"):
+        if value != 0 and float(text) == 0:
+            return f"{100 * value:.2g}"
+        if value < 1 and float(text) == 100:
+            digits = next(d for d in range(2, 20) if float(f"{100 * value:.{d}f}") < 100)
+            return f"{100 * value:.{digits}f}"
+    elif value != 0 and float(text) == 0:
+        return f"{value:.2g}"
+    return text
 
 
 def dig(document: Document, path: str) -> Any:

@@ -6,6 +6,7 @@ from typing import Annotated, Any
 import typer
 
 from moebench.harness.cli import (
+    advise,
     evaluate,
     here,
     machines,
@@ -93,6 +94,7 @@ app.command()(results.rm)
 app.command()(results.gc)
 app.command()(studies.accuracy)
 app.command()(studies.check)
+app.command()(advise.advise)
 app.command()(here.calibrate)
 app.command()(here.validate)
 app.command("eval")(evaluate.evaluate)

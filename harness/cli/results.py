@@ -9,6 +9,9 @@ from moebench.harness.cli.parameters import DEFAULT_STORE, JSON, STORE
 
 
 def compare(
+    runs: Annotated[
+        list[str] | None, typer.Argument(help="Two runs, or two systems: how they differ.")
+    ] = None,
     systems: Annotated[str | None, typer.Option(help="Separated by commas [all].")] = None,
     settings: Annotated[str | None, typer.Option(help="See: moebench list settings.")] = None,
     workloads: Annotated[str | None, typer.Option(help="Averaged over [all].")] = None,
@@ -22,9 +25,12 @@ def compare(
 ) -> None:
     """Systems beside each other, under equal conditions: bytes, precision, prompts, software."""
     from moebench.harness.cli.compare import compare_command
+    from moebench.harness.cli.pair import pair_command
 
     wanted = {"system": systems, "setting": settings, "workload": workloads, "batch": batches}
     form = "json" if json else "markdown" if markdown else "text"
+    if runs:
+        return pair_command(store, runs, wanted, mixed, form)
     compare_command(store, wanted, mixed, form)
 
 

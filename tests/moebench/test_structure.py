@@ -38,6 +38,7 @@ LAYERS = [
     "harness.conformance",
     "harness.sweep",
     "harness.studies",
+    "harness.reproduce",
     "harness.scale",
     "harness.evaluate",
     "harness.cli",

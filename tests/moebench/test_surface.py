@@ -54,7 +54,17 @@ OPTIONS = {
         "--settings", "--workloads", "--alphas", "--system", "--prompts", "--seed", "--jobs",
         "--out", "--data-dir", "--store",
     },
+    "advise": {
+        "--tpot-ms", "--accuracy-loss", "--by", "--setting", "--model", "--machine", "--software",
+        "--weights", "--precision", "--workload", "--batch", "--cache-ratio", "--systems",
+        "--alphas", "--prompts", "--new-tokens", "--seed", "--jobs", "--data-dir", "--store",
+        "--json",
+    },
     "check": {"--update", "--jobs", "--json"},
+    "reproduce": {
+        "--quick", "--jobs", "--retry-failed", "--dry-run", "--markdown", "--out", "--data-dir",
+        "--store", "--json",
+    },
     "calibrate": {"--weights", "--model", "--emulated-link", "--out", "--store", "--json"},
     "validate": {
         "--profile", "--weights", "--model", "--emulated-link", "--systems", "--set",
