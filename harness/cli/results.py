@@ -1,4 +1,4 @@
-"""``moebench compare`` and ``moebench report``: what is stored, shown."""
+"""``moebench compare``, ``report``, ``show``, ``rm`` and ``gc``: what is stored."""
 
 from pathlib import Path
 from typing import Annotated
@@ -53,3 +53,37 @@ def report(
     from moebench.harness.cli.report import ReportRequest, report_command
 
     report_command(ReportRequest(store, accuracy, html, csv, latex, markdown, intervals, json))
+
+
+def show(
+    run: Annotated[str, typer.Argument(help="A run's id, or how it begins.")],
+    store: STORE = DEFAULT_STORE,
+    json: JSON = False,
+) -> None:
+    """Show one stored run: figures, spec, provenance, notes, and the command that repeats it."""
+    from moebench.harness.cli.stored import show_command
+
+    show_command(store, run, json)
+
+
+def rm(
+    runs: Annotated[list[str], typer.Argument(help="Runs' ids, or how they begin.")],
+    store: STORE = DEFAULT_STORE,
+) -> None:
+    """Remove runs from the store, with their samples; all that are named, or none."""
+    from moebench.harness.cli.stored import remove_command
+
+    remove_command(store, runs)
+
+
+def gc(
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="List what would go, and remove nothing.")
+    ] = False,
+    store: STORE = DEFAULT_STORE,
+    json: JSON = False,
+) -> None:
+    """Remove from the store what no run refers to, and what was left half-written; never a run."""
+    from moebench.harness.cli.stored import collect_command
+
+    collect_command(store, dry_run, json)

@@ -15,6 +15,7 @@ ROOT = Path(__file__).parents[2]
 LAYERS = [
     "substrate.errors",
     "substrate.terms",
+    "substrate.used",
     "substrate.models",
     "substrate.machines",
     "substrate.memory",

@@ -50,6 +50,9 @@ OPTIONS = {
         "--html", "--csv", "--latex", "--markdown", "--intervals", "--accuracy", "--store",
         "--json",
     },
+    "show": {"--store", "--json"},
+    "rm": {"--store"},
+    "gc": {"--dry-run", "--store", "--json"},
     "accuracy": {
         "--settings", "--workloads", "--alphas", "--system", "--prompts", "--seed", "--jobs",
         "--out", "--data-dir", "--store",
@@ -284,6 +287,7 @@ HEAVY = ("torch", "transformers", "altair", "vl_convert", "pandas", "ray")
 LIGHT = [
     "--help", "run --help", "list systems", "list systems --long", "list settings",
     "list machines", "list workloads", "list policies", "list models", "report", "nonsense",
+    "--version", "rm nonsense", "gc",
     "run --system nonsense --setting S3",
     "models --help", "models list", "models verify nonsense", "models train nonsense",
     "models import nonsense",
