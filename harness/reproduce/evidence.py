@@ -42,7 +42,8 @@ class Experiment:
 
         Args:
             changes: of a counter-experiment: what they name, all cells have instead of what the
-                sweep says; options of ``set`` are added; None leaves a field out.
+                sweep says; a list is an axis; options of ``set`` are added; None leaves a field
+                out.
         """
         plan = dict(self.cells)
         for part, values in (self.quick if quick else {}).items():
@@ -52,13 +53,25 @@ class Experiment:
             else:
                 plan[part] = values
         if changes:
-            dropped = {key for key, value in changes.items() if value is None}
-            plan = {part: _without(values, dropped) for part, values in plan.items()}
-            zips = plan.get("zip", [])
-            # The last row of a cell wins over all others.
-            given = [{key: [value]} for key, value in changes.items() if value is not None]
-            plan["zip"] = [*(zips if isinstance(zips, list) else [zips]), *given]
+            plan = _changed(plan, changes)
         return plan
+
+
+def _changed(plan: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
+    """A sweep without the axes that are replaced; what replaces them comes last, and so wins."""
+    dropped = {key for key, value in changes.items() if value is None}
+    # Options are added to those of an axis; a list of them is an axis itself.
+    replaced = {key for key, value in changes.items() if key != "set" or isinstance(value, list)}
+    plan = {part: _without(values, dropped) for part, values in plan.items()}
+    zips = plan.get("zip", [])
+    axes = [plan.get("product", {}), *(zips if isinstance(zips, list) else [zips])]
+    kept = [{k: v for k, v in axis.items() if k not in replaced} for axis in axes]
+    given = [
+        {key: value if isinstance(value, list) else [value]}
+        for key, value in changes.items()
+        if key not in dropped
+    ]
+    return {**plan, "product": kept[0], "zip": [*filter(None, kept[1:]), *given]}
 
 
 def _without(part: Any, fields: set[str]) -> Any:

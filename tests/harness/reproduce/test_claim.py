@@ -193,3 +193,10 @@ def test_a_change_is_of_all_cells_wherever_the_sweep_says_otherwise() -> None:
 def test_options_of_a_change_are_added_and_win() -> None:
     found = expanded(SEVERAL, {"set": {"evict": "lfu", "evict.tie": "id"}, "batch": 1})
     assert {str(options) for *_, options in found} == {"{'evict': 'lfu', 'evict.tie': 'id'}"}
+
+
+def test_a_list_replaces_an_axis_and_what_its_entries_said() -> None:
+    found = expanded(SEVERAL, {"system": ["accelerate", "deepspeed"], "batch": 1, "prompts": 4})
+    assert found == [
+        (system, 1, 4, "hf-eager", "generation", {}) for system in ("accelerate", "deepspeed")
+    ]
