@@ -96,6 +96,7 @@ class Timeline:
         self._totals = self._by_phase["prefill"]
         self._spans: list[Span] = []
         self._window: tuple[int, int] | None = None
+        self._window_ends: list[int] = []
         self._keep_all = keep_all
         self._keeping = keep_all
         self._uncounted: list[Span] = []
@@ -162,25 +163,35 @@ class Timeline:
         self._count()
         if self._keeping:
             self.marks.append((at_ns, f"token {index + 1}"))
-        if not self._keep_all and self._window is not None:
+        if self._window is not None:
             first, beyond = self._window
-            self._keeping = first <= index + 1 < beyond
+            if first - 1 <= index < beyond:
+                self._window_ends.append(at_ns)
+            self._keeping = self._keep_all or first <= index + 1 < beyond
 
     # ------------------------------------------------------------------ pictures
 
     def picture(self) -> list[dict[str, Any]]:
-        """The kept spans as plain records, times in microseconds from the first one's start."""
-        origin = min((s.start_ns or 0 for s in self.spans), default=0)
+        """What ran during the window's last token, as plain records.
+
+        Times are in microseconds from that token's start; what began before it is cut there.
+        Empty where no token of the window was reached, or it has no token before it.
+        """
+        if len(self._window_ends) < 2:
+            return []
+        start, end = self._window_ends[-2:]
         return [
             {
                 "lane": span.lane.value,
                 "kind": span.op.kind.value,
                 "layer": span.op.layer,
                 "experts": list(span.op.experts),
-                "start_us": ((span.start_ns or 0) - origin) / 1e3,
-                "end_us": ((span.end_ns or 0) - origin) / 1e3,
+                "start_us": (max(span.start_ns, start) - start) / 1e3,
+                "end_us": (span.end_ns - start) / 1e3,
             }
             for span in self.spans
+            if span.start_ns is not None and span.end_ns is not None
+            if span.start_ns < end and span.end_ns > start
         ]
 
     def chrome_trace(self) -> dict[str, Any]:

@@ -194,10 +194,28 @@ def test_the_chrome_trace_marks_every_token(recorded):
     assert all(m["s"] == "g" for m in marks)
 
 
-def test_the_picture_starts_at_zero(recorded):
-    picture = recorded.picture()
-    assert len(picture) == len(recorded.spans)
-    assert min(row["start_us"] for row in picture) == 0
-    assert all(row["end_us"] >= row["start_us"] for row in picture)
-    assert json.loads(json.dumps(picture)) == picture
+@pytest.mark.parametrize("keep_all", [False, True])
+@pytest.mark.parametrize(("tokens", "shown"), [(5, 3), (3, 2), (2, 1)])
+def test_the_picture_shows_the_last_token_of_the_window_that_was_reached(keep_all, tokens, shown):
+    timeline = Timeline(keep_all)
+    timeline.window((1, 4))
+    for token in range(tokens):
+        at = 1000 * token
+        timeline.begin("decode" if token else "prefill")
+        timeline.add(span(OpKind.ATTEND, Lane.DEVICE, at, at + 900))
+        timeline.add(span(OpKind.LOAD, Lane.H2D, at + 800, at + 1300))  # into the next token
+        timeline.token(token, at + 1000)
+    load = (0.0, 0.3) if shown > 1 or keep_all else None  # prefill's spans are not kept
+    expected = [load, (0.0, 0.9), (0.8, 1.3)]
+    found = [(row["start_us"], row["end_us"]) for row in timeline.picture()]
+    assert found == [times for times in expected if times is not None]
+    assert json.loads(json.dumps(timeline.picture())) == timeline.picture()
+
+
+def test_without_a_decoded_token_there_is_no_picture():
     assert Timeline().picture() == []
+    timeline = Timeline(keep_all=True)
+    timeline.window((1, 4))
+    timeline.add(span(OpKind.ATTEND, Lane.DEVICE, 0, 9))
+    timeline.token(0, 9)
+    assert timeline.picture() == []
