@@ -29,12 +29,21 @@ def report_command(
     views = accuracy.load()
     if html is not None:
         from moebench.reports import throughput
-        from moebench.reports.html import render
+        from moebench.reports.html import Contents, render
+        from moebench.results.reproduction import read
         from moebench.substrate.analysis.components import documents
 
-        timelines = {run["run_id"]: store.timeline(run["run_id"]) or [] for run in runs}
-        curves = throughput.load(directory, runs)
-        render(runs, timelines, html, str(directory), views, failed, curves, documents())
+        contents = Contents(
+            runs,
+            store.timelines(),
+            views or (),
+            failed,
+            throughput.load(directory, runs),
+            documents(),
+            read(directory / "claims") or read(),
+            {cell.run_id: cell.spec for cell in store.cells("done") if cell.run_id},
+        )
+        render(contents, html, str(directory))
         console.stderr().print(f"{len(runs)} runs in {html} ({os.path.getsize(html) / 1e6:.1f} MB)")
     if csv is not None or latex is not None:
         from moebench.reports.export import write_csv, write_latex
