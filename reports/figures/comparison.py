@@ -44,7 +44,7 @@ def trade(measure: str, colours: Mapping[str, str]) -> Spec:
     field = measure
     y = _q(field, title, form, zero=False, padding=10)
     if measure == "kl":  # lossless systems have 0, which no logarithmic axis shows
-        y["scale"] = {"type": "symlog", "constant": 1e-4, "padding": 10}
+        y["scale"] = {"type": "symlog", "constant": 1e-4, "domainMin": 0}
     front = [{"filter": "datum.front"}]
     return finished(
         {

@@ -26,7 +26,7 @@ def throughput(colours: Mapping[str, str]) -> Spec:
                 "order": {"field": "portion"},
                 "color": {"field": "line", "type": "nominal", "legend": legend},
                 "strokeDash": {"field": "workload", "type": "nominal",
-                               "legend": legend | {"symbolStrokeColor": "var(--ink)"},
+                               "legend": legend | {"symbolStrokeColor": "#868e96", "symbolSize": 500},
                                "scale": {"range": DASHES}},
                 "detail": {"field": "run"},
                 "tooltip": tooltip(("system", "system"), ("run", "run"), ("badge", "badge"),

@@ -7,18 +7,18 @@ LANES = ["device", "h2d", "d2h", "host", "disk", "predict"]
 #: One colour for each kind of operation, the same in every figure: blues and greens compute on the
 #: device, warm colours move weights, greys are small.  They differ in lightness too.
 KIND_COLOURS = {
-    "attend": "#1b4f8f",
+    "attend": "#2463b0",
     "dense": "#5b8fd0",
     "shared": "#8fb8e8",
     "expert": "#2a9d74",
-    "head": "#12355f",
+    "head": "#4b5c9e",
     "gate": "#7a5cb8",
     "predict": "#b79be0",
     "combine": "#8a94a3",
     "load": "#e07b2a",
     "read": "#b5452c",
     "stream": "#c96a8a",
-    "write_back": "#8c3b5e",
+    "write_back": "#a04a70",
     "return": "#d9b23c",
 }
 

@@ -2,7 +2,7 @@
 const DRAWN = new WeakMap();
 
 // The spec with its rows, and with scales for the names and values that occur: see figures/style.py.
-const fitted = (given, rows) => {
+const fitted = (given, rows, width) => {
   const spec = structuredClone(given), meta = spec.usermeta ?? {};
   spec.data = { values: rows };
   if (meta.colours) {
@@ -24,7 +24,7 @@ const fitted = (given, rows) => {
   const has = (field) => field === undefined || rows.some((row) => row[field] !== undefined);
   if (spec.layer) spec.layer = spec.layer.filter((layer) => has(layer.encoding?.y?.field));
   for (const [channel, field] of Object.entries(meta.room ?? {})) {
-    spec.encoding[channel].scale = { ...spec.encoding[channel].scale, domainMax: 1.3 * Math.max(...rows.map((row) => row[field])) };
+    spec.encoding[channel].scale = { ...spec.encoding[channel].scale, domainMax: (width < 480 ? 2.2 : 1.3) * Math.max(...rows.map((row) => row[field])) };
   }
   for (const [channel, fields] of Object.entries(meta.log ?? {})) {
     const values = rows.flatMap((row) => fields.map((field) => row[field])).filter((value) => value > 0);
@@ -35,6 +35,12 @@ const fitted = (given, rows) => {
       spec.encoding[channel].axis = { ...spec.encoding[channel].axis, tickCount: 6, format: "~g" };
       spec.encoding[channel].axis.title += ", logarithmic";
     }
+  }
+  if (width < 480) {
+    for (const one of [spec, ...(spec.layer ?? [])]) for (const channel of Object.values(one.encoding ?? {})) {
+      if (channel.legend) channel.legend = { ...channel.legend, columns: 2 };
+    }
+    if (spec.encoding.y?.axis) spec.encoding.y.axis = { ...spec.encoding.y.axis, labelLimit: 130 };
   }
   return spec;
 };
@@ -53,7 +59,7 @@ const draw = async (chart) => {
   const actions = { export: true, source: false, compiled: false, editor: false };
   const renderer = figure.rows.length > data.svgLimit ? "canvas" : "svg";
   try {
-    const spec = fitted(figure.spec, figure.rows);
+    const spec = fitted(figure.spec, figure.rows, chart.clientWidth);
     const result = await vegaEmbed(chart, spec, { mode: "vega-lite", renderer, actions, config: CONFIG });
     result.view.addEventListener("click", (event, item) => { if (item?.datum && figure.click) figure.click(item.datum); });
     chart.dataset.state = "drawn";

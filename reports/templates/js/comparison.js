@@ -8,7 +8,7 @@ const told = (figure, row) => {
   const runs = row.runs.map((at) => data.runs[at].id);
   return [`${row.system}: ${figure.title} ${value.text}${unitOf(figure)}`,
     value.n > 1 ? `mean over ${value.n} cells` : null,
-    value.low === undefined ? null : `95 % interval ${value.low} to ${value.high}`,
+    value.half === undefined ? null : `95 % interval ± ${value.half}`,
     value.stderr === undefined ? null : `standard error ${value.stderr}`,
     `${row.badge}; ${runs.length > 3 ? plural(runs.length, "run") : `run ${runs.join(", ")}`}`,
     "click for the commands"].filter(Boolean).join("\n");
@@ -21,10 +21,10 @@ const detail = (table, row) => {
   const lines = figures.map((figure) => {
     const value = row.v[figure.key];
     return h("tr", {}, h("th", { scope: "row" }, figure.title), h("td", { class: "number" }, value.text),
-      h("td", {}, figure.unit), h("td", { class: "number" }, value.low === undefined ? "" : `${value.low} to ${value.high}`),
+      h("td", {}, figure.unit), h("td", { class: "number" }, value.half === undefined ? "" : `± ${value.half}`),
       row.runs.map((at) => h("td", { class: "number" }, data.runs[at].v[figure.key] ?? "")));
   });
-  dialog.replaceChildren(
+  dialog.replaceChildren(h("div", {},
     h("button", { type: "button", onclick: () => dialog.close(), autofocus: true }, "close"),
     h("h3", {}, `${row.system}, ${table.title}`), h("p", { class: "caption" }, table.said),
     row.reference ? h("p", { class: "note" }, `A bound, no competitor: ${row.reference}.`) : null,
@@ -34,7 +34,7 @@ const detail = (table, row) => {
       h("tbody", {}, lines))),
     h("h4", {}, "Runs, and how to repeat them"),
     row.runs.map((at) => h("div", {}, h("a", { href: `#run-${at}`, onclick: () => { dialog.close(); openRun(at); } }, `run ${data.runs[at].id}`),
-      ` ${data.runs[at].workload}, seed ${data.runs[at].seed} `, chip(data.runs[at].badge), command(data.runs[at].command))));
+      ` ${data.runs[at].workload}, seed ${data.runs[at].seed} `, chip(data.runs[at].badge), command(data.runs[at].command)))));
   dialog.showModal();
 };
 

@@ -10,6 +10,8 @@ const joined = (table, rows) => rows.filter((row) => !row.missing).map((row) => 
 });
 // Those that stand apart have charts of their own where that is asked for.
 const main = (found) => (byId("apart").checked ? found : found.filter((table) => !table.reason));
+// A system once, with its usual α; those with changed decisions where that is asked for.
+const chosen = (table) => joined(table, [...lines(table, byId("variants").checked).values()].sort((a, b) => a.rank - b.rank));
 // Which rows no other of them beats in both speed and accuracy; bounds do not count.
 const markFront = (rows, measure) => {
   const less = measure === "kl" ? (a, b) => a < b : (a, b) => a > b;
@@ -39,9 +41,9 @@ const overs = (found, over, name = `over-${over}`) => {
     // Tables that differ in the number of prompts alone: of one batch, that of most systems.
     const tables = over !== "batch" ? all : all.filter((table) => table === all.filter((one) => one.batch === table.batch)
       .sort((a, b) => b.rows.length - a.rows.length)[0]);
-    const chosen = (table) => over !== "alpha" ? [...lines(table, over === "ratio" || byId("variants").checked).values()]
+    const taken = (table) => over !== "alpha" ? [...lines(table, over === "ratio" || byId("variants").checked).values()]
       : table.rows.filter((row) => !row.missing && (byId("variants").checked || !Object.keys(row.changes).length));
-    const rows = tables.flatMap((table) => joined(table, chosen(table))).filter((row) => row[over] !== null && (over !== "ratio" || !row.reference));
+    const rows = tables.flatMap((table) => joined(table, taken(table))).filter((row) => row[over] !== null && (over !== "ratio" || !row.reference));
     const alphas = new Map();
     for (const row of rows) alphas.set(row.line, (alphas.get(row.line) ?? new Set()).add(row.alpha));
     const named = rows.map((row) => ({ ...row, line: over === "alpha" || alphas.get(row.line).size === 1 ? row.line : row.system }));
@@ -60,7 +62,7 @@ const trades = (measure) => (found) => main(found).map((table) => {
 }).filter((one) => one.rows.length > 1);
 
 const times = (form) => (found) => main(found).map((table) => {
-  const rows = joined(table, table.rows).filter((row) => row.parts);
+  const rows = chosen(table).filter((row) => row.parts);
   const parts = rows.flatMap((row) => {
     const total = Object.values(row.parts).reduce((a, b) => a + b, 0);
     return Object.entries(row.parts).filter(([, ms]) => ms > 0).map(([part, ms]) => ({
@@ -106,14 +108,14 @@ const ablations = (found) => found.flatMap((table) => {
 });
 
 const throughputs = (found) => main(found).map((table) => {
-  const rows = joined(table, table.rows).flatMap((row) => row.runs.filter((at) => data.speeds[at]).flatMap((at) =>
+  const rows = chosen(table).flatMap((row) => row.runs.filter((at) => data.speeds[at]).flatMap((at) =>
     data.speeds[at].map((speed, step, all) => ({ t: row.t, system: row.system, line: row.line, badge: row.badge, workload: data.runs[at].workload,
       run: data.runs[at].id, speed, portion: all.length > 1 ? step / (all.length - 1) : 1 }))));
   return { name: "throughput", title: label(table), rows, click: opens(found) };
 }).filter((one) => one.rows.length);
 
 const bounds = (found) => main(found).map((table) => ({ name: "bound", title: label(table), click: opens(found),
-  rows: joined(table, table.rows).filter((row) => row.ratio_bound && row.tpot_ms) })).filter((one) => one.rows.length > 1);
+  rows: chosen(table).filter((row) => row.ratio_bound && row.tpot_ms) })).filter((one) => one.rows.length > 1);
 
 const SECTIONS = [
   { id: "trade", title: "Speed against accuracy", forms: { kl: ["KL", trades("kl")], agreement: ["agreement", trades("agreement")], score: ["score", trades("score")] },
