@@ -49,8 +49,11 @@ SYSTEMS = Experiment(
 #: OLMoE's recordings hold few texts: half are replayed, the network learns from the others.
 RECORDED = CounterExperiment(
     "routing recorded from OLMoE (data folder), in place of drawn",
-    {"routing": "real", "setting": "F1", "prompts": 4, "calibrate_texts": None, "seed": 0},
-)
+    {
+        "routing": "real", "workload": None, "setting": "F1", "prompts": 4,
+        "calibrate_texts": None, "seed": 0,
+    },
+)  # fmt: skip
 
 #: Recordings end before 256 tokens of a text: only what they hold can be counted.
 PROMPTS_RECORDED = CounterExperiment(

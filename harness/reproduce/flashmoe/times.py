@@ -105,9 +105,9 @@ def charged(what: str) -> Callable[[Evidence], Measured]:
     """What the simulated machine charges for a component, the mean of both models."""
 
     def measure(evidence: Evidence) -> Measured:
-        found = [row["charged"] for row in documents() if row["what"] == what]
-        found = [value for value in found if value is not None]
-        return Measured.of(found, "estimate", "what the profile charges at batch 1", "models")
+        found = {row["model"]: row["charged"] for row in documents() if row["what"] == what}
+        said = ", ".join(f"{model} {value:.4g}" for model, value in found.items())
+        return Measured.of([fmean(found.values())], "estimate", f"charged at batch 1: {said}")
 
     return measure
 
