@@ -13,9 +13,9 @@ from typing import NamedTuple
 
 from moebench.reports.conditions import Cell
 from moebench.reports.floor import ERRORS
-from moebench.reports.intervals import Interval, mean_interval, ratio_interval
 from moebench.reports.measures import BY_KEY, FIGURES, OF_QUESTIONS, RATIO, TPOT, Figure
 from moebench.reports.tables import Document, basis, dig, score_at_floor
+from moebench.results.intervals import Interval, mean_interval, ratio_interval
 
 
 class Value(NamedTuple):

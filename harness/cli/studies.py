@@ -34,12 +34,12 @@ def accuracy(
     from moebench.harness.cli.report import OWN_TABLE
     from moebench.harness.studies.alpha_table import TableRequest, accuracy_command
 
-    file = out or store / OWN_TABLE
+    table = out or store / OWN_TABLE
     accuracy_command(
         TableRequest(
-            settings, workloads, alphas, system, prompts, seed, data_dir, store, file, jobs
+            settings, workloads, alphas, system, prompts, seed, data_dir, store, table, jobs
         )
-    )
+    )  # fmt: skip
 
 
 def check(

@@ -31,6 +31,7 @@ from moebench.substrate.errors import NotApplicableError
 from moebench.substrate.machines.profile import DEFAULT_SOFTWARE
 from moebench.substrate.machines.timeline import Timeline
 from moebench.substrate.models.weights import Checkpoint
+from moebench.substrate.used import use
 from moebench.systems.native.base import LOCAL, Job, NativeSystem
 from moebench.systems.native.limits import Limit
 from moebench.systems.native.process import NativeProcess
@@ -83,7 +84,7 @@ class NativeSession(Prepared):
     def job(self, scratch: Path) -> Job:
         """What the package's process is told; files that it needs are written."""
         content = self.hashes["weights"]
-        model = self.system.model_file(self.checkpoint, content, scratch / "native")
+        model = use(self.system.model_file(self.checkpoint, content, scratch / "native"))
         return Job(
             adapter=type(self.system).__module__,
             libraries=list(self.system.libraries),

@@ -288,9 +288,8 @@ class SimulatedMachine:
 
     def _beside_copies(self, start_ns: int, alone_ns: int) -> int:
         """How much longer the device takes for copies that are queued when it begins."""
-        slowed_ns = alone_ns / (1 - self._lost_beside_copies)
-        beside_ns = min(slowed_ns, max(0, self._free[_H2D] - start_ns))
-        return round(beside_ns * self._lost_beside_copies)
+        lost = self._lost_beside_copies
+        return round(lost * min(alone_ns / (1 - lost), max(0, self._free[_H2D] - start_ns)))
 
     # ------------------------------------------------------------------ prefetches
 
