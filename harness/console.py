@@ -49,8 +49,8 @@ def text_table(shown: TextTable) -> None:
     styles = {"": "", "best": "bold", "second": "underline"}
     drawn = Table(title=escape(shown.title), title_justify="left", caption_justify="left",
                   caption=escape(shown.said) or None)  # fmt: skip
-    for header in shown.headers:
-        drawn.add_column(escape(header))
+    for header, number in zip(shown.headers, shown.numbers, strict=True):
+        drawn.add_column(escape(header), justify="right" if number else "left")
     for g, group in enumerate(shown.groups):
         for r, row in enumerate(group):
             cells = [
@@ -58,6 +58,8 @@ def text_table(shown: TextTable) -> None:
             ]
             drawn.add_row(*cells, end_section=r == len(group) - 1)
     stdout().print(drawn)
+    for note in shown.notes:
+        stdout().print(note, markup=False)
 
 
 @contextmanager
@@ -104,10 +106,9 @@ def _share(value: float | None) -> str:
 
 def show_run(document: dict[str, Any]) -> None:
     """One run's figures, each latency with its badge."""
-    spec, badge = document["spec"], basis(document)
+    spec = document["spec"]
     title = f"{system_of(spec)} · {spec['setting'] or spec['model']} · {spec['machine']}"
-    rows = [["routing", routing_of(spec)], ["software", software_of(spec)]]
-    rows += [[name, text] for name, text in _rows(document, badge)]
+    rows = [[name, text] for name, text in figures(document)]
     table(f"{title} · {spec['workload']} · batch {spec['batch']}", ["figure", "value"], rows)
     console = stderr()
     for note in document["notes"]:
@@ -116,6 +117,13 @@ def show_run(document: dict[str, Any]) -> None:
     if moving:
         console.print(f"± over the ranges of the profile's numbers, most by {', '.join(moving)}")
     console.print(escape(f"run {document['run_id']}; moebench report --html out.html shows it"))
+
+
+def figures(document: dict[str, Any]) -> Iterator[tuple[str, str]]:
+    """A run's figures by name, each latency with its badge."""
+    yield "routing", routing_of(document["spec"])
+    yield "software", software_of(document["spec"])
+    yield from _rows(document, basis(document))
 
 
 def _rows(document: dict[str, Any], badge: str) -> Iterator[tuple[str, str]]:

@@ -166,7 +166,8 @@ def _by_cells(
     """For each set of cells that some system read, all systems that read all of it."""
 
     def key(cell: Cell) -> Cell:
-        data = "" if {*OF_CELLS} & {*mixed} else cell.data
+        # Another number of prompts is another sample.
+        data = "" if {*OF_CELLS, "prompts"} & {*mixed} else cell.data
         workload = "" if "workloads" in mixed else cell.workload
         return Cell(workload, "" if "seed" in mixed else cell.seed, data)
 
@@ -287,11 +288,16 @@ class Matrix(NamedTuple):
 def matrix(tables: Sequence[Comparison]) -> Matrix:
     """Ratios to the best, for a heat map; tables of a single system have nothing to compare.
 
+    Settings have an α of their own, so a system's is left out where its table has no other of it.
     Systems stand in the order of how many tables they are in, then of their mean ratio.
     """
     shown = [table for table in tables if sum(RATIO in row.values for row in table.rows) > 1]
     ratios = [
-        {row.system: row.values[RATIO].mean for row in table.rows if RATIO in row.values}
+        {
+            name: row.values[RATIO].mean
+            for name, row in zip(_names(table), table.rows, strict=True)
+            if RATIO in row.values
+        }
         for table in shown
     ]
     each: dict[str, list[float]] = {}
@@ -304,3 +310,16 @@ def matrix(tables: Sequence[Comparison]) -> Matrix:
         tuple(systems),
         tuple(tuple(found.get(system) for system in systems) for found in ratios),
     )
+
+
+def _names(table: Comparison) -> list[str]:
+    """The systems' titles, without their α where that tells them apart from no other."""
+    short = [
+        " ".join(part for part in row.system.split(" ") if not part.startswith("alpha="))
+        for row in table.rows
+    ]
+    counts = Counter(short)
+    return [
+        name if counts[name] == 1 else row.system
+        for name, row in zip(short, table.rows, strict=True)
+    ]

@@ -17,7 +17,7 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from moebench.results.csvfile import write_text
-from moebench.results.intervals import interval
+from moebench.results.intervals import mean_interval
 from moebench.substrate.errors import InputError
 
 #: What ships.
@@ -81,7 +81,7 @@ class Measured(_Part):
     ) -> "Measured":
         """The mean of some samples, with its interval."""
         values = tuple(map(_short, samples))
-        low, high = map(_short, interval(values) or (math.nan, math.nan))
+        low, high = map(_short, mean_interval(values) or (math.nan, math.nan))
         several = len(values) > 1
         return cls(
             value=_short(math.fsum(values) / len(values)), samples=values,

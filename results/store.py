@@ -16,12 +16,13 @@ import os
 import sqlite3
 import time
 import zlib
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
+from moebench.results.samples import samples_path
 from moebench.results.store_schema import SCHEMA_VERSION, migrate
 from moebench.substrate.errors import InputError, IntegrityError, UnknownNameError, UsageError
 
@@ -206,6 +207,30 @@ class Store:
         if document is None:  # removed by another process between the two reads
             raise UnknownNameError("run", prefix, [i for i in ids if i != matches[0]])
         return document
+
+    def remove(self, run_ids: Sequence[str]) -> None:
+        """Forget runs, the cells that they finished, and their samples."""
+        ids = [(run_id,) for run_id in run_ids]
+        with self._transaction() as db:
+            db.executemany("DELETE FROM runs WHERE run_id = ?", ids)
+            db.executemany("DELETE FROM cells WHERE run_id = ?", ids)
+        with self._errors():
+            for run_id in run_ids:
+                samples_path(self.directory, run_id).unlink(missing_ok=True)
+
+    def compact(self) -> None:
+        """Give back to the disk what removed runs took."""
+        with self._errors(), closing(self._connect("rw")) as db:
+            self._check(db)
+            db.execute("VACUUM")
+
+    def schema(self) -> int | None:
+        """The version of the store's tables, or None where there is no store."""
+        with self._errors():
+            if not self.path.exists():
+                return None
+            found = self._read("PRAGMA user_version")
+        return int(found[0][0]) if found else 0
 
     # ------------------------------------------------------------------ SQLite
 

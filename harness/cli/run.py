@@ -48,7 +48,7 @@ def run_command(request: RunRequest) -> None:
     from moebench.harness.run.runner import prepare, run
     from moebench.harness.run.session import Session
     from moebench.harness.sweep.worker import samples_of
-    from moebench.results.samples import write_samples
+    from moebench.results.samples import samples_of_run
 
     session = prepare(spec, data_dir)
     store = Store(request.store)
@@ -57,9 +57,8 @@ def run_command(request: RunRequest) -> None:
         with console.progress(f"{spec.title} on {spec.model}") as progress:
             outcome = run(session, request.store, progress, request.timeline is not None)
         stored = outcome.document
-        if samples := samples_of(outcome.generations):
-            write_samples(request.store, session.run_id, samples)
-        store.put(stored, outcome.picture, (session.run_id, spec.model_dump()))
+        with samples_of_run(request.store, session.run_id, samples_of(outcome.generations)):
+            store.put(stored, outcome.picture, (session.run_id, spec.model_dump()))
         if request.timeline is not None:
             outcome.timeline.write_chrome_trace(request.timeline)
             console.stderr().print(f"timeline in {request.timeline}: open it at ui.perfetto.dev")

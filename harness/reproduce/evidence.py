@@ -51,8 +51,10 @@ class Experiment:
                 if isinstance(plan.get(part), Mapping):
                     kept = {k: v for k, v in plan[part].items() if k not in changes}
                     plan[part] = kept
-            common = {**plan.get("common", {}), **changes}
-            plan["common"] = {k: v for k, v in common.items() if v is not None}
+            axes = {k: v for k, v in changes.items() if isinstance(v, list)}
+            one = {k: v for k, v in changes.items() if k not in axes and v is not None}
+            plan["common"] = {**plan.get("common", {}), **one}
+            plan["product"] = {**plan.get("product", {}), **axes}
         return plan
 
 

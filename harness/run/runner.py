@@ -18,6 +18,7 @@ from moebench.harness.run.session import OnEngine, Outcome, Prepared, Session
 from moebench.harness.run.spec import RunSpec
 from moebench.harness.run.stage import Stage
 from moebench.substrate.engine.records import Generation
+from moebench.substrate.used import below, noting
 from moebench.systems.options import describe
 
 __all__ = ["Outcome", "prepare", "run", "started"]
@@ -67,7 +68,10 @@ def run(
     """
     if isinstance(session, native.NativeSession):
         torch.set_num_threads(1)
-        return native.run(session, scratch, progress)
+        with noting() as used:
+            outcome = native.run(session, scratch, progress)
+        outcome.document["provenance"]["kept"] = below(scratch, used)
+        return outcome
     assert isinstance(session, Session)
     with started(session, scratch, progress, keep_timeline) as ready, torch.inference_mode():
         generations = _generate(session, ready.stage, progress)
@@ -91,6 +95,7 @@ def started(
     # The scale model's products are too small to share between threads.
     torch.set_num_threads(1)
     with ExitStack() as stack:
+        used = stack.enter_context(noting())
         with torch.inference_mode():
             # What cannot run is refused here, before a system learns for minutes.
             stage = session.open(scratch, keep_timeline, stack)
@@ -101,7 +106,9 @@ def started(
         # What exists now is needed until the end: the collector need not visit it again.
         gc.freeze()
         stack.callback(gc.unfreeze)
-        yield Ready(session, stage, learnt, load_ms, began, involuntary_switches())
+        yield Ready(
+            session, stage, learnt, below(scratch, used), load_ms, began, involuntary_switches()
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,6 +117,7 @@ class Ready:
 
     Attributes:
         learnt: by decision, what was learnt from.
+        kept: files below the store that the run read, relative to it.
         load_ms: the model's loading time.
         began: on the monotonic clock, in seconds.
         switches: involuntary ones of this process so far.
@@ -118,6 +126,7 @@ class Ready:
     session: OnEngine
     stage: Stage
     learnt: dict[str, Any]
+    kept: list[str]
     load_ms: float
     began: float
     switches: int
@@ -128,6 +137,7 @@ class Ready:
         document = _document(self.session, self.stage, generations, self.load_ms, switches)
         self.session.mark(document)
         document["provenance"]["learnt"] = self.learnt
+        document["provenance"]["kept"] = self.kept
         document["provenance"]["wall_s"] = round(time.monotonic() - self.began, 3)
         return document
 
