@@ -109,7 +109,7 @@ def options_of(owner: type[Policy] | type[System] | type[NativeSystem]) -> dict[
     """An owner's options and their types; of a system, those that are not decisions."""
     if not dataclasses.is_dataclass(owner):
         return {}
-    hints = _hints(owner)
+    hints = _hints(typing.cast(Any, owner))
     names = [f.name for f in dataclasses.fields(typing.cast(Any, owner)) if f.init]
     return {name: hints[name] for name in names if name not in DECISIONS}
 

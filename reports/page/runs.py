@@ -5,8 +5,8 @@ from typing import Any
 
 from moebench.reports import fidelity
 from moebench.reports.conditions import title_of
-from moebench.reports.page.views import base_of
 from moebench.reports.measures import FIGURES
+from moebench.reports.page.views import base_of
 from moebench.reports.tables import Document, badge_of, dig, model_of, routing_of, written
 from moebench.reports.throughput import Curve
 
@@ -63,7 +63,7 @@ def documents(runs: Sequence[Document]) -> list[Document]:
 def pictures(
     runs: Sequence[Document], timelines: Mapping[str, list[dict[str, Any]]]
 ) -> list[Plain | None]:
-    """Each run's spans by column; times in nanoseconds, starts as differences: short when packed."""
+    """Each run's spans by column, in nanoseconds; starts as differences, which are short."""
     return [_picture(timelines.get(run["run_id"]) or []) for run in runs]
 
 

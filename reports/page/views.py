@@ -1,7 +1,7 @@
 """The comparisons as plain values: tables, and a row a system, for every choice of workload.
 
-Tables and charts of the page are drawn from the same rows.  A row's means are over all of its cells;
-one view is over all workloads, and one over each by itself, so that the page's filter never has to
+Tables and charts of the page are drawn from the same rows.  A row's means are over all of its
+cells; one view is over all workloads, and one over each by itself, so that the page's filter never has to
 average: `reports.ranking` is the only place that does.
 """
 
@@ -11,7 +11,7 @@ from statistics import fmean
 from typing import Any
 
 from moebench.reports.compare import Comparison, comparisons
-from moebench.reports.conditions import OF_CELLS, place_of
+from moebench.reports.conditions import place_of
 from moebench.reports.measures import FIGURES
 from moebench.reports.ranking import Row, Value
 from moebench.reports.tables import Document, dig, system_of, written
