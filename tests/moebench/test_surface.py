@@ -85,6 +85,9 @@ OPTIONS = {
         "--store", "--json",
     },
     "machines components": {"--json"},
+    "machines init": {"--force"},
+    "machines show": {"--software", "--json"},
+    "machines diff": {"--software", "--json"},
     "models list": {"--json"},
     "models train": {
         "--from", "--data-dir", "--out", "--tokens", "--seed", "--balance", "--device", "--threads",
