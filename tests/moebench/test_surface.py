@@ -60,7 +60,7 @@ OPTIONS = {
         "--alphas", "--prompts", "--new-tokens", "--seed", "--jobs", "--data-dir", "--store",
         "--json",
     },
-    "check": {"--update", "--jobs", "--json"},
+    "check": {"--file", "--references", "--update", "--jobs", "--data-dir", "--json"},
     "reproduce": {
         "--quick", "--jobs", "--retry-failed", "--dry-run", "--markdown", "--out", "--data-dir",
         "--store", "--json",
