@@ -63,7 +63,7 @@ OPTIONS = {
         "--alphas", "--prompts", "--new-tokens", "--seed", "--jobs", "--data-dir", "--store",
         "--json",
     },
-    "check": {"--update", "--jobs", "--json"},
+    "check": {"--file", "--references", "--update", "--jobs", "--data-dir", "--json"},
     "reproduce": {
         "--quick", "--jobs", "--retry-failed", "--dry-run", "--markdown", "--out", "--data-dir",
         "--store", "--json",
@@ -88,6 +88,9 @@ OPTIONS = {
         "--store", "--json",
     },
     "machines components": {"--json"},
+    "machines init": {"--force"},
+    "machines show": {"--software", "--json"},
+    "machines diff": {"--software", "--json"},
     "models list": {"--json"},
     "models train": {
         "--from", "--data-dir", "--out", "--tokens", "--seed", "--balance", "--device", "--threads",
