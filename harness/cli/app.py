@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from moebench.harness.cli import advise, evaluate, here, machines, models, traces
+from moebench.harness.cli import advise, evaluate, here, machines, models, timeline, traces
 from moebench.harness.cli.parameters import DATA_DIR, DEFAULT_STORE, JSON, STORE
 
 app = typer.Typer(
@@ -330,6 +330,7 @@ def check(
 
 
 app.command()(advise.advise)
+app.command("timeline")(timeline.timeline)
 app.command()(here.calibrate)
 app.command()(here.validate)
 app.command("eval")(evaluate.evaluate)

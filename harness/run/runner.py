@@ -73,7 +73,7 @@ def run(
         generations = _generate(session, ready.stage, progress)
         document = ready.document(generations)
     timeline = ready.stage.timeline
-    return Outcome(document, timeline.picture(), timeline, generations)
+    return Outcome(document, timeline.picture(windows=True), timeline, generations)
 
 
 @contextmanager

@@ -64,9 +64,7 @@ class Engine:
         self.cache, self.timeline, self.homes = cache, timeline, homes
         self.tally = Tally()
         timeline.costs.estimate(machine)
-        self.transfers = Transfers(
-            system.evict, machine, cache, timeline.costs, homes, streams_from_disk
-        )
+        self.transfers = Transfers(system.evict, machine, cache, timeline, homes, streams_from_disk)
         self._ops = operations(model, machine, system.evict, self.transfers, homes)
         self._prefetches = Prefetches(
             system.prefetch, model.shape, self._ops, self.transfers, self.tally

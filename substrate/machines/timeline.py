@@ -1,11 +1,9 @@
-"""Spans become figures: busy time, stalls by cause, bytes, energy, and a picture in time."""
+"""Spans become figures: busy time, stalls by cause, bytes, and a picture in time."""
 
-import json
 from collections import defaultdict, deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
-from typing import Any
+from typing import Any, Literal, NamedTuple
 
 from moebench.substrate.machines.protocol import Lane, Machine, Op, OpKind, Span
 from moebench.substrate.terms import Phase
@@ -73,6 +71,25 @@ class Costs:
         self.device_ns.append(took_ns / experts)
 
 
+#: What happens at an instant: a token is done; an expert loses its slot; a prefetch that has not
+#: begun is dropped, because its layer's gate is known or another request takes its place.
+NoteKind = Literal["token", "evict", "cancel"]
+
+#: Where each is drawn.
+_NOTED_ON: Mapping[NoteKind, Lane] = {
+    "token": Lane.DEVICE, "evict": Lane.DEVICE, "cancel": Lane.H2D,
+}  # fmt: skip
+
+
+class Note(NamedTuple):
+    """Something that happened at an instant; a token has its number in place of an expert."""
+
+    kind: NoteKind
+    at_ns: int
+    layer: int
+    expert: int | None
+
+
 class Totals:
     """Sums of one phase: busy time and transfers by lane, the device's idle time by cause."""
 
@@ -91,13 +108,18 @@ class Timeline:
 
     def __init__(self, keep_all: bool = False) -> None:
         self.costs = Costs()
-        self.marks: list[tuple[int, str]] = []
+        #: With each, whether it is of a window.
+        self._notes: list[tuple[Note, bool]] = []
         self._by_phase: dict[Phase, Totals] = {"prefill": Totals(), "decode": Totals()}
         self._totals = self._by_phase["prefill"]
         self._spans: list[Span] = []
+        #: Those of windows.
+        self._shown: list[Span] = []
         self._window: tuple[int, int] | None = None
+        self._in_window = False
         self._keep_all = keep_all
-        self._keeping = keep_all
+        #: Whether what happens now is kept.
+        self.keeping = keep_all
         self._uncounted: list[Span] = []
         #: Takes a span whose end is known.  Hundreds come with a token: they are counted together.
         self.add: Callable[[Span], None] = self._uncounted.append
@@ -118,8 +140,10 @@ class Timeline:
                     stall_ns[span.cause] += span.stall_ns
                 if span.late_ns:
                     stall_ns["control"] += span.late_ns
-        if self._keeping:
+        if self.keeping:
             self._spans += spans
+            if self._in_window:
+                self._shown += spans
 
     @property
     def totals(self) -> Mapping[Phase, Totals]:
@@ -132,6 +156,12 @@ class Timeline:
         """Those that were kept, in the order in which they were added."""
         self._count()
         return self._spans
+
+    @property
+    def shown(self) -> list[Span]:
+        """Those of windows."""
+        self._count()
+        return self._shown
 
     def begin(self, phase: Phase) -> None:
         """Count what follows under a phase."""
@@ -155,61 +185,61 @@ class Timeline:
         """Keep the spans of these tokens of the next batch (first, last + 1); None keeps none."""
         self._count()
         self._window = tokens
-        self._keeping = self._keep_all or (tokens is not None and tokens[0] <= 0 < tokens[1])
+        self._in_window = tokens is not None and tokens[0] <= 0 < tokens[1]
+        self.keeping = self._keep_all or self._in_window
 
     def token(self, index: int, at_ns: int) -> None:
         """A token of the batch is done; what follows belongs to the next one."""
         self._count()
-        if self._keeping:
-            self.marks.append((at_ns, f"token {index + 1}"))
-        if not self._keep_all and self._window is not None:
+        self.note("token", at_ns, expert=index + 1)
+        if self._window is not None:
             first, beyond = self._window
-            self._keeping = first <= index + 1 < beyond
+            self._in_window = first <= index + 1 < beyond
+            self.keeping = self._keep_all or self._in_window
 
     # ------------------------------------------------------------------ pictures
 
-    def picture(self) -> list[dict[str, Any]]:
-        """The kept spans as plain records, times in microseconds from the first one's start."""
-        origin = min((s.start_ns or 0 for s in self.spans), default=0)
-        return [
-            {
-                "lane": span.lane.value,
-                "kind": span.op.kind.value,
-                "layer": span.op.layer,
-                "experts": list(span.op.experts),
-                "start_us": ((span.start_ns or 0) - origin) / 1e3,
-                "end_us": ((span.end_ns or 0) - origin) / 1e3,
-            }
-            for span in self.spans
-        ]
+    def note(self, kind: NoteKind, at_ns: int, layer: int = -1, expert: int | None = None) -> None:
+        """Keep that something happened, where spans are kept; see `keeping`."""
+        if self.keeping:
+            self._notes.append((Note(kind, at_ns, layer, expert), self._in_window))
 
-    def chrome_trace(self) -> dict[str, Any]:
-        """Chrome trace events, one row a lane; opens in Perfetto (ui.perfetto.dev)."""
-        rows = {lane: index for index, lane in enumerate(Lane)}
-        events: list[dict[str, Any]] = [
-            {"ph": "M", "name": "thread_name", "pid": 0, "tid": row, "args": {"name": lane.value}}
-            for lane, row in rows.items()
-        ]
-        for span in self.spans:
+    def dropped(self, ops: Iterable[Op], at_ns: int) -> None:
+        """Note that these prefetches will not begin."""
+        if self.keeping:
+            for op in ops:
+                self.note("cancel", at_ns, op.layer, op.experts[0])
+
+    def picture(self, windows: bool = False) -> list[dict[str, Any]]:
+        """The kept spans, then the notes, as plain records, in microseconds from the first of them.
+
+        A note has ``instant``, and its end is its start.
+
+        Args:
+            windows: only those of windows.
+        """
+        spans = self.shown if windows else self.spans
+        notes = [note for note, in_window in self._notes if in_window or not windows]
+        times = [*(span.start_ns or 0 for span in spans), *(note.at_ns for note in notes)]
+        origin = min(times, default=0)
+
+        def record(
+            lane: str, kind: str, layer: int, experts: Sequence[int], *ns: int | None
+        ) -> Any:
+            start, end = (((at or 0) - origin) / 1e3 for at in ns)
+            return {"lane": str(lane), "kind": str(kind), "layer": layer, "experts": list(experts),
+                    "start_us": start, "end_us": end}  # fmt: skip
+
+        found = []
+        for span in spans:
             op = span.op
-            experts = ",".join(map(str, op.experts))
-            events.append({
-                "ph": "X",
-                "name": f"{op.kind} L{op.layer}" + (f" E{experts}" if experts else ""),
-                "cat": op.kind.value,
-                "pid": 0,
-                "tid": rows[span.lane],
-                "ts": (span.start_ns or 0) / 1e3,
-                "dur": span.duration_ns / 1e3,
-                "args": {"layer": op.layer, "experts": list(op.experts), "rows": list(op.rows),
-                         "stall_us": span.stall_ns / 1e3, "waited_for": span.cause},
-            })  # fmt: skip
-        for at_ns, name in self.marks:
-            events.append(
-                {"ph": "i", "s": "g", "name": name, "pid": 0, "tid": 0, "ts": at_ns / 1e3}
-            )
-        return {"traceEvents": events, "displayTimeUnit": "ms"}
-
-    def write_chrome_trace(self, path: Path) -> None:
-        """Write `chrome_trace` as JSON."""
-        path.write_text(json.dumps(self.chrome_trace()))
+            row = record(span.lane, op.kind, op.layer, op.experts, span.start_ns, span.end_ns)
+            row["rows"] = list(op.rows)
+            if span.stall_ns:
+                row |= {"stall_us": span.stall_ns / 1e3, "waited_for": span.cause}
+            found.append(row)
+        for kind, at_ns, layer, expert in notes:
+            experts = () if expert is None else (expert,)
+            found.append(record(_NOTED_ON[kind], kind, layer, experts, at_ns, at_ns))
+            found[-1]["instant"] = True
+        return found

@@ -54,9 +54,10 @@ OPTIONS = {
     "advise": {
         "--tpot-ms", "--accuracy-loss", "--by", "--setting", "--model", "--machine", "--software",
         "--weights", "--precision", "--workload", "--batch", "--cache-ratio", "--systems",
-        "--alphas", "--prompts", "--new-tokens", "--seed", "--jobs", "--data-dir", "--store",
-        "--json",
+        "--alphas", "--prompts", "--new-tokens", "--calibrate-texts", "--seed", "--jobs",
+        "--data-dir", "--store", "--json",
     },
+    "timeline": {"--out", "--store"},
     "check": {"--update", "--jobs", "--json"},
     "calibrate": {"--weights", "--model", "--emulated-link", "--out", "--store", "--json"},
     "validate": {
