@@ -8,7 +8,7 @@ OPENCOMPASS := .venv-opencompass
 # Two threads on two busy cores are slower than one: OpenMP spins.
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: run test native native-or-not opencompass check lint format report bench browser libaio clean
+.PHONY: run test native native-or-not opencompass faults check lint format report bench browser libaio clean
 
 run: $(VENV)/installed
 	$(BIN)/moebench run --system smoe --setting S3
@@ -30,6 +30,11 @@ native-or-not:
 # OpenCompass, which needs other versions than ours, in an environment of its own, and its test.
 opencompass: $(VENV)/installed $(OPENCOMPASS)/installed
 	$(BIN)/python -m pytest tests/harness/evaluate/test_opencompass.py
+
+# A hundred points of each fault that `make test` tries ten of: kills, full disks, jumping clocks.
+faults: $(VENV)/installed
+	MOEBENCH_FAULTS=100 $(BIN)/python -m pytest -s tests/harness/sweep/test_kill.py \
+	  tests/harness/sweep/test_faults.py
 
 # Has accuracy moved?
 check: $(VENV)/installed

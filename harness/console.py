@@ -9,8 +9,10 @@ from rich.console import Console
 from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
+from rich.text import Text
 
 from moebench.reports.tables import basis, plus_minus, routing_of, software_of, system_of
+from moebench.reports.text import TextTable
 from moebench.systems.registry import installed
 
 
@@ -36,6 +38,28 @@ def table(title: str, headers: Sequence[str], rows: Sequence[Sequence[str]]) -> 
     for row in rows:
         drawn.add_row(*map(escape, row))
     stdout().print(drawn)
+
+
+def text_table(shown: TextTable) -> None:
+    """A table with its marks on a terminal, and what holds for all of it; lines when piped."""
+    if not sys.stdout.isatty():
+        table(shown.title, shown.headers, shown.rows)
+        stderr().print(f"{shown.title}: {shown.said}" if shown.said else shown.title, markup=False)
+        return
+    styles = {"": "", "best": "bold", "second": "underline"}
+    drawn = Table(title=escape(shown.title), title_justify="left", caption_justify="left",
+                  caption=escape(shown.said) or None)  # fmt: skip
+    for header, number in zip(shown.headers, shown.numbers, strict=True):
+        drawn.add_column(escape(header), justify="right" if number else "left")
+    for g, group in enumerate(shown.groups):
+        for r, row in enumerate(group):
+            cells = [
+                Text(text, styles[shown.marks.get((g, r, c), "")]) for c, text in enumerate(row)
+            ]
+            drawn.add_row(*cells, end_section=r == len(group) - 1)
+    stdout().print(drawn)
+    for note in shown.notes:
+        stdout().print(note, markup=False)
 
 
 @contextmanager
@@ -82,10 +106,9 @@ def _share(value: float | None) -> str:
 
 def show_run(document: dict[str, Any]) -> None:
     """One run's figures, each latency with its badge."""
-    spec, badge = document["spec"], basis(document)
+    spec = document["spec"]
     title = f"{system_of(spec)} · {spec['setting'] or spec['model']} · {spec['machine']}"
-    rows = [["routing", routing_of(spec)], ["software", software_of(spec)]]
-    rows += [[name, text] for name, text in _rows(document, badge)]
+    rows = [[name, text] for name, text in figures(document)]
     table(f"{title} · {spec['workload']} · batch {spec['batch']}", ["figure", "value"], rows)
     console = stderr()
     for note in document["notes"]:
@@ -94,6 +117,13 @@ def show_run(document: dict[str, Any]) -> None:
     if moving:
         console.print(f"± over the ranges of the profile's numbers, most by {', '.join(moving)}")
     console.print(escape(f"run {document['run_id']}; moebench report --html out.html shows it"))
+
+
+def figures(document: dict[str, Any]) -> Iterator[tuple[str, str]]:
+    """A run's figures by name, each latency with its badge."""
+    yield "routing", routing_of(document["spec"])
+    yield "software", software_of(document["spec"])
+    yield from _rows(document, basis(document))
 
 
 def _rows(document: dict[str, Any], badge: str) -> Iterator[tuple[str, str]]:

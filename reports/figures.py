@@ -77,7 +77,6 @@ def timeline(records: list[Record], simulated: bool) -> Spec:
             "us": round(record["end_us"] - record["start_us"], 3),
         }
         for record in records
-        if not record.get("instant")
     ]
     kinds = _order((value["kind"] for value in values), KIND_COLOURS)
     lanes = [lane for lane in LANES if any(value["lane"] == lane for value in values)]

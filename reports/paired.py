@@ -1,7 +1,7 @@
 """Two runs beside each other: paired differences with intervals, and where they come from.
 
 Questions that both runs read are pairs; where they read others, the samples are independent.
-Intervals are those of `reports.intervals`: over questions (batches, for times), not over seeds, and
+Intervals are those of `results.intervals`: over questions (batches, for times), not over seeds, and
 not over what the machine's numbers may be.
 
 The device's time line of decode is its busy time and its idle time by cause, so the difference of
@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from moebench.reports.conditions import CONDITIONS, Condition
-from moebench.reports.intervals import Interval, Shares, difference
 from moebench.reports.tables import Document, basis, dig, model_of, routing_of, system_of
+from moebench.results.intervals import Estimate, Shares, difference
 from moebench.results.samples import TokenSample
 from moebench.substrate.errors import UsageError
 
@@ -41,7 +41,7 @@ class Figure(NamedTuple):
     title: str
     first: float
     second: float
-    change: Interval
+    change: Estimate
 
 
 class Part(NamedTuple):
@@ -165,7 +165,7 @@ def _means(title: str, means: Sequence[float | None]) -> Figure | None:
     first, second = means
     if first is None or second is None:
         return None
-    return Figure(title, first, second, Interval(second - first, None, None, 0))
+    return Figure(title, first, second, Estimate(second - first, None, None, 0))
 
 
 def _tpot(samples: Sequence[TokenSample]) -> Shares:
@@ -312,7 +312,7 @@ def _signed(value: float) -> str:
     return f"{value:+.3g}"
 
 
-def _ends(change: Interval) -> str:
+def _ends(change: Estimate) -> str:
     if change.low is None or change.high is None:
         return "one question" if change.n else "no samples were kept"
     return f"{change.low:+.3g} to {change.high:+.3g}"

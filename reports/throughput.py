@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from moebench.reports.conditions import conditions_of
+from moebench.reports.conditions import cell_of, conditions_of
 from moebench.reports.tables import Document, model_of, routing_of, software_of
 from moebench.results.samples import TokenSample, read_samples
 
@@ -102,7 +102,7 @@ def groups(
             common = Comparable(
                 model_of(run), spec.get("precision"), spec.get("machine"), software_of(spec),
                 spec.get("workload"), routing_of(spec), spec["batch"], run["badge"],
-                tuple(conditions_of(run).items()),
+                (*conditions_of(run).items(), ("seed", cell_of(run).seed)),
             )  # fmt: skip
             found.setdefault(common, []).append(run)
     return found

@@ -12,8 +12,8 @@
 """
 
 import os
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import NamedTuple
 
@@ -66,6 +66,26 @@ def write_samples(directory: Path, run_id: str, samples: Sequence[TokenSample]) 
     finally:
         _discard(half_written)
     return file
+
+
+@contextmanager
+def samples_of_run(directory: Path, run_id: str, samples: Sequence[TokenSample]) -> Iterator[None]:
+    """Write a run's samples, if there are any, before what is done inside, which stores the run.
+
+    Where that fails the file goes again: no samples stay without a run.
+
+    Raises:
+        InputError: the file cannot be written.
+    """
+    known = samples_path(directory, run_id).exists()
+    if samples:
+        write_samples(directory, run_id, samples)
+    try:
+        yield
+    except BaseException:
+        if not known:
+            _discard(samples_path(directory, run_id))
+        raise
 
 
 def read_samples(directory: Path, run_id: str) -> list[TokenSample] | None:

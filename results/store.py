@@ -15,12 +15,14 @@ import json
 import os
 import sqlite3
 import time
-from collections.abc import Callable, Iterable, Iterator
+import zlib
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
+from moebench.results.samples import samples_path
 from moebench.results.store_schema import SCHEMA_VERSION, migrate
 from moebench.substrate.errors import InputError, IntegrityError, UnknownNameError, UsageError
 
@@ -172,7 +174,15 @@ class Store:
     def timeline(self, run_id: str) -> list[dict[str, Any]] | None:
         """The span records kept with a run (microseconds), or None where none were."""
         rows = self._read("SELECT timeline FROM runs WHERE run_id = ?", run_id)
-        return self._load(rows[0][0]) if rows and rows[0][0] is not None else None
+        return self._picture(rows[0][0]) if rows else None
+
+    def timelines(self) -> dict[str, list[dict[str, Any]]]:
+        """The spans of all runs that kept some, by run id; not what happened at an instant."""
+        rows = self._read("SELECT run_id, timeline FROM runs WHERE timeline IS NOT NULL")
+        return {
+            run_id: [record for record in self._picture(kept) or [] if not record.get("instant")]
+            for run_id, kept in rows
+        }
 
     def runs(self) -> list[dict[str, Any]]:
         """Every run's document, oldest first."""
@@ -200,6 +210,30 @@ class Store:
         if document is None:  # removed by another process between the two reads
             raise UnknownNameError("run", prefix, [i for i in ids if i != matches[0]])
         return document
+
+    def remove(self, run_ids: Sequence[str]) -> None:
+        """Forget runs, the cells that they finished, and their samples."""
+        ids = [(run_id,) for run_id in run_ids]
+        with self._transaction() as db:
+            db.executemany("DELETE FROM runs WHERE run_id = ?", ids)
+            db.executemany("DELETE FROM cells WHERE run_id = ?", ids)
+        with self._errors():
+            for run_id in run_ids:
+                samples_path(self.directory, run_id).unlink(missing_ok=True)
+
+    def compact(self) -> None:
+        """Give back to the disk what removed runs took."""
+        with self._errors(), closing(self._connect("rw")) as db:
+            self._check(db)
+            db.execute("VACUUM")
+
+    def schema(self) -> int | None:
+        """The version of the store's tables, or None where there is no store."""
+        with self._errors():
+            if not self.path.exists():
+                return None
+            found = self._read("PRAGMA user_version")
+        return int(found[0][0]) if found else 0
 
     # ------------------------------------------------------------------ SQLite
 
@@ -274,6 +308,15 @@ class Store:
         except ValueError as error:
             raise InputError(_BROKEN.format(self.path, error)) from error
 
+    def _picture(self, kept: str | bytes | None) -> list[dict[str, Any]] | None:
+        """Span records; earlier versions kept them as plain text."""
+        if isinstance(kept, bytes):
+            try:
+                kept = zlib.decompress(kept).decode()
+            except (zlib.error, UnicodeDecodeError) as error:
+                raise InputError(_BROKEN.format(self.path, error)) from error
+        return None if kept is None else list(self._load(kept))
+
     @contextmanager
     def _errors(self) -> Iterator[None]:
         """Turn whatever SQLite or the file system says into one line."""
@@ -329,5 +372,6 @@ def _row(document: dict[str, Any], timeline: list[dict[str, Any]] | None) -> tup
     spec = document.get("spec", {})
     names = [spec.get(key) for key in ("system", "setting", "workload")]
     texts = _dump(spec, "spec"), _dump(document, "document")
-    picture = None if timeline is None else _dump(timeline, "timeline")
+    # Spans are much alike: a tenth of the bytes.
+    picture = None if timeline is None else zlib.compress(_dump(timeline, "timeline").encode())
     return (run_id, created, *names, document.get("badge"), *texts, picture)

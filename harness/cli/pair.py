@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from moebench.harness import console
 from moebench.reports import paired
-from moebench.reports.compare import title_of
+from moebench.reports.conditions import title_of
 from moebench.reports.tables import Document, dig, system_of
 from moebench.results.samples import read_samples
 from moebench.results.store import Store
@@ -114,4 +114,4 @@ def _pairs(one: _Chosen, other: _Chosen, mixed: Sequence[str]) -> list[tuple[Doc
             f"in {said or 'nothing: they are one run'}; allow it with --mixed "
             f"{','.join([*mixed, *(nearest or {})])}"
         )
-    return list(found.values())
+    return [found[conditions] for conditions in sorted(found)]

@@ -42,7 +42,7 @@ def run_command(request: RunRequest) -> None:
     from moebench.harness.run.runner import prepare, run
     from moebench.harness.run.session import Session
     from moebench.harness.sweep.worker import samples_of
-    from moebench.results.samples import write_samples
+    from moebench.results.samples import samples_of_run
 
     session = prepare(spec, data_dir)
     store = Store(request.store)
@@ -51,11 +51,10 @@ def run_command(request: RunRequest) -> None:
         with console.progress(f"{spec.title} on {spec.model}") as progress:
             outcome = run(session, request.store, progress, request.timeline is not None)
         stored = outcome.document
-        if samples := samples_of(outcome.generations):
-            write_samples(request.store, session.run_id, samples)
-        store.put(stored, outcome.picture, (session.run_id, spec.model_dump()))
+        with samples_of_run(request.store, session.run_id, samples_of(outcome.generations)):
+            store.put(stored, outcome.picture, (session.run_id, spec.model_dump()))
         if request.timeline is not None:
-            write_timeline(request.timeline, outcome.timeline.picture(), stored)
+            write_timeline(request.timeline, outcome.timeline.records(), stored)
     else:
         console.stderr().print(f"run {session.run_id} was stored; --force runs it again")
     wanted = request.interval and stored["simulated"] and stored.get("interval") is None

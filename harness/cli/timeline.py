@@ -14,10 +14,13 @@ if TYPE_CHECKING:
 
 def timeline(
     run: Annotated[str, typer.Argument(help="Its id, or how that begins.")],
-    out: Annotated[Path | None, typer.Option(help="File to write [RUN.trace.json].")] = None,
+    out: Annotated[Path | None, typer.Option(help="The file [RUN.trace.json].")] = None,
     store: STORE = DEFAULT_STORE,
 ) -> None:
-    """Write the tokens that a stored run kept as a trace for Perfetto (ui.perfetto.dev)."""
+    """Write the token that a stored run kept as a trace for Perfetto (ui.perfetto.dev).
+
+    moebench run --timeline keeps all tokens.
+    """
     from moebench.results.store import Store
     from moebench.substrate.errors import UsageError
 
@@ -61,7 +64,7 @@ def write_timeline(file: Path, records: Iterable[Mapping[str, Any]], document: "
     }  # fmt: skip
     file.write_text(json.dumps(trace_events(records, about)))
     tokens = [r["experts"][0] for r in records if r["kind"] == "token"]
-    shown = f", tokens {min(tokens)} to {max(tokens)} of a batch" if tokens else ""
+    shown = f", {len(tokens)} tokens" if len(tokens) > 1 else f", token {tokens[0]} of a batch"
     console.stderr().print(
         f"timeline in {file} ({about['times']}{shown}): open it at ui.perfetto.dev", markup=False
     )

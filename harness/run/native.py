@@ -31,13 +31,13 @@ from moebench.substrate.errors import NotApplicableError
 from moebench.substrate.machines.profile import DEFAULT_SOFTWARE
 from moebench.substrate.machines.timeline import Timeline
 from moebench.substrate.models.weights import Checkpoint
+from moebench.substrate.used import use
 from moebench.systems.native.base import LOCAL, Job, NativeSystem
 from moebench.systems.native.limits import Limit
 from moebench.systems.native.process import NativeProcess
 from moebench.systems.native.sizes import parse_size
 from moebench.systems.options import build, describe
 from moebench.workloads.catalogue import workload
-from moebench.workloads.scoring import cut
 from moebench.workloads.workload import Workload
 
 #: Tokens of the first batch that are written before anything is timed.
@@ -84,7 +84,7 @@ class NativeSession(Prepared):
     def job(self, scratch: Path) -> Job:
         """What the package's process is told; files that it needs are written."""
         content = self.hashes["weights"]
-        model = self.system.model_file(self.checkpoint, content, scratch / "native")
+        model = use(self.system.model_file(self.checkpoint, content, scratch / "native"))
         return Job(
             adapter=type(self.system).__module__,
             libraries=list(self.system.libraries),
@@ -188,7 +188,7 @@ def run(session: NativeSession, scratch: Path, progress: Callable[[int, int], No
     """
     started = time.monotonic()
     spec, system = session.spec, session.system
-    session.accuracy = Accuracy(session.workload, len(session.questions))
+    session.accuracy = Accuracy(session.workload, session.sample.examples)
     size = session.limit_bytes()
     limit = None if size is None else Limit(size)
     job, told, generations = session.job(scratch), _Told(), []
@@ -242,8 +242,8 @@ def _score(session: NativeSession, rows: slice, generation: Generation) -> None:
     """Score a batch's texts; a package does not say its logits, so tokens alone are compared."""
     end = session.end if session.spec.scoring == "generation" else None
     tokens = [up_to(end, text) for text in generation.tokens]
-    replies = [cut(text, session.workload.stop) for text in decoded(session.tokenizer, tokens)]
-    session.accuracy.replied(rows, tokens, session.sample.examples[rows], replies)
+    texts, ended = decoded(session.tokenizer, tokens), [session.end in t for t in tokens]
+    session.accuracy.replied(rows, tokens, session.sample.examples[rows], texts, ended)
     shared = session.shared or session.share(None)
     session.accuracy.compare(rows, shared, _prompts(session, rows), tokens, None)
 

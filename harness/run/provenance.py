@@ -25,9 +25,8 @@ def provenance(session: Prepared, profile: HardwareProfile | None) -> dict[str, 
         here = f"{accelerator.Cuda().name}; {here}"
     calibration = None if profile is None else profile.calibration
     return {
-        "versions": {name: _version(name) for name in ("moebench", "torch", "numpy", "tokenizers")}
-        | {"python": platform.python_version()},
-        "commit": _commit(),
+        "versions": versions(),
+        "commit": commit(),
         "code_hash": code_hash(),
         "system_hash": hashes["system"],
         "machine": here if profile is None else spec.machine,
@@ -53,6 +52,12 @@ def processor() -> str:
         return platform.processor() or platform.machine()
 
 
+def versions() -> dict[str, str | None]:
+    """Of what computes: Python and the packages that results depend on."""
+    names = ("moebench", "torch", "numpy", "tokenizers")
+    return {name: _version(name) for name in names} | {"python": platform.python_version()}
+
+
 def _version(package: str) -> str | None:
     try:
         return version(package)
@@ -60,7 +65,7 @@ def _version(package: str) -> str | None:
         return None
 
 
-def _commit() -> str | None:
+def commit() -> str | None:
     """The checkout's commit, where moebench runs from one."""
     here = Path(__file__).resolve().parents[2]
     if not (here / ".git").exists() or shutil.which("git") is None:

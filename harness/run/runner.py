@@ -18,12 +18,13 @@ from moebench.harness.run.session import OnEngine, Outcome, Prepared, Session
 from moebench.harness.run.spec import RunSpec
 from moebench.harness.run.stage import Stage
 from moebench.substrate.engine.records import Generation
+from moebench.substrate.used import below, noting
 from moebench.systems.options import describe
 
 __all__ = ["Outcome", "prepare", "run", "started"]
 
-#: Decoded tokens of the first batch that the report's picture shows.
-PICTURE_TOKENS = (8, 10)
+#: Decoded tokens of the first batch; the report's picture shows the last of them that was reached.
+PICTURE_TOKENS = (1, 9)
 
 Progress = Callable[[int, int], None]
 
@@ -67,13 +68,16 @@ def run(
     """
     if isinstance(session, native.NativeSession):
         torch.set_num_threads(1)
-        return native.run(session, scratch, progress)
+        with noting() as used:
+            outcome = native.run(session, scratch, progress)
+        outcome.document["provenance"]["kept"] = below(scratch, used)
+        return outcome
     assert isinstance(session, Session)
     with started(session, scratch, progress, keep_timeline) as ready, torch.inference_mode():
         generations = _generate(session, ready.stage, progress)
         document = ready.document(generations)
     timeline = ready.stage.timeline
-    return Outcome(document, timeline.picture(windows=True), timeline, generations)
+    return Outcome(document, timeline.picture(), timeline, generations)
 
 
 @contextmanager
@@ -91,6 +95,7 @@ def started(
     # The scale model's products are too small to share between threads.
     torch.set_num_threads(1)
     with ExitStack() as stack:
+        used = stack.enter_context(noting())
         with torch.inference_mode():
             # What cannot run is refused here, before a system learns for minutes.
             stage = session.open(scratch, keep_timeline, stack)
@@ -103,7 +108,9 @@ def started(
         # What exists now is needed until the end: the collector need not visit it again.
         gc.freeze()
         stack.callback(gc.unfreeze)
-        yield Ready(session, stage, learnt, load_ms, began, involuntary_switches())
+        yield Ready(
+            session, stage, learnt, below(scratch, used), load_ms, began, involuntary_switches()
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,6 +119,7 @@ class Ready:
 
     Attributes:
         learnt: by decision, what was learnt from.
+        kept: files below the store that the run read, relative to it.
         load_ms: the model's loading time.
         began: on the monotonic clock, in seconds.
         switches: involuntary ones of this process so far.
@@ -120,6 +128,7 @@ class Ready:
     session: OnEngine
     stage: Stage
     learnt: dict[str, Any]
+    kept: list[str]
     load_ms: float
     began: float
     switches: int
@@ -130,6 +139,7 @@ class Ready:
         document = _document(self.session, self.stage, generations, self.load_ms, switches)
         self.session.mark(document)
         document["provenance"]["learnt"] = self.learnt
+        document["provenance"]["kept"] = self.kept
         document["provenance"]["wall_s"] = round(time.monotonic() - self.began, 3)
         return document
 

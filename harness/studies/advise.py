@@ -12,7 +12,7 @@ from typing import Literal, NamedTuple
 import numpy as np
 from numpy.polynomial import Polynomial
 
-from moebench.reports.intervals import Interval
+from moebench.results.intervals import Estimate
 
 #: Of the polynomials that are tried; "low-degree" in the paper, which names none.
 MAX_DEGREE = 3
@@ -132,8 +132,8 @@ class Candidate(NamedTuple):
 
     system: str
     alpha: float | None
-    tpot: Interval
-    loss: Interval | None
+    tpot: Estimate
+    loss: Estimate | None
     lossless: bool
     run_id: str
     badge: str
@@ -266,7 +266,7 @@ def _cost(one: Candidate, by: By) -> str:
     return f"{spread(one.loss)} {UNITS[by]}"
 
 
-def spread(figure: Interval) -> str:
+def spread(figure: Estimate) -> str:
     """A figure with half of its interval."""
     half = "" if figure.half is None else f" ± {figure.half:.2g}"
     return f"{figure.value:.3g}{half}"

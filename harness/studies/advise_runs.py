@@ -20,8 +20,8 @@ from moebench.harness.studies.alpha_table import scoring_of
 from moebench.harness.sweep.execute import carry_out, jobs_of, local_workers
 from moebench.harness.sweep.plan import expand
 from moebench.harness.sweep.progress import board
-from moebench.reports import intervals
 from moebench.reports.tables import Document, basis
+from moebench.results import intervals
 from moebench.results.samples import read_samples
 from moebench.results.store import Store
 from moebench.substrate.errors import UsageError
@@ -192,7 +192,7 @@ def _candidate(
     )
 
 
-def tpot_of(directory: Path, document: Document) -> intervals.Interval:
+def tpot_of(directory: Path, document: Document) -> intervals.Estimate:
     """A run's mean TPOT in ms; with an interval where the times of its tokens were kept."""
     mean, prompts = document["metrics"]["tpot_ms"]["mean"], document["spec"]["prompts"]
     samples = read_samples(directory, document["run_id"]) or []
@@ -201,10 +201,10 @@ def tpot_of(directory: Path, document: Document) -> intervals.Interval:
         if sample.step:
             ns, steps = sums.get(sample.batch, (0.0, 0.0))
             sums[sample.batch] = ns + sample.ns / 1e6, steps + 1
-    return intervals.ratio(list(sums.values())) or intervals.Interval(mean, None, None, prompts)
+    return intervals.ratio(list(sums.values())) or intervals.Estimate(mean, None, None, prompts)
 
 
-def _loss(document: Document, reference: Document | None, by: By) -> intervals.Interval | None:
+def _loss(document: Document, reference: Document | None, by: By) -> intervals.Estimate | None:
     items = document["accuracy"]["items"]
     if by == "score":
         assert reference is not None

@@ -108,15 +108,12 @@ class Timeline:
 
     def __init__(self, keep_all: bool = False) -> None:
         self.costs = Costs()
-        #: With each, whether it is of a window.
-        self._notes: list[tuple[Note, bool]] = []
+        self._notes: list[Note] = []
         self._by_phase: dict[Phase, Totals] = {"prefill": Totals(), "decode": Totals()}
         self._totals = self._by_phase["prefill"]
         self._spans: list[Span] = []
-        #: Those of windows.
-        self._shown: list[Span] = []
         self._window: tuple[int, int] | None = None
-        self._in_window = False
+        self._window_ends: list[int] = []
         self._keep_all = keep_all
         #: Whether what happens now is kept.
         self.keeping = keep_all
@@ -142,8 +139,6 @@ class Timeline:
                     stall_ns["control"] += span.late_ns
         if self.keeping:
             self._spans += spans
-            if self._in_window:
-                self._shown += spans
 
     @property
     def totals(self) -> Mapping[Phase, Totals]:
@@ -156,12 +151,6 @@ class Timeline:
         """Those that were kept, in the order in which they were added."""
         self._count()
         return self._spans
-
-    @property
-    def shown(self) -> list[Span]:
-        """Those of windows."""
-        self._count()
-        return self._shown
 
     def begin(self, phase: Phase) -> None:
         """Count what follows under a phase."""
@@ -185,8 +174,7 @@ class Timeline:
         """Keep the spans of these tokens of the next batch (first, last + 1); None keeps none."""
         self._count()
         self._window = tokens
-        self._in_window = tokens is not None and tokens[0] <= 0 < tokens[1]
-        self.keeping = self._keep_all or self._in_window
+        self.keeping = self._keep_all or (tokens is not None and tokens[0] <= 0 < tokens[1])
 
     def token(self, index: int, at_ns: int) -> None:
         """A token of the batch is done; what follows belongs to the next one."""
@@ -194,15 +182,16 @@ class Timeline:
         self.note("token", at_ns, expert=index + 1)
         if self._window is not None:
             first, beyond = self._window
-            self._in_window = first <= index + 1 < beyond
-            self.keeping = self._keep_all or self._in_window
+            if first - 1 <= index < beyond:
+                self._window_ends.append(at_ns)
+            self.keeping = self._keep_all or first <= index + 1 < beyond
 
     # ------------------------------------------------------------------ pictures
 
     def note(self, kind: NoteKind, at_ns: int, layer: int = -1, expert: int | None = None) -> None:
         """Keep that something happened, where spans are kept; see `keeping`."""
         if self.keeping:
-            self._notes.append((Note(kind, at_ns, layer, expert), self._in_window))
+            self._notes.append(Note(kind, at_ns, layer, expert))
 
     def dropped(self, ops: Iterable[Op], at_ns: int) -> None:
         """Note that these prefetches will not begin."""
@@ -210,36 +199,48 @@ class Timeline:
             for op in ops:
                 self.note("cancel", at_ns, op.layer, op.experts[0])
 
-    def picture(self, windows: bool = False) -> list[dict[str, Any]]:
-        """The kept spans, then the notes, as plain records, in microseconds from the first of them.
+    def picture(self) -> list[dict[str, Any]]:
+        """What ran and what happened during the window's last token; see `records`.
+
+        Times are from that token's start; what began before it is cut there.
+        Empty where no token of the window was reached, or it has no token before it.
+        """
+        if len(self._window_ends) < 2:
+            return []
+        return self._records(*self._window_ends[-2:])
+
+    def records(self) -> list[dict[str, Any]]:
+        """All kept spans, then all notes, as plain records, in microseconds from the first of them.
 
         A note has ``instant``, and its end is its start.
-
-        Args:
-            windows: only those of windows.
         """
-        spans = self.shown if windows else self.spans
-        notes = [note for note, in_window in self._notes if in_window or not windows]
-        times = [*(span.start_ns or 0 for span in spans), *(note.at_ns for note in notes)]
-        origin = min(times, default=0)
+        times = [*(s.start_ns or 0 for s in self.spans), *(note.at_ns for note in self._notes)]
+        return self._records(min(times) - 1, max(times) + 1, min(times)) if times else []
+
+    def _records(self, after: int, until: int, origin: int | None = None) -> list[dict[str, Any]]:
+        """Spans that ran between two instants, and what happened after the first of them."""
+        zero = after if origin is None else origin
 
         def record(
-            lane: str, kind: str, layer: int, experts: Sequence[int], *ns: int | None
-        ) -> Any:
-            start, end = (((at or 0) - origin) / 1e3 for at in ns)
-            return {"lane": str(lane), "kind": str(kind), "layer": layer, "experts": list(experts),
+            lane: Lane, kind: str, layer: int, experts: Sequence[int], *ns: int
+        ) -> dict[str, Any]:
+            start, end = (round((at - zero) / 1e3, 3) for at in ns)
+            return {"lane": lane.value, "kind": str(kind), "layer": layer, "experts": list(experts),
                     "start_us": start, "end_us": end}  # fmt: skip
 
         found = []
-        for span in spans:
-            op = span.op
-            row = record(span.lane, op.kind, op.layer, op.experts, span.start_ns, span.end_ns)
+        for span in self.spans:
+            op, start, end = span.op, span.start_ns, span.end_ns
+            if start is None or end is None or start >= until or end <= after:
+                continue
+            row = record(span.lane, op.kind, op.layer, op.experts, max(start, after), end)
             row["rows"] = list(op.rows)
             if span.stall_ns:
                 row |= {"stall_us": span.stall_ns / 1e3, "waited_for": span.cause}
             found.append(row)
-        for kind, at_ns, layer, expert in notes:
-            experts = () if expert is None else (expert,)
-            found.append(record(_NOTED_ON[kind], kind, layer, experts, at_ns, at_ns))
-            found[-1]["instant"] = True
+        for kind, at_ns, layer, expert in self._notes:
+            if after < at_ns <= until:
+                experts = () if expert is None else (expert,)
+                found.append(record(_NOTED_ON[kind], kind, layer, experts, at_ns, at_ns))
+                found[-1]["instant"] = True
         return found

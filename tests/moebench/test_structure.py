@@ -15,6 +15,7 @@ ROOT = Path(__file__).parents[2]
 LAYERS = [
     "substrate.errors",
     "substrate.terms",
+    "substrate.used",
     "substrate.models",
     "substrate.machines",
     "substrate.memory",
@@ -37,6 +38,7 @@ LAYERS = [
     "harness.conformance",
     "harness.sweep",
     "harness.studies",
+    "harness.reproduce",
     "harness.scale",
     "harness.evaluate",
     "harness.cli",

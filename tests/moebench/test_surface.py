@@ -46,7 +46,13 @@ OPTIONS = {
         "--systems", "--settings", "--workloads", "--batches", "--mixed", "--store", "--markdown",
         "--json",
     },
-    "report": {"--html", "--csv", "--latex", "--store", "--json"},
+    "report": {
+        "--html", "--csv", "--latex", "--markdown", "--intervals", "--accuracy", "--store",
+        "--json",
+    },
+    "show": {"--store", "--json"},
+    "rm": {"--store"},
+    "gc": {"--dry-run", "--store", "--json"},
     "accuracy": {
         "--settings", "--workloads", "--alphas", "--system", "--prompts", "--seed", "--jobs",
         "--out", "--data-dir", "--store",
@@ -59,6 +65,10 @@ OPTIONS = {
     },
     "timeline": {"--out", "--store"},
     "check": {"--update", "--jobs", "--json"},
+    "reproduce": {
+        "--quick", "--jobs", "--retry-failed", "--dry-run", "--markdown", "--out", "--data-dir",
+        "--store", "--json",
+    },
     "calibrate": {"--weights", "--model", "--emulated-link", "--out", "--store", "--json"},
     "validate": {
         "--profile", "--weights", "--model", "--emulated-link", "--systems", "--set",
@@ -278,6 +288,7 @@ HEAVY = ("torch", "transformers", "altair", "vl_convert", "pandas", "ray")
 LIGHT = [
     "--help", "run --help", "list systems", "list systems --long", "list settings",
     "list machines", "list workloads", "list policies", "list models", "report", "nonsense",
+    "--version", "rm nonsense", "gc",
     "run --system nonsense --setting S3",
     "models --help", "models list", "models verify nonsense", "models train nonsense",
     "models import nonsense",

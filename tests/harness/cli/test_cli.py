@@ -259,7 +259,7 @@ def test_a_stored_runs_timeline(here: Path) -> None:
     run_id = run("smoe", "--new-tokens", "12")["run_id"]
     called = call("timeline", run_id[:6])
     assert (called.code, called.out) == (0, "")
-    assert f"timeline in {run_id}.trace.json (simulated, tokens 9 to 10 of a batch)" in called.err
+    assert f"timeline in {run_id}.trace.json (simulated, token 9 of a batch)" in called.err
     trace = json.loads((here / f"{run_id}.trace.json").read_text())
     check_trace(trace)
     assert trace["otherData"]["run"] == run_id

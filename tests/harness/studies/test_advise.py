@@ -13,7 +13,7 @@ from moebench.harness.studies.advise import (
     sentence,
     smallest_alpha,
 )
-from moebench.reports.intervals import Interval
+from moebench.results.intervals import Estimate
 
 ALPHAS = [0.0, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6]
 
@@ -23,9 +23,9 @@ def line(start, slope, alphas=ALPHAS):
 
 
 def one(system, tpot, loss, alpha=None, lossless=None):
-    known = None if loss is None else Interval(loss, loss, loss, 4)
+    known = None if loss is None else Estimate(loss, loss, loss, 4)
     exact = loss == 0 if lossless is None else lossless
-    return Candidate(system, alpha, Interval(tpot, tpot - 1, tpot + 1, 4), known, exact, "r", "b")
+    return Candidate(system, alpha, Estimate(tpot, tpot - 1, tpot + 1, 4), known, exact, "r", "b")
 
 
 # ----------------------------------------------------------------------------- T(α)

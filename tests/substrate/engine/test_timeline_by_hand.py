@@ -227,7 +227,7 @@ def test_what_the_device_waited_for(token):
 
 def test_the_file_for_perfetto_shows_the_same(token):
     run, _ = token
-    trace = trace_events(run.timeline.picture(), {})
+    trace = trace_events(run.timeline.records(), {})
     check_trace(trace)
     events = trace["traceEvents"]
     origin = 5  # the first span begins there

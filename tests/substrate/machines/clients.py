@@ -50,7 +50,7 @@ class Client:
 
 def cancelled(machine: SimulatedMachine | LocalMachine) -> list[int]:
     """The experts whose prefetches were noted as dropped, in order; the machine keeps all."""
-    notes = machine.timeline.picture()
+    notes = machine.timeline.records()
     return [row["experts"][0] for row in notes if row["kind"] == "cancel"]
 
 

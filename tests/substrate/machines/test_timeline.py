@@ -164,7 +164,7 @@ def recorded():
 
 
 def test_every_kept_span_is_a_record(recorded):
-    spans = [row for row in recorded.picture() if not row.get("instant")]
+    spans = [row for row in recorded.records() if not row.get("instant")]
     assert len(spans) == len(recorded.spans)
     origin = recorded.spans[0].start_ns - spans[0]["start_us"] * 1e3
     for row, kept_span in zip(spans, recorded.spans, strict=True):
@@ -178,7 +178,7 @@ def test_every_kept_span_is_a_record(recorded):
 
 
 def test_tokens_and_evictions_are_instants(recorded):
-    notes = [row for row in recorded.picture() if row.get("instant")]
+    notes = [row for row in recorded.records() if row.get("instant")]
     assert all(row["end_us"] == row["start_us"] for row in notes)
     tokens = [row["experts"] for row in notes if row["kind"] == "token"]
     assert tokens == [[i] for i in range(1, 7)]
@@ -188,26 +188,23 @@ def test_tokens_and_evictions_are_instants(recorded):
 
 
 def test_the_trace_keeps_the_formats_rules(recorded):
-    check_trace(trace_events(recorded.picture(), {}))
+    check_trace(trace_events(recorded.records(), {}))
 
 
-def test_a_window_has_its_own_picture():
-    timeline = Timeline(keep_all=True)
-    for batch in range(2):
-        timeline.window((1, 2) if batch == 0 else None)
-        for token in range(3):
-            start = 100 * batch + 10 * token
-            timeline.add(span(OpKind.ATTEND, Lane.DEVICE, start, start + 9))
-            timeline.note("evict", start + 5, 0, token)
-            timeline.token(token, start + 9)
-    assert len(timeline.picture()) == 6 * 3
-    assert timeline.picture(windows=True) == [
+def test_a_picture_has_what_happened_during_its_token():
+    timeline = Timeline()
+    timeline.window((1, 3))
+    for token in range(3):
+        timeline.add(span(OpKind.ATTEND, Lane.DEVICE, 10 * token, 10 * token + 9, token, "load"))
+        timeline.note("evict", 10 * token + 5, 0, token)
+        timeline.token(token, 10 * token + 9)
+    assert timeline.picture() == [
         {"lane": "device", "kind": "attend", "layer": 0, "experts": [3], "rows": [1],
-         "start_us": 0.0, "end_us": 0.009},
-        {"lane": "device", "kind": "evict", "layer": 0, "experts": [1], "instant": True,
-         "start_us": 0.005, "end_us": 0.005},
-        {"lane": "device", "kind": "token", "layer": -1, "experts": [2], "instant": True,
-         "start_us": 0.009, "end_us": 0.009},
+         "start_us": 0.001, "end_us": 0.01, "stall_us": 0.002, "waited_for": "load"},
+        {"lane": "device", "kind": "evict", "layer": 0, "experts": [2], "instant": True,
+         "start_us": 0.006, "end_us": 0.006},
+        {"lane": "device", "kind": "token", "layer": -1, "experts": [3], "instant": True,
+         "start_us": 0.01, "end_us": 0.01},
     ]  # fmt: skip
 
 
@@ -215,12 +212,31 @@ def test_what_is_not_kept_is_not_noted():
     timeline = Timeline()
     timeline.note("evict", 5, 0, 1)
     timeline.dropped([Op(OpKind.LOAD, 0, (), (3,))], 6)
-    assert timeline.picture() == []
+    assert timeline.records() == timeline.picture() == []
 
 
-def test_the_picture_starts_at_zero(recorded):
-    picture = recorded.picture()
-    assert min(row["start_us"] for row in picture) == 0
-    assert all(row["end_us"] >= row["start_us"] for row in picture)
-    assert json.loads(json.dumps(picture)) == picture
+@pytest.mark.parametrize("keep_all", [False, True])
+@pytest.mark.parametrize(("tokens", "shown"), [(5, 3), (3, 2), (2, 1)])
+def test_the_picture_shows_the_last_token_of_the_window_that_was_reached(keep_all, tokens, shown):
+    timeline = Timeline(keep_all)
+    timeline.window((1, 4))
+    for token in range(tokens):
+        at = 1000 * token
+        timeline.begin("decode" if token else "prefill")
+        timeline.add(span(OpKind.ATTEND, Lane.DEVICE, at, at + 900))
+        timeline.add(span(OpKind.LOAD, Lane.H2D, at + 800, at + 1300))  # into the next token
+        timeline.token(token, at + 1000)
+    load = (0.0, 0.3) if shown > 1 or keep_all else None  # prefill's spans are not kept
+    expected = [load, (0.0, 0.9), (0.8, 1.3)]
+    found = [(row["start_us"], row["end_us"]) for row in timeline.picture()]
+    assert found == [times for times in expected if times is not None]
+    assert json.loads(json.dumps(timeline.picture())) == timeline.picture()
+
+
+def test_without_a_decoded_token_there_is_no_picture():
     assert Timeline().picture() == []
+    timeline = Timeline(keep_all=True)
+    timeline.window((1, 4))
+    timeline.add(span(OpKind.ATTEND, Lane.DEVICE, 0, 9))
+    timeline.token(0, 9)
+    assert timeline.picture() == []

@@ -13,13 +13,20 @@ from typing import NamedTuple
 import numpy as np
 
 #: Of all intervals, those that should hold the true figure.
-CONFIDENCE = 0.95
+LEVEL = 0.95
 
 #: A question's part and whole: nats and tokens, ns and steps.
 Shares = Sequence[tuple[float, float]]
 
 
 class Interval(NamedTuple):
+    """The two ends, in the figure's own unit."""
+
+    low: float
+    high: float
+
+
+class Estimate(NamedTuple):
     """A figure and its 95 % interval over ``n`` questions; no ends where there is only one."""
 
     value: float
@@ -38,7 +45,23 @@ class Interval(NamedTuple):
         return self.low is not None and self.high is not None and not self.low <= 0 <= self.high
 
 
-def ratio(shares: Shares) -> Interval | None:
+def mean_interval(values: Sequence[float]) -> Interval | None:
+    """Of the mean of independent values that are about normal; None for fewer than two."""
+    return ratio_interval(values, [1.0] * len(values))
+
+
+def ratio_interval(over: Sequence[float], under: Sequence[float]) -> Interval | None:
+    """Of mean(over) / mean(under), whose values belong together in pairs; None for fewer than two.
+
+    What both values of a pair have in common, such as a hard workload, is not in it.
+    """
+    found = ratio(list(zip(over, under, strict=True)))
+    if found is None or found.low is None or found.high is None:
+        return None
+    return Interval(found.low, found.high)
+
+
+def ratio(shares: Shares) -> Estimate | None:
     """Sum of parts over sum of wholes, with its interval; None where there is no whole."""
     found = _residuals(shares)
     if found is None:
@@ -47,7 +70,7 @@ def ratio(shares: Shares) -> Interval | None:
     return _interval(value, *_error(residuals))
 
 
-def difference(first: Shares, second: Shares, paired: bool) -> Interval | None:
+def difference(first: Shares, second: Shares, paired: bool) -> Estimate | None:
     """The second's ratio minus the first's, with its interval; None where one has none.
 
     Args:
@@ -65,7 +88,7 @@ def difference(first: Shares, second: Shares, paired: bool) -> Interval | None:
         return _interval(value, *_error(other[1] - one[1]))
     (n, var_1, _), (m, var_2, _) = _error(one[1]), _error(other[1])
     if n < 2 or m < 2:
-        return Interval(value, None, None, min(n, m))
+        return Estimate(value, None, None, min(n, m))
     total = var_1 + var_2
     freedom = total**2 / (var_1**2 / (n - 1) + var_2**2 / (m - 1)) if total else math.inf
     return _interval(value, n + m, total, freedom)
@@ -87,10 +110,10 @@ def _error(residuals: np.ndarray) -> tuple[int, float, float]:
     return n, float(residuals.var(ddof=1) / n) if n > 1 else 0.0, n - 1
 
 
-def _interval(value: float, n: int, variance: float, freedom: float) -> Interval:
+def _interval(value: float, n: int, variance: float, freedom: float) -> Estimate:
     if n < 2:
-        return Interval(value, None, None, n)
-    from scipy.special import stdtrit  # type: ignore[import-untyped]
+        return Estimate(value, None, None, n)
+    from scipy.special import stdtrit
 
-    half = float(stdtrit(freedom, (1 + CONFIDENCE) / 2)) * math.sqrt(variance) if variance else 0.0
-    return Interval(value, value - half, value + half, n)
+    half = float(stdtrit(freedom, (1 + LEVEL) / 2)) * math.sqrt(variance) if variance else 0.0
+    return Estimate(value, value - half, value + half, n)

@@ -1,13 +1,14 @@
 """Intervals over questions, against textbook formulas and their own meaning."""
 
 import math
+from statistics import fmean
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from moebench.reports.intervals import difference, ratio
+from moebench.results.intervals import difference, mean_interval, ratio, ratio_interval
 
 #: Student's t, 97.5 %, from any textbook's table.
 T_3, T_8 = 3.182446, 2.306004
@@ -95,3 +96,31 @@ def test_intervals_hold_the_truth_as_often_as_they_say():
         if (found := ratio([(float(x), 1.0) for x in row]))
     )
     assert abs(held / 2000 - 0.95) < 4 * math.sqrt(0.95 * 0.05 / 2000)
+
+
+def test_an_interval_by_hand() -> None:
+    # Mean 2, standard deviation 1, t(2 degrees) 4.3027: ± 4.3027 / √3.
+    assert mean_interval([1.0, 2.0, 3.0]) == pytest.approx((2 - 2.4841, 2 + 2.4841), abs=1e-4)
+
+
+def test_one_value_has_no_interval() -> None:
+    assert mean_interval([1.0]) is None
+    assert ratio_interval([1.0], [2.0]) is None
+
+
+POSITIVE = st.lists(st.floats(1.0, 1e3), min_size=2, max_size=8)
+
+
+@given(POSITIVE, st.floats(0.1, 10.0))
+def test_a_ratio_of_what_is_proportional_is_exact(values: list[float], factor: float) -> None:
+    low, high = ratio_interval([factor * value for value in values], values)
+    assert low == pytest.approx(factor)
+    assert high == pytest.approx(factor)
+
+
+@given(POSITIVE)
+def test_over_equal_values_a_ratio_is_a_mean(values: list[float]) -> None:
+    ones = [1.0] * len(values)
+    assert ratio_interval(values, ones) == pytest.approx(mean_interval(values))
+    low, high = mean_interval(values)
+    assert low <= fmean(values) <= high

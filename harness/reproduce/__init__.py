@@ -1,0 +1,1 @@
+"""The papers' claims, tables and figures, measured again."""

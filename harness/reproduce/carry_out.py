@@ -1,0 +1,199 @@
+"""Runs what claims need, measures and judges them, and counter-experiments where they do not hold.
+
+Every cell is a run of the store: a reproduction that was stopped goes on where it was.
+"""
+
+import time
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from datetime import UTC, datetime
+
+from moebench.harness.reproduce.claim import Claim, CounterExperiment, PaperClaims, Show
+from moebench.harness.reproduce.evidence import Evidence, Experiment, MissingEvidenceError
+from moebench.harness.run.identity import code_hash
+from moebench.harness.run.provenance import commit, versions
+from moebench.harness.sweep.execute import Open, carry_out
+from moebench.harness.sweep.progress import Board
+from moebench.harness.sweep.worker import Job
+from moebench.results.reproduction import ClaimResult, Counter, Exhibit, PaperResult, Verdict
+from moebench.substrate.errors import IntegrityError, MoeBenchError
+
+#: Shows the progress of so many cells.
+Boards = Callable[[int], AbstractContextManager[Board]]
+
+#: Told, in one line, what is being done.
+Say = Callable[[str], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Workshop:
+    """Where and how cells are carried out.
+
+    Attributes:
+        opened: opens the workers.
+        board: a context manager that shows the progress of so many cells.
+        say: told what is being done.
+        retry_failed: run cells again that failed before.
+    """
+
+    opened: Open
+    board: Boards
+    say: Say
+    retry_failed: bool = False
+
+
+def reproduce(
+    papers: Sequence[PaperClaims], evidence: Evidence, workshop: Workshop
+) -> list[PaperResult]:
+    """Carry out all experiments of some papers, then measure and judge their claims."""
+    began = time.monotonic()
+    _run(_needed(papers), evidence, workshop)
+    results = []
+    for paper in papers:
+        workshop.say(f"{paper.paper}: {len(paper.claims)} claims")
+        claims = [_measured(claim, evidence) for claim in paper.claims]
+        counters = _counters(paper.claims, claims, evidence, workshop)
+        exhibits = [made for show in paper.exhibits if (made := _made(show, evidence, workshop))]
+        provenance = {
+            "versions": versions(),
+            "commit": commit(),
+            "code_hash": code_hash(),
+            "created": datetime.now(UTC).isoformat(timespec="seconds"),
+            "wall_s": round(time.monotonic() - began, 1),
+        }
+        results.append(
+            PaperResult(
+                paper=paper.paper, title=paper.title, quick=evidence.quick, provenance=provenance,
+                claims=tuple(counters), exhibits=tuple(exhibits),
+            )
+        )  # fmt: skip
+    return results
+
+
+def cells_of(papers: Iterable[PaperClaims], evidence: Evidence) -> list[Job]:
+    """Every cell that the claims and exhibits of some papers need, once."""
+    jobs, _ = _jobs(_needed(papers), evidence)
+    return jobs
+
+
+def _needed(papers: Iterable[PaperClaims]) -> list[Experiment]:
+    return [
+        experiment
+        for paper in papers
+        for needs in (*(c.needs for c in paper.claims), *(s.needs for s in paper.exhibits))
+        for experiment in needs
+    ]
+
+
+# ----------------------------------------------------------------------------- cells
+
+
+def _run(experiments: Iterable[Experiment], evidence: Evidence, workshop: Workshop) -> None:
+    """Carry out the cells of experiments that the store does not hold."""
+    jobs, refused = _jobs(experiments, evidence)
+    for line in refused:
+        workshop.say(line)
+    finished = evidence.store.finished()
+    failed = {cell.cell_id for cell in evidence.store.cells("failed")}
+    skipped = set(finished) if workshop.retry_failed else {*finished, *failed}
+    todo = [job for job in jobs if job.cell_id not in skipped]
+    if not todo:
+        return
+    evidence.store.queue([(job.cell_id, job.spec.model_dump()) for job in todo])
+    with workshop.board(len(todo)) as shown:
+        carry_out(todo, evidence.store, workshop.opened, shown)
+
+
+def _jobs(experiments: Iterable[Experiment], evidence: Evidence) -> tuple[list[Job], list[str]]:
+    """The cells of experiments, once each; and why some cannot be expanded."""
+    unique = {experiment.name: experiment for experiment in experiments}
+    jobs: dict[str, Job] = {}
+    refused = []
+    for experiment in unique.values():
+        try:
+            found = evidence.jobs(experiment)
+        except IntegrityError:
+            raise
+        except MoeBenchError as error:
+            refused.append(f"{experiment.name}: left out: {error}")
+            continue
+        for job in found:
+            jobs.setdefault(job.cell_id, job)
+    return list(jobs.values()), refused
+
+
+# ----------------------------------------------------------------------------- claims
+
+
+def _measured(claim: Claim, evidence: Evidence) -> ClaimResult:
+    """A claim's figure and verdict; not measurable where its evidence is missing."""
+    unmeasured = ClaimResult(
+        id=claim.id, place=claim.place, statement=claim.statement, paper=claim.paper,
+        unit=claim.unit, reproduced=claim.reproduced, direction=claim.direction, why=claim.why,
+        measured=None, verdict=Verdict.NOT_MEASURABLE, reason=claim.not_measurable,
+    )  # fmt: skip
+    if claim.measure is None:
+        return unmeasured
+    seen = evidence.watched()
+    try:
+        measured = claim.measure(seen)
+    except IntegrityError:
+        raise
+    except MoeBenchError as error:
+        return unmeasured.model_copy(update={"reason": str(error)})
+    verdict = claim.judge(measured)
+    explanation = "" if verdict is Verdict.REPRODUCED else claim.explanation
+    return unmeasured.model_copy(
+        update={
+            "measured": measured, "verdict": verdict, "explanation": explanation, "runs": seen.used
+        }
+    )  # fmt: skip
+
+
+def _counters(
+    claims: Sequence[Claim],
+    results: Sequence[ClaimResult],
+    evidence: Evidence,
+    workshop: Workshop,
+) -> list[ClaimResult]:
+    """The results, with the counter-experiments of those that were not reproduced."""
+    wanted: dict[str, tuple[CounterExperiment, list[Experiment]]] = {}
+    differing = (Verdict.DIRECTION_ONLY, Verdict.NOT_REPRODUCED)
+    for claim, result in zip(claims, results, strict=True):
+        for counter in claim.counters if result.verdict in differing else ():
+            wanted.setdefault(counter.name, (counter, []))[1].extend(claim.needs)
+    for counter, experiments in wanted.values():
+        workshop.say(f"counter-experiment: {counter.name}")
+        _run(experiments, evidence.changed(counter.changes), workshop)
+    return [
+        result.model_copy(update={"counters": tuple(_counter_results(claim, evidence))})
+        if result.verdict in differing
+        else result
+        for claim, result in zip(claims, results, strict=True)
+    ]
+
+
+def _counter_results(claim: Claim, evidence: Evidence) -> list[Counter]:
+    found = []
+    for counter in claim.counters:
+        result = _measured(claim, evidence.changed(counter.changes))
+        if result.measured is not None:
+            found.append(
+                Counter(
+                    name=counter.name, measured=result.measured, verdict=result.verdict,
+                    runs=result.runs,
+                )
+            )  # fmt: skip
+    return found
+
+
+def _made(show: Show, evidence: Evidence, workshop: Workshop) -> Exhibit | None:
+    """A table or figure; None, and a line that says why, where its evidence is missing."""
+    seen = evidence.watched()
+    try:
+        exhibit = show.make(seen)
+    except MissingEvidenceError as error:
+        workshop.say(f"left out: {error}")
+        return None
+    return exhibit.model_copy(update={"runs": seen.used})

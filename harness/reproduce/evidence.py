@@ -1,0 +1,204 @@
+"""What claims are measured from: the runs of named experiments, a data folder, recorded routing."""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+from moebench.harness.run.spec import RunSpec
+from moebench.harness.sweep.execute import jobs_of
+from moebench.harness.sweep.plan import expand
+from moebench.harness.sweep.worker import Job
+from moebench.reports.tables import Document, dig, system_of
+from moebench.results.reproduction import Measured
+from moebench.results.store import Store
+from moebench.substrate.errors import MoeBenchError
+
+#: From the worst to the best: a figure has the lowest badge of its runs.
+BADGES = ("estimate", "datasheet", "calibrated", "measured")
+
+
+class MissingEvidenceError(MoeBenchError):
+    """A claim cannot be measured: a run failed, or data that it needs are not there."""
+
+
+@dataclass(frozen=True, slots=True)
+class Experiment:
+    """A sweep that claims are measured from, in the format of `harness.sweep.plan`.
+
+    Attributes:
+        cells: the full sweep.
+        quick: keys of ``common``, ``product`` or ``zip`` that replace the sweep's with ``--quick``;
+            None leaves out the whole key.
+    """
+
+    name: str
+    cells: Mapping[str, Any]
+    quick: Mapping[str, Any] = field(default_factory=dict)
+
+    def plan(self, quick: bool, changes: Mapping[str, Any]) -> dict[str, Any]:
+        """The sweep that is carried out, with a counter-experiment's changes."""
+        plan = dict(self.cells)
+        for part, values in (self.quick if quick else {}).items():
+            if isinstance(values, Mapping):
+                merged = {**plan.get(part, {}), **values}
+                plan[part] = {k: v for k, v in merged.items() if v is not None}
+            else:
+                plan[part] = values
+        if changes:
+            for part in ("common", "product", "zip"):
+                if isinstance(plan.get(part), Mapping):
+                    kept = {k: v for k, v in plan[part].items() if k not in changes}
+                    plan[part] = kept
+            axes = {k: v for k, v in changes.items() if isinstance(v, list)}
+            one = {k: v for k, v in changes.items() if k not in axes and v is not None}
+            plan["common"] = {**plan.get("common", {}), **one}
+            plan["product"] = {**plan.get("product", {}), **axes}
+        return plan
+
+
+class Runs(Sequence[Document]):
+    """Run documents, and how figures are read from them."""
+
+    def __init__(self, documents: Iterable[Document]) -> None:
+        self._documents = list(documents)
+
+    def __len__(self) -> int:
+        return len(self._documents)
+
+    def __getitem__(self, at: Any) -> Any:
+        return self._documents[at]
+
+    def of(self, **fields: Any) -> "Runs":
+        """Those whose spec has these values.
+
+        ``system`` is compared as reports name it ("smoe (shipped)"), ``set`` with all overrides but
+        α; a value may be a tuple of allowed ones.
+        """
+        return Runs(run for run in self if all(_has(run, k, v) for k, v in fields.items()))
+
+    def by(self, field_name: str) -> dict[Any, "Runs"]:
+        """The runs by a spec's field, in the order of their first occurrence."""
+        found: dict[Any, list[Document]] = {}
+        for run in self:
+            found.setdefault(_field(run, field_name), []).append(run)
+        return {value: Runs(ones) for value, ones in found.items()}
+
+    def values(self, path: str) -> list[float]:
+        """A figure of each run, by its dotted path in the document.
+
+        Raises:
+            MissingEvidenceError: there is no run, or one lacks the figure.
+        """
+        if not len(self):
+            raise MissingEvidenceError(f"no run has {path}")
+        values = [dig(run, path) for run in self]
+        if any(value is None for value in values):
+            raise MissingEvidenceError(f"a run lacks {path}")
+        return [float(value) for value in values]
+
+    def mean(self, path: str) -> float:
+        """The figure's mean over the runs.
+
+        Raises:
+            MissingEvidenceError: there is no run, or one lacks the figure.
+        """
+        return fmean(self.values(path))
+
+    @property
+    def badge(self) -> str:
+        """The lowest badge of the runs."""
+        return min((str(run["badge"]).split(",")[0] for run in self), key=BADGES.index)
+
+    @property
+    def ids(self) -> tuple[str, ...]:
+        """The runs' ids."""
+        return tuple(run["run_id"] for run in self)
+
+    def per_seed(self, figure: "Callable[[Runs], float]", conditions: str = "") -> Measured:
+        """A figure of each seed's runs, their mean and its interval."""
+        samples = [figure(runs) for runs in self.by("seed").values()]
+        return Measured.of(samples, self.badge, conditions)
+
+
+def _field(run: Document, name: str) -> Any:
+    spec = run["spec"]
+    if name == "system":
+        return system_of(spec)
+    if name == "set":
+        return {k: v for k, v in spec["overrides"].items() if k != "alpha"}
+    return spec.get(name)
+
+
+def _has(run: Document, name: str, wanted: Any) -> bool:
+    value = _field(run, name)
+    return value in wanted if isinstance(wanted, tuple) else bool(value == wanted)
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """Where claims read what they are measured from.
+
+    Attributes:
+        store: holds the runs of experiments that were carried out.
+        data_dir: folder of evaluation sets and recorded routing; None where there is none.
+        scratch: for what is computed once.
+        quick: fewer prompts.
+        changes: of a counter-experiment; empty for the claim itself.
+    """
+
+    store: Store
+    data_dir: Path | None
+    scratch: Path
+    quick: bool
+    changes: Mapping[str, Any] = field(default_factory=dict)
+    _read: dict[str, Runs] = field(default_factory=dict)
+    _seen: list[str] = field(default_factory=list)
+
+    def changed(self, changes: Mapping[str, Any]) -> "Evidence":
+        """The same for a counter-experiment."""
+        return replace(self, changes=changes, _read={}, _seen=[])
+
+    def watched(self) -> "Evidence":
+        """The same, which notes anew what is read from it."""
+        return replace(self, _seen=[])
+
+    @property
+    def used(self) -> tuple[str, ...]:
+        """Ids of the runs of all experiments that were read."""
+        return tuple(dict.fromkeys(self._seen))
+
+    def specs(self, experiment: Experiment) -> list[RunSpec]:
+        """The cells of an experiment.
+
+        Raises:
+            UsageError, InputError: it cannot be expanded, for example without a data folder.
+        """
+        return expand(experiment.plan(self.quick, self.changes), self.data_dir)
+
+    def jobs(self, experiment: Experiment) -> list[Job]:
+        """The same with their identities."""
+        return jobs_of(self.specs(experiment), self.data_dir)
+
+    def runs(self, experiment: Experiment) -> Runs:
+        """The experiment's runs, all of them.
+
+        Raises:
+            MissingEvidenceError: a cell failed.
+        """
+        found = self._read.get(experiment.name)
+        if found is None:
+            found = self._read[experiment.name] = Runs(self._documents(experiment))
+        self._seen.extend(found.ids)
+        return found
+
+    def _documents(self, experiment: Experiment) -> Iterator[Document]:
+        finished = self.store.finished()
+        failed = {cell.cell_id: cell.error for cell in self.store.cells("failed")}
+        for job in self.jobs(experiment):
+            document = self.store.get(finished.get(job.cell_id, ""))
+            if document is None:
+                why = failed.get(job.cell_id) or "it was not run"
+                raise MissingEvidenceError(f"{experiment.name}: {job.spec.title}: {why}")
+            yield document

@@ -1,0 +1,113 @@
+"""The papers' claims as rows of text: what a paper says, what came out here, the verdict."""
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+
+from moebench.reports.tables import MISSING
+from moebench.results.reproduction import ClaimResult, Measured, PaperResult, Verdict
+
+HEADERS = (
+    "claim", "place", "statement", "paper", "here", "95 % interval", "unit", "verdict",
+    "reproduced if", "direction if", "badge", "conditions",
+)  # fmt: skip
+
+CAPTION = (
+    "Bands were written down before measuring; the value decides, not its interval. Direction "
+    "only: the paper's order or sign, not its size. A badge says what times rest on; counted: no "
+    "time is in the figure."
+)
+
+
+def lines(result: PaperResult) -> list[list[str]]:
+    """A row for each claim of a paper, a cell for each of `HEADERS`."""
+    return [_line(claim) for claim in result.claims]
+
+
+def summary(results: Iterable[PaperResult]) -> str:
+    """How many claims have which verdict."""
+    counts = Counter(claim.verdict for result in results for claim in result.claims)
+    said = [f"{counts[verdict]} {verdict}" for verdict in Verdict if counts[verdict]]
+    return f"{counts.total()} claims: {', '.join(said)}"
+
+
+def paper_figure(claim: ClaimResult) -> str:
+    """The paper's figure as text; an order or a shape has none."""
+    return MISSING if claim.paper is None else f"{claim.paper:.4g}"
+
+
+def figure(measured: Measured | None) -> str:
+    """Our figure as text."""
+    return MISSING if measured is None else f"{measured.value:.4g}"
+
+
+def ends(measured: Measured | None) -> str:
+    """Its interval as text, with what it is over."""
+    if measured is None or measured.low is None or measured.high is None:
+        return MISSING
+    return f"{measured.low:.4g} to {measured.high:.4g} ({len(measured.samples)} {measured.over})"
+
+
+def _line(claim: ClaimResult) -> list[str]:
+    measured = claim.measured
+    return [
+        claim.id,
+        claim.place,
+        claim.statement,
+        paper_figure(claim),
+        figure(measured),
+        ends(measured),
+        claim.unit,
+        str(claim.verdict),
+        MISSING if claim.reproduced is None else str(claim.reproduced),
+        MISSING if claim.direction is None else str(claim.direction),
+        MISSING if measured is None else measured.badge,
+        claim.reason if measured is None else measured.conditions,
+    ]
+
+
+# ----------------------------------------------------------------------------- as a document
+
+
+def markdown(results: Sequence[PaperResult]) -> str:
+    """Every claim with its bands, its explanation and its counter-experiments."""
+    parts = [f"{summary(results)}.", "", CAPTION, ""]
+    for result in results:
+        parts += [f"## {result.title}", "", _made(result), ""]
+        shown = ("claim", "place", "statement", "paper", "here", "unit", "verdict")
+        parts += [_row(shown), _row(["---"] * len(shown))]
+        at = [HEADERS.index(name) for name in shown]
+        parts += [_row([line[i] for i in at]) for line in lines(result)]
+        parts.append("")
+        for claim in result.claims:
+            if claim.verdict is not Verdict.REPRODUCED:
+                parts += [*_difference(claim), ""]
+    return "\n".join(parts)
+
+
+def _made(result: PaperResult) -> str:
+    kind = "with --quick: fewer prompts" if result.quick else "full run"
+    return f"{kind.capitalize()}, {str(result.provenance.get('created', ''))[:10]}."
+
+
+def _row(cells: Sequence[str]) -> str:
+    return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
+
+
+def _difference(claim: ClaimResult) -> list[str]:
+    """What a reader must know of a claim that was not reproduced."""
+    found = [f"**{claim.id}** ({claim.verdict}). "]
+    if claim.reason:
+        found[0] += claim.reason
+    else:
+        unit = "" if claim.unit == "1" else f" {claim.unit}"
+        found[0] += (
+            f"Here {figure(claim.measured)}{unit} (interval {ends(claim.measured)}), in the paper "
+            f"{paper_figure(claim)}{unit}; reproduced if {claim.reproduced}: {claim.why}"
+        )
+    if claim.explanation:
+        found.append(claim.explanation)
+    found += [
+        f"- {one.name}: {figure(one.measured)} (interval {ends(one.measured)}), {one.verdict}"
+        for one in claim.counters
+    ]
+    return found
