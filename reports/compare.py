@@ -156,7 +156,8 @@ def _tables_of(
     # The main table: of most systems, then of most cells.
     found.sort(key=lambda one: (-len(one.systems), -len(one.cells), *one.conditions.values()))
     main = found[0]
-    there = _usual([_conditions(cells) for cells in main.systems.values()])
+    usual = _usual([_conditions(cells) for cells in main.systems.values()])
+    there = {name: text for name, text in usual.items() if name not in mixed}
     return [_table(place, one, main, there, absent) for one in found]
 
 
@@ -192,14 +193,14 @@ def _table(
 
     Args:
         main: the place's main table.
-        there: what is usual in it.
+        there: what is usual in it, without what may be mixed.
     """
     each = {name: _conditions(cells) for name, cells in found.systems.items()}
     common = _usual(list(each.values()))
     apart = {
         name: (text, there[name])
         for name, text in common.items()
-        if found is not main and text != there[name]
+        if found is not main and text != there.get(name, text)
     }
     if found is not main and not apart:
         apart = {"questions": ("other ones of the same workloads", "these")}

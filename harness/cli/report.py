@@ -78,13 +78,22 @@ def _write_page(
     out: Path, store: Store, runs: list[dict[str, Any]], views: list["View"], failed: list[Cell]
 ) -> None:
     from moebench.reports import throughput
-    from moebench.reports.html import render
+    from moebench.reports.html import Contents, render
+    from moebench.results.reproduction import read
     from moebench.substrate.analysis.components import documents
 
     directory = store.directory
-    timelines = {run["run_id"]: store.timeline(run["run_id"]) or [] for run in runs}
-    curves = throughput.load(directory, runs)
-    render(runs, timelines, out, str(directory), views, failed, curves, documents())
+    contents = Contents(
+        runs,
+        store.timelines(),
+        views,
+        failed,
+        throughput.load(directory, runs),
+        documents(),
+        read(directory / "claims") or read(),
+        {cell.run_id: cell.spec for cell in store.cells("done") if cell.run_id},
+    )
+    render(contents, out, str(directory))
     console.stderr().print(f"{len(runs)} runs in {out} ({os.path.getsize(out) / 1e6:.1f} MB)")
 
 
