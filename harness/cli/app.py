@@ -15,6 +15,7 @@ from moebench.harness.cli import (
     results,
     runs,
     studies,
+    timeline,
     traces,
 )
 from moebench.harness.cli.parameters import JSON
@@ -95,6 +96,7 @@ app.command()(results.gc)
 app.command()(studies.accuracy)
 app.command()(studies.check)
 app.command()(advise.advise)
+app.command()(timeline.timeline)
 app.command()(here.calibrate)
 app.command()(here.validate)
 app.command("eval")(evaluate.evaluate)

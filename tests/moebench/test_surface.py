@@ -60,10 +60,11 @@ OPTIONS = {
     "advise": {
         "--tpot-ms", "--accuracy-loss", "--by", "--setting", "--model", "--machine", "--software",
         "--weights", "--precision", "--workload", "--batch", "--cache-ratio", "--systems",
-        "--alphas", "--prompts", "--new-tokens", "--seed", "--jobs", "--data-dir", "--store",
-        "--json",
+        "--alphas", "--prompts", "--new-tokens", "--calibrate-texts", "--seed", "--jobs",
+        "--data-dir", "--store", "--json",
     },
     "check": {"--file", "--references", "--update", "--jobs", "--data-dir", "--json"},
+    "timeline": {"--out", "--store"},
     "reproduce": {
         "--quick", "--jobs", "--retry-failed", "--dry-run", "--markdown", "--out", "--data-dir",
         "--store", "--json",
