@@ -65,10 +65,6 @@ OPTIONS = {
     },
     "check": {"--file", "--references", "--update", "--jobs", "--data-dir", "--json"},
     "timeline": {"--out", "--store"},
-    "reproduce": {
-        "--quick", "--jobs", "--retry-failed", "--dry-run", "--markdown", "--out", "--data-dir",
-        "--store", "--json",
-    },
     "calibrate": {"--weights", "--model", "--emulated-link", "--out", "--store", "--json"},
     "validate": {
         "--profile", "--weights", "--model", "--emulated-link", "--systems", "--set",
@@ -81,6 +77,10 @@ OPTIONS = {
         "--mode", "--max-length", "--cache-ratio", "--slots", "--allow-overcommit", "--set",
         "--calibrate-from", "--calibrate-texts", "--seed", "--task-files", "--keep", "--data-dir",
         "--store", "--force", "--json",
+    },
+    "reproduce": {
+        "--quick", "--jobs", "--retry-failed", "--dry-run", "--markdown", "--out", "--data-dir",
+        "--store", "--json",
     },
     "doctor": {"--system", "--variant", "--jobs", "--data-dir", "--store", "--json"},
     "machines sensitivity": {
