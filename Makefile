@@ -8,7 +8,7 @@ OPENCOMPASS := .venv-opencompass
 # Two threads on two busy cores are slower than one: OpenMP spins.
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: run test native native-or-not opencompass check lint format report bench browser libaio clean
+.PHONY: run test fuzz native native-or-not opencompass check lint format report bench browser libaio clean
 
 run: $(VENV)/installed
 	$(BIN)/moebench run --system smoe --setting S3
@@ -30,6 +30,10 @@ native-or-not:
 # OpenCompass, which needs other versions than ours, in an environment of its own, and its test.
 opencompass: $(VENV)/installed $(OPENCOMPASS)/installed
 	$(BIN)/python -m pytest tests/harness/evaluate/test_opencompass.py
+
+# What may come through every door, 10,000 times: files, names, options, one's own systems.
+fuzz: $(VENV)/installed
+	$(BIN)/python -m tests.doors.fuzz 10000
 
 # Has accuracy moved?
 check: $(VENV)/installed

@@ -10,8 +10,9 @@ from pathlib import Path
 from moebench.reports import evaluations, failures
 from moebench.reports.accuracy import VERDICT_HEADERS, View
 from moebench.reports.tables import COLUMNS, Document, cell, rows
-from moebench.results.csvfile import csv_text, write_text
+from moebench.results.csvfile import csv_text
 from moebench.results.store import Cell
+from moebench.substrate.files import write_text
 
 _SPECIAL = {
     "\\": r"\textbackslash{}", "&": r"\&", "%": r"\%", "$": r"\$", "#": r"\#", "_": r"\_",

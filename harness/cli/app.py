@@ -8,6 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from moebench.harness.cli import evaluate, here, machines, models, reproduce, traces
+from moebench.harness.cli.complaints import with_value
 from moebench.harness.cli.parameters import DATA_DIR, DEFAULT_STORE, JSON, STORE
 
 app = typer.Typer(
@@ -367,7 +368,8 @@ def main(arguments: list[str] | None = None) -> int:
     try:
         done: Any = app(args=arguments, prog_name="moebench", standalone_mode=False)
     except _USAGE_ERROR as error:
-        return _complain(f"{error.format_message().rstrip('.')}; see: moebench --help")
+        said = error.format_message().rstrip(".")
+        return _complain(f"{with_value(said, error, arguments)}; see: moebench --help")
     except (KeyboardInterrupt, typer.Abort):
         done = INTERRUPTED
     except IntegrityError:
