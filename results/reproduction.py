@@ -225,7 +225,7 @@ def _read(file: Path) -> PaperResult:
         raise InputError(f"{file} cannot be read: {error}") from error
     except ValidationError as error:
         detail = error.errors()[0]
-        where = ".".join(map(str, detail["loc"]))
+        where = ": ".join([str(file), *filter(None, [".".join(map(str, detail["loc"]))])])
         raise InputError(
-            f"{file}: {where}: {detail['msg']}; write it again: moebench reproduce {file.stem}"
+            f"{where}: {detail['msg']}; write it again: moebench reproduce {file.stem}"
         ) from error
