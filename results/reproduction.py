@@ -16,9 +16,9 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from moebench.results.csvfile import write_text
 from moebench.results.intervals import mean_interval
 from moebench.substrate.errors import InputError
+from moebench.substrate.files import write_text
 
 #: What ships.
 FOLDER = Path(__file__).parent / "claims"

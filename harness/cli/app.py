@@ -18,6 +18,7 @@ from moebench.harness.cli import (
     timeline,
     traces,
 )
+from moebench.harness.cli.complaints import with_value
 from moebench.harness.cli.parameters import JSON
 
 app = typer.Typer(
@@ -114,7 +115,8 @@ def main(arguments: list[str] | None = None) -> int:
     try:
         done: Any = app(args=arguments, prog_name="moebench", standalone_mode=False)
     except _USAGE_ERROR as error:
-        return _complain(f"{error.format_message().rstrip('.')}; see: moebench --help")
+        said = error.format_message().rstrip(".")
+        return _complain(f"{with_value(said, error, arguments)}; see: moebench --help")
     except (KeyboardInterrupt, typer.Abort):
         done = INTERRUPTED
     except IntegrityError:
