@@ -60,7 +60,8 @@ def advise(
 ) -> None:
     """Say which system, and which α, meets a budget of time or of accuracy.
 
-    This is SMoE's Eq. 5, for every system.  All are measured on few prompts; cells that are stored already are not run again.
+    This is SMoE's Eq. 5, for every system.  All are measured on few prompts; cells that are
+    stored already are not run again.
     Exit code: 0 a system meets it, 1 none does.
     """
     from moebench.harness import console
