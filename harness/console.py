@@ -155,6 +155,11 @@ def _rows(document: dict[str, Any], badge: str) -> Iterator[tuple[str, str]]:
         yield from _process_rows(metrics["process"])
     else:
         yield from _engine_rows(metrics)
+    if metrics.get("energy_j") is not None:
+        # Earlier versions knew simulated energy alone.
+        source = (metrics.get("energy") or {}).get("source") or "simulated"
+        each = f"{metrics['tokens_per_kj']:.4g} tokens/kJ"
+        yield "energy", f"{metrics['energy_j']:.4g} J, {each} [{source}, {badge}]"
     if accuracy["score"] is not None:
         yield from _score_rows(document)
     if metrics.get("repeated_4grams") is not None:

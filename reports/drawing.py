@@ -10,7 +10,7 @@ from typing import Any
 
 from moebench.reports.figures.style import DECADE, Spec
 from moebench.reports.page.stills import Still
-from moebench.results.csvfile import write_bytes
+from moebench.substrate.files import write_bytes
 
 #: Wide enough for a text's whole column, in pixels at 72 to the inch.
 WIDTH = 560

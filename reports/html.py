@@ -28,7 +28,7 @@ from moebench.reports.page.views import views
 from moebench.reports.tables import Document, badge_of
 from moebench.reports.throughput import Curve
 from moebench.results.reproduction import PaperResult
-from moebench.results.store import Cell
+from moebench.results.store import NO_RUNS, Cell
 from moebench.substrate.errors import InputError, UsageError
 
 TEMPLATES = Path(__file__).parent / "templates"
@@ -49,25 +49,25 @@ class Contents(NamedTuple):
 
     Attributes:
         runs: documents in the order in which they are shown.
+        commands: what repeats a run, by its id.
         timelines: span records by run id, for the runs that kept a picture (microseconds).
         accuracy: the accuracy table, from `reports.accuracy.load`.
         failed: cells of sweeps that have no run.
         curves: distributions of decode throughput, from `reports.throughput.load`.
         components: from `substrate.analysis.components.documents`.
         claims: from `results.reproduction.read`.
-        specs: what was asked for, by run id: a run's document says what came of it.
 
     Whatever is empty leaves its section out.
     """
 
     runs: Sequence[Document]
+    commands: Mapping[str, str] = {}
     timelines: Mapping[str, list[dict[str, Any]]] = {}
     accuracy: Sequence[alpha.View] = ()
     failed: Sequence[Cell] = ()
     curves: Mapping[str, Curve] = {}
     components: Sequence[Mapping[str, Any]] = ()
     claims: Sequence[PaperResult] = ()
-    specs: Mapping[str, Mapping[str, Any]] = {}
 
 
 def render(contents: Contents, out: Path, source: str = "the store") -> None:
@@ -81,7 +81,7 @@ def render(contents: Contents, out: Path, source: str = "the store") -> None:
         InputError: the page cannot be written.
     """
     if not contents.runs:
-        raise UsageError(f"no runs in {source}; run: moebench run --system smoe --setting S3")
+        raise UsageError(NO_RUNS.format(source))
     text = page(contents, source)
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
@@ -137,7 +137,7 @@ def _data(contents: Contents, whole: Sequence[Document]) -> dict[str, Any]:
             for f in FIGURES
         ],
         "views": found,
-        "runs": single.listed(whole, contents.specs),
+        "runs": single.listed(whole, contents.commands),
         "pictured": [bool(contents.timelines.get(run["run_id"])) for run in whole],
         "speeds": single.speeds(whole, contents.curves),
         "shapes": {name: shape for name, (_, shape) in (bases | lines).items()},

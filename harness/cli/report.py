@@ -80,6 +80,7 @@ def _accuracy(request: ReportRequest) -> list["View"]:
 def _write_page(
     out: Path, store: Store, runs: list[dict[str, Any]], views: list["View"], failed: list[Cell]
 ) -> None:
+    from moebench.harness.run.repeat import repeats
     from moebench.reports import throughput
     from moebench.reports.html import Contents, render
     from moebench.results.reproduction import read
@@ -88,13 +89,13 @@ def _write_page(
     directory = store.directory
     contents = Contents(
         runs,
+        repeats(store, runs),
         store.timelines(),
         views,
         failed,
         throughput.load(directory, runs),
         documents(),
         read(directory / "claims") or read(),
-        {cell.run_id: cell.spec for cell in store.cells("done") if cell.run_id},
     )
     render(contents, out, str(directory))
     console.stderr().print(f"{len(runs)} runs in {out} ({os.path.getsize(out) / 1e6:.1f} MB)")

@@ -222,7 +222,8 @@ def sentence(ranking: Ranking, demand: Demand, by: By) -> str:
         said += f"  The fastest, {fastest.title}, takes {_time(fastest)}: {_cost(fastest, by)}."
     exact = ranking.lossless
     if exact is not None and not any(one.lossless for one in ranking.meeting):
-        said += f"  The fastest lossless one, {exact.title}, takes {_time(exact)}."
+        takes = f"{_time(exact)}{_late(exact, demand)}"
+        said += f"  The fastest lossless one, {exact.title}, takes {takes}."
     if best.tpot.high is not None and demand.tpot_ms and best.tpot.high > demand.tpot_ms:
         said += (
             f"  Other prompts may take it over the budget: its interval ends at "
@@ -252,6 +253,11 @@ def _nothing(ranking: Ranking, demand: Demand, by: By) -> str:
 
 def _time(one: Candidate) -> str:
     return f"{one.tpot.value:.4g} ms a token"
+
+
+def _late(one: Candidate, demand: Demand) -> str:
+    late = one.too_slow_ms(demand)
+    return f", {late:.3g} ms over the budget" if late else ""
 
 
 def _allowed(demand: Demand) -> str:

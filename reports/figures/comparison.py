@@ -16,11 +16,11 @@ PARTS = {
 _TPOT = "tpot_ms"
 _WHO = [("system", "system"), ("table", "in"), ("badge", "badge")]
 
-#: What speed is bought with: title, how it is written, and which values are better.
+#: What speed is bought with: its title, and how it is written.
 TRADES = {
-    "kl": ("KL (nats per token; 0 is the lossless model)", ".2~g", "min"),
-    "agreement": ("agreement with the lossless model (%)", ".1%", "max"),
-    "score": ("score (%)", "~g", "max"),
+    "kl": ("KL (nats per token; 0 is the lossless model)", ".2~g"),
+    "agreement": ("agreement with the lossless model (%)", ".1%"),
+    "score": ("score (%)", "~g"),
 }
 
 
@@ -40,7 +40,7 @@ def trade(measure: str, colours: Mapping[str, str]) -> Spec:
         measure: one of `TRADES`.
         colours: of the systems.
     """
-    title, form, better = TRADES[measure]
+    title, form = TRADES[measure]
     field = measure
     y = _q(field, title, form, zero=False, padding=10)
     if measure == "kl":  # lossless systems have 0, which no logarithmic axis shows
@@ -72,7 +72,8 @@ def trade(measure: str, colours: Mapping[str, str]) -> Spec:
                 },
                 {
                     "mark": {"type": "point", "filled": True, "size": 90, "opacity": 1},
-                    "encoding": {"shape": {"field": "base", "type": "nominal", "legend": _legend()}},
+                    "encoding": {"shape": {"field": "base", "type": "nominal",
+                                           "legend": _legend()}},
                 },
                 {
                     "transform": front,
@@ -83,14 +84,15 @@ def trade(measure: str, colours: Mapping[str, str]) -> Spec:
             ],
         },
         300,
-        coloured("base", colours) | {"log": {"x": [_TPOT, "least"]}, "sort": {"y": "system"}, "room": {"x": _TPOT}},
+        coloured("base", colours)
+        | {"log": {"x": [_TPOT]}, "room": {"y": field} if measure == "kl" else {}},
     )  # fmt: skip
 
 
 #: What TPOT is drawn over.
 OVER = {
     "batch": ("batch (sequences decoded together)", "d"),
-    "alpha": ("α (substitution threshold)", "g"),
+    "alpha": ("α (substitution threshold)", "~g"),
     "ratio": ("cache ratio (share of experts that fit on the device)", "~%"),
 }
 
@@ -144,7 +146,8 @@ def where_time_goes(share: bool) -> Spec:
         {
             "mark": {"type": "bar", "height": {"band": 0.72}},
             "encoding": {
-                "y": {"field": "system", "type": "nominal", "axis": axis(None, grid=False) | {"labelLimit": 200}},
+                "y": {"field": "system", "type": "nominal",
+                      "axis": axis(None, grid=False) | {"labelLimit": 200}},
                 "x": {"field": field, "type": "quantitative", "stack": "zero",
                       "scale": {"domain": [0, 1]} if share else {},
                       "axis": axis(title, "~%" if share else None)},
@@ -194,7 +197,8 @@ def bound() -> Spec:
     return finished(
         {
             "encoding": {
-                "y": {"field": "system", "type": "nominal", "axis": axis(None, grid=False) | {"labelLimit": 200}},
+                "y": {"field": "system", "type": "nominal",
+                      "axis": axis(None, grid=False) | {"labelLimit": 200}},
                 "tooltip": tooltip(("system", "system"), (_TPOT, "TPOT (ms)", ".4~g"),
                                    ("least", "bound (ms)", ".4~g"),
                                    ("ratio_bound", "TPOT / bound", ".2f"),

@@ -3,7 +3,7 @@
 Which names and values occur is known only where rows are: a spec says in its ``usermeta`` how its
 scales follow from them, and the page's `fitted` (templates/js/charts.js) fits them before drawing.
 
-``usermeta.colours``: the field that is coloured, the colour of each known name, spare ones for others.
+``usermeta.colours``: the field that is coloured, each known name's colour, spare ones for others.
 ``usermeta.log``: by channel, the fields whose axis is logarithmic where their values span a decade.
 ``usermeta.sort``: by channel, the field whose names stand in the order of the rows' ``rank``.
 ``usermeta.room``: by channel, the field whose axis leaves room for text behind its largest value.

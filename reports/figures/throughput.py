@@ -9,7 +9,11 @@ DASHES = [[1, 0], [6, 3], [2, 2], [8, 3, 2, 3]]
 
 
 def throughput(colours: Mapping[str, str]) -> Spec:
-    """Rows: ``system``, ``line``, ``run``, ``workload``, ``badge``, ``speed`` (tokens/s), ``portion`` (of tokens, 0 to 1)."""
+    """A curve a run.
+
+    Rows: ``system``, ``line``, ``run``, ``workload``, ``badge``, ``speed`` (tokens/s), ``portion``
+    (of tokens, 0 to 1).
+    """
     legend = {"title": None, "orient": "top", "columns": 3, "symbolType": "stroke"}
     return finished(
         {
@@ -25,8 +29,7 @@ def throughput(colours: Mapping[str, str]) -> Spec:
                 # Points may have one speed; only the share gives them an order.
                 "order": {"field": "portion"},
                 "color": {"field": "line", "type": "nominal", "legend": legend},
-                "strokeDash": {"field": "workload", "type": "nominal",
-                               "legend": legend | {"symbolStrokeColor": "#868e96", "symbolSize": 500},
+                "strokeDash": {"field": "workload", "type": "nominal", "legend": None,
                                "scale": {"range": DASHES}},
                 "detail": {"field": "run"},
                 "tooltip": tooltip(("system", "system"), ("run", "run"), ("badge", "badge"),

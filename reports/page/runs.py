@@ -4,7 +4,6 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from moebench.reports import fidelity
-from moebench.reports.command import command_of
 from moebench.reports.conditions import title_of
 from moebench.reports.measures import FIGURES
 from moebench.reports.page.views import base_of
@@ -17,19 +16,18 @@ Plain = dict[str, Any]
 POINTS = 50
 
 
-def listed(runs: Sequence[Document], specs: Mapping[str, Mapping[str, Any]]) -> list[Plain]:
+def listed(runs: Sequence[Document], commands: Mapping[str, str]) -> list[Plain]:
     """One flat record a run.
 
     Args:
-        specs: what was asked for, by run id, where that is known.
+        commands: what repeats a run, by its id, where that is known.
     """
-    return [_listed(run, specs.get(run["run_id"])) for run in runs]
+    return [_listed(run, commands.get(run["run_id"])) for run in runs]
 
 
-def _listed(run: Document, asked: Mapping[str, Any] | None) -> Plain:
+def _listed(run: Document, command: str | None) -> Plain:
     spec = run["spec"]
     values = {figure.key: figure.of(run) for figure in FIGURES}
-    evaluation = run.get("evaluation")
     return {
         "id": run["run_id"],
         "system": title_of(run),
@@ -42,7 +40,7 @@ def _listed(run: Document, asked: Mapping[str, Any] | None) -> Plain:
         "routing": routing_of(spec),
         "badge": badge_of(run),
         "simulated": bool(run["simulated"]),
-        "command": None if evaluation else command_of(asked or spec),
+        "command": command,
         "v": {figure.key: written(value, figure.form) for figure in FIGURES
               if (value := values[figure.key]) is not None},
         "tpot": values["tpot_ms"],
@@ -65,7 +63,7 @@ def documents(runs: Sequence[Document]) -> list[Document]:
 def pictures(
     runs: Sequence[Document], timelines: Mapping[str, list[dict[str, Any]]]
 ) -> list[Plain | None]:
-    """Each run's spans by column; times in nanoseconds, starts as differences: short when packed."""
+    """Each run's spans by column, in nanoseconds; starts as differences, which are short."""
     return [_picture(timelines.get(run["run_id"]) or []) for run in runs]
 
 

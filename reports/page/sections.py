@@ -1,4 +1,4 @@
-"""Sections that are tables of text: claims, fidelity, evaluators, failures, components, accuracy."""
+"""Sections that are tables of text: fidelity, claims, accuracy, evaluators, failures."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple

@@ -1,7 +1,7 @@
 """The comparisons as plain values: tables, and a row a system, for every choice of workload.
 
-Tables and charts of the page are drawn from the same rows.  A row's means are over all of its cells;
-one view is over all workloads, and one over each by itself, so that the page's filter never has to
+Tables and charts of the page are drawn from the same rows.  A row's means are over all of its
+cells.  One view is over all workloads, and one over each by itself, so that the filter never has to
 average: `reports.ranking` is the only place that does.
 """
 

@@ -32,10 +32,12 @@ class Accelerator(Device, Protocol):
 
     Attributes:
         name: as the card calls itself.
+        uuid: as its driver does.
         compute: the stream of all threads that have chosen no other.
     """
 
     name: str
+    uuid: str
     compute: Any
 
     def memory(self) -> tuple[int, int]:
@@ -97,6 +99,7 @@ class Cuda:
             why = "this torch is built without CUDA" if built is None else "torch finds no card"
             raise UsageError(f"--device cuda: {why}; give --device cpu, or install what is missing")
         self.name = _cuda.get_device_name()
+        self.uuid = f"GPU-{_cuda.get_device_properties().uuid}"
         self.compute = _cuda.default_stream()
 
     # ------------------------------------------------------------------ the decoder's numbers

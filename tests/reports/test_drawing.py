@@ -12,8 +12,8 @@ from moebench.reports.drawing import WIDTH, fitted, write_figures
 from moebench.reports.page.ablation import ablations
 from moebench.reports.page.stills import Still, stills
 from moebench.reports.throughput import Point
-from moebench.results.csvfile import write_text
 from moebench.substrate.errors import InputError
+from moebench.substrate.files import write_text
 from tests.reports.alpha import ITEMS, ROWS
 from tests.reports.samples import HOSTILE, run, spans
 

@@ -26,7 +26,7 @@ const plural = (count, one) => `${count} ${one}${count === 1 ? "" : "s"}`;
 
 const command = (text) =>
   text === null
-    ? h("p", { class: "caption" }, "Made by moebench eval.")
+    ? h("p", { class: "caption" }, "The command that made it is not known.")
     : h("div", { class: "command" }, h("code", {}, text),
         h("button", { type: "button", onclick: (event) => {
           // Without a secure context there is no clipboard: then the text is marked for the keys.

@@ -111,7 +111,9 @@ const throughputs = (found) => main(found).map((table) => {
   const rows = chosen(table).flatMap((row) => row.runs.filter((at) => data.speeds[at]).flatMap((at) =>
     data.speeds[at].map((speed, step, all) => ({ t: row.t, system: row.system, line: row.line, badge: row.badge, workload: data.runs[at].workload,
       run: data.runs[at].id, speed, portion: all.length > 1 ? step / (all.length - 1) : 1 }))));
-  return { name: "throughput", title: label(table), rows, click: opens(found) };
+  const read = [...new Set(rows.map((row) => row.workload))].sort();
+  const note = read.length > 1 ? read.map((name, at) => `${["solid", "dashed", "dotted", "dashes and dots"][at % 4]}: ${name}`).join("; ") + "." : null;
+  return { name: "throughput", title: label(table), rows, note, click: opens(found) };
 }).filter((one) => one.rows.length);
 
 const bounds = (found) => main(found).map((table) => ({ name: "bound", title: label(table), click: opens(found),

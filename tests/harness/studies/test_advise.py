@@ -176,7 +176,7 @@ def test_what_is_said():
     found = rank([one("smoe", 59.5, 0.001, 0.31), one("daop", 80, 0)], Demand(60, None), {})
     said = sentence(found, Demand(60, None), "kl")
     assert said.startswith("Use smoe at α 0.31: 59.5 ms a token of 60 allowed, 0.001")
-    assert "The fastest lossless one, daop, takes 80 ms a token." in said
+    assert "The fastest lossless one, daop, takes 80 ms a token, 20 ms over the budget." in said
     assert "its interval ends at 60.5 ms" in said
 
 
