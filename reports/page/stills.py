@@ -15,6 +15,7 @@ from moebench.reports.figures.heat import heat
 from moebench.reports.figures.style import Spec, system_colours
 from moebench.reports.figures.throughput import throughput
 from moebench.reports.figures.timeline import LANES, timeline
+from moebench.reports.measures import BY_KEY
 from moebench.reports.page import sections
 from moebench.reports.page.ablation import ablations
 from moebench.reports.page.runs import speeds
@@ -137,7 +138,7 @@ def _trade(table: _Table, measure: str) -> list[Plain]:
     rows = [row for row in table.rows if measure in row and "tpot_ms" in row and not row["changes"]]
     if len({row[measure] for row in rows}) < 2:
         return []
-    sign = 1 if comparison.TRADES[measure][2] == "min" else -1
+    sign = 1 if BY_KEY[measure].better == "less" else -1
     best, found = inf, []
     for row in sorted(rows, key=lambda row: (row["tpot_ms"], sign * row[measure])):
         front = not row["reference"] and sign * row[measure] < best
