@@ -47,7 +47,8 @@ OPTIONS = {
         "--json",
     },
     "report": {
-        "--html", "--csv", "--latex", "--markdown", "--intervals", "--accuracy", "--store",
+        "--html", "--csv", "--latex", "--figures", "--markdown", "--intervals", "--accuracy",
+        "--store",
         "--json",
     },
     "show": {"--store", "--json"},
