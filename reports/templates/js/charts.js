@@ -78,7 +78,7 @@ addEventListener("beforeprint", () => document.querySelectorAll(".chart").forEac
 
 const chartOf = (name, spec, rows, click) => {
   const chart = h("div", { class: "chart", "data-figure": name });
-  DRAWN.set(chart, { spec, rows, click });
+  DRAWN.set(chart, { spec, rows: typeof rows === "function" ? rows() : rows, click });
   near.observe(chart);
   return chart;
 };
