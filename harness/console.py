@@ -11,7 +11,15 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 from rich.text import Text
 
-from moebench.reports.tables import basis, plus_minus, routing_of, software_of, system_of
+from moebench.reports.tables import (
+    basis,
+    perplexity_of,
+    plus_minus,
+    routing_of,
+    score_at_floor,
+    software_of,
+    system_of,
+)
 from moebench.reports.text import TextTable
 from moebench.systems.registry import installed
 
@@ -147,13 +155,30 @@ def _rows(document: dict[str, Any], badge: str) -> Iterator[tuple[str, str]]:
         yield from _process_rows(metrics["process"])
     else:
         yield from _engine_rows(metrics)
+    if metrics.get("energy_j") is not None:
+        # Earlier versions knew simulated energy alone.
+        source = (metrics.get("energy") or {}).get("source") or "simulated"
+        each = f"{metrics['tokens_per_kj']:.4g} tokens/kJ"
+        yield "energy", f"{metrics['energy_j']:.4g} J, {each} [{source}, {badge}]"
     if accuracy["score"] is not None:
-        score = f"{accuracy['score']:.1f} ± {accuracy['stderr']:.1f} % of {accuracy['n']}"
-        yield "accuracy", f"{score} ({accuracy['metric']})"
+        yield from _score_rows(document)
     if metrics.get("repeated_4grams") is not None:
         yield "repeated 4-grams", _share(metrics["repeated_4grams"])
     yield "agreement with lossless", _share(accuracy["agreement"])
     yield "KL per token", _figure(accuracy["kl"], " nat")
+
+
+def _score_rows(document: dict[str, Any]) -> Iterator[tuple[str, str]]:
+    """A score in percent, or a perplexity; and what it cannot say."""
+    accuracy = document["accuracy"]
+    if (perplexity := perplexity_of(document)) is not None:
+        yield "perplexity per token", f"{perplexity:.4g} ± {accuracy['stderr']:.2g}"
+        return
+    floor = "; at its floor: guessing scores no less" if score_at_floor(document) else ""
+    score = f"{accuracy['score']:.1f} ± {accuracy['stderr']:.1f} % of {accuracy['n']}"
+    yield "accuracy", f"{score} ({accuracy['metric']}){floor}"
+    if accuracy.get("cut"):  # runs of earlier versions do not say it
+        yield "answers cut at --new-tokens", f"{accuracy['cut']} of {accuracy['n']}"
 
 
 def _process_rows(process: dict[str, Any]) -> Iterator[tuple[str, str]]:

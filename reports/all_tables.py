@@ -7,6 +7,7 @@ from typing import NamedTuple
 from moebench.reports import accuracy, evaluations, failures
 from moebench.reports.compare import Comparisons, comparisons, matrix
 from moebench.reports.compare_text import text_table as comparison_table
+from moebench.reports.conditions import lacks
 from moebench.reports.runs import runs_table
 from moebench.reports.tables import MISSING, Document
 from moebench.reports.text import TextTable, text_table
@@ -80,8 +81,10 @@ def report(
         tables.append(
             ("evaluations", text_table(title, headers, found, notes=[evaluations.CAPTION]))
         )
-    if runs:
-        tables.append(("runs", runs_table(runs, f"{len(runs)} runs", brief)))
+    # Of a run that does not say even this there is nothing to show; it is in what was left out.
+    named = [run for run in runs if not {"spec.system", "badge"} & {*lacks(run)}]
+    if named:
+        tables.append(("runs", runs_table(named, f"{len(named)} runs", brief)))
     if failed:
         lines_ = failures.lines(failed)
         tables.append(("failures", text_table("failed cells", failures.HEADERS, lines_)))

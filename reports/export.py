@@ -13,8 +13,9 @@ from moebench.reports.ranking import Row
 from moebench.reports.runs import fields
 from moebench.reports.tables import COLUMNS, Document, rows
 from moebench.results.accuracy_table import AccuracyRow
-from moebench.results.csvfile import csv_text, write_text
+from moebench.results.csvfile import csv_text
 from moebench.results.store import Cell
+from moebench.substrate.files import write_text
 
 
 def write_csv(

@@ -12,8 +12,8 @@ from moebench.reports.text import TextTable
 _SPECIAL = {
     "\\": r"\textbackslash{}", "&": r"\&", "%": r"\%", "$": r"\$", "#": r"\#", "_": r"\_",
     "{": r"\{", "}": r"\}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}",
-    "<": r"$<$", ">": r"$>$", "|": r"$|$", '"': r"\textquotedbl{}", "`": r"\textasciigrave{}",
-    "'": r"\textquotesingle{}", "-": "-", "–": "--", "—": "---", "−": "$-$", "…": r"\dots{}",
+    "<": r"$<$", ">": r"$>$", "|": r"$|$", '"': "''", "`": r"\textasciigrave{}",
+    "–": "--", "—": "---", "−": "$-$", "…": r"\dots{}",
     "α": r"$\alpha$", "µ": r"$\mu$", "μ": r"$\mu$", "λ": r"$\lambda$", "ρ": r"$\rho$",
     "±": r"$\pm$", "×": r"$\times$", "·": r"$\cdot$", "≠": r"$\neq$", "≤": r"$\leq$",
     "≥": r"$\geq$", "→": r"$\to$", "²": r"$^2$", "³": r"$^3$", "⁻": r"$^-$", "⁴": r"$^4$",
@@ -58,7 +58,6 @@ def document(tables: Mapping[str, TextTable]) -> str:
     return "\n".join(
         [
             "\\documentclass{article}",
-            "\\usepackage[T1]{fontenc}",
             "\\usepackage[a4paper,margin=15mm]{geometry}",
             "\\usepackage{booktabs,graphicx,textcomp}",
             # No wider than the page; a table that is narrow keeps its size.
@@ -94,8 +93,8 @@ def _character(c: str) -> str:
     return c if c in _ACCENTED else f"\\texttt{{U+{ord(c):04X}}}"
 
 
-#: Letters with accents that pdfLaTeX's T1 fonts have.
-_ACCENTED = frozenset("ÀÁÂÃÄÅÆÇÈÉÊËÌÍÎÏÐÑÒÓÔÕÖØÙÚÛÜÝÞßàáâãäåæçèéêëìíîïðñòóôõöøùúûüýþÿ")
+#: Letters with accents that pdfLaTeX's own fonts can build.
+_ACCENTED = frozenset("ÀÁÂÃÄÅÆÇÈÉÊËÌÍÎÏÑÒÓÔÕÖØÙÚÛÜÝßàáâãäåæçèéêëìíîïñòóôõöøùúûüýÿ")
 
 
 def _line(cells: Iterable[str]) -> str:

@@ -13,9 +13,10 @@ from typing import Annotated, Any, NamedTuple
 
 from pydantic import BeforeValidator, Field, ValidationError
 
-from moebench.results.csvfile import TableRow, csv_text, read_rows, write_text
+from moebench.results.csvfile import TableRow, csv_text, read_rows
 from moebench.results.paper_tables import Percent, Share
 from moebench.substrate.errors import InputError
+from moebench.substrate.files import write_text
 
 #: The committed α table (SMoE, Table IV, on the scale models).
 ALPHA_TABLE = Path(__file__).parent / "accuracy" / "alpha.csv"

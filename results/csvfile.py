@@ -1,9 +1,7 @@
-"""CSV files with strict columns: read into frozen models, written as a whole or not at all."""
+"""CSV files with strict columns: read into frozen models; texts that a spreadsheet may open."""
 
 import csv
 import io
-import os
-import tempfile
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TypeVar
@@ -49,31 +47,6 @@ def csv_text(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     text = io.StringIO()
     csv.writer(text, lineterminator="\n").writerows([header, *rows])
     return text.getvalue()
-
-
-def write_text(path: Path, text: str) -> None:
-    """Put ``text`` at ``path`` in one step; its folder is created.
-
-    Raises:
-        InputError: it cannot be written; what was there before is untouched.
-    """
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.NamedTemporaryFile(
-            "w", dir=path.parent, prefix=f".{path.name}.", encoding="utf-8", newline="",
-            delete=False,
-        ) as file:  # fmt: skip
-            try:
-                file.write(text)
-                file.flush()
-                os.fsync(file.fileno())
-                os.chmod(file.name, 0o644)  # a temporary file is its owner's alone
-                os.replace(file.name, path)
-            except BaseException:
-                os.unlink(file.name)
-                raise
-    except OSError as error:
-        raise InputError(f"{path} cannot be written: {error.strerror or error}") from error
 
 
 def _columns(path: Path, found: list[str], row: type[TableRow]) -> list[str]:

@@ -104,7 +104,7 @@ def _write_tables(
     from moebench.reports.all_tables import report
     from moebench.reports.export import write_csv, write_latex
 
-    found = report(runs, views, failed, intervals=request.intervals)
+    found = report(runs, views, failed, brief=True, intervals=request.intervals)
     written = write_csv(runs, found, request.csv, views, failed) if request.csv else []
     written += write_latex(found, request.latex) if request.latex else []
     console.stderr().print(f"written: {', '.join(map(str, written))}", markup=False)

@@ -6,10 +6,11 @@ from pathlib import Path
 from typing import Any
 
 from moebench.harness import console
+from moebench.harness.cli.timeline import require_place, write_timeline
 from moebench.harness.options import find_data_dir, parse_overrides, require_writable
 from moebench.harness.run.spec import resolve
 from moebench.results.store import Store
-from moebench.substrate.errors import InputError, UsageError
+from moebench.substrate.errors import UsageError
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,13 +27,6 @@ class RunRequest:
     json: bool
 
 
-def _require_file_place(file: Path) -> None:
-    if file.is_dir():
-        raise InputError(f"--timeline {file}: this is a folder; give a file, for example out.json")
-    if not file.parent.is_dir():
-        raise InputError(f"--timeline {file}: no such folder {file.parent}")
-
-
 def run_command(request: RunRequest) -> None:
     """Resolve, reuse a stored result or run, store, show."""
     data_dir = find_data_dir(request.data_dir)
@@ -41,7 +35,7 @@ def run_command(request: RunRequest) -> None:
     if request.timeline is not None:
         if spec.native:
             raise UsageError(f"--timeline: {spec.system} is a package that shows no lanes")
-        _require_file_place(request.timeline)
+        require_place("--timeline", request.timeline)
     require_writable(request.store)
 
     from moebench.harness.run.interval import add_interval
@@ -60,8 +54,7 @@ def run_command(request: RunRequest) -> None:
         with samples_of_run(request.store, session.run_id, samples_of(outcome.generations)):
             store.put(stored, outcome.picture, (session.run_id, spec.model_dump()))
         if request.timeline is not None:
-            outcome.timeline.write_chrome_trace(request.timeline)
-            console.stderr().print(f"timeline in {request.timeline}: open it at ui.perfetto.dev")
+            write_timeline(request.timeline, outcome.timeline.records(), stored)
     else:
         console.stderr().print(f"run {session.run_id} was stored; --force runs it again")
     wanted = request.interval and stored["simulated"] and stored.get("interval") is None

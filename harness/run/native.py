@@ -14,7 +14,7 @@ from typing import Any
 
 from tokenizers import Tokenizer
 
-from moebench.harness.run import measure, repetition
+from moebench.harness.run import energy, measure, repetition
 from moebench.harness.run.accuracy import Accuracy
 from moebench.harness.run.answers import decoded, up_to
 from moebench.harness.run.identity import system_hash
@@ -204,15 +204,16 @@ def run(session: NativeSession, scratch: Path, progress: Callable[[int, int], No
             limit.apply()
         warm = min(WARM_UP, spec.new_tokens)
         told.before = _generate(process, session, slice(0, spec.batch), warm)[1]
-        batches = range(0, spec.prompts, spec.batch)
+        batches, meter = range(0, spec.prompts, spec.batch), energy.open_meter(None)
         for done, first in enumerate(batches):
             rows = slice(first, first + spec.batch)
-            generation, told.after = _generate(process, session, rows, spec.new_tokens)
+            with meter:
+                generation, told.after = _generate(process, session, rows, spec.new_tokens)
             generations.append(generation)
             progress(done + 1, len(batches))
     for first, generation in zip(batches, generations, strict=True):
         _score(session, slice(first, first + spec.batch), generation)
-    document = _document(session, generations, told, limit)
+    document = _document(session, generations, told, limit, meter)
     document["provenance"]["wall_s"] = round(time.monotonic() - started, 3)
     return Outcome(document, [], Timeline(False), generations)
 
@@ -251,7 +252,11 @@ def _score(session: NativeSession, rows: slice, generation: Generation) -> None:
 
 
 def _document(
-    session: NativeSession, generations: list[Generation], told: _Told, limit: Limit | None
+    session: NativeSession,
+    generations: list[Generation],
+    told: _Told,
+    limit: Limit | None,
+    meter: energy.Meter,
 ) -> dict[str, Any]:
     spec, system = session.spec, session.system
     ran = named(spec, session.checkpoint)
@@ -285,6 +290,7 @@ def _document(
         "metrics": {
             **measure.latencies(generations),
             **measure.unknown(),
+            **meter.figures(generations),
             "process": told.figures(),
             "load_ms": measure.ms(told.load_ns),
             "repeated_4grams": None if repeated is None else round(repeated, 6),

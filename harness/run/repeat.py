@@ -35,14 +35,7 @@ def _command(document: Mapping[str, Any], found: Mapping[str, Any] | None) -> st
     evaluation = document.get("evaluation")
     if found is None or evaluation is not None:
         found = _of_document(document["spec"])
-    if found.get("machine") == "local":  # what ran here has no kind of software to choose
-        found = {**found, "software": None}
-    given = {
-        name: value for name, field in RunSpec.model_fields.items()
-        if (value := found.get(name)) is not None
-        # A setting may say otherwise than a default that was given.
-        and (name in Setting.model_fields or value != field.default)
-    }  # fmt: skip
+    given = _given(found)
     if evaluation is not None:
         words = _evaluation(given, evaluation)
     else:
@@ -50,6 +43,23 @@ def _command(document: Mapping[str, Any], found: Mapping[str, Any] | None) -> st
     if _needs_data(found, evaluation):
         words += ["--data-dir", "DIR"]
     return shlex.join(["moebench", *words])
+
+
+def shortest(spec: RunSpec) -> str:
+    """What `moebench run` must be given for this spec, in as few words as can be."""
+    return shlex.join(_options(_least(_given(spec.model_dump()))))
+
+
+def _given(found: Mapping[str, Any]) -> dict[str, Any]:
+    """What was chosen, or stands in a setting; plain defaults are left out."""
+    if found.get("machine") == "local":  # what ran here has no kind of software to choose
+        found = {**found, "software": None}
+    return {
+        name: value for name, field in RunSpec.model_fields.items()
+        if (value := found.get(name)) is not None
+        # A setting may say otherwise than a default that was given.
+        and (name in Setting.model_fields or value != field.default)
+    }  # fmt: skip
 
 
 def _of_document(spec: Mapping[str, Any]) -> dict[str, Any]:

@@ -92,7 +92,9 @@ def pictures(
     ]
 
 
-def _picture(records: Sequence[Mapping[str, Any]]) -> Plain:
+def _picture(kept: Sequence[Mapping[str, Any]]) -> Plain:
+    # What happened at an instant has no bar: `moebench timeline` shows it.
+    records = [record for record in kept if not record.get("instant")]
     lanes, kinds = ([*dict.fromkeys(str(r[name]) for r in records)] for name in ("lane", "kind"))
     starts = [round(record["start_us"] * 1000) for record in records]
     return {

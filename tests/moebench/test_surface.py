@@ -60,14 +60,11 @@ OPTIONS = {
     "advise": {
         "--tpot-ms", "--accuracy-loss", "--by", "--setting", "--model", "--machine", "--software",
         "--weights", "--precision", "--workload", "--batch", "--cache-ratio", "--systems",
-        "--alphas", "--prompts", "--new-tokens", "--seed", "--jobs", "--data-dir", "--store",
-        "--json",
+        "--alphas", "--prompts", "--new-tokens", "--calibrate-texts", "--seed", "--jobs",
+        "--data-dir", "--store", "--json",
     },
-    "check": {"--update", "--jobs", "--json"},
-    "reproduce": {
-        "--quick", "--jobs", "--retry-failed", "--dry-run", "--markdown", "--out", "--data-dir",
-        "--store", "--json",
-    },
+    "check": {"--file", "--references", "--update", "--jobs", "--data-dir", "--json"},
+    "timeline": {"--out", "--store"},
     "calibrate": {"--weights", "--model", "--emulated-link", "--out", "--store", "--json"},
     "validate": {
         "--profile", "--weights", "--model", "--emulated-link", "--systems", "--set",
@@ -81,6 +78,10 @@ OPTIONS = {
         "--calibrate-from", "--calibrate-texts", "--seed", "--task-files", "--keep", "--data-dir",
         "--store", "--force", "--json",
     },
+    "reproduce": {
+        "--quick", "--jobs", "--retry-failed", "--dry-run", "--markdown", "--out", "--data-dir",
+        "--store", "--json",
+    },
     "doctor": {"--system", "--variant", "--jobs", "--data-dir", "--store", "--json"},
     "machines sensitivity": {
         "--system", "--variant", "--setting", "--machine", "--software", "--model", "--workload",
@@ -88,6 +89,9 @@ OPTIONS = {
         "--store", "--json",
     },
     "machines components": {"--json"},
+    "machines init": {"--force"},
+    "machines show": {"--software", "--json"},
+    "machines diff": {"--software", "--json"},
     "models list": {"--json"},
     "models train": {
         "--from", "--data-dir", "--out", "--tokens", "--seed", "--balance", "--device", "--threads",

@@ -54,6 +54,16 @@ def test_a_picture_comes_back_as_its_spans(page: Page) -> None:
     ]
 
 
+def test_what_has_no_length_is_not_drawn(tmp_path: Path) -> None:
+    evicted = {"lane": "h2d", "kind": "evict", "layer": 3, "experts": [1], "instant": True}
+    records = [*spans(1), evicted | {"start_us": 5.0, "end_us": 5.0}]
+    (picture,) = made(tmp_path, Contents([run()], {}, {run()["run_id"]: records})).packed[
+        "pictures"
+    ]
+    assert len(picture["kind"]) == len(spans(1))
+    assert "evict" not in picture["kinds"]
+
+
 def test_of_many_pictures_one_a_system_and_place_is_kept() -> None:
     from moebench.reports.page.runs import pictured
 
