@@ -17,9 +17,11 @@ from moebench.harness.cli import (
     studies,
     traces,
 )
+from moebench.harness.cli.completion import CompletingGroup
 from moebench.harness.cli.parameters import JSON
 
 app = typer.Typer(
+    cls=CompletingGroup,
     help="Compare systems that run Mixture-of-Experts models on a device too small to hold them.",
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
