@@ -10,6 +10,7 @@ from moebench.harness.options import find_data_dir, parse_overrides, require_wri
 from moebench.harness.run.spec import RunSpec, resolve
 from moebench.results.store import Store
 from moebench.substrate.errors import InputError, UsageError
+from moebench.substrate.phases import tell
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,19 +79,23 @@ def _specs(request: RunRequest, data_dir: Path | None) -> list[RunSpec]:
 
 def _document(request: RunRequest, spec: RunSpec, data_dir: Path | None) -> dict[str, Any]:
     """One run's document, stored before or now."""
-    from moebench.harness.run.interval import add_interval
-    from moebench.harness.run.runner import prepare, run
-    from moebench.harness.run.session import Session
-    from moebench.harness.sweep.worker import samples_of
-    from moebench.results.samples import samples_of_run
+    store, outcome = Store(request.store), None
+    seed = "" if request.seeds is None else f", seed {spec.seed}"
+    what = f"{spec.title} on {spec.model}{seed}"
+    with console.progress(what) as progress:
+        tell("load")
+        # The first of these imports takes seconds, too.
+        from moebench.harness.run.interval import add_interval
+        from moebench.harness.run.runner import prepare, run
+        from moebench.harness.run.session import Session
+        from moebench.harness.sweep.worker import samples_of
+        from moebench.results.samples import samples_of_run
 
-    session = prepare(spec, data_dir)
-    store = Store(request.store)
-    stored = None if request.force or request.timeline else store.get(session.run_id)
-    if stored is None:
-        seed = "" if request.seeds is None else f", seed {spec.seed}"
-        with console.progress(f"{spec.title} on {spec.model}{seed}") as progress:
+        session = prepare(spec, data_dir)
+        stored = None if request.force or request.timeline else store.get(session.run_id)
+        if stored is None:
             outcome = run(session, request.store, progress, request.timeline is not None)
+    if outcome is not None:
         stored = outcome.document
         with samples_of_run(request.store, session.run_id, samples_of(outcome.generations)):
             store.put(stored, outcome.picture, (session.run_id, spec.model_dump()))
@@ -99,13 +104,11 @@ def _document(request: RunRequest, spec: RunSpec, data_dir: Path | None) -> dict
             console.stderr().print(f"timeline in {request.timeline}: open it at ui.perfetto.dev")
     else:
         console.stderr().print(f"run {session.run_id} was stored; --force runs it again")
-    wanted = (
-        request.interval
-        and request.seeds is None
-        and stored["simulated"]
-        and stored.get("interval") is None
-    )
+    assert stored is not None
+    alone = request.interval and request.seeds is None
+    wanted = alone and stored["simulated"] and stored.get("interval") is None
     if wanted and isinstance(session, Session):
-        add_interval(stored, session, request.store)
+        with console.progress(f"{what}, how sure its latencies are"):
+            add_interval(stored, session, request.store)
         store.put(stored, store.timeline(session.run_id), (session.run_id, spec.model_dump()))
     return stored
