@@ -52,10 +52,10 @@ def parts(folder: Path = TABLES) -> list[tuple[str, tuple[str, ...], list[list[s
 
 def _title(table: Document) -> str:
     summary = table["summary"]
+    mean, worst = summary["tpot_mean"], summary["tpot_worst"]
     return (
-        f"{table['profile']}, {table['model']}: TPOT off by {summary['tpot_mean']:.1%} in the "
-        f"mean, {summary['tpot_worst']:.1%} at worst; rank correlation "
-        f"{summary['rank_correlation']:g}"
+        f"{table['profile']}, {table['model']}: TPOT off by {mean:.1%} in the mean, "
+        f"{worst:.1%} at worst; rank correlation {summary['rank_correlation']:g}"
     )
 
 

@@ -117,7 +117,7 @@ def page(contents: Contents, source: str) -> str:
         packed={
             "data": _packed(data),
             "documents": _packed(single.documents(whole)),
-            "pictures": _packed(single.pictures(whole, contents.timelines)),
+            "pictures": _packed(single.pictures(whole, contents.timelines, data["pictured"])),
         },
         library=Markup(library()),  # the pinned package's own script
     )
@@ -138,7 +138,8 @@ def _data(contents: Contents, whole: Sequence[Document]) -> dict[str, Any]:
         ],
         "views": found,
         "runs": single.listed(whole, contents.commands),
-        "pictured": [bool(contents.timelines.get(run["run_id"])) for run in whole],
+        "pictured": single.pictured(whole, contents.timelines),
+        "withPicture": [bool(contents.timelines.get(run["run_id"])) for run in whole],
         "speeds": single.speeds(whole, contents.curves),
         "shapes": {name: shape for name, (_, shape) in (bases | lines).items()},
         "parts": list(comparison.PARTS),

@@ -58,9 +58,10 @@ def advise(
     store: STORE = DEFAULT_STORE,
     json: JSON = False,
 ) -> None:
-    """Say which system, and which α, meets a budget (SMoE, Eq. 5, for every system).
+    """Say which system, and which α, meets a budget of time or of accuracy.
 
-    Measures every system on few prompts; cells that are stored already are not run again.
+    This is SMoE's Eq. 5, for every system.  All are measured on few prompts; cells that are
+    stored already are not run again.
     Exit code: 0 a system meets it, 1 none does.
     """
     from moebench.harness import console

@@ -19,9 +19,11 @@ from moebench.harness.cli import (
     traces,
 )
 from moebench.harness.cli.complaints import with_value
+from moebench.harness.cli.completion import CompletingGroup
 from moebench.harness.cli.parameters import JSON
 
 app = typer.Typer(
+    cls=CompletingGroup,
     help="Compare systems that run Mixture-of-Experts models on a device too small to hold them.",
     pretty_exceptions_enable=False,
     rich_markup_mode=None,

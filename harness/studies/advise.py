@@ -224,12 +224,19 @@ def sentence(ranking: Ranking, demand: Demand, by: By) -> str:
     if exact is not None and not any(one.lossless for one in ranking.meeting):
         takes = f"{_time(exact)}{_late(exact, demand)}"
         said += f"  The fastest lossless one, {exact.title}, takes {takes}."
-    if best.tpot.high is not None and demand.tpot_ms and best.tpot.high > demand.tpot_ms:
-        said += (
-            f"  Other prompts may take it over the budget: its interval ends at "
-            f"{best.tpot.high:.4g} ms."
-        )
-    return said
+    return said + _beyond(best, demand, by)
+
+
+def _beyond(best: Candidate, demand: Demand, by: By) -> str:
+    """Said where the interval of what is advised goes over a limit that its mean keeps."""
+    over = []
+    limits = ((best.tpot, demand.tpot_ms, "ms"), (best.loss, demand.loss, UNITS[by]))
+    for figure, limit, unit in limits:
+        if figure is not None and figure.high is not None and limit is not None:
+            over += [f"{figure.high:.3g} {unit}"] if figure.high > limit else []
+    if not over:
+        return ""
+    return f"  Other prompts may take it over: its interval ends at {' and '.join(over)}."
 
 
 def _nothing(ranking: Ranking, demand: Demand, by: By) -> str:

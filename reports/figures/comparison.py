@@ -25,7 +25,7 @@ TRADES = {
 
 
 def _q(field: str, title: str | None, form: str | None = None, **scale: object) -> Spec:
-    shown = axis(title, form) | {"tickCount": 6, "labelOverlap": True}
+    shown = axis(title, form) | {"labelOverlap": True}
     return {"field": field, "type": "quantitative", "axis": shown, "scale": scale}
 
 

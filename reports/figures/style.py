@@ -39,7 +39,7 @@ def coloured(field: str, known: Mapping[str, str], spare: Iterable[str] = PALETT
 
 def axis(title: str | None, form: str | None = None, grid: bool = True) -> Spec:
     """An axis with a title, and how it writes numbers."""
-    return {"title": title, "grid": grid} | ({"format": form} if form else {})
+    return {"title": title, "grid": grid, "tickCount": 6} | ({"format": form} if form else {})
 
 
 def tooltip(*fields: tuple[str, str] | tuple[str, str, str]) -> list[Spec]:

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from moebench.reports import fidelity
-from moebench.reports.conditions import title_of
+from moebench.reports.conditions import place_of, title_of
 from moebench.reports.measures import FIGURES
 from moebench.reports.page.views import base_of
 from moebench.reports.tables import Document, badge_of, dig, model_of, routing_of, written
@@ -14,6 +14,9 @@ Plain = dict[str, Any]
 
 #: Curves have this many points at most: more are not seen, and a page of 2,000 runs would be large.
 POINTS = 50
+
+#: More pictures than this would be most of a page.
+PICTURES = 1000
 
 
 def listed(runs: Sequence[Document], commands: Mapping[str, str]) -> list[Plain]:
@@ -60,16 +63,38 @@ def documents(runs: Sequence[Document]) -> list[Document]:
     return found
 
 
+def pictured(
+    runs: Sequence[Document], timelines: Mapping[str, list[dict[str, Any]]], limit: int = PICTURES
+) -> list[bool]:
+    """Which runs' pictures are in the page: all, or of many one a system in each place."""
+    kept = [bool(timelines.get(run["run_id"])) for run in runs]
+    if sum(kept) > limit:
+        first: dict[Any, int] = {}
+        for at, run in enumerate(runs):
+            if kept[at]:
+                first.setdefault((place_of(run), title_of(run)), at)
+        chosen = {*sorted(first.values())[:limit]}
+        kept = [at in chosen for at in range(len(runs))]
+    return kept
+
+
 def pictures(
-    runs: Sequence[Document], timelines: Mapping[str, list[dict[str, Any]]]
+    runs: Sequence[Document], timelines: Mapping[str, list[dict[str, Any]]], kept: Sequence[bool]
 ) -> list[Plain | None]:
-    """Each run's spans by column, in nanoseconds; starts as differences, which are short."""
-    return [_picture(timelines.get(run["run_id"]) or []) for run in runs]
+    """Spans by column, in nanoseconds; starts as differences, which are short.
+
+    Args:
+        kept: from `pictured`.
+    """
+    return [
+        _picture(timelines[run["run_id"]]) if keep else None
+        for run, keep in zip(runs, kept, strict=True)
+    ]
 
 
-def _picture(records: Sequence[Mapping[str, Any]]) -> Plain | None:
-    if not records:
-        return None
+def _picture(kept: Sequence[Mapping[str, Any]]) -> Plain:
+    # What happened at an instant has no bar: `moebench timeline` shows it.
+    records = [record for record in kept if not record.get("instant")]
     lanes, kinds = ([*dict.fromkeys(str(r[name]) for r in records)] for name in ("lane", "kind"))
     starts = [round(record["start_us"] * 1000) for record in records]
     return {

@@ -1,8 +1,8 @@
 """The comparisons as plain values: tables, and a row a system, for every choice of workload.
 
 Tables and charts of the page are drawn from the same rows.  A row's means are over all of its
-cells.  One view is over all workloads, and one over each by itself, so that the filter never has to
-average: `reports.ranking` is the only place that does.
+cells; one view is over all workloads, and one over each by itself, so that the page's filter never
+has to average: `reports.ranking` is the only place that does.
 """
 
 from collections import Counter

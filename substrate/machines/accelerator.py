@@ -32,13 +32,15 @@ class Accelerator(Device, Protocol):
 
     Attributes:
         name: as the card calls itself.
-        uuid: as its driver does.
         compute: the stream of all threads that have chosen no other.
     """
 
     name: str
-    uuid: str
     compute: Any
+
+    @property
+    def uuid(self) -> str:
+        """The card's, as its driver knows it."""
 
     def memory(self) -> tuple[int, int]:
         """Bytes that are free, and that there are."""
@@ -99,8 +101,12 @@ class Cuda:
             why = "this torch is built without CUDA" if built is None else "torch finds no card"
             raise UsageError(f"--device cuda: {why}; give --device cpu, or install what is missing")
         self.name = _cuda.get_device_name()
-        self.uuid = f"GPU-{_cuda.get_device_properties().uuid}"
         self.compute = _cuda.default_stream()
+
+    @property
+    def uuid(self) -> str:
+        """As NVIDIA's own tools write it."""
+        return f"GPU-{_cuda.get_device_properties().uuid}"
 
     # ------------------------------------------------------------------ the decoder's numbers
 

@@ -36,6 +36,8 @@ const fitted = (given, rows, width) => {
       spec.encoding[channel].axis.title += ", logarithmic";
     }
   }
+  // A bar has its height, however many there are.
+  if (spec.height.step) spec.height = given.height.step * new Set(rows.map((row) => row[spec.encoding.y.field])).size;
   if (width < 480) {
     for (const one of [spec, ...(spec.layer ?? [])]) for (const channel of Object.values(one.encoding ?? {})) {
       if (channel.legend) channel.legend = { ...channel.legend, columns: 2 };
@@ -78,7 +80,7 @@ addEventListener("beforeprint", () => document.querySelectorAll(".chart").forEac
 
 const chartOf = (name, spec, rows, click) => {
   const chart = h("div", { class: "chart", "data-figure": name });
-  DRAWN.set(chart, { spec, rows, click });
+  DRAWN.set(chart, { spec, rows: typeof rows === "function" ? rows() : rows, click });
   near.observe(chart);
   return chart;
 };

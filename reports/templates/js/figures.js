@@ -63,13 +63,13 @@ const trades = (measure) => (found) => main(found).map((table) => {
 
 const times = (form) => (found) => main(found).map((table) => {
   const rows = chosen(table).filter((row) => row.parts);
-  const parts = rows.flatMap((row) => {
+  const parts = () => rows.flatMap((row) => {
     const total = Object.values(row.parts).reduce((a, b) => a + b, 0);
     return Object.entries(row.parts).filter(([, ms]) => ms > 0).map(([part, ms]) => ({
       t: row.t, system: row.system, badge: row.badge, rank: row.rank, part, ms, share: ms / total, order: (data.parts.indexOf(part) + 99) % 99 }));
   });
-  return { name: `time-${form}`, title: label(table), rows: rows.length > 1 ? parts : [], click: opens(found) };
-}).filter((one) => one.rows.length);
+  return { name: `time-${form}`, title: label(table), rows: parts, some: rows.length > 1, click: opens(found) };
+}).filter((one) => one.some);
 
 // A chain of systems in which each has one changed decision less than the one before, down to none.
 const ablations = (found) => found.flatMap((table) => {
@@ -108,13 +108,14 @@ const ablations = (found) => found.flatMap((table) => {
 });
 
 const throughputs = (found) => main(found).map((table) => {
-  const rows = chosen(table).flatMap((row) => row.runs.filter((at) => data.speeds[at]).flatMap((at) =>
+  const drawn = chosen(table).map((row) => [row, row.runs.filter((at) => data.speeds[at])]).filter(([, runs]) => runs.length);
+  const rows = () => drawn.flatMap(([row, runs]) => runs.flatMap((at) =>
     data.speeds[at].map((speed, step, all) => ({ t: row.t, system: row.system, line: row.line, badge: row.badge, workload: data.runs[at].workload,
       run: data.runs[at].id, speed, portion: all.length > 1 ? step / (all.length - 1) : 1 }))));
-  const read = [...new Set(rows.map((row) => row.workload))].sort();
+  const read = [...new Set(drawn.flatMap(([, runs]) => runs.map((at) => data.runs[at].workload)))].sort();
   const note = read.length > 1 ? read.map((name, at) => `${["solid", "dashed", "dotted", "dashes and dots"][at % 4]}: ${name}`).join("; ") + "." : null;
-  return { name: "throughput", title: label(table), rows, note, click: opens(found) };
-}).filter((one) => one.rows.length);
+  return { name: "throughput", title: label(table), rows, note, some: drawn.length, click: opens(found) };
+}).filter((one) => one.some);
 
 const bounds = (found) => main(found).map((table) => ({ name: "bound", title: label(table), click: opens(found),
   rows: chosen(table).filter((row) => row.ratio_bound && row.tpot_ms) })).filter((one) => one.rows.length > 1);

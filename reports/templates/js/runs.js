@@ -34,7 +34,9 @@ const runBody = async (at) => {
       h("tbody", {}, fields.map((one) => h("tr", {}, [one.field, one.low, one.high, one.stated ? "stated" : "assumed", (one.tpot_ms ?? []).join(", "), (one.ttft_ms ?? []).join(", ")]
         .map((text) => h("td", {}, String(text))))))))) : null,
     picture ? figure({ name: "timeline", title: "One decoded token", rows: spansOf(picture, "", 0), note: `${basisOf(run)} times. ${PAN}` })
-      : h("p", { class: "caption" }, "No timeline was kept for this run."),
+      : h("p", { class: "caption" }, data.withPicture[at]
+        ? `Its timeline is left out to keep the page small; another run of this system here has one. moebench timeline ${run.id} writes it.`
+        : "No timeline was kept for this run."),
     h("div", { class: "columns" }, h("div", {}, h("h4", {}, "Spec"), listOf(flat(doc.spec))), h("div", {}, h("h4", {}, "Provenance"), listOf(flat(doc.provenance)))),
     folded("The whole document as JSON", () => h("pre", {}, JSON.stringify(doc, null, 2))),
   ].flat().filter(Boolean);
