@@ -11,7 +11,15 @@ from rich.table import Table
 from rich.text import Text
 
 from moebench.harness.progress import Step, shown
-from moebench.reports.tables import basis, plus_minus, routing_of, software_of, system_of
+from moebench.reports.tables import (
+    basis,
+    perplexity_of,
+    plus_minus,
+    routing_of,
+    score_at_floor,
+    software_of,
+    system_of,
+)
 from moebench.reports.text import TextTable
 from moebench.systems.registry import installed
 
@@ -49,8 +57,8 @@ def text_table(shown: TextTable) -> None:
     styles = {"": "", "best": "bold", "second": "underline"}
     drawn = Table(title=escape(shown.title), title_justify="left", caption_justify="left",
                   caption=escape(shown.said) or None)  # fmt: skip
-    for header in shown.headers:
-        drawn.add_column(escape(header))
+    for header, number in zip(shown.headers, shown.numbers, strict=True):
+        drawn.add_column(escape(header), justify="right" if number else "left")
     for g, group in enumerate(shown.groups):
         for r, row in enumerate(group):
             cells = [
@@ -58,6 +66,8 @@ def text_table(shown: TextTable) -> None:
             ]
             drawn.add_row(*cells, end_section=r == len(group) - 1)
     stdout().print(drawn)
+    for note in shown.notes:
+        stdout().print(note, markup=False)
 
 
 @contextmanager
@@ -125,13 +135,30 @@ def _rows(document: dict[str, Any], badge: str) -> Iterator[tuple[str, str]]:
         yield from _process_rows(metrics["process"])
     else:
         yield from _engine_rows(metrics)
+    if metrics.get("energy_j") is not None:
+        # Earlier versions knew simulated energy alone.
+        source = (metrics.get("energy") or {}).get("source") or "simulated"
+        each = f"{metrics['tokens_per_kj']:.4g} tokens/kJ"
+        yield "energy", f"{metrics['energy_j']:.4g} J, {each} [{source}, {badge}]"
     if accuracy["score"] is not None:
-        score = f"{accuracy['score']:.1f} ± {accuracy['stderr']:.1f} % of {accuracy['n']}"
-        yield "accuracy", f"{score} ({accuracy['metric']})"
+        yield from _score_rows(document)
     if metrics.get("repeated_4grams") is not None:
         yield "repeated 4-grams", _share(metrics["repeated_4grams"])
     yield "agreement with lossless", _share(accuracy["agreement"])
     yield "KL per token", _figure(accuracy["kl"], " nat")
+
+
+def _score_rows(document: dict[str, Any]) -> Iterator[tuple[str, str]]:
+    """A score in percent, or a perplexity; and what it cannot say."""
+    accuracy = document["accuracy"]
+    if (perplexity := perplexity_of(document)) is not None:
+        yield "perplexity per token", f"{perplexity:.4g} ± {accuracy['stderr']:.2g}"
+        return
+    floor = "; at its floor: guessing scores no less" if score_at_floor(document) else ""
+    score = f"{accuracy['score']:.1f} ± {accuracy['stderr']:.1f} % of {accuracy['n']}"
+    yield "accuracy", f"{score} ({accuracy['metric']}){floor}"
+    if accuracy.get("cut"):  # runs of earlier versions do not say it
+        yield "answers cut at --new-tokens", f"{accuracy['cut']} of {accuracy['n']}"
 
 
 def _process_rows(process: dict[str, Any]) -> Iterator[tuple[str, str]]:

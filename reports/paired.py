@@ -1,7 +1,7 @@
 """Two runs beside each other: paired differences with intervals, and where they come from.
 
 Questions that both runs read are pairs; where they read others, the samples are independent.
-Intervals are those of `reports.intervals`: over questions (batches, for times), not over seeds, and
+Intervals are those of `results.intervals`: over questions (batches, for times), not over seeds, and
 not over what the machine's numbers may be.
 
 The device's time line of decode is its busy time and its idle time by cause, so the difference of

@@ -177,9 +177,12 @@ class Store:
         return self._picture(rows[0][0]) if rows else None
 
     def timelines(self) -> dict[str, list[dict[str, Any]]]:
-        """Those of all runs that kept one, by run id."""
+        """The spans of all runs that kept some, by run id; not what happened at an instant."""
         rows = self._read("SELECT run_id, timeline FROM runs WHERE timeline IS NOT NULL")
-        return {run_id: self._picture(kept) or [] for run_id, kept in rows}
+        return {
+            run_id: [record for record in self._picture(kept) or [] if not record.get("instant")]
+            for run_id, kept in rows
+        }
 
     def runs(self) -> list[dict[str, Any]]:
         """Every run's document, oldest first."""

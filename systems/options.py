@@ -5,6 +5,7 @@ import json
 import typing
 from collections.abc import Mapping
 from contextlib import suppress
+from functools import cache
 from typing import Any
 
 from pydantic import TypeAdapter, ValidationError
@@ -124,9 +125,14 @@ def options_of(owner: type[Policy] | type[System] | type[NativeSystem]) -> dict[
     """An owner's options and their types; of a system, those that are not decisions."""
     if not dataclasses.is_dataclass(owner):
         return {}
-    hints = typing.get_type_hints(owner)
+    hints = _hints(typing.cast(Any, owner))
     names = [f.name for f in dataclasses.fields(typing.cast(Any, owner)) if f.init]
     return {name: hints[name] for name in names if name not in DECISIONS}
+
+
+@cache
+def _hints(owner: type) -> dict[str, Any]:
+    return typing.get_type_hints(owner)
 
 
 def _value(kind: Any, text: str, key: str) -> Any:

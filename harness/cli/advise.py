@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from moebench.harness.studies.advise_runs import Advice
 
 #: Few, so that an answer comes in minutes; the output says so.
-PROMPTS, NEW_TOKENS = 4, 32
+PROMPTS, NEW_TOKENS, TEXTS = 4, 32, 16
 
 #: How many commands are named.
 TO_TRY = 3
@@ -47,6 +47,9 @@ def advise(
     ] = None,
     prompts: Annotated[int, typer.Option(min=1, help="Of each run.")] = PROMPTS,
     new_tokens: Annotated[int, typer.Option(min=2, help="Generated per prompt.")] = NEW_TOKENS,
+    calibrate_texts: Annotated[
+        int, typer.Option(min=1, help="How many texts learning systems are shown.")
+    ] = TEXTS,
     seed: Annotated[int, typer.Option(min=0, help="Draws the prompts.")] = 0,
     jobs: Annotated[
         int, typer.Option(min=0, help="Processes [one a core]; 0 is this one.")
@@ -55,9 +58,10 @@ def advise(
     store: STORE = DEFAULT_STORE,
     json: JSON = False,
 ) -> None:
-    """Say which system, and which α, meets a budget (SMoE, Eq. 5, for every system).
+    """Say which system, and which α, meets a budget of time or of accuracy.
 
-    Measures every system on few prompts; cells that are stored already are not run again.
+    This is SMoE's Eq. 5, for every system.  All are measured on few prompts; cells that are
+    stored already are not run again.
     Exit code: 0 a system meets it, 1 none does.
     """
     from moebench.harness import console
@@ -86,8 +90,10 @@ def advise(
         length["new_tokens"] = new_tokens
     demand = Demand(tpot_ms, accuracy_loss)
     found = find(
-        Runs(place | length, folder, store, jobs), named, _alphas(alphas), demand, unit
+        Runs(place | length, calibrate_texts, folder, store, jobs), named, _alphas(alphas),
+        demand, unit,
     )  # fmt: skip
+    length["calibrate_texts"] = calibrate_texts
     place |= {} if data_dir is None else {"data_dir": str(data_dir)}
     place |= {} if store == DEFAULT_STORE else {"store": str(store)}
     show(found, demand, unit, place, length, json)
@@ -186,8 +192,8 @@ def show(
     for note in found.notes:
         out.print(f"note: {note}", markup=False)
     out.print(
-        f"few questions: {basis}; ± is a 95 % t interval over prompts, and holds nothing of how "
-        "sure the machine's numbers are; --prompts N for more",
+        f"a quick look: {basis}; ± is a 95 % t interval over prompts, and holds nothing of how "
+        "sure the machine's numbers are; the commands below run all prompts and texts",
         markup=False,
     )
     print(advice)

@@ -15,8 +15,10 @@ from moebench.harness.cli import (
     results,
     runs,
     studies,
+    timeline,
     traces,
 )
+from moebench.harness.cli.complaints import with_value
 from moebench.harness.cli.completion import CompletingGroup
 from moebench.harness.cli.parameters import JSON
 
@@ -97,6 +99,7 @@ app.command()(results.gc)
 app.command()(studies.accuracy)
 app.command()(studies.check)
 app.command()(advise.advise)
+app.command()(timeline.timeline)
 app.command()(here.calibrate)
 app.command()(here.validate)
 app.command("eval")(evaluate.evaluate)
@@ -114,7 +117,8 @@ def main(arguments: list[str] | None = None) -> int:
     try:
         done: Any = app(args=arguments, prog_name="moebench", standalone_mode=False)
     except _USAGE_ERROR as error:
-        return _complain(f"{error.format_message().rstrip('.')}; see: moebench --help")
+        said = error.format_message().rstrip(".")
+        return _complain(f"{with_value(said, error, arguments)}; see: moebench --help")
     except (KeyboardInterrupt, typer.Abort):
         done = INTERRUPTED
     except IntegrityError:

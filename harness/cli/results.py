@@ -38,13 +38,21 @@ def report(
     html: Annotated[Path | None, typer.Option(help="Write one offline page.")] = None,
     csv: Annotated[Path | None, typer.Option(help="Folder for the tables as CSV.")] = None,
     latex: Annotated[Path | None, typer.Option(help="Folder for the tables as LaTeX.")] = None,
+    markdown: Annotated[bool, typer.Option("--markdown", help="For a document.")] = False,
+    intervals: Annotated[
+        bool, typer.Option("--intervals", help="95 % intervals behind means.")
+    ] = False,
+    accuracy: Annotated[
+        Path | None,
+        typer.Option(help="Table of moebench accuracy [alpha.csv of the store, or as shipped]."),
+    ] = None,
     store: STORE = DEFAULT_STORE,
     json: JSON = False,
 ) -> None:
-    """Show the stored runs and the accuracy tables, or write them as an HTML page."""
-    from moebench.harness.cli.report import report_command
+    """Show systems beside each other, accuracy and single runs, or write them as files."""
+    from moebench.harness.cli.report import ReportRequest, report_command
 
-    report_command(html, store, json, csv, latex)
+    report_command(ReportRequest(store, accuracy, html, csv, latex, markdown, intervals, json))
 
 
 def show(

@@ -6,10 +6,11 @@ from pathlib import Path
 from typing import Any
 
 from moebench.harness import console
+from moebench.harness.cli.timeline import require_place, write_timeline
 from moebench.harness.options import find_data_dir, parse_overrides, require_writable
 from moebench.harness.run.spec import RunSpec, resolve
 from moebench.results.store import Store
-from moebench.substrate.errors import InputError, UsageError
+from moebench.substrate.errors import UsageError
 from moebench.substrate.phases import tell
 
 
@@ -28,13 +29,6 @@ class RunRequest:
     json: bool
 
 
-def _require_file_place(file: Path) -> None:
-    if file.is_dir():
-        raise InputError(f"--timeline {file}: this is a folder; give a file, for example out.json")
-    if not file.parent.is_dir():
-        raise InputError(f"--timeline {file}: no such folder {file.parent}")
-
-
 def run_command(request: RunRequest) -> None:
     """Resolve, reuse stored results or run, store, show."""
     data_dir = find_data_dir(request.data_dir)
@@ -45,7 +39,7 @@ def run_command(request: RunRequest) -> None:
             raise UsageError(f"--timeline and --seeds {request.seeds}: give --seed instead")
         if specs[0].native:
             raise UsageError(f"--timeline: {specs[0].system} is a package that shows no lanes")
-        _require_file_place(request.timeline)
+        require_place("--timeline", request.timeline)
     require_writable(request.store)
     documents = [_document(request, spec, data_dir) for spec in specs]
     if request.seeds is None:
@@ -100,8 +94,7 @@ def _document(request: RunRequest, spec: RunSpec, data_dir: Path | None) -> dict
         with samples_of_run(request.store, session.run_id, samples_of(outcome.generations)):
             store.put(stored, outcome.picture, (session.run_id, spec.model_dump()))
         if request.timeline is not None:
-            outcome.timeline.write_chrome_trace(request.timeline)
-            console.stderr().print(f"timeline in {request.timeline}: open it at ui.perfetto.dev")
+            write_timeline(request.timeline, outcome.timeline.records(), stored)
     else:
         console.stderr().print(f"run {session.run_id} was stored; --force runs it again")
     assert stored is not None

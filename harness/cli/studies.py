@@ -20,9 +20,10 @@ def accuracy(
     prompts: Annotated[int, typer.Option(min=1, help="Questions in each cell.")] = 50,
     seed: Annotated[int, typer.Option(min=0, help="Draws the questions.")] = 0,
     jobs: Annotated[int, typer.Option(min=1, help="Processes.")] = os.cpu_count() or 1,
-    out: Annotated[Path, typer.Option(help="The table's file; its other cells stay.")] = Path(
-        "alpha.csv"
-    ),
+    out: Annotated[
+        Path | None,
+        typer.Option(help="The table's file; its other cells stay [alpha.csv of the store]."),
+    ] = None,
     data_dir: DATA_DIR = None,
     store: STORE = DEFAULT_STORE,
 ) -> None:
@@ -30,11 +31,15 @@ def accuracy(
 
     Cells that are stored already are not computed again.
     """
+    from moebench.harness.cli.report import OWN_TABLE
     from moebench.harness.studies.alpha_table import TableRequest, accuracy_command
 
+    table = out or store / OWN_TABLE
     accuracy_command(
-        TableRequest(settings, workloads, alphas, system, prompts, seed, data_dir, store, out, jobs)
-    )
+        TableRequest(
+            settings, workloads, alphas, system, prompts, seed, data_dir, store, table, jobs
+        )
+    )  # fmt: skip
 
 
 def check(

@@ -28,7 +28,6 @@ from moebench.substrate.models.decoder import Decoder
 from moebench.substrate.phases import tell
 from moebench.workloads.example import Example
 from moebench.workloads.likelihood import choose
-from moebench.workloads.scoring import cut
 from moebench.workloads.workload import Workload
 
 
@@ -50,7 +49,7 @@ class Answers:
         self._tokenizer, self._end = tokenizer, end
         self._questions, self._examples = questions, examples
         self._decoder, self._shared = decoder, shared
-        self.accuracy = Accuracy(workload, len(questions))
+        self.accuracy = Accuracy(workload, examples)
 
     def batch(self, engine: Engine, rows: slice) -> list[Generation]:
         """Run a batch of questions and add its outcome to the accuracy."""
@@ -60,7 +59,7 @@ class Answers:
 
     def _write(self, engine: Engine, rows: slice) -> list[Generation]:
         """The model writes its answers."""
-        spec, workload, questions = self._spec, self._workload, self._questions[rows]
+        spec, questions = self._spec, self._questions[rows]
         prompts = [q.prompt for q in questions]
         cues = [q.continuations[0] for q in questions]
         end = self._end if spec.scoring == "generation" else None
@@ -68,8 +67,8 @@ class Answers:
         tell("scoring")
         tokens = [up_to(end, tokens) for tokens in generation.tokens]
         own = [t[len(cue) :] for t, cue in zip(tokens, cues, strict=True)]
-        replies = [cut(text, workload.stop) for text in decoded(self._tokenizer, own)]
-        self.accuracy.replied(rows, tokens, self._examples[rows], replies)
+        texts, ended = decoded(self._tokenizer, own), [self._end in t for t in own]
+        self.accuracy.replied(rows, tokens, self._examples[rows], texts, ended)
         self.accuracy.compare(rows, self._shared, prompts, tokens, self._decoder.history)
         return [generation]
 

@@ -14,7 +14,7 @@ from typing import Any
 
 from tokenizers import Tokenizer
 
-from moebench.harness.run import measure, repetition
+from moebench.harness.run import energy, measure, repetition
 from moebench.harness.run.accuracy import Accuracy
 from moebench.harness.run.answers import decoded, up_to
 from moebench.harness.run.identity import system_hash
@@ -39,7 +39,6 @@ from moebench.systems.native.process import NativeProcess
 from moebench.systems.native.sizes import parse_size
 from moebench.systems.options import build, describe
 from moebench.workloads.catalogue import workload
-from moebench.workloads.scoring import cut
 from moebench.workloads.workload import Workload
 
 #: Tokens of the first batch that are written before anything is timed.
@@ -190,7 +189,7 @@ def run(session: NativeSession, scratch: Path, progress: Callable[[int, int], No
     """
     started = time.monotonic()
     spec, system = session.spec, session.system
-    session.accuracy = Accuracy(session.workload, len(session.questions))
+    session.accuracy = Accuracy(session.workload, session.sample.examples)
     size = session.limit_bytes()
     limit = None if size is None else Limit(size)
     tell("load")
@@ -207,16 +206,17 @@ def run(session: NativeSession, scratch: Path, progress: Callable[[int, int], No
             limit.apply()
         warm = min(WARM_UP, spec.new_tokens)
         told.before = _generate(process, session, slice(0, spec.batch), warm)[1]
-        batches = range(0, spec.prompts, spec.batch)
+        batches, meter = range(0, spec.prompts, spec.batch), energy.open_meter(None)
         for done, first in enumerate(batches):
             rows = slice(first, first + spec.batch)
-            generation, told.after = _generate(process, session, rows, spec.new_tokens)
+            with meter:
+                generation, told.after = _generate(process, session, rows, spec.new_tokens)
             generations.append(generation)
             progress(done + 1, len(batches))
     tell("scoring")
     for first, generation in zip(batches, generations, strict=True):
         _score(session, slice(first, first + spec.batch), generation)
-    document = _document(session, generations, told, limit)
+    document = _document(session, generations, told, limit, meter)
     document["provenance"]["wall_s"] = round(time.monotonic() - started, 3)
     return Outcome(document, [], Timeline(False), generations)
 
@@ -247,8 +247,8 @@ def _score(session: NativeSession, rows: slice, generation: Generation) -> None:
     """Score a batch's texts; a package does not say its logits, so tokens alone are compared."""
     end = session.end if session.spec.scoring == "generation" else None
     tokens = [up_to(end, text) for text in generation.tokens]
-    replies = [cut(text, session.workload.stop) for text in decoded(session.tokenizer, tokens)]
-    session.accuracy.replied(rows, tokens, session.sample.examples[rows], replies)
+    texts, ended = decoded(session.tokenizer, tokens), [session.end in t for t in tokens]
+    session.accuracy.replied(rows, tokens, session.sample.examples[rows], texts, ended)
     shared = session.shared or session.share(None)
     session.accuracy.compare(rows, shared, _prompts(session, rows), tokens, None)
 
@@ -257,7 +257,11 @@ def _score(session: NativeSession, rows: slice, generation: Generation) -> None:
 
 
 def _document(
-    session: NativeSession, generations: list[Generation], told: _Told, limit: Limit | None
+    session: NativeSession,
+    generations: list[Generation],
+    told: _Told,
+    limit: Limit | None,
+    meter: energy.Meter,
 ) -> dict[str, Any]:
     spec, system = session.spec, session.system
     ran = named(spec, session.checkpoint)
@@ -291,6 +295,7 @@ def _document(
         "metrics": {
             **measure.latencies(generations),
             **measure.unknown(),
+            **meter.figures(generations),
             "process": told.figures(),
             "load_ms": measure.ms(told.load_ns),
             "repeated_4grams": None if repeated is None else round(repeated, 6),

@@ -1,7 +1,8 @@
 """The command that repeats a run, from what the store knows of it."""
 
 import shlex
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from functools import cache
 from typing import Any
 
 from moebench.harness.run.settings import Setting
@@ -20,8 +21,17 @@ def repeat(store: Store, document: Mapping[str, Any]) -> str:
 
     Where questions are read from is not kept with a run: the command then says ``DIR`` for it.
     """
-    run_id = document["run_id"]
-    found = next((cell.spec for cell in store.cells("done") if cell.run_id == run_id), None)
+    return repeats(store, [document])[document["run_id"]]
+
+
+def repeats(store: Store, documents: Iterable[Mapping[str, Any]]) -> dict[str, str]:
+    """The same for many runs, by their ids."""
+    asked = {cell.run_id: cell.spec for cell in store.cells("done")}
+    return {run["run_id"]: _command(run, asked.get(run["run_id"])) for run in documents}
+
+
+def _command(document: Mapping[str, Any], found: Mapping[str, Any] | None) -> str:
+    """The command of a run, for which ``found`` was asked, where that is known."""
     evaluation = document.get("evaluation")
     if found is None or evaluation is not None:
         found = _of_document(document["spec"])
@@ -42,6 +52,8 @@ def shortest(spec: RunSpec) -> str:
 
 def _given(found: Mapping[str, Any]) -> dict[str, Any]:
     """What was chosen, or stands in a setting; plain defaults are left out."""
+    if found.get("machine") == "local":  # what ran here has no kind of software to choose
+        found = {**found, "software": None}
     return {
         name: value for name, field in RunSpec.model_fields.items()
         if (value := found.get(name)) is not None
@@ -59,6 +71,13 @@ def _least(given: dict[str, Any]) -> dict[str, Any]:
     """As few of these values as resolve to the same run; all, where they resolve to none here."""
     try:
         wanted = _resolved(given)
+        if "setting" in given:
+            # What differs from the setting alone is enough, but for what depends on the rest.
+            alone = _alone(given["system"], given["setting"])
+            few = {k: v for k, v in given.items() if k in ("system", "setting")
+                   or getattr(alone, k) != getattr(wanted, k)}  # fmt: skip
+            if _resolved(few) == wanted:
+                return few
     except MoeBenchError:  # weights or a system that are not here any more
         return given
     for name in [name for name in given if name not in ("system", "setting")]:
@@ -69,6 +88,12 @@ def _least(given: dict[str, Any]) -> dict[str, Any]:
         except MoeBenchError:
             continue
     return given
+
+
+@cache
+def _alone(system: str, setting: str) -> RunSpec:
+    """A system in a setting, where nothing else was asked for."""
+    return resolve(None, system=system, setting=setting)
 
 
 def _resolved(given: Mapping[str, Any]) -> RunSpec:

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from moebench.harness.run import live, measure, native, repetition, replay
+from moebench.harness.run import energy, live, measure, native, repetition, replay
 from moebench.harness.run.calibration import calibrate
 from moebench.harness.run.local import involuntary_switches, steadiness
 from moebench.harness.run.provenance import provenance
@@ -104,6 +104,8 @@ def started(
             learnt = calibrate(session, scratch, progress)
             tell("load")
             load_ms = stage.start()
+        if stage.profile is None:
+            stage.engine.measured_by = energy.open_meter(stage.card)
         stage.notes += [f"{name} learnt from {found['from']}" for name, found in learnt.items()]
         stage.notes += [found["note"] for found in learnt.values() if "note" in found]
         # What exists now is needed until the end: the collector need not visit it again.
@@ -191,7 +193,7 @@ def _document(
             "host_memory": measure.host_memory_figures(engine.machine),
             "peak_device_bytes": stage.device.peak_bytes,
             "peak_host_bytes": stage.host.peak_bytes,
-            **measure.energy(profile, stage.timeline, generations),
+            **_energy(stage, generations),
             "load_ms": load_ms,
             "repeated_4grams": None if repeated is None else round(repeated, 6),
         },
@@ -201,3 +203,11 @@ def _document(
         "bound": measure.bound(engine, generations),
         "provenance": provenance(session, profile),
     }
+
+
+def _energy(stage: Stage, generations: list[Generation]) -> dict[str, Any]:
+    if stage.profile is not None:
+        return energy.simulated(stage.profile, stage.timeline, generations)
+    meter = stage.engine.measured_by
+    assert isinstance(meter, energy.Meter), "it was opened with the run"
+    return meter.figures(generations)

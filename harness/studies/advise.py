@@ -222,13 +222,21 @@ def sentence(ranking: Ranking, demand: Demand, by: By) -> str:
         said += f"  The fastest, {fastest.title}, takes {_time(fastest)}: {_cost(fastest, by)}."
     exact = ranking.lossless
     if exact is not None and not any(one.lossless for one in ranking.meeting):
-        said += f"  The fastest lossless one, {exact.title}, takes {_time(exact)}."
-    if best.tpot.high is not None and demand.tpot_ms and best.tpot.high > demand.tpot_ms:
-        said += (
-            f"  Other prompts may take it over the budget: its interval ends at "
-            f"{best.tpot.high:.4g} ms."
-        )
-    return said
+        takes = f"{_time(exact)}{_late(exact, demand)}"
+        said += f"  The fastest lossless one, {exact.title}, takes {takes}."
+    return said + _beyond(best, demand, by)
+
+
+def _beyond(best: Candidate, demand: Demand, by: By) -> str:
+    """Said where the interval of what is advised goes over a limit that its mean keeps."""
+    over = []
+    limits = ((best.tpot, demand.tpot_ms, "ms"), (best.loss, demand.loss, UNITS[by]))
+    for figure, limit, unit in limits:
+        if figure is not None and figure.high is not None and limit is not None:
+            over += [f"{figure.high:.3g} {unit}"] if figure.high > limit else []
+    if not over:
+        return ""
+    return f"  Other prompts may take it over: its interval ends at {' and '.join(over)}."
 
 
 def _nothing(ranking: Ranking, demand: Demand, by: By) -> str:
@@ -252,6 +260,11 @@ def _nothing(ranking: Ranking, demand: Demand, by: By) -> str:
 
 def _time(one: Candidate) -> str:
     return f"{one.tpot.value:.4g} ms a token"
+
+
+def _late(one: Candidate, demand: Demand) -> str:
+    late = one.too_slow_ms(demand)
+    return f", {late:.3g} ms over the budget" if late else ""
 
 
 def _allowed(demand: Demand) -> str:

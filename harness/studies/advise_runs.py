@@ -59,23 +59,26 @@ class Runs:
 
     Attributes:
         given: fields of every cell, as a sweep's `common` holds them.
+        texts: how many a learning system is shown; None is its paper's number.
         jobs: processes; 0 runs everything in this one.
     """
 
     given: Mapping[str, Any]
+    texts: int | None
     data_dir: Path | None
     directory: Path
     jobs: int
     left_out: dict[str, str] = field(default_factory=dict)
 
-    def of(self, axes: Mapping[str, Sequence[Any]]) -> list[Document]:
-        """Runs of every combination; those that fail are left out, with the reason.
+    def of(self, systems: Sequence[str], alphas: Sequence[float]) -> list[Document]:
+        """Runs of every system, at every α if it has one; failures are left out, with the reason.
 
         Raises:
             UsageError, InputError: a value that cannot be.
         """
         store, say = Store(self.directory), console.stderr().print
         finished = store.finished()  # a store that cannot be read is said before cells are hashed
+        axes = {"system": [self._shown(name) for name in systems], "alpha": list(alphas)}
         specs = expand({"common": self.given, "product": axes}, self.data_dir, say)
         cells = jobs_of(specs, self.data_dir)
         todo = [job for job in cells if job.cell_id not in finished]
@@ -90,6 +93,14 @@ class Runs:
             }
         found = [store.get(finished[job.cell_id]) for job in cells if job.cell_id in finished]
         return [document for document in found if document is not None]
+
+    def _shown(self, system: str) -> str | dict[str, Any]:
+        """A system of the sweep; one that learns is shown few texts."""
+        policies = build(system).policies.values()
+        learns = any(policy.calibrates and not policy.calibration_trace for policy in policies)
+        if self.texts is None or not learns:
+            return system
+        return {"system": system, "calibrate_texts": self.texts}
 
 
 def systems_for(typed: Sequence[str]) -> list[str]:
@@ -113,7 +124,7 @@ def advise(
     Raises:
         UsageError: the demand cannot be judged, or a name or value cannot be.
     """
-    documents = runs.of({"system": list(systems), "alpha": list(alphas)})
+    documents = runs.of(systems, alphas)
     lossy = sorted({d["spec"]["system"] for d in documents if d["spec"]["alpha"] is not None})
     fits: dict[str, Fit | None] = {}
     measured: dict[str, dict[float, float]] = {}
@@ -146,7 +157,7 @@ def _search(
         alpha = smallest_alpha(measured, budget_ms)
         if alpha is None or alpha in measured:
             break
-        new = runs.of({"system": [system], "alpha": [alpha]})
+        new = runs.of([system], [alpha])
         if not new:
             break
         found += new

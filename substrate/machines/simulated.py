@@ -247,15 +247,9 @@ class SimulatedMachine:
         return price
 
     def _place(
-        self,
-        op: Op,
-        lane: Lane,
-        since_ns: int,
-        duration_ns: int,
-        after: Sequence[Span],
-        not_before_ns: int = 0,
-        moved_bytes: int = 0,
-    ) -> Span:
+        self, op: Op, lane: Lane, since_ns: int, duration_ns: int, after: Sequence[Span],
+        not_before_ns: int = 0, moved_bytes: int = 0,
+    ) -> Span:  # fmt: skip
         """Put an operation behind its lane's last: submitted at ``since_ns``, ended not before."""
         if not self._overlap and self._last is not None:
             after = (*after, self._last)
@@ -302,6 +296,9 @@ class SimulatedMachine:
     ) -> None:
         """Queue prefetches in place of those that have not begun by now."""
         now = self._now
+        if self._queue and self.timeline.keeping:
+            ops = list(ops)
+            self.timeline.dropped([op for op, _ in self._queue if op not in ops], now)
         since = [max(now, ns) for ns in since_ns] if since_ns else repeat(now)
         self._queue = deque(zip(ops, since, strict=False))
         self._request = client, chunks
@@ -310,6 +307,8 @@ class SimulatedMachine:
         """Drop prefetches that have not begun by now."""
         queued = len(self._queue)
         if queued:
+            dropped = [op for op, _ in self._queue if op.layer <= layer]
+            self.timeline.dropped(dropped, self._now)
             self._queue = deque([entry for entry in self._queue if entry[0].layer > layer])
         return queued - len(self._queue)
 

@@ -14,6 +14,7 @@ ROOT = Path(__file__).parents[2]
 #: From the bottom up: a module may import those of its own line and of the lines above it.
 LAYERS = [
     "substrate.errors",
+    "substrate.files",
     "substrate.terms",
     "substrate.used",
     "substrate.phases",

@@ -46,10 +46,13 @@ OPTIONS = {
         "--systems", "--settings", "--workloads", "--batches", "--mixed", "--store", "--markdown",
         "--json",
     },
+    "report": {
+        "--html", "--csv", "--latex", "--markdown", "--intervals", "--accuracy", "--store",
+        "--json",
+    },
     "show": {"--store", "--json"},
     "rm": {"--store"},
     "gc": {"--dry-run", "--store", "--json"},
-    "report": {"--html", "--csv", "--latex", "--store", "--json"},
     "accuracy": {
         "--settings", "--workloads", "--alphas", "--system", "--prompts", "--seed", "--jobs",
         "--out", "--data-dir", "--store",
@@ -57,14 +60,11 @@ OPTIONS = {
     "advise": {
         "--tpot-ms", "--accuracy-loss", "--by", "--setting", "--model", "--machine", "--software",
         "--weights", "--precision", "--workload", "--batch", "--cache-ratio", "--systems",
-        "--alphas", "--prompts", "--new-tokens", "--seed", "--jobs", "--data-dir", "--store",
-        "--json",
+        "--alphas", "--prompts", "--new-tokens", "--calibrate-texts", "--seed", "--jobs",
+        "--data-dir", "--store", "--json",
     },
     "check": {"--file", "--references", "--update", "--jobs", "--data-dir", "--json"},
-    "reproduce": {
-        "--quick", "--jobs", "--retry-failed", "--dry-run", "--markdown", "--out", "--data-dir",
-        "--store", "--json",
-    },
+    "timeline": {"--out", "--store"},
     "calibrate": {"--weights", "--model", "--emulated-link", "--out", "--store", "--json"},
     "validate": {
         "--profile", "--weights", "--model", "--emulated-link", "--systems", "--set",
@@ -77,6 +77,10 @@ OPTIONS = {
         "--mode", "--max-length", "--cache-ratio", "--slots", "--allow-overcommit", "--set",
         "--calibrate-from", "--calibrate-texts", "--seed", "--task-files", "--keep", "--data-dir",
         "--store", "--force", "--json",
+    },
+    "reproduce": {
+        "--quick", "--jobs", "--retry-failed", "--dry-run", "--markdown", "--out", "--data-dir",
+        "--store", "--json",
     },
     "doctor": {"--system", "--variant", "--jobs", "--data-dir", "--store", "--json"},
     "machines sensitivity": {

@@ -93,7 +93,7 @@ def test_what_is_shown() -> None:
     assert header.split("\t")[:3] == ["system", "α", "TPOT (ms)"]
     assert any(row.startswith("Use ") for row in rows)
     assert rows[-1].startswith("  moebench run --system ")
-    assert "few questions: prompts 2, new tokens 4" in called.err
+    assert "a quick look: prompts 2, new tokens 4, calibrate texts 16" in called.err
     assert "smoe: T(α) =" in called.err
 
 

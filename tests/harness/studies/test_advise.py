@@ -176,8 +176,10 @@ def test_what_is_said():
     found = rank([one("smoe", 59.5, 0.001, 0.31), one("daop", 80, 0)], Demand(60, None), {})
     said = sentence(found, Demand(60, None), "kl")
     assert said.startswith("Use smoe at α 0.31: 59.5 ms a token of 60 allowed, 0.001")
-    assert "The fastest lossless one, daop, takes 80 ms a token." in said
-    assert "its interval ends at 60.5 ms" in said
+    assert "The fastest lossless one, daop, takes 80 ms a token, 20 ms over the budget." in said
+    assert said.endswith("Other prompts may take it over: its interval ends at 60.5 ms.")
+    sure = rank([one("daop", 50, 0)], Demand(60, 0), {})
+    assert sentence(sure, Demand(60, 0), "kl").endswith("allowed, lossless.")
 
 
 def test_how_far_the_nearest_is_is_said():
