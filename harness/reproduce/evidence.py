@@ -50,7 +50,10 @@ class Experiment:
             for part in ("common", "product", "zip"):
                 if isinstance(plan.get(part), Mapping):
                     kept = {k: v for k, v in plan[part].items() if k not in changes}
-                    plan[part] = kept
+                    if kept or part != "zip":  # an empty one has no row, and so no cell
+                        plan[part] = kept
+                    else:
+                        del plan[part]
             axes = {k: v for k, v in changes.items() if isinstance(v, list)}
             one = {k: v for k, v in changes.items() if k not in axes and v is not None}
             plan["common"] = {**plan.get("common", {}), **one}
