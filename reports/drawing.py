@@ -37,18 +37,18 @@ def write_figures(figures: Sequence[Still], directory: Path) -> list[Path]:
     import vl_convert  # its JavaScript takes a while to start
 
     written: list[Path] = []
+    names: set[str] = set()
     for figure in figures:
         spec = fitted(figure)
-        name = re.sub(r"[^\w.]+", "-", figure.title, flags=re.ASCII).strip("-.")[:80]
-        for suffix, draw in (
-            (".svg", lambda given: vl_convert.vegalite_to_svg(given).encode()),
-            (".pdf", vl_convert.vegalite_to_pdf),
+        plain = re.sub(r"[^\w.]+", "-", figure.title, flags=re.ASCII).strip("-.")[:80]
+        name = plain if plain not in names else f"{plain}-{len(names)}"
+        names.add(name)
+        for suffix, content in (
+            (".svg", vl_convert.vegalite_to_svg(spec).encode()),
+            (".pdf", vl_convert.vegalite_to_pdf(spec)),
         ):
-            path = directory / f"{name}{suffix}"
-            if path in written:
-                path = directory / f"{name}-{len(written)}{suffix}"
-            write_bytes(path, draw(spec))
-            written.append(path)
+            written.append(directory / f"{name}{suffix}")
+            write_bytes(written[-1], content)
     return written
 
 

@@ -137,6 +137,13 @@ def test_text_is_escaped_and_names_are_safe(tmp_path: Path) -> None:
     assert any(text and text.startswith("<script>") for text in texts)
 
 
+def test_figures_of_one_name_are_files_of_their_own(tmp_path: Path) -> None:
+    one = drawn(RUNS)["heat map"]
+    written = write_figures([one, one._replace(title="heat: map")], tmp_path)
+    assert len({*written}) == 4
+    assert all(path.exists() for path in written)
+
+
 def test_a_folder_that_cannot_be_made(tmp_path: Path) -> None:
     write_text(tmp_path / "file", "")
     with pytest.raises(InputError, match="cannot be written"):
