@@ -1,6 +1,7 @@
 """Output of the commands: tables on a terminal, tab-separated lines in a pipe, progress."""
 
 import sys
+import time
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -39,11 +40,15 @@ def table(title: str, headers: Sequence[str], rows: Sequence[Sequence[str]]) -> 
 
 
 @contextmanager
-def progress(what: str) -> Iterator[Any]:
-    """A bar on a terminal, a line for every tenth when piped; yields ``step(done, total)``."""
+def progress(what: str, after_s: float = 0.0) -> Iterator[Any]:
+    """A bar on a terminal, a line for every tenth when piped; yields ``step(done, total)``.
+
+    Args:
+        after_s: how long a pipe is told nothing, of work that may be done at once.
+    """
     console = stderr()
     if not console.is_terminal:
-        yield _lines(what)
+        yield _lines(what, after_s)
         return
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
     with Progress(*columns, TimeRemainingColumn(), console=console, transient=True) as bar:
@@ -51,11 +56,13 @@ def progress(what: str) -> Iterator[Any]:
         yield lambda done, total: bar.update(task, completed=done, total=total)
 
 
-def _lines(what: str) -> Any:
-    said = 0
+def _lines(what: str, after_s: float) -> Any:
+    said, from_s = 0, time.monotonic() + after_s
 
     def step(done: int, total: int) -> None:
         nonlocal said
+        if after_s and time.monotonic() < from_s:
+            return
         if done * 10 // total < said:  # another part of the work has begun
             said = 0
         if done * 10 // total > said:

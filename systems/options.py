@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 from typing import Any
 
-from pydantic import TypeAdapter, ValidationError
+from pydantic import ConfigDict, TypeAdapter, ValidationError
 
 from moebench.substrate.engine.policies import Policy
 from moebench.substrate.engine.system import System
@@ -114,7 +114,7 @@ def options_of(owner: type[Policy] | type[System] | type[NativeSystem]) -> dict[
 
 
 def _value(kind: Any, text: str, key: str) -> Any:
-    adapter = TypeAdapter(kind)
+    adapter = TypeAdapter(kind, config=ConfigDict(allow_inf_nan=False))
     try:
         return adapter.validate_python(text)
     except ValidationError as error:

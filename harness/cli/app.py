@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from moebench.harness.cli import evaluate, here, machines, models, reproduce, traces
-from moebench.harness.cli.complaints import with_value
+from moebench.harness.cli.complaints import check_typed, with_value
 from moebench.harness.cli.parameters import DATA_DIR, DEFAULT_STORE, JSON, STORE
 
 app = typer.Typer(
@@ -366,6 +366,7 @@ def main(arguments: list[str] | None = None) -> int:
     from moebench.substrate.errors import IntegrityError, MoeBenchError
 
     try:
+        check_typed(arguments)
         done: Any = app(args=arguments, prog_name="moebench", standalone_mode=False)
     except _USAGE_ERROR as error:
         said = error.format_message().rstrip(".")
