@@ -12,7 +12,7 @@ from moebench.harness.run.native_options import check_native
 from moebench.harness.run.settings import Setting, few_shot_count, setting
 from moebench.substrate.engine.system import System
 from moebench.substrate.errors import NotApplicableError, UsageError
-from moebench.substrate.files import brief
+from moebench.substrate.files import brief_word
 from moebench.substrate.machines.profile import DEFAULT_SOFTWARE
 from moebench.substrate.models.catalogue import is_file, model_names, model_shape
 from moebench.substrate.models.shape import ExpertDtype, Precision, check_quantises
@@ -208,7 +208,7 @@ def resolve(data_dir: Path | None, **given: Any) -> RunSpec:
     except ValidationError as error:
         detail = error.errors()[0]
         name = str(detail["loc"][0]).replace("_", "-")
-        raise UsageError(f"--{name} {brief(detail['input'])}: {detail['msg']}") from error
+        raise UsageError(f"--{name} {brief_word(detail['input'])}: {detail['msg']}") from error
     if spec.prompts % spec.batch:
         raise UsageError(
             f"--prompts {spec.prompts} does not fill batches of {spec.batch}; allowed: multiples "

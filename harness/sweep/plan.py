@@ -143,12 +143,12 @@ def expand(
 
 
 def _check_once(plan: Mapping[str, Any]) -> None:
-    """A key that two axes give, or an axis and what all cells have, is a slip: one would win.
+    """A key that two axes give is a slip: one would win.
 
-    Options of ``set`` add up, and a mapping on an axis says itself what it changes.
+    Options of ``set`` add up, a mapping on an axis says itself what it changes, and axes win over
+    what is common.
     """
-    given = [("common", key) for key in _mapping(plan.get("common") or {}, "common")]
-    given += [("product", key) for key in _mapping(plan.get("product") or {}, "product")]
+    given = [("product", key) for key in _mapping(plan.get("product") or {}, "product")]
     for columns in _list(plan.get("zip") or []):
         given += [("zip", key) for key in _mapping(columns, "zip")]
     first: dict[object, str] = {}

@@ -308,7 +308,7 @@ def _read_yaml(path: Path) -> object:
 @lru_cache
 def _parsed(text: str, path: str) -> object:
     """A file's YAML; every cell of a sweep reads its profile, and a profile takes 20 ms."""
-    return parse_yaml(text, f"{path}: not valid YAML", ProfileError)
+    return parse_yaml(text, f"{path}: not valid YAML", ProfileError, "; allowed: UTF-8 YAML")
 
 
 def _explain(error: ValidationError, top: type[BaseModel] = HardwareProfile) -> str:

@@ -351,7 +351,7 @@ def _manifest(path: Path) -> dict[str, Any]:
     try:
         manifest = read_mapping(path / MANIFEST, CheckpointError)
     except CheckpointError as error:
-        raise CheckpointError(f"{error}; {_again(path)}") from error
+        raise CheckpointError(f"{error}, not readable; {_again(path)}") from error
     if keys <= manifest.keys():
         return manifest
     raise CheckpointError(f"{path / MANIFEST}: not an import's manifest; {_again(path)}")

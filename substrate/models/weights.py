@@ -71,7 +71,10 @@ class Checkpoint:
             if not files:
                 raise CheckpointError(f"{self.path}: holds no .safetensors file")
             return files
-        held = read_mapping(index, CheckpointError).get("weight_map")
+        try:
+            held = read_mapping(index, CheckpointError).get("weight_map")
+        except CheckpointError as error:
+            raise CheckpointError(f"{error}: not a safetensors index") from error
         names = sorted(set(map(str, held.values()))) if isinstance(held, dict) else []
         if not names or any(Path(name).name != name for name in names):
             raise CheckpointError(
@@ -204,7 +207,7 @@ def _check_quantisation(path: Path, config: Mapping[str, Any], shape: ModelShape
         method = said.get("quant_method") if isinstance(said, dict) else None
         if (method, shape.family) != ("mxfp4", "gpt_oss"):
             raise CheckpointError(
-                f"{path}: its weights are quantised ({key}: {brief(method or said)}); allowed: "
+                f"{path}: its weights are quantised ({method or brief(said)}) as {key} says; allowed: "
                 f"{', '.join(STORED_AS.values())}, and mxfp4 of gpt_oss; load the checkpoint that "
                 "it was made from, with --expert-dtype int4"
             )

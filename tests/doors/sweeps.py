@@ -125,7 +125,7 @@ def daop_first(draw: st.DrawFn) -> Case:
 def axes(draw: st.DrawFn) -> Case:
     """Axes that contradict each other, or are none."""
     kind = draw(
-        st.sampled_from(["both", "two zips", "common too", "uneven", "unknown key", "unknown field",
+        st.sampled_from(["both", "two zips", "uneven", "unknown key", "unknown field",
                          "empty", "list", "text", "excluded", "number"])
     )  # fmt: skip
     plan: dict[Any, Any] = {name: dict(held) for name, held in RIGHT.items()}
@@ -136,9 +136,6 @@ def axes(draw: st.DrawFn) -> Case:
     elif kind == "two zips":
         plan["zip"] = [{"batch": [1]}, {"batch": [2], "prompts": [2]}]
         names = ("s.yaml", "batch")
-    elif kind == "common too":
-        plan["common"]["batch"] = 2
-        names = ("s.yaml", "batch", "common")
     elif kind == "uneven":
         plan["zip"]["prompts"] = [2]
     elif kind == "unknown key":
