@@ -249,7 +249,9 @@ def _paper(exhibit: Exhibit, x: Axis, y: Axis) -> Spec:
 def _cumulated(exhibit: Exhibit, x: Axis, y: Axis) -> list[Row]:
     """The paper's parts at the heights at which they end."""
     rank = {name: i for i, name in enumerate(_names(exhibit.rows, exhibit.series))}
-    ordered = sorted(exhibit.paper_rows, key=lambda row: rank.get(row.get(exhibit.series), 99))
+    ordered = sorted(
+        exhibit.paper_rows, key=lambda row: rank.get(row.get(exhibit.series or ""), 99)
+    )
     heights: dict[tuple[Any, Any], float] = {}
     found = []
     for row in ordered:
@@ -353,7 +355,9 @@ def _panels(exhibit: Exhibit, layers: list[Spec]) -> Spec:
     """One panel, or one for each value of the facet."""
     rank = {name: i for i, name in enumerate(_names(exhibit.rows, exhibit.series))}
     rows = [
-        {**row, "_order": rank.get(row.get(exhibit.series))} if exhibit.form == "stacked" else row
+        {**row, "_order": rank.get(row.get(exhibit.series or ""))}
+        if exhibit.form == "stacked"
+        else row
         for row in exhibit.rows
     ]
     names = _names((*exhibit.rows, *exhibit.paper_rows), exhibit.facet)
