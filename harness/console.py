@@ -7,10 +7,10 @@ from typing import Any
 
 from rich.console import Console
 from rich.markup import escape
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 from rich.text import Text
 
+from moebench.harness.progress import Step, shown
 from moebench.reports.tables import (
     basis,
     perplexity_of,
@@ -71,30 +71,14 @@ def text_table(shown: TextTable) -> None:
 
 
 @contextmanager
-def progress(what: str) -> Iterator[Any]:
-    """A bar on a terminal, a line for every tenth when piped; yields ``step(done, total)``."""
-    console = stderr()
-    if not console.is_terminal:
-        yield _lines(what)
-        return
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
-    with Progress(*columns, TimeRemainingColumn(), console=console, transient=True) as bar:
-        task = bar.add_task(what, total=None)
-        yield lambda done, total: bar.update(task, completed=done, total=total)
+def progress(what: str, after_s: float = 0.0) -> Iterator[Step]:
+    """A bar on a terminal, lines when piped; yields ``step(done, total)``.
 
-
-def _lines(what: str) -> Any:
-    said = 0
-
-    def step(done: int, total: int) -> None:
-        nonlocal said
-        if done * 10 // total < said:  # another part of the work has begun
-            said = 0
-        if done * 10 // total > said:
-            said = done * 10 // total
-            print(f"{what}: {done}/{total}", file=sys.stderr, flush=True)
-
-    return step
+    Args:
+        after_s: how long a pipe is told nothing, of work that may be done at once.
+    """
+    with shown(what, stderr(), after_s) as step:
+        yield step
 
 
 def say_refused(names: Collection[str] | None = None) -> None:

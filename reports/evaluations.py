@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from moebench.reports import floor
-from moebench.reports.tables import MISSING, Document, system_of
+from moebench.reports.tables import MISSING, Document, score_of, system_of
 
 HEADERS = (
     "run", "system", "setting", "α", "evaluator", "mode", "task", "version", "hash", "n", "metric",
@@ -84,6 +84,6 @@ def _ours(run: Document, task: Mapping[str, Any], runs: Sequence[Document]) -> I
             and spec.get("scoring") in ways
             and spec.get("few_shot", 0) == task["shown"]
             and all(spec.get(key) == run["spec"].get(key) for key in _SAME)
-            and accuracy.get("score") is not None
+            and score_of(other) is not None
         ):
             yield f"{accuracy['score']:.4g} ± {accuracy['stderr']:.2g} ({spec['scoring']})"

@@ -23,6 +23,9 @@ _SPECIAL = {
 #: A number in powers of ten, as `format` writes a very small or large one.
 _POWER = re.compile(r"(?<![\w.])(\d+(?:\.\d+)?)e([+-]\d+)(?!\w)")
 
+#: More rows than this are no table for a page.
+LONG = 60
+
 _AROUND = {"": "{}", "best": r"\textbf{{{}}}", "second": r"\underline{{{}}}"}
 
 
@@ -48,11 +51,18 @@ def latex(table: TextTable) -> str:
 
 
 def document(tables: Mapping[str, TextTable]) -> str:
-    """A document of all tables, by the names of their files: it compiles as it is."""
+    """A document of all tables, by the names of their files: it compiles as it is.
+
+    A long table is named instead.
+    """
     parts = [
         f"\\section*{{{escaped(table.title)}}}\n"
         + "".join(f"{escaped(text)}\\par\n" for text in (table.said, *table.notes) if text)
-        + f"\\medskip\\noindent\\fitted{{\\input{{{name}}}}}\n"
+        + (
+            f"\\medskip\\noindent\\fitted{{\\input{{{name}}}}}\n"
+            if len(table.rows) <= LONG
+            else f"{len(table.rows)} rows: {escaped(name)}.tex\n"
+        )
         for name, table in tables.items()
     ]
     return "\n".join(

@@ -189,6 +189,10 @@ class Store:
         rows = self._read("SELECT document FROM runs ORDER BY created, run_id")
         return [self._load(text) for (text,) in rows]
 
+    def ids(self) -> list[str]:
+        """Every run's id, in order."""
+        return [run_id for (run_id,) in self._read("SELECT run_id FROM runs ORDER BY run_id")]
+
     def find(self, prefix: str) -> dict[str, Any]:
         """The document of the one run whose id is, or else begins with, ``prefix``.
 
@@ -196,7 +200,7 @@ class Store:
             UnknownNameError: no run's id begins so.
             UsageError: several do, or the store holds no run at all.
         """
-        ids = [run_id for (run_id,) in self._read("SELECT run_id FROM runs ORDER BY run_id")]
+        ids = self.ids()
         if not ids:
             raise UsageError(NO_RUNS.format(self.directory))
         matches = [prefix] if prefix in ids else [i for i in ids if i.startswith(prefix)]

@@ -8,7 +8,7 @@ from contextlib import suppress
 from functools import cache
 from typing import Any
 
-from pydantic import TypeAdapter, ValidationError
+from pydantic import ConfigDict, TypeAdapter, ValidationError
 
 from moebench.substrate.engine.policies import Policy
 from moebench.substrate.engine.system import System
@@ -84,6 +84,22 @@ def build_any(
     return build_native(name, overrides)
 
 
+def policy(decision: str, name: str, given: Mapping[str, str]) -> Policy:
+    """One policy by itself, with its options changed: ``{"tie": "id"}``.
+
+    Raises:
+        UnknownNameError: an unknown policy or option.
+        UsageError: a value that the option does not allow.
+    """
+    found = policy_class(decision, name)
+    known = options_of(found)
+    for key in given:
+        if key not in known:
+            hint = "see: moebench list policies"
+            raise UnknownNameError("option", f"{name}.{key}", [f"{name}.{k}" for k in known], hint)
+    return found(**{k: _value(known[k], text, f"{name}.{k}") for k, text in given.items()})
+
+
 def _policy(
     system: type[System], decision: str, swap: str | None, dotted: Mapping[str, str]
 ) -> Any:
@@ -120,7 +136,7 @@ def _hints(owner: type) -> dict[str, Any]:
 
 
 def _value(kind: Any, text: str, key: str) -> Any:
-    adapter = TypeAdapter(kind)
+    adapter = TypeAdapter(kind, config=ConfigDict(allow_inf_nan=False))
     try:
         return adapter.validate_python(text)
     except ValidationError as error:

@@ -18,10 +18,12 @@ from moebench.harness.cli import (
     timeline,
     traces,
 )
-from moebench.harness.cli.complaints import with_value
+from moebench.harness.cli.complaints import check_typed, with_value
+from moebench.harness.cli.completion import CompletingGroup
 from moebench.harness.cli.parameters import JSON
 
 app = typer.Typer(
+    cls=CompletingGroup,
     help="Compare systems that run Mixture-of-Experts models on a device too small to hold them.",
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
@@ -113,6 +115,7 @@ def main(arguments: list[str] | None = None) -> int:
     from moebench.substrate.errors import IntegrityError, MoeBenchError
 
     try:
+        check_typed(arguments)
         done: Any = app(args=arguments, prog_name="moebench", standalone_mode=False)
     except _USAGE_ERROR as error:
         said = error.format_message().rstrip(".")

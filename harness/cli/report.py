@@ -36,6 +36,7 @@ class ReportRequest:
     html: Path | None = None
     csv: Path | None = None
     latex: Path | None = None
+    figures: Path | None = None
     markdown: bool = False
     intervals: bool = False
     as_json: bool = False
@@ -56,10 +57,12 @@ def report_command(request: ReportRequest) -> None:
         _write_page(request.html, store, runs, views, failed)
     if request.csv is not None or request.latex is not None:
         _write_tables(request, runs, views, failed)
+    if request.figures is not None:
+        _write_figures(request.figures, store, runs, views)
     if request.as_json:
         print(json.dumps(runs, sort_keys=True))
         return
-    files = (request.html, request.csv, request.latex)
+    files = (request.html, request.csv, request.latex, request.figures)
     if request.markdown or files == (None,) * len(files):
         _print(request, runs, views, failed)
 
@@ -109,6 +112,22 @@ def _write_tables(
     written += write_latex(found, request.latex) if request.latex else []
     console.stderr().print(f"written: {', '.join(map(str, written))}", markup=False)
     _say_left_out(found)
+
+
+def _write_figures(
+    directory: Path, store: Store, runs: list[dict[str, Any]], views: list["View"]
+) -> None:
+    from moebench.reports import throughput
+    from moebench.reports.compare import comparisons, matrix
+    from moebench.reports.conditions import lacks
+    from moebench.reports.drawing import write_figures
+    from moebench.reports.page.stills import stills
+
+    whole = [run for run in runs if not lacks(run)]
+    beside = matrix(comparisons(whole).tables)
+    curves = throughput.load(store.directory, whole)
+    written = write_figures(stills(whole, beside, views, curves, store.timelines()), directory)
+    console.stderr().print(f"{len(written)} figures in {directory}")
 
 
 def _print(

@@ -38,6 +38,9 @@ def report(
     html: Annotated[Path | None, typer.Option(help="Write one offline page.")] = None,
     csv: Annotated[Path | None, typer.Option(help="Folder for the tables as CSV.")] = None,
     latex: Annotated[Path | None, typer.Option(help="Folder for the tables as LaTeX.")] = None,
+    figures: Annotated[
+        Path | None, typer.Option(help="Folder for the figures as SVG and PDF.")
+    ] = None,
     markdown: Annotated[bool, typer.Option("--markdown", help="For a document.")] = False,
     intervals: Annotated[
         bool, typer.Option("--intervals", help="95 % intervals behind means.")
@@ -52,7 +55,9 @@ def report(
     """Show systems beside each other, accuracy and single runs, or write them as files."""
     from moebench.harness.cli.report import ReportRequest, report_command
 
-    report_command(ReportRequest(store, accuracy, html, csv, latex, markdown, intervals, json))
+    report_command(
+        ReportRequest(store, accuracy, html, csv, latex, figures, markdown, intervals, json)
+    )
 
 
 def show(

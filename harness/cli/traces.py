@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from moebench.harness.cli.caches import caches
 from moebench.harness.cli.parameters import JSON
 
 if TYPE_CHECKING:
@@ -15,7 +16,7 @@ if TYPE_CHECKING:
     from moebench.substrate.traces.recipes import SynthesisRecipe
 
 app = typer.Typer(
-    help="Routing traces: record, info, import, synthesize, fit.", no_args_is_help=True
+    help="Routing traces: record, info, caches, import, synthesize, fit.", no_args_is_help=True
 )
 
 #: Tokens that a trace's statistics are measured on.
@@ -136,6 +137,9 @@ def info(
     console.table(title, ["statistic", "value"], _lines(_flat(document["statistics"])))
 
 
+app.command()(caches)
+
+
 @app.command("import")
 def import_(
     source: Annotated[Path, typer.Argument(metavar="FOLDER", help="meta.json and its arrays.")],
@@ -166,7 +170,7 @@ def _how_to_use(trace: Path, model: str) -> str:
     for machine in ("a6000", *profile_names()):
         given = {"trace": str(trace), "system": "moe-ondemand", "machine": machine}
         try:
-            prepare(resolve(None, **given), None).memory()
+            prepare(resolve(None, **given), None).check_memory()
         except UnknownNameError:
             return (
                 f"{model} is not in the catalogue: moebench run --trace {shlex.quote(str(trace))} "

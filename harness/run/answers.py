@@ -25,6 +25,7 @@ from moebench.harness.run.spec import RunSpec
 from moebench.substrate.engine.loop import Engine
 from moebench.substrate.engine.records import Generation
 from moebench.substrate.models.decoder import Decoder
+from moebench.substrate.phases import tell
 from moebench.workloads.example import Example
 from moebench.workloads.likelihood import choose
 from moebench.workloads.workload import Workload
@@ -63,6 +64,7 @@ class Answers:
         cues = [q.continuations[0] for q in questions]
         end = self._end if spec.scoring == "generation" else None
         generation = engine.generate(prompts, spec.new_tokens + len(cues[0]), cues, end)
+        tell("scoring")
         tokens = [up_to(end, tokens) for tokens in generation.tokens]
         own = [t[len(cue) :] for t, cue in zip(tokens, cues, strict=True)]
         texts, ended = decoded(self._tokenizer, own), [self._end in t for t in own]
@@ -107,6 +109,7 @@ class Answers:
         if self._spec.scoring == "likelihood":
             longest = max(map(len, forced))
             generation = engine.generate(prompts, longest, forced)
+            tell("scoring")
             history = self._decoder.history
             tokens = [t[: len(f)] for t, f in zip(generation.tokens, forced, strict=True)]
             self.accuracy.compare(rows, self._shared, prompts, tokens, history)

@@ -31,6 +31,7 @@ from moebench.substrate.errors import NotApplicableError
 from moebench.substrate.machines.profile import DEFAULT_SOFTWARE
 from moebench.substrate.machines.timeline import Timeline
 from moebench.substrate.models.weights import Checkpoint
+from moebench.substrate.phases import tell
 from moebench.substrate.used import use
 from moebench.systems.native.base import LOCAL, Job, NativeSystem
 from moebench.systems.native.limits import Limit
@@ -191,6 +192,7 @@ def run(session: NativeSession, scratch: Path, progress: Callable[[int, int], No
     session.accuracy = Accuracy(session.workload, session.sample.examples)
     size = session.limit_bytes()
     limit = None if size is None else Limit(size)
+    tell("load")
     job, told, generations = session.job(scratch), _Told(), []
     log = scratch / "native" / f"{spec.system}-{os.getpid()}.log"
     with ExitStack() as stack:
@@ -211,6 +213,7 @@ def run(session: NativeSession, scratch: Path, progress: Callable[[int, int], No
                 generation, told.after = _generate(process, session, rows, spec.new_tokens)
             generations.append(generation)
             progress(done + 1, len(batches))
+    tell("scoring")
     for first, generation in zip(batches, generations, strict=True):
         _score(session, slice(first, first + spec.batch), generation)
     document = _document(session, generations, told, limit, meter)
@@ -226,7 +229,9 @@ def _generate(
     prompts = _prompts(session, rows)
     process.send({"prompts": prompts, "new_tokens": new_tokens, "end": end})
     generation = Generation([[] for _ in prompts], process.receive()["started"])
+    tell("prefill")
     while "done" not in (answer := process.receive()):
+        tell("decode", len(generation.token_ends_ns) + 1, new_tokens)
         generation.token_ends_ns.append(answer["ns"])
         for text, token in zip(generation.tokens, answer["tokens"], strict=True):
             text.append(token)

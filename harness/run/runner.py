@@ -18,6 +18,7 @@ from moebench.harness.run.session import OnEngine, Outcome, Prepared, Session
 from moebench.harness.run.spec import RunSpec
 from moebench.harness.run.stage import Stage
 from moebench.substrate.engine.records import Generation
+from moebench.substrate.phases import tell
 from moebench.substrate.used import below, noting
 from moebench.systems.options import describe
 
@@ -97,9 +98,11 @@ def started(
     with ExitStack() as stack:
         used = stack.enter_context(noting())
         with torch.inference_mode():
+            tell("load")
             # What cannot run is refused here, before a system learns for minutes.
             stage = session.open(scratch, keep_timeline, stack)
             learnt = calibrate(session, scratch, progress)
+            tell("load")
             load_ms = stage.start()
         if stage.profile is None:
             stage.engine.measured_by = energy.open_meter(stage.card)

@@ -45,6 +45,7 @@ from moebench.substrate.machines.timeline import Timeline
 from moebench.substrate.memory.cache import ExpertCache
 from moebench.substrate.memory.capacity import Home
 from moebench.substrate.models.protocol import Model
+from moebench.substrate.phases import tell
 from moebench.substrate.terms import Gate, Phase
 
 
@@ -127,6 +128,7 @@ class Engine:
         for step in range(new_tokens):
             phase: Phase = "decode" if step else "prefill"
             self.timeline.begin(phase)
+            tell(phase, step, new_tokens if step else None)
             self._used: list[list[int]] = []
             for tokens, token in zip(out.tokens, self._forward(phase), strict=True):
                 tokens.append(token)

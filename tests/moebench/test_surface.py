@@ -29,7 +29,7 @@ OPTIONS = {
         "--weights", "--precision", "--batch", "--alpha", "--prompts", "--new-tokens",
         "--cache-ratio", "--slots", "--allow-overcommit", "--device-memory", "--free-host-gb",
         "--set", "--scoring", "--few-shot", "--plain-prompts", "--calibrate-from",
-        "--calibrate-texts", "--seed",
+        "--calibrate-texts", "--seed", "--seeds",
         "--data-dir", "--store", "--timeline", "--routing", "--trace", "--reconstruct-scores",
         "--force", "--no-interval", "--json", "--emulated-link", "--page-cache",
         "--device", "--expert-dtype",
@@ -47,7 +47,8 @@ OPTIONS = {
         "--json",
     },
     "report": {
-        "--html", "--csv", "--latex", "--markdown", "--intervals", "--accuracy", "--store",
+        "--html", "--csv", "--latex", "--figures", "--markdown", "--intervals", "--accuracy",
+        "--store",
         "--json",
     },
     "show": {"--store", "--json"},
@@ -106,6 +107,9 @@ OPTIONS = {
         "--new-tokens", "--seed", "--scores", "--states", "--data-dir",
     },
     "trace info": {"--tokens", "--json"},
+    "trace caches": {
+        "--policies", "--slots", "--count", "--scope", "--set", "--sequences", "--json",
+    },
     "trace import": {"--out", "--model", "--prompt-tokens"},
     "trace fit": {"--write"},
     "trace synthesize": {

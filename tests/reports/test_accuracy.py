@@ -19,7 +19,7 @@ from moebench.reports.accuracy import (
     verdict_cells,
     views,
 )
-from moebench.reports.figures import curves
+from moebench.reports.figures.accuracy import curves
 from moebench.results.accuracy_table import write_items, write_table
 from moebench.substrate.errors import InputError
 from tests.reports.alpha import ALPHAS, ITEMS, ROWS, generated, gsm8k
@@ -147,9 +147,9 @@ def test_settings_and_systems_have_views_and_scorings_have_lines() -> None:
     assert len(found) == 3
     measures = [line.measure for line in found[1].blocks[0].lines if line.name]
     assert measures == ["score (%), generation", "score (%), prefill"]
-    spec = curves(found[1].series, "score")
-    assert spec is not None
-    (values,) = spec["datasets"].values()
+    drawn = curves(found[1].series, "score")
+    assert drawn is not None
+    values = drawn[1]
     assert [v["workload"] for v in values] == ["gsm8k · generation", "gsm8k · prefill"]
     assert len(series([row(), row(scoring="prefill")])) == 2
 

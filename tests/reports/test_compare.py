@@ -144,6 +144,28 @@ def test_a_system_that_read_more_is_compared_on_what_all_read() -> None:
     assert more.apart == {"workloads": ("facts, gsm8k", "gsm8k")}
 
 
+def test_replays_of_several_workloads_are_averaged() -> None:
+    runs = [
+        ran(system, 1.0, workload=workload, trace=f"traces/model__{workload}")
+        for system in ("a", "b") for workload in ("gsm8k", "facts")
+    ]  # fmt: skip
+    for one in runs:
+        name = one["spec"]["workload"]
+        one["provenance"] |= {
+            "weights": f"none: routing replayed from model__{name}", "trace_hash": name,
+        }  # fmt: skip
+    (table,) = tables(runs)
+    assert table.title == "S3, batch 1, routing replayed"
+    assert len(table.cells) == 2
+
+
+def test_other_weights_are_not_compared() -> None:
+    other = ran("b", 2.0)
+    other["provenance"]["weights_hash"] = "dd" * 32
+    _, apart = tables([ran("a", 1.0), other])
+    assert apart.apart == {"weights": ("dddddddd", "bbbbbbbb")}
+
+
 def test_other_questions_of_one_workload_are_not_compared() -> None:
     other = ran("b", 2.0)
     other["provenance"]["data_hash"] = "dd" * 32

@@ -142,6 +142,14 @@ def test_latex_compiles_or_is_balanced(tmp_path: Path) -> None:
     assert (tmp_path / "report.pdf").stat().st_size > 10_000
 
 
+def test_a_long_table_is_named_in_the_document(tmp_path: Path) -> None:
+    write_latex(report([run(f"{n}") for n in range(61)]), tmp_path)
+    text = (tmp_path / "report.tex").read_text()
+    assert "61 rows: runs.tex" in text
+    assert r"\input{runs}" not in text
+    assert (tmp_path / "runs.tex").exists()
+
+
 # ---------------------------------------------------------------------- Markdown
 
 

@@ -32,7 +32,7 @@ def test_report(here: Path) -> None:
     assert written.out == ""
     assert "2 runs in pages/out.html" in written.err
     page = (here / "pages" / "out.html").read_text()
-    assert all(run_id in page for run_id in ids)
+    assert "<title>moebench report: 2 runs" in page
 
 
 @pytest.mark.parametrize("options", [(), ("--json",), ("--html", "out.html")])
