@@ -8,7 +8,8 @@ OPENCOMPASS := .venv-opencompass
 # Two threads on two busy cores are slower than one: OpenMP spins.
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: run test native native-or-not opencompass faults check lint format report bench browser libaio clean
+.PHONY: run test fuzz faults native native-or-not opencompass check lint format report bench browser \
+  libaio clean
 
 run: $(VENV)/installed
 	$(BIN)/moebench run --system smoe --setting S3
@@ -35,6 +36,10 @@ opencompass: $(VENV)/installed $(OPENCOMPASS)/installed
 faults: $(VENV)/installed
 	MOEBENCH_FAULTS=100 $(BIN)/python -m pytest -s tests/harness/sweep/test_kill.py \
 	  tests/harness/sweep/test_faults.py
+
+# What may come through every door, 10,000 times: files, names, options, one's own systems.
+fuzz: $(VENV)/installed
+	$(BIN)/python -m tests.doors.fuzz 10000
 
 # Has accuracy moved?
 check: $(VENV)/installed

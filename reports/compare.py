@@ -156,7 +156,8 @@ def _tables_of(
     # The main table: of most systems, then of most cells.
     found.sort(key=lambda one: (-len(one.systems), -len(one.cells), *one.conditions.values()))
     main = found[0]
-    there = _usual([_conditions(cells) for cells in main.systems.values()])
+    usual = _usual([_conditions(cells) for cells in main.systems.values()])
+    there = {name: text for name, text in usual.items() if name not in mixed}
     return [_table(place, one, main, there, absent) for one in found]
 
 
@@ -166,7 +167,8 @@ def _by_cells(
     """For each set of cells that some system read, all systems that read all of it."""
 
     def key(cell: Cell) -> Cell:
-        data = "" if {*OF_CELLS} & {*mixed} else cell.data
+        # Another number of prompts is another sample.
+        data = "" if {*OF_CELLS, "prompts"} & {*mixed} else cell.data
         workload = "" if "workloads" in mixed else cell.workload
         return Cell(workload, "" if "seed" in mixed else cell.seed, data)
 
@@ -191,14 +193,14 @@ def _table(
 
     Args:
         main: the place's main table.
-        there: what is usual in it.
+        there: what is usual in it, without what may be mixed.
     """
     each = {name: _conditions(cells) for name, cells in found.systems.items()}
     common = _usual(list(each.values()))
     apart = {
         name: (text, there[name])
         for name, text in common.items()
-        if found is not main and text != there[name]
+        if found is not main and text != there.get(name, text)
     }
     if found is not main and not apart:
         apart = {"questions": ("other ones of the same workloads", "these")}
@@ -287,11 +289,16 @@ class Matrix(NamedTuple):
 def matrix(tables: Sequence[Comparison]) -> Matrix:
     """Ratios to the best, for a heat map; tables of a single system have nothing to compare.
 
+    Settings have an α of their own, so a system's is left out where its table has no other of it.
     Systems stand in the order of how many tables they are in, then of their mean ratio.
     """
     shown = [table for table in tables if sum(RATIO in row.values for row in table.rows) > 1]
     ratios = [
-        {row.system: row.values[RATIO].mean for row in table.rows if RATIO in row.values}
+        {
+            name: row.values[RATIO].mean
+            for name, row in zip(_names(table), table.rows, strict=True)
+            if RATIO in row.values
+        }
         for table in shown
     ]
     each: dict[str, list[float]] = {}
@@ -304,3 +311,16 @@ def matrix(tables: Sequence[Comparison]) -> Matrix:
         tuple(systems),
         tuple(tuple(found.get(system) for system in systems) for found in ratios),
     )
+
+
+def _names(table: Comparison) -> list[str]:
+    """The systems' titles, without their α where that tells them apart from no other."""
+    short = [
+        " ".join(part for part in row.system.split(" ") if not part.startswith("alpha="))
+        for row in table.rows
+    ]
+    counts = Counter(short)
+    return [
+        name if counts[name] == 1 else row.system
+        for name, row in zip(short, table.rows, strict=True)
+    ]

@@ -37,7 +37,13 @@ def said(table: Comparison) -> str:
     """What all rows have in common, and why the table stands apart."""
     badges = {row.badge for row in table.rows if not row.missing}
     badge = f"all {badges.pop()}" if len(badges) == 1 else ""
-    return "; ".join(filter(None, [table.said, badge, table.reason]))
+    return "; ".join(filter(None, [table.said, badge, *_remarks_of_all(table), table.reason]))
+
+
+def _remarks_of_all(table: Comparison) -> tuple[str, ...]:
+    """Remarks that are the same for every row."""
+    each = {row.remarks for row in table.rows if not row.missing}
+    return each.pop() if len(each) == 1 else ()
 
 
 def _shown(table: Comparison, brief: bool) -> list[Figure]:
@@ -54,15 +60,17 @@ def _words(table: Comparison) -> dict[str, list[str]]:
     found = {}
     if len({row.badge for row in table.rows if not row.missing}) > 1:
         found["badge"] = [row.badge for row in table.rows]
-    if any(remarks := list(map(_remark, table.rows))):
+    shared = _remarks_of_all(table)
+    if any(remarks := [_remark(row, shared) for row in table.rows]):
         found["remark"] = remarks
     return found
 
 
-def _remark(row: Row) -> str:
+def _remark(row: Row, shared: tuple[str, ...]) -> str:
     differs = [f"{name} {text}{MARK}" for name, text in row.differs.items()]
     bound = f"a bound: {row.reference}" if row.reference else ""
-    return "; ".join(filter(None, [*differs, bound, row.missing]))
+    own = [text for text in row.remarks if text not in shared]
+    return "; ".join(filter(None, [*differs, bound, *own, row.missing]))
 
 
 def _figures(row: Row, figures: list[Figure], cells: int, intervals: bool) -> list[str]:
@@ -80,7 +88,7 @@ def _figure(row: Row, figure: Figure, cells: int, intervals: bool) -> str:
         text += f" ± {written(value.stderr, '.2g')}"
     if intervals and value.interval is not None:
         low, high = (written(end, figure.form) for end in value.interval)
-        text += f" [{low}, {high}]"
+        text += f" [{low}, {high}]" if low != high else ""
     return text if value.n == cells else f"{text} ({value.n} of {cells})"
 
 
@@ -109,6 +117,7 @@ def document(table: Comparison) -> dict[str, Any]:
                 "runs": list(row.run_ids),
                 "figures": {key: value._asdict() for key, value in row.values.items()},
                 "bound": row.reference or None,
+                "remarks": list(row.remarks),
                 "differs": dict(row.differs),
                 "not_applicable": row.missing or None,
             }

@@ -64,14 +64,9 @@ def _link(run: Document) -> str:
     return "none" if rate is None else f"{rate:g} GB/s"
 
 
-def _weights(run: Document) -> str:
-    named, content = dig(run, "provenance.weights"), dig(run, "provenance.weights_hash")
-    return f"{named or '?'} ({str(content)[:8]})"
-
-
-def _profile(run: Document) -> str:
-    content = dig(run, "provenance.profile_hash")
-    return "none" if content is None else str(content)[:8]
+def _hash(path: str) -> Callable[[Document], str]:
+    """The beginning of a hash: names may differ where the content is the same."""
+    return lambda run: str(dig(run, path) or "none")[:8]
 
 
 #: In the order in which they are shown.
@@ -91,8 +86,8 @@ CONDITIONS = (
     Condition("device", lambda run: run["spec"].get("device", "cpu"), default="cpu"),
     Condition("scores-by-rank", lambda run: run["spec"].get("reconstruct_scores", False),
               default="False"),
-    Condition("weights", _weights, quiet=True),
-    Condition("profile", _profile, quiet=True),
+    Condition("weights", _hash("provenance.weights_hash"), quiet=True),
+    Condition("profile", _hash("provenance.profile_hash"), quiet=True),
 )  # fmt: skip
 
 #: Of these a figure is a mean; runs of unlike ones are no more comparable than unlike conditions.

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from typing import Literal, NamedTuple
 
-from moebench.reports.tables import Document, dig
+from moebench.reports.tables import Document, dig, perplexity_of, score_of
 
 
 class Figure(NamedTuple):
@@ -54,15 +54,6 @@ def _slot_gigabytes(run: Document) -> float | None:
     return (taken or 0) / 1e9 if known else None
 
 
-def _score(run: Document) -> float | None:
-    """In percent; a perplexity is none."""
-    return None if dig(run, "accuracy.metric") == "perplexity" else dig(run, "accuracy.score")
-
-
-def _perplexity(run: Document) -> float | None:
-    return dig(run, "accuracy.score") if dig(run, "accuracy.metric") == "perplexity" else None
-
-
 TPOT, RATIO = "tpot_ms", "ratio_best"
 
 FIGURES = (
@@ -82,8 +73,8 @@ FIGURES = (
            brief=True),
     Figure("agreement", "agreement", "%", ".1%", "more", _at("accuracy.agreement"), brief=True),
     Figure("kl", "KL", "nats", ".2g", "less", _at("accuracy.kl"), brief=True),
-    Figure("score", "score", "%", ".1f", "more", _score, brief=True),
-    Figure("perplexity", "perplexity", "", ".2f", "less", _perplexity, brief=True),
+    Figure("score", "score", "%", ".1f", "more", score_of, brief=True),
+    Figure("perplexity", "perplexity", "", ".2f", "less", perplexity_of, brief=True),
 )  # fmt: skip
 BY_KEY = {figure.key: figure for figure in FIGURES}
 

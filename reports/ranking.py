@@ -12,12 +12,10 @@ from statistics import fmean
 from typing import NamedTuple
 
 from moebench.reports.conditions import Cell
-from moebench.reports.intervals import Interval, mean_interval, ratio_interval
+from moebench.reports.floor import ERRORS
 from moebench.reports.measures import BY_KEY, FIGURES, OF_QUESTIONS, RATIO, TPOT, Figure
-from moebench.reports.tables import Document, basis, dig
-
-#: How many standard errors two scores must be apart to count as different.
-ERRORS = 2.0
+from moebench.reports.tables import Document, basis, dig, score_at_floor
+from moebench.results.intervals import Interval, mean_interval, ratio_interval
 
 
 class Value(NamedTuple):
@@ -46,6 +44,7 @@ class Row(NamedTuple):
         differs: by condition, the text of each that differs from most of the table's; empty unless
             the table was asked to mix.
         reference: why it is no competitor but a bound; empty for any other.
+        remarks: what its scores cannot say: those at their floor, answers that were cut.
         missing: why there is no run, for a system that does not exist here.
     """
 
@@ -55,6 +54,7 @@ class Row(NamedTuple):
     run_ids: tuple[str, ...] = ()
     differs: Mapping[str, str] = {}
     reference: str = ""
+    remarks: tuple[str, ...] = ()
     missing: str = ""
 
 
@@ -63,6 +63,10 @@ class Marks(NamedTuple):
 
     best: frozenset[str]
     second: frozenset[str]
+
+    def place(self, system: str) -> int | None:
+        """1, 2, or None for any other system."""
+        return 1 if system in self.best else 2 if system in self.second else None
 
 
 def row_of(
@@ -77,18 +81,22 @@ def row_of(
             values[figure.key] = value
     badges = ", ".join(sorted({basis(run) for run in runs}))
     ids = tuple(str(run["run_id"]) for run in runs)
-    return Row(system, values, badges, ids, differs, reference=_reference(runs))
+    return Row(system, values, badges, ids, differs, _reference(runs), _remarks(runs))
 
 
 def _reference(runs: Sequence[Document]) -> str:
     """Why a row bounds the others; empty where it does not."""
-    if any(run.get("oracle") for run in runs):
-        return "knows the future"
-    for run in runs:
-        taken, offered = (dig(run, f"memory.{n}") for n in ("slot_bytes", "offered_device_bytes"))
-        if taken is not None and offered is not None and taken > offered:
-            return "pretends that the device is larger"
-    return ""
+    return "knows the future" if any(run.get("oracle") for run in runs) else ""
+
+
+def _remarks(runs: Sequence[Document]) -> tuple[str, ...]:
+    found = []
+    if flat := sorted({str(run["spec"]["workload"]) for run in runs if score_at_floor(run)}):
+        found.append(f"score at its floor: {', '.join(flat)}")
+    cut, n = (sum(dig(run, f"accuracy.{key}") or 0 for run in runs) for key in ("cut", "n"))
+    if cut:
+        found.append(f"{cut} of {n} answers cut at --new-tokens")
+    return tuple(found)
 
 
 def _value(figure: Figure, cells: Sequence[Sequence[Document]]) -> Value | None:

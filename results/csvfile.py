@@ -1,9 +1,7 @@
-"""CSV files with strict columns: read into frozen models, written as a whole or not at all."""
+"""CSV files with strict columns: read into frozen models; texts that a spreadsheet may open."""
 
 import csv
 import io
-import os
-import tempfile
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TypeVar
@@ -25,6 +23,8 @@ Row = TypeVar("Row", bound=TableRow)
 def read_rows(path: Path, row: type[Row]) -> list[Row]:
     """Every line of a file, in its order; an empty cell is None.
 
+    The last columns may be absent where the model's fields have defaults.
+
     Raises:
         InputError: the file is absent or not UTF-8, its columns are not the model's, or a value is
             out of range; one line that names the file and the line.
@@ -32,8 +32,8 @@ def read_rows(path: Path, row: type[Row]) -> list[Row]:
     try:
         with path.open(encoding="utf-8", newline="") as file:
             lines = csv.reader(file, strict=True)
-            _check_columns(path, next(lines, []), list(row.model_fields))
-            return [_parse(path, lines.line_num, cells, row) for cells in lines]
+            names = _columns(path, next(lines, []), row)
+            return [_parse(path, lines.line_num, cells, names, row) for cells in lines]
     except OSError as error:
         raise InputError(f"{path} cannot be read: {error.strerror or error}") from error
     except UnicodeDecodeError as error:
@@ -49,32 +49,11 @@ def csv_text(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     return text.getvalue()
 
 
-def write_text(path: Path, text: str) -> None:
-    """Put ``text`` at ``path`` in one step; its folder is created.
-
-    Raises:
-        InputError: it cannot be written; what was there before is untouched.
-    """
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.NamedTemporaryFile(
-            "w", dir=path.parent, prefix=f".{path.name}.", encoding="utf-8", newline="",
-            delete=False,
-        ) as file:  # fmt: skip
-            try:
-                file.write(text)
-                file.flush()
-                os.fsync(file.fileno())
-                os.chmod(file.name, 0o644)  # a temporary file is its owner's alone
-                os.replace(file.name, path)
-            except BaseException:
-                os.unlink(file.name)
-                raise
-    except OSError as error:
-        raise InputError(f"{path} cannot be written: {error.strerror or error}") from error
-
-
-def _check_columns(path: Path, found: list[str], wanted: list[str]) -> None:
+def _columns(path: Path, found: list[str], row: type[TableRow]) -> list[str]:
+    """The columns that a file has; the model's."""
+    wanted = list(row.model_fields)
+    while wanted and wanted[-1] not in found and not row.model_fields[wanted[-1]].is_required():
+        wanted.pop()
     missing = [name for name in wanted if name not in found]
     unknown = [name for name in found if name not in wanted]
     for problem, names in (("lacks the column", missing), ("has the unknown column", unknown)):
@@ -82,10 +61,10 @@ def _check_columns(path: Path, found: list[str], wanted: list[str]) -> None:
             raise InputError(f"{path}:1: {problem} {', '.join(names)}; wanted: {','.join(wanted)}")
     if found != wanted:
         raise InputError(f"{path}:1: the columns must be, in this order: {','.join(wanted)}")
+    return wanted
 
 
-def _parse(path: Path, line: int, cells: list[str], row: type[Row]) -> Row:
-    names = list(row.model_fields)
+def _parse(path: Path, line: int, cells: list[str], names: list[str], row: type[Row]) -> Row:
     if len(cells) != len(names):
         raise InputError(f"{path}:{line}: {len(cells)} cells, {len(names)} columns")
     try:

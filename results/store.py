@@ -16,12 +16,13 @@ import os
 import sqlite3
 import time
 import zlib
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
+from moebench.results.samples import samples_path
 from moebench.results.store_schema import SCHEMA_VERSION, migrate
 from moebench.substrate.errors import InputError, IntegrityError, UnknownNameError, UsageError
 
@@ -176,14 +177,21 @@ class Store:
         return self._picture(rows[0][0]) if rows else None
 
     def timelines(self) -> dict[str, list[dict[str, Any]]]:
-        """Those of all runs that kept one, by run id."""
+        """The spans of all runs that kept some, by run id; not what happened at an instant."""
         rows = self._read("SELECT run_id, timeline FROM runs WHERE timeline IS NOT NULL")
-        return {run_id: self._picture(kept) or [] for run_id, kept in rows}
+        return {
+            run_id: [record for record in self._picture(kept) or [] if not record.get("instant")]
+            for run_id, kept in rows
+        }
 
     def runs(self) -> list[dict[str, Any]]:
         """Every run's document, oldest first."""
         rows = self._read("SELECT document FROM runs ORDER BY created, run_id")
         return [self._load(text) for (text,) in rows]
+
+    def ids(self) -> list[str]:
+        """Every run's id, in order."""
+        return [run_id for (run_id,) in self._read("SELECT run_id FROM runs ORDER BY run_id")]
 
     def find(self, prefix: str) -> dict[str, Any]:
         """The document of the one run whose id is, or else begins with, ``prefix``.
@@ -192,7 +200,7 @@ class Store:
             UnknownNameError: no run's id begins so.
             UsageError: several do, or the store holds no run at all.
         """
-        ids = [run_id for (run_id,) in self._read("SELECT run_id FROM runs ORDER BY run_id")]
+        ids = self.ids()
         if not ids:
             raise UsageError(NO_RUNS.format(self.directory))
         matches = [prefix] if prefix in ids else [i for i in ids if i.startswith(prefix)]
@@ -206,6 +214,30 @@ class Store:
         if document is None:  # removed by another process between the two reads
             raise UnknownNameError("run", prefix, [i for i in ids if i != matches[0]])
         return document
+
+    def remove(self, run_ids: Sequence[str]) -> None:
+        """Forget runs, the cells that they finished, and their samples."""
+        ids = [(run_id,) for run_id in run_ids]
+        with self._transaction() as db:
+            db.executemany("DELETE FROM runs WHERE run_id = ?", ids)
+            db.executemany("DELETE FROM cells WHERE run_id = ?", ids)
+        with self._errors():
+            for run_id in run_ids:
+                samples_path(self.directory, run_id).unlink(missing_ok=True)
+
+    def compact(self) -> None:
+        """Give back to the disk what removed runs took."""
+        with self._errors(), closing(self._connect("rw")) as db:
+            self._check(db)
+            db.execute("VACUUM")
+
+    def schema(self) -> int | None:
+        """The version of the store's tables, or None where there is no store."""
+        with self._errors():
+            if not self.path.exists():
+                return None
+            found = self._read("PRAGMA user_version")
+        return int(found[0][0]) if found else 0
 
     # ------------------------------------------------------------------ SQLite
 

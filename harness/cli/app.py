@@ -6,6 +6,7 @@ from typing import Annotated, Any
 import typer
 
 from moebench.harness.cli import (
+    advise,
     evaluate,
     here,
     machines,
@@ -14,11 +15,15 @@ from moebench.harness.cli import (
     results,
     runs,
     studies,
+    timeline,
     traces,
 )
+from moebench.harness.cli.complaints import with_value
+from moebench.harness.cli.completion import CompletingGroup
 from moebench.harness.cli.parameters import JSON
 
 app = typer.Typer(
+    cls=CompletingGroup,
     help="Compare systems that run Mixture-of-Experts models on a device too small to hold them.",
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
@@ -38,8 +43,21 @@ _USAGE_ERROR: Any = typer.BadParameter.__base__
 INTERRUPTED = 130
 
 
+def _say_version(wanted: bool) -> None:
+    if wanted:
+        from importlib.metadata import version
+
+        typer.echo(f"moebench {version('moebench')}")
+        raise typer.Exit
+
+
 @app.callback(invoke_without_command=True)
-def _moebench(context: typer.Context) -> None:
+def _moebench(
+    context: typer.Context,
+    version: Annotated[
+        bool, typer.Option("--version", callback=_say_version, is_eager=True, help="Say which.")
+    ] = False,
+) -> None:
     """Compare systems that run Mixture-of-Experts models on a device too small to hold them."""
     if context.invoked_subcommand is None:
         typer.echo(context.get_help())
@@ -75,8 +93,13 @@ app.command()(runs.sweep)
 app.command("list")(list_)
 app.command()(results.compare)
 app.command()(results.report)
+app.command()(results.show)
+app.command()(results.rm)
+app.command()(results.gc)
 app.command()(studies.accuracy)
 app.command()(studies.check)
+app.command()(advise.advise)
+app.command()(timeline.timeline)
 app.command()(here.calibrate)
 app.command()(here.validate)
 app.command("eval")(evaluate.evaluate)
@@ -94,7 +117,8 @@ def main(arguments: list[str] | None = None) -> int:
     try:
         done: Any = app(args=arguments, prog_name="moebench", standalone_mode=False)
     except _USAGE_ERROR as error:
-        return _complain(f"{error.format_message().rstrip('.')}; see: moebench --help")
+        said = error.format_message().rstrip(".")
+        return _complain(f"{with_value(said, error, arguments)}; see: moebench --help")
     except (KeyboardInterrupt, typer.Abort):
         done = INTERRUPTED
     except IntegrityError:

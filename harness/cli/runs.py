@@ -73,6 +73,10 @@ def run(
         int | None, typer.Option(help="How many texts it is shown [its paper's number].")
     ] = None,
     seed: Annotated[int | None, typer.Option(help="Draws the prompts [0].")] = None,
+    seeds: Annotated[
+        int | None,
+        typer.Option(min=2, max=1000, help="So many, from --seed on: means, 95 % intervals."),
+    ] = None,
     data_dir: DATA_DIR = None,
     store: STORE = DEFAULT_STORE,
     timeline: Annotated[Path | None, typer.Option(help="Write a trace for Perfetto.")] = None,
@@ -119,7 +123,9 @@ def run(
         "calibrate_from": calibrate_from,
         "calibrate_texts": calibrate_texts,
     }
-    request = RunRequest(given, set_ or [], data_dir, store, timeline, force, not no_interval, json)
+    request = RunRequest(
+        given, set_ or [], data_dir, store, timeline, seeds, force, not no_interval, json
+    )
     run_command(request)
 
 

@@ -1,12 +1,14 @@
 """``moebench trace``: routing traces recorded, described, imported and drawn."""
 
 import json
+import shlex
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from moebench.harness.cli.caches import caches
 from moebench.harness.cli.parameters import JSON
 
 if TYPE_CHECKING:
@@ -14,7 +16,7 @@ if TYPE_CHECKING:
     from moebench.substrate.traces.recipes import SynthesisRecipe
 
 app = typer.Typer(
-    help="Routing traces: record, info, import, synthesize, fit.", no_args_is_help=True
+    help="Routing traces: record, info, caches, import, synthesize, fit.", no_args_is_help=True
 )
 
 #: Tokens that a trace's statistics are measured on.
@@ -135,6 +137,9 @@ def info(
     console.table(title, ["statistic", "value"], _lines(_flat(document["statistics"])))
 
 
+app.command()(caches)
+
+
 @app.command("import")
 def import_(
     source: Annotated[Path, typer.Argument(metavar="FOLDER", help="meta.json and its arrays.")],
@@ -151,7 +156,33 @@ def import_(
     header = import_trace(source, out, model, prompt_tokens)
     for note in header.notes:
         _say(f"note: {note}")
-    _say(f"use it: moebench run --trace {out} --system moe-ondemand --machine a6000")
+    _say(_how_to_use(out, header.model))
+
+
+def _how_to_use(trace: Path, model: str) -> str:
+    """A command that replays this very trace, which was prepared as the command would."""
+    from moebench.harness.run.replay import prepare
+    from moebench.harness.run.spec import resolve
+    from moebench.substrate.errors import MoeBenchError, UnknownNameError
+    from moebench.substrate.machines.profile import profile_names
+
+    reason = ""
+    for machine in ("a6000", *profile_names()):
+        given = {"trace": str(trace), "system": "moe-ondemand", "machine": machine}
+        try:
+            prepare(resolve(None, **given), None).memory()
+        except UnknownNameError:
+            return (
+                f"{model} is not in the catalogue: moebench run --trace {shlex.quote(str(trace))} "
+                f"--system moe-ondemand --machine {machine} --model config.json, the path of its "
+                "shape"
+            )
+        except MoeBenchError as error:
+            reason = reason or str(error)
+        else:
+            typed = " ".join(f"--{key} {shlex.quote(value)}" for key, value in given.items())
+            return f"use it: moebench run {typed}"
+    return f"no machine of the catalogue replays it: {reason}"
 
 
 @app.command()

@@ -101,7 +101,7 @@ class ReplaySession(Session):
         )  # fmt: skip
         if evict.clairvoyant:
             evict.set_future(pass_steps(p for batch in self.replayed.batches for p in batch))
-        memory = memory_for(spec, self.system, self.full, self.longest)
+        memory = self.memory()
         if spec.machine == "local":
             stage = self._computing(memory, scratch, keep_timeline, stack)
         else:
@@ -109,6 +109,16 @@ class ReplaySession(Session):
             stage = simulated(spec, self.system, model, self.full, memory, keep_timeline)
         stage.notes += _notes(self)
         return stage
+
+    def memory(self) -> Memory:
+        """How many experts fit beside the trace's longest sequence.
+
+        Raises:
+            BudgetError: too few.
+        """
+        if not hasattr(self, "trace"):
+            self.trace = self.source.open(Path())
+        return memory_for(self.spec, self.system, self.full, self.longest)
 
     def _computing(
         self, memory: Memory, scratch: Path, keep_timeline: bool, stack: ExitStack
@@ -150,7 +160,7 @@ class ReplaySession(Session):
     def accuracy(self) -> dict[str, Any]:
         """No figure: a replay writes no text."""
         return {
-            **dict.fromkeys(("score", "stderr", "metric", "agreement", "kl")),
+            **dict.fromkeys(("score", "stderr", "metric", "chance", "cut", "agreement", "kl")),
             "n": 0,
             "items": {name: [] for name in ("value", "answer", "decoded", "agreed", "kl")},
         }

@@ -247,15 +247,9 @@ class SimulatedMachine:
         return price
 
     def _place(
-        self,
-        op: Op,
-        lane: Lane,
-        since_ns: int,
-        duration_ns: int,
-        after: Sequence[Span],
-        not_before_ns: int = 0,
-        moved_bytes: int = 0,
-    ) -> Span:
+        self, op: Op, lane: Lane, since_ns: int, duration_ns: int, after: Sequence[Span],
+        not_before_ns: int = 0, moved_bytes: int = 0,
+    ) -> Span:  # fmt: skip
         """Put an operation behind its lane's last: submitted at ``since_ns``, ended not before."""
         if not self._overlap and self._last is not None:
             after = (*after, self._last)
@@ -288,9 +282,8 @@ class SimulatedMachine:
 
     def _beside_copies(self, start_ns: int, alone_ns: int) -> int:
         """How much longer the device takes for copies that are queued when it begins."""
-        slowed_ns = alone_ns / (1 - self._lost_beside_copies)
-        beside_ns = min(slowed_ns, max(0, self._free[_H2D] - start_ns))
-        return round(beside_ns * self._lost_beside_copies)
+        lost = self._lost_beside_copies
+        return round(lost * min(alone_ns / (1 - lost), max(0, self._free[_H2D] - start_ns)))
 
     # ------------------------------------------------------------------ prefetches
 
@@ -303,6 +296,9 @@ class SimulatedMachine:
     ) -> None:
         """Queue prefetches in place of those that have not begun by now."""
         now = self._now
+        if self._queue and self.timeline.keeping:
+            ops = list(ops)
+            self.timeline.dropped([op for op, _ in self._queue if op not in ops], now)
         since = [max(now, ns) for ns in since_ns] if since_ns else repeat(now)
         self._queue = deque(zip(ops, since, strict=False))
         self._request = client, chunks
@@ -311,6 +307,8 @@ class SimulatedMachine:
         """Drop prefetches that have not begun by now."""
         queued = len(self._queue)
         if queued:
+            dropped = [op for op, _ in self._queue if op.layer <= layer]
+            self.timeline.dropped(dropped, self._now)
             self._queue = deque([entry for entry in self._queue if entry[0].layer > layer])
         return queued - len(self._queue)
 

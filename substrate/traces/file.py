@@ -22,7 +22,6 @@ Version 2 added predictions of more than the next layer, states and embeddings; 
 """
 
 import hashlib
-import json
 import os
 import shutil
 import tempfile
@@ -36,10 +35,16 @@ import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from moebench.substrate.errors import InputError, UsageError
+from moebench.substrate.files import brief, read_array, read_json, whole
 from moebench.substrate.terms import WORDS, Learnt, Lookahead
+from moebench.substrate.traces.checks import check_array
 
 VERSION = 2
 HEADER = "trace.json"
+
+#: An expert's id takes two bytes at most.
+MOST_EXPERTS = 2**16
+MOST_LAYERS = 10_000
 
 #: How the chosen experts of a token are listed: best first, in buckets of ranks (1-2, 3-4, 5-8,
 #: 9-16; ascending ids inside one), or by ascending id.
@@ -107,9 +112,9 @@ class Header(BaseModel):
     version: int = VERSION
     model: str
     workload: str
-    num_moe_layers: int = Field(gt=0)
-    num_experts: int = Field(gt=0)
-    top_k: int = Field(gt=0)
+    num_moe_layers: int = Field(gt=0, le=MOST_LAYERS, strict=True)
+    num_experts: int = Field(gt=0, le=MOST_EXPERTS, strict=True)
+    top_k: int = Field(gt=0, le=MOST_EXPERTS, strict=True)
     ids_order: IdsOrder = "score"
     scores: str | None = None
     predictions: dict[Lookahead, Prediction] = {}
@@ -338,21 +343,17 @@ def read_header(path: Path) -> Header:
         InputError: there is none, it is broken, or from a newer version.
     """
     file = path / HEADER
-    try:
-        found = json.loads(file.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise InputError(f"{path}: not a trace, {HEADER} cannot be read ({error.strerror})") from (
-            error
-        )
-    except ValueError as error:
-        raise _broken(path, f"{HEADER} is not JSON") from error
+    if not file.is_file():
+        raise InputError(f"{path}: not a trace, it holds no {HEADER}; see: moebench trace --help")
+    found = read_json(file)
     if not isinstance(found, dict) or found.get("format") != "moebench-trace":
         raise InputError(f"{file}: not the header of a trace; see: moebench trace --help")
     version = found.get("version")
-    if not isinstance(version, int) or version > VERSION:
+    if isinstance(version, int) and version > VERSION:
         raise InputError(
             f"{path}: a trace of version {version}, this moebench reads up to {VERSION}; update it"
         )
+    whole(version, f"{file}: version", 1, VERSION)
     try:
         header = Header(**found)
         predictions = {name for p in header.predictions.values() for name in p.arrays}
@@ -361,36 +362,30 @@ def read_header(path: Path) -> Header:
                 raise _broken(path, f"it has no array {name}")
         for name, array in header.arrays.items():
             expected = header.row_shape(name)
+            if min(array.shape, default=-1) < 0:
+                raise _broken(path, f"{name} has shape {array.shape}")
             if array.shape[1:] != expected:
                 raise _broken(path, f"{name} has rows of {array.shape[1:]}, not {expected}")
     except KeyError as error:
         raise _broken(path, f"unknown array {error}") from error
     except ValidationError as error:
         detail = error.errors()[0]
-        raise _broken(path, f"{HEADER}: {detail['loc']}: {detail['msg']}") from error
+        field = ".".join(map(str, detail["loc"]))
+        said = f"{field} is {brief(detail['input'])}: {detail['msg']}"
+        raise _broken(path, f"{HEADER}: {said}") from error
     return header
 
 
 def _array(path: Path, header: Header, name: str) -> np.ndarray:
     file, wanted = path / f"{name}.npy", header.arrays[name]
-    try:
-        with file.open("rb") as stream:
-            same = hashlib.file_digest(stream, "sha256").hexdigest() == wanted.sha256
-        if not same:
-            raise _broken(path, f"{file.name} is not what was written")
-        values = np.load(file, mmap_mode="r" if np.prod(wanted.shape) else None, allow_pickle=False)
-    except OSError as error:
-        raise _broken(path, f"{file.name} cannot be read ({error.strerror})") from error
-    except ValueError as error:
-        raise _broken(path, f"{file.name} is no array") from error
+    values = read_array(file, wanted.sha256, mapped=0 not in wanted.shape)
     if values.dtype.str != wanted.dtype or values.shape != wanted.shape:
         raise _broken(path, f"{file.name} is {values.dtype.str} {values.shape}")
     by_token = not name.startswith(_DECODED) and name != _BY_SEQUENCE
     if by_token and len(values) != header.arrays["ids"].shape[0]:
         raise _broken(path, f"{file.name} has {len(values)} rows")
-    if name in ("ids", "candidates") and values.size and values.max() >= header.num_experts:
-        raise _broken(path, f"{file.name} names expert {values.max()} of {header.num_experts}")
-    return np.asarray(values)
+    check_array(str(path), name, values, header.num_experts)
+    return values
 
 
 def _broken(path: Path, what: str) -> InputError:

@@ -7,16 +7,17 @@ a row takes the ids of the nearest later token of its sequence, else of the near
 the header says how many there were.
 """
 
-import json
 import re
-import zipfile
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, NoReturn
 
 import numpy as np
 
 from moebench.substrate.errors import InputError, UsageError
-from moebench.substrate.traces.file import Header, IdsOrder, writing
+from moebench.substrate.files import brief, read_array, read_arrays, read_mapping, whole
+from moebench.substrate.models.catalogue import model_names, model_shape
+from moebench.substrate.traces.checks import MOST, check_experts, check_range, check_scores
+from moebench.substrate.traces.file import MOST_EXPERTS, Header, IdsOrder, TraceFile, writing
 
 #: The file that describes a published trace.
 META = "meta.json"
@@ -48,16 +49,21 @@ def import_trace(
     """Bring a published trace into the format of `substrate.traces.file`.
 
     Args:
-        model: a name of the catalogue; else the folder's name up to ``__``.
+        model: a name of the catalogue or the path of a shape; else the folder's name up to ``__``.
         prompt_tokens: take so many tokens of each sequence as its prompt and the others as decoded,
             whatever the source says.  A token's routing depends on what came before it only, so a
             text that was read in one pass is routed as if it had been decoded.
 
     Raises:
         InputError: the folder holds no rows of tokens, or something broken.
-        UsageError: ``out`` exists.
+        UsageError: ``out`` exists, or the model has other layers or experts.
     """
+    if out.exists():
+        raise UsageError(f"{out}: exists; give another --out, or remove it first")
     header, arrays, _ = read_published(folder, model, prompt_tokens)
+    _check_model(folder, model, header)
+    notes = [*header.notes, *what_it_is_for(TraceFile(folder, header, arrays))]
+    header = header.model_copy(update={"notes": notes})
     with writing(out, header) as writer:
         for start in range(0, len(arrays["ids"]), BLOCK):
             rows = slice(start, start + BLOCK)
@@ -84,6 +90,13 @@ def read_published(
     position = _positions(sequence)
     notes = [str(meta["notes"])] if meta.get("notes") else []
     if prompt_tokens is not None:
+        longest = int(position.max()) + 1
+        if prompt_tokens >= longest:
+            raise UsageError(
+                f"--prompt-tokens {prompt_tokens}: the longest sequence of {folder} has {longest} "
+                "tokens, nothing would be decoded; "
+                + (f"allowed: 1 to {longest - 1}" if longest > 1 else "leave it out")
+            )
         phase = position >= prompt_tokens
         notes.append(f"the first {prompt_tokens} tokens of each sequence are taken as its prompt")
     missing = (ids == MISSING).all(2) if meta.get("missing_value") == MISSING else None
@@ -97,14 +110,16 @@ def read_published(
             f"{missing.mean():.2%} of the rows (token, layer) are missing in the source and take "
             "the ids of a neighbouring token"
         )
-    _check_ids(folder, ids, experts)
+    check_experts(str(folder), "ids", ids, experts)
+    if "candidates" in arrays:
+        _check_candidates(folder, arrays["candidates"], ids, experts)
     source: dict[str, Any] = {
         k: meta[k] for k in ("source", "licence", "precision", "sampling") if k in meta
     }
     if "scores" in arrays:
         # Renormalised over the chosen experts, their scores sum to 1.
-        whole = float(arrays["scores"].sum(2, dtype=np.float64).mean()) > 0.98
-        source["top_scores"] = "of the chosen experts" if whole else "of all experts"
+        renormalised = float(arrays["scores"].sum(2, dtype=np.float64).mean()) > 0.98
+        source["top_scores"] = "of the chosen experts" if renormalised else "of all experts"
     if "native_top_k" in meta:
         notes.append(f"the model ran with top-{ids.shape[2]} instead of {meta['native_top_k']}")
     header = Header(
@@ -131,47 +146,90 @@ def read_published(
 
 def _read(folder: Path) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
     """What the folder's ``meta.json`` says, and its arrays, checked against each other."""
+    if not folder.is_dir():
+        raise InputError(f"{folder}: no such folder; give one that holds {META} and its arrays")
     file = folder / META
     if (folder / "popularity.json").exists() and not file.exists():
         raise InputError(
             f"{folder}: holds totals by expert only (popularity.json), no tokens to replay"
         )
-    try:
-        meta = json.loads(file.read_text(encoding="utf-8"))
-        if not isinstance(meta, dict) or not isinstance(meta.get("num_experts"), int):
-            raise InputError(f"{file}: does not say num_experts")
-        arrays = _arrays(folder)
-    except OSError as error:
-        raise InputError(f"{error.filename or file}: cannot be read ({error.strerror})") from error
-    except (ValueError, EOFError, KeyError, zipfile.BadZipFile) as error:
-        raise InputError(f"{folder}: cannot be read ({error})") from error
+    meta = read_mapping(file)
+    if "num_experts" not in meta:
+        raise InputError(f"{file}: does not say num_experts")
+    experts = whole(meta["num_experts"], f"{file}: num_experts", 1, MOST_EXPERTS)
+    if meta.get("missing_value") not in (None, MISSING):
+        _refuse(file, "missing_value", meta["missing_value"], f"null or {MISSING}")
+    arrays = _arrays(folder)
     for name, ndim in (("ids", 3), ("seq", 1), ("phase", 1)):
         if name not in arrays:
             raise InputError(f"{folder}: has no array {name}; an import needs ids, seq and phase")
-        if arrays[name].ndim != ndim or not np.issubdtype(arrays[name].dtype, np.integer):
-            raise InputError(f"{folder}: {name} is {arrays[name].dtype} {arrays[name].shape}")
+        if arrays[name].ndim != ndim or not _is(arrays[name], np.integer):
+            raise InputError(
+                f"{folder}: {name} is {arrays[name].dtype} {arrays[name].shape}; allowed: whole "
+                f"numbers in {ndim} dimension(s)"
+            )
     tokens, layers, k = arrays["ids"].shape
-    if not tokens or not k:
-        raise InputError(f"{folder}: holds no token")
+    if not tokens or not k or not layers:
+        raise InputError(f"{folder}: holds no token: ids is {arrays['ids'].shape}")
     for name, values in arrays.items():
-        wanted = {"scores": (tokens, layers, k), "candidates": (tokens, layers)}.get(
-            name, (tokens,)
-        )
-        if values.shape[: len(wanted)] != wanted:
+        wanted: tuple[int, ...] = {
+            "ids": (tokens, layers, k),
+            "scores": (tokens, layers, k),
+            "candidates": (tokens, layers, *values.shape[2:3]),
+        }.get(name, (tokens,))
+        if values.shape != wanted or (name == "candidates" and values.ndim != 3):
             raise InputError(f"{folder}: {name} is {values.shape} beside ids {(tokens, layers, k)}")
-    if (np.diff(arrays["seq"]) < 0).any():
-        raise InputError(f"{folder}: seq decreases; sequences must follow each other")
+    check_range(str(folder), "seq", arrays["seq"], 0, MOST)
+    check_range(str(folder), "phase", arrays["phase"], 0, 1)
+    if "scores" in arrays:
+        if not _is(arrays["scores"], np.floating):
+            raise InputError(f"{folder}: scores is {arrays['scores'].dtype}; allowed: float")
+        check_scores(str(folder), "scores", arrays["scores"], negative=False)
+    if "candidates" in arrays and not _is(arrays["candidates"], np.integer):
+        raise InputError(f"{folder}: candidates is {arrays['candidates'].dtype}; allowed: integers")
+    if (arrays["seq"][1:] < arrays["seq"][:-1]).any():
+        at = int((arrays["seq"][1:] < arrays["seq"][:-1]).argmax()) + 1
+        raise InputError(
+            f"{folder}: seq decreases to {arrays['seq'][at]} at token {at}; sequences must follow "
+            "each other"
+        )
+    back = (arrays["phase"][1:] < arrays["phase"][:-1]) & (arrays["seq"][1:] == arrays["seq"][:-1])
+    if back.any():
+        raise InputError(
+            f"{folder}: phase goes from 1, decode, back to 0, prefill, at token "
+            f"{int(back.argmax()) + 1} of one sequence"
+        )
+    if not experts >= k:
+        raise InputError(f"{folder}: ids chooses {k} of num_experts {experts}")
+    _loops(file, meta, arrays["seq"])
     return meta, arrays
+
+
+def _loops(file: Path, meta: dict[str, Any], seq: np.ndarray) -> None:
+    """Where sequences begin to loop, as a run of recordings reads it."""
+    loops = meta.get("loops") or []
+    if not isinstance(loops, list) or not all(isinstance(loop, dict) for loop in loops):
+        _refuse(file, "loops", loops, "a list of {sequence, from_token, ...}")
+    for loop in loops:
+        for key, most in (("sequence", len(np.unique(seq)) - 1), ("from_token", len(seq))):
+            whole(loop.get(key), f"{file}: loops: {key}", 0, most)
+
+
+def _refuse(file: Path, field: str, value: object, allowed: str) -> NoReturn:
+    raise InputError(f"{file}: {field} is {brief(value)}; allowed: {allowed}")
+
+
+def _is(values: np.ndarray, kind: Any) -> bool:
+    return bool(np.issubdtype(values.dtype, kind))
 
 
 def _arrays(folder: Path) -> dict[str, np.ndarray]:
     names = ("ids", "seq", "phase", "scores", "candidates")
     packed = folder / "trace.npz"
     if packed.exists():
-        with np.load(packed, allow_pickle=False) as found:
-            return {name: found[name] for name in names if name in found}
+        return read_arrays(packed, names)
     files = {name: folder / f"{name}.npy" for name in names}
-    return {n: np.load(f, allow_pickle=False) for n, f in files.items() if f.exists()}
+    return {name: read_array(file) for name, file in files.items() if file.exists()}
 
 
 def _order(meta: dict[str, Any]) -> IdsOrder:
@@ -181,18 +239,54 @@ def _order(meta: dict[str, Any]) -> IdsOrder:
     return "rank buckets" if text.startswith("by rank bucket") else "id"
 
 
-def _check_ids(folder: Path, ids: np.ndarray, experts: int) -> None:
-    if ids.max() >= experts:
-        raise InputError(f"{folder}: names expert {ids.max()} of {experts}")
-    if (np.diff(np.sort(ids, axis=2), axis=2) == 0).any():
-        raise InputError(f"{folder}: a token has the same expert twice in a layer")
+def _check_candidates(folder: Path, candidates: np.ndarray, ids: np.ndarray, experts: int) -> None:
+    """The best-ranked experts hold the chosen ones."""
+    check_experts(str(folder), "candidates", candidates, experts)
+    missing = ~(ids[..., :, None] == candidates[..., None, :]).any(3)
+    if missing.any():
+        token, layer, column = (int(i) for i in np.argwhere(missing)[0])
+        raise InputError(
+            f"{folder}: candidates lacks the chosen expert {ids[token, layer, column]} at token "
+            f"{token}, layer {layer}; allowed: the best-ranked experts, the chosen ones among them"
+        )
+
+
+def _check_model(folder: Path, model: str | None, header: Header) -> None:
+    """A model whose shape is known has these layers and experts; a smaller top-k may have run."""
+    if model is None and header.model not in model_names():
+        return
+    shape = model_shape(header.model)
+    has, wanted = header.num_moe_layers, len(shape.moe_layers)
+    if (has, header.num_experts) != (wanted, shape.num_experts):
+        raise UsageError(
+            f"{folder}: {has} MoE layers of {header.num_experts} experts; {header.model} has "
+            f"{wanted} of {shape.num_experts}; give the --model that was recorded: a name, or the "
+            "path of its config.json"
+        )
+
+
+def what_it_is_for(trace: TraceFile) -> list[str]:
+    """What can be done with a trace that lacks decode steps, or other sequences to learn from."""
+    found = []
+    decoded = sum(map(len, trace.sequences)) - sum(trace.prompts)
+    if not decoded:
+        found.append(
+            "no token is decoded: a replay gives TTFT and no TPOT; import it again with "
+            "--prompt-tokens N, and all tokens but the first N are taken as decoded"
+        )
+    if len(trace.sequences) == 1:
+        found.append(
+            "one sequence: systems that learn have none left to learn from; moebench run --routing "
+            "real cuts recordings in a data folder into several texts"
+        )
+    return found
 
 
 def _positions(sequence: np.ndarray) -> np.ndarray:
     """Each token's place in its sequence."""
-    starts = np.flatnonzero(np.diff(sequence, prepend=sequence[0] - 1))
+    starts = np.concatenate([[0], np.flatnonzero(sequence[1:] != sequence[:-1]) + 1])
     lengths = np.diff(starts, append=len(sequence))
-    return np.arange(len(sequence)) - np.repeat(starts, lengths)
+    return np.asarray(np.arange(len(sequence)) - np.repeat(starts, lengths))
 
 
 def _nearest(missing_TL: np.ndarray, sequence: np.ndarray) -> np.ndarray:
@@ -204,7 +298,7 @@ def _nearest(missing_TL: np.ndarray, sequence: np.ndarray) -> np.ndarray:
         for layer in np.flatnonzero(missing_TL[rows].any(0)):
             present = rows[~missing_TL[rows, layer]]
             if not len(present):
-                raise UsageError(f"sequence {number} has no row at layer {layer}")
+                raise InputError(f"sequence {number} has no row at layer {layer}: ids is missing")
             later = np.minimum(np.searchsorted(present, rows), len(present) - 1)
             known[rows, layer] = present[later]
     return known

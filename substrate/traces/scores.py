@@ -75,7 +75,15 @@ class Reconstruction:
         columns = shared_by_order(ranked, header.ids_order)
         values_TLC = np.broadcast_to(columns, known_TLC.shape)
         if "top_scores" in trace.arrays:
-            values_TLC = self._published(trace, rows, float(ranked.sum()))
+            chosen_TLK = trace.ids_TLK[rows].astype(np.int64)
+            share = float(ranked[: header.top_k].sum())
+            published_TLK = self._published(trace, rows, share)
+            # Candidates beyond the chosen ones keep their rank's score, below what was chosen.
+            scores_TLE = np.zeros((*known_TLC.shape[:2], header.num_experts))
+            below_TLC = np.minimum(values_TLC, published_TLK.min(2)[..., None])
+            np.put_along_axis(scores_TLE, known_TLC, below_TLC, axis=2)
+            np.put_along_axis(scores_TLE, chosen_TLK, published_TLK, axis=2)
+            values_TLC = np.take_along_axis(scores_TLE, known_TLC, axis=2)
         rest_TL = np.maximum(1 - values_TLC.sum(2), 0) / max(
             1, header.num_experts - known_TLC.shape[2]
         )

@@ -14,7 +14,10 @@ ROOT = Path(__file__).parents[2]
 #: From the bottom up: a module may import those of its own line and of the lines above it.
 LAYERS = [
     "substrate.errors",
+    "substrate.files",
     "substrate.terms",
+    "substrate.used",
+    "substrate.phases",
     "substrate.models",
     "substrate.machines",
     "substrate.memory",
@@ -30,6 +33,7 @@ LAYERS = [
     "workloads",
     "results",
     "reports",
+    "harness.progress",
     "harness.console",
     "harness.options",
     "harness.hub",
@@ -37,6 +41,7 @@ LAYERS = [
     "harness.conformance",
     "harness.sweep",
     "harness.studies",
+    "harness.reproduce",
     "harness.scale",
     "harness.evaluate",
     "harness.cli",

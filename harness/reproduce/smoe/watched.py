@@ -20,10 +20,10 @@ from moebench.harness.run.session import Session
 from moebench.harness.run.settings import setting
 from moebench.harness.run.spec import RunSpec
 from moebench.harness.sweep.worker import group_of
-from moebench.results.csvfile import write_text
 from moebench.substrate.analysis.gate_scores import score_skew
 from moebench.substrate.analysis.statistics import reuse_by_rank
 from moebench.substrate.engine.decisions import Active, LayerView, Plan
+from moebench.substrate.files import write_text
 from moebench.substrate.terms import RoutedSequence
 
 

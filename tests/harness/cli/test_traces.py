@@ -353,4 +353,4 @@ def test_a_trace_with_fewer_chosen_experts_replays_as_it_ran() -> None:
 
 def test_what_cannot_be_imported_is_one_line(tmp_path: Path) -> None:
     assert "meta.json" in refused("trace", "import", tmp_path, "--out", "x")
-    assert "No such file" in refused("trace", "import", "nowhere", "--out", "x")
+    assert "no such folder" in refused("trace", "import", "nowhere", "--out", "x")

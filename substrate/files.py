@@ -1,0 +1,237 @@
+"""Files of the user's: read with one line of what is wrong, written as a whole or not at all.
+
+A parser may fail in any way on a file that somebody else wrote.  Every reader here turns whatever
+its parser raises into one `InputError`, or the subclass that it is given.
+"""
+
+import hashlib
+import json
+import os
+import tempfile
+from collections.abc import Hashable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NoReturn
+
+from moebench.substrate.errors import InputError, MoeBenchError
+
+if TYPE_CHECKING:
+    import numpy as np
+
+Kind = type[InputError]
+
+
+def read_text(path: Path, error: Kind = InputError, hint: str = "") -> str:
+    """A file's text.
+
+    Args:
+        hint: what would have been right, after the reason.
+
+    Raises:
+        InputError: it cannot be read, or is not UTF-8.
+    """
+    try:
+        return path.read_text(encoding="utf-8")
+    except OSError as problem:
+        raise error(f"{path}: cannot be read ({problem.strerror or problem}){hint}") from problem
+    except ValueError as problem:  # not UTF-8, or a path that no file can have
+        raise error(f"{path}: not UTF-8 text ({problem}){hint}") from problem
+
+
+def read_json(path: Path, error: Kind = InputError) -> Any:
+    """What a JSON file holds; NaN and infinities as Python writes them are read.
+
+    Raises:
+        InputError: it cannot be read, is no JSON, or names a key twice.
+    """
+    text = read_text(path, error)
+    with _as(error, f"{path}: not valid JSON"):
+        return json.loads(text, object_pairs_hook=_each_once)
+
+
+def read_mapping(path: Path, error: Kind = InputError) -> dict[str, Any]:
+    """What a JSON file holds, which is an object.
+
+    Raises:
+        InputError: as `read_json`, or it holds something else.
+    """
+    found = read_json(path, error)
+    if not isinstance(found, dict):
+        raise error(f"{path}: expected a JSON object, found {brief(found)}")
+    return found
+
+
+def read_yaml(path: Path, error: Kind = InputError, hint: str = "") -> Any:
+    """What a YAML file holds.
+
+    Raises:
+        InputError: it cannot be read, is no YAML, or names a key twice.
+    """
+    return parse_yaml(read_text(path, error, hint), f"{path}: not valid YAML", error)
+
+
+def parse_yaml(text: str, what: str, error: Kind = InputError) -> Any:
+    """What a text in YAML holds.
+
+    Args:
+        what: begins the message.
+
+    Raises:
+        InputError: it is no YAML, or names a key twice.
+    """
+    import yaml
+
+    class Loader(yaml.SafeLoader):
+        """YAML without anything executable; a key that is there twice is a mistake."""
+
+        def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> Any:
+            seen = set()
+            for key_node, _ in node.value:
+                if key_node.tag != "tag:yaml.org,2002:merge":
+                    key = self.construct_object(key_node, deep=True)
+                    if not isinstance(key, Hashable):
+                        raise ValueError(f"{brief(key)} cannot be a key{_line(key_node)}")
+                    if key in seen:
+                        raise ValueError(f"key {key} is there twice{_line(key_node)}")
+                    seen.add(key)
+            return super().construct_mapping(node, deep)
+
+    with _as(error, what):
+        return _loaded(Loader, text)
+
+
+def _loaded(loader: Any, text: str) -> Any:
+    """As `yaml.safe_load`, of which the loader is a subclass."""
+    open_ = loader(text)
+    try:
+        return open_.get_single_data()
+    finally:
+        open_.dispose()
+
+
+def _line(node: Any) -> str:
+    return f" (line {node.start_mark.line + 1})"
+
+
+def read_array(
+    path: Path, sha256: str | None = None, mapped: bool = False, error: Kind = InputError
+) -> "np.ndarray":
+    """The array of an ``.npy`` file; nothing is unpickled.
+
+    Args:
+        sha256: of the file as it was written.
+        mapped: leave it in the file until it is asked for.
+
+    Raises:
+        InputError: it cannot be read, holds no plain array, or is not what was written.
+    """
+    import numpy as np
+
+    with _as(error, f"{path}: cannot be read as an array"):
+        if sha256 is not None:
+            with path.open("rb") as stream:
+                if hashlib.file_digest(stream, "sha256").hexdigest() != sha256:
+                    raise error(f"{path} is not what was written; record or import it again")
+        found = np.load(path, mmap_mode="r" if mapped else None, allow_pickle=False)
+        if not isinstance(found, np.ndarray):
+            raise ValueError("an archive")
+        return found
+
+
+def read_arrays(path: Path, names: tuple[str, ...], error: Kind = InputError) -> dict[str, Any]:
+    """The arrays of these names that an ``.npz`` file holds.
+
+    Raises:
+        InputError: it cannot be read, or holds no plain arrays.
+    """
+    import numpy as np
+
+    found = {}
+    with _as(error, f"{path}: cannot be read as arrays"), np.load(path, allow_pickle=False) as npz:
+        found = {name: np.asarray(npz[name]) for name in names if name in npz}
+    return found
+
+
+@contextmanager
+def _as(error: Kind, what: str) -> Iterator[None]:
+    """Whatever a parser raises, as one line; what was raised on purpose passes."""
+    try:
+        yield
+    except MoeBenchError:
+        raise
+    except OSError as problem:
+        raise error(f"{what} ({problem.strerror or problem})") from problem
+    except RecursionError as problem:
+        raise error(f"{what} (nested too deeply)") from problem
+    except MemoryError as problem:
+        raise error(f"{what} (it asks for more memory than there is)") from problem
+    except Exception as problem:  # parsers promise no exception of their own
+        reason = " ".join(str(problem).split()) or type(problem).__name__
+        if "pickle" in reason:  # NumPy's advice is to allow it
+            reason = "it holds Python objects, not numbers"
+        raise error(f"{what} ({reason[:200]})") from problem
+
+
+def _each_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        names = [name for name, _ in pairs]
+        twice = next(name for name in names if names.count(name) > 1)
+        raise ValueError(f"key {twice} is there twice")
+    return found
+
+
+def brief(value: object) -> str:
+    """A value as a message shows it, in at most 60 characters."""
+    try:
+        text = repr(value)
+    except (RecursionError, ValueError):  # a value that holds itself, a number of 5,000 digits
+        text = f"a {type(value).__name__}"
+    return text if len(text) <= 60 else f"{text[:57]}..."
+
+
+def write_text(path: Path, text: str) -> None:
+    """Put ``text`` at ``path`` as UTF-8; see `write_bytes`."""
+    write_bytes(path, text.encode())
+
+
+def write_bytes(path: Path, content: bytes) -> None:
+    """Put ``content`` at ``path`` in one step; its folder is created.
+
+    Raises:
+        InputError: it cannot be written; what was there before is untouched.
+    """
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.NamedTemporaryFile(
+            "wb", dir=path.parent, prefix=f".{path.name}.", delete=False
+        ) as file:
+            try:
+                file.write(content)
+                file.flush()
+                os.fsync(file.fileno())
+                os.chmod(file.name, 0o644)  # a temporary file is its owner's alone
+                os.replace(file.name, path)
+            except BaseException:
+                os.unlink(file.name)
+                raise
+    except OSError as error:
+        raise InputError(f"{path} cannot be written: {error.strerror or error}") from error
+
+
+def whole(value: object, what: str, low: int, high: int, error: Kind = InputError) -> int:
+    """A whole number in a range; a truth value is none.
+
+    Args:
+        what: the file and the field.
+
+    Raises:
+        InputError: it is something else; names the field, the value and the range.
+    """
+    if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
+        _refuse(error, what, value, f"a whole number from {low} to {high}")
+    return value
+
+
+def _refuse(error: Kind, what: str, value: object, allowed: str) -> NoReturn:
+    raise error(f"{what} is {brief(value)}; allowed: {allowed}")
