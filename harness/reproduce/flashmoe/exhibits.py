@@ -21,6 +21,9 @@ SYSTEM = Axis(field="system", title="system")
 #: Fig. 2 shows so many tokens of one layer.
 SHOWN_TOKENS = 40
 
+#: An expert that was not routed for so long has no colour.
+RECENT = 12
+
 
 def table_1(evidence: Evidence) -> Exhibit:
     """Hyperparameters."""
@@ -80,17 +83,22 @@ def figure_2(evidence: Evidence) -> Exhibit:
         for pair in pairs:
             left.setdefault(pair, []).append(name)
     rows = [
-        {"token": token, "expert": expert, "age": int(age), "evicted": " and ".join(who)}
+        {
+            "token": token,
+            "expert": expert,
+            "recent": RECENT - int(min(age, RECENT)),
+            "evicted": " and ".join(who),
+        }
         for token, ages in enumerate(found.age_TE)
         for expert, age in enumerate(ages)
-        if (who := left.get((token, expert), [])) or age < 12
+        if (who := left.get((token, expert), [])) or age < RECENT
     ]
     return Exhibit(
         id="flashmoe-fig-2", place="Fig. 2", title="Evictions of LRU and Belady", form="heat",
         x=Axis(field="token", title="token"), y=Axis(field="expert", title="expert"),
-        colour=Axis(field="age", title="tokens since it was routed"), series="evicted",
+        colour=Axis(field="recent", title="how recently routed"), series="evicted",
         rows=tuple(rows), badge="counted",
-        note=f"OLMoE, layer {layer}, {slots} slots; routing drawn; 12 tokens and more: no colour.",
+        note=f"OLMoE, layer {layer}, {slots} slots. {RECENT}: now; 0: {RECENT} tokens ago.",
     )  # fmt: skip
 
 

@@ -4,6 +4,7 @@ from moebench.harness.reproduce.claim import Claim
 from moebench.harness.reproduce.evidence import Experiment
 from moebench.harness.reproduce.smoe.components import over_one_row
 from moebench.harness.reproduce.smoe.experiments import ABLATION, ALONE, SETTINGS, THRESHOLDS
+from moebench.harness.reproduce.smoe.explained import explanation
 from moebench.harness.reproduce.smoe.importance import (
     first_over_rival,
     inactive_reuse_falls,
@@ -25,9 +26,6 @@ from moebench.harness.reproduce.smoe.thresholds import (
 from moebench.results.reproduction import Band
 from moebench.substrate.machines.protocol import Lane
 
-#: Written after measuring.
-EXPLANATIONS: dict[str, str] = {}
-
 #: The paper's names of the models, and the α that it chooses for each.
 MODELS = {"S1": "Deepseek", "S2": "Xverse", "S3": "Qwen"}
 OWN_ALPHA = {"S1": 0.35, "S2": 0.3, "S3": 0.25}
@@ -41,7 +39,7 @@ def _claim(
     return Claim(
         id=id, place=place, statement=statement, paper=paper, unit=unit, reproduced=reproduced,
         direction=direction, why=why, measure=measure, needs=needs,
-        counters=ALONE if needs else (), explanation=EXPLANATIONS.get(id, ""),
+        counters=ALONE if needs else (), explanation=explanation(id),
     )  # fmt: skip
 
 

@@ -51,13 +51,16 @@ _QUICK_ONE: dict[str, Any] = {**QUICK_LENGTHS, "prompts": 2}
 _QUESTIONS: dict[str, Any] = {"workload": ["passages"], "seed": [0, 1, 2]}
 _QUICK_QUESTIONS: dict[str, Any] = {"seed": [0]}
 
-#: The options of each step of Fig. 14; two readings of its base.
+#: The options of each step of Fig. 14; three readings of its base.
 STEPS: dict[str, dict[str, str]] = {
     "base, misses on the host": {
         "route": "exact", "evict": "static", "assign": "host", "prefetch": "none",
     },
     "base, misses loaded": {
         "route": "exact", "evict": "static", "assign": "load", "prefetch": "none",
+    },
+    "base, first in, first out": {
+        "route": "exact", "evict": "fifo", "assign": "load", "prefetch": "none",
     },
     "+CE": {"route": "exact", "assign": "load", "prefetch": "none"},
     "+CR": {"assign": "load", "prefetch": "none"},
@@ -117,6 +120,11 @@ DRAWN = CounterExperiment(
 DRAWN_LEAN = CounterExperiment(
     "the same, with software of few launches (lean) in place of Hugging Face's",
     {**_DRAWN, "software": "lean"},
+)
+
+LONG_PROMPTS = CounterExperiment(
+    "with drawn routing, and prompts of about 250 tokens (five worked examples)",
+    {**_DRAWN, "few_shot": 5, "batch": 1, "prompts": 2, "new_tokens": 4},
 )
 
 #: Of claims that compare systems.
