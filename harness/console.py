@@ -71,9 +71,13 @@ def text_table(shown: TextTable) -> None:
 
 
 @contextmanager
-def progress(what: str) -> Iterator[Step]:
-    """A bar on a terminal, lines when piped; yields ``step(done, total)``."""
-    with shown(what, stderr()) as step:
+def progress(what: str, after_s: float = 0.0) -> Iterator[Step]:
+    """A bar on a terminal, lines when piped; yields ``step(done, total)``.
+
+    Args:
+        after_s: how long a pipe is told nothing, of work that may be done at once.
+    """
+    with shown(what, stderr(), after_s) as step:
         yield step
 
 

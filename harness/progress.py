@@ -25,8 +25,12 @@ Step = Callable[[int, int], None]
 
 
 @contextmanager
-def shown(what: str, console: Any) -> Iterator[Step]:
-    """Show the progress of ``what``; yields ``step(done, total)``.  Phases are listened to."""
+def shown(what: str, console: Any, after_s: float = 0.0) -> Iterator[Step]:
+    """Show the progress of ``what``; yields ``step(done, total)``.  Phases are listened to.
+
+    Args:
+        after_s: how long a pipe is told nothing.
+    """
     if console.is_terminal:
         columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
         with Progress(*columns, TimeRemainingColumn(), console=console, transient=True) as bar:
@@ -38,7 +42,7 @@ def shown(what: str, console: Any) -> Iterator[Step]:
             with listening(phase):
                 yield lambda done, total: bar.update(task, completed=done, total=total)
         return
-    lines = Lines(what)
+    lines = Lines(what, after_s=after_s)
     with listening(lines.phase), _ticking(lines.tick):
         yield lines.step
 
@@ -75,13 +79,14 @@ class Lines:
     Args:
         clock: seconds, from any start.
         say: prints a line.
+        after_s: nothing is said for so long of work that may be done at once.
     """
 
     def __init__(
         self, what: str, clock: Callable[[], float] = time.monotonic,
-        say: Callable[[str], None] = _say,
+        say: Callable[[str], None] = _say, after_s: float = 0.0,
     ) -> None:  # fmt: skip
-        self._what, self._clock, self._say = what, clock, say
+        self._what, self._clock, self._say, self._after_s = what, clock, say, after_s
         self._lock = threading.Lock()  # the work and the ticking thread both come here
         self._began = self._spoke = self._entered = clock()
         self._phase: tuple[str, int, int | None] | None = None
@@ -97,7 +102,10 @@ class Lines:
                 self._tenth = 0
             self._done = (done, total)
             if tenth > self._tenth:
-                self._tenth, self._spoke = tenth, self._clock()
+                self._tenth = tenth
+                if self._clock() - self._began < self._after_s:
+                    return
+                self._spoke = self._clock()
                 self._say(f"{self._what}: {done}/{total}")
 
     def phase(self, name: str, done: int, total: int | None) -> None:

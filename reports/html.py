@@ -103,7 +103,12 @@ def page(contents: Contents, source: str) -> str:
     badges = {part for run in whole for part in badge_of(run).split(", ")}
     accuracy = list(map(sections.accuracy, range(len(contents.accuracy)), contents.accuracy))
     tables = sections.tables(whole, contents.failed, contents.claims, contents.components)
+    papers = sections.papers(contents.claims)
     drawn = {f["id"]: f for part in accuracy for f in part["figures"]}
+    drawn |= {
+        one["id"]: {"spec": one["spec"], "rows": None}
+        for paper in papers for one in paper["exhibits"] if one["spec"]
+    }  # fmt: skip
     data = _data(contents, whole) | {"drawn": drawn}
     return environment.get_template("report.html.j2").render(
         source=source,
@@ -111,6 +116,7 @@ def page(contents: Contents, source: str) -> str:
         simulated=sum(bool(run["simulated"]) for run in whole),
         badges={badge: text for badge, text in BADGES.items() if badge in badges},
         accuracy=accuracy,
+        papers=papers,
         tables=tables,
         caveat=alpha.CAVEAT,
         method=alpha.METHOD,

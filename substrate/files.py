@@ -67,10 +67,10 @@ def read_yaml(path: Path, error: Kind = InputError, hint: str = "") -> Any:
     Raises:
         InputError: it cannot be read, is no YAML, or names a key twice.
     """
-    return parse_yaml(read_text(path, error, hint), f"{path}: not valid YAML", error)
+    return parse_yaml(read_text(path, error, hint), f"{path}: not valid YAML", error, hint)
 
 
-def parse_yaml(text: str, what: str, error: Kind = InputError) -> Any:
+def parse_yaml(text: str, what: str, error: Kind = InputError, hint: str = "") -> Any:
     """What a text in YAML holds.
 
     Args:
@@ -96,7 +96,7 @@ def parse_yaml(text: str, what: str, error: Kind = InputError) -> Any:
                     seen.add(key)
             return super().construct_mapping(node, deep)
 
-    with _as(error, what):
+    with _as(error, what, hint):
         return _loaded(Loader, text)
 
 
@@ -153,23 +153,23 @@ def read_arrays(path: Path, names: tuple[str, ...], error: Kind = InputError) ->
 
 
 @contextmanager
-def _as(error: Kind, what: str) -> Iterator[None]:
+def _as(error: Kind, what: str, hint: str = "") -> Iterator[None]:
     """Whatever a parser raises, as one line; what was raised on purpose passes."""
     try:
         yield
     except MoeBenchError:
         raise
     except OSError as problem:
-        raise error(f"{what} ({problem.strerror or problem})") from problem
+        raise error(f"{what} ({problem.strerror or problem}){hint}") from problem
     except RecursionError as problem:
-        raise error(f"{what} (nested too deeply)") from problem
+        raise error(f"{what} (nested too deeply){hint}") from problem
     except MemoryError as problem:
-        raise error(f"{what} (it asks for more memory than there is)") from problem
+        raise error(f"{what} (it asks for more memory than there is){hint}") from problem
     except Exception as problem:  # parsers promise no exception of their own
         reason = " ".join(str(problem).split()) or type(problem).__name__
         if "pickle" in reason:  # NumPy's advice is to allow it
             reason = "it holds Python objects, not numbers"
-        raise error(f"{what} ({reason[:200]})") from problem
+        raise error(f"{what} ({reason[:200]}){hint}") from problem
 
 
 def _each_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -188,6 +188,11 @@ def brief(value: object) -> str:
     except (RecursionError, ValueError):  # a value that holds itself, a number of 5,000 digits
         text = f"a {type(value).__name__}"
     return text if len(text) <= 60 else f"{text[:57]}..."
+
+
+def brief_word(value: object) -> str:
+    """The same of what was typed: a word is shown without quotes."""
+    return brief(value)[1:-1] if isinstance(value, str) and len(value) < 50 else brief(value)
 
 
 def write_text(path: Path, text: str) -> None:

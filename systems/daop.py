@@ -158,6 +158,10 @@ class OnlySwaps(OnlyNamed):
     writes_back = True
 
 
+#: The first layer that is predicted (§IV-C, Fig. 5).
+PAPERS_FIRST = 5
+
+
 @dataclass(kw_only=True)
 class PredictedRouting(Routing):
     """§IV-C: routes decode one layer ahead, from layer ``first`` on.
@@ -168,7 +172,7 @@ class PredictedRouting(Routing):
             best-scored experts on the device.  None is k - 1, at least 1.
     """
 
-    first: int = 5
+    first: int = PAPERS_FIRST
     most_host: int | None = None
 
     def __post_init__(self) -> None:
@@ -176,6 +180,17 @@ class PredictedRouting(Routing):
             value = getattr(self, option)
             if value is not None and value < least:
                 raise UsageError(f"route.{option} is {value}; allowed: {least} or more")
+
+    def full_size(self, shape: ModelShape) -> None:
+        """Refuse a first predicted layer that there is not.
+
+        The paper's own in a model of fewer layers predicts none: that is what it says.
+        """
+        if self.first > max(PAPERS_FIRST, shape.num_layers - 1):
+            raise UsageError(
+                f"route.first is {self.first}; allowed: 1 to {shape.num_layers - 1}, the model's "
+                "last layer"
+            )
 
     def lossless_at(self, alpha: float) -> bool:
         """Never: predictions err, and their host experts read an older state."""

@@ -8,7 +8,7 @@ from contextlib import suppress
 from functools import cache
 from typing import Any
 
-from pydantic import TypeAdapter, ValidationError
+from pydantic import ConfigDict, TypeAdapter, ValidationError
 
 from moebench.substrate.engine.policies import Policy
 from moebench.substrate.engine.system import System
@@ -136,7 +136,7 @@ def _hints(owner: type) -> dict[str, Any]:
 
 
 def _value(kind: Any, text: str, key: str) -> Any:
-    adapter = TypeAdapter(kind)
+    adapter = TypeAdapter(kind, config=ConfigDict(allow_inf_nan=False))
     try:
         return adapter.validate_python(text)
     except ValidationError as error:

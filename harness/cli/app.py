@@ -18,7 +18,7 @@ from moebench.harness.cli import (
     timeline,
     traces,
 )
-from moebench.harness.cli.complaints import with_value
+from moebench.harness.cli.complaints import check_typed, with_value
 from moebench.harness.cli.completion import CompletingGroup
 from moebench.harness.cli.parameters import JSON
 
@@ -115,6 +115,7 @@ def main(arguments: list[str] | None = None) -> int:
     from moebench.substrate.errors import IntegrityError, MoeBenchError
 
     try:
+        check_typed(arguments)
         done: Any = app(args=arguments, prog_name="moebench", standalone_mode=False)
     except _USAGE_ERROR as error:
         said = error.format_message().rstrip(".")

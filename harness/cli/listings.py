@@ -24,6 +24,10 @@ def show(what: str, as_json: bool, at_length: bool = False) -> None:
         return
     headers = list(rows[0])
     console.table(what, headers, [[_text(row[h]) for h in headers] for row in rows])
+    if what == "models":
+        from moebench.substrate.models.catalogue import ANOTHER
+
+        console.stderr().print(ANOTHER)
 
 
 def _text(value: Any) -> str:

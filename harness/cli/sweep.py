@@ -15,9 +15,12 @@ from moebench.harness.sweep.estimate import estimate
 from moebench.harness.sweep.execute import Open, carry_out, jobs_of, local_workers, processes_for
 from moebench.harness.sweep.plan import cells_from_file, expand
 from moebench.harness.sweep.progress import board, title
-from moebench.harness.sweep.worker import Job
+from moebench.harness.sweep.worker import Job, Opened
 from moebench.results.store import Store
 from moebench.substrate.errors import UsageError
+
+#: Planning a few cells takes less, and says nothing.
+QUICK_S = 0.8
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +52,8 @@ def sweep_command(request: SweepRequest) -> int:
     console.say_refused({spec.system for spec in specs})
     store = Store(request.store)
     finished = store.finished()  # a store that cannot be read is said before cells are hashed
-    cells = jobs_of(specs, data_dir)
+    with console.progress("naming cells", QUICK_S) as progress:
+        cells = jobs_of(specs, data_dir, progress)
     failed = {cell.cell_id: cell.error for cell in store.cells("failed")}
     again = request.retry_failed or request.force
     todo = [
@@ -58,8 +62,7 @@ def sweep_command(request: SweepRequest) -> int:
         and (again or job.cell_id not in failed)
     ]  # fmt: skip
     if request.dry_run:
-        _show_plan(request, cells, todo, finished, failed, store)
-        return 0
+        return _show_plan(request, cells, todo, finished, failed, store, data_dir)
     require_writable(request.store)
     if todo:
         store.queue([(job.cell_id, job.spec.model_dump()) for job in todo])
@@ -73,11 +76,14 @@ def _specs(request: SweepRequest, data_dir: Path | None) -> list[RunSpec]:
     if request.file is not None:
         if axes or request.overrides:
             raise UsageError(f"{request.file} and flags: give a file or flags, not both")
-        return cells_from_file(request.file, data_dir, console.stderr().print)
+        with console.progress("planning cells", QUICK_S) as progress:
+            return cells_from_file(request.file, data_dir, console.stderr().print, progress)
     if not axes:
         raise UsageError("nothing to sweep; give FILE.yaml or, for example, --systems smoe,...")
     common = {"set": parse_overrides(request.overrides)}
-    return expand({"common": common, "product": axes}, data_dir, console.stderr().print)
+    with console.progress("planning cells", QUICK_S) as progress:
+        plan = {"common": common, "product": axes}
+        return expand(plan, data_dir, console.stderr().print, progress)
 
 
 def _listed(text: str) -> list[str]:
@@ -110,9 +116,15 @@ def _workers(request: SweepRequest, data_dir: Path | None) -> Iterator[Open]:
 
 def _show_plan(
     request: SweepRequest, cells: Sequence[Job], todo: Sequence[Job], finished: dict[str, str],
-    failed: dict[str, str | None], store: Store,
-) -> None:  # fmt: skip
-    state = {job.cell_id: "to run" for job in todo}
+    failed: dict[str, str | None], store: Store, data_dir: Path | None,
+) -> int:  # fmt: skip
+    opened, problems = Opened(data_dir), {}
+    with console.progress("checking cells", QUICK_S) as progress:
+        for number, job in enumerate(todo, 1):
+            progress(number, len(todo))
+            if reason := opened.problem(job.spec):
+                problems[job.cell_id] = reason
+    state = {job.cell_id: "to run" for job in todo} | dict.fromkeys(problems, "cannot run")
     known = dict.fromkeys(finished, "stored") | dict.fromkeys(failed, "failed before")
     states = [state.get(job.cell_id) or known[job.cell_id] for job in cells]
     processes = 1 if request.jobs == 0 else processes_for(request.jobs)
@@ -122,6 +134,7 @@ def _show_plan(
     if request.json:
         rows = [
             {"cell_id": job.cell_id, "state": s, "spec": job.spec.model_dump()}
+            | ({"error": problems[job.cell_id]} if job.cell_id in problems else {})
             for job, s in zip(cells, states, strict=True)
         ]
         plan: dict[str, Any] = {"cells": rows, "estimate_s": round(guess.seconds, 1)}
@@ -130,7 +143,10 @@ def _show_plan(
         lines = [[job.cell_id, s, title(job.spec)] for job, s in zip(cells, states, strict=True)]
         console.table("cells", ["cell", "state", "what"], lines)
     said = ", ".join(f"{n} {name}" for name, n in counts.items())
+    for reason, times in Counter(problems.values()).items():
+        console.stderr().print(f"cannot run, {times} cells: {reason}", markup=False)
     console.stderr().print(f"{len(cells)} cells: {said}; {processes} at a time, {guess}")
+    return 1 if problems else 0
 
 
 def _sum_up(request: SweepRequest, cells: Sequence[Job], ran: int, store: Store) -> int:

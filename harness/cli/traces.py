@@ -170,7 +170,7 @@ def _how_to_use(trace: Path, model: str) -> str:
     for machine in ("a6000", *profile_names()):
         given = {"trace": str(trace), "system": "moe-ondemand", "machine": machine}
         try:
-            prepare(resolve(None, **given), None).memory()
+            prepare(resolve(None, **given), None).check_memory()
         except UnknownNameError:
             return (
                 f"{model} is not in the catalogue: moebench run --trace {shlex.quote(str(trace))} "

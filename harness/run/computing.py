@@ -99,6 +99,10 @@ class Computing(OnEngine):
             self.system.lookaheads,
         )
 
+    def check_memory(self) -> None:
+        """Count what fits beside the longest text."""
+        memory_for(self.spec, self.system, self.full, self.longest)
+
     def open(self, scratch: Path, keep_timeline: bool, stack: ExitStack) -> Stage:
         """A simulated machine with every expert in memory, or this computer."""
         memory = memory_for(self.spec, self.system, self.full, self.longest)

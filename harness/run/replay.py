@@ -101,7 +101,7 @@ class ReplaySession(Session):
         )  # fmt: skip
         if evict.clairvoyant:
             evict.set_future(pass_steps(p for batch in self.replayed.batches for p in batch))
-        memory = self.memory()
+        memory = memory_for(spec, self.system, self.full, self.longest)
         if spec.machine == "local":
             stage = self._computing(memory, scratch, keep_timeline, stack)
         else:
@@ -110,15 +110,11 @@ class ReplaySession(Session):
         stage.notes += _notes(self)
         return stage
 
-    def memory(self) -> Memory:
-        """How many experts fit beside the trace's longest sequence.
-
-        Raises:
-            BudgetError: too few.
-        """
-        if not hasattr(self, "trace"):
+    def check_memory(self) -> None:
+        """Count what fits beside the longest sequence of a trace that is there already."""
+        if self.spec.trace is not None:
             self.trace = self.source.open(Path())
-        return memory_for(self.spec, self.system, self.full, self.longest)
+            memory_for(self.spec, self.system, self.full, self.longest)
 
     def _computing(
         self, memory: Memory, scratch: Path, keep_timeline: bool, stack: ExitStack

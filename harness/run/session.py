@@ -69,6 +69,13 @@ class Prepared(ABC):
         """
         return None
 
+    def check_memory(self) -> None:
+        """Refuse what does not fit, where that is known before anything is opened.
+
+        Raises:
+            BudgetError, UsageError: it does not.
+        """
+
     def close(self) -> None:
         """Release what was opened."""
 

@@ -77,6 +77,6 @@ def few_shot_count(asked: str, name: str, setting_name: str | None) -> int:
         if setting_name is None:
             raise UsageError("--few-shot paper: give --setting NAME, whose paper is meant")
         return few_shot_of(workload(name), setting(setting_name).paper)
-    if not asked.isdecimal():
+    if not (asked.isascii() and asked.isdecimal() and len(asked) < 8):
         raise UsageError(f"--few-shot {asked}: allowed: a number from 0 on, or paper")
     return int(asked)

@@ -1,5 +1,6 @@
 """What a run is: every choice that changes its numbers, resolved to the last default."""
 
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, get_args
@@ -11,8 +12,9 @@ from moebench.harness.run.native_options import check_native
 from moebench.harness.run.settings import Setting, few_shot_count, setting
 from moebench.substrate.engine.system import System
 from moebench.substrate.errors import NotApplicableError, UsageError
+from moebench.substrate.files import brief_word
 from moebench.substrate.machines.profile import DEFAULT_SOFTWARE
-from moebench.substrate.models.catalogue import model_names, model_shape
+from moebench.substrate.models.catalogue import is_file, model_names, model_shape
 from moebench.substrate.models.shape import ExpertDtype, Precision, check_quantises
 from moebench.systems.native.base import NativeSystem
 from moebench.systems.options import build, build_any, build_native, describe
@@ -37,6 +39,10 @@ LocalDevice = Literal["cpu", "cuda"]
 
 #: Rounded up to whole batches.
 DEFAULT_PROMPTS = 32
+
+
+#: More of anything is a slip of the pen.
+MOST = 10**7
 
 
 class RunSpec(BaseModel):
@@ -91,23 +97,23 @@ class RunSpec(BaseModel):
     expert_dtype: ExpertDtype | None = None
     workload: str
     batch: int = Field(default=1, gt=0, le=256)
-    prompts: int = Field(default=DEFAULT_PROMPTS, gt=0)
-    new_tokens: int = Field(default=64, gt=0)
+    prompts: int = Field(default=DEFAULT_PROMPTS, gt=0, le=MOST)
+    new_tokens: int = Field(default=64, gt=0, le=MOST)
     cache_ratio: float | None = Field(default=None, gt=0, le=1)
-    slots: int | None = Field(default=None, gt=0)
+    slots: int | None = Field(default=None, gt=0, le=MOST)
     allow_overcommit: bool = False
-    device_memory_gib: float | None = Field(default=None, gt=0)
-    free_host_gb: float | None = Field(default=None, gt=0)
-    emulated_link_gb_s: float | None = Field(default=None, gt=0)
+    device_memory_gib: float | None = Field(default=None, gt=0, le=MOST)
+    free_host_gb: float | None = Field(default=None, gt=0, le=MOST)
+    emulated_link_gb_s: float | None = Field(default=None, gt=0, le=MOST)
     page_cache: PageCache = "bypass"
     device: LocalDevice = "cpu"
     overrides: dict[str, str] = Field(default_factory=dict)
-    seed: int = Field(default=0, ge=0)
+    seed: int = Field(default=0, ge=0, lt=2**63)
     scoring: Scoring = "fixed-length"
-    few_shot: int = Field(default=0, ge=0)
+    few_shot: int = Field(default=0, ge=0, le=MOST)
     plain_prompts: bool = False
     calibrate_from: str | None = None
-    calibrate_texts: int | None = Field(default=None, gt=0)
+    calibrate_texts: int | None = Field(default=None, gt=0, le=MOST)
     routing: Routing = "model"
     trace: str | None = None
     reconstruct_scores: bool = False
@@ -146,6 +152,8 @@ def resolve(data_dir: Path | None, **given: Any) -> RunSpec:
         UnknownNameError, UsageError: a name or value that cannot be; one line.
     """
     chosen = {key: value for key, value in given.items() if value is not None}
+    for key in PATHS & chosen.keys():
+        chosen[key] = _one_spelling(key, chosen[key])
     system, variant = chosen["system"], chosen.get("variant", "published")
     if system not in NATIVE:
         system_class(system, variant)
@@ -156,6 +164,8 @@ def resolve(data_dir: Path | None, **given: Any) -> RunSpec:
         if variant == "published":  # a setting's α is its paper's
             default_alpha = row.alpha
         chosen = {**_defaults(row, chosen), **chosen}
+    if "calibrate_from" in chosen:  # even where nothing learns
+        workload(chosen["calibrate_from"])
     if system in NATIVE:
         check_native(chosen, alpha)
     check_software_here(chosen, given)
@@ -198,7 +208,7 @@ def resolve(data_dir: Path | None, **given: Any) -> RunSpec:
     except ValidationError as error:
         detail = error.errors()[0]
         name = str(detail["loc"][0]).replace("_", "-")
-        raise UsageError(f"--{name} {detail['input']}: {detail['msg']}") from error
+        raise UsageError(f"--{name} {brief_word(detail['input'])}: {detail['msg']}") from error
     if spec.prompts % spec.batch:
         raise UsageError(
             f"--prompts {spec.prompts} does not fill batches of {spec.batch}; allowed: multiples "
@@ -208,9 +218,24 @@ def resolve(data_dir: Path | None, **given: Any) -> RunSpec:
     return spec
 
 
+#: What may be named by a path.
+PATHS = {"machine", "model", "weights", "trace"}
+
+
+def _one_spelling(key: str, name: str) -> str:
+    """A path as it is written most shortly, so that ``./m.yaml`` and ``m.yaml`` are one machine.
+
+    Raises:
+        UsageError: there is no name in it.
+    """
+    if not name.strip() or "\0" in name:
+        raise UsageError(f"--{key} {name!r}: expected a name or a path")
+    return Path(os.path.normpath(name)).as_posix() if "/" in name or os.sep in name else name
+
+
 def _check_applicable(spec: RunSpec) -> None:
     """Refuse a model or a batch for which the system does not exist."""
-    if spec.model in model_names() or spec.model.endswith(".json"):
+    if spec.model in model_names() or is_file(spec.model):
         system = build_any(spec.system, spec.overrides, spec.variant)
         shape = model_shape(spec.model)
         if spec.expert_dtype is not None:

@@ -1,6 +1,5 @@
 """What a checkpoint's own files say of texts: its tokenizer, its chat template, how a text ends."""
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -9,6 +8,7 @@ from typing import Any
 from tokenizers import Tokenizer
 
 from moebench.substrate.errors import CheckpointError
+from moebench.substrate.files import read_mapping
 from moebench.workloads.example import END_OF_TEXT
 from moebench.workloads.prompts import split_cue
 
@@ -158,7 +158,7 @@ def _end(folder: Path, config: Mapping[str, Any], tokenizer: Tokenizer) -> int |
         ends = ends if isinstance(ends, list) else [ends]
         if by_tokenizer is not None and by_tokenizer in ends:
             return by_tokenizer
-        if isinstance(ends[0], int):
+        if ends and isinstance(ends[0], int):
             return ends[0]
     return tokenizer.token_to_id(END_OF_TEXT) if by_tokenizer is None else by_tokenizer
 
@@ -166,10 +166,4 @@ def _end(folder: Path, config: Mapping[str, Any], tokenizer: Tokenizer) -> int |
 def _read(file: Path) -> Mapping[str, Any]:
     if not file.exists():
         return {}
-    try:
-        found = json.loads(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise CheckpointError(f"{file}: not readable ({error})") from error
-    if not isinstance(found, dict):
-        raise CheckpointError(f"{file}: expected a JSON object")
-    return found
+    return read_mapping(file, CheckpointError)

@@ -239,7 +239,7 @@ def _field(field: str, reading: Reading | None, stand_in: HardwareProfile) -> li
 def _estimate(number: Quantity) -> Reading:
     """A catalogue machine's number, and that it may be far off here."""
     low = min(number.value / 2, number.low.value)
-    high = min(max(number.value * 2, number.high.value), number.AT_MOST)
+    high = min(max(number.value * 2, number.high.value), number.MOST / number.UNITS[number.unit])
     if number.WHOLE:
         low, high = max(1.0, round(low)), round(high)
     return Reading(

@@ -21,13 +21,21 @@ from moebench.substrate.errors import MoeBenchError
 Open = Callable[[bool], Workers]
 
 
-def jobs_of(specs: Sequence[RunSpec], data_dir: Path | None) -> list[Job]:
+def jobs_of(
+    specs: Sequence[RunSpec], data_dir: Path | None,
+    progress: Callable[[int, int], None] = lambda done, total: None,
+) -> list[Job]:  # fmt: skip
     """Cells with their identities, those of one group together."""
     groups: dict[str, list[RunSpec]] = {}
     for spec in specs:
         groups.setdefault(group_of(spec), []).append(spec)
     opened = Opened(data_dir)
-    return [Job(opened.cell_id(spec), spec, group) for group, row in groups.items() for spec in row]
+    jobs = []
+    for group, row in groups.items():
+        for spec in row:
+            jobs.append(Job(opened.cell_id(spec), spec, group))
+            progress(len(jobs), len(specs))
+    return jobs
 
 
 def carry_out(jobs: Sequence[Job], store: Store, opened: Open, shown: Board) -> None:

@@ -17,11 +17,13 @@ it sets several fields at once.  `system: all` stands for every system of the ca
 and `weights` may name their cell's own fields: `traces/{model}__{workload}`.
 """
 
+import json
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import lru_cache
 from itertools import chain, product
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 from pydantic import TypeAdapter, ValidationError
 
@@ -32,6 +34,7 @@ from moebench.substrate.errors import (
     UnknownNameError,
     UsageError,
 )
+from moebench.substrate.files import brief, read_yaml
 from moebench.substrate.machines.profile import load_profile
 from moebench.substrate.models.catalogue import model_shape
 from moebench.systems.options import build
@@ -56,11 +59,13 @@ Given = dict[str, Any]
 
 #: Told, in one line, of cells that are left out.
 Say = Callable[[str], None]
+Progress = Callable[[int, int], None]
 
 
 def cells_from_file(
-    path: Path, data_dir: Path | None, say: Say = lambda line: None
-) -> list[RunSpec]:
+    path: Path, data_dir: Path | None, say: Say = lambda line: None,
+    progress: Progress = lambda done, total: None,
+) -> list[RunSpec]:  # fmt: skip
     """The cells of a sweep's file, or of a sweep that ships.
 
     Args:
@@ -71,31 +76,29 @@ def cells_from_file(
     """
     file = path
     if not path.exists() and len(path.parts) == 1:
-        file = CATALOGUE / path.with_suffix(".yaml")
+        file = CATALOGUE / f"{path.name.removesuffix('.yaml')}.yaml"
     if not file.is_file():
         known = ", ".join(sorted(p.stem for p in CATALOGUE.glob("*.yaml")))
         raise InputError(f"{path}: no such file; sweeps that ship: {known}")
     plan = _read(file)
     try:
-        return expand(plan, data_dir, say)
+        return expand(plan, data_dir, say, progress)
     except (UsageError, InputError) as error:
         raise UsageError(f"{path}: {error}") from error
 
 
 def _read(file: Path) -> Given:
-    import yaml
-
-    try:
-        plan = yaml.safe_load(file.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
-        raise InputError(f"{file}: not YAML that can be read ({error})") from error
-    return _mapping(plan, str(file))
+    return _mapping(read_yaml(file), str(file))
 
 
 def expand(
-    plan: Mapping[str, Any], data_dir: Path | None, say: Say = lambda line: None
-) -> list[RunSpec]:
+    plan: Mapping[str, Any], data_dir: Path | None, say: Say = lambda line: None,
+    progress: Progress = lambda done, total: None,
+) -> list[RunSpec]:  # fmt: skip
     """Every cell once, in the order of the axes.
+
+    Args:
+        progress: told of combinations looked at, and of how many there are.
 
     Raises:
         UsageError, UnknownNameError: a key, name or value that cannot be.
@@ -103,6 +106,7 @@ def expand(
     for key in plan:
         if key not in PARTS:
             raise UnknownNameError("sweep key", str(key), PARTS)
+    _check_once(plan)
     common = _fields(plan.get("common") or {}, "common")
     axes = [*_product(plan.get("product") or {}), *_zips(plan.get("zip") or [])]
     excluded, optional = (
@@ -111,7 +115,9 @@ def expand(
     )
     left_out: dict[str, None] = {}
     specs: dict[str, RunSpec] = {}
-    for rows in product(*axes):
+    total = math.prod(map(len, axes))
+    for number, rows in enumerate(product(*axes), 1):
+        progress(number, total)
         given = _merged([common, *rows])
         if any(_matches(row, given) for row in excluded):
             continue
@@ -134,6 +140,22 @@ def expand(
 
 
 # ----------------------------------------------------------------------------- axes
+
+
+def _check_once(plan: Mapping[str, Any]) -> None:
+    """A key that two axes give is a slip: one would win.
+
+    Options of ``set`` add up, a mapping on an axis says itself what it changes, and axes win over
+    what is common.
+    """
+    given = [("product", key) for key in _mapping(plan.get("product") or {}, "product")]
+    for columns in _list(plan.get("zip") or []):
+        given += [("zip", key) for key in _mapping(columns, "zip")]
+    first: dict[object, str] = {}
+    for part, key in given:
+        if key in first and key != "set":
+            raise UsageError(f"{key} is in {first[key]} and in {part}; allowed: in one of them")
+        first.setdefault(key, part)
 
 
 def _product(part: object) -> Iterator[list[Given]]:
@@ -160,6 +182,8 @@ def _entry(key: object, entry: object, where: str) -> list[Given]:
     if key == "system" and entry == "all" and where == "product":
         return [{"system": name} for name in sorted(SYSTEMS)]
     if isinstance(entry, Mapping) and key != "set":
+        if not entry:
+            raise UsageError(f"{where}: {key} {{}}: expected a value, or the fields that it sets")
         return [_fields(entry, f"{where}: {key}")]
     return [_fields({key: entry}, where)]
 
@@ -173,11 +197,17 @@ def _value(key: object, value: object, where: str) -> Any:
     if key not in FIELDS:
         raise UnknownNameError(f"field in {where}", str(key), FIELDS)
     if key == "set":
-        return {str(k): _spelled(v) for k, v in _mapping(value, f"{where}: set").items()}
+        options = _mapping(value, f"{where}: set")
+        return {str(k): _spelled(k, v, f"{where}: set") for k, v in options.items()}
+    if isinstance(value, bool) and bool not in (FIELDS[key], *get_args(FIELDS[key])):
+        raise UsageError(f"{where}: {key} {value!r}: allowed: no truth value")
+    if isinstance(value, float) and not math.isfinite(value):
+        raise UsageError(f"{where}: {key} {value!r}: allowed: a finite number")
     try:
         return _adapter(str(key)).validate_python(value)
     except ValidationError as error:
-        raise UsageError(f"{where}: {key} {value!r}: {error.errors()[0]['msg']}") from error
+        said = error.errors()[0]["msg"]
+        raise UsageError(f"{where}: {key} {brief(value)}: {said}") from error
 
 
 @lru_cache
@@ -185,24 +215,27 @@ def _adapter(key: str) -> TypeAdapter[Any]:
     return TypeAdapter(FIELDS[key])
 
 
-def _spelled(value: object) -> str:
+def _spelled(key: object, value: object, where: str) -> str:
     """An option as ``--set`` takes it."""
+    if value is None:
+        return "null"
+    if isinstance(value, list):
+        return json.dumps(value)
+    if not isinstance(value, str | bool | int | float):
+        raise UsageError(f"{where}: {key} {brief(value)}: allowed: a value, or a list of them")
+    if isinstance(value, float) and not math.isfinite(value):
+        raise UsageError(f"{where}: {key} {value!r}: allowed: a finite number")
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def _mapping(value: object, where: str) -> Given:
     if not isinstance(value, Mapping):
-        raise UsageError(f"{where}: expected `key: value` lines, found {_brief(value)}")
+        raise UsageError(f"{where}: expected `key: value` lines, found {brief(value)}")
     return dict(value)
 
 
 def _list(value: object) -> Sequence[Any]:
     return value if isinstance(value, list) else [value]
-
-
-def _brief(value: object) -> str:
-    text = repr(value)
-    return text if len(text) <= 40 else f"{text[:37]}..."
 
 
 # ----------------------------------------------------------------------------- cells

@@ -98,6 +98,14 @@ class Opened:
         self._known, self._group = prepare(spec, self._data_dir), group
         return self._known
 
+    def problem(self, spec: RunSpec) -> str | None:
+        """Why a cell cannot run, as far as that can be known before; None if nothing is known."""
+        try:
+            self.session(spec).check_memory()
+        except MoeBenchError as error:
+            return str(error)
+        return None
+
     def cell_id(self, spec: RunSpec) -> str:
         """A run's id; one that does not change from measurement to measurement where it is local.
 

@@ -19,6 +19,7 @@ from typing import Any, Literal, get_args
 from pydantic import BaseModel, Field, StrictBool, ValidationError, model_validator
 
 from moebench.substrate.errors import ProfileError, UnknownNameError, UsageError
+from moebench.substrate.files import brief, parse_yaml, read_text
 from moebench.substrate.machines.measured import Measured
 from moebench.substrate.machines.quantity import (
     Bandwidth,
@@ -232,6 +233,11 @@ def software_names() -> list[str]:
     return sorted(path.stem for path in SOFTWARE.glob("*.yaml"))
 
 
+def is_file(machine: str) -> bool:
+    """Whether a machine is named by the path of its profile."""
+    return machine.endswith((".yaml", ".yml"))
+
+
 def check_software(kind: str) -> None:
     """Refuse an unknown kind of software.
 
@@ -258,7 +264,7 @@ def load_software(kind: str) -> Software:
 
 
 def load_profile(name_or_path: str, software: str = DEFAULT_SOFTWARE) -> HardwareProfile:
-    """Load a machine of the catalogue by name, or any file by a path that ends in ``.yaml``.
+    """Load a machine of the catalogue by name, or any file by a path: ``.yaml`` or ``.yml``.
 
     Args:
         software: the kind of software that runs there.
@@ -268,13 +274,13 @@ def load_profile(name_or_path: str, software: str = DEFAULT_SOFTWARE) -> Hardwar
         UsageError: ``local``, which is a machine but not a stored profile.
         ProfileError: the file cannot be read, is not YAML, or misses or misstates a number.
     """
-    if name_or_path.endswith(".yaml"):
+    if is_file(name_or_path):
         return HardwareProfile.from_mapping(_read_yaml(Path(name_or_path)), name_or_path, software)
     known = profile_names()
     if name_or_path == "local":
         raise UsageError(
             "machine 'local' is this computer: it is measured and has no profile; "
-            "allowed: a name from `moebench list machines`, or a path that ends in .yaml"
+            "allowed: a name from `moebench list machines`, or a path that ends in .yaml or .yml"
         )
     if name_or_path not in known:
         raise UnknownNameError("machine", name_or_path, [*known, "local"])
@@ -298,32 +304,20 @@ def _with_software(data: object, kind: str, where: str) -> object:
 
 
 def _read_yaml(path: Path) -> object:
-    import yaml
-
-    try:
-        return _parsed(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise ProfileError(
-            f"{path}: cannot be read ({error.strerror}); allowed: a readable .yaml file, "
-            "or a name from `moebench list machines`"
-        ) from error
-    except (yaml.YAMLError, ValueError) as error:
-        reason = " ".join(str(error).split())
-        raise ProfileError(f"{path}: not valid YAML ({reason}); allowed: UTF-8 YAML") from error
+    hint = "; allowed: a readable .yaml file, or a name from `moebench list machines`"
+    return _parsed(read_text(path, ProfileError, hint), str(path))
 
 
 @lru_cache
-def _parsed(text: str) -> object:
+def _parsed(text: str, path: str) -> object:
     """A file's YAML; every cell of a sweep reads its profile, and a profile takes 20 ms."""
-    import yaml
-
-    return yaml.safe_load(text)
+    return parse_yaml(text, f"{path}: not valid YAML", ProfileError, "; allowed: UTF-8 YAML")
 
 
 def _explain(error: ValidationError, top: type[BaseModel] = HardwareProfile) -> str:
     """The first complaint as ``field: what is wrong; allowed: ...``."""
     detail = error.errors(include_url=False)[0]
-    kind, given = detail["type"], repr(detail["input"])[:60]
+    kind, given = detail["type"], brief(detail["input"])
     problems = {
         "missing": "missing",
         "extra_forbidden": "unknown field",

@@ -37,7 +37,9 @@ class Quantity(Inert):
     UNITS: ClassVar[Mapping[str, float]] = {}
     ZERO_ALLOWED: ClassVar[bool] = False
     WHOLE: ClassVar[bool] = False
-    AT_MOST: ClassVar[float] = 1e12
+    #: In the base unit: what no part reaches, and far from where arithmetic ends.
+    LEAST: ClassVar[float] = 0.0
+    MOST: ClassVar[float] = 1e12
 
     value: _Number
     range: tuple[_Number, _Number] | None = None
@@ -49,7 +51,11 @@ class Quantity(Inert):
     def allowed(cls) -> str:
         """What a profile may say here, on one line."""
         number = "whole number" if cls.WHOLE else "number"
-        limits = f"{'>=' if cls.ZERO_ALLOWED else '>'} 0 and <= {cls.AT_MOST:g}"
+        unit, size = next(iter(cls.UNITS.items()))
+        limits = f"{'>=' if cls.ZERO_ALLOWED else '>'} 0 and <= {cls.MOST / size:g}"
+        if cls.LEAST:
+            limits += f", at least {cls.LEAST / size:g}"
+        limits += f" {unit}" if size != 1 else ""
         units = " or ".join(f'"{unit}"' for unit in cls.UNITS)
         badges = " or ".join(get_args(Badge))
         return (
@@ -62,8 +68,10 @@ class Quantity(Inert):
         if self.unit not in self.UNITS:
             raise ValueError(f"{self.unit!r} is not a unit of {type(self).__name__.lower()}")
         for number in (self.value, *(self.range or ())):
-            lowest_ok = number > 0 or (number == 0 and self.ZERO_ALLOWED)
-            if not lowest_ok or number > self.AT_MOST:
+            base = number * self.UNITS[self.unit]
+            lowest_ok = number == 0 if base <= 0 else base >= self.LEAST
+            lowest_ok = lowest_ok and (number > 0 or self.ZERO_ALLOWED)
+            if not lowest_ok or base > self.MOST:
                 raise ValueError(f"value {number:g} is out of range")
             if self.WHOLE and not number.is_integer():
                 raise ValueError(f"value {number:g} is not whole")
@@ -94,6 +102,8 @@ class Bandwidth(Quantity):
     """Bytes moved per second."""
 
     UNITS = {"GB/s": 1e9, "MB/s": 1e6}
+    LEAST = 1e3
+    MOST = 1e15
 
     @property
     def bytes_per_s(self) -> float:
@@ -105,6 +115,8 @@ class Compute(Quantity):
     """Floating-point operations per second, dense; a multiply-add counts as two."""
 
     UNITS = {"TFLOPS": 1e12, "GFLOPS": 1e9}
+    LEAST = 1e6
+    MOST = 1e19
 
     @property
     def flops_per_s(self) -> float:
@@ -116,6 +128,8 @@ class Memory(Quantity):
     """A capacity in whole bytes; GB is 1e9, GiB is 2**30."""
 
     UNITS = {"GB": 1e9, "GiB": 2.0**30}
+    LEAST = 1e6
+    MOST = 1e16
 
     @property
     def bytes(self) -> int:
@@ -127,6 +141,7 @@ class Time(Quantity):
     """A fixed cost in whole nanoseconds; may be zero."""
 
     UNITS = {"ns": 1.0, "us": 1e3, "ms": 1e6}
+    MOST = 1e12
     ZERO_ALLOWED = True
 
     @property
@@ -139,6 +154,7 @@ class Power(Quantity):
     """Electrical power; may be zero."""
 
     UNITS = {"W": 1.0}
+    MOST = 1e6
     ZERO_ALLOWED = True
 
     @property
@@ -161,13 +177,15 @@ class Ratio(Quantity):
 class Efficiency(Ratio):
     """The fraction of a peak that is reached; never above 1."""
 
-    AT_MOST = 1.0
+    LEAST = 1e-6
+    MOST = 1.0
 
 
 class Count(Quantity):
     """A whole number of things."""
 
     UNITS = {"1": 1.0}
+    MOST = 1e6
     WHOLE = True
 
     @property

@@ -52,7 +52,7 @@ def _assumed(number: Quantity) -> tuple[float, float]:
     low, high = number.value * (1 - ASSUMED), number.value * (1 + ASSUMED)
     if number.WHOLE:
         low, high = max(1, round(low)), round(high)
-    return low, min(high, number.AT_MOST)
+    return low, min(high, number.MOST / number.UNITS[number.unit])
 
 
 def moved(profile: HardwareProfile, field: str, value: float) -> HardwareProfile:

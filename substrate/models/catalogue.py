@@ -11,7 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from moebench.substrate.errors import CheckpointError, InputError, UnknownNameError
-from moebench.substrate.models.config import read_shape
+from moebench.substrate.files import brief, read_yaml
+from moebench.substrate.models.config import read_shape, shape_of
+from moebench.substrate.models.fields import shape_of_fields
 from moebench.substrate.models.shape import ModelShape
 
 #: The variable that names a folder with ``models/`` and ``scale/`` in place of those that ship.
@@ -40,17 +42,37 @@ def model_names() -> list[str]:
     return sorted(path.stem for path in MODELS.glob("*.json"))
 
 
+#: What to type for a model that the catalogue lacks.
+ANOTHER = "any other: --model path/to/config.json, or a .yaml of its shape"
+
+
+def is_file(model: str) -> bool:
+    """Whether a model is named by the path of its configuration or shape."""
+    return model.endswith((".json", ".yaml", ".yml"))
+
+
 def model_shape(name: str) -> ModelShape:
-    """The shape of a full-size model, by name, or of any by the path of its ``config.json``.
+    """The shape of a full-size model, by name, or of any by a path.
+
+    Args:
+        name: of the catalogue; or the path of a ``config.json``, or of the same as YAML, or of a
+            YAML file with `ModelShape`'s own fields.
 
     Raises:
         UnknownNameError: no such model.
-        CheckpointError: the file cannot be read, or holds no model of a known family.
+        CheckpointError: the file cannot be read, or holds no shape.
     """
     if name.endswith(".json"):
         return read_shape(Path(name))
+    if is_file(name):
+        found = read_yaml(Path(name), CheckpointError)
+        if not isinstance(found, dict):
+            raise CheckpointError(f"{name}: expected `key: value` lines, found {brief(found)}")
+        fields = {str(key): value for key, value in found.items()}
+        return (shape_of if "model_type" in fields else shape_of_fields)(fields, name)
     if name not in model_names():
-        raise UnknownNameError("model", name, model_names(), "see: moebench list models")
+        hint = f"see: moebench list models; {ANOTHER}"
+        raise UnknownNameError("model", name, model_names(), hint)
     return read_shape(MODELS / f"{name}.json")
 
 

@@ -9,9 +9,9 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from pydantic import ValidationError
-
-from moebench.substrate.errors import CheckpointError
+from moebench.substrate.errors import CheckpointError, InputError
+from moebench.substrate.files import brief, read_mapping
+from moebench.substrate.models.fields import check_counts, first_line
 from moebench.substrate.models.shape import (
     ROPE_TYPES,
     AttentionWindow,
@@ -39,15 +39,7 @@ def read_config(path: Path) -> dict[str, Any]:
     Raises:
         CheckpointError: the file is missing, or is no JSON object.
     """
-    try:
-        config = json.loads(path.read_text())
-    except OSError as error:
-        raise CheckpointError(f"{path}: cannot be read ({error.strerror})") from error
-    except ValueError as error:
-        raise CheckpointError(f"{path}: not valid JSON ({error})") from error
-    if not isinstance(config, dict):
-        raise CheckpointError(f"{path}: expected a JSON object")
-    return config
+    return read_mapping(path, CheckpointError)
 
 
 def shape_of(config: Config, where: str = "config.json") -> ModelShape:
@@ -58,31 +50,31 @@ def shape_of(config: Config, where: str = "config.json") -> ModelShape:
     """
     model_type = config.get("model_type")
     if model_type == "llama4":  # text inside a model that sees, too
-        config = config.get("text_config") or {}
+        inner = config.get("text_config") or {}
+        if not isinstance(inner, Mapping):
+            raise CheckpointError(f"{where}: text_config is {brief(inner)}; allowed: an object")
+        config = inner
         model_type = config.get("model_type", "llama4_text")
         config = {**config, "model_type": model_type}
     reader = READERS.get(str(model_type))
     if reader is None:
         raise CheckpointError(
             f"{where}: model_type {model_type!r} is not supported: its configuration, names and "
-            f"mathematics are unknown here; allowed: {', '.join(sorted(READERS))}"
+            f"mathematics are unknown here; allowed: {', '.join(sorted(READERS))}; to charge "
+            "for it without its weights, give --model a .yaml of its shape (docs/checkpoints.md)"
         )
     try:
+        check_counts(config)
         activation = config.get("hidden_act", "silu")
         if activation not in ("silu", "swish"):
             raise ValueError(f"hidden_act: {activation!r} is not supported; allowed: 'silu'")
         return ModelShape(**{**common_fields(config), **reader(config)})
     except KeyError as missing:
         raise CheckpointError(f"{where}: key {missing} is missing") from missing
-    except (TypeError, ValueError, ArithmeticError) as error:
-        raise CheckpointError(f"{where}: {_first_line(error)}") from error
-
-
-def _first_line(error: Exception) -> str:
-    if isinstance(error, ValidationError):
-        detail = error.errors()[0]
-        return f"{'.'.join(map(str, detail['loc'])) or 'shape'}: {detail['msg']}"
-    return str(error).splitlines()[0]
+    except (
+        TypeError, ValueError, ArithmeticError, AttributeError, IndexError, InputError,
+    ) as error:  # fmt: skip
+        raise CheckpointError(f"{where}: {first_line(error)}") from error
 
 
 def common_fields(c: Config) -> dict[str, Any]:

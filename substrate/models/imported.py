@@ -27,6 +27,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from moebench.substrate.errors import CheckpointError
+from moebench.substrate.files import read_mapping
 from moebench.substrate.models.config import read_shape
 from moebench.substrate.models.expert_store import ExpertStore, require_room, stored_record
 from moebench.substrate.models.formats import StoredAs, unpack
@@ -348,13 +349,11 @@ def _note(journal: TextIO, key: str, found: str) -> None:
 def _manifest(path: Path) -> dict[str, Any]:
     keys = {"source", "dtype", "content", "files", "records"}
     try:
-        manifest = json.loads((path / MANIFEST).read_text())
-        if keys <= manifest.keys():
-            return dict(manifest)
-    except (OSError, ValueError, AttributeError) as error:
-        raise CheckpointError(
-            f"{path / MANIFEST}: not readable ({error}); {_again(path)}"
-        ) from error
+        manifest = read_mapping(path / MANIFEST, CheckpointError)
+    except CheckpointError as error:
+        raise CheckpointError(f"{error}, not readable; {_again(path)}") from error
+    if keys <= manifest.keys():
+        return manifest
     raise CheckpointError(f"{path / MANIFEST}: not an import's manifest; {_again(path)}")
 
 

@@ -8,9 +8,9 @@ import math
 from enum import StrEnum
 from functools import cached_property
 from itertools import zip_longest
-from typing import Literal, cast
+from typing import Annotated, Literal, cast
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
 from moebench.substrate.errors import UsageError
 
@@ -36,6 +36,20 @@ SCALE_BYTES = 2
 
 #: Ways to stretch rotary positions that `substrate.models.rotary` knows.
 ROPE_TYPES = ("default", "linear", "llama3", "longrope", "yarn")
+
+
+#: No number of a shape is larger, far from where arithmetic ends.
+MOST = 10**9
+MOST_LAYERS = 10_000
+
+
+def _no_truth_value(value: object) -> object:
+    if isinstance(value, bool):
+        raise ValueError("a truth value is no number")
+    return value
+
+
+Count = Annotated[int, BeforeValidator(_no_truth_value), Field(gt=0, le=MOST)]
 
 
 class GateKind(StrEnum):
@@ -131,13 +145,13 @@ class ModelShape(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
     family: str
-    num_layers: int = Field(gt=0)
-    hidden_size: int = Field(gt=0)
-    vocab_size: int = Field(gt=0)
+    num_layers: Annotated[Count, Field(le=MOST_LAYERS)]
+    hidden_size: Count
+    vocab_size: Count
 
-    num_heads: int = Field(gt=0)
-    num_kv_heads: int = Field(gt=0)
-    head_dim: int = Field(gt=0)
+    num_heads: Count
+    num_kv_heads: Count
+    head_dim: Count
     qkv_bias: bool = False
     output_bias: bool = False
     attention_sinks: bool = False
@@ -149,29 +163,29 @@ class ModelShape(BaseModel):
     rope_type: str = "default"
     rope_scaling: RopeScaling | None = None
     #: Of a head's values, how many are rotated; None is all.
-    rotary_dim: int | None = Field(default=None, gt=0)
+    rotary_dim: int | None = Field(default=None, gt=0, le=MOST)
     #: Neighbours are rotated together, not values that are half a head apart.
     rope_interleaved: bool = False
     nope_layers: tuple[int, ...] = ()
     nope_temperature: Temperature | None = None
     window: AttentionWindow | None = None
-    max_positions: int = Field(default=4096, gt=0)
+    max_positions: int = Field(default=4096, gt=0, le=MOST)
 
     norm: Literal["rms", "layer"] = "rms"
     norm_eps: float = Field(default=1e-6, gt=0)
     tied_head: bool = False
     head_bias: bool = False
 
-    num_experts: int = Field(gt=0)
-    top_k: int = Field(gt=0)
-    expert_width: int = Field(gt=0)
+    num_experts: Annotated[Count, Field(le=2**16)]
+    top_k: Count
+    expert_width: Count
     expert_bias: bool = False
     #: gpt-oss clamps its experts' projections to this; its gate's sigmoid has this slope.
     swiglu_limit: float | None = None
     swiglu_alpha: float = 1.0
     dense_layers: tuple[int, ...] = ()
-    dense_width: int = 0
-    shared_width: int = 0
+    dense_width: int = Field(default=0, ge=0, le=MOST)
+    shared_width: int = Field(default=0, ge=0, le=MOST)
     shared_gated: bool = False
     gate: GateKind
     gate_bias: bool = False
@@ -182,6 +196,8 @@ class ModelShape(BaseModel):
 
     @model_validator(mode="after")
     def _consistent(self) -> "ModelShape":
+        if any(not 0 <= layer < self.num_layers for layer in self.dense_layers):
+            raise ValueError(f"dense_layers name one outside of {self.num_layers} layers")
         if self.top_k > self.num_experts:
             raise ValueError(f"top_k {self.top_k} exceeds num_experts {self.num_experts}")
         if self.num_heads % self.num_kv_heads:

@@ -6,7 +6,6 @@ fills a slot, and what is read from disk in one piece.  Nothing here ever unpick
 """
 
 import hashlib
-import json
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, cast
@@ -16,6 +15,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from moebench.substrate.errors import CheckpointError
+from moebench.substrate.files import brief, read_mapping
 from moebench.substrate.models.config import read_config, shape_of
 from moebench.substrate.models.expert_store import ExpertStore, Weights
 from moebench.substrate.models.formats import StoredAs, format_of, unpack
@@ -52,13 +52,7 @@ class Checkpoint:
         self.path = path
         config = read_config(path / "config.json")
         self.shape = shape_of(config, str(path / "config.json"))
-        method = (config.get("quantization_config") or {}).get("quant_method")
-        if method and (method, self.shape.family) != ("mxfp4", "gpt_oss"):
-            raise CheckpointError(
-                f"{path}: its weights are quantised ({method}); allowed: "
-                f"{', '.join(STORED_AS.values())}, and mxfp4 of gpt_oss; load the checkpoint that "
-                "it was made from, with --expert-dtype int4"
-            )
+        _check_quantisation(path, config, self.shape)
         self._open: dict[Path, Any] = {}
         self._holder = {name: file for file in self._shards() for name in self._file(file).keys()}  # noqa: SIM118
         self._layout = layout_of(self.shape, self._holder)
@@ -78,9 +72,15 @@ class Checkpoint:
                 raise CheckpointError(f"{self.path}: holds no .safetensors file")
             return files
         try:
-            names = sorted(set(json.loads(index.read_text())["weight_map"].values()))
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
-            raise CheckpointError(f"{index}: not a safetensors index ({error})") from error
+            held = read_mapping(index, CheckpointError).get("weight_map")
+        except CheckpointError as error:
+            raise CheckpointError(f"{error}: not a safetensors index") from error
+        names = sorted(set(map(str, held.values()))) if isinstance(held, dict) else []
+        if not names or any(Path(name).name != name for name in names):
+            raise CheckpointError(
+                f"{index}: not a safetensors index: weight_map is {brief(held)}; allowed: the file "
+                "beside it that holds each tensor"
+            )
         return [self.path / name for name in names]
 
     def _file(self, file: Path) -> Any:
@@ -131,7 +131,7 @@ class Checkpoint:
         """A tensor, or the part of one that is meant: no more of the file is read."""
         if spec.whole is None:
             tensor: Tensor = self._file(self._holder[spec.stored]).get_tensor(spec.stored)
-            return tensor.to(dtype)
+            return self._finite(spec.stored, tensor).to(dtype)
         stored, rows = self._stored(spec.stored), slice(*spec.rows)
         if spec.scales is not None:
             blocks, scales = stored[spec.expert], self._stored(spec.scales)[spec.expert]
@@ -141,7 +141,17 @@ class Checkpoint:
             tensor = (tensor.T if spec.transposed else tensor)[rows]
         else:
             tensor = stored[spec.expert, rows]
-        return tensor.to(dtype)
+        return self._finite(spec.stored, tensor).to(dtype)
+
+    def _finite(self, name: str, tensor: Tensor) -> Tensor:
+        """Refuse weights that are no numbers: they would spread to every token after them."""
+        if not torch.isfinite(tensor).all():
+            wrong = tensor[~torch.isfinite(tensor)]
+            raise CheckpointError(
+                f"{self.path}: tensor {name} holds {wrong[0].item()}, {len(wrong)} of "
+                f"{tensor.numel()} values are no finite numbers; allowed: finite ones"
+            )
+        return tensor
 
     @property
     def files(self) -> list[Path]:
@@ -186,6 +196,21 @@ class Checkpoint:
         while self._open:
             _, file = self._open.popitem()
             file.__exit__(None, None, None)
+
+
+def _check_quantisation(path: Path, config: Mapping[str, Any], shape: ModelShape) -> None:
+    """Refuse a way of quantising that is not read here."""
+    for key in ("quantization_config", "compression_config"):
+        said = config.get(key)
+        if not said:
+            continue
+        method = said.get("quant_method") if isinstance(said, dict) else None
+        if (method, shape.family) != ("mxfp4", "gpt_oss"):
+            raise CheckpointError(
+                f"{path}: its weights are quantised ({method or brief(said)}) as {key} says; "
+                f"allowed: {', '.join(STORED_AS.values())}, and mxfp4 of gpt_oss; load the "
+                "checkpoint that it was made from, with --expert-dtype int4"
+            )
 
 
 #: From so many experts on, of at most so many bytes each, one grouped product of their copies takes

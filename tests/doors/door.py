@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from hypothesis import HealthCheck, Phase, given, seed, settings
-from hypothesis.strategies import SearchStrategy
+from hypothesis.strategies import SearchStrategy, sampled_from
 
 from tests.harness.commands import Called, call
 
@@ -61,6 +61,11 @@ class Case:
     good: bool | None = False
     right: Callable[[Called], bool] = _anything
     about: str = field(default="", compare=False)
+
+
+def weighted(*parts: tuple[int, SearchStrategy[Case]]) -> SearchStrategy[Case]:
+    """One of several generators, as often as their weights say."""
+    return sampled_from([part for n, part in parts for _ in range(n)]).flatmap(lambda part: part)
 
 
 @dataclass(frozen=True)

@@ -6,14 +6,14 @@ import tempfile
 import time
 from pathlib import Path
 
-from tests.doors import traces
+from tests.doors import models, profiles, sweeps, traces
 from tests.doors.door import Verdict, try_door
 
 #: Each door, in the order of the table.
-DOORS = (traces.DOOR,)
+DOORS = (traces.DOOR, profiles.DOOR, sweeps.DOOR, models.DOOR)
 
 #: How many of 100 cases each gets.
-SHARES: dict[str, int] = {"traces": 100}
+SHARES: dict[str, int] = {"traces": 25, "profiles": 15, "sweeps": 15, "models": 15}
 
 COLUMNS = (
     Verdict.TRACEBACK, Verdict.SILENT, Verdict.UNCLEAR, Verdict.WRITTEN, Verdict.SHUT,

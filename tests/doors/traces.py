@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from hypothesis import strategies as st
 
-from tests.doors.door import Case, Door, finite
+from tests.doors.door import Case, Door, finite, weighted
 from tests.harness.commands import Called
 from tests.harness.tiny import EXPERTS, LAYERS, TOP_K
 
@@ -355,14 +355,9 @@ def replay_lengths(draw: st.DrawFn) -> Case:
     return opening(recorded(0, ()), HEADER, arguments, (option, str(asked)), good, option)
 
 
-def _weighted(*parts: tuple[int, st.SearchStrategy[Case]]) -> st.SearchStrategy[Case]:
-    """One of several generators, as often as their weights say."""
-    return st.sampled_from([part for n, part in parts for _ in range(n)]).flatmap(lambda s: s)
-
-
 DOOR = Door(
     "traces",
-    _weighted(
+    weighted(
         (5, imported_values()), (2, imported_rows()), (3, imported_shapes()), (3, imported_meta()),
         (2, imported_topology()), (1, prompt_tokens()), (3, cut_archives()), (1, right_imports()),
         (5, trace_values()), (3, trace_headers()), (1, right_traces()), (1, replay_lengths()),

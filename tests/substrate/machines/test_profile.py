@@ -452,7 +452,7 @@ def test_a_file_that_is_no_mapping(data: object, tmp_path: Path) -> None:
 def test_broken_yaml(tmp_path: Path, text: bytes) -> None:
     path = tmp_path / "broken.yaml"
     path.write_bytes(text)
-    with pytest.raises(ProfileError, match=r"broken\.yaml: not valid YAML .*allowed: ") as caught:
+    with pytest.raises(ProfileError, match=r"broken\.yaml: not .*allowed: ") as caught:
         load_profile(str(path))
     assert "\n" not in str(caught.value)
 

@@ -153,7 +153,7 @@ def test_a_disk_without_room_is_refused_before_anything_is_written(
         (lambda p: (p / RECORDS).unlink(), f"{RECORDS}: missing; import it again"),
         (lambda p: os.truncate(p / RECORDS, 5), f"{RECORDS}: truncated; import it again"),
         (lambda p: (p / "common-norm.safetensors").unlink(), "common-norm.safetensors: missing"),
-        (lambda p: (p / MANIFEST).write_text("{"), f"{MANIFEST}: not readable"),
+        (lambda p: (p / MANIFEST).write_text("{"), f"{MANIFEST}: not valid JSON"),
         (lambda p: (p / MANIFEST).write_text("{}"), f"{MANIFEST}: not an import's manifest"),
     ],
 )

@@ -286,7 +286,7 @@ INDEX = "model.safetensors.index.json"
         (alter_config(drop="hidden_size"), ["config.json", "key 'hidden_size' is missing"]),
         (alter_config(drop="n_routed_experts"), ["config.json", "key 'n_routed_experts'"]),
         (alter_config(num_experts_per_tok=9), ["config.json", "top_k 9 exceeds num_experts 8"]),
-        (alter_config(num_attention_heads=0), ["config.json", "zero"]),
+        (alter_config(num_attention_heads=0), ["config.json", "num_attention_heads is 0"]),
         (alter_config(rms_norm_eps="small"), ["config.json", "norm_eps", "number"]),
         (alter_tensor(VICTIM, lambda t: None), [VICTIM, "is missing"]),
         (alter_tensor("lm_head.weight", lambda t: None), ["lm_head.weight", "is missing"]),
