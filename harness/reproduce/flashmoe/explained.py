@@ -6,7 +6,7 @@ Numbers are of the ``--quick`` run's cells, or of cells of the full run where th
 _DATA = (
     "How much the network learnt from matters. With --quick it is shown 32 texts of OLMoE and 8 of "
     "Qwen3; the paper's has 512 of up to 512 tokens. Shown 512 drawn texts (43,421 tokens; cells of"
-    " the full run, F1, seed 0), OLMoE's hits 75.1 % of the time at 24 slots where LRU hits 71.7 %, "
+    " the full run, F1, seed 0), OLMoE's hits 75.1 % of the time at 24 slots, LRU 71.7 %, "
     "and decodes 14.9 % faster than LRU's. Recordings of OLMoE hold too few texts to learn from."
 )
 _LFU = (
