@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 from scipy import stats
 
-from moebench.harness.reproduce.evidence import Experiment, MissingEvidenceError, Runs
+from moebench.harness.reproduce.evidence import MissingEvidenceError, Runs
 
 
 def run(
@@ -85,16 +85,3 @@ def test_a_figure_of_each_seed_and_its_interval() -> None:
     low, high = stats.t.interval(0.95, 1, sum(samples) / 2, stats.sem(samples))
     assert (found.low, found.high) == pytest.approx((low, high), rel=1e-4)
     assert (found.badge, found.conditions) == ("estimate", "one setting")
-
-
-def test_a_list_replaces_an_axis_and_a_value_what_every_cell_has() -> None:
-    cells = {
-        "common": {"new_tokens": 8},
-        "product": {"system": ["a", "b"], "seed": [0, 1]},
-        "zip": {"batch": [1, 3], "prompts": [2, 3]},
-    }
-    changes = {"system": ["c"], "batch": 1, "prompts": 2, "routing": "drawn"}
-    assert Experiment("e", cells).plan(False, changes) == {
-        "common": {"new_tokens": 8, "batch": 1, "prompts": 2, "routing": "drawn"},
-        "product": {"seed": [0, 1], "system": ["c"]},  # an empty zip would leave no cell
-    }
