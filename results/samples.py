@@ -15,8 +15,9 @@ import os
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
+from moebench.results.store import Store
 from moebench.substrate.errors import InputError
 
 FOLDER = "samples"
@@ -60,12 +61,31 @@ def write_samples(directory: Path, run_id: str, samples: Sequence[TokenSample]) 
         os.replace(half_written, file)
     except OSError as error:
         reason = error.strerror or str(error)
-        raise InputError(
-            f"{file} cannot be written: {reason}; give another --store or --no-samples"
-        ) from error
+        raise InputError(f"{file} cannot be written: {reason}; give another --store") from error
     finally:
         _discard(half_written)
     return file
+
+
+def keep_with_samples(
+    store: Store, document: dict[str, Any], samples: Sequence[TokenSample],
+    cell: tuple[str, dict[str, Any]], timeline: list[dict[str, Any]] | None = None,
+) -> None:  # fmt: skip
+    """Keep a run and what its means are made of; a run that cannot be kept leaves no samples.
+
+    Raises:
+        InputError: the store or the file cannot be written.
+    """
+    run_id = document["run_id"]
+    fresh = bool(samples) and not samples_path(store.directory, run_id).exists()
+    if samples:
+        write_samples(store.directory, run_id, samples)
+    try:
+        store.put(document, timeline, cell)
+    except BaseException:
+        if fresh:
+            _discard(samples_path(store.directory, run_id))
+        raise
 
 
 def read_samples(directory: Path, run_id: str) -> list[TokenSample] | None:

@@ -18,9 +18,11 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import closing, contextmanager
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
+from moebench.results.documents import problem, spec_problem
 from moebench.results.store_schema import SCHEMA_VERSION, migrate
 from moebench.substrate.errors import InputError, IntegrityError, UnknownNameError, UsageError
 
@@ -103,6 +105,8 @@ class Store:
     def __init__(self, directory: Path) -> None:
         self.directory = directory
         self.path = directory / FILE_NAME
+        #: What the last reading left out, by run or cell: a line each that says why.
+        self.left_out: dict[str, str] = {}
 
     def put(
         self,
@@ -156,7 +160,11 @@ class Store:
     def cells(self, state: State | None = None) -> list[Cell]:
         """Every cell, or those in one state, in the order of their last change."""
         found = self._read("SELECT * FROM cells ORDER BY updated, cell_id", since=2)
-        cells = [Cell(i, s, self._load(text), *rest) for i, s, text, *rest in found]
+        cells = []
+        for cell_id, kept, text, *rest in found:
+            spec = self._sound(f"cell {cell_id}", text, spec_problem)
+            if spec is not None:
+                cells.append(Cell(cell_id, kept, spec, *rest))
         return [cell for cell in cells if state in (None, cell.state)]
 
     def finished(self) -> dict[str, str]:
@@ -172,12 +180,22 @@ class Store:
     def timeline(self, run_id: str) -> list[dict[str, Any]] | None:
         """The span records kept with a run (microseconds), or None where none were."""
         rows = self._read("SELECT timeline FROM runs WHERE run_id = ?", run_id)
-        return self._load(rows[0][0]) if rows and rows[0][0] is not None else None
+        if not rows or rows[0][0] is None:
+            return None
+        try:
+            found: list[dict[str, Any]] = json.loads(rows[0][0])
+            return found
+        except (ValueError, TypeError, RecursionError):
+            return None  # a picture less, in a report of many runs
 
     def runs(self) -> list[dict[str, Any]]:
-        """Every run's document, oldest first."""
-        rows = self._read("SELECT document FROM runs ORDER BY created, run_id")
-        return [self._load(text) for (text,) in rows]
+        """Every run's document, oldest first; `left_out` says which are not as they should be."""
+        rows = self._read("SELECT run_id, document FROM runs ORDER BY created, run_id")
+        found = (
+            self._sound(f"run {run_id}", text, partial(problem, run_id=run_id))
+            for run_id, text in rows
+        )
+        return [document for document in found if document is not None]
 
     def find(self, prefix: str) -> dict[str, Any]:
         """The document of the one run whose id is, or else begins with, ``prefix``.
@@ -271,8 +289,23 @@ class Store:
     def _load(self, text: str) -> Any:
         try:
             return json.loads(text)
-        except ValueError as error:
+        except (ValueError, TypeError, RecursionError) as error:
             raise InputError(_BROKEN.format(self.path, error)) from error
+
+    def _sound(
+        self, what: str, text: str, wrong_with: Callable[[Any], str | None]
+    ) -> dict[str, Any] | None:
+        """A document; None where it is not as it should be, and `left_out` says why."""
+        try:
+            document = json.loads(text)
+            reason = wrong_with(document)
+        except (ValueError, TypeError, RecursionError) as error:
+            reason = f"not JSON ({error or type(error).__name__})"
+        if reason is None:
+            self.left_out.pop(what, None)
+            return dict(document)
+        self.left_out[what] = f"{what} in {self.path}: {reason}; run it again with --force"
+        return None
 
     @contextmanager
     def _errors(self) -> Iterator[None]:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from moebench.harness import console
+from moebench.results.documents import spans_or_none
 from moebench.results.store import Cell, Store
 from moebench.substrate.errors import UsageError
 
@@ -22,6 +23,7 @@ def report_command(
     """The stored runs and the committed accuracy table: as a page, files, JSON, or tables."""
     store = Store(directory)
     runs, failed = store.runs(), store.cells("failed")
+    console.say_left_out(store)
     if not runs and not failed:
         raise UsageError(f"no runs in {directory}; run: moebench run --system smoe --setting S3")
     from moebench.reports import accuracy
@@ -32,7 +34,9 @@ def report_command(
         from moebench.reports.html import render
         from moebench.substrate.analysis.components import documents
 
-        timelines = {run["run_id"]: store.timeline(run["run_id"]) or [] for run in runs}
+        timelines = {
+            run["run_id"]: spans_or_none(store.timeline(run["run_id"])) or [] for run in runs
+        }
         curves = throughput.load(directory, runs)
         render(runs, timelines, html, str(directory), views, failed, curves, documents())
         console.stderr().print(f"{len(runs)} runs in {html} ({os.path.getsize(html) / 1e6:.1f} MB)")

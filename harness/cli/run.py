@@ -9,7 +9,7 @@ from moebench.harness import console
 from moebench.harness.options import find_data_dir, parse_overrides, require_writable
 from moebench.harness.run.spec import resolve
 from moebench.results.store import Store
-from moebench.substrate.errors import InputError, UsageError
+from moebench.substrate.errors import InputError, MoeBenchError, UsageError
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,18 +48,27 @@ def run_command(request: RunRequest) -> None:
     from moebench.harness.run.runner import prepare, run
     from moebench.harness.run.session import Session
     from moebench.harness.sweep.worker import samples_of
-    from moebench.results.samples import write_samples
+    from moebench.results.samples import keep_with_samples
+    from moebench.systems.own import blamed
 
     session = prepare(spec, data_dir)
     store = Store(request.store)
     stored = None if request.force or request.timeline else store.get(session.run_id)
     if stored is None:
         with console.progress(f"{spec.title} on {spec.model}") as progress:
-            outcome = run(session, request.store, progress, request.timeline is not None)
+            try:
+                outcome = run(session, request.store, progress, request.timeline is not None)
+            except MoeBenchError:
+                raise
+            except Exception as error:
+                line = blamed(error, spec.system)
+                if line is None:
+                    raise
+                raise line from error
         stored = outcome.document
-        if samples := samples_of(outcome.generations):
-            write_samples(request.store, session.run_id, samples)
-        store.put(stored, outcome.picture, (session.run_id, spec.model_dump()))
+        samples = samples_of(outcome.generations)
+        cell = (session.run_id, spec.model_dump())
+        keep_with_samples(store, stored, samples, cell, outcome.picture)
         if request.timeline is not None:
             outcome.timeline.write_chrome_trace(request.timeline)
             console.stderr().print(f"timeline in {request.timeline}: open it at ui.perfetto.dev")

@@ -207,8 +207,8 @@ def _check_quantisation(path: Path, config: Mapping[str, Any], shape: ModelShape
         method = said.get("quant_method") if isinstance(said, dict) else None
         if (method, shape.family) != ("mxfp4", "gpt_oss"):
             raise CheckpointError(
-                f"{path}: its weights are quantised ({method or brief(said)}) as {key} says; allowed: "
-                f"{', '.join(STORED_AS.values())}, and mxfp4 of gpt_oss; load the checkpoint that "
+                f"{path}: its weights are quantised ({method or brief(said)}) as {key} says; "
+                f"allowed: {', '.join(STORED_AS.values())}, and mxfp4 of gpt_oss; load the checkpoint that "
                 "it was made from, with --expert-dtype int4"
             )
 

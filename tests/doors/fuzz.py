@@ -6,14 +6,21 @@ import tempfile
 import time
 from pathlib import Path
 
-from tests.doors import models, profiles, sweeps, traces
+from tests.doors import models, own_systems, profiles, stores, sweeps, traces
 from tests.doors.door import Verdict, try_door
 
 #: Each door, in the order of the table.
-DOORS = (traces.DOOR, profiles.DOOR, sweeps.DOOR, models.DOOR)
+DOORS = (traces.DOOR, profiles.DOOR, sweeps.DOOR, models.DOOR, stores.DOOR, own_systems.DOOR)
 
 #: How many of 100 cases each gets.
-SHARES: dict[str, int] = {"traces": 25, "profiles": 15, "sweeps": 15, "models": 15}
+SHARES: dict[str, int] = {
+    "traces": 25,
+    "profiles": 15,
+    "sweeps": 15,
+    "models": 15,
+    "stores": 15,
+    "own systems": 5,
+}
 
 COLUMNS = (
     Verdict.TRACEBACK, Verdict.SILENT, Verdict.UNCLEAR, Verdict.WRITTEN, Verdict.SHUT,
