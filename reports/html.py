@@ -17,7 +17,8 @@ from moebench.reports import evaluations, failures, fidelity, figures, throughpu
 from moebench.reports.components import HEADERS, table
 from moebench.reports.tables import COLUMNS, Document, Row, badge_of, cell, dig, rows
 from moebench.results.store import Cell
-from moebench.substrate.errors import InputError, UsageError
+from moebench.substrate.errors import UsageError
+from moebench.substrate.files import write_text
 
 TEMPLATES = Path(__file__).parent / "templates"
 
@@ -62,11 +63,7 @@ def render(
     if not runs:
         raise UsageError(f"no runs in {source}; run: moebench run --system smoe --setting S3")
     text = page(runs, timelines, source, accuracy, failed, curves, components)
-    try:
-        out.parent.mkdir(parents=True, exist_ok=True)
-        out.write_text(text, encoding="utf-8")
-    except OSError as error:
-        raise InputError(f"{out} cannot be written: {error.strerror or error}") from error
+    write_text(out, text)
 
 
 def page(

@@ -56,9 +56,7 @@ def check_class(kind: type) -> None:
             hints = get_type_hints(one)
         except Exception as error:  # a name in an annotation that is not there
             raise UsageError(f"{_place(one)}: its annotations cannot be read ({error})") from error
-        own = [
-            name for name in one.__dict__.get("__annotations__", {}) if not _of_class(hints, name)
-        ]
+        own = [name for name in inspect.get_annotations(one) if not _of_class(hints, name)]
         if own and "__dataclass_fields__" not in one.__dict__:
             raise UsageError(
                 f"{_place(one)} has the field {own[0]} and is no dataclass, so that nobody reads "

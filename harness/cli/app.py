@@ -48,7 +48,9 @@ def run(
     workload: Annotated[str | None, typer.Option(help="See: moebench list workloads.")] = None,
     machine: Annotated[str | None, typer.Option(help="Profile, file.yaml, or local.")] = None,
     software: Annotated[str | None, typer.Option(help="See: moebench list software.")] = None,
-    model: Annotated[str | None, typer.Option(help="Model whose bytes are charged.")] = None,
+    model: Annotated[
+        str | None, typer.Option(help="Whose bytes are charged: a name, or a config.json.")
+    ] = None,
     weights: Annotated[Path | None, typer.Option(help="Checkpoint that does the maths.")] = None,
     routing: Annotated[
         str | None, typer.Option(help="Who chooses experts: model [default], drawn or real.")

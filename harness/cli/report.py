@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from moebench.harness import console
+from moebench.harness.options import require_file, require_folder
 from moebench.results.documents import spans_or_none
 from moebench.results.store import Cell, Store
 from moebench.substrate.errors import UsageError
@@ -21,6 +22,11 @@ def report_command(
     latex: Path | None = None,
 ) -> None:
     """The stored runs and the committed accuracy table: as a page, files, JSON, or tables."""
+    if html is not None:
+        require_file("--html", html)
+    for option, folder in (("--csv", csv), ("--latex", latex)):
+        if folder is not None:
+            require_folder(option, folder)
     store = Store(directory)
     runs, failed = store.runs(), store.cells("failed")
     console.say_left_out(store)

@@ -6,10 +6,10 @@ from pathlib import Path
 from typing import Any
 
 from moebench.harness import console
-from moebench.harness.options import find_data_dir, parse_overrides, require_writable
+from moebench.harness.options import find_data_dir, parse_overrides, require_file, require_writable
 from moebench.harness.run.spec import resolve
 from moebench.results.store import Store
-from moebench.substrate.errors import InputError, MoeBenchError, UsageError
+from moebench.substrate.errors import MoeBenchError, UsageError
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,13 +26,6 @@ class RunRequest:
     json: bool
 
 
-def _require_file_place(file: Path) -> None:
-    if file.is_dir():
-        raise InputError(f"--timeline {file}: this is a folder; give a file, for example out.json")
-    if not file.parent.is_dir():
-        raise InputError(f"--timeline {file}: no such folder {file.parent}")
-
-
 def run_command(request: RunRequest) -> None:
     """Resolve, reuse a stored result or run, store, show."""
     data_dir = find_data_dir(request.data_dir)
@@ -41,7 +34,7 @@ def run_command(request: RunRequest) -> None:
     if request.timeline is not None:
         if spec.native:
             raise UsageError(f"--timeline: {spec.system} is a package that shows no lanes")
-        _require_file_place(request.timeline)
+        require_file("--timeline", request.timeline, folder_exists=True)
     require_writable(request.store)
 
     from moebench.harness.run.interval import add_interval

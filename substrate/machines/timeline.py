@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from moebench.substrate.files import write_text
 from moebench.substrate.machines.protocol import Lane, Machine, Op, OpKind, Span
 from moebench.substrate.terms import Phase
 
@@ -212,4 +213,4 @@ class Timeline:
 
     def write_chrome_trace(self, path: Path) -> None:
         """Write `chrome_trace` as JSON."""
-        path.write_text(json.dumps(self.chrome_trace()))
+        write_text(path, json.dumps(self.chrome_trace()))

@@ -208,8 +208,8 @@ def _check_quantisation(path: Path, config: Mapping[str, Any], shape: ModelShape
         if (method, shape.family) != ("mxfp4", "gpt_oss"):
             raise CheckpointError(
                 f"{path}: its weights are quantised ({method or brief(said)}) as {key} says; "
-                f"allowed: {', '.join(STORED_AS.values())}, and mxfp4 of gpt_oss; load the checkpoint that "
-                "it was made from, with --expert-dtype int4"
+                f"allowed: {', '.join(STORED_AS.values())}, and mxfp4 of gpt_oss; load the "
+                "checkpoint that it was made from, with --expert-dtype int4"
             )
 
 

@@ -109,11 +109,16 @@ def plain_classes(draw: st.DrawFn) -> Case:
     return running(text, ("Mine", decision), False, f"factory {other}")
 
 
+FAILS = (
+    "1 / 0", "raise ValueError('no')", "nosuch", "[][0]", "None.x", "raise RecursionError",
+    "import nosuch", "raise KeyError(3)",
+)  # fmt: skip
+
+
 @st.composite
 def raising(draw: st.DrawFn) -> Case:
     """Code that fails, when it is imported, made or asked."""
-    fails = draw(st.sampled_from(["1 / 0", "raise ValueError('no')", "nosuch", "[][0]", "None.x",
-                                  "raise RecursionError", "import nosuch", "raise KeyError(3)"]))  # fmt: skip
+    fails = draw(st.sampled_from(FAILS))
     place = draw(st.sampled_from(["module", "body", "made", "class"]))
     decision = draw(st.sampled_from(["assign", "place", "route"]))
     right = METHODS[decision][3]

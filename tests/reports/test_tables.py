@@ -154,7 +154,7 @@ def test_dig_goes_through_nothing() -> None:
     ],
 )
 def test_reports_and_results_import_nothing_heavy(module: str) -> None:
-    """They know nothing of torch nor of the packages above, and the substrate by files and errors."""
+    """They know nothing of torch nor of packages above, and the substrate by files and errors."""
     allowed = (
         "moebench.reports", "moebench.results", "moebench.substrate.errors",
         "moebench.substrate.files",
