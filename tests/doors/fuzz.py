@@ -11,14 +11,9 @@ from tests.doors.door import Verdict, try_door
 
 #: Each door, in the order of the table.
 DOORS = (
-    traces.DOOR,
-    profiles.DOOR,
-    sweeps.DOOR,
-    models.DOOR,
-    stores.DOOR,
-    own_systems.DOOR,
+    traces.DOOR, profiles.DOOR, sweeps.DOOR, models.DOOR, stores.DOOR, own_systems.DOOR,
     outputs.DOOR,
-)
+)  # fmt: skip
 
 #: How many of 100 cases each gets.
 SHARES: dict[str, int] = {
