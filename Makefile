@@ -8,7 +8,8 @@ OPENCOMPASS := .venv-opencompass
 # Two threads on two busy cores are slower than one: OpenMP spins.
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: run test fuzz native native-or-not opencompass check lint format report bench browser libaio clean
+.PHONY: run test fuzz faults native native-or-not opencompass check lint format report bench browser \
+  libaio clean
 
 run: $(VENV)/installed
 	$(BIN)/moebench run --system smoe --setting S3
@@ -30,6 +31,11 @@ native-or-not:
 # OpenCompass, which needs other versions than ours, in an environment of its own, and its test.
 opencompass: $(VENV)/installed $(OPENCOMPASS)/installed
 	$(BIN)/python -m pytest tests/harness/evaluate/test_opencompass.py
+
+# A hundred points of each fault that `make test` tries ten of: kills, full disks, jumping clocks.
+faults: $(VENV)/installed
+	MOEBENCH_FAULTS=100 $(BIN)/python -m pytest -s tests/harness/sweep/test_kill.py \
+	  tests/harness/sweep/test_faults.py
 
 # What may come through every door, 10,000 times: files, names, options, one's own systems.
 fuzz: $(VENV)/installed

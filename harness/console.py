@@ -1,17 +1,26 @@
 """Output of the commands: tables on a terminal, tab-separated lines in a pipe, progress."""
 
 import sys
-import time
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 from rich.console import Console
 from rich.markup import escape
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
+from rich.text import Text
 
-from moebench.reports.tables import basis, plus_minus, routing_of, software_of, system_of
+from moebench.harness.progress import Step, shown
+from moebench.reports.tables import (
+    basis,
+    perplexity_of,
+    plus_minus,
+    routing_of,
+    score_at_floor,
+    software_of,
+    system_of,
+)
+from moebench.reports.text import TextTable
 from moebench.systems.registry import installed
 
 
@@ -39,37 +48,37 @@ def table(title: str, headers: Sequence[str], rows: Sequence[Sequence[str]]) -> 
     stdout().print(drawn)
 
 
+def text_table(shown: TextTable) -> None:
+    """A table with its marks on a terminal, and what holds for all of it; lines when piped."""
+    if not sys.stdout.isatty():
+        table(shown.title, shown.headers, shown.rows)
+        stderr().print(f"{shown.title}: {shown.said}" if shown.said else shown.title, markup=False)
+        return
+    styles = {"": "", "best": "bold", "second": "underline"}
+    drawn = Table(title=escape(shown.title), title_justify="left", caption_justify="left",
+                  caption=escape(shown.said) or None)  # fmt: skip
+    for header, number in zip(shown.headers, shown.numbers, strict=True):
+        drawn.add_column(escape(header), justify="right" if number else "left")
+    for g, group in enumerate(shown.groups):
+        for r, row in enumerate(group):
+            cells = [
+                Text(text, styles[shown.marks.get((g, r, c), "")]) for c, text in enumerate(row)
+            ]
+            drawn.add_row(*cells, end_section=r == len(group) - 1)
+    stdout().print(drawn)
+    for note in shown.notes:
+        stdout().print(note, markup=False)
+
+
 @contextmanager
-def progress(what: str, after_s: float = 0.0) -> Iterator[Any]:
-    """A bar on a terminal, a line for every tenth when piped; yields ``step(done, total)``.
+def progress(what: str, after_s: float = 0.0) -> Iterator[Step]:
+    """A bar on a terminal, lines when piped; yields ``step(done, total)``.
 
     Args:
         after_s: how long a pipe is told nothing, of work that may be done at once.
     """
-    console = stderr()
-    if not console.is_terminal:
-        yield _lines(what, after_s)
-        return
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
-    with Progress(*columns, TimeRemainingColumn(), console=console, transient=True) as bar:
-        task = bar.add_task(what, total=None)
-        yield lambda done, total: bar.update(task, completed=done, total=total)
-
-
-def _lines(what: str, after_s: float) -> Any:
-    said, from_s = 0, time.monotonic() + after_s
-
-    def step(done: int, total: int) -> None:
-        nonlocal said
-        if after_s and time.monotonic() < from_s:
-            return
-        if done * 10 // total < said:  # another part of the work has begun
-            said = 0
-        if done * 10 // total > said:
-            said = done * 10 // total
-            print(f"{what}: {done}/{total}", file=sys.stderr, flush=True)
-
-    return step
+    with shown(what, stderr(), after_s) as step:
+        yield step
 
 
 def say_left_out(store: Any) -> None:
@@ -95,10 +104,9 @@ def _share(value: float | None) -> str:
 
 def show_run(document: dict[str, Any]) -> None:
     """One run's figures, each latency with its badge."""
-    spec, badge = document["spec"], basis(document)
+    spec = document["spec"]
     title = f"{system_of(spec)} · {spec['setting'] or spec['model']} · {spec['machine']}"
-    rows = [["routing", routing_of(spec)], ["software", software_of(spec)]]
-    rows += [[name, text] for name, text in _rows(document, badge)]
+    rows = [[name, text] for name, text in figures(document)]
     table(f"{title} · {spec['workload']} · batch {spec['batch']}", ["figure", "value"], rows)
     console = stderr()
     for note in document["notes"]:
@@ -107,6 +115,13 @@ def show_run(document: dict[str, Any]) -> None:
     if moving:
         console.print(f"± over the ranges of the profile's numbers, most by {', '.join(moving)}")
     console.print(escape(f"run {document['run_id']}; moebench report --html out.html shows it"))
+
+
+def figures(document: dict[str, Any]) -> Iterator[tuple[str, str]]:
+    """A run's figures by name, each latency with its badge."""
+    yield "routing", routing_of(document["spec"])
+    yield "software", software_of(document["spec"])
+    yield from _rows(document, basis(document))
 
 
 def _rows(document: dict[str, Any], badge: str) -> Iterator[tuple[str, str]]:
@@ -130,13 +145,30 @@ def _rows(document: dict[str, Any], badge: str) -> Iterator[tuple[str, str]]:
         yield from _process_rows(metrics["process"])
     else:
         yield from _engine_rows(metrics)
+    if metrics.get("energy_j") is not None:
+        # Earlier versions knew simulated energy alone.
+        source = (metrics.get("energy") or {}).get("source") or "simulated"
+        each = f"{metrics['tokens_per_kj']:.4g} tokens/kJ"
+        yield "energy", f"{metrics['energy_j']:.4g} J, {each} [{source}, {badge}]"
     if accuracy["score"] is not None:
-        score = f"{accuracy['score']:.1f} ± {accuracy['stderr']:.1f} % of {accuracy['n']}"
-        yield "accuracy", f"{score} ({accuracy['metric']})"
+        yield from _score_rows(document)
     if metrics.get("repeated_4grams") is not None:
         yield "repeated 4-grams", _share(metrics["repeated_4grams"])
     yield "agreement with lossless", _share(accuracy["agreement"])
     yield "KL per token", _figure(accuracy["kl"], " nat")
+
+
+def _score_rows(document: dict[str, Any]) -> Iterator[tuple[str, str]]:
+    """A score in percent, or a perplexity; and what it cannot say."""
+    accuracy = document["accuracy"]
+    if (perplexity := perplexity_of(document)) is not None:
+        yield "perplexity per token", f"{perplexity:.4g} ± {accuracy['stderr']:.2g}"
+        return
+    floor = "; at its floor: guessing scores no less" if score_at_floor(document) else ""
+    score = f"{accuracy['score']:.1f} ± {accuracy['stderr']:.1f} % of {accuracy['n']}"
+    yield "accuracy", f"{score} ({accuracy['metric']}){floor}"
+    if accuracy.get("cut"):  # runs of earlier versions do not say it
+        yield "answers cut at --new-tokens", f"{accuracy['cut']} of {accuracy['n']}"
 
 
 def _process_rows(process: dict[str, Any]) -> Iterator[tuple[str, str]]:

@@ -101,10 +101,10 @@ def require_new(option: str, folder: Path) -> None:
     require_folder(option, folder)
 
 
-def require_writable(store: Path) -> None:
-    """Refuse a store that can never be written, before a run spends time on it."""
+def require_writable(store: Path, option: str = "--store") -> None:
+    """Refuse a folder that can never be written, before a run spends time on it."""
     nearest = next(p for p in (store, *store.absolute().parents) if os.path.exists(p))
     if not nearest.is_dir():
-        raise InputError(f"--store {store}: {nearest} is not a folder; give another --store")
+        raise InputError(f"{option} {store}: {nearest} is not a folder; give another {option}")
     if not os.access(nearest, os.W_OK | os.X_OK):
-        raise InputError(f"--store {store}: {nearest} is not writable; give another --store")
+        raise InputError(f"{option} {store}: {nearest} is not writable; give another {option}")

@@ -9,7 +9,8 @@ from itertools import groupby
 from pathlib import Path
 from typing import NamedTuple
 
-from moebench.reports.tables import MISSING
+from moebench.reports.floor import ERRORS, at_floor
+from moebench.reports.tables import MISSING, written
 from moebench.results.accuracy_table import ALPHA_TABLE, AccuracyRow, key, read_items, read_table
 from moebench.results.paper_tables import smoe_table_4, workload_of
 
@@ -20,16 +21,15 @@ CAVEAT = (
 METHOD = (
     "Negligible up to α: there and at every smaller α the score is within 2 standard errors of the "
     "score at α = 0; one comparison in twenty exceeds that by chance, and a change that so few "
-    "questions cannot show is not thereby absent. Paired standard errors are over the same "
+    "questions cannot show is not thereby absent. At its floor: the score at α = 0 is within 2 "
+    "standard errors of guessing, so nothing can be said of it. Cut: answers that reached the "
+    "allowed length before they ended. Paired standard errors are over the same "
     "questions. Agreement and KL compare the next tokens with "
     "the lossless model's and change long before a score does."
 )
 
 #: "Negligible when the substitution threshold is below 0.35" (SMoE, section VI-B).
 CLAIMED_ALPHA = 0.35
-
-#: How many standard errors a change must reach to count.
-ERRORS = 2.0
 
 AGREEMENTS = (0.99, 0.95)
 
@@ -81,12 +81,12 @@ class Verdict(NamedTuple):
     falls: tuple[float | None, ...]
 
     @property
-    def at_chance(self) -> bool:
-        """Whether the score at α = 0 is not clearly above chance: then α has nothing to lower."""
+    def at_floor(self) -> bool:
+        """Whether the score at α = 0 is not clearly above guessing: then α has nothing to lower."""
         start = self.start
-        if start is None or start.chance is None:
-            return False
-        return start.score - start.chance < ERRORS * start.stderr
+        return start is not None and at_floor(
+            start.score, start.stderr, start.n, start.chance, whole=100
+        )
 
 
 class Line(NamedTuple):
@@ -128,9 +128,14 @@ class Block(NamedTuple):
 
 
 class View(NamedTuple):
-    """Everything that is shown of one setting and system."""
+    """Everything that is shown of one setting and system.
+
+    Attributes:
+        origin: where the table is from, and which code made it.
+    """
 
     title: str
+    origin: str
     alphas: list[float]
     blocks: list[Block]
     series: list[Series]
@@ -151,23 +156,28 @@ class View(NamedTuple):
 # ---------------------------------------------------------------------- from files to views
 
 
-def load(path: Path = ALPHA_TABLE) -> list[View] | None:
-    """The views of a table and its items; None where there is no such table.
+def load(path: Path = ALPHA_TABLE) -> list[View]:
+    """The views of a table and its items.
 
     Raises:
-        InputError: the table or its items are broken.
+        InputError: the table is not there, or it or its items are broken.
     """
-    return views(read_table(path), read_items(path)) if path.exists() else None
+    where = "shipped with moebench" if path == ALPHA_TABLE else str(path)
+    return views(read_table(path), read_items(path), where)
 
 
-def views(rows: Sequence[AccuracyRow], items: Items) -> list[View]:
-    """One view for each setting and system."""
+def views(rows: Sequence[AccuracyRow], items: Items, where: str = "computed here") -> list[View]:
+    """One view for each setting and system.
+
+    Args:
+        where: the table's file, in words.
+    """
 
     def group(one: Series) -> tuple[str, str]:
         return one.setting, one.system
 
     return [
-        _view(list(members), items)
+        _view(list(members), items, where)
         for _, members in groupby(sorted(series(rows), key=group), group)
     ]
 
@@ -257,12 +267,18 @@ def verdict_cells(one: Verdict) -> list[str]:
         MISSING if start is None else f"{start.score:.1f} ± {start.stderr:.1f}",
         MISSING if start is None else _text(start.chance, ".1f"),
         ", ".join(kinds) or MISSING,
-        "none" if one.negligible_up_to == 0 else _text(one.negligible_up_to, "g"),
+        _negligible(one),
         _text(one.visible, ".1f"),
         MISSING if last is None else f"{last.points:+.1f} ± {last.stderr:.1f} (α = {last.alpha:g})",
         _text(paper, "+.1f"),
         *("never" if alpha is None else f"{alpha:g}" for alpha in one.falls),
     ]
+
+
+def _negligible(one: Verdict) -> str:
+    if one.at_floor:
+        return "at its floor"
+    return "none" if one.negligible_up_to == 0 else _text(one.negligible_up_to, "g")
 
 
 def paper_change(one: Series, alpha: float) -> float | None:
@@ -278,21 +294,24 @@ def summary(verdicts: Sequence[Verdict]) -> str:
         tested = [
             one for one in verdicts
             if one.series.generated == generated
-            and one.changes and one.changes[-1].alpha >= CLAIMED_ALPHA
+            and one.changes and one.changes[-1].alpha >= CLAIMED_ALPHA and not one.at_floor
         ]  # fmt: skip
         if tested:
             held = sum((one.negligible_up_to or 0.0) >= CLAIMED_ALPHA for one in tested)
             parts.append(f"in {held} of {len(tested)} {what}")
     text = f"No visible change of the score up to α = {CLAIMED_ALPHA:g} {' and '.join(parts)}."
     if not parts:
-        text = f"No workload was run at α = 0 and up to α = {CLAIMED_ALPHA:g}."
-    flat = [one.series.workload for one in verdicts if one.at_chance]
+        text = (
+            f"No workload that scores above guessing was run at α = 0 and up to α = "
+            f"{CLAIMED_ALPHA:g}."
+        )
+    flat = [one.series.workload for one in verdicts if one.at_floor]
     if flat:
-        text += f" Not clearly above chance at α = 0, so nothing to lower: {', '.join(flat)}."
+        text += f" At their floor at α = 0, so nothing to lower and not counted: {', '.join(flat)}."
     return text
 
 
-def _view(members: list[Series], items: Items) -> View:
+def _view(members: list[Series], items: Items, where: str) -> View:
     first = members[0]
     alphas = sorted({row.alpha for one in members for row in one.rows})
     verdicts = [verdict(one, items) for one in members]
@@ -305,12 +324,19 @@ def _view(members: list[Series], items: Items) -> View:
     models = " and ".join(sorted({row.model for one in members for row in one.rows}))
     return View(
         title=f"{first.setting} · {models} · {first.system}",
+        origin=_origin([row for one in members for row in one.rows], where),
         alphas=alphas,
         blocks=[block for block in blocks if block.lines],
         series=members,
         verdicts=verdicts,
         summary=summary(verdicts),
     )
+
+
+def _origin(rows: Sequence[AccuracyRow], where: str) -> str:
+    codes, torch = ({getattr(row, name) for row in rows} for name in ("code_hash", "torch"))
+    made = f"code {', '.join(sorted(codes))}; torch {', '.join(sorted(torch))}"
+    return f"{where}: {len(rows)} cells computed by {made}"
 
 
 def _lines(one: Series, alphas: list[float]) -> list[Line]:
@@ -320,13 +346,14 @@ def _lines(one: Series, alphas: list[float]) -> list[Line]:
     def values(name: str) -> tuple[float | None, ...]:
         return tuple(None if cell is None else getattr(cell, name) for cell in cells)
 
-    n = _counts(one.rows)
+    n, cut = _counts(one.rows), values("cut")
     return [
         Line(
             one.workload, f"score (%), {one.scoring}", n, values("score"), values("stderr"), ".1f"
         ),
         Line("", "agreement (%)", "", values("agreement"), (), ".1%"),
-        Line("", "KL (nats)", "", values("kl"), (), ".4f"),
+        Line("", "KL (nats)", "", values("kl"), (), ".3g"),
+        *([Line("", "answers cut", "", cut, (), "g")] if any(cut) else []),
     ]
 
 
@@ -344,4 +371,4 @@ def _counts(rows: Sequence[AccuracyRow]) -> str:
 
 
 def _text(value: float | None, form: str) -> str:
-    return MISSING if value is None else format(value, form).removesuffix("%")
+    return MISSING if value is None else written(value, form)

@@ -1,269 +1,326 @@
-"""Systems beside each other: one table for each place and batch, under equal conditions.
+"""Systems beside each other: tables of runs that may be compared, as plain values.
 
-A figure is a mean over the workloads that were run.  Systems are comparable where the device and
-host bytes that they were offered, the precision of experts, prompts, lengths and software are the
-same (`CONDITIONS`).  A table that would mix them is refused; where that is asked for by name, every
-value that differs from most is marked.
+`comparisons` sorts runs into tables by the rule of `reports.conditions`.  Within one place, runs
+under the conditions that most systems share make the main table; others stand in tables of their
+own, each with the reason.  A table holds every system that read all of its cells (workload, seed),
+so that no mean is over other texts than its neighbour's.
+
+What the figures are means over, and what their intervals say: `reports.ranking`.
 """
 
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from statistics import fmean
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-from moebench.reports.conditions import CONDITIONS, conditions_of
-from moebench.reports.tables import (
-    MISSING,
-    Document,
-    basis,
-    dig,
-    model_of,
-    routing_of,
-    system_of,
+from moebench.reports.conditions import (
+    CONDITIONS,
+    NAMES,
+    OF_CELLS,
+    Cell,
+    Place,
+    cell_of,
+    conditions_of,
+    lacks,
+    newest,
+    place_of,
+    title_of,
 )
+from moebench.reports.measures import RATIO, TPOT
+from moebench.reports.ranking import Marks, Row, marks_of, row_of, with_ratios
+from moebench.reports.tables import Document
 from moebench.substrate.errors import UsageError
 
-#: Behind a value that differs from most of its table's.
-MARK = " ≠"
+WhyNot = Callable[[Document, str], str | None]
 
 
-#: What a table may be asked to mix.
-NAMES = (*(condition.name for condition in CONDITIONS), "workloads")
-
-
-class Place(NamedTuple):
-    """What a table is about: runs of other places stand in other tables."""
-
-    where: str
-    batch: int
-    routing: str
-    model: str
-    simulated: bool
-
-    @property
-    def title(self) -> str:
-        """In words."""
-        kind = "" if self.routing == "model" else f", routing {self.routing}"
-        return f"{self.where}, batch {self.batch}{kind}"
-
-
-class Figure(NamedTuple):
-    """A column: its title with its unit, how it is read from a run, and written."""
-
-    title: str
-    of: Callable[[Document], float | None]
-    form: str
-
-
-def _decode_stall_share(run: Document) -> float | None:
-    """Of the time line of the device in decode, the part in which it stood idle."""
-    idle = sum((dig(run, "metrics.decode.stall_ms") or {}).values())
-    busy = dig(run, "metrics.decode.lanes.device")
-    return None if not busy else idle / (busy + idle)
-
-
-def _gigabytes_a_token(run: Document) -> float | None:
-    """Weights that crossed the link to the device in decode, over decoded tokens."""
-    moved, tokens = dig(run, "metrics.decode.bytes_h2d"), dig(run, "metrics.decoded_tokens")
-    return None if moved is None or not tokens else moved / 1e9 / tokens
-
-
-def _slot_gigabytes(run: Document) -> float | None:
-    """What its experts' slots take; a package that runs by itself has none that are known."""
-    taken = dig(run, "memory.slot_bytes")
-    known = dig(run, "metrics.process") is None
-    return (taken or 0) / 1e9 if known else None
-
-
-FIGURES = (
-    Figure("TPOT (ms)", lambda run: dig(run, "metrics.tpot_ms.mean"), ".1f"),
-    Figure("TTFT (ms)", lambda run: dig(run, "metrics.ttft_ms.mean"), ".0f"),
-    Figure("cache ratio, complete (%)", lambda run: dig(run, "metrics.cache_ratio"), ".1%"),
-    Figure("or under way (%)", lambda run: dig(run, "metrics.cache_ratio_begun"), ".1%"),
-    Figure("moved (GB/token)", _gigabytes_a_token, ".3f"),
-    Figure("device idle (%)", _decode_stall_share, ".1%"),
-    Figure("TPOT / bound", lambda run: dig(run, "bound.ratio"), ".2f"),
-    Figure("slots (GB)", _slot_gigabytes, ".2f"),
-)
-
-
-class Line(NamedTuple):
-    """A system in a table.
+class Comparison(NamedTuple):
+    """A table: what its systems have in common, and a row for each, fastest first.
 
     Attributes:
-        figures: one for each of `FIGURES`; None where no run has it.
-        conditions: by name, the text of each that differs from most of the table's.
-        missing: why there is no run, for a system that does not exist here.
+        title: tells it from every other table that was made with it.
+        common: conditions by name, as text; of the cells, workloads and seeds.
+        apart: why it stands apart from its place's main table: by the condition's name, its own
+            text and that table's; empty for the main table.
+        marks: by a figure's key, where systems differ in it.
     """
 
-    system: str
-    basis: str
-    figures: tuple[float | None, ...]
-    conditions: Mapping[str, str]
-    missing: str = ""
-
-
-class Table(NamedTuple):
-    """A comparison: what its systems have in common, and a line for each, fastest first."""
-
     place: Place
+    title: str
     common: Mapping[str, str]
-    lines: Sequence[Line]
+    apart: Mapping[str, tuple[str, str]]
+    cells: tuple[Cell, ...]
+    rows: tuple[Row, ...]
+    marks: Mapping[str, Marks]
+
+    @property
+    def reason(self) -> str:
+        """Why it stands apart, in words; empty for a main table."""
+        parts = [f"{name} {own}, not {other}" for name, (own, other) in self.apart.items()]
+        return f"apart from the table above: {'; '.join(parts)}" if parts else ""
+
+    @property
+    def said(self) -> str:
+        """What all of its systems have in common, in one line."""
+        plain = {c.name: c.default for c in CONDITIONS}
+        plain["expert-precision"] = self.place.precision
+        quiet = {c.name for c in CONDITIONS if c.quiet}
+        shown = {**self.place.parts, **self.common}
+        return ", ".join(
+            f"{name} {text}"
+            for name, text in shown.items()
+            if name in self.apart or (name not in quiet and text != plain.get(name))
+        )
 
 
-def place_of(run: Document) -> Place:
-    """The table that a run belongs to."""
-    spec = run["spec"]
-    where = spec.get("setting") or f"{spec['model']} on {spec['machine']}"
-    # A trace's name holds its workload, which is averaged over.
-    routing = "replayed" if spec.get("trace") else routing_of(spec)
-    return Place(where, spec["batch"], routing, str(model_of(run)), bool(run["simulated"]))
+class Comparisons(NamedTuple):
+    """All tables of some runs, and what stands in none of them.
+
+    Attributes:
+        left_out: sentences about runs that no table holds.
+    """
+
+    tables: tuple[Comparison, ...]
+    left_out: tuple[str, ...]
 
 
-def title_of(run: Document) -> str:
-    """How a run's system is called in a comparison: with what was changed in it."""
-    spec = run["spec"]
-    changed = [f"{key}={value}" for key, value in sorted((spec.get("overrides") or {}).items())]
-    oracle = ["(oracle)"] if run.get("oracle") else []
-    return " ".join([system_of(spec), *oracle, *changed])
+# ----------------------------------------------------------------------------- from runs to tables
 
 
-def tables(
+def comparisons(
     runs: Iterable[Document],
     mixed: Collection[str] = (),
-    why_not: Callable[[Document, str], str | None] = lambda run, system: None,
-) -> list[Table]:
-    """One table for each place, in the order of their titles.
+    why_not: WhyNot = lambda run, system: None,
+) -> Comparisons:
+    """Every table of these runs, place by place in the order of their titles, main tables first.
 
     Args:
         mixed: conditions that may differ within a table.
         why_not: why a system, by its title, does not exist in the place of a run; None if it does.
 
     Raises:
-        UsageError: a table would mix other conditions, or ``mixed`` names none of `NAMES`.
+        UsageError: ``mixed`` names none of `NAMES`.
     """
     for name in mixed:
         if name not in NAMES:
             raise UsageError(f"--mixed {name}: allowed: {', '.join(NAMES)}")
-    places: dict[Place, list[Document]] = {}
+    left_out, whole = [], []
     for run in runs:
+        if gone := lacks(run):
+            left_out.append(
+                f"run {run.get('run_id')} lacks {', '.join(gone)}: another version wrote it, or it "
+                "is damaged"
+            )
+        elif "evaluation" not in run:  # what an evaluator asked is no workload to compare
+            whole.append(run)
+    kept, older = newest(whole)
+    if older:
+        names = ", ".join(str(run["run_id"]) for run in older[:5])
+        more = ", ..." if len(older) > 5 else ""
+        left_out.append(
+            f"{len(older)} runs are left out, as a later one of the same spec read other code, "
+            f"weights, questions or figures of the hardware: {names}{more}"
+        )
+    places: dict[Place, list[Document]] = {}
+    for run in kept:
         places.setdefault(place_of(run), []).append(run)
-    every = dict.fromkeys(title_of(run) for rows in places.values() for run in rows)
+    every = {title_of(run): None for run in kept}
+    tables: list[Comparison] = []
+    for place, ones in sorted(places.items()):
+        absent = [Row(s, {}, missing=r) for s in every if (r := why_not(ones[0], s))]
+        tables += _tables_of(place, ones, mixed, absent)
+    return Comparisons(tuple(_named(tables)), tuple(left_out))
+
+
+class _Found(NamedTuple):
+    """The runs of one table: what is equal in them, and the systems' runs by cell."""
+
+    conditions: Mapping[str, str]
+    cells: frozenset[Cell]
+    systems: Mapping[str, Mapping[Cell, Sequence[Document]]]
+
+
+def _tables_of(
+    place: Place, runs: Sequence[Document], mixed: Collection[str], absent: Sequence[Row]
+) -> list[Comparison]:
+    alike: dict[tuple[tuple[str, str], ...], dict[str, dict[Cell, list[Document]]]] = {}
+    for run in runs:
+        equal = tuple((n, t) for n, t in conditions_of(run).items() if n not in mixed)
+        cells = alike.setdefault(equal, {}).setdefault(title_of(run), {})
+        cells.setdefault(cell_of(run), []).append(run)
+    found = [
+        _Found(dict(equal), cells, holders)
+        for equal, systems in alike.items()
+        for cells, holders in _by_cells(systems, mixed)
+    ]
+    # The main table: of most systems, then of most cells.
+    found.sort(key=lambda one: (-len(one.systems), -len(one.cells), *one.conditions.values()))
+    main = found[0]
+    usual = _usual([_conditions(cells) for cells in main.systems.values()])
+    there = {name: text for name, text in usual.items() if name not in mixed}
+    return [_table(place, one, main, there, absent) for one in found]
+
+
+def _by_cells(
+    systems: Mapping[str, Mapping[Cell, Sequence[Document]]], mixed: Collection[str]
+) -> list[tuple[frozenset[Cell], dict[str, Mapping[Cell, Sequence[Document]]]]]:
+    """For each set of cells that some system read, all systems that read all of it."""
+
+    def key(cell: Cell) -> Cell:
+        # Another number of prompts is another sample.
+        data = "" if {*OF_CELLS, "prompts"} & {*mixed} else cell.data
+        workload = "" if "workloads" in mixed else cell.workload
+        return Cell(workload, "" if "seed" in mixed else cell.seed, data)
+
+    read = {name: frozenset(map(key, cells)) for name, cells in systems.items()}
     return [
-        _table(place, rows, mixed, [(s, r) for s in every if (r := why_not(rows[0], s))])
-        for place, rows in sorted(places.items())
+        (
+            frozenset(c for name in systems for c in systems[name] if key(c) in wanted),
+            {
+                name: {cell: ones for cell, ones in cells.items() if key(cell) in wanted}
+                for name, cells in systems.items()
+                if read[name] >= wanted
+            },
+        )
+        for wanted in dict.fromkeys(read.values())
     ]
 
 
 def _table(
-    place: Place, runs: Sequence[Document], mixed: Collection[str], absent: list[tuple[str, str]]
-) -> Table:
-    systems: dict[str, list[Document]] = {}
-    for run in runs:
-        systems.setdefault(title_of(run), []).append(run)
-    found = {name: _conditions(ones) for name, ones in systems.items()}
-    usual = {
-        name: Counter(values[name] for values in found.values()).most_common(1)[0][0]
-        for name in NAMES
+    place: Place, found: _Found, main: _Found, there: Mapping[str, str], absent: Sequence[Row]
+) -> Comparison:
+    """A table.
+
+    Args:
+        main: the place's main table.
+        there: what is usual in it, without what may be mixed.
+    """
+    each = {name: _conditions(cells) for name, cells in found.systems.items()}
+    common = _usual(list(each.values()))
+    apart = {
+        name: (text, there[name])
+        for name, text in common.items()
+        if found is not main and text != there.get(name, text)
     }
-    differing = {
-        system: {name: text for name, text in values.items() if text != usual[name]}
-        for system, values in found.items()
-    }
-    _refuse(place, differing, usual, mixed)
-    lines = [
-        Line(name, ", ".join(sorted(set(map(basis, ones)))), _figures(ones), differing[name])
-        for name, ones in systems.items()
+    if found is not main and not apart:
+        apart = {"questions": ("other ones of the same workloads", "these")}
+    rows = [
+        row_of(system, cells, {n: t for n, t in each[system].items() if t != common[n]})
+        for system, cells in found.systems.items()
     ]
-    lines.sort(key=lambda line: (line.figures[0] is None, line.figures[0] or 0, line.system))
-    lines += [
-        Line(name, "", (None,) * len(FIGURES), {}, reason)
-        for name, reason in absent
-        if name not in systems
-    ]
-    return Table(place, usual, lines)
+    rows = with_ratios(rows, found.systems)
+    slowest = float("inf")
+    rows.sort(
+        key=lambda row: (row.values[TPOT].mean if TPOT in row.values else slowest, row.system)
+    )
+    if found is main:
+        rows += [row for row in absent if row.system not in found.systems]
+    return Comparison(
+        place, place.title, common, apart, tuple(sorted(found.cells)), tuple(rows), marks_of(rows)
+    )
 
 
-def _conditions(runs: Sequence[Document]) -> dict[str, str]:
+def _conditions(cells: Mapping[Cell, Sequence[Document]]) -> dict[str, str]:
     """By name, as text; more than one where a system's own runs differ."""
-    each = [conditions_of(run) for run in runs]
-    found = {c.name: ", ".join(sorted({one[c.name] for one in each})) for c in CONDITIONS}
-    return found | {"workloads": ", ".join(sorted(str(run["spec"]["workload"]) for run in runs))}
+    each = [conditions_of(run) for runs in cells.values() for run in runs]
+    texts = {c.name: ", ".join(sorted({one[c.name] for one in each})) for c in CONDITIONS}
+    workloads = ", ".join(sorted({cell.workload for cell in cells}))
+    return texts | {
+        "workloads": workloads, "seed": ", ".join(sorted({cell.seed for cell in cells})),
+    }  # fmt: skip
 
 
-def _refuse(
-    place: Place,
-    differing: Mapping[str, Mapping[str, str]],
-    usual: Mapping[str, str],
-    mixed: Collection[str],
-) -> None:
-    for system, values in differing.items():
-        for name, text in values.items():
-            if name not in mixed:
-                raise UsageError(
-                    f"{place.title}: {system} has {name} {text}, the others {usual[name]}: not a "
-                    f"fair comparison; leave it out (--systems), or allow it and see it "
-                    f"marked: --mixed {','.join(sorted({*mixed, name}))}"
-                )
+def _usual(conditions: Sequence[Mapping[str, str]]) -> dict[str, str]:
+    """The text that most systems have, by name."""
+    return {name: Counter(one[name] for one in conditions).most_common(1)[0][0] for name in NAMES}
 
 
-def _figures(runs: Sequence[Document]) -> tuple[float | None, ...]:
-    """Means over a system's workloads; None where one of them lacks the figure."""
-    return tuple(_mean([figure.of(run) for run in runs]) for figure in FIGURES)
+def refuse_mixtures(tables: Iterable[Comparison], mixed: Collection[str] = ()) -> None:
+    """Do not accept runs that have to stand apart.
+
+    Raises:
+        UsageError: some have; which, in what, and how to go on.
+    """
+    for table in tables:
+        for name, (own, other) in table.apart.items():
+            allow = ",".join(sorted({*mixed, name})) if name in NAMES else None
+            raise UsageError(
+                f"{table.place.title}: {table.rows[0].system} has {name} {own}, the others "
+                f"{other}: not a fair comparison; leave it out (--systems)"
+                + (f", or allow it and see it marked: --mixed {allow}" if allow else "")
+            )
 
 
-def _mean(values: Sequence[float | None]) -> float | None:
-    known = [value for value in values if value is not None]
-    return fmean(known) if len(known) == len(values) else None
+# ----------------------------------------------------------------------------- names, a heat map
 
 
-# ----------------------------------------------------------------------------- as text
+def _named(tables: Sequence[Comparison]) -> list[Comparison]:
+    """The tables with titles that tell each from all others."""
+    same: dict[str, list[Comparison]] = {}
+    for table in tables:
+        same.setdefault(table.place.title, []).append(table)
+    found: list[Comparison] = []
+    counts: Counter[str] = Counter()
+    for table in tables:
+        title = ", ".join([table.place.title, *_distinct(table, same[table.place.title])])
+        counts[title] += 1
+        # Other questions of the same workloads have no name of their own.
+        found.append(table._replace(title=f"{title} ({n})" if (n := counts[title]) > 1 else title))
+    return found
 
-HEADERS = ("system", *(figure.title for figure in FIGURES), "badge", "differs in")
+
+def _distinct(table: Comparison, others: Sequence[Comparison]) -> list[str]:
+    """What of a table differs among tables of one title."""
+    each = [{**one.place.parts, **one.common} for one in others]
+    own = {**table.place.parts, **table.common}
+    if all(one["expert-precision"] == one["precision"] for one in each):
+        del own["expert-precision"]  # said already
+    return [f"{name} {text}" for name, text in own.items() if len({o[name] for o in each}) > 1]
 
 
-def text_lines(table: Table) -> list[list[str]]:
-    """A table's lines as text, each value that differs from most marked and named."""
-    return [_text(line) for line in table.lines]
+class Matrix(NamedTuple):
+    """Tables by systems: each one's ratio to the best of its table; None where it has no run."""
+
+    titles: tuple[str, ...]
+    systems: tuple[str, ...]
+    ratios: tuple[tuple[float | None, ...], ...]
 
 
-def _text(line: Line) -> list[str]:
-    if line.missing:
-        return [line.system, "n/a", *[""] * (len(FIGURES) - 1), "", line.missing]
-    figures = [
-        MISSING if value is None else format(value, figure.form).removesuffix("%")
-        for figure, value in zip(FIGURES, line.figures, strict=True)
+def matrix(tables: Sequence[Comparison]) -> Matrix:
+    """Ratios to the best, for a heat map; tables of a single system have nothing to compare.
+
+    Settings have an α of their own, so a system's is left out where its table has no other of it.
+    Systems stand in the order of how many tables they are in, then of their mean ratio.
+    """
+    shown = [table for table in tables if sum(RATIO in row.values for row in table.rows) > 1]
+    ratios = [
+        {
+            name: row.values[RATIO].mean
+            for name, row in zip(_names(table), table.rows, strict=True)
+            if RATIO in row.values
+        }
+        for table in shown
     ]
-    differs = "; ".join(f"{name} {text}{MARK}" for name, text in line.conditions.items())
-    name = line.system + (MARK if line.conditions else "")
-    return [name, *figures, line.basis, differs]
+    each: dict[str, list[float]] = {}
+    for found in ratios:
+        for system, ratio in found.items():
+            each.setdefault(system, []).append(ratio)
+    systems = sorted(each, key=lambda system: (-len(each[system]), fmean(each[system]), system))
+    return Matrix(
+        tuple(table.title for table in shown),
+        tuple(systems),
+        tuple(tuple(found.get(system) for system in systems) for found in ratios),
+    )
 
 
-def shared_by(table: Table) -> str:
-    """What its systems have in common, as a line under the title."""
-    return ", ".join(f"{name} {text}" for name, text in table.common.items())
-
-
-def markdown(table: Table) -> str:
-    """The table for a document."""
-    rows = [HEADERS, ["---"] * len(HEADERS), *text_lines(table)]
-    lines = ["| " + " | ".join(row) + " |" for row in rows]
-    return "\n".join([f"### {table.place.title}", "", shared_by(table), "", *lines, ""])
-
-
-def document(table: Table) -> dict[str, Any]:
-    """The table as plain values, for JSON."""
-    return {
-        "place": table.place._asdict(),
-        "conditions": dict(table.common),
-        "systems": [
-            {
-                "system": line.system,
-                "badge": line.basis,
-                **{f.title: value for f, value in zip(FIGURES, line.figures, strict=True)},
-                "differs": dict(line.conditions),
-                "not_applicable": line.missing or None,
-            }
-            for line in table.lines
-        ],
-    }
+def _names(table: Comparison) -> list[str]:
+    """The systems' titles, without their α where that tells them apart from no other."""
+    short = [
+        " ".join(part for part in row.system.split(" ") if not part.startswith("alpha="))
+        for row in table.rows
+    ]
+    counts = Counter(short)
+    return [
+        name if counts[name] == 1 else row.system
+        for name, row in zip(short, table.rows, strict=True)
+    ]

@@ -1,17 +1,50 @@
-"""What must be equal where systems are compared: memory, precision, prompts, lengths, software."""
+"""Which runs may be compared: the one rule that tables, charts and commands share.
 
-from collections.abc import Callable
-from typing import Any, NamedTuple
+Every field of a run's spec has one part in a comparison (`PARTS`).  It says what a table is about
+(its *place*), or what must be equal within the table (a *condition*), or which texts were read (a
+*cell*; a table's figures are means over cells), or it is a choice of the *system*, and then runs
+that differ in it are rows of their own.  What is left follows from the others.
+"""
 
-from moebench.reports.tables import Document, dig, software_of
+import json
+from collections.abc import Callable, Iterable
+from typing import Any, Literal, NamedTuple
+
+from moebench.reports.tables import Document, dig, model_of, routing_of, software_of, system_of
+
+Part = Literal["place", "condition", "cell", "system", "follows"]
+
+#: The part of each field of a spec.  Slots and cache ratio follow from memory: a condition.
+PARTS: dict[str, Part] = {
+    **dict.fromkeys(
+        ("setting", "machine", "model", "precision", "batch", "routing", "trace"), "place"
+    ),
+    **dict.fromkeys(
+        ("software", "weights", "expert_dtype", "prompts", "new_tokens", "scoring", "few_shot",
+         "plain_prompts", "emulated_link_gb_s", "page_cache", "device", "device_memory_gib",
+         "free_host_gb", "reconstruct_scores"), "condition",
+    ),
+    **dict.fromkeys(("workload", "seed"), "cell"),
+    **dict.fromkeys(
+        ("system", "variant", "overrides", "alpha", "calibrate_from", "calibrate_texts"), "system"
+    ),
+    **dict.fromkeys(("cache_ratio", "slots", "allow_overcommit", "options"), "follows"),
+}  # fmt: skip
 
 
 class Condition(NamedTuple):
-    """What must be equal in a comparison: how it is called, read from a run, and written."""
+    """What must be equal in a comparison: how it is called, read from a run, and written.
+
+    Attributes:
+        default: left unsaid where all runs have it.
+        quiet: said only where runs differ in it.
+    """
 
     name: str
     of: Callable[[Document], Any]
     text: Callable[[Any], str] = str
+    default: str | None = None
+    quiet: bool = False
 
 
 def _gigabytes(count: int | None) -> str:
@@ -26,6 +59,16 @@ def _expert_precision(run: Document) -> str:
     return str(run["spec"].get("precision") if own in (None, "null") else own)
 
 
+def _link(run: Document) -> str:
+    rate = run["spec"].get("emulated_link_gb_s")
+    return "none" if rate is None else f"{rate:g} GB/s"
+
+
+def _hash(path: str) -> Callable[[Document], str]:
+    """The beginning of a hash: names may differ where the content is the same."""
+    return lambda run: str(dig(run, path) or "none")[:8]
+
+
 #: In the order in which they are shown.
 CONDITIONS = (
     Condition("device-memory", lambda run: dig(run, "memory.offered_device_bytes"), _gigabytes),
@@ -33,14 +76,136 @@ CONDITIONS = (
     Condition("expert-precision", _expert_precision),
     Condition("prompts", lambda run: run["spec"].get("prompts")),
     Condition("new-tokens", lambda run: run["spec"].get("new_tokens")),
-    Condition("few-shot", lambda run: run["spec"].get("few_shot", 0)),
-    Condition("plain-prompts", lambda run: run["spec"].get("plain_prompts", False)),
+    Condition("few-shot", lambda run: run["spec"].get("few_shot", 0), default="0"),
+    Condition("plain-prompts", lambda run: run["spec"].get("plain_prompts", False),
+              default="False"),
     Condition("scoring", lambda run: run["spec"].get("scoring", "fixed-length")),
-    Condition("seed", lambda run: run["spec"].get("seed")),
     Condition("software", lambda run: software_of(run["spec"])),
+    Condition("emulated-link", _link, default="none"),
+    Condition("page-cache", lambda run: run["spec"].get("page_cache", "bypass"), default="bypass"),
+    Condition("device", lambda run: run["spec"].get("device", "cpu"), default="cpu"),
+    Condition("scores-by-rank", lambda run: run["spec"].get("reconstruct_scores", False),
+              default="False"),
+    Condition("weights", _hash("provenance.weights_hash"), quiet=True),
+    Condition("profile", _hash("provenance.profile_hash"), quiet=True),
 )  # fmt: skip
+
+#: Of these a figure is a mean; runs of unlike ones are no more comparable than unlike conditions.
+OF_CELLS = ("workloads", "seed")
+
+#: What a table may be asked to mix.
+NAMES = (*(condition.name for condition in CONDITIONS), *OF_CELLS)
 
 
 def conditions_of(run: Document) -> dict[str, str]:
     """A run's conditions by name, as text."""
     return {condition.name: condition.text(condition.of(run)) for condition in CONDITIONS}
+
+
+class Place(NamedTuple):
+    """What a table is about: runs of other places stand in other tables."""
+
+    where: str
+    batch: int
+    routing: str
+    model: str
+    machine: str
+    precision: str
+    simulated: bool
+
+    @property
+    def title(self) -> str:
+        """In a few words."""
+        kind = "" if self.routing == "model" else f", routing {self.routing}"
+        return f"{self.where}, batch {self.batch}{kind}"
+
+    @property
+    def parts(self) -> dict[str, str]:
+        """What the title leaves out."""
+        return {
+            "model": self.model,
+            "machine": self.machine,
+            "precision": self.precision,
+            "times": "simulated" if self.simulated else "measured",
+        }
+
+
+def place_of(run: Document) -> Place:
+    """The place that a run belongs to."""
+    spec = run["spec"]
+    where = spec.get("setting") or f"{spec.get('model')} on {spec.get('machine')}"
+    # A trace's name holds its workload, which is averaged over.
+    routing = "replayed" if spec.get("trace") else routing_of(spec)
+    return Place(
+        where, spec.get("batch", 1), routing, str(model_of(run)), str(spec.get("machine")),
+        str(spec.get("precision")), bool(run["simulated"]),
+    )  # fmt: skip
+
+
+class Cell(NamedTuple):
+    """The texts that a run read."""
+
+    workload: str
+    seed: str
+    data: str
+
+    @property
+    def title(self) -> str:
+        """In words."""
+        return f"{self.workload}, seed {self.seed}"
+
+
+def cell_of(run: Document) -> Cell:
+    """What a run read: another sample of the same workload is another cell."""
+    spec = run["spec"]
+    data = dig(run, "provenance.trace_hash") or dig(run, "provenance.data_hash")
+    return Cell(str(spec.get("workload")), str(spec.get("seed", 0)), str(data))
+
+
+def title_of(run: Document) -> str:
+    """How a run's system is called in a comparison: with all that was chosen in it."""
+    spec = run["spec"]
+    chosen = dict(spec.get("overrides") or {})
+    if "alpha" not in chosen and spec.get("alpha") is not None:
+        chosen["alpha"] = f"{spec['alpha']:g}"
+    chosen |= {
+        key: str(spec[key])
+        for key in ("calibrate_from", "calibrate_texts")
+        if spec.get(key) is not None
+    }
+    oracle = ["(oracle)"] if run.get("oracle") else []
+    return " ".join(
+        [system_of(spec), *oracle, *(f"{key}={value}" for key, value in sorted(chosen.items()))]
+    )
+
+
+def lacks(run: Document) -> list[str]:
+    """What a comparison needs of a document and it does not hold: another version's, or damaged."""
+    needed = ("spec.system", "spec.workload", "spec.machine", "spec.model", "metrics", "badge",
+              "simulated", "provenance")  # fmt: skip
+    return [path for path in needed if dig(run, path) is None]
+
+
+def newest(runs: Iterable[Document]) -> tuple[list[Document], list[Document]]:
+    """Of runs that were asked for alike, those that read what the last one did; and the others.
+
+    A store keeps runs of earlier code, weights, questions and profiles.  Measurements that were
+    repeated with the same of all of these stay together.
+    """
+    alike: dict[str, list[Document]] = {}
+    for run in runs:
+        spec = {key: value for key, value in run["spec"].items() if key != "options"}
+        text = json.dumps([spec, run.get("memory")], sort_keys=True, default=str)
+        alike.setdefault(text, []).append(run)
+    kept: list[Document] = []
+    older: list[Document] = []
+    for ones in alike.values():
+        last = max(ones, key=lambda run: str(dig(run, "provenance.created")))
+        for run in ones:
+            (kept if _read(run) == _read(last) else older).append(run)
+    return kept, older
+
+
+def _read(run: Document) -> list[Any]:
+    names = ("code", "system", "weights", "trace", "data", "profile")
+    return [dig(run, f"provenance.{name}_hash") for name in names]

@@ -1,10 +1,10 @@
 """What evaluators found, beside our own scoring of the same questions: rows of text."""
 
-import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from moebench.reports.tables import MISSING, Document, system_of
+from moebench.reports import floor
+from moebench.reports.tables import MISSING, Document, score_of, system_of
 
 HEADERS = (
     "run", "system", "setting", "α", "evaluator", "mode", "task", "version", "hash", "n", "metric",
@@ -65,13 +65,12 @@ def _value(metric: Mapping[str, Any], n: int) -> str:
 
 
 def at_floor(metric: Mapping[str, Any], n: int) -> bool:
-    """Whether a share of right answers is within two standard errors of guessing, or below."""
+    """Whether a metric with a known worth of guessing is not clearly above it."""
     if metric["guessing"] is None:
         return False
-    whole = metric["whole"]
-    chance = metric["guessing"] / whole
-    bound = chance + 2 * math.sqrt(chance * (1 - chance) / n)
-    return bool(metric["value"] / whole <= bound)
+    return floor.at_floor(
+        metric["value"], metric["stderr"] or 0.0, n, metric["guessing"], metric["whole"]
+    )
 
 
 def _ours(run: Document, task: Mapping[str, Any], runs: Sequence[Document]) -> Iterator[str]:
@@ -85,6 +84,6 @@ def _ours(run: Document, task: Mapping[str, Any], runs: Sequence[Document]) -> I
             and spec.get("scoring") in ways
             and spec.get("few_shot", 0) == task["shown"]
             and all(spec.get(key) == run["spec"].get(key) for key in _SAME)
-            and accuracy.get("score") is not None
+            and score_of(other) is not None
         ):
             yield f"{accuracy['score']:.4g} ± {accuracy['stderr']:.2g} ({spec['scoring']})"

@@ -1,33 +1,31 @@
-"""The runs' and the accuracy tables as CSV and LaTeX files, for a spreadsheet or a paper.
+"""The report's tables as files: CSV with numbers as they are stored, LaTeX as they are shown."""
 
-CSV holds numbers as they are stored, one table a file; LaTeX holds them as the report prints them,
-one `tabular` (booktabs) a file, to be `\\input`.
-"""
-
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
-from moebench.reports import evaluations, failures
-from moebench.reports.accuracy import VERDICT_HEADERS, View
-from moebench.reports.tables import COLUMNS, Document, cell, rows
+from moebench.reports import evaluations, failures, latex
+from moebench.reports.accuracy import View
+from moebench.reports.all_tables import Report
+from moebench.reports.compare import Comparison
+from moebench.reports.measures import FIGURES
+from moebench.reports.ranking import Row
+from moebench.reports.runs import fields
+from moebench.reports.tables import COLUMNS, Document, rows
+from moebench.results.accuracy_table import AccuracyRow
 from moebench.results.csvfile import csv_text
 from moebench.results.store import Cell
 from moebench.substrate.files import write_text
 
-_SPECIAL = {
-    "\\": r"\textbackslash{}", "&": r"\&", "%": r"\%", "$": r"\$", "#": r"\#", "_": r"\_",
-    "{": r"\{", "}": r"\}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}",
-    "α": r"$\alpha$", "±": r"$\pm$", "–": "--", "<": r"$<$", ">": r"$>$", "·": r"$\cdot$",
-}  # fmt: skip
-
 
 def write_csv(
-    runs: list[Document],
+    runs: Sequence[Document],
+    report: Report,
     directory: Path,
-    accuracy: Sequence[View] | None = None,
+    accuracy: Sequence[View] = (),
     failed: Sequence[Cell] = (),
 ) -> list[Path]:
-    """Write ``runs.csv``, and where there are any accuracy, evaluations and failures.
+    """Write ``runs.csv``, and where there are any comparisons, accuracy, evaluations and failures.
 
     Returns:
         The files written.
@@ -35,15 +33,17 @@ def write_csv(
     Raises:
         InputError: one cannot be written.
     """
-    lines = [["" if row[c.key] is None else str(row[c.key]) for c in COLUMNS] for row in rows(runs)]
-    files = {"runs.csv": csv_text([column.key for column in COLUMNS], lines)}
+    files = {"runs.csv": _csv(_runs(runs))}
+    if report.compared.tables:
+        files["comparisons.csv"] = _csv(
+            [line for table in report.compared.tables for line in _comparison(table)]
+        )
     if accuracy:
-        names = ("setting", "system", "scoring", "generated", "workload", "alpha", "n", "score",
-                 "stderr", "chance", "agreement", "kl")  # fmt: skip
         cells = [row for view in accuracy for one in view.series for row in one.rows]
-        values = [[getattr(row, name) for name in names] for row in cells]
-        shown = [["" if v is None else str(v) for v in line] for line in values]
-        files["accuracy.csv"] = csv_text(names, shown)
+        names = list(AccuracyRow.model_fields)
+        files["accuracy.csv"] = _csv(
+            [{name: getattr(row, name) for name in names} for row in cells]
+        )
     if found := evaluations.lines(runs):
         files["evaluations.csv"] = csv_text(evaluations.HEADERS, found)
     if failed:
@@ -51,10 +51,51 @@ def write_csv(
     return _write(directory, files)
 
 
-def write_latex(
-    runs: list[Document], directory: Path, accuracy: Sequence[View] | None = None
-) -> list[Path]:
-    """Write ``runs.tex``, ``evaluations.tex`` and for each view ``accuracy-*``, ``verdict-*.tex``.
+def _runs(runs: Sequence[Document]) -> list[dict[str, Any]]:
+    """A run a line: the report's figures, then every field of its spec."""
+    return [
+        {
+            **{column.key: row[column.key] for column in COLUMNS},
+            **{f"spec.{name}": value for name, value in fields(run["spec"]).items()},
+        }
+        for run, row in zip(runs, rows(list(runs)), strict=True)
+    ]
+
+
+def _comparison(table: Comparison) -> list[dict[str, Any]]:
+    """A system a line: what it shares with the others, then each figure with its interval."""
+    shared = {
+        "table": table.title,
+        **table.place._asdict(),
+        **table.common,
+        "apart": table.reason,
+        "cells": len(table.cells),
+    }
+    return [shared | _system(table, row) for row in table.rows]
+
+
+def _system(table: Comparison, row: Row) -> dict[str, Any]:
+    found: dict[str, Any] = {
+        "system": row.system,
+        "badge": row.badge,
+        "bound": row.reference,
+        "remarks": "; ".join(row.remarks),
+        "runs": " ".join(row.run_ids),
+    }
+    for figure in FIGURES:
+        value, key = row.values.get(figure.key), figure.key
+        low, high = (value and value.interval) or (None, None)
+        marks = table.marks.get(key)
+        found |= {
+            key: value and value.mean, f"{key}.low": low, f"{key}.high": high,
+            f"{key}.n": value and value.n, f"{key}.stderr": value and value.stderr,
+            f"{key}.place": None if marks is None else marks.place(row.system),
+        }  # fmt: skip
+    return found
+
+
+def write_latex(report: Report, directory: Path) -> list[Path]:
+    """Write each table as a file to be ``\\input``, and ``report.tex``, a document of all of them.
 
     Returns:
         The files written.
@@ -62,30 +103,19 @@ def write_latex(
     Raises:
         InputError: one cannot be written.
     """
-    lines = [[cell(column, row[column.key]) for column in COLUMNS] for row in rows(runs)]
-    files = {"runs.tex": latex([column.header for column in COLUMNS], [lines])}
-    if found := evaluations.lines(runs):
-        files["evaluations.tex"] = latex(evaluations.HEADERS, [found])
-    for view in accuracy or ():
-        first = view.series[0]
-        name = f"{first.setting}-{first.system}".replace("/", "-")
-        groups = [block.text_lines for block in view.blocks]
-        files[f"accuracy-{name}.tex"] = latex(view.headers, groups)
-        verdicts = [view.verdict_lines]
-        files[f"verdict-{name}.tex"] = latex(VERDICT_HEADERS, verdicts)
+    files = {f"{name}.tex": latex.latex(table) for name, table in report.tables.items()}
+    files["report.tex"] = latex.document(report.tables)
     return _write(directory, files)
 
 
-def latex(headers: Sequence[str], groups: Sequence[Sequence[Sequence[str]]]) -> str:
-    """A booktabs table of text cells, a rule between groups; every special character escaped."""
-    body = "\\midrule\n".join("".join(map(_line, group)) for group in groups)
-    columns = "l" * len(headers)
-    top = f"\\begin{{tabular}}{{{columns}}}\n\\toprule\n{_line(headers)}\\midrule\n"
-    return f"{top}{body}\\bottomrule\n\\end{{tabular}}\n"
-
-
-def _line(cells: Sequence[str]) -> str:
-    return " & ".join("".join(_SPECIAL.get(c, c) for c in text) for text in cells) + " \\\\\n"
+def _csv(lines: Sequence[Mapping[str, Any]]) -> str:
+    """A column for each key of any line; an empty cell for None, numbers with all their digits."""
+    names = list(dict.fromkeys(name for line in lines for name in line))
+    texts = [
+        ["" if (value := line.get(name)) is None else str(value) for name in names]
+        for line in lines
+    ]
+    return csv_text(names, texts)
 
 
 def _write(directory: Path, files: dict[str, str]) -> list[Path]:

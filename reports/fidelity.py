@@ -32,3 +32,37 @@ def notes(run: Document) -> list[str]:
         f"{summary['tpot_worst']:.1%} at worst, TTFT by {summary['ttft_worst']:.1%} at worst; rank "
         f"correlation {summary['rank_correlation']:g} ({systems})"
     ]
+
+
+HEADERS = (
+    "system", "TPOT measured (ms)", "TPOT simulated (ms)", "error (%)", "TTFT measured (ms)",
+    "TTFT simulated (ms)", "error (%)", "spread of TPOT (%)",
+)  # fmt: skip
+
+CAPTION = (
+    "Tables of moebench validate that ship: the same systems, prompts and lengths, measured on a "
+    "computer and simulated on its calibrated profile. They hold for that computer."
+)
+
+
+def parts() -> list[tuple[str, tuple[str, ...], list[list[str]]]]:
+    """Each stored table as text: a title, headers, a row a system."""
+    return [(_title(one), HEADERS, list(map(_row, one["rows"]))) for one in tables(TABLES).values()]
+
+
+def _title(table: Document) -> str:
+    summary = table["summary"]
+    mean, worst = summary["tpot_mean"], summary["tpot_worst"]
+    return (
+        f"{table['profile']}, {table['model']}: TPOT off by {mean:.1%} in the mean, "
+        f"{worst:.1%} at worst; rank correlation {summary['rank_correlation']:g}"
+    )
+
+
+def _row(row: Document) -> list[str]:
+    cells = [str(row["system"])]
+    for name in ("tpot_ms", "ttft_ms"):
+        found = row[name]
+        cells += [f"{found['measured']:.1f}", f"{found['simulated']:.1f}",
+                  f"{100 * found['error']:+.1f}"]  # fmt: skip
+    return [*cells, f"{100 * row['spread']:.1f}"]

@@ -1,22 +1,34 @@
 """One HTML page about some runs: readable without a network, without a server, for years.
 
-The page holds the drawing libraries once and every figure as JSON.  Whatever a run's document
-says is shown as text, never as markup; the page's own policy forbids it to fetch anything.
+The page holds its data once, compressed, the drawing libraries once, and small scripts that show
+what is asked for.  Whatever a run's document says is shown as text, never as markup; the page's own
+policy forbids it to fetch anything.
 """
 
+import base64
 import json
+import zlib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
 from moebench.reports import accuracy as alpha
-from moebench.reports import evaluations, failures, fidelity, figures, throughput
-from moebench.reports.components import HEADERS, table
-from moebench.reports.tables import COLUMNS, Document, Row, badge_of, cell, dig, rows
-from moebench.results.store import Cell
+from moebench.reports.conditions import lacks
+from moebench.reports.figures import comparison
+from moebench.reports.figures.style import library, system_colours
+from moebench.reports.figures.throughput import throughput as throughput_spec
+from moebench.reports.figures.timeline import LANES, SVG_LIMIT, timeline
+from moebench.reports.measures import FIGURES
+from moebench.reports.page import runs as single
+from moebench.reports.page import sections
+from moebench.reports.page.views import views
+from moebench.reports.tables import Document, badge_of
+from moebench.reports.throughput import Curve
+from moebench.results.reproduction import PaperResult
+from moebench.results.store import NO_RUNS, Cell
 from moebench.substrate.errors import UsageError
 from moebench.substrate.files import write_text
 
@@ -30,51 +42,52 @@ BADGES = {
     "calibrated": "simulated, with a hardware profile fitted to measurements on that machine",
     "datasheet": "simulated, and published figures of the hardware decide it; never run there",
     "estimate": "simulated, and estimates in the hardware profile decide it; never run there",
-    "computed": "worked out from a hardware profile: the limit of a measured time",
 }
 
 
-def render(
-    runs: list[Document],
-    timelines: Mapping[str, list[dict[str, Any]]],
-    out: Path,
-    source: str = "the store",
-    accuracy: Sequence[alpha.View] | None = None,
-    failed: Sequence[Cell] = (),
-    curves: Mapping[str, throughput.Curve] | None = None,
-    components: Sequence[Mapping[str, Any]] = (),
-) -> None:
-    """Write the report.
+class Contents(NamedTuple):
+    """What a page is about.
 
-    Args:
-        runs: run documents in the order in which they are shown.
+    Attributes:
+        runs: documents in the order in which they are shown.
+        commands: what repeats a run, by its id.
         timelines: span records by run id, for the runs that kept a picture (microseconds).
-        out: the page; its folder is created.
-        source: where the runs come from, for the page and for the error.
-        accuracy: the accuracy table, from `reports.accuracy.load`; None leaves its section out.
+        accuracy: the accuracy table, from `reports.accuracy.load`.
         failed: cells of sweeps that have no run.
         curves: distributions of decode throughput, from `reports.throughput.load`.
-        components: from `substrate.analysis.components.documents`; none leaves their section out.
+        components: from `substrate.analysis.components.documents`.
+        claims: from `results.reproduction.read`.
+
+    Whatever is empty leaves its section out.
+    """
+
+    runs: Sequence[Document]
+    commands: Mapping[str, str] = {}
+    timelines: Mapping[str, list[dict[str, Any]]] = {}
+    accuracy: Sequence[alpha.View] = ()
+    failed: Sequence[Cell] = ()
+    curves: Mapping[str, Curve] = {}
+    components: Sequence[Mapping[str, Any]] = ()
+    claims: Sequence[PaperResult] = ()
+
+
+def render(contents: Contents, out: Path, source: str = "the store") -> None:
+    """Write the report; the page's folder is created.
+
+    Args:
+        source: where the runs come from, for the page and for the error.
 
     Raises:
         UsageError: there is no run.
         InputError: the page cannot be written.
     """
-    if not runs:
-        raise UsageError(f"no runs in {source}; run: moebench run --system smoe --setting S3")
-    text = page(runs, timelines, source, accuracy, failed, curves, components)
+    if not contents.runs:
+        raise UsageError(NO_RUNS.format(source))
+    text = page(contents, source)
     write_text(out, text)
 
 
-def page(
-    runs: list[Document],
-    timelines: Mapping[str, list[dict[str, Any]]],
-    source: str,
-    accuracy: Sequence[alpha.View] | None = None,
-    failed: Sequence[Cell] = (),
-    curves: Mapping[str, throughput.Curve] | None = None,
-    components: Sequence[Mapping[str, Any]] = (),
-) -> str:
+def page(contents: Contents, source: str) -> str:
     """The report as one string; pure."""
     environment = Environment(
         loader=FileSystemLoader(TEMPLATES),
@@ -83,107 +96,73 @@ def page(
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    sections = [
-        _section(index, run, row, timelines.get(run["run_id"], []))
-        for index, (run, row) in enumerate(zip(runs, rows(runs), strict=True))
-    ]
-    badges = (section[key] for section in sections for key in ("badge", "bound_badge"))
-    shown = {part for badge in badges for part in badge.split(", ")}
+    whole = [run for run in contents.runs if "evaluation" in run or not lacks(run)]
+    badges = {part for run in whole for part in badge_of(run).split(", ")}
+    accuracy = list(map(sections.accuracy, range(len(contents.accuracy)), contents.accuracy))
+    tables = sections.tables(whole, contents.failed, contents.claims, contents.components)
+    papers = sections.papers(contents.claims)
+    drawn = {f["id"]: f for part in accuracy for f in part["figures"]}
+    drawn |= {
+        one["id"]: {"spec": one["spec"], "rows": None}
+        for paper in papers for one in paper["exhibits"] if one["spec"]
+    }  # fmt: skip
+    data = _data(contents, whole) | {"drawn": drawn}
     return environment.get_template("report.html.j2").render(
         source=source,
-        tables=[[c for c in COLUMNS if c.group in ("run", kind)] for kind in ("latency", "detail")],
-        cell=cell,
-        sections=sections,
-        overview=_figure(figures.latencies(runs)),
-        throughput=_throughput(runs, curves or {}),
-        badges={badge: text for badge, text in BADGES.items() if badge in shown},
-        simulated=sum(bool(run["simulated"]) for run in runs),
-        evaluation_headers=evaluations.HEADERS,
-        evaluations=evaluations.lines(runs),
-        evaluation_caption=evaluations.CAPTION,
-        failure_headers=failures.HEADERS,
-        failures=failures.lines(failed),
-        components=table(components) if components else None,
-        component_headers=HEADERS,
-        accuracy=[_view(index, view) for index, view in enumerate(accuracy or ())],
+        count=len(contents.runs),
+        simulated=sum(bool(run["simulated"]) for run in whole),
+        badges={badge: text for badge, text in BADGES.items() if badge in badges},
+        accuracy=accuracy,
+        papers=papers,
+        tables=tables,
         caveat=alpha.CAVEAT,
         method=alpha.METHOD,
-        verdict_headers=alpha.VERDICT_HEADERS,
-        library=Markup(figures.library()),  # the pinned package's own script
+        packed={
+            "data": _packed(data),
+            "documents": _packed(single.documents(whole)),
+            "pictures": _packed(single.pictures(whole, contents.timelines, data["pictured"])),
+        },
+        library=Markup(library()),  # the pinned package's own script
     )
 
 
-def _section(index: int, run: Document, row: Row, records: list[dict[str, Any]]) -> dict[str, Any]:
-    """What the template shows of one run."""
+def _data(contents: Contents, whole: Sequence[Document]) -> dict[str, Any]:
+    """What the page shows at once; documents and pictures are unpacked when they are asked for."""
+    found = views(contents.runs, {run["run_id"]: at for at, run in enumerate(whole)})
+    rows = [row for view in found for row in view["rows"] if "missing" not in row]
+    bases = system_colours(dict.fromkeys(row["base"] for row in rows))
+    lines = system_colours(dict.fromkeys(row["line"] for row in rows))
+    of_bases = {name: colour for name, (colour, _) in bases.items()}
+    of_lines = {name: colour for name, (colour, _) in lines.items()}
     return {
-        "anchor": f"run-{index + 1}",
-        "run": run,
-        "row": row,
-        "badge": badge_of(run),
-        # A bound is never measured: beside a measured time it must not borrow its badge.
-        "bound_badge": run["badge"] if run["simulated"] else "computed",
-        "simulated": run["simulated"],
-        "interval": run.get("interval") or {},
-        "latencies": [
-            ("TPOT", dig(run, "metrics.tpot_ms")),
-            ("TTFT", dig(run, "metrics.ttft_ms")),
+        "figures": [
+            {"key": f.key, "title": f.title, "unit": f.unit, "better": f.better, "brief": f.brief}
+            for f in FIGURES
         ],
-        "metrics": dig(run, "metrics") or {},
-        "accuracy": run.get("accuracy"),
-        "bound": run.get("bound") or {},
-        "notes": [*(run.get("notes") or []), *fidelity.notes(run)],
-        "timeline": _figure(figures.timeline(records, run["simulated"]), len(records))
-        if records
-        else None,
-        "shares": _figure(figures.shares(run)),
-        "spec": _definitions(run["spec"]),
-        "provenance": _definitions(run.get("provenance") or {}),
-        "json": json.dumps(run, indent=2, ensure_ascii=False),
+        "views": found,
+        "runs": single.listed(whole, contents.commands),
+        "pictured": single.pictured(whole, contents.timelines),
+        "withPicture": [bool(contents.timelines.get(run["run_id"])) for run in whole],
+        "speeds": single.speeds(whole, contents.curves),
+        "shapes": {name: shape for name, (_, shape) in (bases | lines).items()},
+        "parts": list(comparison.PARTS),
+        "lanes": LANES,
+        "svgLimit": SVG_LIMIT,
+        "specs": {
+            **{f"trade-{name}": comparison.trade(name, of_bases) for name in comparison.TRADES},
+            **{f"over-{name}": comparison.lines(name, of_lines) for name in comparison.OVER},
+            "hits": comparison.lines("ratio", of_lines, "cache_ratio"),
+            "time-ms": comparison.where_time_goes(share=False),
+            "time-share": comparison.where_time_goes(share=True),
+            "ablation": comparison.ablation(),
+            "bound": comparison.bound(),
+            "throughput": throughput_spec(of_lines),
+            "timeline": timeline(),
+        },
     }
 
 
-def _throughput(
-    runs: list[Document], curves: Mapping[str, throughput.Curve]
-) -> list[dict[str, Any]]:
-    """What the template shows of decode throughput: a figure for each set of comparable runs."""
-    return [
-        {
-            "name": f"throughput-{index}",
-            "figure": _figure(
-                figures.throughput(ones, curves), sum(len(curves[run["run_id"]]) for run in ones)
-            ),
-            "title": common.title,
-            "simulated": ones[0]["simulated"],
-        }
-        for index, (common, ones) in enumerate(throughput.groups(runs, curves).items(), 1)
-    ]
-
-
-def _view(index: int, view: alpha.View) -> dict[str, Any]:
-    """What the template shows of one setting's accuracy: its tables and small multiples."""
-    drawn = []
-    for generated, what in ((False, "real datasets"), (True, "generated exercises")):
-        chosen = [one for one in view.series if one.generated == generated]
-        for measure in figures.MEASURES:
-            name = f"accuracy-{index + 1}-{measure}-{'generated' if generated else 'real'}"
-            spec = figures.curves(chosen, measure)
-            if spec is not None:
-                drawn.append((name, _figure(spec), f"{measure} against α, {what}"))
-    return {"anchor": f"accuracy-{index + 1}", "view": view, "figures": drawn}
-
-
-def _figure(spec: figures.Spec | None, bars: int = 0) -> dict[str, Any] | None:
-    renderer = "canvas" if bars > figures.SVG_LIMIT else "svg"
-    return None if spec is None else {"spec": spec, "renderer": renderer}
-
-
-def _definitions(values: Mapping[str, Any], prefix: str = "") -> list[tuple[str, str]]:
-    """Names and values as text; what is nested gets a dotted name."""
-    found: list[tuple[str, str]] = []
-    for name, value in values.items():
-        if isinstance(value, Mapping) and value:
-            found += _definitions(value, f"{prefix}{name}.")
-        else:
-            plain = isinstance(value, str)
-            found.append((prefix + name, value if plain else json.dumps(value, ensure_ascii=False)))
-    return found
+def _packed(value: Any) -> str:
+    """JSON, compressed as browsers can undo it by themselves."""
+    text = json.dumps(value, ensure_ascii=False, separators=(",", ":"))
+    return base64.b64encode(zlib.compress(text.encode(), 9)).decode()

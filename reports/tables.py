@@ -8,8 +8,13 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
+from moebench.reports.floor import at_floor
+
 Document = dict[str, Any]
 Row = dict[str, Any]
+
+#: The metric whose figure is no percentage.
+PERPLEXITY = "perplexity"
 
 MISSING = "–"  # an en dash is what a reader expects in an empty cell
 
@@ -25,6 +30,7 @@ class Column(NamedTuple):
         group: which of the page's two tables shows it; "run" in both.
         brief: also in the narrow table of a terminal.
         latency: a time or derived from one; it must stand beside its badge.
+        chosen: says what was run, not what came out: said once where it is the same for all.
     """
 
     key: str
@@ -34,6 +40,7 @@ class Column(NamedTuple):
     group: Literal["run", "latency", "detail"] = "run"
     brief: bool = False
     latency: bool = False
+    chosen: bool = False
 
     @property
     def header(self) -> str:
@@ -44,15 +51,16 @@ class Column(NamedTuple):
 COLUMNS = (
     Column("run", "run", brief=True),
     Column("system", "system", brief=True),
-    Column("setting", "setting", brief=True),
-    Column("machine", "machine", group="latency"),
-    Column("software", "software", group="latency", brief=True),
-    Column("workload", "workload", group="latency"),
-    Column("routing", "routing", group="latency", brief=True),
-    Column("model", "model", group="latency", brief=True),
-    Column("batch", "batch", form="d", group="latency"),
-    Column("alpha", "α", form="g", brief=True),  # the papers' own letter
-    Column("badge", "badge", group="detail", brief=True),
+    Column("set", "set", brief=True, chosen=True),
+    Column("setting", "setting", brief=True, chosen=True),
+    Column("machine", "machine", group="latency", brief=True, chosen=True),
+    Column("software", "software", group="latency", brief=True, chosen=True),
+    Column("workload", "workload", group="latency", brief=True, chosen=True),
+    Column("routing", "routing", group="latency", brief=True, chosen=True),
+    Column("model", "model", group="latency", brief=True, chosen=True),
+    Column("batch", "batch", form="d", group="latency", brief=True, chosen=True),
+    Column("alpha", "α", form="g", brief=True, chosen=True),  # the papers' own letter
+    Column("badge", "badge", group="detail", brief=True, chosen=True),
     Column("tpot_ms", "TPOT mean", "ms", ".2f", "latency", brief=True, latency=True),
     Column("tpot_low_ms", "TPOT, low end", "ms", ".2f", "latency", latency=True),
     Column("tpot_high_ms", "TPOT, high end", "ms", ".2f", "latency", latency=True),
@@ -63,9 +71,12 @@ COLUMNS = (
     Column("cache_ratio", "cache ratio, complete", "%", ".1%", "detail"),
     Column("cache_ratio_begun", "cache ratio, complete or under way", "%", ".1%", "detail"),
     Column("score", "score", "%", ".1f", "detail", brief=True),
-    Column("stderr", "± stderr", "%", ".1f", "detail"),
+    Column("perplexity", "perplexity", "", ".2f", "detail", brief=True),
+    Column("stderr", "± stderr", "", ".1f", "detail", brief=True),
+    Column("floor", "at its floor", group="detail", brief=True),
+    Column("cut", "answers cut", form="d", group="detail", brief=True),
     Column("agreement", "agreement", "%", ".1%", "detail", brief=True),
-    Column("kl", "KL", "nats", ".4f", "detail"),
+    Column("kl", "KL", "nats", ".3g", "detail"),
     Column("repeated_4grams", "repeated 4-grams", "%", ".0%", "detail"),
     Column("device_busy", "device busy", "%", ".0%", "detail"),
     Column("link_busy", "link busy", "%", ".0%", "detail"),
@@ -86,8 +97,22 @@ def cell(column: Column, value: object) -> str:
     if value is None:
         return MISSING
     if isinstance(value, int | float):
-        return format(value, column.form).removesuffix("%")
+        return written(value, column.form)
     return str(value)
+
+
+def written(value: float, form: str) -> str:
+    """A number as text, without a percent sign; one that is not 0, or not 100 %, never looks so."""
+    text = format(value, form).removesuffix("%")
+    if form.endswith("%"):
+        if value != 0 and float(text) == 0:
+            return f"{100 * value:.2g}"
+        if value < 1 and float(text) == 100:
+            digits = next(d for d in range(2, 20) if float(f"{100 * value:.{d}f}") < 100)
+            return f"{100 * value:.{digits}f}"
+    elif value != 0 and float(text) == 0:
+        return f"{value:.2g}"
+    return text
 
 
 def dig(document: Document, path: str) -> Any:
@@ -111,6 +136,33 @@ def system_of(spec: Mapping[str, Any]) -> str:
     """How a run's system is called: ``smoe``, or ``smoe (shipped)``."""
     variant = spec.get("variant", "published")  # earlier versions had no other
     return spec["system"] if variant == "published" else f"{spec['system']} ({variant})"
+
+
+def set_of(spec: Mapping[str, Any]) -> str:
+    """What was changed in a run's system, as `--set` takes it; α has a place of its own."""
+    changed = {k: v for k, v in (spec.get("overrides") or {}).items() if k != "alpha"}
+    return " ".join(f"{key}={value}" for key, value in sorted(changed.items()))
+
+
+def score_of(run: Document) -> float | None:
+    """In percent; a perplexity is none."""
+    score: float | None = dig(run, "accuracy.score")
+    return None if dig(run, "accuracy.metric") == PERPLEXITY else score
+
+
+def perplexity_of(run: Document) -> float | None:
+    """Of plain text, per token."""
+    score: float | None = dig(run, "accuracy.score")
+    return score if dig(run, "accuracy.metric") == PERPLEXITY else None
+
+
+def score_at_floor(run: Document) -> bool:
+    """Whether a run's score is not clearly above guessing; False where it has none."""
+    score, n = score_of(run), dig(run, "accuracy.n")
+    if score is None or not n:
+        return False
+    stderr = dig(run, "accuracy.stderr") or 0.0
+    return at_floor(score, stderr, n, dig(run, "accuracy.chance"), whole=100)
 
 
 def routing_of(spec: Mapping[str, Any]) -> str:
@@ -166,6 +218,7 @@ def _row(run: Document) -> Row:
     return {
         "run": run["run_id"],
         "system": system_of(spec) + (" (oracle)" if run.get("oracle") else ""),
+        "set": set_of(spec) or None,
         **{key: spec.get(key) for key in ("setting", "machine", "workload", "batch")},
         "software": software_of(spec),
         "model": model_of(run),
@@ -181,7 +234,10 @@ def _row(run: Document) -> Row:
         "tokens_per_s": dig(run, "metrics.tokens_per_s"),
         "cache_ratio": dig(run, "metrics.cache_ratio"),
         "cache_ratio_begun": dig(run, "metrics.cache_ratio_begun"),
-        **{key: dig(run, f"accuracy.{key}") for key in ("score", "stderr", "agreement", "kl")},
+        "score": score_of(run),
+        "perplexity": perplexity_of(run),
+        "floor": "yes" if score_at_floor(run) else None,
+        **{key: dig(run, f"accuracy.{key}") for key in ("stderr", "cut", "agreement", "kl")},
         "repeated_4grams": dig(run, "metrics.repeated_4grams"),
         "device_busy": share("device"),
         "link_busy": share("h2d"),

@@ -5,12 +5,11 @@ loads them all on demand (section 6.2).  Curves come from the samples that the
 store keeps beside its runs.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-from moebench.reports.conditions import conditions_of
-from moebench.reports.tables import Document, model_of, routing_of, software_of
+from moebench.reports.tables import Document
 from moebench.results.samples import TokenSample, read_samples
 
 #: A curve's steps at most: a hundredth of the tokens each, however many were decoded.
@@ -61,48 +60,3 @@ def curve(samples: Iterable[TokenSample], batch: int) -> Curve:
     last = [-(-step * len(speeds) // steps) - 1 for step in range(1, steps + 1)]
     points = [Point(speeds[at], step / steps) for step, at in enumerate(last, 1)]
     return [Point(speeds[0], 0.0), *points]
-
-
-class Comparable(NamedTuple):
-    """What runs must have in common for their speeds to be drawn in one figure.
-
-    A simulated time and a measured one, or two of profiles of different worth, are not comparable:
-    hence the badge.  Neither are two under other conditions (`reports.conditions`), as text by
-    name.
-    """
-
-    model: Any
-    precision: Any
-    machine: Any
-    software: str
-    workload: Any
-    routing: str
-    batch: int
-    badge: str
-    conditions: tuple[tuple[str, str], ...]
-
-    @property
-    def title(self) -> str:
-        """All of it in one line."""
-        names = [self.model, self.precision, self.machine, self.software, self.workload]
-        routing = f"routing: {self.routing}"
-        return " · ".join(
-            [*map(str, filter(None, names)), routing, f"batch {self.batch}", self.badge]
-        )
-
-
-def groups(
-    runs: Iterable[Document], curves: Mapping[str, Curve]
-) -> dict[Comparable, list[Document]]:
-    """The runs that have a curve, by what makes them comparable, in their order."""
-    found: dict[Comparable, list[Document]] = {}
-    for run in runs:
-        if run["run_id"] in curves:
-            spec = run["spec"]
-            common = Comparable(
-                model_of(run), spec.get("precision"), spec.get("machine"), software_of(spec),
-                spec.get("workload"), routing_of(spec), spec["batch"], run["badge"],
-                tuple(conditions_of(run).items()),
-            )  # fmt: skip
-            found.setdefault(common, []).append(run)
-    return found

@@ -43,6 +43,8 @@ class AccuracyRow(TableRow):
         agreement: share of decoded tokens that the lossless model would choose too.
         kl: mean KL divergence from the lossless model, nats per decoded token.
         cache_ratio: share of active experts found on the device during decode.
+        cut: answers that reached the allowed length before they ended; None where none was written,
+            and in tables of earlier versions, which do not say it.
     """
 
     setting: str
@@ -66,6 +68,7 @@ class AccuracyRow(TableRow):
     code_hash: str
     run_id: str
     torch: str
+    cut: int | None = Field(default=None, ge=0)
 
 
 class Key(NamedTuple):
@@ -95,7 +98,8 @@ _DECIMALS = {
 _PATHS = {
     **{name: f"spec.{name}" for name in
        ("setting", "model", "system", "workload", "alpha", "scoring", "seed")},
-    **{name: f"accuracy.{name}" for name in ("n", "score", "stderr", "agreement", "kl")},
+    **{name: f"accuracy.{name}" for name in
+       ("n", "score", "stderr", "chance", "agreement", "kl", "cut")},
     "cache_ratio": "metrics.cache_ratio",
     **{name: f"provenance.{name}" for name in ("data_hash", "weights_hash", "code_hash")},
     "run_id": "run_id",
@@ -134,19 +138,14 @@ def write_table(path: Path, rows: Iterable[AccuracyRow]) -> None:
     write_text(path, csv_text(fields, lines))
 
 
-def row_from_run(
-    document: Mapping[str, Any], *, generated: bool, category: str, chance: float | None
-) -> AccuracyRow:
+def row_from_run(document: Mapping[str, Any], *, generated: bool, category: str) -> AccuracyRow:
     """The row of a run's document; the rest says what the document does not hold.
-
-    Args:
-        chance: percent that guessing scores on these questions; None without options.
 
     Raises:
         InputError: the run was not scored, has no α, or lacks another column's value.
     """
     values = {name: _dig(document, path) for name, path in _PATHS.items()}
-    values |= {"generated": generated, "category": category, "chance": chance}
+    values |= {"generated": generated, "category": category}
     try:
         return AccuracyRow.model_validate(values)
     except ValidationError as error:

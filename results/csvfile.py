@@ -24,6 +24,8 @@ Row = TypeVar("Row", bound=TableRow)
 def read_rows(path: Path, row: type[Row]) -> list[Row]:
     """Every line of a file, in its order; an empty cell is None.
 
+    The last columns may be absent where the model's fields have defaults.
+
     Raises:
         InputError: the file is absent or not UTF-8, its columns are not the model's, or a value is
             out of range; one line that names the file and the line.
@@ -31,9 +33,10 @@ def read_rows(path: Path, row: type[Row]) -> list[Row]:
     try:
         with path.open(encoding="utf-8", newline="") as file:
             lines = csv.reader(file, strict=True)
-            _check_columns(path, next(lines, []), list(row.model_fields))
+            names = _columns(path, next(lines, []), row)
             return [
-                _parse(path, lines.line_num, [*map(_as_written, cells)], row) for cells in lines
+                _parse(path, lines.line_num, [*map(_as_written, cells)], names, row)
+                for cells in lines
             ]
     except OSError as error:
         raise InputError(f"{path} cannot be read: {error.strerror or error}") from error
@@ -67,7 +70,11 @@ def _as_written(cell: str) -> str:
     return cell[1:] if cell.startswith("'") and cell[1:].startswith(_FORMULA) else cell
 
 
-def _check_columns(path: Path, found: list[str], wanted: list[str]) -> None:
+def _columns(path: Path, found: list[str], row: type[TableRow]) -> list[str]:
+    """The columns that a file has; the model's."""
+    wanted = list(row.model_fields)
+    while wanted and wanted[-1] not in found and not row.model_fields[wanted[-1]].is_required():
+        wanted.pop()
     missing = [name for name in wanted if name not in found]
     unknown = [name for name in found if name not in wanted]
     for problem, names in (("lacks the column", missing), ("has the unknown column", unknown)):
@@ -75,10 +82,10 @@ def _check_columns(path: Path, found: list[str], wanted: list[str]) -> None:
             raise InputError(f"{path}:1: {problem} {', '.join(names)}; wanted: {','.join(wanted)}")
     if found != wanted:
         raise InputError(f"{path}:1: the columns must be, in this order: {','.join(wanted)}")
+    return wanted
 
 
-def _parse(path: Path, line: int, cells: list[str], row: type[Row]) -> Row:
-    names = list(row.model_fields)
+def _parse(path: Path, line: int, cells: list[str], names: list[str], row: type[Row]) -> Row:
     if len(cells) != len(names):
         raise InputError(f"{path}:{line}: {len(cells)} cells, {len(names)} columns")
     try:

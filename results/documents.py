@@ -4,7 +4,9 @@ Files are edited, and programs of other versions write them: a document that is 
 costs its own row of a report, not the report.
 """
 
+import json
 import math
+import zlib
 from collections.abc import Mapping
 from typing import Any
 
@@ -92,18 +94,29 @@ def spec_problem(spec: object) -> str | None:
     return None
 
 
-def spans_or_none(found: object) -> list[dict[str, Any]] | None:
-    """The records of a run's picture, if that is what was stored."""
-    numbers, texts = ("layer", "start_us", "end_us"), ("lane", "kind")
-    if not isinstance(found, list):
+def picture(kept: str | bytes | None) -> list[dict[str, Any]] | None:
+    """The records of a run's picture; None where none were kept, or something else.
+
+    Args:
+        kept: compressed, or as earlier versions kept them, as plain text.
+    """
+    if kept is None:
         return None
-    for span in found:
-        sound = isinstance(span, dict) and isinstance(span.get("experts"), list)
-        if not sound or not all(isinstance(span.get(name), str) for name in texts):
-            return None
-        if not all(span.get(n) is None or _is(span[n], _NUMBER) for n in numbers):
-            return None
-    return found
+    try:
+        found = json.loads(zlib.decompress(kept) if isinstance(kept, bytes) else kept)
+    except (zlib.error, ValueError, TypeError, RecursionError):
+        return None
+    return found if isinstance(found, list) and all(map(_is_record, found)) else None
+
+
+def _is_record(span: object) -> bool:
+    if not isinstance(span, dict) or not isinstance(span.get("experts", []), list):
+        return False
+    texts = all(isinstance(span.get(name, ""), str) for name in ("lane", "kind"))
+    return texts and all(
+        span.get(name) is None or _is(span[name], _NUMBER)
+        for name in ("layer", "start_us", "end_us")
+    )
 
 
 def _at(document: Mapping[str, Any], field: str) -> Any:

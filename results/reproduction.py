@@ -16,7 +16,7 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from moebench.results.intervals import interval
+from moebench.results.intervals import mean_interval
 from moebench.substrate.errors import InputError
 from moebench.substrate.files import write_text
 
@@ -81,7 +81,7 @@ class Measured(_Part):
     ) -> "Measured":
         """The mean of some samples, with its interval."""
         values = tuple(map(_short, samples))
-        low, high = map(_short, interval(values) or (math.nan, math.nan))
+        low, high = map(_short, mean_interval(values) or (math.nan, math.nan))
         several = len(values) > 1
         return cls(
             value=_short(math.fsum(values) / len(values)), samples=values,
@@ -225,7 +225,7 @@ def _read(file: Path) -> PaperResult:
         raise InputError(f"{file} cannot be read: {error}") from error
     except ValidationError as error:
         detail = error.errors()[0]
-        where = ".".join(map(str, detail["loc"]))
+        where = ": ".join([str(file), *filter(None, [".".join(map(str, detail["loc"]))])])
         raise InputError(
-            f"{file}: {where}: {detail['msg']}; write it again: moebench reproduce {file.stem}"
+            f"{where}: {detail['msg']}; write it again: moebench reproduce {file.stem}"
         ) from error

@@ -12,12 +12,11 @@
 """
 
 import os
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-from moebench.results.store import Store
 from moebench.substrate.errors import InputError
 
 FOLDER = "samples"
@@ -67,24 +66,23 @@ def write_samples(directory: Path, run_id: str, samples: Sequence[TokenSample]) 
     return file
 
 
-def keep_with_samples(
-    store: Store, document: dict[str, Any], samples: Sequence[TokenSample],
-    cell: tuple[str, dict[str, Any]], timeline: list[dict[str, Any]] | None = None,
-) -> None:  # fmt: skip
-    """Keep a run and what its means are made of; a run that cannot be kept leaves no samples.
+@contextmanager
+def samples_of_run(directory: Path, run_id: str, samples: Sequence[TokenSample]) -> Iterator[None]:
+    """Write a run's samples, if there are any, before what is done inside, which stores the run.
+
+    Where that fails the file goes again: no samples stay without a run.
 
     Raises:
-        InputError: the store or the file cannot be written.
+        InputError: the file cannot be written.
     """
-    run_id = document["run_id"]
-    fresh = bool(samples) and not samples_path(store.directory, run_id).exists()
+    known = samples_path(directory, run_id).exists()
     if samples:
-        write_samples(store.directory, run_id, samples)
+        write_samples(directory, run_id, samples)
     try:
-        store.put(document, timeline, cell)
+        yield
     except BaseException:
-        if fresh:
-            _discard(samples_path(store.directory, run_id))
+        if not known:
+            _discard(samples_path(directory, run_id))
         raise
 
 

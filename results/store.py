@@ -15,14 +15,16 @@ import json
 import os
 import sqlite3
 import time
-from collections.abc import Callable, Iterable, Iterator
+import zlib
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
-from moebench.results.documents import problem, spec_problem
+from moebench.results.documents import picture, problem, spec_problem
+from moebench.results.samples import samples_path
 from moebench.results.store_schema import SCHEMA_VERSION, migrate
 from moebench.substrate.errors import InputError, IntegrityError, UnknownNameError, UsageError
 
@@ -180,13 +182,15 @@ class Store:
     def timeline(self, run_id: str) -> list[dict[str, Any]] | None:
         """The span records kept with a run (microseconds), or None where none were."""
         rows = self._read("SELECT timeline FROM runs WHERE run_id = ?", run_id)
-        if not rows or rows[0][0] is None:
-            return None
-        try:
-            found: list[dict[str, Any]] = json.loads(rows[0][0])
-            return found
-        except (ValueError, TypeError, RecursionError):
-            return None  # a picture less, in a report of many runs
+        return picture(rows[0][0]) if rows else None
+
+    def timelines(self) -> dict[str, list[dict[str, Any]]]:
+        """The spans of all runs that kept some, by run id; not what happened at an instant."""
+        rows = self._read("SELECT run_id, timeline FROM runs WHERE timeline IS NOT NULL")
+        return {
+            run_id: [record for record in picture(kept) or [] if not record.get("instant")]
+            for run_id, kept in rows
+        }
 
     def runs(self) -> list[dict[str, Any]]:
         """Every run's document, oldest first; `left_out` says which are not as they should be."""
@@ -197,6 +201,10 @@ class Store:
         )
         return [document for document in found if document is not None]
 
+    def ids(self) -> list[str]:
+        """Every run's id, in order."""
+        return [run_id for (run_id,) in self._read("SELECT run_id FROM runs ORDER BY run_id")]
+
     def find(self, prefix: str) -> dict[str, Any]:
         """The document of the one run whose id is, or else begins with, ``prefix``.
 
@@ -204,7 +212,7 @@ class Store:
             UnknownNameError: no run's id begins so.
             UsageError: several do, or the store holds no run at all.
         """
-        ids = [run_id for (run_id,) in self._read("SELECT run_id FROM runs ORDER BY run_id")]
+        ids = self.ids()
         if not ids:
             raise UsageError(NO_RUNS.format(self.directory))
         matches = [prefix] if prefix in ids else [i for i in ids if i.startswith(prefix)]
@@ -218,6 +226,30 @@ class Store:
         if document is None:  # removed by another process between the two reads
             raise UnknownNameError("run", prefix, [i for i in ids if i != matches[0]])
         return document
+
+    def remove(self, run_ids: Sequence[str]) -> None:
+        """Forget runs, the cells that they finished, and their samples."""
+        ids = [(run_id,) for run_id in run_ids]
+        with self._transaction() as db:
+            db.executemany("DELETE FROM runs WHERE run_id = ?", ids)
+            db.executemany("DELETE FROM cells WHERE run_id = ?", ids)
+        with self._errors():
+            for run_id in run_ids:
+                samples_path(self.directory, run_id).unlink(missing_ok=True)
+
+    def compact(self) -> None:
+        """Give back to the disk what removed runs took."""
+        with self._errors(), closing(self._connect("rw")) as db:
+            self._check(db)
+            db.execute("VACUUM")
+
+    def schema(self) -> int | None:
+        """The version of the store's tables, or None where there is no store."""
+        with self._errors():
+            if not self.path.exists():
+                return None
+            found = self._read("PRAGMA user_version")
+        return int(found[0][0]) if found else 0
 
     # ------------------------------------------------------------------ SQLite
 
@@ -362,5 +394,6 @@ def _row(document: dict[str, Any], timeline: list[dict[str, Any]] | None) -> tup
     spec = document.get("spec", {})
     names = [spec.get(key) for key in ("system", "setting", "workload")]
     texts = _dump(spec, "spec"), _dump(document, "document")
-    picture = None if timeline is None else _dump(timeline, "timeline")
+    # Spans are much alike: a tenth of the bytes.
+    picture = None if timeline is None else zlib.compress(_dump(timeline, "timeline").encode())
     return (run_id, created, *names, document.get("badge"), *texts, picture)

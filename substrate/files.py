@@ -196,7 +196,12 @@ def brief_word(value: object) -> str:
 
 
 def write_text(path: Path, text: str) -> None:
-    """Put ``text`` at ``path`` in one step; its folder is created.
+    """Put ``text`` at ``path`` as UTF-8; see `write_bytes`."""
+    write_bytes(path, text.encode())
+
+
+def write_bytes(path: Path, content: bytes) -> None:
+    """Put ``content`` at ``path`` in one step; its folder is created.
 
     Raises:
         InputError: it cannot be written; what was there before is untouched.
@@ -204,11 +209,10 @@ def write_text(path: Path, text: str) -> None:
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.NamedTemporaryFile(
-            "w", dir=path.parent, prefix=f".{path.name}.", encoding="utf-8", newline="",
-            delete=False,
-        ) as file:  # fmt: skip
+            "wb", dir=path.parent, prefix=f".{path.name}.", delete=False
+        ) as file:
             try:
-                file.write(text)
+                file.write(content)
                 file.flush()
                 os.fsync(file.fileno())
                 os.chmod(file.name, 0o644)  # a temporary file is its owner's alone

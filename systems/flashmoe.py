@@ -114,7 +114,7 @@ class LearnedEviction(Eviction):
     @property
     def learnt(self) -> Mapping[str, str]:
         """How the networks were trained."""
-        return self._network.note if hasattr(self, "_network") else {}
+        return self.network.note if hasattr(self, "network") else {}
 
     def calibrate(
         self,
@@ -131,7 +131,7 @@ class LearnedEviction(Eviction):
         """
         known = first_tokens([text.ids_TLK for text in sequences], self.tokens)
         options = EvictionNetworkOptions(self.hidden, self.epochs, self.cached, self.seed)
-        self._network = trained(known, shape.num_experts, options, artefacts, progress)
+        self.network = trained(known, shape.num_experts, options, artefacts, progress)
 
     def start(self, shape: ModelShape, cache: ExpertCache) -> None:
         """Begin with an empty history.
@@ -140,9 +140,9 @@ class LearnedEviction(Eviction):
             UsageError: there was nothing to learn from, or it was another model's.
         """
         layers, experts = len(shape.moe_layers), shape.num_experts
-        if not hasattr(self, "_network"):
+        if not hasattr(self, "network"):
             raise UsageError("evict=flashmoe learns from recorded routing: calibrate it first")
-        trained_for = self._network.biases[-1].shape
+        trained_for = self.network.biases[-1].shape
         if trained_for != (layers, experts):
             raise UsageError(
                 f"evict=flashmoe was trained for {trained_for[0]} layers of {trained_for[1]} "
@@ -194,7 +194,7 @@ class LearnedEviction(Eviction):
 
     def _distances(self, layer: int) -> np.ndarray:
         row = self._shape.moe_rows[layer]
-        return self._network.distances(row, self._history.features(row))
+        return self.network.distances(row, self._history.features(row))
 
 
 def _layers(allowed: Mask, experts: int) -> list[int]:

@@ -5,6 +5,7 @@ import json
 import typing
 from collections.abc import Mapping
 from contextlib import suppress
+from functools import cache
 from typing import Any
 
 from pydantic import ConfigDict, TypeAdapter, ValidationError
@@ -89,6 +90,22 @@ def build_any(
     return build_native(name, overrides)
 
 
+def policy(decision: str, name: str, given: Mapping[str, str]) -> Policy:
+    """One policy by itself, with its options changed: ``{"tie": "id"}``.
+
+    Raises:
+        UnknownNameError: an unknown policy or option.
+        UsageError: a value that the option does not allow.
+    """
+    found = policy_class(decision, name)
+    known = options_of(found)
+    for key in given:
+        if key not in known:
+            hint = "see: moebench list policies"
+            raise UnknownNameError("option", f"{name}.{key}", [f"{name}.{k}" for k in known], hint)
+    return found(**{k: _value(known[k], text, f"{name}.{k}") for k, text in given.items()})
+
+
 def _policy(
     system: type[System], decision: str, swap: str | None, dotted: Mapping[str, str]
 ) -> Any:
@@ -111,9 +128,14 @@ def options_of(owner: type[Policy] | type[System] | type[NativeSystem]) -> dict[
     """An owner's options and their types; of a system, those that are not decisions."""
     if not dataclasses.is_dataclass(owner):
         return {}
-    hints = typing.get_type_hints(owner)
+    hints = _hints(typing.cast(Any, owner))
     names = [f.name for f in dataclasses.fields(typing.cast(Any, owner)) if f.init]
     return {name: hints[name] for name in names if name not in DECISIONS}
+
+
+@cache
+def _hints(owner: type) -> dict[str, Any]:
+    return typing.get_type_hints(owner)
 
 
 def _value(kind: Any, text: str, key: str) -> Any:

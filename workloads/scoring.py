@@ -137,6 +137,19 @@ def item_value(workload: Workload, example: Example, text: str) -> float:
     return float(found != "" and found in {extract(metric, answer) for answer in accepted})
 
 
+def chance(workload: Workload, examples: Sequence[Example]) -> float | None:
+    """What guessing scores on these questions, in percent; None where none has options.
+
+    Nobody guesses a text or a number: a question without options is worth 0.
+    """
+    without = workload.chance
+    options = workload.scored and workload.metric != "rouge"
+    if not (options and any(example.choices for example in examples)):
+        return without
+    shares = [100 / len(e.choices) if e.choices else without or 0.0 for e in examples]
+    return sum(shares) / len(shares)
+
+
 def is_correct(workload: Workload, example: Example, text: str) -> bool:
     """Whether what the model wrote is worth a full point.
 

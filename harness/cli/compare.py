@@ -7,7 +7,10 @@ from typing import Any
 
 from moebench.harness import console
 from moebench.reports import compare
+from moebench.reports.compare_text import document, text_table
+from moebench.reports.conditions import title_of
 from moebench.reports.tables import Document, dig, system_of
+from moebench.reports.text import markdown
 from moebench.results.store import Store
 from moebench.substrate.errors import UsageError
 from moebench.substrate.models.catalogue import model_names, model_shape
@@ -29,18 +32,22 @@ def compare_command(
     console.say_left_out(store)
     if not runs:
         raise UsageError(f"no such runs in {directory}; run: moebench sweep standard")
-    specs = {compare.title_of(run): run["spec"] for run in runs}
-    found = compare.tables(
-        runs, _split(mixed), lambda run, title: _why_not(specs[title], run["spec"])
+    allowed = _split(mixed)
+    specs = {title_of(run): run["spec"] for run in runs}
+    found, left_out = compare.comparisons(
+        runs, allowed, lambda run, title: _why_not(specs[title], run["spec"])
     )
+    compare.refuse_mixtures(found, allowed)
+    for line in left_out:
+        console.stderr().print(line, markup=False)
     if form == "json":
-        print(json.dumps([compare.document(table) for table in found], sort_keys=True))
+        print(json.dumps([document(table) for table in found], sort_keys=True))
     for table in found if form != "json" else ():
+        drawn = text_table(table)
         if form == "markdown":
-            print(compare.markdown(table))
+            print(markdown(drawn))
         else:
-            console.table(table.place.title, compare.HEADERS, compare.text_lines(table))
-            console.stderr().print(f"{table.place.title}: {compare.shared_by(table)}")
+            console.text_table(drawn)
 
 
 def _is_wanted(run: Document, wanted: Mapping[str, str | None]) -> bool:

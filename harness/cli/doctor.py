@@ -3,8 +3,10 @@
 import json
 import os
 import platform
+import re
 import shutil
 from collections.abc import Callable
+from importlib.metadata import PackageNotFoundError, requires, version
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +19,11 @@ Finding = tuple[str, bool, str]
 def examine(data_dir: Path | None, store: Path, as_json: bool) -> int:
     """Print one line a check; returns 0 when nothing that a run needs is broken, else 1."""
     checks: list[Callable[[], Finding]] = [
+        _moebench,
         _python,
+        _platform,
         _torch,
+        _packages,
         _scale_models,
         _profiles,
         lambda: _data(data_dir),
@@ -32,6 +37,38 @@ def examine(data_dir: Path | None, store: Path, as_json: bool) -> int:
         rows = [[name, "ok" if ok else "BROKEN", detail] for name, ok, detail in findings]
         console.table("doctor", ["check", "state", "detail"], rows)
     return 0 if all(ok for _, ok, _ in findings) else 1
+
+
+def _moebench() -> Finding:
+    from moebench.harness.run.provenance import commit, versions
+
+    of = commit()
+    return "moebench", True, f"{versions()['moebench']}, " + (f"commit {of}" if of else "installed")
+
+
+def _platform() -> Finding:
+    from moebench.harness.run.provenance import processor
+
+    return "platform", True, f"{platform.platform()}, {processor()}"
+
+
+def _packages() -> Finding:
+    """Every package that ours names, with its version; those of extras may be absent."""
+    needed = [
+        [*re.split(r"[^\w.-]", line, maxsplit=1), line] for line in requires("moebench") or []
+    ]
+    found: dict[str, str] = {}
+    missing = []
+    for name, *rest in needed:
+        try:
+            found[name] = version(name)
+        except PackageNotFoundError:
+            found[name] = "-"
+            if "extra ==" not in rest[-1]:
+                missing.append(name)
+    if missing:
+        return "packages", False, f"missing: {', '.join(missing)}; reinstall moebench"
+    return "packages", True, ", ".join(f"{name} {found[name]}" for name in sorted(found))
 
 
 def _python() -> Finding:
@@ -88,12 +125,14 @@ def _data(data_dir: Path | None) -> Finding:
 def _store(store: Path) -> Finding:
     from moebench.harness.options import require_writable
     from moebench.results.store import Store
+    from moebench.results.store_schema import SCHEMA_VERSION
 
     try:
         require_writable(store)
-        runs = len(Store(store).runs())
+        runs, schema = len(Store(store).runs()), Store(store).schema()
     except MoeBenchError as error:
         return "store", False, str(error)
     parent = next(p for p in (store, *store.absolute().parents) if p.exists())
     free = shutil.disk_usage(parent).free / 1e9
-    return "store", True, f"{store}: {runs} runs, {free:.0f} GB free"
+    written = f"schema {schema}, this version's is {SCHEMA_VERSION}" if schema else "none yet"
+    return "store", True, f"{store}: {runs} runs, {free:.0f} GB free; {written}"

@@ -144,12 +144,17 @@ def show(document: dict[str, Any]) -> None:
             scale = 1e9 if figure == "bytes" else 1
             real, guess = one["measured"] / scale, one["simulated"] / scale
             cells.append(f"{real:.4g}" if real == guess else f"{real:.4g} / {guess:.4g}")
-        rows.append([*cells, f"{row['spread']:.0%}"])
+        speeds = " ".join("–" if one is None else f"{one:.2f}" for one in row["speed"])
+        rows.append([*cells, f"{row['spread']:.0%}", speeds])
     headers = [
         "system", "TPOT ms", "simulated", "error", "TTFT ms", "simulated", "error", "GB moved",
-        "hits", "spread",
+        "hits", "spread", "speed",
     ]  # fmt: skip
     console.table(f"{document['profile']}: {document['model']}", headers, rows)
+    console.stderr().print(
+        "speed: of this computer before and after a system's runs, by one row of experts in torch "
+        "alone; 1 is its speed when the profile was measured"
+    )
     s = document["summary"]
     verdict = "met" if all(s["met"].values()) else "not met"
     console.stderr().print(

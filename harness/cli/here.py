@@ -1,5 +1,6 @@
-"""``moebench calibrate`` and ``moebench validate``: this computer, and its profile beside it."""
+"""``moebench calibrate``, ``validate`` and ``doctor``: this computer, its profile, what is here."""
 
+import os
 from pathlib import Path
 from typing import Annotated
 
@@ -70,3 +71,30 @@ def validate(
         Place(weights, model, rate), profile, systems or SYSTEMS, set_ or [], repeats, given,
         data_dir, store, out, json,
     )  # fmt: skip
+
+
+def doctor(
+    system: Annotated[
+        str | None, typer.Option(help="Check this system instead, module:Class or all.")
+    ] = None,
+    variant: Annotated[
+        str | None, typer.Option(help="Of the system: published or shipped [both].")
+    ] = None,
+    jobs: Annotated[int, typer.Option(min=1, help="Processes.")] = os.cpu_count() or 1,
+    data_dir: DATA_DIR = None,
+    store: STORE = DEFAULT_STORE,
+    json: JSON = False,
+) -> None:
+    """Check this installation: packages, models, data, store; or what a system must keep to.
+
+    Exit code: 0 nothing is broken, 1 something is.
+    """
+    if system is not None:
+        from moebench.harness.cli.conformance import conformance_command
+
+        raise typer.Exit(conformance_command(system, variant, jobs, json))
+    if variant is not None:
+        raise typer.BadParameter("--variant is a system's: give --system NAME")
+    from moebench.harness.cli.doctor import examine
+
+    raise typer.Exit(examine(data_dir, store, json))

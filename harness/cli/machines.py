@@ -11,7 +11,45 @@ from moebench.harness.cli.parameters import JSON
 if TYPE_CHECKING:
     from moebench.harness.run.interval import Effect
 
-app = typer.Typer(help="Hardware profiles: components, sensitivity.", no_args_is_help=True)
+app = typer.Typer(
+    help="Hardware profiles: one of your own, components, sensitivity.", no_args_is_help=True
+)
+
+
+@app.command()
+def init(
+    name: Annotated[str, typer.Argument(help="Of the machine; its file is NAME.yaml.")],
+    force: Annotated[bool, typer.Option("--force", help="Write over a file of before.")] = False,
+) -> None:
+    """Write a commented profile of this computer: what can be read, the rest as estimates."""
+    from moebench.harness.cli.profiles import init_command
+
+    init_command(name, force)
+
+
+@app.command()
+def show(
+    machine: Annotated[str, typer.Argument(help="Profile, or file.yaml.")],
+    software: Annotated[str | None, typer.Option(help="See: moebench list software.")] = None,
+    json_: JSON = False,
+) -> None:
+    """Show a profile: every number with its unit, range, badge, source, and what it moves."""
+    from moebench.harness.cli.profiles import show_command
+
+    show_command(machine, software, json_)
+
+
+@app.command()
+def diff(
+    first: Annotated[str, typer.Argument(help="Profile, or file.yaml.")],
+    second: Annotated[str, typer.Argument(help="Profile, or file.yaml.")],
+    software: Annotated[str | None, typer.Option(help="See: moebench list software.")] = None,
+    json_: JSON = False,
+) -> None:
+    """Show in which numbers two profiles differ, and by how much."""
+    from moebench.harness.cli.profiles import diff_command
+
+    diff_command(first, second, software, json_)
 
 
 @app.command()

@@ -3,91 +3,207 @@
 import json
 import os
 import sys
-from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from moebench.harness import console
 from moebench.harness.options import require_file, require_folder
-from moebench.results.documents import spans_or_none
-from moebench.results.store import Cell, Store
+from moebench.results.store import NO_RUNS, Cell, Store
 from moebench.substrate.errors import UsageError
 
+if TYPE_CHECKING:
+    from moebench.reports.accuracy import View
+    from moebench.reports.all_tables import Report
+    from moebench.results.reproduction import PaperResult
 
-def report_command(
-    html: Path | None,
-    directory: Path,
-    as_json: bool,
-    csv: Path | None = None,
-    latex: Path | None = None,
-) -> None:
-    """The stored runs and the committed accuracy table: as a page, files, JSON, or tables."""
-    if html is not None:
-        require_file("--html", html)
-    for option, folder in (("--csv", csv), ("--latex", latex)):
+#: An α table of one's own, in the store's folder.
+OWN_TABLE = "alpha.csv"
+
+#: Claims that were measured for a store, in its folder.
+OWN_CLAIMS = "claims"
+
+#: More runs than this are no list for a terminal.
+LISTED = 50
+
+
+@dataclass(frozen=True, slots=True)
+class ReportRequest:
+    """The options of ``moebench report`` as typed.
+
+    Attributes:
+        accuracy: an α table; None is the store's own, else the one that ships.
+        claims: a folder of `moebench reproduce`; None is the store's own, else what ships.
+        intervals: intervals behind means.
+    """
+
+    store: Path
+    accuracy: Path | None = None
+    claims: Path | None = None
+    html: Path | None = None
+    csv: Path | None = None
+    latex: Path | None = None
+    figures: Path | None = None
+    markdown: bool = False
+    intervals: bool = False
+    as_json: bool = False
+
+
+def report_command(request: ReportRequest) -> None:
+    """The stored runs and an accuracy table: as a page, files, JSON, Markdown, or tables.
+
+    Raises:
+        UsageError: there is nothing to report.
+    """
+    if request.html is not None:
+        require_file("--html", request.html)
+    folders = {"--csv": request.csv, "--latex": request.latex, "--figures": request.figures}
+    for option, folder in folders.items():
         if folder is not None:
             require_folder(option, folder)
-    store = Store(directory)
+    store = Store(request.store)
     runs, failed = store.runs(), store.cells("failed")
     console.say_left_out(store)
     if not runs and not failed:
-        raise UsageError(f"no runs in {directory}; run: moebench run --system smoe --setting S3")
+        raise UsageError(NO_RUNS.format(request.store))
+    views, claims = _accuracy(request), _claims(request)
+    if request.html is not None:
+        _write_page(request.html, store, runs, views, failed, claims)
+    if request.csv is not None or request.latex is not None:
+        _write_tables(request, runs, views, failed, claims)
+    if request.figures is not None:
+        _write_figures(request.figures, store, runs, views)
+    if request.as_json:
+        print(json.dumps(runs, sort_keys=True))
+        return
+    files = (request.html, request.csv, request.latex, request.figures)
+    if request.markdown or files == (None,) * len(files):
+        _print(request, runs, views, failed, claims)
+
+
+def _accuracy(request: ReportRequest) -> list["View"]:
+    """The table that was named, or the store's own, or the one that ships."""
     from moebench.reports import accuracy
 
-    views = accuracy.load()
-    if html is not None:
-        from moebench.reports import throughput
-        from moebench.reports.html import render
-        from moebench.substrate.analysis.components import documents
-
-        timelines = {
-            run["run_id"]: spans_or_none(store.timeline(run["run_id"])) or [] for run in runs
-        }
-        curves = throughput.load(directory, runs)
-        render(runs, timelines, html, str(directory), views, failed, curves, documents())
-        console.stderr().print(f"{len(runs)} runs in {html} ({os.path.getsize(html) / 1e6:.1f} MB)")
-    if csv is not None or latex is not None:
-        from moebench.reports.export import write_csv, write_latex
-
-        written = write_csv(runs, csv, views, failed) if csv else []
-        written += write_latex(runs, latex, views) if latex else []
-        console.stderr().print(f"written: {', '.join(map(str, written))}")
-    if as_json:
-        print(json.dumps(runs, sort_keys=True))
-    elif html is None and csv is None and latex is None:
-        from moebench.reports.tables import BRIEF, cell, rows
-
-        lines = [[cell(column, row[column.key]) for column in BRIEF] for row in rows(runs)]
-        console.table(f"runs in {directory}", [column.header for column in BRIEF], lines)
-        _show_failures(failed, directory)
-        if sys.stdout.isatty():  # a pipe gets one table; --csv writes all
-            _show_evaluations(runs, directory)
-            for view in views or ():
-                for block in view.blocks:
-                    title = f"{view.title}: {block.title}"
-                    console.table(title, view.headers, block.text_lines)
-                console.table(
-                    f"{view.title}: change with α", accuracy.VERDICT_HEADERS, view.verdict_lines
-                )
-                console.stdout().print(view.summary)
-            if views:
-                console.stdout().print(f"{accuracy.CAVEAT}\n{accuracy.METHOD}")
+    own = request.store / OWN_TABLE
+    if request.accuracy is not None:
+        return accuracy.load(request.accuracy)
+    return accuracy.load(own) if own.exists() else accuracy.load()
 
 
-def _show_evaluations(runs: Sequence[dict[str, Any]], directory: Path) -> None:
-    """What evaluators found, if any asked."""
-    from moebench.reports.evaluations import HEADERS, lines
+def _claims(request: ReportRequest) -> list["PaperResult"]:
+    """Of the folder that was named, or the store's own, or those that ship.
 
-    if rows := lines(runs):
-        console.table(f"what evaluators found, in {directory}", HEADERS, rows)
+    Raises:
+        UsageError: the folder that was named holds none.
+    """
+    from moebench.results.reproduction import PAPERS, read
+
+    if request.claims is None:
+        return read(request.store / OWN_CLAIMS) or read()
+    found = read(request.claims)
+    if not found:
+        names = ", ".join(f"{paper}.json" for paper in PAPERS)
+        raise UsageError(
+            f"--claims {request.claims}: no claims there ({names}); write them: "
+            f"moebench reproduce all --out {request.claims}"
+        )
+    return found
 
 
-def _show_failures(failed: Sequence[Cell], directory: Path) -> None:
-    """Cells without a run: a table on a terminal, lines beside the one table of a pipe."""
-    from moebench.reports.failures import HEADERS, lines
+def _write_page(
+    out: Path, store: Store, runs: list[dict[str, Any]], views: list["View"], failed: list[Cell],
+    claims: list["PaperResult"],
+) -> None:  # fmt: skip
+    from moebench.harness.run.repeat import repeats
+    from moebench.reports import throughput
+    from moebench.reports.html import Contents, render
+    from moebench.substrate.analysis.components import documents
 
-    rows = lines(failed)
-    if rows and sys.stdout.isatty():
-        console.table(f"failed cells; where, in {directory}", HEADERS, rows)
-    for row in () if sys.stdout.isatty() else rows:
+    directory = store.directory
+    contents = Contents(
+        runs,
+        repeats(store, runs),
+        store.timelines(),
+        views,
+        failed,
+        throughput.load(directory, runs),
+        documents(),
+        claims,
+    )
+    render(contents, out, str(directory))
+    console.stderr().print(f"{len(runs)} runs in {out} ({os.path.getsize(out) / 1e6:.1f} MB)")
+
+
+def _write_tables(
+    request: ReportRequest, runs: list[dict[str, Any]], views: list["View"], failed: list[Cell],
+    claims: list["PaperResult"],
+) -> None:  # fmt: skip
+    from moebench.reports.all_tables import report
+    from moebench.reports.export import write_csv, write_latex
+
+    found = report(runs, views, failed, claims, brief=True, intervals=request.intervals)
+    written = write_csv(runs, found, request.csv, views, failed) if request.csv else []
+    written += write_latex(found, request.latex) if request.latex else []
+    console.stderr().print(f"written: {', '.join(map(str, written))}", markup=False)
+    _say_left_out(found)
+
+
+def _write_figures(
+    directory: Path, store: Store, runs: list[dict[str, Any]], views: list["View"]
+) -> None:
+    from moebench.reports import throughput
+    from moebench.reports.compare import comparisons, matrix
+    from moebench.reports.conditions import lacks
+    from moebench.reports.drawing import write_figures
+    from moebench.reports.page.stills import stills
+
+    whole = [run for run in runs if not lacks(run)]
+    beside = matrix(comparisons(whole).tables)
+    curves = throughput.load(store.directory, whole)
+    written = write_figures(stills(whole, beside, views, curves, store.timelines()), directory)
+    console.stderr().print(f"{len(written)} figures in {directory}")
+
+
+def _print(
+    request: ReportRequest, runs: list[dict[str, Any]], views: list["View"], failed: list[Cell],
+    claims: list["PaperResult"],
+) -> None:  # fmt: skip
+    """All tables as Markdown or on a terminal."""
+    from moebench.reports.all_tables import report
+    from moebench.reports.text import markdown
+
+    if not request.markdown and not sys.stdout.isatty():
+        _pipe(runs, failed)
+        return
+    brief = not request.markdown
+    found = report(runs, views, failed, claims, brief=brief, intervals=request.intervals)
+    if request.markdown:
+        print("\n".join(map(markdown, found.tables.values())))
+    else:
+        for name, table in found.tables.items():
+            if name == "runs" and len(runs) > LISTED:
+                console.stdout().print(f"{len(runs)} runs; --csv DIR or --html FILE lists them")
+            else:
+                console.text_table(table)
+    _say_left_out(found)
+
+
+def _pipe(runs: list[dict[str, Any]], failed: list[Cell]) -> None:
+    """One table for other programs: the runs, with all columns."""
+    from moebench.reports import failures
+    from moebench.reports.runs import runs_table
+
+    if runs:
+        found = runs_table(runs, "runs", brief=True, once=False)
+        console.table(found.title, found.headers, found.rows)
+    for row in failures.lines(failed):
         print(f"failed: {', '.join(row)}", file=sys.stderr)
+
+
+def _say_left_out(found: "Report") -> None:
+    """What stands in no comparison."""
+    if not found.compared.tables:
+        console.stderr().print("note: no runs that can be compared")
+    for line in found.left_out:
+        console.stderr().print(f"note: {line}", markup=False)

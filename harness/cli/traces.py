@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from moebench.harness.cli.caches import caches
 from moebench.harness.cli.parameters import JSON
 
 if TYPE_CHECKING:
@@ -15,7 +16,7 @@ if TYPE_CHECKING:
     from moebench.substrate.traces.recipes import SynthesisRecipe
 
 app = typer.Typer(
-    help="Routing traces: record, info, import, synthesize, fit.", no_args_is_help=True
+    help="Routing traces: record, info, caches, import, synthesize, fit.", no_args_is_help=True
 )
 
 #: Tokens that a trace's statistics are measured on.
@@ -134,6 +135,9 @@ def info(
     console.table("trace", ["what", "value"], _lines(shown | arrays))
     title = f"routing statistics of {len(measured)} of {len(opened.sequences)} sequences"
     console.table(title, ["statistic", "value"], _lines(_flat(document["statistics"])))
+
+
+app.command()(caches)
 
 
 @app.command("import")

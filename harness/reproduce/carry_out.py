@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 
 from moebench.harness.reproduce.claim import Claim, CounterExperiment, PaperClaims, Show
-from moebench.harness.reproduce.evidence import Evidence, Experiment, MissingEvidenceError
+from moebench.harness.reproduce.evidence import Evidence, Experiment
 from moebench.harness.run.identity import code_hash
 from moebench.harness.run.provenance import commit, versions
 from moebench.harness.sweep.execute import Open, carry_out
@@ -193,7 +193,9 @@ def _made(show: Show, evidence: Evidence, workshop: Workshop) -> Exhibit | None:
     seen = evidence.watched()
     try:
         exhibit = show.make(seen)
-    except MissingEvidenceError as error:
+    except IntegrityError:
+        raise
+    except MoeBenchError as error:
         workshop.say(f"left out: {error}")
         return None
     return exhibit.model_copy(update={"runs": seen.used})

@@ -19,7 +19,8 @@ class CounterExperiment:
 
     Attributes:
         name: what is changed, in words.
-        changes: fields of a sweep that replace those of the claim's experiments.
+        changes: fields of a sweep that replace those of the claim's experiments; a list replaces an
+            axis.
     """
 
     name: str

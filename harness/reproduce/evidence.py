@@ -38,7 +38,13 @@ class Experiment:
     quick: Mapping[str, Any] = field(default_factory=dict)
 
     def plan(self, quick: bool, changes: Mapping[str, Any]) -> dict[str, Any]:
-        """The sweep that is carried out, with a counter-experiment's changes."""
+        """The sweep that is carried out.
+
+        Args:
+            changes: of a counter-experiment: what they name, all cells have instead of what the
+                sweep says; a list is an axis; options of ``set`` are added; None leaves a field
+                out.
+        """
         plan = dict(self.cells)
         for part, values in (self.quick if quick else {}).items():
             if isinstance(values, Mapping):
@@ -47,13 +53,32 @@ class Experiment:
             else:
                 plan[part] = values
         if changes:
-            for part in ("common", "product", "zip"):
-                if isinstance(plan.get(part), Mapping):
-                    kept = {k: v for k, v in plan[part].items() if k not in changes}
-                    plan[part] = kept
-            common = {**plan.get("common", {}), **changes}
-            plan["common"] = {k: v for k, v in common.items() if v is not None}
+            plan = _changed(plan, changes)
         return plan
+
+
+def _changed(plan: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
+    """A sweep without the axes that are replaced; what replaces them comes last, and so wins."""
+    dropped = {key for key, value in changes.items() if value is None}
+    # Options are added to those of an axis; a list of them is an axis itself.
+    replaced = {key for key, value in changes.items() if key != "set" or isinstance(value, list)}
+    plan = {part: _without(values, dropped) for part, values in plan.items()}
+    zips = plan.get("zip", [])
+    axes = [plan.get("product", {}), *(zips if isinstance(zips, list) else [zips])]
+    kept = [{k: v for k, v in axis.items() if k not in replaced} for axis in axes]
+    given = [
+        {key: value if isinstance(value, list) else [value]}
+        for key, value in changes.items()
+        if key not in dropped
+    ]
+    return {**plan, "product": kept[0], "zip": [*filter(None, kept[1:]), *given]}
+
+
+def _without(part: Any, fields: set[str]) -> Any:
+    """A part of a sweep without some fields, wherever they stand."""
+    if isinstance(part, Mapping):
+        return {k: _without(v, fields) for k, v in part.items() if k not in fields}
+    return [_without(one, fields) for one in part] if isinstance(part, list) else part
 
 
 class Runs(Sequence[Document]):

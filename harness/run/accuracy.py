@@ -16,7 +16,16 @@ from torch import Tensor
 
 from moebench.harness.run.shared import SharedWork
 from moebench.workloads.example import Example
-from moebench.workloads.scoring import Rouge, Score, item_value, perplexity, rouge, score
+from moebench.workloads.scoring import (
+    Rouge,
+    Score,
+    chance,
+    cut,
+    item_value,
+    perplexity,
+    rouge,
+    score,
+)
 from moebench.workloads.workload import Workload
 
 
@@ -26,11 +35,13 @@ class Item:
 
     ``value`` is 0 to 1, None without a reference; ``kl`` is summed over the decoded steps;
     None where only tokens are known; ``read`` is the log-likelihood of a text (nats) and its number
-    of tokens.
+    of tokens; ``cut`` says whether a written answer reached the length that was allowed before it
+    ended, None where nothing was written.
     """
 
     value: float | None = None
     read: tuple[float, int] | None = None
+    cut: bool | None = None
     answer: str = ""
     decoded: int = 0
     agreed: int = 0
@@ -82,9 +93,10 @@ def likeness(items: Sequence[Item]) -> dict[str, float | None]:
 class Accuracy:
     """Collects the answers of a run's batches; `document` gives the run's figures."""
 
-    def __init__(self, workload: Workload, questions: int) -> None:
+    def __init__(self, workload: Workload, examples: Sequence[Example]) -> None:
         self._workload = workload
-        self._items = [Item() for _ in range(questions)]
+        self._chance = chance(workload, examples)
+        self._items = [Item() for _ in examples]
         self.rouges: list[Rouge] = []
 
     def answered(
@@ -102,15 +114,23 @@ class Accuracy:
 
     def replied(
         self, rows: slice, tokens: Sequence[Sequence[int]], examples: Sequence[Example],
-        replies: Sequence[str],
+        texts: Sequence[str], ended: Sequence[bool],
     ) -> None:  # fmt: skip
         """What the questions of a batch were answered with, in token ids and as text.
 
         Without reference answers there is nothing to score.
+
+        Args:
+            texts: whole; an answer ends at the first of its workload's stop strings.
+            ended: whether each has the token that ends a text.
         """
-        values = None
+        values, replies = None, [cut(text, self._workload.stop) for text in texts]
         if self._workload.scored:
             values = list(map(item_value, repeat(self._workload), examples, replies))
+            for item, text, reply, end in zip(
+                self._items[rows], texts, replies, ended, strict=True
+            ):
+                item.cut = not end and reply == text
         self.answered(rows, tokens, values)
         if self._workload.metric == "rouge":
             self.rouges += map(rouge, repeat(self._workload), examples, replies)
@@ -130,11 +150,14 @@ class Accuracy:
     def document(self) -> dict[str, Any]:
         """The ``accuracy`` part of a run; ``items`` holds lists with one entry a question."""
         scored = self._score()
+        written = [item.cut for item in self._items if item.cut is not None]
         return {
             "score": None if scored is None else round(scored.score, 4),
             "n": 0 if scored is None else scored.n,
             "stderr": None if scored is None else round(scored.stderr, 4),
             "metric": self._workload.metric,
+            "chance": self._chance,
+            "cut": sum(written) if written else None,
             **likeness(self._items),
             **self._rouge(),
             "items": {

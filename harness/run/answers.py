@@ -25,9 +25,9 @@ from moebench.harness.run.spec import RunSpec
 from moebench.substrate.engine.loop import Engine
 from moebench.substrate.engine.records import Generation
 from moebench.substrate.models.decoder import Decoder
+from moebench.substrate.phases import tell
 from moebench.workloads.example import Example
 from moebench.workloads.likelihood import choose
-from moebench.workloads.scoring import cut
 from moebench.workloads.workload import Workload
 
 
@@ -49,7 +49,7 @@ class Answers:
         self._tokenizer, self._end = tokenizer, end
         self._questions, self._examples = questions, examples
         self._decoder, self._shared = decoder, shared
-        self.accuracy = Accuracy(workload, len(questions))
+        self.accuracy = Accuracy(workload, examples)
 
     def batch(self, engine: Engine, rows: slice) -> list[Generation]:
         """Run a batch of questions and add its outcome to the accuracy."""
@@ -59,15 +59,16 @@ class Answers:
 
     def _write(self, engine: Engine, rows: slice) -> list[Generation]:
         """The model writes its answers."""
-        spec, workload, questions = self._spec, self._workload, self._questions[rows]
+        spec, questions = self._spec, self._questions[rows]
         prompts = [q.prompt for q in questions]
         cues = [q.continuations[0] for q in questions]
         end = self._end if spec.scoring == "generation" else None
         generation = engine.generate(prompts, spec.new_tokens + len(cues[0]), cues, end)
+        tell("scoring")
         tokens = [up_to(end, tokens) for tokens in generation.tokens]
         own = [t[len(cue) :] for t, cue in zip(tokens, cues, strict=True)]
-        replies = [cut(text, workload.stop) for text in decoded(self._tokenizer, own)]
-        self.accuracy.replied(rows, tokens, self._examples[rows], replies)
+        texts, ended = decoded(self._tokenizer, own), [self._end in t for t in own]
+        self.accuracy.replied(rows, tokens, self._examples[rows], texts, ended)
         self.accuracy.compare(rows, self._shared, prompts, tokens, self._decoder.history)
         return [generation]
 
@@ -108,6 +109,7 @@ class Answers:
         if self._spec.scoring == "likelihood":
             longest = max(map(len, forced))
             generation = engine.generate(prompts, longest, forced)
+            tell("scoring")
             history = self._decoder.history
             tokens = [t[: len(f)] for t, f in zip(generation.tokens, forced, strict=True)]
             self.accuracy.compare(rows, self._shared, prompts, tokens, history)

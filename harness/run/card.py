@@ -138,6 +138,7 @@ def on_card(
         total=len(shape.moe_layers) * shape.num_experts,
         memory=memory.document(cache.slots, stride),
         load_ns=lambda placed: 0,
+        card=card.uuid,
     )
     return stage, decoder
 

@@ -36,6 +36,7 @@ from moebench.substrate.models.formats import format_of
 from moebench.substrate.models.protocol import Model
 from moebench.substrate.models.shape import ModelShape
 from moebench.substrate.models.weights import Checkpoint
+from moebench.substrate.used import use
 from moebench.systems.policies.assign import LoadAll
 
 #: What a local machine computes in; and what it keeps experts in, unless they are quantised.
@@ -85,7 +86,7 @@ def local(
         )
     else:
         name = f"{weights_hash}-{made.name}.bin"
-        store = ExpertStore.build(weights, scratch / "experts" / name, stored_as)
+        store = ExpertStore.build(weights, use(scratch / "experts" / name), stored_as)
         in_flight = READS_IN_FLIGHT if system.parallel_reads else 1
         records = DiskRecords(store, in_flight, spec.page_cache == "keep")
     stack.enter_context(records)

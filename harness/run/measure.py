@@ -8,7 +8,6 @@ import numpy as np
 from moebench.substrate.analysis.bound import LeastCosts, least_decode_ns
 from moebench.substrate.engine.loop import Engine
 from moebench.substrate.engine.records import Generation
-from moebench.substrate.machines.profile import HardwareProfile
 from moebench.substrate.machines.protocol import Lane, Machine, Op, OpKind
 from moebench.substrate.machines.timeline import Timeline
 
@@ -109,7 +108,7 @@ def unknown() -> dict[str, Any]:
     lanes: dict[str, Any] = {"lanes": {}, "stall_ms": {}, "bytes_h2d": None, "bytes_disk": None}
     names = (
         "cache_ratio", "cache_ratio_begun", "experts", "prefetch", "routed_ahead", "host_memory",
-        "peak_device_bytes", "peak_host_bytes", "energy_j", "tokens_per_kj",
+        "peak_device_bytes", "peak_host_bytes",
     )  # fmt: skip
     return {**dict.fromkeys(names), **lanes, "decode": lanes}
 
@@ -124,23 +123,6 @@ def host_memory_figures(machine: Machine) -> dict[str, int] | None:
     if memory is None:
         return None
     return {"records": memory.capacity, "reads": memory.reads, "hits": memory.hits}
-
-
-def energy(
-    profile: HardwareProfile | None, timeline: Timeline, generations: Sequence[Generation]
-) -> dict[str, float | None]:
-    """Idle power all the time, plus each side's extra while it works; None without a profile."""
-    if profile is None:
-        return {"energy_j": None, "tokens_per_kj": None}
-    seconds = sum(g.token_ends_ns[-1] - g.started_ns for g in generations) / 1e9
-    joules = 0.0
-    for part, lane in ((profile.gpu, Lane.DEVICE), (profile.host, Lane.HOST)):
-        if part.idle_power is None or part.full_power is None:
-            return {"energy_j": None, "tokens_per_kj": None}
-        idle, full = part.idle_power.watts, part.full_power.watts
-        joules += idle * seconds + (full - idle) * timeline.busy_ns(lane) / 1e9
-    tokens = sum(len(t) for g in generations for t in g.tokens)
-    return {"energy_j": round(joules, 4), "tokens_per_kj": round(tokens / joules * 1e3, 4)}
 
 
 def bound(engine: Engine, generations: Sequence[Generation]) -> dict[str, float | None]:

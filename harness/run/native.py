@@ -14,7 +14,7 @@ from typing import Any
 
 from tokenizers import Tokenizer
 
-from moebench.harness.run import measure, repetition
+from moebench.harness.run import energy, measure, repetition
 from moebench.harness.run.accuracy import Accuracy
 from moebench.harness.run.answers import decoded, up_to
 from moebench.harness.run.identity import system_hash
@@ -31,13 +31,14 @@ from moebench.substrate.errors import NotApplicableError
 from moebench.substrate.machines.profile import DEFAULT_SOFTWARE
 from moebench.substrate.machines.timeline import Timeline
 from moebench.substrate.models.weights import Checkpoint
+from moebench.substrate.phases import tell
+from moebench.substrate.used import use
 from moebench.systems.native.base import LOCAL, Job, NativeSystem
 from moebench.systems.native.limits import Limit
 from moebench.systems.native.process import NativeProcess
 from moebench.systems.native.sizes import parse_size
 from moebench.systems.options import build, describe
 from moebench.workloads.catalogue import workload
-from moebench.workloads.scoring import cut
 from moebench.workloads.workload import Workload
 
 #: Tokens of the first batch that are written before anything is timed.
@@ -84,7 +85,7 @@ class NativeSession(Prepared):
     def job(self, scratch: Path) -> Job:
         """What the package's process is told; files that it needs are written."""
         content = self.hashes["weights"]
-        model = self.system.model_file(self.checkpoint, content, scratch / "native")
+        model = use(self.system.model_file(self.checkpoint, content, scratch / "native"))
         return Job(
             adapter=type(self.system).__module__,
             libraries=list(self.system.libraries),
@@ -188,9 +189,10 @@ def run(session: NativeSession, scratch: Path, progress: Callable[[int, int], No
     """
     started = time.monotonic()
     spec, system = session.spec, session.system
-    session.accuracy = Accuracy(session.workload, len(session.questions))
+    session.accuracy = Accuracy(session.workload, session.sample.examples)
     size = session.limit_bytes()
     limit = None if size is None else Limit(size)
+    tell("load")
     job, told, generations = session.job(scratch), _Told(), []
     log = scratch / "native" / f"{spec.system}-{os.getpid()}.log"
     with ExitStack() as stack:
@@ -204,15 +206,17 @@ def run(session: NativeSession, scratch: Path, progress: Callable[[int, int], No
             limit.apply()
         warm = min(WARM_UP, spec.new_tokens)
         told.before = _generate(process, session, slice(0, spec.batch), warm)[1]
-        batches = range(0, spec.prompts, spec.batch)
+        batches, meter = range(0, spec.prompts, spec.batch), energy.open_meter(None)
         for done, first in enumerate(batches):
             rows = slice(first, first + spec.batch)
-            generation, told.after = _generate(process, session, rows, spec.new_tokens)
+            with meter:
+                generation, told.after = _generate(process, session, rows, spec.new_tokens)
             generations.append(generation)
             progress(done + 1, len(batches))
+    tell("scoring")
     for first, generation in zip(batches, generations, strict=True):
         _score(session, slice(first, first + spec.batch), generation)
-    document = _document(session, generations, told, limit)
+    document = _document(session, generations, told, limit, meter)
     document["provenance"]["wall_s"] = round(time.monotonic() - started, 3)
     return Outcome(document, [], Timeline(False), generations)
 
@@ -225,7 +229,9 @@ def _generate(
     prompts = _prompts(session, rows)
     process.send({"prompts": prompts, "new_tokens": new_tokens, "end": end})
     generation = Generation([[] for _ in prompts], process.receive()["started"])
+    tell("prefill")
     while "done" not in (answer := process.receive()):
+        tell("decode", len(generation.token_ends_ns) + 1, new_tokens)
         generation.token_ends_ns.append(answer["ns"])
         for text, token in zip(generation.tokens, answer["tokens"], strict=True):
             text.append(token)
@@ -241,8 +247,8 @@ def _score(session: NativeSession, rows: slice, generation: Generation) -> None:
     """Score a batch's texts; a package does not say its logits, so tokens alone are compared."""
     end = session.end if session.spec.scoring == "generation" else None
     tokens = [up_to(end, text) for text in generation.tokens]
-    replies = [cut(text, session.workload.stop) for text in decoded(session.tokenizer, tokens)]
-    session.accuracy.replied(rows, tokens, session.sample.examples[rows], replies)
+    texts, ended = decoded(session.tokenizer, tokens), [session.end in t for t in tokens]
+    session.accuracy.replied(rows, tokens, session.sample.examples[rows], texts, ended)
     shared = session.shared or session.share(None)
     session.accuracy.compare(rows, shared, _prompts(session, rows), tokens, None)
 
@@ -251,7 +257,11 @@ def _score(session: NativeSession, rows: slice, generation: Generation) -> None:
 
 
 def _document(
-    session: NativeSession, generations: list[Generation], told: _Told, limit: Limit | None
+    session: NativeSession,
+    generations: list[Generation],
+    told: _Told,
+    limit: Limit | None,
+    meter: energy.Meter,
 ) -> dict[str, Any]:
     spec, system = session.spec, session.system
     ran = named(spec, session.checkpoint)
@@ -285,6 +295,7 @@ def _document(
         "metrics": {
             **measure.latencies(generations),
             **measure.unknown(),
+            **meter.figures(generations),
             "process": told.figures(),
             "load_ms": measure.ms(told.load_ns),
             "repeated_4grams": None if repeated is None else round(repeated, 6),

@@ -156,7 +156,7 @@ class ReplaySession(Session):
     def accuracy(self) -> dict[str, Any]:
         """No figure: a replay writes no text."""
         return {
-            **dict.fromkeys(("score", "stderr", "metric", "agreement", "kl")),
+            **dict.fromkeys(("score", "stderr", "metric", "chance", "cut", "agreement", "kl")),
             "n": 0,
             "items": {name: [] for name in ("value", "answer", "decoded", "agreed", "kl")},
         }

@@ -31,6 +31,7 @@ from moebench.substrate.traces.recordings import (
     write_texts,
 )
 from moebench.substrate.traces.synthesis import Synthesis, Topology, drawn_header, synthesize
+from moebench.substrate.used import use
 from moebench.systems.learn.artefacts import content_hash
 from moebench.workloads.draw import PromptSet
 
@@ -132,7 +133,7 @@ def _kept(name: str, write: Callable[[Path], None]) -> Callable[[Path], TraceFil
     """A trace that is made where it is not there yet; other code makes another one."""
 
     def opened(scratch: Path) -> TraceFile:
-        folder = scratch / "routing" / f"{name}-{code_hash()}"
+        folder = use(scratch / "routing" / f"{name}-{code_hash()}")
         if not folder.exists():
             try:
                 write(folder)

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from moebench.harness.run import live, measure, native, repetition, replay
+from moebench.harness.run import energy, live, measure, native, repetition, replay
 from moebench.harness.run.calibration import calibrate
 from moebench.harness.run.local import involuntary_switches, steadiness
 from moebench.harness.run.provenance import provenance
@@ -18,12 +18,14 @@ from moebench.harness.run.session import OnEngine, Outcome, Prepared, Session
 from moebench.harness.run.spec import RunSpec
 from moebench.harness.run.stage import Stage
 from moebench.substrate.engine.records import Generation
+from moebench.substrate.phases import tell
+from moebench.substrate.used import below, noting
 from moebench.systems.options import describe
 
 __all__ = ["Outcome", "prepare", "run", "started"]
 
-#: Decoded tokens of the first batch that the report's picture shows.
-PICTURE_TOKENS = (8, 10)
+#: Decoded tokens of the first batch; the report's picture shows the last of them that was reached.
+PICTURE_TOKENS = (1, 9)
 
 Progress = Callable[[int, int], None]
 
@@ -67,7 +69,10 @@ def run(
     """
     if isinstance(session, native.NativeSession):
         torch.set_num_threads(1)
-        return native.run(session, scratch, progress)
+        with noting() as used:
+            outcome = native.run(session, scratch, progress)
+        outcome.document["provenance"]["kept"] = below(scratch, used)
+        return outcome
     assert isinstance(session, Session)
     with started(session, scratch, progress, keep_timeline) as ready, torch.inference_mode():
         generations = _generate(session, ready.stage, progress)
@@ -91,17 +96,24 @@ def started(
     # The scale model's products are too small to share between threads.
     torch.set_num_threads(1)
     with ExitStack() as stack:
+        used = stack.enter_context(noting())
         with torch.inference_mode():
+            tell("load")
             # What cannot run is refused here, before a system learns for minutes.
             stage = session.open(scratch, keep_timeline, stack)
             learnt = calibrate(session, scratch, progress)
+            tell("load")
             load_ms = stage.start()
+        if stage.profile is None:
+            stage.engine.measured_by = energy.open_meter(stage.card)
         stage.notes += [f"{name} learnt from {found['from']}" for name, found in learnt.items()]
         stage.notes += [found["note"] for found in learnt.values() if "note" in found]
         # What exists now is needed until the end: the collector need not visit it again.
         gc.freeze()
         stack.callback(gc.unfreeze)
-        yield Ready(session, stage, learnt, load_ms, began, involuntary_switches())
+        yield Ready(
+            session, stage, learnt, below(scratch, used), load_ms, began, involuntary_switches()
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,6 +122,7 @@ class Ready:
 
     Attributes:
         learnt: by decision, what was learnt from.
+        kept: files below the store that the run read, relative to it.
         load_ms: the model's loading time.
         began: on the monotonic clock, in seconds.
         switches: involuntary ones of this process so far.
@@ -118,6 +131,7 @@ class Ready:
     session: OnEngine
     stage: Stage
     learnt: dict[str, Any]
+    kept: list[str]
     load_ms: float
     began: float
     switches: int
@@ -128,6 +142,7 @@ class Ready:
         document = _document(self.session, self.stage, generations, self.load_ms, switches)
         self.session.mark(document)
         document["provenance"]["learnt"] = self.learnt
+        document["provenance"]["kept"] = self.kept
         document["provenance"]["wall_s"] = round(time.monotonic() - self.began, 3)
         return document
 
@@ -178,7 +193,7 @@ def _document(
             "host_memory": measure.host_memory_figures(engine.machine),
             "peak_device_bytes": stage.device.peak_bytes,
             "peak_host_bytes": stage.host.peak_bytes,
-            **measure.energy(profile, stage.timeline, generations),
+            **_energy(stage, generations),
             "load_ms": load_ms,
             "repeated_4grams": None if repeated is None else round(repeated, 6),
         },
@@ -188,3 +203,11 @@ def _document(
         "bound": measure.bound(engine, generations),
         "provenance": provenance(session, profile),
     }
+
+
+def _energy(stage: Stage, generations: list[Generation]) -> dict[str, Any]:
+    if stage.profile is not None:
+        return energy.simulated(stage.profile, stage.timeline, generations)
+    meter = stage.engine.measured_by
+    assert isinstance(meter, energy.Meter), "it was opened with the run"
+    return meter.figures(generations)

@@ -36,6 +36,7 @@ class Stage:
         slots, total: experts that fit on the device, and that there are.
         memory: bytes that the run offers to any system, and those that this one's slots take.
         load_ns: time to bring common weights and so many placed experts to the device.
+        card: UUID of the CUDA device that computes, if one does.
     """
 
     engine: Engine
@@ -51,6 +52,7 @@ class Stage:
     load_ns: Callable[[int], int]
     badge: str
     ran: str | None = None
+    card: str | None = None
 
     def start(self) -> float:
         """Place the experts; the model's loading time in ms."""

@@ -24,7 +24,6 @@ from moebench.results.accuracy_table import (
 )
 from moebench.substrate.errors import UsageError
 from moebench.workloads.catalogue import workload
-from moebench.workloads.draw import load
 from moebench.workloads.exercises import FAMILIES
 from moebench.workloads.workload import Workload
 
@@ -70,7 +69,7 @@ def accuracy_command(request: TableRequest) -> None:
     ]
     with console.progress("accuracy") as progress:
         documents = run_all(specs, data_dir, request.store, request.jobs, progress)
-    write_rows(documents, request.out, data_dir)
+    write_rows(documents, request.out)
     console.stderr().print(f"{len(documents)} cells in {request.out}")
 
 
@@ -100,7 +99,7 @@ def _cell(
     )
 
 
-def write_rows(documents: Sequence[Document], out: Path, data_dir: Path | None) -> None:
+def write_rows(documents: Sequence[Document], out: Path) -> None:
     """Put runs into an accuracy table, and beside it which questions each got right.
 
     A cell that the table holds is replaced; its others stay.
@@ -113,7 +112,6 @@ def write_rows(documents: Sequence[Document], out: Path, data_dir: Path | None) 
                 document,
                 generated=chosen.source == "generated",
                 category=chosen.category,
-                chance=_chance(chosen, document, data_dir),
             )
         )
     new = {key(row) for row in rows}
@@ -126,13 +124,3 @@ def write_rows(documents: Sequence[Document], out: Path, data_dir: Path | None) 
             items[document["run_id"]] = text
     write_table(out, [*others, *rows])
     write_items(out, items)
-
-
-def _chance(chosen: Workload, document: Document, data_dir: Path | None) -> float | None:
-    """What guessing among a question's options scores, in percent; None without options."""
-    if chosen.chance is not None:
-        return chosen.chance
-    spec = document["spec"]
-    sample = load(chosen, count=spec["prompts"], seed=spec["seed"], data_dir=data_dir)
-    shares = [1 / len(e.choices) for e in sample.examples if e.choices]
-    return 100 * sum(shares) / len(shares) if len(shares) == len(sample.examples) else None

@@ -21,6 +21,7 @@ import torch
 from moebench.harness.run.local import DTYPE
 from moebench.harness.studies.calibrated_profile import profile_of
 from moebench.harness.studies.disk import disk_rates
+from moebench.harness.studies.probe import probe_ns
 from moebench.substrate.engine.loop import Engine
 from moebench.substrate.machines.local import LocalMachine
 from moebench.substrate.machines.measured import Measured, Point, interpolated, shape_hash
@@ -56,6 +57,9 @@ HELD_OUT = 72
 #: Copies that are timed one by one, and in a row.
 LOADS = 16
 
+#: Decoded texts with copies beside them and without, and copies beside one at most.
+PAIRS, MOST_COPIES = 5, 2048
+
 
 def calibrate(weights: Path, link_gb_s: float | None, scratch: Path) -> dict[str, Any]:
     """Measure this computer with a checkpoint; the profile as a YAML file holds it.
@@ -90,6 +94,8 @@ def calibrate(weights: Path, link_gb_s: float | None, scratch: Path) -> dict[str
             host={OpKind.EXPERT: experts[Lane.HOST]} if Lane.HOST in experts else {},
             operation_ns=operation_ns,
             return_ns=rig.return_ns() if Lane.HOST in experts else 0.0,
+            beside_copies=rig.beside_copies(copies["load_after_ns"]),
+            probe_ns=probe_ns(rig.shape),
             **copies,
             **gaps,
         )
@@ -190,15 +196,47 @@ class _Rig:
             times.append(back.end_ns - expert.end_ns)
         return statistics.median(times)
 
-    def copies(self) -> dict[str, float]:
-        """Records to the device, one by one and in a row, and what they cost the control thread."""
-        machine, client = self._machine, _Slots()
+    def beside_copies(self, load_ns: float) -> float:
+        """How many times as long operations of decode take while records are copied, at least 1.
+
+        Decoded tokens with copies and without follow each other, so that both meet the computer at
+        one speed; the median of several such pairs.
+        """
+        (length,) = self.lengths((PROMPTS[-1],))
+        ratios = []
+        for _ in range(PAIRS):
+            alone = self.generate([length], NEW_TOKENS)
+            known = defaultdict(list)
+            for span in alone:
+                known[_alike(span.op)].append(span.duration_ns)
+            took_ns = (alone[-1].end_ns or 0) - (alone[0].start_ns or 0)
+            loads = self._loads(min(MOST_COPIES, 1 + round(took_ns / load_ns)))
+            copied = [self._machine.load(op, _Slots()) for op in loads]
+            beside = self.generate([length], NEW_TOKENS)
+            self._machine.wait(copied[-1])
+            until = copied[-1].end_ns or 0
+            pairs = [
+                (span.duration_ns, statistics.median(known[_alike(span.op)]))
+                for span in beside
+                if (span.end_ns or 0) <= until and _alike(span.op) in known
+            ]
+            if pairs:
+                ratios.append(sum(a for a, _ in pairs) / sum(b for _, b in pairs))
+        return max(1.0, round(statistics.median(ratios), 4)) if ratios else 1.0
+
+    def _loads(self, count: int) -> list[Op]:
+        """So many records, spread over layers and experts."""
         ops = [
             Op(OpKind.LOAD, layer, (), (expert,))
             for layer in self.shape.moe_layers
             for expert in range(self.shape.num_experts)
         ]
-        chosen = [ops[n * 5 % len(ops)] for n in range(LOADS)]
+        return [ops[n * 5 % len(ops)] for n in range(count)]
+
+    def copies(self) -> dict[str, float]:
+        """Records to the device, one by one and in a row, and what they cost the control thread."""
+        machine, client = self._machine, _Slots()
+        chosen = self._loads(LOADS)
         alone, submit, wake = [], [], []
         for op in chosen:
             began = time.perf_counter_ns()
@@ -239,6 +277,11 @@ class _Slots:
 
 
 # ------------------------------------------------------------------ spans to points
+
+
+def _alike(op: Op) -> tuple[OpKind, tuple[int, ...]]:
+    """Equal for operations that take equally long: any layer, any experts of equal rows."""
+    return op.kind, op.rows
 
 
 def _point(times: Sequence[float], rows: int, pairs: int = 0) -> Point:

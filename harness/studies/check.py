@@ -1,29 +1,41 @@
-"""``moebench check``: recomputes a fixed subset of the accuracy tables and compares it.
+"""``moebench check``: recomputes fixed cells and compares them with what was accepted.
 
-`harness.studies.verdicts` compares question by question; `harness.studies.arithmetic` tells whether
+The cells are a part of the accuracy tables, or those of a sweep's file of one's own, with
+references in a folder of one's own.  `verdicts` compares answers question by question,
+`latency_guard` latencies of the simulated machine exactly; `arithmetic` tells whether
 floating-point sums round as they did for the references.
 """
 
 import json
 import os
+import shlex
 import tempfile
 from collections.abc import Mapping
 from itertools import product
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import yaml
 
 from moebench.harness import console
+from moebench.harness.options import require_writable
+from moebench.harness.run.repeat import shortest
 from moebench.harness.run.spec import RunSpec, resolve
+from moebench.harness.studies.latency_guard import FIGURES, compare_latencies, latency
 from moebench.harness.studies.verdicts import UPDATE, Verdict, compare, difference, questions
 from moebench.harness.sweep.execute import run_all
+from moebench.harness.sweep.plan import cells_from_file
 from moebench.harness.sweep.worker import Document
-from moebench.substrate.errors import InputError
+from moebench.substrate.errors import InputError, UsageError
 from moebench.substrate.models.catalogue import scale_path
 
 SUBSET = Path(__file__).parents[1] / "catalogue" / "check.yaml"
 REFERENCES = Path(__file__).parents[2] / "results" / "accuracy" / "check.json"
+
+#: The arithmetic of a cell whose routing is replayed or drawn.
+NOTHING_COMPUTED = "none"
+#: What a cell's latencies hold.
+NO_LATENCY = dict.fromkeys((*FIGURES, "profile_hash"))
 
 EXIT_CODES = {
     Verdict.PASS: 0, Verdict.IMPROVED: 0, Verdict.NOT_MEASURED: 3, Verdict.REGRESSED: 1,
@@ -49,19 +61,62 @@ def subset() -> dict[str, RunSpec]:
     }
 
 
-def measure(jobs: int) -> dict[str, dict[str, Any]]:
-    """Recompute every cell: its accuracy with items, and what it was computed from."""
+class Guarded(NamedTuple):
+    """What is recomputed, and with what it is compared.
+
+    Attributes:
+        specs: by the cell's name.
+        references: the file of what was accepted.
+        update: what to type to accept what is measured now.
+        data_dir: the folder of evaluation sets.
+    """
+
+    specs: dict[str, RunSpec]
+    references: Path = REFERENCES
+    update: str = UPDATE
+    data_dir: Path | None = None
+
+
+def own(file: Path, folder: Path, data_dir: Path | None) -> Guarded:
+    """The cells of a sweep's file, named by what `moebench run` would be given.
+
+    Raises:
+        MoeBenchError: the file is none that a sweep could have, or the folder is the package's.
+    """
+    if folder.resolve().is_relative_to(REFERENCES.resolve().parents[1]):
+        raise UsageError(f"--references {folder}: moebench's own; give a folder of your own")
+    specs = {shortest(spec): spec for spec in cells_from_file(file, data_dir, _say)}
+    words = ["moebench", "check", "--file", str(file), "--references", str(folder)]
+    words += [] if data_dir is None else ["--data-dir", str(data_dir)]
+    references = folder / f"{file.stem}.json"
+    return Guarded(specs, references, shlex.join([*words, "--update"]), data_dir)
+
+
+def _say(line: str) -> None:
+    console.stderr().print(line, markup=False)
+
+
+def measure(jobs: int, guarded: Guarded | None = None) -> dict[str, dict[str, Any]]:
+    """Recompute every cell: its accuracy with items, its latencies, what it was computed from."""
     from moebench.harness.studies.arithmetic import probe
 
-    specs = subset()
+    specs, data_dir = (guarded.specs, guarded.data_dir) if guarded else (subset(), None)
     with tempfile.TemporaryDirectory() as scratch, console.progress("check") as progress:
-        documents = run_all(list(specs.values()), None, Path(scratch), jobs, progress)
-    computed_by = [(d["spec"]["model"], d["provenance"]["threads"]) for d in documents]
-    probes = {(model, n): probe(scale_path(model), n) for model, n in sorted(set(computed_by))}
+        documents = run_all(list(specs.values()), data_dir, Path(scratch), jobs, progress)
+    computed_by = [_computed_by(document) for document in documents]
+    probes = {by: probe(Path(by[0]), by[1]) for by in set(computed_by) if by is not None}
     return {
-        name: _cell(document, probes[by])
+        name: _cell(document, NOTHING_COMPUTED if by is None else probes[by])
         for name, document, by in zip(specs, documents, computed_by, strict=True)
     }
+
+
+def _computed_by(document: Document) -> tuple[str, int] | None:
+    """Weights and threads; None where routing is replayed and nothing is computed."""
+    spec = document["spec"]
+    if spec["trace"] is not None or spec["routing"] != "model":
+        return None
+    return spec["weights"] or str(scale_path(spec["model"])), document["provenance"]["threads"]
 
 
 def _cell(document: Document, arithmetic: str) -> dict[str, Any]:
@@ -72,19 +127,23 @@ def _cell(document: Document, arithmetic: str) -> dict[str, Any]:
         "data_hash": source["data_hash"],
         "weights_hash": source["weights_hash"],
         "arithmetic": arithmetic,
+        "latency": latency(document),
     }
 
 
 # ----------------------------------------------------------------------------- the command
 
 
-def check_command(update: bool, jobs: int, as_json: bool, references: Path = REFERENCES) -> int:
+def check_command(update: bool, jobs: int, as_json: bool, guarded: Guarded | None = None) -> int:
     """Recompute, compare, show; the exit code."""
-    known = read_references(references)
-    now = measure(jobs)
-    findings = compare(now, known)
+    guarded = guarded or Guarded(subset())
+    known = read_references(guarded.references, guarded.update)
     if update:
-        _write(references, now)
+        require_writable(guarded.references.parent, "--references")
+    now = measure(jobs, guarded)
+    findings = compare(now, known, guarded.update) + compare_latencies(now, known)
+    if update:
+        _write(guarded.references, now)
         _say_changes(now, known)
         return 0
     gravest = max((f.verdict for f in findings), key=list(Verdict).index)
@@ -93,12 +152,12 @@ def check_command(update: bool, jobs: int, as_json: bool, references: Path = REF
         print(json.dumps({"verdict": gravest, "cells": cells}, sort_keys=True))
     else:
         rows = [[f.cell, f.verdict.value, f.reason] for f in findings]
-        console.table("accuracy", ["cell", "verdict", "reason"], rows)
+        console.table("check", ["cell", "verdict", "reason"], rows)
         console.stderr().print(f"check: {gravest.value}")
     return EXIT_CODES[gravest]
 
 
-def read_references(path: Path) -> dict[str, dict[str, Any]]:
+def read_references(path: Path, update: str = UPDATE) -> dict[str, dict[str, Any]]:
     """The accepted cells; none where the file is absent.
 
     Raises:
@@ -112,12 +171,14 @@ def read_references(path: Path) -> dict[str, dict[str, Any]]:
             accuracy = cell["accuracy"]
             _ = (accuracy["score"], accuracy["agreement"], accuracy["kl"], cell["data_hash"])
             _ = (cell["weights_hash"], cell["arithmetic"], questions(accuracy))
+            _ = [(cell.get("latency") or NO_LATENCY)[figure] for figure in NO_LATENCY]
     except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise InputError(f"{path}: not a reference ({error!r}); make it again: {UPDATE}") from error
+        raise InputError(f"{path}: not a reference ({error!r}); make it again: {update}") from error
     return dict(found)
 
 
 def _write(path: Path, cells: Mapping[str, Any]) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
     half_written = path.with_suffix(".partial")
     half_written.write_text(json.dumps(cells, indent=1, sort_keys=True) + "\n")
     os.replace(half_written, path)
@@ -127,9 +188,13 @@ def _say_changes(now: Mapping[str, Any], known: Mapping[str, Any]) -> None:
     out = console.stderr()
     for name, cell in now.items():
         if name not in known:
-            out.print(f"{name}: new, {cell['accuracy']['score']} %")
-        elif cell["accuracy"] != known[name]["accuracy"]:
+            out.print(f"{name}: new, score {cell['accuracy']['score']}")
+            continue
+        if cell["accuracy"] != known[name]["accuracy"]:
             out.print(f"{name}: {difference([(cell['accuracy'], known[name]['accuracy'])])}")
+        for one in compare_latencies({name: cell}, known):
+            if cell["latency"] != known[name]["latency"]:
+                out.print(f"{one.cell}: {one.reason}")
     for name in known.keys() - now.keys():
         out.print(f"{name}: gone")
     out.print(f"{len(now)} references written")

@@ -16,8 +16,10 @@ import numpy as np
 
 from moebench.harness.run.runner import prepare, run
 from moebench.harness.run.spec import RunSpec, resolve
+from moebench.harness.studies.probe import probe_ns
 from moebench.reports.tables import dig
-from moebench.substrate.machines.profile import load_profile
+from moebench.substrate.machines.profile import HardwareProfile, load_profile
+from moebench.substrate.models.config import read_shape
 
 #: What a table is expected to reach: errors of TPOT (mean, worst) and of TTFT.
 TARGETS = {"tpot_mean": 0.05, "tpot_worst": 0.10, "ttft_worst": 0.10}
@@ -56,10 +58,13 @@ def validate(
     rows, provenance = [], None
     for name, options in request.systems.items():
         progress(f"{name}: measured")
+        before = speed(profile, request.weights)
         measured, measured_spread = _measured(request, name, options, scratch)
+        after = speed(profile, request.weights)
         progress(f"{name}: simulated")
         simulated = _run(_simulated_spec(request, name, options, measured), request, scratch)
-        rows.append(_row(name, options, measured, simulated, measured_spread))
+        row = _row(name, options, measured, simulated, measured_spread)
+        rows.append(row | {"speed": [before, after]})
         provenance = provenance or measured["provenance"]
     assert provenance is not None, "one system at least"
     return {
@@ -77,6 +82,15 @@ def validate(
         }
         | {"created": datetime.now(UTC).isoformat(timespec="seconds")},
     }
+
+
+def speed(profile: HardwareProfile, weights: Path) -> float | None:
+    """How fast this computer is now, as a share of its speed when the profile was measured.
+
+    None where the profile does not say how fast it was.
+    """
+    then = 0.0 if profile.measured is None else profile.measured.probe_ns
+    return round(then / probe_ns(read_shape(weights / "config.json")), 3) if then else None
 
 
 def _measured(

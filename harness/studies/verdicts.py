@@ -62,13 +62,15 @@ class Finding:
 
 
 def compare(
-    now: Mapping[str, Mapping[str, Any]], references: Mapping[str, Mapping[str, Any]]
-) -> list[Finding]:
+    now: Mapping[str, Mapping[str, Any]], references: Mapping[str, Mapping[str, Any]],
+    update: str = UPDATE,
+) -> list[Finding]:  # fmt: skip
     """The verdict on each cell; then on all together that have other arithmetic or other weights.
 
     Args:
         now: cells as `harness.studies.check.measure` gives them.
         references: the same, as they were when they were last accepted.
+        update: what to type to accept cells.
     """
     findings: list[Finding] = []
     other_arithmetic: list[Pair] = []
@@ -79,7 +81,7 @@ def compare(
         reference = references.get(name)
         if reference is None or reference["data_hash"] != cell["data_hash"]:
             why = "no reference" if reference is None else "the reference has other questions"
-            findings.append(Finding(name, Verdict.NOT_MEASURED, f"{why}; {UPDATE}"))
+            findings.append(Finding(name, Verdict.NOT_MEASURED, f"{why}; {update}"))
             continue
         pair = (cell["accuracy"], reference["accuracy"])
         if reference["weights_hash"] != cell["weights_hash"]:

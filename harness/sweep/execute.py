@@ -13,7 +13,7 @@ from moebench.harness.run.spec import RunSpec
 from moebench.harness.sweep.pool import InProcess, Processes, Workers, schedule
 from moebench.harness.sweep.progress import Board, title
 from moebench.harness.sweep.worker import Document, Failed, Finished, Job, Opened, group_of
-from moebench.results.samples import keep_with_samples
+from moebench.results.samples import samples_of_run
 from moebench.results.store import Store
 from moebench.substrate.errors import MoeBenchError
 
@@ -74,7 +74,8 @@ def keep(store: Store, job: Job, outcome: Finished | Failed) -> None:
     if isinstance(outcome, Failed):
         store.fail(job.cell_id, spec, outcome.error, outcome.traceback)
         return
-    keep_with_samples(store, outcome.document, outcome.samples, (job.cell_id, spec))
+    with samples_of_run(store.directory, outcome.document["run_id"], outcome.samples):
+        store.put(outcome.document, outcome.picture, cell=(job.cell_id, spec))
 
 
 def local_workers(jobs: int | None, data_dir: Path | None, scratch: Path, samples: bool) -> Open:

@@ -5,8 +5,11 @@ worker costs the cell that it had.  A worker keeps to one group of cells while i
 what they share stays in its memory.
 """
 
+import ctypes
 import multiprocessing
+import os
 import signal
+import sys
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
@@ -208,8 +211,22 @@ def _ignoring_ctrl_c() -> Iterator[None]:
 
 def _serve(connection: Connection, data_dir: Path | None, scratch: Path, samples: bool) -> None:
     """A worker process: receives cells and sends outcomes until its pipe closes."""
+    _end_with_parent()
     worker = Worker(data_dir, scratch, samples)
     with suppress(EOFError, OSError):
         while True:
             job, code = connection.recv()
             connection.send(worker.run(job, code))
+
+
+def _end_with_parent() -> None:
+    """Where the system can (Linux), end at once with the process that started this one.
+
+    A closed pipe is seen only between two cells, and a cell may learn for minutes.
+    """
+    if sys.platform == "linux":
+        set_parent_death_signal = 1
+        ctypes.CDLL(None).prctl(set_parent_death_signal, signal.SIGKILL)
+        parent = multiprocessing.parent_process()
+        if parent is not None and parent.pid != os.getppid():  # it ended before
+            os._exit(1)

@@ -48,10 +48,11 @@ class Job(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Finished:
-    """A cell's run."""
+    """A cell's run, the time of its tokens, and the spans of one of them."""
 
     document: Document
     samples: list[TokenSample]
+    picture: list[dict[str, Any]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,7 +176,7 @@ class Worker:
             self._forget()
             outcome = run(session.varied(job.spec), self._scratch)
         samples = samples_of(outcome.generations) if self._samples else []
-        return Finished(outcome.document, samples)
+        return Finished(outcome.document, samples, outcome.picture)
 
     def _forget(self) -> None:
         if self._shared is not None:

@@ -10,6 +10,7 @@ Prefill runs the same loop with many rows an expert.  Nothing here knows a syste
 """
 
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from itertools import takewhile
 from typing import cast
 
@@ -44,6 +45,7 @@ from moebench.substrate.machines.timeline import Timeline
 from moebench.substrate.memory.cache import ExpertCache
 from moebench.substrate.memory.capacity import Home
 from moebench.substrate.models.protocol import Model
+from moebench.substrate.phases import tell
 from moebench.substrate.terms import Gate, Phase
 
 
@@ -63,10 +65,10 @@ class Engine:
         self.system, self.model, self.machine = system, model, machine
         self.cache, self.timeline, self.homes = cache, timeline, homes
         self.tally = Tally()
+        #: Entered for each batch: measures from outside what the machine's clock does not.
+        self.measured_by: AbstractContextManager[object] = nullcontext()
         timeline.costs.estimate(machine)
-        self.transfers = Transfers(
-            system.evict, machine, cache, timeline.costs, homes, streams_from_disk
-        )
+        self.transfers = Transfers(system.evict, machine, cache, timeline, homes, streams_from_disk)
         self._ops = operations(model, machine, system.evict, self.transfers, homes)
         self._prefetches = Prefetches(
             system.prefetch, model.shape, self._ops, self.transfers, self.tally
@@ -106,6 +108,17 @@ class Engine:
             end: a token that ends a sequence; the batch stops when all of its sequences ended.
             stop: asked after each token, of all sequences' new tokens, whether the batch is done.
         """
+        with self.measured_by:
+            return self._generate(prompts, new_tokens, forced, end, stop)
+
+    def _generate(
+        self,
+        prompts: Sequence[Sequence[int]],
+        new_tokens: int,
+        forced: Sequence[Sequence[int]],
+        end: int | None,
+        stop: Callable[[Sequence[list[int]]], bool] | None,
+    ) -> Generation:
         self.model.begin(prompts, new_tokens, forced)
         self.machine.begin()
         self._lengths = [len(p) for p in prompts]
@@ -115,6 +128,7 @@ class Engine:
         for step in range(new_tokens):
             phase: Phase = "decode" if step else "prefill"
             self.timeline.begin(phase)
+            tell(phase, step, new_tokens if step else None)
             self._used: list[list[int]] = []
             for tokens, token in zip(out.tokens, self._forward(phase), strict=True):
                 tokens.append(token)

@@ -13,7 +13,7 @@ from moebench.substrate.engine.decisions import Fetch
 from moebench.substrate.engine.policies import Eviction, Placement
 from moebench.substrate.errors import UsageError
 from moebench.substrate.machines.protocol import Lane, Machine, Op, OpKind, Span, op_of
-from moebench.substrate.machines.timeline import Costs
+from moebench.substrate.machines.timeline import Timeline
 from moebench.substrate.memory.cache import ExpertCache
 from moebench.substrate.memory.capacity import Home
 
@@ -40,10 +40,11 @@ class Transfers:
     """
 
     def __init__(
-        self, evict: Eviction, machine: Machine, cache: ExpertCache, costs: Costs,
+        self, evict: Eviction, machine: Machine, cache: ExpertCache, timeline: Timeline,
         homes: Sequence[Home] = (), streams_from_disk: bool = False,
     ) -> None:  # fmt: skip
-        self.evict, self.machine, self.cache, self._costs = evict, machine, cache, costs
+        self.evict, self.machine, self.cache = evict, machine, cache
+        self._timeline, self._costs = timeline, timeline.costs
         self._homes, self._streams_from_disk = homes, streams_from_disk
         self._experts = cache.shape.num_experts
         self._ops = _LoadOps(cache)
@@ -339,6 +340,8 @@ class Transfers:
             if self._passing:
                 self._passing.discard(victim)
             self.evict.left(victim)
+            if self._timeline.keeping:
+                self._timeline.note("evict", now_ns, *self.cache.expert_of(victim))
             if self.evict.writes_back:
                 after = (self.machine.write_back(*self.cache.expert_of(victim), slot, now_ns),)
         if fetch.keep:

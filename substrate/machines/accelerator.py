@@ -38,6 +38,10 @@ class Accelerator(Device, Protocol):
     name: str
     compute: Any
 
+    @property
+    def uuid(self) -> str:
+        """The card's, as its driver knows it."""
+
     def memory(self) -> tuple[int, int]:
         """Bytes that are free, and that there are."""
 
@@ -98,6 +102,11 @@ class Cuda:
             raise UsageError(f"--device cuda: {why}; give --device cpu, or install what is missing")
         self.name = _cuda.get_device_name()
         self.compute = _cuda.default_stream()
+
+    @property
+    def uuid(self) -> str:
+        """As NVIDIA's own tools write it."""
+        return f"GPU-{_cuda.get_device_properties().uuid}"
 
     # ------------------------------------------------------------------ the decoder's numbers
 

@@ -105,6 +105,8 @@ class CostModel:
         self.decision_ns = software.decision.ns
         #: Whether the control thread waits for each layer's sum before it launches the next layer.
         self.waits_each_layer = software.waits_each_layer
+        #: Of the device's work, the share that is lost while records are copied.
+        self.lost_beside_copies = 0.0
 
     # ------------------------------------------------------------------ lanes
 

@@ -85,19 +85,22 @@ class Loader:
             self._needed.append(job)
             self._changed.notify_all()
 
-    def prefetch(self, ops: Iterable[Op], client: TransferClient, chunks: int) -> None:
-        """Queue prefetches in place of those that have not begun."""
+    def prefetch(self, ops: Iterable[Op], client: TransferClient, chunks: int) -> list[Op]:
+        """Queue prefetches in place of those that have not begun; returns what is dropped."""
         with self._changed:
             begun = [job for job in self._queued if job.done]
             new = [Job(op, client, self._records.lane, chunks) for op in ops]
+            wanted = [job.op for job in new]
+            dropped = [j.op for j in self._queued if not j.done and j.op not in wanted]
             self._queued = deque([*begun, *new])
             self._changed.notify_all()
+            return dropped
 
-    def cancel(self, layer: int) -> int:
-        """Drop prefetches for layers up to this one that have not begun; returns how many."""
+    def cancel(self, layer: int) -> list[Op]:
+        """Drop prefetches for layers up to this one that have not begun; returns them."""
         with self._changed:
             kept = [job for job in self._queued if job.done or job.op.layer > layer]
-            dropped = len(self._queued) - len(kept)
+            dropped = [j.op for j in self._queued if not j.done and j.op.layer <= layer]
             self._queued = deque(kept)
             return dropped
 

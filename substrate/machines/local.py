@@ -298,11 +298,13 @@ class LocalMachine:
 
         What they follow has ended: predictions run on the control thread.
         """
-        self._loader.prefetch(ops, client, chunks)
+        self.timeline.dropped(self._loader.prefetch(ops, client, chunks), self.now_ns())
 
     def cancel(self, layer: int) -> int:
         """Drop prefetches that the loader has not begun."""
-        return self._loader.cancel(layer)
+        dropped = self._loader.cancel(layer)
+        self.timeline.dropped(dropped, self.now_ns())
+        return len(dropped)
 
     def finish(self, op: Op) -> None:
         """Let the loader go on with a prefetch that has begun before all others that are needed."""

@@ -48,6 +48,10 @@ class Measured(Inert):
         gap_ns: its time between two operations of the device.
         decision_ns: from a gate's result to the first expert, beyond that.
         wake_ns: from the end of what it waited for until it goes on.
+        beside_copies: how many times as long an operation of the device takes while records are
+            copied: on a computer without a card both read one memory.
+        probe_ns: the speed of the machine while it was measured, see `harness.studies.probe`; 0 in
+            older profiles.
     """
 
     shape: str
@@ -62,6 +66,8 @@ class Measured(Inert):
     gap_ns: _Ns
     decision_ns: _Ns
     wake_ns: _Ns
+    beside_copies: float = Field(default=1.0, ge=1)
+    probe_ns: _Ns = 0.0
 
     @model_validator(mode="after")
     def _not_empty(self) -> "Measured":

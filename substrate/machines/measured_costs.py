@@ -47,6 +47,7 @@ class MeasuredCosts(CostModel):
         self.load_submit_ns = self.copy_submit_ns = round(measured.submit_ns)
         self.sync_ns, self.decision_ns = round(measured.wake_ns), round(measured.decision_ns)
         self.waits_each_layer = False
+        self.lost_beside_copies = 1 - 1 / measured.beside_copies
         return self
 
     def _price(self, op: Op, lane: Lane) -> float:

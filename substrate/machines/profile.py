@@ -165,13 +165,16 @@ class HardwareProfile(Inert):
 
     @property
     def badge(self) -> ProfileBadge:
-        """How good its numbers are: one estimate makes it one, unless the whole was fitted.
+        """How good its numbers are, from their own badges alone.
+
+        One estimate makes it an estimate; without any, one that was fitted makes it calibrated.
 
         A run's badge may be better, where estimates hardly move it (`harness.run.interval`).
         """
-        if self.calibration is not None:
-            return "calibrated"
-        return "estimate" if self.estimates else "datasheet"
+        if self.estimates:
+            return "estimate"
+        fitted = any(number.badge == "calibrated" for _, number in self.quantities())
+        return "calibrated" if fitted else "datasheet"
 
     @property
     def numbers(self) -> int:

@@ -79,6 +79,7 @@ class SimulatedMachine:
         self.timeline = timeline
         self._overlap, self._blocking_copies = overlap, blocking_copies
         self._waits_each_layer, self._synchronous = costs.waits_each_layer, costs.synchronous
+        self._lost_beside_copies = costs.lost_beside_copies
         self._last: Span | None = None
         #: Of the last expert on the host.
         self._host_layer = -1
@@ -246,15 +247,9 @@ class SimulatedMachine:
         return price
 
     def _place(
-        self,
-        op: Op,
-        lane: Lane,
-        since_ns: int,
-        duration_ns: int,
-        after: Sequence[Span],
-        not_before_ns: int = 0,
-        moved_bytes: int = 0,
-    ) -> Span:
+        self, op: Op, lane: Lane, since_ns: int, duration_ns: int, after: Sequence[Span],
+        not_before_ns: int = 0, moved_bytes: int = 0,
+    ) -> Span:  # fmt: skip
         """Put an operation behind its lane's last: submitted at ``since_ns``, ended not before."""
         if not self._overlap and self._last is not None:
             after = (*after, self._last)
@@ -274,6 +269,8 @@ class SimulatedMachine:
                 start = end
                 cause = cause_of(dependency)
                 late = since_ns - free - waited if since_ns > free else 0
+        if self._lost_beside_copies and lane is _DEVICE:
+            duration_ns += self._beside_copies(start, duration_ns)
         end = start + duration_ns
         if end < not_before_ns:
             end = not_before_ns
@@ -282,6 +279,11 @@ class SimulatedMachine:
         self._last = span
         self.timeline.add(span)
         return span
+
+    def _beside_copies(self, start_ns: int, alone_ns: int) -> int:
+        """How much longer the device takes for copies that are queued when it begins."""
+        lost = self._lost_beside_copies
+        return round(lost * min(alone_ns / (1 - lost), max(0, self._free[_H2D] - start_ns)))
 
     # ------------------------------------------------------------------ prefetches
 
@@ -294,6 +296,9 @@ class SimulatedMachine:
     ) -> None:
         """Queue prefetches in place of those that have not begun by now."""
         now = self._now
+        if self._queue and self.timeline.keeping:
+            ops = list(ops)
+            self.timeline.dropped([op for op, _ in self._queue if op not in ops], now)
         since = [max(now, ns) for ns in since_ns] if since_ns else repeat(now)
         self._queue = deque(zip(ops, since, strict=False))
         self._request = client, chunks
@@ -302,6 +307,8 @@ class SimulatedMachine:
         """Drop prefetches that have not begun by now."""
         queued = len(self._queue)
         if queued:
+            dropped = [op for op, _ in self._queue if op.layer <= layer]
+            self.timeline.dropped(dropped, self._now)
             self._queue = deque([entry for entry in self._queue if entry[0].layer > layer])
         return queued - len(self._queue)
 

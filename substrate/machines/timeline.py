@@ -1,13 +1,10 @@
-"""Spans become figures: busy time, stalls by cause, bytes, energy, and a picture in time."""
+"""Spans become figures: busy time, stalls by cause, bytes, and a picture in time."""
 
-import json
 from collections import defaultdict, deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
-from typing import Any
+from typing import Any, Literal, NamedTuple
 
-from moebench.substrate.files import write_text
 from moebench.substrate.machines.protocol import Lane, Machine, Op, OpKind, Span
 from moebench.substrate.terms import Phase
 
@@ -74,6 +71,25 @@ class Costs:
         self.device_ns.append(took_ns / experts)
 
 
+#: What happens at an instant: a token is done; an expert loses its slot; a prefetch that has not
+#: begun is dropped, because its layer's gate is known or another request takes its place.
+NoteKind = Literal["token", "evict", "cancel"]
+
+#: Where each is drawn.
+_NOTED_ON: Mapping[NoteKind, Lane] = {
+    "token": Lane.DEVICE, "evict": Lane.DEVICE, "cancel": Lane.H2D,
+}  # fmt: skip
+
+
+class Note(NamedTuple):
+    """Something that happened at an instant; a token has its number in place of an expert."""
+
+    kind: NoteKind
+    at_ns: int
+    layer: int
+    expert: int | None
+
+
 class Totals:
     """Sums of one phase: busy time and transfers by lane, the device's idle time by cause."""
 
@@ -92,13 +108,15 @@ class Timeline:
 
     def __init__(self, keep_all: bool = False) -> None:
         self.costs = Costs()
-        self.marks: list[tuple[int, str]] = []
+        self._notes: list[Note] = []
         self._by_phase: dict[Phase, Totals] = {"prefill": Totals(), "decode": Totals()}
         self._totals = self._by_phase["prefill"]
         self._spans: list[Span] = []
         self._window: tuple[int, int] | None = None
+        self._window_ends: list[int] = []
         self._keep_all = keep_all
-        self._keeping = keep_all
+        #: Whether what happens now is kept.
+        self.keeping = keep_all
         self._uncounted: list[Span] = []
         #: Takes a span whose end is known.  Hundreds come with a token: they are counted together.
         self.add: Callable[[Span], None] = self._uncounted.append
@@ -119,7 +137,7 @@ class Timeline:
                     stall_ns[span.cause] += span.stall_ns
                 if span.late_ns:
                     stall_ns["control"] += span.late_ns
-        if self._keeping:
+        if self.keeping:
             self._spans += spans
 
     @property
@@ -156,61 +174,73 @@ class Timeline:
         """Keep the spans of these tokens of the next batch (first, last + 1); None keeps none."""
         self._count()
         self._window = tokens
-        self._keeping = self._keep_all or (tokens is not None and tokens[0] <= 0 < tokens[1])
+        self.keeping = self._keep_all or (tokens is not None and tokens[0] <= 0 < tokens[1])
 
     def token(self, index: int, at_ns: int) -> None:
         """A token of the batch is done; what follows belongs to the next one."""
         self._count()
-        if self._keeping:
-            self.marks.append((at_ns, f"token {index + 1}"))
-        if not self._keep_all and self._window is not None:
+        self.note("token", at_ns, expert=index + 1)
+        if self._window is not None:
             first, beyond = self._window
-            self._keeping = first <= index + 1 < beyond
+            if first - 1 <= index < beyond:
+                self._window_ends.append(at_ns)
+            self.keeping = self._keep_all or first <= index + 1 < beyond
 
     # ------------------------------------------------------------------ pictures
 
+    def note(self, kind: NoteKind, at_ns: int, layer: int = -1, expert: int | None = None) -> None:
+        """Keep that something happened, where spans are kept; see `keeping`."""
+        if self.keeping:
+            self._notes.append(Note(kind, at_ns, layer, expert))
+
+    def dropped(self, ops: Iterable[Op], at_ns: int) -> None:
+        """Note that these prefetches will not begin."""
+        if self.keeping:
+            for op in ops:
+                self.note("cancel", at_ns, op.layer, op.experts[0])
+
     def picture(self) -> list[dict[str, Any]]:
-        """The kept spans as plain records, times in microseconds from the first one's start."""
-        origin = min((s.start_ns or 0 for s in self.spans), default=0)
-        return [
-            {
-                "lane": span.lane.value,
-                "kind": span.op.kind.value,
-                "layer": span.op.layer,
-                "experts": list(span.op.experts),
-                "start_us": ((span.start_ns or 0) - origin) / 1e3,
-                "end_us": ((span.end_ns or 0) - origin) / 1e3,
-            }
-            for span in self.spans
-        ]
+        """What ran and what happened during the window's last token; see `records`.
 
-    def chrome_trace(self) -> dict[str, Any]:
-        """Chrome trace events, one row a lane; opens in Perfetto (ui.perfetto.dev)."""
-        rows = {lane: index for index, lane in enumerate(Lane)}
-        events: list[dict[str, Any]] = [
-            {"ph": "M", "name": "thread_name", "pid": 0, "tid": row, "args": {"name": lane.value}}
-            for lane, row in rows.items()
-        ]
+        Times are from that token's start; what began before it is cut there.
+        Empty where no token of the window was reached, or it has no token before it.
+        """
+        if len(self._window_ends) < 2:
+            return []
+        return self._records(*self._window_ends[-2:])
+
+    def records(self) -> list[dict[str, Any]]:
+        """All kept spans, then all notes, as plain records, in microseconds from the first of them.
+
+        A note has ``instant``, and its end is its start.
+        """
+        times = [*(s.start_ns or 0 for s in self.spans), *(note.at_ns for note in self._notes)]
+        return self._records(min(times) - 1, max(times) + 1, min(times)) if times else []
+
+    def _records(self, after: int, until: int, origin: int | None = None) -> list[dict[str, Any]]:
+        """Spans that ran between two instants, and what happened after the first of them."""
+        zero = after if origin is None else origin
+
+        def record(
+            lane: Lane, kind: str, layer: int, experts: Sequence[int], *ns: int
+        ) -> dict[str, Any]:
+            start, end = (round((at - zero) / 1e3, 3) for at in ns)
+            return {"lane": lane.value, "kind": str(kind), "layer": layer, "experts": list(experts),
+                    "start_us": start, "end_us": end}  # fmt: skip
+
+        found = []
         for span in self.spans:
-            op = span.op
-            experts = ",".join(map(str, op.experts))
-            events.append({
-                "ph": "X",
-                "name": f"{op.kind} L{op.layer}" + (f" E{experts}" if experts else ""),
-                "cat": op.kind.value,
-                "pid": 0,
-                "tid": rows[span.lane],
-                "ts": (span.start_ns or 0) / 1e3,
-                "dur": span.duration_ns / 1e3,
-                "args": {"layer": op.layer, "experts": list(op.experts), "rows": list(op.rows),
-                         "stall_us": span.stall_ns / 1e3, "waited_for": span.cause},
-            })  # fmt: skip
-        for at_ns, name in self.marks:
-            events.append(
-                {"ph": "i", "s": "g", "name": name, "pid": 0, "tid": 0, "ts": at_ns / 1e3}
-            )
-        return {"traceEvents": events, "displayTimeUnit": "ms"}
-
-    def write_chrome_trace(self, path: Path) -> None:
-        """Write `chrome_trace` as JSON."""
-        write_text(path, json.dumps(self.chrome_trace()))
+            op, start, end = span.op, span.start_ns, span.end_ns
+            if start is None or end is None or start >= until or end <= after:
+                continue
+            row = record(span.lane, op.kind, op.layer, op.experts, max(start, after), end)
+            row["rows"] = list(op.rows)
+            if span.stall_ns:
+                row |= {"stall_us": span.stall_ns / 1e3, "waited_for": span.cause}
+            found.append(row)
+        for kind, at_ns, layer, expert in self._notes:
+            if after < at_ns <= until:
+                experts = () if expert is None else (expert,)
+                found.append(record(_NOTED_ON[kind], kind, layer, experts, at_ns, at_ns))
+                found[-1]["instant"] = True
+        return found

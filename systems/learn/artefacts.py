@@ -13,6 +13,7 @@ from typing import NamedTuple
 import numpy as np
 
 from moebench.substrate.errors import InputError
+from moebench.substrate.used import use
 
 
 class Artefact(NamedTuple):
@@ -39,6 +40,7 @@ def kept(file: Path, make: Callable[[], Artefact]) -> Artefact:
     """
     from safetensors import SafetensorError, safe_open
 
+    use(file)
     if not file.exists():
         _write(file, make())
     try:

@@ -29,7 +29,7 @@ OPTIONS = {
         "--weights", "--precision", "--batch", "--alpha", "--prompts", "--new-tokens",
         "--cache-ratio", "--slots", "--allow-overcommit", "--device-memory", "--free-host-gb",
         "--set", "--scoring", "--few-shot", "--plain-prompts", "--calibrate-from",
-        "--calibrate-texts", "--seed",
+        "--calibrate-texts", "--seed", "--seeds",
         "--data-dir", "--store", "--timeline", "--routing", "--trace", "--reconstruct-scores",
         "--force", "--no-interval", "--json", "--emulated-link", "--page-cache",
         "--device", "--expert-dtype",
@@ -46,12 +46,25 @@ OPTIONS = {
         "--systems", "--settings", "--workloads", "--batches", "--mixed", "--store", "--markdown",
         "--json",
     },
-    "report": {"--html", "--csv", "--latex", "--store", "--json"},
+    "report": {
+        "--html", "--csv", "--latex", "--figures", "--markdown", "--intervals", "--accuracy",
+        "--claims", "--store", "--json",
+    },
+    "show": {"--store", "--json"},
+    "rm": {"--store"},
+    "gc": {"--dry-run", "--store", "--json"},
     "accuracy": {
         "--settings", "--workloads", "--alphas", "--system", "--prompts", "--seed", "--jobs",
         "--out", "--data-dir", "--store",
     },
-    "check": {"--update", "--jobs", "--json"},
+    "advise": {
+        "--tpot-ms", "--accuracy-loss", "--by", "--setting", "--model", "--machine", "--software",
+        "--weights", "--precision", "--workload", "--batch", "--cache-ratio", "--systems",
+        "--alphas", "--prompts", "--new-tokens", "--calibrate-texts", "--seed", "--jobs",
+        "--data-dir", "--store", "--json",
+    },
+    "check": {"--file", "--references", "--update", "--jobs", "--data-dir", "--json"},
+    "timeline": {"--out", "--store"},
     "calibrate": {"--weights", "--model", "--emulated-link", "--out", "--store", "--json"},
     "validate": {
         "--profile", "--weights", "--model", "--emulated-link", "--systems", "--set",
@@ -65,6 +78,10 @@ OPTIONS = {
         "--calibrate-from", "--calibrate-texts", "--seed", "--task-files", "--keep", "--data-dir",
         "--store", "--force", "--json",
     },
+    "reproduce": {
+        "--quick", "--jobs", "--retry-failed", "--dry-run", "--markdown", "--out", "--figures",
+        "--data-dir", "--store", "--json",
+    },
     "doctor": {"--system", "--variant", "--jobs", "--data-dir", "--store", "--json"},
     "machines sensitivity": {
         "--system", "--variant", "--setting", "--machine", "--software", "--model", "--workload",
@@ -72,6 +89,9 @@ OPTIONS = {
         "--store", "--json",
     },
     "machines components": {"--json"},
+    "machines init": {"--force"},
+    "machines show": {"--software", "--json"},
+    "machines diff": {"--software", "--json"},
     "models list": {"--json"},
     "models train": {
         "--from", "--data-dir", "--out", "--tokens", "--seed", "--balance", "--device", "--threads",
@@ -86,6 +106,9 @@ OPTIONS = {
         "--new-tokens", "--seed", "--scores", "--states", "--data-dir",
     },
     "trace info": {"--tokens", "--json"},
+    "trace caches": {
+        "--policies", "--slots", "--count", "--scope", "--set", "--sequences", "--json",
+    },
     "trace import": {"--out", "--model", "--prompt-tokens"},
     "trace fit": {"--write"},
     "trace synthesize": {
@@ -271,6 +294,7 @@ HEAVY = ("torch", "transformers", "altair", "vl_convert", "pandas", "ray")
 LIGHT = [
     "--help", "run --help", "list systems", "list systems --long", "list settings",
     "list machines", "list workloads", "list policies", "list models", "report", "nonsense",
+    "--version", "rm nonsense", "gc",
     "run --system nonsense --setting S3",
     "models --help", "models list", "models verify nonsense", "models train nonsense",
     "models import nonsense",

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from moebench.reports.html import render
+from moebench.reports.html import Contents, render
 from tests.reports.pages import Page
 from tests.reports.samples import RUNS, TIMELINES
 
@@ -12,7 +12,7 @@ from tests.reports.samples import RUNS, TIMELINES
 @pytest.fixture(scope="session")
 def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp("report") / "new" / "report.html"
-    render(RUNS, TIMELINES, out, source=".moebench")
+    render(Contents(RUNS, timelines=TIMELINES), out, source=".moebench")
     return out
 
 

@@ -19,8 +19,9 @@ from moebench.reports.accuracy import (
     verdict_cells,
     views,
 )
-from moebench.reports.figures import curves
+from moebench.reports.figures.accuracy import curves
 from moebench.results.accuracy_table import write_items, write_table
+from moebench.substrate.errors import InputError
 from tests.reports.alpha import ALPHAS, ITEMS, ROWS, generated, gsm8k
 from tests.results.tables import row
 
@@ -71,7 +72,7 @@ def test_the_verdict_on_gsm8k() -> None:
     assert found.negligible_up_to == 0.25
     assert found.visible == pytest.approx(2 * errors[-1])
     assert found.falls == (0.25, 0.6)
-    assert not found.at_chance
+    assert not found.at_floor
     # Unpaired, ± 4.95 hides the first two changes.
     assert verdict(one, {}).negligible_up_to == 0.35
 
@@ -80,7 +81,7 @@ def test_verdicts_that_never_or_always_fall() -> None:
     facts, passages = (verdict(one, {}) for one in series(generated()))
     assert facts.negligible_up_to == 0
     assert passages.negligible_up_to == 0.6
-    assert (facts.at_chance, passages.at_chance) == (False, True)
+    assert (facts.at_floor, passages.at_floor) == (False, True)
     assert passages.falls == (None, None)
 
 
@@ -95,14 +96,17 @@ def test_without_alpha_0_there_is_no_verdict() -> None:
     assert (found.start, found.changes, found.negligible_up_to) == (None, (), None)
     assert found.falls == (0.25, 0.6)
     assert len(verdict_cells(found)) == len(VERDICT_HEADERS)
-    assert summary([found]) == f"No workload was run at α = 0 and up to α = {CLAIMED_ALPHA:g}."
+    assert summary([found]) == (
+        f"No workload that scores above guessing was run at α = 0 and up to α = {CLAIMED_ALPHA:g}."
+    )
 
 
 def test_the_summary_counts() -> None:
     (view,) = views(ROWS, ITEMS)
     assert view.summary == (
-        "No visible change of the score up to α = 0.35 in 0 of 1 real datasets and in 1 of 2 "
-        "generated families. Not clearly above chance at α = 0, so nothing to lower: passages."
+        "No visible change of the score up to α = 0.35 in 0 of 1 real datasets and in 0 of 1 "
+        "generated families. At their floor at α = 0, so nothing to lower and not counted: "
+        "passages."
     )
 
 
@@ -129,7 +133,7 @@ def test_a_view_has_ours_apart_and_the_papers_below() -> None:
     score, agreement, kl = real.lines
     assert score.texts == ["45.0 ± 3.5", "44.0 ± 3.5", "42.0 ± 3.5", "30.0 ± 3.5"]
     assert agreement.texts == ["100.0", "98.5", "96.0", "81.0"]
-    assert kl.texts == ["0.0000", "0.0101", "0.0202", "0.1303"]
+    assert kl.texts == ["0", "0.0101", "0.0202", "0.13"]
     assert made.lines[-1].texts == ["–"] * 4
     assert paper.lines[-1].texts == ["51.4", "51.9", "50.2", "48.8"]
     lines = [line for block in view.blocks for line in block.text_lines]
@@ -143,16 +147,48 @@ def test_settings_and_systems_have_views_and_scorings_have_lines() -> None:
     assert len(found) == 3
     measures = [line.measure for line in found[1].blocks[0].lines if line.name]
     assert measures == ["score (%), generation", "score (%), prefill"]
-    spec = curves(found[1].series, "score")
-    assert spec is not None
-    (values,) = spec["datasets"].values()
+    drawn = curves(found[1].series, "score")
+    assert drawn is not None
+    values = drawn[1]
     assert [v["workload"] for v in values] == ["gsm8k · generation", "gsm8k · prefill"]
     assert len(series([row(), row(scoring="prefill")])) == 2
 
 
 def test_load(tmp_path: Path) -> None:
     path = tmp_path / "alpha.csv"
-    assert load(path) is None
+    with pytest.raises(InputError, match="cannot be read"):
+        load(path)
     write_table(path, ROWS)
     write_items(path, ITEMS)
-    assert load(path) == views(ROWS, ITEMS)
+    assert load(path) == views(ROWS, ITEMS, str(path))
+
+
+def test_a_table_says_whose_it_is(tmp_path: Path) -> None:
+    path = tmp_path / "alpha.csv"
+    write_table(path, ROWS)
+    (own,) = load(path)
+    assert own.origin == f"{path}: {len(ROWS)} cells computed by code code; torch 2.13.0"
+    assert all(view.origin.startswith("shipped with moebench: ") for view in load())
+
+
+@pytest.mark.parametrize(("score", "chance"), [(0.0, None), (26.0, 25.0), (20.0, 25.0)])
+def test_a_score_at_its_floor_shows_no_change_and_counts_for_nothing(
+    score: float, chance: float | None
+) -> None:
+    rows = [
+        row(alpha=a, score=score, stderr=3.0 * (score > 0), chance=chance, run_id=f"{a}")
+        for a in ALPHAS
+    ]
+    (view,) = views(rows, {})
+    assert "No workload that scores above guessing" in view.summary
+    assert "not counted: gsm8k" in view.summary
+    (line,) = view.verdict_lines
+    assert line[VERDICT_HEADERS.index("negligible up to α")] == "at its floor"
+
+
+def test_cut_answers_have_a_line_where_there_are_any() -> None:
+    (cut,) = views([row(alpha=a, cut=n, run_id=f"{a}") for a, n in ((0.0, 0), (0.3, 3))], {})
+    assert cut.blocks[0].lines[-1][:2] == ("", "answers cut")
+    assert cut.blocks[0].lines[-1].texts == ["0", "3"]
+    (whole,) = views([row(cut=0)], {})
+    assert whole.blocks[0].lines[-1].measure == "KL (nats)"

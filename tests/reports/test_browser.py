@@ -1,4 +1,4 @@
-"""The page in a real browser without a network: every figure is drawn, nobody complains."""
+"""The page in a real browser without a network: everything is drawn, nobody complains."""
 
 import re
 import shutil
@@ -8,13 +8,11 @@ from typing import Any
 
 import pytest
 
-from moebench.reports import figures
 from moebench.reports.accuracy import views
-from moebench.reports.html import render
+from moebench.reports.html import Contents, render
 from moebench.reports.throughput import Point
 from tests.reports.alpha import ITEMS, ROWS
-from tests.reports.pages import Page
-from tests.reports.samples import HOSTILE, hostile_run, run, spans
+from tests.reports.samples import HOSTILE, compared, hostile_run, run, spans
 
 
 @pytest.fixture(scope="session")
@@ -32,9 +30,9 @@ def browser() -> Iterator[Any]:
         chromium.close()
 
 
-def open_page(browser: Any, file: Path) -> tuple[Any, list[str]]:
+def open_page(browser: Any, file: Path, width: int = 1280, **kind: Any) -> tuple[Any, list[str]]:
     """The page without a network, and everything that it complains about from now on."""
-    context = browser.new_context(viewport={"width": 1280, "height": 900})
+    context = browser.new_context(viewport={"width": width, "height": 900}, **kind)
     context.set_offline(True)
     tab = context.new_page()
     complaints: list[str] = []
@@ -58,88 +56,206 @@ def open_page(browser: Any, file: Path) -> tuple[Any, list[str]]:
         ),
     )
     tab.goto(file.as_uri())
+    tab.wait_for_selector("html[data-state=ready]", timeout=15_000)
     return tab, complaints
 
 
-def draw_all(tab: Any) -> list[Any]:
-    charts = tab.locator(".chart").all()
-    for chart in charts:
-        chart.scroll_into_view_if_needed()
-        tab.wait_for_selector(f"#{chart.get_attribute('id')}[data-state=drawn]", timeout=15_000)
-    return list(charts)
+def draw_all(tab: Any) -> list[str]:
+    """Bring every chart to the screen; their figures' names."""
+    charts = tab.locator(".chart")
+    for at in range(charts.count()):
+        charts.nth(at).scroll_into_view_if_needed()
+    tab.wait_for_function(
+        "() => [...document.querySelectorAll('.chart')].every((c) => c.dataset.state === 'drawn')",
+        timeout=30_000,
+    )
+    return [str(chart.get_attribute("data-figure")) for chart in charts.all()]
 
 
-def test_every_figure_is_drawn_without_a_network(browser: Any, file: Path, page: Page) -> None:
-    tab, complaints = open_page(browser, file)
-    charts = draw_all(tab)
-    assert len(charts) == len(page.specs) == 5
-    for chart in charts:
-        name = f"{chart.get_attribute('id')}-spec"
-        (values,) = page.specs[name]["datasets"].values()
-        assert chart.locator("svg .mark-rect.role-mark path").count() >= len(values)
+def texts(tab: Any, selector: str) -> list[str]:
+    return [text.strip() for text in tab.locator(selector).all_text_contents()]
+
+
+@pytest.fixture(scope="session")
+def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A page with something in every section but claims."""
+    runs = compared()
+    curves = {one["run_id"]: [Point(10, 0), Point(20, 0.5), Point(30, 1)] for one in runs}
+    commands = {one["run_id"]: f"moebench run --id {one['run_id']}" for one in runs}
+    pictures = {one["run_id"]: spans(3) for one in runs}
+    out = tmp_path_factory.mktemp("browser") / "report.html"
+    render(Contents(runs, commands, pictures, views(ROWS, ITEMS), curves=curves), out)
+    return out
+
+
+def test_every_figure_is_drawn_without_a_network(browser: Any, store: Path) -> None:
+    tab, complaints = open_page(browser, store)
+    for button in tab.locator(".more button:visible").all():
+        button.click()
+    names = draw_all(tab)
+    assert {"trade-kl", "over-batch", "time-share", "ablation", "throughput", "bound",
+            "timeline"} <= {*names}  # fmt: skip
+    assert tab.locator(".chart svg.marks").count() == len(names)
+    tab.locator("#time input[value=ms]").click()
+    assert "time-ms" in draw_all(tab)
     assert complaints == []
 
 
-def test_a_bar_tells_its_layer_and_experts(browser: Any, file: Path) -> None:
-    tab, complaints = open_page(browser, file)
-    draw_all(tab)
-    bar = tab.locator("#run-1-timeline svg .mark-rect.role-mark path").nth(3)  # the first load
-    bar.scroll_into_view_if_needed()
+def test_the_first_screen_says_who_is_fastest(browser: Any, store: Path) -> None:
+    tab, _ = open_page(browser, store)
+    said = tab.locator("#verdict").inner_text()
+    assert said == "Least time per output token (TPOT), in 4 comparisons: smoe in 4."
+    rows = tab.locator(".heat tbody tr")
+    assert rows.count() == 4
+    assert texts(tab, ".heat tbody tr:first-child td") == ["11.0", "1.00", "1.91", "36.45"]
+    assert texts(tab, ".heat thead th")[-3:] == ["smoe", "lru", "slow"]
+    # Logarithmic: 1.91 is nearer to 1 in colour than its share of the way to 36.45.
+    colours = (
+        tab.locator(".heat tbody tr")
+        .first.locator("td[data-ratio]")
+        .evaluate_all("cells => cells.map((cell) => getComputedStyle(cell).backgroundColor)")
+    )
+    assert len(set(colours)) == 3
+
+
+def test_filters_act_on_tables_charts_and_runs(browser: Any, store: Path) -> None:
+    tab, complaints = open_page(browser, store)
+    everything = tab.locator("#counted").inner_text()
+    tab.locator("summary", has_text="setting:").click()
+    tab.get_by_label("S1", exact=True).uncheck()
+    assert texts(tab, ".heat tbody th") == ["S3, batch 1", "S3, batch 3"]
+    assert all("S3" in title for title in texts(tab, "#bound h3"))
+    assert tab.locator("#ablation").count() == 0, "its runs are all in S1"
+    tab.keyboard.press("Escape")
+    tab.locator("summary", has_text="system:").click()
+    tab.get_by_label("smoe", exact=True).uncheck()
+    assert texts(tab, ".heat tbody tr:first-child td") == ["21.0", "1.00", "19.10"]
+    assert "1 system hidden by the filters" in tab.locator("#tables").inner_text()
+    tab.keyboard.press("Escape")
+    tab.locator("#workload").select_option("facts")
+    assert texts(tab, ".heat tbody tr:first-child td")[0] == "22.0"
+    tab.locator("#runs-fold > summary").click()
+    assert tab.locator(".run").count() == 4
+    assert all("facts" in line and "S3" in line for line in texts(tab, ".run > summary"))
+    tab.locator(".reset").click()
+    assert tab.locator("#counted").inner_text() == everything
+    assert tab.locator(".heat tbody tr").count() == 4
+    assert complaints == []
+
+
+def test_tables_are_sorted_by_their_headers(browser: Any, store: Path) -> None:
+    tab, _ = open_page(browser, store)
+    table = tab.locator(".systems").first
+    names = ".systems >> nth=0 >> tbody th"
+    before = texts(tab, names)
+    assert before[0] == "smoe"
+    tpot = table.locator("thead button", has_text="TPOT").first
+    tpot.click()
+    assert texts(tab, names) == before
+    tpot.press("Enter")
+    assert texts(tab, names) == before[::-1]
+    assert table.locator("th[aria-sort=descending]").count() == 1
+    table.locator("thead button", has_text="system").click()
+    assert texts(tab, names) == sorted(before)
+
+
+def test_best_and_second_best_are_marked_and_the_badge_said_once(browser: Any, store: Path) -> None:
+    tab, _ = open_page(browser, store)
+    last = tab.locator(".comparison").last  # S3, batch 3
+    tpot = last.locator("tbody tr")
+    assert re.match(r"31\.0", tpot.nth(0).locator("td.best").first.inner_text())
+    assert re.match(r"61\.0", tpot.nth(1).locator("td.second").first.inner_text())
+    assert last.locator(".chip").count() == 1
+
+
+def test_a_number_leads_to_its_runs_and_commands(browser: Any, store: Path) -> None:
+    tab, complaints = open_page(browser, store)
+    cell = tab.locator(".systems td.number").first
+    assert "TPOT 11.0 ms" in str(cell.get_attribute("title"))
+    tab.locator(".systems tbody button").first.press("Enter")  # without a mouse
+    shown = tab.locator("dialog").inner_text()
+    assert "moebench run --id S1-1-smoe-gsm8k" in shown
+    assert "moebench run --id S1-1-smoe-facts" in shown
+    tab.locator("dialog a").first.click()
+    tab.wait_for_selector(".run[open][data-state=filled]")
+    body = tab.locator(".run[open]").inner_text()
+    for part in ("Repeat it", "versions.torch", "2.13.0", "profile_hash"):
+        assert part in body
+    assert "null" not in tab.locator("dialog").inner_text()
+    assert complaints == []
+
+
+def test_two_timelines_share_an_axis(browser: Any, store: Path) -> None:
+    tab, complaints = open_page(browser, store)
+    tab.locator("#timelines").scroll_into_view_if_needed()
+    chart = "#timelines .chart[data-state=drawn]"
+    tab.wait_for_selector(chart)
+    assert tab.locator(f"{chart} .mark-rect.role-mark path").count() == 2 * len(spans(3))
+    labels = [text for text in texts(tab, f"{chart} .role-axis-label text") if " " in text]
+    assert labels == [f"{one} {lane}" for one in "AB" for lane in ("device", "h2d", "d2h", "host")]
+    bar = tab.locator(f"{chart} .mark-rect.role-mark path").nth(3)  # the first load
     bar.hover()
     shown = tab.locator("#vg-tooltip-element.visible").inner_text(timeout=5000)
     assert re.search(r"kind:?\s+load", shown)
-    assert re.search(r"layer:?\s+0", shown)
     assert re.search(r"experts:?\s+8", shown)
     assert re.search(r"duration \(µs\):?\s+410\.0", shown)
     assert complaints == []
 
 
-def test_the_accuracy_curves_are_drawn(browser: Any, tmp_path: Path) -> None:
-    render([run()], {}, tmp_path / "r.html", accuracy=views(ROWS, ITEMS))
-    tab, complaints = open_page(browser, tmp_path / "r.html")
-    draw_all(tab)
-    for name, marks in (("score-real", 4), ("score-generated", 8), ("kl-generated", 4)):
-        chart = tab.locator(f"#accuracy-1-{name} svg")
-        assert chart.locator(".mark-symbol.role-mark path").count() == marks
-    assert tab.locator("#accuracy-1-score-real svg .mark-rule.role-mark line").count() == 4
+def test_the_ablation_goes_step_by_step(browser: Any, store: Path) -> None:
+    tab, _ = open_page(browser, store)
+    tab.locator("#ablation").scroll_into_view_if_needed()
+    tab.wait_for_selector("#ablation .chart[data-state=drawn]")
+    shown = tab.locator("#ablation svg.marks").text_content()
+    steps = ["evict=static prefetch=none", "+ its own evict", "+ its own prefetch"]
+    places = [shown.index(step) for step in steps]
+    assert places == sorted(places)
+    # 41, 31 and 11 ms in the mean over both workloads.
+    assert "31.0 ms, −24.4 %" in shown
+    assert "11.0 ms, −64.5 %" in shown
+
+
+def test_dark_is_dark_by_preference_and_by_switch(browser: Any, store: Path) -> None:
+    def luminance(tab: Any) -> float:
+        numbers = tab.evaluate("getComputedStyle(document.body).backgroundColor")
+        return sum(map(int, re.findall(r"\d+", numbers)[:3])) / 3
+
+    def ink(tab: Any) -> float:
+        tab.locator("#bound").scroll_into_view_if_needed()
+        tab.wait_for_selector("#bound .chart[data-state=drawn]")
+        label = tab.locator("#bound .role-axis-label text").first
+        numbers = label.evaluate("(text) => getComputedStyle(text).fill")
+        return sum(map(int, re.findall(r"\d+", numbers)[:3])) / 3
+
+    dark, complaints = open_page(browser, store, color_scheme="dark")
+    assert luminance(dark) < 40
+    assert ink(dark) > 180, "a chart's labels follow"
+    dark.locator("#theme").click()
+    assert luminance(dark) > 240
+    assert ink(dark) < 80
+    light, _ = open_page(browser, store)
+    assert luminance(light) > 240
     assert complaints == []
 
 
-def test_the_throughput_curves_are_drawn(browser: Any, tmp_path: Path) -> None:
-    # The second run's name is markup; the first one's tokens are all of one speed.
-    curves = {
-        run()["run_id"]: [Point(20, 0), Point(20, 0.5), Point(20, 1)],
-        HOSTILE: [Point(10, 0), Point(10, 0.5), Point(30, 1)],
-    }
-    other = hostile_run()
-    other["spec"]["model"] = run()["spec"]["model"]
-    render([run(), other], {}, tmp_path / "r.html", curves=curves)
-    tab, complaints = open_page(browser, tmp_path / "r.html")
+def test_on_a_phone_nothing_is_wider_than_the_screen(browser: Any, store: Path) -> None:
+    tab, complaints = open_page(browser, store, width=375)
+    for fold in tab.locator("details:not(.filters details) > summary").all()[:12]:
+        if fold.is_visible():
+            fold.click()
     draw_all(tab)
-    chart = tab.locator("#throughput-1 svg")
-    paths = [path.get_attribute("d") for path in chart.locator(".mark-line.role-mark path").all()]
-    assert len(paths) == 2
-    ends = [re.findall(r"[\d.]+", path) for path in paths]
-    assert [len(set(numbers[::2])) for numbers in ends] == [1, 2]  # x: one speed; two
-    # Both rise from the axis, at 0 %, to the top, at 100 %.
-    assert {(numbers[1], numbers[-1]) for numbers in ends} == {("260", "0")}
-    point = chart.locator(".mark-symbol.role-mark path").nth(5)
-    point.hover()
-    shown = tab.locator("#vg-tooltip-element.visible").inner_text(timeout=5000)
-    assert re.search(r"tokens/s, at most:?\s+30", shown)
-    assert re.search(r"share of tokens:?\s+100%", shown)
+    assert tab.evaluate("document.documentElement.scrollWidth") == 375
     assert complaints == []
 
 
 def test_many_spans_are_drawn_on_a_canvas(browser: Any, tmp_path: Path) -> None:
     records = spans(300)
-    assert len(records) > figures.SVG_LIMIT
-    render([run()], {run()["run_id"]: records}, tmp_path / "r.html")
+    render(Contents([run()], {}, {run()["run_id"]: records}), tmp_path / "r.html")
     tab, complaints = open_page(browser, tmp_path / "r.html")
     draw_all(tab)
     colours = tab.evaluate(
         """() => {
-          const c = document.querySelector("#run-1-timeline canvas");
+          const c = document.querySelector("#timelines canvas");
           const d = c.getContext("2d").getImageData(0, 0, c.width, c.height).data;
           return new Set(new Uint32Array(d.buffer)).size;
         }"""
@@ -148,11 +264,37 @@ def test_many_spans_are_drawn_on_a_canvas(browser: Any, tmp_path: Path) -> None:
     assert complaints == []
 
 
+def test_a_run_without_anything_is_a_page_too(browser: Any, tmp_path: Path) -> None:
+    bare = run("bare")
+    bare["metrics"] = {"tpot_ms": None}
+    bare |= {"accuracy": None, "bound": None, "interval": None}
+    render(Contents([bare]), tmp_path / "r.html")
+    tab, complaints = open_page(browser, tmp_path / "r.html")
+    assert "Nothing to compare" in tab.locator("#heat").inner_text()
+    assert tab.locator(".chart").count() == 0
+    tab.locator("#runs-fold > summary").click()
+    tab.locator(".run > summary").click()
+    tab.wait_for_selector(".run[data-state=filled]")
+    assert "No timeline was kept" in tab.locator(".run").inner_text()
+    assert complaints == []
+
+
 def test_hostile_names_run_nothing(browser: Any, tmp_path: Path) -> None:
-    records = [{**span, "kind": HOSTILE} for span in spans(1)]
-    render([hostile_run()], {HOSTILE: records}, tmp_path / "r.html", source=HOSTILE)
+    records = [{**span, "kind": HOSTILE, "lane": HOSTILE} for span in spans(1)]
+    other = hostile_run()
+    other["run_id"] += "2"
+    other["spec"]["system"] += "2"
+    contents = Contents([hostile_run(), other], {HOSTILE: HOSTILE}, {HOSTILE: records})
+    render(contents, tmp_path / "r.html", source=HOSTILE)
     tab, complaints = open_page(browser, tmp_path / "r.html")
     draw_all(tab)
-    tab.locator("#run-1-timeline svg .mark-rect.role-mark path").first.hover()
+    tab.locator(".systems tbody button").first.click()
+    assert HOSTILE in tab.locator("dialog").inner_text()
+    tab.keyboard.press("Escape")
+    tab.locator("#runs-fold > summary").click()
+    tab.locator(".run > summary").first.click()
+    tab.wait_for_selector(".run[data-state=filled]")
+    draw_all(tab)
+    tab.locator(".run svg .mark-rect.role-mark path").first.hover()
     tab.wait_for_selector("#vg-tooltip-element.visible", timeout=5000)
     assert complaints == []

@@ -1,15 +1,23 @@
 """CSV and LaTeX: the same numbers, nothing that breaks a table."""
 
 import csv
+import re
+import shutil
+import subprocess
 from pathlib import Path
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from moebench.reports.accuracy import views
-from moebench.reports.export import latex, write_csv, write_latex
+from moebench.reports.all_tables import Report, report
+from moebench.reports.export import write_csv, write_latex
+from moebench.reports.latex import escaped, latex
+from moebench.reports.text import TextTable, markdown, text_table
 from moebench.substrate.errors import InputError
 from tests.reports.alpha import ITEMS, ROWS
-from tests.reports.samples import RUNS
+from tests.reports.samples import HOSTILE, RUNS, hostile_run, run
 
 VIEWS = views(ROWS, ITEMS)
 
@@ -19,42 +27,152 @@ def read(path: Path) -> list[dict[str, str]]:
         return list(csv.DictReader(file))
 
 
+# ---------------------------------------------------------------------- CSV
+
+
 def test_csv_holds_the_stored_numbers(tmp_path: Path) -> None:
-    runs, accuracy = write_csv(RUNS, tmp_path / "new", VIEWS)
+    runs, compared, accuracy = write_csv(RUNS, report(RUNS), tmp_path / "new", VIEWS)
     first, _, traced = read(runs)
     assert first["tpot_ms"] == "61.23456"
     assert first["badge"] == "estimate"
     assert traced["tpot_ms"] == ""
+    assert [line["tpot_ms"] for line in read(compared)] == ["61.23456", "88.0625", ""]
     cells = read(accuracy)
     assert len(cells) == len(ROWS)
     assert (cells[0]["workload"], cells[0]["alpha"], cells[0]["score"]) == ("gsm8k", "0.0", "45.0")
 
 
-def test_without_an_accuracy_table_there_is_one_file(tmp_path: Path) -> None:
-    assert [path.name for path in write_csv(RUNS, tmp_path)] == ["runs.csv"]
-    assert [path.name for path in write_latex(RUNS, tmp_path)] == ["runs.tex"]
+def test_csv_has_every_field_of_a_spec(tmp_path: Path) -> None:
+    runs = [run("a"), run("b", overrides={"evict.window": "8"})]
+    (file, _) = write_csv(runs, report(runs), tmp_path)
+    first, second = read(file)
+    assert {f"spec.{name}" for name in runs[0]["spec"]} - {"spec.options"} <= first.keys()
+    assert first["spec.options.evict"] == "lru"
+    assert (first["spec.seed"], first["spec.overrides.evict.window"]) == ("0", "")
+    assert second["spec.overrides.evict.window"] == "8"
+
+
+def test_comparisons_say_what_they_are_of_and_who_is_best(tmp_path: Path) -> None:
+    runs = [run("a"), run("b", system="lru")]
+    runs[1]["metrics"]["tpot_ms"]["mean"] = 100.0
+    _, file = write_csv(runs, report(runs), tmp_path)
+    best, other = read(file)
+    assert (best["system"], best["tpot_ms.place"], best["ratio_best"]) == ("smoe", "1", "1.0")
+    assert (other["tpot_ms.place"], float(other["ratio_best"])) == ("", 100.0 / 61.23456)
+    assert (best["software"], best["prompts"], best["runs"]) == ("lean", "32", "a")
+
+
+# ---------------------------------------------------------------------- LaTeX
 
 
 def test_latex_tables_are_rectangular(tmp_path: Path) -> None:
-    files = write_latex(RUNS, tmp_path, VIEWS)
-    assert [path.name for path in files] == [
-        "runs.tex", "accuracy-S1-smoe.tex", "verdict-S1-smoe.tex"
-    ]  # fmt: skip
-    for path in files:
-        top, *lines = path.read_text(encoding="utf-8").splitlines()
-        columns = top.removeprefix("\\begin{tabular}{").removesuffix("}")
-        rows = [line.replace(r"\&", "") for line in lines if not line.startswith("\\")]
-        assert rows
-        assert {row.count("&") for row in rows} == {len(columns) - 1}
-        assert all(row.endswith(r" \\") for row in rows)
-    assert r"45.0 $\pm$ 3.5 & 44.0 $\pm$ 3.5" in files[1].read_text(encoding="utf-8")
+    files = write_latex(report(RUNS, VIEWS), tmp_path)
+    names = [path.name for path in files]
+    assert names[-4:] == ["accuracy-S1-smoe.tex", "verdict-S1-smoe.tex", "runs.tex", "report.tex"]
+    for path in files[:-1]:
+        text = path.read_text(encoding="utf-8")
+        columns = re.search(r"\\begin{tabular}{([lr]+)}", text)
+        assert columns is not None
+        lines = [line.replace(r"\&", "") for line in text.splitlines() if line.endswith(r"\\")]
+        assert len(lines) > 1
+        assert {line.count("&") for line in lines} == {len(columns[1]) - 1}
+    assert r"45.0 $\pm$ 3.5 & 44.0 $\pm$ 3.5" in (tmp_path / "accuracy-S1-smoe.tex").read_text()
+
+
+def test_best_is_bold_and_second_best_underlined() -> None:
+    table = TextTable("t", ("a", "b"), ((("1", "2"), ("3", "4")),), "", {
+        (0, 0, 1): "best", (0, 1, 1): "second",
+    })  # fmt: skip
+    assert "1 & \\textbf{2} \\\\\n3 & \\underline{4} \\\\" in latex(table)
+    assert "{rr}" in latex(table)
 
 
 def test_special_characters_are_escaped() -> None:
-    assert r"a\_b \& 50\% \textbackslash{}x & y" in latex(["a_b & 50% \\x", "y"], [])
+    table = text_table("t", ["a_b & 50% \\x", "y"], [["é → 中", "1"]])
+    assert r"a\_b \& 50\% \textbackslash{}x & y" in latex(table)
+    assert r"é $\to$ \texttt{U+4E2D} & 1" in latex(table)
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("5e-06", r"$5\cdot10^{-6}$"),
+        ("2.2e-05 [-9.8e-05, 0.1]", r"$2.2\cdot10^{-5}$ [-$9.8\cdot10^{-5}$, 0.1]"),
+        ("3e0-a1e5x", "3e0-a1e5x"),  # no number
+    ],
+)
+def test_small_numbers_are_powers_of_ten(text: str, expected: str) -> None:
+    assert escaped(text) == expected
+
+
+def _printed(text: str) -> bool:
+    """Whether nothing in a text is a command but those that were put there."""
+    known = r"\\(?:[&%$#_{}]|text[a-z]+{}|texttt{U\+[0-9A-F]+}|S{}|dots{})|\$[^$]*\$"
+    return not re.search(r"[\\&%$#_{}~^]", re.sub(known, "", text))
+
+
+@settings(deadline=None)
+@given(st.text())
+def test_no_text_becomes_a_command(text: str) -> None:
+    assert _printed(escaped(text))
+    assert "\n" not in escaped(text)
+
+
+def everything() -> Report:
+    """Every kind of table, hostile text and every mark in them."""
+    runs = [*RUNS, hostile_run(), run("a", system="b_c"), run("d", setting="S1 ± é 中 `'\"|~^")]
+    runs[-1]["accuracy"]["kl"] = 5e-06
+    return report(runs, VIEWS, intervals=True)
+
+
+def test_latex_compiles_or_is_balanced(tmp_path: Path) -> None:
+    """A real compiler where there is one; else each brace and environment has its end."""
+    files = write_latex(everything(), tmp_path)
+    compiler = shutil.which("pdflatex") or shutil.which("tectonic")
+    if compiler is None:
+        for path in files:
+            text = re.sub(r"\\.", "", path.read_text(encoding="utf-8"))
+            assert text.count("{") == text.count("}")
+            assert text.count("$") % 2 == 0
+        pytest.skip("neither pdflatex nor tectonic is installed: only the syntax was checked")
+    options = ["-interaction=nonstopmode", "-halt-on-error"] if "pdflatex" in compiler else []
+    done = subprocess.run(
+        [compiler, *options, "report.tex"], cwd=tmp_path, capture_output=True, check=False
+    )
+    assert done.returncode == 0, done.stdout.decode(errors="replace")[-3000:]
+    assert (tmp_path / "report.pdf").stat().st_size > 10_000
+
+
+def test_a_long_table_is_named_in_the_document(tmp_path: Path) -> None:
+    write_latex(report([run(f"{n}") for n in range(61)]), tmp_path)
+    text = (tmp_path / "report.tex").read_text()
+    assert "61 rows: runs.tex" in text
+    assert r"\input{runs}" not in text
+    assert (tmp_path / "runs.tex").exists()
+
+
+# ---------------------------------------------------------------------- Markdown
+
+
+def test_markdown_shows_text_as_text() -> None:
+    drawn = markdown(text_table(HOSTILE, ["a|b"], [["*x*"], ["<b>"]], "all: a_b"))
+    assert r"| a\|b |" in drawn
+    assert r"| \*x\* |" in drawn
+    assert r"| \<b\> |" in drawn
+    assert "<" not in drawn.replace("\\<", "")
+    assert r"all: a\_b" in drawn
+
+
+# ---------------------------------------------------------------------- what cannot be
+
+
+def test_of_failures_alone_there_is_no_empty_table(tmp_path: Path) -> None:
+    found = report([])
+    assert found.tables == {}
+    assert write_latex(found, tmp_path)[-1].name == "report.tex"
 
 
 def test_a_folder_that_cannot_be_made(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(InputError, match="cannot be written"):
-        write_csv(RUNS, tmp_path / "file")
+        write_csv(RUNS, report(RUNS), tmp_path / "file")

@@ -1,4 +1,4 @@
-"""The page: the document's numbers, each latency with its badge, nothing fetched, nothing run."""
+"""The page: the documents' numbers, nothing fetched, nothing run, nothing of no use."""
 
 import json
 import re
@@ -6,144 +6,143 @@ from pathlib import Path
 
 import pytest
 
-from moebench.reports import figures
 from moebench.reports.accuracy import CAVEAT, METHOD, views
-from moebench.reports.html import render
+from moebench.reports.figures import timeline
+from moebench.reports.html import Contents, render
 from moebench.substrate.errors import InputError, UsageError
 from moebench.substrate.machines.protocol import Lane, OpKind
 from tests.reports.alpha import ITEMS, ROWS, gsm8k
 from tests.reports.pages import Page
-from tests.reports.samples import HOSTILE, RUNS, TIMELINES, hostile_run, run, spans
-
-# ---------------------------------------------------------------------- what it says
+from tests.reports.samples import HOSTILE, RUNS, TIMELINES, compared, hostile_run, run, spans
 
 
-def test_numbers_equal_the_documents(page: Page) -> None:
-    shown = set(page.attributes("value"))
-    for document in RUNS:
-        metrics = document["metrics"]
-        for name in ("tpot_ms", "ttft_ms"):
-            assert {str(value) for value in (metrics[name] or {}).values()} <= shown
-        for value in (metrics["e2e_ms"], metrics["tokens_per_s"], metrics["load_ms"]):
-            assert str(value) in shown
-        for value in (document["bound"] or {}).values():
-            assert str(value) in shown
-        for name, value in (document["accuracy"] or {}).items():
-            assert str(value) in shown or name in ("n", "metric")
+def made(tmp_path: Path, contents: Contents, source: str = ".moebench") -> Page:
+    render(contents, tmp_path / "r.html", source)
+    return Page((tmp_path / "r.html").read_text(encoding="utf-8"))
 
 
-def test_what_is_printed_is_the_value_rounded(text: str) -> None:
-    found = re.findall(r'<data value="([^"]+)">([^<]+)</data>', text)
-    assert len(found) > 40
-    for exact, printed in found:
-        number = float(printed.strip("%×"))
-        digits = len(printed.strip("%×").partition(".")[2])
-        error = min(abs(number - float(exact) * scale) for scale in (1, 100))
-        assert error <= 0.5 * 10**-digits + 1e-9, (exact, printed)
+# ---------------------------------------------------------------------- what it holds
 
 
-def test_every_latency_stands_beside_its_badge(text: str) -> None:
-    latencies = re.findall(r'<span class="latency">(.*?)</span>\s*</span>', text, flags=re.DOTALL)
-    with_numbers = [latency for latency in latencies if "<data" in latency]
-    assert len(with_numbers) > 15
-    for latency in with_numbers:
-        assert latency.count("<data") == 1
-        assert re.search(r'class="chip (estimate|measured|computed)">', latency)
-    for document in RUNS:
-        for value in (document["metrics"]["tpot_ms"] or {}).values():
-            beside = re.findall(rf'<data value="{value}">[^<]*</data>(.{{0,40}})', text)
-            assert beside
-            assert all("chip" in rest for rest in beside)
-    # No latency goes round the macro: a number before "ms" is always inside one.
-    stripped = re.sub(r'<span class="latency">.*?</span>\s*</span>', "", text, flags=re.DOTALL)
-    assert not re.search(r"</data>(&nbsp;|\s)ms", stripped)
+def test_the_documents_are_there_once_and_whole(page: Page) -> None:
+    assert page.packed["documents"] == RUNS
 
 
-def test_a_bound_beside_a_measured_time_is_not_called_measured(text: str) -> None:
-    section = text[text.index('id="run-2"') : text.index('id="run-3"')]
-    bound = section[section.index("Lower bound of TPOT") :]
-    assert re.search(r'class="chip (\w+)"', bound).group(1) == "computed"  # type: ignore[union-attr]
+def test_answers_to_single_questions_stay_in_the_store(tmp_path: Path) -> None:
+    document = run()
+    document["accuracy"]["items"] = {"value": [0.0, 1.0]}
+    (kept,) = made(tmp_path, Contents([document])).packed["documents"]
+    assert kept["accuracy"] == run()["accuracy"]
+    assert "items" in document["accuracy"], "the caller's own document is untouched"
 
 
-def test_simulated_numbers_are_called_simulated(page: Page, text: str) -> None:
+def test_a_picture_comes_back_as_its_spans(page: Page) -> None:
+    picture, _, nothing = page.packed["pictures"]
+    assert nothing is None
+    start, found = 0, []
+    for at in range(len(picture["kind"])):
+        start += picture["start"][at]
+        found.append({
+            "lane": picture["lanes"][picture["lane"][at]],
+            "kind": picture["kinds"][picture["kind"][at]],
+            "layer": picture["layer"][at], "experts": picture["experts"][at],
+            "start_us": start / 1000, "end_us": (start + picture["ns"][at]) / 1000,
+        })  # fmt: skip
+    assert found == [
+        span | {end: pytest.approx(span[end], abs=1e-3) for end in ("start_us", "end_us")}
+        for span in spans()
+    ]
+
+
+def test_what_has_no_length_is_not_drawn(tmp_path: Path) -> None:
+    evicted = {"lane": "h2d", "kind": "evict", "layer": 3, "experts": [1], "instant": True}
+    records = [*spans(1), evicted | {"start_us": 5.0, "end_us": 5.0}]
+    (picture,) = made(tmp_path, Contents([run()], {}, {run()["run_id"]: records})).packed[
+        "pictures"
+    ]
+    assert len(picture["kind"]) == len(spans(1))
+    assert "evict" not in picture["kinds"]
+
+
+def test_of_many_pictures_one_a_system_and_place_is_kept() -> None:
+    from moebench.reports.page.runs import pictured
+
+    runs = compared()
+    timelines = {one["run_id"]: spans(1) for one in runs}
+    assert all(pictured(runs, timelines))
+    kept = [one["run_id"] for one, keep in zip(runs, pictured(runs, timelines, 20), strict=True)
+            if keep]  # fmt: skip
+    assert len(kept) == 2 * 2 * 3 + 2
+    assert all(name.endswith("gsm8k") for name in kept)
+    assert sum(pictured(runs, timelines, 3)) == 3
+
+
+def test_each_run_has_its_command_and_figures_with_the_badge(tmp_path: Path) -> None:
+    found = made(tmp_path, Contents(RUNS, {RUNS[0]["run_id"]: "moebench run --x"})).data["runs"]
+    assert [one["id"] for one in found] == [one["run_id"] for one in RUNS]
+    assert [one["command"] for one in found] == ["moebench run --x", None, None]
+    assert [one["badge"] for one in found] == ["estimate", "measured", "estimate"]
+    assert found[0]["v"]["tpot_ms"] == "61.2"
+    assert "tpot_ms" not in found[2]["v"]
+
+
+def test_simulated_numbers_are_called_simulated(page: Page) -> None:
     assert "2 simulated" in page.text
     assert "not a measurement on it" in page.text
-    assert text.count("Times are simulated (estimate), not measured.") == 2
-    ran = "qwen2-57b-a14b&#39;s scale model, 12.5 M parameters"
-    assert text.count(f"Times are wall-clock measurements of {ran}.") == 2
-    axes = json.dumps(page.specs["run-1-timeline-spec"])
-    assert "(ms, simulated)" in axes
-    assert "(ms, measured)" in json.dumps(page.specs["run-2-timeline-spec"])
 
 
-def test_provenance_is_complete(page: Page) -> None:
-    for name in (
-        "versions.torch", "commit", "profile_hash", "weights_hash", "options.evict",
-        "learnt.evict.from", "learnt.place.tokens",
-    ):  # fmt: skip
-        assert name in page.text
-    for value in (
-        "2.13.0",
-        "trace 0a1b2c",
-        "aa" * 32,
-        "bb" * 32,
-        "cc" * 32,
-        "2026-01-01T12:00:00+00:00",
-    ):
-        assert value in page.text
-    assert '"score": 40.62' in page.text  # the JSON below
-
-
-def test_a_run_without_picture_accuracy_or_bound_says_so(page: Page) -> None:
-    assert "No timeline was kept for this run." in page.text
-    assert "this run did no mathematics" in page.text
-    assert "run-3-timeline-spec" not in page.specs
-    assert "None" not in page.text
-
-
-def test_the_timeline_shows_every_span(page: Page) -> None:
-    spec = page.specs["run-1-timeline-spec"]
-    (values,) = spec["datasets"].values()
-    assert [(v["lane"], v["kind"], v["layer"], v["start"], v["end"]) for v in values] == [
-        (s["lane"], s["kind"], s["layer"], s["start_us"], s["end_us"]) for s in spans()
-    ]
-    assert spec["encoding"]["y"]["scale"]["domain"] == ["device", "h2d", "d2h", "host"]
-    assert {t["field"] for t in spec["encoding"]["tooltip"]} >= {"kind", "layer", "experts", "us"}
-
-
-def test_the_shares_add_up_to_the_documents_times(page: Page) -> None:
-    (values,) = page.specs["run-1-shares-spec"]["datasets"].values()
-    shown = {(value["lane"], value["part"]): value["ms"] for value in values}
-    metrics = RUNS[0]["metrics"]
-    assert {lane: ms for (lane, part), ms in shown.items() if part == "busy"} == {
-        lane: ms for lane, ms in metrics["lanes"].items() if ms
-    }
-    stalls = {part.removeprefix("waits for "): ms for (_, part), ms in shown.items()}
-    assert {cause: stalls[cause] for cause in metrics["stall_ms"]} == metrics["stall_ms"]
+def test_the_same_runs_give_the_same_page(file: Path, tmp_path: Path) -> None:
+    render(Contents(RUNS, timelines=TIMELINES), tmp_path / "again.html", source=".moebench")
+    assert (tmp_path / "again.html").read_bytes() == file.read_bytes()
 
 
 def test_every_lane_and_kind_of_operation_is_known() -> None:
     """One colour each, whatever else is in the figure."""
-    assert set(figures.LANES) == {lane.value for lane in Lane}
-    assert set(figures.KIND_COLOURS) == {kind.value for kind in OpKind}
-    assert len(set(figures.KIND_COLOURS.values())) == len(OpKind)
+    assert set(timeline.LANES) == {lane.value for lane in Lane}
+    assert set(timeline.KIND_COLOURS) == {kind.value for kind in OpKind}
+    assert len(set(timeline.KIND_COLOURS.values())) == len(OpKind)
 
 
-def test_an_unknown_kind_or_cause_is_drawn_too() -> None:
-    strange = [{**span, "kind": "teleport", "lane": "device"} for span in spans(1)]
-    assert figures.timeline(strange, True)["encoding"]["color"]["scale"]["domain"] == ["teleport"]
-    document = run()
-    document["metrics"]["stall_ms"] = {"moon": 1.0, "load": 2.0}
-    spec = figures.shares(document)
-    assert spec is not None
-    scale = spec["encoding"]["color"]["scale"]
-    assert scale["domain"] == ["busy", "waits for load", "waits for moon"]
-    assert len(set(scale["range"])) == 3
+# ---------------------------------------------------------------------- comparisons
 
 
-def test_the_same_runs_give_the_same_page(file: Path, tmp_path: Path) -> None:
-    render(RUNS, TIMELINES, tmp_path / "again.html", source=".moebench")
-    assert (tmp_path / "again.html").read_bytes() == file.read_bytes()
+def test_a_view_for_all_workloads_and_for_each(tmp_path: Path) -> None:
+    found = made(tmp_path, Contents(compared())).data["views"]
+    assert [view["workload"] for view in found] == ["", "facts", "gsm8k"]
+    for view, tpot in zip(found, (11.0, 12.0, 10.0), strict=True):
+        tables = [table for table in view["tables"] if not table["reason"]]
+        assert [table["place"] for table in tables] == [
+            f"{setting}, batch {batch}" for setting in ("S1", "S3") for batch in (1, 3)
+        ]
+        row = next(row for row in view["rows"] if row["system"] == "smoe")
+        assert row["v"]["tpot_ms"]["mean"] == tpot
+        assert len(row["runs"]) == (2 if view["workload"] == "" else 1)
+        marks = tables[0]["marks"]["tpot_ms"]
+        assert marks == [["smoe"], ["lru"]]
+
+
+def test_the_parts_of_a_token_add_up_to_its_time(tmp_path: Path) -> None:
+    view = made(tmp_path, Contents(compared())).data["views"][0]
+    for row in view["rows"]:
+        assert sum(row["parts"].values()) == pytest.approx(row["v"]["tpot_ms"]["mean"])
+        # 1000 ms of work, 2500 and 500 ms of waiting.
+        shares = {name: ms / row["v"]["tpot_ms"]["mean"] for name, ms in row["parts"].items()}
+        assert shares["device busy"] == pytest.approx(0.25)
+        assert shares["waits for load"] == pytest.approx(0.625)
+
+
+def test_tables_that_differ_in_batch_alone_share_a_chart(tmp_path: Path) -> None:
+    tables = made(tmp_path, Contents(compared())).data["views"][0]["tables"]
+    by_setting = {table["where"]: table["overBatch"] for table in tables}
+    assert len(set(by_setting.values())) == 2
+    assert all(table["overBatch"] == by_setting[table["where"]] for table in tables)
+
+
+def test_runs_of_another_version_are_named_and_left_out(tmp_path: Path) -> None:
+    old = {"run_id": "0ld", "spec": {"system": "smoe"}, "provenance": {"created": "2024"}}
+    page = made(tmp_path, Contents([*compared(), old]))
+    assert any("run 0ld lacks" in text for text in page.data["views"][0]["leftOut"])
+    assert "0ld" not in [one["id"] for one in page.data["runs"]]
 
 
 # ---------------------------------------------------------------------- accuracy and α
@@ -152,7 +151,7 @@ def test_the_same_runs_give_the_same_page(file: Path, tmp_path: Path) -> None:
 @pytest.fixture(scope="module")
 def alpha_text(tmp_path_factory: pytest.TempPathFactory) -> str:
     out = tmp_path_factory.mktemp("alpha") / "report.html"
-    render([run()], {}, out, accuracy=views(ROWS, ITEMS))
+    render(Contents([run()], accuracy=views(ROWS, ITEMS)), out)
     return out.read_text(encoding="utf-8")
 
 
@@ -166,14 +165,13 @@ def test_the_accuracy_section_shows_our_table_and_the_papers(alpha_text: str) ->
         assert str(one.score) in shown
         assert one.kl is None or str(one.kl) in shown
     assert "51.4" in shown  # the paper's, at α = 0
-    assert "0.25" in page.text
     assert "No visible change of the score up to α = 0.35 in 0 of 1 real datasets" in page.text
+    assert "computed here" in page.text
     assert not re.search(r">None<", alpha_text)
 
 
 def test_every_cell_of_the_accuracy_section_is_its_value_rounded(alpha_text: str) -> None:
-    section = alpha_text[alpha_text.index('id="accuracy"') : alpha_text.index('id="run-1"')]
-    found = re.findall(r'<data value="([^"]+)">([^<]+)</data>', section)
+    found = re.findall(r'<data value="([^"]+)">([^<]+)</data>', alpha_text)
     assert len(found) == 4 * (3 + 3 + 1 + 5)  # passages has neither agreement nor KL
     for exact, printed in found:
         digits = len(printed.partition(".")[2])
@@ -182,22 +180,22 @@ def test_every_cell_of_the_accuracy_section_is_its_value_rounded(alpha_text: str
 
 
 def test_the_curves_hold_every_cell(alpha_text: str) -> None:
-    specs = Page(alpha_text).specs
+    drawn = Page(alpha_text).data["drawn"]
     names = [
-        f"accuracy-1-{measure}-{kind}-spec" for kind in ("real", "generated")
+        f"accuracy-1-{measure}-{kind}" for kind in ("real", "generated")
         for measure in ("score", "agreement", "kl")
     ]  # fmt: skip
-    assert [name for name in specs if name.startswith("accuracy")] == names
-    (values,) = specs[names[0]]["datasets"].values()
-    assert [(v["alpha"], v["value"], v["low"], v["high"]) for v in values] == [
+    assert list(drawn) == names
+    assert [(v["alpha"], v["value"], v["low"], v["high"]) for v in drawn[names[0]]["rows"]] == [
         (one.alpha, one.score, one.score - 3.5, one.score + 3.5) for one in gsm8k()
     ]
-    (kl,) = specs[names[-1]]["datasets"].values()
-    assert {value["workload"] for value in kl} == {"facts"}
+    assert {value["workload"] for value in drawn[names[-1]]["rows"]} == {"facts"}
 
 
-def test_without_a_table_there_is_no_section(text: str) -> None:
-    assert 'id="accuracy"' not in text
+def test_a_section_without_content_is_not_there(page: Page) -> None:
+    assert "accuracy" not in page.attributes("id")
+    assert not {"evaluators", "failures", "components", "claims"} & {*page.attributes("id")}
+    assert "fidelity" in page.attributes("id")  # its table ships
 
 
 # ---------------------------------------------------------------------- what it must not do
@@ -213,7 +211,7 @@ def test_nothing_is_fetched(page: Page, text: str) -> None:
     policy = next(a["content"] for t, a in page.tags if a.get("http-equiv"))
     assert policy is not None
     assert policy.startswith("default-src 'none'")
-    assert "http" not in json.dumps(page.specs)
+    assert "http" not in json.dumps(page.data["specs"])
 
 
 def test_the_libraries_are_there_once(text: str) -> None:
@@ -221,16 +219,17 @@ def test_the_libraries_are_there_once(text: str) -> None:
     assert len(text) < 1_500_000
 
 
-def test_hostile_names_are_shown_as_text(tmp_path: Path) -> None:
+def test_hostile_names_are_data_or_text(tmp_path: Path) -> None:
     records = [{**span, "kind": HOSTILE} for span in spans(1)]
-    render([hostile_run()], {HOSTILE: records}, tmp_path / "r.html", source=HOSTILE)
+    contents = Contents([hostile_run()], {HOSTILE: HOSTILE}, {HOSTILE: records})
+    page = made(tmp_path, contents, source=HOSTILE)
     text = (tmp_path / "r.html").read_text(encoding="utf-8")
     assert "<script>alert" not in text
     assert "<img src=x" not in text
-    page = Page(text)
     assert "img" not in [tag for tag, _ in page.tags]
-    assert page.text.count(HOSTILE) > 8
-    assert HOSTILE in json.dumps(page.specs["run-1-timeline-spec"]).replace('\\"', '"')
+    assert HOSTILE in page.text
+    assert page.packed["documents"] == [hostile_run()]
+    assert page.packed["pictures"][0]["kinds"] == [HOSTILE]
 
 
 # ---------------------------------------------------------------------- errors
@@ -239,10 +238,10 @@ def test_hostile_names_are_shown_as_text(tmp_path: Path) -> None:
 def test_no_run_says_how_to_make_one(tmp_path: Path) -> None:
     wanted = r"^no runs in x/\.moebench; run: moebench run --system smoe --setting S3$"
     with pytest.raises(UsageError, match=wanted):
-        render([], {}, tmp_path / "r.html", source="x/.moebench")
+        render(Contents([]), tmp_path / "r.html", source="x/.moebench")
     assert not (tmp_path / "r.html").exists()
 
 
 def test_a_page_that_cannot_be_written(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="cannot be written: Is a directory"):
-        render(RUNS, {}, tmp_path)
+        render(Contents(RUNS), tmp_path)

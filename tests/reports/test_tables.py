@@ -3,9 +3,13 @@
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
+from moebench.reports.runs import runs_table
 from moebench.reports.tables import (
     BRIEF,
     COLUMNS,
@@ -18,7 +22,9 @@ from moebench.reports.tables import (
     rows,
     span_ms,
     system_of,
+    written,
 )
+from moebench.reports.text import TextTable
 from tests.reports.samples import RUN, measured_run, run, traced_run
 
 ROOT = Path(__file__).parents[2]
@@ -53,6 +59,10 @@ def test_a_row_holds_the_documents_numbers() -> None:
         "stderr": 8.68,
         "agreement": 0.962,
         "kl": 0.0213,
+        "set": None,
+        "perplexity": None,
+        "floor": None,
+        "cut": None,
         "device_busy": 0.4,  # of 40 s busy and 60 s of stalls
         "link_busy": 0.9,
         "host_busy": 0.25,
@@ -93,7 +103,7 @@ def test_what_a_run_lacks_is_a_dash_and_not_a_zero() -> None:
     assert lacking == {
         "setting", "alpha", "tpot_ms", "tpot_low_ms", "tpot_high_ms", "bound_ms", "bound_ratio",
         "cache_ratio", "cache_ratio_begun", "repeated_4grams", "score", "stderr", "agreement", "kl",
-        "device_busy", "link_busy", "host_busy",
+        "device_busy", "link_busy", "host_busy", "set", "perplexity", "floor", "cut",
     }  # fmt: skip
     assert {cell(BY_KEY[key], row[key]) for key in lacking} == {MISSING}
 
@@ -109,6 +119,12 @@ def test_what_a_run_lacks_is_a_dash_and_not_a_zero() -> None:
         ("device_busy", 1.0, "100"),
         ("system", "50%", "50%"),
         ("kl", 0.02125, "0.0213"),
+        ("kl", 5e-06, "5e-06"),
+        ("kl", 0.0, "0"),
+        ("agreement", 0.99996, "99.996"),
+        ("agreement", 1.0, "100.0"),
+        ("score", 0.004, "0.004"),
+        ("cache_ratio", 0.0004, "0.04"),
     ],
 )
 def test_cells_are_written_in_the_headers_unit(key: str, value: object, text: str) -> None:
@@ -154,11 +170,9 @@ def test_dig_goes_through_nothing() -> None:
     ],
 )
 def test_reports_and_results_import_nothing_heavy(module: str) -> None:
-    """They know nothing of torch nor of packages above, and the substrate by files and errors."""
-    allowed = (
-        "moebench.reports", "moebench.results", "moebench.substrate.errors",
-        "moebench.substrate.files",
-    )  # fmt: skip
+    """They know nothing of torch nor of what is above; of the substrate, errors and files."""
+    substrate = ("moebench.substrate.errors", "moebench.substrate.files")
+    allowed = ("moebench.reports", "moebench.results", *substrate)
     script = (
         f"import sys, {module}\n"
         "bad = [m for m in sys.modules if m == 'torch' or m.startswith('moebench.')\n"
@@ -198,3 +212,59 @@ def test_a_run_says_where_its_choice_of_experts_came_from(spec, said):
     assert routing_of(spec) == said
     (row,) = rows([run(**spec)])
     assert row["routing"] == said
+
+
+@given(st.floats(0, 1, exclude_min=True, exclude_max=True), st.sampled_from([".1%", ".0%"]))
+def test_a_share_between_nothing_and_all_never_looks_like_either(value: float, form: str) -> None:
+    assert 0 < float(written(value, form)) < 100
+
+
+def test_a_perplexity_is_no_score_and_a_floor_is_said() -> None:
+    text, flat = run(), run()
+    text["accuracy"] |= {"metric": "perplexity", "score": 12.5}
+    flat["accuracy"] |= {"score": 0.0, "stderr": 0.0}
+    one, two = rows([text, flat])
+    assert (one["score"], one["perplexity"], one["floor"]) == (None, 12.5, None)
+    assert (two["score"], two["perplexity"], two["floor"]) == (0.0, None, "yes")
+
+
+# ---------------------------------------------------------------------- single runs
+
+
+def column(table: TextTable, header: str) -> list[str]:
+    return [row[table.headers.index(header)] for row in table.rows]
+
+
+def test_rows_show_whatever_distinguishes_them() -> None:
+    runs = [
+        run("a", overrides={"evict": "lru", "alpha": "0.25"}),
+        run("b", overrides={"evict": "lfu"}, seed=1),
+        run("c", weights="mine", model="olmoe"),
+    ]
+    table = runs_table(runs, "runs")
+    assert column(table, "set") == ["evict=lru", "evict=lfu", MISSING]
+    assert column(table, "seed") == ["0", "1", "0"]
+    assert column(table, "weights") == [MISSING, MISSING, "mine"]
+    assert column(table, "model")[2] == "olmoe"
+
+
+@settings(deadline=None)
+@given(st.sets(st.tuples(st.sampled_from("ab"), st.integers(0, 2), st.sampled_from(["x", "y"]))))
+def test_no_two_runs_of_different_specs_have_equal_rows(specs: set[Any]) -> None:
+    runs = [
+        run("same", system=system, prompts=prompts, overrides={"evict": evict})
+        for system, prompts, evict in specs
+    ]
+    table = runs_table(runs, "runs")
+    assert len({*table.rows}) == len(runs)
+
+
+def test_what_is_equal_for_all_runs_is_said_once() -> None:
+    runs = [run("a"), run("b", system="lru")]
+    table = runs_table(runs, "runs")
+    assert {"setting", "machine", "workload", "badge"}.isdisjoint(table.headers)
+    assert "setting S3, machine a6000" in table.said
+    whole = runs_table(runs, "runs", once=False)
+    assert {"setting", "machine", "workload", "badge"} <= {*whole.headers}
+    assert whole.said == ""
+    assert "setting" in runs_table(runs[:1], "one").headers

@@ -1,16 +1,14 @@
-"""Distributions of decode throughput: from samples to points, to figures, to the page."""
+"""Distributions of decode throughput: from samples to points, to the page."""
 
 from pathlib import Path
 
 import pytest
 
-from moebench.reports import figures
-from moebench.reports.html import render
-from moebench.reports.throughput import STEPS, Point, curve, groups, load
+from moebench.reports.page.runs import POINTS, speeds
+from moebench.reports.throughput import STEPS, Point, curve, load
 from moebench.results.samples import TokenSample, samples_path, write_samples
 from moebench.substrate.errors import InputError
-from tests.reports.pages import Page
-from tests.reports.samples import RUNS, measured_run, run
+from tests.reports.samples import run
 
 MS = 1_000_000
 
@@ -59,76 +57,21 @@ def test_only_runs_with_samples_have_curves(tmp_path: Path) -> None:
         load(tmp_path, runs)
 
 
-# ---------------------------------------------------------------------- figures
-
-
-def test_a_figure_holds_what_is_comparable() -> None:
-    runs = [
-        run("aaa"),
-        run("bbb", system="lru", setting=None, options={}),
-        run("ccc", batch=3),
-        run("ddd", workload="facts"),
-        run("drw", routing="drawn"),
-        measured_run(),
-        run("eee") | {"badge": "calibrated"},
-        run("fff"),
-    ]
-    curves = {one["run_id"]: curve(samples(100), 1) for one in runs if one["run_id"] != "fff"}
-    found = groups(runs, curves)
-    assert [[one["run_id"] for one in ones] for ones in found.values()] == [
-        ["aaa", "bbb"], ["ccc"], ["ddd"], ["drw"], ["b0b1b2b3b4b5"], ["eee"]
-    ]  # fmt: skip
-    title = "qwen2-57b-a14b · bf16 · a6000 · lean · gsm8k · routing: model · batch 1 · estimate"
-    assert next(iter(found)).title == title
-
-
-def test_the_figure_says_what_it_shows() -> None:
-    runs = [run("aaaaaaaaaa"), run("bbb", system="lru", setting=None)]
-    curves = {"aaaaaaaaaa": [Point(100 / 3, 0), Point(100 / 3, 1)], "bbb": [Point(2, 0)]}
-    spec = figures.throughput(runs, curves)
-    (values,) = spec["datasets"].values()
-    assert values == [
-        {"run": "smoe · S3 · lean · aaaaaa", "tokens_per_s": 33.33, "share": 0},
-        {"run": "smoe · S3 · lean · aaaaaa", "tokens_per_s": 33.33, "share": 1},
-        {"run": "lru · lean · bbb", "tokens_per_s": 2, "share": 0},
-    ]
-    assert spec["encoding"]["x"]["axis"]["title"] == "decode throughput (tokens/s, simulated)"
-    (measured,) = (figures.throughput([m], {m["run_id"]: curves["bbb"]}) for m in [measured_run()])
-    assert "(tokens/s, measured)" in measured["encoding"]["x"]["axis"]["title"]
-
-
-def test_no_two_of_many_runs_look_alike() -> None:
-    runs = [run(f"{number:06}") for number in range(28)]
-    spec = figures.throughput(runs, {one["run_id"]: [Point(1, 1)] for one in runs})
-    looks = [spec["encoding"][channel]["scale"]["range"] for channel in ("color", "strokeDash")]
-    assert len({str(look) for look in zip(*looks, strict=True)}) == 28
-    assert spec["encoding"]["color"]["legend"]["symbolLimit"] == 28
-
-
 # ---------------------------------------------------------------------- the page
 
 
-def test_the_page_has_a_figure_for_each_set_of_runs(tmp_path: Path) -> None:
-    curves = {one["run_id"]: curve(samples(100, 50, 25), 1) for one in RUNS[:2]}
-    render(RUNS, {}, tmp_path / "r.html", curves=curves)
-    page = Page((tmp_path / "r.html").read_text(encoding="utf-8"))
-    assert [name for name in page.specs if name.startswith("throughput")] == [
-        "throughput-1-spec", "throughput-2-spec"
-    ]  # fmt: skip
-    assert (
-        "gsm8k · routing: model · batch 1 · estimate; simulated times are predictions." in page.text
-    )
-    assert "local · lean · gsm8k · routing: model · batch 1 · measured." in page.text
+def test_the_page_holds_speeds_at_equal_shares() -> None:
+    found = curve([TokenSample(0, i, 10 * MS + 7919 * i, [2]) for i in range(1, 5000)], batch=1)
+    (kept, nothing) = speeds([run("aaa"), run("bbb")], {"aaa": found})
+    assert nothing is None
+    assert kept is not None
+    assert len(kept) == POINTS + 1
+    assert kept == sorted(kept)
+    assert kept[0] == pytest.approx(found[0].tokens_per_s, rel=1e-3)
+    assert kept[POINTS // 2] == pytest.approx(found[STEPS // 2].tokens_per_s, rel=1e-3)
+    assert kept[-1] == pytest.approx(found[-1].tokens_per_s, rel=1e-3)
 
 
-def test_without_samples_there_is_no_figure(text: str, page: Page) -> None:
-    assert "Decode throughput" not in text
-    assert not any(name.startswith("throughput") for name in page.specs)
-
-
-def test_a_curve_of_any_length_is_about_ten_kilobytes(tmp_path: Path) -> None:
-    points = curve([TokenSample(0, i, 10 * MS + 7919 * i, [2]) for i in range(1, 5000)], batch=1)
-    render([run()], {}, tmp_path / "with.html", curves={run()["run_id"]: points})
-    render([run()], {}, tmp_path / "without.html")
-    sizes = [(tmp_path / f"{name}.html").stat().st_size for name in ("with", "without")]
-    assert sizes[0] - sizes[1] < 12_000
+def test_a_short_curve_keeps_every_point() -> None:
+    found = curve(samples(100, 50, 25), batch=1)
+    assert speeds([run("aaa")], {"aaa": found}) == [[10, 10, 20, 40]]

@@ -36,6 +36,11 @@ def test_a_row_is_written_as_its_line(tmp_path: Path) -> None:
     assert [path.name for path in (tmp_path / "new").iterdir()] == ["alpha.csv"]
 
 
+def test_a_table_of_an_earlier_version_is_read(tmp_path: Path) -> None:
+    path = table(tmp_path, LINE.rpartition(",")[0], header=HEADER.rpartition(",")[0])
+    assert read_table(path) == [row(cut=None)]
+
+
 def test_order_is_by_setting_kind_workload_and_alpha(tmp_path: Path) -> None:
     names = [
         ("S1", False, "gsm8k", 0.05), ("S1", False, "gsm8k", 0.5), ("S1", False, "wic", 0.0),
@@ -105,7 +110,7 @@ def test_a_wrong_value_is_named_with_its_line(
         (HEADER + ",mood", [], "alpha.csv:1: has the unknown column mood; wanted: setting,"),
         (HEADER.replace("n,score", "score,n"), [], "alpha.csv:1: the columns must be, in this"),
         ("", [], "alpha.csv:1: lacks the column setting"),
-        (HEADER, [LINE, LINE + ",1"], "alpha.csv:3: 22 cells, 21 columns"),
+        (HEADER, [LINE, LINE + ",1"], "alpha.csv:3: 23 cells, 22 columns"),
         (HEADER, [LINE, LINE], "alpha.csv:3: S1 smoe gsm8k .* stands already in line 2"),
         (HEADER, ['S1,"open'], "alpha.csv:2: not CSV: unexpected end of data"),
     ],
@@ -129,7 +134,7 @@ def test_a_file_that_cannot_be_read(tmp_path: Path) -> None:
 
 
 def test_a_run_becomes_its_row() -> None:
-    found = row_from_run(scored_run(), generated=False, category="reasoning", chance=None)
+    found = row_from_run(scored_run(), generated=False, category="reasoning")
     assert found == row()
 
 
@@ -147,7 +152,7 @@ def test_a_run_without_a_row_says_why(change: dict[str, dict[str, object]], comp
     for part, values in change.items():
         document[part] |= values
     with pytest.raises(InputError, match=f"^run run1 has no row .*: {complaint}: "):
-        row_from_run(document, generated=False, category="reasoning", chance=None)
+        row_from_run(document, generated=False, category="reasoning")
 
 
 # ---------------------------------------------------------------------- items

@@ -20,14 +20,14 @@ from tests.systems.views import cache, shape, view
 def ready(layers=2, experts=8, top_k=2, slots=8, scope="layer"):
     """A policy with a network that nobody trained, at the start of a run."""
     policy = LearnedEviction()
-    policy._network = random_network(layers, experts, 16)
+    policy.network = random_network(layers, experts, 16)
     model = shape(experts, top_k, layers)
     policy.start(model, cache(model, slots, scope))
     return policy
 
 
 def distances(policy, layer):
-    return policy._network.distances(layer, policy._history.features(layer))
+    return policy.network.distances(layer, policy._history.features(layer))
 
 
 def test_the_farthest_of_those_that_may_leave():
@@ -73,7 +73,7 @@ def test_sequences_begin_when_they_are_said_to():
     longest_ago = np.concatenate([-np.eye(8), np.zeros((8, 8))])
     network = Network([np.stack([longest_ago] * 2)], [np.stack([np.arange(8) / 1000] * 2)])
     policy = LearnedEviction()
-    policy._network = network
+    policy.network = network
     policy.start(shape(8), cache(shape(8), 8, "layer"))
 
     def victims():
@@ -100,7 +100,7 @@ def test_nothing_to_train_on():
 
 def test_trained_for_another_model():
     policy = LearnedEviction()
-    policy._network = random_network(3, 8)
+    policy.network = random_network(3, 8)
     with pytest.raises(UsageError, match=r"3 layers of 8 experts, the model has 2 of 8"):
         policy.start(shape(8), cache(shape(8), 4))
 
@@ -169,7 +169,7 @@ def run(system, trace, slots):
 
 def flashmoe(layers, experts):
     system = FlashMoE()
-    system.evict._network = random_network(layers, experts, 16)
+    system.evict.network = random_network(layers, experts, 16)
     return system
 
 

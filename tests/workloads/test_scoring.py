@@ -12,6 +12,7 @@ from moebench.workloads.catalogue import workload, workload_names
 from moebench.workloads.draw import load
 from moebench.workloads.example import END_OF_TEXT, Example, ask, ask_and_answer
 from moebench.workloads.scoring import (
+    chance,
     cut,
     extract,
     is_correct,
@@ -301,3 +302,27 @@ def test_a_worked_solutions_letters_do_not_count() -> None:
     assert extract("choice", " 24 - 5 = 19. A 9. B 29. C 19.\n#### C", options=4) == "C"
     assert extract("choice", " A 9. B 19.", options=4) == "A"
     assert extract("choice", " A 9.\n####", options=4) == ""
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "expected"),
+    [
+        ("boolq", [2, 2], 50.0),
+        ("mmlu", [4, 2], 37.5),  # the mean of the questions' own
+        ("bbh", [None, 2], 25.0),  # of two kinds: nobody guesses a text
+        ("arithmetic", [None, None], None),
+        ("truthfulqa_gen", [4, 4], None),  # its answers are written
+        ("text", [None], None),
+    ],
+)
+def test_what_guessing_scores(name, options, expected):
+    examples = [
+        Example(id="e", prompt="?", choices=n and tuple("abcd"[:n]), answer=0 if n else "x")
+        for n in options
+    ]
+    assert chance(workload(name), examples) == expected
+
+
+def test_a_family_whose_options_stand_in_its_text_says_its_chance():
+    facts = workload("facts")
+    assert chance(facts, [Example(id="e", prompt="?", choices=None, answer="x")]) == 25.0

@@ -6,7 +6,6 @@ import re
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +14,9 @@ import pytest
 from moebench.results.store import Store
 from moebench.substrate.machines.profile import MACHINES
 from moebench.systems.smoe import SMoE
-from tests.harness.commands import SMALL, call, run
+from tests.harness.commands import SMALL, call, refused, run
 from tests.harness.tiny import EXPERTS, LAYERS, TOP_K
+from tests.reports.trace_format import check_trace
 
 pytestmark = pytest.mark.usefixtures("tiny_models")
 
@@ -248,14 +248,32 @@ def test_timeline_is_a_chrome_trace(here: Path, counted_runs: list[str]) -> None
     assert len(counted_runs) == 2, "a stored result has no timeline"
     assert "timeline in trace.json" in called.err
     events = json.loads((here / "trace.json").read_text())["traceEvents"]
-    rows = {e["tid"]: e["args"]["name"] for e in events if e["ph"] == "M"}
-    assert sorted(rows.values()) == sorted(LANES)
-    spans = sorted((e for e in events if e["ph"] == "X"), key=lambda e: (e["tid"], e["ts"]))
-    assert {e["cat"] for e in spans} >= {"attend", "gate", "expert", "load", "combine", "head"}
-    for one, following in pairwise(spans):  # a lane does one thing at a time
-        if one["tid"] == following["tid"]:
-            assert one["ts"] + one["dur"] <= following["ts"] + 1e-3
-    assert [e["name"] for e in events if e["ph"] == "i"] == ["token 1", "token 2", "token 3"]
+    check_trace({"traceEvents": events})
+    drawn = {e["cat"] for e in events if e["ph"] == "X"}
+    assert drawn >= {"attend", "gate", "expert", "load", "combine", "head"}
+    tokens = [e["name"] for e in events if e["ph"] == "i" and e["cat"] == "token"]
+    assert tokens == ["token 1", "token 2", "token 3"]
+
+
+def test_a_stored_runs_timeline(here: Path) -> None:
+    run_id = run("smoe", "--new-tokens", "12")["run_id"]
+    called = call("timeline", run_id[:6])
+    assert (called.code, called.out) == (0, "")
+    assert f"timeline in {run_id}.trace.json (simulated, token 9 of a batch)" in called.err
+    trace = json.loads((here / f"{run_id}.trace.json").read_text())
+    check_trace(trace)
+    assert trace["otherData"]["run"] == run_id
+    assert {e["cat"] for e in trace["traceEvents"] if e["ph"] == "s"} == {"uses"}
+    assert call("timeline", run_id, "--out", "b.json").code == 0
+    assert json.loads((here / "b.json").read_text()) == trace
+
+
+def test_a_run_without_a_timeline_says_how_to_make_one(here: Path) -> None:
+    run_id = run("smoe", "--new-tokens", "1")["run_id"]  # a decoded token is kept
+    assert "kept no timeline; run it again" in refused("timeline", run_id)
+    assert "this is a folder" in refused("timeline", run("smoe", "--new-tokens", "12")["run_id"],
+                                         "--out", here)  # fmt: skip
+    assert "unknown run" in refused("timeline", "000000")
 
 
 # --------------------------------------------------------------------------- run: systems

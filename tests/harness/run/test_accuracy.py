@@ -11,10 +11,14 @@ from torch import Tensor
 from moebench.harness.run.accuracy import Accuracy
 from moebench.harness.run.shared import SharedWork
 from moebench.workloads.catalogue import workload
+from moebench.workloads.example import Example
 
 LN3 = math.log(3)
 #: KL(p‖q) of p = (1/2, 1/2) against q = (3/4, 1/4); the other way round it is 0.1308.
 KL = 0.5 * math.log(2 / 3) + 0.5 * math.log(2)
+
+
+SUM = Example(id="s", prompt="Two and two?", choices=None, answer="4")
 
 
 class KnownModel:
@@ -31,7 +35,7 @@ class KnownModel:
 
 
 def accuracy(questions: int = 1) -> Accuracy:
-    return Accuracy(workload("arithmetic"), questions)
+    return Accuracy(workload("arithmetic"), [SUM] * questions)
 
 
 def compare(
@@ -108,7 +112,7 @@ def test_scores() -> None:
 
 
 def test_a_chat_workload_has_no_score() -> None:
-    found = Accuracy(workload("mt_bench"), 1)
+    found = Accuracy(workload("mt_bench"), [SUM])
     found.answered(slice(0, 1), [[1, 2]], None)
     document = found.document()
     assert (document["score"], document["n"], document["stderr"]) == (None, 0, None)
@@ -137,8 +141,24 @@ def test_each_question_keeps_its_own_record() -> None:
 
 
 def test_plain_text_has_a_perplexity() -> None:
-    found = Accuracy(workload("text"), 2)
+    found = Accuracy(workload("text"), [SUM] * 2)
     found.read(slice(0, 2), [-4 * LN3, -2 * LN3], [4, 2])
     document = found.document()
     assert document["score"] == pytest.approx(3)
     assert (document["stderr"], document["metric"]) == (pytest.approx(0, abs=1e-4), "perplexity")
+
+
+def test_an_answer_is_cut_that_reached_its_length_without_an_end() -> None:
+    found = accuracy(questions=3)
+    texts = ["It is 4", "It is 4\nQuestion: Five and", "It is"]
+    found.replied(slice(0, 3), [[1], [2], [3]], [SUM] * 3, texts, [True, False, False])
+    document = found.document()
+    # The second went on to a new question, which is where an answer ends.
+    assert document["cut"] == 1
+    assert document["items"]["value"] == [1.0, 1.0, 0.0]
+
+
+def test_what_is_not_written_is_not_cut() -> None:
+    found = accuracy()
+    found.answered(slice(0, 1), [[1]], [1.0])
+    assert found.document()["cut"] is None

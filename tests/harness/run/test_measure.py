@@ -8,7 +8,6 @@ import pytest
 
 from moebench.harness.run.measure import (
     bound,
-    energy,
     expert_figures,
     host_memory_figures,
     lane_figures,
@@ -21,7 +20,6 @@ from moebench.harness.run.measure import (
 from moebench.substrate.engine.counts import Counts
 from moebench.substrate.engine.loop import Engine
 from moebench.substrate.engine.records import Generation
-from moebench.substrate.machines.profile import HardwareProfile
 from moebench.substrate.machines.protocol import Lane, Machine, Op, OpKind, Span
 from moebench.substrate.machines.timeline import Timeline
 
@@ -146,28 +144,6 @@ def test_lane_figures() -> None:
             "bytes_disk": 0,
         },
     }
-
-
-def part(idle: float, full: float) -> SimpleNamespace:
-    return SimpleNamespace(
-        idle_power=SimpleNamespace(watts=idle), full_power=SimpleNamespace(watts=full)
-    )
-
-
-def test_energy() -> None:
-    profile = cast(HardwareProfile, SimpleNamespace(gpu=part(20, 300), host=part(50, 250)))
-    # Two batches of 0.1 s: idle (20 + 50) W · 0.2 s, and 280 W · 13 ms, and 200 W · 3 ms more.
-    generations = [generation(0, [100_000_000] * 2), generation(10**9, [10**9 + 100_000_000] * 2)]
-    joules = 70 * 0.2 + 280 * 0.013 + 200 * 0.003
-    assert energy(profile, timeline(), generations) == {
-        "energy_j": round(joules, 4),
-        "tokens_per_kj": round(4 / joules * 1000, 4),
-    }
-
-
-def test_no_profile_no_energy() -> None:
-    nothing = {"energy_j": None, "tokens_per_kj": None}
-    assert energy(None, timeline(), [generation(0, [1])]) == nothing
 
 
 # --------------------------------------------------------------------------- the lower bound

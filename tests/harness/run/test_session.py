@@ -78,7 +78,7 @@ def test_a_session_carries_a_run_from_its_spec_to_its_document(
     assert (document["spec"]["cache_ratio"], document["spec"]["slots"]) == (0.25, 8)
     assert document["spec"]["alpha"] == 0.25
     assert document["provenance"]["system_hash"] == session.hashes["system"]
-    kinds = {"score", "n", "stderr", "metric", "agreement", "kl", "items"}
+    kinds = {"score", "n", "stderr", "chance", "cut", "metric", "agreement", "kl", "items"}
     assert set(document["accuracy"]) == kinds
     session.close()
 

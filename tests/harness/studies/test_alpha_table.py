@@ -16,7 +16,7 @@ def table(*arguments: str) -> Called:
 
 
 def test_a_table_grows_and_keeps_its_other_cells() -> None:
-    out = Path("alpha.csv")
+    out = Path(".moebench/alpha.csv")
     assert table("--alphas", "0,0.6").code == 0
     first = {row.alpha: row for row in read_table(out)}
     assert table("--alphas", "0.3,0.6").code == 0

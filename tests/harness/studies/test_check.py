@@ -234,8 +234,9 @@ def run_check(measured: Measured, tmp_path: Path) -> Callable[..., int]:
     def run(change: Change = unchanged, update: bool = False, as_json: bool = False) -> int:
         cells = measured(change)
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(check, "measure", lambda jobs: cells)
-            return check.check_command(update, 0, as_json, references=tmp_path / "check.json")
+            patch.setattr(check, "measure", lambda jobs, guarded: cells)
+            guarded = check.Guarded({}, references=tmp_path / "check.json")
+            return check.check_command(update, 0, as_json, guarded)
 
     return run
 
@@ -260,7 +261,9 @@ def test_damage_fails_until_it_is_accepted(run_check, capsys):
     assert run_check(thrice_alpha, as_json=True) == 1
     said = json.loads(capsys.readouterr().out)
     assert said["verdict"] == "regressed"
-    assert [set(row) for row in said["cells"]] == [{"cell", "verdict", "reason"}]
+    assert [set(row) for row in said["cells"]] == [{"cell", "verdict", "reason"}] * 2
+    answers, latencies = (row["cell"] for row in said["cells"])
+    assert latencies == f"{answers}: latency"
     assert run_check(thrice_alpha, update=True) == 0
     assert "kl" in capsys.readouterr().err
     assert run_check(thrice_alpha) == 0

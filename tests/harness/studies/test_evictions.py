@@ -46,7 +46,7 @@ def test_a_duel_by_hand():
 def test_hit_rates_by_size():
     sequences = [routed(), routed(seed=1)]
     learned = LearnedEviction()
-    learned._network = random_network(2, 8, 16)
+    learned.network = random_network(2, 8, 16)
     policies = {n: make("evict", n) for n in ("lru", "belady")} | {"flashmoe": learned}
     rates = hit_rates(sequences, 8, (2, 4, 8), policies)
     assert list(rates) == [2, 4, 8]

@@ -41,7 +41,7 @@ class Scripted:
         if self._losses[job.cell_id] > 0:
             self._losses[job.cell_id] -= 1
             return [(worker, Lost("exit code -9"))]
-        return [(worker, Finished({"run_id": job.cell_id}, []))]
+        return [(worker, Finished({"run_id": job.cell_id}, [], []))]
 
     def release(self, worker: int) -> None:
         self.released[worker] += 1

@@ -145,10 +145,10 @@ def test_a_cell_keeps_its_samples_unless_told_not_to() -> None:
     spec = resolve(None, system="gpu-only", setting="S3", workload="arithmetic")
     document = {"run_id": "abc", "provenance": {"created": "2026"}}
     store = Store(Path(".moebench"))
-    keep(store, Job("abc", spec, ""), Finished(document, []))
+    keep(store, Job("abc", spec, ""), Finished(document, [], []))
     assert read_samples(store.directory, "abc") is None
     samples = [TokenSample(0, 0, 7, None)]
-    keep(store, Job("abc", spec, ""), Finished(document, samples))
+    keep(store, Job("abc", spec, ""), Finished(document, samples, []))
     assert read_samples(store.directory, "abc") == samples
 
 

@@ -75,7 +75,7 @@ class Case:
             random = np.random.default_rng(self.seed)
             layers, experts = len(self.shape.moe_layers), self.shape.num_experts
             weights = random.standard_normal((layers, 2 * experts, experts))
-            system.evict._network = Network([weights], [np.zeros((layers, experts))])
+            system.evict.network = Network([weights], [np.zeros((layers, experts))])
         return system
 
     def run(self) -> tuple[Rig, list[Generation]]:

@@ -184,6 +184,7 @@ class FlatCosts:
         self.sync_ns, self.decision_ns = sync_ns, decision_ns
         self.record_bytes = RECORD_BYTES
         self.waits_each_layer, self.synchronous = waits, False
+        self.lost_beside_copies = 0.0
 
     def ns(self, op: Op, lane: Lane) -> int:
         if op.queued:

@@ -8,7 +8,7 @@ import pytest
 from moebench.substrate.engine.decisions import Fetch
 from moebench.substrate.engine.transfers import Transfers
 from moebench.substrate.machines.protocol import Lane, Op, OpKind, Span
-from moebench.substrate.machines.timeline import Costs
+from moebench.substrate.machines.timeline import Timeline
 from moebench.substrate.memory.cache import ExpertCache
 from moebench.substrate.memory.tier import Tier
 from moebench.systems.options import build
@@ -30,7 +30,7 @@ def transfers(cache) -> Transfers:
     machine = SimpleNamespace(
         lock=threading.RLock(), now_ns=lambda: 10, load=lambda op, client, after: Span(op, Lane.H2D)
     )
-    return Transfers(system.evict, machine, cache, Costs())
+    return Transfers(system.evict, machine, cache, Timeline())
 
 
 def computed(transfers: Transfers, cache: ExpertCache) -> Span:

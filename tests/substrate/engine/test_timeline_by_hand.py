@@ -5,6 +5,7 @@ from dataclasses import dataclass
 import pytest
 
 from moebench.harness.conformance.invariants import check_timeline
+from moebench.reports.trace_events import trace_events
 from moebench.substrate.engine.decisions import fetches, split
 from moebench.substrate.engine.policies import Assignment, Placement, Prefetching
 from moebench.substrate.engine.system import System
@@ -12,6 +13,7 @@ from moebench.substrate.machines.protocol import Lane, OpKind
 from moebench.systems.policies.evict import LeastRecentlyUsed
 from moebench.systems.policies.predict import NextGates
 from moebench.systems.policies.route import ExactRouting
+from tests.reports.trace_format import check_trace
 from tests.substrate.engine.fakes import (
     RECORD_BYTES,
     FixedModel,
@@ -221,6 +223,38 @@ def test_what_the_device_waited_for(token):
     assert totals.stall_ns == {"control": control, "load": 203 + 5, "host": 157}
     assert totals.busy_ns[Lane.DEVICE] == 3823 - 1704 - control - 208 - 157
     assert totals.moved_bytes[Lane.H2D] == 3 * RECORD_BYTES
+
+
+def test_the_file_for_perfetto_shows_the_same(token):
+    run, _ = token
+    trace = trace_events(run.timeline.records(), {})
+    check_trace(trace)
+    events = trace["traceEvents"]
+    origin = 5  # the first span begins there
+
+    def at(ns):
+        return pytest.approx((ns - origin) / 1e3)
+
+    drawn = [e for e in events if e["ph"] == "X"]
+    expected = by_start(PREFILL + DECODE)
+    assert sorted(e["ts"] for e in drawn) == [at(row[4]) for row in expected]
+    assert sum(e["dur"] for e in drawn) * 1e3 == pytest.approx(sum(r[5] - r[4] for r in expected))
+    # A load is submitted 3 after its slot was taken; a prefetch takes it when the link is free.
+    # The prefetch of 4 is dropped when layer 1's gate is known.
+    instants = [(e["name"], e["ts"]) for e in events if e["ph"] == "i"]
+    assert instants == [
+        ("token 1", at(1711)), ("evict L0 E1", at(2154)), ("evict L1 E0", at(2457)),
+        ("evict L1 E1", at(2757)), ("cancel L1 E4", at(2944)), ("token 2", at(3830)),
+    ]  # fmt: skip
+    arrows = {}
+    for event in events:
+        if event["ph"] in "stf":
+            arrows.setdefault(event["id"], []).append((event["ph"], event["ts"]))
+    assert sorted(arrows.values()) == [
+        [("s", at(2157)), ("f", at(2457))],  # L0's 2
+        [("s", at(2457)), ("f", at(2960))],  # L1's 2
+        [("s", at(2757)), ("f", at(3057))],  # L1's 3
+    ]
 
 
 def test_the_checker_agrees_and_can_disagree(token):

@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from moebench.substrate.machines.local import LocalMachine
 from moebench.substrate.machines.protocol import Lane, Op, OpKind, Span
 from moebench.substrate.machines.simulated import SimulatedMachine
 from moebench.substrate.machines.timeline import Timeline
@@ -45,6 +46,12 @@ class Client:
     def about(self, expert: int) -> list[tuple]:
         """What happened to an expert."""
         return [(what, *times) for what, of, *times in self.diary if of == expert]
+
+
+def cancelled(machine: SimulatedMachine | LocalMachine) -> list[int]:
+    """The experts whose prefetches were noted as dropped, in order; the machine keeps all."""
+    notes = machine.timeline.records()
+    return [row["experts"][0] for row in notes if row["kind"] == "cancel"]
 
 
 def simulated(

@@ -112,6 +112,7 @@ class FakeCard:
         self, late: bool = False, seed: int = 0, free: int = 10**10, pinnable: bool = True
     ) -> None:
         self.name, self.free, self.total = "Fake Card", free, free + 10**9
+        self.uuid = "GPU-fake"
         self.reads = self.blocked = 0
         self.pinned: set[int] = set()
         self.limited: int | None = None

@@ -26,7 +26,7 @@ from moebench.substrate.models.decoder import Decoder
 from moebench.substrate.models.expert_store import ExpertStore
 from moebench.substrate.models.weights import Checkpoint, ResidentExperts
 from moebench.systems.options import build
-from tests.substrate.machines.clients import ATTEND, Client, load_op
+from tests.substrate.machines.clients import ATTEND, Client, cancelled, load_op
 from tests.substrate.models.checkpoints import EXPERTS, make_checkpoint
 
 WAIT_S = 20
@@ -115,7 +115,10 @@ def test_a_needed_load_overtakes_queued_prefetches(here):
     assert client.held.wait(WAIT_S)
     here.prefetch([load_op(1, 1), load_op(2, 2)], client)
     needed = here.load(load_op(1, 3), client)
+    here.prefetch([load_op(1, 1), load_op(2, 2), load_op(2, 4)], client)
+    here.prefetch([load_op(1, 1), load_op(2, 2)], client)
     assert here.cancel(1) == 1
+    assert cancelled(here) == [4, 1]
     client.go.set()
     here.wait(first)
     here.wait(needed)

@@ -155,3 +155,17 @@ def test_times_of_unquantised_experts_are_no_quantised_ones():
     assert isinstance(cost_model(profile, OLMOE, "fp32", expert_precision="fp32"), MeasuredCosts)
     with pytest.raises(UsageError, match="unquantised experts, not of int4"):
         cost_model(profile, OLMOE, "fp32", expert_precision="int4")
+
+
+def test_copies_slow_the_device_while_they_are_under_way():
+    """Four fifths of its speed beside copies: 100 ns of work take 125."""
+    profile = PROFILE.model_copy(update={"measured": measured(beside_copies=1.25)})
+    m = SimulatedMachine(cost_model(profile, OLMOE, "bf16"), Timeline(keep_all=True))
+    short, long = Op(OpKind.ATTEND, 0, (1,), (), 10, 10), Op(OpKind.ATTEND, 0, (5,), (), 15, 15)
+    assert times(m.submit(short, Lane.DEVICE)) == (5, 105)
+    assert times(m.load(load_op(0), Client())) == (107, 907)
+    assert times(m.submit(short, Lane.DEVICE)) == (112, 112 + 125)
+    assert times(m.submit(long, Lane.DEVICE)) == (242, 242 + 625)
+    # The copy ends after 35 of it, in which 28 were done.
+    assert times(m.submit(short, Lane.DEVICE)) == (872, 872 + 35 + 72)
+    assert times(m.submit(short, Lane.DEVICE)) == (984, 984 + 100)

@@ -292,14 +292,35 @@ def test_a_range_changes_the_hash(good: dict[str, Any]) -> None:
 # ------------------------------------------------------------------------- badge and hash
 
 
-def test_a_calibration_block_makes_a_profile_calibrated(good: dict[str, Any]) -> None:
+def test_the_badge_follows_from_the_numbers_and_cannot_be_written(good: dict[str, Any]) -> None:
     error = {"value": 0.07, "unit": "1", "source": "held-out copies", "badge": "measured"}
     good["calibration"] = {"date": "2026-01-31", "error": error, "machine": "my desk"}
     profile = HardwareProfile.from_mapping(good)
-    assert profile.badge == "calibrated"
+    assert profile.badge == "estimate", "its numbers are what they were"
     assert profile.calibration is not None
     assert profile.calibration.error.ratio == 0.07
     assert profile.content_hash() != load_profile("a6000").content_hash()
+
+    def badges(found: Any, badge: str) -> None:
+        """Say of every number that it has this badge."""
+        if isinstance(found, dict):
+            if "badge" in found:
+                found["badge"] = badge
+            for inner in found.values():
+                badges(inner, badge)
+
+    good["software"] = {"lean": load_software("lean").model_dump(mode="json")}
+    for badge, whole in (
+        ("measured", "datasheet"), ("datasheet", "datasheet"), ("calibrated", "calibrated"),
+        ("estimate", "estimate"),
+    ):  # fmt: skip
+        badges(good, badge)
+        assert HardwareProfile.from_mapping(good).badge == whole
+    badges(good, "datasheet")
+    good["disk"]["access_latency"]["badge"] = "estimate"
+    assert HardwareProfile.from_mapping(good).badge == "estimate"
+    with pytest.raises(ProfileError, match="badge: unknown field"):
+        HardwareProfile.from_mapping(good | {"badge": "measured"})
 
 
 def test_hash_depends_on_content_not_on_order(good: dict[str, Any], tmp_path: Path) -> None:

@@ -8,7 +8,15 @@ from hypothesis import strategies as st
 
 from moebench.substrate.machines.protocol import Lane, OpKind
 from tests.substrate.engine.fakes import RECORD_BYTES
-from tests.substrate.machines.clients import ATTEND, Client, attend, load_op, simulated, times
+from tests.substrate.machines.clients import (
+    ATTEND,
+    Client,
+    attend,
+    cancelled,
+    load_op,
+    simulated,
+    times,
+)
 
 # ----------------------------------------------------------------------------- prefetches
 
@@ -79,6 +87,7 @@ def test_cancel_drops_what_has_not_started_of_layers_up_to_the_given_one():
     m.prefetch([load_op(layer, layer) for layer in (1, 2, 3)], client)
     assert m.cancel(2) == 2
     assert m.cancel(2) == 0
+    assert cancelled(m) == [1, 2]
     attend(m, 3)
     assert client.about(0)[-1] == ("arrived", 0, 40)
     assert client.about(1) == client.about(2) == []
@@ -92,9 +101,11 @@ def test_prefetches_take_the_place_of_those_that_have_not_begun():
     m.prefetch([load_op(2, 4), load_op(1, 2)], client)
     attend(m, 4)
     assert h2d(m) == [(1, 0, 40), (4, 40, 80), (2, 80, 120)]
-    m.prefetch([load_op(9)], client)
+    assert cancelled(m) == [3], "2 was asked for again"
+    m.prefetch([load_op(9, 9)], client)
     m.prefetch([], client)
     assert m.cancel(9) == 0
+    assert cancelled(m) == [3, 9]
 
 
 # ----------------------------------------------------------------------------- the load path

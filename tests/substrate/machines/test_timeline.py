@@ -4,11 +4,13 @@ import json
 
 import pytest
 
+from moebench.reports.trace_events import trace_events
 from moebench.substrate.machines.protocol import Lane, Op, OpKind, Span
 from moebench.substrate.machines.simulated import SimulatedMachine
 from moebench.substrate.machines.timeline import COSTS_KEPT, Costs, Timeline
 from moebench.substrate.traces.passes import TracedModel
 from moebench.systems.options import build
+from tests.reports.trace_format import check_trace
 from tests.substrate.engine.fakes import (
     FlatCosts,
     host_memory,
@@ -161,43 +163,81 @@ def recorded():
     return made.timeline
 
 
-def test_the_chrome_trace_is_valid_and_complete(recorded, tmp_path):
-    file = tmp_path / "out.json"
-    recorded.write_chrome_trace(file)
-    document = json.loads(file.read_text())
-    events = document["traceEvents"]
-    rows = {e["tid"]: e["args"]["name"] for e in events if e["ph"] == "M"}
-    assert all(e["name"] == "thread_name" for e in events if e["ph"] == "M")
-    assert sorted(rows.values()) == sorted(lane.value for lane in Lane)
-    assert {e["ph"] for e in events} == {"M", "X", "i"}
-    assert len({e["pid"] for e in events}) == 1
-    drawn = [e for e in events if e["ph"] == "X"]
-    assert len(drawn) == len(recorded.spans)
-    for event, kept_span in zip(drawn, recorded.spans, strict=True):
-        assert rows[event["tid"]] == kept_span.lane.value
-        assert event["cat"] == kept_span.op.kind.value
-        assert event["ts"] * 1e3 == pytest.approx(kept_span.start_ns)
-        assert event["dur"] * 1e3 == pytest.approx(kept_span.duration_ns)
-        assert event["name"].startswith(f"{kept_span.op.kind} L{kept_span.op.layer}")
-        assert event["args"]["experts"] == list(kept_span.op.experts)
-    for row in rows:
-        times = [(e["ts"], e["ts"] + e["dur"]) for e in drawn if e["tid"] == row]
-        assert times == sorted(times)
-        ends = [end for _, end in times]
-        assert all(a <= b[0] + 1e-6 for a, b in zip(ends, times[1:], strict=False))
+def test_every_kept_span_is_a_record(recorded):
+    spans = [row for row in recorded.records() if not row.get("instant")]
+    assert len(spans) == len(recorded.spans)
+    origin = recorded.spans[0].start_ns - spans[0]["start_us"] * 1e3
+    for row, kept_span in zip(spans, recorded.spans, strict=True):
+        assert row["lane"] == kept_span.lane.value
+        assert row["kind"] == kept_span.op.kind.value
+        assert row["experts"] == list(kept_span.op.experts)
+        assert row["rows"] == list(kept_span.op.rows)
+        assert row["start_us"] * 1e3 == pytest.approx(kept_span.start_ns - origin)
+        assert row["end_us"] * 1e3 == pytest.approx(kept_span.end_ns - origin)
+        assert row.get("stall_us", 0) * 1e3 == pytest.approx(kept_span.stall_ns)
 
 
-def test_the_chrome_trace_marks_every_token(recorded):
-    marks = [e for e in recorded.chrome_trace()["traceEvents"] if e["ph"] == "i"]
-    assert [m["name"] for m in marks] == [f"token {i}" for i in range(1, 7)]
-    assert [m["ts"] for m in marks] == sorted(m["ts"] for m in marks)
-    assert all(m["s"] == "g" for m in marks)
+def test_tokens_and_evictions_are_instants(recorded):
+    notes = [row for row in recorded.records() if row.get("instant")]
+    assert all(row["end_us"] == row["start_us"] for row in notes)
+    tokens = [row["experts"] for row in notes if row["kind"] == "token"]
+    assert tokens == [[i] for i in range(1, 7)]
+    # Seven slots were filled before the run, so that every load evicted somebody.
+    loads = [s for s in recorded.spans if s.op.kind is OpKind.LOAD]
+    assert len([row for row in notes if row["kind"] == "evict"]) == len(loads) > 0
 
 
-def test_the_picture_starts_at_zero(recorded):
-    picture = recorded.picture()
-    assert len(picture) == len(recorded.spans)
-    assert min(row["start_us"] for row in picture) == 0
-    assert all(row["end_us"] >= row["start_us"] for row in picture)
-    assert json.loads(json.dumps(picture)) == picture
+def test_the_trace_keeps_the_formats_rules(recorded):
+    check_trace(trace_events(recorded.records(), {}))
+
+
+def test_a_picture_has_what_happened_during_its_token():
+    timeline = Timeline()
+    timeline.window((1, 3))
+    for token in range(3):
+        timeline.add(span(OpKind.ATTEND, Lane.DEVICE, 10 * token, 10 * token + 9, token, "load"))
+        timeline.note("evict", 10 * token + 5, 0, token)
+        timeline.token(token, 10 * token + 9)
+    assert timeline.picture() == [
+        {"lane": "device", "kind": "attend", "layer": 0, "experts": [3], "rows": [1],
+         "start_us": 0.001, "end_us": 0.01, "stall_us": 0.002, "waited_for": "load"},
+        {"lane": "device", "kind": "evict", "layer": 0, "experts": [2], "instant": True,
+         "start_us": 0.006, "end_us": 0.006},
+        {"lane": "device", "kind": "token", "layer": -1, "experts": [3], "instant": True,
+         "start_us": 0.01, "end_us": 0.01},
+    ]  # fmt: skip
+
+
+def test_what_is_not_kept_is_not_noted():
+    timeline = Timeline()
+    timeline.note("evict", 5, 0, 1)
+    timeline.dropped([Op(OpKind.LOAD, 0, (), (3,))], 6)
+    assert timeline.records() == timeline.picture() == []
+
+
+@pytest.mark.parametrize("keep_all", [False, True])
+@pytest.mark.parametrize(("tokens", "shown"), [(5, 3), (3, 2), (2, 1)])
+def test_the_picture_shows_the_last_token_of_the_window_that_was_reached(keep_all, tokens, shown):
+    timeline = Timeline(keep_all)
+    timeline.window((1, 4))
+    for token in range(tokens):
+        at = 1000 * token
+        timeline.begin("decode" if token else "prefill")
+        timeline.add(span(OpKind.ATTEND, Lane.DEVICE, at, at + 900))
+        timeline.add(span(OpKind.LOAD, Lane.H2D, at + 800, at + 1300))  # into the next token
+        timeline.token(token, at + 1000)
+    load = (0.0, 0.3) if shown > 1 or keep_all else None  # prefill's spans are not kept
+    expected = [load, (0.0, 0.9), (0.8, 1.3)]
+    spans = [row for row in timeline.picture() if not row.get("instant")]
+    found = [(row["start_us"], row["end_us"]) for row in spans]
+    assert found == [times for times in expected if times is not None]
+    assert json.loads(json.dumps(timeline.picture())) == timeline.picture()
+
+
+def test_without_a_decoded_token_there_is_no_picture():
     assert Timeline().picture() == []
+    timeline = Timeline(keep_all=True)
+    timeline.window((1, 4))
+    timeline.add(span(OpKind.ATTEND, Lane.DEVICE, 0, 9))
+    timeline.token(0, 9)
+    assert timeline.picture() == []

@@ -1,0 +1,240 @@
+"""``moebench advise``: which system, at which α, meets a budget of time or of accuracy."""
+
+import json as json_
+import os
+import shlex
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from moebench.harness.cli.parameters import DATA_DIR, DEFAULT_STORE, JSON, STORE
+
+if TYPE_CHECKING:
+    from moebench.harness.studies.advise import By, Candidate, Demand
+    from moebench.harness.studies.advise_runs import Advice
+
+#: Few, so that an answer comes in minutes; the output says so.
+PROMPTS, NEW_TOKENS, TEXTS = 4, 32, 16
+
+#: How many commands are named.
+TO_TRY = 3
+
+
+def advise(
+    tpot_ms: Annotated[
+        float | None, typer.Option("--tpot-ms", min=0, help="At most so much for a token.")
+    ] = None,
+    accuracy_loss: Annotated[
+        float | None, typer.Option(min=0, help="At most so much, in the unit of --by.")
+    ] = None,
+    by: Annotated[
+        str, typer.Option(help="Loss: kl (nats a token), agreement (% unlike), score (points).")
+    ] = "kl",
+    setting: Annotated[str | None, typer.Option(help="See: moebench list settings.")] = None,
+    model: Annotated[str | None, typer.Option(help="Model whose bytes are charged.")] = None,
+    machine: Annotated[str | None, typer.Option(help="Profile, file.yaml, or local.")] = None,
+    software: Annotated[str | None, typer.Option(help="See: moebench list software.")] = None,
+    weights: Annotated[Path | None, typer.Option(help="Checkpoint that does the maths.")] = None,
+    precision: Annotated[str | None, typer.Option(help="bf16, fp16, fp32, 4bit or 2bit.")] = None,
+    workload: Annotated[str | None, typer.Option(help="See: moebench list workloads.")] = None,
+    batch: Annotated[int | None, typer.Option(help="Sequences decoded together [1].")] = None,
+    cache_ratio: Annotated[float | None, typer.Option(help="Experts on the device, 0-1.")] = None,
+    systems: Annotated[str | None, typer.Option(help="Separated by commas [all].")] = None,
+    alphas: Annotated[
+        str | None, typer.Option(help="Measured first, separated by commas [0 to 0.6 by 0.1].")
+    ] = None,
+    prompts: Annotated[int, typer.Option(min=1, help="Of each run.")] = PROMPTS,
+    new_tokens: Annotated[int, typer.Option(min=2, help="Generated per prompt.")] = NEW_TOKENS,
+    calibrate_texts: Annotated[
+        int, typer.Option(min=1, help="How many texts learning systems are shown.")
+    ] = TEXTS,
+    seed: Annotated[int, typer.Option(min=0, help="Draws the prompts.")] = 0,
+    jobs: Annotated[
+        int, typer.Option(min=0, help="Processes [one a core]; 0 is this one.")
+    ] = os.cpu_count() or 1,
+    data_dir: DATA_DIR = None,
+    store: STORE = DEFAULT_STORE,
+    json: JSON = False,
+) -> None:
+    """Say which system, and which α, meets a budget of time or of accuracy.
+
+    This is SMoE's Eq. 5, for every system.  All are measured on few prompts; cells that are
+    stored already are not run again.
+    Exit code: 0 a system meets it, 1 none does.
+    """
+    from moebench.harness import console
+    from moebench.harness.options import find_data_dir, require_writable
+    from moebench.harness.studies.advise import Demand
+    from moebench.harness.studies.advise_runs import Runs, scoring_for, systems_for
+    from moebench.harness.studies.advise_runs import advise as find
+    from moebench.substrate.errors import UsageError
+
+    if tpot_ms is None and accuracy_loss is None:
+        raise UsageError("nothing to meet: give --tpot-ms MS, --accuracy-loss LOSS, or both")
+    unit = _unit(by)
+    place = {
+        "setting": setting, "model": model, "machine": machine, "software": software,
+        "weights": None if weights is None else str(weights), "precision": precision,
+        "workload": workload, "batch": batch, "cache_ratio": cache_ratio,
+        "scoring": scoring_for(unit, workload), "seed": seed or None,
+    }  # fmt: skip
+    place = {key: value for key, value in place.items() if value is not None}
+    folder = find_data_dir(data_dir)
+    named = systems_for([] if systems is None else _listed("--systems", systems))
+    console.say_refused(named)
+    require_writable(store)
+    length = {"prompts": _whole_batches(prompts, batch or 1)}
+    if unit != "score":  # an answer that is scored is as long as its workload allows
+        length["new_tokens"] = new_tokens
+    demand = Demand(tpot_ms, accuracy_loss)
+    found = find(
+        Runs(place | length, calibrate_texts, folder, store, jobs), named, _alphas(alphas),
+        demand, unit,
+    )  # fmt: skip
+    length["calibrate_texts"] = calibrate_texts
+    place |= {} if data_dir is None else {"data_dir": str(data_dir)}
+    place |= {} if store == DEFAULT_STORE else {"store": str(store)}
+    show(found, demand, unit, place, length, json)
+    raise typer.Exit(0 if found.ranking.meeting else 1)
+
+
+def _unit(by: str) -> "By":
+    from moebench.harness.studies.advise import UNITS
+    from moebench.substrate.errors import UsageError
+
+    for unit in UNITS:
+        if unit == by:
+            return unit
+    raise UsageError(f"--by {by}: allowed: {', '.join(UNITS)}")
+
+
+def _listed(option: str, typed: str) -> list[str]:
+    from moebench.substrate.errors import UsageError
+
+    values = [value.strip() for value in typed.split(",")]
+    if not all(values):
+        raise UsageError(f"{option} {typed!r}: allowed: values separated by single commas")
+    return values
+
+
+def _alphas(typed: str | None) -> Sequence[float]:
+    from moebench.harness.studies.advise_runs import ALPHAS
+    from moebench.substrate.errors import UsageError
+
+    if typed is None:
+        return ALPHAS
+    try:
+        values = [float(text) for text in _listed("--alphas", typed)]
+    except ValueError as error:
+        raise UsageError(f"--alphas {typed}: allowed: numbers separated by commas") from error
+    if not all(0 <= value <= 1 for value in values):
+        raise UsageError(f"--alphas {typed}: allowed: numbers from 0 to 1")
+    return values
+
+
+def _whole_batches(prompts: int, batch: int) -> int:
+    return -(-prompts // max(1, batch)) * max(1, batch)
+
+
+# ----------------------------------------------------------------------------- showing
+
+
+def show(
+    found: "Advice", demand: "Demand", by: "By", place: dict[str, Any], length: dict[str, int],
+    as_json: bool,
+) -> None:  # fmt: skip
+    """Print the ranking, what was fitted, the advice and what to type next."""
+    from moebench.harness import console
+    from moebench.harness.studies.advise import UNITS, sentence, spread
+
+    advice = sentence(found.ranking, demand, by)
+    meeting, others, _ = found.ranking
+    commands = [_command(one, place) for one in meeting[:TO_TRY]]
+    basis = ", ".join(f"{key.replace('_', ' ')} {value}" for key, value in length.items())
+    if as_json:
+        document = {
+            "advice": advice, "demand": demand._asdict(), "by": by, "unit": UNITS[by],
+            "meeting": [_plain(one) for one in meeting],
+            "others": [
+                _plain(one)
+                | {"over_ms": one.too_slow_ms(demand), "over_loss": _finite(one.too_lossy(demand))}
+                for one in others
+            ],
+            "alpha": {
+                system: {
+                    "measured_ms": {f"{a:g}": ms for a, ms in found.measured[system].items()},
+                    "fit": None if fitted is None else _fit(fitted),
+                }
+                for system, fitted in found.fits.items()
+            },
+            "left_out": found.left_out, "notes": found.notes, "commands": commands,
+            "basis": {**place, **length},
+        }  # fmt: skip
+        print(json_.dumps(document, sort_keys=True))
+        return
+    headers = ["system", "α", "TPOT (ms)", f"loss ({UNITS[by]})", "meets it", "badge", "run"]
+    rows = [
+        [
+            one.system, "-" if one.alpha is None else f"{one.alpha:g}", spread(one.tpot),
+            "lossless" if one.lossless else "-" if one.loss is None else spread(one.loss),
+            _verdict(one, demand), one.badge, one.run_id,
+        ]
+        for one in (*meeting, *others)
+    ]  # fmt: skip
+    console.table("systems", headers, rows)
+    out = console.stderr()
+    for system, fitted in found.fits.items():
+        out.print(_fit_line(system, fitted, len(found.measured[system])), markup=False)
+    for system, why in found.left_out.items():
+        out.print(f"left out: {system}: {why}", markup=False)
+    for note in found.notes:
+        out.print(f"note: {note}", markup=False)
+    out.print(
+        f"a quick look: {basis}; ± is a 95 % t interval over prompts, and holds nothing of how "
+        "sure the machine's numbers are; the commands below run all prompts and texts",
+        markup=False,
+    )
+    print(advice)
+    for command in commands:
+        print(f"  {command}")
+
+
+def _verdict(one: "Candidate", demand: "Demand") -> str:
+    late, lossy = one.too_slow_ms(demand), one.too_lossy(demand)
+    over = ([f"{late:.3g} ms over"] if late else []) + ([f"{lossy:.3g} over"] if lossy else [])
+    return "no: " + ", loss ".join(over) if over else "yes"
+
+
+def _fit_line(system: str, fitted: Any, points: int) -> str:
+    if fitted is None:
+        return f"{system}: {points} α measured; three are needed to fit T(α)"
+    terms = [f"{c:+.4g} α^{power}" for power, c in enumerate(fitted.coefficients) if power]
+    return (
+        f"{system}: T(α) = {fitted.coefficients[0]:.4g} {' '.join(terms)} ms for α from "
+        f"{fitted.low:g} to {fitted.high:g}; each of {fitted.points} points predicted from the "
+        f"others: {fitted.error_ms:.3g} ms off (root mean square), {fitted.worst_ms:.3g} at most"
+    ).replace("α^1", "α")
+
+
+def _command(one: "Candidate", place: dict[str, Any]) -> str:
+    words = ["moebench", "run", "--system", one.system]
+    chosen = place if one.alpha is None else {**place, "alpha": f"{one.alpha:g}"}
+    for key, value in chosen.items():
+        words += [f"--{key.replace('_', '-')}", str(value)]
+    return shlex.join(words)
+
+
+def _plain(one: "Candidate") -> dict[str, Any]:
+    loss = None if one.loss is None else one.loss._asdict()
+    return {**one._asdict(), "tpot": one.tpot._asdict(), "loss": loss}
+
+
+def _fit(fitted: Any) -> dict[str, Any]:
+    names = ("coefficients", "low", "high", "degree", "error_ms", "worst_ms", "points")
+    return {name: getattr(fitted, name) for name in names}
+
+
+def _finite(value: float) -> float | None:
+    return None if value == float("inf") else value

@@ -1,0 +1,154 @@
+"""``moebench trace caches``: hit rates of cache policies on a trace, without model or machine."""
+
+import json
+from functools import partial
+from typing import Annotated, Any
+
+import typer
+
+from moebench.harness.cli.parameters import JSON
+
+#: Policies that need nothing but the ids of chosen experts.
+POLICIES = "lru,lfu,fifo,arc,lecar,belady"
+
+#: Eighths of a layer's experts that are tried where no sizes are given.
+EIGHTHS = (1, 2, 3, 4, 6)
+
+
+def caches(
+    trace: Annotated[str, typer.Argument(metavar="DIR", help="A folder, or a shipped trace.")],
+    policies: Annotated[str, typer.Option(help="Separated by commas.")] = POLICIES,
+    slots: Annotated[
+        str | None, typer.Option(help="Experts a layer holds, with commas [shares of all].")
+    ] = None,
+    count: Annotated[
+        str, typer.Option(help="steps, requests, or statistics: as trace info does.")
+    ] = "steps",
+    scope: Annotated[str, typer.Option(help="Slots of each layer, or global.")] = "layer",
+    set_: Annotated[
+        list[str] | None, typer.Option("--set", help="policy.option=value, repeatable.")
+    ] = None,
+    sequences: Annotated[
+        int | None, typer.Option(min=1, help="The first so many sequences [all].")
+    ] = None,
+    json_: JSON = False,
+) -> None:
+    """Count how often cache policies hit on recorded routing; nothing is run or timed."""
+    from moebench.harness import console
+    from moebench.substrate.analysis.cache_counts import hit_rate
+    from moebench.substrate.engine.cache_replay import topology
+    from moebench.substrate.traces.catalogue import find_trace
+    from moebench.substrate.traces.file import open_trace
+    from moebench.substrate.traces.replay import routing
+
+    options = _options(set_ or [])
+    makers = {name: _maker(name, options) for name in _listed("--policies", policies)}
+    _check_used(options, makers)
+    counting, scoped = _choices(count, scope)
+    opened = open_trace(find_trace(trace))
+    header = opened.header
+    sizes = _sizes(slots, header.num_experts)
+    wanted = range(len(opened.sequences))[:sequences]
+    routed = [routing(opened, one) for one in wanted]
+    shape = topology(header.num_moe_layers, header.num_experts, header.top_k)
+    rates: dict[str, dict[int, float]] = {}
+    with console.progress("counting hits") as progress:
+        for done, (name, make) in enumerate(makers.items()):
+            rates[name] = {
+                size: hit_rate(make, routed, shape, size, counting, scoped) for size in sizes
+            }
+            progress(done + 1, len(makers))
+    if json_:
+        about = {
+            "trace": trace, "hash": opened.hash, "count": count, "scope": scope,
+            "sequences": len(routed), "experts": header.num_experts, "top_k": header.top_k,
+        }  # fmt: skip
+        print(json.dumps(about | {"hit_rates": rates}))
+        return
+    headers = ["policy", *(f"{size} of {header.num_experts}" for size in sizes)]
+    rows = [[name, *(f"{100 * rate:.2f} %" for rate in of.values())] for name, of in rates.items()]
+    console.table(f"hits on {trace}", headers, rows)
+    where = "slots a layer" if scope == "layer" else "slots a layer, lent to all layers"
+    console.stderr().print(f"{where}; {_MEANT[count]}; {len(routed)} sequences", markup=False)
+
+
+#: What is counted, in a line.
+_MEANT = {
+    "steps": "a layer's experts of one pass hit or miss together, prefill and decode, one cache "
+    "for all sequences, empty at first",
+    "requests": "each request by itself, prefill and decode, one cache for all sequences, empty "
+    "at first",
+    "statistics": "each request of decode by itself, a cache for each sequence, whose first misses "
+    "fill it and are free: as moebench trace info",
+}
+
+
+def _listed(option: str, text: str) -> list[str]:
+    from moebench.substrate.errors import UsageError
+
+    found = [word.strip() for word in text.split(",")]
+    if not all(found) or len(set(found)) < len(found):
+        raise UsageError(f"{option} {text}: allowed: different values, separated by single commas")
+    return found
+
+
+def _choices(count: str, scope: str) -> Any:
+    from moebench.substrate.analysis.cache_counts import COUNTINGS
+    from moebench.substrate.errors import UsageError
+
+    if count not in COUNTINGS:
+        raise UsageError(f"--count {count}: allowed: {', '.join(COUNTINGS)}")
+    if scope not in ("layer", "global"):
+        raise UsageError(f"--scope {scope}: allowed: layer, global")
+    return count, scope
+
+
+def _sizes(text: str | None, experts: int) -> list[int]:
+    from moebench.substrate.errors import UsageError
+
+    if text is None:
+        return sorted({max(1, experts * eighths // 8) for eighths in EIGHTHS})
+    found = []
+    for word in _listed("--slots", text):
+        if not word.isdecimal() or not 1 <= int(word) <= experts:
+            raise UsageError(f"--slots {word}: allowed: whole numbers from 1 to {experts}")
+        found.append(int(word))
+    return found
+
+
+def _options(pairs: list[str]) -> dict[str, dict[str, str]]:
+    """By policy, its options as typed."""
+    from moebench.harness.options import parse_overrides
+    from moebench.substrate.errors import UsageError
+
+    found: dict[str, dict[str, str]] = {}
+    for key, value in parse_overrides(pairs).items():
+        policy, dot, option = key.partition(".")
+        if not (dot and option):
+            raise UsageError(f"--set {key}={value}: expected policy.option=value, as lfu.tie=id")
+        found.setdefault(policy, {})[option] = value
+    return found
+
+
+def _maker(name: str, options: dict[str, dict[str, str]]) -> Any:
+    """What makes a policy anew; it is made once here, so that what cannot be is said at once."""
+    from moebench.substrate.errors import UsageError
+    from moebench.systems.options import policy
+
+    make = partial(policy, "evict", name, options.get(name, {}))
+    made = make()
+    if made.reads_scores or made.calibrates:
+        needs = "gate scores" if made.reads_scores else "to learn"
+        raise UsageError(
+            f"--policies {name}: needs {needs}, and ids alone are counted; run the trace instead: "
+            "moebench run --trace"
+        )
+    return make
+
+
+def _check_used(options: dict[str, dict[str, str]], makers: dict[str, Any]) -> None:
+    from moebench.substrate.errors import UsageError
+
+    for name in options:
+        if name not in makers:
+            raise UsageError(f"--set {name}....: {name} is not among --policies")

@@ -1,0 +1,121 @@
+"""Names that the shell completes: systems, settings, models, machines, workloads, policies, runs.
+
+`moebench --install-completion` sets it up.  What completes an option or argument follows from its
+name alone, in every command.  A value in a list is completed behind its last comma.
+"""
+
+from collections.abc import Callable, Iterable
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import typer
+from typer.core import TyperGroup
+
+from moebench.harness.cli.parameters import DEFAULT_STORE
+
+#: Some releases of Typer carry their own copy of click: the one that this one uses.
+_CLICK = typer.BadParameter.__module__.rpartition(".")[0]
+
+
+def _systems(context: Any) -> Iterable[str]:
+    from moebench.systems.registry import NATIVE, SYSTEMS, installed
+
+    return [*SYSTEMS, *NATIVE, *installed().usable]
+
+
+def _settings(context: Any) -> Iterable[str]:
+    from moebench.harness.run.settings import settings
+
+    return settings()
+
+
+def _models(context: Any) -> Iterable[str]:
+    from moebench.substrate.models.catalogue import model_names
+
+    return model_names()
+
+
+def _machines(context: Any) -> Iterable[str]:
+    """Those of the catalogue, this computer, and profiles of the current folder."""
+    from moebench.substrate.machines.profile import profile_names
+
+    return [*profile_names(), "local", *(path.name for path in Path().glob("*.yaml"))]
+
+
+def _software(context: Any) -> Iterable[str]:
+    from moebench.substrate.machines.profile import software_names
+
+    return software_names()
+
+
+def _workloads(context: Any) -> Iterable[str]:
+    from moebench.workloads.catalogue import workload_names
+
+    return workload_names()
+
+
+def _evictions(context: Any) -> Iterable[str]:
+    from moebench.systems.registry import POLICIES
+
+    return POLICIES["evict"]
+
+
+def _runs(context: Any) -> Iterable[str]:
+    """Of the store that was named before, or the default one; none where it cannot be read."""
+    from moebench.results.store import Store
+    from moebench.substrate.errors import MoeBenchError
+
+    try:
+        return Store(Path(context.params.get("store") or DEFAULT_STORE)).ids()
+    except MoeBenchError:
+        return []
+
+
+Names = Callable[[Any], Iterable[str]]
+
+#: By a parameter's name, what may stand there.
+NAMES: dict[str, Names] = {
+    "system": _systems, "systems": _systems,
+    "setting": _settings, "settings": _settings,
+    "model": _models, "models": _models,
+    "machine": _machines, "machines": _machines, "first": _machines, "second": _machines,
+    "software": _software,
+    "workload": _workloads, "workloads": _workloads, "tasks": _workloads,
+    "calibrate_from": _workloads,
+    "policies": _evictions,
+    "run": _runs, "runs": _runs,
+}  # fmt: skip
+
+#: Those that take lists separated by commas; of the others a comma is part of the name.
+_LISTS = {"systems", "settings", "models", "machines", "workloads", "tasks", "policies"}
+
+
+class CompletingGroup(TyperGroup):
+    """A group of commands whose parameters are completed by their names."""
+
+    def get_command(self, context: Any, name: str) -> Any:
+        """The command; where the shell asks for completion, it knows its names."""
+        command = super().get_command(context, name)
+        if command is not None and context.resilient_parsing:
+            _teach(command)
+        return command
+
+
+def _teach(command: Any) -> None:
+    for below in getattr(command, "commands", {}).values():
+        _teach(below)
+    for parameter in command.params:
+        if parameter.name in NAMES:
+            parameter.shell_complete = _completer(parameter.name)
+
+
+def _completer(name: str) -> Callable[[Any, str], list[Any]]:
+    def complete(context: Any, incomplete: str) -> list[Any]:
+        item = import_module(f"{_CLICK}.shell_completion").CompletionItem
+        before, comma, last = incomplete.rpartition(",") if name in _LISTS else ("", "", incomplete)
+        given = set(before.split(","))
+        found = [n for n in NAMES[name](context) if n.startswith(last) and n not in given]
+        return [item(f"{before}{comma}{one}") for one in found]
+
+    return complete

@@ -1,0 +1,68 @@
+"""``moebench timeline``, and the file that ``moebench run --timeline`` writes."""
+
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from moebench.harness.cli.parameters import DEFAULT_STORE, STORE
+
+if TYPE_CHECKING:
+    from moebench.reports.tables import Document
+
+
+def timeline(
+    run: Annotated[str, typer.Argument(help="Its id, or how that begins.")],
+    out: Annotated[Path | None, typer.Option(help="The file [RUN.trace.json].")] = None,
+    store: STORE = DEFAULT_STORE,
+) -> None:
+    """Write the token that a stored run kept as a trace for Perfetto (ui.perfetto.dev).
+
+    moebench run --timeline keeps all tokens.
+    """
+    from moebench.results.store import Store
+    from moebench.substrate.errors import UsageError
+
+    kept = Store(store)
+    document = kept.find(run)
+    run_id = document["run_id"]
+    records = kept.timeline(run_id)
+    if not records:
+        raise UsageError(
+            f"run {run_id} kept no timeline; run it again: moebench run --system "
+            f"{document['spec'].get('system')} ... --timeline out.json"
+        )
+    file = out or Path(f"{run_id}.trace.json")
+    require_place("--out", file)
+    write_timeline(file, records, document)
+
+
+def require_place(option: str, file: Path) -> None:
+    """Refuse a file that cannot be, before anything is computed for it."""
+    from moebench.harness.options import require_file
+
+    require_file(option, file, folder_exists=True)
+
+
+def write_timeline(file: Path, records: Iterable[Mapping[str, Any]], document: "Document") -> None:
+    """Write a run's records as trace events, and say where they are and what they show."""
+    import json
+
+    from moebench.harness import console
+    from moebench.reports.tables import basis, system_of
+    from moebench.reports.trace_events import trace_events
+    from moebench.substrate.files import write_text
+
+    spec = document["spec"]
+    about = {
+        "run": document["run_id"], "system": system_of(spec), "model": spec.get("model"),
+        "machine": spec.get("machine"), "workload": spec.get("workload"),
+        "times": "simulated" if document.get("simulated") else "measured", "badge": basis(document),
+    }  # fmt: skip
+    write_text(file, json.dumps(trace_events(records, about)))
+    tokens = [r["experts"][0] for r in records if r["kind"] == "token"]
+    shown = f", {len(tokens)} tokens" if len(tokens) > 1 else f", token {tokens[0]} of a batch"
+    console.stderr().print(
+        f"timeline in {file} ({about['times']}{shown}): open it at ui.perfetto.dev", markup=False
+    )

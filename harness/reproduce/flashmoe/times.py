@@ -1,0 +1,177 @@
+"""What FlashMoE's claims say of times: of runs, of components, of decisions on this computer."""
+
+import math
+import time
+from collections.abc import Callable, Sequence
+from itertools import product
+from statistics import fmean, median
+from types import SimpleNamespace
+from typing import cast
+
+import numpy as np
+
+from moebench.harness.reproduce.evidence import Evidence, Runs
+from moebench.harness.reproduce.flashmoe import counts
+from moebench.harness.reproduce.flashmoe.experiments import EVICTIONS, OTHERS, SYSTEMS
+from moebench.results.reproduction import Measured
+from moebench.substrate.analysis.components import documents
+from moebench.substrate.engine.decisions import LayerView
+from moebench.systems.daop import THRESHOLD, swaps
+from moebench.systems.learn.eviction_network import History
+
+TPOT, TTFT, LOAD = "metrics.tpot_ms.mean", "metrics.ttft_ms.mean", "metrics.load_ms"
+
+Figure = Callable[[Runs], float]
+
+
+def over(
+    measure: Figure, evidence: Evidence, conditions: str, setting: str | None = None
+) -> Measured:
+    """A figure of the systems' runs, a sample a seed."""
+    runs = evidence.runs(SYSTEMS)
+    chosen = runs if setting is None else runs.of(setting=setting)
+    return chosen.per_seed(measure, conditions)
+
+
+def faster_than(setting: str, other: str) -> Callable[[Evidence], Measured]:
+    """How many percent more tokens a second than with another eviction, in decode."""
+
+    def figure(runs: Runs) -> float:
+        own, its = (runs.of(set={"evict": name}).mean(TPOT) for name in ("flashmoe", other))
+        return 100 * (its / own - 1)
+
+    def measure(evidence: Evidence) -> Measured:
+        runs = evidence.runs(EVICTIONS).of(setting=setting)
+        return runs.per_seed(figure, "decoded tokens a second")
+
+    return measure
+
+
+def best_of(setting: str, name: str, others: Sequence[str]) -> Callable[[Evidence], Measured]:
+    """Tokens a second with one eviction over those with the best of some others."""
+
+    def figure(runs: Runs) -> float:
+        best = min(runs.of(set={"evict": other}).mean(TPOT) for other in others)
+        return best / runs.of(set={"evict": name}).mean(TPOT)
+
+    def measure(evidence: Evidence) -> Measured:
+        runs = evidence.runs(EVICTIONS).of(setting=setting)
+        return runs.per_seed(figure, "decoded tokens a second")
+
+    return measure
+
+
+def sooner(others: Sequence[str], *paths: str) -> Figure:
+    """Others' time over FlashMoE's, the mean over settings and others."""
+
+    def figure(runs: Runs) -> float:
+        return fmean(
+            sum(place.of(system=other).mean(path) for path in paths)
+            / sum(place.of(system="flashmoe").mean(path) for path in paths)
+            for place in runs.by("setting").values()
+            for other in others
+        )
+
+    return figure
+
+
+def speedups(runs: Runs) -> list[float]:
+    """Others' TPOT over FlashMoE's, by setting and system."""
+    return [
+        place.of(system=other).mean(TPOT) / place.of(system="flashmoe").mean(TPOT)
+        for place in runs.by("setting").values()
+        for other in OTHERS
+    ]
+
+
+def waiting(setting: str) -> Callable[[Evidence], Measured]:
+    """Share of decode in which the device waits for experts, in percent."""
+
+    def measure(evidence: Evidence) -> Measured:
+        return evidence.runs(EVICTIONS).of(setting=setting).per_seed(loading_share)
+
+    return measure
+
+
+def loading_share(runs: Runs) -> float:
+    """Share of decode in which the device waits for experts, in percent."""
+    of = runs.of(set={"evict": "flashmoe"})
+    waits = of.values("metrics.decode.stall_ms.load")
+    steps, tpot = of.values("metrics.decoded_tokens"), of.values(TPOT)
+    return 100 * sum(waits) / sum(n * ms for n, ms in zip(steps, tpot, strict=True))
+
+
+def charged(what: str) -> Callable[[Evidence], Measured]:
+    """What the simulated machine charges for a component, the mean of both models."""
+
+    def measure(evidence: Evidence) -> Measured:
+        found = {row["model"]: row["charged"] for row in documents() if row["what"] == what}
+        said = ", ".join(f"{model} {value:.4g}" for model, value in found.items())
+        return Measured.of([fmean(found.values())], "estimate", f"charged at batch 1: {said}")
+
+    return measure
+
+
+# ----------------------------------------------------------------------------- on this computer
+
+
+def _timed_us(work: Callable[[], object], repeats: int) -> float:
+    """The median time of a call."""
+    times = []
+    for _ in range(repeats):
+        began = time.perf_counter_ns()
+        work()
+        times.append((time.perf_counter_ns() - began) / 1e3)
+    return median(times)
+
+
+def network_us(evidence: Evidence) -> Measured:
+    """The network's inputs and its answer, for one layer."""
+    (routing, *_) = counts.routings(evidence, "F1")
+    known, ids = counts.network(routing), routing.sequences(learnt=False)[0]
+    history = History(ids.shape[1], routing.experts)
+    for experts in ids[:16, 0]:
+        history.step(0, experts)
+    answer = known.network.distances
+    found = _timed_us(lambda: answer(0, history.features(0)), 500)
+    return Measured.of([found], "measured", "numpy on one core of this computer; median of 500")
+
+
+def swaps_ms(evidence: Evidence) -> Measured:
+    """Algorithm 1 of DAOP for a prompt of 256 tokens, over all layers of 128 experts."""
+    random = np.random.default_rng(0)
+    experts, layers, k = 128, 48, 8
+    resident = np.zeros(experts, dtype=bool)
+    resident[random.permutation(experts)[: experts * 3 // 16]] = True
+    chosen = np.argsort(random.random((256, experts)))[:, :k]
+    view = SimpleNamespace(
+        topk_ids_TK=chosen, shape=SimpleNamespace(num_experts=experts),
+        resident_E=resident, in_flight_E=np.zeros(experts, dtype=bool),
+    )  # fmt: skip
+    found = _timed_us(lambda: swaps(cast(LayerView, view), THRESHOLD), 100) * layers / 1e3
+    return Measured.of([found], "measured", "our Algorithm 1 on one core of this computer")
+
+
+def search_s(evidence: Evidence) -> Measured:
+    """A search over all 2^E splits of a layer's experts between host and device, for 64 experts.
+
+    Extrapolated from what 8 to 14 experts take, by the growth for each expert more.
+    """
+    sizes = (8, 10, 12, 14)
+    times = [_timed_us(lambda n=size: _least(n), 3) for size in sizes]  # type: ignore[misc]
+    growth, start = np.polyfit(sizes, np.log(times), 1)
+    seconds = math.exp(start + growth * 64) / 1e6
+    said = f"sums over all splits, times {math.exp(growth):.2f} for each expert more, to 64 experts"
+    return Measured.of([seconds], "measured", said)
+
+
+def _least(experts: int) -> float:
+    """The least time of any split: the host's part beside the loads."""
+    costs = [(3.5 * (e % 5), 30.0) for e in range(experts)]
+    return min(
+        max(
+            sum(host for (host, _), there in zip(costs, split, strict=True) if there),
+            sum(load for (_, load), there in zip(costs, split, strict=True) if not there),
+        )
+        for split in product((False, True), repeat=experts)
+    )

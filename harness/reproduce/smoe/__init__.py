@@ -1,0 +1,12 @@
+"""SMoE's claims, tables and figures (figures as its second version numbers them).
+
+`against_others` has S-1 to S-4: four baselines; `own_parts` S-5 to S-10: the ablation, prefetching,
+link and host; `analysis` S-11 to S-15: α, gates, the times of one expert.
+"""
+
+from moebench.harness.reproduce.claim import PaperClaims
+from moebench.harness.reproduce.smoe import against_others, analysis, exhibits, own_parts
+
+CLAIMS = (*against_others.CLAIMS, *own_parts.CLAIMS, *analysis.CLAIMS)
+
+PAPER = PaperClaims("smoe", "SMoE", CLAIMS, exhibits.EXHIBITS)

@@ -1,0 +1,302 @@
+"""SMoE's figures as data: Fig. 4, 6, 8, 10 to 18 (second version's numbers), after its tables."""
+
+from collections.abc import Iterable
+from statistics import fmean
+from typing import Any
+
+import numpy as np
+
+from moebench.harness.reproduce.claim import Show
+from moebench.harness.reproduce.evidence import Evidence, Runs
+from moebench.harness.reproduce.smoe import measures
+from moebench.harness.reproduce.smoe.components import (
+    MACHINE,
+    MODEL,
+    charged_badge,
+    expert_ns,
+)
+from moebench.harness.reproduce.smoe.experiments import (
+    ABLATION,
+    FROM_RESIDUAL,
+    MAIN,
+    PREDICTION,
+    SETTINGS,
+    STEPS,
+    THRESHOLDS,
+)
+from moebench.harness.reproduce.smoe.importance import BEFORE_SUBSTITUTION, off_device
+from moebench.harness.reproduce.smoe.measures import HOST, LINK, TPOT, TTFT
+from moebench.harness.reproduce.smoe.own_parts import HOST_BASE
+from moebench.harness.reproduce.smoe.tables import SETTING, STEP, TABLES
+from moebench.harness.reproduce.smoe.thresholds import DEGREE, curve
+from moebench.harness.reproduce.smoe.watched import Watched, watch
+from moebench.harness.run.settings import setting
+from moebench.results.reproduction import Axis, Exhibit, Form
+from moebench.substrate.machines.profile import load_profile
+from moebench.substrate.machines.protocol import Lane
+from moebench.substrate.models.catalogue import model_shape
+
+Row = dict[str, Any]
+
+_TPOT_MS = Axis(field="ms", title="TPOT", unit="ms")
+
+
+def _figure(
+    number: str, title: str, form: Form, x: Axis, y: Axis, rows: Iterable[Row], badge: str,
+    *, series: str | None = None, facet: str | None = None, paper: Iterable[Row] = (),
+    note: str = "",
+) -> Exhibit:  # fmt: skip
+    return Exhibit(
+        id=f"smoe-fig-{number}", place=f"Fig. {number.split('-')[0]}", title=title, form=form, x=x,
+        y=y, series=series, facet=facet, rows=tuple(rows), paper_rows=tuple(paper), badge=badge,
+        note=note,
+    )  # fmt: skip
+
+
+# ----------------------------------------------------------------------------- what gates say
+
+
+def _gates(evidence: Evidence) -> list[Watched]:
+    evidence.runs(ABLATION)
+    return watch(evidence, ABLATION, **STEPS[BEFORE_SUBSTITUTION])
+
+
+def _by_rank(evidence: Evidence, of: str, field: str) -> list[Row]:
+    """A list of numbers by rank, the mean over seeds."""
+    seen, rows = _gates(evidence), []
+    for name in SETTINGS:
+        means = np.mean([getattr(one, of) for one in seen if one.setting == name], axis=0)
+        model = setting(name).model
+        rows += [{"model": model, "rank": i, field: float(v)} for i, v in enumerate(means, start=1)]
+    return rows
+
+
+_RANK = Axis(field="rank", title="rank of the gate score")
+
+
+def _fig_4(evidence: Evidence) -> Exhibit:
+    k = ", ".join(f"{setting(s).model} {model_shape(setting(s).model).top_k}" for s in SETTINGS)
+    return _figure(
+        "4", "A few active experts score high", "lines", _RANK,
+        Axis(field="score", title="mean score, relative to the highest", unit="1"),
+        _by_rank(evidence, "score_by_rank", "score"), "counted", series="model",
+        note=f"decoded tokens of the scale models; active experts: {k}",
+    )  # fmt: skip
+
+
+def _fig_6(evidence: Evidence) -> Exhibit:
+    return _figure(
+        "6", "Use in the next 3 iterations", "lines", _RANK,
+        Axis(field="share", title="share that is used", unit="1"),
+        _by_rank(evidence, "reuse_by_rank", "share"), "counted", series="model",
+        note="decoded tokens of the scale models",
+    )  # fmt: skip
+
+
+def _fig_8(evidence: Evidence) -> Exhibit:
+    profile = load_profile(MACHINE)
+    rows = [
+        {"side": side, "batch": batch, "ms": expert_ns(lane, batch) / 1e6}
+        for side, lane in (("GPU", Lane.DEVICE), ("CPU", Lane.HOST))
+        for batch in (1, 2, 3, 4, 6, 8, 12, 16)
+    ]
+    return _figure(
+        "8", "One expert's time by batch size", "lines", Axis(field="batch", title="batch size"),
+        Axis(field="ms", title="time", unit="ms", log=True), rows,
+        charged_badge(profile, Lane.HOST), series="side",
+        note=f"{MODEL} on {MACHINE}, as charged; every token chooses the expert; "
+        f"{profile.host.cores.count} cores, where the paper's figure has 8",
+    )  # fmt: skip
+
+
+# ----------------------------------------------------------------------------- against others
+
+
+def _fig_10(evidence: Evidence) -> Exhibit:
+    runs, rows = evidence.runs(THRESHOLDS), []
+    for name in SETTINGS:
+        alphas, times = curve(runs, name)
+        fit = np.polyval(np.polyfit(alphas, times, DEGREE), alphas)
+        for what, values in (("TPOT", times), ("fit of degree 2", fit)):
+            points = zip(alphas.tolist(), values.tolist(), strict=True)
+            rows += [{"setting": name, "what": what, "alpha": a, "ms": ms} for a, ms in points]
+    return _figure(
+        "10", "TPOT by α", "lines", Axis(field="alpha", title="α"), _TPOT_MS, rows, runs.badge,
+        series="what", facet="setting",
+    )  # fmt: skip
+
+
+def _fig_11(evidence: Evidence) -> Exhibit:
+    runs = evidence.runs(MAIN)
+    rows = [
+        {"setting": f"{name}, batch {batch}", "workload": w, "system": s, "ms": each.mean(TPOT)}
+        for name, place in runs.by("setting").items()
+        for batch, of_batch in place.by("batch").items()
+        for w, of_workload in of_batch.by("workload").items()
+        for s, each in of_workload.by("system").items()
+    ]
+    return _figure(
+        "11", "TPOT of SMoE and four baselines", "bars", Axis(field="workload", title="workload"),
+        Axis(field="ms", title="TPOT", unit="ms", log=True), rows, runs.badge, series="system",
+        facet="setting", note="llama.cpp has no S2: XVERSE-MoE has no GGUF conversion. The paper's "
+        "text states changes alone: claims S-1 and S-2",
+    )  # fmt: skip
+
+
+def _by_system(runs: Runs, path: str, field: str) -> list[Row]:
+    return [
+        {"setting": name, "system": system, field: each.mean(path)}
+        for name, place in runs.of(batch=1).by("setting").items()
+        for system, each in place.by("system").items()
+    ]
+
+
+def _fig_12(evidence: Evidence) -> Exhibit:
+    runs = evidence.runs(MAIN)
+    counts = (
+        ("complete when the gate is known", measures.COMPLETE),
+        ("copies that have begun count", measures.BEGUN),
+    )
+    rows = [
+        {**row, "count": said} for said, path in counts for row in _by_system(runs, path, "ratio")
+    ]
+    paper = {"setting": "S3", "system": "smoe", "ratio": 0.71, "count": counts[1][0]}
+    return _figure(
+        "12", "Expert cache ratio, batch 1", "bars", SETTING,
+        Axis(field="ratio", title="expert cache ratio", unit="1"), rows, runs.badge,
+        series="system", facet="count", paper=[paper],
+        note="the paper shows none of DeepSpeed, which keeps no experts",
+    )  # fmt: skip
+
+
+def _fig_13(evidence: Evidence) -> Exhibit:
+    runs = evidence.runs(MAIN)
+    return _figure(
+        "13", "TTFT, batch 1", "bars", SETTING,
+        Axis(field="ms", title="TTFT", unit="ms", log=True), _by_system(runs, TTFT, "ms"),
+        runs.badge, series="system", note="the paper's text states changes alone: claim S-4",
+    )  # fmt: skip
+
+
+# ----------------------------------------------------------------------------- own parts
+
+
+def _by_step(runs: Runs, path: str, field: str, steps: Iterable[str] = STEPS) -> list[Row]:
+    return [
+        {"setting": name, "step": step, field: place.of(set=STEPS[step]).mean(path)}
+        for name, place in runs.by("setting").items()
+        for step in steps
+    ]
+
+
+def _fig_14_tpot(evidence: Evidence) -> Exhibit:
+    runs = evidence.runs(ABLATION)
+    return _figure(
+        "14-tpot", "TPOT by part, batch 1", "bars", STEP, _TPOT_MS, _by_step(runs, TPOT, "ms"),
+        runs.badge, facet="setting", note="three readings of the paper's base",
+    )  # fmt: skip
+
+
+def _fig_14_ratio(evidence: Evidence) -> Exhibit:
+    runs = evidence.runs(ABLATION)
+    return _figure(
+        "14-ratio", "Expert cache ratio by part, batch 1", "bars", STEP,
+        Axis(field="ratio", title="expert cache ratio", unit="1"),
+        _by_step(runs, measures.COMPLETE, "ratio"), runs.badge, facet="setting",
+        note="complete on the device when the gate is known",
+    )  # fmt: skip
+
+
+def _fig_15(evidence: Evidence) -> Exhibit:
+    runs, rows = evidence.runs(ABLATION), []
+    for step in (HOST_BASE, "+CE", "+CR", "+Pre"):
+        seen = watch(evidence, ABLATION, **STEPS[step])
+        for name in SETTINGS:
+            ones = [one.importance for one in seen if one.setting == name]
+            for kind, said in (("top", "top-score"), ("low", "low-score")):
+                share = fmean(off_device(one, kind) for one in ones)  # type: ignore[arg-type]
+                rows.append({"setting": name, "step": step, "experts": said, "share": share})
+    return _figure(
+        "15", "Active experts that must be loaded or computed on the host", "bars", STEP,
+        Axis(field="share", title="share of active experts of the kind", unit="1"), rows,
+        runs.badge, series="experts", facet="setting",
+    )  # fmt: skip
+
+
+def _per_token(runs: Runs, path: str) -> float:
+    """A lane's busy time in decode, ms a token; one sequence at a time."""
+    return sum(runs.values(path)) / sum(runs.values("metrics.decoded_tokens"))
+
+
+def _lanes(runs: Runs, steps: Iterable[str], lanes: dict[str, str]) -> list[Row]:
+    return [
+        {"setting": name, "step": step, "time": said, "ms": _per_token(chosen, path)}
+        for name, place in runs.by("setting").items()
+        for step in steps
+        for chosen in [place.of(set=STEPS[step])]
+        for said, path in lanes.items()
+    ]
+
+
+_MS_A_TOKEN = Axis(field="ms", title="time a token", unit="ms")
+
+
+def _fig_16(evidence: Evidence) -> Exhibit:
+    runs = evidence.runs(ABLATION)
+    steps = ("+CR", "+Pre")
+    rows = _lanes(runs, steps, {"PCIe": LINK})
+    rows += [{**row, "time": "TPOT"} for row in _by_step(runs, TPOT, "ms", steps)]
+    return _figure(
+        "16", "PCIe time and TPOT without and with prefetching", "bars", STEP, _MS_A_TOKEN, rows,
+        runs.badge, series="time", facet="setting",
+    )  # fmt: skip
+
+
+def _fig_17(evidence: Evidence) -> Exhibit:
+    runs, rows = evidence.runs(PREDICTION), []
+    ways: dict[str, dict[str, str]] = {"SMoE": {}, "residual alone": FROM_RESIDUAL}
+    for said, options in ways.items():
+        for name, place in runs.of(set=options).by("setting").items():
+            top = measures.top_share(place)
+            rows.append({"setting": name, "way": said, "kind": "top-score", "share": top})
+            if top < 100:
+                active = measures.active_share(place)
+                kind = "active, of the others"
+                rows.append({"setting": name, "way": said, "kind": kind, "share": active})
+    paper = [
+        {"setting": name, "way": "SMoE", "kind": kind, "share": share}
+        for name in SETTINGS
+        for kind, share in (("top-score", 82), ("active, of the others", 95))
+    ]
+    return _figure(
+        "17", "What prefetched experts were", "bars", SETTING,
+        Axis(field="share", title="share of prefetched experts", unit="%"), rows, runs.badge,
+        series="way", facet="kind", paper=paper, note="the paper's figures are means over settings",
+    )  # fmt: skip
+
+
+def _fig_18(evidence: Evidence) -> Exhibit:
+    runs = evidence.runs(ABLATION)
+    return _figure(
+        "18", "CPU and PCIe time without and with load/CPU scheduling", "bars", STEP, _MS_A_TOKEN,
+        _lanes(runs, ("+Pre", "+BA"), {"PCIe": LINK, "CPU": HOST}), runs.badge, series="time",
+        facet="setting",
+    )  # fmt: skip
+
+
+EXHIBITS = (
+    *TABLES,
+    Show(_fig_4, (ABLATION,)),
+    Show(_fig_6, (ABLATION,)),
+    Show(_fig_8),
+    Show(_fig_10, (THRESHOLDS,)),
+    Show(_fig_11, (MAIN,)),
+    Show(_fig_12, (MAIN,)),
+    Show(_fig_13, (MAIN,)),
+    Show(_fig_14_tpot, (ABLATION,)),
+    Show(_fig_14_ratio, (ABLATION,)),
+    Show(_fig_15, (ABLATION,)),
+    Show(_fig_16, (ABLATION,)),
+    Show(_fig_17, (PREDICTION,)),
+    Show(_fig_18, (ABLATION,)),
+)

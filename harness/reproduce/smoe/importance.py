@@ -1,0 +1,156 @@
+"""Figures of watched cells: Fig. 15, Table I, and what gates say of experts (Fig. 4 and 6)."""
+
+from collections.abc import Callable, Sequence
+from statistics import fmean
+from typing import Literal
+
+import numpy as np
+
+from moebench.harness.reproduce.evidence import Evidence, Runs
+from moebench.harness.reproduce.smoe.experiments import ABLATION, STEPS
+from moebench.harness.reproduce.smoe.measures import TPOT, Measure, conditions
+from moebench.harness.reproduce.smoe.watched import Importance, Watched, watch
+from moebench.results.reproduction import Measured
+
+Kind = Literal["top", "low"]
+
+
+def off_device(importance: Importance, kind: Kind) -> float:
+    """Share of top-score or of low-score experts that must be loaded or computed on the host.
+
+    A prefetched one that is still on the way need not.
+    """
+    if kind == "top":
+        return importance.top_absent / importance.top
+    return importance.low_absent / importance.low
+
+
+def lowered(kind: Kind, after: str, before: str) -> Callable[[Evidence], dict[int, float]]:
+    """By seed, what a step changes in `off_device`, in percent; the mean over settings."""
+
+    def figure(evidence: Evidence) -> dict[int, float]:
+        shares: list[dict[tuple[int, str], float]] = [
+            {
+                (one.seed, one.setting): off_device(one.importance, kind)
+                for one in watch(evidence, ABLATION, **STEPS[name])
+            }
+            for name in (after, before)
+        ]
+        found: dict[int, list[float]] = {}
+        for (seed, setting), share in shares[0].items():
+            found.setdefault(seed, []).append(100 * (share / shares[1][seed, setting] - 1))
+        return {seed: fmean(changes) for seed, changes in found.items()}
+
+    return figure
+
+
+def of_steps(figure: Callable[[Evidence], dict[int, float]]) -> Measure:
+    """A figure by seed as a measurement."""
+
+    def measure(evidence: Evidence) -> Measured:
+        runs = evidence.runs(ABLATION)
+        return Measured.of(figure(evidence).values(), runs.badge, conditions(runs))
+
+    return measure
+
+
+def more_lowered(after: str, before: str) -> Callable[[Evidence], dict[int, float]]:
+    """By how many points more a step lowers top-score experts' share than low-score ones'."""
+
+    def figure(evidence: Evidence) -> dict[int, float]:
+        top, low = lowered("top", after, before)(evidence), lowered("low", after, before)(evidence)
+        return {seed: top[seed] - low[seed] for seed in top}
+
+    return figure
+
+
+# ----------------------------------------------------------------------------- Table I
+
+#: What Table I is measured on: every miss is loaded, nothing is replaced or prefetched.
+BEFORE_SUBSTITUTION = "+CE"
+
+
+def time_shares(runs: Runs, seen: Sequence[Watched]) -> dict[str, float]:
+    """Table I of one setting and seed, in percent of TPOT.
+
+    What the device waits for loads is divided as the loads are: by how many were of low-score and
+    of top-score experts.  The rest is the device, launches included.
+
+    Args:
+        runs: one cell's.
+    """
+    steps = sum(runs.values("metrics.decoded_tokens"))  # one sequence at a time
+    waited = sum(runs.values("metrics.decode.stall_ms.load")) / (steps * runs.mean(TPOT))
+    low = sum(one.importance.low_absent for one in seen)
+    top = sum(one.importance.top_absent for one in seen)
+    return {
+        "low-score loading": 100 * waited * low / (low + top),
+        "top-score loading": 100 * waited * top / (low + top),
+        "GPU computing": 100 * (1 - waited),
+    }
+
+
+def table_1(evidence: Evidence, setting: str = "S3") -> dict[int, dict[str, float]]:
+    """Table I by seed."""
+    runs = evidence.runs(ABLATION).of(setting=setting, set=STEPS[BEFORE_SUBSTITUTION])
+    seen = watch(evidence, ABLATION, **STEPS[BEFORE_SUBSTITUTION])
+    return {
+        seed: time_shares(one, [w for w in seen if (w.seed, w.setting) == (seed, setting)])
+        for seed, one in runs.by("seed").items()
+    }
+
+
+def of_table_1(figure: Callable[[dict[str, float]], float]) -> Measure:
+    """A figure of Table I as a measurement."""
+
+    def measure(evidence: Evidence) -> Measured:
+        runs = evidence.runs(ABLATION)
+        shares = [figure(row) for row in table_1(evidence).values()]
+        said = "every miss loaded, no substitution, no prefetching; top-score by S3's α"
+        return Measured.of(shares, runs.badge, conditions(runs, said))
+
+    return measure
+
+
+# ----------------------------------------------------------------------------- what gates say
+
+
+def rank_correlation(values: Sequence[float]) -> float:
+    """Spearman's, between a rank's place (the best first) and its value; 1: always falling."""
+    found = np.array(values)
+    ascending = found.argsort(kind="stable").argsort(kind="stable")
+    falling = np.arange(len(found))[::-1]
+    return float(np.corrcoef(ascending, falling)[0, 1])
+
+
+def of_gates(figure: Callable[[Watched], float], setting: str) -> Measure:
+    """A figure of a model's own routing, of each seed."""
+
+    def measure(evidence: Evidence) -> Measured:
+        runs = evidence.runs(ABLATION)
+        seen = watch(evidence, ABLATION, **STEPS[BEFORE_SUBSTITUTION])
+        found = [figure(one) for one in seen if one.setting == setting]
+        said = f"{runs.of(setting=setting)[0]['spec']['model']}, decoded tokens"
+        return Measured.of(found, "counted", conditions(runs, said))
+
+    return measure
+
+
+def reuse_falls(seen: Watched) -> float:
+    """How strictly reuse falls with the score's rank."""
+    return rank_correlation(seen.reuse_by_rank)
+
+
+def inactive_reuse_falls(seen: Watched) -> float:
+    """The same of ranks below the chosen ones."""
+    return rank_correlation(seen.reuse_by_rank[seen.top_k :])
+
+
+def first_over_rival(seen: Watched) -> float:
+    """The best score over the best inactive one's, both means."""
+    return seen.score_by_rank[0] / seen.score_by_rank[seen.top_k]
+
+
+def last_over_rival(seen: Watched) -> float:
+    """The worst active score over the best inactive one's, both means."""
+    return seen.score_by_rank[seen.top_k - 1] / seen.score_by_rank[seen.top_k]

@@ -1,0 +1,203 @@
+"""How SMoE's figures are read from runs; all changes are in percent."""
+
+from collections.abc import Callable, Iterable
+from itertools import pairwise
+from statistics import fmean
+
+from moebench.harness.reproduce.evidence import (
+    Evidence,
+    Experiment,
+    MissingEvidenceError,
+    Runs,
+)
+from moebench.harness.reproduce.smoe.experiments import MAIN, STEPS
+from moebench.results.reproduction import Measured
+
+Figure = Callable[[Runs], float]
+Measure = Callable[[Evidence], Measured]
+
+TPOT, TTFT = "metrics.tpot_ms.mean", "metrics.ttft_ms.mean"
+
+#: Both ways to count a hit: complete when the layer's gate is known, or its copy has begun by then.
+COMPLETE, BEGUN = "metrics.cache_ratio", "metrics.cache_ratio_begun"
+
+#: Link and host while tokens are decoded.
+LINK, HOST = "metrics.decode.lanes.h2d", "metrics.decode.lanes.host"
+
+
+def measured(experiment: Experiment, figure: Figure, said: str = "") -> Measure:
+    """A figure of each seed's runs of an experiment, with what its conditions are.
+
+    Args:
+        said: what the conditions say beside the runs' own.
+    """
+
+    def measure(evidence: Evidence) -> Measured:
+        runs = evidence.runs(experiment)
+        return runs.per_seed(figure, conditions(runs, said))
+
+    return measure
+
+
+def conditions(runs: Runs, said: str = "") -> str:
+    """Under which runs were made, in words."""
+    spec = runs[0]["spec"]
+    texts = "/".join(str(n) for n in sorted(by_value(runs, "prompts")))
+    parts = [
+        f"{texts} prompts of {spec['new_tokens']} new tokens",
+        " ".join(runs.by("workload")),
+        f"{spec['routing']} routing, {spec['software']}",
+    ]
+    return "; ".join([*parts, *([said] if said else [])])
+
+
+def by_value(runs: Runs, field: str) -> list[int]:
+    """Every value of a number in the runs' specs."""
+    return list(runs.by(field))
+
+
+# ----------------------------------------------------------------------------- against baselines
+
+
+def ours(runs: Runs) -> Runs:
+    """SMoE's runs."""
+    return Runs(run for run in runs if run["spec"]["system"] == "smoe")
+
+
+def others(runs: Runs) -> dict[str, Runs]:
+    """The baselines', by name."""
+    return {name: each for name, each in runs.by("system").items() if not len(ours(each))}
+
+
+def cells(runs: Runs) -> Iterable[Runs]:
+    """The systems of each workload, setting and batch."""
+    for workload in runs.by("workload").values():
+        for place in workload.by("setting").values():
+            yield from place.by("batch").values()
+
+
+def change(path: str, **of: object) -> Figure:
+    """Against the best baseline of each cell: the mean over cells."""
+
+    def figure(runs: Runs) -> float:
+        shares = [
+            ours(cell).mean(path) / min(one.mean(path) for one in others(cell).values())
+            for cell in cells(runs.of(**of))
+        ]
+        return 100 * (fmean(shares) - 1)
+
+    return figure
+
+
+def gain(path: str, setting: str) -> Figure:
+    """A cache ratio against the best baseline's, each averaged over workloads, batch 1."""
+
+    def figure(runs: Runs) -> float:
+        chosen = runs.of(setting=setting, batch=1)
+        best = max(one.mean(path) for one in others(chosen).values())
+        return 100 * (ours(chosen).mean(path) / best - 1)
+
+    return figure
+
+
+def least(figures: Iterable[Figure]) -> Figure:
+    """The smallest of several."""
+    chosen = list(figures)
+    return lambda runs: min(figure(runs) for figure in chosen)
+
+
+def ratio(path: str, setting: str) -> Figure:
+    """SMoE's own cache ratio of a setting, in percent, batch 1."""
+    return lambda runs: 100 * ours(runs.of(setting=setting, batch=1)).mean(path)
+
+
+def difference(first: Figure, second: Figure) -> Figure:
+    """One figure less another."""
+    return lambda runs: first(runs) - second(runs)
+
+
+def main(figure: Figure, said: str = "best of four baselines in each cell") -> Measure:
+    """A figure of the comparison with the baselines."""
+    return measured(MAIN, figure, said)
+
+
+# ----------------------------------------------------------------------------- steps
+
+
+def step(path: str, after: str, before: str) -> Figure:
+    """What a step of the ablation changes, the mean over settings."""
+
+    def figure(runs: Runs) -> float:
+        now, then = (runs.of(set=STEPS[name]).by("setting") for name in (after, before))
+        return 100 * (fmean(now[s].mean(path) / then[s].mean(path) for s in now) - 1)
+
+    return figure
+
+
+def faster_steps(base: str) -> Figure:
+    """Share of steps, over all settings, in which TPOT falls."""
+    names = [base, "+CE", "+CR", "+Pre", "+BA"]
+
+    def figure(runs: Runs) -> float:
+        falls = []
+        for place in runs.by("setting").values():
+            times = [place.of(set=STEPS[name]).mean(TPOT) for name in names]
+            falls += [b < a for a, b in pairwise(times)]
+        return fmean(falls)
+
+    return figure
+
+
+def busier_yet_faster(runs: Runs) -> float:
+    """Share of settings where +Pre makes the link busier and TPOT shorter."""
+    before, after = (runs.of(set=STEPS[name]).by("setting") for name in ("+CR", "+Pre"))
+    return fmean(
+        after[s].mean(LINK) > before[s].mean(LINK) and after[s].mean(TPOT) < before[s].mean(TPOT)
+        for s in after
+    )
+
+
+def gap(runs: Runs) -> float:
+    """How far link and host are apart, in ms a decoded token."""
+    tokens = runs.values("metrics.decoded_tokens")
+    pairs = zip(runs.values(LINK), runs.values(HOST), tokens, strict=True)
+    return fmean(abs(link - host) / n for link, host, n in pairs)
+
+
+def gap_change(runs: Runs) -> float:
+    """What +BA does to that, the mean over settings."""
+    before, after = (runs.of(set=STEPS[name]).by("setting") for name in ("+Pre", "+BA"))
+    return 100 * (fmean(gap(after[s]) / gap(before[s]) for s in after) - 1)
+
+
+def host_to_link(runs: Runs) -> float:
+    """The host's busy time over the link's with everything on, the mean over settings."""
+    full = runs.of(set=STEPS["+BA"]).by("setting").values()
+    return fmean(one.mean(HOST) / one.mean(LINK) for one in full)
+
+
+# ----------------------------------------------------------------------------- prefetching
+
+
+def prefetched(runs: Runs, what: str) -> float:
+    """How many experts were prefetched while tokens were decoded: issued, top_score, active."""
+    return sum(runs.values(f"metrics.prefetch.{what}"))
+
+
+def top_share(runs: Runs) -> float:
+    """Share of prefetched experts that are top-score, the mean over settings."""
+    places = runs.by("setting").values()
+    return 100 * fmean(prefetched(r, "top_score") / prefetched(r, "issued") for r in places)
+
+
+def active_share(runs: Runs) -> float:
+    """Share of those that are not top-score that are active; all settings together.
+
+    Raises:
+        MissingEvidenceError: all are top-score.
+    """
+    top = prefetched(runs, "top_score")
+    rest = prefetched(runs, "issued") - top
+    if not rest:
+        raise MissingEvidenceError("every prefetched expert was top-score")
+    return 100 * (prefetched(runs, "active") - top) / rest

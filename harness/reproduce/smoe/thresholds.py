@@ -1,0 +1,134 @@
+"""What α does: Fig. 10 (TPOT) and Table IV (accuracy)."""
+
+from collections.abc import Callable, Sequence
+from statistics import fmean
+
+import numpy as np
+
+from moebench.harness.reproduce.evidence import Evidence, MissingEvidenceError, Runs
+from moebench.harness.reproduce.smoe.measures import TPOT, Figure, Measure
+from moebench.results.accuracy_table import ALPHA_TABLE, AccuracyRow, read_table
+from moebench.results.paper_tables import smoe_table_4, workload_of
+from moebench.results.reproduction import Measured
+
+#: Up to here accuracy changes little (§VI-B).
+LITTLE_UP_TO = 0.35
+
+#: The low-degree polynomial of §V-C.
+DEGREE = 2
+
+
+def curve(runs: Runs, setting: str) -> tuple[np.ndarray, np.ndarray]:
+    """α, ascending, and mean TPOT in ms."""
+    by_alpha = runs.of(setting=setting).by("alpha")
+    alphas = sorted(by_alpha)
+    return np.array(alphas), np.array([by_alpha[alpha].mean(TPOT) for alpha in alphas])
+
+
+def linearity(alphas: np.ndarray, times: np.ndarray) -> float:
+    """R² of the straight line through the points."""
+    fit = np.polyval(np.polyfit(alphas, times, 1), alphas)
+    spread = ((times - times.mean()) ** 2).sum()
+    return float(1 - ((times - fit) ** 2).sum() / spread) if spread else 0.0
+
+
+def fall(alphas: np.ndarray, times: np.ndarray) -> float:
+    """Change of TPOT from the smallest α to the largest, in percent."""
+    return float(100 * (times[-1] / times[0] - 1))
+
+
+def pick_error(alphas: np.ndarray, times: np.ndarray) -> float:
+    """How far the α that a fit picks is from the one whose TPOT is the budget (Eq. 5).
+
+    Each inner point in turn is left out of the fit and its TPOT is the budget: the smallest α, in
+    steps of 0.005, whose fitted TPOT is within it, is picked; the largest where none is.
+    """
+    errors = []
+    grid = np.linspace(alphas[0], alphas[-1], round((alphas[-1] - alphas[0]) / 0.005) + 1)
+    for i in range(1, len(alphas) - 1):
+        fit = np.polyfit(np.delete(alphas, i), np.delete(times, i), DEGREE)
+        within = grid[np.polyval(fit, grid) <= times[i]]
+        errors.append(abs((within[0] if len(within) else grid[-1]) - alphas[i]))
+    return fmean(errors)
+
+
+def of_curve(figure: Callable[[np.ndarray, np.ndarray], float], setting: str) -> Figure:
+    """A figure of a setting's curve."""
+    return lambda runs: figure(*curve(runs, setting))
+
+
+# ----------------------------------------------------------------------------- Table IV
+
+
+def paper_changes(setting: str, dataset: str | None = None) -> dict[float, float]:
+    """The paper's accuracy less that at α = 0, in points, by α; of all data sets their mean."""
+    scores: dict[float, list[float]] = {}
+    for row in smoe_table_4():
+        if row.setting == setting and dataset in (None, row.dataset):
+            scores.setdefault(row.alpha, []).append(row.score)
+    return _changes({alpha: fmean(values) for alpha, values in scores.items()})
+
+
+def _changes(scores: dict[float, float]) -> dict[float, float]:
+    return {alpha: score - scores[0.0] for alpha, score in scores.items()}
+
+
+def largest(changes: dict[float, float]) -> float:
+    """The largest change in either direction up to α = 0.35."""
+    return max(abs(change) for alpha, change in changes.items() if alpha <= LITTLE_UP_TO)
+
+
+def our_rows(setting: str, workload: str | None) -> list[AccuracyRow]:
+    """The committed table's rows of a workload, or of all generated families."""
+    return [
+        row
+        for row in read_table(ALPHA_TABLE)
+        if row.setting == setting
+        and (row.generated if workload is None else row.workload == workload)
+    ]
+
+
+def our_changes(rows: Sequence[AccuracyRow]) -> dict[float, float]:
+    """The same of ours; where there are several workloads, of their mean."""
+    scores: dict[float, list[float]] = {}
+    for row in rows:
+        scores.setdefault(row.alpha, []).append(row.score)
+    return _changes({alpha: fmean(values) for alpha, values in scores.items()})
+
+
+def at_floor(rows: Sequence[AccuracyRow]) -> bool:
+    """Whether the model answers no better than by guessing: a lower score could not be seen."""
+    return not any(
+        row.score > (row.chance or 0) + 2 * row.stderr for row in rows if row.alpha == 0.0
+    )
+
+
+def accuracy(
+    setting: str, dataset: str | None, figure: Callable[[dict[float, float]], float]
+) -> Measure:
+    """A figure of changes by α in the committed table: of a data set, or of generated families."""
+
+    def measure(evidence: Evidence) -> Measured:
+        workload = None if dataset is None else workload_of("smoe", dataset)
+        rows = our_rows(setting, workload)
+        if not rows:
+            raise MissingEvidenceError(
+                f"{ALPHA_TABLE.name} has no row of {setting} {workload}; type: moebench accuracy "
+                f"--settings {setting} --data-dir DIR"
+            )
+        if at_floor(rows):
+            score = next(row for row in rows if row.alpha == 0.0)
+            raise MissingEvidenceError(
+                f"{score.model}'s scale model answers {score.score:.0f} % of {workload} "
+                f"({score.n} questions; chance {score.chance or 0:.0f} %): no better than a guess, "
+                "so that a loss could not be seen; needs the real model's weights (--weights DIR)"
+            )
+        names = list(dict.fromkeys(row.workload for row in rows))
+        return Measured.of(
+            [figure(our_changes(rows))],
+            "counted",
+            f"{' '.join(names)}, {rows[0].n} questions each, scale model; the committed table of "
+            "moebench accuracy",
+        )
+
+    return measure

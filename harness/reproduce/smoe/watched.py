@@ -1,0 +1,166 @@
+"""What no document of a run holds: which experts off the device were important, and scores by rank.
+
+The cells are those of an experiment; each is run once more in this process, with SMoE's assignment
+watched from outside.  What was seen is kept beside the store.
+"""
+
+import json
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from moebench.harness.reproduce.evidence import Evidence, Experiment
+from moebench.harness.run.identity import code_hash
+from moebench.harness.run.runner import on_engine, started
+from moebench.harness.run.session import Session
+from moebench.harness.run.settings import setting
+from moebench.harness.run.spec import RunSpec
+from moebench.harness.sweep.worker import group_of
+from moebench.substrate.analysis.gate_scores import score_skew
+from moebench.substrate.analysis.statistics import reuse_by_rank
+from moebench.substrate.engine.decisions import Active, LayerView, Plan
+from moebench.substrate.files import write_text
+from moebench.substrate.terms import RoutedSequence
+
+
+@dataclass(slots=True)
+class Importance:
+    """Decoded tokens' own top-k, by importance and by place once their layer was routed.
+
+    An expert is top-score where its score is at least (1+α) times the best inactive one's, else
+    low-score (SMoE, Table II).  A low-score one that was replaced is not off the device.
+
+    Attributes:
+        top, low: how many there were.
+        top_absent, low_absent: neither on the device nor on the way to it.
+        top_in_flight, low_in_flight: on the way.
+    """
+
+    top: int = 0
+    low: int = 0
+    top_absent: int = 0
+    low_absent: int = 0
+    top_in_flight: int = 0
+    low_in_flight: int = 0
+
+    def count(
+        self, scores: Sequence[float], own: Sequence[int], alpha: float, absent: set[int],
+        in_flight: set[int],
+    ) -> None:  # fmt: skip
+        """Add one token's experts of one layer."""
+        chosen = set(own)
+        rival = max((s for e, s in enumerate(scores) if e not in chosen), default=0.0)
+        top = {e for e in own if scores[e] >= (1 + alpha) * rival}
+        low = chosen - top
+        self.top += len(top)
+        self.low += len(low)
+        self.top_absent += len(top & absent)
+        self.low_absent += len(low & absent)
+        self.top_in_flight += len(top & in_flight)
+        self.low_in_flight += len(low & in_flight)
+
+
+@dataclass(slots=True)
+class Watched:
+    """A cell and what was seen of it.
+
+    Attributes:
+        run_id: that of the cell's own run.
+        setting: its name.
+        options: of ``--set``, without α.
+        seed: of its questions.
+        top_k: experts of a token.
+        score_by_rank: mean gate score, relative to the highest.
+        reuse_by_rank: share of experts of a rank that are chosen within the next 3 tokens.
+    """
+
+    run_id: str
+    setting: str
+    options: dict[str, str]
+    seed: int
+    top_k: int
+    importance: Importance = field(default_factory=Importance)
+    score_by_rank: list[float] = field(default_factory=list)
+    reuse_by_rank: list[float] = field(default_factory=list)
+
+
+def watch(evidence: Evidence, experiment: Experiment, **options: str) -> list[Watched]:
+    """Watch the cells of an experiment whose ``--set`` options are these.
+
+    The cells decode one sequence at a time.
+    """
+    specs = [s for s in evidence.specs(experiment) if _options(s) == options]
+    found, shared, group = [], None, ""
+    for spec in sorted(specs, key=group_of):
+        session = on_engine(spec, evidence.data_dir)
+        kept = evidence.scratch / "watched" / f"{session.run_id}-{code_hash()}.json"
+        if kept.exists():
+            found.append(_read(kept))
+            continue
+        shared = session.share(shared if group_of(spec) == group else None)
+        group = group_of(spec)
+        seen = _watched(session, evidence.scratch)
+        write_text(kept, json.dumps(asdict(seen)))
+        found.append(seen)
+    return found
+
+
+def _options(spec: RunSpec) -> dict[str, str]:
+    return {key: value for key, value in spec.overrides.items() if key != "alpha"}
+
+
+def _read(file: Path) -> Watched:
+    held = json.loads(file.read_text(encoding="utf-8"))
+    return Watched(**{**held, "importance": Importance(**held["importance"])})
+
+
+def _watched(session: Any, scratch: Path) -> Watched:
+    assert isinstance(session, Session)
+    spec = session.spec
+    name = spec.setting or spec.model
+    seen = Watched(session.run_id, name, _options(spec), spec.seed, session.full.top_k)
+    alpha = float(spec.overrides.get("alpha", setting(name).alpha or 0))
+    tokens = _hook(session, seen.importance, alpha)
+    sequences = []
+    with started(session, scratch, lambda done, total: None) as ready, torch.inference_mode():
+        for first in range(0, spec.prompts, spec.batch):
+            session.answer(ready.stage, slice(first, first + spec.batch))
+            sequences.append(_sequence(tokens))
+    seen.score_by_rank = score_skew(sequences).tolist()
+    seen.reuse_by_rank = reuse_by_rank(sequences, session.full.num_experts).tolist()
+    return seen
+
+
+#: Of each decoded token, its layers' scores and chosen experts.
+Tokens = list[list[tuple[np.ndarray, np.ndarray]]]
+
+
+def _hook(session: Session, importance: Importance, alpha: float) -> Tokens:
+    """Watch a system's assignment from now on; the list grows as tokens are decoded."""
+    assignment = session.system.assign
+    assign, first = assignment.assign, session.full.moe_layers[0]
+    tokens: Tokens = []
+
+    def watching(view: LayerView, active: Active) -> Plan:
+        if view.phase == "decode":
+            own, absent, flying = view.topk_ids_TK.tolist()[0], {*active.absent}, active.in_flight
+            importance.count(view.scores[0], own, alpha, absent, {*flying})
+            if view.layer == first:
+                tokens.append([])
+            tokens[-1].append((np.array(view.scores_TE[0]), np.array(view.topk_ids_TK[0])))
+        return assign(view, active)
+
+    assignment.assign = watching  # type: ignore[method-assign]
+    return tokens
+
+
+def _sequence(tokens: Tokens) -> RoutedSequence:
+    """The decoded tokens since the last call, as one sequence without its prompt."""
+    scores_TLE = np.stack([np.stack([scores for scores, _ in token]) for token in tokens])
+    ids_TLK = np.stack([np.stack([ids for _, ids in token]) for token in tokens])
+    tokens.clear()
+    return RoutedSequence(ids_TLK=ids_TLK, prefill=0, scores_TLE=scores_TLE)

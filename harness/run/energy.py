@@ -1,0 +1,273 @@
+"""Energy of a run: from powers of a profile where it is simulated, from counters where measured.
+
+A document's ``metrics.energy`` says which: ``source``, joules by part, and why a figure is missing.
+``energy_j`` and ``tokens_per_kj`` (DAOP, Table IV) cover prefill and decode of all batches, idle
+parts included.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any, Protocol, Self
+
+from moebench.substrate.engine.records import Generation
+from moebench.substrate.machines.profile import HardwareProfile
+from moebench.substrate.machines.protocol import Lane
+from moebench.substrate.machines.timeline import Timeline
+
+#: Where Linux shows RAPL counters, of Intel's processors and of AMD's.
+POWERCAP = Path("/sys/class/powercap")
+
+# ----------------------------------------------------------------------------- the document
+
+
+def figures(
+    parts_j: Mapping[str, float], source: str | None, reason: str | None,
+    generations: Sequence[Generation],
+) -> dict[str, Any]:  # fmt: skip
+    """Parts of a document's ``metrics``; null figures where there is a reason.
+
+    Args:
+        parts_j: joules by part.
+        reason: why the sum of parts is not the energy of the run.
+    """
+    joules = None if reason else sum(parts_j.values())
+    tokens = sum(len(text) for g in generations for text in g.tokens)
+    return {
+        "energy_j": None if joules is None else round(joules, 4),
+        "tokens_per_kj": round(tokens / joules * 1e3, 4) if joules else None,
+        "energy": {
+            "source": source,
+            "parts_j": {name: round(j, 4) for name, j in parts_j.items()},
+            "reason": reason,
+        },
+    }
+
+
+def simulated(
+    profile: HardwareProfile, timeline: Timeline, generations: Sequence[Generation]
+) -> dict[str, Any]:
+    """Idle power of GPU and host all the time, and the rest of their full power while they work.
+
+    A part works while its own lane does: copies and the control thread add nothing.  Profiles hold
+    no powers of disk, memory and board.
+    """
+    seconds = sum(g.token_ends_ns[-1] - g.started_ns for g in generations) / 1e9
+    parts = {}
+    for name, part, lane in (
+        ("gpu", profile.gpu, Lane.DEVICE),
+        ("host", profile.host, Lane.HOST),
+    ):
+        if part.idle_power is None or part.full_power is None:
+            reason = f"profile {profile.name} states no idle and full power of its {name}"
+            return figures({}, "simulated", reason, generations)
+        idle, full = part.idle_power.watts, part.full_power.watts
+        parts[f"{name}, idle"] = idle * seconds
+        parts[f"{name}, at work"] = (full - idle) * timeline.busy_ns(lane) / 1e9
+    return figures(parts, "simulated", None, generations)
+
+
+# ----------------------------------------------------------------------------- counters
+
+
+class Counter(Protocol):
+    """A part's energy since anything."""
+
+    @property
+    def name(self) -> str:
+        """The part's."""
+
+    def read_j(self) -> float:
+        """Joules so far; OSError where it cannot be read."""
+
+    @property
+    def wraps_at_j(self) -> float | None:
+        """From which value on it begins again at 0; None for never."""
+
+
+@dataclass(frozen=True, slots=True)
+class RaplZone:
+    """A zone of a powercap tree."""
+
+    name: str
+    folder: Path
+
+    def read_j(self) -> float:
+        """From ``energy_uj``."""
+        return int((self.folder / "energy_uj").read_text()) / 1e6
+
+    @property
+    def wraps_at_j(self) -> float | None:
+        """``max_energy_range_uj``, and then 0."""
+        return (int((self.folder / "max_energy_range_uj").read_text()) + 1) / 1e6
+
+
+def rapl_zones(powercap: Path) -> list[RaplZone]:
+    """Every processor package and memory of a powercap tree.
+
+    A package holds its cores; memory is beside it.  ``psys`` holds the package again, and
+    ``intel-rapl-mmio`` is another way to the same counter.
+    """
+    zones = []
+    for folder in sorted(powercap.glob("intel-rapl:*")):
+        name = (folder / "name").read_text().strip()
+        if name.startswith("package-"):
+            zones.append(RaplZone(f"host {name}", folder))
+        elif name == "dram":
+            package = (powercap / folder.name.rpartition(":")[0] / "name").read_text().strip()
+            zones.append(RaplZone(f"host memory of {package}", folder))
+    return zones
+
+
+class NvmlCounter:
+    """The card's own counter, since its driver was loaded.
+
+    Raises:
+        ImportError: NVML's Python package is missing.
+        OSError: there is no card, or it counts no energy.
+    """
+
+    wraps_at_j = None
+
+    def __init__(self, uuid: str) -> None:
+        import pynvml  # type: ignore[import-not-found]
+
+        self.name, self._nvml = "gpu", pynvml
+        try:
+            pynvml.nvmlInit()
+            self._handle = pynvml.nvmlDeviceGetHandleByUUID(uuid)
+        except pynvml.NVMLError as error:
+            raise OSError(f"NVML: {error}") from error
+
+    def read_j(self) -> float:
+        """From millijoules."""
+        try:
+            return float(self._nvml.nvmlDeviceGetTotalEnergyConsumption(self._handle)) / 1e3
+        except self._nvml.NVMLError as error:
+            raise OSError(f"NVML: {error}") from error
+
+
+# ----------------------------------------------------------------------------- meters
+
+
+@dataclass(slots=True)
+class Meter:
+    """Adds up what counters gain while it is entered, batch by batch.
+
+    Everything that runs on these parts meanwhile is in it.  A counter may wrap once in a batch;
+    RAPL's do after a quarter of an hour or more.
+
+    Attributes:
+        source: what the counters are read with; None without any.
+        reason: why they are not all of the run's energy.
+    """
+
+    source: str | None = None
+    counters: Sequence[Counter] = ()
+    reason: str | None = None
+    joules: dict[str, float] = field(default_factory=dict)
+    _since: list[float] = field(default_factory=list)
+
+    def __enter__(self) -> Self:
+        """A batch begins."""
+        with self._readable():
+            self._since = [counter.read_j() for counter in self.counters]
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        """A batch has ended."""
+        with self._readable():
+            for counter, since in zip(self.counters, self._since, strict=True):
+                gained = counter.read_j() - since
+                if gained < 0 and counter.wraps_at_j is not None:
+                    gained += counter.wraps_at_j
+                self.joules[counter.name] = self.joules.get(counter.name, 0.0) + gained
+
+    @contextmanager
+    def _readable(self) -> Iterator[None]:
+        """A counter that can no longer be read ends the measurement, not the run."""
+        try:
+            yield
+        except OSError as error:
+            self.reason, self.counters = f"a counter could not be read: {error}", ()
+
+    def figures(self, generations: Sequence[Generation]) -> dict[str, Any]:
+        """Parts of a document's ``metrics``."""
+        return figures(self.joules, self.source, self.reason, generations)
+
+
+class ZeusMeter(Meter):
+    """The same with the windows of `zeus.monitor.ZeusMonitor`, which reads RAPL and the card."""
+
+    def __init__(self, monitor: Any, reason: str | None) -> None:
+        super().__init__(f"zeus {version('zeus')}", reason=reason)
+        self._monitor = monitor
+
+    def __enter__(self) -> Self:
+        """A batch begins."""
+        self._monitor.begin_window("batch", sync_execution=bool(self._monitor.gpu_indices))
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        """A batch has ended."""
+        sync = bool(self._monitor.gpu_indices)
+        window = self._monitor.end_window("batch", sync_execution=sync)
+        for name, found in (("gpu", window.gpu_energy), ("host package", window.cpu_energy),
+                            ("host memory", window.dram_energy)):  # fmt: skip
+            for index, joules in (found or {}).items():
+                part = f"{name} {index}"
+                self.joules[part] = self.joules.get(part, 0.0) + joules
+
+
+NO_HOST = "no counter of the processor: {}"
+NO_CARD = "no counter of the card: {}"
+
+
+def open_meter(card: str | None, powercap: Path = POWERCAP) -> Meter:
+    """What reads this computer's counters: zeus if it is installed and finds some, else ours.
+
+    Args:
+        card: UUID of the CUDA device that computes; None where none does.
+    """
+    monitor = _zeus(card is not None)
+    if monitor is not None:
+        hosts, cards = monitor.cpu_indices, monitor.gpu_indices
+        if hosts or cards:
+            missing = [] if hosts else [NO_HOST.format("zeus finds none that it may read")]
+            if card is not None and not cards:
+                missing.append(NO_CARD.format("zeus finds none"))
+            return ZeusMeter(monitor, "; ".join(missing) or None)
+    counters, missing = _host_counters(powercap)
+    sources = ["RAPL"] if counters else []
+    if card is not None:
+        try:
+            counters.append(NvmlCounter(card))
+            sources.append("NVML")
+        except (ImportError, OSError) as error:
+            missing.append(NO_CARD.format(error))
+    return Meter(" and ".join(sources) or None, counters, "; ".join(missing) or None)
+
+
+def _host_counters(powercap: Path) -> tuple[list[Counter], list[str]]:
+    """Those that can be read, and why there are none."""
+    try:
+        zones = rapl_zones(powercap)
+        for zone in zones:
+            zone.read_j()
+    except (OSError, ValueError) as error:  # readable by root alone, on most systems
+        return [], [NO_HOST.format(error)]
+    return [*zones], [] if zones else [NO_HOST.format(f"no RAPL zone in {powercap}")]
+
+
+def _zeus(with_card: bool) -> Any:
+    """A monitor of all processors, and of the first card that CUDA shows; None without zeus."""
+    try:
+        from zeus.monitor import ZeusMonitor  # type: ignore[import-not-found]
+    except ImportError:
+        return None
+    try:
+        return ZeusMonitor(gpu_indices=[0] if with_card else [])
+    except (RuntimeError, ValueError, IndexError):  # it finds no such card
+        return ZeusMonitor(gpu_indices=[])

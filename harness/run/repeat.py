@@ -1,0 +1,144 @@
+"""The command that repeats a run, from what the store knows of it."""
+
+import shlex
+from collections.abc import Iterable, Mapping
+from functools import cache
+from typing import Any
+
+from moebench.harness.run.settings import Setting
+from moebench.harness.run.spec import RunSpec, resolve
+from moebench.results.store import Store
+from moebench.substrate.errors import MoeBenchError
+from moebench.workloads.catalogue import workload
+
+#: What the command line spells otherwise than the field's name with dashes.
+_SPELLED = {"device_memory_gib": "--device-memory", "emulated_link_gb_s": "--emulated-link"}
+_UNIT = {"device_memory_gib": "GiB", "emulated_link_gb_s": "GB/s"}
+
+
+def repeat(store: Store, document: Mapping[str, Any]) -> str:
+    """What to type for this run; options that its setting or a default gives are left out.
+
+    Where questions are read from is not kept with a run: the command then says ``DIR`` for it.
+    """
+    return repeats(store, [document])[document["run_id"]]
+
+
+def repeats(store: Store, documents: Iterable[Mapping[str, Any]]) -> dict[str, str]:
+    """The same for many runs, by their ids."""
+    asked = {cell.run_id: cell.spec for cell in store.cells("done")}
+    return {run["run_id"]: _command(run, asked.get(run["run_id"])) for run in documents}
+
+
+def _command(document: Mapping[str, Any], found: Mapping[str, Any] | None) -> str:
+    """The command of a run, for which ``found`` was asked, where that is known."""
+    evaluation = document.get("evaluation")
+    if found is None or evaluation is not None:
+        found = _of_document(document["spec"])
+    given = _given(found)
+    if evaluation is not None:
+        words = _evaluation(given, evaluation)
+    else:
+        words = ["run", *_options(_least(given))]
+    if _needs_data(found, evaluation):
+        words += ["--data-dir", "DIR"]
+    return shlex.join(["moebench", *words])
+
+
+def shortest(spec: RunSpec) -> str:
+    """What `moebench run` must be given for this spec, in as few words as can be."""
+    return shlex.join(_options(_least(_given(spec.model_dump()))))
+
+
+def _given(found: Mapping[str, Any]) -> dict[str, Any]:
+    """What was chosen, or stands in a setting; plain defaults are left out."""
+    if found.get("machine") == "local":  # what ran here has no kind of software to choose
+        found = {**found, "software": None}
+    return {
+        name: value for name, field in RunSpec.model_fields.items()
+        if (value := found.get(name)) is not None
+        # A setting may say otherwise than a default that was given.
+        and (name in Setting.model_fields or value != field.default)
+    }  # fmt: skip
+
+
+def _of_document(spec: Mapping[str, Any]) -> dict[str, Any]:
+    """A document says both ways how many experts the device kept, whatever was asked for."""
+    return {**{key: spec.get(key) for key in RunSpec.model_fields}, "cache_ratio": None}
+
+
+def _least(given: dict[str, Any]) -> dict[str, Any]:
+    """As few of these values as resolve to the same run; all, where they resolve to none here."""
+    try:
+        wanted = _resolved(given)
+        if "setting" in given:
+            # What differs from the setting alone is enough, but for what depends on the rest.
+            alone = _alone(given["system"], given["setting"])
+            few = {k: v for k, v in given.items() if k in ("system", "setting")
+                   or getattr(alone, k) != getattr(wanted, k)}  # fmt: skip
+            if _resolved(few) == wanted:
+                return few
+    except MoeBenchError:  # weights or a system that are not here any more
+        return given
+    for name in [name for name in given if name not in ("system", "setting")]:
+        fewer = {key: value for key, value in given.items() if key != name}
+        try:
+            if _resolved(fewer) == wanted:
+                given = fewer
+        except MoeBenchError:
+            continue
+    return given
+
+
+@cache
+def _alone(system: str, setting: str) -> RunSpec:
+    """A system in a setting, where nothing else was asked for."""
+    return resolve(None, system=system, setting=setting)
+
+
+def _resolved(given: Mapping[str, Any]) -> RunSpec:
+    return resolve(None, **given)
+
+
+def _options(given: Mapping[str, Any]) -> list[str]:
+    words = []
+    for name, value in given.items():
+        option = _SPELLED.get(name, f"--{name.replace('_', '-')}")
+        if name == "overrides":
+            words += [word for key, one in value.items() for word in ("--set", f"{key}={one}")]
+        elif value is True:
+            words.append(option)
+        elif value is not False:
+            words += [option, f"{value}{_UNIT.get(name, '')}"]
+    return words
+
+
+#: A run's fields that `moebench eval` has no option for, or says otherwise.
+_NOT_EVALUATED = (
+    "workload", "prompts", "new_tokens", "scoring", "plain_prompts", "few_shot", "routing",
+    "device_memory_gib", "free_host_gb", "page_cache", "device", "expert_dtype",
+)  # fmt: skip
+
+
+def _evaluation(given: Mapping[str, Any], evaluation: Mapping[str, Any]) -> list[str]:
+    tasks = evaluation["tasks"]
+    words = ["eval", "--engine", evaluation["evaluator"]]
+    words += ["--tasks", ",".join(task["workload"] for task in tasks)]
+    words += ["--prompts", str(max(task["n"] for task in tasks)), "--mode", evaluation["mode"]]
+    shown = {task["shown"] for task in tasks} - {0}
+    if shown:
+        words += ["--few-shot", str(max(shown))]
+    return words + _options({k: v for k, v in given.items() if k not in _NOT_EVALUATED})
+
+
+def _needs_data(spec: Mapping[str, Any], evaluation: Mapping[str, Any] | None) -> bool:
+    """Whether questions are not generated, or recordings are replayed."""
+    names = [task["workload"] for task in evaluation["tasks"]] if evaluation else []
+    if not names and spec.get("trace") is None:
+        names = [spec["workload"]]
+    if spec.get("routing") == "real":
+        return True
+    try:
+        return any(workload(name).source != "generated" for name in names)
+    except MoeBenchError:  # a workload of another version
+        return True

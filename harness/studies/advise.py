@@ -1,0 +1,285 @@
+"""Which system, and which α, meets a budget: fitted, chosen and ranked from measured points.
+
+SMoE, section V-C, Eq. 5: minimise the accuracy loss A(α) subject to T(α) <= R, with T(α) a
+low-degree polynomial through measured points, by a one-dimensional search for the smallest α in
+budget.  Here a chosen α is measured, too: what is advised was run, not only predicted.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal, NamedTuple
+
+import numpy as np
+from numpy.polynomial import Polynomial
+
+from moebench.results.intervals import Estimate
+
+#: Of the polynomials that are tried; "low-degree" in the paper, which names none.
+MAX_DEGREE = 3
+#: The search's step in α.
+STEP = 0.01
+
+#: What an accuracy loss is measured in.
+By = Literal["kl", "agreement", "score"]
+UNITS: Mapping[By, str] = {
+    "kl": "nats of KL a token",
+    "agreement": "% of tokens unlike the lossless model's",
+    "score": "points of score below the lossless model",
+}
+
+# ----------------------------------------------------------------------------- T(α)
+
+
+@dataclass(frozen=True, slots=True)
+class Fit:
+    """TPOT over α as a polynomial; says nothing outside of what was measured.
+
+    Attributes:
+        coefficients: in ms, of ascending powers of α.
+        low, high: the least and the largest measured α.
+        error_ms, worst_ms: of each point predicted from all others, the root of the mean squared
+            error and the largest one.
+        points: how many were measured.
+    """
+
+    coefficients: tuple[float, ...]
+    low: float
+    high: float
+    error_ms: float
+    worst_ms: float
+    points: int
+
+    @property
+    def degree(self) -> int:
+        """Of the polynomial."""
+        return len(self.coefficients) - 1
+
+    def at(self, alpha: float) -> float:
+        """The predicted TPOT in ms."""
+        return float(Polynomial(self.coefficients)(alpha))
+
+
+def fit(measured: Mapping[float, float]) -> Fit | None:
+    """The polynomial that predicts left-out points best; None with fewer than three points.
+
+    Args:
+        measured: TPOT in ms by α.
+    """
+    alphas, times = np.array(sorted(measured.items())).reshape(-1, 2).T
+    degrees = range(1, min(MAX_DEGREE, len(measured) - 2) + 1)
+    fits = [_of_degree(degree, alphas, times) for degree in degrees]
+    # A higher degree must be better by more than rounding: by a nanosecond.
+    return min(fits, key=lambda found: (round(found.error_ms, 6), found.degree), default=None)
+
+
+def _of_degree(degree: int, alphas: np.ndarray, times: np.ndarray) -> Fit:
+    kept = ~np.eye(len(alphas), dtype=bool)
+    errors = [
+        abs(float(Polynomial.fit(alphas[k], times[k], degree)(a)) - t)
+        for k, a, t in zip(kept, alphas, times, strict=True)
+    ]
+    found = Polynomial.fit(alphas, times, degree).convert()
+    # A coefficient that is exactly 0 is cut off by numpy.
+    coefficients = (*map(float, found.coef), *[0.0] * (degree + 1 - len(found.coef)))
+    rms = float(np.sqrt(np.mean(np.square(errors))))
+    ends = float(alphas[0]), float(alphas[-1])
+    return Fit(coefficients, *ends, rms, float(max(errors)), len(alphas))
+
+
+def smallest_alpha(measured: Mapping[float, float], budget_ms: float) -> float | None:
+    """The smallest α in budget; None where none of those measured or predicted is.
+
+    What was measured at an α goes before what is predicted there, so measuring what comes back and
+    asking again ends with an α that was measured.
+
+    Args:
+        measured: TPOT in ms by α.
+    """
+    found = fit(measured)
+    searched = set(measured)
+    if found is not None:
+        steps = range(int(np.ceil(found.low / STEP)), int(np.floor(found.high / STEP)) + 1)
+        # What was measured nearby stands for both.
+        searched |= {
+            round(step * STEP, 2)
+            for step in steps
+            if all(abs(step * STEP - a) >= STEP / 2 for a in measured)
+        }
+    for alpha in sorted(searched):
+        expected = measured[alpha] if alpha in measured or found is None else found.at(alpha)
+        if expected <= budget_ms:
+            return alpha
+    return None
+
+
+# ----------------------------------------------------------------------------- what meets a demand
+
+
+class Demand(NamedTuple):
+    """What is asked for: at most this TPOT (ms), at most this accuracy loss; None is any."""
+
+    tpot_ms: float | None
+    loss: float | None
+
+
+class Candidate(NamedTuple):
+    """A system, at one α if it has one, as it was run.
+
+    Attributes:
+        tpot: in ms, with its interval over prompts.
+        loss: in the unit of `By`, with its interval over prompts; None where it is not known.
+    """
+
+    system: str
+    alpha: float | None
+    tpot: Estimate
+    loss: Estimate | None
+    lossless: bool
+    run_id: str
+    badge: str
+
+    @property
+    def title(self) -> str:
+        """The system with its α."""
+        return self.system if self.alpha is None else f"{self.system} at α {self.alpha:g}"
+
+    def too_slow_ms(self, demand: Demand) -> float:
+        """By how much its TPOT is over the budget; 0 within it."""
+        return 0.0 if demand.tpot_ms is None else max(0.0, self.tpot.value - demand.tpot_ms)
+
+    def too_lossy(self, demand: Demand) -> float:
+        """By how much its loss is over the limit, infinite where the loss is not known."""
+        if demand.loss is None:
+            return 0.0
+        return float("inf") if self.loss is None else max(0.0, self.loss.value - demand.loss)
+
+    def meets(self, demand: Demand) -> bool:
+        """Whether its means are within both limits."""
+        return not (self.too_slow_ms(demand) or self.too_lossy(demand))
+
+
+class Ranking(NamedTuple):
+    """Candidates that meet a demand, the best first; and the others, the nearest first.
+
+    Attributes:
+        lossless: the fastest of all that cost no accuracy; None where none was run.
+    """
+
+    meeting: list[Candidate]
+    others: list[Candidate]
+    lossless: Candidate | None
+
+
+def rank(
+    candidates: Iterable[Candidate], demand: Demand, chosen: Mapping[str, float | None]
+) -> Ranking:
+    """By accuracy loss, then TPOT, where a TPOT is asked for; otherwise by TPOT, then loss.
+
+    A system of several α's appears once.  Those that do not meet the demand are in the order of
+    their excess: over the limit of accuracy loss first, then over the budget.
+
+    Args:
+        chosen: the α that a system stands for; None or nothing leaves it its best.
+    """
+
+    def best(one: Candidate) -> tuple[float, ...]:
+        loss = float("inf") if one.loss is None else one.loss.value
+        if demand.tpot_ms is None:
+            return (one.tpot.value, loss)
+        return (loss, not one.lossless, one.tpot.value)  # no loss was seen, or there can be none
+
+    def nearest(one: Candidate) -> tuple[float, ...]:
+        return (one.too_lossy(demand), one.too_slow_ms(demand), *best(one))
+
+    every = list(candidates)
+    standing = [one for one in every if chosen.get(one.system) in (None, one.alpha)]
+    meeting = _once(sorted((one for one in standing if one.meets(demand)), key=best))
+    there = {one.system for one in meeting}
+    missing = (one for one in standing if one.system not in there)
+    exact = min((c for c in every if c.lossless), key=lambda c: c.tpot.value, default=None)
+    return Ranking(meeting, _once(sorted(missing, key=nearest)), exact)
+
+
+def _once(candidates: Sequence[Candidate]) -> list[Candidate]:
+    """The first of each system."""
+    found: dict[str, Candidate] = {}
+    for one in candidates:
+        found.setdefault(one.system, one)
+    return list(found.values())
+
+
+# ----------------------------------------------------------------------------- in words
+
+
+def sentence(ranking: Ranking, demand: Demand, by: By) -> str:
+    """The advice: what to use and what it costs, or how far the nearest is."""
+    if not ranking.meeting:
+        return _nothing(ranking, demand, by)
+    best = ranking.meeting[0]
+    said = f"Use {best.title}: {_time(best)}{_allowed(demand)}, {_cost(best, by)}."
+    fastest = min(ranking.meeting, key=lambda one: one.tpot.value)
+    if fastest.tpot.value < best.tpot.value:
+        said += f"  The fastest, {fastest.title}, takes {_time(fastest)}: {_cost(fastest, by)}."
+    exact = ranking.lossless
+    if exact is not None and not any(one.lossless for one in ranking.meeting):
+        takes = f"{_time(exact)}{_late(exact, demand)}"
+        said += f"  The fastest lossless one, {exact.title}, takes {takes}."
+    return said + _beyond(best, demand, by)
+
+
+def _beyond(best: Candidate, demand: Demand, by: By) -> str:
+    """Said where the interval of what is advised goes over a limit that its mean keeps."""
+    over = []
+    limits = ((best.tpot, demand.tpot_ms, "ms"), (best.loss, demand.loss, UNITS[by]))
+    for figure, limit, unit in limits:
+        if figure is not None and figure.high is not None and limit is not None:
+            over += [f"{figure.high:.3g} {unit}"] if figure.high > limit else []
+    if not over:
+        return ""
+    return f"  Other prompts may take it over: its interval ends at {' and '.join(over)}."
+
+
+def _nothing(ranking: Ranking, demand: Demand, by: By) -> str:
+    if not ranking.others:
+        return "No system could be run here."
+    nearest = ranking.others[0]
+    lacks = []
+    if late := nearest.too_slow_ms(demand):
+        lacks.append(f"{late:.3g} ms ({late / (demand.tpot_ms or 1):.0%}) over the budget")
+    if lossy := nearest.too_lossy(demand):
+        limit = f"the limit of {demand.loss:g} {UNITS[by]}"
+        lacks.append(
+            f"and its loss is not known, for {limit}" if nearest.loss is None
+            else f"{lossy:.3g} over {limit}"
+        )  # fmt: skip
+    return (
+        f"No system meets this.  The nearest is {nearest.title}: {_time(nearest)}, "
+        f"{_cost(nearest, by)}; {' and '.join(lacks)}."
+    )
+
+
+def _time(one: Candidate) -> str:
+    return f"{one.tpot.value:.4g} ms a token"
+
+
+def _late(one: Candidate, demand: Demand) -> str:
+    late = one.too_slow_ms(demand)
+    return f", {late:.3g} ms over the budget" if late else ""
+
+
+def _allowed(demand: Demand) -> str:
+    return "" if demand.tpot_ms is None else f" of {demand.tpot_ms:g} allowed"
+
+
+def _cost(one: Candidate, by: By) -> str:
+    if one.lossless:
+        return "lossless"
+    if one.loss is None:
+        return "its accuracy loss is not known"
+    return f"{spread(one.loss)} {UNITS[by]}"
+
+
+def spread(figure: Estimate) -> str:
+    """A figure with half of its interval."""
+    half = "" if figure.half is None else f" ± {figure.half:.2g}"
+    return f"{figure.value:.3g}{half}"

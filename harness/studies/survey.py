@@ -1,0 +1,248 @@
+"""What can be read of this computer for a hardware profile, and the profile's first draft.
+
+Nothing is timed: `moebench calibrate` does that.  What no program says is an estimate, and marked.
+"""
+
+import json
+import os
+import re
+import shutil
+import subprocess
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from moebench.substrate.errors import UsageError
+from moebench.substrate.machines.fields import FIELDS
+from moebench.substrate.machines.profile import HardwareProfile, load_profile, profile_names
+from moebench.substrate.machines.quantity import Quantity
+
+#: What a program prints, or None where it is not there or fails.
+Ask = Callable[[Sequence[str]], str | None]
+
+#: Whose numbers stand where nothing is known.
+STAND_IN = "a6000"
+
+#: A lane's bytes a second by generation of PCIe, in GB/s, after its encoding.
+_LANE = {1: 0.25, 2: 0.5, 3: 0.985, 4: 1.969, 5: 3.938, 6: 7.563}
+#: The share that pinned copies reach on boxes that were measured: 26 of 31.5 GB/s.
+_OF_LINK = 0.825
+
+
+class Reading(NamedTuple):
+    """A number that was read, or worked out from what was."""
+
+    value: float
+    unit: str
+    source: str
+    badge: str = "measured"
+    range: tuple[float, float] | None = None
+
+
+class Survey(NamedTuple):
+    """What was read.
+
+    Attributes:
+        names: of ``gpu``, ``link``, ``host`` and ``disk``, those that are known.
+        readings: by field.
+    """
+
+    names: dict[str, str]
+    readings: dict[str, Reading]
+
+
+def ask(command: Sequence[str]) -> str | None:
+    """Run a program of this computer."""
+    if shutil.which(command[0]) is None:
+        return None
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=20, check=False)
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return done.stdout if done.returncode == 0 else None
+
+
+def survey(asked: Ask = ask, proc: Path = Path("/proc")) -> Survey:
+    """Read this computer: its card, link, processor, memory, and the disk of this folder."""
+    names: dict[str, str] = {}
+    readings: dict[str, Reading] = {}
+    _card(asked, names, readings)
+    _processor(asked, names, readings)
+    _memory(proc, readings)
+    _disk(asked, names)
+    return Survey(names, readings)
+
+
+# ----------------------------------------------------------------------------- the parts
+
+_QUERY = ("name", "memory.total", "power.limit", "pcie.link.gen.max", "pcie.link.width.max")
+
+
+def _card(asked: Ask, names: dict[str, str], readings: dict[str, Reading]) -> None:
+    said = asked(["nvidia-smi", f"--query-gpu={','.join(_QUERY)}", "--format=csv,noheader,nounits"])
+    first = (said or "").partition("\n")[0]
+    values = [value.strip() for value in first.split(",")]
+    if len(values) != len(_QUERY):
+        return
+    names["gpu"] = values[0]
+    for known in map(load_profile, profile_names()):
+        if _plain(known.gpu.name) == _plain(values[0]):
+            for field, number in known.quantities():
+                if field.startswith("gpu."):
+                    readings[field] = _of(number)
+            break
+    memory, power, generation, width = map(_number, values[1:])
+    if memory:
+        readings["gpu.memory"] = Reading(memory / 1024, "GiB", "nvidia-smi: memory.total")
+    if power:
+        readings["gpu.full_power"] = Reading(power, "W", "nvidia-smi: power.limit")
+    if generation in _LANE and width:
+        most = _LANE[int(generation)] * width
+        names["link"] = f"PCIe {generation:g}.0 x{width:g}"
+        for way in ("pinned_h2d", "pinned_d2h"):
+            readings[f"link.{way}"] = Reading(
+                round(_OF_LINK * most, 2), "GB/s",
+                f"estimate: {_OF_LINK:.1%} of the {most:.4g} GB/s of {names['link']}, which "
+                "nvidia-smi names", "estimate", (round(0.6 * most, 2), round(0.9 * most, 2)),
+            )  # fmt: skip
+
+
+def _plain(name: str) -> str:
+    return re.sub(r"\b(nvidia|geforce)\b|[^a-z0-9]", "", name.lower())
+
+
+def _of(number: Quantity) -> Reading:
+    return Reading(number.value, number.unit, number.source, number.badge, number.range)
+
+
+def _number(text: str) -> float | None:
+    try:
+        value = float(text)
+    except ValueError:  # [N/A]
+        return None
+    return value if 0 < value < 1e9 else None
+
+
+def _processor(asked: Ask, names: dict[str, str], readings: dict[str, Reading]) -> None:
+    rows = _json(asked(["lscpu", "--json"]), "lscpu")
+    said = {str(row.get("field")).rstrip(":"): row.get("data") for row in _flat(rows)}
+    if said.get("Model name"):
+        names["host"] = str(said["Model name"])
+    parts = [_number(str(said.get(key))) for key in ("Core(s) per socket", "Socket(s)")]
+    if None in parts:
+        return
+    cores = float(parts[0] or 1) * float(parts[1] or 1)
+    readings["host.cores"] = Reading(cores, "1", "lscpu: cores of all sockets")
+    flags = str(said.get("Flags")).split()
+    wide = 64 if "avx512f" in flags else 32 if "avx2" in flags else 16
+    clock = _number(str(said.get("CPU max MHz")))
+    stated = "lscpu's highest clock" if clock else "a clock of 3 GHz, as lscpu names none"
+    gflops = cores * wide * (clock or 3000.0) / 1e3
+    readings["host.peak_fp32"] = Reading(
+        round(gflops, 1), "GFLOPS", f"estimate: {cores:g} cores x {wide} FLOP a cycle x {stated}",
+        "estimate",
+    )  # fmt: skip
+
+
+def _flat(rows: Any) -> list[dict[str, Any]]:
+    """Lscpu's rows; newer ones nest them."""
+    found = []
+    for row in rows:
+        found += [row, *_flat(row.get("children", []))]
+    return found
+
+
+def _memory(proc: Path, readings: dict[str, Reading]) -> None:
+    try:
+        said = (proc / "meminfo").read_text()
+    except OSError:
+        return
+    total = re.search(r"MemTotal:\s+(\d+) kB", said)
+    if total:
+        gib = round(int(total[1]) / 2**20, 2)
+        readings["host.memory"] = Reading(gib, "GiB", "/proc/meminfo: MemTotal")
+
+
+def _disk(asked: Ask, names: dict[str, str]) -> None:
+    source = (asked(["findmnt", "-n", "-o", "SOURCE", "-T", os.curdir]) or "").strip()
+    if source.startswith("/dev/"):
+        # From the partition up to the disk that it is on.
+        said = asked(["lsblk", "--json", "-s", "-o", "NAME,TYPE,MODEL,TRAN,SIZE", source])
+        disks = [row for row in _flat(_json(said, "blockdevices")) if row.get("type") == "disk"]
+        if disks:
+            about = (disks[0].get(key) for key in ("model", "tran", "size", "name"))
+            names["disk"] = " ".join(str(text).strip() for text in about if text)
+
+
+def _json(text: str | None, key: str) -> Any:
+    try:
+        return json.loads(text or "{}").get(key, [])
+    except ValueError:
+        return []
+
+
+# ----------------------------------------------------------------------------- the draft
+
+
+def draft(name: str, found: Survey) -> str:
+    """A profile as commented YAML: what was read, and estimates for all else.
+
+    Raises:
+        UsageError: the name is none that a profile can have.
+    """
+    if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9@._-]*", name) or name.endswith((".yaml", ".yml")):
+        raise UsageError(
+            f"machines init {name}: allowed: letters, digits and @ . _ -, without .yaml"
+        )
+    if name in (*profile_names(), "local"):
+        raise UsageError(f"machines init {name}: a machine of the catalogue has this name")
+    stand_in = load_profile(STAND_IN)
+    lines = [
+        f"# A draft by `moebench machines init {name}`.  What a program of this computer said has",
+        "# the badge measured.  Every estimate is a guess until you replace it: write the number,",
+        "# its source, and the badge datasheet (a vendor or a paper states it) or measured (you",
+        "# timed it).  `range` is from the lowest to the highest that you think possible.  The",
+        f"# profile's own badge follows from these: `moebench machines show {name}.yaml`.",
+        f"name: {name}",
+        f"description: {json.dumps(', '.join(_names(found).values()), ensure_ascii=False)}",
+    ]
+    for part in ("gpu", "link", "host", "disk"):
+        lines += ["", f"{part}:", f"  name: {json.dumps(_names(found)[part], ensure_ascii=False)}"]
+        for field in FIELDS:
+            if field.startswith(f"{part}."):
+                lines += _field(field, found.readings.get(field), stand_in)
+    return "\n".join(lines) + "\n"
+
+
+def _names(found: Survey) -> dict[str, str]:
+    return {
+        part: found.names.get(part, f"unknown {what}; write its name here")
+        for part, what in (("gpu", "card"), ("link", "link"), ("host", "host"), ("disk", "disk"))
+    }
+
+
+def _field(field: str, reading: Reading | None, stand_in: HardwareProfile) -> list[str]:
+    about, name = FIELDS[field], field.rpartition(".")[2]
+    lines = [f"  # {about.moves[0].upper()}{about.moves[1:]}.", f"  # Found: {about.where}."]
+    if field == "link.pinned":
+        return [*lines, f"  {name}: true"]
+    if reading is None:
+        reading = _estimate(dict(stand_in.quantities())[field])
+    parts = [f"value: {reading.value:.10g}", f"unit: {json.dumps(reading.unit)}"]
+    if reading.range is not None:
+        parts.append(f"range: [{reading.range[0]:.10g}, {reading.range[1]:.10g}]")
+    parts.append(f"badge: {reading.badge}")
+    source = json.dumps(reading.source, ensure_ascii=False)
+    return [*lines, f"  {name}:", f"    {{{', '.join(parts)},", f"     source: {source}}}"]
+
+
+def _estimate(number: Quantity) -> Reading:
+    """A catalogue machine's number, and that it may be far off here."""
+    low = min(number.value / 2, number.low.value)
+    high = min(max(number.value * 2, number.high.value), number.MOST / number.UNITS[number.unit])
+    if number.WHOLE:
+        low, high = max(1.0, round(low)), round(high)
+    return Reading(
+        number.value, number.unit, f"estimate: unknown here; that of {STAND_IN} stands in",
+        "estimate", (low, high),
+    )  # fmt: skip

@@ -1,0 +1,117 @@
+"""Every table of the report as text, in the order in which a reader needs them."""
+
+import re
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
+
+from moebench.reports import accuracy, claims, evaluations, failures
+from moebench.reports.compare import Comparisons, comparisons, matrix
+from moebench.reports.compare_text import text_table as comparison_table
+from moebench.reports.conditions import lacks
+from moebench.reports.runs import runs_table
+from moebench.reports.tables import MISSING, Document
+from moebench.reports.text import TextTable, text_table
+from moebench.results.reproduction import PaperResult
+from moebench.results.store import Cell
+
+COMPARED = (
+    "× best: TPOT over that of the fastest system that is no bound. × bound: TPOT over the least "
+    "that the machine and the system's own slots allow. Means over workloads and seeds; best and "
+    "second best are marked where systems differ, scores only beyond two standard errors."
+)
+INTERVALS = (
+    "In brackets: 95 % intervals of the mean by Student's t, over workloads by seeds as if these "
+    "were drawn at random."
+)
+BESIDE = (
+    "TPOT over that of the fastest system of the same column; a dash: no run there. Only runs "
+    "under equal conditions share a column."
+)
+
+
+class Report(NamedTuple):
+    """All that the textual outputs show.
+
+    Attributes:
+        tables: by the name of a file without its suffix.
+        left_out: sentences about runs that no comparison holds.
+    """
+
+    tables: dict[str, TextTable]
+    left_out: tuple[str, ...]
+    compared: Comparisons
+
+
+def report(
+    runs: Sequence[Document],
+    views: Iterable[accuracy.View] = (),
+    failed: Sequence[Cell] = (),
+    reproduced: Sequence[PaperResult] = (),
+    brief: bool = False,
+    intervals: bool = False,
+) -> Report:
+    """Comparisons first, then accuracy, claims, what evaluators found, single runs and failures.
+
+    Args:
+        brief: only figures that fit into a terminal.
+        intervals: intervals behind means.
+    """
+    compared = comparisons(runs)
+    tables = [
+        (f"comparison-{table.title}", comparison_table(table, brief, intervals))
+        for table in compared.tables
+    ]
+    if tables:  # said once, under the last
+        name, last = tables[-1]
+        notes = (COMPARED, INTERVALS) if intervals else (COMPARED,)
+        tables[-1] = name, last._replace(notes=notes)
+    beside = matrix(compared.tables)
+    if len(beside.titles) > 1:
+        columns = [
+            [MISSING if ratio is None else f"{ratio:.2f}" for ratio in ratios]
+            for ratios in beside.ratios
+        ]
+        lines = zip(beside.systems, *columns, strict=True)
+        headers = ("system", *beside.titles)
+        tables.insert(0, ("ratios", text_table("TPOT, × best", headers, lines, notes=[BESIDE])))
+    for view in views:
+        name = f"{view.series[0].setting}-{view.series[0].system}"
+        tables += [(f"accuracy-{name}", _alpha(view)), (f"verdict-{name}", _verdicts(view))]
+    tables += [(f"claims-{one.paper}", claims.table(one, brief)) for one in reproduced]
+    if found := evaluations.lines(runs):
+        headers = evaluations.HEADERS
+        title = "what evaluators found"
+        tables.append(
+            ("evaluations", text_table(title, headers, found, notes=[evaluations.CAPTION]))
+        )
+    # Of a run that does not say even this there is nothing to show; it is in what was left out.
+    named = [run for run in runs if not {"spec.system", "badge"} & {*lacks(run)}]
+    if named:
+        tables.append(("runs", runs_table(named, f"{len(named)} runs", brief)))
+    if failed:
+        lines_ = failures.lines(failed)
+        tables.append(("failures", text_table("failed cells", failures.HEADERS, lines_)))
+    return Report(_by_name(tables), compared.left_out, compared)
+
+
+def _alpha(view: accuracy.View) -> TextTable:
+    groups = tuple(tuple(map(tuple, block.text_lines)) for block in view.blocks)
+    titles = "; ".join(block.title for block in view.blocks)
+    said = f"{view.origin}. Groups: {titles}"
+    return TextTable(view.title, tuple(view.headers), groups, said, notes=(accuracy.CAVEAT,))
+
+
+def _verdicts(view: accuracy.View) -> TextTable:
+    title = f"{view.title}: change with α"
+    notes = [view.summary, accuracy.METHOD]
+    return text_table(title, accuracy.VERDICT_HEADERS, view.verdict_lines, view.origin, notes)
+
+
+def _by_name(tables: Iterable[tuple[str, TextTable]]) -> dict[str, TextTable]:
+    """Names that a file may have, each once."""
+    found: dict[str, TextTable] = {}
+    for title, table in tables:
+        name = re.sub(r"[^0-9A-Za-z.]+", "-", title).strip("-.")[:80]
+        others = sum(one == name or one.startswith(f"{name}--") for one in found)
+        found[f"{name}--{others + 1}" if others else name] = table
+    return found

@@ -1,0 +1,126 @@
+"""Comparisons as text and as plain values for JSON."""
+
+from typing import Any
+
+from moebench.reports.compare import Comparison
+from moebench.reports.measures import FIGURES, Figure
+from moebench.reports.ranking import Row
+from moebench.reports.tables import MISSING, written
+from moebench.reports.text import Mark, TextTable
+
+#: Behind a value that differs from most of its table's.
+MARK = " ≠"
+
+
+def text_table(table: Comparison, brief: bool = False, intervals: bool = False) -> TextTable:
+    """A comparison's rows as text.
+
+    Args:
+        brief: only figures that fit into a terminal.
+        intervals: each mean's interval behind it, where there is one.
+    """
+    figures = _shown(table, brief)
+    words = _words(table)
+    rows = tuple(
+        (
+            row.system + (MARK if row.differs else ""),
+            *_figures(row, figures, len(table.cells), intervals),
+            *(column[at] for column in words.values()),
+        )
+        for at, row in enumerate(table.rows)
+    )
+    headers = ("system", *(figure.header for figure in figures), *words)
+    return TextTable(table.title, headers, (rows,), said(table), _marks(table, figures))
+
+
+def said(table: Comparison) -> str:
+    """What all rows have in common, and why the table stands apart."""
+    badges = {row.badge for row in table.rows if not row.missing}
+    badge = f"all {badges.pop()}" if len(badges) == 1 else ""
+    return "; ".join(filter(None, [table.said, badge, *_remarks_of_all(table), table.reason]))
+
+
+def _remarks_of_all(table: Comparison) -> tuple[str, ...]:
+    """Remarks that are the same for every row."""
+    each = {row.remarks for row in table.rows if not row.missing}
+    return each.pop() if len(each) == 1 else ()
+
+
+def _shown(table: Comparison, brief: bool) -> list[Figure]:
+    """The figures that some system has."""
+    return [
+        figure
+        for figure in FIGURES
+        if any(figure.key in row.values for row in table.rows) and (figure.brief or not brief)
+    ]
+
+
+def _words(table: Comparison) -> dict[str, list[str]]:
+    """The columns of words: badges where rows differ in them, and remarks where there are any."""
+    found = {}
+    if len({row.badge for row in table.rows if not row.missing}) > 1:
+        found["badge"] = [row.badge for row in table.rows]
+    shared = _remarks_of_all(table)
+    if any(remarks := [_remark(row, shared) for row in table.rows]):
+        found["remark"] = remarks
+    return found
+
+
+def _remark(row: Row, shared: tuple[str, ...]) -> str:
+    differs = [f"{name} {text}{MARK}" for name, text in row.differs.items()]
+    bound = f"a bound: {row.reference}" if row.reference else ""
+    own = [text for text in row.remarks if text not in shared]
+    return "; ".join(filter(None, [*differs, bound, *own, row.missing]))
+
+
+def _figures(row: Row, figures: list[Figure], cells: int, intervals: bool) -> list[str]:
+    if row.missing:
+        return ["n/a", *[""] * (len(figures) - 1)]
+    return [_figure(row, figure, cells, intervals) for figure in figures]
+
+
+def _figure(row: Row, figure: Figure, cells: int, intervals: bool) -> str:
+    value = row.values.get(figure.key)
+    if value is None:
+        return MISSING
+    text = written(value.mean, figure.form)
+    if value.stderr is not None:
+        text += f" ± {written(value.stderr, '.2g')}"
+    if intervals and value.interval is not None:
+        low, high = (written(end, figure.form) for end in value.interval)
+        text += f" [{low}, {high}]" if low != high else ""
+    return text if value.n == cells else f"{text} ({value.n} of {cells})"
+
+
+def _marks(table: Comparison, figures: list[Figure]) -> dict[tuple[int, int, int], Mark]:
+    found: dict[tuple[int, int, int], Mark] = {}
+    for at, row in enumerate(table.rows):
+        for column, figure in enumerate(figures, 1):
+            marks = table.marks.get(figure.key)
+            if marks is not None and row.system in marks.best | marks.second:
+                found[0, at, column] = "best" if row.system in marks.best else "second"
+    return found
+
+
+def document(table: Comparison) -> dict[str, Any]:
+    """The table as plain values, for JSON."""
+    return {
+        "title": table.title,
+        "place": table.place._asdict(),
+        "conditions": dict(table.common),
+        "apart": {name: {"here": own, "main": main} for name, (own, main) in table.apart.items()},
+        "cells": [cell._asdict() for cell in table.cells],
+        "systems": [
+            {
+                "system": row.system,
+                "badge": row.badge,
+                "runs": list(row.run_ids),
+                "figures": {key: value._asdict() for key, value in row.values.items()},
+                "bound": row.reference or None,
+                "remarks": list(row.remarks),
+                "differs": dict(row.differs),
+                "not_applicable": row.missing or None,
+            }
+            for row in table.rows
+        ],
+    }

@@ -1,0 +1,81 @@
+"""Scores, agreement and KL against α, from the accuracy table."""
+
+from collections import Counter
+from collections.abc import Iterable
+from typing import Any
+
+from moebench.reports.accuracy import Series
+from moebench.reports.figures.style import PALETTE, SHAPES, Spec, axis, finished, tooltip
+
+#: What is drawn against α: its title, and how an axis writes it.
+MEASURES = {
+    "score": ("score (%), ± standard error", "~f"),
+    "agreement": ("agreement (%)", "~%"),
+    "kl": ("KL (nats per token)", "~f"),
+}
+
+
+def curves(series: Iterable[Series], measure: str) -> tuple[Spec, list[dict[str, Any]]] | None:
+    """A measure against α, a mark a workload; the score with its standard errors.
+
+    Args:
+        series: workloads of one setting.
+        measure: one of `MEASURES`.
+
+    Returns:
+        The spec and its rows; None where no cell has the measure.
+    """
+    values = [
+        {
+            "workload": name,
+            "alpha": row.alpha,
+            "value": getattr(row, measure),
+            "low": row.score - row.stderr if measure == "score" else None,
+            "high": row.score + row.stderr if measure == "score" else None,
+            "n": row.n,
+        }
+        for name, one in _named(series)
+        for row in one.rows
+        if getattr(row, measure) is not None
+    ]
+    if not values:
+        return None
+    names = list(dict.fromkeys(value["workload"] for value in values))
+    title, form = MEASURES[measure]
+    legend = {"title": None, "orient": "top", "columns": 3}
+    colours = [PALETTE[i % len(PALETTE)] for i in range(len(names))]
+    shapes = [SHAPES[i % len(SHAPES)] for i in range(len(names))]
+    layers: list[Spec] = [
+        {"mark": {"type": "line", "strokeWidth": 1.5, "opacity": 0.75}},
+        {"mark": {"type": "point", "filled": True, "size": 45, "opacity": 1},
+         "encoding": {"shape": {"field": "workload", "type": "nominal", "legend": legend,
+                                "scale": {"domain": names, "range": shapes}}}},
+    ]  # fmt: skip
+    if measure == "score":
+        layers.append({
+            "mark": {"type": "rule", "opacity": 0.45},
+            "encoding": {"y": {"field": "low", "type": "quantitative"}, "y2": {"field": "high"}},
+        })  # fmt: skip
+    spec = {
+        "encoding": {
+            "x": {"field": "alpha", "type": "quantitative", "axis": axis("α", "~g", grid=False)},
+            "y": {"field": "value", "type": "quantitative", "axis": axis(title, form),
+                  "scale": {"zero": measure == "kl"}},
+            "color": {"field": "workload", "type": "nominal", "legend": legend,
+                      "scale": {"domain": names, "range": colours}},
+            "tooltip": tooltip(("workload", "workload"), ("alpha", "α", "~g"),
+                               ("value", measure, ".4"), ("n", "n", "d")),
+        },
+        "layer": layers,
+    }  # fmt: skip
+    return finished(spec, 220), values
+
+
+def _named(series: Iterable[Series]) -> list[tuple[str, Series]]:
+    """Each curve with its workload's name, and its scoring where one workload has several."""
+    ones = list(series)
+    counts = Counter(one.workload for one in ones)
+    return [
+        (one.workload if counts[one.workload] == 1 else f"{one.workload} · {one.scoring}", one)
+        for one in ones
+    ]

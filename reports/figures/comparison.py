@@ -1,0 +1,225 @@
+"""Figures of systems beside each other; their rows are those of `reports.page.views`."""
+
+from collections.abc import Mapping
+
+from moebench.reports.figures.style import Spec, axis, coloured, finished, tooltip
+
+#: The parts of a token's time: the device works, or waits for something.
+PARTS = {
+    "device busy": "#0072b2",
+    "waits for load": "#e69f00",
+    "waits for host": "#009e73",
+    "waits for disk": "#cc79a7",
+    "waits for control": "#868e96",
+}
+
+_TPOT = "tpot_ms"
+_WHO = [("system", "system"), ("table", "in"), ("badge", "badge")]
+
+#: What speed is bought with: its title, and how it is written.
+TRADES = {
+    "kl": ("KL (nats per token; 0 is the lossless model)", ".2~g"),
+    "agreement": ("agreement with the lossless model (%)", ".1%"),
+    "score": ("score (%)", "~g"),
+}
+
+
+def _q(field: str, title: str | None, form: str | None = None, **scale: object) -> Spec:
+    shown = axis(title, form) | {"labelOverlap": True}
+    return {"field": field, "type": "quantitative", "axis": shown, "scale": scale}
+
+
+def _legend(columns: int = 4) -> Spec:
+    return {"title": None, "orient": "top", "columns": columns}
+
+
+def trade(measure: str, colours: Mapping[str, str]) -> Spec:
+    """TPOT against a measure of accuracy, a point a row; ``front``: it is on the Pareto front.
+
+    Args:
+        measure: one of `TRADES`.
+        colours: of the systems.
+    """
+    title, form = TRADES[measure]
+    field = measure
+    y = _q(field, title, form, zero=False, padding=10)
+    if measure == "kl":  # lossless systems have 0, which no logarithmic axis shows
+        y["scale"] = {"type": "symlog", "constant": 1e-4, "domainMin": 0}
+    front = [{"filter": "datum.front"}]
+    return finished(
+        {
+            "transform": [{"filter": f"isValid(datum.{_TPOT}) && isValid(datum.{measure})"}],
+            "encoding": {
+                "x": _q(_TPOT, "TPOT (ms); left is faster", zero=False, padding=14),
+                "y": y,
+                "color": {"field": "base", "type": "nominal", "legend": _legend()},
+                "tooltip": tooltip(
+                    *_WHO, (_TPOT, "TPOT (ms)", ".4~g"), (field, title.partition(" (")[0], form)
+                ),
+            },
+            "layer": [
+                {
+                    "transform": front,
+                    "mark": {"type": "line", "interpolate": "step-after",
+                             "color": "var(--muted)", "strokeDash": [4, 3]},
+                    "encoding": {"color": {"value": "var(--muted)"}, "tooltip": {"value": None},
+                                 "order": {"field": _TPOT}},
+                },
+                {
+                    "mark": {"type": "line", "strokeWidth": 1.2, "opacity": 0.6},
+                    "encoding": {"detail": {"field": "line"}, "order": {"field": "alpha"},
+                                 "tooltip": {"value": None}},
+                },
+                {
+                    "mark": {"type": "point", "filled": True, "size": 90, "opacity": 1},
+                    "encoding": {"shape": {"field": "base", "type": "nominal",
+                                           "legend": _legend()}},
+                },
+                {
+                    "transform": front,
+                    "mark": {"type": "text", "align": "left", "dx": 8, "dy": -7,
+                             "fontSize": 11},
+                    "encoding": {"text": {"field": "short"}, "color": {"value": "var(--ink)"}},
+                },
+            ],
+        },
+        300,
+        coloured("base", colours)
+        | {"log": {"x": [_TPOT]}, "room": {"y": field} if measure == "kl" else {}},
+    )  # fmt: skip
+
+
+#: What TPOT is drawn over.
+OVER = {
+    "batch": ("batch (sequences decoded together)", "d"),
+    "alpha": ("α (substitution threshold)", "~g"),
+    "ratio": ("cache ratio (share of experts that fit on the device)", "~%"),
+}
+
+
+def lines(over: str, colours: Mapping[str, str], measure: str = "tpot_ms") -> Spec:
+    """TPOT, or the share of hits, over one of `OVER`: a line a system, with intervals."""
+    field = measure
+    title, form = ("TPOT (ms)", ".4~g") if measure == "tpot_ms" else (
+        "experts complete at the gate (%)", ".1%")  # fmt: skip
+    x_title, x_form = OVER[over]
+    x = _q(over, x_title, x_form, zero=False, nice=False, padding=14)
+    if over == "batch":
+        x = {
+            "field": over,
+            "type": "ordinal",
+            "axis": axis(x_title, grid=False) | {"labelAngle": 0},
+        }
+    return finished(
+        {
+            "transform": [{"filter": f"isValid(datum.{field}) && isValid(datum.{over})"}],
+            "encoding": {
+                "x": x,
+                "y": _q(field, title, "~%" if measure != "tpot_ms" else None),
+                "color": {"field": "line", "type": "nominal", "legend": _legend(3)},
+                "tooltip": tooltip(*_WHO, (over, x_title.partition(" (")[0], x_form),
+                                   (field, title, form)),
+            },
+            "layer": [
+                {"mark": {"type": "line", "strokeWidth": 1.5}},
+                {"transform": [{"filter": f"isValid(datum.{field}_low)"}],
+                 "mark": {"type": "rule", "opacity": 0.5},
+                 "encoding": {"y": {"field": f"{field}_low", "type": "quantitative"},
+                              "y2": {"field": f"{field}_high"}}},
+                {"mark": {"type": "point", "filled": True, "size": 55, "opacity": 1},
+                 "encoding": {"shape": {"field": "line", "type": "nominal",
+                                        "legend": _legend(3)}}},
+            ],
+        },
+        240,
+        coloured("line", colours) | ({"log": {"y": [field]}} if measure == "tpot_ms" else {}),
+    )  # fmt: skip
+
+
+def where_time_goes(share: bool) -> Spec:
+    """A token's time by part, a bar a system: in ms, or as a share of TPOT.
+
+    Rows: ``system``, ``part`` (of `PARTS`), ``ms``, ``share``, ``order``, ``rank``.
+    """
+    field, title = ("share", "share of TPOT (%)") if share else ("ms", "time of a token (ms)")
+    return finished(
+        {
+            "mark": {"type": "bar", "height": {"band": 0.72}},
+            "encoding": {
+                "y": {"field": "system", "type": "nominal",
+                      "axis": axis(None, grid=False) | {"labelLimit": 200}},
+                "x": {"field": field, "type": "quantitative", "stack": "zero",
+                      "scale": {"domain": [0, 1]} if share else {},
+                      "axis": axis(title, "~%" if share else None)},
+                "color": {"field": "part", "type": "nominal", "legend": _legend()},
+                "order": {"field": "order"},
+                "tooltip": tooltip(("system", "system"), ("part", "what"), ("ms", "ms", ".4~g"),
+                                   ("share", "share of TPOT", ".1%"), ("badge", "badge")),
+            },
+        },
+        {"step": 24},
+        coloured("part", PARTS) | {"sort": {"y": "system"}},
+    )  # fmt: skip
+
+
+def ablation() -> Spec:
+    """What each decision changes, from a system without it to the whole one: a bar a step.
+
+    Rows: ``step`` (what is restored), ``rank``, ``tpot`` (ms), ``text``, ``kind``.
+    """
+    return finished(
+        {
+            "encoding": {
+                "y": {"field": "step", "type": "nominal", "axis": axis(None, grid=False)
+                      | {"labelLimit": 240, "labelExpr": "split(datum.label, '|')"}},
+                "x": {"field": "tpot", "type": "quantitative", "axis": axis("TPOT (ms)"),
+                      "scale": {"zero": True}},
+                "tooltip": tooltip(("step", "step"), ("system", "system"), ("tpot", "TPOT (ms)",
+                                   ".4~g"), ("text", "change"), ("badge", "badge")),
+            },
+            "layer": [
+                {"mark": {"type": "bar", "height": {"band": 0.7}},
+                 "encoding": {"color": {"field": "kind", "type": "nominal",
+                     "scale": {"domain": ["base", "faster", "slower"],
+                               "range": ["#868e96", "#0072b2", "#d55e00"]},
+                     "legend": _legend()}}},
+                {"mark": {"type": "text", "align": "left", "dx": 5, "color": "var(--ink)"},
+                 "encoding": {"text": {"field": "text"}}},
+            ],
+        },
+        {"step": 36},
+        {"sort": {"y": "step"}, "room": {"x": "tpot"}},
+    )  # fmt: skip
+
+
+def bound() -> Spec:
+    """TPOT and the least (``least``) that machine and routing allow with the system's slots."""
+    return finished(
+        {
+            "encoding": {
+                "y": {"field": "system", "type": "nominal",
+                      "axis": axis(None, grid=False) | {"labelLimit": 200}},
+                "tooltip": tooltip(("system", "system"), (_TPOT, "TPOT (ms)", ".4~g"),
+                                   ("least", "bound (ms)", ".4~g"),
+                                   ("ratio_bound", "TPOT / bound", ".2f"),
+                                   ("badge", "badge")),
+                "x": {"field": _TPOT, "type": "quantitative", "scale": {"zero": False},
+                      "axis": axis("TPOT (ms): bound to achieved")},
+            },
+            "layer": [
+                {"mark": {"type": "rule", "strokeWidth": 1.5, "color": "var(--muted)"},
+                 "encoding": {"x": {"field": "least", "type": "quantitative"},
+                              "x2": {"field": _TPOT}}},
+                {"mark": {"type": "tick", "thickness": 3, "height": {"band": 0.6},
+                          "color": "var(--ink)"},
+                 "encoding": {"x": {"field": "least", "type": "quantitative"}}},
+                {"mark": {"type": "point", "filled": True, "size": 80, "opacity": 1,
+                          "color": "#0072b2"}},
+                {"mark": {"type": "text", "align": "left", "dx": 9, "color": "var(--ink)"},
+                 "encoding": {"text": {"field": "ratio_bound", "type": "quantitative",
+                                       "format": ".2f"}}},
+            ],
+        },
+        {"step": 24},
+        {"log": {"x": [_TPOT, "least"]}, "sort": {"y": "system"}, "room": {"x": _TPOT}},
+    )  # fmt: skip

@@ -1,0 +1,111 @@
+r"""Tables of text as LaTeX: a `tabular` with booktabs' rules each, to be `\input`.
+
+Every special character is escaped, and one that pdfLaTeX has no glyph for is written by its number,
+so that a table compiles whatever stands in it.
+"""
+
+import re
+from collections.abc import Iterable, Mapping
+
+from moebench.reports.text import TextTable
+
+_SPECIAL = {
+    "\\": r"\textbackslash{}", "&": r"\&", "%": r"\%", "$": r"\$", "#": r"\#", "_": r"\_",
+    "{": r"\{", "}": r"\}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}",
+    "<": r"$<$", ">": r"$>$", "|": r"$|$", '"': "''", "`": r"\textasciigrave{}",
+    "–": "--", "—": "---", "−": "$-$", "…": r"\dots{}",
+    "α": r"$\alpha$", "µ": r"$\mu$", "μ": r"$\mu$", "λ": r"$\lambda$", "ρ": r"$\rho$",
+    "±": r"$\pm$", "×": r"$\times$", "·": r"$\cdot$", "≠": r"$\neq$", "≤": r"$\leq$",
+    "≥": r"$\geq$", "→": r"$\to$", "²": r"$^2$", "³": r"$^3$", "⁻": r"$^-$", "⁴": r"$^4$",
+    "°": r"$^\circ$", "“": "``", "”": "''", "’": "'", "§": r"\S{}",
+}  # fmt: skip
+
+#: A number in powers of ten, as `format` writes a very small or large one.
+_POWER = re.compile(r"(?<![\w.])(\d+(?:\.\d+)?)e([+-]\d+)(?!\w)")
+
+#: More rows than this are no table for a page.
+LONG = 60
+
+_AROUND = {"": "{}", "best": r"\textbf{{{}}}", "second": r"\underline{{{}}}"}
+
+
+def latex(table: TextTable) -> str:
+    """The `tabular`: numbers to the right, a column's best bold, its second best underlined."""
+    groups = [
+        "".join(
+            _line(
+                [
+                    _AROUND[table.marks.get((g, r, c), "")].format(escaped(text))
+                    for c, text in enumerate(row)
+                ]
+            )
+            for r, row in enumerate(group)
+        )
+        for g, group in enumerate(table.groups)
+    ]
+    columns = "".join("r" if number else "l" for number in table.numbers)
+    said = "".join(f"% {line}\n" for line in (table.title, table.said) if line)
+    top = f"\\begin{{tabular}}{{{columns}}}\n\\toprule\n{_line(map(escaped, table.headers))}"
+    body = "\\midrule\n".join(groups)
+    return f"{said}{top}\\midrule\n{body}\\bottomrule\n\\end{{tabular}}\n"
+
+
+def document(tables: Mapping[str, TextTable]) -> str:
+    """A document of all tables, by the names of their files: it compiles as it is.
+
+    A long table is named instead.
+    """
+    parts = [
+        f"\\section*{{{escaped(table.title)}}}\n"
+        + "".join(f"{escaped(text)}\\par\n" for text in (table.said, *table.notes) if text)
+        + (
+            f"\\medskip\\noindent\\fitted{{\\input{{{name}}}}}\n"
+            if len(table.rows) <= LONG
+            else f"{len(table.rows)} rows: {escaped(name)}.tex\n"
+        )
+        for name, table in tables.items()
+    ]
+    return "\n".join(
+        [
+            "\\documentclass{article}",
+            "\\usepackage[a4paper,margin=15mm]{geometry}",
+            "\\usepackage{booktabs,graphicx,textcomp}",
+            # No wider than the page; a table that is narrow keeps its size.
+            "\\newsavebox{\\tablebox}",
+            "\\newcommand{\\fitted}[1]{\\sbox{\\tablebox}{#1}\\ifdim\\wd\\tablebox>\\linewidth"
+            "\\resizebox{\\linewidth}{!}{\\usebox{\\tablebox}}\\else\\usebox{\\tablebox}\\fi}",
+            "\\begin{document}",
+            *parts,
+            "\\end{document}",
+            "",
+        ]
+    )
+
+
+def escaped(text: str) -> str:
+    """Text in which nothing is a command."""
+    pieces = _POWER.split(text)  # text, mantissa, exponent, text, ...
+    found = [_plain(pieces[0])]
+    for mantissa, exponent, after in zip(pieces[1::3], pieces[2::3], pieces[3::3], strict=True):
+        found += [rf"${mantissa}\cdot10^{{{int(exponent)}}}$", _plain(after)]
+    return "".join(found)
+
+
+def _plain(text: str) -> str:
+    return "".join(map(_character, text))
+
+
+def _character(c: str) -> str:
+    if c in _SPECIAL:
+        return _SPECIAL[c]
+    if c.isascii():
+        return c if c.isprintable() else " "
+    return c if c in _ACCENTED else f"\\texttt{{U+{ord(c):04X}}}"
+
+
+#: Letters with accents that pdfLaTeX's own fonts can build.
+_ACCENTED = frozenset("ÀÁÂÃÄÅÆÇÈÉÊËÌÍÎÏÑÒÓÔÕÖØÙÚÛÜÝßàáâãäåæçèéêëìíîïñòóôõöøùúûüýÿ")
+
+
+def _line(cells: Iterable[str]) -> str:
+    return " & ".join(cells) + " \\\\\n"

@@ -1,0 +1,120 @@
+"""Sections that are tables of text: fidelity, claims, accuracy, evaluators, failures."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+from moebench.reports import accuracy as alpha
+from moebench.reports import claims, evaluations, exhibits, failures, fidelity
+from moebench.reports.components import HEADERS, table
+from moebench.reports.figures.accuracy import MEASURES, curves
+from moebench.reports.tables import Document
+from moebench.results.reproduction import Exhibit, PaperResult
+from moebench.results.store import Cell
+
+
+class Part(NamedTuple):
+    """A table of a section: a title of its own (may be empty), headers, cells of text."""
+
+    title: str
+    headers: Sequence[str]
+    rows: Sequence[Sequence[str]]
+
+
+class Section(NamedTuple):
+    """A section that is there where it has something to show.
+
+    Attributes:
+        name: its anchor.
+        caption: what the tables mean.
+        folded: a line under which the tables are folded; empty: they are open.
+    """
+
+    name: str
+    title: str
+    parts: Sequence[Part]
+    caption: str
+    folded: str = ""
+
+
+def tables(
+    runs: Sequence[Document],
+    failed: Sequence[Cell],
+    results: Sequence[PaperResult],
+    components: Sequence[Mapping[str, Any]],
+) -> dict[str, Section]:
+    """The sections that have rows, by name."""
+    found = [
+        Section(
+            "fidelity",
+            "Simulated beside measured",
+            [Part(*one) for one in fidelity.parts()],
+            fidelity.CAPTION,
+        ),
+        Section(
+            "claims",
+            "The papers' claims",
+            [Part(one.title, claims.HEADERS, claims.lines(one)) for one in results],
+            f"{claims.summary(results)}. {claims.CAPTION}" if results else "",
+        ),
+        Section(
+            "evaluators",
+            "Evaluators",
+            [Part("", evaluations.HEADERS, evaluations.lines(runs))],
+            evaluations.CAPTION,
+        ),
+        Section(
+            "failures",
+            "Failed cells",
+            [Part("", failures.HEADERS, failures.lines(failed))],
+            "Cells of sweeps that have no run. A traceback is a file in the store's folder; "
+            "moebench sweep with --retry-failed runs them again.",
+        ),
+    ]
+    if components:
+        shown = table(components)
+        found.append(
+            Section(
+                "components",
+                "Components of the simulated machines",
+                [Part("", HEADERS, shown.rows)],
+                "Times of single operations that the papers and their authors' code state, beside "
+                "what the cost model charges for the same operation on that machine; the ratio is "
+                "to the nearer end of a published range. Where a profile takes its number from a "
+                "row, the row agrees by construction.",
+                f"{shown.summary}.",
+            )
+        )
+    return {one.name: one for one in found if any(part.rows for part in one.parts)}
+
+
+def papers(results: Sequence[PaperResult]) -> list[dict[str, Any]]:
+    """Of each paper its tables and figures: title, note, and a figure's spec or a table's cells."""
+    return [
+        {"title": result.title, "exhibits": [_exhibit(one) for one in result.exhibits]}
+        for result in results
+        if result.exhibits
+    ]
+
+
+def _exhibit(one: Exhibit) -> dict[str, Any]:
+    drawn = exhibits.spec(one)
+    return {
+        "id": one.id, "title": f"{one.place}: {one.title}", "badge": one.badge, "note": one.note,
+        "spec": drawn,
+        "part": Part("", exhibits.headers(one), exhibits.lines(one)),
+    }  # fmt: skip
+
+
+def accuracy(index: int, view: alpha.View) -> dict[str, Any]:
+    """One setting's accuracy: its tables, and small multiples with their rows."""
+    drawn = []
+    for generated, what in ((False, "real datasets"), (True, "generated exercises")):
+        chosen = [one for one in view.series if one.generated == generated]
+        for measure in MEASURES:
+            found = curves(chosen, measure)
+            if found is not None:
+                name = f"accuracy-{index + 1}-{measure}-{'generated' if generated else 'real'}"
+                caption = f"{measure} against α, {what}"
+                drawn.append({"id": name, "spec": found[0], "rows": found[1], "caption": caption})
+    return {"anchor": f"accuracy-{index + 1}", "view": view, "figures": drawn,
+            "headers": alpha.VERDICT_HEADERS}  # fmt: skip

@@ -1,0 +1,390 @@
+"""Two runs beside each other: paired differences with intervals, and where they come from.
+
+Questions that both runs read are pairs; where they read others, the samples are independent.
+Intervals are those of `results.intervals`: over questions (batches, for times), not over seeds, and
+not over what the machine's numbers may be.
+
+The device's time line of decode is its busy time and its idle time by cause, so the difference of
+two TPOTs is the sum of these parts' differences.
+"""
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from moebench.reports.conditions import CONDITIONS, Condition
+from moebench.reports.tables import Document, basis, dig, model_of, routing_of, system_of
+from moebench.results.intervals import Estimate, Shares, difference
+from moebench.results.samples import TokenSample
+from moebench.substrate.errors import UsageError
+
+#: Beside `CONDITIONS`, what two runs have in common unless it is allowed to differ.
+PLACES = (
+    Condition("model", model_of),
+    Condition("machine", lambda run: run["spec"].get("machine")),
+    Condition("workload", lambda run: run["spec"].get("workload")),
+    Condition("batch", lambda run: run["spec"].get("batch")),
+    Condition("routing", lambda run: routing_of(run["spec"])),
+)
+EVERY = (*PLACES, *CONDITIONS)
+NAMES = tuple(condition.name for condition in EVERY)
+
+DECISIONS = ("place", "route", "assign", "prefetch", "evict")
+
+#: Every token of a run, None where none was kept.
+Samples = Sequence[TokenSample] | None
+
+
+class Figure(NamedTuple):
+    """A figure of both runs, and the second minus the first."""
+
+    title: str
+    first: float
+    second: float
+    change: Estimate
+
+
+class Part(NamedTuple):
+    """A part of decode, for each step or token, of both runs; None where a run has none."""
+
+    title: str
+    first: float | None
+    second: float | None
+
+    @property
+    def change(self) -> float:
+        """The second minus the first; what is not there counts as 0."""
+        return (self.second or 0.0) - (self.first or 0.0)
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """What `compare` finds.
+
+    Attributes:
+        figures: times, accuracy; with intervals.
+        times: what a decoded step of the device's time line consists of, in ms.
+        counts: what was done for a decoded token.
+        decisions: policies and options that differ: name → (first, second).
+        paired: whether both read the same questions.
+        differing: conditions that differ, and were allowed to: name → (first, second).
+    """
+
+    first: Document
+    second: Document
+    figures: Sequence[Figure]
+    times: Sequence[Part]
+    counts: Sequence[Part]
+    decisions: Mapping[str, tuple[str, str]]
+    paired: bool
+    differing: Mapping[str, tuple[str, str]]
+
+
+def differing(first: Document, second: Document) -> dict[str, tuple[str, str]]:
+    """Conditions in which two runs differ, each with both values."""
+    both = {c.name: (c.text(c.of(first)), c.text(c.of(second))) for c in EVERY}
+    return {name: values for name, values in both.items() if values[0] != values[1]}
+
+
+def compare(
+    first: Document, second: Document, samples: tuple[Samples, Samples], mixed: Collection[str] = ()
+) -> Comparison:
+    """Set two runs beside each other.
+
+    Args:
+        samples: the times of the first run's tokens and of the second's.
+        mixed: conditions that may differ.
+
+    Raises:
+        UsageError: other conditions differ, or ``mixed`` names none of `NAMES`.
+    """
+    for name in mixed:
+        if name not in NAMES:
+            raise UsageError(f"--mixed {name}: allowed: {', '.join(NAMES)}")
+    found = differing(first, second)
+    refused = {name: values for name, values in found.items() if name not in mixed}
+    if refused:
+        said = "; ".join(f"{name} {a} and {b}" for name, (a, b) in refused.items())
+        raise UsageError(
+            f"runs {first['run_id']} and {second['run_id']} differ in {said}: no fair comparison; "
+            f"allow it with --mixed {','.join(sorted({*mixed, *refused}))}"
+        )
+    runs = (first, second)
+    paired = _same_questions(*runs)
+    steps = _steps(first, samples[0]), _steps(second, samples[1])
+    tokens = dig(first, "metrics.decoded_tokens") or 0, dig(second, "metrics.decoded_tokens") or 0
+    return Comparison(
+        first=first,
+        second=second,
+        figures=list(_figures(runs, samples, paired)),
+        times=_parts(_times(runs), runs, steps),
+        counts=_parts(_COUNTS, runs, tokens),
+        decisions=_decisions(first["spec"], second["spec"]),
+        paired=paired,
+        differing=found,
+    )
+
+
+def _same_questions(first: Document, second: Document) -> bool:
+    """Whether both read the same prompts in the same batches."""
+    same = ("spec.prompts", "spec.batch", "spec.workload", "provenance.data_hash")
+    return all(dig(first, path) == dig(second, path) for path in same)
+
+
+# ----------------------------------------------------------------------------- figures
+
+
+def _figures(
+    runs: tuple[Document, Document], samples: tuple[Samples, Samples], paired: bool
+) -> list[Figure]:
+    figures = []
+    for title, path, of in _LATENCIES:
+        shares = [None if kept is None else of(kept) for kept in samples]
+        means = [dig(run, path) for run in runs]
+        figures.append(_figure(title, shares, paired) or _means(title, means))
+    for title, of_items in _ACCURACY:
+        items = [dig(run, "accuracy.items") for run in runs]
+        shares = [None if found is None else of_items(found) for found in items]
+        figures.append(_figure(title, shares, paired))
+    return [figure for figure in figures if figure is not None]
+
+
+def _figure(title: str, shares: Sequence[Shares | None], paired: bool) -> Figure | None:
+    first, second = shares
+    if first is None or second is None:
+        return None
+    change = difference(first, second, paired)
+    if change is None:
+        return None
+    one, other = (sum(a for a, _ in rows) / sum(b for _, b in rows) for rows in (first, second))
+    return Figure(title, one, other, change)
+
+
+def _means(title: str, means: Sequence[float | None]) -> Figure | None:
+    """A figure without an interval, where the times of tokens were not kept."""
+    first, second = means
+    if first is None or second is None:
+        return None
+    return Figure(title, first, second, Estimate(second - first, None, None, 0))
+
+
+def _tpot(samples: Sequence[TokenSample]) -> Shares:
+    """Decode time in ms and steps of each batch."""
+    return _by_batch([sample for sample in samples if sample.step])
+
+
+def _ttft(samples: Sequence[TokenSample]) -> Shares:
+    return _by_batch([sample for sample in samples if not sample.step])
+
+
+def _by_batch(samples: Sequence[TokenSample]) -> Shares:
+    found: dict[int, tuple[float, float]] = {}
+    for sample in samples:
+        ms, steps = found.get(sample.batch, (0.0, 0.0))
+        found[sample.batch] = ms + sample.ns / 1e6, steps + 1
+    return list(found.values())
+
+
+def _kl(items: Mapping[str, Any]) -> Shares | None:
+    if None in items["kl"]:
+        return None
+    return list(zip(items["kl"], items["decoded"], strict=True))
+
+
+def _agreement(items: Mapping[str, Any]) -> Shares:
+    return [(100.0 * a, d) for a, d in zip(items["agreed"], items["decoded"], strict=True)]
+
+
+def _score(items: Mapping[str, Any]) -> Shares | None:
+    return None if None in items["value"] else [(100.0 * value, 1.0) for value in items["value"]]
+
+
+_LATENCIES = (
+    ("TPOT (ms)", "metrics.tpot_ms.mean", _tpot),
+    ("TTFT (ms)", "metrics.ttft_ms.mean", _ttft),
+)
+_ACCURACY: tuple[tuple[str, Callable[[Mapping[str, Any]], Shares | None]], ...] = (
+    ("KL (nats a token)", _kl),
+    ("agreement (%)", _agreement),
+    ("score (%)", _score),
+)
+
+# ----------------------------------------------------------------------------- where it comes from
+
+#: Paths below ``metrics``, of all decoded tokens.
+_COUNTS = (
+    ("active experts", "experts.decode.active"),
+    ("hits: on the device in time", "experts.decode.hits"),
+    ("on their way in time", "experts.decode.in_flight"),
+    ("loads after the gate", "experts.decode.loads"),
+    ("computed on the host", "experts.decode.host"),
+    ("replaced by others", "experts.decode.replaced"),
+    ("prefetches", "prefetch.issued"),
+    ("prefetches used", "prefetch.used"),
+    ("MB over the link", "decode.bytes_h2d"),
+    ("MB from the disk", "decode.bytes_disk"),
+    ("ms of the link", "decode.lanes.h2d"),
+    ("ms of the host", "decode.lanes.host"),
+)
+
+
+def _steps(run: Document, samples: Samples) -> float:
+    """Decoded steps of all batches."""
+    if samples is not None:
+        return sum(sample.step > 0 for sample in samples)
+    return (dig(run, "metrics.decoded_tokens") or 0) / (run["spec"].get("batch") or 1)
+
+
+def _times(runs: tuple[Document, Document]) -> list[tuple[str, str]]:
+    """What the device's time line of decode consists of: paths below ``metrics``, in ms."""
+    causes = {cause for run in runs for cause in dig(run, "metrics.decode.stall_ms") or {}}
+    waits = [(f"device waits for {cause}", f"decode.stall_ms.{cause}") for cause in sorted(causes)]
+    return [("device computes", "decode.lanes.device"), *waits]
+
+
+def _parts(
+    paths: Sequence[tuple[str, str]], runs: tuple[Document, Document], each: tuple[float, float]
+) -> list[Part]:
+    """Those that a run has more of than 0."""
+    found = []
+    for title, path in paths:
+        scale = 1e6 if title.startswith("MB") else 1.0
+        values = [
+            None if (value := dig(run, f"metrics.{path}")) is None or not n else value / n / scale
+            for run, n in zip(runs, each, strict=True)
+        ]
+        if any(values):
+            found.append(Part(title, *values))
+    return found
+
+
+def _decisions(first: Mapping[str, Any], second: Mapping[str, Any]) -> dict[str, tuple[str, str]]:
+    """Resolved options that differ, decisions first."""
+    one, other = first.get("options") or {}, second.get("options") or {}
+    own = [*DECISIONS, *sorted({*one, *other} - set(DECISIONS))]
+    both = {key: (str(one.get(key, "-")), str(other.get(key, "-"))) for key in own}
+    changed = {key for key, (a, b) in both.items() if a != b}
+    # What another policy's options are says nothing beside its name.
+    return {
+        key: both[key] for key in own if key in changed and key.split(".")[0] not in changed - {key}
+    }
+
+
+# ----------------------------------------------------------------------------- in words
+
+HEADERS = ("figure", "first", "second", "second − first", "95 % interval")
+
+
+def title_of(run: Document) -> str:
+    """A run in a few words: its system, what was changed in it, its id."""
+    spec = run["spec"]
+    changed = [f"{key}={value}" for key, value in sorted((spec.get("overrides") or {}).items())]
+    return " ".join([system_of(spec), *changed, f"[{run['run_id']}]"])
+
+
+def place_of(found: Comparison) -> str:
+    """What the comparison is about."""
+    spec = found.first["spec"]
+    where = spec.get("setting") or f"{spec['model']} on {spec['machine']}"
+    return f"{where}, {spec['workload']}, batch {spec['batch']}"
+
+
+def lines(found: Comparison) -> list[list[str]]:
+    """The tables' lines as text: figures, then parts of a step, then counts of a token."""
+    rows = [
+        [f.title, _short(f.first), _short(f.second), _signed(f.change.value), _ends(f.change)]
+        for f in found.figures
+    ]
+    rows += [_line(f"{part.title} (ms a step)", part) for part in found.times]
+    rows += [_line(f"{part.title} (a token)", part) for part in found.counts]
+    return rows
+
+
+def _line(title: str, part: Part) -> list[str]:
+    return [title, _short(part.first), _short(part.second), _signed(part.change), ""]
+
+
+def _short(value: float | None) -> str:
+    return "–" if value is None else f"{value:.4g}"
+
+
+def _signed(value: float) -> str:
+    return f"{value:+.3g}"
+
+
+def _ends(change: Estimate) -> str:
+    if change.low is None or change.high is None:
+        return "one question" if change.n else "no samples were kept"
+    return f"{change.low:+.3g} to {change.high:+.3g}"
+
+
+def over(found: Comparison) -> str:
+    """Over what the intervals are."""
+    spec = found.first["spec"]
+    units = "questions" if spec.get("batch") == 1 else "questions (of times, over batches)"
+    if found.paired:
+        return f"95 % t intervals over {units}: the {spec.get('prompts')} that both read, in pairs"
+    return f"95 % t intervals over {units}: each run read its own, so there are no pairs"
+
+
+def sentence(found: Comparison) -> str:
+    """Which is faster, by how much, and what made the difference."""
+    tpot = next((f for f in found.figures if f.title.startswith("TPOT")), None)
+    one, other = title_of(found.first), title_of(found.second)
+    if tpot is None:
+        return f"{one} and {other}: one of them decoded nothing."
+    change = tpot.change
+    if change.low is not None and not change.excludes_zero:
+        return (
+            f"TPOT of {one} and {other} differs by no more than these questions explain: "
+            f"{_signed(change.value)} ms ({_ends(change)})."
+        )
+    sign = 1 if change.value > 0 else -1
+    slow, fast = (other, one) if change.value > 0 else (one, other)
+    ratio = max(tpot.first, tpot.second) / min(tpot.first, tpot.second)
+    said = f"{slow} takes {abs(change.value):.3g} ms more a token than {fast} ({ratio:.2f}×)"
+    # Parts that matter: a tenth of the difference, or more.
+    causes = [part for part in found.times if sign * part.change > 0.1 * abs(change.value)]
+    causes.sort(key=lambda part: -sign * part.change)
+    if causes:
+        said += ": " + "; ".join(f"{p.title} {sign * p.change:+.3g} ms" for p in causes)
+    return f"{said}.{_said(found.decisions)}"
+
+
+def _said(decisions: Mapping[str, tuple[str, str]]) -> str:
+    if not decisions:
+        return ""
+    names = [key for key in decisions if key in DECISIONS] or list(decisions)
+    what = ", ".join(f"{key} ({' → '.join(decisions[key])})" for key in names)
+    if len(decisions) == 1:
+        return f"  Only this differs: {what}."
+    return f"  They differ in {what}."
+
+
+def document(found: Comparison) -> dict[str, Any]:
+    """All of it as plain values, for JSON."""
+    return {
+        "first": found.first["run_id"],
+        "second": found.second["run_id"],
+        "badges": [basis(found.first), basis(found.second)],
+        "workload": found.first["spec"]["workload"],
+        "paired": found.paired,
+        "over": over(found),
+        "figures": [
+            {"title": f.title, "first": f.first, "second": f.second, **f.change._asdict()}
+            for f in found.figures
+        ],
+        "ms_a_step": [{**p._asdict(), "change": p.change} for p in found.times],
+        "a_token": [{**p._asdict(), "change": p.change} for p in found.counts],
+        "decisions": {key: list(values) for key, values in found.decisions.items()},
+        "differing": {key: list(values) for key, values in found.differing.items()},
+        "sentence": sentence(found),
+    }
+
+
+def markdown(found: Comparison) -> str:
+    """The comparison for a document."""
+    heads = ("figure", title_of(found.first), title_of(found.second), *HEADERS[3:])
+    rows = [heads, ["---"] * len(heads), *lines(found)]
+    text = "\n".join("| " + " | ".join(row) + " |" for row in rows)
+    return f"### {place_of(found)}\n\n{sentence(found)}\n\n{text}\n\n{over(found)}\n"

@@ -1,0 +1,73 @@
+// Elements are made by h() from text alone: nothing that a document says is ever parsed as markup.
+const h = (tag, attributes, ...children) => {
+  const element = document.createElement(tag);
+  for (const [name, value] of Object.entries(attributes ?? {})) {
+    if (value === null || value === undefined || value === false) continue;
+    if (name.startsWith("on")) element.addEventListener(name.slice(2), value);
+    else element.setAttribute(name, value === true ? "" : value);
+  }
+  element.append(...children.flat().filter((child) => child !== null && child !== undefined && child !== false));
+  return element;
+};
+const byId = (id) => document.getElementById(id);
+
+// JSON that Python's zlib compressed.
+const unpack = async (id) => {
+  const bytes = Uint8Array.from(atob(byId(id).textContent), (c) => c.charCodeAt(0));
+  const stream = new Blob([bytes]).stream().pipeThrough(new DecompressionStream("deflate"));
+  return new Response(stream).json();
+};
+const unpacked = {};
+const later = (id) => (unpacked[id] ??= unpack(id));
+
+const words = (badge) => badge.split(", ").map((part) => part.split(" on ")[0]);
+const chip = (badge) => h("span", { class: `chip ${words(badge)[0]}` }, badge);
+const plural = (count, one) => `${count} ${one}${count === 1 ? "" : "s"}`;
+
+const command = (text) =>
+  text === null
+    ? h("p", { class: "caption" }, "The command that made it is not known.")
+    : h("div", { class: "command" }, h("code", {}, text),
+        h("button", { type: "button", onclick: (event) => {
+          // Without a secure context there is no clipboard: then the text is marked for the keys.
+          if (navigator.clipboard) navigator.clipboard.writeText(text).then(() => { event.target.textContent = "copied"; });
+          else getSelection().selectAllChildren(event.target.previousSibling);
+        } }, "copy"));
+
+// A table whose headers sort it.  A cell sorts by its data-v, or by its text.
+const sortable = (table) => {
+  const heads = [...table.tHead.rows[0].cells];
+  const key = (row, at) => {
+    const cell = row.cells[at];
+    const value = cell?.dataset.v ?? cell?.textContent.trim() ?? "";
+    const number = value === "" || value === "–" ? NaN : Number(value.replace("−", "-"));
+    return [number, value];
+  };
+  heads.forEach((head, at) => {
+    if (head.textContent.trim() === "") return;
+    const button = h("button", { type: "button", title: "sort" }, ...head.childNodes);
+    head.replaceChildren(button);
+    button.addEventListener("click", () => {
+      const down = head.getAttribute("aria-sort") === "ascending";
+      heads.forEach((other) => other.removeAttribute("aria-sort"));
+      head.setAttribute("aria-sort", down ? "descending" : "ascending");
+      for (const body of table.tBodies) {
+        const rows = [...body.rows].map((row) => [key(row, at), row]);
+        const gone = ([number, text]) => Number.isNaN(number) && (text === "" || text === "–");
+        rows.sort(([a], [b]) => {
+          if (gone(a) !== gone(b)) return gone(a) ? 1 : -1; // what is missing stays last
+          const order = Number.isNaN(a[0]) || Number.isNaN(b[0]) ? a[1].localeCompare(b[1]) : a[0] - b[0];
+          return down ? -order : order;
+        });
+        body.append(...rows.map(([, row]) => row));
+      }
+    });
+  });
+  return table;
+};
+
+const theme = () => {
+  const dark = document.documentElement.dataset.theme === "dark" ||
+    (!document.documentElement.dataset.theme && matchMedia("(prefers-color-scheme: dark)").matches);
+  return dark ? "dark" : "light";
+};

@@ -1,0 +1,36 @@
+// Everything that follows from the filters is made anew when they change.
+const refresh = () => {
+  const found = shown();
+  const runs = data.runs.filter(runShown).length;
+  byId("counted").textContent = `${plural(found.length, "table")}, ${runs} of ${plural(data.runs.length, "run")}`;
+  const rows = heatRows(found), heat = heatMap(rows);
+  byId("verdict").textContent = verdict(rows);
+  byId("heat").replaceChildren(heat ?? h("p", { class: "note" }, found.length
+    ? "Nothing to compare: no two systems here ran under the same conditions. The tables say how they differ."
+    : "The filters leave no run."));
+  byId("tables").replaceChildren(...tables(found));
+  byId("left-out").replaceChildren(...view().leftOut.map((text) => h("p", { class: "note" }, text)));
+  byId("charts").replaceChildren(...[...SECTIONS.map((section) => chartSection(section, found)), timelineSection(found)].filter(Boolean));
+  byId("single").replaceChildren(runsSection());
+  byId("contents").replaceChildren(...[...document.querySelectorAll("main section[id]")].filter((one) => !one.hidden)
+    .map((one) => h("a", { href: `#${one.id}` }, one.querySelector("h2").textContent)));
+};
+byId("filters").replaceWith(filterBar(refresh));
+byId("variants").closest("label").hidden = !data.views[0].rows.some((row) => Object.keys(row.changes ?? {}).length);
+byId("apart").closest("label").hidden = !data.views.some((one) => one.tables.some((table) => table.reason));
+for (const box of ["variants", "apart"]) byId(box).addEventListener("change", refresh);
+byId("intervals").addEventListener("change", (event) => byId("tables").classList.toggle("wide", event.target.checked));
+byId("theme").addEventListener("click", () => {
+  document.documentElement.dataset.theme = theme() === "dark" ? "light" : "dark";
+  const heat = heatMap(heatRows(shown())); // its colours follow the theme
+  if (heat) byId("heat").replaceChildren(heat);
+});
+matchMedia("(prefers-color-scheme: dark)").addEventListener("change", refresh);
+document.querySelectorAll("table.text").forEach(sortable);
+document.querySelectorAll(".chart[data-drawn]").forEach((chart) => {
+  DRAWN.set(chart, data.drawn[chart.dataset.drawn]);
+  near.observe(chart);
+});
+refresh();
+if (/^#run-\d+$/.test(location.hash)) openRun(Number(location.hash.slice(5)));
+document.documentElement.dataset.state = "ready";

@@ -1,0 +1,176 @@
+"""A timeline in Chrome's trace-event format; opens in Perfetto (ui.perfetto.dev).
+
+A process for each group of lanes, a thread for each lane.  Spans are complete events (``X``).
+Flows (``s``, ``t``, ``f``) lead from what brings weights to what uses them: from a read of the disk
+to the copies and host computations of its record, from a load to the computations of its expert,
+from a stream of common weights to the attention or head that waits for it.  Tokens, evictions and
+cancelled prefetches are instants (``i``).
+
+The format: docs.google.com/document/d/1CvAClvFfyA5R-PhYUmn5OOQtYMH4h6I0nSsKchNAySU
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+Record = Mapping[str, Any]
+Event = dict[str, Any]
+
+#: Lanes of each process.
+GROUPS = {
+    "device": ("device", "predict"),
+    "link": ("h2d", "d2h"),
+    "host": ("host",),
+    "disk": ("disk",),
+}
+
+#: What a thread is called, where its lane's name says too little.
+THREADS = {"h2d": "h2d: host to device", "d2h": "d2h: device to host", "predict": "prediction"}
+
+#: Instants by kind, with the thread that they are on.
+INSTANTS = {"evict": "evictions", "cancel": "cancelled prefetches"}
+
+
+class _Row(NamedTuple):
+    """Where a lane's events stand."""
+
+    pid: int
+    tid: int
+
+
+def _rows() -> tuple[dict[str, _Row], list[Event]]:
+    """The place of every lane and kind of instant, and the events that name them."""
+    rows: dict[str, _Row] = {}
+    named: list[Event] = []
+    beside = {"device": ("evict",), "link": ("cancel",)}
+    tid = 0
+    for pid, (group, lanes) in enumerate(GROUPS.items(), start=1):
+        named += _named("process", group, _Row(pid, 0), pid)
+        for lane in (*lanes, *beside.get(group, ())):
+            tid += 1
+            rows[lane] = _Row(pid, tid)
+            title = INSTANTS.get(lane) or THREADS.get(lane, lane)
+            named += _named("thread", title, rows[lane], tid)
+    return rows, named
+
+
+def _named(what: str, name: str, row: _Row, index: int) -> list[Event]:
+    common = {"ph": "M", "ts": 0, **row._asdict()}
+    return [
+        {"name": f"{what}_name", "args": {"name": name}, **common},
+        {"name": f"{what}_sort_index", "args": {"sort_index": index}, **common},
+    ]
+
+
+def trace_events(records: Iterable[Record], about: Mapping[str, Any]) -> dict[str, Any]:
+    """The whole file, as JSON holds it.
+
+    Args:
+        records: of `Timeline.picture`, or as the store keeps them.
+        about: what the timeline is of; said in ``otherData``.
+    """
+    rows, events = _rows()
+    every = sorted(records, key=lambda record: record["start_us"])
+    spans = [record for record in every if not record.get("instant")]
+    found = [_span(record, rows) for record in spans]
+    found += [_instant(record, rows) for record in every if record.get("instant")]
+    found += [event for flow in enumerate(_flows(spans)) for event in _flow(*flow, rows)]
+    # A flow's event stands behind the span that it belongs to.
+    found.sort(key=lambda event: (event["ts"], event["ph"] != "X"))
+    return {
+        "traceEvents": events + found,
+        "displayTimeUnit": "ms",
+        "otherData": {key: str(value) for key, value in about.items()},
+    }
+
+
+def _span(record: Record, rows: Mapping[str, _Row]) -> Event:
+    experts = ",".join(map(str, record["experts"]))
+    told = ("layer", "experts", "rows", "stall_us", "waited_for")
+    return {
+        "ph": "X",
+        "name": f"{record['kind']} L{record['layer']}" + (f" E{experts}" if experts else ""),
+        "cat": record["kind"],
+        **rows[record["lane"]]._asdict(),
+        "ts": record["start_us"],
+        # An end that is no end of its own: the next span may begin there, to the nanosecond.
+        "dur": round(record["end_us"] - record["start_us"], 3),
+        "args": {key: record[key] for key in told if key in record},
+    }
+
+
+def _instant(record: Record, rows: Mapping[str, _Row]) -> Event:
+    kind, layer, experts = record["kind"], record["layer"], record["experts"]
+    row = rows[kind if kind in INSTANTS else record["lane"]]
+    common = {"ph": "i", "cat": kind, "ts": record["start_us"], **row._asdict()}
+    if kind == "token":
+        return {**common, "s": "g", "name": f"token {experts[0]}"}
+    name = f"{kind} L{layer} E{experts[0]}"
+    return {**common, "s": "t", "name": name, "args": {"layer": layer, "expert": experts[0]}}
+
+
+# ----------------------------------------------------------------------------- flows
+
+
+class _Flow(NamedTuple):
+    """A span that brings weights, and the spans that use them, in order."""
+
+    source: Record
+    uses: list[Record]
+
+
+def _flows(spans: Sequence[Record]) -> list[_Flow]:
+    """Every transfer with a use.
+
+    A span uses what was brought last of its expert, and began before it: a system that reads
+    unfinished copies begins before their end.
+    """
+    flows: list[_Flow] = []
+    #: By what moved and by layer and expert: the last one.
+    last: dict[tuple[str, int, int | None], _Flow] = {}
+    for span in spans:
+        for key in _used(span):
+            if key in last:
+                last[key].uses.append(span)
+        brought = _brought(span)
+        if brought is not None:
+            last[brought] = _Flow(span, [])
+            flows.append(last[brought])
+    return [flow for flow in flows if flow.uses]
+
+
+def _brought(span: Record) -> tuple[str, int, int | None] | None:
+    """What a span brings: where to, and which weights."""
+    kind, layer, lane = span["kind"], span["layer"], span["lane"]
+    if kind in ("load", "read"):
+        return ("host" if kind == "read" else "device"), layer, span["experts"][0]
+    if kind == "stream":
+        return ("host" if lane == "disk" else "device"), layer, None
+    return None
+
+
+def _used(span: Record) -> list[tuple[str, int, int | None]]:
+    """The weights that a span reads, and where."""
+    kind, layer, lane = span["kind"], span["layer"], span["lane"]
+    if kind == "expert":
+        return [("host" if lane == "host" else "device", layer, e) for e in span["experts"]]
+    if kind == "load" and lane == "h2d":
+        return [("host", layer, span["experts"][0])]
+    if kind == "stream" and lane == "h2d":
+        return [("host", layer, None)]
+    if kind in ("attend", "head") and lane == "device":
+        return [("device", layer, None)]
+    return []
+
+
+def _flow(number: int, flow: _Flow, rows: Mapping[str, _Row]) -> list[Event]:
+    """One start, steps, one end; each in its span, at the instant that it begins."""
+    name = f"{flow.source['kind']} L{flow.source['layer']}"
+    spans = [flow.source, *flow.uses]
+    phases = ["s", *["t"] * (len(flow.uses) - 1), "f"]
+    return [
+        {
+            "ph": phase, "id": number + 1, "name": name, "cat": "uses", "ts": span["start_us"],
+            **rows[span["lane"]]._asdict(), **({"bp": "e"} if phase == "f" else {}),
+        }
+        for phase, span in zip(phases, spans, strict=True)
+    ]  # fmt: skip

@@ -1,0 +1,158 @@
+"""What lies in a store and no run of it refers to, and what a process left half-written.
+
+Runs themselves are never among it, nor what somebody else put there: only files of the kinds, and
+with the names, that moebench writes are looked at.
+"""
+
+import re
+import shutil
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+from moebench.results.samples import FOLDER as SAMPLES
+from moebench.results.store import Store
+from moebench.substrate.errors import InputError, UsageError
+
+#: What changed less than this long ago may belong to a run that is not over yet.
+RECENT_S = 3600.0
+
+_RUN = "[0-9a-f]{12}"
+#: By folder, the names of what a run or a cell owns: the group is its id.
+_OWNED = {
+    SAMPLES: re.compile(rf"({_RUN})\.parquet"),
+    "failures": re.compile(rf"({_RUN})\.txt"),
+    "evaluations": re.compile(rf"({_RUN})"),
+}
+#: By folder, the names of what is prepared or learnt before runs, which name it.
+_PREPARED = {
+    "calibration": re.compile(r"[a-z-]+-[0-9a-f]{16}\.safetensors"),
+    "experts": re.compile(r"[\w.-]+\.bin"),
+    "routing": re.compile(r"(drawn|real)-[0-9a-f]+-[0-9a-f]+"),
+    "native": re.compile(r"[\w.-]+\.gguf"),
+}
+#: What a process writes under before it renames it, and what a package's process keeps for itself.
+_HALF_WRITTEN = {
+    SAMPLES: re.compile(rf"\.{_RUN}\.\d+\.partial"),
+    "failures": re.compile(rf"{_RUN}\.partial"),
+    "calibration": re.compile(r"[\w.-]+\.\d+\.partial"),
+    "experts": re.compile(r"[\w.-]+\.partial"),
+    "routing": re.compile(r"\.(drawn|real)-[\w.-]+\.part"),
+    "native": re.compile(r"[\w.-]+\.partial|native-[a-z]+-\d+(\.log)?"),
+    ".": re.compile(r"disk-test\.bin"),
+}
+
+
+class Garbage(NamedTuple):
+    """A file or folder that can go.
+
+    Attributes:
+        size: bytes of all files in it.
+        why: in a few words.
+    """
+
+    path: Path
+    size: int
+    why: str
+
+
+class Found(NamedTuple):
+    """What can go, and what was left although it may be unused.
+
+    Attributes:
+        notes: why, a line each.
+    """
+
+    garbage: list[Garbage]
+    notes: list[str]
+
+
+def find(store: Store, now: float | None = None) -> Found:
+    """Look through a store's folder; nothing is removed.
+
+    Args:
+        now: seconds since 1970, as files' times of change are; None is the present.
+
+    Raises:
+        UsageError: there is no store.
+        InputError: it cannot be read.
+    """
+    if store.schema() is None:
+        raise UsageError(f"no store in {store.directory}; give the --store that is meant")
+    now = time.time() if now is None else now
+    runs, cells = store.runs(), store.cells()
+    owners = {
+        SAMPLES: {run["run_id"] for run in runs},
+        "failures": {cell.cell_id for cell in cells if cell.traceback is not None},
+        "evaluations": {run["run_id"] for run in runs},
+    }
+    silent = [run for run in runs if "kept" not in run.get("provenance", {})]
+    named = {name for run in runs for name in run.get("provenance", {}).get("kept", [])}
+    notes = []
+    if silent:
+        notes.append(
+            f"{len(silent)} runs of an earlier version do not say what they used: "
+            f"{', '.join(_PREPARED)} stay as they are"
+        )
+    garbage, recent = [], 0
+    for path, why in _candidates(store.directory, owners, named, keep_prepared=bool(silent)):
+        size, changed = _size(path)
+        if now - changed < RECENT_S:
+            recent += 1
+        else:
+            garbage.append(Garbage(path, size, why))
+    if recent:
+        notes.append(
+            f"{recent} more changed within the last hour: they may be those of a run that is not "
+            "over, and stay"
+        )
+    return Found(garbage, notes)
+
+
+def _candidates(
+    directory: Path, owners: dict[str, set[str]], named: set[str], keep_prepared: bool
+) -> Iterator[tuple[Path, str]]:
+    for folder, pattern in _OWNED.items():
+        for path in _matching(directory / folder, pattern):
+            if path.stem not in owners[folder]:
+                what = "cell" if folder == "failures" else "run"
+                yield path, f"no {what} of this id"
+    for folder, pattern in _PREPARED.items():
+        for path in () if keep_prepared else _matching(directory / folder, pattern):
+            if path.relative_to(directory).as_posix() not in named:
+                yield path, "no run names it"
+    for folder, pattern in _HALF_WRITTEN.items():
+        for path in _matching(directory / folder, pattern):
+            yield path, "half-written, or left by a process"
+
+
+def _matching(folder: Path, pattern: re.Pattern[str]) -> Iterator[Path]:
+    if folder.is_dir() and not folder.is_symlink():
+        for path in sorted(folder.iterdir()):
+            if pattern.fullmatch(path.name) and not path.is_symlink():
+                yield path
+
+
+def _size(path: Path) -> tuple[int, float]:
+    """Bytes, and when the last of its files changed."""
+    inside = [path, *(path.rglob("*") if path.is_dir() else ())]
+    states = [one.lstat() for one in inside]
+    return sum(s.st_size for s in states), max(s.st_mtime for s in states)
+
+
+def remove(garbage: list[Garbage]) -> None:
+    """Remove what `find` found; what went meanwhile is no fault.
+
+    Raises:
+        InputError: something cannot be removed; what came before it is gone.
+    """
+    for path, _, _ in garbage:
+        try:
+            if path.is_dir():
+                shutil.rmtree(path)
+            else:
+                path.unlink(missing_ok=True)
+                path.with_suffix(".lock").unlink(missing_ok=True)  # of a GGUF file
+        except OSError as error:
+            raise InputError(f"{path}: cannot be removed: {error.strerror or error}") from error

@@ -1,0 +1,16 @@
+"""The page stays small, whatever the store: how fast it is, benchmarks.page measures."""
+
+from pathlib import Path
+
+import pytest
+
+from benchmarks.page import contents
+from moebench.reports.html import render
+
+
+@pytest.mark.parametrize(("runs", "megabytes"), [(200, 5), (2000, 10)])
+def test_the_page_of_many_runs_is_small(tmp_path: Path, runs: int, megabytes: int) -> None:
+    found = contents(runs)
+    assert len(found.runs) == runs
+    render(found, tmp_path / "r.html")
+    assert (tmp_path / "r.html").stat().st_size < megabytes * 1e6

@@ -1,0 +1,123 @@
+"""`trace caches`: hits without a timeline, equal to the routing statistics."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from moebench.substrate.analysis.cache_counts import hit_rate
+from moebench.substrate.analysis.hits import lru_hits
+from moebench.substrate.analysis.statistics import hit_rates
+from moebench.substrate.engine.cache_replay import topology
+from moebench.substrate.errors import UsageError
+from moebench.substrate.terms import RoutedSequence
+from moebench.systems.registry import make
+from tests.harness.commands import call, refused
+
+SHIPPED = "qwen2-57b-a14b__arithmetic"
+LAYERS, EXPERTS, TOP_K = 3, 16, 2
+
+
+@pytest.fixture(scope="module")
+def drawn(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A trace of which everything is looked at in no time."""
+    out = tmp_path_factory.mktemp("traces") / "drawn"
+    called = call(
+        "trace", "synthesize", "--model", "olmoe-1b-7b", "--out", out, "--static", "0.5",
+        "--ar1", "0.3", "--rho", "0.8", "--sequences", "4", "--prompt-tokens", "8",
+        "--new-tokens", "24",
+    )  # fmt: skip
+    assert called.code == 0, called.err
+    return out
+
+
+def random_sequences(seed: int) -> list[RoutedSequence]:
+    draw = np.random.default_rng(seed)
+    chosen = draw.random((3, 20, LAYERS, EXPERTS)).argsort(axis=3)[..., :TOP_K]
+    return [
+        RoutedSequence(ids_TLK, prefill)
+        for ids_TLK, prefill in zip(chosen, (4, 0, 20), strict=True)
+    ]
+
+
+@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("slots", [1, 2, 5, 16])
+def test_statistics_are_those_of_trace_info(seed: int, slots: int) -> None:
+    sequences, shape = random_sequences(seed), topology(LAYERS, EXPERTS, TOP_K)
+    theirs = hit_rates(sequences, [slots])
+    for name, options in (("lru", {}), ("lfu", {"tie": "id"}), ("belady", {})):
+        ours = hit_rate(
+            lambda name=name, options=options: make("evict", name, **options), sequences, shape,
+            slots, "statistics",
+        )  # fmt: skip
+        assert ours == pytest.approx(theirs[name][0], abs=1e-12), name
+
+
+@pytest.mark.parametrize("slots", [1, 3, 8])
+def test_requests_are_a_textbooks_cache(slots: int) -> None:
+    sequences, shape = random_sequences(0), topology(LAYERS, EXPERTS, TOP_K)
+    joined = np.concatenate([s.ids_TLK for s in sequences])
+    hits = sum(lru_hits(joined[:, layer].tolist(), slots) for layer in range(LAYERS))
+    found = hit_rate(lambda: make("evict", "lru"), sequences, shape, slots, "requests")
+    assert found == pytest.approx(hits / joined.size)
+
+
+def test_a_trace_without_decoding_has_no_statistics() -> None:
+    prompt = [RoutedSequence(random_sequences(0)[0].ids_TLK, 20)]
+    with pytest.raises(UsageError, match="decodes no token"):
+        hit_rate(
+            lambda: make("evict", "lru"), prompt, topology(LAYERS, EXPERTS, TOP_K), 4, "statistics"
+        )
+
+
+def test_the_command_counts_as_the_statistics_of_trace_info(drawn: Path) -> None:
+    info = call("trace", "info", drawn, "--json").json["statistics"]["hit_rates"]
+    sizes = {"eighth": 8, "quarter": 16, "half": 32, "three_quarters": 48}
+    known = {size: info[share] for share, size in sizes.items()}
+    counted = call(
+        "trace", "caches", drawn, "--count", "statistics", "--policies", "lru,lfu,belady",
+        "--set", "lfu.tie=id",
+        "--slots", ",".join(map(str, known)), "--json",
+    )  # fmt: skip
+    assert counted.code == 0, counted.err
+    for size, rates in known.items():
+        for policy, rate in rates.items():
+            assert counted.json["hit_rates"][policy][str(size)] == pytest.approx(rate, abs=6e-5)
+
+
+def test_belady_is_best_and_more_slots_hit_more(drawn: Path) -> None:
+    called = call("trace", "caches", drawn, "--json")
+    rates = called.json["hit_rates"]
+    assert set(rates) == {"lru", "lfu", "fifo", "arc", "lecar", "belady"}
+    for of in rates.values():
+        assert all(of[size] <= rates["belady"][size] + 1e-12 for size in of)
+    best = list(rates["belady"].values())
+    assert best == sorted(best)
+    table = call("trace", "caches", drawn)
+    assert table.code == 0
+    assert len(table.out.splitlines()) == 1 + len(rates)
+    assert "hit or miss together" in table.err
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (("--policies", "nope"), "nope"),
+        (("--policies", "lru,,lfu"), "single commas"),
+        (("--policies", "lru,lru"), "different values"),
+        (("--policies", "score"), "gate scores"),
+        (("--policies", "flashmoe"), "to learn"),
+        (("--slots", "0"), "from 1 to 64"),
+        (("--slots", "65"), "from 1 to 64"),
+        (("--slots", "x"), "from 1 to 64"),
+        (("--count", "hits"), "steps, requests, statistics"),
+        (("--scope", "all"), "layer, global"),
+        (("--count", "statistics", "--scope", "global"), "leave --scope out"),
+        (("--set", "tie=id"), "policy.option=value"),
+        (("--set", "lfu.tie=nope"), "lfu.tie"),
+        (("--set", "lfu.nope=1"), "lfu.nope"),
+        (("--policies", "lru", "--set", "lfu.tie=id"), "not among --policies"),
+    ],
+)
+def test_what_cannot_be_is_one_line(drawn: Path, options: tuple[str, ...], said: str) -> None:
+    assert said in refused("trace", "caches", drawn, *options)

@@ -1,0 +1,73 @@
+"""`moebench compare A B` from the outside, on tiny models."""
+
+import pytest
+
+from tests.harness.commands import call, refused, run
+
+pytestmark = pytest.mark.usefixtures("tiny_models")
+
+TWO = ("--prompts", "2", "--new-tokens", "4")
+
+
+def test_two_runs() -> None:
+    one, other = run("smoe", *TWO), run("smoe", *TWO, "--set", "evict=lru")
+    called = call("compare", one["run_id"], other["run_id"], "--json")
+    assert called.code == 0, called.err
+    (found,) = called.json
+    assert found["paired"]
+    assert found["decisions"] == {"evict": ["score", "lru"]}
+    tpot = found["figures"][0]
+    assert tpot["first"] == pytest.approx(one["metrics"]["tpot_ms"]["mean"], abs=1e-5)
+    assert tpot["n"] == 2
+    # The device's time line is all of TPOT.
+    parts = sum(part["first"] for part in found["ms_a_step"])
+    assert parts == pytest.approx(tpot["first"], rel=1e-3)
+    assert sum(part["change"] for part in found["ms_a_step"]) == pytest.approx(
+        tpot["value"], abs=0.01
+    )
+    shown = call("compare", one["run_id"][:8], other["run_id"][:8])
+    assert shown.out.splitlines()[0].startswith("figure\tsmoe alpha=0.25 [")
+    assert "95 % t intervals over questions" in shown.err
+    assert "### S3, arithmetic, batch 1" in call(
+        "compare", one["run_id"], other["run_id"], "--markdown"
+    ).out  # fmt: skip
+
+
+def test_two_systems_workload_by_workload() -> None:
+    for workload in ("arithmetic", "facts"):
+        for system in ("moe-ondemand", "smoe"):
+            run(system, *TWO, "--workload", workload)
+    run("smoe", "--prompts", "1")
+    found = call("compare", "moe-ondemand", "smoe", "--json").json
+    assert [each["workload"] for each in found] == ["arithmetic", "facts"]
+    found = call("compare", "moe-ondemand", "smoe", "--workloads", "facts", "--json").json
+    assert [each["workload"] for each in found] == ["facts"]
+
+
+def test_what_is_not_fair_is_refused_with_the_flag_that_allows_it() -> None:
+    one, other = run("smoe", *TWO), run("smoe", *TWO, "--software", "lean")
+    line = refused("compare", one["run_id"], other["run_id"])
+    assert "differ in software hf-eager and lean; profile " in line
+    flag = line.rpartition("--mixed ")[2]
+    called = call("compare", one["run_id"], other["run_id"], "--mixed", flag)
+    assert called.code == 0
+    assert "differs: software hf-eager and lean" in called.err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("smoe",), "give two runs or two systems, or neither"),
+        (("smoe", "smoe", "smoe"), "give two runs or two systems, or neither"),
+        (("smoe", "nothing"), "no runs in"),
+    ],
+)
+def test_bad_input_gets_one_line(arguments: tuple[str, ...], said: str) -> None:
+    assert said in refused("compare", *arguments)
+
+
+def test_an_unknown_run_names_the_nearest() -> None:
+    known = run("smoe", *TWO)["run_id"]
+    assert known in refused("compare", known, "000000")
+    assert "they are one run" in refused("compare", "smoe", "smoe")
+    assert "has these settings" in refused("compare", "smoe", known, "--workloads", "facts")

@@ -1,0 +1,127 @@
+"""``moebench report`` on stores made by hand: what is shown, what is said, what is refused."""
+
+import csv
+import io
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from moebench.results.accuracy_table import write_table
+from moebench.results.store import Store
+from tests.harness.commands import call, refused
+from tests.reports.alpha import ROWS
+from tests.reports.samples import run
+from tests.results.documents import document
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def stored(*runs: dict[str, Any]) -> Store:
+    store = Store(Path(".moebench"))
+    for one in runs:
+        store.put(one)
+    return store
+
+
+@pytest.mark.usefixtures("here")
+def test_four_runs_of_other_options_are_four_different_rows() -> None:
+    policies = ("lru", "lfu", "score", "fifo")
+    stored(*(run(name, overrides={"evict": name}) for name in policies))
+    lines = [line.split("\t") for line in call("report").out.splitlines()]
+    header, *rows = lines
+    assert {row[header.index("set")] for row in rows} == {f"evict={name}" for name in policies}
+    shown = call("report", "--markdown").out
+    assert all(f"| smoe evict={name} |" in shown for name in policies)
+
+
+@pytest.mark.usefixtures("here")
+def test_runs_that_may_not_be_compared_stand_apart_with_the_reason() -> None:
+    stored(run("a"), run("b", system="lru"), run("c", system="lfu", prompts=8))
+    called = call("report", "--markdown")
+    assert called.code == 0
+    assert "apart from the table above: prompts 8, not 32" in called.out
+    assert called.err == ""
+
+
+@pytest.mark.usefixtures("here")
+def test_runs_of_another_version_are_said_and_shown_alone() -> None:
+    stored(document("0ld"), run("a"))
+    called = call("report", "--markdown")
+    assert called.code == 0
+    assert "note: run 0ld lacks spec.machine, spec.model, metrics" in called.err
+    assert "| 0ld |" in called.out
+    alone = call("report", "--store", str(Path("other")), "--markdown")
+    assert alone.code == 2
+    Store(Path("other")).put(document("0ld"))
+    called = call("report", "--store", "other", "--markdown")
+    assert called.code == 0
+    assert "note: no runs that can be compared" in called.err
+    assert "× bound" not in called.out
+
+
+@pytest.mark.usefixtures("here")
+def test_failures_alone_are_shown() -> None:
+    store = Store(Path(".moebench"))
+    store.fail("cell", {"system": "smoe", "setting": "S3"}, "no memory", "where")
+    called = call("report", "--markdown")
+    assert called.code == 0
+    assert "no memory" in called.out
+    assert "### failed cells" in called.out
+
+
+def test_the_stores_own_accuracy_table_is_shown_and_the_shipped_one_is_marked(here: Path) -> None:
+    stored(run("a"))
+    assert "shipped with moebench: " in call("report", "--markdown").out
+    write_table(here / ".moebench" / "alpha.csv", ROWS)
+    own = call("report", "--markdown").out
+    assert f".moebench/alpha.csv: {len(ROWS)} cells computed by code code" in own
+    assert "shipped" not in own
+    write_table(here / "named.csv", ROWS[:4])
+    named = call("report", "--markdown", "--accuracy", "named.csv").out
+    assert "named.csv: 4 cells" in named
+    assert "absent.csv cannot be read" in refused("report", "--accuracy", "absent.csv")
+
+
+def test_every_output_of_one_store(here: Path) -> None:
+    stored(run("a"), run("b", system="lru"))
+    called = call("report", "--csv", "csv", "--latex", "tex", "--intervals", "--json")
+    assert called.code == 0
+    assert [one["run_id"] for one in called.json] == ["a", "b"]
+    assert {path.name for path in (here / "csv").iterdir()} == {
+        "runs.csv", "comparisons.csv", "accuracy.csv",
+    }  # fmt: skip
+    assert {"comparison-S3-batch-1.tex", "runs.tex", "report.tex"} <= {
+        path.name for path in (here / "tex").iterdir()
+    }
+
+
+def test_on_a_terminal_comparisons_come_first(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Terminal(io.StringIO):
+        def isatty(self) -> bool:
+            return True
+
+    stored(run("a"), run("b", system="lru"))
+    screen = Terminal()
+    monkeypatch.setenv("COLUMNS", "200")
+    monkeypatch.setattr("sys.stdout", screen)
+    from moebench.harness.cli.app import main
+
+    assert main(["report"]) == 0
+    text = screen.getvalue()
+    assert 0 < text.index("S3, batch 1") < text.index("shipped with") < text.index("2 runs")
+    assert "software lean" in text
+
+
+@pytest.mark.usefixtures("here")
+def test_a_pipe_is_one_table_for_other_programs() -> None:
+    stored(run("a"), run("b", system="lru"))
+    called = call("report")
+    rows = list(csv.DictReader(io.StringIO(called.out), delimiter="\t"))
+    assert [row["run"] for row in rows] == ["a", "b"]
+    assert {row["badge"] for row in rows} == {"estimate"}
+    assert called.err == ""

@@ -1,0 +1,336 @@
+"""Reproducing with workers that make up their times: what is run, judged and kept."""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from moebench.harness.reproduce.carry_out import Workshop, cells_of, reproduce
+from moebench.harness.reproduce.claim import Claim, CounterExperiment, PaperClaims, Show
+from moebench.harness.reproduce.evidence import Evidence, Experiment
+from moebench.harness.sweep.pool import Outcome, Workers
+from moebench.harness.sweep.worker import Failed, Finished, Job
+from moebench.results.reproduction import Axis, Band, ClaimResult, Exhibit, Measured, Verdict
+from moebench.results.store import Store
+from moebench.substrate.errors import IntegrityError
+
+pytestmark = pytest.mark.usefixtures("tiny_models")
+
+CELLS = {
+    "common": {"setting": "S3", "workload": "arithmetic", "prompts": 1, "new_tokens": 2},
+    "product": {"system": ["smoe", "moe-ondemand"], "seed": [0, 1]},
+}
+PAIR = Experiment("pair", CELLS)
+ONE = Experiment(
+    "one", CELLS | {"product": {"system": ["smoe"], "seed": [0, 1, 2]}},
+    quick={"product": {"seed": [0]}},
+)  # fmt: skip
+
+#: Recorded routing lies in a data folder, and there is none.
+NO_DATA = Experiment("no data", {"common": {"setting": "F1", "system": "smoe", "routing": "real"}})
+
+
+def tpot(job: Job) -> float:
+    """Faster with lean software, and with each seed."""
+    base = {"smoe": 80.0, "moe-ondemand": 100.0}[job.spec.system]
+    return base / (2 if job.spec.software == "lean" else 1) - job.spec.seed
+
+
+@dataclass
+class Made(Workers):
+    """Workers that answer at once, one cell each time."""
+
+    fails: Callable[[Job], bool]
+    sent: list[Job] = field(default_factory=list)
+    size: int = 1
+
+    def send(self, worker: int, job: Job) -> None:
+        self.sent.append(job)
+
+    def wait(self) -> list[tuple[int, Outcome]]:
+        job = self.sent[-1]
+        if self.fails(job):
+            return [(0, Failed("the disk is\nfull", "Traceback: OSError"))]
+        document = {
+            "run_id": job.cell_id, "spec": job.spec.model_dump(), "badge": "estimate",
+            "metrics": {"tpot_ms": {"mean": tpot(job)}},
+            "provenance": {"created": "2026-01-01T00:00:00+00:00"},
+        }  # fmt: skip
+        return [(0, Finished(document, [], []))]
+
+    def release(self, worker: int) -> None:
+        """Nothing to do."""
+
+    def close(self) -> None:
+        """Nothing to do."""
+
+
+class Bench:
+    """A store, and what is asked of it."""
+
+    def __init__(self, folder: Path) -> None:
+        self.evidence = Evidence(Store(folder), None, folder, quick=False)
+        self.sent: list[Job] = []
+        self.said: list[str] = []
+        self.boards: list[int] = []
+        self.fails: Callable[[Job], bool] = lambda job: False
+        self.retry = False
+
+    def claims(
+        self, *claims: Claim, exhibits: tuple[Show, ...] = (), quick: bool = False
+    ) -> tuple[ClaimResult, ...]:
+        return self.paper(PaperClaims("smoe", "SMoE", claims, exhibits), quick).claims
+
+    def paper(self, paper: PaperClaims, quick: bool = False) -> Any:
+        evidence = replace(self.evidence, quick=quick, _read={}, _seen=[])
+        made = Made(self.fails, self.sent)
+        shop = Workshop(lambda local: made, self.board, self.said.append, self.retry)
+        (result,) = reproduce([paper], evidence, shop)
+        return result
+
+    @contextmanager
+    def board(self, total: int) -> Iterator["Bench"]:
+        self.boards.append(total)
+        yield self
+
+    def started(self, worker: int, job: Job) -> None:
+        """Not noted."""
+
+    def ended(self, worker: int, job: Job, outcome: Finished | Failed) -> None:
+        """Not noted."""
+
+    def asked(self) -> list[tuple[str, int, str]]:
+        """The cells since this was asked last."""
+        cells = [(job.spec.system, job.spec.seed, job.spec.software) for job in self.sent]
+        self.sent.clear()
+        return cells
+
+
+@pytest.fixture
+def bench(tmp_path: Path) -> Bench:
+    return Bench(tmp_path / "store")
+
+
+def ratio(evidence: Evidence) -> Measured:
+    """SMoE's TPOT over that of loading on demand, in percent."""
+    return evidence.runs(PAIR).per_seed(
+        lambda runs: (
+            100
+            * runs.of(system="smoe").mean("metrics.tpot_ms.mean")
+            / runs.of(system="moe-ondemand").mean("metrics.tpot_ms.mean")
+        )
+    )
+
+
+def mean(evidence: Evidence) -> Measured:
+    return evidence.runs(ONE).per_seed(lambda runs: runs.mean("metrics.tpot_ms.mean"))
+
+
+def claim(name: str, measure: Callable[[Evidence], Measured], *needs: Experiment, **of: Any) -> Any:
+    given = {
+        "id": name, "place": "Fig. 1", "statement": "a time", "paper": 80, "unit": "%",
+        "reproduced": Band(low=75, high=85), "direction": Band(high=100), "why": "half",
+    }  # fmt: skip
+    return Claim(**(given | of), measure=measure, needs=needs)
+
+
+LEAN = CounterExperiment("lean software", {"software": "lean"})
+
+
+# ----------------------------------------------------------------------------- cells
+
+
+def test_a_claim_is_measured_from_its_cells(bench: Bench) -> None:
+    (found,) = bench.claims(claim("A", ratio, PAIR))
+    assert sorted(bench.asked()) == [
+        ("moe-ondemand", 0, "hf-eager"), ("moe-ondemand", 1, "hf-eager"),
+        ("smoe", 0, "hf-eager"), ("smoe", 1, "hf-eager"),
+    ]  # fmt: skip
+    assert found.measured is not None
+    assert found.measured.samples == pytest.approx((80, 100 * 79 / 99), rel=1e-5)
+    assert found.verdict is Verdict.REPRODUCED
+    assert sorted(found.runs) == sorted(bench.evidence.store.finished().values())
+
+
+def test_claims_share_cells_and_finished_ones_are_not_run_again(bench: Bench) -> None:
+    both = (claim("A", ratio, PAIR), claim("B", mean, ONE))
+    first = bench.claims(*both)
+    assert len(bench.asked()) == 5  # smoe's seeds 0 and 1 are in both
+    assert bench.claims(*both) == first
+    assert bench.asked() == []
+    assert bench.boards == [5]
+
+
+def test_what_was_stopped_goes_on(bench: Bench) -> None:
+    def stop(job: Job) -> bool:
+        if len(bench.sent) == 3:
+            raise KeyboardInterrupt
+        return False
+
+    bench.fails = stop
+    with pytest.raises(KeyboardInterrupt):
+        bench.claims(claim("A", ratio, PAIR))
+    before = bench.asked()[:2]
+    bench.fails = lambda job: False
+    (found,) = bench.claims(claim("A", ratio, PAIR))
+    assert found.verdict is Verdict.REPRODUCED
+    after = bench.asked()
+    assert len(after) == 2
+    assert not set(after) & set(before)
+
+
+def test_quick_runs_fewer_cells(bench: Bench) -> None:
+    bench.claims(claim("B", mean, ONE), quick=True)
+    assert bench.asked() == [("smoe", 0, "hf-eager")]
+
+
+def test_the_plan_counts_every_cell_once(bench: Bench) -> None:
+    show = Show(lambda evidence: pytest.fail("not made"), (ONE,))
+    paper = PaperClaims("smoe", "SMoE", (claim("A", ratio, PAIR),), (show,))
+    assert len({job.cell_id for job in cells_of([paper], bench.evidence)}) == 5
+    assert bench.asked() == []
+
+
+# ----------------------------------------------------------------------------- what fails
+
+
+def test_a_failed_cell_makes_its_claims_unmeasurable_with_the_reason(bench: Bench) -> None:
+    bench.fails = lambda job: job.spec.system == "moe-ondemand" and job.spec.seed == 1
+    needs_it, does_not = bench.claims(claim("A", ratio, PAIR), claim("B", mean, ONE))
+    assert needs_it.verdict is Verdict.NOT_MEASURABLE
+    assert needs_it.measured is None
+    assert "moe-ondemand" in needs_it.reason
+    assert needs_it.reason.endswith("the disk is full")
+    assert does_not.verdict is Verdict.REPRODUCED
+
+
+def test_a_failed_cell_is_run_again_only_where_that_is_asked(bench: Bench) -> None:
+    bench.fails = lambda job: job.spec.seed == 1
+    bench.claims(claim("A", ratio, PAIR))
+    bench.asked()
+    bench.fails = lambda job: False
+    (found,) = bench.claims(claim("A", ratio, PAIR))
+    assert bench.asked() == []
+    assert found.verdict is Verdict.NOT_MEASURABLE
+    bench.retry = True
+    (found,) = bench.claims(claim("A", ratio, PAIR))
+    assert {seed for _, seed, _ in bench.asked()} == {1}
+    assert found.verdict is Verdict.REPRODUCED
+
+
+def test_cells_that_cannot_be_expanded_are_one_line_and_no_claim(bench: Bench) -> None:
+    def of_data(evidence: Evidence) -> Measured:
+        return evidence.runs(NO_DATA).per_seed(lambda runs: 1.0)
+
+    found, other = bench.claims(claim("A", of_data, NO_DATA), claim("B", mean, ONE))
+    assert found.verdict is Verdict.NOT_MEASURABLE
+    assert "--data-dir" in found.reason
+    assert other.verdict is Verdict.REPRODUCED
+    (line,) = [said for said in bench.said if said.startswith("no data: left out: ")]
+    assert found.reason in line
+
+
+def test_what_cannot_be_measured_here_says_why_and_runs_nothing(bench: Bench) -> None:
+    one = Claim(
+        id="C", place="Table 1", statement="joules", paper=1, unit="J",
+        not_measurable="it takes a power meter",
+    )  # fmt: skip
+    (found,) = bench.claims(one)
+    assert (found.verdict, found.reason) == (Verdict.NOT_MEASURABLE, "it takes a power meter")
+    assert bench.asked() == []
+
+
+def test_a_defect_of_ours_is_no_verdict(bench: Bench) -> None:
+    def broken(evidence: Evidence) -> Measured:
+        raise IntegrityError("a sum is negative")
+
+    with pytest.raises(IntegrityError):
+        bench.claims(claim("A", broken))
+
+
+# ----------------------------------------------------------------------------- counter-experiments
+
+
+def test_no_counter_experiment_where_a_claim_is_reproduced(bench: Bench) -> None:
+    (found,) = bench.claims(claim("A", ratio, PAIR, counters=(LEAN,), explanation="software"))
+    assert len(bench.asked()) == 4
+    assert (found.counters, found.explanation) == ((), "")
+
+
+@pytest.mark.parametrize(
+    ("band", "verdict"),
+    [(Band(high=100), Verdict.DIRECTION_ONLY), (Band(high=0), Verdict.NOT_REPRODUCED)],
+)
+def test_a_claim_that_differs_is_measured_again_under_other_conditions(
+    bench: Bench, band: Band, verdict: Verdict
+) -> None:
+    one = claim(
+        "B", mean, ONE, reproduced=Band(low=30, high=45), direction=band, counters=(LEAN,),
+        explanation="software",
+    )  # fmt: skip
+    (found,) = bench.claims(one)
+    assert found.verdict is verdict
+    assert found.explanation == "software"
+    assert found.measured is not None
+    assert found.measured.value == 79
+    (counter,) = found.counters
+    assert (counter.name, counter.verdict) == ("lean software", Verdict.REPRODUCED)
+    assert counter.measured.value == 39
+    asked = bench.asked()
+    assert [software for *_, software in asked] == ["hf-eager"] * 3 + ["lean"] * 3
+    assert not set(counter.runs) & set(found.runs)
+
+
+def test_claims_share_a_counter_experiment(bench: Bench) -> None:
+    differing = {"reproduced": Band(high=0), "counters": (LEAN,)}
+    both = bench.claims(claim("A", ratio, PAIR, **differing), claim("B", mean, ONE, **differing))
+    assert [len(one.counters) for one in both] == [1, 1]
+    assert len(bench.asked()) == 10  # five cells, each under two conditions
+    assert bench.said.count("counter-experiment: lean software") == 1
+
+
+def test_a_counter_experiment_that_fails_leaves_its_claim(bench: Bench) -> None:
+    bench.fails = lambda job: job.spec.software == "lean"
+    (found,) = bench.claims(claim("B", mean, ONE, reproduced=Band(high=0), counters=(LEAN,)))
+    assert found.verdict is Verdict.DIRECTION_ONLY
+    assert found.counters == ()
+
+
+# ----------------------------------------------------------------------------- exhibits
+
+
+def table(experiment: Experiment) -> Show:
+    def make(evidence: Evidence) -> Exhibit:
+        runs = evidence.runs(experiment)
+        rows = [{"ms": value} for value in runs.values("metrics.tpot_ms.mean")]
+        return Exhibit(
+            id="smoe-table-1", place="Table 1", title="TPOT", form="table", rows=tuple(rows),
+            columns=(Axis(field="ms", title="TPOT", unit="ms"),), badge=runs.badge,
+        )  # fmt: skip
+
+    return Show(make, (experiment,))
+
+
+def test_exhibits_name_their_runs(bench: Bench) -> None:
+    (made,) = bench.paper(PaperClaims("smoe", "SMoE", (), (table(ONE),))).exhibits
+    assert made.rows == ({"ms": 80.0}, {"ms": 79.0}, {"ms": 78.0})
+    assert sorted(made.runs) == sorted(bench.evidence.store.finished().values())
+
+
+def test_an_exhibit_without_its_evidence_is_left_out_with_a_line(bench: Bench) -> None:
+    bench.fails = lambda job: job.spec.seed == 2
+    found = bench.paper(PaperClaims("smoe", "SMoE", (), (table(ONE), table(NO_DATA), table(PAIR))))
+    assert [len(made.rows) for made in found.exhibits] == [4]
+    said = [line for line in bench.said if line.startswith("left out: ")]
+    assert len(said) == 2
+    assert "the disk is full" in said[0]
+    assert "--data-dir" in said[1]
+
+
+def test_what_was_made_says_from_what(bench: Bench) -> None:
+    found = bench.paper(PaperClaims("smoe", "SMoE", (claim("B", mean, ONE),)), quick=True)
+    assert (found.paper, found.title, found.quick) == ("smoe", "SMoE", True)
+    assert found.provenance.keys() == {"versions", "commit", "code_hash", "created", "wall_s"}

@@ -1,0 +1,87 @@
+"""How figures are read from runs."""
+
+from typing import Any
+
+import pytest
+from scipy import stats
+
+from moebench.harness.reproduce.evidence import MissingEvidenceError, Runs
+
+
+def run(
+    system: str, seed: int, tpot: float | None, badge: str = "estimate", **spec: Any
+) -> dict[str, Any]:
+    return {
+        "run_id": f"{system}-{seed}",
+        "spec": {"system": system, "variant": "published", "seed": seed, "overrides": {}} | spec,
+        "badge": badge,
+        "metrics": {"tpot_ms": {"mean": tpot}},
+    }
+
+
+RUNS = Runs(
+    [
+        run("smoe", 0, 60.0, overrides={"alpha": "0.3"}),
+        run("moe-infinity", 0, 90.0, "datasheet, no ranges"),
+        run("smoe", 1, 62.0, overrides={"alpha": "0.3", "evict": "lru"}),
+        run("moe-infinity", 1, 100.0, "measured", variant="shipped"),
+    ]
+)
+TPOT = "metrics.tpot_ms.mean"
+
+
+def test_runs_are_chosen_by_what_their_specs_say() -> None:
+    assert RUNS.of(system="smoe").ids == ("smoe-0", "smoe-1")
+    assert RUNS.of(system="smoe", seed=1).ids == ("smoe-1",)
+    assert RUNS.of(seed=(0, 7)).ids == ("smoe-0", "moe-infinity-0")
+    assert RUNS.of(seed=2).ids == ()
+
+
+def test_a_variant_is_part_of_a_systems_name() -> None:
+    assert RUNS.of(system="moe-infinity").ids == ("moe-infinity-0",)
+    assert RUNS.of(system="moe-infinity (shipped)").ids == ("moe-infinity-1",)
+
+
+def test_options_are_compared_without_alpha() -> None:
+    assert RUNS.of(set={}, system="smoe").ids == ("smoe-0",)
+    assert RUNS.of(set={"evict": "lru"}).ids == ("smoe-1",)
+
+
+def test_groups_come_in_the_order_of_their_first_run() -> None:
+    assert {seed: runs.ids for seed, runs in RUNS.by("seed").items()} == {
+        0: ("smoe-0", "moe-infinity-0"),
+        1: ("smoe-1", "moe-infinity-1"),
+    }
+    assert list(RUNS.by("system")) == ["smoe", "moe-infinity", "moe-infinity (shipped)"]
+
+
+def test_a_mean_is_over_all_runs() -> None:
+    assert RUNS.values(TPOT) == [60, 90, 62, 100]
+    assert RUNS.mean(TPOT) == 78
+
+
+def test_a_figure_that_is_not_there_is_missing_evidence() -> None:
+    with pytest.raises(MissingEvidenceError, match=r"no run has metrics\.tpot_ms\.mean"):
+        RUNS.of(system="daop").mean(TPOT)
+    with pytest.raises(MissingEvidenceError, match=r"a run lacks metrics\.tpot_ms\.mean"):
+        Runs([*RUNS, run("daop", 0, None)]).mean(TPOT)
+    with pytest.raises(MissingEvidenceError, match=r"a run lacks metrics\.energy_j"):
+        RUNS.mean("metrics.energy_j")
+
+
+def test_the_badge_is_the_lowest() -> None:
+    assert RUNS.badge == "estimate"
+    assert RUNS.of(system="moe-infinity").badge == "datasheet"
+    assert RUNS.of(system="moe-infinity (shipped)").badge == "measured"
+
+
+def test_a_figure_of_each_seed_and_its_interval() -> None:
+    def change(runs: Runs) -> float:
+        return runs.of(system="smoe").mean(TPOT) / runs.of(seed=(0, 1)).values(TPOT)[1]
+
+    found = RUNS.per_seed(change, "one setting")
+    samples = [60 / 90, 62 / 100]
+    assert found.samples == pytest.approx(samples, rel=1e-5)
+    low, high = stats.t.interval(0.95, 1, sum(samples) / 2, stats.sem(samples))
+    assert (found.low, found.high) == pytest.approx((low, high), rel=1e-4)
+    assert (found.badge, found.conditions) == ("estimate", "one setting")

@@ -1,0 +1,194 @@
+"""The choice of α and the ranking, on made-up points."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from moebench.harness.studies.advise import (
+    STEP,
+    Candidate,
+    Demand,
+    fit,
+    rank,
+    sentence,
+    smallest_alpha,
+)
+from moebench.results.intervals import Estimate
+
+ALPHAS = [0.0, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6]
+
+
+def line(start, slope, alphas=ALPHAS):
+    return {a: start + slope * a for a in alphas}
+
+
+def one(system, tpot, loss, alpha=None, lossless=None):
+    known = None if loss is None else Estimate(loss, loss, loss, 4)
+    exact = loss == 0 if lossless is None else lossless
+    return Candidate(system, alpha, Estimate(tpot, tpot - 1, tpot + 1, 4), known, exact, "r", "b")
+
+
+# ----------------------------------------------------------------------------- T(α)
+
+
+@given(st.floats(20, 200), st.floats(-150, 0))
+def test_a_line_is_found_to_be_one(start, slope):
+    """The paper's observation: T falls linearly with α."""
+    found = fit(line(start, slope))
+    assert found.degree == 1
+    assert found.coefficients == pytest.approx((start, slope), abs=1e-6)
+    assert found.error_ms == pytest.approx(0, abs=1e-6)
+    assert (found.low, found.high, found.points) == (0.0, 0.6, 7)
+
+
+def test_a_curve_takes_a_higher_degree():
+    found = fit({a: 100 - 80 * a + 60 * a**2 for a in ALPHAS})
+    assert found.degree == 2
+    assert found.at(0.35) == pytest.approx(100 - 28 + 60 * 0.35**2)
+
+
+def test_the_error_is_that_of_points_left_out():
+    """Three points on a line but for the middle one, 3 too high, by hand.
+
+    Each predicted from the line through the two others: the middle is 3 off, either end 6.
+    """
+    found = fit({0.0: 10.0, 0.1: 13.0, 0.2: 10.0})
+    assert found.degree == 1
+    assert found.worst_ms == pytest.approx(6)
+    assert found.error_ms == pytest.approx(((3**2 + 6**2 + 6**2) / 3) ** 0.5)
+
+
+def test_two_points_are_no_fit():
+    assert fit({0.0: 100.0, 0.5: 50.0}) is None
+    assert smallest_alpha({0.0: 100.0, 0.5: 50.0}, 75) == 0.5, "what was measured"
+    assert smallest_alpha({0.0: 100.0, 0.5: 50.0}, 40) is None
+
+
+# ----------------------------------------------------------------------------- the smallest α
+
+
+def test_the_smallest_alpha_of_a_line():
+    measured = line(100, -100)
+    assert smallest_alpha(measured, 65.5) == 0.35
+    assert smallest_alpha(measured, 100) == 0.0
+    assert smallest_alpha(measured, 200) == 0.0
+    assert smallest_alpha(measured, 39.9) is None, "α beyond 0.6 was never measured"
+
+
+def test_a_measurement_goes_before_a_prediction():
+    measured = line(100, -100)
+    asked = smallest_alpha(measured, 65.5)
+    again = smallest_alpha({**measured, asked: 66.0}, 65.5)
+    assert again > asked
+    assert smallest_alpha({**measured, asked: 65.0}, 65.5) == asked
+
+
+@given(
+    st.dictionaries(st.sampled_from(ALPHAS), st.floats(10, 200), min_size=3),
+    st.floats(5, 250),
+)
+def test_what_is_chosen_is_in_budget_and_nothing_measured_below_it_is(measured, budget):
+    chosen = smallest_alpha(measured, budget)
+    if chosen is None:
+        assert min(measured.values()) > budget
+        return
+    assert min(measured) <= chosen <= max(measured)
+    assert all(ms > budget for a, ms in measured.items() if a < chosen)
+    expected = measured[chosen] if chosen in measured else fit(measured).at(chosen)
+    assert expected <= budget
+
+
+@given(st.floats(50, 200), st.floats(-200, -1), st.floats(-60, 60), st.floats(10, 200))
+def test_measuring_what_is_chosen_ends_at_a_measured_alpha(start, slope, bend, budget):
+    def truth(alpha):
+        return start + slope * alpha + bend * alpha**3
+
+    measured = {a: truth(a) for a in ALPHAS}
+    for _ in range(round(0.6 / STEP) + 1):
+        chosen = smallest_alpha(measured, budget)
+        if chosen is None or chosen in measured:
+            break
+        measured[chosen] = truth(chosen)
+    assert chosen is None or measured[chosen] <= budget
+
+
+# ----------------------------------------------------------------------------- ranking
+
+
+def test_within_a_budget_the_least_loss_comes_first():
+    ranking = rank(
+        [one("fast", 40, 0.1), one("exact", 58, 0), one("slow", 70, 0), one("lossy", 30, 0.5)],
+        Demand(60, None), {},
+    )  # fmt: skip
+    assert [c.system for c in ranking.meeting] == ["exact", "fast", "lossy"]
+    assert [c.system for c in ranking.others] == ["slow"]
+    assert ranking.lossless.system == "exact"
+
+
+def test_no_loss_that_was_seen_is_less_than_none_that_can_be():
+    points = [one("seen none", 40, 0, lossless=False), one("exact", 50, 0), one("slower", 55, 0)]
+    ranking = rank(points, Demand(60, None), {})
+    assert [c.system for c in ranking.meeting] == ["exact", "slower", "seen none"]
+
+
+def test_without_a_budget_the_fastest_within_the_loss_comes_first():
+    points = [one("a", 90, 0), one("a", 60, 0.01, 0.3), one("a", 40, 0.2, 0.6), one("b", 70, 0.0)]
+    ranking = rank(points, Demand(None, 0.05), {})
+    assert [(c.system, c.alpha) for c in ranking.meeting] == [("a", 0.3), ("b", None)]
+
+
+def test_a_system_stands_for_the_alpha_that_was_chosen():
+    points = [one("a", 58, 0.02, 0.3), one("a", 40, 0.01, 0.6), one("a", 90, 0, 0.0)]
+    ranking = rank(points, Demand(60, None), {"a": 0.3})
+    assert [c.alpha for c in ranking.meeting] == [0.3]
+    assert ranking.lossless.alpha == 0.0
+
+
+def test_a_loss_that_is_not_known_meets_no_limit():
+    points = [one("unknown", 20, None, lossless=False), one("far", 200, 0.9)]
+    ranking = rank(points, Demand(None, 0.1), {})
+    assert ranking.meeting == []
+    assert [c.system for c in ranking.others] == ["far", "unknown"]
+    assert [c.system for c in rank(points, Demand(60, None), {}).meeting] == ["unknown"]
+
+
+candidates = st.builds(
+    one, st.sampled_from("abcdef"), st.floats(1, 100), st.none() | st.floats(0, 1)
+)
+limits = st.none() | st.floats(0, 1)
+
+
+@given(st.lists(candidates), st.none() | st.floats(1, 100), limits)
+def test_every_system_is_ranked_once_and_on_the_right_side(found, tpot_ms, loss):
+    demand = Demand(tpot_ms, loss)
+    ranking = rank(found, demand, {})
+    names = [c.system for c in (*ranking.meeting, *ranking.others)]
+    assert sorted(names) == sorted({c.system for c in found})
+    assert all(c.meets(demand) for c in ranking.meeting)
+    assert not any(c.meets(demand) for c in ranking.others)
+    assert sentence(ranking, demand, "kl").endswith(".")
+
+
+# ----------------------------------------------------------------------------- words
+
+
+def test_what_is_said():
+    found = rank([one("smoe", 59.5, 0.001, 0.31), one("daop", 80, 0)], Demand(60, None), {})
+    said = sentence(found, Demand(60, None), "kl")
+    assert said.startswith("Use smoe at α 0.31: 59.5 ms a token of 60 allowed, 0.001")
+    assert "The fastest lossless one, daop, takes 80 ms a token, 20 ms over the budget." in said
+    assert said.endswith("Other prompts may take it over: its interval ends at 60.5 ms.")
+    sure = rank([one("daop", 50, 0)], Demand(60, 0), {})
+    assert sentence(sure, Demand(60, 0), "kl").endswith("allowed, lossless.")
+
+
+def test_how_far_the_nearest_is_is_said():
+    found = rank([one("smoe", 66, 0.001, 0.6), one("daop", 80, 0)], Demand(60, None), {})
+    said = sentence(found, Demand(60, None), "kl")
+    assert "The nearest is smoe at α 0.6: 66 ms a token" in said
+    assert "6 ms (10%) over the budget" in said
+    both = sentence(rank([one("a", 66, 3)], Demand(60, 1), {}), Demand(60, 1), "score")
+    assert "over the budget and 2 over the limit of 1 points of score" in both
+    assert sentence(rank([], Demand(60, None), {}), Demand(60, None), "kl") == (
+        "No system could be run here."
+    )

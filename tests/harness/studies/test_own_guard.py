@@ -1,0 +1,167 @@
+"""A guard of one's own: file, references, exact latencies, and the CI examples' commands."""
+
+import json
+import re
+import shlex
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from moebench.harness.studies.latency_guard import compare_latencies
+from moebench.harness.studies.verdicts import Verdict
+from moebench.substrate.machines.profile import MACHINES
+from tests.harness.commands import call, refused
+
+pytestmark = pytest.mark.usefixtures("tiny_models")
+
+DOCUMENT = Path(__file__).parents[3] / "docs" / "guard.md"
+
+PLAN = {
+    "common": {"setting": "S3", "workload": "arithmetic", "prompts": 2, "new_tokens": 4},
+    "product": {"system": ["smoe", "moe-ondemand"], "machine": ["desk.yaml"]},
+}
+GUARD = ("check", "--file", "mine.yaml", "--references", "accepted", "--jobs", "0")
+
+
+@pytest.fixture
+def desk(here: Path) -> Path:
+    """A plan, and the machine that it names."""
+    (here / "mine.yaml").write_text(json.dumps(PLAN))
+    file = here / "desk.yaml"
+    file.write_text((MACHINES / "a6000.yaml").read_text())
+    return file
+
+
+def verdicts(called: Any) -> dict[str, str]:
+    return {row["cell"]: row["verdict"] for row in called.json["cells"]}
+
+
+def test_nothing_moves_then_a_slower_link_is_a_regression_of_latency_alone(desk: Path) -> None:
+    assert call(*GUARD).code == 3, "there is no reference yet"
+    accepted = call(*GUARD, "--update")
+    assert accepted.code == 0
+    assert "2 references written" in accepted.err
+    assert [path.name for path in Path("accepted").iterdir()] == ["mine.json"]
+    same = call(*GUARD, "--json")
+    assert same.code == 0
+    assert {row["reason"] for row in same.json["cells"]} == {"equal to the last bit"}
+    assert len(same.json["cells"]) == 4, "answers and latencies of two cells"
+
+    text = desk.read_text()
+    link = "pinned_h2d:\n    {value: 26, unit: GB/s, range: [26, 27.5]"
+    assert link in text
+    desk.write_text(text.replace(link, link.replace("value: 26,", "value: 26.0001,")))
+    faster = call(*GUARD, "--json")
+    found = verdicts(faster)
+    assert faster.code == 0
+    assert {found[cell] for cell in found if cell.endswith(": latency")} == {"improved"}
+    assert {found[cell] for cell in found if not cell.endswith(": latency")} == {"pass"}
+    assert all("profile" in row["reason"] for row in faster.json["cells"] if "ms" in row["reason"])
+
+    desk.write_text(text.replace(link, link.replace("26", "25.9999")))
+    slower = call(*GUARD, "--json")
+    assert slower.code == 1
+    assert {v for cell, v in verdicts(slower).items() if cell.endswith(": latency")} == {
+        "regressed"
+    }
+    assert "latency: tpot_ms" in call(*GUARD, "--update").err
+    assert call(*GUARD).code == 0
+
+
+def cell(arithmetic: str = "a", **figures: float | None) -> dict[str, Any]:
+    means = {"tpot_ms": 10.0, "ttft_ms": 100.0, "e2e_ms": 1000.0, "profile_hash": "p"}
+    return {"latency": means | figures, "arithmetic": arithmetic, "data_hash": "d"}
+
+
+@pytest.mark.parametrize(
+    ("now", "verdict"),
+    [
+        (cell(), Verdict.PASS),
+        (cell(tpot_ms=10.000000001), Verdict.REGRESSED),
+        (cell(tpot_ms=9.999999999), Verdict.IMPROVED),
+        (cell(tpot_ms=9.0, ttft_ms=100.000001), Verdict.REGRESSED),
+        (cell(ttft_ms=None), Verdict.REGRESSED),
+        (cell("b", tpot_ms=10.09, ttft_ms=99.1), Verdict.PASS),
+        (cell("b", tpot_ms=10.2), Verdict.REGRESSED),
+        (cell("b", tpot_ms=9.8), Verdict.IMPROVED),
+    ],
+)
+def test_latencies_are_judged_exactly_unless_sums_round_otherwise(
+    now: dict[str, Any], verdict: Verdict
+) -> None:
+    (found,) = compare_latencies({"x": now}, {"x": cell()})
+    assert (found.cell, found.verdict) == ("x: latency", verdict)
+
+
+def test_latencies_without_a_reference_are_not_judged() -> None:
+    measured = cell() | {"latency": None}
+    older = {key: value for key, value in cell().items() if key != "latency"}
+    other_questions = cell() | {"data_hash": "e"}
+    for reference in ({}, {"x": older}, {"x": measured}, {"x": other_questions}):
+        assert compare_latencies({"x": cell()}, reference) == []
+    assert compare_latencies({"x": measured}, {"x": cell()}) == []
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("--file", "mine.yaml"), "go together"),
+        (("--references", "accepted"), "go together"),
+        (("--file", "nope.yaml", "--references", "accepted"), "nope.yaml: no such file"),
+        (("--file", "bad.yaml", "--references", "accepted"), "bad.yaml: unknown sweep key"),
+        (("--file", "mine.yaml", "--references", "desk.yaml", "--update"), "is not a folder"),
+        (("--data-dir", "."), "--file"),
+    ],
+)
+def test_what_cannot_be_is_one_line(desk: Path, arguments: tuple[str, ...], said: str) -> None:
+    Path("bad.yaml").write_text("cells: []")
+    before = sorted(path.name for path in desk.parent.iterdir())
+    assert said in refused("check", *arguments)
+    assert sorted(path.name for path in desk.parent.iterdir()) == before
+
+
+def test_references_are_never_in_the_package(desk: Path) -> None:
+    from moebench.harness.studies.check import REFERENCES
+
+    line = refused("check", "--file", "mine.yaml", "--references", REFERENCES.parent)
+    assert "give a folder of your own" in line
+
+
+def test_a_broken_reference_names_the_command_that_makes_it_again(desk: Path) -> None:
+    Path("accepted").mkdir()
+    Path("accepted/mine.json").write_text('{"x": {}}')
+    line = refused(*GUARD)
+    assert "make it again: moebench check --file mine.yaml --references accepted --update" in line
+
+
+# ----------------------------------------------------------------------------- the document
+
+
+def blocks(language: str) -> list[str]:
+    return re.findall(rf"```{language}\n(.*?)```", DOCUMENT.read_text(), re.DOTALL)
+
+
+def test_the_commands_of_the_ci_examples_do_what_the_document_says(here: Path) -> None:
+    plan, github, gitlab = blocks("yaml")
+    (here / "my-check.yaml").write_text(plan)
+    steps = yaml.safe_load(github)["jobs"]["check"]["steps"]
+    commands = [step["run"] for step in steps if "run" in step]
+    job = yaml.safe_load(gitlab)["moebench"]
+    assert commands == job["before_script"] + job["script"]
+    assert job["artifacts"]["paths"] == [steps[-1]["with"]["path"]]
+    *installs, check = commands
+    assert all(line.startswith("pip install ") for line in installs)
+    line, _, file = check.partition(" > ")
+    assert file == steps[-1]["with"]["path"]
+    (shown,) = blocks("bash")
+    update, again = (shlex.split(text, comments=True)[1:] for text in shown.splitlines())
+    words = shlex.split(line)[1:]
+    assert words == [*again, "--json"]
+    assert call(*words, "--jobs", "0").code == 3
+    assert call(*update, "--jobs", "0").code == 0
+    done = call(*words, "--jobs", "0")
+    assert done.code == 0
+    assert set(verdicts(done).values()) == {"pass"}
+    assert (here / "references" / "my-check.json").exists()

@@ -1,0 +1,150 @@
+"""Figures as files: which are drawn, of which rows, and that they are pictures."""
+
+from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree
+
+import pytest
+
+from moebench.reports.accuracy import views
+from moebench.reports.compare import comparisons, matrix
+from moebench.reports.drawing import WIDTH, fitted, write_figures
+from moebench.reports.page.ablation import ablations
+from moebench.reports.page.stills import Still, stills
+from moebench.reports.throughput import Point
+from moebench.substrate.errors import InputError
+from moebench.substrate.files import write_text
+from tests.reports.alpha import ITEMS, ROWS
+from tests.reports.samples import HOSTILE, run, spans
+
+
+def ran(system: str, tpot_ms: float, **spec: Any) -> dict[str, Any]:
+    one = run(f"{system}-{sorted(spec.items(), key=str)}", system=system, **spec)
+    one["metrics"]["tpot_ms"] = {"mean": tpot_ms}
+    one["metrics"]["decode"] = {"lanes": {"device": 3.0}, "stall_ms": {"load": 1.0}}
+    one["accuracy"]["kl"] = 1 / tpot_ms
+    return one
+
+
+def drawn(runs: list[dict[str, Any]], **more: Any) -> dict[str, Still]:
+    found = stills(runs, matrix(comparisons(runs).tables), **more)
+    return {one.title: one for one in found}
+
+
+RUNS = [
+    ran("smoe", 10.0), ran("lru", 30.0), ran("bound", 200.0),
+    ran("smoe", 12.0, batch=3), ran("lru", 50.0, batch=3),
+]  # fmt: skip
+
+
+def test_every_kind_of_figure_that_has_rows() -> None:
+    ids = [one["run_id"] for one in RUNS]
+    curve = [Point(1.0, 0.0), Point(2.0, 0.5), Point(4.0, 1.0)]
+    found = drawn(
+        RUNS, accuracy=views(ROWS, ITEMS), curves=dict.fromkeys(ids, curve),
+        timelines=dict.fromkeys(ids, spans(2)),
+    )  # fmt: skip
+    model = "qwen2-57b-a14b"
+    assert {name for name in found if "batch 1" in name or "map" in name or model in name} == {
+        "heat map", "kl S3, batch 1", "time S3, batch 1", "bound S3, batch 1",
+        "throughput S3, batch 1", "timeline S3, batch 1", f"batch S3 {model}",
+    }  # fmt: skip
+    assert sum("against α" in name for name in found) == 6
+    assert all(one.rows for one in found.values())
+
+
+def test_what_has_nothing_to_compare_has_no_figure() -> None:
+    assert drawn([ran("smoe", 10.0)]) == {}
+    assert drawn([]) == {}
+
+
+def test_the_front_is_who_is_beaten_by_nobody() -> None:
+    runs = [ran("a", 1.0), ran("b", 2.0), ran("c", 3.0), ran("o", 0.5) | {"oracle": True}]
+    for one, kl in zip(runs, (0.3, 0.4, 0.1, 0.0), strict=True):
+        one["accuracy"]["kl"] = kl
+    rows = drawn(runs)["kl S3, batch 1"].rows
+    # b is slower and further off than a; the oracle is a bound.
+    assert {row["base"] for row in rows if row["front"]} == {"a", "c"}
+
+
+def test_lines_over_batches_have_a_point_for_each() -> None:
+    rows = drawn(RUNS)["batch S3 qwen2-57b-a14b"].rows
+    assert {(row["line"], row["batch"], row["tpot_ms"]) for row in rows} == {
+        ("smoe", 1, 10.0), ("smoe", 3, 12.0), ("lru", 1, 30.0), ("lru", 3, 50.0),
+    }  # fmt: skip
+
+
+def test_shares_of_a_token_add_up() -> None:
+    rows = drawn(RUNS)["time S3, batch 1"].rows
+    for system in {row["system"] for row in rows}:
+        parts = [row for row in rows if row["system"] == system]
+        assert sum(row["share"] for row in parts) == pytest.approx(1)
+        assert [row["ms"] for row in parts if row["part"] == "waits for load"] == [
+            pytest.approx(sum(row["ms"] for row in parts) / 4)
+        ]
+
+
+def test_an_ablation_goes_down_to_the_whole_system() -> None:
+    changes = {"a": "1", "b": "2", "c": "3"}
+    runs = [
+        ran("smoe", tpot, overrides={k: changes[k] for k in keys})
+        for tpot, keys in ((10.0, ""), (20.0, "a"), (40.0, "ab"), (30.0, "c"))
+    ]
+    (title,) = [name for name in drawn(runs) if name.startswith("ablation")]
+    assert title == "ablation smoe S3, batch 1"
+    steps = [(row["step"], row["tpot"], row["kind"]) for row in drawn(runs)[title].rows]
+    assert steps == [
+        ("other base: c=3", 30.0, "base"), ("a=1 b=2", 40.0, "base"),
+        ("+ its own b", 20.0, "faster"), ("+ its own a", 10.0, "faster"),
+    ]  # fmt: skip
+    assert drawn(runs)[title].rows[2]["text"] == "20.0 ms, −50.0 %"
+    assert list(ablations([])) == []
+
+
+def test_scales_fit_the_rows() -> None:
+    found = drawn(RUNS)
+    bound = fitted(found["bound S3, batch 1"])["encoding"]
+    assert bound["x"]["scale"]["type"] == "log"  # 10 to 200 ms
+    assert bound["x"]["axis"]["title"].endswith("logarithmic")
+    assert bound["y"]["sort"][0].startswith("smoe")
+    batch = fitted(found["batch S3 qwen2-57b-a14b"])
+    assert "type" not in batch["encoding"]["y"]["scale"]  # 10 to 50 ms
+    assert len({*batch["encoding"]["color"]["scale"]["range"]}) == 2
+    assert batch["width"] == WIDTH
+    assert "var(--" not in str(batch)
+    assert "usermeta" not in batch
+
+
+def test_files_are_pictures(tmp_path: Path) -> None:
+    figures = [one for name, one in drawn(RUNS).items() if name in ("heat map", "kl S3, batch 1")]
+    written = write_figures(figures, tmp_path / "new")
+    assert [path.name for path in written] == [
+        "heat-map.svg", "heat-map.pdf", "kl-S3-batch-1.svg", "kl-S3-batch-1.pdf",
+    ]  # fmt: skip
+    for path in written:
+        if path.suffix == ".pdf":
+            assert path.read_bytes().startswith(b"%PDF-")
+        else:
+            texts = [e.text for e in ElementTree.parse(path).iter() if e.tag.endswith("text")]
+            assert "lru" in texts
+
+
+def test_text_is_escaped_and_names_are_safe(tmp_path: Path) -> None:
+    runs = [ran(HOSTILE, 10.0, setting="../S3/<b>"), ran("lru", 30.0, setting="../S3/<b>")]
+    written = write_figures([*drawn(runs).values()][:1], tmp_path)
+    assert {path.parent for path in written} == {tmp_path}
+    texts = [e.text for e in ElementTree.parse(written[0]).iter() if e.tag.endswith("text")]
+    assert any(text and text.startswith("<script>") for text in texts)
+
+
+def test_figures_of_one_name_are_files_of_their_own(tmp_path: Path) -> None:
+    one = drawn(RUNS)["heat map"]
+    written = write_figures([one, one._replace(title="heat: map")], tmp_path)
+    assert len({*written}) == 4
+    assert all(path.exists() for path in written)
+
+
+def test_a_folder_that_cannot_be_made(tmp_path: Path) -> None:
+    write_text(tmp_path / "file", "")
+    with pytest.raises(InputError, match="cannot be written"):
+        write_figures([drawn(RUNS)["heat map"]], tmp_path / "file")
