@@ -55,7 +55,9 @@ def stored(text: Any, arguments: tuple[str, ...], good: bool | None, about: str)
         seen = name in shown or arguments[0] == "compare" or "--latex" in arguments
         return seen and (good is not False or (named and BAD not in shown))
 
-    return Case(arguments, prepare, (), True, right, about)
+    # Another condition than the good run's may be none to compare under.
+    shut = None if good is None and arguments[0] == "compare" else True
+    return Case(arguments, prepare, (), shut, right, about)
 
 
 JUNK = st.one_of(
