@@ -29,7 +29,8 @@ from moebench.reports.tables import Document, badge_of
 from moebench.reports.throughput import Curve
 from moebench.results.reproduction import PaperResult
 from moebench.results.store import NO_RUNS, Cell
-from moebench.substrate.errors import InputError, UsageError
+from moebench.substrate.errors import UsageError
+from moebench.substrate.files import write_text
 
 TEMPLATES = Path(__file__).parent / "templates"
 
@@ -83,11 +84,7 @@ def render(contents: Contents, out: Path, source: str = "the store") -> None:
     if not contents.runs:
         raise UsageError(NO_RUNS.format(source))
     text = page(contents, source)
-    try:
-        out.parent.mkdir(parents=True, exist_ok=True)
-        out.write_text(text, encoding="utf-8")
-    except OSError as error:
-        raise InputError(f"{out} cannot be written: {error.strerror or error}") from error
+    write_text(out, text)
 
 
 def page(contents: Contents, source: str) -> str:

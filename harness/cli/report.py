@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from moebench.harness import console
+from moebench.harness.options import require_file, require_folder
 from moebench.results.store import NO_RUNS, Cell, Store
 from moebench.substrate.errors import UsageError
 
@@ -54,8 +55,15 @@ def report_command(request: ReportRequest) -> None:
     Raises:
         UsageError: there is nothing to report.
     """
+    if request.html is not None:
+        require_file("--html", request.html)
+    folders = {"--csv": request.csv, "--latex": request.latex, "--figures": request.figures}
+    for option, folder in folders.items():
+        if folder is not None:
+            require_folder(option, folder)
     store = Store(request.store)
     runs, failed = store.runs(), store.cells("failed")
+    console.say_left_out(store)
     if not runs and not failed:
         raise UsageError(NO_RUNS.format(request.store))
     views, claims = _accuracy(request), _claims(request)
