@@ -26,7 +26,7 @@ from moebench.harness.reproduce.smoe.experiments import (
 )
 from moebench.harness.reproduce.smoe.importance import BEFORE_SUBSTITUTION, off_device
 from moebench.harness.reproduce.smoe.measures import HOST, LINK, TPOT, TTFT
-from moebench.harness.reproduce.smoe.own_parts import HOST_BASE
+from moebench.harness.reproduce.smoe.own_parts import FIFO_BASE, HOST_BASE, LOADED_BASE
 from moebench.harness.reproduce.smoe.tables import SETTING, STEP, TABLES
 from moebench.harness.reproduce.smoe.thresholds import DEGREE, curve
 from moebench.harness.reproduce.smoe.watched import Watched, watch
@@ -181,9 +181,18 @@ def _fig_13(evidence: Evidence) -> Exhibit:
 # ----------------------------------------------------------------------------- own parts
 
 
+#: Labels that fit below bars.
+_SHORT = {HOST_BASE: "host", LOADED_BASE: "load", FIFO_BASE: "FIFO"}
+_BASES = "bases: misses on the host; loaded; loaded into a cache that is first in, first out"
+
+
 def _by_step(runs: Runs, path: str, field: str, steps: Iterable[str] = STEPS) -> list[Row]:
     return [
-        {"setting": name, "step": step, field: place.of(set=STEPS[step]).mean(path)}
+        {
+            "setting": name,
+            "step": _SHORT.get(step, step),
+            field: place.of(set=STEPS[step]).mean(path),
+        }
         for name, place in runs.by("setting").items()
         for step in steps
     ]
@@ -193,7 +202,7 @@ def _fig_14_tpot(evidence: Evidence) -> Exhibit:
     runs = evidence.runs(ABLATION)
     return _figure(
         "14-tpot", "TPOT by part, batch 1", "bars", STEP, _TPOT_MS, _by_step(runs, TPOT, "ms"),
-        runs.badge, facet="setting", note="three readings of the paper's base",
+        runs.badge, facet="setting", note=_BASES,
     )  # fmt: skip
 
 
@@ -203,7 +212,7 @@ def _fig_14_ratio(evidence: Evidence) -> Exhibit:
         "14-ratio", "Expert cache ratio by part, batch 1", "bars", STEP,
         Axis(field="ratio", title="expert cache ratio", unit="1"),
         _by_step(runs, measures.COMPLETE, "ratio"), runs.badge, facet="setting",
-        note="complete on the device when the gate is known",
+        note=f"complete on the device when the gate is known; {_BASES}",
     )  # fmt: skip
 
 
@@ -215,7 +224,14 @@ def _fig_15(evidence: Evidence) -> Exhibit:
             ones = [one.importance for one in seen if one.setting == name]
             for kind, said in (("top", "top-score"), ("low", "low-score")):
                 share = fmean(off_device(one, kind) for one in ones)  # type: ignore[arg-type]
-                rows.append({"setting": name, "step": step, "experts": said, "share": share})
+                rows.append(
+                    {
+                        "setting": name,
+                        "step": _SHORT.get(step, step),
+                        "experts": said,
+                        "share": share,
+                    }
+                )
     return _figure(
         "15", "Active experts that must be loaded or computed on the host", "bars", STEP,
         Axis(field="share", title="share of active experts of the kind", unit="1"), rows,
