@@ -57,27 +57,21 @@ _FASTER_WHY = "from half to one and a half times the paper's change, and at leas
 _RATIO_WHY = "from half to twice the paper's change; the direction is its sign"
 
 
-#: Said of a reading that came later.
-_THIRD = ".  This reading of the base was added once the other two had been measured"
-
-
-def _faster(id: str, after: str, before: str, paper: float, note: str = "") -> Claim:
+def _faster(id: str, after: str, before: str, paper: float) -> Claim:
     width = max(5.0, abs(paper) / 2)
     return _claim(
         id, "Fig. 14", f"TPOT of {after} against {before}, batch 1", paper,
         _steps(step(TPOT, after, before)), Band(low=paper - width, high=paper + width),
-        Band(high=0), _FASTER_WHY + note,
+        Band(high=0), _FASTER_WHY,
     )  # fmt: skip
 
 
-def _fuller(
-    id: str, after: str, before: str, paper: float, path: str, said: str = "", note: str = ""
-) -> Claim:
+def _fuller(id: str, after: str, before: str, paper: float, path: str, said: str = "") -> Claim:
     return _claim(
         id, "Fig. 14", f"cache ratio of {after} against {said or before}, relative, batch 1", paper,
         _steps(step(path, after, before)),
         Band(low=paper / 2, high=2 * paper) if paper > 0 else Band(low=2 * paper, high=paper / 2),
-        Band(low=0) if paper > 0 else Band(high=0), _RATIO_WHY + note,
+        Band(low=0) if paper > 0 else Band(high=0), _RATIO_WHY,
     )  # fmt: skip
 
 
@@ -86,8 +80,6 @@ _STEPS = [
     _faster("S-5 +CE TPOT, loaded base", "+CE", LOADED_BASE, -8),
     _fuller("S-5 +CE ratio, host base", "+CE", HOST_BASE, 11, COMPLETE),
     _fuller("S-5 +CE ratio, loaded base", "+CE", LOADED_BASE, 11, COMPLETE),
-    _faster("S-5 +CE TPOT, FIFO base", "+CE", FIFO_BASE, -8, note=_THIRD),
-    _fuller("S-5 +CE ratio, FIFO base", "+CE", FIFO_BASE, 11, COMPLETE, note=_THIRD),
     _faster("S-5 +CR TPOT", "+CR", "+CE", -20),
     _fuller("S-5 +CR ratio", "+CR", "+CE", 60, COMPLETE),
     _faster("S-5 +Pre TPOT", "+Pre", "+CR", -14),
