@@ -42,15 +42,15 @@ _EXPLANATIONS = {
     ),
     "S-5 +CE TPOT, loaded base": (
         "A static placement hits no more often than its share of the experts; any cache that "
-        "follows the text gains more. Three other bases were tried afterwards (first in, first out; "
-        "LRU; LIFO) and so are no measurement of the claim: against the first of them, which the "
+        "follows the text gains more. Three other bases were tried afterwards (first in, first "
+        "out; LRU; LIFO) and so are no measurement of the claim: against the first, which the "
         "authors' code evicts by, the step is -6 % of TPOT and +8 % of the ratio in the mean; "
         "against LRU it is between -3 and +5 % of TPOT."
     ),
     "S-5 +CE ratio": (
         "A static placement hits no more often than its share of the experts; any cache that "
-        "follows the text gains more. Three other bases were tried afterwards (first in, first out; "
-        "LRU; LIFO) and so are no measurement of the claim: against the first of them, which the "
+        "follows the text gains more. Three other bases were tried afterwards (first in, first "
+        "out; LRU; LIFO) and so are no measurement of the claim: against the first, which the "
         "authors' code evicts by, the step is -6 % of TPOT and +8 % of the ratio in the mean; "
         "against LRU it is between -3 and +5 % of TPOT."
     ),
