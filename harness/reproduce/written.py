@@ -3,6 +3,7 @@
 Texts are kept as those that systems learn from are (`harness.run.calibration`).
 """
 
+import math
 from collections.abc import Callable
 from pathlib import Path
 
@@ -25,7 +26,7 @@ C4 = "c4"
 _C4_FILE = Path("corpus") / "c4_demo.txt"
 
 #: Texts of a data set, and with ``--quick``.
-TEXTS, QUICK_TEXTS = 64, 6
+TEXTS, QUICK_TEXTS = 64, 16
 
 
 def routed(evidence: Evidence, model: str, dataset: str) -> list[RoutedSequence]:
@@ -85,8 +86,11 @@ def over_texts(
     figure: Callable[[RoutedSequence], float],
     said: str,
 ) -> Measured:
-    """A figure of each text; the value is their mean."""
-    samples = [figure(text) for text in routed(evidence, model, dataset)]
+    """A figure of each text that has it; the value is their mean."""
+    found = [figure(text) for text in routed(evidence, model, dataset)]
+    samples = [value for value in found if not math.isnan(value)]
+    if not samples:
+        raise MissingEvidenceError(f"no text of {dataset} is long enough")
     real = evidence.changes.get("routing") == "real"
     who = "recordings of the model" if real else "the scale model's routing"
     return Measured.of(samples, "counted", f"{len(samples)} texts, {who}; {said}", "texts")

@@ -77,7 +77,7 @@ LEAN = CounterExperiment("lean software in place of Hugging Face's", {"software"
 RECORDED = CounterExperiment(
     "routing recorded from Mixtral-8x7B-Instruct (data folder), few texts to learn from",
     {
-        "routing": "real", "workload": None, "setting": "U1", "prompts": 4, "new_tokens": 16,
+        "routing": "real", "workload": None, "setting": "U1", "prompts": 2, "new_tokens": 16,
         "calibrate_texts": None, "seed": 0,
     },
 )  # fmt: skip
