@@ -1,6 +1,12 @@
 """DAOP's claims, tables and figures."""
 
-from moebench.harness.reproduce.claim import PaperClaims
+from moebench.harness.reproduce.claim import Claim, PaperClaims
 from moebench.harness.reproduce.daop.claims import CLAIMS
+from moebench.harness.reproduce.daop.exhibits import EXHIBITS
 
-PAPER = PaperClaims("daop", "DAOP", tuple(sorted(CLAIMS, key=lambda c: int(c.id.split()[0][2:]))))
+
+def _number(claim: Claim) -> int:
+    return int(claim.id.split()[0].removeprefix("D-"))
+
+
+PAPER = PaperClaims("daop", "DAOP", tuple(sorted(CLAIMS, key=_number)), EXHIBITS)

@@ -2,5 +2,8 @@
 
 from moebench.harness.reproduce.claim import PaperClaims
 from moebench.harness.reproduce.duoserve.claims import CLAIMS
+from moebench.harness.reproduce.duoserve.exhibits import EXHIBITS
 
-PAPER = PaperClaims("duoserve", "DuoServe-MoE", tuple(sorted(CLAIMS, key=lambda c: c.id[:3])))
+PAPER = PaperClaims(
+    "duoserve", "DuoServe-MoE", tuple(sorted(CLAIMS, key=lambda claim: claim.id[:3])), EXHIBITS
+)
