@@ -81,6 +81,12 @@ def progress(what: str, after_s: float = 0.0) -> Iterator[Step]:
         yield step
 
 
+def say_left_out(store: Any) -> None:
+    """Say which runs or cells of a store were left out, and why."""
+    for line in store.left_out.values():
+        stderr().print(f"left out: {line}", markup=False)
+
+
 def say_refused(names: Collection[str] | None = None) -> None:
     """Say of systems that installed packages offer why they are left out: of these, or of all."""
     for name, reason in installed().refused.items():

@@ -58,6 +58,49 @@ def parse_gib(option: str, text: str | None) -> float | None:
     return size
 
 
+def require_file(option: str, file: Path, folder_exists: bool = False) -> None:
+    """Refuse a file that can never be written, before time is spent on what goes into it.
+
+    Args:
+        folder_exists: refuse a folder that would have to be made.
+
+    Raises:
+        InputError: it is a folder, or its folder cannot be written.
+    """
+    if file.is_dir():
+        raise InputError(f"{option} {file}: this is a folder; give a file in it")
+    if file.exists() and not file.is_file():
+        raise InputError(f"{option} {file}: no plain file; give another name")
+    if folder_exists and not file.absolute().parent.is_dir():
+        raise InputError(f"{option} {file}: no such folder {file.parent}")
+    require_folder(option, file.absolute().parent, str(file))
+
+
+def require_folder(option: str, folder: Path, typed: str = "") -> None:
+    """Refuse a folder that can never be written.
+
+    Raises:
+        InputError: a file is in its place or above it, or there is no permission.
+    """
+    typed = typed or str(folder)
+    nearest = next(p for p in (folder, *folder.absolute().parents) if os.path.exists(p))
+    if not nearest.is_dir():
+        raise InputError(f"{option} {typed}: {nearest} is not a folder; give another place")
+    if not os.access(nearest, os.W_OK | os.X_OK) or nearest.is_relative_to("/proc"):
+        raise InputError(f"{option} {typed}: {nearest} is not writable; give another place")
+
+
+def require_new(option: str, folder: Path) -> None:
+    """Refuse a folder that is there already, or can never be written.
+
+    Raises:
+        UsageError, InputError: it is, or cannot.
+    """
+    if folder.exists() or folder.is_symlink():
+        raise UsageError(f"{folder}: exists; give another {option}, or remove it first")
+    require_folder(option, folder)
+
+
 def require_writable(store: Path, option: str = "--store") -> None:
     """Refuse a folder that can never be written, before a run spends time on it."""
     nearest = next(p for p in (store, *store.absolute().parents) if os.path.exists(p))

@@ -4,13 +4,14 @@ import re
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
-from moebench.reports import accuracy, evaluations, failures
+from moebench.reports import accuracy, claims, evaluations, failures
 from moebench.reports.compare import Comparisons, comparisons, matrix
 from moebench.reports.compare_text import text_table as comparison_table
 from moebench.reports.conditions import lacks
 from moebench.reports.runs import runs_table
 from moebench.reports.tables import MISSING, Document
 from moebench.reports.text import TextTable, text_table
+from moebench.results.reproduction import PaperResult
 from moebench.results.store import Cell
 
 COMPARED = (
@@ -45,10 +46,11 @@ def report(
     runs: Sequence[Document],
     views: Iterable[accuracy.View] = (),
     failed: Sequence[Cell] = (),
+    reproduced: Sequence[PaperResult] = (),
     brief: bool = False,
     intervals: bool = False,
 ) -> Report:
-    """Comparisons first, then accuracy, what evaluators found, single runs and failures.
+    """Comparisons first, then accuracy, claims, what evaluators found, single runs and failures.
 
     Args:
         brief: only figures that fit into a terminal.
@@ -75,6 +77,7 @@ def report(
     for view in views:
         name = f"{view.series[0].setting}-{view.series[0].system}"
         tables += [(f"accuracy-{name}", _alpha(view)), (f"verdict-{name}", _verdicts(view))]
+    tables += [(f"claims-{one.paper}", claims.table(one, brief)) for one in reproduced]
     if found := evaluations.lines(runs):
         headers = evaluations.HEADERS
         title = "what evaluators found"

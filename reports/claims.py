@@ -4,6 +4,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 
 from moebench.reports.tables import MISSING
+from moebench.reports.text import TextTable, text_table
 from moebench.results.reproduction import ClaimResult, Measured, PaperResult, Verdict
 
 HEADERS = (
@@ -21,6 +22,18 @@ CAPTION = (
 def lines(result: PaperResult) -> list[list[str]]:
     """A row for each claim of a paper, a cell for each of `HEADERS`."""
     return [_line(claim) for claim in result.claims]
+
+
+def table(result: PaperResult, brief: bool = False) -> TextTable:
+    """A paper's claims with their verdicts.
+
+    Args:
+        brief: without bands and conditions.
+    """
+    shown = HEADERS[: HEADERS.index("reproduced if")] if brief else HEADERS
+    rows = [line[: len(shown)] for line in lines(result)]
+    said = f"{summary([result])}; {_made(result)}"
+    return text_table(f"claims of {result.title}", shown, rows, said, [CAPTION])
 
 
 def summary(results: Iterable[PaperResult]) -> str:

@@ -12,8 +12,7 @@ from moebench.reports.figures.style import PALETTE, SHAPES, Spec, finished
 from moebench.reports.figures.timeline import KIND_COLOURS
 from moebench.reports.tables import MISSING
 from moebench.results.reproduction import Axis, Exhibit, PaperResult
-from moebench.substrate.errors import InputError
-from moebench.substrate.files import write_text
+from moebench.substrate.files import write_bytes
 
 Row = dict[str, Any]
 
@@ -83,27 +82,25 @@ def write(results: Iterable[PaperResult], folder: Path) -> list[Path]:
     """Every figure as ``ID.svg`` and ``ID.pdf``; tables are left out.
 
     Raises:
-        InputError: the folder cannot be written.
+        InputError: one cannot be written.
     """
-    # Half a second to load.
-    import altair as alt
-    import vl_convert
+    import vl_convert  # its JavaScript takes a while to start
 
-    version = alt.SCHEMA_VERSION.lstrip("v").rpartition(".")[0]
-    written = []
+    written: list[Path] = []
     for exhibit in (one for result in results for one in result.exhibits):
         drawn = spec(exhibit)
         if drawn is None:
             continue
+        drawn["background"] = "white"
         if drawn.get("width") == "container":
-            drawn = {**drawn, "width": 2 * WIDTH}
-        svg, pdf = (folder / f"{exhibit.id}.{kind}" for kind in ("svg", "pdf"))
-        write_text(svg, vl_convert.vegalite_to_svg(drawn, vl_version=version))
-        try:
-            pdf.write_bytes(vl_convert.vegalite_to_pdf(drawn, vl_version=version))
-        except OSError as error:
-            raise InputError(f"{pdf} cannot be written: {error}") from error
-        written += [svg, pdf]
+            drawn["width"] = 2 * WIDTH
+        files = {
+            folder / f"{exhibit.id}.svg": vl_convert.vegalite_to_svg(drawn).encode(),
+            folder / f"{exhibit.id}.pdf": vl_convert.vegalite_to_pdf(drawn),
+        }
+        for file, content in files.items():
+            write_bytes(file, content)
+        written += files
     return written
 
 
@@ -135,7 +132,9 @@ def _title(axis: Axis, badge: str = "") -> str:
 def _cell(value: object) -> str:
     if value is None:
         return MISSING
-    return f"{value:.4g}" if isinstance(value, float) else str(value)
+    if not isinstance(value, float):
+        return str(value)
+    return f"{value:,.0f}" if 1e4 <= abs(value) < 1e9 else f"{value:.4g}"
 
 
 # ----------------------------------------------------------------------------- figures

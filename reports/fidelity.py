@@ -45,9 +45,9 @@ CAPTION = (
 )
 
 
-def parts(folder: Path = TABLES) -> list[tuple[str, tuple[str, ...], list[list[str]]]]:
+def parts() -> list[tuple[str, tuple[str, ...], list[list[str]]]]:
     """Each stored table as text: a title, headers, a row a system."""
-    return [(_title(one), HEADERS, list(map(_row, one["rows"]))) for one in tables(folder).values()]
+    return [(_title(one), HEADERS, list(map(_row, one["rows"]))) for one in tables(TABLES).values()]
 
 
 def _title(table: Document) -> str:

@@ -29,7 +29,8 @@ from moebench.reports.tables import Document, badge_of
 from moebench.reports.throughput import Curve
 from moebench.results.reproduction import PaperResult
 from moebench.results.store import NO_RUNS, Cell
-from moebench.substrate.errors import InputError, UsageError
+from moebench.substrate.errors import UsageError
+from moebench.substrate.files import write_text
 
 TEMPLATES = Path(__file__).parent / "templates"
 
@@ -83,11 +84,7 @@ def render(contents: Contents, out: Path, source: str = "the store") -> None:
     if not contents.runs:
         raise UsageError(NO_RUNS.format(source))
     text = page(contents, source)
-    try:
-        out.parent.mkdir(parents=True, exist_ok=True)
-        out.write_text(text, encoding="utf-8")
-    except OSError as error:
-        raise InputError(f"{out} cannot be written: {error.strerror or error}") from error
+    write_text(out, text)
 
 
 def page(contents: Contents, source: str) -> str:
@@ -103,7 +100,12 @@ def page(contents: Contents, source: str) -> str:
     badges = {part for run in whole for part in badge_of(run).split(", ")}
     accuracy = list(map(sections.accuracy, range(len(contents.accuracy)), contents.accuracy))
     tables = sections.tables(whole, contents.failed, contents.claims, contents.components)
+    papers = sections.papers(contents.claims)
     drawn = {f["id"]: f for part in accuracy for f in part["figures"]}
+    drawn |= {
+        one["id"]: {"spec": one["spec"], "rows": None}
+        for paper in papers for one in paper["exhibits"] if one["spec"]
+    }  # fmt: skip
     data = _data(contents, whole) | {"drawn": drawn}
     return environment.get_template("report.html.j2").render(
         source=source,
@@ -111,6 +113,7 @@ def page(contents: Contents, source: str) -> str:
         simulated=sum(bool(run["simulated"]) for run in whole),
         badges={badge: text for badge, text in BADGES.items() if badge in badges},
         accuracy=accuracy,
+        papers=papers,
         tables=tables,
         caveat=alpha.CAVEAT,
         method=alpha.METHOD,

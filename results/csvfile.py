@@ -2,6 +2,7 @@
 
 import csv
 import io
+import re
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TypeVar
@@ -33,7 +34,10 @@ def read_rows(path: Path, row: type[Row]) -> list[Row]:
         with path.open(encoding="utf-8", newline="") as file:
             lines = csv.reader(file, strict=True)
             names = _columns(path, next(lines, []), row)
-            return [_parse(path, lines.line_num, cells, names, row) for cells in lines]
+            return [
+                _parse(path, lines.line_num, [*map(_as_written, cells)], names, row)
+                for cells in lines
+            ]
     except OSError as error:
         raise InputError(f"{path} cannot be read: {error.strerror or error}") from error
     except UnicodeDecodeError as error:
@@ -43,10 +47,27 @@ def read_rows(path: Path, row: type[Row]) -> list[Row]:
 
 
 def csv_text(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """Header and rows as CSV with line feeds."""
+    """Header and rows as CSV with line feeds; what a spreadsheet would run is made text."""
     text = io.StringIO()
-    csv.writer(text, lineterminator="\n").writerows([header, *rows])
+    safe = ([_as_text(cell) for cell in row] for row in [header, *rows])
+    csv.writer(text, lineterminator="\n").writerows(safe)
     return text.getvalue()
+
+
+#: How a cell begins that a spreadsheet takes for a formula.
+_FORMULA = ("=", "+", "-", "@", "\t", "\r", "\n")
+
+
+def _as_text(cell: str) -> str:
+    """A cell behind an apostrophe where it is a formula and no number."""
+    if not cell.startswith(_FORMULA):
+        return cell
+    return cell if re.fullmatch(r"[-+][0-9.]+(e[-+]?[0-9]+)?", cell) else f"'{cell}"
+
+
+def _as_written(cell: str) -> str:
+    """What `_as_text` was given."""
+    return cell[1:] if cell.startswith("'") and cell[1:].startswith(_FORMULA) else cell
 
 
 def _columns(path: Path, found: list[str], row: type[TableRow]) -> list[str]:

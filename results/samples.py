@@ -60,9 +60,7 @@ def write_samples(directory: Path, run_id: str, samples: Sequence[TokenSample]) 
         os.replace(half_written, file)
     except OSError as error:
         reason = error.strerror or str(error)
-        raise InputError(
-            f"{file} cannot be written: {reason}; give another --store or --no-samples"
-        ) from error
+        raise InputError(f"{file} cannot be written: {reason}; give another --store") from error
     finally:
         _discard(half_written)
     return file

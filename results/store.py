@@ -19,9 +19,11 @@ import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
+from moebench.results.documents import picture, problem, spec_problem
 from moebench.results.samples import samples_path
 from moebench.results.store_schema import SCHEMA_VERSION, migrate
 from moebench.substrate.errors import InputError, IntegrityError, UnknownNameError, UsageError
@@ -105,6 +107,8 @@ class Store:
     def __init__(self, directory: Path) -> None:
         self.directory = directory
         self.path = directory / FILE_NAME
+        #: What the last reading left out, by run or cell: a line each that says why.
+        self.left_out: dict[str, str] = {}
 
     def put(
         self,
@@ -158,7 +162,11 @@ class Store:
     def cells(self, state: State | None = None) -> list[Cell]:
         """Every cell, or those in one state, in the order of their last change."""
         found = self._read("SELECT * FROM cells ORDER BY updated, cell_id", since=2)
-        cells = [Cell(i, s, self._load(text), *rest) for i, s, text, *rest in found]
+        cells = []
+        for cell_id, kept, text, *rest in found:
+            spec = self._sound(f"cell {cell_id}", text, spec_problem)
+            if spec is not None:
+                cells.append(Cell(cell_id, kept, spec, *rest))
         return [cell for cell in cells if state in (None, cell.state)]
 
     def finished(self) -> dict[str, str]:
@@ -174,20 +182,24 @@ class Store:
     def timeline(self, run_id: str) -> list[dict[str, Any]] | None:
         """The span records kept with a run (microseconds), or None where none were."""
         rows = self._read("SELECT timeline FROM runs WHERE run_id = ?", run_id)
-        return self._picture(rows[0][0]) if rows else None
+        return picture(rows[0][0]) if rows else None
 
     def timelines(self) -> dict[str, list[dict[str, Any]]]:
         """The spans of all runs that kept some, by run id; not what happened at an instant."""
         rows = self._read("SELECT run_id, timeline FROM runs WHERE timeline IS NOT NULL")
         return {
-            run_id: [record for record in self._picture(kept) or [] if not record.get("instant")]
+            run_id: [record for record in picture(kept) or [] if not record.get("instant")]
             for run_id, kept in rows
         }
 
     def runs(self) -> list[dict[str, Any]]:
-        """Every run's document, oldest first."""
-        rows = self._read("SELECT document FROM runs ORDER BY created, run_id")
-        return [self._load(text) for (text,) in rows]
+        """Every run's document, oldest first; `left_out` says which are not as they should be."""
+        rows = self._read("SELECT run_id, document FROM runs ORDER BY created, run_id")
+        found = (
+            self._sound(f"run {run_id}", text, partial(problem, run_id=run_id))
+            for run_id, text in rows
+        )
+        return [document for document in found if document is not None]
 
     def ids(self) -> list[str]:
         """Every run's id, in order."""
@@ -309,17 +321,23 @@ class Store:
     def _load(self, text: str) -> Any:
         try:
             return json.loads(text)
-        except ValueError as error:
+        except (ValueError, TypeError, RecursionError) as error:
             raise InputError(_BROKEN.format(self.path, error)) from error
 
-    def _picture(self, kept: str | bytes | None) -> list[dict[str, Any]] | None:
-        """Span records; earlier versions kept them as plain text."""
-        if isinstance(kept, bytes):
-            try:
-                kept = zlib.decompress(kept).decode()
-            except (zlib.error, UnicodeDecodeError) as error:
-                raise InputError(_BROKEN.format(self.path, error)) from error
-        return None if kept is None else list(self._load(kept))
+    def _sound(
+        self, what: str, text: str, wrong_with: Callable[[Any], str | None]
+    ) -> dict[str, Any] | None:
+        """A document; None where it is not as it should be, and `left_out` says why."""
+        try:
+            document = json.loads(text)
+            reason = wrong_with(document)
+        except (ValueError, TypeError, RecursionError) as error:
+            reason = f"not JSON ({error or type(error).__name__})"
+        if reason is None:
+            self.left_out.pop(what, None)
+            return dict(document)
+        self.left_out[what] = f"{what} in {self.path}: {reason}; run it again with --force"
+        return None
 
     @contextmanager
     def _errors(self) -> Iterator[None]:

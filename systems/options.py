@@ -14,6 +14,7 @@ from moebench.substrate.engine.policies import Policy
 from moebench.substrate.engine.system import System
 from moebench.substrate.errors import UnknownNameError, UsageError
 from moebench.systems.native.base import NativeSystem
+from moebench.systems.own import check_class, guard, made
 from moebench.systems.registry import (
     DECISIONS,
     NATIVE,
@@ -40,18 +41,23 @@ def build(
         UsageError: a value that the option does not allow, or a variant that the system has not.
     """
     system, overrides = system_class(name, variant), overrides or {}
+    check_class(system)
     plain = {k: v for k, v in overrides.items() if "." not in k}
     dotted = {k: v for k, v in overrides.items() if "." in k}
     policies = {d: _policy(system, d, plain.get(d), dotted) for d in DECISIONS}
     own = {k: v for k, v in plain.items() if k not in DECISIONS}
     known = options_of(system)
     _reject_unknown([*own, *dotted], system, policies)
-    made = system(**policies, **{k: _value(known[k], v, k) for k, v in own.items()})
-    if "alpha" in own and not made.has_alpha:
+    options = {k: _value(known[k], v, k) for k, v in own.items()}
+    try:
+        found = system(**policies, **options)
+    except TypeError as error:  # an option without a default, a method that is missing
+        raise UsageError(f"{system.__name__}: cannot be made ({error})") from error
+    if "alpha" in own and not found.has_alpha:
         raise UsageError(
-            f"--set alpha={own['alpha']}: route={name_of('route', made.route)} has no α"
+            f"--set alpha={own['alpha']}: route={name_of('route', found.route)} has no α"
         )
-    return made
+    return found
 
 
 def build_native(name: str, overrides: Mapping[str, str] | None = None) -> NativeSystem:
@@ -110,15 +116,12 @@ def _policy(
             f"{system.__name__} has no default for {decision}: write "
             f"`{decision}: ... = field(default_factory=...)`, or subclass an existing system"
         )
-    try:
-        default = factory()
-    except TypeError as error:  # one of the user's own that lacks a method, or a default
-        raise UsageError(f"{system.__name__}: cannot make its {decision} ({error})") from error
+    default = made(decision, factory, system)
     known = options_of(type(default))
     prefix = decision + "."
     given = {k.removeprefix(prefix): v for k, v in dotted.items() if k.startswith(prefix)}
     changed = {k: _value(known[k], v, prefix + k) for k, v in given.items() if k in known}
-    return dataclasses.replace(default, **changed) if known else default
+    return guard(decision, dataclasses.replace(default, **changed) if known else default)
 
 
 def options_of(owner: type[Policy] | type[System] | type[NativeSystem]) -> dict[str, Any]:

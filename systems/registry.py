@@ -350,7 +350,7 @@ def _foreign(value: str, said: str) -> "type[System]":
     module, _, attribute = value.partition(":")
     try:
         found = getattr(import_module(module), attribute, None)
-    except Exception as error:  # whatever such a module does when it is imported
+    except (Exception, SystemExit) as error:  # whatever such a module does when it is imported
         reason = f"{type(error).__name__}: {error}"
         raise UsageError(f"{said}: cannot import {module} ({reason})") from error
     if not (isinstance(found, type) and issubclass(found, System)):

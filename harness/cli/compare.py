@@ -27,7 +27,9 @@ def compare_command(
         mixed: conditions that may differ, separated by commas.
         form: ``text``, ``markdown`` or ``json``.
     """
-    runs = [run for run in Store(directory).runs() if _is_wanted(run, wanted)]
+    store = Store(directory)
+    runs = [run for run in store.runs() if _is_wanted(run, wanted)]
+    console.say_left_out(store)
     if not runs:
         raise UsageError(f"no such runs in {directory}; run: moebench sweep standard")
     allowed = _split(mixed)

@@ -6,8 +6,9 @@ from pathlib import Path
 from typing import Any
 
 from moebench.harness import console
-from moebench.harness.options import find_data_dir, parse_overrides, require_writable
+from moebench.harness.options import find_data_dir, parse_overrides, require_file, require_writable
 from moebench.substrate.errors import InputError, UsageError
+from moebench.substrate.files import write_text
 from moebench.substrate.models.catalogue import scale_names, scale_path
 
 #: What is compared where nothing else is asked for.
@@ -47,6 +48,7 @@ def calibrate_command(place: Place, out: Path, store: Path, as_json: bool) -> No
         raise InputError(f"--out {out}: give a file in a folder that exists, for example here.yaml")
     if out.suffix != ".yaml":
         raise InputError(f"--out {out}: a profile's name ends in .yaml, for example here.yaml")
+    require_file("--out", out)
     require_writable(store)
     from moebench.harness.studies.calibrate import calibrate
     from moebench.harness.studies.calibrated_profile import write_profile
@@ -97,6 +99,8 @@ def validate_command(
 ) -> None:
     """Run both ways, store the table, show it."""
     weights = place.checkpoint()
+    if out is not None:
+        require_file("--out", out)
     require_writable(store)
     from moebench.harness.studies.validate import Request, validate
     from moebench.substrate.machines.profile import load_profile
@@ -120,8 +124,7 @@ def validate_command(
     )
     document = validate(request, store, lambda text: console.stderr().print(text))
     if out is not None:
-        out.parent.mkdir(parents=True, exist_ok=True)
-        out.write_text(json.dumps(document, indent=1, sort_keys=True) + "\n")
+        write_text(out, json.dumps(document, indent=1, sort_keys=True) + "\n")
     if as_json:
         print(json.dumps(document, sort_keys=True))
     else:

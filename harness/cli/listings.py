@@ -27,7 +27,8 @@ def show(what: str, as_json: bool, at_length: bool = False) -> None:
     if what == "models":
         from moebench.substrate.models.catalogue import ANOTHER
 
-        console.stderr().print(ANOTHER)
+        if console.stdout().is_terminal:  # a pipe gets one table
+            console.stdout().print(ANOTHER)
 
 
 def _text(value: Any) -> str:

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from moebench.harness import console
+from moebench.harness.options import require_folder, require_new
 from moebench.harness.run.live import LiveSession, prepare
 from moebench.harness.run.settings import settings
 from moebench.harness.run.spec import RunSpec, resolve
@@ -44,8 +45,10 @@ class RecordRequest:
 def record(request: RecordRequest) -> None:
     """Record what was asked for; of several traces those that exist are left as they are."""
     several = request.every or len(request.workloads) > 1
-    if not several and request.out.exists():
-        raise UsageError(f"{request.out}: exists; give another --out, or remove it first")
+    if several:
+        require_folder("--out", request.out)
+    else:
+        require_new("--out", request.out)
     for spec in list(_specs(request)):
         out = request.out / f"{spec.model}__{spec.workload}" if several else request.out
         if several and out.exists():

@@ -8,15 +8,20 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from moebench.harness import console
+from moebench.harness.options import require_file, require_folder
 from moebench.results.store import NO_RUNS, Cell, Store
 from moebench.substrate.errors import UsageError
 
 if TYPE_CHECKING:
     from moebench.reports.accuracy import View
     from moebench.reports.all_tables import Report
+    from moebench.results.reproduction import PaperResult
 
 #: An α table of one's own, in the store's folder.
 OWN_TABLE = "alpha.csv"
+
+#: Claims that were measured for a store, in its folder.
+OWN_CLAIMS = "claims"
 
 #: More runs than this are no list for a terminal.
 LISTED = 50
@@ -28,11 +33,13 @@ class ReportRequest:
 
     Attributes:
         accuracy: an α table; None is the store's own, else the one that ships.
+        claims: a folder of `moebench reproduce`; None is the store's own, else what ships.
         intervals: intervals behind means.
     """
 
     store: Path
     accuracy: Path | None = None
+    claims: Path | None = None
     html: Path | None = None
     csv: Path | None = None
     latex: Path | None = None
@@ -48,15 +55,22 @@ def report_command(request: ReportRequest) -> None:
     Raises:
         UsageError: there is nothing to report.
     """
+    if request.html is not None:
+        require_file("--html", request.html)
+    folders = {"--csv": request.csv, "--latex": request.latex, "--figures": request.figures}
+    for option, folder in folders.items():
+        if folder is not None:
+            require_folder(option, folder)
     store = Store(request.store)
     runs, failed = store.runs(), store.cells("failed")
+    console.say_left_out(store)
     if not runs and not failed:
         raise UsageError(NO_RUNS.format(request.store))
-    views = _accuracy(request)
+    views, claims = _accuracy(request), _claims(request)
     if request.html is not None:
-        _write_page(request.html, store, runs, views, failed)
+        _write_page(request.html, store, runs, views, failed, claims)
     if request.csv is not None or request.latex is not None:
-        _write_tables(request, runs, views, failed)
+        _write_tables(request, runs, views, failed, claims)
     if request.figures is not None:
         _write_figures(request.figures, store, runs, views)
     if request.as_json:
@@ -64,7 +78,7 @@ def report_command(request: ReportRequest) -> None:
         return
     files = (request.html, request.csv, request.latex, request.figures)
     if request.markdown or files == (None,) * len(files):
-        _print(request, runs, views, failed)
+        _print(request, runs, views, failed, claims)
 
 
 def _accuracy(request: ReportRequest) -> list["View"]:
@@ -77,13 +91,33 @@ def _accuracy(request: ReportRequest) -> list["View"]:
     return accuracy.load(own) if own.exists() else accuracy.load()
 
 
+def _claims(request: ReportRequest) -> list["PaperResult"]:
+    """Of the folder that was named, or the store's own, or those that ship.
+
+    Raises:
+        UsageError: the folder that was named holds none.
+    """
+    from moebench.results.reproduction import PAPERS, read
+
+    if request.claims is None:
+        return read(request.store / OWN_CLAIMS) or read()
+    found = read(request.claims)
+    if not found:
+        names = ", ".join(f"{paper}.json" for paper in PAPERS)
+        raise UsageError(
+            f"--claims {request.claims}: no claims there ({names}); write them: "
+            f"moebench reproduce all --out {request.claims}"
+        )
+    return found
+
+
 def _write_page(
-    out: Path, store: Store, runs: list[dict[str, Any]], views: list["View"], failed: list[Cell]
-) -> None:
+    out: Path, store: Store, runs: list[dict[str, Any]], views: list["View"], failed: list[Cell],
+    claims: list["PaperResult"],
+) -> None:  # fmt: skip
     from moebench.harness.run.repeat import repeats
     from moebench.reports import throughput
     from moebench.reports.html import Contents, render
-    from moebench.results.reproduction import read
     from moebench.substrate.analysis.components import documents
 
     directory = store.directory
@@ -95,19 +129,20 @@ def _write_page(
         failed,
         throughput.load(directory, runs),
         documents(),
-        read(directory / "claims") or read(),
+        claims,
     )
     render(contents, out, str(directory))
     console.stderr().print(f"{len(runs)} runs in {out} ({os.path.getsize(out) / 1e6:.1f} MB)")
 
 
 def _write_tables(
-    request: ReportRequest, runs: list[dict[str, Any]], views: list["View"], failed: list[Cell]
-) -> None:
+    request: ReportRequest, runs: list[dict[str, Any]], views: list["View"], failed: list[Cell],
+    claims: list["PaperResult"],
+) -> None:  # fmt: skip
     from moebench.reports.all_tables import report
     from moebench.reports.export import write_csv, write_latex
 
-    found = report(runs, views, failed, brief=True, intervals=request.intervals)
+    found = report(runs, views, failed, claims, brief=True, intervals=request.intervals)
     written = write_csv(runs, found, request.csv, views, failed) if request.csv else []
     written += write_latex(found, request.latex) if request.latex else []
     console.stderr().print(f"written: {', '.join(map(str, written))}", markup=False)
@@ -131,8 +166,9 @@ def _write_figures(
 
 
 def _print(
-    request: ReportRequest, runs: list[dict[str, Any]], views: list["View"], failed: list[Cell]
-) -> None:
+    request: ReportRequest, runs: list[dict[str, Any]], views: list["View"], failed: list[Cell],
+    claims: list["PaperResult"],
+) -> None:  # fmt: skip
     """All tables as Markdown or on a terminal."""
     from moebench.reports.all_tables import report
     from moebench.reports.text import markdown
@@ -140,7 +176,8 @@ def _print(
     if not request.markdown and not sys.stdout.isatty():
         _pipe(runs, failed)
         return
-    found = report(runs, views, failed, brief=not request.markdown, intervals=request.intervals)
+    brief = not request.markdown
+    found = report(runs, views, failed, claims, brief=brief, intervals=request.intervals)
     if request.markdown:
         print("\n".join(map(markdown, found.tables.values())))
     else:

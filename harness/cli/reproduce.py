@@ -36,6 +36,9 @@ def reproduce(
     out: Annotated[
         Path | None, typer.Option(help="Folder for the results [claims, in the store].")
     ] = None,
+    figures: Annotated[
+        Path | None, typer.Option(help="Folder for the figures as SVG and PDF.")
+    ] = None,
     data_dir: DATA_DIR = None,
     store: STORE = DEFAULT_STORE,
     json: JSON = False,
@@ -48,7 +51,7 @@ def reproduce(
 
     form = "json" if json else "markdown" if markdown else "text"
     request = ReproduceRequest(
-        paper.value, quick, jobs, retry_failed, dry_run, form, out or store / "claims", data_dir,
-        store,
+        paper.value, quick, jobs, retry_failed, dry_run, form, out or store / "claims", figures,
+        data_dir, store,
     )  # fmt: skip
     raise typer.Exit(reproduce_command(request))

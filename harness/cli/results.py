@@ -49,6 +49,10 @@ def report(
         Path | None,
         typer.Option(help="Table of moebench accuracy [alpha.csv of the store, or as shipped]."),
     ] = None,
+    claims: Annotated[
+        Path | None,
+        typer.Option(help="Folder of moebench reproduce [claims, in the store, or as shipped]."),
+    ] = None,
     store: STORE = DEFAULT_STORE,
     json: JSON = False,
 ) -> None:
@@ -56,7 +60,7 @@ def report(
     from moebench.harness.cli.report import ReportRequest, report_command
 
     report_command(
-        ReportRequest(store, accuracy, html, csv, latex, figures, markdown, intervals, json)
+        ReportRequest(store, accuracy, claims, html, csv, latex, figures, markdown, intervals, json)
     )
 
 

@@ -10,7 +10,7 @@ from moebench.harness.cli.timeline import require_place, write_timeline
 from moebench.harness.options import find_data_dir, parse_overrides, require_writable
 from moebench.harness.run.spec import RunSpec, resolve
 from moebench.results.store import Store
-from moebench.substrate.errors import UsageError
+from moebench.substrate.errors import MoeBenchError, UsageError
 from moebench.substrate.phases import tell
 
 
@@ -84,11 +84,20 @@ def _document(request: RunRequest, spec: RunSpec, data_dir: Path | None) -> dict
         from moebench.harness.run.session import Session
         from moebench.harness.sweep.worker import samples_of
         from moebench.results.samples import samples_of_run
+        from moebench.systems.own import blamed
 
         session = prepare(spec, data_dir)
         stored = None if request.force or request.timeline else store.get(session.run_id)
         if stored is None:
-            outcome = run(session, request.store, progress, request.timeline is not None)
+            try:
+                outcome = run(session, request.store, progress, request.timeline is not None)
+            except MoeBenchError:
+                raise
+            except Exception as error:
+                line = blamed(error, spec.system)
+                if line is None:
+                    raise
+                raise line from error
     if outcome is not None:
         stored = outcome.document
         with samples_of_run(request.store, session.run_id, samples_of(outcome.generations)):

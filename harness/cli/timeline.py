@@ -40,12 +40,9 @@ def timeline(
 
 def require_place(option: str, file: Path) -> None:
     """Refuse a file that cannot be, before anything is computed for it."""
-    from moebench.substrate.errors import InputError
+    from moebench.harness.options import require_file
 
-    if file.is_dir():
-        raise InputError(f"{option} {file}: this is a folder; give a file, for example out.json")
-    if not file.parent.is_dir():
-        raise InputError(f"{option} {file}: no such folder {file.parent}")
+    require_file(option, file, folder_exists=True)
 
 
 def write_timeline(file: Path, records: Iterable[Mapping[str, Any]], document: "Document") -> None:
@@ -55,6 +52,7 @@ def write_timeline(file: Path, records: Iterable[Mapping[str, Any]], document: "
     from moebench.harness import console
     from moebench.reports.tables import basis, system_of
     from moebench.reports.trace_events import trace_events
+    from moebench.substrate.files import write_text
 
     spec = document["spec"]
     about = {
@@ -62,7 +60,7 @@ def write_timeline(file: Path, records: Iterable[Mapping[str, Any]], document: "
         "machine": spec.get("machine"), "workload": spec.get("workload"),
         "times": "simulated" if document.get("simulated") else "measured", "badge": basis(document),
     }  # fmt: skip
-    file.write_text(json.dumps(trace_events(records, about)))
+    write_text(file, json.dumps(trace_events(records, about)))
     tokens = [r["experts"][0] for r in records if r["kind"] == "token"]
     shown = f", {len(tokens)} tokens" if len(tokens) > 1 else f", token {tokens[0]} of a batch"
     console.stderr().print(

@@ -151,8 +151,10 @@ def import_(
     ] = None,
 ) -> None:
     """Import a published trace of chosen experts, with or without scores."""
+    from moebench.harness.options import require_new
     from moebench.substrate.traces.published import import_trace
 
+    require_new("--out", out)
     header = import_trace(source, out, model, prompt_tokens)
     for note in header.notes:
         _say(f"note: {note}")
@@ -215,6 +217,7 @@ def synthesize(
     from dataclasses import replace
 
     from moebench.harness import console
+    from moebench.harness.options import require_new
     from moebench.substrate.models.catalogue import model_shape
     from moebench.substrate.traces.file import open_trace
     from moebench.substrate.traces.replay import routings
@@ -226,6 +229,7 @@ def synthesize(
     )
     from moebench.substrate.traces.synthesis import synthesize as draw
 
+    require_new("--out", out)
     topology = Topology.of(model_shape(model))
     recipe = _recipe(
         like,

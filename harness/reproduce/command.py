@@ -16,6 +16,7 @@ from moebench.harness.sweep.estimate import duration, estimate
 from moebench.harness.sweep.execute import local_workers, processes_for
 from moebench.harness.sweep.progress import board, title
 from moebench.reports import claims as text
+from moebench.reports import exhibits
 from moebench.results.reproduction import PAPERS, PaperResult, write
 from moebench.results.store import Store
 
@@ -31,6 +32,7 @@ class ReproduceRequest:
     dry_run: bool
     form: str
     out: Path
+    figures: Path | None
     data_dir: Path | None
     store: Path
 
@@ -51,6 +53,8 @@ def reproduce_command(request: ReproduceRequest) -> int:
         return _show_plan(chosen, evidence, request)
     require_writable(request.store)
     require_writable(request.out)
+    if request.figures is not None:
+        require_writable(request.figures, "--figures")
     began = time.monotonic()
     say = console.stderr().print
     opened = local_workers(request.jobs, data_dir, request.store, samples=True)
@@ -58,6 +62,9 @@ def reproduce_command(request: ReproduceRequest) -> int:
     found = reproduce(chosen, evidence, workshop)
     for result in found:
         write(result, request.out)
+    if request.figures is not None:
+        written = exhibits.write(found, request.figures)
+        say(f"{len(written)} files in {request.figures}")
     _show(found, request.form)
     fewer = ", with fewer prompts (--quick)" if request.quick else ""
     say(f"{text.summary(found)}; {duration(time.monotonic() - began)}{fewer}; in {request.out}")

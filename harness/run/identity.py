@@ -129,7 +129,12 @@ def _imports(source: bytes, package: str) -> tuple[str, ...]:
 
 def _names(tree: ast.AST, package: str) -> Iterator[str]:
     for node in ast.walk(tree):
-        if isinstance(node, ast.Import):
+        if isinstance(node, ast.Call) and node.args and isinstance(node.args[0], ast.Constant):
+            # import_module("helper"), __import__("helper")
+            called = getattr(node.func, "attr", getattr(node.func, "id", ""))
+            if called in ("import_module", "__import__") and isinstance(node.args[0].value, str):
+                yield node.args[0].value
+        elif isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
             try:

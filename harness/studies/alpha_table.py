@@ -9,7 +9,7 @@ from itertools import product
 from pathlib import Path
 
 from moebench.harness import console
-from moebench.harness.options import find_data_dir, require_writable
+from moebench.harness.options import find_data_dir, require_file, require_writable
 from moebench.harness.run.spec import RunSpec, resolve
 from moebench.harness.sweep.execute import run_all
 from moebench.harness.sweep.worker import Document
@@ -62,7 +62,7 @@ def accuracy_command(request: TableRequest) -> None:
     if unscored:
         raise UsageError(f"--workloads {','.join(unscored)}: no reference answers to score")
     require_writable(request.store)
-    require_writable(request.out.parent)
+    require_file("--out", request.out)
     axes = (names, _listed(request.settings, []), _alphas(request.alphas))
     specs = [
         _cell(request, data_dir, setting, name, alpha) for name, setting, alpha in product(*axes)

@@ -9,6 +9,7 @@ import yaml
 
 from moebench.harness.run.provenance import processor
 from moebench.harness.studies.disk import BLOCKS
+from moebench.substrate.files import write_text
 from moebench.substrate.machines.measured import Measured
 from moebench.substrate.machines.protocol import OpKind
 from moebench.substrate.machines.records import available_bytes
@@ -129,8 +130,8 @@ def profile_of(
 
 def write_profile(profile: dict[str, Any], out: Path) -> None:
     """Write a profile that ``--machine FILE`` reads."""
-    out.write_text(
-        yaml.dump(profile, Dumper=_Plain, sort_keys=False, allow_unicode=True, width=100)
+    write_text(
+        out, yaml.dump(profile, Dumper=_Plain, sort_keys=False, allow_unicode=True, width=100)
     )
 
 

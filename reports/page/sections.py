@@ -4,11 +4,11 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from moebench.reports import accuracy as alpha
-from moebench.reports import claims, evaluations, failures, fidelity
+from moebench.reports import claims, evaluations, exhibits, failures, fidelity
 from moebench.reports.components import HEADERS, table
 from moebench.reports.figures.accuracy import MEASURES, curves
 from moebench.reports.tables import Document
-from moebench.results.reproduction import PaperResult
+from moebench.results.reproduction import Exhibit, PaperResult
 from moebench.results.store import Cell
 
 
@@ -53,7 +53,10 @@ def tables(
         Section(
             "claims",
             "The papers' claims",
-            [Part(one.title, claims.HEADERS, claims.lines(one)) for one in results],
+            [
+                Part(f"{one.title}, {claims.summary([one])}", claims.HEADERS, claims.lines(one))
+                for one in results
+            ],
             f"{claims.summary(results)}. {claims.CAPTION}" if results else "",
         ),
         Section(
@@ -85,6 +88,24 @@ def tables(
             )
         )
     return {one.name: one for one in found if any(part.rows for part in one.parts)}
+
+
+def papers(results: Sequence[PaperResult]) -> list[dict[str, Any]]:
+    """Of each paper its tables and figures: title, note, and a figure's spec or a table's cells."""
+    return [
+        {"title": result.title, "exhibits": [_exhibit(one) for one in result.exhibits]}
+        for result in results
+        if result.exhibits
+    ]
+
+
+def _exhibit(one: Exhibit) -> dict[str, Any]:
+    drawn = exhibits.spec(one)
+    return {
+        "id": one.id, "title": f"{one.place}: {one.title}", "badge": one.badge, "note": one.note,
+        "spec": drawn,
+        "part": Part("", exhibits.headers(one), exhibits.lines(one)),
+    }  # fmt: skip
 
 
 def accuracy(index: int, view: alpha.View) -> dict[str, Any]:

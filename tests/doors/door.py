@@ -70,10 +70,11 @@ def weighted(*parts: tuple[int, SearchStrategy[Case]]) -> SearchStrategy[Case]:
 
 @dataclass(frozen=True)
 class Door:
-    """A way in, and what comes through it."""
+    """A way in, and what comes through it; `ready` makes what all of its cases need."""
 
     name: str
     cases: SearchStrategy[Case]
+    ready: Callable[[], object] = lambda: None
 
 
 @contextmanager
@@ -141,6 +142,7 @@ class Tried:
 def try_door(door: Door, examples: int, number: int = 0) -> Tried:
     """Try so many cases; the same ones each time for the same number."""
     tried = Tried()
+    door.ready()
 
     @seed(number)
     @settings(

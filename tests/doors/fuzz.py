@@ -6,14 +6,20 @@ import tempfile
 import time
 from pathlib import Path
 
-from tests.doors import models, profiles, sweeps, traces
+from tests.doors import models, outputs, own_systems, profiles, stores, sweeps, traces
 from tests.doors.door import Verdict, try_door
 
 #: Each door, in the order of the table.
-DOORS = (traces.DOOR, profiles.DOOR, sweeps.DOOR, models.DOOR)
+DOORS = (
+    traces.DOOR, profiles.DOOR, sweeps.DOOR, models.DOOR, stores.DOOR, own_systems.DOOR,
+    outputs.DOOR,
+)  # fmt: skip
 
 #: How many of 100 cases each gets.
-SHARES: dict[str, int] = {"traces": 25, "profiles": 15, "sweeps": 15, "models": 15}
+SHARES: dict[str, int] = {
+    "traces": 25, "profiles": 15, "sweeps": 15, "models": 15, "stores": 15, "own systems": 10,
+    "outputs": 5,
+}  # fmt: skip
 
 COLUMNS = (
     Verdict.TRACEBACK, Verdict.SILENT, Verdict.UNCLEAR, Verdict.WRITTEN, Verdict.SHUT,

@@ -27,6 +27,7 @@ LAYERS = [
     "systems.policies",
     "systems.learn",
     "systems",
+    "systems.own",
     "systems.registry",
     "systems.options",
     "systems.description",

@@ -48,8 +48,7 @@ OPTIONS = {
     },
     "report": {
         "--html", "--csv", "--latex", "--figures", "--markdown", "--intervals", "--accuracy",
-        "--store",
-        "--json",
+        "--claims", "--store", "--json",
     },
     "show": {"--store", "--json"},
     "rm": {"--store"},
@@ -80,8 +79,8 @@ OPTIONS = {
         "--store", "--force", "--json",
     },
     "reproduce": {
-        "--quick", "--jobs", "--retry-failed", "--dry-run", "--markdown", "--out", "--data-dir",
-        "--store", "--json",
+        "--quick", "--jobs", "--retry-failed", "--dry-run", "--markdown", "--out", "--figures",
+        "--data-dir", "--store", "--json",
     },
     "doctor": {"--system", "--variant", "--jobs", "--data-dir", "--store", "--json"},
     "machines sensitivity": {

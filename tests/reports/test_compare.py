@@ -3,7 +3,7 @@
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from moebench.harness.run.spec import RunSpec
@@ -314,6 +314,7 @@ CELLS = st.tuples(
 )  # fmt: skip
 
 
+@settings(deadline=None)
 @given(st.sets(CELLS, min_size=1))
 def test_every_run_is_shown_and_every_table_is_complete(cells: set[Any]) -> None:
     runs = [

@@ -3,7 +3,7 @@
 import pytest
 
 from moebench.reports.components import HEADERS, table
-from moebench.reports.html import page
+from moebench.reports.html import Contents, page
 from tests.reports.samples import run
 
 ROWS = [
@@ -33,6 +33,6 @@ def test_the_summary_counts() -> None:
 
 @pytest.mark.parametrize("shown", [True, False])
 def test_the_page_has_them_where_they_are_given(shown: bool) -> None:
-    text = page([run()], {}, "here", components=ROWS if shown else ())
+    text = page(Contents([run()], components=ROWS if shown else ()), "here")
     assert ("two links" in text) == shown
     assert ("Components of the simulated machines" in text) == shown

@@ -7,7 +7,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from moebench.reports.accuracy import views
@@ -111,6 +111,7 @@ def _printed(text: str) -> bool:
     return not re.search(r"[\\&%$#_{}~^]", re.sub(known, "", text))
 
 
+@settings(deadline=None)
 @given(st.text())
 def test_no_text_becomes_a_command(text: str) -> None:
     assert _printed(escaped(text))

@@ -4,13 +4,23 @@ import json
 
 import pytest
 
-from moebench.reports import fidelity, html
+from moebench.reports import fidelity
+from moebench.reports.html import Contents, page
+from tests.reports.pages import Page
 from tests.reports.samples import run
 
 TABLE = {
     "profile_hash": "0123456789abcdef",
     "model": "wide, 957 M parameters",
-    "rows": [{"system": "smoe"}, {"system": "daop"}],
+    "profile": "this computer",
+    "rows": [
+        {
+            "system": system, "spread": 0.051,
+            "tpot_ms": {"measured": 118.37, "simulated": 120.74, "error": 0.02},
+            "ttft_ms": {"measured": 1119.7, "simulated": 1007.7, "error": -0.1},
+        }
+        for system in ("smoe", "daop")
+    ],
     "summary": {
         "tpot_mean": 0.031, "tpot_worst": 0.082, "ttft_worst": 0.12, "rank_correlation": 0.96,
     },
@@ -24,7 +34,7 @@ def stored(tmp_path, monkeypatch) -> None:
     monkeypatch.setattr(fidelity, "TABLES", tmp_path)
 
 
-def test_a_validated_profile_is_named(stored, tmp_path):
+def test_a_validated_profile_is_named(stored):
     document = run("b0b1b2b3b4b5", system="smoe")
     document["provenance"]["profile_hash"] = TABLE["profile_hash"]
     (line,) = fidelity.notes(document)
@@ -33,8 +43,17 @@ def test_a_validated_profile_is_named(stored, tmp_path):
         "off by 3.1% in the mean and 8.2% at worst, TTFT by 12.0% at worst; rank correlation 0.96 "
         "(smoe, daop)"
     )
-    html.render([document], {}, tmp_path / "report.html")
-    assert line in (tmp_path / "report.html").read_text()
+
+
+def test_the_page_shows_the_table_and_the_note(stored):
+    document = run("b0b1b2b3b4b5", system="smoe")
+    document["provenance"]["profile_hash"] = TABLE["profile_hash"]
+    found = Page(page(Contents([document]), "here"))
+    assert found.data["runs"][0]["notes"] == fidelity.notes(document)
+    assert "this computer, wide, 957 M parameters: TPOT off by 3.1% in the mean" in found.text
+    ((_, headers, rows),) = fidelity.parts()
+    assert rows[1] == ["daop", "118.4", "120.7", "+2.0", "1119.7", "1007.7", "-10.0", "5.1"]
+    assert len(headers) == len(rows[1])
 
 
 def test_others_are_not(stored):

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from moebench.reports.runs import runs_table
@@ -248,6 +248,7 @@ def test_rows_show_whatever_distinguishes_them() -> None:
     assert column(table, "model")[2] == "olmoe"
 
 
+@settings(deadline=None)
 @given(st.sets(st.tuples(st.sampled_from("ab"), st.integers(0, 2), st.sampled_from(["x", "y"]))))
 def test_no_two_runs_of_different_specs_have_equal_rows(specs: set[Any]) -> None:
     runs = [

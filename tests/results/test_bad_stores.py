@@ -69,12 +69,24 @@ def test_a_truncated_store(store: Store, keep: float) -> None:
     one_line(caught)
 
 
-def test_a_row_whose_json_is_broken(store: Store) -> None:
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        ("substr(document, 1, 20)", "not JSON"),
+        ("'[]'", "expected an object"),
+        ("replace(document, 'abc', 'xyz')", "run_id is 'xyz'"),
+        ("replace(document, '\"smoe\"', '3')", "spec.system is 3, expected text"),
+    ],
+)
+def test_a_broken_document_costs_its_own_row(store: Store, change: str, says: str) -> None:
     store.put(document("abc"), None)
+    store.put(document("whole"), None)
     with closing(sqlite3.connect(store.path)) as db, db:
-        db.execute("UPDATE runs SET document = substr(document, 1, 20)")
-    with pytest.raises(InputError, match="damaged"):
-        store.runs()
+        db.execute(f"UPDATE runs SET document = {change} WHERE run_id = 'abc'")
+    assert [run["run_id"] for run in store.runs()] == ["whole"]
+    (line,) = store.left_out.values()
+    assert line.startswith("run abc in ")
+    assert says in line
 
 
 def test_somebody_elses_database_is_not_touched(store: Store) -> None:

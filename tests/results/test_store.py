@@ -147,7 +147,8 @@ def dying(*args, **options):
     db.set_trace_callback(watch)
     return db
 sqlite3.connect = dying
-run = {"run_id": sys.argv[2], "spec": {}, "provenance": {"created": "2027"}, "notes": ["new"]}
+run = {"run_id": sys.argv[2], "spec": {"system": "smoe"}, "notes": ["new"]}
+run["provenance"] = {"created": "2027"}
 Store(Path(sys.argv[1])).put(run, None)
 """
 
@@ -170,7 +171,7 @@ from pathlib import Path
 from moebench.results.store import Store
 store = Store(Path(sys.argv[1]))
 for turn in count():
-    run = {"run_id": "abc", "spec": {}, "provenance": {"created": "2027"}}
+    run = {"run_id": "abc", "spec": {"system": "smoe"}, "provenance": {"created": "2027"}}
     run["turns"] = [turn] * 100_000
     store.put(run, [{"turn": turn}])
     print(turn, flush=True)
@@ -198,7 +199,8 @@ from moebench.results.store import Store
 store = Store(Path(sys.argv[1]))
 sys.stdin.readline()
 for turn in range(int(sys.argv[3])):
-    run = {"spec": {}, "provenance": {"created": "2027"}, "text": sys.argv[2] * 20_000}
+    run = {"spec": {"system": "smoe"}, "text": sys.argv[2] * 20_000}
+    run["provenance"] = {"created": "2027"}
     store.put(run | {"run_id": f"{sys.argv[2]}{turn}"}, None)
     store.put(run | {"run_id": "shared"}, [])
 """

@@ -169,7 +169,7 @@ def run(system, trace, slots):
 
 def flashmoe(layers, experts):
     system = FlashMoE()
-    system.evict._network = random_network(layers, experts, 16)
+    system.evict.network = random_network(layers, experts, 16)
     return system
 
 

@@ -257,9 +257,10 @@ def _fig_17(evidence: Evidence) -> Exhibit:
     ways: dict[str, dict[str, str]] = {"SMoE": {}, "residual alone": FROM_RESIDUAL}
     for said, options in ways.items():
         for name, place in runs.of(set=options).by("setting").items():
-            top, active = measures.top_share(place), measures.active_share(place)
+            top = measures.top_share(place)
             rows.append({"setting": name, "way": said, "kind": "top-score", "share": top})
-            if not np.isnan(active):
+            if top < 100:
+                active = measures.active_share(place)
                 kind = "active, of the others"
                 rows.append({"setting": name, "way": said, "kind": kind, "share": active})
     paper = [

@@ -32,9 +32,8 @@ _EXPLANATIONS = {
     ),
     "S-4": (
         "HybriMoE as its paper has it computes part of a prompt's experts on the host; SMoE loads "
-        "all of them (first version, §4.1). Prompts here have about 35 tokens, so that few rows "
-        "meet in an expert and the host is quick. Against the baselines' code SMoE is first, as "
-        "in the paper."
+        "all of them (first version, §4.1). Longer prompts narrow the difference. Against the "
+        "baselines' code SMoE is first, as in the paper."
     ),
     "S-5 +CE TPOT, host base": (
         "An expert takes less time on the host than its load (S-9), so that a cache whose misses "

@@ -4,7 +4,12 @@ from collections.abc import Callable, Iterable
 from itertools import pairwise
 from statistics import fmean
 
-from moebench.harness.reproduce.evidence import Evidence, Experiment, Runs
+from moebench.harness.reproduce.evidence import (
+    Evidence,
+    Experiment,
+    MissingEvidenceError,
+    Runs,
+)
 from moebench.harness.reproduce.smoe.experiments import MAIN, STEPS
 from moebench.results.reproduction import Measured
 
@@ -186,7 +191,13 @@ def top_share(runs: Runs) -> float:
 
 
 def active_share(runs: Runs) -> float:
-    """Share of those that are not top-score that are active; all settings together."""
+    """Share of those that are not top-score that are active; all settings together.
+
+    Raises:
+        MissingEvidenceError: all are top-score.
+    """
     top = prefetched(runs, "top_score")
     rest = prefetched(runs, "issued") - top
-    return 100 * (prefetched(runs, "active") - top) / rest if rest else float("nan")
+    if not rest:
+        raise MissingEvidenceError("every prefetched expert was top-score")
+    return 100 * (prefetched(runs, "active") - top) / rest

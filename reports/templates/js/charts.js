@@ -4,6 +4,7 @@ const DRAWN = new WeakMap();
 // The spec with its rows, and with scales for the names and values that occur: see figures/style.py.
 const fitted = (given, rows, width) => {
   const spec = structuredClone(given), meta = spec.usermeta ?? {};
+  if (rows === null) return spec; // its data are in it
   spec.data = { values: rows };
   if (meta.colours) {
     const { field, known, spare } = meta.colours;
@@ -59,7 +60,7 @@ const draw = async (chart) => {
   if (!figure || chart.dataset.state) return;
   chart.dataset.state = "drawing";
   const actions = { export: true, source: false, compiled: false, editor: false };
-  const renderer = figure.rows.length > data.svgLimit ? "canvas" : "svg";
+  const renderer = (figure.rows?.length ?? 0) > data.svgLimit ? "canvas" : "svg";
   try {
     const spec = fitted(figure.spec, figure.rows, chart.clientWidth);
     const result = await vegaEmbed(chart, spec, { mode: "vega-lite", renderer, actions, config: CONFIG });

@@ -78,7 +78,7 @@ def test_what_is_no_system_is_one_line(own, name, said):
             "from moebench.systems.smoe import SMoE\n\n"
             "@dataclass(kw_only=True)\nclass Mine(SMoE):\n"
             "    evict: Eviction = field(default_factory=Eviction)\n",
-            "Mine: cannot make its evict (Can't instantiate abstract class Eviction",
+            "write def victim(self, allowed: numpy.ndarray, incoming: int) -> int | None in class",
         ),
     ],
 )

@@ -1,0 +1,195 @@
+"""Systems and policies of a user's own: what is wrong with them, and what to write instead.
+
+Python accepts much that the engine cannot use: a field of a class that is no dataclass is no
+option and no decision, and is passed over in silence.
+"""
+
+import inspect
+import traceback
+import typing
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, get_type_hints
+
+import numpy as np
+
+from moebench.substrate.engine.decisions import Fetch, Plan, Routed
+from moebench.substrate.engine.policies import (
+    Assignment,
+    Eviction,
+    Placement,
+    Policy,
+    Prefetching,
+    Routing,
+)
+from moebench.substrate.engine.system import System
+from moebench.substrate.errors import UsageError
+from moebench.substrate.files import brief
+
+#: What each decision is derived from.
+BASES: dict[str, type[Policy]] = {
+    "place": Placement,
+    "route": Routing,
+    "assign": Assignment,
+    "prefetch": Prefetching,
+    "evict": Eviction,
+}
+
+_OURS = str(Path(__file__).parents[1])
+
+
+def is_own(kind: type) -> bool:
+    """Whether a class is not one of moebench's."""
+    return not kind.__module__.startswith("moebench.")
+
+
+def check_class(kind: type) -> None:
+    """Refuse a class whose fields Python passes over.
+
+    Raises:
+        UsageError: what to write above or in the class.
+    """
+    for one in kind.__mro__:
+        if one is object or not is_own(one):
+            continue
+        try:
+            hints = get_type_hints(one)
+        except Exception as error:  # a name in an annotation that is not there
+            raise UsageError(f"{_place(one)}: its annotations cannot be read ({error})") from error
+        own = [name for name in inspect.get_annotations(one) if not _of_class(hints, name)]
+        if own and "__dataclass_fields__" not in one.__dict__:
+            raise UsageError(
+                f"{_place(one)} has the field {own[0]} and is no dataclass, so that nobody reads "
+                "it; write @dataclass(kw_only=True) above the class"
+            )
+        for name in BASES if issubclass(one, System) else ():
+            if name in one.__dict__ and name not in own:
+                raise UsageError(
+                    f"{_place(one)}: {name} has no type, so that nobody reads it; write "
+                    f"{name}: {BASES[name].__name__} = field(default_factory=...)"
+                )
+
+
+def _of_class(hints: dict[str, Any], name: str) -> bool:
+    return typing.get_origin(hints.get(name)) is typing.ClassVar or hints.get(name) is (
+        typing.ClassVar
+    )
+
+
+def _place(kind: type) -> str:
+    """A class and its file, as a message names it."""
+    try:
+        file = Path(inspect.getsourcefile(kind) or kind.__module__).name
+    except (TypeError, OSError):
+        file = kind.__module__
+    return f"{file}: class {kind.__name__}"
+
+
+def made(decision: str, factory: Callable[[], Any], system: type[System]) -> Any:
+    """A decision of a system, from the factory that its field names.
+
+    Raises:
+        UsageError: it cannot be made, or is no such decision; what to write.
+    """
+    base = BASES[decision]
+    try:
+        policy = factory()
+    except Exception as error:  # whatever such a class does when it is made
+        missing = sorted(getattr(factory, "__abstractmethods__", ()))
+        what = f"{system.__name__}: cannot make its {decision} ({type(error).__name__}: {error})"
+        if missing:
+            name = missing[0]
+            signature = str(inspect.signature(getattr(factory, name)))
+            what += f"; write def {name}{signature} in class {getattr(factory, '__name__', '')}"
+        raise UsageError(what) from error
+    if not isinstance(policy, base):
+        raise UsageError(
+            f"{system.__name__}: its {decision} is {brief(policy)}; write a class derived from "
+            f"moebench.{base.__name__}, and field(default_factory=ThatClass)"
+        )
+    check_class(type(policy))
+    return policy
+
+
+# ----------------------------------------------------------------------------- what they answer
+
+
+def _whole(value: object) -> bool:
+    return isinstance(value, int | np.integer) and not isinstance(value, bool)
+
+
+def _pairs(value: object) -> bool:
+    return isinstance(value, list | tuple) and all(
+        isinstance(pair, tuple | list) and len(pair) == 2 and all(map(_whole, pair))
+        for pair in value
+    )
+
+
+def _fetches(value: object) -> bool:
+    return isinstance(value, list | tuple) and all(isinstance(one, Fetch) for one in value)
+
+
+def _routed(value: object) -> bool:
+    return isinstance(value, Routed) and all(
+        isinstance(ids, np.ndarray) and ids.ndim == 2 and np.issubdtype(ids.dtype, np.integer)
+        for ids in value[:2]
+    )
+
+
+#: By decision, the method that answers, whether an answer is one, and what to write.
+_ANSWERS: dict[str, tuple[str, Callable[[Any], bool], str]] = {
+    "place": ("place", _pairs, "a list of pairs (layer, expert)"),
+    "route": ("route", _routed, "Routed(ids_TK, weigh_as_TK), two arrays of whole numbers"),
+    "assign": ("assign", lambda value: isinstance(value, Plan), "a Plan, for example split(...)"),
+    "prefetch": ("prefetch", _fetches, "a list of Fetch(layer, expert)"),
+    "evict": (
+        "victim",
+        lambda value: value is None or _whole(value),
+        "one of the allowed keys, a whole number, or None",
+    ),
+}
+
+
+def guard(decision: str, policy: Any) -> Any:
+    """Have a policy of the user's own checked whenever it answers; ours are as they are."""
+    name, right, wanted = _ANSWERS[decision]
+    if not is_own(_owner(type(policy), name)):
+        return policy
+    answer = getattr(policy, name)
+
+    def checked(*arguments: Any, **named: Any) -> Any:
+        found = answer(*arguments, **named)
+        if decision == "place" and not isinstance(found, str | bytes | dict):
+            found = list(found) if hasattr(found, "__iter__") else found
+        if not right(found):
+            raise UsageError(
+                f"{_place(type(policy))}: {name} returned {brief(found)}; write return {wanted}"
+            )
+        return found
+
+    object.__setattr__(policy, name, checked)
+    return policy
+
+
+def _owner(kind: type, name: str) -> type:
+    """The class that defines a method."""
+    return next(one for one in kind.__mro__ if name in one.__dict__)
+
+
+def blamed(error: Exception, what: str) -> UsageError | None:
+    """An error that the user's own code raised, as a line that says where; None if it is ours."""
+    frames = traceback.extract_tb(error.__traceback__)
+    own = [
+        frame
+        for frame in frames
+        if not frame.filename.startswith(_OURS) and "-packages" not in frame.filename
+        and "moebench" not in Path(frame.filename).parts and not frame.filename.startswith("<")
+        and Path(frame.filename).suffix == ".py" and "/lib/python" not in frame.filename
+    ]  # fmt: skip
+    if not own:
+        return None
+    last = own[-1]
+    return UsageError(
+        f"{what}: {Path(last.filename).name}:{last.lineno}, in {last.name}: "
+        f"{type(error).__name__}: {error}; moebench doctor --system {what} checks all of it"
+    )

@@ -1,0 +1,185 @@
+"""FlashMoE's registry, and its measuring functions on small routing and documents by hand."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from moebench.harness.reproduce.evidence import Evidence, Experiment, Runs
+from moebench.harness.reproduce.flashmoe import PAPER, counts, times
+from moebench.harness.reproduce.flashmoe.experiments import (
+    EVICTIONS,
+    IN_MEMORY,
+    LEAN,
+    POLICIES,
+    SYSTEMS,
+)
+from moebench.results.store import Store
+from moebench.substrate.traces.file import Header, writing
+
+# ----------------------------------------------------------------------------- the registry
+
+
+def test_every_claim_of_the_paper_is_there_with_bands_and_a_reason() -> None:
+    names = [claim.id for claim in PAPER.claims]
+    assert len(set(names)) == len(names)
+    assert {name.split()[0] for name in names} == {f"F-{i}" for i in range(1, 10)}
+    for claim in PAPER.claims:
+        if not claim.not_measurable:
+            assert claim.measure is not None, claim.id
+            assert claim.reproduced is not None, claim.id
+            assert claim.why, claim.id
+
+
+def test_the_papers_figure_reproduces_itself() -> None:
+    """A band without the figure that it is of would have the wrong sign or unit."""
+    for claim in PAPER.claims:
+        if claim.paper is not None and claim.reproduced is not None and claim.id != "F-8 time":
+            assert claim.reproduced.holds(claim.paper), claim.id
+
+
+def test_exhibits_are_those_of_the_paper() -> None:
+    assert len(PAPER.exhibits) == 9
+
+
+@pytest.mark.parametrize("quick", [False, True])
+@pytest.mark.parametrize("experiment", [EVICTIONS, SYSTEMS])
+def test_experiments_expand_without_a_data_folder(
+    experiment: Experiment, quick: bool, tmp_path: Path
+) -> None:
+    evidence = Evidence(Store(tmp_path), None, tmp_path, quick)
+    for changed in (evidence, *(evidence.changed(one.changes) for one in (LEAN, IN_MEMORY))):
+        specs = changed.specs(experiment)
+        assert {spec.setting for spec in specs} == {"F1", "F2"}
+        assert {spec.seed for spec in specs} == ({0} if quick else {0, 1, 2})
+    assert {spec.software for spec in evidence.changed(LEAN.changes).specs(experiment)} == {"lean"}
+
+
+def test_flashmoe_is_one_cell_for_both_experiments(tmp_path: Path) -> None:
+    evidence = Evidence(Store(tmp_path), None, tmp_path, quick=False)
+    both = [
+        {spec.model_dump_json() for spec in evidence.specs(one)} for one in (EVICTIONS, SYSTEMS)
+    ]
+    assert len(both[0] & both[1]) == 6  # two settings, three seeds
+
+
+# ----------------------------------------------------------------------------- hits
+
+
+@pytest.fixture
+def routing(tmp_path: Path) -> counts.Routing:
+    """One layer of four experts, one a token; two sequences are learnt from."""
+    held_out = [0, 1, 0, 2, 0, 1, 0, 2]
+    sequences = [held_out, [0, 1, 2, 3] * 8, [3, 2, 1, 0] * 8]
+    header = Header(model="tiny", workload="none", num_moe_layers=1, num_experts=4, top_k=1)
+    with writing(tmp_path / "trace", header) as out:
+        for number, ids in enumerate(sequences):
+            n = len(ids)
+            out.append(
+                ids=np.array(ids, np.uint8).reshape(n, 1, 1), sequence=np.full(n, number),
+                position=np.arange(n), phase=np.ones(n), chosen=np.full(n, -1),
+            )  # fmt: skip
+    return counts.Routing(tmp_path / "trace", 1, 2, tmp_path)
+
+
+def test_sequences_are_divided(routing: counts.Routing) -> None:
+    (held_out,) = routing.sequences(learnt=False)
+    assert held_out.ravel().tolist() == [0, 1, 0, 2, 0, 1, 0, 2]
+    assert [ids.ravel()[0] for ids in routing.sequences(learnt=True)] == [0, 3]
+    assert routing.experts == 4
+
+
+def test_hit_rates_are_those_of_a_hand_count(routing: counts.Routing) -> None:
+    """Two slots: LRU keeps 0 and hits it thrice; with three slots only first uses miss."""
+    of = counts.rates(routing)
+    assert set(of) == {1, 2, 3}
+    assert of[2]["lru"] == 3 / 8
+    assert of[3] == dict.fromkeys(counts.COUNTED, 5 / 8)
+    assert all(rates[name] <= rates["belady"] for rates in of.values() for name in rates)
+
+
+def test_gains_and_loads(routing: counts.Routing, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The paper's own: 51 % of hits and 21 % more of them are 22 % fewer loads."""
+    of = dict.fromkeys(counts.COUNTED, 0.4) | {"flashmoe": 0.617, "lru": 0.51, "belady": 0.7}
+    worse = of | {"flashmoe": 0.3, "lru": 0.4}
+    monkeypatch.setattr(counts, "rates", lambda _: {16: of, 24: worse})
+    assert counts.gain(routing, "lru") == pytest.approx(20.98, abs=0.01)
+    assert counts.fewer_loads(routing, "lru") == pytest.approx(21.84, abs=0.01)
+    assert counts.first_at(routing) == 0.5
+
+
+def test_share_of_experts_used() -> None:
+    ids_TLK = np.array([[[0, 1], [5, 6]], [[1, 2], [5, 6]], [[7, 3], [0, 1]]])
+    assert counts._used(ids_TLK, 2, 8) == 100 * (3 + 2) / 2 / 8
+    assert counts._used(ids_TLK, 3, 8) == 100 * (5 + 4) / 2 / 8
+
+
+# ----------------------------------------------------------------------------- times
+
+
+def run(setting: str, system: str, tpot: float, evict: str | None = None, **metrics: Any) -> Any:
+    return {
+        "run_id": f"{setting}{system}{evict}", "badge": "estimate",
+        "spec": {
+            "setting": setting, "system": system, "variant": "published", "seed": 0,
+            "overrides": {"evict": evict} if evict else {},
+        },
+        "metrics": {"tpot_ms": {"mean": tpot}} | metrics,
+    }  # fmt: skip
+
+
+def test_speed_ups_are_of_each_setting_and_system() -> None:
+    runs = Runs([
+        run("F1", "flashmoe", 100), run("F1", "llamacpp", 250), run("F1", "fiddler", 100),
+        run("F1", "daop", 50), run("F2", "flashmoe", 200), run("F2", "llamacpp", 200),
+        run("F2", "fiddler", 400), run("F2", "daop", 300),
+    ])  # fmt: skip
+    assert times.speedups(runs) == [2.5, 1, 0.5, 1, 2, 1.5]
+
+
+def test_sooner_adds_parts_and_averages_settings() -> None:
+    def started(setting: str, system: str, load: float, ttft: float) -> Any:
+        return run(setting, system, 1, load_ms=load, ttft_ms={"mean": ttft})
+
+    runs = Runs([
+        started("F1", "flashmoe", 10, 90), started("F1", "llamacpp", 40, 160),
+        started("F2", "flashmoe", 20, 80), started("F2", "llamacpp", 40, 60),
+    ])  # fmt: skip
+    assert times.sooner(("llamacpp",), times.LOAD)(runs) == 3
+    assert times.sooner(("llamacpp",), times.LOAD, times.TTFT)(runs) == 1.5
+
+
+def test_waiting_is_a_share_of_all_decoded_time() -> None:
+    one = run(
+        "F1", "flashmoe", 100, "flashmoe", decoded_tokens=20, decode={"stall_ms": {"load": 1500}}
+    )
+    other = run("F1", "flashmoe", 1, "lru", decoded_tokens=20, decode={"stall_ms": {"load": 20}})
+    assert times.loading_share(Runs([one, other])) == 75
+
+
+def test_the_search_is_extrapolated_by_its_growth(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A search that takes a microsecond for each split takes 2^64 of them for 64 experts."""
+    taken = iter([2.0**8, 2.0**10, 2.0**12, 2.0**14])
+    monkeypatch.setattr(times, "_timed_us", lambda work, repeats: next(taken))
+    found = times.search_s(Evidence(Store(tmp_path), None, tmp_path, quick=True))
+    assert found.value == pytest.approx(2.0**64 / 1e6, rel=1e-4)
+    assert "times 2.00 for each expert more" in found.conditions
+
+
+def test_the_least_split_is_found() -> None:
+    """Three experts: 0 and 3.5 on the host beside 30 for the one that is loaded, or 10.5 there."""
+    assert times._least(3) == 10.5
+
+
+def test_what_differed_is_explained() -> None:
+    of = {claim.id: claim.explanation for claim in PAPER.claims}
+    assert of["F-9 Algorithm 1"].startswith("DAOP's Algorithm 1")
+    assert of["F-1 hits over LFU"] != of["F-1 hits over LRU"]
+    assert all(of[name] for name in of if name[:3] in ("F-1", "F-2", "F-3", "F-4", "F-5", "F-7"))
+
+
+def test_policies_that_run_are_counted() -> None:
+    assert set(POLICIES) < set(counts.COUNTED)

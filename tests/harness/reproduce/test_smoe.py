@@ -1,0 +1,371 @@
+"""SMoE's claims: how figures are read, on documents made by hand, and cells that really run."""
+
+from pathlib import Path
+from typing import Any, cast
+
+import numpy as np
+import pytest
+
+from moebench.harness.reproduce.evidence import Evidence, Experiment, MissingEvidenceError, Runs
+from moebench.harness.reproduce.smoe import (
+    PAPER,
+    components,
+    exhibits,
+    experiments,
+    importance,
+    measures,
+    tables,
+    thresholds,
+)
+from moebench.harness.reproduce.smoe.experiments import STEPS
+from moebench.harness.reproduce.smoe.explained import explanation
+from moebench.harness.reproduce.smoe.importance import off_device, rank_correlation, time_shares
+from moebench.harness.reproduce.smoe.measures import COMPLETE, TPOT
+from moebench.harness.reproduce.smoe.watched import Importance, Watched, watch
+from moebench.harness.sweep.execute import run_all
+from moebench.results.accuracy_table import AccuracyRow
+from moebench.results.reproduction import Exhibit
+from moebench.results.store import Store
+from moebench.substrate.machines.protocol import Lane
+
+EXPERIMENTS = (
+    experiments.MAIN, experiments.ABLATION, experiments.PREDICTION, experiments.THRESHOLDS,
+)  # fmt: skip
+
+
+def document(
+    system: str = "smoe", setting: str = "S1", tpot: float = 1.0, *, options: dict[str, str] = {},  # noqa: B006
+    alpha: float | None = 0.35, batch: int = 1, workload: str = "passages", ratio: float = 0.5,
+    link: float = 8.0, host: float = 2.0, prefetch: tuple[int, int, int] = (10, 8, 9),
+) -> dict[str, Any]:  # fmt: skip
+    """A run's document with what SMoE's figures read; four decoded tokens."""
+    issued, top, active = prefetch
+    return {
+        "run_id": f"{system} {setting} {options} {batch} {workload} {alpha}",
+        "badge": "estimate",
+        "spec": {
+            "system": system, "variant": "published", "setting": setting, "seed": 0,
+            "overrides": options, "alpha": alpha, "batch": batch, "workload": workload,
+            "prompts": 2, "new_tokens": 3, "routing": "model", "software": "hf-eager",
+            "model": "a-model",
+        },
+        "metrics": {
+            "tpot_ms": {"mean": tpot}, "ttft_ms": {"mean": 10 * tpot}, "decoded_tokens": 4,
+            "cache_ratio": ratio, "cache_ratio_begun": ratio + 0.1,
+            "prefetch": {"issued": issued, "top_score": top, "active": active},
+            "decode": {"lanes": {"h2d": link, "host": host}, "stall_ms": {"load": 2 * tpot}},
+        },
+    }  # fmt: skip
+
+
+def ablation(setting: str, *times: float) -> list[dict[str, Any]]:
+    """A document for each step, with these TPOTs."""
+    return [
+        document(setting=setting, tpot=tpot, options=options)
+        for options, tpot in zip(STEPS.values(), times, strict=True)
+    ]
+
+
+# ----------------------------------------------------------------------------- the registry
+
+
+def test_every_claim_of_the_paper_is_there() -> None:
+    rows = {claim.id.split()[0] for claim in PAPER.claims}
+    assert rows == {f"S-{n}" for n in range(1, 16)}
+    assert len({claim.id for claim in PAPER.claims}) == len(PAPER.claims)
+
+
+@pytest.mark.parametrize("claim", PAPER.claims, ids=lambda claim: claim.id)
+def test_a_claim_has_bands_with_a_reason_and_its_own_figure_reproduces_it(claim: Any) -> None:
+    assert claim.measure is not None
+    assert claim.why
+    assert claim.statement
+    assert claim.place
+    assert claim.reproduced is not None
+    if claim.paper is not None:
+        assert claim.reproduced.holds(claim.paper)
+        assert claim.direction.holds(claim.paper)
+
+
+def test_counter_experiments_of_one_name_are_the_same() -> None:
+    """They are carried out by name."""
+    by_name: dict[str, Any] = {}
+    for claim in PAPER.claims:
+        for counter in claim.counters:
+            assert by_name.setdefault(counter.name, counter) == counter
+
+
+def test_an_explanation_is_that_of_the_longest_beginning() -> None:
+    assert explanation("S-1 b1") == explanation("S-2 S3 b1") != ""
+    assert explanation("S-3 S1 begun") != explanation("S-3 absolute complete")
+    assert explanation("S-11 S1") == ""  # not that of S-1
+
+
+@pytest.fixture
+def evidence(tmp_path: Path) -> Evidence:
+    return Evidence(Store(tmp_path), None, tmp_path, quick=True)
+
+
+@pytest.mark.parametrize("quick", [True, False], ids=["quick", "full"])
+@pytest.mark.parametrize("experiment", EXPERIMENTS, ids=lambda e: e.name)
+def test_every_experiment_expands(experiment: Experiment, quick: bool, tmp_path: Path) -> None:
+    specs = Evidence(Store(tmp_path), None, tmp_path, quick).specs(experiment)
+    assert {spec.setting for spec in specs} == {"S1", "S2", "S3"}
+    assert not any(spec.setting == "S2" and spec.system == "llamacpp" for spec in specs)
+
+
+def test_every_counter_experiment_expands_where_it_is_asked(evidence: Evidence) -> None:
+    pairs = {
+        (need.name, counter.name): (need, counter)
+        for claim in PAPER.claims
+        for need in claim.needs
+        for counter in claim.counters
+    }
+    for need, counter in pairs.values():
+        assert evidence.changed(counter.changes).specs(need) != evidence.specs(need)
+
+
+def test_experiments_share_the_cell_of_smoe_itself(evidence: Evidence) -> None:
+    kept = [{spec.model_dump_json() for spec in evidence.specs(one)} for one in EXPERIMENTS[:3]]
+    shared = set.intersection(*kept)
+    assert len(shared) >= 3  # one for each setting
+
+
+# ----------------------------------------------------------------------------- against baselines
+
+
+def comparison() -> Runs:
+    """SMoE half and three quarters of the best baseline's time on two settings; b3 is twice it."""
+    return Runs([
+        document("smoe", "S1", 5, ratio=0.9), document("hybrimoe", "S1", 10, ratio=0.6),
+        document("deepspeed", "S1", 40, ratio=0.0),
+        document("smoe", "S3", 6, ratio=0.6), document("hybrimoe", "S3", 20, ratio=0.3),
+        document("deepspeed", "S3", 8, ratio=0.0),
+        document("smoe", "S3", 4, batch=3), document("hybrimoe", "S3", 2, batch=3),
+    ])  # fmt: skip
+
+
+def test_a_change_is_against_the_best_baseline_of_each_cell() -> None:
+    runs = comparison()
+    assert measures.change(TPOT, batch=1)(runs) == pytest.approx(-37.5)
+    assert measures.change(TPOT, setting="S1", batch=1)(runs) == pytest.approx(-50)
+    assert measures.change(TPOT, batch=3)(runs) == pytest.approx(100)
+
+
+def test_a_gain_is_relative_and_of_batch_1() -> None:
+    runs = comparison()
+    gains = [measures.gain(COMPLETE, setting) for setting in ("S1", "S3")]
+    assert [gain(runs) for gain in gains] == pytest.approx([50, 100])
+    assert measures.least(gains)(runs) == pytest.approx(50)
+    assert measures.ratio(COMPLETE, "S1")(runs) == pytest.approx(90)
+    assert measures.difference(gains[0], gains[1])(runs) == pytest.approx(-50)
+
+
+# ----------------------------------------------------------------------------- parts
+
+
+def test_a_step_is_the_mean_of_the_settings_changes() -> None:
+    runs = Runs([*ablation("S1", 10, 20, 16, 12, 6, 6, 3), *ablation("S2", 10, 30, 16, 8, 8, 6, 9)])
+    assert measures.step(TPOT, "+CR", "+CE")(runs) == pytest.approx((-50 + 0) / 2)
+    # S1 falls at +CR and +BA and not at +CE and +Pre; S2 at +CE and +Pre.
+    assert measures.faster_steps("base, misses on the host")(runs) == pytest.approx(4 / 8)
+
+
+def test_link_host_and_prefetches() -> None:
+    before, after = STEPS["+Pre"], STEPS["+BA"]
+    runs = Runs([
+        document(tpot=2, options=STEPS["+CR"], link=6),
+        document(tpot=1, options=before, link=8, host=0, prefetch=(10, 8, 9)),
+        document(options=after, link=6, host=2, prefetch=(10, 10, 10)),
+        document(setting="S2", tpot=2, options=STEPS["+CR"], link=9),
+        document(setting="S2", tpot=1, options=before, link=8, host=0, prefetch=(10, 4, 4)),
+        document(setting="S2", options=after, link=4, host=4),
+    ])  # fmt: skip
+    assert measures.gap(runs.of(set=before)) == pytest.approx(2)  # 8 ms over 4 tokens
+    assert measures.gap_change(runs) == pytest.approx((-50 - 100) / 2)
+    assert measures.host_to_link(runs) == pytest.approx((2 / 6 + 1) / 2)
+    assert measures.busier_yet_faster(runs) == pytest.approx(1 / 2)
+    assert measures.top_share(runs.of(set=before)) == pytest.approx((80 + 40) / 2)
+    assert measures.active_share(runs.of(set=before)) == pytest.approx(100 * 1 / 8)
+
+
+def test_no_prefetch_that_is_not_top_score_says_so() -> None:
+    with pytest.raises(MissingEvidenceError, match="top-score"):
+        measures.active_share(Runs([document(prefetch=(10, 10, 10))]))
+
+
+def test_importance_of_a_tokens_experts() -> None:
+    """Top-2 of 5, the best inactive score 0.2: at α = 0.5 an expert is top-score from 0.3 on."""
+    seen = Importance()
+    seen.count([0.5, 0.2, 0.25, 0.04, 0.01], [0, 2], 0.5, absent={2, 3}, in_flight={0})
+    assert seen == Importance(top=1, low=1, low_absent=1, top_in_flight=1)
+    assert off_device(seen, "low") == 1
+    assert off_device(seen, "top") == 0  # on its way: it need not be loaded
+
+
+def test_table_1_divides_what_the_device_waits_as_the_loads_are() -> None:
+    runs = Runs([document(tpot=5)])  # waits 10 ms of 4 tokens of 5 ms
+    seen = [Watched("", "S3", {}, 0, 2, Importance(top=9, low=9, top_absent=1, low_absent=3))]
+    assert time_shares(runs, seen) == pytest.approx(
+        {"low-score loading": 37.5, "top-score loading": 12.5, "GPU computing": 50}
+    )
+
+
+def test_rank_correlation() -> None:
+    assert rank_correlation([0.9, 0.5, 0.4, 0.1]) == pytest.approx(1)
+    assert rank_correlation([0.1, 0.4, 0.5, 0.9]) == pytest.approx(-1)
+    # By hand: ranks 1 2 3 against 2 1 3, so 1 - 6·2/(3·8).
+    assert rank_correlation([5, 7, 1]) == pytest.approx(0.5)
+
+
+def test_watching_counts_what_the_run_itself_counts(tmp_path: Path) -> None:
+    """Without substitution, its own experts are the active ones, and what is absent is loaded."""
+    cell = Experiment(
+        "one",
+        {
+            "common": {
+                "setting": "S1", "system": "smoe", "routing": "drawn", "workload": "arithmetic",
+                "prompts": 2, "new_tokens": 6, "set": STEPS["+CE"],
+            }
+        },
+    )  # fmt: skip
+    evidence = Evidence(Store(tmp_path), None, tmp_path, quick=False)
+    (run,) = run_all(evidence.specs(cell), None, tmp_path, 0, lambda done, total: None)
+    (seen,) = watch(evidence, cell, **STEPS["+CE"])
+    counted = run["metrics"]["experts"]["decode"]
+    found = seen.importance
+    assert found.top + found.low == counted["active"]
+    assert found.top_absent + found.low_absent == counted["loads"]
+    assert 0 < found.low < found.top + found.low
+    assert seen.run_id == run["run_id"]
+    assert seen.score_by_rank == sorted(seen.score_by_rank, reverse=True)
+    assert watch(evidence, cell, **STEPS["+CE"]) == [seen]  # as it was kept
+    assert watch(evidence, cell, **STEPS["+CR"]) == []
+
+
+# ----------------------------------------------------------------------------- α
+
+
+def test_a_straight_line_is_linear_and_a_parabola_is_fitted() -> None:
+    alphas = np.linspace(0, 0.6, 13)
+    assert thresholds.linearity(alphas, 100 - 20 * alphas) == pytest.approx(1)
+    assert thresholds.linearity(alphas, np.cos(20 * alphas)) < 0.5
+    parabola = 100 - 40 * alphas + 20 * alphas**2  # falls up to α = 1
+    assert thresholds.pick_error(alphas, parabola) <= 0.005
+    assert thresholds.fall(alphas, 100 - 20 * alphas) == pytest.approx(-12)
+
+
+def test_a_curve_is_read_by_alpha() -> None:
+    runs = Runs([document(alpha=alpha, tpot=10 - alpha) for alpha in (0.6, 0.0, 0.3)])
+    alphas, times = thresholds.curve(runs, "S1")
+    assert alphas.tolist() == [0.0, 0.3, 0.6]
+    assert times.tolist() == pytest.approx([10, 9.7, 9.4])
+
+
+def test_the_papers_changes() -> None:
+    """Table IV, GaoKao, Deepseek: 27.2 at α = 0, 29.5 at 0.15, 27.7 at 0.35, 25.9 at 0.6."""
+    changes = thresholds.paper_changes("S1", "GaoKao")
+    assert changes[0.35] == pytest.approx(0.5)
+    assert thresholds.largest(changes) == pytest.approx(2.3)
+    # All five of Deepseek at 0.35: 27.7 50.7 59.0 69.1 50.2 less 27.2 50.7 59.3 70.0 51.4.
+    assert thresholds.paper_changes("S1")[0.35] == pytest.approx(-1.9 / 5)
+
+
+def test_a_score_no_better_than_a_guess_is_at_the_floor() -> None:
+    def row(score: float, chance: float | None) -> AccuracyRow:
+        return AccuracyRow.model_construct(alpha=0.0, score=score, stderr=5.0, chance=chance)
+
+    assert thresholds.at_floor([row(34, 25)])
+    assert thresholds.at_floor([row(0, None)])
+    assert not thresholds.at_floor([row(36, 25)])
+
+
+def test_a_set_at_its_floor_is_not_measurable(evidence: Evidence) -> None:
+    """The scale models do not know trivia: no change of 0 % can be seen."""
+    with pytest.raises(MissingEvidenceError, match="a loss could not be seen"):
+        thresholds.accuracy("S1", "triviaqa", thresholds.largest)(evidence)
+
+
+# ----------------------------------------------------------------------------- times of an expert
+
+
+def test_an_experts_load_is_its_bytes_over_the_link() -> None:
+    """3 matrices of 3584 · 2560 in bf16 at 26 GB/s, and 2.5 µs."""
+    assert components.load_ns() == pytest.approx(3 * 3584 * 2560 * 2 / 26 + 2500, rel=1e-3)
+
+
+def test_an_experts_time_grows_with_rows_at_some_point() -> None:
+    assert components.expert_ns(Lane.HOST, 64) > 2 * components.expert_ns(Lane.HOST, 1)
+    assert components.expert_ns(Lane.DEVICE, 2) == components.expert_ns(Lane.DEVICE, 1)
+
+
+# ----------------------------------------------------------------------------- exhibits
+
+
+class Made:
+    """Evidence whose runs were made by hand."""
+
+    def __init__(self) -> None:
+        settings, baselines = ("S1", "S2", "S3"), ("hybrimoe", "deepspeed")
+        options = [{}, experiments.FROM_RESIDUAL, *STEPS.values()]
+        self._runs = {
+            "smoe main": [
+                document(system, setting, batch=batch)
+                for system in ("smoe", *baselines) for setting in settings for batch in (1, 3)
+            ],
+            "smoe thresholds": [
+                document(setting=setting, alpha=alpha)
+                for setting in settings for alpha in (0.0, 0.2, 0.4, 0.6)
+            ],
+        }  # fmt: skip
+        for name in ("smoe ablation", "smoe prediction"):
+            self._runs[name] = [
+                document(setting=setting, options=one) for setting in settings for one in options
+            ]
+
+    def runs(self, experiment: Experiment) -> Runs:
+        """Those of an experiment."""
+        return Runs(self._runs[experiment.name])
+
+
+def seen_of_all_settings(*_: Any, **__: Any) -> list[Watched]:
+    counts = Importance(top=4, low=2, top_absent=2, low_absent=1)
+    return [Watched("", s, {}, 0, 1, counts, [1.0, 0.5], [0.6, 0.3]) for s in ("S1", "S2", "S3")]
+
+
+@pytest.fixture
+def made(monkeypatch: pytest.MonkeyPatch) -> list[Exhibit]:
+    monkeypatch.setattr(importance, "watch", seen_of_all_settings)
+    monkeypatch.setattr(exhibits, "watch", seen_of_all_settings)
+    return [show.make(cast(Evidence, Made())) for show in PAPER.exhibits]
+
+
+def test_every_table_and_figure_is_there(made: list[Exhibit]) -> None:
+    places = {exhibit.place for exhibit in made}
+    figures = (4, 6, 8, *range(10, 19))
+    assert places == {"Table I", "Table III", "Table IV", *(f"Fig. {n}" for n in figures)}
+    assert len({exhibit.id for exhibit in made}) == len(made)
+
+
+def test_rows_hold_what_their_axes_name(made: list[Exhibit]) -> None:
+    for exhibit in made:
+        axes = [axis.field for axis in (*exhibit.columns, exhibit.x, exhibit.y) if axis is not None]
+        named = {*axes, exhibit.series, exhibit.facet} - {None}
+        assert named, exhibit.id
+        assert exhibit.rows, exhibit.id
+        for row in (*exhibit.rows, *exhibit.paper_rows):
+            assert named <= set(row), exhibit.id
+
+
+def test_models_have_the_sizes_of_table_3(made: list[Exhibit]) -> None:
+    table = next(one for one in made if one.id == "smoe-table-3")
+    for row, paper in zip(table.rows, table.paper_rows, strict=True):
+        assert row["model_gib"] == pytest.approx(paper["model_gib"], rel=0.03)
+        assert row["memory_gib"] == paper["memory_gib"]
+
+
+def test_table_4_holds_all_of_the_papers_scores(made: list[Exhibit]) -> None:
+    table = next(one for one in made if one.id == "smoe-table-4")
+    scores = [value for row in table.paper_rows for key, value in row.items() if key[0].isdigit()]
+    assert len(scores) == 13 * 5 * 3
+    assert tables.TABLES

@@ -1,0 +1,208 @@
+"""Exhibits as figures, rows of text and files."""
+
+import re
+from pathlib import Path
+from typing import Any
+
+import altair as alt
+import pytest
+
+from moebench.reports import exhibits
+from moebench.results.reproduction import Axis, Exhibit, PaperResult
+
+SYSTEM = Axis(field="system", title="system")
+TPOT = Axis(field="tpot", title="TPOT", unit="ms")
+LOG = Axis(field="tpot", title="TPOT", unit="ms", log=True)
+ROWS = (
+    {"system": "smoe", "batch": 1, "setting": "S1", "tpot": 60.0},
+    {"system": "smoe", "batch": 3, "setting": "S1", "tpot": 80.0},
+    {"system": "deepspeed", "batch": 1, "setting": "S3", "tpot": 12345.678},
+    {"system": "deepspeed", "batch": 3, "setting": "S3", "tpot": 900.0},
+)
+STATED = ({"system": "smoe", "batch": 1, "setting": "S1", "tpot": 45.0},)
+
+
+def exhibit(form: Any, **of: Any) -> Exhibit:
+    given = {
+        "id": f"smoe-{form}", "place": "Fig. 11", "title": "TPOT", "form": form, "x": SYSTEM,
+        "y": TPOT, "series": "batch", "facet": "setting", "rows": ROWS, "paper_rows": STATED,
+        "badge": "estimate",
+    }  # fmt: skip
+    return Exhibit(**(given | of))
+
+
+HEAT = exhibit(
+    "heat", x=Axis(field="token", title="token"), y=Axis(field="expert", title="expert"),
+    colour=Axis(field="age", title="age", unit="tokens"), series="evicted", facet=None,
+    rows=({"token": 0, "expert": 3, "age": 0, "evicted": ""},
+          {"token": 1, "expert": 3, "age": 1, "evicted": "lru"}),
+    paper_rows=({"token": 0, "expert": 3, "age": 2, "evicted": ""},),
+)  # fmt: skip
+TIMELINE = exhibit(
+    "timeline", x=Axis(field="start", title="time", unit="µs"), y=Axis(field="lane", title=""),
+    series="kind", facet=None, paper_rows=(),
+    rows=({"lane": "disk", "kind": "read", "start": 0.5, "end": 9.25},
+          {"lane": "device", "kind": "expert", "start": 9.25, "end": 10.0}),
+)  # fmt: skip
+TABLE = exhibit(
+    "table", columns=(SYSTEM, TPOT, Axis(field="stated", title="paper", unit="ms")), x=None, y=None,
+    series=None, facet=None, paper_rows=(),
+    rows=({"system": "smoe", "tpot": 60.25, "stated": 45}, {"system": "daop", "tpot": 100}),
+)  # fmt: skip
+DRAWN = [
+    *(exhibit(form) for form in ("bars", "stacked", "lines", "points")),
+    *(exhibit(form, id=f"{form}-one", facet=None) for form in ("bars", "stacked", "lines")),
+    exhibit("bars", id="no-series", series=None, facet=None, paper_rows=()),
+    exhibit("bars", id="log", y=LOG),
+    exhibit("lines", id="log-log", x=Axis(field="batch", title="batch", log=True), y=LOG),
+    HEAT,
+    TIMELINE,
+]
+
+
+def ids(one: Exhibit) -> str:
+    return one.id
+
+
+def drawn(one: Exhibit) -> Any:
+    found = exhibits.spec(one)
+    assert found is not None
+    return found
+
+
+def layers(one: Exhibit) -> list[Any]:
+    found = drawn(one)
+    return found.get("layer") or found["spec"]["layer"]
+
+
+def svg_of(one: Exhibit, folder: Path) -> str:
+    result = PaperResult(
+        paper="smoe", title="SMoE", quick=True, provenance={}, claims=(), exhibits=(one,)
+    )
+    svg, pdf = exhibits.write([result], folder)
+    assert pdf.read_bytes().startswith(b"%PDF-")
+    return svg.read_text(encoding="utf-8")
+
+
+# ----------------------------------------------------------------------------- figures
+
+
+@pytest.mark.parametrize("one", DRAWN, ids=ids)
+def test_a_figure_keeps_to_vega_lites_schema_and_names_no_address(one: Exhibit) -> None:
+    alt.Chart.from_dict(drawn(one), validate=True)
+    assert "http" not in str(drawn(one))
+
+
+@pytest.mark.parametrize("one", DRAWN, ids=ids)
+def test_a_figure_is_drawn_with_its_titles_and_its_badge(one: Exhibit, tmp_path: Path) -> None:
+    words = re.findall(r"<text[^>]*>([^<]*)</text>", svg_of(one, tmp_path))
+    value = {"heat": one.colour, "timeline": one.x}.get(one.form, one.y)
+    assert value is not None
+    assert f"{value.title} ({value.unit}, estimate)" in words
+    assert (f"{'numbers' if one is HEAT else '◇'}: what the paper states" in words) is bool(
+        one.paper_rows
+    )
+
+
+def test_a_table_is_no_figure(tmp_path: Path) -> None:
+    assert exhibits.spec(TABLE) is None
+    result = PaperResult(
+        paper="smoe", title="SMoE", quick=True, provenance={}, claims=(), exhibits=(TABLE,)
+    )
+    assert exhibits.write([result], tmp_path / "none") == []
+
+
+def test_a_panel_for_each_facet_and_one_without() -> None:
+    assert drawn(exhibit("lines"))["facet"]["sort"] == ["S1", "S3"]
+    assert "facet" not in drawn(exhibit("lines", facet=None))
+    assert drawn(exhibit("lines", facet=None))["width"] == "container"
+    same = tuple(row | {"setting": "S1"} for row in ROWS)
+    assert "facet" not in drawn(exhibit("lines", rows=same))
+
+
+def test_a_logarithmic_axis_has_points_for_bars_which_would_need_a_zero() -> None:
+    (plain, _), (log, _) = layers(exhibit("bars")), layers(exhibit("bars", y=LOG))
+    assert (plain["mark"]["type"], log["mark"]["type"]) == ("bar", "point")
+    assert log["encoding"]["y"]["scale"]["type"] == "log"
+    assert "scale" not in plain["encoding"]["y"]
+
+
+def test_grouped_bars_stand_beside_each_other(tmp_path: Path) -> None:
+    """Numbers that name a group are names: else all bars stand in one place."""
+    rows = tuple(row | {"setting": "S1"} for row in ROWS[:2])
+    svg = svg_of(exhibit("bars", rows=rows, paper_rows=(), facet=None), tmp_path)
+    bars = re.findall(r'aria-roledescription="bar" d="M([\d.]+),', svg)
+    assert len(bars) == 2
+    assert float(bars[1]) - float(bars[0]) > 20
+
+
+def test_the_papers_values_are_marks_of_their_own() -> None:
+    *_, stated = layers(exhibit("lines", facet=None))
+    assert stated["data"]["values"] == [*STATED]
+    assert stated["mark"]["shape"] == "diamond"
+
+
+def test_panels_show_the_papers_values_in_their_own_layer_alone() -> None:
+    found = drawn(exhibit("lines"))
+    assert [row["_paper"] for row in found["data"]["values"]] == [False] * 4 + [True]
+    *ours, stated = found["spec"]["layer"]
+    assert all(one["transform"][0]["filter"] == "!datum._paper" for one in ours)
+    assert stated["transform"][0]["filter"] == "datum._paper"
+
+
+def test_what_only_the_paper_names_is_grey() -> None:
+    one = exhibit("lines", paper_rows=({"system": "smoe", "batch": 8, "setting": "S1", "tpot": 1},))
+    scale = layers(one)[0]["encoding"]["color"]["scale"]
+    assert scale["domain"] == [1, 3, 8]
+    assert scale["range"][2] == exhibits.PAPER_COLOUR
+    assert len(set(scale["range"])) == 3
+
+
+def test_the_papers_parts_stand_where_they_end_in_the_stack() -> None:
+    parts = [("compute", 5.0), ("load", 20.0)]  # not in the order of the stack
+    rows = [{"system": "a", "part": part, "tpot": 1.0} for part in ("load", "host", "compute")]
+    one = exhibit(
+        "stacked", series="part", facet=None, rows=tuple(rows),
+        paper_rows=tuple({"system": "a", "part": part, "tpot": value} for part, value in parts),
+    )  # fmt: skip
+    *_, stated = layers(one)
+    assert [(row["part"], row["tpot"]) for row in stated["data"]["values"]] == [
+        ("load", 20), ("compute", 25),
+    ]  # fmt: skip
+
+
+def test_more_series_than_colours_are_drawn() -> None:
+    rows = tuple({"system": f"s{i}", "batch": b, "tpot": 1.0} for i in range(23) for b in (1, 2))
+    one = exhibit("lines", x=Axis(field="batch", title="batch"), series="system", facet=None,
+                  rows=rows, paper_rows=())  # fmt: skip
+    scale = layers(one)[0]["encoding"]["color"]["scale"]
+    assert len(scale["domain"]) == len(scale["range"]) == 23
+
+
+# ----------------------------------------------------------------------------- rows of text
+
+
+def test_rows_of_text_have_the_papers_values_beside_ours() -> None:
+    one = exhibit("bars", paper_rows=(*STATED, STATED[0] | {"setting": "S2", "tpot": 50}))
+    assert exhibits.headers(one) == ["setting", "batch", "system", "TPOT (ms)", "paper"]
+    assert exhibits.lines(one) == [
+        ["S1", "1", "smoe", "60", "45"],
+        ["S1", "3", "smoe", "80", "–"],
+        ["S3", "1", "deepspeed", "12,346", "–"],
+        ["S3", "3", "deepspeed", "900", "–"],
+        ["S2", "1", "smoe", "–", "50"],
+    ]
+
+
+def test_rows_of_other_forms() -> None:
+    assert exhibits.headers(TABLE) == ["system", "TPOT (ms)", "paper (ms)"]
+    assert exhibits.lines(TABLE) == [["smoe", "60.25", "45"], ["daop", "100", "–"]]
+    assert exhibits.headers(TIMELINE) == ["kind", "time (µs)", "lane", "end (µs)"]
+    assert exhibits.lines(TIMELINE)[0] == ["read", "0.5", "disk", "9.25"]
+    assert exhibits.headers(HEAT) == ["evicted", "token", "expert", "age (tokens)", "paper"]
+    assert exhibits.lines(HEAT)[1] == ["lru", "1", "3", "1", "–"]
+
+
+@pytest.mark.parametrize("one", [*DRAWN, TABLE], ids=ids)
+def test_every_row_has_a_cell_for_each_header(one: Exhibit) -> None:
+    assert {len(line) for line in exhibits.lines(one)} == {len(exhibits.headers(one))}
