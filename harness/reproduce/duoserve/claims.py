@@ -14,6 +14,7 @@ from moebench.harness.reproduce.duoserve.experiments import (
     LARGE,
     LARGE_CELLS,
     LEAN,
+    PINNED,
     RECORDED,
     RING,
     SMALL,
@@ -35,7 +36,7 @@ def _claim(id: str, place: str, statement: str, paper: float | None, **of: Any) 
 
 def _gain(id: str, place: str, statement: str, paper: float, figure: m.Figure, said: str) -> Claim:
     return _claim(
-        id, place, statement, paper, measure=m.of_both(figure, said), counters=(LEAN, RING),
+        id, place, statement, paper, measure=m.of_both(figure, said), counters=(LEAN, RING, PINNED),
         reproduced=Band(low=1 + (paper - 1) / 2, high=1 + 1.5 * (paper - 1)),
         direction=Band(low=1), why=_HALF,
     )  # fmt: skip
@@ -231,7 +232,7 @@ _PREDICTOR = (
     *(
         _claim(
             f"U-6 epochs {model}", "§6.4", f"{model}: epochs that suffice", paper, unit="1",
-            needs=(experiment,), measure=m.of_one(experiment, m.epochs),
+            needs=(experiment,), measure=m.sufficient(experiment),
             reproduced=Band(low=low, high=high), direction=Band(low=low / 3, high=2 * high),
             why="the paper's range; direction: from a third to twice",
         )
@@ -241,10 +242,7 @@ _PREDICTOR = (
     ),
     _claim(
         "U-6 epochs order", "§6.4", "8x22B's epochs less 8x7B's", 25, unit="1",
-        measure=m.of_both(
-            lambda runs: m.epochs(runs.of(setting=LARGE_CELLS))
-            - m.epochs(runs.of(setting=SMALL_CELLS))
-        ),
+        measure=m.more_epochs,
         reproduced=Band(low=12), direction=Band(low=0),
         why="half of the paper's difference or more; direction: its sign",
     ),

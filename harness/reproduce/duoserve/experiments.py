@@ -27,8 +27,9 @@ _BASELINES: list[Any] = ["acc", _MOESYS]
 #: 8x22B took the authors 40 to 45 epochs (§6.4).
 _LARGE: dict[str, Any] = {"system": "duoserve", "set": {"prefetch.epochs": 45}}
 
-#: Texts that the predictor learns from with ``--quick``.
-QUICK_TEXTS = 12
+#: Texts that the predictor learns from with ``--quick``, for 20 epochs at most.
+QUICK_TEXTS = 8
+_QUICKLY: dict[str, Any] = {"system": "duoserve", "calibrate_texts": QUICK_TEXTS}
 
 _COMMON = {"new_tokens": 64, "prompts": 16}
 _QUICK_COMMON = {"new_tokens": 16, "prompts": 2}
@@ -45,7 +46,7 @@ SMALL = Experiment(
         "common": _QUICK_COMMON,
         "product": {
             "seed": [0],
-            "system": [{"system": "duoserve", "calibrate_texts": QUICK_TEXTS}, *_BASELINES],
+            "system": [_QUICKLY, *_BASELINES],
         },
     },
 )
@@ -59,7 +60,7 @@ LARGE = Experiment(
         "common": _QUICK_COMMON,
         "product": {
             "seed": [0],
-            "system": [{**_LARGE, "calibrate_texts": QUICK_TEXTS}, *_BASELINES],
+            "system": [_QUICKLY, *_BASELINES],
         },
     },
 )
@@ -81,16 +82,17 @@ RECORDED = CounterExperiment(
         "calibrate_texts": None, "seed": 0,
     },
 )  # fmt: skip
-NO_PREDICTOR = CounterExperiment(
-    "experts loaded after the gate in place of the trained predictor",
-    {"system": [{"system": "duoserve", "set": {"prefetch": "none"}}, *_BASELINES]},
-)
 RING = CounterExperiment(
     "MoESys with two layers' buffers, as its own paper has it; a predictor of few texts",
+    {"system": [_QUICKLY, "acc", {"system": "moesys", "slots": 16}]},
+)
+PINNED = CounterExperiment(
+    "ACC with pinned copies that do not block, as DuoServe's are; a predictor of few texts",
     {
         "system": [
-            {"system": "duoserve", "calibrate_texts": QUICK_TEXTS}, "acc",
-            {"system": "moesys", "slots": 16},
+            _QUICKLY,
+            {"system": "acc", "set": {"pinned_copies": "true", "blocking_copies": "false"}},
+            _MOESYS,
         ]
     },
 )  # fmt: skip

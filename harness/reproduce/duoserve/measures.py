@@ -197,8 +197,34 @@ def predicting_share(runs: Runs) -> float:
     return 100 * busy / sum(n * ms for n, ms in zip(steps, tpot, strict=True))
 
 
-def epochs(runs: Runs) -> float:
-    """Epochs after which a predictor was best, the mean over those that were trained."""
+def sufficient(experiment: Experiment) -> Measure:
+    """Epochs after which a model's predictors were best."""
+
+    def measure(evidence: Evidence) -> Measured:
+        _require_full(evidence)
+        return of_one(experiment, _epochs)(evidence)
+
+    return measure
+
+
+def more_epochs(evidence: Evidence) -> Measured:
+    """8x22B's less 8x7B's."""
+    _require_full(evidence)
+    large, small = (
+        lambda runs, cells=cells: _epochs(runs.of(setting=cells))  # type: ignore[misc]
+        for cells in (LARGE_CELLS, SMALL_CELLS)
+    )
+    return of_both(difference(large, small))(evidence)
+
+
+def _require_full(evidence: Evidence) -> None:
+    if evidence.quick:
+        raise MissingEvidenceError(
+            "with --quick predictors learn from few texts, for 20 epochs at most; leave it out"
+        )
+
+
+def _epochs(runs: Runs) -> float:
     learnt = [run["provenance"]["learnt"]["prefetch"] for run in runs.of(system="duoserve")]
     return fmean(float(one["best_epoch"]) for one in learnt)
 
