@@ -121,9 +121,11 @@ class Computing(OnEngine):
             self.opened(decoder)
             return stage
         decoder = self.sharing().decoder(reuse_predictions=True)
-        # A prefill that is remembered answers for gates and states, not for predictions.
-        predicts = any(predictor.in_prefill for predictor in self.system.predictors)
-        model = self.wrap(decoder if predicts else self.sharing().remembering(decoder))
+        # A prefill that is remembered answers for gates and states, not for predictions, and of its
+        # tokens for the last one alone.
+        anew = self.spec.scoring == "prefill"
+        anew = anew or any(predictor.in_prefill for predictor in self.system.predictors)
+        model = self.wrap(decoder if anew else self.sharing().remembering(decoder))
         notes = self.opened(decoder)
         if self.spec.expert_dtype is not None:
             notes.append(

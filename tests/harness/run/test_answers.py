@@ -123,6 +123,17 @@ def test_remembered_work_changes_no_figure(tmp_path):
             assert document[part] == alone[part]
 
 
+def test_remembered_work_changes_no_figure_of_a_prefill_whose_every_token_is_read(
+    tmp_path, options
+):
+    session = session_of("prefill", **options)
+    shared = session.share(None)
+    first = run_cell(session, tmp_path).document
+    again = session.varied(session.spec)
+    again.share(shared)
+    assert run_cell(again, tmp_path).document["accuracy"] == first["accuracy"]
+
+
 def test_wrong_ways_are_one_line():
     with pytest.raises(UsageError, match="no options to score by likelihood"):
         session_of("likelihood", workload="arithmetic")

@@ -1,0 +1,319 @@
+"""DAOP's tables and figures as data."""
+
+from collections.abc import Iterable
+from typing import Any
+
+import numpy as np
+
+from moebench.harness.reproduce.claim import Show
+from moebench.harness.reproduce.daop import measures as m
+from moebench.harness.reproduce.daop.claims import TABLE_4
+from moebench.harness.reproduce.daop.experiments import (
+    BY_RATIO,
+    FIRST_TOKEN,
+    MODELS,
+    SPEED,
+    TIMELINES,
+    WHOLE_ANSWERS,
+)
+from moebench.harness.reproduce.evidence import Evidence, Runs
+from moebench.harness.reproduce.timelines import spans
+from moebench.harness.reproduce.written import C4, over_texts, routed
+from moebench.results.paper_tables import daop_table_5, daop_table_6, workload_of
+from moebench.results.reproduction import Axis, Exhibit
+from moebench.substrate.analysis.statistics import popularity, prefill_decode_similarity
+from moebench.substrate.models.catalogue import model_shape
+
+Row = dict[str, Any]
+
+_MODEL, _SYSTEM = Axis(field="model", title="model"), Axis(field="system", title="system")
+_SPEED = Axis(field="tokens_per_s", title="speed", unit="tokens/s")
+_NAMES = {"mixtral-8x7b": MODELS["D1"], "phi-3.5-moe": MODELS["D2"]}
+
+#: Output lengths of Fig. 9; inputs have 256 tokens.
+LENGTHS = (128, 256, 512)
+
+
+def _table(number: str, title: str, columns: Iterable[Axis], rows: Iterable[Row],
+           paper: Iterable[Row], badge: str, note: str = "") -> Exhibit:  # fmt: skip
+    roman = {"I": 1, "II": 2, "III": 3, "IV": 4, "V": 5, "VI": 6}
+    return Exhibit(
+        id=f"daop-table-{roman[number]}", place=f"Table {number}", title=title, form="table",
+        columns=tuple(columns), rows=tuple(rows), paper_rows=tuple(paper), badge=badge, note=note,
+    )  # fmt: skip
+
+
+# ----------------------------------------------------------------------------- tables
+
+
+def _table_1(evidence: Evidence) -> Exhibit:
+    parts = (
+        ("block on the CPU", 8.02, "transformer block on the host: attention, 2 experts"),
+        ("block on the GPU", 1.24,
+         "transformer block on the device: attention, gate, 2 experts, sum"),
+        ("expert migration", 39.87, "expert, host to device"),
+        ("expert input or output", 0.02, "an expert's input or output between host and device"),
+    )  # fmt: skip
+    return _table(
+        "I", "Mixtral 8x7B on an A100",
+        (Axis(field="part", title="part"), Axis(field="ms", title="time", unit="ms")),
+        ({"part": name, "ms": round(m.component(what), 3)} for name, _, what in parts),
+        ({"part": name, "ms": paper} for name, paper, _ in parts), "estimate",
+        "as the cost model charges",
+    )  # fmt: skip
+
+
+def _table_2(evidence: Evidence) -> Exhibit:
+    paper = {"c4": 90.05, "math": 90.37, "gsm8k": 91.74}
+    rows = [
+        {
+            "dataset": name,
+            "share": round(
+                over_texts(
+                    evidence, m.MIXTRAL, name,
+                    lambda text: 100 * prefill_decode_similarity([text], m.EXPERTS), "",
+                ).value, 2,
+            ),
+        }
+        for name in paper
+    ]  # fmt: skip
+    return _table(
+        "II", "Similarity of expert use in prefill and decode",
+        (Axis(field="dataset", title="data set"), Axis(field="share", title="cosine", unit="%")),
+        rows, ({"dataset": name, "share": share} for name, share in paper.items()), "counted",
+        "scale model of Mixtral 8x7B",
+    )  # fmt: skip
+
+
+def _table_3(evidence: Evidence) -> Exhibit:
+    paper = {"mixtral-8x7b": (32, 8, 2, 45.1, 46.6), "phi-3.5-moe": (32, 16, 2, 40.3, 41.7)}
+    fields = ("blocks", "experts", "top_k", "expert_b", "total_b")
+    rows = []
+    for model in paper:
+        shape = model_shape(model)
+        billions = [round(n / 1e9, 1) for n in (shape.routed_params, shape.total_params)]
+        counts = (shape.num_layers, shape.num_experts, shape.top_k, *billions)
+        rows.append({"model": _NAMES[model], **dict(zip(fields, counts, strict=True))})
+    stated = [
+        {"model": _NAMES[model], **dict(zip(fields, row, strict=True))}
+        for model, row in paper.items()
+    ]
+    return _table(
+        "III", "Models",
+        (
+            _MODEL, Axis(field="blocks", title="blocks"), Axis(field="experts", title="experts"),
+            Axis(field="top_k", title="top-k"),
+            Axis(field="expert_b", title="expert parameters", unit="billion"),
+            Axis(field="total_b", title="parameters", unit="billion"),
+        ),
+        rows, stated, "counted",
+    )  # fmt: skip
+
+
+def _table_4(evidence: Evidence) -> Exhibit:
+    runs = evidence.runs(SPEED)
+    rows = [
+        {
+            "model": MODELS[setting], "system": system,
+            "tokens_per_kj": round(m.efficiency(setting, system)(runs), 2),
+        }
+        for setting, row in TABLE_4.items()
+        for system in row
+    ]  # fmt: skip
+    paper = [
+        {"model": MODELS[setting], "system": system, "tokens_per_kj": value}
+        for setting, row in TABLE_4.items()
+        for system, value in row.items()
+    ]
+    return _table(
+        "IV", "Energy efficiency, [256, 256]",
+        (_MODEL, _SYSTEM, Axis(field="tokens_per_kj", title="efficiency", unit="tokens/kJ")),
+        rows, paper, runs.badge,
+        "simulated: powers of GPU and host, without board and memory; the paper measures the box",
+    )  # fmt: skip
+
+
+def _table_5(evidence: Evidence) -> Exhibit:
+    runs = evidence.runs(FIRST_TOKEN)
+    method = {"moe-ondemand": "official", "daop": "ours"}
+    datasets = {name: workload_of("daop", name) for name in _datasets()}
+    measured = [name for name, workload in datasets.items() if len(runs.of(workload=workload))]
+    rows = [
+        {
+            "model": MODELS[setting], "method": said,
+            **{
+                name: round(m.named(place.of(workload=datasets[name]), system).mean(m.SCORE), 2)
+                for name in measured
+            },
+        }
+        for setting, place in runs.by("setting").items()
+        for system, said in method.items()
+    ]  # fmt: skip
+    stated: dict[tuple[str, str], Row] = {}
+    for row in daop_table_5():
+        said = "official" if row.method == "official" else "ours"
+        names = {"model": _NAMES[row.model], "method": said}
+        stated.setdefault((row.model, said), names)[row.dataset] = row.score
+    columns = [Axis(field=name, title=name, unit="%") for name in datasets]
+    return _table(
+        "V", "Accuracy where prefill alone decides, 25 % cached",
+        (_MODEL, Axis(field="method", title="method"), *columns), rows, stated.values(), "counted",
+        f"scale models, {runs[0]['spec']['prompts']} questions each: about as good as a guess",
+    )  # fmt: skip
+
+
+def _datasets() -> list[str]:
+    return list(dict.fromkeys(row.dataset for row in daop_table_5()))
+
+
+def _table_6(evidence: Evidence) -> Exhibit:
+    runs = evidence.runs(WHOLE_ANSWERS)
+    names = list(runs.by("workload"))
+    rows = []
+    for setting, place in runs.by("setting").items():
+        for system, of in place.by("system").items():
+            for ratio, one in of.by("cache_ratio").items():
+                cached = 100.0 if system == "moe-ondemand" else round(100 * ratio, 1)
+                row = {"model": MODELS[setting], "cached": cached}
+                scores = {name: round(one.of(workload=name).mean(m.SCORE), 1) for name in names}
+                rows.append({**row, **scores})
+    stated: dict[tuple[str, float], Row] = {}
+    columns: dict[str, str] = {}
+    for score in daop_table_6():
+        metric = {"rouge_1": " R1", "rouge_2": " R2"}.get(score.metric or "", "")
+        ratio = 100 * (score.cache_ratio or 1)
+        row = stated.setdefault(
+            (score.model, ratio), {"model": _NAMES[score.model], "cached": ratio}
+        )
+        columns[score.dataset + metric] = "%"
+        row[score.dataset + metric] = score.score
+    return _table(
+        "VI", "Accuracy of whole answers by share of experts cached",
+        (
+            _MODEL, Axis(field="cached", title="experts cached", unit="%"),
+            *(Axis(field=name, title=name, unit="%") for name in (*names, *columns)),
+        ),
+        rows, stated.values(), "counted",
+        f"ours: generated families, scale models, {runs[0]['spec']['prompts']} questions each",
+    )  # fmt: skip
+
+
+# ----------------------------------------------------------------------------- figures
+
+
+def _fig_4(evidence: Evidence) -> Exhibit:
+    texts = routed(evidence, m.MIXTRAL, C4)
+    panels = {"all texts of C4": texts, "one text": texts[:1], "another text": texts[1:2]}
+    rows = [
+        {"panel": panel, "layer": layer, "expert": expert, "share": round(100 * float(share), 2)}
+        for panel, ones in panels.items()
+        for layer, shares in enumerate(popularity(ones, m.EXPERTS))
+        for expert, share in enumerate(shares)
+    ]
+    return Exhibit(
+        id="daop-fig-4", place="Fig. 4", title="Expert activation over C4 and in single texts",
+        form="heat", x=Axis(field="expert", title="expert"), y=Axis(field="layer", title="layer"),
+        colour=Axis(field="share", title="share of choices", unit="%"), facet="panel",
+        rows=tuple(rows), badge="counted", note="scale model of Mixtral 8x7B; even use is 12.5 %",
+    )  # fmt: skip
+
+
+def _fig_5(evidence: Evidence) -> Exhibit:
+    found = zip(m.PREDICTED, m.recall_by_layer(evidence), strict=True)
+    rows = [
+        {"dataset": name, "layer": layer, "share": round(100 * float(value), 2)}
+        for name, layers in found
+        for layer, value in enumerate(layers)
+        if not np.isnan(value)
+    ]
+    return Exhibit(
+        id="daop-fig-5", place="Fig. 5", title="Experts predicted one layer in advance",
+        form="lines", x=Axis(field="layer", title="layer"),
+        y=Axis(field="share", title="predicted", unit="%"), series="dataset", rows=tuple(rows),
+        badge="counted", note="scale model of Mixtral 8x7B; the paper's mean is 84.11 %",
+    )  # fmt: skip
+
+
+def _fig_8(evidence: Evidence) -> Exhibit:
+    runs = evidence.runs(TIMELINES)
+    titles = {
+        "MoE-OnDemand": "moe-ondemand", "Pre-gated MoE": "pregated-moe", "Fiddler": "fiddler",
+        "DAOP": "daop",
+    }  # fmt: skip
+    shown = {title: m.named(runs, system) for title, system in titles.items()}
+    return Exhibit(
+        id="daop-fig-8", place="Fig. 8", title="Three layers of one decoded token",
+        form="timeline", x=Axis(field="start", title="time", unit="µs"),
+        y=Axis(field="lane", title=""), series="kind", facet="panel",
+        rows=tuple(spans(evidence, shown, 15)), badge=runs.badge,
+        note="Mixtral 8x7B, simulated; pre-gates are an oracle",
+    )  # fmt: skip
+
+
+def _fig_9(evidence: Evidence) -> Exhibit:
+    runs = evidence.runs(SPEED)
+    rows = [
+        {
+            "model": MODELS[setting], "length": f"[256, {tokens}]", "system": system,
+            "tokens_per_s": round(m.tokens_per_s(one, tokens), 3),
+        }
+        for setting, place in runs.by("setting").items()
+        for tokens in LENGTHS
+        for system, one in place.by("system").items()
+    ]  # fmt: skip
+    paper = [
+        {"model": MODELS[setting], "length": "[256, 512]", "system": "daop", "tokens_per_s": speed}
+        for setting, speed in (("D1", 4.52), ("D2", 8.21))
+    ]
+    return Exhibit(
+        id="daop-fig-9", place="Fig. 9", title="Speed by input and output length", form="bars",
+        x=Axis(field="length", title="[input, output] in tokens"),
+        y=_SPEED.model_copy(update={"log": True}), series="system", facet="model",
+        rows=tuple(rows), paper_rows=tuple(paper), badge=runs.badge,
+        note=_from(runs),
+    )  # fmt: skip
+
+
+def _fig_10(evidence: Evidence) -> Exhibit:
+    runs = evidence.runs(BY_RATIO)
+    rows = [
+        {
+            "model": MODELS[setting], "ratio": round(100 * ratio, 1), "system": system,
+            "tokens_per_s": round(m.tokens_per_s(one, 256), 3),
+        }
+        for setting, place in runs.by("setting").items()
+        for ratio, of in sorted(place.by("cache_ratio").items())
+        for system, one in of.by("system").items()
+    ]  # fmt: skip
+    paper = [
+        {"model": MODELS[setting], "ratio": 25.0, "system": "daop", "tokens_per_s": speed}
+        for setting, speed in (("D1", 3.23), ("D2", 5.03))
+    ]
+    return Exhibit(
+        id="daop-fig-10", place="Fig. 10", title="Speed by share of experts cached, [256, 256]",
+        form="lines", x=Axis(field="ratio", title="experts cached", unit="%"), y=_SPEED,
+        series="system", facet="model", rows=tuple(rows), paper_rows=tuple(paper),
+        badge=runs.badge, note=_from(runs),
+    )  # fmt: skip
+
+
+def _from(runs: Runs) -> str:
+    return (
+        f"from TTFT and TPOT of runs of {runs[0]['spec']['new_tokens']} new tokens, routing "
+        f"{runs[0]['spec']['routing']}"
+    )
+
+
+EXHIBITS = (
+    Show(_table_1),
+    Show(_table_2),
+    Show(_table_3),
+    Show(_table_4, (SPEED,)),
+    Show(_table_5, (FIRST_TOKEN,)),
+    Show(_table_6, (WHOLE_ANSWERS,)),
+    Show(_fig_4),
+    Show(_fig_5),
+    Show(_fig_8, (TIMELINES,)),
+    Show(_fig_9, (SPEED,)),
+    Show(_fig_10, (BY_RATIO,)),
+)

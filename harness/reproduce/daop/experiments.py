@@ -1,0 +1,143 @@
+"""The sweeps that DAOP's claims are measured from.
+
+Prompts of five examples have about 248 tokens, the paper's 256.  Routing is drawn with the
+statistics of real Mixtral.  Speeds at an output length come from TTFT and TPOT, so that all lengths
+are read from the same runs; those of ``--quick`` decode fewer tokens.
+"""
+
+from typing import Any
+
+from moebench.harness.reproduce.claim import CounterExperiment
+from moebench.harness.reproduce.evidence import Experiment
+
+#: By setting, as the paper writes them.
+MODELS = {"D1": "Mixtral 8x7B", "D2": "Phi-3.5-MoE"}
+
+#: Fig. 9; the second and third are of Mixtral alone, as in Table IV.
+SYSTEMS = ["daop", "deepspeed-mii", "mixtral-offloading", "moe-ondemand", "fiddler"]
+
+#: Expert cache ratios of Fig. 10; in bf16 the card holds 52 % of Mixtral.
+RATIOS = [0.25, 0.375, 0.469, 0.5]
+
+_COMMON: dict[str, Any] = {
+    "workload": "passages", "few_shot": 5, "routing": "drawn", "prompts": 4, "new_tokens": 512,
+}  # fmt: skip
+_QUICK: dict[str, Any] = {"common": {"prompts": 1, "new_tokens": 96}, "product": {"seed": [0]}}
+_SEEDS = [0, 1, 2]
+
+#: Fig. 9 and Table IV.
+SPEED = Experiment(
+    "daop speed",
+    {
+        "common": _COMMON,
+        "product": {"setting": ["D1", "D2"], "system": SYSTEMS, "seed": _SEEDS},
+        "exclude": [
+            {"setting": "D2", "system": "deepspeed-mii"},
+            {"setting": "D2", "system": "mixtral-offloading"},
+        ],
+    },
+    quick=_QUICK,
+)
+
+#: Fig. 10.
+BY_RATIO = Experiment(
+    "daop by cache ratio",
+    {
+        "common": _COMMON,
+        "product": {
+            "setting": ["D1", "D2"], "cache_ratio": RATIOS, "system": ["daop", "fiddler"],
+            "seed": _SEEDS,
+        },
+    },
+    quick=_QUICK,
+)  # fmt: skip
+
+#: Fig. 8 has one more; its pre-gates are an oracle.
+TIMELINES = Experiment(
+    "daop timelines",
+    {
+        "common": {**_COMMON, "setting": "D1", "seed": 0},
+        "product": {"system": ["moe-ondemand", "pregated-moe", "fiddler", "daop"]},
+    },
+    quick={"common": _QUICK["common"]},
+)
+
+#: Table V, without worked examples; what a lossless system answers is what the model does.
+FIRST_TOKEN = Experiment(
+    "daop first token",
+    {
+        "common": {"scoring": "prefill", "cache_ratio": 0.25, "few_shot": 0, "prompts": 100},
+        "product": {
+            "setting": ["D1", "D2"],
+            "workload": [
+                "hellaswag", "arc_easy", "arc_challenge", "piqa", "winogrande", "mmlu",
+            ],
+            "system": ["daop", "moe-ondemand"],
+        },
+    },
+    quick={
+        "common": {"prompts": 3},
+        "product": {"workload": ["arc_easy", "piqa", "winogrande"]},
+    },
+)  # fmt: skip
+
+#: Generated families that stand for the data sets of Table VI: GSM8K's kind, and the others.
+MATHS = ("arithmetic", "equations")
+OTHERS = ("facts", "inflection", "passages")
+
+#: Table VI; ``moe-ondemand`` computes what the model does.
+WHOLE_ANSWERS = Experiment(
+    "daop whole answers",
+    {
+        "common": {"scoring": "generation", "prompts": 50},
+        "product": {
+            "setting": ["D1", "D2"],
+            "workload": [*MATHS, *OTHERS],
+            "system": [
+                {"system": "moe-ondemand", "cache_ratio": 0.25},
+                {"system": "daop", "cache_ratio": 0.25},
+                {"system": "daop", "cache_ratio": 0.375},
+                {"system": "daop", "cache_ratio": 0.5},
+                {"system": "daop", "cache_ratio": 0.625, "allow_overcommit": True},
+            ],
+        },
+    },
+    quick={
+        "common": {"prompts": 12},
+        "product": {
+            "setting": ["D1"],
+            "workload": ["equations", "passages"],
+            "system": [
+                {"system": "moe-ondemand", "cache_ratio": 0.25},
+                {"system": "daop", "cache_ratio": 0.25},
+                {"system": "daop", "cache_ratio": 0.375},
+            ],
+        },
+    },
+)
+
+# ----------------------------------------------------------------------------- counter-experiments
+
+LIVE = CounterExperiment(
+    "routing of the scale models in place of drawn, 16 new tokens",
+    {"routing": "model", "prompts": 1, "new_tokens": 16, "seed": 0},
+)
+SHIPPED = CounterExperiment(
+    "DAOP and Fiddler as their authors' code runs them",
+    {
+        "system": [
+            {"system": "daop", "variant": "shipped"}, {"system": "fiddler", "variant": "shipped"},
+            "moe-ondemand",
+        ]
+    },
+)  # fmt: skip
+PINNED = CounterExperiment(
+    "the card in SMoE's box: pinned copies, PCIe 4.0, as the paper names it", {"machine": "a6000"}
+)
+LEAN = CounterExperiment("lean software in place of Hugging Face's", {"software": "lean"})
+RECORDED = CounterExperiment(
+    "two recorded texts of Mixtral-8x7B-Instruct (data folder)", {"routing": "real"}
+)
+
+#: Of claims of speed and energy.
+OF_SPEED = (PINNED, LEAN, LIVE)

@@ -1,0 +1,311 @@
+"""How DAOP's figures are read from runs and texts."""
+
+from collections.abc import Callable, Iterable, Sequence
+from statistics import fmean
+
+import numpy as np
+
+from moebench.harness.reproduce.daop.experiments import (
+    BY_RATIO,
+    FIRST_TOKEN,
+    MATHS,
+    OTHERS,
+    SPEED,
+    WHOLE_ANSWERS,
+)
+from moebench.harness.reproduce.evidence import Evidence, Experiment, MissingEvidenceError, Runs
+from moebench.harness.reproduce.written import over_texts, routed
+from moebench.results.reproduction import Measured
+from moebench.substrate.analysis.components import documents
+from moebench.substrate.analysis.statistics import (
+    prediction_by_layer,
+    prefill_decode_similarity,
+    window_similarity,
+)
+from moebench.substrate.terms import Lookahead
+
+Figure = Callable[[Runs], float]
+Measure = Callable[[Evidence], Measured]
+
+TPOT, TTFT, SCORE = "metrics.tpot_ms.mean", "metrics.ttft_ms.mean", "accuracy.score"
+
+MIXTRAL, EXPERTS = "mixtral-8x7b", 8
+
+
+def named(runs: Runs, system: str) -> Runs:
+    """A system's runs, as published or shipped."""
+    return Runs(run for run in runs if run["spec"]["system"] == system)
+
+
+def measured(experiment: Experiment, figure: Figure, said: str) -> Measure:
+    """A figure of each seed's runs."""
+
+    def measure(evidence: Evidence) -> Measured:
+        runs = evidence.runs(experiment)
+        spec = runs[0]["spec"]
+        how = f"{spec['prompts']} prompts, {spec['new_tokens']} tokens decoded, {spec['routing']}"
+        return runs.per_seed(figure, f"{said}; {how} routing")
+
+    return measure
+
+
+# ----------------------------------------------------------------------------- speed and energy
+
+
+def tokens_per_s(runs: Runs, tokens: int) -> float:
+    """With an output of so many tokens: prefill counts (§V-A).
+
+    The first token takes TTFT, each other one TPOT.
+    """
+    return 1e3 * tokens / (runs.mean(TTFT) + (tokens - 1) * runs.mean(TPOT))
+
+
+def speed(setting: str, system: str, tokens: int, ratio: float | None = None) -> Figure:
+    """Of one system, in tokens/s."""
+    return lambda runs: tokens_per_s(_at(named(runs.of(setting=setting), system), ratio), tokens)
+
+
+def _at(runs: Runs, ratio: float | None) -> Runs:
+    """Those of a cache ratio as it was asked for: to the nearest expert."""
+    if ratio is None:
+        return runs
+    return Runs(run for run in runs if abs(run["spec"]["cache_ratio"] - ratio) < 0.01)
+
+
+def over_fiddler(runs: Runs, tokens: int) -> float:
+    """DAOP's gain, the mean over models and cache ratios, in percent."""
+    gains = [
+        tokens_per_s(named(one, "daop"), tokens) / tokens_per_s(named(one, "fiddler"), tokens)
+        for place in runs.by("setting").values()
+        for one in place.by("cache_ratio").values()
+    ]
+    return 100 * (fmean(gains) - 1)
+
+
+def of_shared_ratio(runs: Runs) -> Runs:
+    """DAOP's, Fiddler's and on-demand loading's: all have the setting's cache ratio."""
+    return Runs(r for r in runs if r["spec"]["system"] in ("daop", "fiddler", "moe-ondemand"))
+
+
+def gain_of_length(system: str, runs: Runs) -> float:
+    """Of outputs of 512 tokens over 128, the mean over models, in percent."""
+    gains = [
+        tokens_per_s(named(place, system), 512) / tokens_per_s(named(place, system), 128)
+        for place in runs.by("setting").values()
+    ]
+    return 100 * (fmean(gains) - 1)
+
+
+def greatest_over(others: Sequence[str], runs: Runs) -> float:
+    """DAOP's greatest speed-up over some others, over models and output lengths."""
+    return max(
+        tokens_per_s(named(place, "daop"), tokens) / tokens_per_s(chosen, tokens)
+        for place in runs.by("setting").values()
+        for other in others
+        if len(chosen := named(place, other))
+        for tokens in (256, 512)
+    )
+
+
+def tokens_per_kj(runs: Runs, tokens: int) -> float:
+    """With an output of so many tokens: prefill's energy, and decode's in proportion.
+
+    Idle power is drawn all the time; GPU and host work while their lanes do, in decode as
+    documents say.
+    """
+    joules = [_joules(run, tokens) for run in runs]
+    if not joules:
+        raise MissingEvidenceError("no run has an energy")
+    return 1e3 * tokens / fmean(joules)
+
+
+def _joules(run: dict, tokens: int) -> float:  # type: ignore[type-arg]
+    m, prompts = run["metrics"], run["spec"]["prompts"]
+    ttft, tpot = m["ttft_ms"]["mean"], m["tpot_ms"]["mean"]
+    decoded = m["decoded_tokens"] / prompts
+    parts = m["energy"]["parts_j"]
+    if not parts:
+        raise MissingEvidenceError(f"a run has no energy: {m['energy']['reason']}")
+    total = 0.0
+    for name, joules in parts.items():
+        lane = "device" if name.startswith("gpu") else "host"
+        if name.endswith("idle"):
+            in_decode = decoded * tpot / (ttft + decoded * tpot)
+        else:
+            busy = m["lanes"][lane]
+            in_decode = m["decode"]["lanes"][lane] / busy if busy else 0.0
+        each = joules / prompts
+        total += each * (1 - in_decode) + each * in_decode * (tokens - 1) / decoded
+    return total
+
+
+def efficiency(setting: str, system: str) -> Figure:
+    """Tokens per kJ with 256 tokens out."""
+    return lambda runs: tokens_per_kj(named(runs.of(setting=setting), system), 256)
+
+
+def efficiency_over_fiddler(runs: Runs) -> float:
+    """The mean over models."""
+    return fmean(
+        efficiency(setting, "daop")(runs) / efficiency(setting, "fiddler")(runs)
+        for setting in runs.by("setting")
+    )
+
+
+def most_efficient(runs: Runs) -> float:
+    """Share of the other systems, over both models, that DAOP is more efficient than."""
+    beaten = [
+        efficiency(setting, "daop")(runs) > efficiency(setting, other)(runs)
+        for setting, place in runs.by("setting").items()
+        for other in {run["spec"]["system"] for run in place} - {"daop"}
+    ]
+    return fmean(beaten)
+
+
+def charged(what: str) -> Measure:
+    """What the simulated machine charges for a component of Table I."""
+
+    def measure(evidence: Evidence) -> Measured:
+        return Measured.of([component(what)], "estimate", "a100@daop, as the cost model charges")
+
+    return measure
+
+
+def component(what: str) -> float:
+    """The charge of a row of DAOP's Table I, in ms."""
+    (row,) = [r for r in documents() if r["source"] == "DAOP Table I" and r["what"] == what]
+    return float(row["charged"])
+
+
+# ----------------------------------------------------------------------------- routing
+
+
+def similarity(*datasets: str) -> Measure:
+    """Prefill and decode (Eq. 1), in percent; of several data sets the mean of their means."""
+
+    def of(evidence: Evidence, dataset: str) -> Measured:
+        return over_texts(
+            evidence, MIXTRAL, dataset,
+            lambda text: 100 * prefill_decode_similarity([text], EXPERTS),
+            f"{dataset}, 64 tokens written",
+        )  # fmt: skip
+
+    def measure(evidence: Evidence) -> Measured:
+        found = [of(evidence, dataset) for dataset in datasets]
+        if len(found) == 1:
+            return found[0]
+        said = f"mean of {', '.join(datasets)}"
+        return Measured.of([one.value for one in found], "counted", said, "data sets")
+
+    return measure
+
+
+#: Those of Fig. 5.
+PREDICTED = ("alpaca", "math", "c4")
+
+
+def recall_by_layer(evidence: Evidence, datasets: Iterable[str] = PREDICTED) -> list[np.ndarray]:
+    """Share of each layer's experts that the layer before predicted, for each data set."""
+    return [
+        prediction_by_layer(routed(evidence, MIXTRAL, dataset), Lookahead.NORMED.value)
+        for dataset in datasets
+    ]
+
+
+def recall(evidence: Evidence) -> Measured:
+    """The mean over layers, of each data set."""
+    found = [100 * float(np.nanmean(layers)) for layers in recall_by_layer(evidence)]
+    return Measured.of(found, "counted", "Alpaca, MATH, C4; scale model", "data sets")
+
+
+def low_at_first(evidence: Evidence) -> Measured:
+    """Predicted layers before the fifth against those after, in points."""
+    found = [
+        100 * float(np.nanmean(layers[:5]) - np.nanmean(layers[5:]))
+        for layers in recall_by_layer(evidence)
+    ]
+    return Measured.of(found, "counted", "layers 1 to 4 less the others; scale model", "data sets")
+
+
+def windows_change(evidence: Evidence) -> Measured:
+    """Similarity of windows of 15 tokens on GSM8K against TriviaQA, in percent."""
+    of = {
+        name: window_similarity(routed(evidence, MIXTRAL, name), EXPERTS)
+        for name in ("gsm8k", "triviaqa")
+    }
+    value = 100 * (of["gsm8k"] / of["triviaqa"] - 1)
+    said = f"GSM8K {of['gsm8k']:.3f}, TriviaQA {of['triviaqa']:.3f}; scale model"
+    return Measured.of([value], "counted", said)
+
+
+# ----------------------------------------------------------------------------- accuracy
+
+
+def first_token_change(setting: str) -> Measure:
+    """The largest change of a score that prefill alone decides, in points."""
+
+    def figure(runs: Runs) -> float:
+        return max(
+            abs(named(one, "daop").mean(SCORE) - named(one, "moe-ondemand").mean(SCORE))
+            for one in runs.of(setting=setting).by("workload").values()
+        )
+
+    def measure(evidence: Evidence) -> Measured:
+        runs = evidence.runs(FIRST_TOKEN)
+        chosen = runs.of(setting=setting)
+        n = chosen[0]["spec"]["prompts"]
+        said = f"{', '.join(chosen.by('workload'))}; {n} questions each, scale model"
+        return Measured.of([figure(runs)], "counted", said, "runs")
+
+    return measure
+
+
+def answers_change(runs: Runs, setting: str, ratio: float, families: Iterable[str]) -> float:
+    """What DAOP changes in the mean score of generated families, in points."""
+    place = runs.of(setting=setting)
+    present = [place.of(workload=name) for name in families if len(place.of(workload=name))]
+    if not present:
+        raise MissingEvidenceError(f"no answers of {setting} on {', '.join(families)}")
+    return fmean(
+        _at(named(one, "daop"), ratio).mean(SCORE) - named(one, "moe-ondemand").mean(SCORE)
+        for one in present
+    )
+
+
+def whole_answers(figure: Figure, said: str) -> Measure:
+    """A figure of whole answers."""
+
+    def measure(evidence: Evidence) -> Measured:
+        runs = evidence.runs(WHOLE_ANSWERS)
+        n = runs[0]["spec"]["prompts"]
+        names = ", ".join(runs.by("workload"))
+        return Measured.of([figure(runs)], "counted", f"{said}; {names}; {n} questions each")
+
+    return measure
+
+
+def others_change(setting: str, ratio: float) -> Measure:
+    """Families that stand for all of Table VI but GSM8K."""
+    return whole_answers(
+        lambda runs: answers_change(runs, setting, ratio, OTHERS), "all but mathematics"
+    )
+
+
+def maths_falls_more(setting: str) -> Measure:
+    """Mathematics' change less the others', at 25 %."""
+    return whole_answers(
+        lambda runs: (
+            answers_change(runs, setting, 0.25, MATHS) - answers_change(runs, setting, 0.25, OTHERS)
+        ),
+        "mathematics against the others",
+    )
+
+
+def by_ratio(figure: Figure, said: str) -> Measure:
+    """A figure of Fig. 10."""
+    return measured(BY_RATIO, figure, said)
+
+
+def at_setting(figure: Figure, said: str) -> Measure:
+    """A figure of Fig. 9 or Table IV."""
+    return measured(SPEED, figure, said)

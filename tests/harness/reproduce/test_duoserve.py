@@ -1,0 +1,194 @@
+"""DuoServe-MoE's registry, and its measuring functions on documents made by hand."""
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+from safetensors.numpy import save_file
+
+from moebench.harness.reproduce.duoserve import PAPER
+from moebench.harness.reproduce.duoserve import measures as m
+from moebench.harness.reproduce.duoserve.experiments import (
+    LARGE,
+    LEAN,
+    PINNED,
+    RING,
+    SMALL,
+)
+from moebench.harness.reproduce.evidence import Evidence, Experiment, MissingEvidenceError, Runs
+from moebench.harness.reproduce.timelines import spans
+from moebench.results.samples import TokenSample
+from moebench.results.store import Store
+
+# ----------------------------------------------------------------------------- the registry
+
+
+def test_every_claim_of_the_paper_is_there_with_bands_and_a_reason() -> None:
+    names = [claim.id for claim in PAPER.claims]
+    assert len(set(names)) == len(names)
+    assert {name.split()[0] for name in names} == {f"U-{i}" for i in range(1, 9)}
+    for claim in PAPER.claims:
+        if not claim.not_measurable:
+            assert claim.measure is not None, claim.id
+            assert claim.reproduced is not None, claim.id
+            assert claim.why, claim.id
+
+
+def test_the_papers_figure_reproduces_itself() -> None:
+    for claim in PAPER.claims:
+        if claim.paper is not None and claim.reproduced is not None:
+            assert claim.reproduced.holds(claim.paper), claim.id
+
+
+def test_exhibits_are_three_tables_and_five_figures() -> None:
+    """Fig. 2 has two panels of different axes."""
+    assert len(PAPER.exhibits) == 8
+
+
+@pytest.mark.parametrize("quick", [False, True])
+@pytest.mark.parametrize("experiment", [SMALL, LARGE])
+def test_experiments_expand_without_a_data_folder(
+    experiment: Experiment, quick: bool, tmp_path: Path
+) -> None:
+    evidence = Evidence(Store(tmp_path), None, tmp_path, quick)
+    specs = evidence.specs(experiment)
+    assert {spec.system for spec in specs} == {"duoserve", "acc", "moesys"}
+    assert len({spec.setting for spec in specs}) == 2
+    assert {spec.slots for spec in specs if spec.system != "moesys"} == {2}
+    for counter in (LEAN, RING, PINNED):
+        assert len(evidence.changed(counter.changes).specs(experiment)) == len(specs)
+
+
+def test_8x22b_may_learn_for_as_long_as_the_authors_did(tmp_path: Path) -> None:
+    specs = Evidence(Store(tmp_path), None, tmp_path, quick=False).specs(LARGE)
+    learning = [spec.overrides for spec in specs if spec.system == "duoserve"]
+    assert {one["prefetch.epochs"] for one in learning} == {"45"}
+
+
+# ----------------------------------------------------------------------------- runs by hand
+
+
+def run(
+    setting: str, system: str, e2e: float, workload: str = "equations", ttft: float = 100,
+    **metrics: Any,
+) -> Any:  # fmt: skip
+    return {
+        "run_id": f"{setting}-{system}-{workload}", "badge": "estimate",
+        "spec": {
+            "setting": setting, "system": system, "variant": "published", "seed": 0,
+            "workload": workload, "routing": "model", "overrides": {}, "prompts": 1,
+            "new_tokens": 4, "calibrate_texts": None,
+        },
+        "metrics": {"e2e_ms": e2e, "ttft_ms": {"mean": ttft}} | metrics,
+    }  # fmt: skip
+
+
+def cell(setting: str, own: float, acc: float, moesys: float, workload: str = "equations") -> Any:
+    times = {"duoserve": own, "acc": acc, "moesys": moesys}
+    return [run(setting, name, ms, workload, ttft=ms / 2) for name, ms in times.items()]
+
+
+def test_speed_ups_are_of_each_cell_and_baseline() -> None:
+    runs = Runs([*cell("U1", 100, 150, 400), *cell("U3", 100, 120, 90, "passages")])
+    assert m.speedups(runs, m.E2E) == [1.5, 4, 1.2, 0.9]
+    assert m.least(m.E2E)(runs) == 0.9
+    assert m.greatest(m.TTFT)(runs) == 4
+    assert m.faster_share(runs) == 0.75
+    assert m.slower_than_acc(runs) == 0.5
+    assert m.over_acc(workload="passages")(runs) == 1.2
+    assert m.difference(m.over_acc(setting="U1"), m.over_acc(setting="U3"))(runs) == pytest.approx(
+        0.3
+    )
+
+
+def test_peaks_and_their_order() -> None:
+    def peaks(setting: str, *sizes: float) -> list[Any]:
+        names = zip(("acc", "duoserve", "moesys"), sizes, strict=True)
+        return [run(setting, name, 1, peak_device_bytes=size * 1e9) for name, size in names]
+
+    runs = Runs([*peaks("U1", 3, 4, 5), *peaks("U2", 4.5, 4, 5)])
+    assert m.peak_gb("duoserve", ("U1", "U2"))(runs) == 4
+    assert m.order_of_peaks(runs) == 0.5
+
+
+def test_the_whole_model_is_counted_in_four_bits() -> None:
+    """46.7 billion parameters at half a byte, scales, and some context: the paper's 25 GB."""
+    assert 46.7 / 2 < m.gpu_only_gb("mixtral-8x7b") < 1.15 * 46.7 / 2 + 1.5
+
+
+def test_hits_are_of_a_data_set_unless_recordings_stand_for_all() -> None:
+    def hit(workload: str, share: float) -> Any:
+        return run("U1", "duoserve", 1, workload, prefetch={"all_of_top_k": share})
+
+    runs = Runs([hit("equations", 0.6), hit("passages", 0.5), *cell("U2", 1, 1, 1)[1:]])
+    assert m.hits(m.BOTH_RIGHT, "equations")(runs) == 60
+    assert m.orca_more(m.BOTH_RIGHT)(runs) == pytest.approx(10)
+    recorded = hit("humaneval", 0.25)
+    recorded["spec"]["routing"] = "real"
+    assert m.hits(m.BOTH_RIGHT, "equations")(Runs([recorded])) == 25
+
+
+def test_what_predictions_could_add() -> None:
+    one = run(
+        "U1", "duoserve", 1, decoded_tokens=10, tpot_ms={"mean": 100.0},
+        decode={"lanes": {"predict": 20.0}},
+    )  # fmt: skip
+    assert m.predicting_share(Runs([one])) == 2
+
+
+def test_spread_is_over_the_wider_baseline(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two speeds a and b: their standard deviation over their mean is |a - b| / (a + b)."""
+    ns = {"duoserve": (1e9, 3e9), "acc": (1e9, 1e9), "moesys": (3e9, 5e9)}
+
+    def samples(directory: Path, run_id: str) -> list[Any]:
+        times = ns[run_id.split("-")[1]]
+        return [SimpleNamespace(step=i, ns=t) for i, t in enumerate((7, *times))]
+
+    monkeypatch.setattr(m, "read_samples", samples)
+    monkeypatch.setattr(m, "all_cells", lambda evidence: Runs(cell("U1", 1, 1, 1)))
+    evidence = Evidence(Store(tmp_path), None, tmp_path, quick=True)
+    # DuoServe's 1 and 1/3 a second; MoESys' 1/3 and 1/5.
+    assert m.broader(evidence).value == pytest.approx(0.5 / 0.25)
+    assert TokenSample.__annotations__.keys() >= {"step", "ns"}
+
+
+# ----------------------------------------------------------------------------- Fig. 2 and 4
+
+
+def test_matrices_are_those_that_were_learnt(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    learnt = run("U1", "duoserve", 1)
+    learnt["provenance"] = {"kept": ["routing/x", "calibration/expert-mlp-1.safetensors"]}
+    evidence = Evidence(Store(tmp_path), None, tmp_path, quick=True)
+    monkeypatch.setattr(Evidence, "runs", lambda self, experiment: Runs([learnt]))
+    with pytest.raises(MissingEvidenceError, match="run it again"):
+        m.popular(evidence)
+    (tmp_path / "calibration").mkdir()
+    # Even use of four experts, but for the first layer; expert 3 was never chosen before.
+    popularity = np.array([[0.5, 0.5, 0, 0], [0.25] * 4])
+    affinity = np.array([[[1.0, 0, 0, 0], [0.5, 0.5, 0, 0], [0.25] * 4, [0.0] * 4]])
+    save_file(
+        {"popularity": popularity, "affinity": affinity},
+        tmp_path / "calibration" / "expert-mlp-1.safetensors",
+    )
+    assert m.popular(evidence).value == 1.5
+    assert m.affine(evidence).value == pytest.approx((4 + 2 + 1) / 3, abs=1e-4)
+
+
+def test_a_timeline_shows_three_layers_from_their_beginning() -> None:
+    kept = [
+        {"lane": "device", "kind": "expert", "layer": layer, "start_us": 10.0 * layer,
+         "end_us": 10.0 * layer + 5}
+        for layer in range(32)
+    ]  # fmt: skip
+    store = SimpleNamespace(timeline=lambda run_id: kept if run_id == "U1-acc-equations" else None)
+    evidence: Any = SimpleNamespace(store=store)
+    rows = spans(evidence, {"ACC": Runs([run("U1", "acc", 1)])}, 15)
+    assert [(row["layer"], row["start"], row["end"]) for row in rows] == [
+        (15, 0, 5), (16, 10, 15), (17, 20, 25),
+    ]  # fmt: skip
+    with pytest.raises(MissingEvidenceError, match="no timeline was kept of DuoServe"):
+        spans(evidence, {"DuoServe": Runs([run("U1", "duoserve", 1)])}, 15)
