@@ -3,6 +3,7 @@
 import sys
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 from rich.console import Console
@@ -21,6 +22,7 @@ from moebench.reports.tables import (
     system_of,
 )
 from moebench.reports.text import TextTable
+from moebench.results.places import in_store
 from moebench.systems.registry import installed
 
 
@@ -102,7 +104,7 @@ def _share(value: float | None) -> str:
     return "-" if value is None else f"{100 * value:.1f} %"
 
 
-def show_run(document: dict[str, Any]) -> None:
+def show_run(document: dict[str, Any], store: Path) -> None:
     """One run's figures, each latency with its badge."""
     spec = document["spec"]
     title = f"{system_of(spec)} · {spec['setting'] or spec['model']} · {spec['machine']}"
@@ -114,7 +116,11 @@ def show_run(document: dict[str, Any]) -> None:
     moving = [one["field"] for one in (document.get("interval") or {}).get("fields", [])[:3]]
     if moving:
         console.print(f"± over the ranges of the profile's numbers, most by {', '.join(moving)}")
-    console.print(escape(f"run {document['run_id']}; moebench report --html out.html shows it"))
+    console.print(
+        escape(
+            f"run {document['run_id']}; moebench report --html out.html{in_store(store)} shows it"
+        )
+    )
 
 
 def figures(document: dict[str, Any]) -> Iterator[tuple[str, str]]:

@@ -27,8 +27,9 @@ from moebench.reports.page import sections
 from moebench.reports.page.views import views
 from moebench.reports.tables import Document, badge_of
 from moebench.reports.throughput import Curve
+from moebench.results.places import no_runs
 from moebench.results.reproduction import PaperResult
-from moebench.results.store import NO_RUNS, Cell
+from moebench.results.store import Cell
 from moebench.substrate.errors import UsageError
 from moebench.substrate.files import write_text
 
@@ -82,7 +83,7 @@ def render(contents: Contents, out: Path, source: str = "the store") -> None:
         InputError: the page cannot be written.
     """
     if not contents.runs:
-        raise UsageError(NO_RUNS.format(source))
+        raise UsageError(no_runs(source))
     text = page(contents, source)
     write_text(out, text)
 

@@ -52,8 +52,8 @@ _KINDS = {
         (f"interval.{name}" for name in ("tpot_ms", "ttft_ms", "e2e_ms", "tokens_per_s")),
         _NUMBERS),
     **dict.fromkeys(
-        (f"accuracy.{name}" for name in ("score", "stderr", "agreement", "kl", "n", "chance")),
-        _NUMBER),
+        (f"accuracy.{name}" for name in (
+            "score", "stderr", "agreement", "kl", "n", "chance")), _NUMBER),
     "accuracy.metric": _TEXT,
     "accuracy.items": _PART,
 }  # fmt: skip

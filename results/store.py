@@ -24,13 +24,12 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 from moebench.results.documents import picture, problem, spec_problem
+from moebench.results.places import in_store, no_runs
 from moebench.results.samples import samples_path
 from moebench.results.store_schema import SCHEMA_VERSION, migrate
 from moebench.substrate.errors import InputError, IntegrityError, UnknownNameError, UsageError
 
 FILE_NAME = "runs.sqlite"
-NO_RUNS = "no runs in {}; run: moebench run --system smoe --setting S3"
-
 #: How long a writer waits for the others before it gives up.
 BUSY_S = 30.0
 
@@ -107,7 +106,7 @@ class Store:
     def __init__(self, directory: Path) -> None:
         self.directory = directory
         self.path = directory / FILE_NAME
-        #: What the last reading left out, by run or cell: a line each that says why.
+        #: What a reading left out, by run or cell: a line each.
         self.left_out: dict[str, str] = {}
 
     def put(
@@ -195,10 +194,7 @@ class Store:
     def runs(self) -> list[dict[str, Any]]:
         """Every run's document, oldest first; `left_out` says which are not as they should be."""
         rows = self._read("SELECT run_id, document FROM runs ORDER BY created, run_id")
-        found = (
-            self._sound(f"run {run_id}", text, partial(problem, run_id=run_id))
-            for run_id, text in rows
-        )
+        found = (self._sound(f"run {i}", text, partial(problem, run_id=i)) for i, text in rows)
         return [document for document in found if document is not None]
 
     def ids(self) -> list[str]:
@@ -214,11 +210,13 @@ class Store:
         """
         ids = self.ids()
         if not ids:
-            raise UsageError(NO_RUNS.format(self.directory))
+            raise UsageError(no_runs(self.directory))
         matches = [prefix] if prefix in ids else [i for i in ids if i.startswith(prefix)]
         if not matches:
             near = difflib.get_close_matches(prefix, ids, n=5, cutoff=0.0)
-            raise UnknownNameError("run", prefix, near, hint="moebench report lists all")
+            raise UnknownNameError(
+                "run", prefix, near, hint=f"moebench report{in_store(self.directory)} lists all"
+            )
         if len(matches) > 1:
             some = ", ".join(matches[:5]) + (", ..." if len(matches) > 5 else "")
             raise UsageError(f"run {prefix!r} is ambiguous: {some}; give more characters")

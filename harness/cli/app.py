@@ -7,6 +7,7 @@ import typer
 
 from moebench.harness.cli import (
     advise,
+    complaints,
     evaluate,
     here,
     machines,
@@ -18,7 +19,7 @@ from moebench.harness.cli import (
     timeline,
     traces,
 )
-from moebench.harness.cli.complaints import check_typed, with_value
+from moebench.harness.cli.complaints import check_typed, fitted, with_value
 from moebench.harness.cli.completion import CompletingGroup
 from moebench.harness.cli.parameters import JSON
 
@@ -34,6 +35,8 @@ app.add_typer(machines.app, name="machines")
 app.add_typer(models.app, name="models")
 app.add_typer(traces.app, name="trace")
 
+
+complaints.program = app
 
 #: What Typer raises for wrong usage.  Some releases carry their own copy of click, so the class is
 #: found through a name that all of them export.
@@ -125,7 +128,7 @@ def main(arguments: list[str] | None = None) -> int:
     except IntegrityError:
         raise
     except MoeBenchError as error:
-        return _complain(str(error))
+        return _complain(fitted(str(error), arguments))
     except OSError as error:  # a full disk, a file without permission, ...
         return _complain(str(error))
     if done == INTERRUPTED:  # Typer makes an exit code of the exception

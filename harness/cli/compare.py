@@ -11,6 +11,7 @@ from moebench.reports.compare_text import document, text_table
 from moebench.reports.conditions import title_of
 from moebench.reports.tables import Document, dig, system_of
 from moebench.reports.text import markdown
+from moebench.results.places import in_store
 from moebench.results.store import Store
 from moebench.substrate.errors import UsageError
 from moebench.substrate.models.catalogue import model_names, model_shape
@@ -31,7 +32,9 @@ def compare_command(
     runs = [run for run in store.runs() if _is_wanted(run, wanted)]
     console.say_left_out(store)
     if not runs:
-        raise UsageError(f"no such runs in {directory}; run: moebench sweep standard")
+        raise UsageError(
+            f"no such runs in {directory}; run: moebench sweep standard{in_store(directory)}"
+        )
     allowed = _split(mixed)
     specs = {title_of(run): run["spec"] for run in runs}
     found, left_out = compare.comparisons(

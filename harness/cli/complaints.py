@@ -1,5 +1,6 @@
 """What is said of wrong usage."""
 
+import re
 import sys
 from typing import Any
 
@@ -32,3 +33,55 @@ def with_value(said: str, error: Any, arguments: list[str] | None) -> str:
                 value = value if equals else typed[place + 1]
                 return said if value in said else f"{option} {value}: {said}"
     return said
+
+
+#: The application, which sets it: it imports this module.
+program: Any = None
+
+#: An option in prose; one of a whole command that is advised stands behind its name.
+_OPTION = re.compile(r"(?<![\w/-])--[a-z][a-z-]*")
+_COMMAND = re.compile(r"moebench [a-z][^;`]*")
+
+
+def fitted(said: str, arguments: list[str] | None) -> str:
+    """A complaint whose advice names options that the command has which was typed.
+
+    What is wrong with a run is said in `moebench run`'s options; a sweep takes several values for
+    each, some in its file alone, and others take what they need from elsewhere.
+    """
+    typed = sys.argv[1:] if arguments is None else arguments
+    path, options = _options(typed)
+    advised = [match.span() for match in _COMMAND.finditer(said)]
+    given = {word.partition("=")[0] for word in typed}
+
+    def fit(match: re.Match[str]) -> str:
+        option = match.group()
+        inside = any(start <= match.start() < end for start, end in advised)
+        if inside or option in options or option in given or not options:
+            return option
+        if f"{option}s" in options:
+            return f"{option}s"
+        if path == ["sweep"]:
+            return f"{option.lstrip('-').replace('-', '_')} (in the sweep's file)"
+        return f"{option} (of moebench run)" if option in _options(["run"])[1] else option
+
+    return _OPTION.sub(fit, said)
+
+
+def _options(typed: list[str]) -> tuple[list[str], set[str]]:
+    """The command that was typed, and the options that it has; none where there is no command."""
+    from typer.main import get_command
+
+    if program is None:  # without the command line
+        return [], set()
+    command: Any = get_command(program)
+    path = []
+    for word in typed:
+        inner = getattr(command, "commands", {}).get(word)
+        if inner is None:
+            break
+        command = inner
+        path.append(word)
+    if not path or hasattr(command, "commands"):
+        return path, set()
+    return path, {name for param in command.params for name in (*param.opts, *param.secondary_opts)}

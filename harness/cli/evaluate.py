@@ -80,7 +80,7 @@ def evaluate(
     if json:
         print(json_module.dumps(document, sort_keys=True))
     else:
-        _show(document)
+        _show(document, store)
 
 
 def _write(engine: str, asked: Any, folder: Path) -> None:
@@ -126,9 +126,9 @@ def _evaluate(
     return outcome.document
 
 
-def _show(document: dict[str, Any]) -> None:
+def _show(document: dict[str, Any], store: Path) -> None:
     from moebench.harness import console
     from moebench.reports.evaluations import HEADERS, lines
 
-    console.show_run(document)
+    console.show_run(document, store)
     console.table("what the evaluator found", HEADERS, lines([document]))

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 from moebench.harness import console
 from moebench.harness.options import require_file, require_folder
-from moebench.results.store import NO_RUNS, Cell, Store
+from moebench.results.places import no_runs
+from moebench.results.store import Cell, Store
 from moebench.substrate.errors import UsageError
 
 if TYPE_CHECKING:
@@ -65,7 +66,7 @@ def report_command(request: ReportRequest) -> None:
     runs, failed = store.runs(), store.cells("failed")
     console.say_left_out(store)
     if not runs and not failed:
-        raise UsageError(NO_RUNS.format(request.store))
+        raise UsageError(no_runs(request.store))
     views, claims = _accuracy(request), _claims(request)
     if request.html is not None:
         _write_page(request.html, store, runs, views, failed, claims)

@@ -47,7 +47,7 @@ def run_command(request: RunRequest) -> None:
         if request.json:
             print(json.dumps(document, sort_keys=True))
         else:
-            console.show_run(document)
+            console.show_run(document, request.store)
         return
     from moebench.harness.cli.seeds import means, show_means
 

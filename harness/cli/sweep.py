@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from moebench.harness import console
+from moebench.harness.cli.complaints import fitted
 from moebench.harness.options import find_data_dir, parse_overrides, require_writable
 from moebench.harness.run.spec import RunSpec
 from moebench.harness.sweep.estimate import estimate
@@ -16,6 +17,7 @@ from moebench.harness.sweep.execute import Open, carry_out, jobs_of, local_worke
 from moebench.harness.sweep.plan import cells_from_file, expand
 from moebench.harness.sweep.progress import board, title
 from moebench.harness.sweep.worker import Job, Opened
+from moebench.results.places import in_store
 from moebench.results.store import Store
 from moebench.substrate.errors import UsageError
 
@@ -144,7 +146,8 @@ def _show_plan(
         console.table("cells", ["cell", "state", "what"], lines)
     said = ", ".join(f"{n} {name}" for name, n in counts.items())
     for reason, times in Counter(problems.values()).items():
-        console.stderr().print(f"cannot run, {times} cells: {reason}", markup=False)
+        line = fitted(f"cannot run, {times} cells: {reason}", ["sweep"])
+        console.stderr().print(line, markup=False)
     console.stderr().print(f"{len(cells)} cells: {said}; {processes} at a time, {guess}")
     return 1 if problems else 0
 
@@ -163,7 +166,9 @@ def _sum_up(request: SweepRequest, cells: Sequence[Job], ran: int, store: Store)
     done = sum(job.cell_id in finished for job in cells)
     line = f"{len(cells)} cells: {done} done ({len(cells) - ran} were known), {len(failed)} failed"
     out = console.stderr()
-    out.print(f"{line}; moebench report shows them")
+    where = in_store(request.store)
+    out.print(f"{line}; moebench report{where} shows them")
     if failed:
-        out.print("moebench report names the failures; --retry-failed runs these cells again")
+        advice = "the same sweep with --retry-failed runs these cells again"
+        out.print(f"moebench report{where} names the failures; {advice}")
     return 1 if failed else 0

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from moebench.results.store import FILE_NAME, SCHEMA_VERSION, Store, run_key
-from moebench.substrate.errors import InputError, IntegrityError, UnknownNameError, UsageError
+from moebench.substrate.errors import IntegrityError, UnknownNameError, UsageError
 from tests.results.documents import SPAN, document
 
 ROOT = Path(__file__).parents[2]
@@ -61,12 +61,13 @@ def test_pictures_are_small_and_come_back_together(store: Store) -> None:
     assert len(kept) < len(json.dumps(many)) / 5
 
 
-def test_a_damaged_picture_is_one_line(store: Store) -> None:
+def test_a_damaged_picture_costs_itself(store: Store) -> None:
     store.put(document("abc"), [SPAN])
     with closing(sqlite3.connect(store.path)) as db, db:
         db.execute("UPDATE runs SET timeline = x'00ff'")
-    with pytest.raises(InputError, match="is damaged or not a moebench store"):
-        store.timeline("abc")
+    assert store.timeline("abc") is None
+    assert store.timelines() == {"abc": []}
+    assert store.runs() == [document("abc")]
 
 
 def test_the_columns_can_be_queried(store: Store) -> None:
