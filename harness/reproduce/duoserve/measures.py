@@ -211,7 +211,7 @@ def more_epochs(evidence: Evidence) -> Measured:
     """8x22B's less 8x7B's."""
     _require_full(evidence)
     large, small = (
-        lambda runs, cells=cells: _epochs(runs.of(setting=cells))  # type: ignore[misc]
+        lambda runs, cells=cells: _epochs(runs.of(setting=cells))
         for cells in (LARGE_CELLS, SMALL_CELLS)
     )
     return of_both(difference(large, small))(evidence)
