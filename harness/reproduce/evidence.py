@@ -14,6 +14,7 @@ from moebench.reports.tables import Document, dig, system_of
 from moebench.results.reproduction import Measured
 from moebench.results.store import Store
 from moebench.substrate.errors import MoeBenchError
+from moebench.workloads.catalogue import workload
 
 #: From the worst to the best: a figure has the lowest badge of its runs.
 BADGES = ("estimate", "datasheet", "calibrated", "measured")
@@ -196,9 +197,18 @@ class Evidence:
         """The cells of an experiment.
 
         Raises:
-            UsageError, InputError: it cannot be expanded, for example without a data folder.
+            UsageError, InputError: it cannot be expanded.
+            MissingEvidenceError: it asks questions of a data folder, and there is none.
         """
-        return expand(experiment.plan(self.quick, self.changes), self.data_dir)
+        found = expand(experiment.plan(self.quick, self.changes), self.data_dir)
+        if self.data_dir is None:
+            asked = {spec.workload for spec in found if spec.trace is None}
+            for name in sorted(asked):
+                if workload(name).source != "generated":
+                    raise MissingEvidenceError(
+                        f"{experiment.name}: {name} lies in a data folder; give --data-dir DIR"
+                    )
+        return found
 
     def jobs(self, experiment: Experiment) -> list[Job]:
         """The same with their identities."""

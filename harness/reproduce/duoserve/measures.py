@@ -210,11 +210,9 @@ def sufficient(experiment: Experiment) -> Measure:
 def more_epochs(evidence: Evidence) -> Measured:
     """8x22B's less 8x7B's."""
     _require_full(evidence)
-    large, small = (
-        lambda runs, cells=cells: _epochs(runs.of(setting=cells))
-        for cells in (LARGE_CELLS, SMALL_CELLS)
-    )
-    return of_both(difference(large, small))(evidence)
+    return of_both(
+        lambda runs: _epochs(runs.of(setting=LARGE_CELLS)) - _epochs(runs.of(setting=SMALL_CELLS))
+    )(evidence)
 
 
 def _require_full(evidence: Evidence) -> None:

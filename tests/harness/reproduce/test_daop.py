@@ -19,7 +19,6 @@ from moebench.harness.reproduce.daop.experiments import (
 from moebench.harness.reproduce.evidence import Evidence, Experiment, MissingEvidenceError, Runs
 from moebench.harness.reproduce.written import routed
 from moebench.results.store import Store
-from moebench.substrate.errors import UsageError
 
 # ----------------------------------------------------------------------------- the registry
 
@@ -67,8 +66,8 @@ def test_the_paper_has_three_systems_of_phi(tmp_path: Path) -> None:
 
 def test_what_needs_data_says_what_to_type(tmp_path: Path) -> None:
     evidence = Evidence(Store(tmp_path), None, tmp_path, quick=True)
-    with pytest.raises(UsageError, match="--data-dir"):
-        evidence.jobs(FIRST_TOKEN)
+    with pytest.raises(MissingEvidenceError, match="arc_easy lies in a data folder; give --data-"):
+        evidence.specs(FIRST_TOKEN)
     with pytest.raises(MissingEvidenceError, match="c4 lies in a data folder; give --data-dir"):
         routed(evidence, m.MIXTRAL, "c4")
 
