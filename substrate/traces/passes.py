@@ -200,7 +200,7 @@ class TracedModel:
         if (layer, later) not in predicted:
             raise UsageError(
                 f"the trace holds no predictions of kind {lookahead} that layer {layer} made of "
-                f"layer {later}; run the system without --trace, or --set route=exact or prefetch=none, "
+                f"layer {later}; run without --trace, or --set route=exact or prefetch=none, "
                 "whichever predicts"
             )
         return predicted[layer, later]
