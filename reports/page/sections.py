@@ -53,7 +53,10 @@ def tables(
         Section(
             "claims",
             "The papers' claims",
-            [Part(one.title, claims.HEADERS, claims.lines(one)) for one in results],
+            [
+                Part(f"{one.title}, {claims.summary([one])}", claims.HEADERS, claims.lines(one))
+                for one in results
+            ],
             f"{claims.summary(results)}. {claims.CAPTION}" if results else "",
         ),
         Section(

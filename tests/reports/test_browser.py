@@ -11,8 +11,10 @@ import pytest
 from moebench.reports.accuracy import views
 from moebench.reports.html import Contents, render
 from moebench.reports.throughput import Point
+from moebench.results.reproduction import Axis, Exhibit
 from tests.reports.alpha import ITEMS, ROWS
 from tests.reports.samples import HOSTILE, compared, hostile_run, run, spans
+from tests.reports.test_claims import DIFFERS, UNMEASURED, result
 
 
 @pytest.fixture(scope="session")
@@ -297,4 +299,28 @@ def test_hostile_names_run_nothing(browser: Any, tmp_path: Path) -> None:
     draw_all(tab)
     tab.locator(".run svg .mark-rect.role-mark path").first.hover()
     tab.wait_for_selector("#vg-tooltip-element.visible", timeout=5000)
+    assert complaints == []
+
+
+def test_claims_and_the_papers_figures_are_shown(browser: Any, tmp_path: Path) -> None:
+    shown = Exhibit(
+        id="smoe-fig-11", place="Fig. 11", title=HOSTILE, form="bars", badge="estimate",
+        x=Axis(field="system", title="system"), y=Axis(field="ms", title="TPOT", unit="ms"),
+        rows=({"system": "smoe", "ms": 10.0}, {"system": "lru", "ms": 20.0}),
+        paper_rows=({"system": "smoe", "ms": 12.0},),
+    )  # fmt: skip
+    table = shown.model_copy(update={
+        "id": "smoe-table-1", "form": "table",
+        "columns": (Axis(field="system", title="system"), Axis(field="ms", title="TPOT")),
+    })  # fmt: skip
+    found = result(DIFFERS, UNMEASURED).model_copy(update={"exhibits": (shown, table)})
+    render(Contents([run()], claims=[found]), tmp_path / "r.html")
+    tab, complaints = open_page(browser, tmp_path / "r.html")
+    assert texts(tab, "#claims .chip") == ["direction only", "not measurable here"]
+    tab.locator("#papers > details > summary").click()
+    assert "smoe-fig-11" in [one.get_attribute("id") for one in tab.locator(".chart").all()]
+    draw_all(tab)
+    assert tab.locator("#smoe-fig-11 svg .role-mark path").count() >= 3
+    assert HOSTILE in tab.locator("#papers h3").first.inner_text()
+    assert tab.locator("#papers > details > .scroll td", has_text="smoe").count() == 1
     assert complaints == []

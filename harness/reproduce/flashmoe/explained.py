@@ -4,11 +4,10 @@ Numbers are of the ``--quick`` run's cells, or of cells of the full run where th
 """
 
 _DATA = (
-    "How much the network learnt from decides it. With --quick it is shown 32 texts of OLMoE and 8 "
-    "of Qwen3; the paper's has 512 of up to 512 tokens. Shown 512 drawn texts (43,421 tokens; cells "
-    "of the full run, F1, seed 0), OLMoE's hits 75.1 % of the time at 24 slots where LRU hits "
-    "71.7 %, and decodes 14.9 % faster than with LRU. Recordings of OLMoE hold too few texts to "
-    "learn from."
+    "How much the network learnt from matters. With --quick it is shown 32 texts of OLMoE and 8 of "
+    "Qwen3; the paper's has 512 of up to 512 tokens. Shown 512 drawn texts (43,421 tokens; cells of"
+    " the full run, F1, seed 0), OLMoE's hits 75.1 % of the time at 24 slots, LRU 71.7 %, "
+    "and decodes 14.9 % faster than LRU's. Recordings of OLMoE hold too few texts to learn from."
 )
 _LFU = (
     " Of 21 % more hits and 22 % fewer loads it follows that LRU hit 51 % where that was measured, "
@@ -21,9 +20,9 @@ _READS = (
     "FlashMoE 126."
 )
 _LOADING = (
-    "Here loading is the bytes that a system places at the start, at the speed of the drive, within "
-    "1 GB of host memory. What reading a whole checkpoint into less memory than it needs costs, and "
-    "what unpickling costs, is not charged."
+    "Here loading is the bytes that a system places at the start, at the speed of the drive, with "
+    "1 GB of host memory. What it costs to read a whole checkpoint into less memory than it needs, "
+    "and to unpickle it, is not charged."
 )
 _MODEL = (
     "The paper does not say which model. OLMoE's own recordings use even more of its experts than "
