@@ -339,7 +339,7 @@ def _as_much_as(
     if not whole:
         raise UsageError(f"--batch {batch}: {what} holds {sequences} prompts")
     return {
-        "prompts": given.get("prompts") or whole,
+        "prompts": whole if given.get("prompts") is None else given["prompts"],
         "new_tokens": min(chosen.get("new_tokens", longest), longest),
     }
 

@@ -200,8 +200,8 @@ class TracedModel:
         if (layer, later) not in predicted:
             raise UsageError(
                 f"the trace holds no predictions of kind {lookahead} that layer {layer} made of "
-                f"layer {later}; run the system without --trace, or --set route=exact or "
-                "prefetch=none, whichever predicts"
+                f"layer {later}; run without --trace, or --set route=exact or prefetch=none, "
+                "whichever predicts"
             )
         return predicted[layer, later]
 

@@ -206,6 +206,7 @@ def test_the_report_shows_a_replay(recorded: Path) -> None:
         (("--batch", "2", "--prompts", "3"), "holds 2 prompts"),
         (("--batch", "4"), "holds 3 prompts"),
         (("--batch", "0"), "--batch 0"),
+        (("--prompts", "0"), "--prompts 0"),
         (("--workload", "gsm8k"), "a trace has its own"),
         (("--weights", "x"), "a trace has its own"),
         (("--scoring", "generation"), "a trace has its own"),
