@@ -36,7 +36,7 @@ _EXPLANATIONS = {
         "above), so that a faster system saves more of it there."
     ),
     "D-11 Mixtral 8x7B exception": (
-        "With --quick, DAOP changes about one decoded token in 70 of generated sums at 25 %, and no "
+        "With --quick, DAOP changes one decoded token in 70 of generated sums at 25 %, and no "
         "answer. They are short; GSM8K's are chains of a hundred tokens and more. "
         "The scale model cannot answer GSM8K."
     ),
