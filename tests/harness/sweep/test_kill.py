@@ -111,8 +111,8 @@ def test_processes_end_with_the_sweep(forks: Forks, number: signal.Signals, code
         stderr=subprocess.PIPE, text=True, env=environment, preexec_fn=hears_ctrl_c,
     )  # fmt: skip
     assert running.stderr is not None
-    first = running.stderr.readline()
-    assert first.startswith("sweep: "), first
+    # What is done before the first cell may be told, too, on a slow computer.
+    assert any(line.startswith("sweep: ") for line in iter(running.stderr.readline, ""))
     running.send_signal(number)
     if sys.platform != "linux":  # elsewhere a worker ends with its cell
         open_gate()
