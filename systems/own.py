@@ -177,7 +177,13 @@ def _owner(kind: type, name: str) -> type:
 
 
 def blamed(error: Exception, what: str) -> UsageError | None:
-    """An error that the user's own code raised, as a line that says where; None if it is ours."""
+    """An error that the user's own code raised, as a line that says where; None if it is ours.
+
+    Args:
+        what: the system; only one given as ``module:Class`` is a file of the user's.
+    """
+    if ":" not in what:
+        return None
     frames = traceback.extract_tb(error.__traceback__)
     own = [
         frame

@@ -236,7 +236,7 @@ def test_hostile_names_are_data_or_text(tmp_path: Path) -> None:
 
 
 def test_no_run_says_how_to_make_one(tmp_path: Path) -> None:
-    wanted = r"^no runs in x/\.moebench; run: moebench run --system smoe --setting S3$"
+    wanted = r"^no runs in x/\.moebench; run: moebench run --system smoe --setting S3"
     with pytest.raises(UsageError, match=wanted):
         render(Contents([]), tmp_path / "r.html", source="x/.moebench")
     assert not (tmp_path / "r.html").exists()

@@ -149,7 +149,7 @@ def test_a_trace_that_was_spoilt_is_one_line(tmp_path: Path) -> None:
     line = refused(
         *RUN, "smoe", "--prompts", "2", "--new-tokens", "5", "--routing", "drawn"
     )  # fmt: skip
-    assert "a broken trace" in line
+    assert "ids.npy is not what was written; record or import it again" in line
 
 
 @pytest.mark.parametrize(

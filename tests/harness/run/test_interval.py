@@ -12,7 +12,8 @@ from moebench.harness.run.interval import Effect, badge_of, combined, effects_on
 from moebench.harness.run.runner import prepare, run
 from moebench.harness.run.session import Session
 from moebench.harness.run.spec import resolve
-from moebench.substrate.machines.profile import MACHINES, Calibration, load_profile
+from moebench.reports.fidelity import TABLES
+from moebench.substrate.machines.profile import MACHINES, load_profile
 from moebench.substrate.machines.quantity import Bandwidth
 from moebench.substrate.machines.ranges import Uncertain, uncertain
 from tests.harness import commands
@@ -65,10 +66,7 @@ def test_a_run_is_datasheet_where_estimates_hardly_move_it(
 
 
 def test_a_calibrated_profile_stays_calibrated() -> None:
-    error = {"value": 0.07, "unit": "1", "source": "held out", "badge": "measured"}
-    fitted = {"date": "2026-01-01", "error": error, "machine": "box"}
-    calibration = Calibration.model_validate(fitted)
-    profile = PROFILE.model_copy(update={"calibration": calibration})
+    profile = load_profile(str(next(TABLES.glob("*.yaml"))))
     assert badge_of(profile, [effect(tpot_ms=(0.5, -0.5))]) == "calibrated"
 
 

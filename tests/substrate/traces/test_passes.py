@@ -212,7 +212,7 @@ def test_predictions_of_a_layer_that_was_not_asked_for_are_refused_in_one_line(d
     model.embed("decode")
     first, later = decoder.shape.moe_layers[:2]
     assert model.predict(first, later, (), Lookahead.GATE).shape == (2, decoder.shape.num_experts)
-    with pytest.raises(UsageError, match="layer 1 made of layer 7; run the system live") as error:
+    with pytest.raises(UsageError, match="layer 1 made of layer 7; run without --trace") as error:
         model.predict(first, 7, (), Lookahead.GATE)
     assert "\n" not in str(error.value)
 
