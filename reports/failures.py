@@ -21,7 +21,8 @@ def title(spec: Mapping[str, Any]) -> str:
     batch = f"×{spec.get('batch', 1)}"
     routing = routing_of(spec)
     parts = [
-        system_of(spec), options, place, spec.get("workload"),
+        # A cell of a damaged store may lack all of it.
+        system_of({"system": "?", **spec}), options, place, spec.get("workload"),
         None if routing == "model" else routing, batch,
     ]  # fmt: skip
     return " ".join(filter(None, parts))

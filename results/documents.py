@@ -12,7 +12,7 @@ from typing import Any
 
 from moebench.substrate.files import brief
 
-_TEXT, _NUMBER, _FLAG = "text", "a number", "true or false"
+_TEXT, _NUMBER, _WHOLE, _FLAG = "text", "a number", "a whole number", "true or false"
 _PART, _NUMBERS, _TEXTS, _LIST = "an object", "an object of numbers", "an object of texts", "a list"
 
 #: Fields that are read as they are, and what they hold; what is null is not known.
@@ -29,9 +29,13 @@ _KINDS = {
             "page_cache")), _TEXT),
     **dict.fromkeys(
         (f"spec.{name}" for name in (
-            "batch", "prompts", "new_tokens", "seed", "few_shot", "slots", "alpha", "cache_ratio",
-            "calibrate_texts", "device_memory_gib", "free_host_gb", "emulated_link_gb_s")),
+            "batch", "prompts", "new_tokens", "seed", "few_shot", "slots", "calibrate_texts")),
+        _WHOLE),
+    **dict.fromkeys(
+        (f"spec.{name}" for name in (
+            "alpha", "cache_ratio", "device_memory_gib", "free_host_gb", "emulated_link_gb_s")),
         _NUMBER),
+    **dict.fromkeys(("accuracy.n", "accuracy.cut"), _WHOLE),
     **dict.fromkeys(("spec.plain_prompts", "spec.allow_overcommit", "measured.noisy"), _FLAG),
     "spec.overrides": _TEXTS,
     "notes": _LIST,
@@ -53,7 +57,7 @@ _KINDS = {
         _NUMBERS),
     **dict.fromkeys(
         (f"accuracy.{name}" for name in (
-            "score", "stderr", "agreement", "kl", "n", "chance")), _NUMBER),
+            "score", "stderr", "agreement", "kl", "chance")), _NUMBER),
     "accuracy.metric": _TEXT,
     "accuracy.items": _PART,
 }  # fmt: skip
@@ -132,6 +136,8 @@ def _is(value: object, kind: str) -> bool:
     if kind in (_NUMBERS, _TEXTS):
         one = _NUMBER if kind == _NUMBERS else _TEXT
         return isinstance(value, dict) and all(v is None or _is(v, one) for v in value.values())
+    if kind == _WHOLE:
+        return isinstance(value, int) and not isinstance(value, bool)
     if kind == _NUMBER:
         number = isinstance(value, int | float) and not isinstance(value, bool)
         return number and math.isfinite(value)  # type: ignore[arg-type]

@@ -345,6 +345,8 @@ class Store:
         except sqlite3.Error as error:
             meaning = _MEANINGS.get(_code(error), "{} cannot be used ({}); give another --store")
             raise InputError(meaning.format(self.path, error)) from error
+        except UnicodeDecodeError as error:  # Python reads what SQLite says of a damaged file
+            raise InputError(_BROKEN.format(self.path, error)) from error
         except OSError as error:
             reason = error.strerror or str(error)
             raise InputError(f"{self.directory} cannot be used: {reason}; give --store") from error
