@@ -25,23 +25,6 @@ from moebench.results.store import Store
 # ----------------------------------------------------------------------------- the registry
 
 
-def test_every_claim_of_the_paper_is_there_with_bands_and_a_reason() -> None:
-    names = [claim.id for claim in PAPER.claims]
-    assert len(set(names)) == len(names)
-    assert {name.split()[0] for name in names} == {f"U-{i}" for i in range(1, 9)}
-    for claim in PAPER.claims:
-        if not claim.not_measurable:
-            assert claim.measure is not None, claim.id
-            assert claim.reproduced is not None, claim.id
-            assert claim.why, claim.id
-
-
-def test_the_papers_figure_reproduces_itself() -> None:
-    for claim in PAPER.claims:
-        if claim.paper is not None and claim.reproduced is not None:
-            assert claim.reproduced.holds(claim.paper), claim.id
-
-
 def test_exhibits_are_three_tables_and_five_figures() -> None:
     """Fig. 2 has two panels of different axes."""
     assert len(PAPER.exhibits) == 8
