@@ -6,7 +6,7 @@ Every cell is a run of the store: a reproduction that was stopped goes on where 
 import time
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 
 from moebench.harness.reproduce.claim import Claim, CounterExperiment, PaperClaims, Show
@@ -177,7 +177,8 @@ def _counters(
 def _counter_results(claim: Claim, evidence: Evidence) -> list[Counter]:
     found = []
     for counter in claim.counters:
-        result = _measured(claim, evidence.changed(counter.changes))
+        read = replace(claim, measure=counter.measure or claim.measure)
+        result = _measured(read, evidence.changed(counter.changes))
         if result.measured is not None:
             found.append(
                 Counter(

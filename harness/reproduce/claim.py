@@ -21,10 +21,12 @@ class CounterExperiment:
         name: what is changed, in words.
         changes: fields of a sweep that replace those of the claim's experiments; a list replaces an
             axis.
+        measure: the figure under another reading, in the claim's unit; by default the claim's own.
     """
 
     name: str
-    changes: Mapping[str, Any]
+    changes: Mapping[str, Any] = field(default_factory=dict)
+    measure: Callable[[Evidence], Measured] | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,28 +1,46 @@
-"""Timelines of several systems beside each other: the same layers of one decoded token."""
+"""Timelines of several systems beside each other: the same layers of one token, or of a prefill."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from moebench.harness.reproduce.evidence import Evidence, MissingEvidenceError, Runs
+from moebench.harness.run.runner import prepare, run
+from moebench.harness.run.spec import RunSpec
+
+Record = Mapping[str, Any]
 
 #: In the middle of a model: first layers may be routed otherwise.
 LAYERS = 3
 
 
-def spans(evidence: Evidence, runs: Mapping[str, Runs], first: int) -> list[dict[str, Any]]:
-    """Rows of a timeline exhibit, from the kept pictures; time starts with each panel's first span.
+def decoded(evidence: Evidence, runs: Runs) -> list[Record]:
+    """One decoded token of the first run, as it was kept; empty where none was."""
+    kept = evidence.store.timeline(runs[0]["run_id"]) if len(runs) else None
+    return list(kept or ())
+
+
+def prefill(evidence: Evidence, spec: RunSpec) -> list[Record]:
+    """The prefill of a cell's first prompt; runs keep none, so it is run once more."""
+    shown = spec.model_copy(update={"prompts": 1, "new_tokens": 2})
+    session = prepare(shown, evidence.data_dir)
+    records = run(session, evidence.scratch, keep_timeline=True).timeline.records()
+    (first, *_) = (one for one in records if one["kind"] == "token")
+    return [one for one in records if one["start_us"] < first["start_us"]]
+
+
+def spans(panels: Mapping[str, Iterable[Record]], first: int) -> list[dict[str, Any]]:
+    """Rows of a timeline exhibit; time starts with each panel's first span.
 
     Args:
-        runs: by the panel's title; the first run of each is shown.
+        panels: records of spans, by title.
         first: of the `LAYERS` layers that are shown, as layers of the model.
 
     Raises:
-        MissingEvidenceError: no picture was kept of a run.
+        MissingEvidenceError: a panel has none of these layers.
     """
     rows = []
-    for title, ones in runs.items():
-        kept = evidence.store.timeline(ones[0]["run_id"]) if len(ones) else None
-        chosen = [one for one in kept or () if first <= one["layer"] < first + LAYERS]
+    for title, records in panels.items():
+        chosen = [one for one in records if first <= one["layer"] < first + LAYERS]
         if not chosen:
             raise MissingEvidenceError(f"no timeline was kept of {title}")
         origin = min(one["start_us"] for one in chosen)

@@ -79,6 +79,25 @@ def _recorded(evidence: Evidence, model: str) -> list[RoutedSequence]:
     return [text for one in recordings(model, evidence.data_dir) for text in routings(one.trace)]
 
 
+def recorded(evidence: Evidence, model: str, *kinds: str) -> list[RoutedSequence]:
+    """A model's recordings of some kinds of text, each up to where it loops.
+
+    Raises:
+        MissingEvidenceError: there is no data folder, or nothing of these kinds in it.
+    """
+    if evidence.data_dir is None:
+        raise MissingEvidenceError("recordings lie in a data folder; give --data-dir DIR")
+    found = [
+        RoutedSequence(one.trace.ids_TLK[rows[:end]].astype(int), prompt)
+        for one in recordings(model, evidence.data_dir)
+        if one.trace.path.name.split("__")[1].split("-")[0] in kinds
+        for rows, end, prompt in zip(one.trace.sequences, one.ends, one.trace.prompts, strict=True)
+    ]
+    if not found:
+        raise MissingEvidenceError(f"no {' or '.join(kinds)} was recorded of {model}")
+    return found
+
+
 def over_texts(
     evidence: Evidence,
     model: str,

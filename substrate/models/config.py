@@ -10,9 +10,10 @@ from pathlib import Path
 from typing import Any
 
 from moebench.substrate.errors import CheckpointError, InputError
-from moebench.substrate.files import brief, read_mapping
+from moebench.substrate.files import brief, read_mapping, whole
 from moebench.substrate.models.fields import check_counts, first_line
 from moebench.substrate.models.shape import (
+    MOST,
     ROPE_TYPES,
     AttentionWindow,
     GateKind,
@@ -89,12 +90,17 @@ def common_fields(c: Config) -> dict[str, Any]:
         "num_heads": heads,
         "num_kv_heads": c.get("num_key_value_heads") or heads,
         "head_dim": c.get("head_dim") or c["hidden_size"] // heads,
-        "rope_theta": c.get("rope_theta") or rope.get("rope_theta", 10_000.0),
+        "rope_theta": _given(c, "rope_theta", _given(rope, "rope_theta", 10_000.0)),
         **_rope(c, rope),
         "max_positions": c.get("max_position_embeddings", 4096),
         "norm_eps": c.get("rms_norm_eps", 1e-6),
         "tied_head": c.get("tie_word_embeddings", False),
     }
+
+
+def _given(c: Config, key: str, default: object) -> Any:
+    """What a key says; null is silence, and 0 is not."""
+    return default if c.get(key) is None else c[key]
 
 
 def _rope(c: Config, rope: Config) -> dict[str, Any]:
@@ -108,10 +114,9 @@ def _rope(c: Config, rope: Config) -> dict[str, Any]:
     if kind not in ROPE_TYPES or kind == "default":
         return fields
     longest = c.get("max_position_embeddings", 4096)
-    original = rope.get("original_max_position_embeddings") or c.get(
-        "original_max_position_embeddings", longest
-    )
-    factor = rope.get("factor") or longest / original
+    key = "original_max_position_embeddings"
+    original = whole(_given(rope, key, _given(c, key, longest)), key, 1, MOST)
+    factor = rope["factor"] if rope.get("factor") is not None else longest / original
     scaling = {"factor": factor, "original_max_positions": original}
     own = ("beta_fast", "beta_slow", "truncate", "mscale_all_dim", "low_freq_factor",
            "high_freq_factor", "short_factor", "long_factor")  # fmt: skip

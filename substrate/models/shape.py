@@ -8,7 +8,7 @@ import math
 from enum import StrEnum
 from functools import cached_property
 from itertools import zip_longest
-from typing import Annotated, Literal, cast
+from typing import Annotated, Any, Literal, cast
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
@@ -193,6 +193,15 @@ class ModelShape(BaseModel):
     #: Experts in so many groups, of which so many may be chosen from.
     gate_groups: tuple[int, int] | None = None
     routed_scaling_factor: float = 1.0
+
+    @model_validator(mode="before")
+    @classmethod
+    def _no_truth_in_place_of_a_value(cls, given: Any) -> Any:
+        for name, value in given.items() if isinstance(given, dict) else ():
+            field = cls.model_fields.get(name)
+            if isinstance(value, bool) and field is not None and field.annotation is not bool:
+                raise ValueError(f"{name} is {value}; allowed: neither true nor false")
+        return given
 
     @model_validator(mode="after")
     def _consistent(self) -> "ModelShape":

@@ -28,6 +28,9 @@ from moebench.substrate.models.naming import (
 from moebench.substrate.models.packed import unpacked
 from moebench.substrate.models.shape import ModelShape
 
+#: Names the file that holds each tensor.
+INDEX = "model.safetensors.index.json"
+
 #: What a checkpoint's weights may be stored as: safetensors' names, and ours.
 STORED_AS = {"BF16": "bf16", "F16": "fp16", "F32": "fp32"}
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
@@ -65,7 +68,7 @@ class Checkpoint:
                     break
 
     def _shards(self) -> list[Path]:
-        index = self.path / "model.safetensors.index.json"
+        index = self.path / INDEX
         if not index.exists():
             files = sorted(self.path.glob("*.safetensors"))
             if not files:
@@ -89,7 +92,7 @@ class Checkpoint:
             try:
                 self._open[file] = cast(Any, safe_open(file, framework="pt")).__enter__()
             except FileNotFoundError as error:
-                raise CheckpointError(f"{file}: named by the index but missing") from error
+                raise CheckpointError(f"{file}: named by {INDEX} but missing") from error
             except (SafetensorError, OSError) as error:
                 raise CheckpointError(f"{file}: truncated or not safetensors ({error})") from error
         return self._open[file]

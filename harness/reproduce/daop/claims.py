@@ -7,7 +7,7 @@ gives no spreads.
 
 from typing import Any
 
-from moebench.harness.reproduce.claim import Claim
+from moebench.harness.reproduce.claim import Claim, CounterExperiment
 from moebench.harness.reproduce.daop import measures as m
 from moebench.harness.reproduce.daop.experiments import (
     BY_RATIO,
@@ -15,6 +15,7 @@ from moebench.harness.reproduce.daop.experiments import (
     LIVE,
     MODELS,
     OF_SPEED,
+    ON_REAL_SETS,
     RECORDED,
     SHIPPED,
     SPEED,
@@ -94,15 +95,26 @@ _ROUTING = (
         "D-12", "§VI-B", "similarity of 15-token windows on GSM8K against TriviaQA", -3.43,
         unit="%", measure=m.windows_change, reproduced=Band(low=-5.15, high=-1.72),
         direction=Band(high=0), why=_HALF,
+        counters=(
+            CounterExperiment(
+                "recordings of other models (data folder): mathematics against dialogue and prose",
+                measure=m.recorded_windows_change,
+            ),
+        ),
     ),
 )  # fmt: skip
 
 # ----------------------------------------------------------------------------- Table I
 
+_THERE_AND_BACK = CounterExperiment(
+    "input and output, one after the other", measure=m.charged(m.ACTIVATION, times=2)
+)
+
 _TABLE_1 = tuple(
     _near(
         f"D-3 {name}", "Table I", f"Mixtral on an A100: {name}", paper, unit="ms",
-        measure=m.charged(what), counters=(),
+        measure=m.charged(what),
+        counters=(_THERE_AND_BACK,) if what == m.ACTIVATION else (),
         why=_QUARTER + ".  The profile takes numbers from this table and from the authors' code",
     )
     for name, paper, what in (
@@ -110,7 +122,7 @@ _TABLE_1 = tuple(
         ("block on the GPU", 1.24,
          "transformer block on the device: attention, gate, 2 experts, sum"),
         ("expert migration", 39.87, "expert, host to device"),
-        ("input or output", 0.02, "an expert's input or output between host and device"),
+        ("input or output", 0.02, m.ACTIVATION),
     )
 )  # fmt: skip
 
@@ -291,6 +303,13 @@ _ACCURACY = (
             direction=Band(high=-0.1),
             why="five points or more; direction: it falls more (this edge was 0 before it was "
             "measured: no change at all has no direction)",
+            counters=(
+                CounterExperiment(
+                    "words written on GSM8K against TriviaQA (data folder): share unchanged",
+                    ON_REAL_SETS,
+                    m.words_change_more,
+                ),
+            ),
         )
         for setting in MODELS
     ),

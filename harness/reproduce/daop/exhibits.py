@@ -17,7 +17,7 @@ from moebench.harness.reproduce.daop.experiments import (
     WHOLE_ANSWERS,
 )
 from moebench.harness.reproduce.evidence import Evidence, Runs
-from moebench.harness.reproduce.timelines import spans
+from moebench.harness.reproduce.timelines import decoded, spans
 from moebench.harness.reproduce.written import C4, over_texts, routed
 from moebench.results.paper_tables import daop_table_5, daop_table_6, workload_of
 from moebench.results.reproduction import Axis, Exhibit
@@ -240,12 +240,12 @@ def _fig_8(evidence: Evidence) -> Exhibit:
         "MoE-OnDemand": "moe-ondemand", "Pre-gated MoE": "pregated-moe", "Fiddler": "fiddler",
         "DAOP": "daop",
     }  # fmt: skip
-    shown = {title: m.named(runs, system) for title, system in titles.items()}
+    shown = {t: decoded(evidence, m.named(runs, system)) for t, system in titles.items()}
     return Exhibit(
         id="daop-fig-8", place="Fig. 8", title="Three layers of one decoded token",
         form="timeline", x=Axis(field="start", title="time", unit="µs"),
         y=Axis(field="lane", title=""), series="kind", facet="panel",
-        rows=tuple(spans(evidence, shown, 15)), badge=runs.badge,
+        rows=tuple(spans(shown, 15)), badge=runs.badge,
         note="Mixtral 8x7B, simulated; pre-gates are an oracle",
     )  # fmt: skip
 

@@ -139,5 +139,11 @@ RECORDED = CounterExperiment(
     "two recorded texts of Mixtral-8x7B-Instruct (data folder)", {"routing": "real"}
 )
 
+#: What `WHOLE_ANSWERS` is in place of generated families: DAOP alone, whose documents compare it.
+ON_REAL_SETS = {
+    "workload": ["gsm8k", "triviaqa"], "setting": "D1", "prompts": 4, "new_tokens": 48,
+    "system": [{"system": "daop", "cache_ratio": 0.25}],
+}  # fmt: skip
+
 #: Of claims of speed and energy.
 OF_SPEED = (PINNED, LEAN, LIVE)

@@ -9,12 +9,13 @@ from moebench.harness.reproduce.daop.experiments import (
     BY_RATIO,
     FIRST_TOKEN,
     MATHS,
+    ON_REAL_SETS,
     OTHERS,
     SPEED,
     WHOLE_ANSWERS,
 )
 from moebench.harness.reproduce.evidence import Evidence, Experiment, MissingEvidenceError, Runs
-from moebench.harness.reproduce.written import over_texts, routed
+from moebench.harness.reproduce.written import over_texts, recorded, routed
 from moebench.results.reproduction import Measured
 from moebench.substrate.analysis.components import documents
 from moebench.substrate.analysis.statistics import (
@@ -22,6 +23,7 @@ from moebench.substrate.analysis.statistics import (
     prefill_decode_similarity,
     window_similarity,
 )
+from moebench.substrate.models.catalogue import model_shape
 from moebench.substrate.terms import Lookahead
 
 Figure = Callable[[Runs], float]
@@ -162,13 +164,18 @@ def most_efficient(runs: Runs) -> float:
     return fmean(beaten)
 
 
-def charged(what: str) -> Measure:
-    """What the simulated machine charges for a component of Table I."""
+def charged(what: str, times: int = 1) -> Measure:
+    """What the simulated machine charges for a component of Table I, so many times in a row."""
 
     def measure(evidence: Evidence) -> Measured:
-        return Measured.of([component(what)], "estimate", "a100@daop, as the cost model charges")
+        said = "a100@daop, as the cost model charges"
+        return Measured.of([times * component(what)], "estimate", said)
 
     return measure
+
+
+#: The fourth row of Table I.
+ACTIVATION = "an expert's input or output between host and device"
 
 
 def component(what: str) -> float:
@@ -238,6 +245,23 @@ def windows_change(evidence: Evidence) -> Measured:
     return Measured.of([value], "counted", said)
 
 
+#: Models other than Mixtral of which mathematics and other texts were recorded at length.
+ON_BOTH = ("gpt-oss-20b", "olmoe-1b-7b")
+
+
+def recorded_windows_change(evidence: Evidence) -> Measured:
+    """`windows_change` on recordings of other models: mathematics against dialogue and prose."""
+    found = {}
+    for model in ON_BOTH:
+        maths, others = (
+            window_similarity(recorded(evidence, model, *kinds), model_shape(model).num_experts)
+            for kinds in (("math",), ("dialogue", "prose"))
+        )
+        found[model] = 100 * (maths / others - 1)
+    said = ", ".join(f"{model} {value:+.2f}" for model, value in found.items())
+    return Measured.of(list(found.values()), "counted", said, "models")
+
+
 # ----------------------------------------------------------------------------- accuracy
 
 
@@ -299,6 +323,17 @@ def maths_falls_more(setting: str) -> Measure:
         ),
         "mathematics against the others",
     )
+
+
+def words_change_more(evidence: Evidence) -> Measured:
+    """Share of decoded tokens that DAOP leaves as they were, GSM8K's less TriviaQA's, in points."""
+    runs = evidence.runs(WHOLE_ANSWERS)
+    kept = {
+        name: 100 * named(runs.of(workload=name), "daop").mean("accuracy.agreement")
+        for name in ON_REAL_SETS["workload"]
+    }
+    said = ", ".join(f"{name} {value:.1f} %" for name, value in kept.items())
+    return Measured.of([kept["gsm8k"] - kept["triviaqa"]], "counted", f"tokens unchanged: {said}")
 
 
 def by_ratio(figure: Figure, said: str) -> Measure:

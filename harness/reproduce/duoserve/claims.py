@@ -6,7 +6,7 @@ its direction.  The paper gives no spreads.
 
 from typing import Any
 
-from moebench.harness.reproduce.claim import Claim
+from moebench.harness.reproduce.claim import Claim, CounterExperiment
 from moebench.harness.reproduce.duoserve import measures as m
 from moebench.harness.reproduce.duoserve.experiments import (
     BOTH,
@@ -15,6 +15,7 @@ from moebench.harness.reproduce.duoserve.experiments import (
     LARGE_CELLS,
     LEAN,
     PINNED,
+    REAL_TEXTS,
     RECORDED,
     RING,
     SMALL,
@@ -202,8 +203,17 @@ _PREDICTOR = (
             needs=(experiment,), measure=m.of_one(experiment, m.orca_more(m.BOTH_RIGHT)),
             reproduced=Band(low=paper / 2, high=2 * paper), direction=Band(low=0),
             why="from half to twice the paper's difference; direction: its sign",
+            counters=(
+                CounterExperiment(
+                    f"texts of GSM8K and SQuAD themselves (data folder), {setting}",
+                    {**REAL_TEXTS, "setting": setting},
+                    m.gsm8k_more(experiment),
+                ),
+            ),
         )
-        for model, experiment, paper in (("8x7B", SMALL, 6.62), ("8x22B", LARGE, 2.05))
+        for model, experiment, setting, paper in (
+            ("8x7B", SMALL, "U1", 6.62), ("8x22B", LARGE, "U3", 2.05),
+        )
     ),
     _claim(
         "U-6 memory", "§6.4", "predictor: memory", 300, unit="MB", needs=(SMALL,),
@@ -217,6 +227,12 @@ _PREDICTOR = (
         needs=(), measure=m.component("predictor's memory", "a5000@duoserve"),
         reproduced=Band(low=240, high=360), direction=Band(low=150, high=600),
         why="a fifth either way; direction: half to twice",
+        counters=(
+            CounterExperiment(
+                "a network of its own for each of 31 predicted layers",
+                measure=m.component("predictor's memory", "a5000@duoserve", times=31),
+            ),
+        ),
     ),
     *(
         _claim(

@@ -13,7 +13,7 @@ from moebench.harness.reproduce.duoserve.experiments import (
     all_cells,
 )
 from moebench.harness.reproduce.evidence import Evidence
-from moebench.harness.reproduce.timelines import spans
+from moebench.harness.reproduce.timelines import decoded, prefill, spans
 from moebench.reports.throughput import load
 from moebench.results.reproduction import Axis, Exhibit
 from moebench.substrate.models.catalogue import model_shape
@@ -123,13 +123,19 @@ def _fig_2b(evidence: Evidence) -> Exhibit:
 
 def _fig_4(evidence: Evidence) -> Exhibit:
     runs = evidence.runs(SMALL).of(setting="U2", system="duoserve")
+    (spec, *_) = (
+        spec
+        for spec in evidence.specs(SMALL)
+        if (spec.setting, spec.system, spec.workload) == ("U2", "duoserve", "passages")
+    )
+    panels = {"prefill": prefill(evidence, spec), "decode": decoded(evidence, runs)}
     return Exhibit(
-        id="duoserve-fig-4", place="Fig. 4", title="Three layers of one decoded token",
+        id="duoserve-fig-4", place="Fig. 4", title="Three layers of a prompt, and of one token",
         form="timeline", x=Axis(field="start", title="time", unit="µs"),
         y=Axis(field="lane", title=""), series="kind", facet="panel",
-        rows=tuple(spans(evidence, {"DuoServe-MoE, decode": runs}, 15)), badge=runs.badge,
+        rows=tuple(spans(panels, 15)), badge=runs.badge,
         note="Mixtral 8x7B on the A6000, simulated: computation, communication and prediction "
-        "streams are lanes. Of prefill no timeline is kept",
+        "streams are lanes",
     )  # fmt: skip
 
 

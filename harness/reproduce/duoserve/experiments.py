@@ -86,6 +86,8 @@ RING = CounterExperiment(
     "MoESys with two layers' buffers, as its own paper has it; a predictor of few texts",
     {"system": [_QUICKLY, "acc", {"system": "moesys", "slots": 16}]},
 )
+#: What the two models' cells are on real texts: of one setting each, DuoServe alone.
+REAL_TEXTS = {"workload": ["gsm8k", "squad"], "system": [_QUICKLY], "seed": 0}
 PINNED = CounterExperiment(
     "ACC with pinned copies that do not block, as DuoServe's are; a predictor of few texts",
     {

@@ -189,6 +189,11 @@ def orca_more(path: str) -> Figure:
     return difference(hits(path, orca), hits(path, squad))
 
 
+def gsm8k_more(experiment: Experiment) -> Measure:
+    """The predictor on GSM8K's own texts less on SQuAD's, in points."""
+    return of_one(experiment, difference(hits(BOTH_RIGHT, "gsm8k"), hits(BOTH_RIGHT, "squad")))
+
+
 def predicting_share(runs: Runs) -> float:
     """The most that the prediction could add to a token: its stream's busy time, in % of TPOT."""
     of = runs.of(system="duoserve")
@@ -227,12 +232,12 @@ def _epochs(runs: Runs) -> float:
     return fmean(float(one["best_epoch"]) for one in learnt)
 
 
-def component(what: str, machine: str) -> Measure:
-    """What the simulated machine charges for the predictor."""
+def component(what: str, machine: str, times: int = 1) -> Measure:
+    """What the simulated machine charges for the predictor, or for so many of them."""
 
     def measure(evidence: Evidence) -> Measured:
         (row,) = [r for r in documents() if r["what"] == what and r["machine"] == machine]
-        return Measured.of([row["charged"]], "estimate", f"{row['model']} on {machine}")
+        return Measured.of([times * row["charged"]], "estimate", f"{row['model']} on {machine}")
 
     return measure
 

@@ -165,10 +165,10 @@ def regret_of(routing: Routing, name: str, slots: int) -> Regret:
 
 
 @lru_cache
-def lru_against_lfu(routing: Routing, slots: int) -> Duel:
+def lru_against(lfu: str, routing: Routing, slots: int) -> Duel:
     """§2.3: whose victims are better where they differ."""
     texts = routing.sequences(learnt=False)
-    return duel(policy(routing, "lru"), policy(routing, "lfu"), texts, routing.experts, slots)
+    return duel(policy(routing, "lru"), policy(routing, lfu), texts, routing.experts, slots)
 
 
 # ----------------------------------------------------------------------------- experts used

@@ -55,6 +55,15 @@ RECORDED = CounterExperiment(
     },
 )  # fmt: skip
 
+#: Of Qwen3, whose network is shown fewest texts with ``--quick``.
+MORE_TEXTS = CounterExperiment(
+    "the network shown 32 texts",
+    {
+        "setting": "F2", "prompts": 2, "calibrate_texts": 32, "seed": 0,
+        "set": [{"evict": "flashmoe"}, {"evict": "lru"}],
+    },
+)  # fmt: skip
+
 #: Recordings end before 256 tokens of a text: only what they hold can be counted.
 PROMPTS_RECORDED = CounterExperiment(
     "recorded texts of the model (data folder)", {"routing": "real"}

@@ -137,10 +137,14 @@ def network_us(evidence: Evidence) -> Measured:
     return Measured.of([found], "measured", "numpy on one core of this computer; median of 500")
 
 
-def swaps_ms(evidence: Evidence) -> Measured:
-    """Algorithm 1 of DAOP for a prompt of 256 tokens, over all layers of 128 experts."""
+#: Qwen3's, and the time to read one of its experts (§3.1).
+LAYERS, READ_MS = 48, 3.0
+
+
+def _prompt_of_a_layer() -> LayerView:
+    """256 tokens, 8 of 128 experts each by chance; three sixteenths of them are on the device."""
     random = np.random.default_rng(0)
-    experts, layers, k = 128, 48, 8
+    experts, k = 128, 8
     resident = np.zeros(experts, dtype=bool)
     resident[random.permutation(experts)[: experts * 3 // 16]] = True
     chosen = np.argsort(random.random((256, experts)))[:, :k]
@@ -148,8 +152,22 @@ def swaps_ms(evidence: Evidence) -> Measured:
         topk_ids_TK=chosen, shape=SimpleNamespace(num_experts=experts),
         resident_E=resident, in_flight_E=np.zeros(experts, dtype=bool),
     )  # fmt: skip
-    found = _timed_us(lambda: swaps(cast(LayerView, view), THRESHOLD), 100) * layers / 1e3
+    return cast(LayerView, view)
+
+
+def swaps_ms(evidence: Evidence) -> Measured:
+    """Algorithm 1 of DAOP for a prompt of 256 tokens, over all layers of 128 experts."""
+    view = _prompt_of_a_layer()
+    found = _timed_us(lambda: swaps(view, THRESHOLD), 100) * LAYERS / 1e3
     return Measured.of([found], "measured", "our Algorithm 1 on one core of this computer")
+
+
+def swaps_and_reads_ms(evidence: Evidence) -> Measured:
+    """The same with the reads that it asks for, one after the other."""
+    decided = swaps_ms(evidence)
+    loaded = LAYERS * len(swaps(_prompt_of_a_layer(), THRESHOLD))
+    said = f"{loaded} experts at {READ_MS:g} ms, and {decided.value:.1f} ms to decide"
+    return Measured.of([decided.value + loaded * READ_MS], "estimate", said)
 
 
 def search_s(evidence: Evidence) -> Measured:

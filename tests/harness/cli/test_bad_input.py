@@ -267,7 +267,7 @@ def small_vocabulary(folder: Path) -> None:
             lambda d: (d / "model.safetensors.index.json").write_text(
                 '{"weight_map": {"lm_head.weight": "gone.safetensors"}}'
             ),
-            r"gone.safetensors: named by the index but missing",
+            r"gone.safetensors: named by model.safetensors.index.json but missing",
         ),
         (lambda d: (d / "config.json").write_text("{"), r"config.json: not valid JSON"),
         (lambda d: (d / "config.json").write_text("[]"), r"config.json: expected a JSON object"),

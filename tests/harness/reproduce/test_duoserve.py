@@ -18,9 +18,11 @@ from moebench.harness.reproduce.duoserve.experiments import (
     SMALL,
 )
 from moebench.harness.reproduce.evidence import Evidence, Experiment, MissingEvidenceError, Runs
-from moebench.harness.reproduce.timelines import spans
+from moebench.harness.reproduce.timelines import decoded, prefill, spans
+from moebench.harness.run.spec import resolve
 from moebench.results.samples import TokenSample
 from moebench.results.store import Store
+from moebench.substrate.models.catalogue import model_shape
 
 # ----------------------------------------------------------------------------- the registry
 
@@ -169,9 +171,22 @@ def test_a_timeline_shows_three_layers_from_their_beginning() -> None:
     ]  # fmt: skip
     store = SimpleNamespace(timeline=lambda run_id: kept if run_id == "U1-acc-equations" else None)
     evidence: Any = SimpleNamespace(store=store)
-    rows = spans(evidence, {"ACC": Runs([run("U1", "acc", 1)])}, 15)
+    rows = spans({"ACC": decoded(evidence, Runs([run("U1", "acc", 1)]))}, 15)
     assert [(row["layer"], row["start"], row["end"]) for row in rows] == [
         (15, 0, 5), (16, 10, 15), (17, 20, 25),
     ]  # fmt: skip
     with pytest.raises(MissingEvidenceError, match="no timeline was kept of DuoServe"):
-        spans(evidence, {"DuoServe": Runs([run("U1", "duoserve", 1)])}, 15)
+        spans({"DuoServe": decoded(evidence, Runs([run("U1", "duoserve", 1)]))}, 15)
+
+
+def test_a_prefill_is_run_once_more_and_shown_up_to_its_first_token(
+    tmp_path: Path, tiny_models: None
+) -> None:
+    spec = resolve(None, system="moe-ondemand", setting="S3", workload="arithmetic", prompts=3)
+    records = prefill(Evidence(Store(tmp_path), None, tmp_path, quick=True), spec)
+    layers = {one["layer"] for one in records if one["kind"] == "gate"}
+    assert layers == set(range(model_shape("qwen2-57b-a14b").num_layers))
+    # A gate reads all of a prompt at once, and none of it reads a decoded token.
+    gates = [one for one in records if one["kind"] == "gate"]
+    assert len(gates) == len(layers)
+    assert {one["rows"][0] for one in gates} != {1}

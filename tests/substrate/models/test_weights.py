@@ -297,7 +297,7 @@ INDEX = "model.safetensors.index.json"
         (remove("model.safetensors"), ["holds no .safetensors file"]),
         (
             write(INDEX, '{"weight_map": {"a": "model.safetensors", "b": "gone.safetensors"}}'),
-            ["gone.safetensors", "named by the index but missing"],
+            ["gone.safetensors", "named by model.safetensors.index.json but missing"],
         ),
         (write(INDEX, '{"weight_map": '), [INDEX, "not a safetensors index"]),
         (write(INDEX, "[]"), [INDEX, "not a safetensors index"]),
