@@ -140,7 +140,7 @@ RECORDED = CounterExperiment(
 )
 
 #: What `WHOLE_ANSWERS` is in place of generated families: DAOP alone, whose documents compare it.
-ON_REAL_SETS = {
+ON_REAL_SETS: dict[str, Any] = {
     "workload": ["gsm8k", "triviaqa"], "setting": "D1", "prompts": 4, "new_tokens": 48,
     "system": [{"system": "daop", "cache_ratio": 0.25}],
 }  # fmt: skip

@@ -23,8 +23,8 @@ _EXPLANATIONS = {
         "the table's whole block: the profile follows the code."
     ),
     "D-3 input or output": (
-        "The copy alone. What a host expert is charged beside its computation is a handoff, which "
-        "the profile takes from this figure."
+        'One way alone. Both ways together are within the band: the row is headed "Input / '
+        "Output\". The profile's handoff, which is charged beside, is taken from this figure."
     ),
     "D-6 Phi-3.5-MoE 25 %": (
         "At 46.9 % Phi is within the band, at 25 % it is faster than in the paper: none of the "
@@ -42,7 +42,8 @@ _EXPLANATIONS = {
     ),
     "D-12": (
         "The scale model writes on after questions that it cannot answer; its windows are more "
-        "alike than a real model's may be. No recording of Mixtral on either set is known."
+        "alike than a real model's may be. Recordings of other models disagree about the sign, and "
+        "each is one text or two of a kind. Mixtral was recorded on neither set."
     ),
 }
 

@@ -60,7 +60,7 @@ _EXPLANATIONS = {
     "U-5": _SUMS,
     "U-6 weights": (
         "The paper does not say what its 300 MB count; seven layers from 2048 to 64 values wide "
-        "are a few million weights."
+        "are a few million weights. One such network for each layer would come near its figure."
     ),
     "U-6 time": _TIME,
     "U-7": _PEAK,

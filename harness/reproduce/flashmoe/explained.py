@@ -47,7 +47,7 @@ EXPLAINED = {
     ),
     "F-5 LRU against LFU": (
         "Recordings agree with what is drawn: 36 % for OLMoE and 38 % for gpt-oss-20b "
-        "(docs/caches.md). The paper names neither its LFU nor the cache size."
+        "(docs/caches.md), and with either LFU. The paper names neither its LFU nor its cache size."
     ),
     "F-5": (
         "The paper does not name the cache size; the one with Belady's 86 % was taken. Two short "
@@ -57,7 +57,8 @@ EXPLAINED = {
     "F-7 OLMoE": _MODEL,
     "F-9 Algorithm 1": (
         "DAOP's Algorithm 1 as printed pairs experts by one sort of a layer's. A search over all "
-        "splits stands in its authors' code alone: see F-9 search."
+        "splits stands in its authors' code alone: see F-9 search. What takes seconds is reading "
+        "the experts that it swaps in, from a disk."
     ),
 }
 
