@@ -144,16 +144,16 @@ def show(document: dict[str, Any]) -> None:
             scale = 1e9 if figure == "bytes" else 1
             real, guess = one["measured"] / scale, one["simulated"] / scale
             cells.append(f"{real:.4g}" if real == guess else f"{real:.4g} / {guess:.4g}")
-        speeds = " ".join("–" if one is None else f"{one:.2f}" for one in row["speed"])
-        rows.append([*cells, f"{row['spread']:.0%}", speeds])
+        resident = " ".join(f"{one:+.0%}" for one in row["resident"])
+        rows.append([*cells, f"{row['spread']:.0%}", resident])
     headers = [
         "system", "TPOT ms", "simulated", "error", "TTFT ms", "simulated", "error", "GB moved",
-        "hits", "spread", "speed",
+        "hits", "spread", "resident",
     ]  # fmt: skip
     console.table(f"{document['profile']}: {document['model']}", headers, rows)
     console.stderr().print(
-        "speed: of this computer before and after a system's runs, by one row of experts in torch "
-        "alone; 1 is its speed when the profile was measured"
+        "resident: the error of a token of the resident model, right before and after the system's "
+        "runs: so much the computer itself has moved since it was calibrated"
     )
     s = document["summary"]
     verdict = "met" if all(s["met"].values()) else "not met"

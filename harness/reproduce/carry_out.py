@@ -25,6 +25,12 @@ Boards = Callable[[int], AbstractContextManager[Board]]
 #: Told, in one line, what is being done.
 Say = Callable[[str], None]
 
+#: Experiments, and the evidence that says under which conditions.
+Wanted = tuple[Iterable[Experiment], Evidence]
+
+#: What has an explanation, and is countered.
+DIFFERING = (Verdict.DIRECTION_ONLY, Verdict.NOT_REPRODUCED)
+
 
 @dataclass(frozen=True, slots=True)
 class Workshop:
@@ -46,14 +52,22 @@ class Workshop:
 def reproduce(
     papers: Sequence[PaperClaims], evidence: Evidence, workshop: Workshop
 ) -> list[PaperResult]:
-    """Carry out all experiments of some papers, then measure and judge their claims."""
+    """Carry out all experiments of some papers, then measure and judge their claims.
+
+    Counter-experiments of what was not reproduced follow, all together: no worker waits.
+    """
     began = time.monotonic()
-    _run(_needed(papers), evidence, workshop)
-    results = []
+    _run([(_needed(papers), evidence)], evidence, workshop)
+    judged = []
     for paper in papers:
         workshop.say(f"{paper.paper}: {len(paper.claims)} claims")
-        claims = [_measured(claim, evidence) for claim in paper.claims]
-        counters = _counters(paper.claims, claims, evidence, workshop)
+        judged.append([(claim, _measured(claim, evidence)) for claim in paper.claims])
+    wanted = _countering([pair for pairs in judged for pair in pairs], evidence)
+    workshop.say(f"counter-experiments: {len(wanted)}")
+    _run(wanted, evidence, workshop)
+    results = []
+    for paper, pairs in zip(papers, judged, strict=True):
+        claims = [_countered(claim, result, evidence) for claim, result in pairs]
         exhibits = [made for show in paper.exhibits if (made := _made(show, evidence, workshop))]
         provenance = {
             "versions": versions(),
@@ -65,7 +79,7 @@ def reproduce(
         results.append(
             PaperResult(
                 paper=paper.paper, title=paper.title, quick=evidence.quick, provenance=provenance,
-                claims=tuple(counters), exhibits=tuple(exhibits),
+                claims=tuple(claims), exhibits=tuple(exhibits),
             )
         )  # fmt: skip
     return results
@@ -89,15 +103,18 @@ def _needed(papers: Iterable[PaperClaims]) -> list[Experiment]:
 # ----------------------------------------------------------------------------- cells
 
 
-def _run(experiments: Iterable[Experiment], evidence: Evidence, workshop: Workshop) -> None:
-    """Carry out the cells of experiments that the store does not hold."""
-    jobs, refused = _jobs(experiments, evidence)
-    for line in refused:
-        workshop.say(line)
+def _run(wanted: Iterable[Wanted], evidence: Evidence, workshop: Workshop) -> None:
+    """Carry out the cells of experiments that the store does not hold, each once."""
+    jobs: dict[str, Job] = {}
+    for experiments, changed in wanted:
+        found, refused = _jobs(experiments, changed)
+        jobs |= {job.cell_id: job for job in found}
+        for line in refused:
+            workshop.say(line)
     finished = evidence.store.finished()
     failed = {cell.cell_id for cell in evidence.store.cells("failed")}
     skipped = set(finished) if workshop.retry_failed else {*finished, *failed}
-    todo = [job for job in jobs if job.cell_id not in skipped]
+    todo = [job for job in jobs.values() if job.cell_id not in skipped]
     if not todo:
         return
     evidence.store.queue([(job.cell_id, job.spec.model_dump()) for job in todo])
@@ -151,42 +168,31 @@ def _measured(claim: Claim, evidence: Evidence) -> ClaimResult:
     )  # fmt: skip
 
 
-def _counters(
-    claims: Sequence[Claim],
-    results: Sequence[ClaimResult],
-    evidence: Evidence,
-    workshop: Workshop,
-) -> list[ClaimResult]:
-    """The results, with the counter-experiments of those that were not reproduced."""
-    wanted: dict[str, tuple[CounterExperiment, list[Experiment]]] = {}
-    differing = (Verdict.DIRECTION_ONLY, Verdict.NOT_REPRODUCED)
-    for claim, result in zip(claims, results, strict=True):
-        for counter in claim.counters if result.verdict in differing else ():
-            wanted.setdefault(counter.name, (counter, []))[1].extend(claim.needs)
-    for counter, experiments in wanted.values():
-        workshop.say(f"counter-experiment: {counter.name}")
-        _run(experiments, evidence.changed(counter.changes), workshop)
-    return [
-        result.model_copy(update={"counters": tuple(_counter_results(claim, evidence))})
-        if result.verdict in differing
-        else result
-        for claim, result in zip(claims, results, strict=True)
-    ]
+def _countering(judged: Iterable[tuple[Claim, ClaimResult]], evidence: Evidence) -> list[Wanted]:
+    """The counter-experiments of claims that were not reproduced, each once."""
+    wanted: dict[CounterExperiment, list[Experiment]] = {}
+    for claim, result in judged:
+        for counter in claim.counters if result.verdict in DIFFERING else ():
+            wanted.setdefault(counter, []).extend(claim.needs)
+    return [(needs, evidence.changed(counter.changes)) for counter, needs in wanted.items()]
 
 
-def _counter_results(claim: Claim, evidence: Evidence) -> list[Counter]:
+def _countered(claim: Claim, result: ClaimResult, evidence: Evidence) -> ClaimResult:
+    """A result with its counter-experiments, where it was not reproduced."""
+    if result.verdict not in DIFFERING:
+        return result
     found = []
     for counter in claim.counters:
         read = replace(claim, measure=counter.measure or claim.measure)
-        result = _measured(read, evidence.changed(counter.changes))
-        if result.measured is not None:
+        again = _measured(read, evidence.changed(counter.changes))
+        if again.measured is not None:
             found.append(
                 Counter(
-                    name=counter.name, measured=result.measured, verdict=result.verdict,
-                    runs=result.runs,
+                    name=counter.name, measured=again.measured, verdict=again.verdict,
+                    runs=again.runs,
                 )
             )  # fmt: skip
-    return found
+    return result.model_copy(update={"counters": tuple(found)})
 
 
 def _made(show: Show, evidence: Evidence, workshop: Workshop) -> Exhibit | None:

@@ -13,7 +13,7 @@ from moebench.harness.reproduce.evidence import Evidence, Experiment
 from moebench.results.reproduction import Band, Exhibit, Measured, Paper, Verdict
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class CounterExperiment:
     """The same claim under other conditions, to see what explains a difference.
 

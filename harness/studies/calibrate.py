@@ -21,7 +21,6 @@ import torch
 from moebench.harness.run.local import DTYPE
 from moebench.harness.studies.calibrated_profile import profile_of
 from moebench.harness.studies.disk import disk_rates
-from moebench.harness.studies.probe import probe_ns
 from moebench.substrate.engine.loop import Engine
 from moebench.substrate.machines.local import LocalMachine
 from moebench.substrate.machines.measured import Measured, Point, interpolated, shape_hash
@@ -95,7 +94,6 @@ def calibrate(weights: Path, link_gb_s: float | None, scratch: Path) -> dict[str
             operation_ns=operation_ns,
             return_ns=rig.return_ns() if Lane.HOST in experts else 0.0,
             beside_copies=rig.beside_copies(copies["load_after_ns"]),
-            probe_ns=probe_ns(rig.shape),
             **copies,
             **gaps,
         )

@@ -7,7 +7,7 @@ Errors are signed: (simulated - measured) / measured.
 import gc
 import statistics
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -16,13 +16,16 @@ import numpy as np
 
 from moebench.harness.run.runner import prepare, run
 from moebench.harness.run.spec import RunSpec, resolve
-from moebench.harness.studies.probe import probe_ns
 from moebench.reports.tables import dig
-from moebench.substrate.machines.profile import HardwareProfile, load_profile
-from moebench.substrate.models.config import read_shape
+from moebench.substrate.machines.profile import load_profile
 
 #: What a table is expected to reach: errors of TPOT (mean, worst) and of TTFT.
 TARGETS = {"tpot_mean": 0.05, "tpot_worst": 0.10, "ttft_worst": 0.10}
+
+#: The resident model's tokens between systems show how far the computer itself has moved.
+RESIDENT: dict[str, Any] = {"cache_ratio": 1.0, "slots": None, "prompts": 1}
+
+_TPOT = "metrics.tpot_ms.mean"
 
 Document = dict[str, Any]
 
@@ -55,16 +58,19 @@ def validate(
         MoeBenchError: the profile, the checkpoint or an option cannot be.
     """
     profile = load_profile(str(request.profile))
+    resident = replace(request, given={**request.given, **RESIDENT}, repeats=1)
+    reference, _ = _measured(resident, "gpu-only", {}, scratch)
+    expected = dig(_simulated(resident, "gpu-only", {}, reference, scratch), _TPOT)
+    off = [expected / dig(reference, _TPOT) - 1]
     rows, provenance = [], None
     for name, options in request.systems.items():
         progress(f"{name}: measured")
-        before = speed(profile, request.weights)
         measured, measured_spread = _measured(request, name, options, scratch)
-        after = speed(profile, request.weights)
+        off.append(expected / dig(_measured(resident, "gpu-only", {}, scratch)[0], _TPOT) - 1)
         progress(f"{name}: simulated")
-        simulated = _run(_simulated_spec(request, name, options, measured), request, scratch)
+        simulated = _simulated(request, name, options, measured, scratch)
         row = _row(name, options, measured, simulated, measured_spread)
-        rows.append(row | {"speed": [before, after]})
+        rows.append(row | {"resident": [round(error, 4) for error in off[-2:]]})
         provenance = provenance or measured["provenance"]
     assert provenance is not None, "one system at least"
     return {
@@ -84,15 +90,6 @@ def validate(
     }
 
 
-def speed(profile: HardwareProfile, weights: Path) -> float | None:
-    """How fast this computer is now, as a share of its speed when the profile was measured.
-
-    None where the profile does not say how fast it was.
-    """
-    then = 0.0 if profile.measured is None else profile.measured.probe_ns
-    return round(then / probe_ns(read_shape(weights / "config.json")), 3) if then else None
-
-
 def _measured(
     request: Request, name: str, options: Mapping[str, str], scratch: Path
 ) -> tuple[Document, float]:
@@ -108,18 +105,19 @@ def _measured(
     return middle, (means[-1] - means[0]) / statistics.median(means)
 
 
-def _simulated_spec(
-    request: Request, name: str, options: Mapping[str, str], measured: Document
-) -> RunSpec:
+def _simulated(
+    request: Request, name: str, options: Mapping[str, str], measured: Document, scratch: Path
+) -> Document:
     """The same on the profile: its slots, and what the run itself changed of its options."""
     given = {k: v for k, v in request.given.items() if k not in ("cache_ratio", "slots")}
     changed = {"assign": "load"} if measured["spec"]["options"]["assign"] == "load" else {}
-    return resolve(
+    spec = resolve(
         request.data_dir, system=name, machine=str(request.profile),
         model=measured["spec"]["model"], weights=str(request.weights), precision="fp32",
         slots=measured["spec"]["slots"], allow_overcommit=True,
         overrides={**options, **changed}, **given,
     )  # fmt: skip
+    return _run(spec, request, scratch)
 
 
 def _run(spec: RunSpec, request: Request, scratch: Path) -> Document:

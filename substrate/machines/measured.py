@@ -50,8 +50,6 @@ class Measured(Inert):
         wake_ns: from the end of what it waited for until it goes on.
         beside_copies: how many times as long an operation of the device takes while records are
             copied: on a computer without a card both read one memory.
-        probe_ns: the speed of the machine while it was measured, see `harness.studies.probe`; 0 in
-            older profiles.
     """
 
     shape: str
@@ -67,7 +65,6 @@ class Measured(Inert):
     decision_ns: _Ns
     wake_ns: _Ns
     beside_copies: float = Field(default=1.0, ge=1)
-    probe_ns: _Ns = 0.0
 
     @model_validator(mode="after")
     def _not_empty(self) -> "Measured":

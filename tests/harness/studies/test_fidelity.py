@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from moebench.harness.studies import calibrate, disk, probe, validate
+from moebench.harness.studies import calibrate, disk, validate
 from moebench.substrate.machines.profile import load_profile
 from moebench.substrate.machines.protocol import OpKind
 from tests.harness.commands import SCALE_MODEL, call, refused
@@ -18,7 +18,6 @@ def short(monkeypatch, tmp_path):
     monkeypatch.setattr(calibrate, "ROWS", (1, 4))
     monkeypatch.setattr(calibrate, "TRIALS", 3)
     monkeypatch.setattr(calibrate, "PAIRS", 1)
-    monkeypatch.setattr(probe, "NUMBERS", 1_000_000)
     monkeypatch.setattr(disk, "DISK_BYTES", 8 << 20)
     return tmp_path
 
@@ -31,8 +30,7 @@ def test_a_profile_of_this_computer_and_systems_beside_it(below, short):
     profile = load_profile("here.yaml")
     assert (profile.badge, profile.measured.what) == ("calibrated", written["measured"]["what"])
     assert profile.calibration.error.ratio >= 0
-    assert 1 <= profile.measured.beside_copies < 10
-    assert profile.measured.probe_ns > 0
+    assert profile.measured.beside_copies >= 1
     kinds = {OpKind.ATTEND, OpKind.GATE, OpKind.EXPERT, OpKind.COMBINE, OpKind.HEAD}
     assert kinds <= set(profile.measured.device)
     assert (OpKind.EXPERT in profile.measured.host) is bool(below)
@@ -53,8 +51,8 @@ def test_a_profile_of_this_computer_and_systems_beside_it(below, short):
         assert row["bytes"]["measured"] == row["bytes"]["simulated"] > 0
         assert row["hits"]["measured"] == row["hits"]["simulated"] > 0
         assert row["agreement"] == 1.0
-        assert len(row["speed"]) == 2
-        assert all(share > 0 for share in row["speed"])
+        assert len(row["resident"]) == 2
+        assert all(-0.9 < error < 9 for error in row["resident"])
         for figure in ("tpot_ms", "ttft_ms"):
             one = row[figure]
             assert one["error"] == pytest.approx(one["simulated"] / one["measured"] - 1, abs=1e-4)
