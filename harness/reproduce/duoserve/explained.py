@@ -17,8 +17,9 @@ _PEAK = (
 )
 _SUMS = (
     "Generated sums stand for Orca-Math; with --quick the predictor learns from a few hundred "
-    "tokens of them, the paper's from a fortieth of the data set. How much of the difference is "
-    "the texts' and how much the number of them is not known."
+    "tokens of them, the paper's from a fortieth of the data set. On texts of GSM8K and SQuAD "
+    "themselves the predictor is right more often on mathematics, as in the paper (counter-"
+    "experiment of U-5): where the sign differs, it is the generated sums'."
 )
 _TIME = (
     "Seven layers' kernels, launched, are charged. The paper's figure includes building the input "

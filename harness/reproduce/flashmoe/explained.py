@@ -33,6 +33,7 @@ _MODEL = (
 EXPLAINED = {
     "F-1 OLMoE": _DATA,
     "F-1 Qwen3": _DATA,
+    "F-2 Qwen3": f"{_DATA} Shown 32 texts in place of 8, Qwen3 loses less to LRU.",
     "F-1 hits over LFU": _DATA + _LFU,
     "F-1 loads against LFU": _DATA + _LFU,
     "F-1": _DATA,
