@@ -199,8 +199,12 @@ class HardwareProfile(Inert):
         return walk(self, "")
 
     def content_hash(self) -> str:
-        """16 hexadecimal digits that change whenever anything in the profile does."""
-        text = json.dumps(self.model_dump(mode="json"), sort_keys=True, separators=(",", ":"))
+        """16 hexadecimal digits that change whenever anything in the profile does.
+
+        What a profile does not say is not in them, so that a new optional field changes none.
+        """
+        said = self.model_dump(mode="json", exclude_defaults=True)
+        text = json.dumps(said, sort_keys=True, separators=(",", ":"))
         return hashlib.sha256(text.encode()).hexdigest()[:16]
 
     @classmethod

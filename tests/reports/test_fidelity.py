@@ -1,11 +1,13 @@
 """A validated profile is named in the report of every run on it."""
 
 import json
+from pathlib import Path
 
 import pytest
 
 from moebench.reports import fidelity
 from moebench.reports.html import Contents, page
+from moebench.substrate.machines.profile import load_profile
 from tests.reports.pages import Page
 from tests.reports.samples import run
 
@@ -52,7 +54,7 @@ def test_the_page_shows_the_table_and_the_note(stored):
     assert found.data["runs"][0]["notes"] == fidelity.notes(document)
     assert "this computer, wide, 957 M parameters: TPOT off by 3.1% in the mean" in found.text
     ((_, headers, rows),) = fidelity.parts()
-    assert rows[1] == ["daop", "118.4", "120.7", "+2.0", "1119.7", "1007.7", "-10.0", "5.1"]
+    assert rows[1] == ["daop", "118.4", "120.7", "+2.0", "1119.7", "1007.7", "-10.0", "5.1", "–"]
     assert len(headers) == len(rows[1])
 
 
@@ -67,3 +69,9 @@ def test_what_is_stored_can_be_read():
     for table in fidelity.tables(fidelity.TABLES).values():
         assert table["rows"]
         assert set(TABLE["summary"]) <= set(table["summary"])
+
+
+@pytest.mark.parametrize("file", sorted(fidelity.TABLES.glob("*.json")), ids=lambda file: file.stem)
+def test_a_table_that_ships_is_of_the_profile_beside_it(file: Path) -> None:
+    profile = load_profile(str(file.with_suffix(".yaml")))
+    assert json.loads(file.read_text())["profile_hash"] == profile.content_hash()
