@@ -213,6 +213,7 @@ def simulated(
         pinned=system.pinned_copies,
         module_hooks=system.module_hooks,
         fused_experts=system.assign.whole_layers(full),
+        parallel_reads=system.parallel_reads,
     )
     timeline = Timeline(keep)
     records = None

@@ -29,6 +29,7 @@ from moebench.substrate.machines.records import (
     DiskRecords,
     EmulatedLink,
     MemoryRecords,
+    rows as memory_rows,
 )
 from moebench.substrate.machines.timeline import Timeline
 from moebench.substrate.memory.cache import ExpertCache
@@ -92,6 +93,7 @@ def calibrate(weights: Path, link_gb_s: float | None, scratch: Path) -> dict[str
             device=device,
             host={OpKind.EXPERT: experts[Lane.HOST]} if Lane.HOST in experts else {},
             operation_ns=operation_ns,
+            read_alone_ns=rig.read_alone_ns(),
             return_ns=rig.return_ns() if Lane.HOST in experts else 0.0,
             beside_copies=rig.beside_copies(copies["load_after_ns"]),
             **copies,
@@ -112,11 +114,14 @@ class _Rig:
         stack.callback(checkpoint.close)
         shape = self.shape = checkpoint.shape
         records: MemoryRecords | DiskRecords
+        self._one_read: DiskRecords | None = None
         if link_gb_s is not None:
             records = MemoryRecords(checkpoint, DTYPE, EmulatedLink(link_gb_s * 1e9))
         else:
             path = scratch / "experts" / f"{checkpoint.content_hash()}-float32.bin"
-            records = DiskRecords(ExpertStore.build(checkpoint, path, DTYPE))
+            store = ExpertStore.build(checkpoint, path, DTYPE)
+            records = DiskRecords(store)
+            self._one_read = stack.enter_context(DiskRecords(store, in_flight=1))
         stack.enter_context(records)
         slots = len(shape.moe_layers) * shape.num_experts
         tier = Tier("device", slots * records.stride_bytes)
@@ -181,6 +186,18 @@ class _Rig:
             # On the host, from when the control thread has handed it over.
             times.append(span.end_ns - min(asked, span.start_ns) if on_host else span.duration_ns)
         return times
+
+    def read_alone_ns(self) -> float:
+        """A record from the disk in one read; 0 where records are in memory."""
+        if self._one_read is None:
+            return 0.0
+        size, times = self._one_read.stride_bytes, []
+        (slot,) = memory_rows(1, size, "a record")
+        for op in self._loads(LOADS):
+            began = time.perf_counter_ns()
+            self._one_read.copy(op.layer, op.experts[0], slot, 0, size)
+            times.append(time.perf_counter_ns() - began)
+        return statistics.median(times)
 
     def return_ns(self) -> float:
         """From the end of an expert on the host until its output is back."""

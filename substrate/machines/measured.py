@@ -43,6 +43,8 @@ class Measured(Inert):
             several costs once, which is ``operation_ns``.
         load_ns: a record's way to the device, from the request on, when nothing else is there.
         load_after_ns: the same right behind another one.
+        read_alone_ns: the same in one read, for systems without `parallel_reads`; 0 where records
+            are in memory.
         return_ns: outputs back from the host.
         submit_ns: what the control thread spends on handing an operation to another thread.
         gap_ns: its time between two operations of the device.
@@ -59,6 +61,7 @@ class Measured(Inert):
     operation_ns: _Ns
     load_ns: _Ns
     load_after_ns: _Ns
+    read_alone_ns: _Ns = 0.0
     return_ns: _Ns = 0.0
     submit_ns: _Ns
     gap_ns: _Ns

@@ -11,11 +11,17 @@ from moebench.substrate.models.shape import ModelShape, Precision
 
 
 def cost_model(
-    profile: HardwareProfile, shape: ModelShape, precision: Precision, **options: Any
+    profile: HardwareProfile,
+    shape: ModelShape,
+    precision: Precision,
+    *,
+    parallel_reads: bool = True,
+    **options: Any,
 ) -> CostModel:
     """By measured times if the profile holds this model's; otherwise by its rooflines.
 
     Args:
+        parallel_reads: as of `System`: parts of a record are read from the disk beside each other.
         options: `CostModel`'s own.
 
     Raises:
@@ -28,7 +34,8 @@ def cost_model(
                 f"{profile.name}: its times of this model are of unquantised experts, not of "
                 f"{stored_as}; measure it with --machine local, or choose another machine"
             )
-        return MeasuredCosts(profile, shape, precision, **options).of(profile.measured)
+        costs = MeasuredCosts(profile, shape, precision, **options)
+        return costs.of(profile.measured, parallel_reads)
     return CostModel(profile, shape, precision, **options)
 
 
@@ -41,9 +48,11 @@ class MeasuredCosts(CostModel):
 
     synchronous = True
 
-    def of(self, measured: Measured) -> "MeasuredCosts":
+    def of(self, measured: Measured, parallel_reads: bool = True) -> "MeasuredCosts":
         """Read these times; returns itself."""
         self._measured = measured
+        alone_ns = 0.0 if parallel_reads else measured.read_alone_ns
+        self._load_ns = alone_ns or measured.load_after_ns
         self.load_submit_ns = self.copy_submit_ns = round(measured.submit_ns)
         self.sync_ns, self.decision_ns = round(measured.wake_ns), round(measured.decision_ns)
         self.waits_each_layer = False
@@ -55,7 +64,7 @@ class MeasuredCosts(CostModel):
         if op.kind is OpKind.RETURN:
             return times.return_ns
         if op.kind is OpKind.LOAD:
-            return times.load_after_ns * op.share
+            return self._load_ns * op.share
         if lane is Lane.DEVICE and op.kind is OpKind.EXPERT:
             experts = sum(interpolated(times.device[op.kind], rows) for rows in op.rows)
             return times.operation_ns + experts

@@ -31,6 +31,7 @@ def test_a_profile_of_this_computer_and_systems_beside_it(below, short):
     assert (profile.badge, profile.measured.what) == ("calibrated", written["measured"]["what"])
     assert profile.calibration.error.ratio >= 0
     assert profile.measured.beside_copies >= 1
+    assert (profile.measured.read_alone_ns > 0) is not bool(below)
     kinds = {OpKind.ATTEND, OpKind.GATE, OpKind.EXPERT, OpKind.COMBINE, OpKind.HEAD}
     assert kinds <= set(profile.measured.device)
     assert (OpKind.EXPERT in profile.measured.host) is bool(below)

@@ -100,6 +100,15 @@ def test_only_the_measured_model_is_priced_by_its_times():
 
 
 @pytest.mark.parametrize(
+    ("alone_ns", "parallel_reads", "ns"), [(1500, False, 1500), (1500, True, 800), (0, False, 800)]
+)
+def test_a_system_that_reads_alone_is_charged_for_it(alone_ns, parallel_reads, ns):
+    profile = PROFILE.model_copy(update={"measured": measured(read_alone_ns=alone_ns)})
+    costs = cost_model(profile, OLMOE, "bf16", parallel_reads=parallel_reads)
+    assert costs.ns(Op(OpKind.LOAD, 0, (), (0,)), Lane.H2D) == ns
+
+
+@pytest.mark.parametrize(
     ("op", "lane", "ns"),
     [
         (Op(OpKind.EXPERT, 0, (1, 2, 1), (0, 1, 2)), Lane.DEVICE, 7 + 50 + 60 + 50),
