@@ -29,6 +29,8 @@ from moebench.substrate.machines.records import (
     DiskRecords,
     EmulatedLink,
     MemoryRecords,
+)
+from moebench.substrate.machines.records import (
     rows as memory_rows,
 )
 from moebench.substrate.machines.timeline import Timeline
