@@ -8,7 +8,7 @@ import math
 from enum import StrEnum
 from functools import cached_property
 from itertools import zip_longest
-from typing import Annotated, Any, Literal, cast
+from typing import Annotated, Literal, cast
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
@@ -33,10 +33,8 @@ GROUPS = (128, 64, 32)
 #: A scale, and a zero point, in bytes: bf16.
 SCALE_BYTES = 2
 
-
 #: Ways to stretch rotary positions that `substrate.models.rotary` knows.
 ROPE_TYPES = ("default", "linear", "llama3", "longrope", "yarn")
-
 
 #: No number of a shape is larger, far from where arithmetic ends.
 MOST = 10**9
@@ -50,6 +48,8 @@ def _no_truth_value(value: object) -> object:
 
 
 Count = Annotated[int, BeforeValidator(_no_truth_value), Field(gt=0, le=MOST)]
+Number = Annotated[float, BeforeValidator(_no_truth_value)]
+Whole = Annotated[int, BeforeValidator(_no_truth_value)]
 
 
 class GateKind(StrEnum):
@@ -158,21 +158,21 @@ class ModelShape(BaseModel):
     #: ``l2`` has no weights, and none in layers without rotary positions.
     qk_norm: Literal["none", "head", "full", "l2"] = "none"
     latent: LatentAttention | None = None
-    clip_qkv: float | None = None
-    rope_theta: float = Field(default=10_000.0, gt=0)
+    clip_qkv: Number | None = None
+    rope_theta: Number = Field(default=10_000.0, gt=0)
     rope_type: str = "default"
     rope_scaling: RopeScaling | None = None
     #: Of a head's values, how many are rotated; None is all.
-    rotary_dim: int | None = Field(default=None, gt=0, le=MOST)
+    rotary_dim: Whole | None = Field(default=None, gt=0, le=MOST)
     #: Neighbours are rotated together, not values that are half a head apart.
     rope_interleaved: bool = False
     nope_layers: tuple[int, ...] = ()
     nope_temperature: Temperature | None = None
     window: AttentionWindow | None = None
-    max_positions: int = Field(default=4096, gt=0, le=MOST)
+    max_positions: Whole = Field(default=4096, gt=0, le=MOST)
 
     norm: Literal["rms", "layer"] = "rms"
-    norm_eps: float = Field(default=1e-6, gt=0)
+    norm_eps: Number = Field(default=1e-6, gt=0)
     tied_head: bool = False
     head_bias: bool = False
 
@@ -181,27 +181,18 @@ class ModelShape(BaseModel):
     expert_width: Count
     expert_bias: bool = False
     #: gpt-oss clamps its experts' projections to this; its gate's sigmoid has this slope.
-    swiglu_limit: float | None = None
-    swiglu_alpha: float = 1.0
+    swiglu_limit: Number | None = None
+    swiglu_alpha: Number = 1.0
     dense_layers: tuple[int, ...] = ()
-    dense_width: int = Field(default=0, ge=0, le=MOST)
-    shared_width: int = Field(default=0, ge=0, le=MOST)
+    dense_width: Whole = Field(default=0, ge=0, le=MOST)
+    shared_width: Whole = Field(default=0, ge=0, le=MOST)
     shared_gated: bool = False
     gate: GateKind
     gate_bias: bool = False
-    gate_jitter: float = 0.01
+    gate_jitter: Number = 0.01
     #: Experts in so many groups, of which so many may be chosen from.
     gate_groups: tuple[int, int] | None = None
-    routed_scaling_factor: float = 1.0
-
-    @model_validator(mode="before")
-    @classmethod
-    def _no_truth_in_place_of_a_value(cls, given: Any) -> Any:
-        for name, value in given.items() if isinstance(given, dict) else ():
-            field = cls.model_fields.get(name)
-            if isinstance(value, bool) and field is not None and field.annotation is not bool:
-                raise ValueError(f"{name} is {value}; allowed: neither true nor false")
-        return given
+    routed_scaling_factor: Number = 1.0
 
     @model_validator(mode="after")
     def _consistent(self) -> "ModelShape":

@@ -23,7 +23,7 @@ def short(monkeypatch, tmp_path):
 
 
 @pytest.mark.parametrize("below", [(), ("--emulated-link", "2GB/s")])
-def test_a_profile_of_this_computer_and_systems_beside_it(below, short):
+def test_a_profile_of_this_computer_and_systems_beside_it(below, short, tiny_models):
     called = call("calibrate", "--model", SCALE_MODEL, *below, "--out", "here.yaml", "--json")
     assert called.code == 0, called.err
     written = json.loads(called.out)
