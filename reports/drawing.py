@@ -22,6 +22,8 @@ _CONFIG = {
     "axis": {"labelColor": "var(--ink)", "titleColor": "var(--muted)", "gridColor": "var(--rule)",
              "domainColor": "var(--rule)", "tickColor": "var(--rule)", "labelLimit": 320},
     "legend": {"labelColor": "var(--ink)", "titleColor": "var(--ink)", "columns": 3},
+    "header": {"labelColor": "var(--ink)", "titleColor": "var(--ink)"},
+    "title": {"color": "var(--ink)"},
 }  # fmt: skip
 
 

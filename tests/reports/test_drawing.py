@@ -1,11 +1,13 @@
 """Figures as files: which are drawn, of which rows, and that they are pictures."""
 
+import re
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
 
 import pytest
 
+from moebench.reports import drawing
 from moebench.reports.accuracy import views
 from moebench.reports.compare import comparisons, matrix
 from moebench.reports.drawing import WIDTH, fitted, write_figures
@@ -148,3 +150,11 @@ def test_a_folder_that_cannot_be_made(tmp_path: Path) -> None:
     write_text(tmp_path / "file", "")
     with pytest.raises(InputError, match="cannot be written"):
         write_figures([drawn(RUNS)["heat map"]], tmp_path / "file")
+
+
+def test_page_and_files_colour_the_same_parts_of_a_chart() -> None:
+    """What neither names is black, which a dark page does not show: titles of panels, say."""
+    script = Path(drawing.__file__).parent / "templates" / "js" / "charts.js"
+    (config,) = re.findall(r"const CONFIG = \{(.*?)\n\};", script.read_text(), re.DOTALL)
+    named = set(re.findall(r"^  (\w+):", config, re.MULTILINE))
+    assert named == set(drawing._CONFIG) == {"background", "axis", "legend", "header", "title"}

@@ -53,6 +53,8 @@ const CONFIG = {
   background: "transparent",
   axis: { labelColor: "var(--ink)", titleColor: "var(--muted)", gridColor: "var(--rule)", domainColor: "var(--rule)", tickColor: "var(--rule)", labelLimit: 200 },
   legend: { labelColor: "var(--ink)", titleColor: "var(--ink)" },
+  header: { labelColor: "var(--ink)", titleColor: "var(--ink)" },
+  title: { color: "var(--ink)" },
 };
 
 const draw = async (chart) => {
