@@ -14,6 +14,7 @@ from moebench.reports.tables import Document, dig, system_of
 from moebench.results.reproduction import Measured
 from moebench.results.store import Store
 from moebench.substrate.errors import MoeBenchError
+from moebench.substrate.traces.recordings import Recording, recordings
 from moebench.workloads.catalogue import workload
 
 #: From the worst to the best: a figure has the lowest badge of its runs.
@@ -225,6 +226,17 @@ class Evidence:
             found = self._read[experiment.name] = Runs(self._documents(experiment))
         self._seen.extend(found.ids)
         return found
+
+    def recordings(self, model: str) -> list[Recording]:
+        """The recordings of a model in the data folder.
+
+        Raises:
+            MissingEvidenceError: there is no data folder.
+            InputError: it has none of the model.
+        """
+        if self.data_dir is None:
+            raise MissingEvidenceError("recordings lie in a data folder; give --data-dir DIR")
+        return recordings(model, self.data_dir)
 
     def _documents(self, experiment: Experiment) -> Iterator[Document]:
         finished = self.store.finished()

@@ -14,7 +14,6 @@ from moebench.harness.run.shared import SharedWork
 from moebench.harness.run.spec import resolve
 from moebench.results.reproduction import Measured
 from moebench.substrate.terms import LOOKAHEADS, RoutedSequence
-from moebench.substrate.traces.recordings import recordings
 from moebench.substrate.traces.replay import routings
 from moebench.systems.learn.artefacts import content_hash
 from moebench.workloads.catalogue import workload
@@ -74,9 +73,7 @@ def _sample(evidence: Evidence, dataset: str) -> PromptSet:
 
 
 def _recorded(evidence: Evidence, model: str) -> list[RoutedSequence]:
-    if evidence.data_dir is None:
-        raise MissingEvidenceError("recordings lie in a data folder; give --data-dir DIR")
-    return [text for one in recordings(model, evidence.data_dir) for text in routings(one.trace)]
+    return [text for one in evidence.recordings(model) for text in routings(one.trace)]
 
 
 def recorded(evidence: Evidence, model: str, *kinds: str) -> list[RoutedSequence]:
@@ -85,11 +82,9 @@ def recorded(evidence: Evidence, model: str, *kinds: str) -> list[RoutedSequence
     Raises:
         MissingEvidenceError: there is no data folder, or nothing of these kinds in it.
     """
-    if evidence.data_dir is None:
-        raise MissingEvidenceError("recordings lie in a data folder; give --data-dir DIR")
     found = [
         RoutedSequence(one.trace.ids_TLK[rows[:end]].astype(int), prompt)
-        for one in recordings(model, evidence.data_dir)
+        for one in evidence.recordings(model)
         if one.trace.path.name.split("__")[1].split("-")[0] in kinds
         for rows, end, prompt in zip(one.trace.sequences, one.ends, one.trace.prompts, strict=True)
     ]

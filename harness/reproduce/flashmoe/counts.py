@@ -24,7 +24,6 @@ from moebench.substrate.models.catalogue import model_shape
 from moebench.substrate.terms import RoutedSequence
 from moebench.substrate.traces.file import open_trace
 from moebench.substrate.traces.recipes import recipes
-from moebench.substrate.traces.recordings import recordings
 from moebench.substrate.traces.synthesis import Synthesis, Topology, synthesize
 from moebench.systems.flashmoe import LearnedEviction
 from moebench.systems.registry import make
@@ -196,11 +195,9 @@ def _texts(evidence: Evidence, model: str) -> Sequence[tuple[np.ndarray, int]]:
     """Prompts of 256 tokens, drawn; or what was recorded, up to where it loops."""
     shape = model_shape(model)
     if evidence.changes.get("routing") == "real":
-        if evidence.data_dir is None:
-            raise MissingEvidenceError("recordings lie in a data folder; give --data-dir DIR")
         return [
             (one.trace.ids_TLK[rows[:end]], shape.num_experts)
-            for one in recordings(model, evidence.data_dir)
+            for one in evidence.recordings(model)
             for rows, end in zip(one.trace.sequences, one.ends, strict=True)
         ]
     out = evidence.scratch / "routing" / f"prompts-{model}-{code_hash()}"
