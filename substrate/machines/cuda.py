@@ -202,9 +202,16 @@ class CudaMachine(LocalMachine):
         if launched is not None:
             self._card.follow(stream, launched.ended)
 
-    def _launch(self, span: Span, launched: _Launched) -> None:
+    def _launch(self, span: Span, launched: _Launched, unwaited: deque[Span] | None = None) -> None:
+        """Say that the card was given an operation.
+
+        At once also to `_settle`, if no thread waits for its end: the control thread may come for
+        it as soon as the lock is free, and would wait for ever for an end that nobody takes.
+        """
         with self._changed:
             self._launched[span] = launched
+            if unwaited is not None:
+                unwaited.append(span)
             self._changed.notify_all()
 
     def _submit_here(
@@ -231,8 +238,7 @@ class CudaMachine(LocalMachine):
                     self.timeline.add(span)
             return span
         launched = _Launched(self._clock, began, card.record(card.compute), after, *waited)
-        self._launch(span, launched)
-        self._computing.append(span)
+        self._launch(span, launched, self._computing)
         return span
 
     def _settle(self) -> None:
@@ -312,9 +318,8 @@ class CudaMachine(LocalMachine):
             if task.work is not None:
                 task.work(*task.args)
             launched = _Launched(self._clock, began, card.record(stream))
-        self._launch(span, launched)
+        self._launch(span, launched, None if evicts else self._returning)
         if not evicts:
-            self._returning.append(span)
             return
         launched.ended.synchronize()
         with self._changed:

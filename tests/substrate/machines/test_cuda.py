@@ -18,7 +18,7 @@ from moebench.substrate.errors import BudgetError, UsageError
 from moebench.substrate.machines import accelerator, local
 from moebench.substrate.machines.accelerator import Cuda
 from moebench.substrate.machines.cuda import CardRecords, CudaMachine
-from moebench.substrate.machines.protocol import Lane, Op, OpKind
+from moebench.substrate.machines.protocol import Lane, Op, OpKind, Span
 from moebench.substrate.machines.timeline import Timeline
 from moebench.substrate.memory.cache import ExpertCache
 from moebench.substrate.memory.slots import SlotExperts
@@ -356,6 +356,20 @@ def test_a_cancelled_prefetch_is_not_copied(card, here):
         assert here._changed.wait_for(lambda: client.about(2)[1:], WAIT_S)
     assert client.about(1) == []
     assert [expert for what, expert, *_ in client.diary if what == "arrived"] == [0, 3, 2]
+
+
+def test_whoever_sees_an_output_launched_can_take_its_end(here, monkeypatch):
+    """Else the control thread, if it came between, would wait for an end that nobody takes."""
+    launch, takeable = here._launch, []
+
+    def launched(span: Span, *rest: Any) -> None:
+        with here.lock:
+            launch(span, *rest)
+            takeable.append(span in here._returning)
+
+    monkeypatch.setattr(here, "_launch", launched)
+    here.wait(here.submit(Op(OpKind.RETURN, 1, (1,), (0,)), Lane.D2H))
+    assert takeable == [True]
 
 
 @pytest.mark.parametrize("where", ["loader", "host"])
