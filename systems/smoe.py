@@ -215,20 +215,21 @@ class TopScorePrefetch(Prefetching):
             return ()
         predicted_TE = forecast[layer]
         k, band = view.shape.top_k, 1 + (view.alpha if self.alpha is None else self.alpha)
-        wanted: dict[int, float] = {}
-        for scores_E in predicted_TE:
-            ranked = (-scores_E).argsort(kind="stable")[: k + 1]
-            best: list[float] = scores_E[ranked].tolist()
-            rival = best[k] if k < len(best) else 0.0  # the predicted S_{k+1}
-            least = band * rival
-            for expert, score in zip(ranked.tolist(), best[:k], strict=False):
-                if score < least:
-                    break
-                if score > wanted.get(expert, -1.0):
-                    wanted[expert] = score
-        if len(predicted_TE) > 1:  # one row's are in order
+        rows = [_predicted_top_score(scores_E, k, band) for scores_E in predicted_TE]
+        wanted = rows[0]
+        if len(rows) > 1:  # one row's are in order
+            for expert, score in (item for row in rows for item in row.items()):
+                wanted[expert] = max(score, wanted.get(expert, score))
             wanted = dict(sorted(wanted.items(), key=lambda item: (-item[1], item[0])))
         return fetches(layer, wanted)
+
+
+def _predicted_top_score(scores_E: np.ndarray, k: int, band: float) -> dict[int, float]:
+    """Experts of one row's top-k with a score of ``band`` times S_{k+1} or more, best first."""
+    ranked = (-scores_E).argsort(kind="stable")[: k + 1]
+    best: list[float] = scores_E[ranked].tolist()
+    least = band * best[k] if k < len(best) else 0.0
+    return {e: s for e, s in zip(ranked.tolist(), best[:k], strict=False) if s >= least}
 
 
 @dataclass(kw_only=True)

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from moebench.substrate.engine.decisions import Active, Fetch, LayerView, Plan, Routed
+from moebench.substrate.engine.decisions import LAYER_OF, Active, Fetch, LayerView, Plan, Routed
 from moebench.substrate.terms import Ids, Phase
 
 
@@ -57,14 +57,11 @@ class Tally:
         Speculative requests replace those that were made before for a layer, committed ones add up.
         """
         adds_up = discipline == "committed"
-        asked = self._asked if adds_up else {layer: set[int | None]()}
-        for later, expert, _, _ in wanted:
-            if later in asked:
-                asked[later].add(expert)
-            else:
-                asked[later] = {expert}
-        if not adds_up:
-            self._asked.update(asked)
+        for later in {layer, *map(LAYER_OF, wanted)}:
+            asked = {expert for fetched, expert, _, _ in wanted if fetched == later}
+            if adds_up and later in self._asked:
+                asked |= self._asked[later]
+            self._asked[later] = asked
 
     def experts(self, phase: Phase, rows: Mapping[int, int], active: Active, plan: Plan) -> None:
         """Count where a layer's experts were computed, and what copied them to the device.

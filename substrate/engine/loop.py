@@ -274,7 +274,7 @@ class Engine:
                 arrivals[e] = self.transfers.arrival(now.view.layer, e)
         spans = self.transfers.demand(load)
         for fetch, span in zip(load, spans, strict=False):
-            arrivals[cast(int, fetch[1])] = span
+            arrivals[fetch[1]] = span  # type: ignore[index]
         for e in now.plan.again:
             again = self.transfers.again(now.view.layer, e)
             if e in arrivals:

@@ -9,7 +9,7 @@ from collections import defaultdict
 from collections.abc import Collection, Sequence
 from typing import cast
 
-from moebench.substrate.engine.decisions import Fetch
+from moebench.substrate.engine.decisions import EXPERT_OF, Fetch
 from moebench.substrate.engine.policies import Eviction, Placement
 from moebench.substrate.errors import UsageError
 from moebench.substrate.machines.protocol import Lane, Machine, Op, OpKind, Span, op_of
@@ -189,20 +189,15 @@ class Transfers:
             self._speculate(wanted, chunks, since_ns)
 
     def _speculate(self, wanted: Sequence[Fetch], chunks: int, since_ns: int) -> None:
-        holds, ops, experts = self.cache.holds, self._ops, self._experts
-        before, self._wanted = self._wanted, {}
-        absent: list[int] = []
-        for fetch in wanted:
-            layer, expert, _, _ = fetch
-            if expert is None:
-                raise UsageError(
-                    "a speculative prefetch must name an expert; a layer's common weights are "
-                    'fetched ahead by one whose discipline is "committed"'
-                )
-            key = layer * experts + expert
-            self._wanted[key] = fetch
-            if not holds(key):
-                absent.append(key)
+        if None in map(EXPERT_OF, wanted):
+            raise UsageError(
+                "a speculative prefetch must name an expert; a layer's common weights are "
+                'fetched ahead by one whose discipline is "committed"'
+            )
+        experts, ops = self._experts, self._ops
+        keys = [fetch[0] * experts + fetch[1] for fetch in wanted]  # type: ignore[operator]
+        before, self._wanted = self._wanted, dict(zip(keys, wanted, strict=True))
+        absent = self.cache.absent(self._wanted)
         now_ns, waited = self.machine.now_ns(), self._since_ns
         since: list[int] = []
         if since_ns > now_ns or waited:

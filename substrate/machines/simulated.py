@@ -117,13 +117,13 @@ class SimulatedMachine:
 
     def wait(self, span: Span) -> None:
         """Let the clock run to the span's end, and a little further to read its result."""
-        end = cast(int, span.end_ns)
+        end: int = span.end_ns  # type: ignore[assignment]
         if span.lane is not _DEVICE:
             idle = end - max(self._now, self._free[_DEVICE])
             if idle > 0:
                 self._idle_in_wait += idle
                 self._waited_for = cause_of(span)
-        self._now = max(self._now, end) + self.costs.sync_ns
+        self._now = (end if end > self._now else self._now) + self.costs.sync_ns
         self._start_queued()
 
     # ------------------------------------------------------------------ needed operations
@@ -177,7 +177,7 @@ class SimulatedMachine:
         span = self._place(op, _HOST, since_ns, duration_ns, after, launched_ns)
         if self.host_memory is not None:
             self.host_memory.used(op, span)
-        took = cast(int, span.end_ns) - cast(int, (began or span).start_ns)
+        took = span.end_ns - (began or span).start_ns  # type: ignore[operator]
         self.timeline.costs.on_host(took, op.rows[0], first=op.layer != self._host_layer)
         self._host_layer = op.layer
         return span
@@ -305,12 +305,13 @@ class SimulatedMachine:
 
     def cancel(self, layer: int) -> int:
         """Drop prefetches that have not begun by now."""
-        queued = len(self._queue)
+        queued = self._queue
         if queued:
-            dropped = [op for op, _ in self._queue if op.layer <= layer]
-            self.timeline.dropped(dropped, self._now)
-            self._queue = deque([entry for entry in self._queue if entry[0].layer > layer])
-        return queued - len(self._queue)
+            self._queue = deque([entry for entry in queued if entry[0].layer > layer])
+            if self.timeline.keeping:
+                dropped = [op for op, _ in queued if op.layer <= layer]
+                self.timeline.dropped(dropped, self._now)
+        return len(queued) - len(self._queue)
 
     def finish(self, op: Op) -> None:
         """Carry what is left of the prefetch that has begun, from now on."""
@@ -325,8 +326,10 @@ class SimulatedMachine:
                 there = [cast(int, span.end_ns) for span in begun.after]
                 start = max(self._free[_H2D], begun.since_ns, *there)
             else:
-                op, since_ns = self._queue[0]
-                start = max(self._free[self._first_lane(op)], since_ns)
+                op, start = self._queue[0]
+                free = self._free[self._first_lane(op)]
+                if free > start:
+                    start = free
             if not self._overlap and self._last is not None:  # every lane must be idle
                 start = max(start, cast(int, self._last.end_ns))
             if start >= self._now:

@@ -171,6 +171,11 @@ class ExpertCache:
         """Whether the expert has a slot, complete or arriving."""
         return self._slot_of[key] >= 0
 
+    def absent(self, keys: Iterable[int]) -> list[int]:
+        """Those of some experts that have no slot, in their order."""
+        slot_of = self._slot_of
+        return [key for key in keys if slot_of[key] < 0]
+
     def has_come(self, key: int) -> bool:
         """Whether it is known when the expert is, or was, complete."""
         return self._ready_ns[key] != NEVER

@@ -328,8 +328,10 @@ class LowestAverageScore(Eviction):
             scores_TE[0] if len(scores_TE) == 1 else scores_TE.mean(axis=0)
         )
         self._seen[layer] += 1
-        known = min(self._seen[layer], terms)
-        np.divide(np.add.reduce(history[:known], axis=0), known, out=self._average[layer])
+        known = float(min(self._seen[layer], terms))
+        average = self._average[layer]
+        np.add.reduce(history, 0, None, average)  # what has not been yet is zero
+        np.divide(average, known, average)
 
     def average(self, key: int) -> float:
         """Of the last n + 1 iterations, or of those that there were."""
