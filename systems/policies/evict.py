@@ -330,7 +330,7 @@ class LowestAverageScore(Eviction):
         self._seen[layer] += 1
         known = float(min(self._seen[layer], terms))
         average = self._average[layer]
-        np.add.reduce(history, 0, None, average)  # what has not been yet is zero
+        np.add.reduce(history, axis=0, out=average)  # what has not been yet is zero
         np.divide(average, known, average)
 
     def average(self, key: int) -> float:
