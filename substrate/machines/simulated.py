@@ -326,10 +326,8 @@ class SimulatedMachine:
                 there = [cast(int, span.end_ns) for span in begun.after]
                 start = max(self._free[_H2D], begun.since_ns, *there)
             else:
-                op, start = self._queue[0]
-                free = self._free[self._first_lane(op)]
-                if free > start:
-                    start = free
+                op, since_ns = self._queue[0]
+                start = max(self._free[self._first_lane(op)], since_ns)
             if not self._overlap and self._last is not None:  # every lane must be idle
                 start = max(start, cast(int, self._last.end_ns))
             if start >= self._now:
