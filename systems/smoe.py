@@ -218,7 +218,7 @@ class TopScorePrefetch(Prefetching):
         rows = [_predicted_top_score(scores_E, k, band) for scores_E in predicted_TE]
         wanted = rows[0]
         if len(rows) > 1:  # one row's are in order
-            for expert, score in (item for row in rows for item in row.items()):
+            for expert, score in (item for row in rows[1:] for item in row.items()):
                 wanted[expert] = max(score, wanted.get(expert, score))
             wanted = dict(sorted(wanted.items(), key=lambda item: (-item[1], item[0])))
         return fetches(layer, wanted)
