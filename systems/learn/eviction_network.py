@@ -118,15 +118,15 @@ def first_tokens(sequences: Sequence[np.ndarray], tokens: int) -> list[np.ndarra
 
 
 def features(ids_TLK: np.ndarray, num_experts: int) -> np.ndarray:
-    """What the networks see at each token of a sequence ``[L, T, 2E]``."""
+    """What a `History` has seen after each token of a sequence, all at once ``[L, T, 2E]``."""
     tokens, layers, _ = ids_TLK.shape
-    history = History(layers, num_experts)
-    seen = np.empty((layers, tokens, 2 * num_experts), dtype=np.float32)
-    for t in range(tokens):
-        for layer in range(layers):
-            history.step(layer, ids_TLK[t, layer])
-            seen[layer, t] = history.features(layer)
-    return seen
+    now = np.arange(tokens)[:, None, None]
+    routed = np.zeros((tokens, layers, num_experts), dtype=bool)
+    np.put_along_axis(routed, ids_TLK, True, axis=2)
+    r = now - np.maximum.accumulate(np.where(routed, now, -np.inf)) + 1
+    f = routed.cumsum(axis=0)
+    seen = np.concatenate([1 / r, f / np.maximum(f.max(axis=2, keepdims=True), 1)], axis=2)
+    return seen.transpose(1, 0, 2).astype(np.float32)
 
 
 def labels(ids_TLK: np.ndarray, num_experts: int, cached: int = 0) -> tuple[np.ndarray, np.ndarray]:
@@ -214,16 +214,13 @@ def _fit(
     import torch
 
     generator = torch.Generator().manual_seed(options.seed)
-    x, y, counts, split = _data(sequences, num_experts, options.cached)
+    data, split = _data(sequences, num_experts, options.cached)
     widths = [2 * num_experts, options.hidden, options.hidden // 2, num_experts]
-    parameters = initial(len(x), widths, generator)
-    optimizer = torch.optim.AdamW(parameters, LEARNING_RATE, weight_decay=WEIGHT_DECAY)
-
-    def losses(rows: torch.Tensor | slice) -> torch.Tensor:
-        return _losses(parameters, x[:, rows], y[:, rows], counts[:, rows])
-
-    epochs = options.epochs
-    done = train(parameters, optimizer, losses, split, epochs, PATIENCE, generator, progress)
+    parameters = initial(len(data[0]), widths, generator)
+    optimizer = torch.optim.AdamW(parameters, LEARNING_RATE, weight_decay=WEIGHT_DECAY, fused=True)
+    done = train(
+        parameters, optimizer, _losses, data, split, options.epochs, PATIENCE, generator, progress
+    )
     arrays = [p.numpy() for p in done.parameters]
     note = {name: str(value) for name, value in asdict(options).items()}
     note |= {"tokens": str(split), "epochs": str(done.epochs), "best_epoch": str(done.best_epoch)}
@@ -233,7 +230,7 @@ def _fit(
 
 def _data(
     sequences: Sequence[np.ndarray], num_experts: int, cached: int
-) -> "tuple[torch.Tensor, torch.Tensor, torch.Tensor, int]":
+) -> "tuple[list[torch.Tensor], int]":
     """Inputs, labels and masks ``[L, N, ...]``, and the first token that only validates."""
     import torch
 
@@ -243,10 +240,10 @@ def _data(
     counts = np.concatenate([mask for _, mask in known], axis=1)
     validates = validating([len(ids) for ids in sequences])
     order = np.argsort(validates, kind="stable")
+    parts = [x, y, counts]
     if not np.array_equal(order, np.arange(len(order))):
-        x, y, counts = x[:, order], y[:, order], counts[:, order]
-    split = len(validates) - int(validates.sum())
-    return torch.from_numpy(x), torch.from_numpy(y), torch.from_numpy(counts), split
+        parts = [part[:, order] for part in parts]
+    return [torch.from_numpy(part) for part in parts], len(validates) - int(validates.sum())
 
 
 def _losses(

@@ -88,11 +88,16 @@ class Matrices:
         layers, experts = self.popularity_LE.shape
         path = ids_TLK[:, : layers - 1].reshape(tokens, -1)
         past = np.arange(path.shape[1]) < k * layers_T[:, None]
-        h = np.where(past, (path + 1) / experts, 0)
-        p = experts * self.popularity_LE[layers_T]
         chosen_TK = ids_TLK[np.arange(tokens), layers_T - 1]
-        a = experts * self.affinity_LEE[layers_T[:, None] - 1, chosen_TK].reshape(tokens, -1)
-        return np.concatenate([h, p, a], axis=1).astype(np.float32)
+        parts = (path.shape[1], experts, k * experts)
+        # Written in place: most of a training step's time outside of products would go into copies.
+        states = np.empty((tokens, sum(parts)), np.float32)
+        h, p, a = np.split(states, np.cumsum(parts[:-1]), axis=1)
+        np.divide((path + 1) * past, experts, out=h, casting="same_kind")
+        np.multiply(experts, self.popularity_LE[layers_T], out=p, casting="same_kind")
+        a[:] = self.affinity_LEE[layers_T[:, None] - 1, chosen_TK].reshape(tokens, -1)
+        a *= experts
+        return states
 
 
 def widths(layers: int, top_k: int, experts: int, first: int) -> tuple[int, ...]:
@@ -193,7 +198,7 @@ def _fit(
     with torch.random.fork_rng(devices=[]), torch.inference_mode(False):
         torch.manual_seed(options.seed)
         network = _network(widths(layers, k, num_experts, options.width), options.dropout)
-        optimizer = torch.optim.Adam(network.parameters(), LEARNING_RATE)
+        optimizer = torch.optim.Adam(network.parameters(), LEARNING_RATE, fused=True)
         bce = torch.nn.functional.binary_cross_entropy_with_logits
         while epoch < options.epochs and epoch - best_epoch < PATIENCE:
             network.train()

@@ -61,7 +61,8 @@ class Trained(NamedTuple):
 def train(
     parameters: "Sequence[torch.nn.Parameter]",
     optimizer: "torch.optim.Optimizer",
-    losses: "Callable[[torch.Tensor | slice], torch.Tensor]",
+    losses: "Callable[..., torch.Tensor]",
+    data: "Sequence[torch.Tensor]",
     split: int,
     epochs: int,
     patience: int,
@@ -71,23 +72,25 @@ def train(
     """Train on the tokens before ``split``, validate on the others.
 
     Args:
-        losses: each network's loss ``[L]`` over some tokens.
+        losses: each network's loss ``[L]``, of the parameters and some tokens of all data.
+        data: ``[L, N, ...]`` each.
         progress: told the epochs done, and at most to do.
     """
     import torch
 
+    data = [part.contiguous() for part in data]  # whole rows are copied several times faster
     best = [p.detach().clone() for p in parameters]
     best_loss = torch.full((len(best[0]),), torch.inf)
     best_mean, best_epoch, epoch = torch.inf, 0, 0
     while epoch < epochs and epoch - best_epoch < patience:
         order = torch.randperm(split, generator=generator)
         for rows in torch.split(order, BATCH):
-            loss = losses(rows).sum()
+            loss = losses(parameters, *(part.index_select(1, rows) for part in data)).sum()
             optimizer.zero_grad()
             torch.autograd.backward(loss)
             optimizer.step()
         with torch.no_grad():
-            found = losses(slice(split, None))
+            found = losses(parameters, *(part[:, split:] for part in data))
         better = found < best_loss
         for best_of, p in zip(best, parameters, strict=True):
             best_of[better] = p.detach()[better]

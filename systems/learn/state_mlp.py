@@ -229,13 +229,10 @@ def _fit(
     generator = torch.Generator().manual_seed(options.seed)
     sizes = (x.shape[2], options.width, options.width, y.shape[2])
     parameters = initial(networks, sizes, generator)
-    optimizer = torch.optim.Adam(parameters, LEARNING_RATE)
-
-    def losses(rows: torch.Tensor | slice) -> torch.Tensor:
-        return _losses(parameters, x[:, rows], y[:, rows])
-
-    epochs = options.epochs
-    done = train(parameters, optimizer, losses, split, epochs, PATIENCE, generator, progress)
+    optimizer = torch.optim.Adam(parameters, LEARNING_RATE, fused=True)
+    done = train(
+        parameters, optimizer, _losses, (x, y), split, options.epochs, PATIENCE, generator, progress
+    )
     arrays = [p.numpy() for p in done.parameters]
     weights, biases = arrays[0::2], arrays[1::2]
     scaled = weights[0] / std.transpose(0, 2, 1)

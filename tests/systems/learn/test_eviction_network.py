@@ -47,6 +47,14 @@ def test_a_layer_has_its_own_history():
     assert seen[1].tolist() == [[0, 1, 0, 1], [0, 1, 0, 1]]
 
 
+def test_what_is_learnt_from_is_what_a_run_sees():
+    ids_TLK = routed(30)
+    seen, history = features(ids_TLK, 8), History(2, 8)
+    for t, layer in np.ndindex(30, 2):
+        history.step(layer, ids_TLK[t, layer])
+        assert np.array_equal(seen[layer, t], history.features(layer).astype(np.float32))
+
+
 # ---------------------------------------------------------------- Belady's labels
 
 
