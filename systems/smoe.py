@@ -229,7 +229,10 @@ def _predicted_top_score(scores_E: np.ndarray, k: int, band: float) -> dict[int,
     ranked = (-scores_E).argsort(kind="stable")[: k + 1]
     best: list[float] = scores_E[ranked].tolist()
     least = band * best[k] if k < len(best) else 0.0
-    return {e: s for e, s in zip(ranked.tolist(), best[:k], strict=False) if s >= least}
+    del best[k:]
+    while best and best[-1] < least:
+        best.pop()
+    return dict(zip(ranked.tolist(), best, strict=False))
 
 
 @dataclass(kw_only=True)

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from moebench.substrate.engine.decisions import LAYER_OF, Active, Fetch, LayerView, Plan, Routed
+from moebench.substrate.engine.decisions import EXPERT_OF, LAYER_OF, Active, Fetch, LayerView, Plan, Routed
 from moebench.substrate.terms import Ids, Phase
 
 
@@ -57,8 +57,10 @@ class Tally:
         Speculative requests replace those that were made before for a layer, committed ones add up.
         """
         adds_up = discipline == "committed"
-        for later in {layer, *map(LAYER_OF, wanted)}:
-            asked = {expert for fetched, expert, _, _ in wanted if fetched == later}
+        layers = {layer, *map(LAYER_OF, wanted)}
+        for later in layers:
+            of_layer = wanted if len(layers) == 1 else [f for f in wanted if f.layer == later]
+            asked = set(map(EXPERT_OF, of_layer))
             if adds_up and later in self._asked:
                 asked |= self._asked[later]
             self._asked[later] = asked

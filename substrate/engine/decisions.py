@@ -197,6 +197,7 @@ class LayerView:
     Attributes:
         layer: index among all layers of the decoder.
         next_layer: the next layer with experts; None after the last.
+        phase: prefill or decode.
         forward: the pass that the layer is a part of.
         alpha: the system's α; 0 where its routing has none.
         scores_TE: gate scores of this layer; of a layer that is routed ahead, its gate's scores on
@@ -214,6 +215,7 @@ class LayerView:
 
     layer: int
     next_layer: int | None
+    phase: Phase
     shape: ModelShape
     forward: ForwardPass
     alpha: float
@@ -227,11 +229,6 @@ class LayerView:
     whereabouts: Whereabouts = field(init=False)
     absent: Sequence[int] = ()
     _scores: list[list[float]] | None = None
-
-    @property
-    def phase(self) -> Phase:
-        """Prefill or decode."""
-        return self.forward.phase
 
     @property
     def scores(self) -> list[list[float]]:

@@ -370,6 +370,7 @@ class Engine:
         return LayerView(
             layer=layer,
             next_layer=self.model.shape.next_moe_layers[layer],
+            phase=self._pass.phase,
             shape=self.model.shape,
             forward=self._pass,
             alpha=self._alpha,

@@ -232,24 +232,28 @@ class ExpertCache:
 
     def _settle(self, now_ns: int) -> None:
         """Bring the masks up to date: an expert is idle once it has come and was last read."""
-        released, self._released, self._due_ns = self._released, set(), NEVER
+        released, self._released, due_ns = self._released, set(), NEVER
+        pinned, ready_ns, readers = self._pinned, self._ready_ns, self._reader
+        idle_all, pool_of = self._idle_all, self._pool_of
         for key in released:
-            if self._pinned[key]:
+            if pinned[key]:
                 continue
-            idle_ns, reader = self._ready_ns[key], self._reader[key]
+            idle_ns, reader = ready_ns[key], readers[key]
             if reader is not None:
                 end_ns = reader.end_ns
                 if end_ns is None:  # a device that runs behind its control thread is still at it
                     self._released.add(key)
-                    self._due_ns = now_ns
+                    due_ns = now_ns
                     continue
-                idle_ns = end_ns if end_ns > idle_ns else idle_ns
+                if end_ns > idle_ns:
+                    idle_ns = end_ns
             if idle_ns <= now_ns:
-                self._idle_all[key] = idle_ns
-                self._pool_of[key].flags[key] = True
+                idle_all[key] = idle_ns
+                pool_of[key].flags[key] = True
             elif idle_ns != NEVER:
                 self._released.add(key)
-                self._due_ns = min(self._due_ns, idle_ns)
+                due_ns = min(due_ns, idle_ns)
+        self._due_ns = due_ns
 
     def evictable_soon(self, incoming: int, now_ns: int) -> Mask:
         """Experts that can be evicted once the last computation that reads them has ended.

@@ -98,6 +98,7 @@ def view(
     made = kind(
         layer=layer,
         next_layer=layer + 1,
+        phase=phase,
         shape=shape(experts, k, max(layers, layer + 2)),
         forward=ForwardPass(
             phase=phase,
