@@ -5,7 +5,15 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from moebench.substrate.engine.decisions import EXPERT_OF, LAYER_OF, Active, Fetch, LayerView, Plan, Routed
+from moebench.substrate.engine.decisions import (
+    EXPERT_OF,
+    LAYER_OF,
+    Active,
+    Fetch,
+    LayerView,
+    Plan,
+    Routed,
+)
 from moebench.substrate.terms import Ids, Phase
 
 

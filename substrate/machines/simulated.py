@@ -141,8 +141,9 @@ class SimulatedMachine:
             lane = _DEVICE
         price = self._prices[lane].get(op.sizes) or self._price(op, lane)
         first_launch, control, duration = price
-        since = self._now + first_launch
-        self._now = launched = self._now + control
+        now = self._now
+        since = now + first_launch
+        self._now = launched = now + control
         if lane is _DEVICE:
             span = self._place(op, lane, since, duration, after, launched)
             if op.kind is _EXPERT:
@@ -253,12 +254,13 @@ class SimulatedMachine:
         """Put an operation behind its lane's last: submitted at ``since_ns``, ended not before."""
         if not self._overlap and self._last is not None:
             after = (*after, self._last)
-        free, late, waited = self._free[lane], 0, 0
+        free = self._free[lane]
+        late = behind = 0
         if since_ns > free:
-            start, cause = since_ns, "control"
+            start, cause, behind = since_ns, "control", since_ns - free
             if lane is _DEVICE and self._idle_in_wait:
-                waited, cause, self._idle_in_wait = self._idle_in_wait, self._waited_for, 0
-                late = since_ns - free - waited
+                late = behind = behind - self._idle_in_wait
+                cause, self._idle_in_wait = self._waited_for, 0
         else:
             start, cause = free, ""
         for dependency in after:
@@ -266,9 +268,7 @@ class SimulatedMachine:
             if end is None:
                 raise IntegrityError(f"{op} waits for {dependency!r}, which has not started")
             if end > start:
-                start = end
-                cause = cause_of(dependency)
-                late = since_ns - free - waited if since_ns > free else 0
+                start, cause, late = end, cause_of(dependency), behind
         if self._lost_beside_copies and lane is _DEVICE:
             duration_ns += self._beside_copies(start, duration_ns)
         end = start + duration_ns

@@ -260,26 +260,34 @@ class ExpertCache:
 
         These include pinned ones: their layer has nothing left to start on them.
         """
-        idle = ~self._pinned_all & (self._ready_all <= now_ns)
-        computed = self._computed_all & (self._ready_all != NEVER)
-        return self._in_pool_of(incoming, self.held_all & (computed | idle))
+        row = self._pool_row(incoming)
+        ready_ns = self._ready_all[row]
+        idle = ~self._pinned_all[row] & (ready_ns <= now_ns)
+        computed = self._computed_all[row] & (ready_ns != NEVER)
+        return self._over_keys(row, self.held_all[row] & (computed | idle))
 
     def arriving(self, incoming: int, now_ns: int) -> list[int]:
         """Keys under way that no layer will submit work on: evictable for ``incoming`` once there.
 
         A device that runs behind its control thread is given work on an expert that has not come.
         """
-        early = self._computed_all & (self._ready_all == NEVER)
-        mask = self.held_all & (~self._pinned_all | early) & (self._ready_all > now_ns)
-        return np.flatnonzero(self._in_pool_of(incoming, mask)).tolist()
+        row = self._pool_row(incoming)
+        ready_ns = self._ready_all[row]
+        early = self._computed_all[row] & (ready_ns == NEVER)
+        mask = self.held_all[row] & (~self._pinned_all[row] | early) & (ready_ns > now_ns)
+        return np.flatnonzero(self._over_keys(row, mask)).tolist()
 
-    def _in_pool_of(self, incoming: int, mask: Mask) -> Mask:
-        if self.scope == "global":
+    def _pool_row(self, incoming: int) -> slice:
+        """Keys whose experts may be in the slots of the incoming one's pool."""
+        return slice(None) if self.scope == "global" else self._row(incoming // self._experts)
+
+    def _over_keys(self, row: slice, mask: Mask) -> Mask:
+        """A mask of some keys as one of all."""
+        if len(mask) == len(self.held_all):
             return mask
-        row = self._row(incoming // self._experts)
-        pool = np.zeros_like(mask)
-        pool[row] = mask[row]
-        return pool
+        found = np.zeros_like(self.held_all)
+        found[row] = mask
+        return found
 
     # ------------------------------------------------------------------ changes
 

@@ -12,6 +12,7 @@ from moebench.systems.learn.expert_mlp import (
     ExpertMLP,
     ExpertMLPOptions,
     Matrices,
+    _dropped,
     _folded,
     _loss,
     _network,
@@ -153,3 +154,15 @@ def test_eq_6_is_what_is_minimised():
     samples = _Samples(Matrices.of([learnable(20)], 8), learnable(20))
     assert len(samples) == 40
     assert _loss(network, samples) == pytest.approx(math.log(2), abs=1e-6)
+
+
+def test_dropout_keeps_the_mean_and_drops_its_share():
+    torch.manual_seed(0)
+    x = torch.ones(301, 333)  # not a multiple of four numbers
+    found = _dropped(x, 0.1)
+    dropped = found == 0
+    assert dropped.float().mean().item() == pytest.approx(0.1, abs=0.004)
+    assert found[~dropped].unique().tolist() == pytest.approx([1 / 0.9])
+    assert torch.equal(_dropped(x, 0.0), x)
+    ahead, behind = dropped[:, :-1].flatten().float(), dropped[:, 1:].flatten().float()
+    assert torch.corrcoef(torch.stack([ahead, behind]))[0, 1].abs() < 0.02
