@@ -36,7 +36,7 @@ _PREPARED = {
 _HALF_WRITTEN = {
     SAMPLES: re.compile(rf"\.{_RUN}\.\d+\.partial"),
     "failures": re.compile(rf"{_RUN}\.partial"),
-    "calibration": re.compile(r"[\w.-]+\.\d+\.partial"),
+    "calibration": re.compile(r"[\w.-]+(\.\d+\.partial|\.lock)"),
     "experts": re.compile(r"[\w.-]+\.partial"),
     "routing": re.compile(r"\.(drawn|real)-[\w.-]+\.part"),
     "native": re.compile(r"[\w.-]+\.partial|native-[a-z]+-\d+(\.log)?"),

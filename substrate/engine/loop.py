@@ -156,7 +156,7 @@ class Engine:
             if layer in shape.moe_rows:
                 self._moe(layer)
             else:
-                self._ops.common(op_of(OpKind.DENSE, layer, (p.rows,)), model.dense, layer)
+                self._ops.common(op_of(OpKind.DENSE, layer, (p.rows,)), model.dense)
         head = self._ops.head(op_of(OpKind.HEAD, -1, (len(self._lengths),)))
         self.machine.wait(head)
         return cast(list[int], head.value)
@@ -211,7 +211,7 @@ class Engine:
         if ahead:
             return self._view(layer, self.model.gate(layer))
         op = op_of(OpKind.GATE, layer, (self._pass.rows,))
-        gated = self._ops.common(op, self.model.gate, layer)
+        gated = self._ops.common(op, self.model.gate)
         self.machine.wait(gated)
         return self._view(layer, gated.value)
 
@@ -305,7 +305,7 @@ class Engine:
     def _compute_shared(self, layer: int) -> None:
         if self.model.shape.shared_width:
             op = op_of(OpKind.SHARED, layer, (self._pass.rows,))
-            self._ops.common(op, self.model.shared, layer)
+            self._ops.common(op, self.model.shared)
 
     def _wait(self, now: Layer, loads: Loads, on_host: HostWork) -> None:
         """Wait for the host's outputs, then for every transfer of the layer, wanted or not."""

@@ -51,9 +51,9 @@ class Operations:
         """Attention, with which a layer begins."""
         return self._machine.submit(op, _DEVICE, (), self._model.attend, layer)
 
-    def common(self, op: Op, work: Work, *args: Any) -> Span:
+    def common(self, op: Op, work: Work) -> Span:
         """A part of a layer that is no routed expert, where its weights are."""
-        return self._machine.submit(op, _DEVICE, (), work, *args)
+        return self._machine.submit(op, _DEVICE, (), work, op.layer)
 
     def head(self, op: Op) -> Span:
         """The head, with which a pass ends."""
@@ -162,7 +162,7 @@ class DividedOperations(Operations):
         streams = [self._transfers.common(layer) for _ in range(copies)]
         if streams:
             return self.device(op, streams[-1:], self._model.attend, layer)
-        return self.common(op, self._model.attend, layer)
+        return self.common(op, self._model.attend)
 
     def head(self, op: Op) -> Span:
         """The head, once it has come, if it is streamed."""
@@ -170,16 +170,16 @@ class DividedOperations(Operations):
         after = (self._transfers.common(op.layer),) if streamed else ()
         return self.device(op, after, self._model.head)
 
-    def common(self, op: Op, work: Work, *args: Any) -> Span:
+    def common(self, op: Op, work: Work) -> Span:
         """On the host, whose operations are in order.
 
         A layer's first part reads what the device computed last, unless the host did that too.
         """
         if self._homes[op.layer] != "host" or self._host_copies:
-            return self.device(op, (), work, *args)
+            return self.device(op, (), work, op.layer)
         first = op.kind is OpKind.ATTEND and self._on_host is None
         after = (self._last_on_device,) if first and self._last_on_device is not None else ()
-        self._on_host = self._machine.submit(op, _HOST, after, work, *args)
+        self._on_host = self._machine.submit(op, _HOST, after, work, op.layer)
         return self._on_host
 
     def device(self, op: Op, after: Sequence[Span], work: Work, *args: Any) -> Span:

@@ -334,7 +334,8 @@ class ExpertCache:
         """The expert can be read from ``ready_ns`` on."""
         self._ready_ns[key] = self._ready_all[key] = ready_ns
         self._released.add(key)
-        self._due_ns = min(self._due_ns, ready_ns)
+        if ready_ns < self._due_ns:
+            self._due_ns = ready_ns
 
     def pin(self, keys: list[int]) -> None:
         """Protect experts that a layer has chosen."""
