@@ -15,9 +15,12 @@ import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from moebench.substrate.errors import InputError
+
+if TYPE_CHECKING:
+    from moebench.results.store import Store
 
 FOLDER = "samples"
 
@@ -67,22 +70,24 @@ def write_samples(directory: Path, run_id: str, samples: Sequence[TokenSample]) 
 
 
 @contextmanager
-def samples_of_run(directory: Path, run_id: str, samples: Sequence[TokenSample]) -> Iterator[None]:
+def samples_of_run(store: "Store", run_id: str, samples: Sequence[TokenSample]) -> Iterator[None]:
     """Write a run's samples, if there are any, before what is done inside, which stores the run.
 
-    Where that fails the file goes again: no samples stay without a run.
+    Where that fails the file goes again: no samples stay without a run.  Ctrl-C may come when the
+    run is stored already; then they stay.
 
     Raises:
         InputError: the file cannot be written.
     """
-    known = samples_path(directory, run_id).exists()
+    file = samples_path(store.directory, run_id)
+    known = file.exists()
     if samples:
-        write_samples(directory, run_id, samples)
+        write_samples(store.directory, run_id, samples)
     try:
         yield
     except BaseException:
-        if not known:
-            _discard(samples_path(directory, run_id))
+        if not known and store.get(run_id) is None:
+            _discard(file)
         raise
 
 

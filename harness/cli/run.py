@@ -100,7 +100,7 @@ def _document(request: RunRequest, spec: RunSpec, data_dir: Path | None) -> dict
                 raise line from error
     if outcome is not None:
         stored = outcome.document
-        with samples_of_run(request.store, session.run_id, samples_of(outcome.generations)):
+        with samples_of_run(store, session.run_id, samples_of(outcome.generations)):
             store.put(stored, outcome.picture, (session.run_id, spec.model_dump()))
         if request.timeline is not None:
             write_timeline(request.timeline, outcome.timeline.records(), stored)

@@ -74,7 +74,7 @@ def keep(store: Store, job: Job, outcome: Finished | Failed) -> None:
     if isinstance(outcome, Failed):
         store.fail(job.cell_id, spec, outcome.error, outcome.traceback)
         return
-    with samples_of_run(store.directory, outcome.document["run_id"], outcome.samples):
+    with samples_of_run(store, outcome.document["run_id"], outcome.samples):
         store.put(outcome.document, outcome.picture, cell=(job.cell_id, spec))
 
 

@@ -6,8 +6,16 @@ from pathlib import Path
 
 import pytest
 
-from moebench.results.samples import TokenSample, read_samples, samples_path, write_samples
+from moebench.results.samples import (
+    TokenSample,
+    read_samples,
+    samples_of_run,
+    samples_path,
+    write_samples,
+)
+from moebench.results.store import Store
 from moebench.substrate.errors import InputError
+from tests.results.documents import document
 
 SAMPLES = [
     TokenSample(0, 0, 3_000_000_000, None),
@@ -41,6 +49,18 @@ def test_a_full_disk_leaves_what_was_there(tmp_path: Path, monkeypatch: pytest.M
     monkeypatch.undo()
     assert read_samples(tmp_path, "abc") == SAMPLES
     assert os.listdir(tmp_path / "samples") == ["abc.parquet"]
+
+
+@pytest.mark.parametrize("stored", [True, False])
+def test_ctrl_c_leaves_a_run_with_its_samples_or_neither(tmp_path: Path, stored: bool) -> None:
+    store = Store(tmp_path)
+    run = document("abcdef012345")
+    with pytest.raises(KeyboardInterrupt), samples_of_run(store, run["run_id"], SAMPLES):
+        if stored:
+            store.put(run)
+        raise KeyboardInterrupt
+    assert (store.get(run["run_id"]) is not None) == stored
+    assert read_samples(tmp_path, run["run_id"]) == (SAMPLES if stored else None)
 
 
 def test_a_file_where_the_folder_should_be(tmp_path: Path) -> None:
