@@ -55,10 +55,15 @@ def test_a_full_disk_leaves_what_was_there(tmp_path: Path, monkeypatch: pytest.M
 def test_ctrl_c_leaves_a_run_with_its_samples_or_neither(tmp_path: Path, stored: bool) -> None:
     store = Store(tmp_path)
     run = document("abcdef012345")
-    with pytest.raises(KeyboardInterrupt), samples_of_run(store, run["run_id"], SAMPLES):
-        if stored:
-            store.put(run)
-        raise KeyboardInterrupt
+
+    def interrupted() -> None:
+        with samples_of_run(store, run["run_id"], SAMPLES):
+            if stored:
+                store.put(run)
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        interrupted()
     assert (store.get(run["run_id"]) is not None) == stored
     assert read_samples(tmp_path, run["run_id"]) == (SAMPLES if stored else None)
 
