@@ -15,12 +15,9 @@ import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 from moebench.substrate.errors import InputError
-
-if TYPE_CHECKING:
-    from moebench.results.store import Store
 
 FOLDER = "samples"
 
@@ -32,6 +29,15 @@ class TokenSample(NamedTuple):
     step: int
     ns: int
     active: list[int] | None
+
+
+class Runs(Protocol):
+    """The part of a store that is asked here."""
+
+    directory: Path
+
+    def get(self, run_id: str) -> dict[str, Any] | None:
+        """The document of a run, or None."""
 
 
 def samples_path(directory: Path, run_id: str) -> Path:
@@ -70,7 +76,7 @@ def write_samples(directory: Path, run_id: str, samples: Sequence[TokenSample]) 
 
 
 @contextmanager
-def samples_of_run(store: "Store", run_id: str, samples: Sequence[TokenSample]) -> Iterator[None]:
+def samples_of_run(store: Runs, run_id: str, samples: Sequence[TokenSample]) -> Iterator[None]:
     """Write a run's samples, if there are any, before what is done inside, which stores the run.
 
     Where that fails the file goes again: no samples stay without a run.  Ctrl-C may come when the
