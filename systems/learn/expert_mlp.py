@@ -280,7 +280,8 @@ def _dropped(x: "torch.Tensor", rate: float) -> "torch.Tensor":
 
     words = torch.empty(-(-x.numel() // 4), dtype=torch.int64).random_(-(2**63), None)
     bits = words.view(torch.int16)[: x.numel()].view_as(x)
-    return x * (bits >= round(rate * 2**16) - 2**15) / (1 - rate)
+    least = min(round(rate * 2**16) - 2**15, 2**15 - 1)  # a rate of nearly 1 stays in 16 bits
+    return x * (bits >= least) / (1 - rate)
 
 
 def _loss(network: "torch.nn.Sequential", samples: _Samples) -> float:

@@ -164,5 +164,6 @@ def test_dropout_keeps_the_mean_and_drops_its_share():
     assert dropped.float().mean().item() == pytest.approx(0.1, abs=0.004)
     assert found[~dropped].unique().tolist() == pytest.approx([1 / 0.9])
     assert torch.equal(_dropped(x, 0.0), x)
+    assert (_dropped(x, 1 - 1e-9) > 0).float().mean() < 0.001
     ahead, behind = dropped[:, :-1].flatten().float(), dropped[:, 1:].flatten().float()
     assert torch.corrcoef(torch.stack([ahead, behind]))[0, 1].abs() < 0.02
