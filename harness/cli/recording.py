@@ -12,8 +12,9 @@ from moebench.harness.run.settings import settings
 from moebench.harness.run.spec import RunSpec, resolve
 from moebench.substrate.errors import UsageError
 from moebench.substrate.models.catalogue import scale_names
-from moebench.substrate.traces.file import Header, writing
+from moebench.substrate.traces.file import Header
 from moebench.substrate.traces.record import Kept, TraceRecorder, header_of, recorded_predictions
+from moebench.substrate.traces.writer import writing
 from moebench.systems.options import build
 
 #: The machine of a recording that names none; with `gpu-only` no number depends on it.

@@ -110,6 +110,7 @@ def info(
     from moebench.substrate.traces.replay import routings
 
     opened = open_trace(find_trace(trace))
+    dict(opened.arrays)  # a broken one is said here, not by the first run that reads it
     header, measured = opened.header, routings(opened, tokens)
     document = {
         "trace": trace,

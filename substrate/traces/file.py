@@ -15,26 +15,22 @@
 
 T tokens in recorded order, D of them decoded, S sequences, L MoE layers, E experts, K chosen, H the
 width of the model that computed.  Everything but ``ids``, ``sequence``, ``position``, ``phase`` and
-``chosen`` is optional.  Nothing is pickled, all can be memory-mapped.  A folder is written under
-another name and renamed when it is complete, so whatever is named as a trace is whole.
+``chosen`` is optional.  Nothing is pickled, all can be memory-mapped.
+`substrate.traces.writer` writes one.
 
 Version 2 added predictions of more than the next layer, states and embeddings; version 1 is read.
 """
 
 import hashlib
-import os
-import shutil
-import tempfile
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
-from functools import cached_property, lru_cache
+from functools import lru_cache
 from pathlib import Path
-from typing import IO, Any, Literal
+from typing import Any, Literal
 
 import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from moebench.substrate.errors import InputError, UsageError
+from moebench.substrate.errors import InputError
 from moebench.substrate.files import brief, read_array, read_json, whole
 from moebench.substrate.terms import WORDS, Learnt, Lookahead
 from moebench.substrate.traces.checks import check_array
@@ -52,15 +48,9 @@ IdsOrder = Literal["score", "rank buckets", "id"]
 
 #: Arrays with one value a token, their types; the prefix of those with one row a decoded token; and
 #: that with one a sequence.
-_COLUMNS = {"sequence": "int32", "position": "int32", "phase": "uint8", "chosen": "int32"}
+COLUMNS = {"sequence": "int32", "position": "int32", "phase": "uint8", "chosen": "int32"}
 _DECODED = "predicted"
 _BY_SEQUENCE = "embedding"
-
-#: As large as all others together, and read by few systems: checked when it is first asked for.
-_ON_DEMAND = "hidden"
-
-#: Bytes before an array's data, enough for any shape.
-_NPY_HEADER = 192
 
 
 class Array(BaseModel):
@@ -158,102 +148,51 @@ class Header(BaseModel):
             "ids": (layers, k), "scores": (layers, experts), "top_scores": (layers, k),
             "candidates": (layers, *free), "hidden": (layers, *free), "embedding": free,
         }  # fmt: skip
-        return () if array in _COLUMNS else shapes[array]
-
-
-# ----------------------------------------------------------------------------- writing
-
-
-class TraceWriter:
-    """Appends rows to a trace that is not there yet; memory is that of one `append`."""
-
-    def __init__(self, folder: Path, header: Header) -> None:
-        self._folder, self._header = folder, header
-        self._files: dict[str, tuple[IO[bytes], np.dtype[Any], tuple[int, ...]]] = {}
-        self._rows: dict[str, int] = {}
-
-    def append(self, **arrays: np.ndarray) -> None:
-        """Add rows; every call names the same arrays."""
-        for name, values in arrays.items():
-            if name not in self._files:
-                fixed = self._header.ids_type if name in ("ids", "candidates") else None
-                dtype = np.dtype(_COLUMNS.get(name, fixed) or values.dtype).newbyteorder("<")
-                new = (self._folder / f"{name}.npy").open("wb")
-                new.write(_npy_header(dtype, (0, *values.shape[1:])))
-                self._files[name], self._rows[name] = (new, dtype, values.shape[1:]), 0
-            stream, dtype, row_shape = self._files[name]
-            if values.shape[1:] != row_shape:
-                raise ValueError(f"{name}: rows of {values.shape[1:]} after rows of {row_shape}")
-            stream.write(np.ascontiguousarray(values, dtype=dtype).data)
-            self._rows[name] += len(values)
-
-    def describe(self, **fields: Any) -> None:
-        """Change what the header says."""
-        self._header = self._header.model_copy(update=fields)
-
-    def finish(self) -> None:
-        """Complete every file and write the header."""
-        arrays = {}
-        for name, (stream, dtype, row_shape) in self._files.items():
-            shape = (self._rows[name], *row_shape)
-            stream.seek(0)
-            stream.write(_npy_header(dtype, shape))
-            stream.flush()
-            os.fsync(stream.fileno())
-            stream.close()
-            with (self._folder / f"{name}.npy").open("rb") as written:
-                digest = hashlib.file_digest(written, "sha256").hexdigest()
-            arrays[name] = Array(dtype=dtype.str, shape=shape, sha256=digest)
-        self.describe(arrays=arrays)
-        text = self._header.model_dump_json(indent=1)
-        (self._folder / HEADER).write_text(text + "\n", encoding="utf-8")
-
-    def close(self) -> None:
-        """Let go of the files."""
-        for stream, _, _ in self._files.values():
-            stream.close()
-
-
-@contextmanager
-def writing(out: Path, header: Header) -> Iterator[TraceWriter]:
-    """Write a trace; it appears under its name when the block ends, and not if the block fails.
-
-    Raises:
-        UsageError: the folder exists.
-        OSError: nothing can be written there.
-    """
-    if out.exists():
-        raise UsageError(f"{out}: exists; give another --out, or remove it first")
-    out.absolute().parent.mkdir(parents=True, exist_ok=True)
-    folder = Path(tempfile.mkdtemp(".part", f".{out.name}.", out.absolute().parent))
-    folder.chmod(0o755)
-    writer = TraceWriter(folder, header)
-    try:
-        yield writer
-        writer.finish()
-        folder.rename(out)
-    except BaseException:
-        writer.close()
-        shutil.rmtree(folder, ignore_errors=True)
-        raise
-
-
-def _npy_header(dtype: "np.dtype[Any]", shape: tuple[int, ...]) -> bytes:
-    """A version 1.0 header of fixed length, so that the number of rows can be written last."""
-    text = repr({"descr": dtype.str, "fortran_order": False, "shape": shape})
-    length = _NPY_HEADER - 10
-    return b"\x93NUMPY\x01\x00" + length.to_bytes(2, "little") + f"{text:<{length - 1}}\n".encode()
+        return () if array in COLUMNS else shapes[array]
 
 
 # ----------------------------------------------------------------------------- reading
 
 
+class _Arrays(Mapping[str, np.ndarray]):
+    """A trace's arrays by name, each read and checked when it is first asked for.
+
+    Most runs read few of them, and a trace may hold gigabytes.
+    """
+
+    def __init__(self, path: Path, header: Header) -> None:
+        self._path, self._header = path, header
+        self._read: dict[str, np.ndarray] = {}
+
+    def __getitem__(self, name: str) -> np.ndarray:
+        """Views of memory-mapped files.
+
+        Raises:
+            InputError: the array is not what was written.
+            KeyError: the trace holds none of this name.
+        """
+        if name not in self._read:
+            if name not in self._header.arrays:
+                raise KeyError(name)
+            self._read[name] = _array(self._path, self._header, name)
+        return self._read[name]
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._header.arrays
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._header.arrays)
+
+    def __len__(self) -> int:
+        return len(self._header.arrays)
+
+
 class TraceFile:
-    """A trace that was opened: its header, and its arrays as views of memory-mapped files.
+    """A trace that was opened: its header, and its arrays by name.
 
     Attributes:
         hash: 16 hex digits over the header, which holds every array's hash.
-        ids_TLK: chosen experts; ``arrays`` has the optional ones by name, but for ``hidden_TLH``.
+        ids_TLK: chosen experts.
         sequences: for each sequence, its rows in order of position.
         prompts: for each sequence, how many of its rows are prefill.
         embedding_SH: each prompt's mean token embedding, by sequence, where it was recorded.
@@ -266,9 +205,9 @@ class TraceFile:
         if not len(self.ids_TLK):
             raise _broken(path, "it has no token")
         decoded = arrays["phase"] == 1
-        for name, values in arrays.items():
-            if name.startswith(_DECODED) and len(values) != decoded.sum():
-                raise _broken(path, f"{name} has {len(values)} rows for {decoded.sum()} tokens")
+        for name, array in header.arrays.items():
+            if name.startswith(_DECODED) and array.shape[0] != decoded.sum():
+                raise _broken(path, f"{name} has {array.shape[0]} rows for {decoded.sum()} tokens")
         #: Where a decoded token's row stands among the decoded ones.
         self.decoded_row = np.cumsum(decoded) - 1
         order = np.lexsort((arrays["position"], arrays["sequence"]))
@@ -287,16 +226,10 @@ class TraceFile:
         """Gate scores of all experts, where they were recorded."""
         return self.arrays.get("scores")
 
-    @cached_property
+    @property
     def hidden_TLH(self) -> np.ndarray | None:
-        """The states that the gates read, where they were recorded.
-
-        Raises:
-            InputError: they are not what was written.
-        """
-        if _ON_DEMAND not in self.header.arrays:
-            return None
-        return _array(self.path, self.header, _ON_DEMAND)
+        """The states that the gates read, where they were recorded."""
+        return self.arrays.get("hidden")
 
     def predicted(self, kind: Lookahead, ahead: int = 1) -> np.ndarray | None:
         """Predictions of a kind of the layers that are so many MoE layers ahead ``[D, L-n, E]``."""
@@ -320,7 +253,8 @@ def open_trace(path: Path) -> TraceFile:
     """Open a trace.  What was checked is remembered as long as its files do not change.
 
     Raises:
-        InputError: missing, incomplete, changed since it was written, or of a newer version.
+        InputError: missing, incomplete, changed since it was written, or of a newer version; for
+            an array that not every run reads, when it is first asked for.
     """
     try:
         states = [(f.name, f.stat().st_size, f.stat().st_mtime_ns) for f in sorted(path.iterdir())]
@@ -332,8 +266,7 @@ def open_trace(path: Path) -> TraceFile:
 @lru_cache(maxsize=8)
 def _opened(path: Path, states: tuple[tuple[str, int, int], ...]) -> TraceFile:
     header = read_header(path)
-    read = [name for name in header.arrays if name != _ON_DEMAND]
-    return TraceFile(path, header, {name: _array(path, header, name) for name in read})
+    return TraceFile(path, header, _Arrays(path, header))
 
 
 def read_header(path: Path) -> Header:
@@ -357,7 +290,7 @@ def read_header(path: Path) -> Header:
     try:
         header = Header(**found)
         predictions = {name for p in header.predictions.values() for name in p.arrays}
-        for name in ("ids", *_COLUMNS, *predictions):
+        for name in ("ids", *COLUMNS, *predictions):
             if name not in header.arrays:
                 raise _broken(path, f"it has no array {name}")
         for name, array in header.arrays.items():

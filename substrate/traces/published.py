@@ -17,7 +17,8 @@ from moebench.substrate.errors import InputError, UsageError
 from moebench.substrate.files import brief, read_array, read_arrays, read_mapping, whole
 from moebench.substrate.models.catalogue import model_names, model_shape
 from moebench.substrate.traces.checks import MOST, check_experts, check_range, check_scores
-from moebench.substrate.traces.file import MOST_EXPERTS, Header, IdsOrder, TraceFile, writing
+from moebench.substrate.traces.file import MOST_EXPERTS, Header, IdsOrder, TraceFile
+from moebench.substrate.traces.writer import writing
 
 #: The file that describes a published trace.
 META = "meta.json"

@@ -25,7 +25,8 @@ from moebench.substrate.errors import UsageError
 from moebench.substrate.models.protocol import Model
 from moebench.substrate.models.shape import ModelShape
 from moebench.substrate.terms import Gate, Ids, Lookahead, Phase, Scores
-from moebench.substrate.traces.file import Header, Prediction, TraceWriter
+from moebench.substrate.traces.file import Header, Prediction
+from moebench.substrate.traces.writer import TraceWriter
 
 Kept = Literal["float16", "float32"]
 

@@ -30,11 +30,12 @@ from moebench.substrate.errors import InputError
 from moebench.substrate.models.catalogue import model_names, model_shape
 from moebench.substrate.models.shape import ModelShape
 from moebench.substrate.terms import LOOKAHEADS
-from moebench.substrate.traces.file import Header, Prediction, TraceFile, writing
+from moebench.substrate.traces.file import Header, Prediction, TraceFile
 from moebench.substrate.traces.published import META, model_of, read_published
 from moebench.substrate.traces.recipes import recall_of
 from moebench.substrate.traces.scores import Reconstruction, spread_of
 from moebench.substrate.traces.synthesis import DrawnPredictions
+from moebench.substrate.traces.writer import writing
 
 #: Tokens that stand for a prompt where none was recorded.
 PROMPT_TOKENS = 64

@@ -30,8 +30,9 @@ from moebench.substrate.analysis.statistics import (
 from moebench.substrate.analysis.targets import Judgement, Target, judge, value_at
 from moebench.substrate.models.shape import ModelShape
 from moebench.substrate.terms import LOOKAHEADS, RoutedSequence
-from moebench.substrate.traces.file import Header, Prediction, writing
+from moebench.substrate.traces.file import Header, Prediction
 from moebench.substrate.traces.recipes import SynthesisRecipe
+from moebench.substrate.traces.writer import writing
 
 #: Tokens of a prompt and new ones of the texts that targets are measured on: 256 are read.
 PROMPT, NEW_TOKENS = 128, 129

@@ -7,8 +7,9 @@ from moebench.harness.run.calibration import recorded
 from moebench.substrate.engine.decisions import Prompts
 from moebench.substrate.errors import InputError, UnknownNameError, UsageError
 from moebench.substrate.terms import RoutedSequence
-from moebench.substrate.traces.file import Header, writing
+from moebench.substrate.traces.file import Header
 from moebench.substrate.traces.passes import TracedModel
+from moebench.substrate.traces.writer import writing
 from moebench.systems.flashmoe import FlashMoE, LearnedEviction
 from moebench.systems.learn.eviction_network import History, Network
 from moebench.systems.options import build

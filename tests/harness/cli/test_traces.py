@@ -15,9 +15,10 @@ from moebench.harness.run.runner import Outcome, prepare, run
 from moebench.harness.run.session import Session
 from moebench.harness.run.spec import resolve
 from moebench.substrate.terms import RoutedSequence
-from moebench.substrate.traces.file import open_trace, writing
+from moebench.substrate.traces.file import open_trace
 from moebench.substrate.traces.record import TraceRecorder, header_of, recorded_predictions
 from moebench.substrate.traces.replay import routings
+from moebench.substrate.traces.writer import writing
 from moebench.systems.options import build
 from moebench.systems.registry import SYSTEMS
 from tests.harness.commands import SCALE_MODEL, Called, call, refused
@@ -265,6 +266,16 @@ def test_info(recorded: Path) -> None:
     assert document["statistics"]["random_overlap"] == TOP_K / EXPERTS
     text = call("trace", "info", recorded).out
     assert "lag_overlap.1" in text
+
+
+def test_info_reads_arrays_that_not_every_run_reads(recorded: Path, tmp_path: Path) -> None:
+    broken = shutil.copytree(recorded, tmp_path / "broken")
+    file = broken / "predicted_layer.npy"
+    file.write_bytes(file.read_bytes()[:-1] + b"x")
+    run_it = ("run", "--trace", broken, "--setting", "S3", "--system")
+    assert call(*run_it, "moe-ondemand").code == 0  # which predicts nothing
+    for arguments in (("trace", "info", broken), (*run_it, "smoe")):
+        assert "predicted_layer.npy is not what was written" in refused(*arguments)
 
 
 # ----------------------------------------------------------------------------- ids only

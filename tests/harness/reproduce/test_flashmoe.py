@@ -16,7 +16,8 @@ from moebench.harness.reproduce.flashmoe.experiments import (
     SYSTEMS,
 )
 from moebench.results.store import Store
-from moebench.substrate.traces.file import Header, writing
+from moebench.substrate.traces.file import Header
+from moebench.substrate.traces.writer import writing
 
 # ----------------------------------------------------------------------------- the registry
 

@@ -16,9 +16,10 @@ from moebench.harness.run.spec import resolve
 from moebench.substrate.engine.loop import Engine
 from moebench.substrate.errors import UsageError
 from moebench.substrate.terms import RoutedSequence
-from moebench.substrate.traces.file import open_trace, writing
+from moebench.substrate.traces.file import open_trace
 from moebench.substrate.traces.record import TraceRecorder, header_of, recorded_predictions
 from moebench.substrate.traces.replay import routings
+from moebench.substrate.traces.writer import writing
 from moebench.systems.options import build
 from moebench.workloads.prompts import build_prompt
 from tests.harness.commands import call, refused

@@ -12,8 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from moebench.substrate.errors import InputError, UsageError
-from moebench.substrate.traces.file import VERSION, Header, TraceFile, open_trace, writing
+from moebench.substrate.traces.file import VERSION, Header, TraceFile, open_trace
 from moebench.substrate.traces.replay import Replay
+from moebench.substrate.traces.writer import writing
 from tests.substrate.engine.fakes import small_shape
 
 LAYERS, EXPERTS, K = 3, 5, 2
@@ -227,7 +228,7 @@ def flip(file: Path) -> None:
 @pytest.mark.parametrize(
     ("damage", "says"),
     [
-        (lambda p: truncate(p / "scores.npy"), "scores.npy is not what was written"),
+        (lambda p: truncate(p / "position.npy"), "position.npy is not what was written"),
         (lambda p: flip(p / "ids.npy"), "ids.npy is not what was written"),
         (lambda p: (p / "phase.npy").unlink(), "phase.npy: cannot be read"),
         (lambda p: truncate(p / "trace.json"), "trace.json"),
@@ -253,6 +254,25 @@ def test_a_broken_trace_is_one_line(path, damage, says):
         open_trace(path)
     assert str(path) in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("name", ["scores", "predicted", "hidden"])
+def test_an_array_that_not_every_run_reads_is_checked_when_it_is_asked_for(path, name):
+    write(path, whole_rows(0, 2, 3), predictions={"gate": {"array": "predicted", "made": ""}})
+    file = path / f"{name}.npy"
+    flip(file)
+    trace = open_trace(path)
+    others = {"scores", "predicted", "hidden"} - {name}
+    assert all(isinstance(trace.arrays[other], np.memmap) for other in others)
+    for _ in range(2):
+        with pytest.raises(InputError, match=rf"{name}\.npy is not what was written") as caught:
+            _ = trace.arrays[name]
+        assert str(path) in str(caught.value)
+    flip(file)
+    assert np.array_equal(open_trace(path).arrays[name], np.load(file))
+    assert set(trace.arrays) == {p.stem for p in path.glob("*.npy")}
+    assert "other" not in trace.arrays
+    assert trace.arrays.get("other") is None
 
 
 def test_a_header_that_was_changed_to_fit_is_checked_against_the_arrays(path):

@@ -18,10 +18,11 @@ from moebench.substrate.models.shape import ModelShape
 from moebench.substrate.models.weights import Checkpoint, ResidentExperts
 from moebench.substrate.terms import LOOKAHEADS, Lookahead
 from moebench.substrate.traces.catalogue import find_trace
-from moebench.substrate.traces.file import TraceFile, open_trace, writing
+from moebench.substrate.traces.file import TraceFile, open_trace
 from moebench.substrate.traces.passes import TracedModel
 from moebench.substrate.traces.record import TraceRecorder, header_of, recorded_predictions
 from moebench.substrate.traces.replay import Replay, routings
+from moebench.substrate.traces.writer import writing
 from moebench.systems.options import build
 from moebench.systems.policies.predict import NextGates
 from moebench.systems.policies.prefetch import NextGate

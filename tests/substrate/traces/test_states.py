@@ -17,11 +17,12 @@ from moebench.substrate.errors import InputError, UsageError
 from moebench.substrate.models.decoder import Decoder
 from moebench.substrate.models.weights import Checkpoint, ResidentExperts
 from moebench.substrate.terms import Lookahead
-from moebench.substrate.traces.file import TraceFile, open_trace, writing
+from moebench.substrate.traces.file import TraceFile, open_trace
 from moebench.substrate.traces.observe import read
 from moebench.substrate.traces.passes import TracedModel
 from moebench.substrate.traces.record import TraceRecorder, header_of, recorded_predictions
 from moebench.substrate.traces.replay import Replay, routing
+from moebench.substrate.traces.writer import writing
 from moebench.systems.options import build
 from moebench.systems.policies.predict import NextGates
 from moebench.systems.policies.prefetch import NextGate

@@ -1,0 +1,103 @@
+"""Writes a trace's folder row by row; its format is in `substrate.traces.file`.
+
+A folder is written under another name and renamed when it is complete, so whatever is named as a
+trace is whole.
+"""
+
+import hashlib
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import IO, Any
+
+import numpy as np
+
+from moebench.substrate.errors import UsageError
+from moebench.substrate.traces.file import COLUMNS, HEADER, Array, Header
+
+#: Bytes before an array's data, enough for any shape.
+_HEADER_BYTES = 192
+
+
+class TraceWriter:
+    """Appends rows to a trace that is not there yet; memory is that of one `append`."""
+
+    def __init__(self, folder: Path, header: Header) -> None:
+        self._folder, self._header = folder, header
+        self._files: dict[str, tuple[IO[bytes], np.dtype[Any], tuple[int, ...]]] = {}
+        self._rows: dict[str, int] = {}
+
+    def append(self, **arrays: np.ndarray) -> None:
+        """Add rows; every call names the same arrays."""
+        for name, values in arrays.items():
+            if name not in self._files:
+                fixed = self._header.ids_type if name in ("ids", "candidates") else None
+                dtype = np.dtype(COLUMNS.get(name, fixed) or values.dtype).newbyteorder("<")
+                new = (self._folder / f"{name}.npy").open("wb")
+                new.write(_npy_header(dtype, (0, *values.shape[1:])))
+                self._files[name], self._rows[name] = (new, dtype, values.shape[1:]), 0
+            stream, dtype, row_shape = self._files[name]
+            if values.shape[1:] != row_shape:
+                raise ValueError(f"{name}: rows of {values.shape[1:]} after rows of {row_shape}")
+            stream.write(np.ascontiguousarray(values, dtype=dtype).data)
+            self._rows[name] += len(values)
+
+    def describe(self, **fields: Any) -> None:
+        """Change what the header says."""
+        self._header = self._header.model_copy(update=fields)
+
+    def finish(self) -> None:
+        """Complete every file and write the header."""
+        arrays = {}
+        for name, (stream, dtype, row_shape) in self._files.items():
+            shape = (self._rows[name], *row_shape)
+            stream.seek(0)
+            stream.write(_npy_header(dtype, shape))
+            stream.flush()
+            os.fsync(stream.fileno())
+            stream.close()
+            with (self._folder / f"{name}.npy").open("rb") as written:
+                digest = hashlib.file_digest(written, "sha256").hexdigest()
+            arrays[name] = Array(dtype=dtype.str, shape=shape, sha256=digest)
+        self.describe(arrays=arrays)
+        text = self._header.model_dump_json(indent=1)
+        (self._folder / HEADER).write_text(text + "\n", encoding="utf-8")
+
+    def close(self) -> None:
+        """Let go of the files."""
+        for stream, _, _ in self._files.values():
+            stream.close()
+
+
+@contextmanager
+def writing(out: Path, header: Header) -> Iterator[TraceWriter]:
+    """Write a trace; it appears under its name when the block ends, and not if the block fails.
+
+    Raises:
+        UsageError: the folder exists.
+        OSError: nothing can be written there.
+    """
+    if out.exists():
+        raise UsageError(f"{out}: exists; give another --out, or remove it first")
+    out.absolute().parent.mkdir(parents=True, exist_ok=True)
+    folder = Path(tempfile.mkdtemp(".part", f".{out.name}.", out.absolute().parent))
+    folder.chmod(0o755)
+    writer = TraceWriter(folder, header)
+    try:
+        yield writer
+        writer.finish()
+        folder.rename(out)
+    except BaseException:
+        writer.close()
+        shutil.rmtree(folder, ignore_errors=True)
+        raise
+
+
+def _npy_header(dtype: "np.dtype[Any]", shape: tuple[int, ...]) -> bytes:
+    """A version 1.0 header of fixed length, so that the number of rows can be written last."""
+    text = repr({"descr": dtype.str, "fortran_order": False, "shape": shape})
+    length = _HEADER_BYTES - 10
+    return b"\x93NUMPY\x01\x00" + length.to_bytes(2, "little") + f"{text:<{length - 1}}\n".encode()
