@@ -58,7 +58,11 @@ class OpKind(StrEnum):
     RETURN = "return"  # activations, between host and device
 
 
-@dataclass(slots=True)
+#: An enum's member is looked up by a Python function, and operations come by the thousand.
+_STREAM = OpKind.STREAM
+
+
+@dataclass(slots=True, init=False)
 class Op:
     """An operation and the sizes that price it; never changed once it is made.
 
@@ -74,21 +78,26 @@ class Op:
 
     kind: OpKind
     layer: int
-    rows: tuple[int, ...] = ()
-    experts: tuple[int, ...] = ()
-    context: int = 0
-    pairs: int = 0
-    network: tuple[int, ...] = ()
-    share: float = 1.0
-    queued: bool = False
-    sizes: Hashable = field(init=False, repr=False, compare=False)
+    rows: tuple[int, ...]
+    experts: tuple[int, ...]
+    context: int
+    pairs: int
+    network: tuple[int, ...]
+    share: float
+    queued: bool
+    sizes: Hashable = field(repr=False, compare=False)
 
-    def __post_init__(self) -> None:
-        layer = self.layer if self.kind is OpKind.STREAM else None
-        self.sizes = (
-            self.kind, self.rows, self.context, self.pairs, self.network, self.share, self.queued,
-            layer,
-        )  # fmt: skip
+    # Written out: what is generated would call a `__post_init__` for ``sizes``.
+    def __init__(
+        self, kind: OpKind, layer: int, rows: tuple[int, ...] = (), experts: tuple[int, ...] = (),
+        context: int = 0, pairs: int = 0, network: tuple[int, ...] = (), share: float = 1.0,
+        queued: bool = False,
+    ) -> None:  # fmt: skip
+        self.kind, self.layer, self.rows, self.experts = kind, layer, rows, experts
+        self.context, self.pairs, self.network = context, pairs, network
+        self.share, self.queued = share, queued
+        of_layer = layer if kind is _STREAM else None
+        self.sizes = (kind, rows, context, pairs, network, share, queued, of_layer)
 
 
 @lru_cache(maxsize=1 << 14)

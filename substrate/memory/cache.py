@@ -16,6 +16,7 @@ An expert's *key* is ``layer · E + expert``: it indexes all that is kept of exp
 as a vector.  Times are integer nanoseconds of the machine's clock.
 """
 
+from array import array
 from collections.abc import Iterable, Sequence
 from itertools import accumulate
 from typing import Literal
@@ -32,13 +33,19 @@ Mask = np.ndarray
 Scope = Literal["global", "layer"]
 
 #: Later than any time: the end of something that has not ended.
-NEVER = np.iinfo(np.int64).max
+NEVER = int(np.iinfo(np.int64).max)
 
 
 def _flags(keys: int) -> tuple[bytearray, Mask]:
     """A flag for each key, none set: for single keys, and the same bytes for vector questions."""
     flags = bytearray(keys)
     return flags, np.frombuffer(flags, dtype=bool)
+
+
+def _instants(keys: int) -> tuple["array[int]", np.ndarray]:
+    """A time for each key, `NEVER` at first: for single keys, and the same for vector questions."""
+    times = array("q", [NEVER]) * keys
+    return times, np.frombuffer(times, dtype=np.int64)
 
 
 def equal_pools(shape: ModelShape, slots: int, scope: Scope, tier: Tier) -> tuple[int, ...]:
@@ -122,13 +129,13 @@ class ExpertCache:
         self._held, self.held_all = _flags(total)
         self._pinned, self._pinned_all = _flags(total)
         self._computed, self._computed_all = _flags(total)
-        self._ready_ns, self._ready_all = [NEVER] * total, np.full(total, NEVER)
+        self._ready_ns, self._ready_all = _instants(total)
         # The instant of the pools' masks; since when those in them have been idle; keys that were
         # unpinned or have arrived since, or were not idle then, and before when none of them is.
         self._asked_ns = 0
         self._released: set[int] = set()
         self._due_ns = NEVER
-        self._idle_all = np.full(total, NEVER)
+        self._idle_ns, self._idle_all = _instants(total)
         ends = list(accumulate(self.pools))
         self._pools = [
             _Pool(list(range(end - 1, end - slots - 1, -1)), total)
@@ -234,7 +241,7 @@ class ExpertCache:
         """Bring the masks up to date: an expert is idle once it has come and was last read."""
         released, self._released, due_ns = self._released, set(), NEVER
         pinned, ready_ns, readers = self._pinned, self._ready_ns, self._reader
-        idle_all, pool_of = self._idle_all, self._pool_of
+        all_idle_ns, pool_of = self._idle_ns, self._pool_of
         for key in released:
             if pinned[key]:
                 continue
@@ -248,7 +255,7 @@ class ExpertCache:
                 if end_ns > idle_ns:
                     idle_ns = end_ns
             if idle_ns <= now_ns:
-                idle_all[key] = idle_ns
+                all_idle_ns[key] = idle_ns
                 pool_of[key].flags[key] = True
             elif idle_ns != NEVER:
                 self._released.add(key)
@@ -310,7 +317,7 @@ class ExpertCache:
                 raise IntegrityError(f"expert {victim} cannot be evicted: not resident, or in use")
             self._held[victim] = self._computed[victim] = False
             slot_of[victim] = -1
-            self._ready_ns[victim] = self._ready_all[victim] = NEVER
+            self._ready_ns[victim] = NEVER
             self._pool_of[victim].flags[victim] = False
         self._held[key] = True
         slot_of[key] = slot
@@ -328,11 +335,11 @@ class ExpertCache:
         self._draining.append((self._slot_of[key], pool, last_use))
         self._held[key] = self._computed[key] = False
         self._slot_of[key], self._reader[key] = -1, None
-        self._ready_ns[key] = self._ready_all[key] = NEVER
+        self._ready_ns[key] = NEVER
 
     def arrive(self, key: int, ready_ns: int) -> None:
         """The expert can be read from ``ready_ns`` on."""
-        self._ready_ns[key] = self._ready_all[key] = ready_ns
+        self._ready_ns[key] = ready_ns
         self._released.add(key)
         if ready_ns < self._due_ns:
             self._due_ns = ready_ns
