@@ -268,10 +268,10 @@ class ExpertCache:
         These include pinned ones: their layer has nothing left to start on them.
         """
         row = self._pool_row(incoming)
-        ready_ns = self._ready_all[row]
-        idle = ~self._pinned_all[row] & (ready_ns <= now_ns)
-        computed = self._computed_all[row] & (ready_ns != NEVER)
-        return self._over_keys(row, self.held_all[row] & (computed | idle))
+        ready_ns = self._ready_all[row]  # `NEVER` without a slot
+        idle = (ready_ns <= now_ns) > self._pinned_all[row]
+        idle |= self._computed_all[row] & (ready_ns != NEVER)
+        return self._over_keys(row, idle)
 
     def arriving(self, incoming: int, now_ns: int) -> list[int]:
         """Keys under way that no layer will submit work on: evictable for ``incoming`` once there.

@@ -88,16 +88,16 @@ class Matrices:
         tokens, _, k = ids_TLK.shape
         layers, experts = self.popularity_LE.shape
         path = ids_TLK[:, : layers - 1].reshape(tokens, -1)
-        past = np.arange(path.shape[1]) < k * layers_T[:, None]
+        h = path.shape[1]
+        past = np.arange(h) < k * layers_T[:, None]
         chosen_TK = ids_TLK[np.arange(tokens), layers_T - 1]
-        parts = (path.shape[1], experts, k * experts)
         # Written in place: most of a training step's time outside of products would go into copies.
-        states = np.empty((tokens, sum(parts)), np.float32)
-        h, p, a = np.split(states, np.cumsum(parts[:-1]), axis=1)
-        np.divide((path + 1) * past, experts, out=h, casting="same_kind")
-        p[:] = self.popularity_LE[layers_T]
-        a[:] = self.affinity_LEE[layers_T[:, None] - 1, chosen_TK].reshape(tokens, -1)
-        states[:, h.shape[1] :] *= experts
+        states = np.empty((tokens, h + experts + k * experts), np.float32)
+        np.divide((path + 1) * past, experts, out=states[:, :h], casting="same_kind")
+        states[:, h : h + experts] = self.popularity_LE[layers_T]
+        affinities = self.affinity_LEE[layers_T[:, None] - 1, chosen_TK]
+        states[:, h + experts :] = affinities.reshape(tokens, -1)
+        states[:, h:] *= experts
         return states
 
 
@@ -126,7 +126,9 @@ class ExpertMLP:
         """σ(f(s_l)): how likely each expert of a layer is chosen, ``[T, E]``."""
         x = self.matrices.states(ids_TLK, np.full(len(ids_TLK), layer))
         for w, b in zip(self.weights[:-1], self.biases[:-1], strict=True):
-            x = np.maximum(x @ w + b, 0)
+            x = x @ w
+            x += b
+            np.maximum(x, 0, out=x)
         odds: np.ndarray = np.exp(-np.clip(x @ self.weights[-1] + self.biases[-1], -60, 60))
         return 1 / (1 + odds)
 
