@@ -96,17 +96,15 @@ class ExpertCacheRouter(Routing):
         """Algorithm 1 in decode; prefill is exact."""
         if view.phase == "prefill" or view.alpha == 0:
             return Routed(view.topk_ids_TK, view.topk_ids_TK)
-        tokens = [
-            _Token(scores, own, view.alpha)
-            for scores, own in zip(view.scores, view.topk_ids_TK.tolist(), strict=True)
-        ]
+        topk, alpha = view.topk, view.alpha
+        tokens = [_Token(scores, own, alpha) for scores, own in zip(view.scores, topk, strict=True)]
         top_set: frozenset[int] = frozenset().union(*[token.top_score for token in tokens])  # C
         on_device = view.whereabouts.is_resident  # G
 
         def on_hand(expert: int) -> bool:  # G ∪ C
             return expert in top_set or on_device(expert)
 
-        routed = [list(token.own) for token in tokens]
+        routed = [list(own) for own in topk]
         left_over: list[tuple[int, int]] = []  # (token, place) of low-score experts not replaced
         for t, token in enumerate(tokens):
             # Places are best first: the weakest low-score expert is replaced first.
@@ -117,7 +115,7 @@ class ExpertCacheRouter(Routing):
             left_over += [(t, place) for place in replaceable[len(substitutes) :]]
         if self.refine:
             _share_with_others(tokens, routed, left_over)
-        if routed == [token.own for token in tokens]:
+        if routed == topk:
             return Routed(view.topk_ids_TK, view.topk_ids_TK, top_set)
         ids_TK = np.array(routed)
         return Routed(ids_TK, ids_TK if self.weight == "own" else view.topk_ids_TK, top_set)
@@ -143,12 +141,13 @@ class _Token:
     def similar(
         self, among: Callable[[int], bool], pick: Literal["best", "id"] = "best"
     ) -> list[int]:
-        """E_s: inactive experts with (1-α)·S_{k+1} < score ≤ S_{k+1}, in the order to take them."""
-        lower, rival, own = self.lower, self.rival, self.own
+        """E_s: inactive experts with (1-α)·S_{k+1} < score, in the order to take them.
+
+        None scores more than S_{k+1}, which is the best of the inactive ones.
+        """
+        lower, own = self.lower, self.own
         found = [
-            e
-            for e, score in enumerate(self.scores)
-            if lower < score <= rival and e not in own and among(e)
+            e for e, score in enumerate(self.scores) if score > lower and e not in own and among(e)
         ]
         return sorted(found, key=lambda e: -self.scores[e]) if pick == "best" else found
 
@@ -213,9 +212,13 @@ class TopScorePrefetch(Prefetching):
             return fetches(layer, range(view.shape.num_experts)) if self.prefill else ()
         if layer not in forecast:
             return ()
-        predicted_TE = forecast[layer]
         k, band = view.shape.top_k, 1 + (view.alpha if self.alpha is None else self.alpha)
-        rows = [_predicted_top_score(scores_E, k, band) for scores_E in predicted_TE]
+        predicted_TE = forecast[layer]
+        ranked_TE = (-predicted_TE).argsort(kind="stable")
+        rows = [
+            _top_score(scores, ranked, k, band)
+            for scores, ranked in zip(predicted_TE.tolist(), ranked_TE.tolist(), strict=True)
+        ]
         wanted = rows[0]
         if len(rows) > 1:  # one row's are in order
             for expert, score in (item for row in rows[1:] for item in row.items()):
@@ -224,15 +227,16 @@ class TopScorePrefetch(Prefetching):
         return fetches(layer, wanted)
 
 
-def _predicted_top_score(scores_E: np.ndarray, k: int, band: float) -> dict[int, float]:
+def _top_score(scores: list[float], ranked: list[int], k: int, band: float) -> dict[int, float]:
     """Experts of one row's top-k with a score of ``band`` times S_{k+1} or more, best first."""
-    ranked = (-scores_E).argsort(kind="stable")[: k + 1]
-    best: list[float] = scores_E[ranked].tolist()
-    least = band * best[k] if k < len(best) else 0.0
-    del best[k:]
-    while best and best[-1] < least:
-        best.pop()
-    return dict(zip(ranked.tolist(), best, strict=False))
+    least = band * scores[ranked[k]] if k < len(ranked) else 0.0
+    best = {}
+    for expert in ranked[:k]:
+        score = scores[expert]
+        if score < least:
+            break
+        best[expert] = score
+    return best
 
 
 @dataclass(kw_only=True)

@@ -79,12 +79,13 @@ class Tally:
         Those of ``rows`` that are not in ``active`` had begun on the host one layer ahead.
         """
         c = self.by_phase[phase]
-        c.active += len(rows)
-        c.hits += len(active.resident)
-        c.in_flight += len(active.in_flight)
-        c.begun += len(active.resident) + len(active.in_flight)
+        hits, in_flight = len(active.resident), len(active.in_flight)
         lacking = len(active.absent)
-        c.host += len(rows) - len(active.rows)
+        c.active += len(rows)
+        c.hits += hits
+        c.in_flight += in_flight
+        c.begun += hits + in_flight
+        c.host += len(rows) - (hits + in_flight + lacking)
         for e in (*plan.host, *plan.deferred):
             c.host += 1
             if e in active.absent:
@@ -112,9 +113,9 @@ class Tally:
             asked.discard(None)  # common weights
         if not began and not asked:
             return
-        chosen_by_row = view.topk_ids_TK.tolist()
+        topk = view.topk
         if began:
-            own, experts = set().union(*chosen_by_row), set(began)
+            own, experts = set().union(*topk), set(began)
             top = routed.top_score
             right = len(experts & own)
             c.prefetched += len(began)
@@ -123,7 +124,7 @@ class Tally:
             # What was evicted before its layer came is not used.
             c.prefetched_used += len(experts.intersection(active).difference(view.absent))
         if asked and view.phase == "decode":
-            for chosen in chosen_by_row:
+            for chosen in topk:
                 right = len(asked.intersection(chosen))
                 c.asked += 1
                 if right:

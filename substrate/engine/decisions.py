@@ -229,6 +229,7 @@ class LayerView:
     whereabouts: Whereabouts = field(init=False)
     absent: Sequence[int] = ()
     _scores: list[list[float]] | None = None
+    _topk: list[list[int]] | None = None
 
     @property
     def scores(self) -> list[list[float]]:
@@ -236,6 +237,13 @@ class LayerView:
         if self._scores is None:
             self._scores = self.scores_TE.tolist()
         return self._scores
+
+    @property
+    def topk(self) -> list[list[int]]:
+        """``topk_ids_TK`` as plain lists, one a row."""
+        if self._topk is None:
+            self._topk = self.topk_ids_TK.tolist()
+        return self._topk
 
     @property
     def resident_E(self) -> Mask:

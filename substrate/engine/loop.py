@@ -25,6 +25,7 @@ from moebench.substrate.engine.decisions import (
     Prompts,
 )
 from moebench.substrate.engine.operations import operations
+from moebench.substrate.engine.policies import Routing
 from moebench.substrate.engine.prefetches import Prefetches
 from moebench.substrate.engine.records import (
     NO_LOADS,
@@ -75,6 +76,7 @@ class Engine:
         )
         # Asked once: a property costs as much as what it guards, and these come with every layer.
         self._alpha = system.alpha_in_use
+        self._routes_ahead = type(system.route).routes_ahead is not Routing.routes_ahead
         self._lossless = system.lossless
         self._whole_layers = system.assign.whole_layers(model.shape)
         self._synchronises = system.synchronises
@@ -185,7 +187,8 @@ class Engine:
         ahead, self._ahead = self._ahead, None
         view = self._gate(layer, ahead)
         self.transfers.gate_known(layer)
-        self._route_ahead(view)
+        if self._routes_ahead:
+            self._route_ahead(view)
         now = self._decide(view, ahead)
         loads = self._load(now)
         on_host = self._compute_on_host(now)
@@ -272,7 +275,7 @@ class Engine:
         for e in now.active.in_flight:
             if e in now.plan.device and e not in now.there:
                 arrivals[e] = self.transfers.arrival(now.view.layer, e)
-        spans = self.transfers.demand(load)
+        spans = self.transfers.demand(load) if load else []
         for fetch, span in zip(load, spans, strict=False):
             arrivals[fetch[1]] = span  # type: ignore[index]
         for e in now.plan.again:
@@ -298,7 +301,7 @@ class Engine:
         """Compute experts that are on the device already, as one operation."""
         if not now.here:
             return []
-        rows, layer = tuple([now.rows[e] for e in now.here]), now.view.layer
+        rows, layer = tuple(map(now.rows.__getitem__, now.here)), now.view.layer
         op = Op(OpKind.EXPERT, layer, rows, now.here)  # these rarely come again
         return [self._ops.device(op, (), self.model.compute, layer, now.here)]
 

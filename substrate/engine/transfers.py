@@ -27,7 +27,7 @@ class _LoadOps(dict[int, Op]):
 
     def __missing__(self, key: int) -> Op:
         layer, expert = self._cache.expert_of(key)
-        op = self[key] = Op(OpKind.LOAD, layer, (), (expert,))
+        op = self[key] = op_of(OpKind.LOAD, layer, (), (expert,))
         return op
 
 
@@ -64,6 +64,8 @@ class Transfers:
         #: was submitted that is their last use.
         self._missed: set[int] = set()
         self._leaving: dict[int, Span] = {}
+        #: Slots that only experts pass through which are not kept.
+        self._transient = 0
         #: How many experts have a slot.
         self._holding = 0
         #: Streams of common weights under way, by layer.
@@ -76,6 +78,7 @@ class Transfers:
             reserve: slots that stay empty.
         """
         cache, memory, placed = self.cache, self.machine.host_memory, 0
+        self._transient = self.evict.transient
         if memory is not None:
             for layer, expert in placement.keep_on_host(cache.shape, memory.spare):
                 memory.keep(self._ops[cache.key(layer, expert)])
@@ -194,8 +197,8 @@ class Transfers:
                 "a speculative prefetch must name an expert; a layer's common weights are "
                 'fetched ahead by one whose discipline is "committed"'
             )
-        experts, ops = self._experts, self._ops
-        keys = [fetch[0] * experts + fetch[1] for fetch in wanted]  # type: ignore[operator]
+        experts = self._experts
+        keys = [layer * experts + expert for layer, expert, _, _ in wanted]  # type: ignore[operator]
         before, self._wanted = self._wanted, dict(zip(keys, wanted, strict=True))
         absent = self.cache.absent(self._wanted)
         now_ns, waited = self.machine.now_ns(), self._since_ns
@@ -204,7 +207,7 @@ class Transfers:
             new = {key: waited.get(key, 0) if key in before else since_ns for key in self._wanted}
             self._since_ns = {key: ns for key, ns in new.items() if ns > now_ns}
             since = [new[key] for key in absent]
-        self.machine.prefetch([ops[key] for key in absent], self, chunks, since)
+        self.machine.prefetch(list(map(self._ops.__getitem__, absent)), self, chunks, since)
 
     def commit(self, wanted: Sequence[Fetch]) -> None:
         """Begin fetches in this order, each as soon as a slot can be had."""
@@ -250,6 +253,11 @@ class Transfers:
             self._speculative.remove(key)
         else:
             self._costs.load_ns.append(end_ns - start_ns)
+        if self._passing:
+            self._pass_on(key)
+
+    def _pass_on(self, key: int) -> None:
+        """An expert has come; if it was not kept and its last use is known, its slot is free."""
         last_use = self._leaving.pop(key, None)
         if key in self._missed:
             self._missed.remove(key)
@@ -276,7 +284,11 @@ class Transfers:
         cache, named = self.cache, None
         if fetch.instead_of is not None:
             named = self._named(fetch)
-        free = named is None and self._may_grow(fetch) and cache.has_free_slot(key, now_ns)
+        free = (
+            named is None
+            and (not self._transient or self._may_grow(fetch))
+            and cache.has_free_slot(key, now_ns)
+        )
         if free and self.evict.grows(key):
             return self._give(fetch, key, None, now_ns)
         allowed = cache.evictable(key, now_ns)
@@ -314,10 +326,9 @@ class Transfers:
 
     def _may_grow(self, fetch: Fetch) -> bool:
         """Whether a fetch may have a slot without one that is kept leaving its own."""
-        transient = self.evict.transient
-        if not (transient and fetch.keep):
+        if not (self._transient and fetch.keep):
             return True
-        return self._holding - len(self._passing) < self.cache.slots - transient
+        return self._holding - len(self._passing) < self.cache.slots - self._transient
 
     def _named(self, fetch: Fetch) -> int | None:
         """The key of the expert that a fetch replaces, if it is still there."""

@@ -77,6 +77,8 @@ class SimulatedMachine:
     ) -> None:
         self.costs = costs
         self.timeline = timeline
+        self._measured, self._add = timeline.costs, timeline.add
+        self.decision_ns, self.sync_ns = costs.decision_ns, costs.sync_ns
         self._overlap, self._blocking_copies = overlap, blocking_copies
         self._waits_each_layer, self._synchronous = costs.waits_each_layer, costs.synchronous
         self._lost_beside_copies = costs.lost_beside_copies
@@ -85,6 +87,7 @@ class SimulatedMachine:
         self._host_layer = -1
         self.load_path = (_DISK, _H2D) if host_memory is not None else (_H2D,)
         self.host_memory, self._record_bytes = host_memory, costs.record_bytes
+        self._record_ns = costs.ns(Op(OpKind.LOAD, 0), _H2D)
         self._parallel_reads = parallel_reads and overlap
         self.lock = RLock()
         self._now = 0
@@ -112,8 +115,9 @@ class SimulatedMachine:
 
     def elapse(self, decisions: int) -> None:
         """Let the control thread decide; lanes go on meanwhile."""
-        self._now += decisions * self.costs.decision_ns
-        self._start_queued()
+        self._now += decisions * self.decision_ns
+        if self._queue or self._begun:
+            self._start_queued()
 
     def wait(self, span: Span) -> None:
         """Let the clock run to the span's end, and a little further to read its result."""
@@ -123,8 +127,9 @@ class SimulatedMachine:
             if idle > 0:
                 self._idle_in_wait += idle
                 self._waited_for = cause_of(span)
-        self._now = (end if end > self._now else self._now) + self.costs.sync_ns
-        self._start_queued()
+        self._now = (end if end > self._now else self._now) + self.sync_ns
+        if self._queue or self._begun:
+            self._start_queued()
 
     # ------------------------------------------------------------------ needed operations
 
@@ -148,7 +153,7 @@ class SimulatedMachine:
             span = self._place(op, lane, since, duration, after, launched)
             if op.kind is _EXPERT:
                 took = span.end_ns - span.start_ns  # type: ignore[operator]
-                self.timeline.costs.on_device(took, len(op.rows))
+                self._measured.on_device(took, len(op.rows))
             elif self._waits_each_layer and op.kind is OpKind.COMBINE:
                 self.wait(span)
             if self._synchronous:
@@ -179,14 +184,15 @@ class SimulatedMachine:
         if self.host_memory is not None:
             self.host_memory.used(op, span)
         took = span.end_ns - (began or span).start_ns  # type: ignore[operator]
-        self.timeline.costs.on_host(took, op.rows[0], first=op.layer != self._host_layer)
+        self._measured.on_host(took, op.rows[0], first=op.layer != self._host_layer)
         self._host_layer = op.layer
         return span
 
     def load(self, op: Op, client: TransferClient, after: Sequence[Span] = ()) -> Span:
         """Bring a needed expert along the load path, ahead of every queued prefetch."""
         self._now += self.costs.load_submit_ns
-        self._start_queued()
+        if self._queue or self._begun:
+            self._start_queued()
         span = self._carry(op, client, self._now, after)
         if self._blocking_copies:
             self.wait(span)
@@ -198,8 +204,8 @@ class SimulatedMachine:
         if self.host_memory is not None:
             began, brought = self._read(op, since_ns, after)
             after = (*after, *brought)
-        price = self._prices[_H2D].get(op.sizes) or self._price(op, _H2D)
-        span = self._place(op, _H2D, since_ns, price[2], after, 0, self._record_bytes)
+        duration, moved = self._record_ns, self._record_bytes
+        span = self._place(op, _H2D, since_ns, duration, after, 0, moved)
         if self.host_memory is not None:
             self.host_memory.used(op, span)
         client.under_way(op, span)
@@ -277,7 +283,7 @@ class SimulatedMachine:
         self._free[lane] = end
         span = Span(op, lane, start, end, start - free - late, cause, late, moved_bytes)
         self._last = span
-        self.timeline.add(span)
+        self._add(span)
         return span
 
     def _beside_copies(self, start_ns: int, alone_ns: int) -> int:
@@ -387,13 +393,3 @@ class SimulatedMachine:
     def control_ns(self, op: Op, lane: Lane) -> int:
         """The cost model's own figure."""
         return self.costs.control_ns(op, lane)
-
-    @property
-    def decision_ns(self) -> int:
-        """The cost model's own figure."""
-        return self.costs.decision_ns
-
-    @property
-    def sync_ns(self) -> int:
-        """The cost model's own figure."""
-        return self.costs.sync_ns

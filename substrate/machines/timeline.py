@@ -126,17 +126,19 @@ class Timeline:
         spans, totals = self._uncounted.copy(), self._totals
         del self._uncounted[: len(spans)]  # another thread may have added one meanwhile
         busy_ns, stall_ns, moved_bytes = totals.busy_ns, totals.stall_ns, totals.moved_bytes
-        device = Lane.DEVICE
+        device, on_device_ns = Lane.DEVICE, 0
         for span in spans:
-            lane = span.lane
-            busy_ns[lane] += span.end_ns - span.start_ns  # type: ignore[operator]
-            if span.moved_bytes:
-                moved_bytes[lane] += span.moved_bytes
-            if lane is device:
+            took_ns = span.end_ns - span.start_ns  # type: ignore[operator]
+            if span.lane is device:
+                on_device_ns += took_ns
                 if span.stall_ns:
                     stall_ns[span.cause] += span.stall_ns
                 if span.late_ns:
                     stall_ns["control"] += span.late_ns
+            else:
+                busy_ns[span.lane] += took_ns
+                moved_bytes[span.lane] += span.moved_bytes
+        busy_ns[device] += on_device_ns
         if self.keeping:
             self._spans += spans
 

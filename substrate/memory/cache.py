@@ -323,7 +323,6 @@ class ExpertCache:
         slot_of[key] = slot
         self._owner_of[slot] = key
         self._reader[key] = None
-        self._computed[key] = False
         return slot
 
     def let_go(self, key: int, last_use: Span) -> None:

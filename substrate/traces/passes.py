@@ -170,7 +170,7 @@ class TracedModel:
     def dispatch(self, layer: int, ids_TK: Ids, weigh_as_TK: Ids) -> dict[int, int]:
         """Active experts (ascending) with their rows."""
         if len(ids_TK) == 1:  # the common case: no expert twice
-            rows = dict.fromkeys(sorted(ids_TK[0].tolist()), 1)
+            rows = dict.fromkeys(sorted(ids_TK.tolist()[0]), 1)
             rows.pop(-1, None)
             return rows
         counts = np.bincount(ids_TK[ids_TK >= 0])

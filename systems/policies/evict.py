@@ -212,7 +212,10 @@ class _InOrder(Eviction):
 
     def victim(self, allowed: Mask, incoming: int) -> int | None:
         """The first allowed one."""
-        return first(self._pools[incoming], allowed)
+        for key in self._pools[incoming]:
+            if allowed[key]:  # nearly always the first one
+                return key
+        return None
 
 
 @dataclass(kw_only=True)
@@ -314,28 +317,28 @@ class LowestAverageScore(Eviction):
 
     def start(self, shape: ModelShape, cache: ExpertCache) -> None:
         """No iteration yet: every average is zero."""
-        self._history = np.zeros((shape.num_layers, self.window + 1, shape.num_experts))
+        history = np.zeros((shape.num_layers, self.window + 1, shape.num_experts))
+        # A row for each of a layer's last iterations; what has not been yet is zero.
+        self._history, self._rows = list(history), [list(of_layer) for of_layer in history]
         self._seen = [0] * shape.num_layers
-        average_LE = np.zeros((shape.num_layers, shape.num_experts))
-        self._average = list(average_LE)  # rows of one array, so that keys index it whole
-        self._by_key = average_LE.reshape(-1)
+        sums_LE = np.zeros((shape.num_layers, shape.num_experts))
+        self._sums = list(sums_LE)  # rows of one array, so that keys index it whole
+        self._by_key = sums_LE.reshape(-1)
 
     def observe(self, view: LayerView) -> None:
-        """Iteration j of a layer."""
+        """Iteration j of a layer: the sum of n + 1, or of as many as there were for n + 1."""
         layer, terms, scores_TE = view.layer, self.window + 1, view.scores_TE
-        history = self._history[layer]
-        history[self._seen[layer] % terms] = (
-            scores_TE[0] if len(scores_TE) == 1 else scores_TE.mean(axis=0)
-        )
-        self._seen[layer] += 1
-        known = float(min(self._seen[layer], terms))
-        average = self._average[layer]
-        np.add.reduce(history, axis=0, out=average)  # what has not been yet is zero
-        np.divide(average, known, average)
+        iteration = self._seen[layer]
+        self._seen[layer] = iteration + 1
+        latest, total = self._rows[layer][iteration % terms], self._sums[layer]
+        latest[:] = scores_TE if len(scores_TE) == 1 else scores_TE.mean(axis=0)
+        np.add.reduce(self._history[layer], axis=0, out=total)
+        if iteration + 1 < terms:
+            total *= terms / (iteration + 1)
 
     def average(self, key: int) -> float:
         """Of the last n + 1 iterations, or of those that there were."""
-        return float(self._by_key[key])
+        return float(self._by_key[key]) / (self.window + 1)
 
     def victim(self, allowed: Mask, incoming: int) -> int | None:
         """The smallest average."""
