@@ -326,7 +326,7 @@ class LowestAverageScore(Eviction):
         self._by_key = sums_LE.reshape(-1)
 
     def observe(self, view: LayerView) -> None:
-        """Iteration j of a layer: the sum of n + 1, or of as many as there were for n + 1."""
+        """Sum up iterations to j of a layer; the first n are scaled as if there were n + 1."""
         layer, terms, scores_TE = view.layer, self.window + 1, view.scores_TE
         iteration = self._seen[layer]
         self._seen[layer] = iteration + 1
