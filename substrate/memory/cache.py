@@ -122,14 +122,14 @@ class ExpertCache:
         total = shape.num_layers * experts
         self._slot_of = [-1] * total
         self._owner_of = [-1] * self.slots
-        #: The last computation that was submitted to read each.
+        #: The last computation that was submitted to read each since it came, or was pinned.
         self._reader: list[Span | None] = [None] * total
         # Changes go key by key, most questions too; some are put to all keys at once.
         #: Who has a slot, complete or arriving; for others to read.
         self._held, self.held_all = _flags(total)
-        self._pinned, self._pinned_all = _flags(total)
-        self._computed, self._computed_all = _flags(total)
         self._ready_ns, self._ready_all = _instants(total)
+        #: The keys that layers in hand have chosen: few.
+        self._pinned: set[int] = set()
         # The instant of the pools' masks; since when those in them have been idle; keys that were
         # unpinned or have arrived since, or were not idle then, and before when none of them is.
         self._asked_ns = 0
@@ -189,7 +189,7 @@ class ExpertCache:
 
     def is_pinned(self, key: int) -> bool:
         """Whether its layer has chosen the expert and may still compute it."""
-        return bool(self._pinned[key] and not self._computed[key])
+        return key in self._pinned and self._reader[key] is None
 
     def slot_of(self, key: int) -> int:
         """The slot of an expert that has one."""
@@ -243,7 +243,7 @@ class ExpertCache:
         pinned, ready_ns, readers = self._pinned, self._ready_ns, self._reader
         all_idle_ns, pool_of = self._idle_ns, self._pool_of
         for key in released:
-            if pinned[key]:
+            if key in pinned:
                 continue
             idle_ns, reader = ready_ns[key], readers[key]
             if reader is not None:
@@ -267,11 +267,12 @@ class ExpertCache:
 
         These include pinned ones: their layer has nothing left to start on them.
         """
-        row = self._pool_row(incoming)
-        ready_ns = self._ready_all[row]  # `NEVER` without a slot
-        idle = (ready_ns <= now_ns) > self._pinned_all[row]
-        idle |= self._computed_all[row] & (ready_ns != NEVER)
-        return self._over_keys(row, idle)
+        row, pool = self._pool_row(incoming), self._pool_of[incoming]
+        mask = self._over_keys(row, self._ready_all[row] <= now_ns)
+        for key in self._pinned:
+            if self._pool_of[key] is pool:
+                mask[key] = self._reader[key] is not None and self.has_come(key)
+        return mask
 
     def arriving(self, incoming: int, now_ns: int) -> list[int]:
         """Keys under way that no layer will submit work on: evictable for ``incoming`` once there.
@@ -279,10 +280,13 @@ class ExpertCache:
         A device that runs behind its control thread is given work on an expert that has not come.
         """
         row = self._pool_row(incoming)
-        ready_ns = self._ready_all[row]
-        early = self._computed_all[row] & (ready_ns == NEVER)
-        mask = self.held_all[row] & (~self._pinned_all[row] | early) & (ready_ns > now_ns)
-        return np.flatnonzero(self._over_keys(row, mask)).tolist()
+        mask = self._over_keys(row, self.held_all[row] & (self._ready_all[row] > now_ns))
+        found = np.flatnonzero(mask).tolist()
+        readers = self._reader
+        return [
+            key for key in found
+            if key not in self._pinned or (readers[key] is not None and not self.has_come(key))
+        ]  # fmt: skip
 
     def _pool_row(self, incoming: int) -> slice:
         """Keys whose experts may be in the slots of the incoming one's pool."""
@@ -313,9 +317,9 @@ class ExpertCache:
                 self._charged.add(slot)
         else:
             slot = slot_of[victim]
-            if slot < 0 or (self._pinned[victim] and not self._computed[victim]):
+            if slot < 0 or (victim in self._pinned and self._reader[victim] is None):
                 raise IntegrityError(f"expert {victim} cannot be evicted: not resident, or in use")
-            self._held[victim] = self._computed[victim] = False
+            self._held[victim] = False
             slot_of[victim] = -1
             self._ready_ns[victim] = NEVER
             self._pool_of[victim].flags[victim] = False
@@ -332,40 +336,39 @@ class ExpertCache:
         pool = self._pool_of[key]
         pool.flags[key] = False
         self._draining.append((self._slot_of[key], pool, last_use))
-        self._held[key] = self._computed[key] = False
+        self._held[key] = False
         self._slot_of[key], self._reader[key] = -1, None
         self._ready_ns[key] = NEVER
 
     def arrive(self, key: int, ready_ns: int) -> None:
         """The expert can be read from ``ready_ns`` on."""
         self._ready_ns[key] = ready_ns
-        self._released.add(key)
-        if ready_ns < self._due_ns:
-            self._due_ns = ready_ns
+        if key not in self._pinned:  # else it is released when its layer ends
+            self._released.add(key)
+            if ready_ns < self._due_ns:
+                self._due_ns = ready_ns
 
     def pin(self, keys: list[int]) -> None:
         """Protect experts that a layer has chosen."""
-        pinned, pool_of = self._pinned, self._pool_of
+        self._pinned.update(keys)
+        pool_of, readers = self._pool_of, self._reader
         for key in keys:
-            pinned[key] = True
             pool_of[key].flags[key] = False
+            readers[key] = None
 
     def unpin(self, keys: list[int]) -> None:
         """End the protection."""
-        pinned, computed = self._pinned, self._computed
-        for key in keys:
-            pinned[key] = computed[key] = False
+        self._pinned.difference_update(keys)
         self._released.update(keys)
         self._due_ns = 0
 
     def read_by(self, spans: Iterable[Span]) -> None:
         """Computations that read pinned experts were submitted; their operations name them."""
-        readers, computed = self._reader, self._computed
+        readers = self._reader
         for span in spans:
             first = span.op.layer * self._experts
             for expert in span.op.experts:
                 readers[first + expert] = span
-                computed[first + expert] = True
 
     def check_integrity(self) -> None:
         """Raise IntegrityError unless slots, owners and pins agree."""
@@ -377,7 +380,7 @@ class ExpertCache:
         if any(self._owner_of[self._slot_of[key]] != key for key in held):
             raise IntegrityError("a slot's owner does not know it")
         for pool in self._pools:
-            if (pool.mask & (self._pinned_all | (self._ready_all == NEVER))).any():
+            if (pool.mask & (self._ready_all == NEVER)).any() or pool.mask[[*self._pinned]].any():
                 raise IntegrityError("a pinned or absent expert counts as evictable")
         if (self._ready_all[~self.held_all] != NEVER).any():
             raise IntegrityError("an expert without a slot counts as resident")

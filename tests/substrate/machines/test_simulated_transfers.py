@@ -38,7 +38,7 @@ def test_a_prefetch_starts_only_in_idle_time_that_is_strictly_past():
     m.prefetch([load_op(1)], client)
     m.elapse(1)  # a decision of 0 ns: still 30
     assert client.diary == []
-    m.costs.decision_ns = 1
+    m.decision_ns = 1
     m.elapse(1)
     assert client.about(0) == [("claim", 30), ("arrived", 30, 70)], "from when it was queued"
 
@@ -153,7 +153,7 @@ def h2d(m) -> list[tuple[int, int, int]]:
 def test_a_needed_load_goes_between_the_chunks_of_a_prefetch():
     m, client = simulated(), Client()
     m.prefetch([load_op(1, 1)], client, chunks=4)  # of 10 ns each
-    m.costs.decision_ns = 15
+    m.decision_ns = 15
     m.elapse(1)  # to 15: two chunks have begun
     assert times(m.load(load_op(0, 2), client)) == (20, 60)
     assert client.about(1) == [("claim", 0)], "its slot is taken, it is not there"
@@ -197,7 +197,7 @@ def test_from_disk_chunks_cross_the_link_when_their_record_was_read():
 def test_what_is_left_of_a_prefetch_can_be_needed():
     m, client = simulated(), Client()
     m.prefetch([load_op(1, 1), load_op(1, 2)], client, chunks=4)
-    m.costs.decision_ns = 15
+    m.decision_ns = 15
     m.elapse(1)  # two of four chunks
     m.finish(load_op(1, 2))  # it has not begun: nothing to finish
     assert client.about(2) == []
@@ -212,7 +212,7 @@ def test_what_is_left_of_a_prefetch_can_be_needed():
 def test_what_has_begun_in_chunks_is_neither_cancelled_nor_replaced():
     m, client = simulated(), Client()
     m.prefetch([load_op(1, 1), load_op(1, 2)], client, chunks=2)
-    m.costs.decision_ns = 15
+    m.decision_ns = 15
     m.elapse(1)  # the first chunk, until 20
     assert m.cancel(1) == 1
     m.prefetch([load_op(1, 3)], client, chunks=1)
@@ -277,7 +277,7 @@ def test_needed_loads_go_first_and_what_has_begun_comes_whole(steps, host_record
                 m.finish(load_op(expert % 2, expert))
                 needed += m.timeline.spans[before:]
             case "wait", (ns,):
-                m.costs.decision_ns = ns
+                m.decision_ns = ns
                 m.elapse(1)
             case "wait for", (expert,) if any(e == expert for _, e in client.spans):
                 span = next(s for (_, e), s in client.spans.items() if e == expert)
