@@ -186,7 +186,7 @@ class Engine:
         """One layer: gate, decisions, transfers, computation, sum."""
         ahead, self._ahead = self._ahead, None
         view = self._gate(layer, ahead)
-        self.transfers.gate_known(layer)
+        self.machine.cancel(layer)  # prefetches for it that have not begun
         if self._routes_ahead:
             self._route_ahead(view)
         now = self._decide(view, ahead)
@@ -276,8 +276,7 @@ class Engine:
             if e in now.plan.device and e not in now.there:
                 arrivals[e] = self.transfers.arrival(now.view.layer, e)
         spans = self.transfers.demand(load) if load else []
-        for fetch, span in zip(load, spans, strict=False):
-            arrivals[fetch[1]] = span  # type: ignore[index]
+        arrivals.update(zip(map(EXPERT_OF, load), spans, strict=False))
         for e in now.plan.again:
             again = self.transfers.again(now.view.layer, e)
             if e in arrivals:
@@ -368,14 +367,15 @@ class Engine:
     # ------------------------------------------------------------------ what policies see
 
     def _view(self, layer: int, gate: Gate, ahead: bool = False) -> LayerView:
+        forward, shape = self._pass, self.model.shape
         if not ahead:
-            self._pass.history.append(gate.ids_TK)
+            forward.history.append(gate.ids_TK)
         return LayerView(
             layer=layer,
-            next_layer=self.model.shape.next_moe_layers[layer],
-            phase=self._pass.phase,
-            shape=self.model.shape,
-            forward=self._pass,
+            next_layer=shape.next_moe_layers[layer],
+            phase=forward.phase,
+            shape=shape,
+            forward=forward,
             alpha=self._alpha,
             scores_TE=gate.scores_TE,
             topk_ids_TK=gate.ids_TK,

@@ -108,11 +108,11 @@ def check(plan: Plan, active: Active, view: LayerView) -> None:
         UsageError: the system's assignment made a mistake.
     """
     device, host, deferred, load, again = plan
-    planned = {*device, *host, *deferred}
-    if planned != active.rows.keys() or len(planned) != len(device) + len(host) + len(deferred):
+    planned = [*device, *host, *deferred] if host or deferred else device
+    if len(planned) != len(active.rows) or active.rows.keys() != set(planned):
         raise UsageError(
-            f"layer {view.layer}: the system planned experts {[*device, *host, *deferred]}, active "
-            f"are {list(active.rows)}; each must stand in the plan once"
+            f"layer {view.layer}: the system planned experts {list(planned)}, active are "
+            f"{list(active.rows)}; each must stand in the plan once"
         )
     if deferred and view.next_layer is None:
         raise UsageError(

@@ -218,10 +218,6 @@ class Transfers:
                 self.demand_when_free(fetch)
                 self._started[fetch.layer].append(fetch.expert)
 
-    def gate_known(self, layer: int) -> None:
-        """Drop speculative fetches for a layer, and for those before it, that have not begun."""
-        self.machine.cancel(layer)
-
     def take_started(self, layer: int) -> list[int]:
         """The prefetches for a layer that really began."""
         return self._started.pop(layer, [])
@@ -281,26 +277,22 @@ class Transfers:
         Returns:
             what the transfer must wait for; None if no expert can be evicted.
         """
-        cache, named = self.cache, None
-        if fetch.instead_of is not None:
-            named = self._named(fetch)
-        free = (
-            named is None
-            and (not self._transient or self._may_grow(fetch))
-            and cache.has_free_slot(key, now_ns)
-        )
-        if free and self.evict.grows(key):
-            return self._give(fetch, key, None, now_ns)
-        allowed = cache.evictable(key, now_ns)
-        if named is not None:
+        cache = self.cache
+        if fetch.instead_of is not None and (named := self._named(fetch)) is not None:
+            allowed = cache.evictable(key, now_ns)
             return self._give(fetch, key, named, now_ns) if allowed[named] else None
-        victim = self.evict.victim(allowed, key)
-        if victim in spare:
-            allowed = allowed.copy()
-            allowed[list(spare)] = False
+        grows = not self._transient or self._may_grow(fetch)
+        free = grows and cache.has_free_slot(key, now_ns)
+        victim = None
+        if not (free and self.evict.grows(key)):
+            allowed = cache.evictable(key, now_ns)
             victim = self.evict.victim(allowed, key)
-        if victim is None and not free:
-            return None
+            if victim in spare:
+                allowed = allowed.copy()
+                allowed[list(spare)] = False
+                victim = self.evict.victim(allowed, key)
+            if victim is None and not free:
+                return None
         return self._give(fetch, key, victim, now_ns)
 
     def _claim_soon(self, fetch: Fetch, key: int, now_ns: int) -> tuple[Span, ...] | None:

@@ -286,7 +286,7 @@ class CudaMachine(LocalMachine):
         span.late_ns = idle_ns - span.stall_ns
         self._device_free_ns = span.start_ns + span.duration_ns
         if span.op.kind is OpKind.EXPERT:
-            self.timeline.costs.on_device(span.duration_ns, len(span.op.rows))
+            self.timeline.costs.device_ns.append(span.duration_ns / len(span.op.rows))
 
     # ------------------------------------------------------------------ the other threads
 

@@ -223,7 +223,7 @@ class LocalMachine:
                 span.stall_ns, span.cause = idle_ns, "control"
             self._device_free_ns, self._idle_in_wait = span.end_ns, 0
             if op.kind is OpKind.EXPERT:
-                self.timeline.costs.on_device(span.duration_ns, len(op.rows))
+                self.timeline.costs.device_ns.append(span.duration_ns / len(op.rows))
         self.timeline.add(span)
         return span
 

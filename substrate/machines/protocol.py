@@ -124,7 +124,10 @@ class Span:
     ``late_ns`` is the other idle time, in which the control thread had not submitted it and was not
     itself waiting for another lane.
     ``moved_bytes`` counts the weights that crossed its lane.
+    ``value`` is what its work returned; there is none before it ran, and none of a transfer.
     """
+
+    value: Any
 
     __slots__ = (
         "cause", "end_ns", "lane", "late_ns", "moved_bytes", "op", "stall_ns", "start_ns", "value",
@@ -149,7 +152,6 @@ class Span:
         self.cause = cause
         self.late_ns = late_ns
         self.moved_bytes = moved_bytes
-        self.value: Any = None
 
     @property
     def duration_ns(self) -> int:

@@ -153,7 +153,7 @@ class SimulatedMachine:
             span = self._place(op, lane, since, duration, after, launched)
             if op.kind is _EXPERT:
                 took = span.end_ns - span.start_ns  # type: ignore[operator]
-                self._measured.on_device(took, len(op.rows))
+                self._measured.device_ns.append(took / len(op.rows))
             elif self._waits_each_layer and op.kind is OpKind.COMBINE:
                 self.wait(span)
             if self._synchronous:

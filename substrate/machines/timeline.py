@@ -41,7 +41,7 @@ class Costs:
         host_ns, host_ns_per_row: an expert on the host, from the read of its record on if it came
             from the disk, and that over its rows.
         host_first: whether it was the first on the host of its layer.
-        device_ns: an expert on the device.
+        device_ns: an expert on the device; of several in one operation, its share.
     """
 
     load_ns: "deque[float]" = field(default_factory=_recent)
@@ -65,10 +65,6 @@ class Costs:
         self.host_ns.append(took_ns)
         self.host_ns_per_row.append(took_ns / rows)
         self.host_first.append(first)
-
-    def on_device(self, took_ns: float, experts: int) -> None:
-        """Keep what each of several experts took on the device."""
-        self.device_ns.append(took_ns / experts)
 
 
 #: What happens at an instant: a token is done; an expert loses its slot; a prefetch that has not

@@ -201,10 +201,8 @@ class _InOrder(Eviction):
         self._pools = pools(shape, cache, lambda slots: OrderedDict[int, None]())
 
     def arrived(self, key: int) -> None:
-        """It is the newest."""
-        order = self._pools[key]
-        order.pop(key, None)
-        order[key] = None
+        """It is the newest; it was not resident."""
+        self._pools[key][key] = None
 
     def left(self, key: int) -> None:
         """Forget it."""
@@ -244,10 +242,10 @@ class LeastRecentlyUsed(_InOrder):
         """Uses within one layer count in the order given, which is that of ids."""
         base = layer * self._experts
         order = self._pools[base]
+        to_end = order.move_to_end
         for expert in experts:
-            key = base + expert
-            if key in order:
-                order.move_to_end(key)
+            if base + expert in order:
+                to_end(base + expert)
 
 
 @dataclass(kw_only=True)
