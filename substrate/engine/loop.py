@@ -194,8 +194,8 @@ class Engine:
         on_host = self._compute_on_host(now)
         reads = self._compute_here(now)
         self._compute_shared(layer)
-        predicted = self._ops.predict(self._predictor, view, now.here)
-        if not self._prefetches.committed:  # behind all that is needed
+        predicted = self._ops.predict(self._predictor, view, now.here) if self._predictor else None
+        if self._prefetches.speculative:  # behind all that is needed
             self._prefetches.ask(view, predicted)
         if self._synchronises:
             self._wait(now, loads, on_host)

@@ -21,10 +21,10 @@ class Prefetches:
     ) -> None:  # fmt: skip
         self._policy, self._ops, self._transfers, self._tally = policy, ops, transfers, tally
         self._first = shape.moe_layers[0]
-        #: Whether its fetches are loads that begin early, not transfers in idle time.
-        self.committed = policy.discipline == "committed"
-        # Asked once: most policies fetch nothing.
-        self._asks = type(policy).prefetch is not Prefetching.prefetch
+        asks = type(policy).prefetch is not Prefetching.prefetch  # most policies fetch nothing
+        self._commits = policy.discipline == "committed"
+        #: Whether layers ask for transfers in idle time, or for loads that begin early.
+        self.speculative, self.committed = asks and not self._commits, asks and self._commits
 
     def open(self, phase: Phase) -> None:
         """A pass begins."""
@@ -35,7 +35,7 @@ class Prefetches:
     def ask(self, view: LayerView, predicted: Span | None) -> None:
         """A layer's own loads are queued: fetch for later ones, once the prediction is known."""
         layer = view.next_layer
-        if not self._asks or (layer is None and predicted is None):
+        if layer is None and predicted is None:
             return
         forecast = self._ops.forecast(predicted, waits=self.committed)
         with self._transfers.machine.lock:
@@ -44,7 +44,7 @@ class Prefetches:
         self._fetch(wanted, self._first if layer is None else layer, since_ns)
 
     def _fetch(self, wanted: Sequence[Fetch], layer: int, since_ns: int = 0) -> None:
-        if self.committed:
+        if self._commits:
             self._transfers.commit(wanted)
         else:
             self._transfers.speculate(wanted, self._policy.chunks, since_ns)
