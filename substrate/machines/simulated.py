@@ -260,15 +260,13 @@ class SimulatedMachine:
         """Put an operation behind its lane's last: submitted at ``since_ns``, ended not before."""
         if not self._overlap and self._last is not None:
             after = (*after, self._last)
-        free = self._free[lane]
-        late = behind = 0
+        start = free = self._free[lane]
+        cause, late, behind = "", 0, 0
         if since_ns > free:
             start, cause, behind = since_ns, "control", since_ns - free
             if lane is _DEVICE and self._idle_in_wait:
                 late = behind = behind - self._idle_in_wait
                 cause, self._idle_in_wait = self._waited_for, 0
-        else:
-            start, cause = free, ""
         for dependency in after:
             end = dependency.end_ns
             if end is None:
