@@ -49,6 +49,9 @@ from moebench.substrate.models.protocol import Model
 from moebench.substrate.phases import tell
 from moebench.substrate.terms import Gate, Phase
 
+#: An enum's member is looked up by a Python function, and these come with every layer.
+_ATTEND, _GATE, _EXPERT, _SHARED = OpKind.ATTEND, OpKind.GATE, OpKind.EXPERT, OpKind.SHARED
+
 
 class Engine:
     """Runs a system's decisions for a model on a machine.
@@ -153,12 +156,12 @@ class Engine:
         p = self._pass = self._begin_pass(phase, model.embed(phase))
         self._prefetches.open(phase)
         for layer in range(shape.num_layers):
-            attend = Op(OpKind.ATTEND, layer, (p.rows,), (), p.context, p.pairs)
+            attend = Op(_ATTEND, layer, (p.rows,), (), p.context, p.pairs)
             self._attended = self._ops.attend(attend, layer)
             if layer in shape.moe_rows:
                 self._moe(layer)
             else:
-                self._ops.common(op_of(OpKind.DENSE, layer, (p.rows,)), model.dense)
+                self._ops.common(OpKind.DENSE, layer, p.rows, model.dense)
         head = self._ops.head(op_of(OpKind.HEAD, -1, (len(self._lengths),)))
         self.machine.wait(head)
         return cast(list[int], head.value)
@@ -213,8 +216,7 @@ class Engine:
         self._ops.next_layer()
         if ahead:
             return self._view(layer, self.model.gate(layer))
-        op = op_of(OpKind.GATE, layer, (self._pass.rows,))
-        gated = self._ops.common(op, self.model.gate)
+        gated = self._ops.common(_GATE, layer, self._pass.rows, self.model.gate)
         self.machine.wait(gated)
         return self._view(layer, gated.value)
 
@@ -301,13 +303,11 @@ class Engine:
         if not now.here:
             return []
         rows, layer = tuple(map(now.rows.__getitem__, now.here)), now.view.layer
-        op = Op(OpKind.EXPERT, layer, rows, now.here)  # these rarely come again
-        return [self._ops.device(op, (), self.model.compute, layer, now.here)]
+        return [self._ops.device_experts(Op(_EXPERT, layer, rows, now.here))]
 
     def _compute_shared(self, layer: int) -> None:
         if self.model.shape.shared_width:
-            op = op_of(OpKind.SHARED, layer, (self._pass.rows,))
-            self._ops.common(op, self.model.shared)
+            self._ops.common(_SHARED, layer, self._pass.rows, self.model.shared)
 
     def _wait(self, now: Layer, loads: Loads, on_host: HostWork) -> None:
         """Wait for the host's outputs, then for every transfer of the layer, wanted or not."""
@@ -344,8 +344,7 @@ class Engine:
     def _combine(self, layer: int, on_host: HostWork) -> None:
         """Sum the outputs once the host's are back, with those deferred by the layer before."""
         due, self._carried = [*on_host.due, *self._carried], on_host.deferred
-        op = op_of(OpKind.COMBINE, layer, (self._pass.rows,))
-        combined = self._ops.device(op, due, self.model.combine, layer)
+        combined = self._ops.combine(layer, self._pass.rows, due)
         if self._synchronises:
             self.machine.wait(combined)
 

@@ -12,7 +12,16 @@ from moebench.substrate.models.protocol import Model
 
 #: An enum's member is looked up by a Python function, and these come with every operation.
 _DEVICE, _HOST, _D2H = Lane.DEVICE, Lane.HOST, Lane.D2H
-_EXPERT, _RETURN = OpKind.EXPERT, OpKind.RETURN
+_EXPERT, _COMBINE, _RETURN = OpKind.EXPERT, OpKind.COMBINE, OpKind.RETURN
+
+
+class _LayerOps(dict[tuple[OpKind, int, int], Op]):
+    """An operation of a layer by kind, layer and rows: hundreds are asked for with each token."""
+
+    def __missing__(self, key: tuple[OpKind, int, int]) -> Op:
+        kind, layer, rows = key
+        op = self[key] = op_of(kind, layer, (rows,))
+        return op
 
 
 class _ExpertOps(dict[tuple[int, int, int], Op]):
@@ -37,6 +46,7 @@ class Operations:
 
     def __init__(self, model: Model, machine: Machine, evict: Eviction) -> None:
         self._model, self._machine, self._evict = model, machine, evict
+        self._layer_ops = _LayerOps()
         self._expert_ops, self._return_ops = _ExpertOps(_EXPERT), _ExpertOps(_RETURN)
         #: What was predicted in this layer, and the prediction that was read last.
         self._predicted: list[tuple[Predictor, Span]] = []
@@ -51,9 +61,15 @@ class Operations:
         """Attention, with which a layer begins."""
         return self._machine.submit(op, _DEVICE, (), self._model.attend, layer)
 
-    def common(self, op: Op, work: Work) -> Span:
+    def common(self, kind: OpKind, layer: int, rows: int, work: Work) -> Span:
         """A part of a layer that is no routed expert, where its weights are."""
-        return self._machine.submit(op, _DEVICE, (), work, op.layer)
+        op = self._layer_ops[kind, layer, rows]
+        return self._machine.submit(op, _DEVICE, (), work, layer)
+
+    def combine(self, layer: int, rows: int, after: Sequence[Span]) -> Span:
+        """The sum of all outputs, with which a layer ends."""
+        op = self._layer_ops[_COMBINE, layer, rows]
+        return self._machine.submit(op, _DEVICE, after, self._model.combine, layer)
 
     def head(self, op: Op) -> Span:
         """The head, with which a pass ends."""
@@ -64,6 +80,10 @@ class Operations:
         return self._machine.submit(op, _DEVICE, after, work, *args)
 
     # ------------------------------------------------------------------ experts
+
+    def device_experts(self, op: Op) -> Span:
+        """Several experts of a layer that are on the device."""
+        return self._machine.submit(op, _DEVICE, (), self._model.compute, op.layer, op.experts)
 
     def device_expert(self, layer: int, expert: int, rows: int, after: Sequence[Span]) -> Span:
         """One expert on the device, once it is there."""
@@ -162,7 +182,7 @@ class DividedOperations(Operations):
         streams = [self._transfers.common(layer) for _ in range(copies)]
         if streams:
             return self.device(op, streams[-1:], self._model.attend, layer)
-        return self.common(op, self._model.attend)
+        return self._common(op, self._model.attend)
 
     def head(self, op: Op) -> Span:
         """The head, once it has come, if it is streamed."""
@@ -170,11 +190,12 @@ class DividedOperations(Operations):
         after = (self._transfers.common(op.layer),) if streamed else ()
         return self.device(op, after, self._model.head)
 
-    def common(self, op: Op, work: Work) -> Span:
-        """On the host, whose operations are in order.
+    def common(self, kind: OpKind, layer: int, rows: int, work: Work) -> Span:
+        """The same; on the host, operations are in order."""
+        return self._common(self._layer_ops[kind, layer, rows], work)
 
-        A layer's first part reads what the device computed last, unless the host did that too.
-        """
+    def _common(self, op: Op, work: Work) -> Span:
+        """A layer's first part reads what the device computed last, unless the host did that too."""
         if self._homes[op.layer] != "host" or self._host_copies:
             return self.device(op, (), work, op.layer)
         first = op.kind is OpKind.ATTEND and self._on_host is None
@@ -190,6 +211,16 @@ class DividedOperations(Operations):
             self._coming = None
         span = self._last_on_device = super().device(op, after, work, *args)
         return span
+
+    def combine(self, layer: int, rows: int, after: Sequence[Span]) -> Span:
+        """The same of a layer's sum."""
+        return self.device(
+            self._layer_ops[_COMBINE, layer, rows], after, self._model.combine, layer
+        )
+
+    def device_experts(self, op: Op) -> Span:
+        """The same of several experts."""
+        return self.device(op, (), self._model.compute, op.layer, op.experts)
 
     def device_expert(self, layer: int, expert: int, rows: int, after: Sequence[Span]) -> Span:
         """The same of an expert."""
