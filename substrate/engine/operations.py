@@ -195,7 +195,7 @@ class DividedOperations(Operations):
         return self._common(self._layer_ops[kind, layer, rows], work)
 
     def _common(self, op: Op, work: Work) -> Span:
-        """A layer's first part reads what the device computed last, unless the host did that too."""
+        """A layer's first part reads what the device computed last, if the host did not do that."""
         if self._homes[op.layer] != "host" or self._host_copies:
             return self.device(op, (), work, op.layer)
         first = op.kind is OpKind.ATTEND and self._on_host is None
