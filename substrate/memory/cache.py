@@ -122,14 +122,16 @@ class ExpertCache:
         total = shape.num_layers * experts
         self._slot_of = [-1] * total
         self._owner_of = [-1] * self.slots
-        #: The last computation that was submitted to read each since it came, or was pinned.
+        #: The last computation that was submitted to read each.
         self._reader: list[Span | None] = [None] * total
         # Changes go key by key, most questions too; some are put to all keys at once.
         #: Who has a slot, complete or arriving; for others to read.
         self._held, self.held_all = _flags(total)
         self._ready_ns, self._ready_all = _instants(total)
-        #: The keys that layers in hand have chosen: few.
+        #: The keys that the layer in hand has chosen, and those of them whose computation was
+        #: submitted: few.
         self._pinned: set[int] = set()
+        self._computed: set[int] = set()
         # The instant of the pools' masks; since when those in them have been idle; keys that were
         # unpinned or have arrived since, or were not idle then, and before when none of them is.
         self._asked_ns = 0
@@ -189,7 +191,7 @@ class ExpertCache:
 
     def is_pinned(self, key: int) -> bool:
         """Whether its layer has chosen the expert and may still compute it."""
-        return key in self._pinned and self._reader[key] is None
+        return key in self._pinned and key not in self._computed
 
     def slot_of(self, key: int) -> int:
         """The slot of an expert that has one."""
@@ -271,7 +273,7 @@ class ExpertCache:
         mask = self._over_keys(row, self._ready_all[row] <= now_ns)
         for key in self._pinned:
             if self._pool_of[key] is pool:
-                mask[key] = self._reader[key] is not None and self.has_come(key)
+                mask[key] = key in self._computed and self.has_come(key)
         return mask
 
     def arriving(self, incoming: int, now_ns: int) -> list[int]:
@@ -282,10 +284,10 @@ class ExpertCache:
         row = self._pool_row(incoming)
         mask = self._over_keys(row, self.held_all[row] & (self._ready_all[row] > now_ns))
         found = np.flatnonzero(mask).tolist()
-        readers = self._reader
+        computed = self._computed
         return [
             key for key in found
-            if key not in self._pinned or (readers[key] is not None and not self.has_come(key))
+            if key not in self._pinned or (key in computed and not self.has_come(key))
         ]  # fmt: skip
 
     def _pool_row(self, incoming: int) -> slice:
@@ -317,9 +319,10 @@ class ExpertCache:
                 self._charged.add(slot)
         else:
             slot = slot_of[victim]
-            if slot < 0 or (victim in self._pinned and self._reader[victim] is None):
+            if slot < 0 or (victim in self._pinned and victim not in self._computed):
                 raise IntegrityError(f"expert {victim} cannot be evicted: not resident, or in use")
             self._held[victim] = False
+            self._computed.discard(victim)
             slot_of[victim] = -1
             self._ready_ns[victim] = NEVER
             self._pool_of[victim].flags[victim] = False
@@ -337,6 +340,7 @@ class ExpertCache:
         pool.flags[key] = False
         self._draining.append((self._slot_of[key], pool, last_use))
         self._held[key] = False
+        self._computed.discard(key)
         self._slot_of[key], self._reader[key] = -1, None
         self._ready_ns[key] = NEVER
 
@@ -351,24 +355,25 @@ class ExpertCache:
     def pin(self, keys: list[int]) -> None:
         """Protect experts that a layer has chosen."""
         self._pinned.update(keys)
-        pool_of, readers = self._pool_of, self._reader
+        pool_of = self._pool_of
         for key in keys:
             pool_of[key].flags[key] = False
-            readers[key] = None
 
     def unpin(self, keys: list[int]) -> None:
         """End the protection."""
         self._pinned.difference_update(keys)
+        self._computed.difference_update(keys)
         self._released.update(keys)
         self._due_ns = 0
 
     def read_by(self, spans: Iterable[Span]) -> None:
         """Computations that read pinned experts were submitted; their operations name them."""
-        readers = self._reader
+        readers, computed = self._reader, self._computed
         for span in spans:
             first = span.op.layer * self._experts
             for expert in span.op.experts:
                 readers[first + expert] = span
+                computed.add(first + expert)
 
     def check_integrity(self) -> None:
         """Raise IntegrityError unless slots, owners and pins agree."""

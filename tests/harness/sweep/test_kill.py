@@ -5,12 +5,14 @@ import random
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from operator import itemgetter
 from pathlib import Path
 
 import pytest
 
+from moebench.results import garbage
 from moebench.results.store import Store
 from tests.harness.sweep.forks import (
     CELLS,
@@ -66,7 +68,10 @@ def test_kills_at_random_points_change_nothing(forks: Forks) -> None:
     assert any(0 < count < COUNT for count in counts), "no kill between two cells"
     assert forks(*sweep, store).code == 0
     assert contents(store) == undisturbed
-    assert not strangers(store)
+    # A kill may have come while samples were written: what it left is known as such.
+    later = time.time() + 2 * garbage.RECENT_S
+    removable = {found.path for found in garbage.find(Store(Path(store)), later).garbage}
+    assert {Path(store) / name for name in strangers(store)} <= removable
     say("sweep killed at random points", len(codes), "store equal to an undisturbed one")
 
 
