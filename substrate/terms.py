@@ -26,6 +26,9 @@ Scores = np.ndarray
 class Lookahead(StrEnum):
     """What a prefetcher's prediction of the next layer's gate scores is computed from."""
 
+    # Enum's own hash is a Python function; predictions are looked up by it in every layer.
+    __hash__ = str.__hash__
+
     NONE = "none"
     GATE = "gate"  # next norm and gate on this layer's post-attention state (Mixtral-Offloading)
     NORMED = "normed"  # next gate on what this layer's gate reads: its own normed state (DAOP §III)

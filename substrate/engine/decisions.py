@@ -6,7 +6,6 @@ sequences.
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import lru_cache
 from operator import itemgetter
 from typing import NamedTuple, Protocol
 
@@ -58,12 +57,20 @@ class _Plain(dict[int, Fetch]):
         return fetch
 
 
-_plain = lru_cache(maxsize=None)(_Plain)
+class _PlainOfLayers(dict[int, _Plain]):
+    """These of all layers."""
+
+    def __missing__(self, layer: int) -> _Plain:
+        plain = self[layer] = _Plain(layer)
+        return plain
+
+
+_PLAIN = _PlainOfLayers()
 
 
 def fetches(layer: int, experts: Iterable[int]) -> list[Fetch]:
     """Plain fetches of experts of one layer, in this order."""
-    return list(map(_plain(layer).__getitem__, experts))
+    return list(map(_PLAIN[layer].__getitem__, experts))
 
 
 class Routed(NamedTuple):

@@ -28,7 +28,7 @@ from moebench.substrate.machines.timeline import Timeline, cause_of
 
 #: An enum's member is looked up by a Python function, and these come with every operation.
 _DEVICE, _HOST, _H2D, _DISK = Lane.DEVICE, Lane.HOST, Lane.H2D, Lane.DISK
-_EXPERT = OpKind.EXPERT
+_EXPERT, _COMBINE, _PREDICT = OpKind.EXPERT, OpKind.COMBINE, OpKind.PREDICT
 
 
 @dataclass(slots=True)
@@ -142,7 +142,7 @@ class SimulatedMachine:
         cannot end before it is.
         """
         value = None if work is None else work(*args)
-        if self._synchronous and op.kind is OpKind.PREDICT:
+        if self._synchronous and op.kind is _PREDICT:
             lane = _DEVICE
         price = self._prices[lane].get(op.sizes) or self._price(op, lane)
         first_launch, control, duration = price
@@ -154,7 +154,7 @@ class SimulatedMachine:
             if op.kind is _EXPERT:
                 took = span.end_ns - span.start_ns  # type: ignore[operator]
                 self._measured.device_ns.append(took / len(op.rows))
-            elif self._waits_each_layer and op.kind is OpKind.COMBINE:
+            elif self._waits_each_layer and op.kind is _COMBINE:
                 self.wait(span)
             if self._synchronous:
                 self._now = span.end_ns  # type: ignore[assignment]
