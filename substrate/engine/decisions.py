@@ -58,7 +58,7 @@ class _Plain(dict[int, Fetch]):
 
 
 class _PlainOfLayers(dict[int, _Plain]):
-    """These of all layers."""
+    """Plain fetches by layer, then by expert."""
 
     def __missing__(self, layer: int) -> _Plain:
         plain = self[layer] = _Plain(layer)
