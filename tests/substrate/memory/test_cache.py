@@ -141,6 +141,18 @@ def test_layers_do_not_take_each_others_slots():
     assert cache.evictable(cache.key(0, 3), 9).any()
 
 
+def test_experts_of_several_layers_are_protected_each_where_it_may_be_evicted():
+    cache = cache_of(4, "layer", layers=2)
+    keys = [cache.key(0, 0), cache.key(1, 2)]
+    for key in keys:
+        cache.claim(key, None)
+        cache.arrive(key, 0)
+    assert [np.flatnonzero(cache.evictable(key, 9)).tolist() for key in keys] == [[0], [6]]
+    cache.pin(keys)
+    assert not any(cache.evictable(key, 9).any() for key in keys)
+    cache.check_integrity()
+
+
 def test_a_claim_without_a_free_slot_is_a_bug():
     cache = cache_of([1, 2], layers=2)
     cache.claim(cache.key(0, 0), None)
@@ -403,4 +415,4 @@ class CacheMachine(RuleBasedStateMachine):
 
 
 TestCache = CacheMachine.TestCase
-TestCache.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+TestCache.settings = settings(max_examples=400, stateful_step_count=40, deadline=None)
