@@ -37,8 +37,9 @@ Deviations and readings, where the paper is silent or contradicts itself:
 """
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import ClassVar, Literal
 
 import numpy as np
@@ -98,18 +99,22 @@ class ExpertCacheRouter(Routing):
             return Routed(view.topk_ids_TK, view.topk_ids_TK)
         topk, alpha = view.topk, view.alpha
         tokens = [_Token(scores, own, alpha) for scores, own in zip(view.scores, topk, strict=True)]
-        top_set: frozenset[int] = frozenset().union(*[token.top_score for token in tokens])  # C
+        top_set = frozenset(chain.from_iterable([token.top_score for token in tokens]))  # C
         on_device = view.whereabouts.is_resident  # G
-
-        def on_hand(expert: int) -> bool:  # G ∪ C
-            return expert in top_set or on_device(expert)
-
         routed = [list(own) for own in topk]
         left_over: list[tuple[int, int]] = []  # (token, place) of low-score experts not replaced
         for t, token in enumerate(tokens):
             # Places are best first: the weakest low-score expert is replaced first.
-            replaceable = [p for p in reversed(token.low_score) if not on_hand(token.own[p])]
-            substitutes = token.similar(on_hand, self.pick) if replaceable else []
+            replaceable = [
+                place
+                for place in reversed(token.low_score)
+                if (e := token.own[place]) not in top_set and not on_device(e)
+            ]
+            if not replaceable:
+                continue
+            substitutes = [e for e in token.similar() if e in top_set or on_device(e)]  # E_s
+            if self.pick == "best":
+                substitutes.sort(key=lambda e: -token.scores[e])
             for place, substitute in zip(replaceable, substitutes, strict=False):
                 routed[t][place] = substitute
             left_over += [(t, place) for place in replaceable[len(substitutes) :]]
@@ -138,18 +143,13 @@ class _Token:
             elif scores[expert] > self.rival:
                 self.low_score.append(place)
 
-    def similar(
-        self, among: Callable[[int], bool], pick: Literal["best", "id"] = "best"
-    ) -> list[int]:
-        """E_s: inactive experts with (1-α)·S_{k+1} < score, in the order to take them.
+    def similar(self) -> list[int]:
+        """Inactive experts with (1-α)·S_{k+1} < score; of them, E_s are those in G ∪ C.
 
         None scores more than S_{k+1}, which is the best of the inactive ones.
         """
         lower, own = self.lower, self.own
-        found = [
-            e for e, score in enumerate(self.scores) if score > lower and e not in own and among(e)
-        ]
-        return sorted(found, key=lambda e: -self.scores[e]) if pick == "best" else found
+        return [e for e, score in enumerate(self.scores) if score > lower and e not in own]
 
 
 def _share_with_others(
@@ -158,10 +158,9 @@ def _share_with_others(
     """v1 §5.4: replace by an expert that other rows use anyway, even if it must be loaded."""
     rows = Counter(expert for ids in routed for expert in ids)
     for t, place in left_over:
-        given_up = routed[t][place]
-        in_use = tokens[t].similar(lambda e: rows[e] > 0)
-        candidates = [e for e in in_use if e not in routed[t]]
-        shared = max(candidates, key=lambda e: rows[e], default=None)
+        given_up, scores = routed[t][place], tokens[t].scores
+        candidates = [e for e in tokens[t].similar() if rows[e] > 0 and e not in routed[t]]
+        shared = max(candidates, key=lambda e: (rows[e], scores[e]), default=None)
         if shared is not None and rows[shared] >= rows[given_up]:
             rows[given_up] -= 1
             rows[shared] += 1
@@ -214,10 +213,10 @@ class TopScorePrefetch(Prefetching):
             return ()
         k, band = view.shape.top_k, 1 + (view.alpha if self.alpha is None else self.alpha)
         predicted_TE = forecast[layer]
-        ranked_TE = (-predicted_TE).argsort(kind="stable")
+        ranked = (-predicted_TE).argsort(kind="stable")[:, : k + 1]  # more are not read
         rows = [
-            _top_score(scores, ranked, k, band)
-            for scores, ranked in zip(predicted_TE.tolist(), ranked_TE.tolist(), strict=True)
+            _top_score(scores, best, k, band)
+            for scores, best in zip(predicted_TE.tolist(), ranked.tolist(), strict=True)
         ]
         wanted = rows[0]
         if len(rows) > 1:  # one row's are in order
@@ -227,16 +226,20 @@ class TopScorePrefetch(Prefetching):
         return fetches(layer, wanted)
 
 
-def _top_score(scores: list[float], ranked: list[int], k: int, band: float) -> dict[int, float]:
-    """Experts of one row's top-k with a score of ``band`` times S_{k+1} or more, best first."""
-    least = band * scores[ranked[k]] if k < len(ranked) else 0.0
-    best = {}
-    for expert in ranked[:k]:
+def _top_score(scores: list[float], best: list[int], k: int, band: float) -> dict[int, float]:
+    """Experts of one row's top-k with a score of ``band`` times S_{k+1} or more, best first.
+
+    Args:
+        best: the row's k + 1 best experts; k, where there are no more.
+    """
+    least = band * scores[best[k]] if k < len(best) else 0.0
+    found = {}
+    for expert in best[:k]:
         score = scores[expert]
         if score < least:
             break
-        best[expert] = score
-    return best
+        found[expert] = score
+    return found
 
 
 @dataclass(kw_only=True)

@@ -2,6 +2,7 @@
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 
 import numpy as np
 
@@ -113,16 +114,15 @@ class Tally:
             asked.discard(None)  # common weights
         if not began and not asked:
             return
-        topk = view.topk
+        topk, top = view.topk, routed.top_score
         if began:
-            own, experts = set().union(*topk), set(began)
-            top = routed.top_score
-            right = len(experts & own)
             c.prefetched += len(began)
-            c.prefetched_top_score += right if top is None else len(experts & top)
-            c.prefetched_active += right
-            # What was evicted before its layer came is not used.
-            c.prefetched_used += len(experts.intersection(active).difference(view.absent))
+            for expert in set(began):
+                own = expert in chain.from_iterable(topk)
+                c.prefetched_active += own
+                c.prefetched_top_score += own if top is None else expert in top
+                # What was evicted before its layer came is not used.
+                c.prefetched_used += expert in active and expert not in view.absent
         if asked and view.phase == "decode":
             for chosen in topk:
                 right = len(asked.intersection(chosen))
@@ -135,8 +135,8 @@ class Tally:
         """Count choices that are not the model's own; returns whether there was any."""
         if routed.ids_TK is view.topk_ids_TK:
             return False
-        replaced = int(np.count_nonzero(routed.ids_TK != view.topk_ids_TK))
-        self.by_phase[view.phase].replaced += replaced
+        differs = routed.ids_TK != view.topk_ids_TK
+        self.by_phase[view.phase].replaced += differs.tobytes().count(True)
         return True
 
     def routed_ahead(self, expected_TK: Ids, routed: Routed, own_TK: Ids) -> None:

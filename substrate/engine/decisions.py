@@ -41,7 +41,7 @@ class Fetch(NamedTuple):
     keep: bool = True
 
 
-#: The layers, and the experts, of many fetches: `map` with these is faster than a loop.
+#: To `map` over many fetches: their layers, and their experts.
 LAYER_OF, EXPERT_OF = itemgetter(0), itemgetter(1)
 
 
@@ -70,7 +70,8 @@ _PLAIN = _PlainOfLayers()
 
 def fetches(layer: int, experts: Iterable[int]) -> list[Fetch]:
     """Plain fetches of experts of one layer, in this order."""
-    return list(map(_PLAIN[layer].__getitem__, experts))
+    plain = _PLAIN[layer]
+    return [plain[expert] for expert in experts]
 
 
 class Routed(NamedTuple):

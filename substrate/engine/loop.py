@@ -277,13 +277,13 @@ class Engine:
         for e in now.active.in_flight:
             if e in now.plan.device and e not in now.there:
                 arrivals[e] = self.transfers.arrival(now.view.layer, e)
-        spans = self.transfers.demand(load) if load else []
-        arrivals.update(zip(map(EXPERT_OF, load), spans, strict=False))
+        loaded = self.transfers.demand(load) if load else {}
+        arrivals |= loaded
         for e in now.plan.again:
             again = self.transfers.again(now.view.layer, e)
             if e in arrivals:
                 arrivals[e] = again
-        return Loads(arrivals, load[len(spans) :])
+        return Loads(arrivals, load[len(loaded) :])
 
     def _compute_on_host(self, now: Layer) -> HostWork:
         layer, rows, plan = now.view.layer, now.rows, now.plan
@@ -293,8 +293,9 @@ class Engine:
         # Otherwise the control thread has waited for the gate, which follows the attention.
         after = (self._attended,) if now.ahead else ()
         due += [self._ops.host_expert(layer, e, rows[e], after) for e in plan.host]
-        if plan.deferred:
-            self.model.defer(layer, plan.deferred)
+        if not plan.deferred:
+            return HostWork(due, ())
+        self.model.defer(layer, plan.deferred)
         deferred = [self._ops.host_expert(layer, e, rows[e], after) for e in plan.deferred]
         return HostWork(due, deferred)
 
@@ -302,8 +303,9 @@ class Engine:
         """Compute experts that are on the device already, as one operation."""
         if not now.here:
             return []
-        rows, layer = tuple(map(now.rows.__getitem__, now.here)), now.view.layer
-        return [self._ops.device_experts(Op(_EXPERT, layer, rows, now.here))]
+        here, rows = now.here, now.rows
+        each = tuple([rows[e] for e in here])
+        return [self._ops.device_experts(Op(_EXPERT, now.view.layer, each, here))]
 
     def _compute_shared(self, layer: int) -> None:
         if self.model.shape.shared_width:

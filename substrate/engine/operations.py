@@ -14,6 +14,9 @@ from moebench.substrate.models.protocol import Model
 _DEVICE, _HOST, _D2H = Lane.DEVICE, Lane.HOST, Lane.D2H
 _EXPERT, _COMBINE, _RETURN = OpKind.EXPERT, OpKind.COMBINE, OpKind.RETURN
 
+#: Experts' operations that are kept: of one row, or a few, all of a large model's experts.
+_KEPT = 1 << 16
+
 
 class _LayerOps(dict[tuple[OpKind, int, int], Op]):
     """An operation of a layer by kind, layer and rows: hundreds are asked for with each token."""
@@ -32,9 +35,15 @@ class _ExpertOps(dict[tuple[int, int, int], Op]):
         self._kind = kind
 
     def __missing__(self, key: tuple[int, int, int]) -> Op:
+        if len(self) >= _KEPT:
+            self.clear()
         layer, expert, rows = key
         op = self[key] = op_of(self._kind, layer, (rows,), (expert,))
         return op
+
+
+#: These come again with every token, of every run.
+_LAYER_OPS, _EXPERT_OPS, _RETURN_OPS = _LayerOps(), _ExpertOps(_EXPERT), _ExpertOps(_RETURN)
 
 
 class Operations:
@@ -46,8 +55,8 @@ class Operations:
 
     def __init__(self, model: Model, machine: Machine, evict: Eviction) -> None:
         self._model, self._machine, self._evict = model, machine, evict
-        self._layer_ops = _LayerOps()
-        self._expert_ops, self._return_ops = _ExpertOps(_EXPERT), _ExpertOps(_RETURN)
+        # Most policies do not listen, and to speak to one takes the machine's lock.
+        self._tells_evict = type(evict).foresee is not Eviction.foresee
         #: What was predicted in this layer, and the prediction that was read last.
         self._predicted: list[tuple[Predictor, Span]] = []
         self._read: Span | None = None
@@ -63,12 +72,12 @@ class Operations:
 
     def common(self, kind: OpKind, layer: int, rows: int, work: Work) -> Span:
         """A part of a layer that is no routed expert, where its weights are."""
-        op = self._layer_ops[kind, layer, rows]
+        op = _LAYER_OPS[kind, layer, rows]
         return self._machine.submit(op, _DEVICE, (), work, layer)
 
     def combine(self, layer: int, rows: int, after: Sequence[Span]) -> Span:
         """The sum of all outputs, with which a layer ends."""
-        op = self._layer_ops[_COMBINE, layer, rows]
+        op = _LAYER_OPS[_COMBINE, layer, rows]
         return self._machine.submit(op, _DEVICE, after, self._model.combine, layer)
 
     def head(self, op: Op) -> Span:
@@ -87,7 +96,7 @@ class Operations:
 
     def device_expert(self, layer: int, expert: int, rows: int, after: Sequence[Span]) -> Span:
         """One expert on the device, once it is there."""
-        op = self._expert_ops[layer, expert, rows]
+        op = _EXPERT_OPS[layer, expert, rows]
         return self._machine.submit(op, _DEVICE, after, self._model.compute, layer, op.experts)
 
     def host_expert(
@@ -97,10 +106,10 @@ class Operations:
 
         An ``early`` one is of a layer that is routed ahead.
         """
-        op, work = self._expert_ops[layer, expert, rows], self._model.compute_on_host
+        key = (layer, expert, rows)
+        op, work = _EXPERT_OPS[key], self._model.compute_on_host
         span = self._machine.submit(op, _HOST, after, work, layer, op.experts, early)
-        back = self._return_ops[layer, expert, rows]
-        return self._machine.submit(back, _D2H, (span,))
+        return self._machine.submit(_RETURN_OPS[key], _D2H, (span,))
 
     # ------------------------------------------------------------------ predictions
 
@@ -137,8 +146,9 @@ class Operations:
             if waits or predicted is not self._background:
                 self._machine.wait(predicted)
             self._read = predicted
-            with self._machine.lock:
-                self._evict.foresee(predicted.value)
+            if self._tells_evict:
+                with self._machine.lock:
+                    self._evict.foresee(predicted.value)
         forecast: Forecast = predicted.value
         return forecast
 
@@ -192,7 +202,7 @@ class DividedOperations(Operations):
 
     def common(self, kind: OpKind, layer: int, rows: int, work: Work) -> Span:
         """The same; on the host, operations are in order."""
-        return self._common(self._layer_ops[kind, layer, rows], work)
+        return self._common(_LAYER_OPS[kind, layer, rows], work)
 
     def _common(self, op: Op, work: Work) -> Span:
         """A layer's first part reads what the device computed last, if the host did not do that."""
@@ -214,9 +224,7 @@ class DividedOperations(Operations):
 
     def combine(self, layer: int, rows: int, after: Sequence[Span]) -> Span:
         """The same of a layer's sum."""
-        return self.device(
-            self._layer_ops[_COMBINE, layer, rows], after, self._model.combine, layer
-        )
+        return self.device(_LAYER_OPS[_COMBINE, layer, rows], after, self._model.combine, layer)
 
     def device_experts(self, op: Op) -> Span:
         """The same of several experts."""
@@ -224,7 +232,7 @@ class DividedOperations(Operations):
 
     def device_expert(self, layer: int, expert: int, rows: int, after: Sequence[Span]) -> Span:
         """The same of an expert."""
-        op = self._expert_ops[layer, expert, rows]
+        op = _EXPERT_OPS[layer, expert, rows]
         return self.device(op, after, self._model.compute, layer, op.experts)
 
     def host_expert(

@@ -8,7 +8,6 @@ from typing import NamedTuple
 
 from moebench.substrate.engine.decisions import (
     EXPERT_OF,
-    LAYER_OF,
     NO_EXPERT,
     Active,
     Fetch,
@@ -109,7 +108,7 @@ def check(plan: Plan, active: Active, view: LayerView) -> None:
     """
     device, host, deferred, load, again = plan
     planned = [*device, *host, *deferred] if host or deferred else device
-    if len(planned) != len(active.rows) or active.rows.keys() != set(planned):
+    if len(planned) != len(active.rows) or not set(planned).issuperset(active.rows):
         raise UsageError(
             f"layer {view.layer}: the system planned experts {list(planned)}, active are "
             f"{list(active.rows)}; each must stand in the plan once"
@@ -121,9 +120,8 @@ def check(plan: Plan, active: Active, view: LayerView) -> None:
         )
     if load or active.absent:
         needed = set(active.absent).difference(host, deferred)
-        fetched = set(map(EXPERT_OF, load))
-        as_usual = fetched == needed and len(load) == len(needed)
-        if not as_usual or (load and {*map(LAYER_OF, load)} != {view.layer}):
+        fetched = {fetch.expert for fetch in load if fetch.layer == view.layer}
+        if fetched != needed or len(load) != len(needed):
             _check_fetches(load, needed, active, view)
     if again and not {*again} <= {*map(EXPERT_OF, load)}:
         raise UsageError(

@@ -99,20 +99,24 @@ class Transfers:
 
     # ------------------------------------------------------------------ needed now
 
-    def demand(self, wanted: Sequence[Fetch]) -> list[Span]:
+    def demand(self, wanted: Sequence[Fetch]) -> dict[int, Span]:
         """Load experts that their layer needs, in this order.
 
-        The list ends before the first one for which no slot can be had without waiting.
+        Returns:
+            by expert, its transfer; none from the first one on for which no slot can be had without
+            waiting.
         """
-        machine, spans = self.machine, []
+        machine = self.machine
+        arrivals: dict[int, Span] = {}
         with machine.lock:  # a machine that waits for what a load follows lets go of it meanwhile
             for fetch in wanted:
                 key = fetch[0] * self._experts + fetch[1]  # type: ignore[operator]
                 after = self._claim(fetch, key, machine.now_ns())
                 if after is None:
                     break
-                spans.append(machine.load(self._ops[key], self, after))
-        return spans
+                span = machine.load(self._ops[key], self, after)
+                arrivals[fetch[1]] = span  # type: ignore[index]
+        return arrivals
 
     def demand_when_free(self, fetch: Fetch) -> Span:
         """The same, into the slot of an expert whose computation was submitted already.
@@ -184,30 +188,30 @@ class Transfers:
     def speculate(self, wanted: Sequence[Fetch], chunks: int = 1, since_ns: int = 0) -> None:
         """Queue fetches behind everything needed, in this order and instead of what is queued.
 
+        The caller holds the machine's lock: a loader asks what is queued, and what is wanted.
+
         Args:
             since_ns: when those can begin that were not asked for before: now, if that is later.
         """
-        # What is queued and what is wanted change together: the loader asks about either.
-        with self.machine.lock:
-            self._speculate(wanted, chunks, since_ns)
-
-    def _speculate(self, wanted: Sequence[Fetch], chunks: int, since_ns: int) -> None:
-        if None in map(EXPERT_OF, wanted):
+        experts, ops, held = self._experts, self._ops, self.cache.held
+        try:
+            asked = {fetch[0] * experts + fetch[1]: fetch for fetch in wanted}  # type: ignore
+        except TypeError:
+            if None not in map(EXPERT_OF, wanted):
+                raise
             raise UsageError(
                 "a speculative prefetch must name an expert; a layer's common weights are "
                 'fetched ahead by one whose discipline is "committed"'
-            )
-        experts = self._experts
-        keys = [layer * experts + expert for layer, expert, _, _ in wanted]  # type: ignore[operator]
-        before, self._wanted = self._wanted, dict(zip(keys, wanted, strict=True))
-        absent = self.cache.absent(self._wanted)
+            ) from None
+        before, self._wanted = self._wanted, asked
         now_ns, waited = self.machine.now_ns(), self._since_ns
         since: list[int] = []
         if since_ns > now_ns or waited:
-            new = {key: waited.get(key, 0) if key in before else since_ns for key in self._wanted}
+            new = {key: waited.get(key, 0) if key in before else since_ns for key in asked}
             self._since_ns = {key: ns for key, ns in new.items() if ns > now_ns}
-            since = [new[key] for key in absent]
-        self.machine.prefetch(list(map(self._ops.__getitem__, absent)), self, chunks, since)
+            since = [ns for key, ns in new.items() if not held[key]]
+        absent = [ops[key] for key in asked if not held[key]]
+        self.machine.prefetch(absent, self, chunks, since)
 
     def commit(self, wanted: Sequence[Fetch]) -> None:
         """Begin fetches in this order, each as soon as a slot can be had."""

@@ -5,10 +5,8 @@ start and end are too.  Only queued prefetches are left open, because they may s
 cancelled; they start when the clock passes the instant at which their lane had nothing else to do.
 """
 
-from collections import deque
 from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass
-from itertools import repeat
 from threading import RLock
 from typing import Any, cast
 
@@ -77,12 +75,14 @@ class SimulatedMachine:
     ) -> None:
         self.costs = costs
         self.timeline = timeline
-        self._measured, self._add = timeline.costs, timeline.add
+        self._measured = timeline.costs
         self.decision_ns, self.sync_ns = costs.decision_ns, costs.sync_ns
-        self._overlap, self._blocking_copies = overlap, blocking_copies
+        self._blocking_copies = blocking_copies
         self._waits_each_layer, self._synchronous = costs.waits_each_layer, costs.synchronous
         self._lost_beside_copies = costs.lost_beside_copies
+        #: Without overlap, what was submitted last: all lanes are idle once it has ended.
         self._last: Span | None = None
+        self._add = timeline.add if overlap else self._add_last
         #: Of the last expert on the host.
         self._host_layer = -1
         self.load_path = (_DISK, _H2D) if host_memory is not None else (_H2D,)
@@ -99,7 +99,7 @@ class SimulatedMachine:
         self._prices: dict[Lane, dict[Hashable, tuple[int, int, int]]] = {lane: {} for lane in Lane}
         #: Prefetches that have not begun, each with the instant from which on it can; and what they
         #: have in common: client and chunks.
-        self._queue: deque[tuple[Op, int]] = deque()
+        self._queue: list[tuple[Op, int]] = []
         self._request: tuple[TransferClient, int]
         #: The prefetch that goes in chunks and has begun.
         self._begun: _Begun | None = None
@@ -258,7 +258,7 @@ class SimulatedMachine:
         not_before_ns: int = 0, moved_bytes: int = 0,
     ) -> Span:  # fmt: skip
         """Put an operation behind its lane's last: submitted at ``since_ns``, ended not before."""
-        if not self._overlap and self._last is not None:
+        if self._last is not None:
             after = (*after, self._last)
         start = free = self._free[lane]
         cause, late, behind = "", 0, 0
@@ -280,9 +280,12 @@ class SimulatedMachine:
             end = not_before_ns
         self._free[lane] = end
         span = Span(op, lane, start, end, start - free - late, cause, late, moved_bytes)
-        self._last = span
         self._add(span)
         return span
+
+    def _add_last(self, span: Span) -> None:
+        self._last = span
+        self.timeline.add(span)
 
     def _beside_copies(self, start_ns: int, alone_ns: int) -> int:
         """How much longer the device takes for copies that are queued when it begins."""
@@ -299,19 +302,22 @@ class SimulatedMachine:
         since_ns: Sequence[int] = (),
     ) -> None:
         """Queue prefetches in place of those that have not begun by now."""
-        now = self._now
-        if self._queue and self.timeline.keeping:
-            ops = list(ops)
-            self.timeline.dropped([op for op, _ in self._queue if op not in ops], now)
-        since = [max(now, ns) for ns in since_ns] if since_ns else repeat(now)
-        self._queue = deque(zip(ops, since, strict=False))
+        before, now = self._queue, self._now
+        if since_ns:
+            since = [max(now, ns) for ns in since_ns]
+            self._queue = list(zip(ops, since, strict=True))
+        else:
+            self._queue = [(op, now) for op in ops]
+        if before and self.timeline.keeping:
+            kept = [op for op, _ in self._queue]
+            self.timeline.dropped([op for op, _ in before if op not in kept], now)
         self._request = client, chunks
 
     def cancel(self, layer: int) -> int:
         """Drop prefetches that have not begun by now."""
         queued = self._queue
         if queued:
-            self._queue = deque([entry for entry in queued if entry[0].layer > layer])
+            self._queue = [entry for entry in queued if entry[0].layer > layer]
             if self.timeline.keeping:
                 dropped = [op for op, _ in queued if op.layer <= layer]
                 self.timeline.dropped(dropped, self._now)
@@ -332,14 +338,14 @@ class SimulatedMachine:
             else:
                 op, since_ns = self._queue[0]
                 start = max(self._free[self._first_lane(op)], since_ns)
-            if not self._overlap and self._last is not None:  # every lane must be idle
+            if self._last is not None:
                 start = max(start, cast(int, self._last.end_ns))
             if start >= self._now:
                 return
             if begun is not None:
                 self._next_chunk(begun, start)
                 continue
-            self._queue.popleft()
+            del self._queue[0]
             after = client.claim(op, start)
             if after is None:
                 continue

@@ -119,6 +119,8 @@ class ExpertCache:
         self.slots = sum(slots)
         self._tier, self._record_bytes = tier, record_bytes
         self._experts = experts
+        #: Each layer's keys.
+        self._rows = [slice(n * experts, (n + 1) * experts) for n in range(shape.num_layers)]
         total = shape.num_layers * experts
         self._slot_of = [-1] * total
         self._owner_of = [-1] * self.slots
@@ -126,7 +128,7 @@ class ExpertCache:
         self._reader: list[Span | None] = [None] * total
         # Changes go key by key, most questions too; some are put to all keys at once.
         #: Who has a slot, complete or arriving; for others to read.
-        self._held, self.held_all = _flags(total)
+        self.held, self.held_all = _flags(total)
         self._ready_ns, self._ready_all = _instants(total)
         #: The keys that the layer in hand has chosen, and those of them whose computation was
         #: submitted: few.
@@ -147,7 +149,7 @@ class ExpertCache:
         self._pool_of = [self._pools[0]] * total
         if scope == "layer":
             for pool, layer in zip(self._pools, shape.moe_layers, strict=True):
-                self._pool_of[self._row(layer)] = [pool] * experts
+                self._pool_of[self._rows[layer]] = [pool] * experts
         #: Slots that were let go: where they will be free, and their last use.
         self._draining: list[tuple[int, _Pool, Span]] = []
         self._charged: set[int] = set()
@@ -167,23 +169,14 @@ class ExpertCache:
         first = layer * self._experts
         return [first + expert for expert in experts]
 
-    def _row(self, layer: int) -> slice:
-        first = layer * self._experts
-        return slice(first, first + self._experts)
-
     def whereabouts(self, layer: int, now_ns: int) -> Whereabouts:
         """Where the experts of a layer are at this instant."""
-        row = self._row(layer)
-        return Whereabouts(self._ready_ns[row], self._held[row], now_ns)
+        row = self._rows[layer]
+        return Whereabouts(self._ready_ns[row], self.held[row], now_ns)
 
     def holds(self, key: int) -> bool:
         """Whether the expert has a slot, complete or arriving."""
         return self._slot_of[key] >= 0
-
-    def absent(self, keys: Iterable[int]) -> list[int]:
-        """Those of some experts that have no slot, in their order."""
-        slot_of = self._slot_of
-        return [key for key in keys if slot_of[key] < 0]
 
     def has_come(self, key: int) -> bool:
         """Whether it is known when the expert is, or was, complete."""
@@ -204,7 +197,7 @@ class ExpertCache:
     def has_free_slot(self, key: int, now_ns: int) -> bool:
         """Whether the expert could be placed at this instant without an eviction."""
         pool = self._pool_of[key]
-        if not pool.free:
+        if self._draining and not pool.free:
             # One, for the claim that follows: the others were not free at every earlier instant,
             # at which a prefetch may yet have had its turn.
             for entry in self._draining:
@@ -292,7 +285,7 @@ class ExpertCache:
 
     def _pool_row(self, incoming: int) -> slice:
         """Keys whose experts may be in the slots of the incoming one's pool."""
-        return slice(None) if self.scope == "global" else self._row(incoming // self._experts)
+        return slice(None) if self.scope == "global" else self._rows[incoming // self._experts]
 
     def _over_keys(self, row: slice, mask: Mask) -> Mask:
         """A mask of some keys as one of all."""
@@ -321,12 +314,12 @@ class ExpertCache:
             slot = slot_of[victim]
             if slot < 0 or (victim in self._pinned and victim not in self._computed):
                 raise IntegrityError(f"expert {victim} cannot be evicted: not resident, or in use")
-            self._held[victim] = False
+            self.held[victim] = False
             self._computed.discard(victim)
             slot_of[victim] = -1
             self._ready_ns[victim] = NEVER
             self._pool_of[victim].flags[victim] = False
-        self._held[key] = True
+        self.held[key] = True
         slot_of[key] = slot
         self._owner_of[slot] = key
         self._reader[key] = None
@@ -334,12 +327,12 @@ class ExpertCache:
 
     def let_go(self, key: int, last_use: Span) -> None:
         """The expert is gone; its slot is free when its last use has ended."""
-        if not self._held[key]:
+        if not self.held[key]:
             raise IntegrityError(f"expert {key} has no slot to let go")
         pool = self._pool_of[key]
         pool.flags[key] = False
         self._draining.append((self._slot_of[key], pool, last_use))
-        self._held[key] = False
+        self.held[key] = False
         self._computed.discard(key)
         self._slot_of[key], self._reader[key] = -1, None
         self._ready_ns[key] = NEVER

@@ -329,7 +329,7 @@ class LowestAverageScore(Eviction):
         iteration = self._seen[layer]
         self._seen[layer] = iteration + 1
         latest, total = self._rows[layer][iteration % terms], self._sums[layer]
-        latest[:] = scores_TE if len(scores_TE) == 1 else scores_TE.mean(axis=0)
+        latest[...] = scores_TE if len(scores_TE) == 1 else scores_TE.mean(axis=0)
         np.add.reduce(self._history[layer], axis=0, out=total)
         if iteration + 1 < terms:
             total *= terms / (iteration + 1)

@@ -36,7 +36,7 @@ def transfers(cache) -> Transfers:
 def computed(transfers: Transfers, cache: ExpertCache) -> Span:
     """The expert is fetched for one use, which is submitted before it has come."""
     key = cache.key(LAYER, EXPERT)
-    (loading,) = transfers.demand([Fetch(LAYER, EXPERT, keep=False)])
+    loading = transfers.demand([Fetch(LAYER, EXPERT, keep=False)])[EXPERT]
     transfers.under_way(Op(OpKind.LOAD, LAYER, (), (EXPERT,)), loading)
     cache.pin([key])
     reads = Span(Op(OpKind.EXPERT, LAYER, (1,), (EXPERT,)), Lane.DEVICE)

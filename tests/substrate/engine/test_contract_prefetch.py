@@ -2,6 +2,7 @@
 
 import pytest
 
+from moebench.substrate.engine import operations
 from moebench.substrate.engine.decisions import Fetch, fetches
 from moebench.substrate.errors import UsageError
 from moebench.substrate.machines.protocol import OpKind
@@ -211,3 +212,19 @@ def test_an_expert_that_left_before_its_layer_came_is_fetched_and_counted_again(
     assert evicted(ran)[:3] == [(8 + 3, 8 + 1), (4 + 2, 8 + 3), (8 + 3, 8 + 0)]
     counts = ran.counts["prefill"]
     assert (counts.prefetched, counts.prefetched_used) == (2, 1)
+
+
+@pytest.mark.parametrize("wanted", [2, Fetch(None, 2)])
+def test_what_is_no_fetch_is_not_taken_for_one_of_common_weights(wanted):
+    made = system(place=FOUR_PLACED, prefetch=Asks(wanted={0: [wanted]}))
+    with pytest.raises(TypeError):
+        run(made, model_of(TWO, [CALM[:2]]), slots=8)
+
+
+def test_of_experts_operations_so_many_are_kept(monkeypatch):
+    usual = operations._ExpertOps(OpKind.EXPERT)
+    monkeypatch.setattr(operations, "_KEPT", 2)
+    few = operations._ExpertOps(OpKind.EXPERT)
+    keys = [(layer, expert, 1) for layer in range(2) for expert in range(3)]
+    assert [few[key] for key in keys] == [usual[key] for key in keys]
+    assert len(few) == 2
