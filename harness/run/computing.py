@@ -72,8 +72,12 @@ class Computing(OnEngine):
         self.checkpoint.close()
 
     def other(self, spec: RunSpec) -> dict[str, Any]:
-        """What of this run is another under another spec of the same weights and questions."""
-        system = spec.make_system()
+        """What of this run is another under another spec of the same weights and questions.
+
+        Raises:
+            UsageError: its system decides by what comes next.
+        """
+        system = computing_system(spec)
         own = {"profile": profile_hash(spec), "system": system_hash(system)}
         shared = {k: v for k, v in self.hashes.items() if not k.startswith("calibration")}
         hashes = shared | own | calibration.identity(spec, system, self.data_dir)

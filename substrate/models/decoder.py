@@ -279,8 +279,13 @@ class Decoder:
             return self._numpy(self._layers[later].gated(self._y)[1])
         if lookahead is Lookahead.GATE:
             return self._numpy(self._scored(later, self._x)[2])
-        if lookahead is not Lookahead.LAYER:
+        if lookahead in (Lookahead.SHARED, Lookahead.SHARED_RESIDUAL):
             return self._numpy(self._scored(later, self._unattended(later, lookahead))[2])
+        if lookahead is not Lookahead.LAYER:
+            raise UsageError(
+                f"layer {layer} computes no prediction of kind {lookahead}: it is known where "
+                "recorded routing is replayed"
+            )
         if later != layer + 1:
             raise UsageError(f"layer {layer} cannot run layer {later} ahead: others are between")
         exact, mixed, block = False, self._x, self._block

@@ -97,7 +97,11 @@ class Model(Protocol):
         """The feed-forward block of a layer without routed experts."""
 
     def predict(self, layer: int, later: int, done: Sequence[int], lookahead: Lookahead) -> Scores:
-        """Scores ``[T, E]`` that a later layer's gate would give, from the experts ``done``."""
+        """Scores ``[T, E]`` that a later layer's gate would give, from the experts ``done``.
+
+        Raises:
+            UsageError: this model makes no predictions of that kind.
+        """
 
     def route_ahead(self, layer: int, ids_TK: Ids) -> None:
         """Route ``layer`` one layer early: by its gate on the state that the current one has read.

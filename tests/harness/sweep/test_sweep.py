@@ -121,6 +121,16 @@ def test_a_session_opened_once_has_the_identity_of_one_opened_alone(
         assert opened.session(spec).run_id == prepare(spec, None).run_id
 
 
+@pytest.mark.parametrize("first", ["moe-ondemand", "pregated-moe"])
+def test_what_must_know_the_future_is_refused_wherever_it_stands_in_its_group(first: str) -> None:
+    called = sweep("--systems", f"{first},pregated-moe,belady,moe-ondemand")
+    assert called.code == 1, called.err
+    runs = Store(Path(".moebench")).runs()
+    assert [document["spec"]["system"] for document in runs] == ["moe-ondemand"]
+    for name in ("pregated-moe", "belady"):
+        assert f"{name} must know which experts come next: replay recorded routing" in called.err
+
+
 def test_a_measured_cell_is_measured_once() -> None:
     axes = ("--systems", "moe-ondemand", "--machines", "local", "--cache-ratios", "0.3")
     assert sweep(*axes, "--settings", "S3").code == 0

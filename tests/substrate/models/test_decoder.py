@@ -326,6 +326,17 @@ def test_what_lookahead_ignores_is_what_it_is_blind_to(lookahead, directories):
 # ------------------------------------------------------------------------------ what it refuses
 
 
+@pytest.mark.parametrize("kind", [Lookahead.EXACT, Lookahead.NONE])
+def test_what_a_later_gate_will_choose_is_not_computed(kind, decoders):
+    decoder = decoders["mixtral"]
+
+    def predict(layer: int, gate: Gate, active: dict[int, int]) -> None:
+        decoder.predict(layer, layer + 1, [], kind)
+
+    with pytest.raises(UsageError, match=f"no prediction of kind {kind}"):
+        run(decoder, PROMPTS, 1, before_combine=predict)
+
+
 @pytest.mark.parametrize(
     ("prompts", "new_tokens", "said"),
     [
