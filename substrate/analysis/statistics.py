@@ -96,7 +96,8 @@ def mean_cosine(use_NLE: np.ndarray) -> float:
     # The squared length of a sum of N unit vectors is N plus twice the cosines of all pairs.
     squared_L = (unit_NLE.sum(0) ** 2).sum(1)
     texts = len(use_NLE)
-    return float(np.mean(squared_L - texts) / (texts * (texts - 1)))
+    # Of texts that share nothing, rounding would leave something below 0.
+    return max(float(np.mean(squared_L - texts) / (texts * (texts - 1))), 0.0)
 
 
 def affinity(sequences: Sequence[RoutedSequence], num_experts: int) -> np.ndarray:

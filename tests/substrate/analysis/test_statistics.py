@@ -330,4 +330,4 @@ def test_names_of_experts_do_not_matter(
             *concentration_within(of, experts).values(),
         ]
 
-    np.testing.assert_allclose(found(renamed), found(sequences))
+    np.testing.assert_allclose(found(renamed), found(sequences), atol=1e-12)
