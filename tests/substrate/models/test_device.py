@@ -144,7 +144,7 @@ def test_predictions_and_states_are_read_back_by_its_device(checkpoint) -> None:
         if shape.shared_width:
             decoder.shared(first)
         for lookahead in Lookahead:
-            if lookahead not in (Lookahead.EXACT,):
+            if lookahead not in (Lookahead.NONE, Lookahead.EXACT):
                 scores = decoder.predict(first, first + 1, active[:1], lookahead)
                 assert scores.shape == (len(PROMPTS[0]), shape.num_experts)
         decoder.route_ahead(first + 1, gate.ids_TK)
