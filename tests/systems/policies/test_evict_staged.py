@@ -137,7 +137,7 @@ def run(seed: int, slots: int, staging: int, place: object, rows: int = 1, passe
 @settings(max_examples=40, deadline=None)
 @given(st.integers(0, 999), st.integers(2, 4), st.integers(1, 4))
 def test_each_layer_holds_at_least_what_lru_of_its_share_would(seed, share, staging):
-    """Whichever of one token's experts came last: what a buffer still holds is used before loads."""
+    """Whichever expert of a token came last: what a buffer still holds is used before loads."""
     model, steps, made = run(seed, 3 * share + staging, staging, PlaceLastIds())
     for layer in model.moe_layers:
         last_use = {e: e - 6 for e in range(6 - share, 6)}  # placed in this order
