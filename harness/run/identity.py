@@ -1,8 +1,14 @@
-"""What determines a run's figures: its spec, the code, and the content of everything it reads."""
+"""Run ids: hashes of a run's spec, of the code, and of the content of everything that it reads.
+
+Code is hashed as syntax trees without docstrings and comments: rewriting prose changes no id.
+`results/equivalent.json` maps hashes of refactored code to the hashes of the code that it replaces,
+so that stored runs keep their ids; `python -m benchmarks.equivalent` writes it.
+"""
 
 import ast
 import hashlib
 import importlib.util
+import json
 import sys
 from collections.abc import Iterator
 from datetime import UTC, datetime
@@ -21,21 +27,42 @@ from moebench.systems.native.base import NativeSystem
 SHARED = ("substrate", "workloads", "harness/run")
 _SHARED_MODULES = ("moebench.substrate", "moebench.workloads", "moebench.harness")
 _INSTALLED = ("site-packages", "dist-packages")
+_ROOT = Path(__file__).parents[2]
 
 
 @lru_cache
 def code_hash() -> str:
-    """A hash of the modules that any result may depend on: of this version in effect."""
-    root = Path(__file__).parents[2]
-    digest = hashlib.sha256()
-    for package in SHARED:
-        for path in sorted((root / package).rglob("*.py")):
-            digest.update(path.relative_to(root).as_posix().encode() + path.read_bytes())
-    return digest.hexdigest()[:16]
+    """Hash of the modules that any result may depend on, or the hash that it is equivalent to."""
+    computed = shared_code_hash()
+    return _equivalents()["code"].get(computed, computed)
 
 
 def system_hash(system: System | NativeSystem) -> str:
-    """A hash of the modules that define a system and its policies, and of what these import.
+    """Hash of the modules of a system and its policies, or the hash that it is equivalent to."""
+    computed = system_code_hash(system)
+    return _equivalents()["systems"].get(computed, computed)
+
+
+@cache
+def _equivalents() -> dict[str, dict[str, str]]:
+    """By kind of hash, the hashes of code that computes the same figures as earlier code."""
+    file = _ROOT / "results" / "equivalent.json"
+    found: dict[str, dict[str, str]] = json.loads(file.read_text(encoding="utf-8"))
+    return found
+
+
+def shared_code_hash() -> str:
+    """Hash of the modules in `SHARED` as they are, without regard to equivalent code."""
+    digest = hashlib.sha256()
+    for name in SHARED:
+        place = _ROOT / name
+        for path in [place] if place.suffix else sorted(place.rglob("*.py")):
+            digest.update(path.relative_to(_ROOT).as_posix().encode() + _code(path.read_bytes()))
+    return digest.hexdigest()[:16]
+
+
+def system_code_hash(system: System | NativeSystem) -> str:
+    """Hash of the modules that define a system and its policies, and of what these import.
 
     Of ours, the modules of `moebench.systems`; of a user's own, all that are not installed; of an
     installed package that a system or policy is from, its own modules.
@@ -49,7 +76,7 @@ def system_hash(system: System | NativeSystem) -> str:
         _collect(module, packages, found)
     digest = hashlib.sha256()
     for name, source in sorted(found.items()):
-        digest.update(name.encode() + source)
+        digest.update(name.encode() + _code(source))
     return digest.hexdigest()[:16]
 
 
@@ -115,12 +142,52 @@ def _found(module: str) -> ModuleSpec | None:
 
 
 @cache
-def _imports(source: bytes, package: str) -> tuple[str, ...]:
-    """Names of modules that may be imported; an attribute looks like a module here.
+def _code(source: bytes) -> bytes:
+    """A module's code in a form that no docstring, comment, layout or Python version changes.
 
-    Kept, because every cell of a sweep asks for the same modules, and parsing them takes 10 to
-    50 ms.
+    A module that cannot be parsed stands for itself.  Cached, because every cell of a sweep needs
+    the same modules, and parsing them takes 10 to 50 ms; so is `_imports`.
     """
+    try:
+        parts: list[str] = []
+        _write(ast.parse(source), parts)
+        return "".join(parts).encode(errors="surrogatepass")
+    except (SyntaxError, ValueError):
+        return source
+
+
+_DOCUMENTED = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
+
+
+def _write(node: object, parts: list[str]) -> None:
+    """Append a syntax tree as text, without docstrings and without fields that are empty.
+
+    Python versions add fields (``type_params``) and leave others out where they are empty;
+    `ast.dump` shows both differently from version to version.
+    """
+    if not isinstance(node, ast.AST):
+        parts.append(repr(node))
+        return
+    parts.append(f"{type(node).__name__}(")
+    for name in node._fields:
+        value = getattr(node, name, None)
+        if isinstance(value, list):
+            if name == "body" and isinstance(node, _DOCUMENTED) and ast.get_docstring(node, False):
+                value = value[1:]
+            if isinstance(node, ast.JoinedStr):  # Python 3.12.1 puts empty texts between fields
+                value = [one for one in value if getattr(one, "value", None) != ""]
+            for one in value:
+                parts.append(f"{name}:")
+                _write(one, parts)
+        elif value is not None and name != "ctx":  # it follows from where a name stands
+            parts.append(f"{name}=")
+            _write(value, parts)
+    parts.append(")")
+
+
+@cache
+def _imports(source: bytes, package: str) -> tuple[str, ...]:
+    """Names of modules that may be imported; an attribute looks like a module here."""
     try:
         return tuple(_names(ast.parse(source), package))
     except (SyntaxError, ValueError):  # imported only where that is expected

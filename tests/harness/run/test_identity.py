@@ -1,6 +1,7 @@
 """What a run's id depends on: its spec, the code, and its system with all that this imports."""
 
 import json
+import re
 import shutil
 import subprocess
 import sys
@@ -147,6 +148,7 @@ FILES = {
 from dataclasses import dataclass, field
 
 import json
+import re
 import loose.part
 from beside.part import LIMIT
 from helper import Evict
@@ -220,7 +222,7 @@ def test_everything_that_a_system_of_ones_own_imports_counts(own: Path) -> None:
     before = system_hash(system)
     seen = {before}
     for name in FILES:
-        (own / name).write_text(FILES[name] + "\n# edited\n")
+        (own / name).write_text(FILES[name] + "\nEDITED = 1\n")
         after = system_hash(system)
         assert (after != before) == (name in COUNT), name
         seen.add(after)
@@ -241,3 +243,52 @@ def test_a_policy_counts_with_the_system_that_uses_it() -> None:
     plain = system_hash(build("smoe"))
     assert system_hash(build("smoe", {"evict": "arc"})) != plain
     assert system_hash(build("smoe", {"alpha": "0.5"})) == plain  # options are the spec's
+
+
+# --------------------------------------------------------------------------- code without prose
+
+CODE = b'''"""A module."""
+def f(x):
+    """What it does."""
+    return f"{x}:{x!r}"  # why
+'''
+
+
+@pytest.mark.parametrize(
+    ("rewritten", "same"),
+    [
+        (b'def f(x):\n    return f"{x}:{x!r}"\n', True),
+        (CODE.replace(b"What", b"Says what"), True),
+        (CODE.replace(b"\n", b"\r\n"), True),
+        (CODE.replace(b"def f(x):\n", b"def f(\n    x,\n):\n"), True),
+        (CODE.replace(b"return", b"x = x\n    return"), False),
+        (CODE.replace(b"{x!r}", b"{x}"), False),
+        (CODE.replace(b'{x!r}"', b'{x!r}."'), False),
+        (CODE.replace(b"def f(x)", b"def f(x=None)"), False),
+        (b"def f(", False),
+    ],
+)
+def test_prose_and_layout_are_no_code(rewritten: bytes, same: bool) -> None:
+    assert (identity._code(rewritten) == identity._code(CODE)) is same
+
+
+def test_equivalent_code_keeps_its_hash(monkeypatch: pytest.MonkeyPatch) -> None:
+    known = {"code": {identity.shared_code_hash(): "0ld"}, "systems": {}}
+    monkeypatch.setattr(identity, "_equivalents", lambda: known)
+    identity.code_hash.cache_clear()
+    try:
+        assert code_hash() == "0ld"
+        assert system_hash(build("smoe")) == identity.system_code_hash(build("smoe"))
+    finally:
+        identity.code_hash.cache_clear()
+
+
+def test_the_committed_map_is_of_this_code() -> None:
+    """A change of a figure takes lines of the map away; one of prose needs none."""
+    known = json.loads((ROOT / "results" / "equivalent.json").read_text())
+    hashes = [new for kind in known.values() for new in kind] + [
+        old for kind in known.values() for old in kind.values()
+    ]
+    assert all(re.fullmatch("[0-9a-f]{16}", one) for one in hashes)
+    chained = [old for kind in known.values() for new, old in kind.items() if old in kind]
+    assert chained == []

@@ -1,0 +1,82 @@
+"""Records that this checkout computes the same figures as an earlier one, so that run ids stay.
+
+    python -m benchmarks.golden ...                 # first: no figure differs from OLD's
+    python -m benchmarks.equivalent OLD             # OLD: a checkout of the earlier code
+
+Writes `results/equivalent.json`: the hashes of this checkout's shared code and of each system, with
+the hash under which OLD stores the same runs.  Lines of versions in between are dropped.
+"""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+FILE = Path(__file__).parents[1] / "results" / "equivalent.json"
+
+#: Prints the hashes of the code that is imported: of the shared modules, and of each system as it
+#: is and with each one decision swapped.  Argument: ``effective`` or ``code``, see `hashes`.
+SCRIPT = """
+import json, sys
+from moebench.harness.run import identity
+from moebench.substrate.errors import MoeBenchError
+from moebench.systems.options import build, build_native
+from moebench.systems.registry import NATIVE, POLICIES, SHIPPED, SYSTEMS
+
+effective = sys.argv[1] == "effective"
+code = identity.code_hash if effective else identity.shared_code_hash
+system = identity.system_hash if effective else identity.system_code_hash
+found = {name: system(build_native(name, {})) for name in NATIVE}
+swaps = [{}] + [{decision: name} for decision, names in POLICIES.items() for name in names]
+for variant, names in (("published", SYSTEMS), ("shipped", SHIPPED)):
+    for name in names:
+        for swap in swaps:
+            try:
+                found[f"{name} {variant} {swap}"] = system(build(name, swap, variant))
+            except MoeBenchError:  # this system cannot have that policy
+                continue
+print(json.dumps({"code": {"shared": code()}, "systems": found}))
+"""
+
+Hashes = dict[str, dict[str, str]]
+
+
+def hashes(checkout: Path, which: str) -> Hashes:
+    """Hashes of a checkout: ``effective``, as run ids hold them, or of its ``code`` as it is."""
+    done = subprocess.run(
+        [sys.executable, "-c", SCRIPT, which], cwd=checkout, capture_output=True, text=True,
+        check=True, env={**os.environ, "PYTHONPATH": str(checkout)},
+    )  # fmt: skip
+    found: Hashes = json.loads(done.stdout)
+    return found
+
+
+def equivalent(new: Hashes, old: Hashes) -> Hashes:
+    """Return by kind the old hash of each new one.
+
+    Raises:
+        ValueError: equal new hashes stand for different old ones, or a system is gone.
+    """
+    found: Hashes = {}
+    for kind, names in old.items():
+        found[kind] = {}
+        for name, hashed in names.items():
+            if name not in new[kind]:
+                raise ValueError(f"{name}: it has no hash in the new checkout")
+            replaced = found[kind].setdefault(new[kind][name], hashed)
+            if replaced != hashed:
+                raise ValueError(f"{name}: {new[kind][name]} already replaces {replaced}")
+    return found
+
+
+def main(old: str) -> int:
+    """Write the map."""
+    found = equivalent(hashes(FILE.parents[1], "code"), hashes(Path(old).resolve(), "effective"))
+    FILE.write_text(json.dumps(found, indent=1, sort_keys=True) + "\n", encoding="utf-8")
+    print(f"{FILE.name}: {sum(map(len, found.values()))} hashes")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(*sys.argv[1:]))
