@@ -1,0 +1,1 @@
+"""Golden comparisons: does a checkout say and compute exactly what another one does?"""
