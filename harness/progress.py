@@ -13,7 +13,7 @@ from typing import Any
 
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from moebench.substrate.phases import listening
+from moebench.substrate.progress_events import listening
 
 #: A phase that lasts longer is named; a silence that lasts longer is broken.
 NAMED_S, SILENT_S = 2.0, 10.0

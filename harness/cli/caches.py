@@ -36,7 +36,7 @@ def caches(
     """Count how often cache policies hit on recorded routing; nothing is run or timed."""
     from moebench.harness import console
     from moebench.substrate.analysis.cache_counts import hit_rate
-    from moebench.substrate.engine.cache_replay import topology
+    from moebench.substrate.analysis.cache_replay import topology
     from moebench.substrate.traces.catalogue import find_trace
     from moebench.substrate.traces.file import open_trace
     from moebench.substrate.traces.replay import routing

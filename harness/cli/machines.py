@@ -132,7 +132,7 @@ def _effects(
 def _show(machine: str, effects: "list[Effect]", as_json: bool) -> None:
     from moebench.harness import console
     from moebench.harness.run.interval import MOVED, combined
-    from moebench.substrate.machines.ranges import ASSUMED
+    from moebench.substrate.machines.profile_ranges import ASSUMED
 
     def size(one: "Effect") -> float:
         return max(one.size(latency) for latency in MOVED)

@@ -7,8 +7,8 @@ from typing import Any
 
 from moebench.harness import console
 from moebench.substrate.errors import InputError, UsageError
-from moebench.substrate.machines.fields import FIELDS
 from moebench.substrate.machines.profile import DEFAULT_SOFTWARE, HardwareProfile, load_profile
+from moebench.substrate.machines.profile_fields import FIELDS
 from moebench.substrate.machines.quantity import Quantity
 
 

@@ -11,7 +11,7 @@ from moebench.harness.options import find_data_dir, parse_overrides, require_wri
 from moebench.harness.run.spec import RunSpec, resolve
 from moebench.results.store import Store
 from moebench.substrate.errors import MoeBenchError, UsageError
-from moebench.substrate.phases import tell
+from moebench.substrate.progress_events import tell
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,7 +25,7 @@ from moebench.harness.run.spec import RunSpec
 from moebench.substrate.engine.loop import Engine
 from moebench.substrate.engine.records import Generation
 from moebench.substrate.models.decoder import Decoder
-from moebench.substrate.phases import tell
+from moebench.substrate.progress_events import tell
 from moebench.workloads.example import Example
 from moebench.workloads.likelihood import choose
 from moebench.workloads.workload import Workload

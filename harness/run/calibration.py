@@ -36,7 +36,7 @@ from moebench.substrate.errors import UsageError
 from moebench.substrate.models.decoder import Decoder
 from moebench.substrate.models.sensitivity import DifferentiableDecoder
 from moebench.substrate.models.shape import ModelShape
-from moebench.substrate.phases import tell
+from moebench.substrate.progress_events import tell
 from moebench.substrate.terms import LOOKAHEADS, WORDS, Learnt, Lookahead, RoutedSequence
 from moebench.substrate.traces.catalogue import find_trace
 from moebench.substrate.traces.file import TraceFile, open_trace

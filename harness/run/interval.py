@@ -2,7 +2,8 @@
 
 Method.  The first tokens of the run's first batch are recorded, gate scores and predictions: every
 replay is routed alike.  They are replayed on the profile as it is, and for each uncertain
-number (`substrate.machines.ranges`) at both ends of its range, all others as they are.  The system
+number (`substrate.machines.profile_ranges`) at both ends of its range, all others as they are.  The
+system
 decides anew in each replay, as it would on that machine.  Each number then moves TPOT and TTFT by
 some share; the numbers are taken as independent, so their shares add up as the root of the sum of
 squares, upwards and downwards by themselves.  These shares of the short piece are applied to the
@@ -25,7 +26,7 @@ from moebench.harness.run.calibration import calibrate
 from moebench.harness.run.session import Session
 from moebench.harness.run.stage import memory_for, simulated
 from moebench.substrate.machines.profile import HardwareProfile, ProfileBadge, load_profile
-from moebench.substrate.machines.ranges import Uncertain, moved, uncertain
+from moebench.substrate.machines.profile_ranges import Uncertain, moved, uncertain
 from moebench.substrate.models.protocol import Model
 from moebench.substrate.traces.passes import Recorder, RoutingTrace, TracedModel, pass_steps
 

@@ -17,6 +17,7 @@ from moebench.substrate.engine.loop import Engine
 from moebench.substrate.engine.records import Generation
 from moebench.substrate.engine.system import System
 from moebench.substrate.errors import BudgetError, UsageError
+from moebench.substrate.files_read import use
 from moebench.substrate.machines.local import LocalMachine
 from moebench.substrate.machines.records import (
     READS_IN_FLIGHT,
@@ -36,7 +37,6 @@ from moebench.substrate.models.formats import format_of
 from moebench.substrate.models.protocol import Model
 from moebench.substrate.models.shape import ModelShape
 from moebench.substrate.models.weights import Checkpoint
-from moebench.substrate.used import use
 from moebench.systems.policies.assign import LoadAll
 
 #: What a local machine computes in; and what it keeps experts in, unless they are quantised.

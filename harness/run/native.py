@@ -28,11 +28,11 @@ from moebench.harness.run.spec import RunSpec
 from moebench.harness.run.stage import memory_for
 from moebench.substrate.engine.records import Generation
 from moebench.substrate.errors import NotApplicableError
+from moebench.substrate.files_read import use
 from moebench.substrate.machines.profile import DEFAULT_SOFTWARE
 from moebench.substrate.machines.timeline import Timeline
 from moebench.substrate.models.weights import Checkpoint
-from moebench.substrate.phases import tell
-from moebench.substrate.used import use
+from moebench.substrate.progress_events import tell
 from moebench.systems.native.base import LOCAL, Job, NativeSystem
 from moebench.systems.native.limits import Limit
 from moebench.systems.native.process import NativeProcess

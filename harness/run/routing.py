@@ -21,6 +21,7 @@ from moebench.harness.run.identity import code_hash
 from moebench.harness.run.live import prompts_of
 from moebench.harness.run.spec import RunSpec, recorded_texts
 from moebench.substrate.errors import UsageError
+from moebench.substrate.files_read import use
 from moebench.substrate.models.catalogue import model_shape
 from moebench.substrate.traces.catalogue import find_trace
 from moebench.substrate.traces.file import Header, TraceFile, open_trace
@@ -31,7 +32,6 @@ from moebench.substrate.traces.recordings import (
     write_texts,
 )
 from moebench.substrate.traces.synthesis import Synthesis, Topology, drawn_header, synthesize
-from moebench.substrate.used import use
 from moebench.systems.learn.artefacts import content_hash
 from moebench.workloads.draw import PromptSet
 

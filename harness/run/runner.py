@@ -18,8 +18,8 @@ from moebench.harness.run.session import OnEngine, Outcome, Prepared, Session
 from moebench.harness.run.spec import RunSpec
 from moebench.harness.run.stage import Stage
 from moebench.substrate.engine.records import Generation
-from moebench.substrate.phases import tell
-from moebench.substrate.used import below, noting
+from moebench.substrate.files_read import below, noting
+from moebench.substrate.progress_events import tell
 from moebench.systems.options import describe
 
 __all__ = ["Outcome", "prepare", "run", "started"]

@@ -23,7 +23,7 @@ from moebench.harness.studies.calibrated_profile import profile_of
 from moebench.harness.studies.disk import disk_rates
 from moebench.substrate.engine.loop import Engine
 from moebench.substrate.machines.local import LocalMachine
-from moebench.substrate.machines.measured import Measured, Point, interpolated, shape_hash
+from moebench.substrate.machines.measured_times import Measured, Point, interpolated, shape_hash
 from moebench.substrate.machines.protocol import Lane, Op, OpKind, Span
 from moebench.substrate.machines.records import (
     DiskRecords,

@@ -10,7 +10,7 @@ import yaml
 from moebench.harness.run.provenance import processor
 from moebench.harness.studies.disk import BLOCKS
 from moebench.substrate.files import write_text
-from moebench.substrate.machines.measured import Measured
+from moebench.substrate.machines.measured_times import Measured
 from moebench.substrate.machines.protocol import OpKind
 from moebench.substrate.machines.records import available_bytes
 from moebench.substrate.models.expert_store import ALIGNMENT

@@ -1,7 +1,7 @@
 """FlashMoE's figures about caches, from recorded sequences ``[T, L, K]`` (§2.3, §4.3).
 
 One cache a layer, tokens one by one, a token's own experts protected, empty at the start (see
-`substrate.engine.cache_replay`).  Steps here are tokens, as in the paper.
+`substrate.analysis.cache_replay`).  Steps here are tokens, as in the paper.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -10,7 +10,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from moebench.substrate.engine.cache_replay import Replayed, Step, replay, token_steps, topology
+from moebench.substrate.analysis.cache_replay import Replayed, Step, replay, token_steps, topology
 from moebench.substrate.engine.decisions import Prompts
 from moebench.substrate.engine.policies import Eviction
 from moebench.substrate.memory.cache import ExpertCache, Mask

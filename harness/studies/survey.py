@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from moebench.substrate.errors import UsageError
-from moebench.substrate.machines.fields import FIELDS
 from moebench.substrate.machines.profile import HardwareProfile, load_profile, profile_names
+from moebench.substrate.machines.profile_fields import FIELDS
 from moebench.substrate.machines.quantity import Quantity
 
 #: What a program prints, or None where it is not there or fails.

@@ -3,7 +3,7 @@
 A *hit* is a chosen expert that has a slot when its layer's gate is known.  What differs is around
 it:
 
-- ``steps``: as a system without prefetching counts (`substrate.engine.cache_replay`,
+- ``steps``: as a system without prefetching counts (`substrate.analysis.cache_replay`,
   ``docs/caches.md``).  A step's experts are asked for together and protect each other; prefill and
   decode; sequences go through one cache.
 - ``requests``: the same, each request by itself, nothing protected: the textbook's cache.
@@ -19,7 +19,7 @@ from typing import Literal, get_args
 import numpy as np
 
 from moebench.substrate.analysis.bound import belady_misses
-from moebench.substrate.engine.cache_replay import Replayed, Step, replay, requests, token_steps
+from moebench.substrate.analysis.cache_replay import Replayed, Step, replay, requests, token_steps
 from moebench.substrate.engine.policies import Eviction
 from moebench.substrate.errors import UsageError
 from moebench.substrate.memory.cache import Scope

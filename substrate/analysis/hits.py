@@ -1,7 +1,7 @@
 """Hits of one small cache on recorded requests, for the routing statistics.
 
 A step's requests come in the order of their ids, none is pinned, and the cache starts empty.  What
-systems do with slots is in `substrate.memory.cache`; `substrate.engine.cache_replay` replays any
+systems do with slots is in `substrate.memory.cache`; `substrate.analysis.cache_replay` replays any
 policy.
 """
 

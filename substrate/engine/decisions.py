@@ -14,7 +14,7 @@ import numpy as np
 from moebench.substrate.machines.protocol import Lane
 from moebench.substrate.machines.timeline import Costs
 from moebench.substrate.memory.cache import Mask
-from moebench.substrate.memory.whereabouts import Whereabouts
+from moebench.substrate.memory.residency import Whereabouts
 from moebench.substrate.models.shape import ModelShape
 from moebench.substrate.terms import Ids, Phase, Scores
 

@@ -46,7 +46,7 @@ from moebench.substrate.machines.timeline import Timeline
 from moebench.substrate.memory.cache import ExpertCache
 from moebench.substrate.memory.capacity import Home
 from moebench.substrate.models.protocol import Model
-from moebench.substrate.phases import tell
+from moebench.substrate.progress_events import tell
 from moebench.substrate.terms import Gate, Phase
 
 #: An enum's member is looked up by a Python function, and these come with every layer.

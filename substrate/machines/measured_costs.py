@@ -4,7 +4,7 @@ from typing import Any
 
 from moebench.substrate.errors import UsageError
 from moebench.substrate.machines.costs import CostModel
-from moebench.substrate.machines.measured import Measured, interpolated, shape_hash
+from moebench.substrate.machines.measured_times import Measured, interpolated, shape_hash
 from moebench.substrate.machines.profile import HardwareProfile
 from moebench.substrate.machines.protocol import Lane, Op, OpKind
 from moebench.substrate.models.shape import ModelShape, Precision

@@ -20,7 +20,7 @@ from pydantic import BaseModel, Field, StrictBool, ValidationError, model_valida
 
 from moebench.substrate.errors import ProfileError, UnknownNameError, UsageError
 from moebench.substrate.files import brief, parse_yaml, read_text
-from moebench.substrate.machines.measured import Measured
+from moebench.substrate.machines.measured_times import Measured
 from moebench.substrate.machines.quantity import (
     Bandwidth,
     Compute,

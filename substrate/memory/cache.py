@@ -25,8 +25,8 @@ import numpy as np
 
 from moebench.substrate.errors import BudgetError, IntegrityError, UsageError
 from moebench.substrate.machines.protocol import Span
+from moebench.substrate.memory.residency import Whereabouts
 from moebench.substrate.memory.tier import Tier
-from moebench.substrate.memory.whereabouts import Whereabouts
 from moebench.substrate.models.shape import ModelShape
 
 Mask = np.ndarray

@@ -15,7 +15,7 @@ from typing import NamedTuple
 import numpy as np
 
 from moebench.substrate.errors import InputError
-from moebench.substrate.used import use
+from moebench.substrate.files_read import use
 
 
 class Artefact(NamedTuple):

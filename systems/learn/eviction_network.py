@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from moebench.substrate.engine.cache_replay import replay, topology
+from moebench.substrate.analysis.cache_replay import replay, topology
 from moebench.substrate.errors import UsageError
 from moebench.systems.learn.artefacts import Artefact, content_hash, kept
 from moebench.systems.learn.stacked import initial, train, validating

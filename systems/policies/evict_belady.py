@@ -55,7 +55,7 @@ class Belady(Eviction):
         if self.bypass and not self._may_refuse:
             raise UsageError(
                 "evict.bypass=true: on a device an expert needs a slot to be computed; bypass is "
-                "for counting hits only (substrate.engine.cache_replay)"
+                "for counting hits only (substrate.analysis.cache_replay)"
             )
         self._experts, self._now = shape.num_experts, 0
         total = shape.num_layers * shape.num_experts

@@ -6,7 +6,7 @@ from itertools import pairwise
 import pytest
 
 from moebench.harness.progress import NAMED_S, SILENT_S, Lines
-from moebench.substrate.phases import listening, tell
+from moebench.substrate.progress_events import listening, tell
 from tests.harness.commands import call
 
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from moebench.substrate.engine.cache_replay import replay, requests, topology
+from moebench.substrate.analysis.cache_replay import replay, requests, topology
 from moebench.substrate.engine.decisions import Plan, fetches
 from moebench.substrate.machines.protocol import OpKind
 from moebench.systems.moe_infinity_shipped import FewestVisits, QueueById, ShippedMoEInfinity

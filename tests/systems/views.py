@@ -9,8 +9,8 @@ from moebench.substrate.engine.decisions import Active, Fetch, ForwardPass, Laye
 from moebench.substrate.machines.protocol import Lane
 from moebench.substrate.machines.timeline import Costs
 from moebench.substrate.memory.cache import NEVER, ExpertCache, Scope
+from moebench.substrate.memory.residency import Whereabouts
 from moebench.substrate.memory.tier import Tier
-from moebench.substrate.memory.whereabouts import Whereabouts
 from moebench.substrate.models.shape import GateKind, ModelShape
 from moebench.substrate.terms import Phase
 

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 from moebench.substrate.analysis.cache_counts import hit_rate
+from moebench.substrate.analysis.cache_replay import topology
 from moebench.substrate.analysis.hits import lru_hits
 from moebench.substrate.analysis.statistics import hit_rates
-from moebench.substrate.engine.cache_replay import topology
 from moebench.substrate.errors import UsageError
 from moebench.substrate.terms import RoutedSequence
 from moebench.systems.registry import make

@@ -14,8 +14,8 @@ from moebench.harness.run.session import Session
 from moebench.harness.run.spec import resolve
 from moebench.reports.fidelity import TABLES
 from moebench.substrate.machines.profile import MACHINES, load_profile
+from moebench.substrate.machines.profile_ranges import Uncertain, uncertain
 from moebench.substrate.machines.quantity import Bandwidth
-from moebench.substrate.machines.ranges import Uncertain, uncertain
 from tests.harness import commands
 from tests.harness.commands import call, refused
 

@@ -6,8 +6,8 @@ from hypothesis import strategies as st
 
 from moebench.substrate.machines.costs import FUSED_TENSORS, CostModel
 from moebench.substrate.machines.profile import load_profile
+from moebench.substrate.machines.profile_ranges import moved
 from moebench.substrate.machines.protocol import Lane, Op, OpKind
-from moebench.substrate.machines.ranges import moved
 from moebench.substrate.models.catalogue import model_shape
 
 A6000 = load_profile("a6000")

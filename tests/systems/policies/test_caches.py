@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from moebench.substrate.engine.cache_replay import replay, requests, token_steps, topology
+from moebench.substrate.analysis.cache_replay import replay, requests, token_steps, topology
 from moebench.substrate.errors import UsageError
 from moebench.substrate.traces.catalogue import find_trace
 from moebench.substrate.traces.file import open_trace

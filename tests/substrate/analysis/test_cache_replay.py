@@ -6,7 +6,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from moebench.substrate.analysis.bound import belady_misses
-from moebench.substrate.engine.cache_replay import Replayed, replay, requests, token_steps, topology
+from moebench.substrate.analysis.cache_replay import (
+    Replayed,
+    replay,
+    requests,
+    token_steps,
+    topology,
+)
 from moebench.substrate.errors import BudgetError, UsageError
 from moebench.substrate.traces.passes import TracedModel, pass_steps
 from moebench.systems.options import build

@@ -7,8 +7,8 @@ from pydantic import ValidationError
 
 from moebench.substrate.errors import UsageError
 from moebench.substrate.machines.costs import CostModel
-from moebench.substrate.machines.measured import Measured, Point, interpolated, shape_hash
 from moebench.substrate.machines.measured_costs import MeasuredCosts, cost_model
+from moebench.substrate.machines.measured_times import Measured, Point, interpolated, shape_hash
 from moebench.substrate.machines.profile import HardwareProfile, load_profile
 from moebench.substrate.machines.protocol import Lane, Op, OpKind
 from moebench.substrate.machines.simulated import SimulatedMachine

@@ -1,8 +1,8 @@
 """Uncertain numbers of a profile: which they are, from where to where, and the profile moved."""
 
 from moebench.substrate.machines.profile import HardwareProfile, load_profile
+from moebench.substrate.machines.profile_ranges import moved, uncertain
 from moebench.substrate.machines.quantity import Bandwidth, Count, Efficiency, Power, Quantity
-from moebench.substrate.machines.ranges import moved, uncertain
 
 PROFILE = load_profile("a6000")
 

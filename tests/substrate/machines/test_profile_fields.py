@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from moebench.substrate.machines.fields import FIELDS, schema, table
+from moebench.substrate.machines.profile_fields import FIELDS, schema, table
 
 DOCUMENT = Path(__file__).parents[3] / "docs" / "machines.md"
 
