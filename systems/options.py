@@ -14,7 +14,6 @@ from moebench.substrate.engine.policies import Policy
 from moebench.substrate.engine.system import System
 from moebench.substrate.errors import UnknownNameError, UsageError
 from moebench.systems.native.base import NativeSystem
-from moebench.systems.own import check_class, guard, made
 from moebench.systems.registry import (
     DECISIONS,
     NATIVE,
@@ -23,6 +22,7 @@ from moebench.systems.registry import (
     policy_class,
     system_class,
 )
+from moebench.systems.user_classes import check_class, guard, made
 
 
 def build(

@@ -84,7 +84,7 @@ def _document(request: RunRequest, spec: RunSpec, data_dir: Path | None) -> dict
         from moebench.harness.run.session import Session
         from moebench.harness.sweep.worker import samples_of
         from moebench.results.samples import samples_of_run
-        from moebench.systems.own import blamed
+        from moebench.systems.user_classes import blamed
 
         session = prepare(spec, data_dir)
         stored = None if request.force or request.timeline else store.get(session.run_id)

@@ -14,6 +14,8 @@ from typing import Any
 
 from tokenizers import Tokenizer
 
+from moebench.harness.native.limits import Limit
+from moebench.harness.native.process import NativeProcess
 from moebench.harness.run import energy, measure, repetition
 from moebench.harness.run.accuracy import Accuracy
 from moebench.harness.run.answers import decoded, up_to
@@ -34,8 +36,6 @@ from moebench.substrate.machines.timeline import Timeline
 from moebench.substrate.models.weights import Checkpoint
 from moebench.substrate.progress_events import tell
 from moebench.systems.native.base import LOCAL, Job, NativeSystem
-from moebench.systems.native.limits import Limit
-from moebench.systems.native.process import NativeProcess
 from moebench.systems.native.sizes import parse_size
 from moebench.systems.options import build, describe
 from moebench.workloads.catalogue import workload

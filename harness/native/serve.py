@@ -1,6 +1,6 @@
 """A native system's process: reads orders line by line, runs the package, streams its tokens.
 
-    python -m moebench.systems.native.serve
+    python -m moebench.harness.native.serve
 
     stdin                                           stdout
     ─────                                           ──────

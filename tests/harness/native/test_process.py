@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
+from moebench.harness.native.limits import Limit
+from moebench.harness.native.process import NativeProcess, _remove_leftovers
 from moebench.substrate.errors import MoeBenchError
 from moebench.systems.native.base import Job
-from moebench.systems.native.limits import Limit
-from moebench.systems.native.process import NativeProcess, _remove_leftovers
 
 ORDER = {"prompts": [[1, 2], [3]], "new_tokens": 2, "end": None}
 
@@ -149,7 +149,7 @@ def test_a_limit_is_kept_and_released(tmp_path: Path) -> None:
 def test_where_no_control_group_can_be_made_a_resource_limit_holds(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("moebench.systems.native.limits._groups", list)
+    monkeypatch.setattr("moebench.harness.native.limits._groups", list)
     limit = Limit(50_000_000)
     with process(tmp_path, limit) as started:
         assert "imported" in started.receive()

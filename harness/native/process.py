@@ -15,9 +15,9 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+from moebench.harness.native.limits import Limit
 from moebench.substrate.errors import MoeBenchError
 from moebench.systems.native.base import Job
-from moebench.systems.native.limits import Limit
 
 #: How long it may take to end by itself once nothing more is asked of it, in seconds.
 _FAREWELL_S = 5.0
@@ -51,7 +51,7 @@ class NativeProcess:
         with self._log.open("wb") as log:
             # A session of its own: Ctrl-C is ours to handle, and all that it starts can be killed.
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "moebench.systems.native.serve"],
+                [sys.executable, "-m", "moebench.harness.native.serve"],
                 stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log,
                 env=environment(self._job.options["threads"]), start_new_session=True,
             )  # fmt: skip

@@ -1,0 +1,1 @@
+"""Runs of third-party packages: their process, memory limit and document."""
