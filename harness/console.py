@@ -22,7 +22,7 @@ from moebench.reports.tables import (
     system_of,
 )
 from moebench.reports.text import TextTable
-from moebench.results.places import in_store
+from moebench.results.store_hints import in_store
 from moebench.systems.registry import installed
 
 

@@ -11,7 +11,7 @@ from moebench.reports.conditions import lacks
 from moebench.reports.runs import runs_table
 from moebench.reports.tables import MISSING, Document
 from moebench.reports.text import TextTable, text_table
-from moebench.results.reproduction import PaperResult
+from moebench.results.claims import PaperResult
 from moebench.results.store import Cell
 
 COMPARED = (

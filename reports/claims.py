@@ -5,7 +5,7 @@ from collections.abc import Iterable, Sequence
 
 from moebench.reports.tables import MISSING
 from moebench.reports.text import TextTable, text_table
-from moebench.results.reproduction import ClaimResult, Measured, PaperResult, Verdict
+from moebench.results.claims import ClaimResult, Measured, PaperResult, Verdict
 
 HEADERS = (
     "claim", "place", "statement", "paper", "here", "95 % interval", "unit", "verdict",

@@ -11,7 +11,7 @@ from typing import Any
 from moebench.reports.figures.style import PALETTE, SHAPES, Spec, finished
 from moebench.reports.figures.timeline import KIND_COLOURS
 from moebench.reports.tables import MISSING
-from moebench.results.reproduction import Axis, Exhibit, PaperResult
+from moebench.results.claims import Axis, Exhibit, PaperResult
 from moebench.substrate.files import write_bytes
 
 Row = dict[str, Any]

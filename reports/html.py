@@ -27,9 +27,9 @@ from moebench.reports.page import sections
 from moebench.reports.page.views import views
 from moebench.reports.tables import Document, badge_of
 from moebench.reports.throughput import Curve
-from moebench.results.places import no_runs
-from moebench.results.reproduction import PaperResult
+from moebench.results.claims import PaperResult
 from moebench.results.store import Cell
+from moebench.results.store_hints import no_runs
 from moebench.substrate.errors import UsageError
 from moebench.substrate.files import write_text
 
@@ -57,7 +57,7 @@ class Contents(NamedTuple):
         failed: cells of sweeps that have no run.
         curves: distributions of decode throughput, from `reports.throughput.load`.
         components: from `substrate.analysis.components.documents`.
-        claims: from `results.reproduction.read`.
+        claims: from `results.claims.read`.
 
     Whatever is empty leaves its section out.
     """

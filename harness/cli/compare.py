@@ -11,8 +11,8 @@ from moebench.reports.compare_text import document, text_table
 from moebench.reports.conditions import title_of
 from moebench.reports.tables import Document, dig, system_of
 from moebench.reports.text import markdown
-from moebench.results.places import in_store
 from moebench.results.store import Store
+from moebench.results.store_hints import in_store
 from moebench.substrate.errors import UsageError
 from moebench.substrate.models.catalogue import model_names, model_shape
 from moebench.systems.options import build_any

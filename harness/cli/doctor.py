@@ -124,8 +124,8 @@ def _data(data_dir: Path | None) -> Finding:
 
 def _store(store: Path) -> Finding:
     from moebench.harness.options import require_writable
+    from moebench.results.schema import SCHEMA_VERSION
     from moebench.results.store import Store
-    from moebench.results.store_schema import SCHEMA_VERSION
 
     try:
         require_writable(store)

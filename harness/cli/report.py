@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING, Any
 
 from moebench.harness import console
 from moebench.harness.options import require_file, require_folder
-from moebench.results.places import no_runs
 from moebench.results.store import Cell, Store
+from moebench.results.store_hints import no_runs
 from moebench.substrate.errors import UsageError
 
 if TYPE_CHECKING:
     from moebench.reports.accuracy import View
     from moebench.reports.all_tables import Report
-    from moebench.results.reproduction import PaperResult
+    from moebench.results.claims import PaperResult
 
 #: An α table of one's own, in the store's folder.
 OWN_TABLE = "alpha.csv"
@@ -98,7 +98,7 @@ def _claims(request: ReportRequest) -> list["PaperResult"]:
     Raises:
         UsageError: the folder that was named holds none.
     """
-    from moebench.results.reproduction import PAPERS, read
+    from moebench.results.claims import PAPERS, read
 
     if request.claims is None:
         return read(request.store / OWN_CLAIMS) or read()

@@ -17,8 +17,8 @@ from moebench.harness.sweep.execute import Open, carry_out, jobs_of, local_worke
 from moebench.harness.sweep.plan import cells_from_file, expand
 from moebench.harness.sweep.progress import board, title
 from moebench.harness.sweep.worker import Job, Opened
-from moebench.results.places import in_store
 from moebench.results.store import Store
+from moebench.results.store_hints import in_store
 from moebench.substrate.errors import UsageError
 
 #: Planning a few cells takes less, and says nothing.

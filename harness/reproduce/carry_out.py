@@ -16,7 +16,7 @@ from moebench.harness.run.provenance import commit, versions
 from moebench.harness.sweep.execute import Open, carry_out
 from moebench.harness.sweep.progress import Board
 from moebench.harness.sweep.worker import Job
-from moebench.results.reproduction import ClaimResult, Counter, Exhibit, PaperResult, Verdict
+from moebench.results.claims import ClaimResult, Counter, Exhibit, PaperResult, Verdict
 from moebench.substrate.errors import IntegrityError, MoeBenchError
 
 #: Shows the progress of so many cells.

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from moebench.harness.reproduce.evidence import Evidence, Experiment
-from moebench.results.reproduction import Band, Exhibit, Measured, Paper, Verdict
+from moebench.results.claims import Band, Exhibit, Measured, Paper, Verdict
 
 
 @dataclass(frozen=True, slots=True, eq=False)

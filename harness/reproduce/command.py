@@ -17,7 +17,7 @@ from moebench.harness.sweep.execute import local_workers, processes_for
 from moebench.harness.sweep.progress import board, title
 from moebench.reports import claims as text
 from moebench.reports import exhibits
-from moebench.results.reproduction import PAPERS, PaperResult, write
+from moebench.results.claims import PAPERS, PaperResult, write
 from moebench.results.store import Store
 
 

@@ -11,7 +11,7 @@ from moebench.harness.sweep.execute import jobs_of
 from moebench.harness.sweep.plan import expand
 from moebench.harness.sweep.worker import Job
 from moebench.reports.tables import Document, dig, system_of
-from moebench.results.reproduction import Measured
+from moebench.results.claims import Measured
 from moebench.results.store import Store
 from moebench.substrate.errors import MoeBenchError
 from moebench.substrate.traces.recordings import Recording, recordings

@@ -12,7 +12,7 @@ from moebench.harness.run.calibration import folder, written
 from moebench.harness.run.computing import open_weights
 from moebench.harness.run.shared import SharedWork
 from moebench.harness.run.spec import resolve
-from moebench.results.reproduction import Measured
+from moebench.results.claims import Measured
 from moebench.substrate.terms import LOOKAHEADS, RoutedSequence
 from moebench.substrate.traces.replay import routings
 from moebench.systems.learn.artefacts import content_hash

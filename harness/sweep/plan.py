@@ -42,7 +42,7 @@ from moebench.systems.registry import NATIVE, SYSTEMS
 from moebench.workloads.catalogue import workload
 
 #: Sweeps that ship, by the names of their files.
-CATALOGUE = Path(__file__).parents[2] / "results" / "sweeps"
+CATALOGUE = Path(__file__).parents[1] / "catalogue" / "sweeps"
 
 PARTS = ("common", "product", "zip", "exclude", "optional", "record")
 

@@ -8,7 +8,7 @@ from moebench.reports import claims, evaluations, exhibits, failures, fidelity
 from moebench.reports.components import HEADERS, table
 from moebench.reports.figures.accuracy import MEASURES, curves
 from moebench.reports.tables import Document
-from moebench.results.reproduction import Exhibit, PaperResult
+from moebench.results.claims import Exhibit, PaperResult
 from moebench.results.store import Cell
 
 

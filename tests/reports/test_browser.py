@@ -11,7 +11,7 @@ import pytest
 from moebench.reports.accuracy import views
 from moebench.reports.html import Contents, render
 from moebench.reports.throughput import Point
-from moebench.results.reproduction import Axis, Exhibit
+from moebench.results.claims import Axis, Exhibit
 from tests.reports.alpha import ITEMS, ROWS
 from tests.reports.samples import HOSTILE, compared, hostile_run, run, spans
 from tests.reports.test_claims import DIFFERS, UNMEASURED, result

@@ -11,7 +11,7 @@ from moebench.reports.claims import (
     paper_figure,
     summary,
 )
-from moebench.results.reproduction import (
+from moebench.results.claims import (
     Band,
     ClaimResult,
     Counter,

@@ -8,7 +8,7 @@ import altair as alt
 import pytest
 
 from moebench.reports import exhibits
-from moebench.results.reproduction import Axis, Exhibit, PaperResult
+from moebench.results.claims import Axis, Exhibit, PaperResult
 
 SYSTEM = Axis(field="system", title="system")
 TPOT = Axis(field="tpot", title="TPOT", unit="ms")

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from moebench.results.samples import TokenSample, samples_path, write_samples
+from moebench.results.schema import METRICS, SCHEMA_VERSION, STEPS
 from moebench.results.store import Store
-from moebench.results.store_schema import METRICS, SCHEMA_VERSION, STEPS
 from tests.results.documents import SPAN, document
 
 SPEC = {"system": "smoe", "setting": "S3", "batch": 1}

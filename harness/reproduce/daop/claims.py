@@ -22,8 +22,8 @@ from moebench.harness.reproduce.daop.experiments import (
     WHOLE_ANSWERS,
 )
 from moebench.harness.reproduce.daop.explained import explanation
+from moebench.results.claims import Band
 from moebench.results.paper_tables import daop_table_5, daop_table_6
-from moebench.results.reproduction import Band
 
 _QUARTER = "within a quarter of the paper's figure; direction: from half to twice"
 _HALF = "from half to one and a half times the paper's gain; direction: its sign"

@@ -19,8 +19,8 @@ from moebench.harness.reproduce.daop.experiments import (
 from moebench.harness.reproduce.evidence import Evidence, Runs
 from moebench.harness.reproduce.timelines import decoded, spans
 from moebench.harness.reproduce.written import C4, over_texts, routed
+from moebench.results.claims import Axis, Exhibit
 from moebench.results.paper_tables import daop_table_5, daop_table_6, workload_of
-from moebench.results.reproduction import Axis, Exhibit
 from moebench.substrate.analysis.statistics import popularity, prefill_decode_similarity
 from moebench.substrate.models.catalogue import model_shape
 

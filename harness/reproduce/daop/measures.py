@@ -16,7 +16,7 @@ from moebench.harness.reproduce.daop.experiments import (
 )
 from moebench.harness.reproduce.evidence import Evidence, Experiment, MissingEvidenceError, Runs
 from moebench.harness.reproduce.written import over_texts, recorded, routed
-from moebench.results.reproduction import Measured
+from moebench.results.claims import Measured
 from moebench.substrate.analysis.components import documents
 from moebench.substrate.analysis.statistics import (
     prediction_by_layer,

@@ -22,7 +22,7 @@ from moebench.harness.reproduce.duoserve.experiments import (
     SMALL_CELLS,
 )
 from moebench.harness.reproduce.duoserve.explained import explanation
-from moebench.results.reproduction import Band
+from moebench.results.claims import Band
 
 _HALF = "from half to one and a half times the paper's gain; direction: faster"
 _SIGN = (

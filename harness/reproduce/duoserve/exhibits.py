@@ -15,7 +15,7 @@ from moebench.harness.reproduce.duoserve.experiments import (
 from moebench.harness.reproduce.evidence import Evidence
 from moebench.harness.reproduce.timelines import decoded, prefill, spans
 from moebench.reports.throughput import load
-from moebench.results.reproduction import Axis, Exhibit
+from moebench.results.claims import Axis, Exhibit
 from moebench.substrate.models.catalogue import model_shape
 
 Row = dict[str, Any]

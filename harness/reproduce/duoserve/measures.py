@@ -15,7 +15,7 @@ from moebench.harness.reproduce.duoserve.experiments import (
     all_cells,
 )
 from moebench.harness.reproduce.evidence import Evidence, Experiment, MissingEvidenceError, Runs
-from moebench.results.reproduction import Measured
+from moebench.results.claims import Measured
 from moebench.results.samples import read_samples
 from moebench.substrate.analysis.components import documents
 from moebench.substrate.machines.profile import load_profile

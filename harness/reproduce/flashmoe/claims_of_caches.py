@@ -16,7 +16,7 @@ from moebench.harness.reproduce.flashmoe.experiments import (
     PROMPTS_RECORDED,
     RECORDED,
 )
-from moebench.results.reproduction import Band, Measured
+from moebench.results.claims import Band, Measured
 
 CACHE = "one cache a layer, sizes of a quarter to three quarters of its experts"
 

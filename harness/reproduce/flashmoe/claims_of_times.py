@@ -21,7 +21,7 @@ from moebench.harness.reproduce.flashmoe.experiments import (
     RECORDED,
     SYSTEMS,
 )
-from moebench.results.reproduction import Band, Measured
+from moebench.results.claims import Band, Measured
 
 Measure = Callable[[Evidence], Measured]
 

@@ -17,7 +17,7 @@ from moebench.harness.run.calibration import folder
 from moebench.harness.run.identity import code_hash
 from moebench.harness.run.routing import source_of
 from moebench.harness.studies.evictions import Duel, Regret, duel, hit_rates, regret
-from moebench.results.reproduction import Measured
+from moebench.results.claims import Measured
 from moebench.substrate.analysis.cache_replay import topology
 from moebench.substrate.engine.policies import Eviction
 from moebench.substrate.models.catalogue import model_shape

@@ -9,7 +9,7 @@ from moebench.harness.reproduce.flashmoe.claims_of_caches import ROUTED
 from moebench.harness.reproduce.flashmoe.experiments import EVICTIONS, MODELS, SYSTEMS
 from moebench.harness.reproduce.flashmoe.times import LOAD, TPOT, TTFT
 from moebench.harness.studies.evictions import eviction_map
-from moebench.results.reproduction import Axis, Exhibit
+from moebench.results.claims import Axis, Exhibit
 from moebench.substrate.machines.profile import load_profile
 from moebench.systems.learn.eviction_network import LEARNING_RATE, WEIGHT_DECAY
 

@@ -13,7 +13,7 @@ import numpy as np
 from moebench.harness.reproduce.evidence import Evidence, Runs
 from moebench.harness.reproduce.flashmoe import counts
 from moebench.harness.reproduce.flashmoe.experiments import EVICTIONS, OTHERS, SYSTEMS
-from moebench.results.reproduction import Measured
+from moebench.results.claims import Measured
 from moebench.substrate.analysis.components import documents
 from moebench.substrate.engine.decisions import LayerView
 from moebench.systems.daop import THRESHOLD, swaps

@@ -21,7 +21,7 @@ from moebench.harness.reproduce.smoe.measures import (
     main,
     ratio,
 )
-from moebench.results.reproduction import Band
+from moebench.results.claims import Band
 
 _TEN_POINTS = "ten points around the paper's figure: its own settings differ by 14 at batch 1"
 

@@ -23,7 +23,7 @@ from moebench.harness.reproduce.smoe.thresholds import (
     paper_changes,
     pick_error,
 )
-from moebench.results.reproduction import Band
+from moebench.results.claims import Band
 from moebench.substrate.machines.protocol import Lane
 
 #: The paper's names of the models, and the α that it chooses for each.

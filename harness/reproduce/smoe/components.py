@@ -2,7 +2,7 @@
 
 from moebench.harness.reproduce.evidence import BADGES, Evidence
 from moebench.harness.reproduce.smoe.measures import Measure
-from moebench.results.reproduction import Measured
+from moebench.results.claims import Measured
 from moebench.substrate.machines.costs import CostModel
 from moebench.substrate.machines.profile import HardwareProfile, load_profile
 from moebench.substrate.machines.protocol import Lane, Op, OpKind

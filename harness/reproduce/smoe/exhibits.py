@@ -31,7 +31,7 @@ from moebench.harness.reproduce.smoe.tables import SETTING, STEP, TABLES
 from moebench.harness.reproduce.smoe.thresholds import DEGREE, curve
 from moebench.harness.reproduce.smoe.watched import Watched, watch
 from moebench.harness.run.settings import setting
-from moebench.results.reproduction import Axis, Exhibit, Form
+from moebench.results.claims import Axis, Exhibit, Form
 from moebench.substrate.machines.profile import load_profile
 from moebench.substrate.machines.protocol import Lane
 from moebench.substrate.models.catalogue import model_shape

@@ -10,7 +10,7 @@ from moebench.harness.reproduce.evidence import Evidence, Runs
 from moebench.harness.reproduce.smoe.experiments import ABLATION, STEPS
 from moebench.harness.reproduce.smoe.measures import TPOT, Measure, conditions
 from moebench.harness.reproduce.smoe.watched import Importance, Watched, watch
-from moebench.results.reproduction import Measured
+from moebench.results.claims import Measured
 
 Kind = Literal["top", "low"]
 

@@ -11,7 +11,7 @@ from moebench.harness.reproduce.evidence import (
     Runs,
 )
 from moebench.harness.reproduce.smoe.experiments import MAIN, STEPS
-from moebench.results.reproduction import Measured
+from moebench.results.claims import Measured
 
 Figure = Callable[[Runs], float]
 Measure = Callable[[Evidence], Measured]

@@ -28,7 +28,7 @@ from moebench.harness.reproduce.smoe.measures import (
     step,
     top_share,
 )
-from moebench.results.reproduction import Band
+from moebench.results.claims import Band
 
 HOST_BASE, LOADED_BASE, FIFO_BASE = (
     "base, misses on the host", "base, misses loaded", "base, first in, first out",

@@ -12,8 +12,8 @@ from moebench.harness.reproduce.smoe.measures import TPOT
 from moebench.harness.reproduce.smoe.own_parts import FIFO_BASE, HOST_BASE, LOADED_BASE
 from moebench.harness.run.settings import setting
 from moebench.results.accuracy_table import ALPHA_TABLE, read_table
+from moebench.results.claims import Axis, Exhibit
 from moebench.results.paper_tables import smoe_table_4, workload_of
-from moebench.results.reproduction import Axis, Exhibit
 from moebench.substrate.machines.profile import load_profile
 from moebench.substrate.models.catalogue import model_shape
 

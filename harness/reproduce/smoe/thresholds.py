@@ -8,8 +8,8 @@ import numpy as np
 from moebench.harness.reproduce.evidence import Evidence, MissingEvidenceError, Runs
 from moebench.harness.reproduce.smoe.measures import TPOT, Figure, Measure
 from moebench.results.accuracy_table import ALPHA_TABLE, AccuracyRow, read_table
+from moebench.results.claims import Measured
 from moebench.results.paper_tables import smoe_table_4, workload_of
-from moebench.results.reproduction import Measured
 
 #: Up to here accuracy changes little (§VI-B).
 LITTLE_UP_TO = 0.35

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from moebench.harness.cli.report import ReportRequest, report_command
-from moebench.results.reproduction import Band, ClaimResult, Measured, PaperResult, Verdict, write
+from moebench.results.claims import Band, ClaimResult, Measured, PaperResult, Verdict, write
 from moebench.results.store import Store
 from tests.harness.commands import call, refused
 from tests.results.documents import document

@@ -13,7 +13,7 @@ from moebench.harness.reproduce.claim import Claim, CounterExperiment, PaperClai
 from moebench.harness.reproduce.evidence import Evidence, Experiment
 from moebench.harness.sweep.pool import Outcome, Workers
 from moebench.harness.sweep.worker import Failed, Finished, Job
-from moebench.results.reproduction import Axis, Band, ClaimResult, Exhibit, Measured, Verdict
+from moebench.results.claims import Axis, Band, ClaimResult, Exhibit, Measured, Verdict
 from moebench.results.store import Store
 from moebench.substrate.errors import IntegrityError
 

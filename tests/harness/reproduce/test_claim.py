@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from moebench.harness.reproduce.claim import Claim
 from moebench.harness.reproduce.evidence import Experiment
 from moebench.harness.sweep.plan import expand
-from moebench.results.reproduction import Band, Measured, Verdict
+from moebench.results.claims import Band, Measured, Verdict
 
 finite = st.floats(-1e6, 1e6)
 

@@ -6,7 +6,7 @@ import pytest
 
 from moebench.harness.reproduce.claim import PaperClaims
 from moebench.harness.reproduce.command import papers
-from moebench.results.reproduction import PAPERS, read
+from moebench.results.claims import PAPERS, read
 
 #: The letter of a paper's claims, and how many rows it has in the list of claims.
 ROWS = {"smoe": ("S", 15), "daop": ("D", 12), "duoserve": ("U", 8), "flashmoe": ("F", 9)}

@@ -24,7 +24,7 @@ from moebench.harness.reproduce.smoe.measures import COMPLETE, TPOT
 from moebench.harness.reproduce.smoe.watched import Importance, Watched, watch
 from moebench.harness.sweep.execute import run_all
 from moebench.results.accuracy_table import AccuracyRow
-from moebench.results.reproduction import Exhibit
+from moebench.results.claims import Exhibit
 from moebench.results.store import Store
 from moebench.substrate.machines.protocol import Lane
 

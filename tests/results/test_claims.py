@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from moebench.results.reproduction import (
+from moebench.results.claims import (
     PAPERS,
     Axis,
     Band,
