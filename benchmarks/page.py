@@ -18,8 +18,8 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
-from moebench.reports.html import Contents, render
-from moebench.reports.throughput import Point
+from moebench.reports.page.page import Contents, render
+from moebench.reports.sections.throughput import Point
 
 SETTINGS = ("S1", "S2", "S3", "D1", "D2", "U1", "U2", "U3", "U4", "F1", "F2")
 WORKLOADS = ("arithmetic", "equations", "facts", "inflection", "passages")

@@ -6,9 +6,9 @@ from pathlib import Path
 from typing import Any
 
 from moebench.harness import console
-from moebench.reports import compare
-from moebench.reports.compare_text import document, text_table
-from moebench.reports.conditions import title_of
+from moebench.reports.compare import tables
+from moebench.reports.compare.conditions import title_of
+from moebench.reports.compare.text import document, text_table
 from moebench.reports.tables import Document, dig, system_of
 from moebench.reports.text import markdown
 from moebench.results.store import Store
@@ -37,10 +37,10 @@ def compare_command(
         )
     allowed = _split(mixed)
     specs = {title_of(run): run["spec"] for run in runs}
-    found, left_out = compare.comparisons(
+    found, left_out = tables.comparisons(
         runs, allowed, lambda run, title: _why_not(specs[title], run["spec"])
     )
-    compare.refuse_mixtures(found, allowed)
+    tables.refuse_mixtures(found, allowed)
     for line in left_out:
         console.stderr().print(line, markup=False)
     if form == "json":

@@ -128,7 +128,7 @@ def _evaluate(
 
 def _show(document: dict[str, Any], store: Path) -> None:
     from moebench.harness import console
-    from moebench.reports.evaluations import HEADERS, lines
+    from moebench.reports.sections.evaluations import HEADERS, lines
 
     console.show_run(document, store)
     console.table("what the evaluator found", HEADERS, lines([document]))

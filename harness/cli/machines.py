@@ -58,7 +58,7 @@ def components(
 ) -> None:
     """Show every published time of a component beside what the cost model charges for it."""
     from moebench.harness import console
-    from moebench.reports.components import HEADERS, table
+    from moebench.reports.sections.components import HEADERS, table
     from moebench.substrate.analysis.components import documents
 
     found = documents()

@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 from moebench.harness import console
-from moebench.reports import paired
-from moebench.reports.conditions import title_of
+from moebench.reports.compare import pair
+from moebench.reports.compare.conditions import title_of
 from moebench.reports.tables import Document, dig, system_of
 from moebench.results.samples import read_samples
 from moebench.results.store import Store
@@ -38,34 +38,34 @@ def pair_command(
     store, allowed = Store(directory), _split(mixed)
     one, other = (_chosen(store, name, wanted) for name in names)
     found = [
-        paired.compare(a, b, (_samples(directory, a), _samples(directory, b)), allowed)
+        pair.compare(a, b, (_samples(directory, a), _samples(directory, b)), allowed)
         for a, b in _pairs(one, other, allowed)
     ]
     if form == "json":
-        print(json.dumps([paired.document(each) for each in found], sort_keys=True))
+        print(json.dumps([pair.document(each) for each in found], sort_keys=True))
         return
     for each in found:
         if form == "markdown":
-            print(paired.markdown(each))
+            print(pair.markdown(each))
             continue
-        console.table(paired.place_of(each), _headers(each), paired.lines(each))
-        print(paired.sentence(each))
+        console.table(pair.place_of(each), _headers(each), pair.lines(each))
+        print(pair.sentence(each))
         out = console.stderr()
-        out.print(paired.over(each), markup=False)
+        out.print(pair.over(each), markup=False)
         for name, values in each.differing.items():
             out.print(f"differs: {name} {' and '.join(values)}", markup=False)
 
 
-def _headers(found: paired.Comparison) -> list[str]:
+def _headers(found: pair.Comparison) -> list[str]:
     runs = (found.first, found.second)
-    return ["figure", *map(paired.title_of, runs), *paired.HEADERS[3:]]
+    return ["figure", *map(pair.title_of, runs), *pair.HEADERS[3:]]
 
 
 def _split(text: str | None) -> list[str]:
     return [part.strip() for part in text.split(",")] if text else []
 
 
-def _samples(directory: Path, run: Document) -> paired.Samples:
+def _samples(directory: Path, run: Document) -> pair.Samples:
     return read_samples(directory, run["run_id"])
 
 
@@ -100,10 +100,10 @@ def _pairs(one: _Chosen, other: _Chosen, mixed: Sequence[str]) -> list[tuple[Doc
         for second in other.runs:
             if first["run_id"] == second["run_id"]:
                 continue
-            apart = paired.differing(first, second)
+            apart = pair.differing(first, second)
             refused = {name: values for name, values in apart.items() if name not in mixed}
             if not refused:
-                where = [c.text(c.of(run)) for run in (first, second) for c in paired.EVERY]
+                where = [c.text(c.of(run)) for run in (first, second) for c in pair.EVERY]
                 found[json.dumps([title_of(first), title_of(second), *where])] = (first, second)
             elif nearest is None or len(refused) < len(nearest):
                 nearest = refused

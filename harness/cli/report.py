@@ -14,8 +14,8 @@ from moebench.results.store_hints import no_runs
 from moebench.substrate.errors import UsageError
 
 if TYPE_CHECKING:
-    from moebench.reports.accuracy import View
-    from moebench.reports.all_tables import Report
+    from moebench.reports.report import Report
+    from moebench.reports.sections.accuracy import View
     from moebench.results.claims import PaperResult
 
 #: An α table of one's own, in the store's folder.
@@ -84,7 +84,7 @@ def report_command(request: ReportRequest) -> None:
 
 def _accuracy(request: ReportRequest) -> list["View"]:
     """The table that was named, or the store's own, or the one that ships."""
-    from moebench.reports import accuracy
+    from moebench.reports.sections import accuracy
 
     own = request.store / OWN_TABLE
     if request.accuracy is not None:
@@ -117,8 +117,8 @@ def _write_page(
     claims: list["PaperResult"],
 ) -> None:  # fmt: skip
     from moebench.harness.run.repeat import repeats
-    from moebench.reports import throughput
-    from moebench.reports.html import Contents, render
+    from moebench.reports.page.page import Contents, render
+    from moebench.reports.sections import throughput
     from moebench.substrate.analysis.components import documents
 
     directory = store.directory
@@ -140,8 +140,8 @@ def _write_tables(
     request: ReportRequest, runs: list[dict[str, Any]], views: list["View"], failed: list[Cell],
     claims: list["PaperResult"],
 ) -> None:  # fmt: skip
-    from moebench.reports.all_tables import report
-    from moebench.reports.export import write_csv, write_latex
+    from moebench.reports.formats.csv import write_csv, write_latex
+    from moebench.reports.report import report
 
     found = report(runs, views, failed, claims, brief=True, intervals=request.intervals)
     written = write_csv(runs, found, request.csv, views, failed) if request.csv else []
@@ -153,11 +153,11 @@ def _write_tables(
 def _write_figures(
     directory: Path, store: Store, runs: list[dict[str, Any]], views: list["View"]
 ) -> None:
-    from moebench.reports import throughput
-    from moebench.reports.compare import comparisons, matrix
-    from moebench.reports.conditions import lacks
-    from moebench.reports.drawing import write_figures
-    from moebench.reports.page.stills import stills
+    from moebench.reports.compare.conditions import lacks
+    from moebench.reports.compare.tables import comparisons, matrix
+    from moebench.reports.formats.svg import write_figures
+    from moebench.reports.page.static_figures import stills
+    from moebench.reports.sections import throughput
 
     whole = [run for run in runs if not lacks(run)]
     beside = matrix(comparisons(whole).tables)
@@ -171,7 +171,7 @@ def _print(
     claims: list["PaperResult"],
 ) -> None:  # fmt: skip
     """All tables as Markdown or on a terminal."""
-    from moebench.reports.all_tables import report
+    from moebench.reports.report import report
     from moebench.reports.text import markdown
 
     if not request.markdown and not sys.stdout.isatty():
@@ -192,8 +192,8 @@ def _print(
 
 def _pipe(runs: list[dict[str, Any]], failed: list[Cell]) -> None:
     """One table for other programs: the runs, with all columns."""
-    from moebench.reports import failures
-    from moebench.reports.runs import runs_table
+    from moebench.reports.sections import failures
+    from moebench.reports.sections.runs import runs_table
 
     if runs:
         found = runs_table(runs, "runs", brief=True, once=False)

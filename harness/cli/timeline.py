@@ -50,8 +50,8 @@ def write_timeline(file: Path, records: Iterable[Mapping[str, Any]], document: "
     import json
 
     from moebench.harness import console
+    from moebench.reports.formats.trace_events import trace_events
     from moebench.reports.tables import basis, system_of
-    from moebench.reports.trace_events import trace_events
     from moebench.substrate.files import write_text
 
     spec = document["spec"]

@@ -15,8 +15,8 @@ from moebench.harness.reproduce.evidence import Evidence
 from moebench.harness.sweep.estimate import duration, estimate
 from moebench.harness.sweep.execute import local_workers, processes_for
 from moebench.harness.sweep.progress import board, title
-from moebench.reports import claims as text
-from moebench.reports import exhibits
+from moebench.reports.figures import exhibits
+from moebench.reports.sections import claims as text
 from moebench.results.claims import PAPERS, PaperResult, write
 from moebench.results.store import Store
 

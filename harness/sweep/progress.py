@@ -23,7 +23,7 @@ from moebench.harness import console
 from moebench.harness.run.spec import RunSpec
 from moebench.harness.sweep.estimate import duration
 from moebench.harness.sweep.worker import Failed, Finished, Job
-from moebench.reports import failures
+from moebench.reports.sections import failures
 
 
 class Board(Protocol):

@@ -4,8 +4,8 @@ from collections import Counter
 from collections.abc import Iterable
 from typing import Any
 
-from moebench.reports.accuracy import Series
 from moebench.reports.figures.style import PALETTE, SHAPES, Spec, axis, finished, tooltip
+from moebench.reports.sections.accuracy import Series
 
 #: What is drawn against α: its title, and how an axis writes it.
 MEASURES = {

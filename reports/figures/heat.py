@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from moebench.reports.compare import Matrix
+from moebench.reports.compare.tables import Matrix
 from moebench.reports.figures.style import Spec, axis, finished
 
 #: Light to dark: worse stands out on paper; one hue, for all eyes.

@@ -3,12 +3,12 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from moebench.reports import fidelity
-from moebench.reports.conditions import place_of, title_of
+from moebench.reports.compare.conditions import place_of, title_of
 from moebench.reports.measures import FIGURES
 from moebench.reports.page.views import base_of
+from moebench.reports.sections import fidelity
+from moebench.reports.sections.throughput import Curve
 from moebench.reports.tables import Document, badge_of, dig, model_of, routing_of, written
-from moebench.reports.throughput import Curve
 
 Plain = dict[str, Any]
 

@@ -3,10 +3,11 @@
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from moebench.reports import accuracy as alpha
-from moebench.reports import claims, evaluations, exhibits, failures, fidelity
-from moebench.reports.components import HEADERS, table
+from moebench.reports.figures import exhibits
 from moebench.reports.figures.accuracy import MEASURES, curves
+from moebench.reports.sections import accuracy as alpha
+from moebench.reports.sections import claims, evaluations, failures, fidelity
+from moebench.reports.sections.components import HEADERS, table
 from moebench.reports.tables import Document
 from moebench.results.claims import Exhibit, PaperResult
 from moebench.results.store import Cell

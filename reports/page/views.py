@@ -2,7 +2,7 @@
 
 Tables and charts of the page are drawn from the same rows.  A row's means are over all of its
 cells; one view is over all workloads, and one over each by itself, so that the page's filter never
-has to average: `reports.ranking` is the only place that does.
+has to average: `reports.compare.rows` is the only place that does.
 """
 
 from collections import Counter
@@ -10,10 +10,10 @@ from collections.abc import Mapping, Sequence
 from statistics import fmean
 from typing import Any
 
-from moebench.reports.compare import Comparison, comparisons
-from moebench.reports.conditions import place_of
+from moebench.reports.compare.conditions import place_of
+from moebench.reports.compare.rows import Row, Value
+from moebench.reports.compare.tables import Comparison, comparisons
 from moebench.reports.measures import FIGURES
-from moebench.reports.ranking import Row, Value
 from moebench.reports.tables import Document, dig, system_of, written
 
 Plain = dict[str, Any]

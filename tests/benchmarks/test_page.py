@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.page import contents
-from moebench.reports.html import render
+from moebench.reports.page.page import render
 
 
 @pytest.mark.parametrize(("runs", "megabytes"), [(200, 5), (2000, 10)])

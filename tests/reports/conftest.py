@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from moebench.reports.html import Contents, render
+from moebench.reports.page.page import Contents, render
 from tests.reports.pages import Page
 from tests.reports.samples import RUNS, TIMELINES
 

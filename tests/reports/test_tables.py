@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from moebench.reports.runs import runs_table
+from moebench.reports.sections.runs import runs_table
 from moebench.reports.tables import (
     BRIEF,
     COLUMNS,
@@ -163,8 +163,8 @@ def test_dig_goes_through_nothing() -> None:
 @pytest.mark.parametrize(
     "module",
     [
-        "moebench.reports.html",
-        "moebench.reports.export",
+        "moebench.reports.page.page",
+        "moebench.reports.formats.csv",
         "moebench.results.accuracy_table",
         "moebench.results.store",
     ],

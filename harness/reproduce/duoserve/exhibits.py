@@ -14,7 +14,7 @@ from moebench.harness.reproduce.duoserve.experiments import (
 )
 from moebench.harness.reproduce.evidence import Evidence
 from moebench.harness.reproduce.timelines import decoded, prefill, spans
-from moebench.reports.throughput import load
+from moebench.reports.sections.throughput import load
 from moebench.results.claims import Axis, Exhibit
 from moebench.substrate.models.catalogue import model_shape
 

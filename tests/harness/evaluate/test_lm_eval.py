@@ -12,7 +12,7 @@ from moebench.harness.evaluate.lm_eval_tasks import check, write_tasks
 from moebench.harness.evaluate.run import about
 from moebench.harness.evaluate.session import prepare_evaluated, resolve_evaluated
 from moebench.harness.evaluate.tasks import Questions, draw
-from moebench.reports.evaluations import lines
+from moebench.reports.sections.evaluations import lines
 from moebench.results.store import Store
 from moebench.substrate.errors import UsageError
 from moebench.substrate.models import catalogue

@@ -99,7 +99,7 @@ EDITS = {
     "systems/learn/expert_mlp.py": [],
     "harness/cli/app.py": [],
     "harness/sweep/worker.py": [],
-    "reports/html.py": [],
+    "reports/page/page.py": [],
     "results/store.py": [],
     "substrate/notes.txt": [],
 }

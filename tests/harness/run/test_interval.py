@@ -12,7 +12,7 @@ from moebench.harness.run.interval import Effect, badge_of, combined, effects_on
 from moebench.harness.run.runner import prepare, run
 from moebench.harness.run.session import Session
 from moebench.harness.run.spec import resolve
-from moebench.reports.fidelity import TABLES
+from moebench.reports.sections.fidelity import TABLES
 from moebench.substrate.machines.profile import MACHINES, load_profile
 from moebench.substrate.machines.profile_ranges import Uncertain, uncertain
 from moebench.substrate.machines.quantity import Bandwidth

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import pytest
 
 from moebench.harness.conformance.invariants import check_timeline
-from moebench.reports.trace_events import trace_events
+from moebench.reports.formats.trace_events import trace_events
 from moebench.substrate.engine.decisions import fetches, split
 from moebench.substrate.engine.policies import Assignment, Placement, Prefetching
 from moebench.substrate.engine.system import System

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from moebench.reports.trace_events import trace_events
+from moebench.reports.formats.trace_events import trace_events
 from moebench.substrate.machines.protocol import Lane, Op, OpKind, Span
 from moebench.substrate.machines.simulated import SimulatedMachine
 from moebench.substrate.machines.timeline import COSTS_KEPT, Costs, Timeline

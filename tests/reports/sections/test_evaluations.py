@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from moebench.reports.evaluations import HEADERS, at_floor, lines
+from moebench.reports.sections.evaluations import HEADERS, at_floor, lines
 from tests.reports.samples import run
 
 ACC = {

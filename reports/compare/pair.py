@@ -12,7 +12,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from moebench.reports.conditions import CONDITIONS, Condition
+from moebench.reports.compare.conditions import CONDITIONS, Condition
 from moebench.reports.tables import Document, basis, dig, model_of, routing_of, system_of
 from moebench.results.intervals import Estimate, Shares, difference
 from moebench.results.samples import TokenSample

@@ -15,8 +15,7 @@ from typing import Any, NamedTuple
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
-from moebench.reports import accuracy as alpha
-from moebench.reports.conditions import lacks
+from moebench.reports.compare.conditions import lacks
 from moebench.reports.figures import comparison
 from moebench.reports.figures.style import library, system_colours
 from moebench.reports.figures.throughput import throughput as throughput_spec
@@ -25,15 +24,16 @@ from moebench.reports.measures import FIGURES
 from moebench.reports.page import runs as single
 from moebench.reports.page import sections
 from moebench.reports.page.views import views
+from moebench.reports.sections import accuracy as alpha
+from moebench.reports.sections.throughput import Curve
 from moebench.reports.tables import Document, badge_of
-from moebench.reports.throughput import Curve
 from moebench.results.claims import PaperResult
 from moebench.results.store import Cell
 from moebench.results.store_hints import no_runs
 from moebench.substrate.errors import UsageError
 from moebench.substrate.files import write_text
 
-TEMPLATES = Path(__file__).parent / "templates"
+TEMPLATES = Path(__file__).parents[1] / "templates"
 
 #: What a badge promises about a latency.
 BADGES = {
@@ -53,9 +53,9 @@ class Contents(NamedTuple):
         runs: documents in the order in which they are shown.
         commands: what repeats a run, by its id.
         timelines: span records by run id, for the runs that kept a picture (microseconds).
-        accuracy: the accuracy table, from `reports.accuracy.load`.
+        accuracy: the accuracy table, from `reports.sections.accuracy.load`.
         failed: cells of sweeps that have no run.
-        curves: distributions of decode throughput, from `reports.throughput.load`.
+        curves: distributions of decode throughput, from `reports.sections.throughput.load`.
         components: from `substrate.analysis.components.documents`.
         claims: from `results.claims.read`.
 

@@ -5,7 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from moebench.reports.accuracy import (
+from moebench.reports.figures.accuracy import curves
+from moebench.reports.sections.accuracy import (
     CLAIMED_ALPHA,
     VERDICT_HEADERS,
     Change,
@@ -19,7 +20,6 @@ from moebench.reports.accuracy import (
     verdict_cells,
     views,
 )
-from moebench.reports.figures.accuracy import curves
 from moebench.results.accuracy_table import write_items, write_table
 from moebench.substrate.errors import InputError
 from tests.reports.alpha import ALPHAS, ITEMS, ROWS, generated, gsm8k

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from moebench.reports import fidelity
-from moebench.reports.html import Contents, page
+from moebench.reports.page.page import Contents, page
+from moebench.reports.sections import fidelity
 from moebench.substrate.machines.profile import load_profile
 from tests.reports.pages import Page
 from tests.reports.samples import run

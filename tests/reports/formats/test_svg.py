@@ -7,13 +7,13 @@ from xml.etree import ElementTree
 
 import pytest
 
-from moebench.reports import drawing
-from moebench.reports.accuracy import views
-from moebench.reports.compare import comparisons, matrix
-from moebench.reports.drawing import WIDTH, fitted, write_figures
+from moebench.reports.compare.tables import comparisons, matrix
+from moebench.reports.formats import svg
+from moebench.reports.formats.svg import WIDTH, fitted, write_figures
 from moebench.reports.page.ablation import ablations
-from moebench.reports.page.stills import Still, stills
-from moebench.reports.throughput import Point
+from moebench.reports.page.static_figures import Still, stills
+from moebench.reports.sections.accuracy import views
+from moebench.reports.sections.throughput import Point
 from moebench.substrate.errors import InputError
 from moebench.substrate.files import write_text
 from tests.reports.alpha import ITEMS, ROWS
@@ -154,7 +154,7 @@ def test_a_folder_that_cannot_be_made(tmp_path: Path) -> None:
 
 def test_page_and_files_colour_the_same_parts_of_a_chart() -> None:
     """What neither names is black, which a dark page does not show: titles of panels, say."""
-    script = Path(drawing.__file__).parent / "templates" / "js" / "charts.js"
+    script = Path(svg.__file__).parents[1] / "templates" / "js" / "charts.js"
     (config,) = re.findall(r"const CONFIG = \{(.*?)\n\};", script.read_text(), re.DOTALL)
     named = set(re.findall(r"^  (\w+):", config, re.MULTILINE))
-    assert named == set(drawing._CONFIG) == {"background", "axis", "legend", "header", "title"}
+    assert named == set(svg._CONFIG) == {"background", "axis", "legend", "header", "title"}

@@ -1,11 +1,12 @@
 """Systems beside each other: tables of runs that may be compared, as plain values.
 
-`comparisons` sorts runs into tables by the rule of `reports.conditions`.  Within one place, runs
+`comparisons` sorts runs into tables by the rule of `reports.compare.conditions`.  Within one place,
+runs
 under the conditions that most systems share make the main table; others stand in tables of their
 own, each with the reason.  A table holds every system that read all of its cells (workload, seed),
 so that no mean is over other texts than its neighbour's.
 
-What the figures are means over, and what their intervals say: `reports.ranking`.
+What the figures are means over, and what their intervals say: `reports.compare.rows`.
 """
 
 from collections import Counter
@@ -13,7 +14,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from statistics import fmean
 from typing import NamedTuple
 
-from moebench.reports.conditions import (
+from moebench.reports.compare.conditions import (
     CONDITIONS,
     NAMES,
     OF_CELLS,
@@ -26,8 +27,8 @@ from moebench.reports.conditions import (
     place_of,
     title_of,
 )
+from moebench.reports.compare.rows import Marks, Row, marks_of, row_of, with_ratios
 from moebench.reports.measures import RATIO, TPOT
-from moebench.reports.ranking import Marks, Row, marks_of, row_of, with_ratios
 from moebench.reports.tables import Document
 from moebench.substrate.errors import UsageError
 

@@ -11,7 +11,7 @@ from math import hypot, sqrt
 from statistics import fmean
 from typing import NamedTuple
 
-from moebench.reports.conditions import Cell
+from moebench.reports.compare.conditions import Cell
 from moebench.reports.floor import ERRORS
 from moebench.reports.measures import BY_KEY, FIGURES, OF_QUESTIONS, RATIO, TPOT, Figure
 from moebench.reports.tables import Document, basis, dig, score_at_floor

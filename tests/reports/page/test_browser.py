@@ -8,13 +8,13 @@ from typing import Any
 
 import pytest
 
-from moebench.reports.accuracy import views
-from moebench.reports.html import Contents, render
-from moebench.reports.throughput import Point
+from moebench.reports.page.page import Contents, render
+from moebench.reports.sections.accuracy import views
+from moebench.reports.sections.throughput import Point
 from moebench.results.claims import Axis, Exhibit
 from tests.reports.alpha import ITEMS, ROWS
 from tests.reports.samples import HOSTILE, compared, hostile_run, run, spans
-from tests.reports.test_claims import DIFFERS, UNMEASURED, result
+from tests.reports.sections.test_claims import DIFFERS, UNMEASURED, result
 
 
 @pytest.fixture(scope="session")

@@ -7,7 +7,7 @@ from typing import Any
 import altair as alt
 import pytest
 
-from moebench.reports import exhibits
+from moebench.reports.figures import exhibits
 from moebench.results.claims import Axis, Exhibit, PaperResult
 
 SYSTEM = Axis(field="system", title="system")

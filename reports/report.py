@@ -4,11 +4,11 @@ import re
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
-from moebench.reports import accuracy, claims, evaluations, failures
-from moebench.reports.compare import Comparisons, comparisons, matrix
-from moebench.reports.compare_text import text_table as comparison_table
-from moebench.reports.conditions import lacks
-from moebench.reports.runs import runs_table
+from moebench.reports.compare.conditions import lacks
+from moebench.reports.compare.tables import Comparisons, comparisons, matrix
+from moebench.reports.compare.text import text_table as comparison_table
+from moebench.reports.sections import accuracy, claims, evaluations, failures
+from moebench.reports.sections.runs import runs_table
 from moebench.reports.tables import MISSING, Document
 from moebench.reports.text import TextTable, text_table
 from moebench.results.claims import PaperResult

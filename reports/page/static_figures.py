@@ -8,8 +8,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from math import inf
 from typing import Any, NamedTuple
 
-from moebench.reports.accuracy import View
-from moebench.reports.compare import Matrix
+from moebench.reports.compare.tables import Matrix
 from moebench.reports.figures import comparison
 from moebench.reports.figures.heat import heat
 from moebench.reports.figures.style import Spec, system_colours
@@ -20,8 +19,9 @@ from moebench.reports.page import sections
 from moebench.reports.page.ablation import ablations
 from moebench.reports.page.runs import speeds
 from moebench.reports.page.views import views
+from moebench.reports.sections.accuracy import View
+from moebench.reports.sections.throughput import Curve
 from moebench.reports.tables import Document
-from moebench.reports.throughput import Curve
 
 Plain = dict[str, Any]
 
@@ -66,7 +66,7 @@ def stills(
     """Every figure that has something to show.
 
     Args:
-        runs: those that a comparison can hold; see `reports.conditions.lacks`.
+        runs: those that a comparison can hold; see `reports.compare.conditions.lacks`.
         beside: the heat map's ratios.
         curves: distributions of decode throughput by run id.
         timelines: spans of one token by run id (microseconds).

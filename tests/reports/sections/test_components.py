@@ -2,8 +2,8 @@
 
 import pytest
 
-from moebench.reports.components import HEADERS, table
-from moebench.reports.html import Contents, page
+from moebench.reports.page.page import Contents, page
+from moebench.reports.sections.components import HEADERS, table
 from tests.reports.samples import run
 
 ROWS = [

@@ -10,7 +10,7 @@ from typing import Any
 
 from moebench.reports.tables import Document, dig
 
-TABLES = Path(__file__).parents[1] / "results" / "fidelity"
+TABLES = Path(__file__).parents[2] / "results" / "fidelity"
 
 
 @lru_cache

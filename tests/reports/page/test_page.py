@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from moebench.reports.accuracy import CAVEAT, METHOD, views
 from moebench.reports.figures import timeline
-from moebench.reports.html import Contents, render
+from moebench.reports.page.page import Contents, render
+from moebench.reports.sections.accuracy import CAVEAT, METHOD, views
 from moebench.substrate.errors import InputError, UsageError
 from moebench.substrate.machines.protocol import Lane, OpKind
 from tests.reports.alpha import ITEMS, ROWS, gsm8k

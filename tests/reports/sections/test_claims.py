@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from moebench.reports.claims import (
+from moebench.reports.sections.claims import (
     HEADERS,
     ends,
     figure,

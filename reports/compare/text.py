@@ -2,9 +2,9 @@
 
 from typing import Any
 
-from moebench.reports.compare import Comparison
+from moebench.reports.compare.rows import Row
+from moebench.reports.compare.tables import Comparison
 from moebench.reports.measures import FIGURES, Figure
-from moebench.reports.ranking import Row
 from moebench.reports.tables import MISSING, written
 from moebench.reports.text import Mark, TextTable
 

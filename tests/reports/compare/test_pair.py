@@ -4,10 +4,10 @@ from typing import Any
 
 import pytest
 
-from moebench.reports import paired
+from moebench.reports.compare import pair
 from moebench.results.samples import TokenSample
 from moebench.substrate.errors import UsageError
-from tests.reports.test_compare import ran
+from tests.reports.compare.test_tables import ran
 
 #: Three questions, three tokens each: TTFT in ms, then two decoded steps.
 TIMES = ((10, 4, 6), (12, 5, 5), (11, 8, 8))
@@ -50,7 +50,7 @@ def both(**other: Any) -> tuple[dict[str, Any], dict[str, Any]]:
 
 def test_the_difference_of_times_is_paired_by_question() -> None:
     first, second = both(evict="score")
-    found = paired.compare(first, second, (samples(), samples(later=3)))
+    found = pair.compare(first, second, (samples(), samples(later=3)))
     assert found.paired
     tpot = found.figures[0]
     # Every step takes 3 ms more: whatever the questions are, nothing else is uncertain.
@@ -58,12 +58,12 @@ def test_the_difference_of_times_is_paired_by_question() -> None:
     assert tuple(tpot.change) == pytest.approx((3.0, 3.0, 3.0, 3))
     ttft = found.figures[1]
     assert (ttft.first, ttft.change.value) == (11.0, 0.0)
-    assert paired.over(found).endswith("the 3 that both read, in pairs")
+    assert pair.over(found).endswith("the 3 that both read, in pairs")
 
 
 def test_parts_of_a_step_add_up_to_its_time_and_say_why() -> None:
     first, second = both(evict="score")
-    found = paired.compare(first, second, (samples(), samples(later=3)))
+    found = pair.compare(first, second, (samples(), samples(later=3)))
     parts = {part.title: (part.first, part.second, part.change) for part in found.times}
     assert parts == {
         "device computes": (4.0, 4.0, 0.0),
@@ -75,7 +75,7 @@ def test_parts_of_a_step_add_up_to_its_time_and_say_why() -> None:
     assert counts["loads after the gate"] == 5
     assert counts["MB over the link"] == 10
     assert "computed on the host" not in counts, "neither did"
-    assert paired.sentence(found) == (
+    assert pair.sentence(found) == (
         "b [id-b] takes 3 ms more a token than a [id-a] (1.50×): device waits for load +3 ms.  "
         "Only this differs: evict (lru → score)."
     )
@@ -83,43 +83,43 @@ def test_parts_of_a_step_add_up_to_its_time_and_say_why() -> None:
 
 def test_the_other_way_round_it_is_said_of_the_same_run() -> None:
     second, first = both(evict="score")
-    found = paired.compare(first, second, (samples(later=3), samples()))
+    found = pair.compare(first, second, (samples(later=3), samples()))
     assert found.figures[0].change.value == -3
-    assert paired.sentence(found).startswith("b [id-b] takes 3 ms more a token than a [id-a]")
+    assert pair.sentence(found).startswith("b [id-b] takes 3 ms more a token than a [id-a]")
 
 
 def test_a_difference_that_questions_explain_is_none() -> None:
     first, second = both()
     times = ((10, 4, 9), (12, 7, 5), (11, 6, 6))
-    found = paired.compare(first, second, (samples(), samples(times)))
+    found = pair.compare(first, second, (samples(), samples(times)))
     assert not found.figures[0].change.excludes_zero
-    assert "by no more than these questions explain" in paired.sentence(found)
+    assert "by no more than these questions explain" in pair.sentence(found)
 
 
 def test_other_questions_are_no_pairs() -> None:
     first, second = both()
     second["provenance"]["data_hash"] = "others"
-    found = paired.compare(first, second, (samples(), samples(later=3)))
+    found = pair.compare(first, second, (samples(), samples(later=3)))
     assert not found.paired
     change = found.figures[0].change
     assert change.value == 3
     assert change.low < 3 < change.high
-    assert "no pairs" in paired.over(found)
+    assert "no pairs" in pair.over(found)
 
 
 def test_without_samples_there_is_no_interval() -> None:
     first, second = both()
     second["metrics"]["tpot_ms"] = {"mean": 9.0}
-    found = paired.compare(first, second, (None, samples(later=3)))
+    found = pair.compare(first, second, (None, samples(later=3)))
     assert tuple(found.figures[0].change) == (3.0, None, None, 0)
-    assert paired.lines(found)[0][-1] == "no samples were kept"
-    assert paired.sentence(found).startswith("b [id-b] takes 3 ms more")
+    assert pair.lines(found)[0][-1] == "no samples were kept"
+    assert pair.sentence(found).startswith("b [id-b] takes 3 ms more")
 
 
 def test_accuracy_is_compared_question_by_question() -> None:
     first, second = both()
     second["accuracy"]["items"] |= {"kl": [0.4, 0.6, 0.2], "agreed": [1, 1, 2]}
-    figures = {f.title: f for f in paired.compare(first, second, (None, None)).figures}
+    figures = {f.title: f for f in pair.compare(first, second, (None, None)).figures}
     assert figures["KL (nats a token)"].change.value == pytest.approx(0.1)
     assert figures["KL (nats a token)"].change.excludes_zero
     assert figures["agreement (%)"].first == pytest.approx(100 * 5 / 6)
@@ -140,31 +140,31 @@ def test_what_is_not_fair_is_refused_and_can_be_allowed(spec: dict[str, Any], na
     first, second = both()
     second["spec"] |= spec
     with pytest.raises(UsageError, match=named) as refused:
-        paired.compare(first, second, (None, None))
+        pair.compare(first, second, (None, None))
     (name,) = spec
     assert f"--mixed {name}" in str(refused.value)
-    found = paired.compare(first, second, (None, None), [name])
+    found = pair.compare(first, second, (None, None), [name])
     assert list(found.differing) == [name]
 
 
 def test_an_unknown_condition_is_refused() -> None:
     with pytest.raises(UsageError, match="--mixed taste: allowed: model, machine"):
-        paired.compare(*both(), (None, None), ["taste"])
+        pair.compare(*both(), (None, None), ["taste"])
 
 
 def test_options_of_a_swapped_policy_are_not_told_twice() -> None:
     first, second = both(evict="score", **{"evict.window": "8", "alpha": "0.3"})
-    assert paired.compare(first, second, (None, None)).decisions == {
+    assert pair.compare(first, second, (None, None)).decisions == {
         "evict": ("lru", "score"), "alpha": ("-", "0.3"),
     }  # fmt: skip
 
 
 def test_a_document_and_a_table() -> None:
-    found = paired.compare(*both(evict="score"), (samples(), samples(later=3)))
-    plain = paired.document(found)
-    assert plain["sentence"] == paired.sentence(found)
+    found = pair.compare(*both(evict="score"), (samples(), samples(later=3)))
+    plain = pair.document(found)
+    assert plain["sentence"] == pair.sentence(found)
     assert plain["figures"][0]["low"] == pytest.approx(3)
-    text = paired.markdown(found)
+    text = pair.markdown(found)
     assert "| TPOT (ms) | 6 | 9 | +3 | +3 to +3 |" in text
     widths = {line.count("|") for line in text.splitlines() if line.startswith("|")}
     assert widths == {6}

@@ -10,10 +10,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from moebench.reports.accuracy import views
-from moebench.reports.all_tables import Report, report
-from moebench.reports.export import write_csv, write_latex
-from moebench.reports.latex import escaped, latex
+from moebench.reports.formats.csv import write_csv, write_latex
+from moebench.reports.formats.latex import escaped, latex
+from moebench.reports.report import Report, report
+from moebench.reports.sections.accuracy import views
 from moebench.reports.text import TextTable, markdown, text_table
 from moebench.substrate.errors import InputError
 from tests.reports.alpha import ITEMS, ROWS

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from moebench.reports.figures.style import DECADE, Spec
-from moebench.reports.page.stills import Still
+from moebench.reports.page.static_figures import Still
 from moebench.substrate.files import write_bytes
 
 #: Wide enough for a text's whole column, in pixels at 72 to the inch.

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from moebench.reports.trace_events import trace_events
+from moebench.reports.formats.trace_events import trace_events
 from tests.reports.trace_format import check_trace
 
 

@@ -4,13 +4,14 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from moebench.reports import evaluations, failures, latex
-from moebench.reports.accuracy import View
-from moebench.reports.all_tables import Report
-from moebench.reports.compare import Comparison
+from moebench.reports.compare.rows import Row
+from moebench.reports.compare.tables import Comparison
+from moebench.reports.formats import latex
 from moebench.reports.measures import FIGURES
-from moebench.reports.ranking import Row
-from moebench.reports.runs import fields
+from moebench.reports.report import Report
+from moebench.reports.sections import evaluations, failures
+from moebench.reports.sections.accuracy import View
+from moebench.reports.sections.runs import fields
 from moebench.reports.tables import COLUMNS, Document, rows
 from moebench.results.accuracy_table import AccuracyRow
 from moebench.results.csvfile import csv_text

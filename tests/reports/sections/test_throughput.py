@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from moebench.reports.page.runs import POINTS, speeds
-from moebench.reports.throughput import STEPS, Point, curve, load
+from moebench.reports.sections.throughput import STEPS, Point, curve, load
 from moebench.results.samples import TokenSample, samples_path, write_samples
 from moebench.substrate.errors import InputError
 from tests.reports.samples import run

@@ -1,0 +1,1 @@
+"""Comparisons: which runs may be compared, sorted into tables, with means and ratios."""

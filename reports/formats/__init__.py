@@ -1,0 +1,1 @@
+"""Output formats of figures and tables: CSV, LaTeX, SVG and trace events."""
