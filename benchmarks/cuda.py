@@ -18,10 +18,10 @@ from typing import Any
 import torch
 
 from benchmarks.wide import make_wide
-from moebench.harness.options import parse_gib
-from moebench.harness.run.card import DTYPES
-from moebench.harness.run.runner import prepare, run
+from moebench.harness.arguments import parse_gib
+from moebench.harness.run.execute import prepare, run
 from moebench.harness.run.spec import resolve
+from moebench.harness.stage.card import DTYPES
 from moebench.substrate.errors import MoeBenchError
 from moebench.substrate.machines.accelerator import Accelerator, Cuda
 from moebench.substrate.machines.records import rows

@@ -18,10 +18,10 @@ from typing import NamedTuple
 import torch
 
 from moebench.harness.run.live import LiveSession, prepare
-from moebench.harness.run.shared import SharedWork
 from moebench.harness.run.spec import resolve
-from moebench.harness.run.stage import Stage, memory_for, simulated
+from moebench.harness.stage.stage import Stage, memory_for, simulated
 from moebench.substrate.models.protocol import Model
+from moebench.substrate.models.shared import SharedWork
 from moebench.substrate.traces.passes import Recorder, RoutingTrace, TracedModel
 
 SYSTEMS = ("gpu-only", "moe-ondemand", "smoe")

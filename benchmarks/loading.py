@@ -19,9 +19,9 @@ import numpy as np
 import torch
 
 from benchmarks.wide import make_wide
-from moebench.harness.run.local import DTYPE
-from moebench.harness.run.runner import prepare, run
+from moebench.harness.run.execute import prepare, run
 from moebench.harness.run.spec import resolve
+from moebench.harness.stage.local import DTYPE
 from moebench.substrate.machines.protocol import Lane
 from moebench.substrate.machines.records import READS_IN_FLIGHT, rows
 from moebench.substrate.models.expert_store import ExpertStore

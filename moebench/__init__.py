@@ -45,9 +45,9 @@ _HOMES = {
     "best_scores": "moebench.substrate.engine.decisions",
     "build": "moebench.systems.options",
     "fetches": "moebench.substrate.engine.decisions",
-    "prepare": "moebench.harness.run.runner",
+    "prepare": "moebench.harness.run.execute",
     "resolve": "moebench.harness.run.spec",
-    "run": "moebench.harness.run.runner",
+    "run": "moebench.harness.run.execute",
     "split": "moebench.substrate.engine.decisions",
 }
 

@@ -65,7 +65,7 @@ def advise(
     Exit code: 0 a system meets it, 1 none does.
     """
     from moebench.harness import console
-    from moebench.harness.options import find_data_dir, require_writable
+    from moebench.harness.arguments import find_data_dir, require_writable
     from moebench.harness.studies.advise import Demand
     from moebench.harness.studies.advise_runs import Runs, scoring_for, systems_for
     from moebench.harness.studies.advise_runs import advise as find

@@ -118,7 +118,7 @@ def _sizes(text: str | None, experts: int) -> list[int]:
 
 def _options(pairs: list[str]) -> dict[str, dict[str, str]]:
     """By policy, its options as typed."""
-    from moebench.harness.options import parse_overrides
+    from moebench.harness.arguments import parse_overrides
     from moebench.substrate.errors import UsageError
 
     found: dict[str, dict[str, str]] = {}

@@ -25,7 +25,7 @@ def _systems(context: Any) -> Iterable[str]:
 
 
 def _settings(context: Any) -> Iterable[str]:
-    from moebench.harness.run.settings import settings
+    from moebench.harness.settings import settings
 
     return settings()
 

@@ -110,7 +110,7 @@ def _profiles() -> Finding:
 
 
 def _data(data_dir: Path | None) -> Finding:
-    from moebench.harness.options import find_data_dir
+    from moebench.harness.arguments import find_data_dir
 
     try:
         found = find_data_dir(data_dir)
@@ -123,7 +123,7 @@ def _data(data_dir: Path | None) -> Finding:
 
 
 def _store(store: Path) -> Finding:
-    from moebench.harness.options import require_writable
+    from moebench.harness.arguments import require_writable
     from moebench.results.schema import SCHEMA_VERSION
     from moebench.results.store import Store
 

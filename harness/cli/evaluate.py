@@ -57,9 +57,9 @@ def evaluate(
     json: JSON = False,
 ) -> None:
     """Let lm-eval or OpenCompass ask a system, with local data; store and show what it finds."""
+    from moebench.harness.arguments import find_data_dir, parse_overrides
     from moebench.harness.evaluate.run import evaluator
     from moebench.harness.evaluate.tasks import draw
-    from moebench.harness.options import find_data_dir, parse_overrides
 
     asks = evaluator(engine)
     folder = find_data_dir(data_dir)
@@ -105,9 +105,9 @@ def _evaluate(
 ) -> dict[str, Any]:  # fmt: skip
     """The stored document of this evaluation, or a new one, which is stored."""
     from moebench.harness import console
+    from moebench.harness.arguments import require_writable
     from moebench.harness.evaluate.run import about, evaluate, evaluator
     from moebench.harness.evaluate.session import prepare_evaluated, resolve_evaluated
-    from moebench.harness.options import require_writable
     from moebench.results.store import Store
 
     spec = resolve_evaluated(data_dir, mode, **given)

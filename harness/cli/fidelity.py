@@ -6,7 +6,12 @@ from pathlib import Path
 from typing import Any
 
 from moebench.harness import console
-from moebench.harness.options import find_data_dir, parse_overrides, require_file, require_writable
+from moebench.harness.arguments import (
+    find_data_dir,
+    parse_overrides,
+    require_file,
+    require_writable,
+)
 from moebench.substrate.errors import InputError, UsageError
 from moebench.substrate.files import write_text
 from moebench.substrate.models.catalogue import scale_names, scale_path

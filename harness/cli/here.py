@@ -24,8 +24,8 @@ def calibrate(
     json: JSON = False,
 ) -> None:
     """Measure this computer, part by part, and write a hardware profile of it."""
+    from moebench.harness.arguments import parse_rate
     from moebench.harness.cli.fidelity import Place, calibrate_command
-    from moebench.harness.options import parse_rate
 
     rate = parse_rate("--emulated-link", emulated_link)
     calibrate_command(Place(weights, model, rate), out, store, json)
@@ -59,8 +59,8 @@ def validate(
     json: JSON = False,
 ) -> None:
     """Run systems on this computer and on its profile, and show how far the two are apart."""
+    from moebench.harness.arguments import parse_rate
     from moebench.harness.cli.fidelity import SYSTEMS, Place, validate_command
-    from moebench.harness.options import parse_rate
 
     given = {
         "cache_ratio": cache_ratio, "workload": workload, "batch": batch, "prompts": prompts,

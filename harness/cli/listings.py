@@ -81,7 +81,7 @@ def _of_other_packages() -> "list[Description]":
 
 
 def _settings() -> list[dict[str, Any]]:
-    from moebench.harness.run.settings import settings
+    from moebench.harness.settings import settings
     from moebench.substrate.models.catalogue import scale_names
 
     ready = scale_names()

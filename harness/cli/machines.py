@@ -98,7 +98,7 @@ def sensitivity(
     json_: JSON = False,
 ) -> None:
     """Which numbers of the profile move TPOT and TTFT most, each from end to end of its range."""
-    from moebench.harness.options import find_data_dir, parse_overrides
+    from moebench.harness.arguments import find_data_dir, parse_overrides
 
     given = {
         "system": system, "setting": setting, "machine": machine, "model": model,
@@ -113,9 +113,9 @@ def _effects(
     given: dict[str, Any], tokens: int, data_dir: Path | None, store: Path
 ) -> tuple[str, "list[Effect]"]:
     """The machine's name, and what each of its uncertain numbers does."""
-    from moebench.harness.options import require_writable
+    from moebench.harness.arguments import require_writable
+    from moebench.harness.run.execute import on_engine
     from moebench.harness.run.interval import effects_on
-    from moebench.harness.run.runner import on_engine
     from moebench.harness.run.spec import resolve
     from moebench.substrate.errors import UsageError
 

@@ -72,7 +72,7 @@ def train(
     threads: Annotated[int, typer.Option(min=1, help="CPU threads.")] = 1,
 ) -> None:
     """Train a scale model; a killed training goes on when the same command is given again."""
-    from moebench.harness.options import find_data_dir
+    from moebench.harness.arguments import find_data_dir
     from moebench.harness.scale.widths import scale_config
     from moebench.substrate.errors import UsageError
 
@@ -169,7 +169,7 @@ def verify(
     json: JSON = False,
 ) -> None:
     """Measure quality and routing again; judge them by targets, compare them with the manifest."""
-    from moebench.harness.options import find_data_dir
+    from moebench.harness.arguments import find_data_dir
     from moebench.substrate.errors import UsageError
 
     if write and quick:
@@ -207,7 +207,7 @@ def targets(
 ) -> None:
     """Measure the routing of real models again and compare it with the file of targets."""
     from moebench.harness import console
-    from moebench.harness.options import find_data_dir
+    from moebench.harness.arguments import find_data_dir
     from moebench.harness.scale import targets as ranges
     from moebench.substrate.errors import UsageError
 

@@ -6,10 +6,10 @@ from pathlib import Path
 from typing import Any
 
 from moebench.harness import console
-from moebench.harness.options import require_folder, require_new
+from moebench.harness.arguments import require_folder, require_new
 from moebench.harness.run.live import LiveSession, prepare
-from moebench.harness.run.settings import settings
 from moebench.harness.run.spec import RunSpec, resolve
+from moebench.harness.settings import settings
 from moebench.substrate.errors import UsageError
 from moebench.substrate.models.catalogue import scale_names
 from moebench.substrate.traces.file import Header
@@ -85,7 +85,7 @@ def _setting_of(model: str) -> dict[str, str]:
 
 
 def _record(spec: RunSpec, request: RecordRequest, out: Path) -> None:
-    from moebench.harness.run.runner import run
+    from moebench.harness.run.execute import run
 
     session = prepare(spec, request.data_dir)
     asks = session.system.lookaheads

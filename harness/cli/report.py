@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from moebench.harness import console
-from moebench.harness.options import require_file, require_folder
+from moebench.harness.arguments import require_file, require_folder
 from moebench.results.store import Cell, Store
 from moebench.results.store_hints import no_runs
 from moebench.substrate.errors import UsageError

@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Any
 
 from moebench.harness import console
+from moebench.harness.arguments import find_data_dir, parse_overrides, require_writable
 from moebench.harness.cli.timeline import require_place, write_timeline
-from moebench.harness.options import find_data_dir, parse_overrides, require_writable
 from moebench.harness.run.spec import RunSpec, resolve
 from moebench.results.store import Store
 from moebench.substrate.errors import MoeBenchError, UsageError
@@ -79,8 +79,8 @@ def _document(request: RunRequest, spec: RunSpec, data_dir: Path | None) -> dict
     with console.progress(what) as progress:
         tell("load")
         # The first of these imports takes seconds, too.
+        from moebench.harness.run.execute import prepare, run
         from moebench.harness.run.interval import add_interval
-        from moebench.harness.run.runner import prepare, run
         from moebench.harness.run.session import Session
         from moebench.harness.sweep.worker import samples_of
         from moebench.results.samples import samples_of_run

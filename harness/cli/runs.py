@@ -87,8 +87,8 @@ def run(
     json: JSON = False,
 ) -> None:
     """Run one system on one model and machine; store and show its figures."""
+    from moebench.harness.arguments import parse_gib, parse_rate
     from moebench.harness.cli.run import RunRequest, run_command
-    from moebench.harness.options import parse_gib, parse_rate
 
     given = {
         "system": system,

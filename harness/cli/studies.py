@@ -59,7 +59,7 @@ def check(
 
     Exit code: 0 pass or improved, 1 regressed, 3 not measured.
     """
-    from moebench.harness.options import find_data_dir
+    from moebench.harness.arguments import find_data_dir
     from moebench.harness.studies.check import check_command, own
 
     if (file is None) != (references is None):

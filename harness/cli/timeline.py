@@ -40,7 +40,7 @@ def timeline(
 
 def require_place(option: str, file: Path) -> None:
     """Refuse a file that cannot be, before anything is computed for it."""
-    from moebench.harness.options import require_file
+    from moebench.harness.arguments import require_file
 
     require_file(option, file, folder_exists=True)
 

@@ -65,9 +65,9 @@ def record(
     data_dir: Annotated[Path | None, typer.Option(help="Folder of evaluation sets.")] = None,
 ) -> None:
     """Record what the router sees while a system runs; float16 scores are rounded for it too."""
+    from moebench.harness.arguments import find_data_dir, parse_overrides
     from moebench.harness.cli.recording import RecordRequest
     from moebench.harness.cli.recording import record as record_traces
-    from moebench.harness.options import find_data_dir, parse_overrides
 
     given = {
         "system": system,
@@ -152,7 +152,7 @@ def import_(
     ] = None,
 ) -> None:
     """Import a published trace of chosen experts, with or without scores."""
-    from moebench.harness.options import require_new
+    from moebench.harness.arguments import require_new
     from moebench.substrate.traces.published import import_trace
 
     require_new("--out", out)
@@ -218,7 +218,7 @@ def synthesize(
     from dataclasses import replace
 
     from moebench.harness import console
-    from moebench.harness.options import require_new
+    from moebench.harness.arguments import require_new
     from moebench.substrate.models.catalogue import model_shape
     from moebench.substrate.traces.file import open_trace
     from moebench.substrate.traces.replay import routings

@@ -14,16 +14,16 @@ import torch
 
 from moebench.harness.conformance.cases import Case, spec_of
 from moebench.harness.conformance.watch import Claim, LetGo, WatchedModel, watch_slots
-from moebench.harness.run.calibration import calibrate
+from moebench.harness.run.execute import on_engine
+from moebench.harness.run.learn import calibrate
 from moebench.harness.run.live import LiveSession
-from moebench.harness.run.runner import on_engine
 from moebench.harness.run.session import Session
-from moebench.harness.run.shared import SharedWork
 from moebench.harness.run.spec import RunSpec
-from moebench.harness.run.stage import Stage
+from moebench.harness.stage.stage import Stage
 from moebench.substrate.engine.records import Generation
 from moebench.substrate.errors import BudgetError, UsageError
 from moebench.substrate.models.catalogue import model_shape
+from moebench.substrate.models.shared import SharedWork
 from moebench.substrate.traces.observe import write
 from moebench.systems.options import build
 from moebench.systems.registry import Variant

@@ -22,6 +22,7 @@ from lm_eval.api.model import TemplateLM
 from lm_eval.api.registry import register_model
 from lm_eval.models.utils import handle_stop_sequences, normalize_gen_kwargs
 
+from moebench.harness.arguments import find_data_dir, parse_overrides, parse_rate
 from moebench.harness.evaluate.responder import Ids, Pair
 from moebench.harness.evaluate.session import (
     MAX_NEW_TOKENS,
@@ -29,8 +30,7 @@ from moebench.harness.evaluate.session import (
     prepare_evaluated,
     resolve_evaluated,
 )
-from moebench.harness.options import find_data_dir, parse_overrides, parse_rate
-from moebench.harness.run.runner import Ready, started
+from moebench.harness.run.execute import Ready, started
 from moebench.substrate.errors import UsageError
 
 

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from moebench.harness.run.accuracy import Item, compare, likeness
 from moebench.harness.run.answers import up_to
-from moebench.harness.run.computing import Computing
+from moebench.harness.run.weights import Computing
 from moebench.substrate.engine.loop import Engine
 from moebench.substrate.engine.records import Generation
 from moebench.substrate.errors import UsageError

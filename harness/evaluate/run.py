@@ -12,7 +12,7 @@ from typing import Any
 from moebench.harness.evaluate.outcome import evaluation
 from moebench.harness.evaluate.session import EvaluatedSession
 from moebench.harness.evaluate.tasks import Questions
-from moebench.harness.run.runner import Progress, started
+from moebench.harness.run.execute import Progress, started
 from moebench.harness.run.session import Outcome
 from moebench.substrate.errors import UnknownNameError
 from moebench.workloads.draw import PromptSet

@@ -5,10 +5,10 @@ from pathlib import Path
 from typing import Any, get_args
 
 from moebench.harness.evaluate.responder import Mode, Responder
-from moebench.harness.run import calibration
-from moebench.harness.run.computing import Computing, computing_system, open_weights
+from moebench.harness.run import learn
 from moebench.harness.run.identity import system_hash
 from moebench.harness.run.spec import RunSpec, resolve
+from moebench.harness.run.weights import Computing, computing_system, open_weights
 from moebench.substrate.engine.records import Generation
 from moebench.substrate.errors import UsageError
 from moebench.substrate.models.decoder import Decoder
@@ -113,7 +113,7 @@ def prepare_evaluated(
     positions = checkpoint.shape.max_positions
     if max_length is not None and not 2 <= max_length <= positions:
         raise UsageError(f"--max-length {max_length}: allowed: 2 to {positions}, the model's own")
-    own = {"system": system_hash(system), **calibration.identity(spec, system, data_dir)}
+    own = {"system": system_hash(system), **learn.identity(spec, system, data_dir)}
     return EvaluatedSession(
         spec=spec,
         system=system,

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from moebench.harness.run.settings import few_shot_count
+from moebench.harness.settings import few_shot_count
 from moebench.substrate.errors import UsageError
 from moebench.workloads.catalogue import workload
 from moebench.workloads.draw import PromptSet, load

@@ -8,7 +8,7 @@ from importlib import import_module
 from pathlib import Path
 
 from moebench.harness import console
-from moebench.harness.options import find_data_dir, require_writable
+from moebench.harness.arguments import find_data_dir, require_writable
 from moebench.harness.reproduce.carry_out import Workshop, cells_of, reproduce
 from moebench.harness.reproduce.claim import PaperClaims
 from moebench.harness.reproduce.evidence import Evidence

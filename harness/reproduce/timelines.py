@@ -4,7 +4,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from moebench.harness.reproduce.evidence import Evidence, MissingEvidenceError, Runs
-from moebench.harness.run.runner import prepare, run
+from moebench.harness.run.execute import prepare, run
 from moebench.harness.run.spec import RunSpec
 
 Record = Mapping[str, Any]

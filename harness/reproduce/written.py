@@ -1,6 +1,6 @@
 """How a scale model routes texts of a data set, and what it writes after them: no system runs.
 
-Texts are kept as those that systems learn from are (`harness.run.calibration`).
+Texts are kept as those that systems learn from are (`harness.run.learn`).
 """
 
 import math
@@ -8,11 +8,11 @@ from collections.abc import Callable
 from pathlib import Path
 
 from moebench.harness.reproduce.evidence import Evidence, MissingEvidenceError
-from moebench.harness.run.calibration import folder, written
-from moebench.harness.run.computing import open_weights
-from moebench.harness.run.shared import SharedWork
+from moebench.harness.run.learn import folder, written
 from moebench.harness.run.spec import resolve
+from moebench.harness.run.weights import open_weights
 from moebench.results.claims import Measured
+from moebench.substrate.models.shared import SharedWork
 from moebench.substrate.terms import LOOKAHEADS, RoutedSequence
 from moebench.substrate.traces.replay import routings
 from moebench.systems.learn.artefacts import content_hash

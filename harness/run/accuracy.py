@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from moebench.harness.run.shared import SharedWork
+from moebench.substrate.models.shared import SharedWork
 from moebench.workloads.example import Example
 from moebench.workloads.scoring import (
     Rouge,

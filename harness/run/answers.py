@@ -20,11 +20,11 @@ from torch import Tensor
 
 from moebench.harness.run.accuracy import Accuracy
 from moebench.harness.run.question import Question
-from moebench.harness.run.shared import SharedWork
 from moebench.harness.run.spec import RunSpec
 from moebench.substrate.engine.loop import Engine
 from moebench.substrate.engine.records import Generation
 from moebench.substrate.models.decoder import Decoder
+from moebench.substrate.models.shared import SharedWork
 from moebench.substrate.progress_events import tell
 from moebench.workloads.example import Example
 from moebench.workloads.likelihood import choose

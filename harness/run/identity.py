@@ -24,7 +24,9 @@ from moebench.substrate.machines.profile import load_profile
 from moebench.systems.native.base import NativeSystem
 
 #: Our modules that any result may depend on.  Those of systems count where a system imports them.
-SHARED = ("substrate", "workloads", "harness/run")
+SHARED = (
+    "substrate", "workloads", "harness/settings.py", "harness/stage", "harness/native", "harness/run",
+)  # fmt: skip
 _SHARED_MODULES = ("moebench.substrate", "moebench.workloads", "moebench.harness")
 _INSTALLED = ("site-packages", "dist-packages")
 _ROOT = Path(__file__).parents[2]

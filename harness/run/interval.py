@@ -22,9 +22,9 @@ from typing import Any, NamedTuple, cast
 import numpy as np
 import torch
 
-from moebench.harness.run.calibration import calibrate
+from moebench.harness.run.learn import calibrate
 from moebench.harness.run.session import Session
-from moebench.harness.run.stage import memory_for, simulated
+from moebench.harness.stage.stage import memory_for, simulated
 from moebench.substrate.machines.profile import HardwareProfile, ProfileBadge, load_profile
 from moebench.substrate.machines.profile_ranges import Uncertain, moved, uncertain
 from moebench.substrate.models.protocol import Model

@@ -4,20 +4,20 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from moebench.harness.run import calibration
+from moebench.harness.run import learn
 from moebench.harness.run.answers import Answers, up_to
-from moebench.harness.run.computing import (
+from moebench.harness.run.identity import system_hash
+from moebench.harness.run.question import Question, question_of
+from moebench.harness.run.session import Session
+from moebench.harness.run.spec import RunSpec
+from moebench.harness.run.texts import Texts, read_texts
+from moebench.harness.run.weights import (
     Computing,
     computing_system,
     open_weights,
     weights_path,
 )
-from moebench.harness.run.identity import system_hash
-from moebench.harness.run.question import Question, question_of
-from moebench.harness.run.session import Session
-from moebench.harness.run.spec import RunSpec
-from moebench.harness.run.stage import Stage
-from moebench.harness.run.texts import Texts, read_texts
+from moebench.harness.stage.stage import Stage
 from moebench.substrate.engine.records import Generation
 from moebench.substrate.errors import CheckpointError, UsageError
 from moebench.substrate.models.decoder import Decoder
@@ -114,10 +114,10 @@ def prepare(spec: RunSpec, data_dir: Path | None) -> LiveSession:
     Raises:
         MoeBenchError: one line that says what, where and what is allowed.
     """
-    assert not spec.replays, "harness.run.runner.prepare opens traces too"
+    assert not spec.replays, "harness.run.execute.prepare opens traces too"
     system = computing_system(spec)
     full, checkpoint, sample, questions, texts, hashes = open_inputs(spec, data_dir)
-    own = {"system": system_hash(system), **calibration.identity(spec, system, data_dir)}
+    own = {"system": system_hash(system), **learn.identity(spec, system, data_dir)}
     return LiveSession(
         spec=spec,
         system=system,

@@ -5,8 +5,8 @@ from collections.abc import Iterable, Mapping
 from functools import cache
 from typing import Any
 
-from moebench.harness.run.settings import Setting
 from moebench.harness.run.spec import RunSpec, resolve
+from moebench.harness.settings import Setting
 from moebench.results.store import Store
 from moebench.substrate.errors import MoeBenchError
 from moebench.workloads.catalogue import workload

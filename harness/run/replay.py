@@ -13,14 +13,14 @@ from typing import Any, cast
 
 import numpy as np
 
-from moebench.harness.run import calibration
-from moebench.harness.run.card import on_card
+from moebench.harness.run import learn
 from moebench.harness.run.identity import profile_hash, run_id, system_hash
-from moebench.harness.run.local import dummies, local
 from moebench.harness.run.routing import Source, source_of
 from moebench.harness.run.session import Learnable, Session
 from moebench.harness.run.spec import RunSpec
-from moebench.harness.run.stage import Memory, Stage, memory_for, simulated
+from moebench.harness.stage.card import on_card
+from moebench.harness.stage.local import dummies, local
+from moebench.harness.stage.stage import Memory, Stage, memory_for, simulated
 from moebench.substrate.engine.records import Generation
 from moebench.substrate.engine.system import System
 from moebench.substrate.errors import UsageError
@@ -86,7 +86,7 @@ class ReplaySession(Session):
     def learnable(self, scratch: Path, progress: Callable[[int, int], None]) -> Learnable:
         """The trace's last sequences."""
         trace = self.source.open(scratch)
-        return calibration.not_replayed(trace, self.spec, self.system, self.source.name)
+        return learn.not_replayed(trace, self.spec, self.system, self.source.name)
 
     def open(self, scratch: Path, keep_timeline: bool, stack: ExitStack) -> Stage:
         """A simulated machine, or this computer; the notes say what a replay cannot know."""
@@ -199,7 +199,7 @@ def _hashes(spec: RunSpec, system: System, source: Source, full: ModelShape) -> 
         "profile": profile_hash(spec),
         "system": system_hash(system),
         "numpy": np.__version__,
-        **calibration.identity(spec, system, None),
+        **learn.identity(spec, system, None),
     }
 
 
@@ -210,7 +210,7 @@ def _check(spec: RunSpec, source: Source, system: System) -> None:
     live = _without(spec)
     for decision, policy in system.policies.items():
         reads = {"hidden": policy.reads_hidden, "embedding": policy.reads_embedding}
-        learns = calibration.learnt_from([policy])
+        learns = learn.learnt_from([policy])
         for what in WORDS:
             if not header.has(what) and (reads.get(what) or what in learns):
                 verb = "reads" if reads.get(what) else "learns from"

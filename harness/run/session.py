@@ -8,14 +8,14 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from moebench.harness.run.identity import run_id
-from moebench.harness.run.shared import SharedWork
 from moebench.harness.run.spec import RunSpec
-from moebench.harness.run.stage import Stage
+from moebench.harness.stage.stage import Stage
 from moebench.substrate.engine.records import Generation
 from moebench.substrate.engine.system import System
 from moebench.substrate.machines.timeline import Timeline
 from moebench.substrate.models.protocol import Model
 from moebench.substrate.models.shape import ModelShape
+from moebench.substrate.models.shared import SharedWork
 from moebench.substrate.terms import RoutedSequence
 from moebench.workloads.draw import PromptSet
 

@@ -9,7 +9,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from moebench.harness.run.local_options import check_local, check_software_here
 from moebench.harness.run.native_options import check_native
-from moebench.harness.run.settings import Setting, few_shot_count, setting
+from moebench.harness.settings import Setting, few_shot_count, setting
 from moebench.substrate.engine.system import System
 from moebench.substrate.errors import NotApplicableError, UsageError
 from moebench.substrate.files import brief_word

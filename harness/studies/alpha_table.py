@@ -9,7 +9,7 @@ from itertools import product
 from pathlib import Path
 
 from moebench.harness import console
-from moebench.harness.options import find_data_dir, require_file, require_writable
+from moebench.harness.arguments import find_data_dir, require_file, require_writable
 from moebench.harness.run.spec import RunSpec, resolve
 from moebench.harness.sweep.execute import run_all
 from moebench.harness.sweep.worker import Document

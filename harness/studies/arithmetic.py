@@ -11,7 +11,7 @@ from pathlib import Path
 
 import torch
 
-from moebench.harness.run.shared import SharedWork
+from moebench.substrate.models.shared import SharedWork
 from moebench.substrate.models.weights import Checkpoint
 from moebench.substrate.traces.observe import write
 

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from moebench.harness.run.local import DTYPE
+from moebench.harness.stage.local import DTYPE
 from moebench.harness.studies.calibrated_profile import profile_of
 from moebench.harness.studies.disk import disk_rates
 from moebench.substrate.engine.loop import Engine

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 import yaml
 
 from moebench.harness import console
-from moebench.harness.options import require_writable
+from moebench.harness.arguments import require_writable
 from moebench.harness.run.repeat import shortest
 from moebench.harness.run.spec import RunSpec, resolve
 from moebench.harness.studies.latency_guard import FIGURES, compare_latencies, latency

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from moebench.harness.run.runner import prepare, run
+from moebench.harness.run.execute import prepare, run
 from moebench.harness.run.spec import RunSpec, resolve
 from moebench.reports.tables import dig
 from moebench.substrate.machines.profile import load_profile

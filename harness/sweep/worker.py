@@ -14,8 +14,8 @@ from moebench.substrate.errors import MoeBenchError, UsageError
 
 if TYPE_CHECKING:
     from moebench.harness.run.session import Prepared
-    from moebench.harness.run.shared import SharedWork
     from moebench.substrate.engine.records import Generation
+    from moebench.substrate.models.shared import SharedWork
 
 Document = dict[str, Any]
 
@@ -82,12 +82,12 @@ class Opened:
         self._known: Prepared | None = None
 
     def session(self, spec: RunSpec) -> "Prepared":
-        """As `harness.run.runner.prepare` gives it.
+        """As `harness.run.execute.prepare` gives it.
 
         Raises:
             MoeBenchError: as `prepare` does.
         """
-        from moebench.harness.run.runner import prepare
+        from moebench.harness.run.execute import prepare
 
         group = group_of(spec)
         if group == self._group and self._known is not None:
@@ -160,7 +160,7 @@ class Worker:
                 self._forget()
 
     def _run(self, job: Job) -> Finished:
-        from moebench.harness.run.runner import run
+        from moebench.harness.run.execute import run
 
         if self._group != job.group:
             self._forget()

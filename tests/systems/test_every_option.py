@@ -163,7 +163,8 @@ def test_every_option_of_a_system_is_read(system):
     cls = system_class(system)
     # By the system itself, or by what wires and runs it.
     root = LOOP.parents[2]
-    files = [LOOP, *(root / "harness" / "run").glob("*.py")]
+    wires = (root / "harness" / name for name in ("run", "stage"))
+    files = [LOOP, *(file for folder in wires for file in folder.glob("*.py"))]
     read = set().union(*(loads(ast.parse(file.read_text(encoding="utf-8"))) for file in files))
     assert set(options_of(cls)) - read - loads_in(cls) == set()
 

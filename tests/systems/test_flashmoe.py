@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from moebench.harness.run.calibration import recorded
+from moebench.harness.run.learn import recorded
 from moebench.substrate.engine.decisions import Prompts
 from moebench.substrate.errors import InputError, UnknownNameError, UsageError
 from moebench.substrate.terms import RoutedSequence

@@ -13,8 +13,8 @@ import numpy as np
 
 from moebench.harness.reproduce.evidence import Evidence, MissingEvidenceError
 from moebench.harness.reproduce.flashmoe.experiments import EVICTIONS
-from moebench.harness.run.calibration import folder
 from moebench.harness.run.identity import code_hash
+from moebench.harness.run.learn import folder
 from moebench.harness.run.routing import source_of
 from moebench.harness.studies.evictions import Duel, Regret, duel, hit_rates, regret
 from moebench.results.claims import Measured

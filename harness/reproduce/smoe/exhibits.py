@@ -30,7 +30,7 @@ from moebench.harness.reproduce.smoe.own_parts import FIFO_BASE, HOST_BASE, LOAD
 from moebench.harness.reproduce.smoe.tables import SETTING, STEP, TABLES
 from moebench.harness.reproduce.smoe.thresholds import DEGREE, curve
 from moebench.harness.reproduce.smoe.watched import Watched, watch
-from moebench.harness.run.settings import setting
+from moebench.harness.settings import setting
 from moebench.results.claims import Axis, Exhibit, Form
 from moebench.substrate.machines.profile import load_profile
 from moebench.substrate.machines.protocol import Lane

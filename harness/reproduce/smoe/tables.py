@@ -10,7 +10,7 @@ from moebench.harness.reproduce.smoe.experiments import ABLATION, SETTINGS
 from moebench.harness.reproduce.smoe.importance import table_1
 from moebench.harness.reproduce.smoe.measures import TPOT
 from moebench.harness.reproduce.smoe.own_parts import FIFO_BASE, HOST_BASE, LOADED_BASE
-from moebench.harness.run.settings import setting
+from moebench.harness.settings import setting
 from moebench.results.accuracy_table import ALPHA_TABLE, read_table
 from moebench.results.claims import Axis, Exhibit
 from moebench.results.paper_tables import smoe_table_4, workload_of

@@ -10,8 +10,8 @@ import pytest
 import yaml
 from safetensors.torch import load_file, save_file
 
-from moebench.harness.run import computing
-from moebench.harness.run.settings import settings
+from moebench.harness.run import weights as run_weights
+from moebench.harness.settings import settings
 from moebench.substrate.machines.profile import MACHINES
 from moebench.substrate.models.catalogue import scale_path
 from tests.harness.commands import SCALE_MODEL, SMALL, call
@@ -311,7 +311,7 @@ def test_weights_that_are_nowhere() -> None:
 @pytest.mark.parametrize("name", sorted(settings()))
 def test_settings_without_a_scale_model(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     model = settings()[name].model
-    monkeypatch.setattr(computing, "scale_names", lambda: ["the-only-one"])
+    monkeypatch.setattr(run_weights, "scale_names", lambda: ["the-only-one"])
     line = refused("run", "--system", "moe-ondemand", "--setting", name)
     assert f"no scale model of {model} ships" in line
     assert "the-only-one" in line
@@ -388,17 +388,17 @@ def test_places(here: Path, options: tuple[str, ...], says: str) -> None:
 
 def test_a_store_without_permission(monkeypatch: pytest.MonkeyPatch) -> None:
     """The superuser may write anywhere, so the system's answer is replaced."""
-    from moebench.harness import options
+    from moebench.harness import arguments
 
-    monkeypatch.setattr(options.os, "access", lambda *_: False)
+    monkeypatch.setattr(arguments.os, "access", lambda *_: False)
     assert "is not writable; give another --store" in refused(*SMOE)
 
 
 def test_what_the_system_refuses_is_one_line_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    from moebench.harness.run import runner
+    from moebench.harness.run import execute
 
     def full(*_: object) -> None:
         raise OSError(28, "No space left on device", "somewhere")
 
-    monkeypatch.setattr(runner, "prepare", full)
+    monkeypatch.setattr(execute, "prepare", full)
     assert "No space left on device" in refused(*SMOE)

@@ -88,16 +88,16 @@ def module(*arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
 @pytest.fixture
 def counted_runs(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The ids of the runs that were really carried out."""
-    from moebench.harness.run import runner
+    from moebench.harness.run import execute
 
     carried_out: list[str] = []
-    true_run: Callable[..., Any] = runner.run
+    true_run: Callable[..., Any] = execute.run
 
     def counting(session: Any, *arguments: Any, **options: Any) -> Any:
         carried_out.append(session.run_id)
         return true_run(session, *arguments, **options)
 
-    monkeypatch.setattr(runner, "run", counting)
+    monkeypatch.setattr(execute, "run", counting)
     return carried_out
 
 
@@ -370,12 +370,12 @@ def test_a_borrowed_decision() -> None:
 
 
 def test_an_interrupt_ends_with_130(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from moebench.harness.run import runner
+    from moebench.harness.run import execute
 
     def interrupted(*_: Any, **__: Any) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(runner, "run", interrupted)
+    monkeypatch.setattr(execute, "run", interrupted)
     called = call("run", "--system", "smoe", *SMALL)
     assert called.code == 130
     assert called.out == ""

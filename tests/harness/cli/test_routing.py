@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from moebench.harness.run.execute import prepare, run
 from moebench.harness.run.live import prepare as prepare_live
-from moebench.harness.run.runner import prepare, run
 from moebench.harness.run.spec import resolve
 from moebench.harness.sweep.plan import cells_from_file
 from moebench.harness.sweep.worker import group_of

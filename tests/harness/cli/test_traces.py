@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from moebench.harness.run import live, runner
-from moebench.harness.run.calibration import learners
-from moebench.harness.run.runner import Outcome, prepare, run
+from moebench.harness.run import execute, live
+from moebench.harness.run.execute import Outcome, prepare, run
+from moebench.harness.run.learn import learners
 from moebench.harness.run.session import Session
 from moebench.harness.run.spec import resolve
 from moebench.substrate.terms import RoutedSequence
@@ -96,7 +96,7 @@ def test_a_replay_is_the_live_run_span_for_span(
 ) -> None:  # fmt: skip
     """Prefetch, host assist and score eviction are on; so few slots that all of them matter."""
     texts = routings(open_trace(recorded), also={"hidden", "embedding"})[:2]
-    monkeypatch.setattr(runner, "calibrate", learning_from(texts))
+    monkeypatch.setattr(execute, "calibrate", learning_from(texts))
     common = {
         "system": system, "overrides": overrides, "setting": "S3", "new_tokens": TOKENS,
         "batch": batch, "allow_overcommit": True,

@@ -10,7 +10,7 @@ from moebench.harness.evaluate.session import (
     prepare_evaluated,
     resolve_evaluated,
 )
-from moebench.harness.run.runner import started
+from moebench.harness.run.execute import started
 
 
 @contextmanager

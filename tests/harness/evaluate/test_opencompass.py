@@ -15,8 +15,8 @@ from moebench.harness.evaluate.opencompass_data import DATASETS, check, write_da
 from moebench.harness.evaluate.opencompass_run import answer
 from moebench.harness.evaluate.packages import OPENCOMPASS_VARIABLE, find_opencompass
 from moebench.harness.evaluate.tasks import draw
-from moebench.harness.run.shared import SharedWork
 from moebench.substrate.errors import InputError, UsageError
+from moebench.substrate.models.shared import SharedWork
 from moebench.workloads.data import read_examples
 from tests.harness.commands import SCALE_MODEL, call, refused
 from tests.harness.evaluate.data import write_data as write_sets

@@ -13,8 +13,8 @@ from moebench.harness.evaluate.session import (
     prepare_evaluated,
     resolve_evaluated,
 )
-from moebench.harness.run.shared import SharedWork
 from moebench.substrate.errors import UsageError
+from moebench.substrate.models.shared import SharedWork
 from tests.harness.commands import refused
 from tests.harness.evaluate.sessions import responding
 

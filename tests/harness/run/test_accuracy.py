@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from moebench.harness.run.accuracy import Accuracy
-from moebench.harness.run.shared import SharedWork
+from moebench.substrate.models.shared import SharedWork
 from moebench.workloads.catalogue import workload
 from moebench.workloads.example import Example
 

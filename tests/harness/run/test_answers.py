@@ -6,12 +6,12 @@ from pathlib import Path
 import pytest
 import torch
 
+from moebench.harness.run.execute import prepare
+from moebench.harness.run.execute import run as run_cell
 from moebench.harness.run.live import LiveSession
-from moebench.harness.run.runner import prepare
-from moebench.harness.run.runner import run as run_cell
-from moebench.harness.run.shared import SharedWork
 from moebench.harness.run.spec import resolve
 from moebench.substrate.errors import InputError, UsageError
+from moebench.substrate.models.shared import SharedWork
 from moebench.workloads.likelihood import choose, continuations
 from tests.harness.commands import call
 

@@ -8,8 +8,8 @@ import pytest
 import yaml
 
 from moebench.harness.run import interval
+from moebench.harness.run.execute import prepare, run
 from moebench.harness.run.interval import Effect, badge_of, combined, effects_on
-from moebench.harness.run.runner import prepare, run
 from moebench.harness.run.session import Session
 from moebench.harness.run.spec import resolve
 from moebench.reports.sections.fidelity import TABLES

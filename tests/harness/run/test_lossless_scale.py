@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 import torch
 
+from moebench.harness.run.execute import prepare
 from moebench.harness.run.live import LiveSession
-from moebench.harness.run.runner import prepare
 from moebench.harness.run.spec import resolve
 from moebench.substrate.models.decoder import Decoder
 

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 from safetensors import safe_open
 
-from moebench.harness.run import calibration
+from moebench.harness.run import learn
+from moebench.harness.run.execute import prepare, run
 from moebench.harness.run.live import LiveSession
-from moebench.harness.run.runner import prepare, run
 from moebench.harness.run.spec import resolve
 from moebench.substrate.engine.loop import Engine
 from moebench.substrate.errors import UsageError
@@ -173,7 +173,7 @@ def learning(name: str, **given: Any) -> LiveSession:
 
 
 def shown(session: LiveSession, scratch: Path) -> list[RoutedSequence]:
-    calibration.calibrate(session, scratch, lambda done, total: None)
+    learn.calibrate(session, scratch, lambda done, total: None)
     return list(LearningPrefetch.shown)
 
 
@@ -222,8 +222,8 @@ def test_a_live_run_and_a_replay_learn_the_same(tmp_path: Path) -> None:
     """The texts that the live run was shown, recorded; a trace lacks each text's last token."""
     session = learning("LearnsStates")
     live = shown(session, tmp_path)
-    sample = calibration.texts(session.spec, session.system, None)
-    chosen = calibration.source(session.spec)
+    sample = learn.texts(session.spec, session.system, None)
+    chosen = learn.source(session.spec)
     shape = session.checkpoint.shape
     with writing(tmp_path / "t", header_of(shape, "tiny", "none")) as writer:
         writer.describe(predictions=recorded_predictions((), "gpu-only"))
@@ -232,8 +232,8 @@ def test_a_live_run_and_a_replay_learn_the_same(tmp_path: Path) -> None:
         engine: Engine = rig(build("gpu-only"), model, slots=every).engine
         for example in sample.examples:
             prompt = session.tokenizer.encode(build_prompt(chosen, example)).ids
-            engine.generate([prompt[: calibration.PROMPT_TOKENS]], calibration.NEW_TOKENS)
-    recorded = calibration.recorded(
+            engine.generate([prompt[: learn.PROMPT_TOKENS]], learn.NEW_TOKENS)
+    recorded = learn.recorded(
         LearningPrefetch(trace=str(tmp_path / "t")), session.full, "prefetch"
     ).sequences
     assert all(text.hidden_TLH is None for text in recorded)
@@ -269,4 +269,4 @@ def test_a_named_trace_without_what_is_learnt_from_is_one_line(old: Path, tmp_pa
     session = learning("LearnsStates", overrides={})
     session.system.prefetch.trace = str(old)  # type: ignore[attr-defined]
     with pytest.raises(UsageError, match=r"holds no embeddings, which prefetch learns from; name"):
-        calibration.calibrate(session, tmp_path, lambda done, total: None)
+        learn.calibrate(session, tmp_path, lambda done, total: None)

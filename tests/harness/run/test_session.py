@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 import yaml
 
+from moebench.harness.run.execute import prepare, run
 from moebench.harness.run.interval import add_interval
 from moebench.harness.run.live import LiveSession
 from moebench.harness.run.replay import ReplaySession
-from moebench.harness.run.runner import prepare, run
 from moebench.harness.run.session import Session
 from moebench.harness.run.spec import RunSpec, resolve
 from moebench.substrate.engine.system import System

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from moebench.harness.options import find_data_dir
+from moebench.harness.arguments import find_data_dir
 from moebench.harness.run.spec import RunSpec, resolve
 from moebench.substrate.errors import UsageError
 from tests.harness.commands import SCALE_MODEL

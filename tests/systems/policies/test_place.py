@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from moebench.harness.run.calibration import learners
+from moebench.harness.run.learn import learners
 from moebench.substrate.errors import UsageError
 from moebench.substrate.terms import RoutedSequence
 from moebench.systems.options import build

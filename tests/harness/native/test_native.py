@@ -8,15 +8,15 @@ from typing import Any
 import pytest
 import torch
 
+from moebench.harness.native.run import prepare
 from moebench.harness.run.accuracy import Accuracy
-from moebench.harness.run.native import prepare
-from moebench.harness.run.shared import SharedWork
 from moebench.harness.run.spec import resolve
 from moebench.harness.sweep.execute import run_all
 from moebench.harness.sweep.worker import group_of
 from moebench.results.samples import read_samples
 from moebench.results.store import Store
 from moebench.substrate.models.catalogue import MODELS
+from moebench.substrate.models.shared import SharedWork
 from moebench.systems.native.operators import ALWAYS, FROM_NVME, built
 from moebench.systems.registry import NATIVE
 from moebench.workloads.catalogue import workload

@@ -10,13 +10,14 @@ from typing import Any
 
 import torch
 
-from moebench.harness.run import energy, live, measure, native, repetition, replay
-from moebench.harness.run.calibration import calibrate
-from moebench.harness.run.local import involuntary_switches, steadiness
+from moebench.harness.native import run as native
+from moebench.harness.run import energy, live, measure, repetition, replay
+from moebench.harness.run.learn import calibrate
 from moebench.harness.run.provenance import provenance
 from moebench.harness.run.session import OnEngine, Outcome, Prepared, Session
 from moebench.harness.run.spec import RunSpec
-from moebench.harness.run.stage import Stage
+from moebench.harness.stage.local import involuntary_switches, steadiness
+from moebench.harness.stage.stage import Stage
 from moebench.substrate.engine.records import Generation
 from moebench.substrate.files_read import below, noting
 from moebench.substrate.progress_events import tell

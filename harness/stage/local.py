@@ -12,7 +12,7 @@ import numpy as np
 import torch
 
 from moebench.harness.run.spec import RunSpec
-from moebench.harness.run.stage import Memory, Stage
+from moebench.harness.stage.stage import Memory, Stage
 from moebench.substrate.engine.loop import Engine
 from moebench.substrate.engine.records import Generation
 from moebench.substrate.engine.system import System

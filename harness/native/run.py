@@ -21,18 +21,18 @@ from moebench.harness.run.accuracy import Accuracy
 from moebench.harness.run.answers import decoded, up_to
 from moebench.harness.run.identity import system_hash
 from moebench.harness.run.live import Inputs, open_inputs
-from moebench.harness.run.local import DTYPE, named, steadiness
 from moebench.harness.run.provenance import provenance
 from moebench.harness.run.question import Question
 from moebench.harness.run.session import Outcome, Prepared
-from moebench.harness.run.shared import SharedWork
 from moebench.harness.run.spec import RunSpec
-from moebench.harness.run.stage import memory_for
+from moebench.harness.stage.local import DTYPE, named, steadiness
+from moebench.harness.stage.stage import memory_for
 from moebench.substrate.engine.records import Generation
 from moebench.substrate.errors import NotApplicableError
 from moebench.substrate.files_read import use
 from moebench.substrate.machines.profile import DEFAULT_SOFTWARE
 from moebench.substrate.machines.timeline import Timeline
+from moebench.substrate.models.shared import SharedWork
 from moebench.substrate.models.weights import Checkpoint
 from moebench.substrate.progress_events import tell
 from moebench.systems.native.base import LOCAL, Job, NativeSystem

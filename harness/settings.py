@@ -9,7 +9,7 @@ from moebench.substrate.errors import UnknownNameError, UsageError
 from moebench.substrate.models.shape import Precision
 from moebench.workloads.catalogue import few_shot_of, workload
 
-CATALOGUE = Path(__file__).parents[1] / "catalogue" / "settings.yaml"
+CATALOGUE = Path(__file__).parent / "catalogue" / "settings.yaml"
 
 
 class Setting(BaseModel):

@@ -12,15 +12,14 @@ import numpy as np
 import torch
 from tokenizers import Tokenizer
 
-from moebench.harness.run import calibration
-from moebench.harness.run.card import on_card
+from moebench.harness.run import learn
 from moebench.harness.run.identity import profile_hash, system_hash
-from moebench.harness.run.local import local, named
 from moebench.harness.run.session import Learnable, OnEngine
-from moebench.harness.run.shared import SharedWork
 from moebench.harness.run.spec import RunSpec
-from moebench.harness.run.stage import Stage, memory_for, simulated
 from moebench.harness.run.texts import Texts, read_texts
+from moebench.harness.stage.card import on_card
+from moebench.harness.stage.local import local, named
+from moebench.harness.stage.stage import Stage, memory_for, simulated
 from moebench.substrate.engine.system import System
 from moebench.substrate.errors import UsageError
 from moebench.substrate.models.catalogue import (
@@ -32,6 +31,7 @@ from moebench.substrate.models.catalogue import (
 from moebench.substrate.models.decoder import Decoder
 from moebench.substrate.models.imported import open_checkpoint
 from moebench.substrate.models.shape import ModelShape
+from moebench.substrate.models.shared import SharedWork
 from moebench.substrate.models.weights import Checkpoint
 
 
@@ -80,7 +80,7 @@ class Computing(OnEngine):
         system = computing_system(spec)
         own = {"profile": profile_hash(spec), "system": system_hash(system)}
         shared = {k: v for k, v in self.hashes.items() if not k.startswith("calibration")}
-        hashes = shared | own | calibration.identity(spec, system, self.data_dir)
+        hashes = shared | own | learn.identity(spec, system, self.data_dir)
         return {"spec": spec, "system": system, "hashes": hashes, "shared": None}
 
     def learnable(self, scratch: Path, progress: Callable[[int, int], None]) -> Learnable:
@@ -89,17 +89,17 @@ class Computing(OnEngine):
         Its experts are quantised if the run's are.  Texts end as the run's own do: at end-of-text
         where answers do, else all are as long.
         """
-        return calibration.written(
-            calibration.source(self.spec),
-            calibration.texts(self.spec, self.system, self.data_dir),
+        return learn.written(
+            learn.source(self.spec),
+            learn.texts(self.spec, self.system, self.data_dir),
             self.sharing().decoder,
             self.sharing().differentiable,
             self.hashes["weights"] + (self.spec.expert_dtype or ""),
             self.tokenizer,
             self.end if self.spec.scoring == "generation" else None,
-            calibration.folder(scratch),
+            learn.folder(scratch),
             progress,
-            calibration.learnt_from(self.system.policies.values()),
+            learn.learnt_from(self.system.policies.values()),
             self.system.lookaheads,
         )
 

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from moebench.harness.run.calibration import not_replayed, source, texts
-from moebench.harness.run.runner import prepare, run
+from moebench.harness.run.execute import prepare, run
+from moebench.harness.run.learn import not_replayed, source, texts
 from moebench.harness.run.spec import RunSpec, resolve
 from moebench.substrate.errors import InputError, UsageError
 from moebench.substrate.models.catalogue import model_shape

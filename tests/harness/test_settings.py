@@ -2,7 +2,7 @@
 
 import pytest
 
-from moebench.harness.run.settings import setting, settings
+from moebench.harness.settings import setting, settings
 from moebench.substrate.errors import UnknownNameError
 from moebench.substrate.machines.profile import profile_names
 from moebench.substrate.models.catalogue import model_names
