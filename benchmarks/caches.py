@@ -20,7 +20,7 @@ from typing import Any, cast
 
 import numpy as np
 
-from moebench.harness.studies.evictions import duel, hit_rates, regret
+from moebench.harness.reproduce.flashmoe.evictions import duel, hit_rates, regret
 from moebench.substrate.analysis.cache_replay import Step, replay, requests, token_steps, topology
 from moebench.substrate.engine.system import Eviction
 from moebench.substrate.memory.cache import Scope

@@ -1,1 +1,1 @@
-"""The command line and what it carries out: runs, sweeps, studies, scale models."""
+"""The command line and what it carries out: runs, sweeps, guards, advice, scale models."""

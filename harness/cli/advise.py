@@ -12,8 +12,8 @@ import typer
 from moebench.harness.cli.parameters import DATA_DIR, DEFAULT_STORE, JSON, STORE
 
 if TYPE_CHECKING:
-    from moebench.harness.studies.advise import By, Candidate, Demand
-    from moebench.harness.studies.advise_runs import Advice
+    from moebench.harness.advise.choose import By, Candidate, Demand
+    from moebench.harness.advise.runs import Advice
 
 #: Few, so that an answer comes in minutes; the output says so.
 PROMPTS, NEW_TOKENS, TEXTS = 4, 32, 16
@@ -65,10 +65,10 @@ def advise(
     Exit code: 0 a system meets it, 1 none does.
     """
     from moebench.harness import console
+    from moebench.harness.advise.choose import Demand
+    from moebench.harness.advise.runs import Runs, scoring_for, systems_for
+    from moebench.harness.advise.runs import advise as find
     from moebench.harness.arguments import find_data_dir, require_writable
-    from moebench.harness.studies.advise import Demand
-    from moebench.harness.studies.advise_runs import Runs, scoring_for, systems_for
-    from moebench.harness.studies.advise_runs import advise as find
     from moebench.substrate.errors import UsageError
 
     if tpot_ms is None and accuracy_loss is None:
@@ -101,7 +101,7 @@ def advise(
 
 
 def _unit(by: str) -> "By":
-    from moebench.harness.studies.advise import UNITS
+    from moebench.harness.advise.choose import UNITS
     from moebench.substrate.errors import UsageError
 
     for unit in UNITS:
@@ -120,7 +120,7 @@ def _listed(option: str, typed: str) -> list[str]:
 
 
 def _alphas(typed: str | None) -> Sequence[float]:
-    from moebench.harness.studies.advise_runs import ALPHAS
+    from moebench.harness.advise.runs import ALPHAS
     from moebench.substrate.errors import UsageError
 
     if typed is None:
@@ -147,7 +147,7 @@ def show(
 ) -> None:  # fmt: skip
     """Print the ranking, what was fitted, the advice and what to type next."""
     from moebench.harness import console
-    from moebench.harness.studies.advise import UNITS, sentence, spread
+    from moebench.harness.advise.choose import UNITS, sentence, spread
 
     advice = sentence(found.ranking, demand, by)
     meeting, others, _ = found.ranking

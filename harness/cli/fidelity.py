@@ -55,8 +55,8 @@ def calibrate_command(place: Place, out: Path, store: Path, as_json: bool) -> No
         raise InputError(f"--out {out}: a profile's name ends in .yaml, for example here.yaml")
     require_file("--out", out)
     require_writable(store)
-    from moebench.harness.studies.calibrate import calibrate
-    from moebench.harness.studies.calibrated_profile import write_profile
+    from moebench.harness.machines.calibrate import calibrate
+    from moebench.harness.machines.profile import write_profile
 
     profile = calibrate(weights, place.link_gb_s, store)
     write_profile(profile, out)
@@ -107,7 +107,7 @@ def validate_command(
     if out is not None:
         require_file("--out", out)
     require_writable(store)
-    from moebench.harness.studies.validate import Request, validate
+    from moebench.harness.machines.validate import Request, validate
     from moebench.substrate.machines.profile import load_profile
     from moebench.systems.registry import system_class
 

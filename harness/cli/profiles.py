@@ -14,7 +14,7 @@ from moebench.substrate.machines.quantity import Quantity
 
 def init_command(name: str, force: bool) -> None:
     """Write a draft and say how much of it was read here."""
-    from moebench.harness.studies.survey import draft, survey
+    from moebench.harness.machines.survey import draft, survey
 
     file = Path(f"{name}.yaml")
     if file.exists() and not force:

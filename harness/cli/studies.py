@@ -32,7 +32,7 @@ def accuracy(
     Cells that are stored already are not computed again.
     """
     from moebench.harness.cli.report import OWN_TABLE
-    from moebench.harness.studies.alpha_table import TableRequest, accuracy_command
+    from moebench.harness.guard.accuracy_table import TableRequest, accuracy_command
 
     table = out or store / OWN_TABLE
     accuracy_command(
@@ -60,7 +60,7 @@ def check(
     Exit code: 0 pass or improved, 1 regressed, 3 not measured.
     """
     from moebench.harness.arguments import find_data_dir
-    from moebench.harness.studies.check import check_command, own
+    from moebench.harness.guard.check import check_command, own
 
     if (file is None) != (references is None):
         raise typer.BadParameter("--file FILE.yaml and --references DIR go together")

@@ -29,7 +29,7 @@ from moebench.harness.conformance.invariants import (
     check_times,
     must,
 )
-from moebench.harness.conformance.options import check_options
+from moebench.harness.conformance.swaps import check_options
 from moebench.harness.conformance.watch import Claim
 from moebench.harness.run import measure
 from moebench.harness.run.live import LiveSession

@@ -9,9 +9,9 @@ from pathlib import Path
 
 from moebench.harness import console
 from moebench.harness.arguments import find_data_dir, require_writable
-from moebench.harness.reproduce.carry_out import Workshop, cells_of, reproduce
 from moebench.harness.reproduce.claim import PaperClaims
 from moebench.harness.reproduce.evidence import Evidence
+from moebench.harness.reproduce.run_claims import Workshop, cells_of, reproduce
 from moebench.harness.sweep.estimate import duration, estimate
 from moebench.harness.sweep.execute import local_workers, processes_for
 from moebench.harness.sweep.progress import board, title

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 import moebench.substrate.engine
-from moebench.harness.conformance.options import other_values
+from moebench.harness.conformance.swaps import other_values
 from moebench.harness.run.spec import resolve
 from moebench.substrate.engine.policies import Policy
 from moebench.substrate.engine.system import System

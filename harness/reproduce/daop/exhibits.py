@@ -17,8 +17,8 @@ from moebench.harness.reproduce.daop.experiments import (
     WHOLE_ANSWERS,
 )
 from moebench.harness.reproduce.evidence import Evidence, Runs
+from moebench.harness.reproduce.generated_texts import C4, over_texts, routed
 from moebench.harness.reproduce.timelines import decoded, spans
-from moebench.harness.reproduce.written import C4, over_texts, routed
 from moebench.results.claims import Axis, Exhibit
 from moebench.results.paper_tables import daop_table_5, daop_table_6, workload_of
 from moebench.substrate.analysis.statistics import popularity, prefill_decode_similarity

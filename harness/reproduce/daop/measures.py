@@ -15,7 +15,7 @@ from moebench.harness.reproduce.daop.experiments import (
     WHOLE_ANSWERS,
 )
 from moebench.harness.reproduce.evidence import Evidence, Experiment, MissingEvidenceError, Runs
-from moebench.harness.reproduce.written import over_texts, recorded, routed
+from moebench.harness.reproduce.generated_texts import over_texts, recorded, routed
 from moebench.results.claims import Measured
 from moebench.substrate.analysis.components import documents
 from moebench.substrate.analysis.statistics import (

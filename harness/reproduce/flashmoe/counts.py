@@ -12,11 +12,11 @@ from typing import NamedTuple, cast
 import numpy as np
 
 from moebench.harness.reproduce.evidence import Evidence, MissingEvidenceError
+from moebench.harness.reproduce.flashmoe.evictions import Duel, Regret, duel, hit_rates, regret
 from moebench.harness.reproduce.flashmoe.experiments import EVICTIONS
 from moebench.harness.run.identity import code_hash
 from moebench.harness.run.learn import folder
 from moebench.harness.run.routing import source_of
-from moebench.harness.studies.evictions import Duel, Regret, duel, hit_rates, regret
 from moebench.results.claims import Measured
 from moebench.substrate.analysis.cache_replay import topology
 from moebench.substrate.engine.policies import Eviction

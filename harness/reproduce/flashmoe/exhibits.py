@@ -6,9 +6,9 @@ from moebench.harness.reproduce.claim import Show
 from moebench.harness.reproduce.evidence import Evidence, MissingEvidenceError, Runs
 from moebench.harness.reproduce.flashmoe import counts
 from moebench.harness.reproduce.flashmoe.claims_of_caches import ROUTED
+from moebench.harness.reproduce.flashmoe.evictions import eviction_map
 from moebench.harness.reproduce.flashmoe.experiments import EVICTIONS, MODELS, SYSTEMS
 from moebench.harness.reproduce.flashmoe.times import LOAD, TPOT, TTFT
-from moebench.harness.studies.evictions import eviction_map
 from moebench.results.claims import Axis, Exhibit
 from moebench.substrate.machines.profile import load_profile
 from moebench.systems.learn.eviction_network import LEARNING_RATE, WEIGHT_DECAY

@@ -25,11 +25,11 @@ from moebench.harness.reproduce.smoe.experiments import (
     THRESHOLDS,
 )
 from moebench.harness.reproduce.smoe.importance import BEFORE_SUBSTITUTION, off_device
+from moebench.harness.reproduce.smoe.instrumented import Watched, watch
 from moebench.harness.reproduce.smoe.measures import HOST, LINK, TPOT, TTFT
 from moebench.harness.reproduce.smoe.own_parts import FIFO_BASE, HOST_BASE, LOADED_BASE
 from moebench.harness.reproduce.smoe.tables import SETTING, STEP, TABLES
 from moebench.harness.reproduce.smoe.thresholds import DEGREE, curve
-from moebench.harness.reproduce.smoe.watched import Watched, watch
 from moebench.harness.settings import setting
 from moebench.results.claims import Axis, Exhibit, Form
 from moebench.substrate.machines.profile import load_profile

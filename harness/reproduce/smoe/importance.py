@@ -8,8 +8,8 @@ import numpy as np
 
 from moebench.harness.reproduce.evidence import Evidence, Runs
 from moebench.harness.reproduce.smoe.experiments import ABLATION, STEPS
+from moebench.harness.reproduce.smoe.instrumented import Importance, Watched, watch
 from moebench.harness.reproduce.smoe.measures import TPOT, Measure, conditions
-from moebench.harness.reproduce.smoe.watched import Importance, Watched, watch
 from moebench.results.claims import Measured
 
 Kind = Literal["top", "low"]

@@ -17,7 +17,7 @@ from moebench.harness.reproduce.daop.experiments import (
     WHOLE_ANSWERS,
 )
 from moebench.harness.reproduce.evidence import Evidence, Experiment, MissingEvidenceError, Runs
-from moebench.harness.reproduce.written import routed
+from moebench.harness.reproduce.generated_texts import routed
 from moebench.results.store import Store
 
 # ----------------------------------------------------------------------------- the registry

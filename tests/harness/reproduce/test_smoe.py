@@ -20,8 +20,8 @@ from moebench.harness.reproduce.smoe import (
 from moebench.harness.reproduce.smoe.experiments import STEPS
 from moebench.harness.reproduce.smoe.explained import explanation
 from moebench.harness.reproduce.smoe.importance import off_device, rank_correlation, time_shares
+from moebench.harness.reproduce.smoe.instrumented import Importance, Watched, watch
 from moebench.harness.reproduce.smoe.measures import COMPLETE, TPOT
-from moebench.harness.reproduce.smoe.watched import Importance, Watched, watch
 from moebench.harness.sweep.execute import run_all
 from moebench.results.accuracy_table import AccuracyRow
 from moebench.results.claims import Exhibit

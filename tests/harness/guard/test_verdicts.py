@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from moebench.harness.studies.verdicts import (
+from moebench.harness.guard.verdicts import (
     FALSE_ALARM,
     MOVED_BY_ROUNDING,
     Finding,

@@ -19,10 +19,10 @@ import yaml
 
 from moebench.harness import console
 from moebench.harness.arguments import require_writable
+from moebench.harness.guard.latency import FIGURES, compare_latencies, latency
+from moebench.harness.guard.verdicts import UPDATE, Verdict, compare, difference, questions
 from moebench.harness.run.repeat import shortest
 from moebench.harness.run.spec import RunSpec, resolve
-from moebench.harness.studies.latency_guard import FIGURES, compare_latencies, latency
-from moebench.harness.studies.verdicts import UPDATE, Verdict, compare, difference, questions
 from moebench.harness.sweep.execute import run_all
 from moebench.harness.sweep.plan import cells_from_file
 from moebench.harness.sweep.worker import Document
@@ -98,7 +98,7 @@ def _say(line: str) -> None:
 
 def measure(jobs: int, guarded: Guarded | None = None) -> dict[str, dict[str, Any]]:
     """Recompute every cell: its accuracy with items, its latencies, what it was computed from."""
-    from moebench.harness.studies.arithmetic import probe
+    from moebench.harness.guard.arithmetic import probe
 
     specs, data_dir = (guarded.specs, guarded.data_dir) if guarded else (subset(), None)
     with tempfile.TemporaryDirectory() as scratch, console.progress("check") as progress:

@@ -2,7 +2,7 @@
 
 import pytest
 
-from moebench.harness.studies.evictions import duel, eviction_map, hit_rates, regret
+from moebench.harness.reproduce.flashmoe.evictions import duel, eviction_map, hit_rates, regret
 from moebench.substrate.analysis.cache_replay import replay, token_steps, topology
 from moebench.systems.flashmoe import LearnedEviction
 from moebench.systems.registry import make

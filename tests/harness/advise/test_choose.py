@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from moebench.harness.studies.advise import (
+from moebench.harness.advise.choose import (
     STEP,
     Candidate,
     Demand,

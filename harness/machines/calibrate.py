@@ -18,9 +18,9 @@ from typing import Any
 import numpy as np
 import torch
 
+from moebench.harness.machines.disk import disk_rates
+from moebench.harness.machines.profile import profile_of
 from moebench.harness.stage.local import DTYPE
-from moebench.harness.studies.calibrated_profile import profile_of
-from moebench.harness.studies.disk import disk_rates
 from moebench.substrate.engine.loop import Engine
 from moebench.substrate.machines.local import LocalMachine
 from moebench.substrate.machines.measured_times import Measured, Point, interpolated, shape_hash

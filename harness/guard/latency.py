@@ -8,7 +8,7 @@ a latency moves a little with it.  Routing that is replayed or drawn depends on 
 from collections.abc import Mapping
 from typing import Any
 
-from moebench.harness.studies.verdicts import Finding, Verdict
+from moebench.harness.guard.verdicts import Finding, Verdict
 
 #: Means of a run, in ms; None where a replay has no prompt.
 FIGURES = ("tpot_ms", "ttft_ms", "e2e_ms")
@@ -35,7 +35,7 @@ def compare_latencies(now: Mapping[str, Cell], references: Mapping[str, Cell]) -
     """The verdict on the latencies of each cell that has a reference for them.
 
     Args:
-        now, references: as `harness.studies.verdicts.compare` takes them.
+        now, references: as `harness.guard.verdicts.compare` takes them.
     """
     return [
         _judge(f"{name}: latency", cell, references[name])

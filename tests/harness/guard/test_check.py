@@ -14,9 +14,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from moebench.harness.studies import check
-from moebench.harness.studies.check import EXIT_CODES, read_references, subset
-from moebench.harness.studies.verdicts import Finding, Verdict, compare
+from moebench.harness.guard import check
+from moebench.harness.guard.check import EXIT_CODES, read_references, subset
+from moebench.harness.guard.verdicts import Finding, Verdict, compare
 from moebench.substrate.engine.decisions import LayerView, Routed
 from moebench.substrate.errors import InputError
 from moebench.substrate.models.formats import unpack
@@ -112,7 +112,7 @@ def in_another_order(patch: pytest.MonkeyPatch) -> None:
 #: Prints the cell as a process of two threads computes it.
 WITH_TWO_THREADS = """
 import json, pathlib, sys, torch
-from moebench.harness.studies import check
+from moebench.harness.guard import check
 set_num_threads = torch.set_num_threads
 torch.set_num_threads = lambda threads: set_num_threads(2)
 check.SUBSET = pathlib.Path(sys.argv[1])

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 import yaml
 
-from moebench.harness.studies.latency_guard import compare_latencies
-from moebench.harness.studies.verdicts import Verdict
+from moebench.harness.guard.latency import compare_latencies
+from moebench.harness.guard.verdicts import Verdict
 from moebench.substrate.machines.profile import MACHINES
 from tests.harness.commands import call, refused
 
@@ -123,7 +123,7 @@ def test_what_cannot_be_is_one_line(desk: Path, arguments: tuple[str, ...], said
 
 
 def test_references_are_never_in_the_package(desk: Path) -> None:
-    from moebench.harness.studies.check import REFERENCES
+    from moebench.harness.guard.check import REFERENCES
 
     line = refused("check", "--file", "mine.yaml", "--references", REFERENCES.parent)
     assert "give a folder of your own" in line

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from moebench.harness import console
-from moebench.harness.studies.advise import (
+from moebench.harness.advise.choose import (
     By,
     Candidate,
     Demand,
@@ -16,7 +16,7 @@ from moebench.harness.studies.advise import (
     rank,
     smallest_alpha,
 )
-from moebench.harness.studies.alpha_table import scoring_of
+from moebench.harness.guard.accuracy_table import scoring_of
 from moebench.harness.sweep.execute import carry_out, jobs_of, local_workers
 from moebench.harness.sweep.plan import expand
 from moebench.harness.sweep.progress import board

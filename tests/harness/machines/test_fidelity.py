@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from moebench.harness.studies import calibrate, disk, validate
+from moebench.harness.machines import calibrate, disk, validate
 from moebench.substrate.machines.profile import load_profile
 from moebench.substrate.machines.protocol import OpKind
 from tests.harness.commands import SCALE_MODEL, call, refused

@@ -1,6 +1,6 @@
 """Compares accuracy cells with their references, question by question.
 
-On the arithmetic of the reference (see `harness.studies.arithmetic`) results are deterministic: any
+On the arithmetic of the reference (see `harness.guard.arithmetic`) results are deterministic: any
 difference comes from the code.
 
 On other arithmetic sums round differently.  That leaves a question's answer as it was, and its KL
@@ -68,7 +68,7 @@ def compare(
     """The verdict on each cell; then on all together that have other arithmetic or other weights.
 
     Args:
-        now: cells as `harness.studies.check.measure` gives them.
+        now: cells as `harness.guard.check.measure` gives them.
         references: the same, as they were when they were last accepted.
         update: what to type to accept cells.
     """

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from moebench.harness.studies.survey import Ask, Survey, draft, survey
+from moebench.harness.machines.survey import Ask, Survey, draft, survey
 from moebench.substrate.errors import UsageError
 from moebench.substrate.machines.profile import HardwareProfile, load_profile
 

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from moebench.harness.reproduce.carry_out import Workshop, cells_of, reproduce
 from moebench.harness.reproduce.claim import Claim, CounterExperiment, PaperClaims, Show
 from moebench.harness.reproduce.evidence import Evidence, Experiment
+from moebench.harness.reproduce.run_claims import Workshop, cells_of, reproduce
 from moebench.harness.sweep.pool import Outcome, Workers
 from moebench.harness.sweep.worker import Failed, Finished, Job
 from moebench.results.claims import Axis, Band, ClaimResult, Exhibit, Measured, Verdict

@@ -1,0 +1,1 @@
+"""Advice: which system and which α meet a budget."""

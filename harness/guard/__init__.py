@@ -1,0 +1,1 @@
+"""Regression checks of accuracy and latency: moebench check and moebench accuracy."""

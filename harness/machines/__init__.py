@@ -1,0 +1,1 @@
+"""Hardware profiles of this computer: surveyed, calibrated and validated."""
