@@ -7,7 +7,6 @@ import typer
 
 from moebench.harness.cli import (
     advise,
-    complaints,
     evaluate,
     here,
     machines,
@@ -17,11 +16,12 @@ from moebench.harness.cli import (
     runs,
     studies,
     timeline,
-    traces,
+    trace,
+    usage_errors,
 )
-from moebench.harness.cli.complaints import check_typed, fitted, with_value
 from moebench.harness.cli.completion import CompletingGroup
 from moebench.harness.cli.parameters import JSON
+from moebench.harness.cli.usage_errors import check_typed, fitted, with_value
 
 app = typer.Typer(
     cls=CompletingGroup,
@@ -33,10 +33,10 @@ app = typer.Typer(
 
 app.add_typer(machines.app, name="machines")
 app.add_typer(models.app, name="models")
-app.add_typer(traces.app, name="trace")
+app.add_typer(trace.app, name="trace")
 
 
-complaints.program = app
+usage_errors.program = app
 
 #: What Typer raises for wrong usage.  Some releases carry their own copy of click, so the class is
 #: found through a name that all of them export.
@@ -86,7 +86,7 @@ def list_(
     json: JSON = False,
 ) -> None:
     """List systems, settings, machines, software, workloads, policies or models."""
-    from moebench.harness.cli.listings import show
+    from moebench.harness.cli.list import show
 
     show(what.value, json, long)
 

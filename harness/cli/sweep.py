@@ -10,7 +10,7 @@ from typing import Any
 
 from moebench.harness import console
 from moebench.harness.arguments import find_data_dir, parse_overrides, require_writable
-from moebench.harness.cli.complaints import fitted
+from moebench.harness.cli.usage_errors import fitted
 from moebench.harness.run.spec import RunSpec
 from moebench.harness.sweep.estimate import estimate
 from moebench.harness.sweep.execute import Open, carry_out, jobs_of, local_workers, processes_for

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from moebench.harness.cli.caches import caches
 from moebench.harness.cli.parameters import JSON
+from moebench.harness.cli.trace_caches import caches
 
 if TYPE_CHECKING:
     from moebench.substrate.analysis.targets import Target
@@ -66,8 +66,8 @@ def record(
 ) -> None:
     """Record what the router sees while a system runs; float16 scores are rounded for it too."""
     from moebench.harness.arguments import find_data_dir, parse_overrides
-    from moebench.harness.cli.recording import RecordRequest
-    from moebench.harness.cli.recording import record as record_traces
+    from moebench.harness.cli.trace_record import RecordRequest
+    from moebench.harness.cli.trace_record import record as record_traces
 
     given = {
         "system": system,
