@@ -1,7 +1,6 @@
 """Every door, with a small part of what `make fuzz` tries."""
 
 import pytest
-
 from tests.doors.door import WRONG, Door, try_door
 from tests.doors.fuzz import DOORS
 
