@@ -18,7 +18,7 @@ from typing import NamedTuple
 import torch
 
 from moebench.harness.run.live import LiveSession, prepare
-from moebench.harness.run.spec import resolve
+from moebench.harness.run.rules import resolve
 from moebench.harness.stage.stage import Stage, memory_for, simulated
 from moebench.substrate.models.protocol import Model
 from moebench.substrate.models.shared import SharedWork

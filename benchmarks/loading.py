@@ -20,7 +20,7 @@ import torch
 
 from benchmarks.wide import make_wide
 from moebench.harness.run.execute import prepare, run
-from moebench.harness.run.spec import resolve
+from moebench.harness.run.rules import resolve
 from moebench.harness.stage.local import DTYPE
 from moebench.substrate.machines.protocol import Lane
 from moebench.substrate.machines.records import READS_IN_FLIGHT, rows

@@ -23,7 +23,7 @@ from transformers import AutoModelForCausalLM, DynamicCache, StaticCache
 
 from benchmarks.wide import make_wide
 from moebench.harness.run.live import prepare
-from moebench.harness.run.spec import resolve
+from moebench.harness.run.rules import resolve
 from moebench.substrate.models.catalogue import scale_path
 
 #: Tokens of the prompt.

@@ -17,7 +17,7 @@ from typing import Any
 
 from benchmarks.wide import make_wide
 from moebench.harness.run.execute import prepare, run
-from moebench.harness.run.spec import resolve
+from moebench.harness.run.rules import resolve
 from moebench.substrate.errors import MoeBenchError
 
 Runs = list[tuple[str, dict[str, Any]]]

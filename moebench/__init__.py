@@ -38,7 +38,7 @@ _HOMES = {
     "Routed": "moebench.substrate.engine.decisions",
     "RoutedSequence": "moebench.substrate.terms",
     "Routing": "moebench.substrate.engine.policies",
-    "RunSpec": "moebench.harness.run.spec",
+    "RunSpec": "moebench.results.spec",
     "Store": "moebench.results.store",
     "System": "moebench.substrate.engine.system",
     "UsageError": "moebench.substrate.errors",
@@ -46,7 +46,7 @@ _HOMES = {
     "build": "moebench.systems.options",
     "fetches": "moebench.substrate.engine.decisions",
     "prepare": "moebench.harness.run.execute",
-    "resolve": "moebench.harness.run.spec",
+    "resolve": "moebench.harness.run.rules",
     "run": "moebench.harness.run.execute",
     "split": "moebench.substrate.engine.decisions",
 }

@@ -10,7 +10,7 @@ from typing import Any
 
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 
-from moebench.substrate.engine.policies import Policy
+from moebench.substrate.engine.policies import Policy, Routing
 from moebench.substrate.engine.system import System
 from moebench.substrate.errors import UnknownNameError, UsageError
 from moebench.systems.native.base import NativeSystem
@@ -58,6 +58,13 @@ def build(
             f"--set alpha={own['alpha']}: route={name_of('route', found.route)} has no α"
         )
     return found
+
+
+def routing_of(name: str, overrides: Mapping[str, str], variant: str = "published") -> Routing:
+    """The routing of a system with its options changed, without the rest of the system."""
+    system = system_class(name, variant)
+    check_class(system)
+    return typing.cast(Routing, _policy(system, "route", overrides.get("route"), {}))
 
 
 def build_native(name: str, overrides: Mapping[str, str] | None = None) -> NativeSystem:

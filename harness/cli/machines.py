@@ -116,7 +116,7 @@ def _effects(
     from moebench.harness.arguments import require_writable
     from moebench.harness.run.execute import on_engine
     from moebench.harness.run.interval import effects_on
-    from moebench.harness.run.spec import resolve
+    from moebench.harness.run.rules import resolve
     from moebench.substrate.errors import UsageError
 
     if given["machine"] == "local":

@@ -8,7 +8,8 @@ from typing import Any
 from moebench.harness import console
 from moebench.harness.arguments import find_data_dir, parse_overrides, require_writable
 from moebench.harness.cli.timeline import require_place, write_timeline
-from moebench.harness.run.spec import RunSpec, resolve
+from moebench.harness.run.rules import resolve
+from moebench.results.spec import RunSpec
 from moebench.results.store import Store
 from moebench.substrate.errors import MoeBenchError, UsageError
 from moebench.substrate.progress_events import tell

@@ -11,12 +11,12 @@ from typing import Any
 from moebench.harness import console
 from moebench.harness.arguments import find_data_dir, parse_overrides, require_writable
 from moebench.harness.cli.usage_errors import fitted
-from moebench.harness.run.spec import RunSpec
 from moebench.harness.sweep.estimate import estimate
 from moebench.harness.sweep.execute import Open, carry_out, jobs_of, local_workers, processes_for
 from moebench.harness.sweep.plan import cells_from_file, expand
 from moebench.harness.sweep.progress import board, title
 from moebench.harness.sweep.worker import Job, Opened
+from moebench.results.spec import RunSpec
 from moebench.results.store import Store
 from moebench.results.store_hints import in_store
 from moebench.substrate.errors import UsageError

@@ -165,7 +165,7 @@ def import_(
 def _how_to_use(trace: Path, model: str) -> str:
     """A command that replays this very trace, which was prepared as the command would."""
     from moebench.harness.run.replay import prepare
-    from moebench.harness.run.spec import resolve
+    from moebench.harness.run.rules import resolve
     from moebench.substrate.errors import MoeBenchError, UnknownNameError
     from moebench.substrate.machines.profile import profile_names
 

@@ -8,8 +8,9 @@ from typing import Any
 from moebench.harness import console
 from moebench.harness.arguments import require_folder, require_new
 from moebench.harness.run.live import LiveSession, prepare
-from moebench.harness.run.spec import RunSpec, resolve
+from moebench.harness.run.rules import resolve
 from moebench.harness.settings import settings
+from moebench.results.spec import RunSpec
 from moebench.substrate.errors import UsageError
 from moebench.substrate.models.catalogue import scale_names
 from moebench.substrate.traces.file import Header
@@ -26,7 +27,7 @@ class RecordRequest:
     """The options of ``moebench trace record`` as typed.
 
     Attributes:
-        given: those that `harness.run.spec.resolve` reads; None means "not given".
+        given: those that `harness.run.rules.resolve` reads; None means "not given".
         workloads: one, or several for as many traces.
         every: one trace for each shipped scale model and workload.
         scores: the type of recorded scores, states and embeddings.

@@ -18,8 +18,8 @@ from moebench.harness.run.execute import on_engine
 from moebench.harness.run.learn import calibrate
 from moebench.harness.run.live import LiveSession
 from moebench.harness.run.session import Session
-from moebench.harness.run.spec import RunSpec
 from moebench.harness.stage.stage import Stage
+from moebench.results.spec import RunSpec
 from moebench.substrate.engine.records import Generation
 from moebench.substrate.errors import BudgetError, UsageError
 from moebench.substrate.models.catalogue import model_shape

@@ -3,7 +3,8 @@
 from dataclasses import dataclass
 from typing import Literal
 
-from moebench.harness.run.spec import RunSpec, resolve
+from moebench.harness.run.rules import resolve
+from moebench.results.spec import RunSpec
 from moebench.substrate.models.catalogue import model_shape
 from moebench.substrate.models.shape import Precision
 from moebench.systems.options import build

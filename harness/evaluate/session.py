@@ -7,8 +7,9 @@ from typing import Any, get_args
 from moebench.harness.evaluate.responder import Mode, Responder
 from moebench.harness.run import learn
 from moebench.harness.run.identity import system_hash
-from moebench.harness.run.spec import RunSpec, resolve
+from moebench.harness.run.rules import resolve
 from moebench.harness.run.weights import Computing, computing_system, open_weights
+from moebench.results.spec import RunSpec
 from moebench.substrate.engine.records import Generation
 from moebench.substrate.errors import UsageError
 from moebench.substrate.models.decoder import Decoder

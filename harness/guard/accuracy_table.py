@@ -10,7 +10,7 @@ from pathlib import Path
 
 from moebench.harness import console
 from moebench.harness.arguments import find_data_dir, require_file, require_writable
-from moebench.harness.run.spec import RunSpec, resolve
+from moebench.harness.run.rules import resolve
 from moebench.harness.sweep.execute import run_all
 from moebench.harness.sweep.worker import Document
 from moebench.results.accuracy_table import (
@@ -22,6 +22,7 @@ from moebench.results.accuracy_table import (
     write_items,
     write_table,
 )
+from moebench.results.spec import RunSpec
 from moebench.substrate.errors import UsageError
 from moebench.workloads.catalogue import workload
 from moebench.workloads.exercises import FAMILIES

@@ -22,10 +22,11 @@ from moebench.harness.arguments import require_writable
 from moebench.harness.guard.latency import FIGURES, compare_latencies, latency
 from moebench.harness.guard.verdicts import UPDATE, Verdict, compare, difference, questions
 from moebench.harness.run.repeat import shortest
-from moebench.harness.run.spec import RunSpec, resolve
+from moebench.harness.run.rules import resolve
 from moebench.harness.sweep.execute import run_all
 from moebench.harness.sweep.plan import cells_from_file
 from moebench.harness.sweep.worker import Document
+from moebench.results.spec import RunSpec
 from moebench.substrate.errors import InputError, UsageError
 from moebench.substrate.models.catalogue import scale_path
 

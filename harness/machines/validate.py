@@ -15,8 +15,9 @@ from typing import Any
 import numpy as np
 
 from moebench.harness.run.execute import prepare, run
-from moebench.harness.run.spec import RunSpec, resolve
+from moebench.harness.run.rules import resolve
 from moebench.reports.tables import dig
+from moebench.results.spec import RunSpec
 from moebench.substrate.machines.profile import load_profile
 
 #: What a table is expected to reach: errors of TPOT (mean, worst) and of TTFT.

@@ -24,9 +24,9 @@ from moebench.harness.run.live import Inputs, open_inputs
 from moebench.harness.run.provenance import provenance
 from moebench.harness.run.question import Question
 from moebench.harness.run.session import Outcome, Prepared
-from moebench.harness.run.spec import RunSpec
 from moebench.harness.stage.local import DTYPE, named, steadiness
 from moebench.harness.stage.stage import memory_for
+from moebench.results.spec import RunSpec
 from moebench.substrate.engine.records import Generation
 from moebench.substrate.errors import NotApplicableError
 from moebench.substrate.files_read import use

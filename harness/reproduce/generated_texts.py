@@ -9,7 +9,7 @@ from pathlib import Path
 
 from moebench.harness.reproduce.evidence import Evidence, MissingEvidenceError
 from moebench.harness.run.learn import folder, written
-from moebench.harness.run.spec import resolve
+from moebench.harness.run.rules import resolve
 from moebench.harness.run.weights import open_weights
 from moebench.results.claims import Measured
 from moebench.substrate.models.shared import SharedWork

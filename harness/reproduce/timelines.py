@@ -5,7 +5,7 @@ from typing import Any
 
 from moebench.harness.reproduce.evidence import Evidence, MissingEvidenceError, Runs
 from moebench.harness.run.execute import prepare, run
-from moebench.harness.run.spec import RunSpec
+from moebench.results.spec import RunSpec
 
 Record = Mapping[str, Any]
 

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from moebench.harness.run.accuracy import Accuracy
 from moebench.harness.run.question import Question
-from moebench.harness.run.spec import RunSpec
+from moebench.results.spec import RunSpec
 from moebench.substrate.engine.loop import Engine
 from moebench.substrate.engine.records import Generation
 from moebench.substrate.models.decoder import Decoder

@@ -15,9 +15,9 @@ from moebench.harness.run import energy, live, measure, repetition, replay
 from moebench.harness.run.learn import calibrate
 from moebench.harness.run.provenance import provenance
 from moebench.harness.run.session import OnEngine, Outcome, Prepared, Session
-from moebench.harness.run.spec import RunSpec
 from moebench.harness.stage.local import involuntary_switches, steadiness
 from moebench.harness.stage.stage import Stage
+from moebench.results.spec import RunSpec
 from moebench.substrate.engine.records import Generation
 from moebench.substrate.files_read import below, noting
 from moebench.substrate.progress_events import tell

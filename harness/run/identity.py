@@ -17,7 +17,7 @@ from importlib.machinery import ModuleSpec, PathFinder, SourceFileLoader
 from importlib.util import resolve_name
 from pathlib import Path
 
-from moebench.harness.run.spec import RunSpec
+from moebench.results.spec import RunSpec
 from moebench.results.store import run_key
 from moebench.substrate.engine.system import System
 from moebench.substrate.machines.profile import load_profile

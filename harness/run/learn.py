@@ -29,7 +29,7 @@ import numpy as np
 from tokenizers import Tokenizer
 
 from moebench.harness.run.session import Learnable, OnEngine
-from moebench.harness.run.spec import RunSpec
+from moebench.results.spec import RunSpec
 from moebench.substrate.engine.policies import Policy
 from moebench.substrate.engine.system import System
 from moebench.substrate.errors import UsageError

@@ -9,7 +9,6 @@ from moebench.harness.run.answers import Answers, up_to
 from moebench.harness.run.identity import system_hash
 from moebench.harness.run.question import Question, question_of
 from moebench.harness.run.session import Session
-from moebench.harness.run.spec import RunSpec
 from moebench.harness.run.texts import Texts, read_texts
 from moebench.harness.run.weights import (
     Computing,
@@ -18,6 +17,7 @@ from moebench.harness.run.weights import (
     weights_path,
 )
 from moebench.harness.stage.stage import Stage
+from moebench.results.spec import RunSpec
 from moebench.substrate.engine.records import Generation
 from moebench.substrate.errors import CheckpointError, UsageError
 from moebench.substrate.models.decoder import Decoder

@@ -3,8 +3,8 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from moebench.harness.run.spec import Scoring
 from moebench.harness.run.texts import Texts
+from moebench.results.spec import Scoring
 from moebench.workloads.example import Example
 from moebench.workloads.likelihood import continuations
 from moebench.workloads.prompts import build_prompt, split_cue

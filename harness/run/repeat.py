@@ -5,8 +5,9 @@ from collections.abc import Iterable, Mapping
 from functools import cache
 from typing import Any
 
-from moebench.harness.run.spec import RunSpec, resolve
+from moebench.harness.run.rules import resolve
 from moebench.harness.settings import Setting
+from moebench.results.spec import RunSpec
 from moebench.results.store import Store
 from moebench.substrate.errors import MoeBenchError
 from moebench.workloads.catalogue import workload

@@ -17,10 +17,10 @@ from moebench.harness.run import learn
 from moebench.harness.run.identity import profile_hash, run_id, system_hash
 from moebench.harness.run.routing import Source, source_of
 from moebench.harness.run.session import Learnable, Session
-from moebench.harness.run.spec import RunSpec
 from moebench.harness.stage.card import on_card
 from moebench.harness.stage.local import dummies, local
 from moebench.harness.stage.stage import Memory, Stage, memory_for, simulated
+from moebench.results.spec import RunSpec
 from moebench.substrate.engine.records import Generation
 from moebench.substrate.engine.system import System
 from moebench.substrate.errors import UsageError

@@ -19,7 +19,8 @@ from pathlib import Path
 
 from moebench.harness.run.identity import code_hash
 from moebench.harness.run.live import prompts_of
-from moebench.harness.run.spec import RunSpec, recorded_texts
+from moebench.harness.run.rules import recorded_texts
+from moebench.results.spec import RunSpec
 from moebench.substrate.errors import UsageError
 from moebench.substrate.files_read import use
 from moebench.substrate.models.catalogue import model_shape

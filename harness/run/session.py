@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from moebench.harness.run.identity import run_id
-from moebench.harness.run.spec import RunSpec
 from moebench.harness.stage.stage import Stage
+from moebench.results.spec import RunSpec
 from moebench.substrate.engine.records import Generation
 from moebench.substrate.engine.system import System
 from moebench.substrate.machines.timeline import Timeline

@@ -15,11 +15,11 @@ from tokenizers import Tokenizer
 from moebench.harness.run import learn
 from moebench.harness.run.identity import profile_hash, system_hash
 from moebench.harness.run.session import Learnable, OnEngine
-from moebench.harness.run.spec import RunSpec
 from moebench.harness.run.texts import Texts, read_texts
 from moebench.harness.stage.card import on_card
 from moebench.harness.stage.local import local, named
 from moebench.harness.stage.stage import Stage, memory_for, simulated
+from moebench.results.spec import RunSpec
 from moebench.substrate.engine.system import System
 from moebench.substrate.errors import UsageError
 from moebench.substrate.models.catalogue import (

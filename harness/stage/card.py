@@ -8,9 +8,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from moebench.harness.run.spec import RunSpec
 from moebench.harness.stage.local import check, check_common
 from moebench.harness.stage.stage import Memory, Stage
+from moebench.results.spec import RunSpec
 from moebench.substrate.engine.loop import Engine
 from moebench.substrate.engine.system import System
 from moebench.substrate.errors import BudgetError, UsageError

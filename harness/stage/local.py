@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from moebench.harness.run.spec import RunSpec
 from moebench.harness.stage.stage import Memory, Stage
+from moebench.results.spec import RunSpec
 from moebench.substrate.engine.loop import Engine
 from moebench.substrate.engine.records import Generation
 from moebench.substrate.engine.system import System

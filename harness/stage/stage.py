@@ -5,8 +5,8 @@ from dataclasses import dataclass
 from functools import partial
 
 from moebench.harness.run import measure
-from moebench.harness.run.spec import RunSpec
 from moebench.harness.settings import setting
+from moebench.results.spec import RunSpec
 from moebench.substrate.engine.loop import Engine
 from moebench.substrate.engine.system import System
 from moebench.substrate.errors import UsageError

@@ -5,7 +5,7 @@ from collections.abc import Iterable, Sequence
 from statistics import mean
 from typing import Any, NamedTuple
 
-from moebench.harness.run.spec import RunSpec
+from moebench.results.spec import RunSpec
 
 #: Seconds of a core for each generated token, where no run was stored: measured on S3's scale model
 #: and a slow core, with its share of the prefill.  A replay does no mathematics.

@@ -9,11 +9,11 @@ from collections.abc import Callable, Sequence
 from contextlib import closing
 from pathlib import Path
 
-from moebench.harness.run.spec import RunSpec
 from moebench.harness.sweep.pool import InProcess, Processes, Workers, schedule
 from moebench.harness.sweep.progress import Board, title
 from moebench.harness.sweep.worker import Document, Failed, Finished, Job, Opened, group_of
 from moebench.results.samples import samples_of_run
+from moebench.results.spec import RunSpec
 from moebench.results.store import Store
 from moebench.substrate.errors import MoeBenchError
 

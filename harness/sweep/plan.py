@@ -27,7 +27,8 @@ from typing import Any, get_args
 
 from pydantic import TypeAdapter, ValidationError
 
-from moebench.harness.run.spec import NOT_REPLAYED, RunSpec, resolve
+from moebench.harness.run.rules import resolve
+from moebench.results.spec import OPTIONS, RunSpec
 from moebench.substrate.errors import (
     InputError,
     NotApplicableError,
@@ -37,7 +38,7 @@ from moebench.substrate.errors import (
 from moebench.substrate.files import brief, read_yaml
 from moebench.substrate.machines.profile import load_profile
 from moebench.substrate.models.catalogue import model_shape
-from moebench.systems.options import build
+from moebench.systems.options import routing_of
 from moebench.systems.registry import NATIVE, SYSTEMS
 from moebench.workloads.catalogue import workload
 
@@ -48,12 +49,11 @@ PARTS = ("common", "product", "zip", "exclude", "optional", "record")
 
 #: What a cell may be given, with its type.
 FIELDS: dict[str, Any] = {
-    **{name: field.annotation for name, field in RunSpec.model_fields.items()},
-    "alpha": float,
-    "few_shot": int | str,
-    "set": dict[str, str],
+    "set" if name == "overrides" else name: option.type | str | None
+    if option.word
+    else option.type | None
+    for name, option in OPTIONS.items()
 }
-del FIELDS["overrides"]
 
 Given = dict[str, Any]
 
@@ -276,7 +276,7 @@ def _cell(given: Given, data_dir: Path | None, record: object) -> RunSpec:
         of = resolve(data_dir, **{**chosen, "trace": None}, overrides=overrides)
         template = chosen["trace"]
         # What named the trace is in it, and a replay takes it from there.
-        chosen = {key: value for key, value in chosen.items() if key not in NOT_REPLAYED}
+        chosen = {key: value for key, value in chosen.items() if "trace" in OPTIONS[key].on}
         chosen["trace"] = _filled("trace", template, of)
         if record is not None and not Path(chosen["trace"]).exists():
             raise InputError(f"trace {chosen['trace']} is missing; record it: {record}")
@@ -302,7 +302,7 @@ def _filled(key: str, template: str, spec: RunSpec) -> str:
 def _has_alpha(system: str, route: str | None, variant: str) -> bool:
     if system in NATIVE:
         return False
-    return build(system, {} if route is None else {"route": route}, variant).has_alpha
+    return routing_of(system, {} if route is None else {"route": route}, variant).has_alpha
 
 
 @lru_cache

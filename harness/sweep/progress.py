@@ -20,10 +20,10 @@ from rich.progress import (
 from rich.text import Text
 
 from moebench.harness import console
-from moebench.harness.run.spec import RunSpec
 from moebench.harness.sweep.estimate import duration
 from moebench.harness.sweep.worker import Failed, Finished, Job
 from moebench.reports.sections import failures
+from moebench.results.spec import RunSpec
 
 
 class Board(Protocol):

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from moebench.harness.run.spec import RunSpec
 from moebench.results.samples import TokenSample
+from moebench.results.spec import RunSpec
 from moebench.substrate.errors import MoeBenchError, UsageError
 
 if TYPE_CHECKING:

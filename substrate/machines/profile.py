@@ -18,6 +18,7 @@ from typing import Any, Literal, get_args
 
 from pydantic import BaseModel, Field, StrictBool, ValidationError, model_validator
 
+from moebench.substrate.choices import DEFAULT_SOFTWARE as DEFAULT_SOFTWARE
 from moebench.substrate.errors import ProfileError, UnknownNameError, UsageError
 from moebench.substrate.files import brief, parse_yaml, read_text
 from moebench.substrate.machines.measured_times import Measured
@@ -38,9 +39,6 @@ ProfileBadge = Literal["calibrated", "datasheet", "estimate"]
 
 MACHINES = Path(__file__).parents[1] / "catalogue" / "machines"
 SOFTWARE = Path(__file__).parents[1] / "catalogue" / "software"
-
-#: The kind of software that a run is charged with unless its setting names another.
-DEFAULT_SOFTWARE = "lean"
 
 
 class Gpu(Inert):

@@ -12,6 +12,8 @@ from typing import Annotated, Literal, cast
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
+from moebench.substrate.choices import ExpertDtype as ExpertDtype
+from moebench.substrate.choices import Precision as Precision
 from moebench.substrate.errors import UsageError
 
 #: Bits that one weight takes when stored.  ``4bit`` is 4-bit with an fp16 scale and a 4-bit zero
@@ -21,10 +23,6 @@ from moebench.substrate.errors import UsageError
 BITS_PER_WEIGHT: dict[str, float] = {
     "fp32": 32, "bf16": 16, "fp16": 16, "4bit": 4.15625, "2bit": 3.015625,
 }  # fmt: skip
-Precision = Literal["fp32", "bf16", "fp16", "4bit", "2bit"]
-
-#: What routed experts are really quantised to (`substrate.models.quantised`).
-ExpertDtype = Literal["int8", "int4"]
 
 #: So many inputs of a row share a scale and a zero point in int4.  Rows that this does not divide
 #: have groups of the next size that does: these are the sizes that torch multiplies packed.

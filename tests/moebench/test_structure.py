@@ -13,6 +13,7 @@ ROOT = Path(__file__).parents[2]
 
 #: From the bottom up: a module may import those of its own line and of the lines above it.
 LAYERS = [
+    "substrate.choices",
     "substrate.errors",
     "substrate.files",
     "substrate.terms",
@@ -39,9 +40,7 @@ LAYERS = [
     "harness.arguments",
     "harness.hub",
     "harness.settings",
-    "harness.run.native_options",
-    "harness.run.local_options",
-    "harness.run.spec",
+    "harness.run.rules",
     "harness.run.measure",
     "harness.stage",
     "harness.native",

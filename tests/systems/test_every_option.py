@@ -15,7 +15,7 @@ import pytest
 
 import moebench.substrate.engine
 from moebench.harness.conformance.swaps import other_values
-from moebench.harness.run.spec import resolve
+from moebench.harness.run.rules import resolve
 from moebench.substrate.engine.policies import Policy
 from moebench.substrate.engine.system import System
 from moebench.substrate.errors import UnknownNameError, UsageError

@@ -5,7 +5,7 @@ from itertools import pairwise
 import pytest
 
 from moebench.harness.conformance.invariants import check_timeline
-from moebench.harness.run.spec import resolve
+from moebench.harness.run.rules import resolve
 from moebench.substrate.machines.protocol import OpKind
 from moebench.substrate.traces.passes import TracedModel, pass_steps
 from moebench.systems.options import build

@@ -17,9 +17,9 @@ from moebench.harness.reproduce.evidence import Evidence, Experiment
 from moebench.harness.run.execute import on_engine, started
 from moebench.harness.run.identity import code_hash
 from moebench.harness.run.session import Session
-from moebench.harness.run.spec import RunSpec
 from moebench.harness.settings import setting
 from moebench.harness.sweep.worker import group_of
+from moebench.results.spec import RunSpec
 from moebench.substrate.analysis.gate_scores import score_skew
 from moebench.substrate.analysis.statistics import reuse_by_rank
 from moebench.substrate.engine.decisions import Active, LayerView, Plan

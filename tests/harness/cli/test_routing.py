@@ -9,7 +9,7 @@ import pytest
 
 from moebench.harness.run.execute import prepare, run
 from moebench.harness.run.live import prepare as prepare_live
-from moebench.harness.run.spec import resolve
+from moebench.harness.run.rules import resolve
 from moebench.harness.sweep.plan import cells_from_file
 from moebench.harness.sweep.worker import group_of
 from moebench.results.store import Store

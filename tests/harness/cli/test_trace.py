@@ -12,8 +12,8 @@ import pytest
 from moebench.harness.run import execute, live
 from moebench.harness.run.execute import Outcome, prepare, run
 from moebench.harness.run.learn import learners
+from moebench.harness.run.rules import resolve
 from moebench.harness.run.session import Session
-from moebench.harness.run.spec import resolve
 from moebench.substrate.terms import RoutedSequence
 from moebench.substrate.traces.file import open_trace
 from moebench.substrate.traces.record import TraceRecorder, header_of, recorded_predictions

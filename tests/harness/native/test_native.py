@@ -10,7 +10,7 @@ import torch
 
 from moebench.harness.native.run import prepare
 from moebench.harness.run.accuracy import Accuracy
-from moebench.harness.run.spec import resolve
+from moebench.harness.run.rules import resolve
 from moebench.harness.sweep.execute import run_all
 from moebench.harness.sweep.worker import group_of
 from moebench.results.samples import read_samples

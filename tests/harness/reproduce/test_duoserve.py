@@ -19,7 +19,7 @@ from moebench.harness.reproduce.duoserve.experiments import (
 )
 from moebench.harness.reproduce.evidence import Evidence, Experiment, MissingEvidenceError, Runs
 from moebench.harness.reproduce.timelines import decoded, prefill, spans
-from moebench.harness.run.spec import resolve
+from moebench.harness.run.rules import resolve
 from moebench.results.samples import TokenSample
 from moebench.results.store import Store
 from moebench.substrate.models.catalogue import model_shape

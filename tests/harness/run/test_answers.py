@@ -9,7 +9,7 @@ import torch
 from moebench.harness.run.execute import prepare
 from moebench.harness.run.execute import run as run_cell
 from moebench.harness.run.live import LiveSession
-from moebench.harness.run.spec import resolve
+from moebench.harness.run.rules import resolve
 from moebench.substrate.errors import InputError, UsageError
 from moebench.substrate.models.shared import SharedWork
 from moebench.workloads.likelihood import choose, continuations

@@ -12,7 +12,7 @@ import pytest
 
 from moebench.harness.run import identity
 from moebench.harness.run.identity import code_hash, run_id, system_hash
-from moebench.harness.run.spec import RunSpec
+from moebench.results.spec import RunSpec
 from moebench.systems.options import build
 
 ROOT = Path(__file__).parents[3]

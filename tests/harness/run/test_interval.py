@@ -10,8 +10,8 @@ import yaml
 from moebench.harness.run import interval
 from moebench.harness.run.execute import prepare, run
 from moebench.harness.run.interval import Effect, badge_of, combined, effects_on
+from moebench.harness.run.rules import resolve
 from moebench.harness.run.session import Session
-from moebench.harness.run.spec import resolve
 from moebench.reports.sections.fidelity import TABLES
 from moebench.substrate.machines.profile import MACHINES, load_profile
 from moebench.substrate.machines.profile_ranges import Uncertain, uncertain

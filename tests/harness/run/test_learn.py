@@ -10,7 +10,8 @@ import pytest
 
 from moebench.harness.run.execute import prepare, run
 from moebench.harness.run.learn import not_replayed, source, texts
-from moebench.harness.run.spec import RunSpec, resolve
+from moebench.harness.run.rules import resolve
+from moebench.results.spec import RunSpec
 from moebench.substrate.errors import InputError, UsageError
 from moebench.substrate.models.catalogue import model_shape
 from moebench.substrate.traces.file import TraceFile, open_trace

@@ -8,7 +8,7 @@ import torch
 
 from moebench.harness.run.execute import prepare
 from moebench.harness.run.live import LiveSession
-from moebench.harness.run.spec import resolve
+from moebench.harness.run.rules import resolve
 from moebench.substrate.models.decoder import Decoder
 
 TOKENS = 8

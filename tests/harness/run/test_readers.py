@@ -12,7 +12,7 @@ from safetensors import safe_open
 from moebench.harness.run import learn
 from moebench.harness.run.execute import prepare, run
 from moebench.harness.run.live import LiveSession
-from moebench.harness.run.spec import resolve
+from moebench.harness.run.rules import resolve
 from moebench.substrate.engine.loop import Engine
 from moebench.substrate.errors import UsageError
 from moebench.substrate.terms import RoutedSequence

@@ -14,8 +14,9 @@ from moebench.harness.run.execute import prepare, run
 from moebench.harness.run.interval import add_interval
 from moebench.harness.run.live import LiveSession
 from moebench.harness.run.replay import ReplaySession
+from moebench.harness.run.rules import resolve
 from moebench.harness.run.session import Session
-from moebench.harness.run.spec import RunSpec, resolve
+from moebench.results.spec import RunSpec
 from moebench.substrate.engine.system import System
 from moebench.substrate.machines.profile import MACHINES
 from moebench.substrate.models.catalogue import model_shape, scale_path

@@ -5,8 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from moebench.harness.run.spec import RunSpec, resolve
+from moebench.harness.run.rules import resolve
 from moebench.harness.sweep.plan import expand
+from moebench.results.spec import RunSpec
 from moebench.substrate.errors import UnknownNameError, UsageError
 from moebench.systems import registry
 from moebench.systems.options import build

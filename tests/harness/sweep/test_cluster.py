@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from moebench.harness.run.spec import resolve
+from moebench.harness.run.rules import resolve
 from moebench.harness.sweep.execute import jobs_of, keep
 from moebench.harness.sweep.pool import schedule
 from moebench.harness.sweep.worker import Failed

@@ -8,9 +8,10 @@ from typing import Any
 
 import pytest
 
-from moebench.harness.run.spec import RunSpec, resolve
+from moebench.harness.run.rules import resolve
 from moebench.harness.sweep.estimate import LIVE_S, START_S, estimate
 from moebench.harness.sweep.plan import cells_from_file, expand
+from moebench.results.spec import RunSpec
 from moebench.substrate.errors import MoeBenchError, UsageError
 from moebench.systems.options import build, describe
 from moebench.systems.registry import DECISIONS, SYSTEMS

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from moebench.harness.run.spec import resolve
+from moebench.harness.run.rules import resolve
 from moebench.harness.sweep.pool import TRIES, Lost, Outcome, Processes, schedule
 from moebench.harness.sweep.worker import Failed, Finished, Job
 

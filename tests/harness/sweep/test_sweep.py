@@ -9,10 +9,11 @@ import pytest
 
 from moebench.harness.run import weights
 from moebench.harness.run.execute import prepare
-from moebench.harness.run.spec import RunSpec, resolve
+from moebench.harness.run.rules import resolve
 from moebench.harness.sweep.execute import jobs_of, keep
 from moebench.harness.sweep.worker import Finished, Job, Opened, samples_of
 from moebench.results.samples import TokenSample, read_samples
+from moebench.results.spec import RunSpec
 from moebench.results.store import FILE_NAME, Store
 from moebench.substrate.engine.records import Generation
 from moebench.substrate.errors import MoeBenchError

@@ -6,11 +6,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from moebench.harness.run.spec import RunSpec
 from moebench.reports.compare.conditions import PARTS
 from moebench.reports.compare.tables import Comparison, comparisons, matrix, refuse_mixtures
 from moebench.reports.compare.text import MARK, document, said, text_table
 from moebench.reports.text import markdown
+from moebench.results.spec import RunSpec
 from moebench.substrate.errors import UsageError
 from tests.reports.samples import run
 

@@ -6,7 +6,8 @@ from typing import Any
 import pytest
 
 from moebench.harness.arguments import find_data_dir
-from moebench.harness.run.spec import RunSpec, resolve
+from moebench.harness.run.rules import resolve
+from moebench.results.spec import RunSpec
 from moebench.substrate.errors import UsageError
 from tests.harness.commands import SCALE_MODEL
 

@@ -1,0 +1,318 @@
+"""The options of a run: each is a field of `RunSpec` and is described there, once.
+
+The command line, sweeps, comparisons, refusals and documentation read these descriptions
+(`OPTIONS`).  A new option therefore costs two files: its field here, and the code that uses it.
+
+    quantum: Annotated[int, Field(gt=0), Option(help="Tokens of a step.", part="condition")] = 1
+
+adds ``--quantum`` to `moebench run`, the key ``quantum`` to a sweep's file (with ``axis="quanta"``
+also ``--quanta`` to `moebench sweep`), a condition of every comparison, and a row of the table in
+`docs/sweeps.md`.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from types import NoneType
+from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args, get_origin
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from moebench.substrate.choices import DEFAULT_SOFTWARE, ExpertDtype, Precision
+from moebench.systems.registry import NATIVE, Variant
+
+if TYPE_CHECKING:
+    from moebench.substrate.engine.system import System
+    from moebench.systems.native.base import NativeSystem
+
+#: How a run produces and scores its answers; see `harness.run.answers`.
+Scoring = Literal["fixed-length", "generation", "likelihood", "prefill"]
+
+#: Where a run's choice of experts comes from: the model that computes (or a trace of it), a trace
+#: drawn with the statistics of real models, or recordings of the real model.
+Routing = Literal["model", "drawn", "real"]
+
+PageCache = Literal["bypass", "keep"]
+
+#: The processor or the CUDA device of this computer.
+LocalDevice = Literal["cpu", "cuda"]
+
+#: Prompts of a run where none are asked for; rounded up to whole batches.
+DEFAULT_PROMPTS = 32
+
+#: No number of an option is larger: more is a slip of the pen.
+MOST = 10**7
+
+#: What an option is in a comparison: a *place* tells tables apart, a *condition* must be equal in a
+#: table, a *cell* is one of the texts over which a table averages, runs that differ in *system* are
+#: rows of their own, and what *follows* is determined by the others.
+Part = Literal["place", "condition", "cell", "system", "follows"]
+
+#: Kinds of run.  A run is of one kind by where it runs (``simulated``, ``local``, ``card``,
+#: ``native``) and of one by where routing comes from (``computed``, ``trace``, ``drawn``,
+#: ``real``); besides, an evaluator may ask the questions (``evaluated``).
+Kind = Literal[
+    "simulated", "local", "card", "native", "computed", "trace", "drawn", "real", "evaluated"
+]
+
+#: All kinds of run.
+EVERY: frozenset[Kind] = frozenset(get_args(Kind))
+
+#: Why an option has no effect on a kind of run, as the user reads it.
+WHY: dict[Kind, str] = {
+    "simulated": "{option} {value}: this computer is meant; add --machine local",
+    "card": (
+        "{option} and --device cuda: a card's experts are in host memory, behind its own link; "
+        "give one"
+    ),
+    "native": "{option} and --system {system}: a package runs by itself",
+    "trace": "{option} and --trace: a trace has its own",
+    "drawn": "{option} and --routing drawn: routing is replayed, nothing is computed",
+    "real": "{option} and --routing real: routing is replayed, nothing is computed",
+    "evaluated": "{name}: an evaluator chooses its questions and how they are put",
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Option:
+    """What is said of an option of a run beside its range.
+
+    Attributes:
+        help: one line for ``--help``, with a full stop.
+        detail: what else the documentation's table says.
+        part: its part in a comparison.
+        named: whether a comparison names this condition even where all runs have its default.
+        on: the kinds of run on which it has an effect; on others it is refused (`WHY`).
+        own: whether runs that share weights and questions (or a trace) may differ in it: never,
+            always, or in replays alone.
+        axis: its name on `moebench sweep`, as a parameter; "" is in a sweep's file only.
+        typed: its name on the command line, as a parameter; "" is the field's name.
+        unit: of a value that is typed as text with its unit, the unit of the field.
+        word: a word that may be typed in place of a number.
+        shown: the default as ``--help`` shows it; "" shows a field's own where it is a number.
+        catalogue: the list that holds its values (`moebench list`), for completion in the shell.
+        path: whether its value may be, or always is, the path of a file or folder.
+        negatable: whether a flag may be typed as ``--no-...`` too.
+        name, type, default: of the field, without None; `options_of` fills them in.
+    """
+
+    help: str
+    detail: str = ""
+    part: Part
+    named: bool = False
+    on: frozenset[Kind] = EVERY
+    own: Literal["never", "always", "replay"] = "never"
+    axis: str = ""
+    typed: str = ""
+    unit: Literal["", "GiB", "GB/s"] = ""
+    word: str = ""
+    shown: str = ""
+    catalogue: str = ""
+    path: Literal["", "may be", "is"] = ""
+    negatable: bool = False
+    name: str = ""
+    type: Any = None
+    default: Any = None
+
+    @property
+    def flag(self) -> str:
+        """How it is typed: ``--device-memory`` for ``device_memory_gib``."""
+        return f"--{(self.typed or self.name).replace('_', '-')}"
+
+    @property
+    def plain(self) -> Any:
+        """The type of its values without their range: str, int, float, bool or dict."""
+        return str if get_origin(self.type) is Literal else get_origin(self.type) or self.type
+
+
+class RunSpec(BaseModel):
+    """One run: a system on a model on a machine, with its input.
+
+    Two runs with equal specs, code and data give equal results; the spec's hash is the run's id.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+    # fmt: off
+    system: Annotated[str, Option(
+        help="See: moebench list systems; or module:Class.",
+        part="system", own="always", axis="systems", catalogue="systems")]
+    variant: Annotated[Variant, Option(
+        help="published [default], or shipped: as its authors' code.",
+        part="system", own="always")] = "published"
+    setting: Annotated[str | None, Option(
+        help="See: moebench list settings.",
+        part="place", own="always", axis="settings", catalogue="settings")] = None
+    machine: Annotated[str, Option(
+        help="Profile, file.yaml, or local.",
+        part="place", own="always", axis="machines", catalogue="machines", path="may be")]
+    software: Annotated[str, Option(
+        help="See: moebench list software.",
+        detail="The control thread is charged the costs of this kind of software.",
+        part="condition", named=True, own="always", axis="software", catalogue="software",
+        )] = DEFAULT_SOFTWARE
+    model: Annotated[str, Option(
+        help="Model whose bytes are charged.",
+        detail="A name, or the path of a `config.json`.",
+        part="place", axis="models", catalogue="models", path="may be")]
+    weights: Annotated[str | None, Option(
+        help="Checkpoint that does the maths.", shown="the model's scale model",
+        part="condition", on=EVERY - {"trace", "drawn", "real"}, path="is")] = None
+    precision: Annotated[Precision, Option(
+        help="bf16, fp16, fp32, 4bit or 2bit.",
+        detail="Precision of the model whose bytes are charged.",
+        part="place")] = "bf16"
+    expert_dtype: Annotated[ExpertDtype | None, Option(
+        help="Quantise the routed experts: int8 or int4.", shown="as they are",
+        detail="Experts are kept, moved, charged and computed with in this type.",
+        part="condition", on=EVERY - {"native"})] = None
+    workload: Annotated[str, Option(
+        help="See: moebench list workloads.",
+        part="cell", axis="workloads", catalogue="workloads",
+        on=EVERY - {"trace", "real", "evaluated"})]
+    batch: Annotated[int, Field(gt=0, le=256), Option(
+        help="Sequences decoded together.",
+        part="place", own="replay", axis="batches")] = 1
+    prompts: Annotated[int, Field(gt=0, le=MOST), Option(
+        help="How many prompts.", detail="They fill whole batches.",
+        part="condition", named=True, own="replay", axis="prompts",
+        on=EVERY - {"evaluated"})] = DEFAULT_PROMPTS
+    new_tokens: Annotated[int, Field(gt=0, le=MOST), Option(
+        help="Generated per prompt.", detail="At most, where an answer may end earlier.",
+        part="condition", named=True, own="replay", axis="new_tokens",
+        on=EVERY - {"evaluated"})] = 64
+    cache_ratio: Annotated[float | None, Field(gt=0, le=1), Option(
+        help="Experts on the device, 0-1.",
+        detail="A share of all routed experts; without it or `slots` they fill the memory.",
+        part="follows", own="always", axis="cache_ratios")] = None
+    slots: Annotated[int | None, Field(gt=0, le=MOST), Option(
+        help="The same, in number.",
+        part="follows", own="always")] = None
+    allow_overcommit: Annotated[bool, Option(
+        help="Pretend the device is larger.",
+        part="follows", own="always", negatable=True, on=EVERY - {"native"})] = False
+    device_memory_gib: Annotated[float | None, Field(gt=0, le=MOST), Option(
+        help="Device memory for weights and KV cache: 12GB, GiB.", shown="all",
+        detail="All is what context and workspace leave.",
+        part="condition", own="always", typed="device_memory", unit="GiB")] = None
+    free_host_gb: Annotated[float | None, Field(gt=0, le=MOST), Option(
+        help="Host memory for experts, in GB; the rest is on disk.", shown="all",
+        part="condition", own="always")] = None
+    emulated_link_gb_s: Annotated[float | None, Field(gt=0, le=MOST), Option(
+        help="With --machine local: experts in memory, behind a link; 4GB/s.",
+        detail="The rate between the device's part of memory and the host's; without it the disk "
+        "lies below the device.",
+        part="condition", own="always", typed="emulated_link", unit="GB/s",
+        on=EVERY - {"simulated", "card", "native"})] = None
+    page_cache: Annotated[PageCache, Option(
+        help="With --machine local, of the disk: bypass [default] or keep.",
+        part="condition", own="always", on=EVERY - {"simulated", "card", "native"})] = "bypass"
+    device: Annotated[LocalDevice, Option(
+        help="With --machine local: cpu [default] or cuda.",
+        part="condition", own="always", on=EVERY - {"simulated", "native"})] = "cpu"
+    overrides: Annotated[dict[str, str], Option(
+        help="key=value, repeatable.",
+        detail="Changed decisions and options of the system; `set` in a sweep's file.",
+        part="system", own="always", typed="set")] = Field(default_factory=dict)
+    seed: Annotated[int, Field(ge=0, lt=2**63), Option(
+        help="Draws the prompts.",
+        part="cell", axis="seeds", on=EVERY - {"trace"})] = 0
+    scoring: Annotated[Scoring, Option(
+        help="fixed-length [default], generation, likelihood or prefill.",
+        part="condition", named=True,
+        on=EVERY - {"trace", "drawn", "real", "evaluated"})] = "fixed-length"
+    few_shot: Annotated[int, Field(ge=0, le=MOST), Option(
+        help="Worked examples before a question; paper: as it did.",
+        part="condition", word="paper", on=EVERY - {"trace", "real", "evaluated"})] = 0
+    plain_prompts: Annotated[bool, Option(
+        help="Without the checkpoint's chat template.",
+        part="condition", on=EVERY - {"trace", "drawn", "real", "evaluated"})] = False
+    calibrate_from: Annotated[str | None, Option(
+        help="Workload whose train split a learning system learns from.", shown="the run's",
+        part="system", catalogue="workloads", on=EVERY - {"native", "drawn", "real"})] = None
+    calibrate_texts: Annotated[int | None, Field(gt=0, le=MOST), Option(
+        help="How many texts a learning system is shown.", shown="its paper's number",
+        detail="All that there are, where its paper has no number.",
+        part="system", on=EVERY - {"native"})] = None
+    routing: Annotated[Routing, Option(
+        help="Who chooses experts: model [default], drawn or real.",
+        part="place", axis="routings", on=EVERY - {"native", "evaluated"})] = "model"
+    trace: Annotated[str | None, Option(
+        help="Replay a trace instead of maths.",
+        part="place", axis="traces", path="may be", on=EVERY - {"native", "evaluated"})] = None
+    reconstruct_scores: Annotated[bool, Option(
+        help="Scores by rank, for a trace that holds none.",
+        part="condition", negatable=True, on=EVERY - {"native", "evaluated"})] = False
+    # fmt: on
+
+    @property
+    def title(self) -> str:
+        """The system's name and variant: ``smoe``, or ``smoe (shipped)``."""
+        return self.system if self.variant == "published" else f"{self.system} ({self.variant})"
+
+    def make_system(self) -> "System":
+        """Build the system of this run, anew."""
+        from moebench.systems.options import build
+
+        return build(self.system, self.overrides, self.variant)
+
+    def make_native(self) -> "NativeSystem":
+        """Build the native system of this run, anew."""
+        from moebench.systems.options import build_native
+
+        return build_native(self.system, self.overrides)
+
+    @property
+    def native(self) -> bool:
+        """Whether a third-party package runs by itself."""
+        return self.system in NATIVE
+
+    @property
+    def replays(self) -> bool:
+        """Whether routing is replayed instead of computed."""
+        return self.trace is not None or self.routing != "model"
+
+
+#: Options of the system that are typed as options of the run.
+TYPED_ONLY = {
+    "alpha": Option(
+        name="alpha", type=float, help="Substitution threshold α.",
+        detail="An option of systems that substitute experts.",
+        part="system", own="always", axis="alphas", on=EVERY - {"native"},
+    )
+}  # fmt: skip
+
+
+def options_of(spec: type[BaseModel]) -> dict[str, Option]:
+    """The options of a model's fields by name, in the fields' order.
+
+    Raises:
+        TypeError: a field has no `Option`.
+    """
+    found = {}
+    for name, field in spec.model_fields.items():
+        option = next((one for one in field.metadata if isinstance(one, Option)), None)
+        if option is None:
+            raise TypeError(f"{spec.__name__}.{name}: has no Option; write Annotated[..., Option]")
+        kind, default = field.annotation, field.get_default(call_default_factory=True)
+        if NoneType in get_args(kind):
+            kind = next(one for one in get_args(kind) if one is not NoneType)
+        default = None if field.is_required() else default
+        found[name] = replace(option, name=name, type=kind, default=default)
+    return found
+
+
+#: Every option of a run by its name: the fields of `RunSpec`, and what is typed alone.
+OPTIONS = options_of(RunSpec) | TYPED_ONLY
+
+
+def kinds(chosen: Mapping[str, Any]) -> tuple[Kind, Kind]:
+    """The kinds of a run: by where it runs, and by where its routing comes from."""
+    where: Kind = "simulated"
+    if chosen["system"] in NATIVE:
+        where = "native"
+    elif chosen.get("machine") == "local":
+        where = "card" if chosen.get("device") == "cuda" else "local"
+    if chosen.get("trace") is not None:
+        return where, "trace"
+    routing = chosen.get("routing", "model")
+    return where, "computed" if routing == "model" else routing
