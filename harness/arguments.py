@@ -3,8 +3,11 @@
 import math
 import os
 import re
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
+from moebench.results.spec import OPTIONS
 from moebench.substrate.errors import InputError, UsageError
 from moebench.workloads.hub import is_hub
 
@@ -16,6 +19,28 @@ def find_data_dir(given: Path | None) -> Path | None:
     """
     if given is not None and not (is_hub(given) or given.is_dir()):
         raise InputError(f"--data-dir {given}: no such folder")
+    return given
+
+
+def given_of(typed: Mapping[str, Any]) -> dict[str, Any]:
+    """Run options as they were typed, by name, as `harness.run.rules.resolve` takes them.
+
+    Raises:
+        UsageError: a value that is not written as its option's unit or kind asks.
+    """
+    parsers = {"GiB": parse_gib, "GB/s": parse_rate}
+    given = {}
+    for name, value in typed.items():
+        option = OPTIONS[name]
+        if value is None or value is False or value == []:
+            continue
+        if option.unit:
+            value = parsers[option.unit](option.flag, value)
+        elif option.plain is dict:
+            value = parse_overrides(value)
+        elif option.path:
+            value = str(value)
+        given[name] = value
     return given
 
 

@@ -92,6 +92,7 @@ class Option:
         catalogue: the list that holds its values (`moebench list`), for completion in the shell.
         path: whether its value may be, or always is, the path of a file or folder.
         negatable: whether a flag may be typed as ``--no-...`` too.
+        needed: whether a command that has it refuses to run without it.
         name, type, default: of the field, without None; `options_of` fills them in.
     """
 
@@ -109,6 +110,7 @@ class Option:
     catalogue: str = ""
     path: Literal["", "may be", "is"] = ""
     negatable: bool = False
+    needed: bool = False
     name: str = ""
     type: Any = None
     default: Any = None
@@ -135,7 +137,7 @@ class RunSpec(BaseModel):
     # fmt: off
     system: Annotated[str, Option(
         help="See: moebench list systems; or module:Class.",
-        part="system", own="always", axis="systems", catalogue="systems")]
+        part="system", own="always", axis="systems", catalogue="systems", needed=True)]
     variant: Annotated[Variant, Option(
         help="published [default], or shipped: as its authors' code.",
         part="system", own="always")] = "published"

@@ -4,11 +4,11 @@ import json as json_
 import os
 import shlex
 from collections.abc import Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from moebench.harness.cli.options import Changed, takes
 from moebench.harness.cli.parameters import DATA_DIR, DEFAULT_STORE, JSON, STORE
 
 if TYPE_CHECKING:
@@ -22,7 +22,16 @@ PROMPTS, NEW_TOKENS, TEXTS = 4, 32, 16
 TO_TRY = 3
 
 
+@takes(
+    "setting", "model", "machine", "software", "weights", "precision", "workload", "batch",
+    "cache_ratio", "prompts", "new_tokens", "calibrate_texts", "seed",
+    prompts=Changed("Of each run.", default=PROMPTS, min=1),
+    new_tokens=Changed(default=NEW_TOKENS, min=2),
+    calibrate_texts=Changed(default=TEXTS, min=1),
+    seed=Changed(min=0),
+)  # fmt: skip
 def advise(
+    *,
     tpot_ms: Annotated[
         float | None, typer.Option("--tpot-ms", min=0, help="At most so much for a token.")
     ] = None,
@@ -32,25 +41,11 @@ def advise(
     by: Annotated[
         str, typer.Option(help="Loss: kl (nats a token), agreement (% unlike), score (points).")
     ] = "kl",
-    setting: Annotated[str | None, typer.Option(help="See: moebench list settings.")] = None,
-    model: Annotated[str | None, typer.Option(help="Model whose bytes are charged.")] = None,
-    machine: Annotated[str | None, typer.Option(help="Profile, file.yaml, or local.")] = None,
-    software: Annotated[str | None, typer.Option(help="See: moebench list software.")] = None,
-    weights: Annotated[Path | None, typer.Option(help="Checkpoint that does the maths.")] = None,
-    precision: Annotated[str | None, typer.Option(help="bf16, fp16, fp32, 4bit or 2bit.")] = None,
-    workload: Annotated[str | None, typer.Option(help="See: moebench list workloads.")] = None,
-    batch: Annotated[int | None, typer.Option(help="Sequences decoded together [1].")] = None,
-    cache_ratio: Annotated[float | None, typer.Option(help="Experts on the device, 0-1.")] = None,
+    given: dict[str, Any],
     systems: Annotated[str | None, typer.Option(help="Separated by commas [all].")] = None,
     alphas: Annotated[
         str | None, typer.Option(help="Measured first, separated by commas [0 to 0.6 by 0.1].")
     ] = None,
-    prompts: Annotated[int, typer.Option(min=1, help="Of each run.")] = PROMPTS,
-    new_tokens: Annotated[int, typer.Option(min=2, help="Generated per prompt.")] = NEW_TOKENS,
-    calibrate_texts: Annotated[
-        int, typer.Option(min=1, help="How many texts learning systems are shown.")
-    ] = TEXTS,
-    seed: Annotated[int, typer.Option(min=0, help="Draws the prompts.")] = 0,
     jobs: Annotated[
         int, typer.Option(min=0, help="Processes [one a core]; 0 is this one.")
     ] = os.cpu_count() or 1,
@@ -74,26 +69,24 @@ def advise(
     if tpot_ms is None and accuracy_loss is None:
         raise UsageError("nothing to meet: give --tpot-ms MS, --accuracy-loss LOSS, or both")
     unit = _unit(by)
-    place = {
-        "setting": setting, "model": model, "machine": machine, "software": software,
-        "weights": None if weights is None else str(weights), "precision": precision,
-        "workload": workload, "batch": batch, "cache_ratio": cache_ratio,
-        "scoring": scoring_for(unit, workload), "seed": seed or None,
-    }  # fmt: skip
+    prompts, new_tokens, texts = (
+        given.pop(name) for name in ("prompts", "new_tokens", "calibrate_texts")
+    )
+    place = {**given, "scoring": scoring_for(unit, given.get("workload"))}
     place = {key: value for key, value in place.items() if value is not None}
     folder = find_data_dir(data_dir)
     named = systems_for([] if systems is None else _listed("--systems", systems))
     console.say_refused(named)
     require_writable(store)
-    length = {"prompts": _whole_batches(prompts, batch or 1)}
+    length = {"prompts": _whole_batches(prompts, given.get("batch", 1))}
     if unit != "score":  # an answer that is scored is as long as its workload allows
         length["new_tokens"] = new_tokens
     demand = Demand(tpot_ms, accuracy_loss)
     found = find(
-        Runs(place | length, calibrate_texts, folder, store, jobs), named, _alphas(alphas),
+        Runs(place | length, texts, folder, store, jobs), named, _alphas(alphas),
         demand, unit,
     )  # fmt: skip
-    length["calibrate_texts"] = calibrate_texts
+    length["calibrate_texts"] = texts
     place |= {} if data_dir is None else {"data_dir": str(data_dir)}
     place |= {} if store == DEFAULT_STORE else {"store": str(store)}
     show(found, demand, unit, place, length, json)

@@ -13,8 +13,9 @@ from moebench.harness.cli import (
     models,
     reproduce,
     results,
-    runs,
+    run,
     studies,
+    sweep,
     timeline,
     trace,
     usage_errors,
@@ -91,8 +92,8 @@ def list_(
     show(what.value, json, long)
 
 
-app.command()(runs.run)
-app.command()(runs.sweep)
+app.command()(run.run)
+app.command()(sweep.sweep)
 app.command("list")(list_)
 app.command()(results.compare)
 app.command()(results.report)

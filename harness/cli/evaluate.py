@@ -6,24 +6,20 @@ from typing import Annotated, Any
 
 import typer
 
+from moebench.harness.cli.options import Changed, takes
 from moebench.harness.cli.parameters import DATA_DIR, DEFAULT_STORE, JSON, STORE
+from moebench.results.spec import OPTIONS
+
+#: An evaluator computes answers, and chooses questions itself.
+OFFERED = [name for name, option in OPTIONS.items() if "evaluated" in option.on]
 
 
+@takes(*OFFERED, batch=Changed("Requests answered together."),
+       seed=Changed("Draws the questions.", default=0, min=0))  # fmt: skip
 def evaluate(
     engine: Annotated[str, typer.Option(help="lm-eval or opencompass.")],
     tasks: Annotated[str, typer.Option(help="Workloads, separated by commas.")],
-    system: Annotated[str, typer.Option(help="See: moebench list systems; or module:Class.")],
-    variant: Annotated[
-        str | None, typer.Option(help="published [default], or shipped: as its authors' code.")
-    ] = None,
-    setting: Annotated[str | None, typer.Option(help="See: moebench list settings.")] = None,
-    machine: Annotated[str | None, typer.Option(help="Profile, file.yaml, or local.")] = None,
-    software: Annotated[str | None, typer.Option(help="See: moebench list software.")] = None,
-    model: Annotated[str | None, typer.Option(help="Model whose bytes are charged.")] = None,
-    weights: Annotated[Path | None, typer.Option(help="Checkpoint that does the maths.")] = None,
-    precision: Annotated[str | None, typer.Option(help="bf16, fp16, fp32, 4bit or 2bit.")] = None,
-    batch: Annotated[int | None, typer.Option(help="Requests answered together [1].")] = None,
-    alpha: Annotated[float | None, typer.Option(help="Substitution threshold α.")] = None,
+    given: dict[str, Any],
     prompts: Annotated[int, typer.Option(min=1, help="Questions of each task.")] = 32,
     few_shot: Annotated[
         str, typer.Option(help="Worked examples before a question; paper: as it did.")
@@ -34,17 +30,6 @@ def evaluate(
     max_length: Annotated[
         int | None, typer.Option(help="Tokens of the longest text [2048, or the model's].")
     ] = None,
-    cache_ratio: Annotated[float | None, typer.Option(help="Experts on the device, 0-1.")] = None,
-    slots: Annotated[int | None, typer.Option(help="The same, in number.")] = None,
-    allow_overcommit: Annotated[bool, typer.Option(help="Pretend the device is larger.")] = False,
-    set_: Annotated[list[str] | None, typer.Option("--set", help="key=value, repeatable.")] = None,
-    calibrate_from: Annotated[
-        str | None, typer.Option(help="Workload whose train split a learning system learns from.")
-    ] = None,
-    calibrate_texts: Annotated[
-        int | None, typer.Option(help="How many texts it is shown [its paper's number].")
-    ] = None,
-    seed: Annotated[int, typer.Option(min=0, help="Draws the questions.")] = 0,
     task_files: Annotated[
         Path | None, typer.Option(help="lm-eval: write its task files to this folder and stop.")
     ] = None,
@@ -57,21 +42,13 @@ def evaluate(
     json: JSON = False,
 ) -> None:
     """Let lm-eval or OpenCompass ask a system, with local data; store and show what it finds."""
-    from moebench.harness.arguments import find_data_dir, parse_overrides
+    from moebench.harness.arguments import find_data_dir
     from moebench.harness.evaluate.run import evaluator
     from moebench.harness.evaluate.tasks import draw
 
     asks = evaluator(engine)
     folder = find_data_dir(data_dir)
-    given = {
-        "system": system, "variant": variant, "setting": setting, "machine": machine,
-        "software": software, "model": model, "weights": None if weights is None else str(weights),
-        "precision": precision, "batch": batch, "alpha": alpha, "cache_ratio": cache_ratio,
-        "slots": slots, "allow_overcommit": allow_overcommit or None,
-        "calibrate_from": calibrate_from, "calibrate_texts": calibrate_texts, "seed": seed,
-        "overrides": parse_overrides(set_ or []),
-    }  # fmt: skip
-    asked = draw(tasks.split(","), prompts, seed, few_shot, setting, folder)
+    asked = draw(tasks.split(","), prompts, given["seed"], few_shot, given.get("setting"), folder)
     asks.check(asked)
     if task_files is not None:
         _write(engine, asked, task_files)

@@ -2,53 +2,59 @@
 
 import os
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from moebench.harness.cli.options import Changed, takes
 from moebench.harness.cli.parameters import DATA_DIR, DEFAULT_STORE, JSON, STORE
 
-WEIGHTS = Annotated[Path | None, typer.Option(help="Checkpoint to run.")]
-MODEL = Annotated[str | None, typer.Option(help="Or a model, whose scale model it is.")]
-LINK = Annotated[
-    str | None, typer.Option(help="Experts in memory, behind a link; 4GB/s [on the disk].")
-]
+if TYPE_CHECKING:
+    from moebench.harness.cli.fidelity import Place
+
+#: What is measured, and what lies below the device.
+MEASURED = ("weights", "model", "emulated_link_gb_s")
+CHANGED = {
+    "weights": Changed("Checkpoint to run."),
+    "model": Changed("Or a model, whose scale model it is."),
+    "emulated_link_gb_s": Changed("Experts in memory, behind a link; 4GB/s [on the disk]."),
+}
 
 
+def _place(given: dict[str, Any]) -> "Place":
+    """What is measured, taken out of what was given."""
+    from moebench.harness.cli.fidelity import Place
+
+    weights, model, link = (given.pop(name, None) for name in MEASURED)
+    return Place(None if weights is None else Path(weights), model, link)
+
+
+@takes(*MEASURED, **CHANGED)
 def calibrate(
     out: Annotated[Path, typer.Option(help="The profile's file; its name ends in .yaml.")],
-    weights: WEIGHTS = None,
-    model: MODEL = None,
-    emulated_link: LINK = None,
+    given: dict[str, Any],
     store: STORE = DEFAULT_STORE,
     json: JSON = False,
 ) -> None:
     """Measure this computer, part by part, and write a hardware profile of it."""
-    from moebench.harness.arguments import parse_rate
-    from moebench.harness.cli.fidelity import Place, calibrate_command
+    from moebench.harness.cli.fidelity import calibrate_command
 
-    rate = parse_rate("--emulated-link", emulated_link)
-    calibrate_command(Place(weights, model, rate), out, store, json)
+    calibrate_command(_place(given), out, store, json)
 
 
+@takes(
+    *MEASURED, "cache_ratio", "workload", "batch", "prompts", "new_tokens", "calibrate_texts",
+    **CHANGED, cache_ratio=Changed(default=0.25), batch=Changed(default=1, min=1),
+    prompts=Changed(default=4, min=1), new_tokens=Changed(default=16, min=2),
+)  # fmt: skip
 def validate(
     profile: Annotated[Path, typer.Option(help="From moebench calibrate.")],
-    weights: WEIGHTS = None,
-    model: MODEL = None,
-    emulated_link: LINK = None,
+    given: dict[str, Any],
     systems: Annotated[
         str | None, typer.Option(help="Separated by commas [seven of different kinds].")
     ] = None,
     set_: Annotated[
         list[str] | None, typer.Option("--set", help="system.key=value, repeatable.")
-    ] = None,
-    cache_ratio: Annotated[float, typer.Option(help="Experts on the device, 0-1.")] = 0.25,
-    workload: Annotated[str | None, typer.Option(help="See: moebench list workloads.")] = None,
-    batch: Annotated[int, typer.Option(min=1, help="Sequences decoded together.")] = 1,
-    prompts: Annotated[int, typer.Option(min=1, help="How many prompts.")] = 4,
-    new_tokens: Annotated[int, typer.Option(min=2, help="Generated per prompt.")] = 16,
-    calibrate_texts: Annotated[
-        int | None, typer.Option(help="How many texts learning systems are shown.")
     ] = None,
     repeats: Annotated[
         int, typer.Option(min=1, help="Measured runs of each; the median counts.")
@@ -59,18 +65,12 @@ def validate(
     json: JSON = False,
 ) -> None:
     """Run systems on this computer and on its profile, and show how far the two are apart."""
-    from moebench.harness.arguments import parse_rate
-    from moebench.harness.cli.fidelity import SYSTEMS, Place, validate_command
+    from moebench.harness.cli.fidelity import SYSTEMS, validate_command
 
-    given = {
-        "cache_ratio": cache_ratio, "workload": workload, "batch": batch, "prompts": prompts,
-        "new_tokens": new_tokens, "calibrate_texts": calibrate_texts,
-    }  # fmt: skip
-    rate = parse_rate("--emulated-link", emulated_link)
+    place = _place(given)
     validate_command(
-        Place(weights, model, rate), profile, systems or SYSTEMS, set_ or [], repeats, given,
-        data_dir, store, out, json,
-    )  # fmt: skip
+        place, profile, systems or SYSTEMS, set_ or [], repeats, given, data_dir, store, out, json
+    )
 
 
 def doctor(

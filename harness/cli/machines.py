@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from moebench.harness.cli.parameters import JSON
+from moebench.harness.cli.options import Changed, takes
+from moebench.harness.cli.parameters import DATA_DIR, DEFAULT_STORE, JSON, STORE
 
 if TYPE_CHECKING:
     from moebench.harness.run.interval import Effect
@@ -71,41 +72,22 @@ def components(
 
 
 @app.command()
+@takes(
+    "system", "setting", "machine", "model", "software", "variant", "workload", "routing", "trace",
+    "batch", "cache_ratio", "overrides", machine=Changed("Profile, or file.yaml."),
+)  # fmt: skip
 def sensitivity(
-    system: Annotated[str, typer.Option(help="See: moebench list systems; or module:Class.")],
-    setting: Annotated[str | None, typer.Option(help="See: moebench list settings.")] = None,
-    machine: Annotated[str | None, typer.Option(help="Profile, or file.yaml.")] = None,
-    model: Annotated[str | None, typer.Option(help="Model whose bytes are charged.")] = None,
-    software: Annotated[str | None, typer.Option(help="See: moebench list software.")] = None,
-    variant: Annotated[
-        str | None, typer.Option(help="published [default], or shipped: as its authors' code.")
-    ] = None,
-    workload: Annotated[str | None, typer.Option(help="See: moebench list workloads.")] = None,
-    routing: Annotated[
-        str | None, typer.Option(help="Who chooses experts: model [default], drawn or real.")
-    ] = None,
-    trace: Annotated[str | None, typer.Option(help="Replay a trace instead of maths.")] = None,
-    batch: Annotated[int | None, typer.Option(help="Sequences decoded together [1].")] = None,
-    cache_ratio: Annotated[float | None, typer.Option(help="Experts on the device, 0-1.")] = None,
-    set_: Annotated[list[str] | None, typer.Option("--set", help="key=value, repeatable.")] = None,
+    given: dict[str, Any],
     tokens: Annotated[
         int, typer.Option(min=2, help="Of the first batch, that are replayed for each end.")
     ] = 17,
-    data_dir: Annotated[Path | None, typer.Option(help="Folder of evaluation sets.")] = None,
-    store: Annotated[Path, typer.Option(help="Folder of your results.", show_default=True)] = Path(
-        ".moebench"
-    ),
+    data_dir: DATA_DIR = None,
+    store: STORE = DEFAULT_STORE,
     json_: JSON = False,
 ) -> None:
     """Which numbers of the profile move TPOT and TTFT most, each from end to end of its range."""
-    from moebench.harness.arguments import find_data_dir, parse_overrides
+    from moebench.harness.arguments import find_data_dir
 
-    given = {
-        "system": system, "setting": setting, "machine": machine, "model": model,
-        "software": software, "variant": variant,
-        "workload": workload, "routing": routing, "trace": trace, "batch": batch,
-        "cache_ratio": cache_ratio, "overrides": parse_overrides(set_ or []),
-    }  # fmt: skip
     _show(*_effects(given, tokens, find_data_dir(data_dir), store), as_json=json_)
 
 
@@ -119,7 +101,7 @@ def _effects(
     from moebench.harness.run.rules import resolve
     from moebench.substrate.errors import UsageError
 
-    if given["machine"] == "local":
+    if given.get("machine") == "local":
         raise UsageError(
             "--machine local: this computer is measured and has no profile; give a name from "
             "`moebench list machines`, or leave --machine out"

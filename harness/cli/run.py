@@ -1,86 +1,106 @@
-"""``moebench run``, once its options are parsed."""
+"""``moebench run``: one system on one model and machine."""
 
-import json
-from dataclasses import dataclass
+import json as json_
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Annotated, Any
 
-from moebench.harness import console
-from moebench.harness.arguments import find_data_dir, parse_overrides, require_writable
-from moebench.harness.cli.timeline import require_place, write_timeline
-from moebench.harness.run.rules import resolve
-from moebench.results.spec import RunSpec
-from moebench.results.store import Store
-from moebench.substrate.errors import MoeBenchError, UsageError
-from moebench.substrate.progress_events import tell
+import typer
 
+from moebench.harness.cli.options import takes
+from moebench.harness.cli.parameters import DATA_DIR, DEFAULT_STORE, JSON, STORE
+from moebench.results.spec import OPTIONS
 
-@dataclass(frozen=True, slots=True)
-class RunRequest:
-    """The options of ``moebench run`` as typed; None means "not given"."""
-
-    given: dict[str, Any]
-    overrides: list[str]
-    data_dir: Path | None
-    store: Path
-    timeline: Path | None
-    seeds: int | None
-    force: bool
-    interval: bool
-    json: bool
+if TYPE_CHECKING:
+    from moebench.results.spec import RunSpec
 
 
-def run_command(request: RunRequest) -> None:
-    """Resolve, reuse stored results or run, store, show."""
-    data_dir = find_data_dir(request.data_dir)
-    specs = _specs(request, data_dir)
+@takes(*OPTIONS)
+def run(
+    given: dict[str, Any],
+    seeds: Annotated[
+        int | None,
+        typer.Option(min=2, max=1000, help="So many, from --seed on: means, 95 % intervals."),
+    ] = None,
+    data_dir: DATA_DIR = None,
+    store: STORE = DEFAULT_STORE,
+    timeline: Annotated[Path | None, typer.Option(help="Write a trace for Perfetto.")] = None,
+    force: Annotated[bool, typer.Option(help="Run again even if the result is stored.")] = False,
+    no_interval: Annotated[
+        bool, typer.Option("--no-interval", help="Do not work out how sure latencies are.")
+    ] = False,
+    json: JSON = False,
+) -> None:
+    """Run one system on one model and machine; store and show its figures."""
+    from moebench.harness import console
+    from moebench.harness.arguments import find_data_dir, require_writable
+    from moebench.harness.cli.timeline import require_place
+    from moebench.substrate.errors import UsageError
+
+    folder = find_data_dir(data_dir)
+    specs = _specs(given, seeds, folder)
     console.say_refused([specs[0].system])
-    if request.timeline is not None:
+    if timeline is not None:
         if len(specs) > 1:
-            raise UsageError(f"--timeline and --seeds {request.seeds}: give --seed instead")
+            raise UsageError(f"--timeline and --seeds {seeds}: give --seed instead")
         if specs[0].native:
             raise UsageError(f"--timeline: {specs[0].system} is a package that shows no lanes")
-        require_place("--timeline", request.timeline)
-    require_writable(request.store)
-    documents = [_document(request, spec, data_dir) for spec in specs]
-    if request.seeds is None:
-        (document,) = documents
-        if request.json:
-            print(json.dumps(document, sort_keys=True))
+        require_place("--timeline", timeline)
+    require_writable(store)
+    if seeds is None:
+        document = _document(specs[0], folder, store, force, timeline, not no_interval)
+        if json:
+            print(json_.dumps(document, sort_keys=True))
         else:
-            console.show_run(document, request.store)
+            console.show_run(document, store)
         return
     from moebench.harness.cli.seeds import means, show_means
 
+    documents = [
+        _document(spec, folder, store, force, what=f", seed {spec.seed}") for spec in specs
+    ]
     found = means(documents)
-    if request.json:
-        print(json.dumps({"runs": documents, "means": found}, sort_keys=True))
+    if json:
+        print(json_.dumps({"runs": documents, "means": found}, sort_keys=True))
     else:
         show_means(documents, found)
 
 
-def _specs(request: RunRequest, data_dir: Path | None) -> list[RunSpec]:
+def _specs(given: dict[str, Any], seeds: int | None, data_dir: Path | None) -> "list[RunSpec]":
     """The run, or the same with one seed after another, from the given one on."""
-    overrides = parse_overrides(request.overrides)
-    spec = resolve(data_dir, **request.given, overrides=overrides)
-    if request.seeds is None:
+    from moebench.harness.run.rules import resolve
+    from moebench.substrate.errors import UsageError
+
+    spec = resolve(data_dir, **given)
+    if seeds is None:
         return [spec]
     if spec.trace is not None:
-        raise UsageError(f"--seeds {request.seeds} and --trace: a trace has its own prompts")
-    seeds = range(spec.seed, spec.seed + request.seeds)
-    given = {key: value for key, value in request.given.items() if key != "seed"}
-    return [resolve(data_dir, **given, seed=seed, overrides=overrides) for seed in seeds]
+        raise UsageError(f"--seeds {seeds} and --trace: a trace has its own prompts")
+    numbers = range(spec.seed, spec.seed + seeds)
+    return [resolve(data_dir, **{**given, "seed": seed}) for seed in numbers]
 
 
-def _document(request: RunRequest, spec: RunSpec, data_dir: Path | None) -> dict[str, Any]:
-    """One run's document, stored before or now."""
-    store, outcome = Store(request.store), None
-    seed = "" if request.seeds is None else f", seed {spec.seed}"
-    what = f"{spec.title} on {spec.model}{seed}"
+def _document(
+    spec: "RunSpec", data_dir: Path | None, directory: Path, force: bool,
+    timeline: Path | None = None, interval: bool = False, what: str = "",
+) -> dict[str, Any]:  # fmt: skip
+    """One run's document, stored before or now.
+
+    Args:
+        what: tells the run from others beside it.
+    """
+    from moebench.harness import console
+    from moebench.harness.cli.timeline import write_timeline
+    from moebench.results.store import Store
+    from moebench.substrate.errors import MoeBenchError
+    from moebench.substrate.progress_events import tell
+
+    store, outcome = Store(directory), None
+    what = f"{spec.title} on {spec.model}{what}"
     with console.progress(what) as progress:
         tell("load")
         # The first of these imports takes seconds, too.
-        from moebench.harness.run.execute import prepare, run
+        from moebench.harness.run.execute import prepare
+        from moebench.harness.run.execute import run as run_session
         from moebench.harness.run.interval import add_interval
         from moebench.harness.run.session import Session
         from moebench.harness.sweep.worker import samples_of
@@ -88,10 +108,10 @@ def _document(request: RunRequest, spec: RunSpec, data_dir: Path | None) -> dict
         from moebench.systems.user_classes import blamed
 
         session = prepare(spec, data_dir)
-        stored = None if request.force or request.timeline else store.get(session.run_id)
+        stored = None if force or timeline else store.get(session.run_id)
         if stored is None:
             try:
-                outcome = run(session, request.store, progress, request.timeline is not None)
+                outcome = run_session(session, directory, progress, timeline is not None)
             except MoeBenchError:
                 raise
             except Exception as error:
@@ -103,15 +123,14 @@ def _document(request: RunRequest, spec: RunSpec, data_dir: Path | None) -> dict
         stored = outcome.document
         with samples_of_run(store, session.run_id, samples_of(outcome.generations)):
             store.put(stored, outcome.picture, (session.run_id, spec.model_dump()))
-        if request.timeline is not None:
-            write_timeline(request.timeline, outcome.timeline.records(), stored)
+        if timeline is not None:
+            write_timeline(timeline, outcome.timeline.records(), stored)
     else:
         console.stderr().print(f"run {session.run_id} was stored; --force runs it again")
     assert stored is not None
-    alone = request.interval and request.seeds is None
-    wanted = alone and stored["simulated"] and stored.get("interval") is None
+    wanted = interval and stored["simulated"] and stored.get("interval") is None
     if wanted and isinstance(session, Session):
         with console.progress(f"{what}, how sure its latencies are"):
-            add_interval(stored, session, request.store)
+            add_interval(stored, session, directory)
         store.put(stored, store.timeline(session.run_id), (session.run_id, spec.model_dump()))
     return stored

@@ -1,94 +1,108 @@
-"""``moebench sweep``, once its options are parsed: plans cells, shows them or carries them out."""
+"""``moebench sweep``: plans cells, and lists them or carries them out."""
 
-import json
+import json as json_
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Annotated, Any
 
-from moebench.harness import console
-from moebench.harness.arguments import find_data_dir, parse_overrides, require_writable
-from moebench.harness.cli.usage_errors import fitted
-from moebench.harness.sweep.estimate import estimate
-from moebench.harness.sweep.execute import Open, carry_out, jobs_of, local_workers, processes_for
-from moebench.harness.sweep.plan import cells_from_file, expand
-from moebench.harness.sweep.progress import board, title
-from moebench.harness.sweep.worker import Job, Opened
-from moebench.results.spec import RunSpec
-from moebench.results.store import Store
-from moebench.results.store_hints import in_store
-from moebench.substrate.errors import UsageError
+import typer
+
+from moebench.harness.cli.options import Changed, takes_axes
+from moebench.harness.cli.parameters import DATA_DIR, DEFAULT_STORE, JSON, STORE
+
+if TYPE_CHECKING:
+    from moebench.harness.sweep.execute import Open
+    from moebench.harness.sweep.worker import Job
+    from moebench.results.spec import RunSpec
+    from moebench.results.store import Store
 
 #: Planning a few cells takes less, and says nothing.
 QUICK_S = 0.8
 
 
-@dataclass(frozen=True, slots=True)
-class SweepRequest:
-    """The options of ``moebench sweep`` as typed.
+@takes_axes(system=Changed("Separated by commas, as all lists."))
+def sweep(
+    axes: dict[str, str],
+    file: Annotated[
+        Path | None, typer.Argument(help="Axes as YAML, or a sweep that ships: standard, ...")
+    ] = None,
+    set_: Annotated[list[str] | None, typer.Option("--set", help="key=value in all cells.")] = None,
+    jobs: Annotated[
+        int | None, typer.Option(min=0, help="Processes [one a core]; 0 is this one.")
+    ] = None,
+    ray: Annotated[str | None, typer.Option(help="Address of a Ray cluster, or auto.")] = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="List the cells and stop.")] = False,
+    force: Annotated[bool, typer.Option("--force", help="Run stored cells again.")] = False,
+    retry_failed: Annotated[
+        bool, typer.Option("--retry-failed", help="Run cells again that failed.")
+    ] = False,
+    no_samples: Annotated[
+        bool, typer.Option("--no-samples", help="Keep no time of every token.")
+    ] = False,
+    data_dir: DATA_DIR = None,
+    store: STORE = DEFAULT_STORE,
+    json: JSON = False,
+) -> None:
+    """Run every combination of systems, settings and lengths; finished cells are never run again.
 
-    Attributes:
-        axes: field of a run → values separated by commas; None means "not given".
+    Exit code: 0 every cell is done, 1 some failed.
     """
+    from moebench.harness import console
+    from moebench.harness.arguments import find_data_dir, parse_overrides, require_writable
+    from moebench.harness.sweep.execute import carry_out, jobs_of
+    from moebench.harness.sweep.progress import board
+    from moebench.results.store import Store
 
-    file: Path | None
-    axes: dict[str, str | None]
-    overrides: list[str]
-    jobs: int | None
-    ray: str | None
-    dry_run: bool
-    force: bool
-    retry_failed: bool
-    samples: bool
-    data_dir: Path | None
-    store: Path
-    json: bool
-
-
-def sweep_command(request: SweepRequest) -> int:
-    """Plan, show or carry out; 0 where every cell is done, 1 where some failed."""
-    data_dir = find_data_dir(request.data_dir)
-    specs = _specs(request, data_dir)
+    folder = find_data_dir(data_dir)
+    specs = _specs(file, axes, parse_overrides(set_ or []), folder)
     console.say_refused({spec.system for spec in specs})
-    store = Store(request.store)
-    finished = store.finished()  # a store that cannot be read is said before cells are hashed
+    kept = Store(store)
+    finished = kept.finished()  # a store that cannot be read is said before cells are hashed
     with console.progress("naming cells", QUICK_S) as progress:
-        cells = jobs_of(specs, data_dir, progress)
-    failed = {cell.cell_id: cell.error for cell in store.cells("failed")}
-    again = request.retry_failed or request.force
+        cells = jobs_of(specs, folder, progress)
+    failed = {cell.cell_id: cell.error for cell in kept.cells("failed")}
     todo = [
         job for job in cells
-        if (request.force or job.cell_id not in finished)
-        and (again or job.cell_id not in failed)
+        if (force or job.cell_id not in finished)
+        and (retry_failed or force or job.cell_id not in failed)
     ]  # fmt: skip
-    if request.dry_run:
-        return _show_plan(request, cells, todo, finished, failed, store, data_dir)
-    require_writable(request.store)
+    if dry_run:
+        known = dict.fromkeys(finished, "stored") | dict.fromkeys(failed, "failed before")
+        raise typer.Exit(_show_plan(cells, todo, known, kept, folder, jobs, json))
+    require_writable(store)
     if todo:
-        store.queue([(job.cell_id, job.spec.model_dump()) for job in todo])
-        with _workers(request, data_dir) as opened, board(len(todo)) as shown:
-            carry_out(todo, store, opened, shown)
-    return _sum_up(request, cells, len(todo), store)
+        kept.queue([(job.cell_id, job.spec.model_dump()) for job in todo])
+        opened = _workers(ray, jobs, folder, store, not no_samples)
+        with opened as workers, board(len(todo)) as shown:
+            carry_out(todo, kept, workers, shown)
+    raise typer.Exit(_sum_up(cells, len(todo), kept, store, json))
 
 
-def _specs(request: SweepRequest, data_dir: Path | None) -> list[RunSpec]:
-    axes = {k: _listed(text) for k, text in request.axes.items() if text is not None}
-    if request.file is not None:
-        if axes or request.overrides:
-            raise UsageError(f"{request.file} and flags: give a file or flags, not both")
-        with console.progress("planning cells", QUICK_S) as progress:
-            return cells_from_file(request.file, data_dir, console.stderr().print, progress)
-    if not axes:
+def _specs(
+    file: Path | None, axes: dict[str, str], overrides: dict[str, str], data_dir: Path | None
+) -> "list[RunSpec]":
+    """The cells of a file or of the axes that were typed."""
+    from moebench.harness import console
+    from moebench.harness.sweep.plan import cells_from_file, expand
+    from moebench.substrate.errors import UsageError
+
+    lists = {name: _listed(text) for name, text in axes.items()}
+    if file is not None and (lists or overrides):
+        raise UsageError(f"{file} and flags: give a file or flags, not both")
+    if file is None and not lists:
         raise UsageError("nothing to sweep; give FILE.yaml or, for example, --systems smoe,...")
-    common = {"set": parse_overrides(request.overrides)}
     with console.progress("planning cells", QUICK_S) as progress:
-        plan = {"common": common, "product": axes}
+        if file is not None:
+            return cells_from_file(file, data_dir, console.stderr().print, progress)
+        plan = {"common": {"set": overrides}, "product": lists}
         return expand(plan, data_dir, console.stderr().print, progress)
 
 
 def _listed(text: str) -> list[str]:
+    from moebench.substrate.errors import UsageError
+
     values = [value.strip() for value in text.split(",")]
     if not all(values):
         raise UsageError(f"{text!r}: allowed: values separated by single commas")
@@ -96,30 +110,49 @@ def _listed(text: str) -> list[str]:
 
 
 @contextmanager
-def _workers(request: SweepRequest, data_dir: Path | None) -> Iterator[Open]:
-    if request.ray is None:
-        yield local_workers(request.jobs, data_dir, request.store, request.samples)
+def _workers(
+    ray: str | None, jobs: int | None, data_dir: Path | None, store: Path, samples: bool
+) -> "Iterator[Open]":
+    """Processes of this computer, or workers of a Ray cluster."""
+    from moebench.harness.sweep.execute import local_workers
+    from moebench.substrate.errors import UsageError
+
+    if ray is None:
+        yield local_workers(jobs, data_dir, store, samples)
         return
     try:
-        import ray
+        import ray as cluster
     except ImportError as error:
         raise UsageError("--ray needs Ray: pip install 'moebench[cluster]'") from error
     from moebench.harness.sweep.cluster import RayWorkers, connect
 
-    connect(request.ray)
+    connect(ray)
     try:
-        yield lambda local: RayWorkers(data_dir, request.samples, request.jobs, local)
+        yield lambda local: RayWorkers(data_dir, samples, jobs, local)
     finally:
-        ray.shutdown()
+        cluster.shutdown()
 
 
 # ----------------------------------------------------------------------------- showing
 
 
 def _show_plan(
-    request: SweepRequest, cells: Sequence[Job], todo: Sequence[Job], finished: dict[str, str],
-    failed: dict[str, str | None], store: Store, data_dir: Path | None,
+    cells: "Sequence[Job]", todo: "Sequence[Job]", known: dict[str, str], store: "Store",
+    data_dir: Path | None, jobs: int | None, as_json: bool,
 ) -> int:  # fmt: skip
+    """List the cells with their state, and how long they take; 1 if some cannot run.
+
+    Args:
+        known: of cells that were run before, whether they are stored or failed.
+        jobs: processes.
+    """
+    from moebench.harness import console
+    from moebench.harness.cli.usage_errors import fitted
+    from moebench.harness.sweep.estimate import estimate
+    from moebench.harness.sweep.execute import processes_for
+    from moebench.harness.sweep.progress import title
+    from moebench.harness.sweep.worker import Opened
+
     opened, problems = Opened(data_dir), {}
     with console.progress("checking cells", QUICK_S) as progress:
         for number, job in enumerate(todo, 1):
@@ -127,20 +160,19 @@ def _show_plan(
             if reason := opened.problem(job.spec):
                 problems[job.cell_id] = reason
     state = {job.cell_id: "to run" for job in todo} | dict.fromkeys(problems, "cannot run")
-    known = dict.fromkeys(finished, "stored") | dict.fromkeys(failed, "failed before")
     states = [state.get(job.cell_id) or known[job.cell_id] for job in cells]
-    processes = 1 if request.jobs == 0 else processes_for(request.jobs)
+    processes = 1 if jobs == 0 else processes_for(jobs)
     timed = [run for run in store.runs() if "evaluation" not in run]
     guess = estimate([job.spec for job in todo], timed, processes)
     counts = Counter(states)
-    if request.json:
+    if as_json:
         rows = [
             {"cell_id": job.cell_id, "state": s, "spec": job.spec.model_dump()}
             | ({"error": problems[job.cell_id]} if job.cell_id in problems else {})
             for job, s in zip(cells, states, strict=True)
         ]
         plan: dict[str, Any] = {"cells": rows, "estimate_s": round(guess.seconds, 1)}
-        print(json.dumps(plan, sort_keys=True))
+        print(json_.dumps(plan, sort_keys=True))
     else:
         lines = [[job.cell_id, s, title(job.spec)] for job, s in zip(cells, states, strict=True)]
         console.table("cells", ["cell", "state", "what"], lines)
@@ -152,21 +184,26 @@ def _show_plan(
     return 1 if problems else 0
 
 
-def _sum_up(request: SweepRequest, cells: Sequence[Job], ran: int, store: Store) -> int:
+def _sum_up(
+    cells: "Sequence[Job]", ran: int, store: "Store", directory: Path, as_json: bool
+) -> int:
+    """Say how many cells are done and where they are shown; 1 if some failed."""
+    from moebench.harness import console
+    from moebench.results.store_hints import in_store
+
     finished = store.finished()
     failures = {cell.cell_id: cell for cell in store.cells("failed")}
     failed = [job for job in cells if job.cell_id in failures]
-    if request.json:
+    if as_json:
         rows = [
             {"cell_id": job.cell_id, "run_id": finished.get(job.cell_id), "error": None}
             | ({"error": failures[job.cell_id].error} if job.cell_id in failures else {})
             for job in cells
         ]
-        print(json.dumps({"cells": rows}, sort_keys=True))
+        print(json_.dumps({"cells": rows}, sort_keys=True))
     done = sum(job.cell_id in finished for job in cells)
     line = f"{len(cells)} cells: {done} done ({len(cells) - ran} were known), {len(failed)} failed"
-    out = console.stderr()
-    where = in_store(request.store)
+    out, where = console.stderr(), in_store(directory)
     out.print(f"{line}; moebench report{where} shows them")
     if failed:
         advice = "the same sweep with --retry-failed runs these cells again"

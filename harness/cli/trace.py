@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from moebench.harness.cli.options import Changed, takes
 from moebench.harness.cli.parameters import JSON
 from moebench.harness.cli.trace_caches import caches
 
@@ -33,24 +34,19 @@ class Kept(StrEnum):
 
 
 @app.command()
+@takes(
+    "system", "setting", "model", "weights", "machine", "cache_ratio", "alpha", "overrides",
+    "batch", "prompts", "new_tokens", "seed",
+    system=Changed("The system whose run is recorded.", default="gpu-only"),
+    machine=Changed("For systems that depend on it."),
+)  # fmt: skip
 def record(
     out: Annotated[Path, typer.Option(help="Folder; with several traces, their parent.")],
-    setting: Annotated[str | None, typer.Option(help="See: moebench list settings.")] = None,
+    given: dict[str, Any],
     workload: Annotated[
         str | None, typer.Option("--workload", "--workloads", help="One, or several with commas.")
     ] = None,
     all_: Annotated[bool, typer.Option("--all", help="Every shipped scale model.")] = False,
-    system: Annotated[str, typer.Option(help="Whose run is recorded.")] = "gpu-only",
-    model: Annotated[str | None, typer.Option(help="See: moebench list models.")] = None,
-    weights: Annotated[Path | None, typer.Option(help="Checkpoint [the scale model].")] = None,
-    machine: Annotated[str | None, typer.Option(help="For systems that depend on it.")] = None,
-    cache_ratio: Annotated[float | None, typer.Option(help="Experts on the device, 0-1.")] = None,
-    alpha: Annotated[float | None, typer.Option(help="Substitution threshold α.")] = None,
-    set_: Annotated[list[str] | None, typer.Option("--set", help="key=value, repeatable.")] = None,
-    batch: Annotated[int | None, typer.Option(help="Sequences decoded together [1].")] = None,
-    prompts: Annotated[int | None, typer.Option(help="How many prompts [32].")] = None,
-    new_tokens: Annotated[int | None, typer.Option(help="Generated per prompt [64].")] = None,
-    seed: Annotated[int | None, typer.Option(help="Draws the prompts [0].")] = None,
     scores: Annotated[
         Kept, typer.Option(help="float32 replays as any live run does.")
     ] = Kept.float16,
@@ -65,34 +61,13 @@ def record(
     data_dir: Annotated[Path | None, typer.Option(help="Folder of evaluation sets.")] = None,
 ) -> None:
     """Record what the router sees while a system runs; float16 scores are rounded for it too."""
-    from moebench.harness.arguments import find_data_dir, parse_overrides
-    from moebench.harness.cli.trace_record import RecordRequest
+    from moebench.harness.arguments import find_data_dir
     from moebench.harness.cli.trace_record import record as record_traces
 
-    given = {
-        "system": system,
-        "setting": setting,
-        "model": model,
-        "weights": None if weights is None else str(weights),
-        "machine": machine,
-        "cache_ratio": cache_ratio,
-        "alpha": alpha,
-        "overrides": parse_overrides(set_ or []),
-        "batch": batch,
-        "prompts": prompts,
-        "new_tokens": new_tokens,
-        "seed": seed,
-    }
-    request = RecordRequest(
-        given=given,
-        workloads=[None] if workload is None else workload.split(","),
-        every=all_,
-        scores=scores.value,
-        states=states,
-        data_dir=find_data_dir(data_dir),
-        out=out,
-    )
-    record_traces(request)
+    record_traces(
+        given, [None] if workload is None else workload.split(","), find_data_dir(data_dir), out,
+        every=all_, scores=scores.value, states=states,
+    )  # fmt: skip
 
 
 @app.command()

@@ -1,7 +1,6 @@
 """Records traces: runs whose model records every gate and prediction."""
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,53 +21,43 @@ from moebench.systems.options import build
 MACHINE = "a6000"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RecordRequest:
-    """The options of ``moebench trace record`` as typed.
+def record(
+    given: Mapping[str, Any], workloads: Sequence[str | None], data_dir: Path | None, out: Path,
+    every: bool, scores: Kept, states: bool | None,
+) -> None:  # fmt: skip
+    """Record what was asked for; of several traces those that exist are left as they are.
 
-    Attributes:
-        given: those that `harness.run.rules.resolve` reads; None means "not given".
+    Args:
+        given: run options, as `harness.run.rules.resolve` takes them.
         workloads: one, or several for as many traces.
+        out: the trace's folder; where there may be several, their parent.
         every: one trace for each shipped scale model and workload.
         scores: the type of recorded scores, states and embeddings.
         states: whether states and embeddings are recorded; None is with scale models only.
-        out: the trace's folder; where there may be several, their parent.
     """
-
-    given: dict[str, Any]
-    workloads: Sequence[str | None]
-    every: bool
-    scores: Kept
-    states: bool | None
-    data_dir: Path | None
-    out: Path
-
-
-def record(request: RecordRequest) -> None:
-    """Record what was asked for; of several traces those that exist are left as they are."""
-    several = request.every or len(request.workloads) > 1
+    several = every or len(workloads) > 1
     if several:
-        require_folder("--out", request.out)
+        require_folder("--out", out)
     else:
-        require_new("--out", request.out)
-    for spec in list(_specs(request)):
-        out = request.out / f"{spec.model}__{spec.workload}" if several else request.out
-        if several and out.exists():
-            console.stderr().print(f"{out} exists")
+        require_new("--out", out)
+    for spec in list(_specs(given, workloads, every, data_dir)):
+        folder = out / f"{spec.model}__{spec.workload}" if several else out
+        if several and folder.exists():
+            console.stderr().print(f"{folder} exists")
             continue
-        _record(spec, request, out)
+        _record(spec, data_dir, folder, scores, spec.weights is None if states is None else states)
 
 
-def _specs(request: RecordRequest) -> Iterator[RunSpec]:
-    given = dict(request.given)
-    if request.every and (given.get("setting") or given.get("model") or given.get("weights")):
+def _specs(
+    given: Mapping[str, Any], workloads: Sequence[str | None], every: bool, data_dir: Path | None
+) -> Iterator[RunSpec]:
+    if every and (given.get("setting") or given.get("model") or given.get("weights")):
         raise UsageError("--all: every shipped scale model; leave --setting, --model and --weights")
     if given.get("machine") == "local":
         raise UsageError("--machine local: recording runs on a simulated machine")
-    models = scale_names() if request.every else [None]
-    for model in models:
-        for workload in request.workloads:
-            chosen = given | {"workload": workload}
+    for model in scale_names() if every else [None]:
+        for workload in workloads:
+            chosen = {**given, "workload": workload}
             if model is not None:
                 chosen |= _setting_of(model)
             if chosen.get("setting") is None and chosen.get("machine") is None:
@@ -76,7 +65,7 @@ def _specs(request: RecordRequest) -> Iterator[RunSpec]:
             system = build(chosen["system"], chosen.get("overrides") or {})
             # A recording's times are not used, so its device may be larger than it is.
             chosen["allow_overcommit"] = system.all_resident or None
-            yield resolve(request.data_dir, **chosen)
+            yield resolve(data_dir, **chosen)
 
 
 def _setting_of(model: str) -> dict[str, str]:
@@ -85,16 +74,14 @@ def _setting_of(model: str) -> dict[str, str]:
     return {"setting": names[0]} if names else {"model": model}
 
 
-def _record(spec: RunSpec, request: RecordRequest, out: Path) -> None:
+def _record(spec: RunSpec, data_dir: Path | None, out: Path, scores: Kept, states: bool) -> None:
     from moebench.harness.run.execute import run
 
-    session = prepare(spec, request.data_dir)
-    asks = session.system.lookaheads
-    states = spec.weights is None if request.states is None else request.states
+    session = prepare(spec, data_dir)
     with writing(out, _header(session)) as writer:
-        writer.describe(predictions=recorded_predictions(asks, spec.system))
-
-        session.wrap = lambda model: TraceRecorder(model, writer, request.scores, states)
+        predictions = recorded_predictions(session.system.lookaheads, spec.system)
+        writer.describe(predictions=predictions)
+        session.wrap = lambda model: TraceRecorder(model, writer, scores, states)
         with console.progress(f"{spec.model} on {spec.workload}") as progress:
             run(session, out.parent, progress)
     megabytes = sum(file.stat().st_size for file in out.iterdir()) / 1e6
