@@ -80,6 +80,7 @@ class Option:
         help: one line for ``--help``, with a full stop.
         detail: what else the documentation's table says.
         part: its part in a comparison.
+        rank: conditions are shown in this order, then in the order of the options.
         named: whether a comparison names this condition even where all runs have its default.
         on: the kinds of run on which it has an effect; on others it is refused (`WHY`).
         own: whether runs that share weights and questions (or a trace) may differ in it: never,
@@ -99,6 +100,7 @@ class Option:
     help: str
     detail: str = ""
     part: Part
+    rank: int = 9
     named: bool = False
     on: frozenset[Kind] = EVERY
     own: Literal["never", "always", "replay"] = "never"
@@ -150,7 +152,7 @@ class RunSpec(BaseModel):
     software: Annotated[str, Option(
         help="See: moebench list software.",
         detail="The control thread is charged the costs of this kind of software.",
-        part="condition", named=True, own="always", axis="software", catalogue="software",
+        part="condition", rank=6, named=True, own="always", axis="software", catalogue="software",
         )] = DEFAULT_SOFTWARE
     model: Annotated[str, Option(
         help="Model whose bytes are charged.",
@@ -176,11 +178,11 @@ class RunSpec(BaseModel):
         part="place", own="replay", axis="batches")] = 1
     prompts: Annotated[int, Field(gt=0, le=MOST), Option(
         help="How many prompts.", detail="They fill whole batches.",
-        part="condition", named=True, own="replay", axis="prompts",
+        part="condition", rank=1, named=True, own="replay", axis="prompts",
         on=EVERY - {"evaluated"})] = DEFAULT_PROMPTS
     new_tokens: Annotated[int, Field(gt=0, le=MOST), Option(
         help="Generated per prompt.", detail="At most, where an answer may end earlier.",
-        part="condition", named=True, own="replay", axis="new_tokens",
+        part="condition", rank=2, named=True, own="replay", axis="new_tokens",
         on=EVERY - {"evaluated"})] = 64
     cache_ratio: Annotated[float | None, Field(gt=0, le=1), Option(
         help="Experts on the device, 0-1.",
@@ -220,14 +222,14 @@ class RunSpec(BaseModel):
         part="cell", axis="seeds", on=EVERY - {"trace"})] = 0
     scoring: Annotated[Scoring, Option(
         help="fixed-length [default], generation, likelihood or prefill.",
-        part="condition", named=True,
+        part="condition", rank=5, named=True,
         on=EVERY - {"trace", "drawn", "real", "evaluated"})] = "fixed-length"
     few_shot: Annotated[int, Field(ge=0, le=MOST), Option(
         help="Worked examples before a question; paper: as it did.",
-        part="condition", word="paper", on=EVERY - {"trace", "real", "evaluated"})] = 0
+        part="condition", rank=3, word="paper", on=EVERY - {"trace", "real", "evaluated"})] = 0
     plain_prompts: Annotated[bool, Option(
         help="Without the checkpoint's chat template.",
-        part="condition", on=EVERY - {"trace", "drawn", "real", "evaluated"})] = False
+        part="condition", rank=4, on=EVERY - {"trace", "drawn", "real", "evaluated"})] = False
     calibrate_from: Annotated[str | None, Option(
         help="Workload whose train split a learning system learns from.", shown="the run's",
         part="system", catalogue="workloads", on=EVERY - {"native", "drawn", "real"})] = None

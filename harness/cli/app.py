@@ -77,16 +77,17 @@ class Listing(StrEnum):
     workloads = "workloads"
     policies = "policies"
     models = "models"
+    options = "options"
 
 
 def list_(
     what: Listing,
     long: Annotated[
-        bool, typer.Option("--long", help="Systems: all that they are, in Markdown.")
+        bool, typer.Option("--long", help="Systems: all that they are; options: in Markdown.")
     ] = False,
     json: JSON = False,
 ) -> None:
-    """List systems, settings, machines, software, workloads, policies or models."""
+    """List systems, settings, machines, software, workloads, policies, models or run options."""
     from moebench.harness.cli.list import show
 
     show(what.value, json, long)

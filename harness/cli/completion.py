@@ -13,6 +13,7 @@ import typer
 from typer.core import TyperGroup
 
 from moebench.harness.cli.parameters import DEFAULT_STORE
+from moebench.results.spec import OPTIONS
 
 #: Some releases of Typer carry their own copy of click: the one that this one uses.
 _CLICK = typer.BadParameter.__module__.rpartition(".")[0]
@@ -74,21 +75,22 @@ def _runs(context: Any) -> Iterable[str]:
 
 Names = Callable[[Any], Iterable[str]]
 
+#: By a catalogue of `results.spec.Option`, its names.
+_CATALOGUES: dict[str, Names] = {
+    "systems": _systems, "settings": _settings, "models": _models, "machines": _machines,
+    "software": _software, "workloads": _workloads,
+}  # fmt: skip
+
 #: By a parameter's name, what may stand there.
 NAMES: dict[str, Names] = {
-    "system": _systems, "systems": _systems,
-    "setting": _settings, "settings": _settings,
-    "model": _models, "models": _models,
-    "machine": _machines, "machines": _machines, "first": _machines, "second": _machines,
-    "software": _software,
-    "workload": _workloads, "workloads": _workloads, "tasks": _workloads,
-    "calibrate_from": _workloads,
-    "policies": _evictions,
-    "run": _runs, "runs": _runs,
+    **{option.name: _CATALOGUES[option.catalogue] for option in OPTIONS.values()
+       if option.catalogue},
+    **_CATALOGUES, "first": _machines, "second": _machines, "tasks": _workloads,
+    "policies": _evictions, "run": _runs, "runs": _runs,
 }  # fmt: skip
 
 #: Those that take lists separated by commas; of the others a comma is part of the name.
-_LISTS = {"systems", "settings", "models", "machines", "workloads", "tasks", "policies"}
+_LISTS = {*_CATALOGUES, "tasks", "policies"} - {"software"}
 
 
 class CompletingGroup(TyperGroup):

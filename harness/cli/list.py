@@ -53,8 +53,11 @@ def _systems() -> list[dict[str, Any]]:
 
 
 def _at_length(what: str, as_json: bool) -> None:
+    if what == "options" and not as_json:
+        print(options_table())
+        return
     if what != "systems":
-        raise UsageError(f"list {what} --long: only systems are described at length")
+        raise UsageError(f"list {what} --long: only systems and options are described at length")
     from moebench.systems.description import described, document, natives
     from moebench.systems.registry import SYSTEMS
 
@@ -64,6 +67,30 @@ def _at_length(what: str, as_json: bool) -> None:
         print(json.dumps([*map(asdict, found), *map(asdict, packages)], sort_keys=True))
     else:
         print(document(found, packages), end="")
+
+
+def _options() -> list[dict[str, Any]]:
+    """Every option of a run, as `results.spec` describes it."""
+    from moebench.results.spec import EVERY, OPTIONS
+
+    return [
+        {
+            "option": option.flag,
+            "field": "set" if option.plain is dict else option.name,
+            "sweep": f"--{option.axis.replace('_', '-')}" if option.axis else None,
+            "default": option.shown or (None if option.default in (None, {}) else option.default),
+            "what": f"{option.help} {option.detail}".rstrip(),
+            "refused": ", ".join(sorted(EVERY - option.on)) or None,
+        }
+        for option in OPTIONS.values()
+    ]
+
+
+def options_table() -> str:
+    """The table of options in `docs/sweeps.md`, in Markdown."""
+    rows = _options()
+    lines = [rows[0].keys(), ["---"] * len(rows[0]), *(map(_text, row.values()) for row in rows)]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 
 def _of_other_packages() -> "list[Description]":
@@ -192,4 +219,5 @@ _CATALOGUES = {
     "workloads": _workloads,
     "policies": _policies,
     "models": _models,
+    "options": _options,
 }

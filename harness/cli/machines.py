@@ -8,6 +8,7 @@ import typer
 
 from moebench.harness.cli.options import Changed, takes
 from moebench.harness.cli.parameters import DATA_DIR, DEFAULT_STORE, JSON, STORE
+from moebench.results.spec import OPTIONS
 
 if TYPE_CHECKING:
     from moebench.harness.run.interval import Effect
@@ -73,9 +74,9 @@ def components(
 
 @app.command()
 @takes(
-    "system", "setting", "machine", "model", "software", "variant", "workload", "routing", "trace",
-    "batch", "cache_ratio", "overrides", machine=Changed("Profile, or file.yaml."),
-)  # fmt: skip
+    *(name for name, option in OPTIONS.items() if "simulated" in option.on),
+    machine=Changed("Profile, or file.yaml."),
+)
 def sensitivity(
     given: dict[str, Any],
     tokens: Annotated[

@@ -4,6 +4,7 @@ import re
 import sys
 from typing import Any
 
+from moebench.results.spec import OPTIONS
 from moebench.substrate.errors import UsageError
 
 
@@ -53,14 +54,16 @@ def fitted(said: str, arguments: list[str] | None) -> str:
     path, options = _options(typed)
     advised = [match.span() for match in _COMMAND.finditer(said)]
     given = {word.partition("=")[0] for word in typed}
+    axes = {one.flag: f"--{one.axis.replace('_', '-')}" for one in OPTIONS.values() if one.axis}
 
     def fit(match: re.Match[str]) -> str:
         option = match.group()
         inside = any(start <= match.start() < end for start, end in advised)
         if inside or option in options or option in given or not options:
             return option
-        if f"{option}s" in options:
-            return f"{option}s"
+        axis = axes.get(option, f"{option}s")
+        if axis in options:
+            return axis
         if path == ["sweep"]:
             return f"{option.lstrip('-').replace('-', '_')} (in the sweep's file)"
         return f"{option} (of moebench run)" if option in _options(["run"])[1] else option

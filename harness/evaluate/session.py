@@ -7,7 +7,7 @@ from typing import Any, get_args
 from moebench.harness.evaluate.responder import Mode, Responder
 from moebench.harness.run import learn
 from moebench.harness.run.identity import system_hash
-from moebench.harness.run.rules import resolve
+from moebench.harness.run.rules import refuse, resolve
 from moebench.harness.run.weights import Computing, computing_system, open_weights
 from moebench.results.spec import RunSpec
 from moebench.substrate.engine.records import Generation
@@ -20,9 +20,6 @@ MODES = get_args(Mode)
 #: Tokens of the longest text where nothing else is asked for, and of an answer whose length a
 #: request does not say.  Both are lm-eval's.
 MAX_LENGTH, MAX_NEW_TOKENS = 2048, 256
-
-#: Options of a run that are the evaluator's to choose.
-THEIRS = ("workload", "prompts", "new_tokens", "scoring", "few_shot", "plain_prompts")
 
 #: Evaluators give no prompts, so nothing is drawn.
 NO_PROMPTS = PromptSet(
@@ -81,11 +78,9 @@ def resolve_evaluated(data_dir: Path | None, mode: str | None, **given: Any) -> 
     if mode not in (None, *MODES):
         raise UsageError(f"--mode {mode}: allowed: {', '.join(MODES)}")
     asked = {key: value for key, value in given.items() if value is not None}
-    for key in THEIRS:
-        if key in asked:
-            raise UsageError(f"{key}: an evaluator chooses its questions and how they are put")
     if "trace" in asked or asked.get("routing", "model") != "model":
         raise UsageError("an evaluator needs answers: a replay of routing computes none")
+    refuse(asked, "evaluated")
     scoring = "prefill" if mode == "prefill" else "generation"
     own = {"scoring": scoring, "new_tokens": MAX_NEW_TOKENS, "prompts": asked.get("batch", 1),
            "plain_prompts": True}  # fmt: skip

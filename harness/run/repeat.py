@@ -7,14 +7,10 @@ from typing import Any
 
 from moebench.harness.run.rules import resolve
 from moebench.harness.settings import Setting
-from moebench.results.spec import RunSpec
+from moebench.results.spec import OPTIONS, RunSpec
 from moebench.results.store import Store
 from moebench.substrate.errors import MoeBenchError
 from moebench.workloads.catalogue import workload
-
-#: What the command line spells otherwise than the field's name with dashes.
-_SPELLED = {"device_memory_gib": "--device-memory", "emulated_link_gb_s": "--emulated-link"}
-_UNIT = {"device_memory_gib": "GiB", "emulated_link_gb_s": "GB/s"}
 
 
 def repeat(store: Store, document: Mapping[str, Any]) -> str:
@@ -104,21 +100,15 @@ def _resolved(given: Mapping[str, Any]) -> RunSpec:
 def _options(given: Mapping[str, Any]) -> list[str]:
     words = []
     for name, value in given.items():
-        option = _SPELLED.get(name, f"--{name.replace('_', '-')}")
-        if name == "overrides":
-            words += [word for key, one in value.items() for word in ("--set", f"{key}={one}")]
+        option = OPTIONS[name]
+        if option.plain is dict:
+            pairs = (f"{key}={one}" for key, one in value.items())
+            words += [word for pair in pairs for word in (option.flag, pair)]
         elif value is True:
-            words.append(option)
+            words.append(option.flag)
         elif value is not False:
-            words += [option, f"{value}{_UNIT.get(name, '')}"]
+            words += [option.flag, f"{value}{option.unit}"]
     return words
-
-
-#: A run's fields that `moebench eval` has no option for, or says otherwise.
-_NOT_EVALUATED = (
-    "workload", "prompts", "new_tokens", "scoring", "plain_prompts", "few_shot", "routing",
-    "device_memory_gib", "free_host_gb", "page_cache", "device", "expert_dtype",
-)  # fmt: skip
 
 
 def _evaluation(given: Mapping[str, Any], evaluation: Mapping[str, Any]) -> list[str]:
@@ -129,7 +119,7 @@ def _evaluation(given: Mapping[str, Any], evaluation: Mapping[str, Any]) -> list
     shown = {task["shown"] for task in tasks} - {0}
     if shown:
         words += ["--few-shot", str(max(shown))]
-    return words + _options({k: v for k, v in given.items() if k not in _NOT_EVALUATED})
+    return words + _options({k: v for k, v in given.items() if "evaluated" in OPTIONS[k].on})
 
 
 def _needs_data(spec: Mapping[str, Any], evaluation: Mapping[str, Any] | None) -> bool:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from moebench.results.samples import TokenSample
-from moebench.results.spec import RunSpec
+from moebench.results.spec import OPTIONS, RunSpec
 from moebench.substrate.errors import MoeBenchError, UsageError
 
 if TYPE_CHECKING:
@@ -18,16 +18,6 @@ if TYPE_CHECKING:
     from moebench.substrate.models.shared import SharedWork
 
 Document = dict[str, Any]
-
-#: What a cell may vary without reading other weights, questions or traces.
-OWN_FIELDS = frozenset({
-    "system", "variant", "overrides", "setting", "machine", "software", "cache_ratio", "slots",
-    "device_memory_gib", "allow_overcommit", "free_host_gb", "emulated_link_gb_s", "page_cache",
-    "device",
-})  # fmt: skip
-
-#: What a replay may vary besides: its passes are read from the trace one by one.
-REPLAY_FIELDS = frozenset({"batch", "prompts", "new_tokens"})
 
 #: A process that uses more memory than this after a cell drops what cells share.
 MEMORY_LIMIT_BYTES = 700_000_000
@@ -68,9 +58,10 @@ def group_of(spec: RunSpec) -> str:
 
     Those of native systems are opened by other sessions.
     """
-    own = OWN_FIELDS if spec.trace is None else OWN_FIELDS | REPLAY_FIELDS
+    may_differ = ("always",) if spec.trace is None else ("always", "replay")
+    own = {name for name in RunSpec.model_fields if OPTIONS[name].own in may_differ}
     kind = "native " if spec.native else ""
-    return kind + spec.model_dump_json(exclude=set(own))
+    return kind + spec.model_dump_json(exclude=own)
 
 
 class Opened:

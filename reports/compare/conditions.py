@@ -1,35 +1,18 @@
 """Which runs may be compared: the one rule that tables, charts and commands share.
 
-Every field of a run's spec has one part in a comparison (`PARTS`).  It says what a table is about
-(its *place*), or what must be equal within the table (a *condition*), or which texts were read (a
-*cell*; a table's figures are means over cells), or it is a choice of the *system*, and then runs
-that differ in it are rows of their own.  What is left follows from the others.
+Every option of a run has one part in a comparison, which is stated with the option
+(`moebench.results.spec.Option.part`).  It says what a table is about (its *place*), or what must be
+equal within the table (a *condition*), or which texts were read (a *cell*; a table's figures are
+means over cells), or it is a choice of the *system*, and then runs that differ in it are rows of
+their own.  What is left follows from the others.
 """
 
 import json
 from collections.abc import Callable, Iterable
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
-from moebench.reports.tables import Document, dig, model_of, routing_of, software_of, system_of
-
-Part = Literal["place", "condition", "cell", "system", "follows"]
-
-#: The part of each field of a spec.  Slots and cache ratio follow from memory: a condition.
-PARTS: dict[str, Part] = {
-    **dict.fromkeys(
-        ("setting", "machine", "model", "precision", "batch", "routing", "trace"), "place"
-    ),
-    **dict.fromkeys(
-        ("software", "weights", "expert_dtype", "prompts", "new_tokens", "scoring", "few_shot",
-         "plain_prompts", "emulated_link_gb_s", "page_cache", "device", "device_memory_gib",
-         "free_host_gb", "reconstruct_scores"), "condition",
-    ),
-    **dict.fromkeys(("workload", "seed"), "cell"),
-    **dict.fromkeys(
-        ("system", "variant", "overrides", "alpha", "calibrate_from", "calibrate_texts"), "system"
-    ),
-    **dict.fromkeys(("cache_ratio", "slots", "allow_overcommit", "options"), "follows"),
-}  # fmt: skip
+from moebench.reports.tables import Document, dig, model_of, routing_of, system_of
+from moebench.results.spec import OPTIONS, Option
 
 
 class Condition(NamedTuple):
@@ -38,6 +21,7 @@ class Condition(NamedTuple):
     Attributes:
         default: left unsaid where all runs have it.
         quiet: said only where runs differ in it.
+        instead_of: the option whose effect this condition compares, in place of its value.
     """
 
     name: str
@@ -45,6 +29,7 @@ class Condition(NamedTuple):
     text: Callable[[Any], str] = str
     default: str | None = None
     quiet: bool = False
+    instead_of: str = ""
 
 
 def _gigabytes(count: int | None) -> str:
@@ -59,36 +44,49 @@ def _expert_precision(run: Document) -> str:
     return str(run["spec"].get("precision") if own in (None, "null") else own)
 
 
-def _link(run: Document) -> str:
-    rate = run["spec"].get("emulated_link_gb_s")
-    return "none" if rate is None else f"{rate:g} GB/s"
-
-
 def _hash(path: str) -> Callable[[Document], str]:
     """The beginning of a hash: names may differ where the content is the same."""
     return lambda run: str(dig(run, path) or "none")[:8]
 
 
-#: In the order in which they are shown.
-CONDITIONS = (
-    Condition("device-memory", lambda run: dig(run, "memory.offered_device_bytes"), _gigabytes),
-    Condition("host-memory", lambda run: dig(run, "memory.offered_host_bytes"), _gigabytes),
-    Condition("expert-precision", _expert_precision),
-    Condition("prompts", lambda run: run["spec"].get("prompts")),
-    Condition("new-tokens", lambda run: run["spec"].get("new_tokens")),
-    Condition("few-shot", lambda run: run["spec"].get("few_shot", 0), default="0"),
-    Condition("plain-prompts", lambda run: run["spec"].get("plain_prompts", False),
-              default="False"),
-    Condition("scoring", lambda run: run["spec"].get("scoring", "fixed-length")),
-    Condition("software", lambda run: software_of(run["spec"])),
-    Condition("emulated-link", _link, default="none"),
-    Condition("page-cache", lambda run: run["spec"].get("page_cache", "bypass"), default="bypass"),
-    Condition("device", lambda run: run["spec"].get("device", "cpu"), default="cpu"),
-    Condition("scores-by-rank", lambda run: run["spec"].get("reconstruct_scores", False),
-              default="False"),
-    Condition("weights", _hash("provenance.weights_hash"), quiet=True),
-    Condition("profile", _hash("provenance.profile_hash"), quiet=True),
+def condition_of(option: Option) -> Condition:
+    """The condition that an option's value is equal."""
+
+    def text(value: Any) -> str:
+        if not option.unit:
+            return str(value)
+        return "none" if value is None else f"{value:g} {option.unit}"
+
+    return Condition(
+        option.flag.removeprefix("--"),
+        lambda run: run["spec"].get(option.name, option.default),
+        text,
+        default=None if option.named else text(option.default),
+    )
+
+
+#: What is compared in place of an option's value, and what no option says.
+_FIRST = (
+    Condition("device-memory", lambda run: dig(run, "memory.offered_device_bytes"), _gigabytes,
+              instead_of="device_memory_gib"),
+    Condition("host-memory", lambda run: dig(run, "memory.offered_host_bytes"), _gigabytes,
+              instead_of="free_host_gb"),
+    Condition("expert-precision", _expert_precision, instead_of="expert_dtype"),
 )  # fmt: skip
+_LAST = (
+    Condition("weights", _hash("provenance.weights_hash"), quiet=True, instead_of="weights"),
+    Condition("profile", _hash("provenance.profile_hash"), quiet=True),
+)
+
+
+def conditions(options: Iterable[Option]) -> tuple[Condition, ...]:
+    """Every condition of these options, in the order in which they are shown."""
+    replaced = {condition.instead_of for condition in (*_FIRST, *_LAST)}
+    plain = [one for one in options if one.part == "condition" and one.name not in replaced]
+    return (*_FIRST, *map(condition_of, sorted(plain, key=lambda one: one.rank)), *_LAST)
+
+
+CONDITIONS = conditions(OPTIONS.values())
 
 #: Of these a figure is a mean; runs of unlike ones are no more comparable than unlike conditions.
 OF_CELLS = ("workloads", "seed")
@@ -168,11 +166,12 @@ def title_of(run: Document) -> str:
     chosen = dict(spec.get("overrides") or {})
     if "alpha" not in chosen and spec.get("alpha") is not None:
         chosen["alpha"] = f"{spec['alpha']:g}"
-    chosen |= {
-        key: str(spec[key])
-        for key in ("calibrate_from", "calibrate_texts")
-        if spec.get(key) is not None
-    }
+    # `system_of` names the system with its variant.
+    known = {"system", "variant", "overrides", *chosen}
+    for name, option in OPTIONS.items():
+        if option.part == "system" and name not in known:
+            value = spec.get(name, option.default)
+            chosen |= {} if value == option.default else {name: str(value)}
     oracle = ["(oracle)"] if run.get("oracle") else []
     return " ".join(
         [system_of(spec), *oracle, *(f"{key}={value}" for key, value in sorted(chosen.items()))]

@@ -76,7 +76,8 @@ OPTIONS = {
         "--model", "--weights", "--precision", "--batch", "--alpha", "--prompts", "--few-shot",
         "--mode", "--max-length", "--cache-ratio", "--slots", "--allow-overcommit", "--set",
         "--calibrate-from", "--calibrate-texts", "--seed", "--task-files", "--keep", "--data-dir",
-        "--store", "--force", "--json",
+        "--store", "--force", "--json", "--expert-dtype", "--device-memory", "--free-host-gb",
+        "--emulated-link", "--page-cache", "--device",
     },
     "reproduce": {
         "--quick", "--jobs", "--retry-failed", "--dry-run", "--markdown", "--out", "--figures",
@@ -86,7 +87,10 @@ OPTIONS = {
     "machines sensitivity": {
         "--system", "--variant", "--setting", "--machine", "--software", "--model", "--workload",
         "--routing", "--trace", "--batch", "--cache-ratio", "--set", "--tokens", "--data-dir",
-        "--store", "--json",
+        "--store", "--json", "--weights", "--precision", "--expert-dtype", "--prompts",
+        "--new-tokens", "--slots", "--allow-overcommit", "--device-memory", "--free-host-gb", "--seed", "--scoring",
+        "--few-shot", "--plain-prompts", "--calibrate-from", "--calibrate-texts",
+        "--reconstruct-scores", "--alpha",
     },
     "machines components": {"--json"},
     "machines init": {"--force"},

@@ -6,11 +6,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from moebench.reports.compare.conditions import PARTS
+from moebench.reports.compare.conditions import CONDITIONS
 from moebench.reports.compare.tables import Comparison, comparisons, matrix, refuse_mixtures
 from moebench.reports.compare.text import MARK, document, said, text_table
 from moebench.reports.text import markdown
-from moebench.results.spec import RunSpec
+from moebench.results.spec import OPTIONS
 from moebench.substrate.errors import UsageError
 from tests.reports.samples import run
 
@@ -333,6 +333,9 @@ def test_every_run_is_shown_and_every_table_is_complete(cells: set[Any]) -> None
     assert len(mains) == len({table.place for table in found})
 
 
-def test_every_field_of_a_spec_has_its_part_in_a_comparison() -> None:
-    """A new field is forgotten by no table: it is decided here what it means for them."""
-    assert {*RunSpec.model_fields, "alpha", "options"} == PARTS.keys()
+def test_every_option_that_is_a_condition_is_compared() -> None:
+    compared = [one.instead_of or one.name for one in CONDITIONS if one.name != "profile"]
+    options = [one for one in OPTIONS.values() if one.part == "condition"]
+    found = {one.name if one.name in compared else one.flag.removeprefix("--") for one in options}
+    assert found == set(compared)
+    assert len(compared) == len(options)
