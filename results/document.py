@@ -10,10 +10,14 @@ import zlib
 from collections.abc import Mapping
 from typing import Any
 
+from moebench.results.spec import OPTIONS
 from moebench.substrate.files import brief
 
 _TEXT, _NUMBER, _WHOLE, _FLAG = "text", "a number", "a whole number", "true or false"
 _PART, _NUMBERS, _TEXTS, _LIST = "an object", "an object of numbers", "an object of texts", "a list"
+
+#: What an option of a run is kept as, by the type of its values.
+_OF_TYPE = {str: _TEXT, int: _WHOLE, float: _NUMBER, bool: _FLAG, dict: _TEXTS}
 
 #: Fields that are read as they are, and what they hold; what is null is not known.
 _KINDS = {
@@ -22,22 +26,9 @@ _KINDS = {
     **dict.fromkeys(
         ("spec", "provenance", "metrics", "accuracy", "bound", "interval", "measured", "evaluation",
          "metrics.decode", "metrics.experts", "provenance.versions", "spec.options"), _PART),
-    **dict.fromkeys(
-        (f"spec.{name}" for name in (
-            "system", "variant", "setting", "workload", "machine", "model", "software", "routing",
-            "scoring", "precision", "expert_dtype", "weights", "trace", "calibrate_from", "device",
-            "page_cache")), _TEXT),
-    **dict.fromkeys(
-        (f"spec.{name}" for name in (
-            "batch", "prompts", "new_tokens", "seed", "few_shot", "slots", "calibrate_texts")),
-        _WHOLE),
-    **dict.fromkeys(
-        (f"spec.{name}" for name in (
-            "alpha", "cache_ratio", "device_memory_gib", "free_host_gb", "emulated_link_gb_s")),
-        _NUMBER),
+    **{f"spec.{option.name}": _OF_TYPE[option.plain] for option in OPTIONS.values()},
     **dict.fromkeys(("accuracy.n", "accuracy.cut"), _WHOLE),
-    **dict.fromkeys(("spec.plain_prompts", "spec.allow_overcommit", "measured.noisy"), _FLAG),
-    "spec.overrides": _TEXTS,
+    "measured.noisy": _FLAG,
     "notes": _LIST,
     **dict.fromkeys(("provenance.created", "provenance.commit", "measured.model"), _TEXT),
     "provenance.wall_s": _NUMBER,

@@ -5,6 +5,7 @@ from typing import Any
 
 from moebench.reports import floor
 from moebench.reports.tables import MISSING, Document, score_of, system_of
+from moebench.results.spec import OPTIONS
 
 HEADERS = (
     "run", "system", "setting", "α", "evaluator", "mode", "task", "version", "hash", "n", "metric",
@@ -20,10 +21,10 @@ CAPTION = (
 
 #: What must be equal where an evaluation stands beside a run of ours.  Not how many experts fit:
 #: the two plan the KV cache for texts of other lengths.
-_SAME = (
-    "system", "variant", "setting", "machine", "software", "model", "weights", "precision", "batch",
-    "overrides", "calibrate_from", "calibrate_texts",
-)  # fmt: skip
+_SAME = [
+    name for name, option in OPTIONS.items()
+    if "evaluated" in option.on and option.part not in ("cell", "follows")
+]  # fmt: skip
 
 #: Ways of scoring that ask what a mode asks.
 _WAYS = {"decode": ("generation", "likelihood"), "prefill": ("prefill",)}
