@@ -64,6 +64,8 @@ def routing_of(name: str, overrides: Mapping[str, str], variant: str = "publishe
     """The routing of a system with its options changed, without the rest of the system."""
     system = system_class(name, variant)
     check_class(system)
+    for decision in DECISIONS:  # the first that is missing is named, as `build` does
+        _factory(system, decision, overrides.get("route") if decision == "route" else None)
     return typing.cast(Routing, _policy(system, "route", overrides.get("route"), {}))
 
 
@@ -116,6 +118,16 @@ def policy(decision: str, name: str, given: Mapping[str, str]) -> Policy:
 def _policy(
     system: type[System], decision: str, swap: str | None, dotted: Mapping[str, str]
 ) -> Any:
+    default = made(decision, _factory(system, decision, swap), system)
+    known = options_of(type(default))
+    prefix = decision + "."
+    given = {k.removeprefix(prefix): v for k, v in dotted.items() if k.startswith(prefix)}
+    changed = {k: _value(known[k], v, prefix + k) for k, v in given.items() if k in known}
+    return guard(decision, dataclasses.replace(default, **changed) if known else default)
+
+
+def _factory(system: type[System], decision: str, swap: str | None) -> Any:
+    """What makes a decision of a system: the policy of that name, or the class's own default."""
     fields = {f.name: f for f in dataclasses.fields(system)}
     factory: Any = policy_class(decision, swap) if swap else fields[decision].default_factory
     if factory is dataclasses.MISSING:
@@ -123,12 +135,7 @@ def _policy(
             f"{system.__name__} has no default for {decision}: write "
             f"`{decision}: ... = field(default_factory=...)`, or subclass an existing system"
         )
-    default = made(decision, factory, system)
-    known = options_of(type(default))
-    prefix = decision + "."
-    given = {k.removeprefix(prefix): v for k, v in dotted.items() if k.startswith(prefix)}
-    changed = {k: _value(known[k], v, prefix + k) for k, v in given.items() if k in known}
-    return guard(decision, dataclasses.replace(default, **changed) if known else default)
+    return factory
 
 
 def options_of(owner: type[Policy] | type[System] | type[NativeSystem]) -> dict[str, Any]:

@@ -376,7 +376,7 @@ def _check_values(draft: Draft) -> None:
     except ValidationError as error:
         detail = error.errors()[0]
         name = str(detail["loc"][0])
-        flag = OPTIONS[name].flag if name in OPTIONS else name
+        flag = OPTIONS[name].flag if name in OPTIONS else f"--{name.replace('_', '-')}"
         raise UsageError(f"{flag} {brief_word(detail['input'])}: {detail['msg']}") from error
 
 
