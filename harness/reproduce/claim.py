@@ -5,12 +5,13 @@ first band reproduces it; one in the second has the paper's direction only.  Not
 towards a claim.
 """
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field, replace
 from typing import Any
 
+from moebench.harness.reproduce.bands import NONE, Bands
 from moebench.harness.reproduce.evidence import Evidence, Experiment
-from moebench.results.claims import Band, Exhibit, Measured, Paper, Verdict
+from moebench.results.claims import Exhibit, Measured, Paper, Verdict
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -29,7 +30,7 @@ class CounterExperiment:
     measure: Callable[[Evidence], Measured] | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Claim:
     """One figure or statement of a paper.
 
@@ -38,14 +39,12 @@ class Claim:
         place: where in the paper.
         statement: what the paper says.
         paper: its figure, in ``unit``; None where it is an order or a shape in words.
-        reproduced: the measured figures that reproduce it.
-        direction: those that have its direction only; None where there is nothing between.
-        why: the reason for the bands.
+        bands: the measured figures that reproduce it or have its direction, and why.
         measure: the figure, from evidence.
         needs: the experiments that it reads.
         counters: carried out where the claim is not reproduced.
-        explanation: what explains a difference, as far as it was found.
-        not_measurable: why it cannot be measured here; then nothing else of this is asked.
+        explanation: what explains a difference, as far as it was found (`paper_claims`).
+        not_measurable: why it cannot be measured here; then it has no bands and no measure.
     """
 
     id: str
@@ -53,9 +52,7 @@ class Claim:
     statement: str
     paper: float | None
     unit: str
-    reproduced: Band | None = None
-    direction: Band | None = None
-    why: str = ""
+    bands: Bands = NONE
     measure: Callable[[Evidence], Measured] | None = None
     needs: tuple[Experiment, ...] = ()
     counters: tuple[CounterExperiment, ...] = ()
@@ -64,9 +61,9 @@ class Claim:
 
     def judge(self, measured: Measured) -> Verdict:
         """The verdict on a measurement: its value alone counts, not its interval."""
-        if self.reproduced is not None and self.reproduced.holds(measured.value):
+        if self.bands.reproduced is not None and self.bands.reproduced.holds(measured.value):
             return Verdict.REPRODUCED
-        if self.direction is not None and self.direction.holds(measured.value):
+        if self.bands.direction is not None and self.bands.direction.holds(measured.value):
             return Verdict.DIRECTION_ONLY
         return Verdict.NOT_REPRODUCED
 
@@ -86,4 +83,21 @@ class PaperClaims:
     paper: Paper
     title: str
     claims: tuple[Claim, ...]
-    exhibits: tuple[Show, ...] = field(default=())
+    exhibits: tuple[Show, ...] = ()
+
+
+def paper_claims(
+    paper: Paper, title: str, claims: Iterable[Claim], exhibits: tuple[Show, ...],
+    explanations: Mapping[str, str],
+) -> PaperClaims:  # fmt: skip
+    """Collect a paper's claims, each with what explains a difference.
+
+    Args:
+        explanations: by whole words with which the ids of claims begin; the longest one counts.
+    """
+
+    def explained(claim: Claim) -> Claim:
+        known = [k for k in explanations if f"{claim.id} ".startswith((f"{k} ", f"{k},"))]
+        return replace(claim, explanation=explanations[max(known, key=len)]) if known else claim
+
+    return PaperClaims(paper, title, tuple(map(explained, claims)), exhibits)

@@ -110,6 +110,17 @@ class Runs(Sequence[Document]):
             found.setdefault(_field(run, field_name), []).append(run)
         return {value: Runs(ones) for value, ones in found.items()}
 
+    def groups(self, *fields: str) -> "dict[tuple[Any, ...], Runs]":
+        """The runs by several of a spec's fields, the first one outermost; each as in `by`."""
+        if not fields:
+            return {(): self}
+        outer = self.by(fields[0]).items()
+        return {(v, *vs): g for v, runs in outer for vs, g in runs.groups(*fields[1:]).items()}
+
+    def named(self, *systems: str) -> "Runs":
+        """The runs of some systems in every variant."""
+        return Runs(run for run in self if run["spec"]["system"] in systems)
+
     def values(self, path: str) -> list[float]:
         """A figure of each run, by its dotted path in the document.
 
@@ -215,12 +226,15 @@ class Evidence:
         """The same with their identities."""
         return jobs_of(self.specs(experiment), self.data_dir)
 
-    def runs(self, experiment: Experiment) -> Runs:
-        """The experiment's runs, all of them.
+    def runs(self, *experiments: Experiment) -> Runs:
+        """All runs of some experiments.
 
         Raises:
             MissingEvidenceError: a cell failed.
         """
+        return Runs(run for experiment in experiments for run in self._runs(experiment))
+
+    def _runs(self, experiment: Experiment) -> Runs:
         found = self._read.get(experiment.name)
         if found is None:
             found = self._read[experiment.name] = Runs(self._documents(experiment))

@@ -147,7 +147,8 @@ def _measured(claim: Claim, evidence: Evidence) -> ClaimResult:
     """A claim's figure and verdict; not measurable where its evidence is missing."""
     unmeasured = ClaimResult(
         id=claim.id, place=claim.place, statement=claim.statement, paper=claim.paper,
-        unit=claim.unit, reproduced=claim.reproduced, direction=claim.direction, why=claim.why,
+        unit=claim.unit, reproduced=claim.bands.reproduced, direction=claim.bands.direction,
+        why=claim.bands.why,
         measured=None, verdict=Verdict.NOT_MEASURABLE, reason=claim.not_measurable,
     )  # fmt: skip
     if claim.measure is None:

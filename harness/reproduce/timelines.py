@@ -28,8 +28,22 @@ def prefill(evidence: Evidence, spec: RunSpec) -> list[Record]:
     return [one for one in records if one["start_us"] < first["start_us"]]
 
 
+def shifted(records: Iterable[Record], layers: Iterable[int]) -> list[dict[str, Any]]:
+    """Rows of a timeline exhibit: the spans of some layers; time starts with the first one."""
+    shown = {*layers}
+    chosen = [one for one in records if one["layer"] in shown]
+    origin = min((one["start_us"] for one in chosen), default=0)
+    return [
+        {
+            "lane": one["lane"], "kind": one["kind"], "layer": one["layer"],
+            "start": one["start_us"] - origin, "end": one["end_us"] - origin,
+        }
+        for one in chosen
+    ]  # fmt: skip
+
+
 def spans(panels: Mapping[str, Iterable[Record]], first: int) -> list[dict[str, Any]]:
-    """Rows of a timeline exhibit; time starts with each panel's first span.
+    """Rows of a timeline exhibit of several panels; time starts with each panel's first span.
 
     Args:
         panels: records of spans, by title.
@@ -40,15 +54,8 @@ def spans(panels: Mapping[str, Iterable[Record]], first: int) -> list[dict[str, 
     """
     rows = []
     for title, records in panels.items():
-        chosen = [one for one in records if first <= one["layer"] < first + LAYERS]
+        chosen = shifted(records, range(first, first + LAYERS))
         if not chosen:
             raise MissingEvidenceError(f"no timeline was kept of {title}")
-        origin = min(one["start_us"] for one in chosen)
-        rows += [
-            {
-                "panel": title, "lane": one["lane"], "kind": one["kind"], "layer": one["layer"],
-                "start": one["start_us"] - origin, "end": one["end_us"] - origin,
-            }
-            for one in chosen
-        ]  # fmt: skip
+        rows += [{"panel": title, **row} for row in chosen]
     return rows

@@ -1,12 +1,13 @@
 """DAOP's claims, tables and figures."""
 
-from moebench.harness.reproduce.claim import Claim, PaperClaims
+from moebench.harness.reproduce.claim import Claim, paper_claims
 from moebench.harness.reproduce.daop.claims import CLAIMS
 from moebench.harness.reproduce.daop.exhibits import EXHIBITS
+from moebench.harness.reproduce.daop.explained import EXPLANATIONS
 
 
 def _number(claim: Claim) -> int:
     return int(claim.id.split()[0].removeprefix("D-"))
 
 
-PAPER = PaperClaims("daop", "DAOP", tuple(sorted(CLAIMS, key=_number)), EXHIBITS)
+PAPER = paper_claims("daop", "DAOP", sorted(CLAIMS, key=_number), EXHIBITS, EXPLANATIONS)

@@ -5,8 +5,14 @@ to twice it has its direction; of a gain half to one and a half times, and its s
 gives no spreads.
 """
 
-from typing import Any
-
+from moebench.harness.reproduce.bands import (
+    Bands,
+    at_most,
+    every,
+    half,
+    quarter,
+    sign,
+)
 from moebench.harness.reproduce.claim import Claim, CounterExperiment
 from moebench.harness.reproduce.daop import measures as m
 from moebench.harness.reproduce.daop.experiments import (
@@ -21,80 +27,52 @@ from moebench.harness.reproduce.daop.experiments import (
     SPEED,
     WHOLE_ANSWERS,
 )
-from moebench.harness.reproduce.daop.explained import explanation
 from moebench.results.claims import Band
 from moebench.results.paper_tables import daop_table_5, daop_table_6
 
-_QUARTER = "within a quarter of the paper's figure; direction: from half to twice"
 _HALF = "from half to one and a half times the paper's gain; direction: its sign"
+_OF_GAIN = (*OF_SPEED, SHIPPED)
 
 #: As `paper_tables` names them.
 _TABLE_NAMES = {"D1": "mixtral-8x7b", "D2": "phi-3.5-moe"}
 
-
-def _claim(id: str, place: str, statement: str, paper: float | None, **of: Any) -> Claim:
-    return Claim(
-        id=id, place=place, statement=statement, paper=paper, explanation=explanation(id), **of
-    )
-
-
-def _near(id: str, place: str, statement: str, paper: float, **of: Any) -> Claim:
-    given: dict[str, Any] = {
-        "reproduced": Band(low=0.75 * paper, high=1.25 * paper),
-        "direction": Band(low=paper / 2, high=2 * paper), "why": _QUARTER, "unit": "tokens/s",
-        "counters": OF_SPEED,
-    }  # fmt: skip
-    return _claim(id, place, statement, paper, **(given | of))
-
-
-def _gain(id: str, place: str, statement: str, paper: float, **of: Any) -> Claim:
-    """In percent, or of how many times something is faster."""
-    zero = 1.0 if of.get("unit") == "×" else 0.0
-    size = paper - zero
-    given: dict[str, Any] = {
-        "reproduced": Band(low=zero + size / 2, high=zero + 1.5 * size),
-        "direction": Band(low=zero), "why": _HALF, "unit": "%", "counters": (*OF_SPEED, SHIPPED),
-    }  # fmt: skip
-    return _claim(id, place, statement, paper, **(given | of))
-
-
 # ----------------------------------------------------------------------------- routing
 
 _DATASETS = {"C4": ("c4", 90.05), "MATH": ("math", 90.37), "GSM8K": ("gsm8k", 91.74)}
-_SIMILAR: dict[str, Any] = {
-    "unit": "%", "reproduced": Band(low=85.5, high=95.5), "direction": Band(low=80),
-    "counters": (RECORDED,),
-    "why": "half of what lacks to 100 % either way; direction: similar, at least 80 %",
-}  # fmt: skip
+_SIMILAR = Bands(
+    Band(low=85.5, high=95.5), Band(low=80),
+    "half of what lacks to 100 % either way; direction: similar, at least 80 %",
+)  # fmt: skip
 
 _ROUTING = (
     *(
-        _claim(
+        Claim(
             f"D-1 {name}", "Table II", f"{name}: expert use in prefill and decode, cosine", paper,
-            measure=m.similarity(workload), **_SIMILAR,
+            "%", _SIMILAR, m.similarity(workload), counters=(RECORDED,),
         )
         for name, (workload, paper) in _DATASETS.items()
     ),
-    _claim(
+    Claim(
         "D-1 average", "Table II", "expert use in prefill and decode, mean of the three", 90.72,
-        measure=m.similarity(*(workload for workload, _ in _DATASETS.values())), **_SIMILAR,
+        "%", _SIMILAR, m.similarity(*(workload for workload, _ in _DATASETS.values())),
+        counters=(RECORDED,),
     ),
-    _claim(
+    Claim(
         "D-2 mean", "Fig. 5", "next layer's experts predicted by its gate on the current state",
-        84.11, unit="%", measure=m.recall, reproduced=Band(low=80, high=88),
-        direction=Band(low=62.5),
-        why="four points either way; direction: nearer to certainty than to chance (25 %)",
+        84.11, "%",
+        Bands(Band(low=80, high=88), Band(low=62.5),
+              "four points either way; direction: nearer to certainty than to chance (25 %)"),
+        m.recall,
     ),
-    _claim(
+    Claim(
         "D-2 first layers", "Fig. 5", "predictions of the first layers less those of the others",
-        None, unit="points", measure=m.low_at_first, reproduced=Band(high=-5),
-        direction=Band(high=0),
-        why="five points or more are seen in a chart; direction: lower at all",
+        None, "points",
+        sign(-5, "five points or more are seen in a chart; direction: lower at all"),
+        m.low_at_first,
     ),
-    _claim(
-        "D-12", "§VI-B", "similarity of 15-token windows on GSM8K against TriviaQA", -3.43,
-        unit="%", measure=m.windows_change, reproduced=Band(low=-5.15, high=-1.72),
-        direction=Band(high=0), why=_HALF,
+    Claim(
+        "D-12", "§VI-B", "similarity of 15-token windows on GSM8K against TriviaQA", -3.43, "%",
+        Bands(Band(low=-5.15, high=-1.72), Band(high=0), _HALF), m.windows_change,
         counters=(
             CounterExperiment(
                 "recordings of other models (data folder): mathematics against dialogue and prose",
@@ -110,91 +88,95 @@ _THERE_AND_BACK = CounterExperiment(
     "input and output, one after the other", measure=m.charged(m.ACTIVATION, times=2)
 )
 
+#: The rows of Table I: name, the paper's figure in ms, the component.
+TABLE_1 = (
+    ("block on the CPU", 8.02, "transformer block on the host: attention, 2 experts"),
+    ("block on the GPU", 1.24, "transformer block on the device: attention, gate, 2 experts, sum"),
+    ("expert migration", 39.87, "expert, host to device"),
+    ("input or output", 0.02, m.ACTIVATION),
+)
+
 _TABLE_1 = tuple(
-    _near(
-        f"D-3 {name}", "Table I", f"Mixtral on an A100: {name}", paper, unit="ms",
-        measure=m.charged(what),
-        counters=(_THERE_AND_BACK,) if what == m.ACTIVATION else (),
-        why=_QUARTER + ".  The profile takes numbers from this table and from the authors' code",
+    Claim(
+        f"D-3 {name}", "Table I", f"Mixtral on an A100: {name}", paper, "ms",
+        quarter(paper, ".  The profile takes numbers from this table and from the authors' code"),
+        m.charged(what), counters=(_THERE_AND_BACK,) if what == m.ACTIVATION else (),
     )
-    for name, paper, what in (
-        ("block on the CPU", 8.02, "transformer block on the host: attention, 2 experts"),
-        ("block on the GPU", 1.24,
-         "transformer block on the device: attention, gate, 2 experts, sum"),
-        ("expert migration", 39.87, "expert, host to device"),
-        ("input or output", 0.02, m.ACTIVATION),
-    )
+    for name, paper, what in TABLE_1
 )  # fmt: skip
 
 # ----------------------------------------------------------------------------- Fig. 9 and 10
 
+#: DAOP's tokens/s by setting: [256, 512], and [256, 256] with 25 % of the experts cached.
+FIG_9, FIG_10 = {"D1": 4.52, "D2": 8.21}, {"D1": 3.23, "D2": 5.03}
+
 _SPEED = (
     *(
-        _near(
+        Claim(
             f"D-4 {MODELS[setting]}", "Fig. 9", f"{MODELS[setting]}, [256, 512], DAOP", paper,
-            measure=m.at_setting(m.speed(setting, "daop", 512), "for 512 tokens"), needs=(SPEED,),
+            "tokens/s", quarter(paper),
+            m.at_setting(m.speed(setting, "daop", 512), "for 512 tokens"), (SPEED,), OF_SPEED,
         )
-        for setting, paper in (("D1", 4.52), ("D2", 8.21))
+        for setting, paper in FIG_9.items()
     ),
-    _gain(
+    Claim(
         "D-4 over Fiddler", "Fig. 9", "[256, 512], DAOP over Fiddler, mean of both models", 40.4,
-        measure=m.at_setting(
-            lambda runs: m.over_fiddler(m.of_shared_ratio(runs), 512), "for 512 tokens"
-        ),
-        needs=(SPEED,),
+        "%", half(40.4, "%", _HALF),
+        m.at_setting(lambda runs: m.over_fiddler(m.of_shared_ratio(runs), 512), "for 512 tokens"),
+        (SPEED,), _OF_GAIN,
     ),
     *(
-        _claim(
+        Claim(
             f"D-5 {said}", "Fig. 9", f"Mixtral, [256, 512], {said}: less than one token/s", 1,
-            unit="tokens/s", reproduced=Band(high=1), direction=Band(high=2),
-            why="as stated; direction: less than half of DAOP's 4.52", needs=(SPEED,),
-            measure=m.at_setting(m.speed("D1", system, 512), "for 512 tokens"), counters=OF_SPEED,
+            "tokens/s", at_most(1, 2, "as stated; direction: less than half of DAOP's 4.52"),
+            m.at_setting(m.speed("D1", system, 512), "for 512 tokens"), (SPEED,), OF_SPEED,
         )
         for said, system in (
             ("MoE-OnDemand", "moe-ondemand"), ("DeepSpeed-MII", "deepspeed-mii"),
             ("Mixtral-Offloading", "mixtral-offloading"),
         )
     ),
-    _gain(
+    Claim(
         "D-6 over Fiddler", "Fig. 10", "[256, 256], DAOP over Fiddler, mean over cache ratios",
-        35.4, needs=(BY_RATIO,),
-        measure=m.by_ratio(lambda runs: m.over_fiddler(runs, 256), "for 256 tokens"),
+        35.4, "%", half(35.4, "%", _HALF),
+        m.by_ratio(lambda runs: m.over_fiddler(runs, 256), "for 256 tokens"), (BY_RATIO,), _OF_GAIN,
     ),
     *(
-        _near(
+        Claim(
             f"D-6 {MODELS[setting]} 25 %", "Fig. 10",
-            f"{MODELS[setting]}, [256, 256], 25 % of experts cached, DAOP", paper,
-            measure=m.by_ratio(m.speed(setting, "daop", 256, 0.25), "for 256 tokens"),
-            needs=(BY_RATIO,),
+            f"{MODELS[setting]}, [256, 256], 25 % of experts cached, DAOP", paper, "tokens/s",
+            quarter(paper), m.by_ratio(m.speed(setting, "daop", 256, 0.25), "for 256 tokens"),
+            (BY_RATIO,), OF_SPEED,
         )
-        for setting, paper in (("D1", 3.23), ("D2", 5.03))
+        for setting, paper in FIG_10.items()
     ),
     *(
-        _claim(
-            f"D-7 {said}", "Fig. 9", f"{said}: tokens/s of 512 tokens out over 128", None,
-            unit="%", reproduced=Band(low=3), direction=Band(low=0),
-            why="three percent or more are seen in a chart; direction: a gain", needs=(SPEED,),
-            measure=m.at_setting(
+        Claim(
+            f"D-7 {said}", "Fig. 9", f"{said}: tokens/s of 512 tokens out over 128", None, "%",
+            sign(3, "three percent or more are seen in a chart; direction: a gain"),
+            m.at_setting(
                 lambda runs, system=system: m.gain_of_length(system, runs),  # type: ignore[misc]
                 "TPOT is the same for both lengths",
             ),
-            counters=(SHIPPED, LIVE),
+            (SPEED,), (SHIPPED, LIVE),
         )
         for said, system in (("Fiddler", "fiddler"), ("DAOP", "daop"))
     ),
-    _gain(
+    Claim(
         "D-8 caching and prefetching", "abstract",
-        "greatest speed-up over MoE-OnDemand and Mixtral-Offloading", 8.20, unit="×",
-        measure=m.at_setting(
+        "greatest speed-up over MoE-OnDemand and Mixtral-Offloading", 8.20, "×",
+        half(8.20, "×", _HALF),
+        m.at_setting(
             lambda runs: m.greatest_over(("moe-ondemand", "mixtral-offloading"), runs),
             "both models, 256 and 512 tokens",
         ),
-        needs=(SPEED,),
+        (SPEED,), _OF_GAIN,
     ),
-    _gain(
-        "D-8 offloading", "abstract", "speed-up over Fiddler, mean over cache ratios", 1.35,
-        unit="×", needs=(BY_RATIO,),
-        measure=m.by_ratio(lambda runs: 1 + m.over_fiddler(runs, 256) / 100, "for 256 tokens"),
+    Claim(
+        "D-8 offloading", "abstract", "speed-up over Fiddler, mean over cache ratios", 1.35, "×",
+        half(1.35, "×", _HALF),
+        m.by_ratio(lambda runs: 1 + m.over_fiddler(runs, 256) / 100, "for 256 tokens"),
+        (BY_RATIO,), _OF_GAIN,
     ),
 )  # fmt: skip
 
@@ -211,25 +193,24 @@ TABLE_4 = {
 
 _ENERGY = (
     *(
-        _near(
+        Claim(
             f"D-9 {MODELS[setting]} {system}", "Table IV",
-            f"{MODELS[setting]}, [256, 256], {system}", paper, unit="tokens/kJ",
-            measure=m.at_setting(m.efficiency(setting, system), "256 tokens, simulated powers"),
-            needs=(SPEED,),
+            f"{MODELS[setting]}, [256, 256], {system}", paper, "tokens/kJ", quarter(paper),
+            m.at_setting(m.efficiency(setting, system), "256 tokens, simulated powers"),
+            (SPEED,), OF_SPEED,
         )
         for setting, row in TABLE_4.items()
         for system, paper in row.items()
     ),
-    _gain(
+    Claim(
         "D-9 over Fiddler", "Table IV", "tokens/kJ, DAOP over Fiddler, mean of both models", 1.50,
-        unit="×", needs=(SPEED,),
-        measure=m.at_setting(m.efficiency_over_fiddler, "256 tokens, simulated powers"),
+        "×", half(1.50, "×", _HALF),
+        m.at_setting(m.efficiency_over_fiddler, "256 tokens, simulated powers"), (SPEED,), _OF_GAIN,
     ),
-    _claim(
+    Claim(
         "D-9 order", "Table IV", "share of other systems that use more energy a token than DAOP",
-        1, unit="1", reproduced=Band(low=1), direction=Band(low=0.5),
-        why="all of them; direction: half", needs=(SPEED,), counters=OF_SPEED,
-        measure=m.at_setting(m.most_efficient, "256 tokens, simulated powers"),
+        1, "1", every("all of them; direction: half"),
+        m.at_setting(m.most_efficient, "256 tokens, simulated powers"), (SPEED,), OF_SPEED,
     ),
 )  # fmt: skip
 
@@ -270,40 +251,40 @@ def _mean_of_others(setting: str, ratio: float) -> float:
 
 _ACCURACY = (
     *(
-        _claim(
+        Claim(
             f"D-10 {MODELS[setting]}", "Table V",
             f"{MODELS[setting]}, 25 % cached: largest change of a score that prefill decides",
-            _table_5(setting), unit="points", measure=m.first_token_change(setting),
-            reproduced=Band(high=1.3), direction=Band(high=3), needs=(FIRST_TOKEN,),
-            why="the paper's own largest change; direction: small",
+            _table_5(setting), "points",
+            at_most(1.3, 3, "the paper's own largest change; direction: small"),
+            m.first_token_change(setting), (FIRST_TOKEN,),
         )
         for setting in MODELS
     ),
     *(
-        _claim(
+        Claim(
             f"D-11 {MODELS[setting]} {100 * ratio:g} %", "Table VI",
             f"{MODELS[setting]}, {100 * ratio:g} % cached: mean change of whole answers' scores, "
             "all but mathematics",
-            _mean_of_others(setting, ratio), unit="points", needs=(WHOLE_ANSWERS,),
-            measure=m.others_change(setting, ratio), reproduced=Band(low=-4, high=4),
-            direction=Band(low=-10),
-            why="about what the paper's columns change; direction: a tenth is lost at most",
+            _mean_of_others(setting, ratio), "points",
+            Bands(Band(low=-4, high=4), Band(low=-10),
+                  "about what the paper's columns change; direction: a tenth is lost at most"),
+            m.others_change(setting, ratio), (WHOLE_ANSWERS,),
         )
         for setting in MODELS
         for ratio in (0.375, 0.25)
     ),
     *(
-        _claim(
+        Claim(
             f"D-11 {MODELS[setting]} exception", "Table VI",
             f"{MODELS[setting]}, 25 % cached: mathematics' change less the others'",
             round(table_6(setting, "GSM8K", "exact_match", 0.25) - _mean_of_others(setting, 0.25),
                   2),
-            unit="points", measure=m.maths_falls_more(setting), needs=(WHOLE_ANSWERS,),
-            reproduced=Band(high=-5),
-            direction=Band(high=-0.1),
-            why="five points or more; direction: it falls more (this edge was 0 before it was "
-            "measured: no change at all has no direction)",
-            counters=(
+            "points",
+            at_most(-5, -0.1,
+                    "five points or more; direction: it falls more (this edge was 0 before it was "
+                    "measured: no change at all has no direction)"),
+            m.maths_falls_more(setting), (WHOLE_ANSWERS,),
+            (
                 CounterExperiment(
                     "words written on GSM8K against TriviaQA (data folder): share unchanged",
                     ON_REAL_SETS,
@@ -314,10 +295,10 @@ _ACCURACY = (
         for setting in MODELS
     ),
     *(
-        _claim(
+        Claim(
             f"D-11 {MODELS[setting]} {dataset}{' ' + metric if 'rouge' in metric else ''}",
             "Table VI", f"{MODELS[setting]}, 25 % cached: change on {dataset}, {metric}",
-            table_6(setting, dataset, metric, 0.25), unit="points",
+            table_6(setting, dataset, metric, 0.25), "points",
             not_measurable=f"the scale model cannot answer {dataset}, so that a loss is not seen; "
             f"needs the real weights: moebench run --setting {setting} --system daop "
             "--cache-ratio 0.25 --scoring generation --weights DIR --data-dir DIR",

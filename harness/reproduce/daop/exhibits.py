@@ -7,7 +7,7 @@ import numpy as np
 
 from moebench.harness.reproduce.claim import Show
 from moebench.harness.reproduce.daop import measures as m
-from moebench.harness.reproduce.daop.claims import TABLE_4
+from moebench.harness.reproduce.daop.claims import FIG_9, FIG_10, TABLE_1, TABLE_4
 from moebench.harness.reproduce.daop.experiments import (
     BY_RATIO,
     FIRST_TOKEN,
@@ -18,6 +18,7 @@ from moebench.harness.reproduce.daop.experiments import (
 )
 from moebench.harness.reproduce.evidence import Evidence, Runs
 from moebench.harness.reproduce.generated_texts import C4, over_texts, routed
+from moebench.harness.reproduce.read import SCORE
 from moebench.harness.reproduce.timelines import decoded, spans
 from moebench.results.claims import Axis, Exhibit
 from moebench.results.paper_tables import daop_table_5, daop_table_6, workload_of
@@ -47,13 +48,8 @@ def _table(number: str, title: str, columns: Iterable[Axis], rows: Iterable[Row]
 
 
 def _table_1(evidence: Evidence) -> Exhibit:
-    parts = (
-        ("block on the CPU", 8.02, "transformer block on the host: attention, 2 experts"),
-        ("block on the GPU", 1.24,
-         "transformer block on the device: attention, gate, 2 experts, sum"),
-        ("expert migration", 39.87, "expert, host to device"),
-        ("expert input or output", 0.02, "an expert's input or output between host and device"),
-    )  # fmt: skip
+    full = {"input or output": "expert input or output"}
+    parts = [(full.get(name, name), paper, what) for name, paper, what in TABLE_1]
     return _table(
         "I", "Mixtral 8x7B on an A100",
         (Axis(field="part", title="part"), Axis(field="ms", title="time", unit="ms")),
@@ -142,7 +138,7 @@ def _table_5(evidence: Evidence) -> Exhibit:
         {
             "model": MODELS[setting], "method": said,
             **{
-                name: round(m.named(place.of(workload=datasets[name]), system).mean(m.SCORE), 2)
+                name: round(place.of(workload=datasets[name]).named(system).mean(SCORE), 2)
                 for name in measured
             },
         }
@@ -170,13 +166,11 @@ def _table_6(evidence: Evidence) -> Exhibit:
     runs = evidence.runs(WHOLE_ANSWERS)
     names = list(runs.by("workload"))
     rows = []
-    for setting, place in runs.by("setting").items():
-        for system, of in place.by("system").items():
-            for ratio, one in of.by("cache_ratio").items():
-                cached = 100.0 if system == "moe-ondemand" else round(100 * ratio, 1)
-                row = {"model": MODELS[setting], "cached": cached}
-                scores = {name: round(one.of(workload=name).mean(m.SCORE), 1) for name in names}
-                rows.append({**row, **scores})
+    for (setting, system, ratio), one in runs.groups("setting", "system", "cache_ratio").items():
+        cached = 100.0 if system == "moe-ondemand" else round(100 * ratio, 1)
+        row = {"model": MODELS[setting], "cached": cached}
+        scores = {name: round(one.of(workload=name).mean(SCORE), 1) for name in names}
+        rows.append({**row, **scores})
     stated: dict[tuple[str, float], Row] = {}
     columns: dict[str, str] = {}
     for score in daop_table_6():
@@ -240,7 +234,7 @@ def _fig_8(evidence: Evidence) -> Exhibit:
         "MoE-OnDemand": "moe-ondemand", "Pre-gated MoE": "pregated-moe", "Fiddler": "fiddler",
         "DAOP": "daop",
     }  # fmt: skip
-    shown = {t: decoded(evidence, m.named(runs, system)) for t, system in titles.items()}
+    shown = {t: decoded(evidence, runs.named(system)) for t, system in titles.items()}
     return Exhibit(
         id="daop-fig-8", place="Fig. 8", title="Three layers of one decoded token",
         form="timeline", x=Axis(field="start", title="time", unit="µs"),
@@ -263,7 +257,7 @@ def _fig_9(evidence: Evidence) -> Exhibit:
     ]  # fmt: skip
     paper = [
         {"model": MODELS[setting], "length": "[256, 512]", "system": "daop", "tokens_per_s": speed}
-        for setting, speed in (("D1", 4.52), ("D2", 8.21))
+        for setting, speed in FIG_9.items()
     ]
     return Exhibit(
         id="daop-fig-9", place="Fig. 9", title="Speed by input and output length", form="bars",
@@ -287,7 +281,7 @@ def _fig_10(evidence: Evidence) -> Exhibit:
     ]  # fmt: skip
     paper = [
         {"model": MODELS[setting], "ratio": 25.0, "system": "daop", "tokens_per_s": speed}
-        for setting, speed in (("D1", 3.23), ("D2", 5.03))
+        for setting, speed in FIG_10.items()
     ]
     return Exhibit(
         id="daop-fig-10", place="Fig. 10", title="Speed by share of experts cached, [256, 256]",

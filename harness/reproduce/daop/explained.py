@@ -16,7 +16,7 @@ _ENERGY = (
 )
 
 #: By the beginning of a claim's id.
-_EXPLANATIONS = {
+EXPLANATIONS = {
     "D-1": _TEXTS,
     "D-3 block on the CPU": (
         "Two experts at 5 ms each, as the same authors' code states of that host, are more than "
@@ -47,9 +47,3 @@ _EXPLANATIONS = {
         "each is one text or two of a kind. Mixtral was recorded on neither set."
     ),
 }
-
-
-def explanation(id: str) -> str:
-    """That of the longest beginning of the id that has one; "" where there is none."""
-    known = [key for key in _EXPLANATIONS if id == key or id.startswith(f"{key} ")]
-    return _EXPLANATIONS[max(known, key=len)] if known else ""

@@ -1,10 +1,11 @@
 """How DAOP's figures are read from runs and texts."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from statistics import fmean
 
 import numpy as np
 
+from moebench.harness.reproduce import read
 from moebench.harness.reproduce.daop.experiments import (
     BY_RATIO,
     FIRST_TOKEN,
@@ -14,10 +15,10 @@ from moebench.harness.reproduce.daop.experiments import (
     SPEED,
     WHOLE_ANSWERS,
 )
-from moebench.harness.reproduce.evidence import Evidence, Experiment, MissingEvidenceError, Runs
+from moebench.harness.reproduce.evidence import Evidence, MissingEvidenceError, Runs
 from moebench.harness.reproduce.generated_texts import over_texts, recorded, routed
+from moebench.harness.reproduce.read import SCORE, TPOT, TTFT, Figure, Measure, measured, percent
 from moebench.results.claims import Measured
-from moebench.substrate.analysis.components import documents
 from moebench.substrate.analysis.statistics import (
     prediction_by_layer,
     prefill_decode_similarity,
@@ -26,29 +27,13 @@ from moebench.substrate.analysis.statistics import (
 from moebench.substrate.models.catalogue import model_shape
 from moebench.substrate.terms import Lookahead
 
-Figure = Callable[[Runs], float]
-Measure = Callable[[Evidence], Measured]
-
-TPOT, TTFT, SCORE = "metrics.tpot_ms.mean", "metrics.ttft_ms.mean", "accuracy.score"
-
 MIXTRAL, EXPERTS = "mixtral-8x7b", 8
 
 
-def named(runs: Runs, system: str) -> Runs:
-    """A system's runs, as published or shipped."""
-    return Runs(run for run in runs if run["spec"]["system"] == system)
-
-
-def measured(experiment: Experiment, figure: Figure, said: str) -> Measure:
-    """A figure of each seed's runs."""
-
-    def measure(evidence: Evidence) -> Measured:
-        runs = evidence.runs(experiment)
-        spec = runs[0]["spec"]
-        how = f"{spec['prompts']} prompts, {spec['new_tokens']} tokens decoded, {spec['routing']}"
-        return runs.per_seed(figure, f"{said}; {how} routing")
-
-    return measure
+def _conditions(runs: Runs, said: str) -> str:
+    spec = runs[0]["spec"]
+    how = f"{spec['prompts']} prompts, {spec['new_tokens']} tokens decoded, {spec['routing']}"
+    return f"{said}; {how} routing"
 
 
 # ----------------------------------------------------------------------------- speed and energy
@@ -64,7 +49,7 @@ def tokens_per_s(runs: Runs, tokens: int) -> float:
 
 def speed(setting: str, system: str, tokens: int, ratio: float | None = None) -> Figure:
     """Of one system, in tokens/s."""
-    return lambda runs: tokens_per_s(_at(named(runs.of(setting=setting), system), ratio), tokens)
+    return lambda runs: tokens_per_s(_at(runs.of(setting=setting).named(system), ratio), tokens)
 
 
 def _at(runs: Runs, ratio: float | None) -> Runs:
@@ -76,35 +61,32 @@ def _at(runs: Runs, ratio: float | None) -> Runs:
 
 def over_fiddler(runs: Runs, tokens: int) -> float:
     """DAOP's gain, the mean over models and cache ratios, in percent."""
-    gains = [
-        tokens_per_s(named(one, "daop"), tokens) / tokens_per_s(named(one, "fiddler"), tokens)
-        for place in runs.by("setting").values()
-        for one in place.by("cache_ratio").values()
-    ]
-    return 100 * (fmean(gains) - 1)
+    return percent(fmean(
+        tokens_per_s(one.named("daop"), tokens) / tokens_per_s(one.named("fiddler"), tokens)
+        for one in runs.groups("setting", "cache_ratio").values()
+    ))  # fmt: skip
 
 
 def of_shared_ratio(runs: Runs) -> Runs:
     """DAOP's, Fiddler's and on-demand loading's: all have the setting's cache ratio."""
-    return Runs(r for r in runs if r["spec"]["system"] in ("daop", "fiddler", "moe-ondemand"))
+    return runs.named("daop", "fiddler", "moe-ondemand")
 
 
 def gain_of_length(system: str, runs: Runs) -> float:
     """Of outputs of 512 tokens over 128, the mean over models, in percent."""
-    gains = [
-        tokens_per_s(named(place, system), 512) / tokens_per_s(named(place, system), 128)
+    return percent(fmean(
+        tokens_per_s(place.named(system), 512) / tokens_per_s(place.named(system), 128)
         for place in runs.by("setting").values()
-    ]
-    return 100 * (fmean(gains) - 1)
+    ))  # fmt: skip
 
 
 def greatest_over(others: Sequence[str], runs: Runs) -> float:
     """DAOP's greatest speed-up over some others, over models and output lengths."""
     return max(
-        tokens_per_s(named(place, "daop"), tokens) / tokens_per_s(chosen, tokens)
+        tokens_per_s(place.named("daop"), tokens) / tokens_per_s(chosen, tokens)
         for place in runs.by("setting").values()
         for other in others
-        if len(chosen := named(place, other))
+        if len(chosen := place.named(other))
         for tokens in (256, 512)
     )
 
@@ -143,7 +125,7 @@ def _joules(run: dict, tokens: int) -> float:  # type: ignore[type-arg]
 
 def efficiency(setting: str, system: str) -> Figure:
     """Tokens per kJ with 256 tokens out."""
-    return lambda runs: tokens_per_kj(named(runs.of(setting=setting), system), 256)
+    return lambda runs: tokens_per_kj(runs.of(setting=setting).named(system), 256)
 
 
 def efficiency_over_fiddler(runs: Runs) -> float:
@@ -180,7 +162,7 @@ ACTIVATION = "an expert's input or output between host and device"
 
 def component(what: str) -> float:
     """The charge of a row of DAOP's Table I, in ms."""
-    (row,) = [r for r in documents() if r["source"] == "DAOP Table I" and r["what"] == what]
+    (row,) = read.components(what, source="DAOP Table I")
     return float(row["charged"])
 
 
@@ -240,7 +222,7 @@ def windows_change(evidence: Evidence) -> Measured:
         name: window_similarity(routed(evidence, MIXTRAL, name), EXPERTS)
         for name in ("gsm8k", "triviaqa")
     }
-    value = 100 * (of["gsm8k"] / of["triviaqa"] - 1)
+    value = percent(of["gsm8k"] / of["triviaqa"])
     said = f"GSM8K {of['gsm8k']:.3f}, TriviaQA {of['triviaqa']:.3f}; scale model"
     return Measured.of([value], "counted", said)
 
@@ -257,7 +239,7 @@ def recorded_windows_change(evidence: Evidence) -> Measured:
             window_similarity(recorded(evidence, model, *kinds), model_shape(model).num_experts)
             for kinds in (("math",), ("dialogue", "prose"))
         )
-        found[model] = 100 * (maths / others - 1)
+        found[model] = percent(maths / others)
     said = ", ".join(f"{model} {value:+.2f}" for model, value in found.items())
     return Measured.of(list(found.values()), "counted", said, "models")
 
@@ -270,7 +252,7 @@ def first_token_change(setting: str) -> Measure:
 
     def figure(runs: Runs) -> float:
         return max(
-            abs(named(one, "daop").mean(SCORE) - named(one, "moe-ondemand").mean(SCORE))
+            abs(one.named("daop").mean(SCORE) - one.named("moe-ondemand").mean(SCORE))
             for one in runs.of(setting=setting).by("workload").values()
         )
 
@@ -291,7 +273,7 @@ def answers_change(runs: Runs, setting: str, ratio: float, families: Iterable[st
     if not present:
         raise MissingEvidenceError(f"no answers of {setting} on {', '.join(families)}")
     return fmean(
-        _at(named(one, "daop"), ratio).mean(SCORE) - named(one, "moe-ondemand").mean(SCORE)
+        _at(one.named("daop"), ratio).mean(SCORE) - one.named("moe-ondemand").mean(SCORE)
         for one in present
     )
 
@@ -329,7 +311,7 @@ def words_change_more(evidence: Evidence) -> Measured:
     """Share of decoded tokens that DAOP leaves as they were, GSM8K's less TriviaQA's, in points."""
     runs = evidence.runs(WHOLE_ANSWERS)
     kept = {
-        name: 100 * named(runs.of(workload=name), "daop").mean("accuracy.agreement")
+        name: 100 * runs.of(workload=name).named("daop").mean("accuracy.agreement")
         for name in ON_REAL_SETS["workload"]
     }
     said = ", ".join(f"{name} {value:.1f} %" for name, value in kept.items())
@@ -338,9 +320,9 @@ def words_change_more(evidence: Evidence) -> Measured:
 
 def by_ratio(figure: Figure, said: str) -> Measure:
     """A figure of Fig. 10."""
-    return measured(BY_RATIO, figure, said)
+    return measured(figure, BY_RATIO, said=said, conditions=_conditions)
 
 
 def at_setting(figure: Figure, said: str) -> Measure:
     """A figure of Fig. 9 or Table IV."""
-    return measured(SPEED, figure, said)
+    return measured(figure, SPEED, said=said, conditions=_conditions)

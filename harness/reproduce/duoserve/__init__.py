@@ -1,9 +1,11 @@
 """DuoServe-MoE's claims, tables and figures."""
 
-from moebench.harness.reproduce.claim import PaperClaims
+from moebench.harness.reproduce.claim import paper_claims
 from moebench.harness.reproduce.duoserve.claims import CLAIMS
 from moebench.harness.reproduce.duoserve.exhibits import EXHIBITS
+from moebench.harness.reproduce.duoserve.explained import EXPLANATIONS
 
-PAPER = PaperClaims(
-    "duoserve", "DuoServe-MoE", tuple(sorted(CLAIMS, key=lambda claim: claim.id[:3])), EXHIBITS
-)
+PAPER = paper_claims(
+    "duoserve", "DuoServe-MoE", sorted(CLAIMS, key=lambda claim: claim.id[:3]), EXHIBITS,
+    EXPLANATIONS,
+)  # fmt: skip

@@ -4,8 +4,20 @@ Rules: of a speed-up half to one and a half times the paper's gain is reproduced
 its direction.  The paper gives no spreads.
 """
 
-from typing import Any
+from dataclasses import replace
+from functools import partial
 
+from moebench.harness.reproduce.bands import (
+    Bands,
+    at_least,
+    at_most,
+    every,
+    half,
+    half_to_twice,
+    near,
+    sign,
+    within,
+)
 from moebench.harness.reproduce.claim import Claim, CounterExperiment
 from moebench.harness.reproduce.duoserve import measures as m
 from moebench.harness.reproduce.duoserve.experiments import (
@@ -21,28 +33,23 @@ from moebench.harness.reproduce.duoserve.experiments import (
     SMALL,
     SMALL_CELLS,
 )
-from moebench.harness.reproduce.duoserve.explained import explanation
+from moebench.harness.reproduce.read import E2E, TPOT, TTFT, Figure, difference
 from moebench.results.claims import Band
 
-_HALF = "from half to one and a half times the paper's gain; direction: faster"
-_SIGN = (
+_SIGN = at_least(
+    0.01, 0.001,
     "the paper says it without a figure: a hundredth or more; direction: its sign (this edge was 0 "
-    "before it was measured: no difference has no direction)"
-)
+    "before it was measured: no difference has no direction)",
+)  # fmt: skip
+
+_claim = partial(Claim, needs=BOTH)
 
 
-def _claim(id: str, place: str, statement: str, paper: float | None, **of: Any) -> Claim:
-    return Claim(
-        id=id, place=place, statement=statement, paper=paper, explanation=explanation(id),
-        **({"unit": "×", "needs": BOTH} | of),
-    )  # fmt: skip
-
-
-def _gain(id: str, place: str, statement: str, paper: float, figure: m.Figure, said: str) -> Claim:
+def _gain(id: str, place: str, statement: str, paper: float, figure: Figure, said: str) -> Claim:
+    why = "from half to one and a half times the paper's gain; direction: faster"
     return _claim(
-        id, place, statement, paper, measure=m.of_both(figure, said), counters=(LEAN, RING, PINNED),
-        reproduced=Band(low=1 + (paper - 1) / 2, high=1 + 1.5 * (paper - 1)),
-        direction=Band(low=1), why=_HALF,
+        id, place, statement, paper, "×", half(paper, "×", why), m.of_both(figure, said),
+        counters=(LEAN, RING, PINNED),
     )  # fmt: skip
 
 
@@ -50,23 +57,22 @@ _CELLS = "U1 to U4, both workloads, both baselines"
 
 _LATENCY = (
     _gain("U-1 TTFT least", "Fig. 5", "TTFT: least speed-up over ACC and MoESys", 1.78,
-          m.least(m.TTFT), _CELLS),
+          m.least(TTFT), _CELLS),
     _gain("U-1 TTFT greatest", "Fig. 5", "TTFT: greatest speed-up over ACC and MoESys", 3.8,
-          m.greatest(m.TTFT), _CELLS),
+          m.greatest(TTFT), _CELLS),
     _gain("U-1 end-to-end least", "Fig. 5", "end-to-end: least speed-up over ACC and MoESys",
-          1.42, m.least(m.E2E), _CELLS),
+          1.42, m.least(E2E), _CELLS),
     _gain("U-1 end-to-end greatest", "Fig. 5",
-          "end-to-end: greatest speed-up over ACC and MoESys", 7.54, m.greatest(m.E2E), _CELLS),
+          "end-to-end: greatest speed-up over ACC and MoESys", 7.54, m.greatest(E2E), _CELLS),
     _claim(
         "U-1 order", "Fig. 5", "share of cells and baselines that are slower in both times", 1,
-        unit="1", measure=m.of_both(m.faster_share, _CELLS), reproduced=Band(low=1),
-        direction=Band(low=0.5), why="all of them; direction: half", counters=(LEAN, RING),
+        "1", every("all of them; direction: half"), m.of_both(m.faster_share, _CELLS),
+        counters=(LEAN, RING),
     ),
     _claim(
-        "U-1 MoESys", "§6.2", "share of cells in which MoESys is slowest, end-to-end", 1, unit="1",
-        measure=m.of_both(m.slower_than_acc, "U1 to U4, both workloads"),
-        reproduced=Band(low=0.95), direction=Band(low=0.5), counters=(LEAN, RING),
-        why='"much higher latency": in every cell; direction: half',
+        "U-1 MoESys", "§6.2", "share of cells in which MoESys is slowest, end-to-end", 1, "1",
+        at_least(0.95, 0.5, '"much higher latency": in every cell; direction: half'),
+        m.of_both(m.slower_than_acc, "U1 to U4, both workloads"), counters=(LEAN, RING),
     ),
     *(
         _gain(f"U-2 {said}", "§6.2", f"end-to-end over ACC on {said}", paper,
@@ -75,9 +81,8 @@ _LATENCY = (
     ),
     *(
         _claim(
-            f"U-2 {name}", "§6.2", f"end-to-end over ACC: {said}", paper,
-            measure=m.of_both(m.difference(m.over_acc(**more), m.over_acc(**less))),
-            reproduced=Band(low=0.01), direction=Band(low=0.001), why=_SIGN, counters=(LEAN,),
+            f"U-2 {name}", "§6.2", f"end-to-end over ACC: {said}", paper, "×", _SIGN,
+            m.of_both(difference(m.over_acc(**more), m.over_acc(**less))), counters=(LEAN,),
         )
         for name, said, paper, more, less in (
             ("by data set", "Orca-Math's less SQuAD's", 0.05, {"workload": "equations"},
@@ -88,21 +93,19 @@ _LATENCY = (
              {"setting": ("U1", "U3")}),
         )
     ),
-    _gain("U-3 least", "Fig. 6", "decode throughput: least speed-up", 1.78, m.least(m.TPOT),
-          _CELLS),
+    _gain("U-3 least", "Fig. 6", "decode throughput: least speed-up", 1.78, m.least(TPOT), _CELLS),
     _gain("U-3 greatest", "Fig. 6", "decode throughput: greatest speed-up", 7.04,
-          m.greatest(m.TPOT), _CELLS),
+          m.greatest(TPOT), _CELLS),
     _claim(
         "U-3 by card", "§6.2", "decode throughput: mean speed-up on the A5000 less on the A6000",
-        None, reproduced=Band(low=0.01), direction=Band(low=0.001), why=_SIGN, counters=(LEAN,),
-        measure=m.of_both(
-            m.difference(m.card(("U1", "U3"), m.TPOT), m.card(("U2", "U4"), m.TPOT))
-        ),
+        None, "×", _SIGN,
+        m.of_both(difference(m.card(("U1", "U3"), TPOT), m.card(("U2", "U4"), TPOT))),
+        counters=(LEAN,),
     ),
     _claim(
         "U-3 broader", "Fig. 6", "spread of decode throughput over the baselines' wider one",
-        None, measure=m.broader, reproduced=Band(low=1.2), direction=Band(low=1),
-        why="a fifth more is seen in a chart; direction: wider", counters=(LEAN, RECORDED),
+        None, "×", at_least(1.2, 1, "a fifth more is seen in a chart; direction: wider"),
+        m.broader, counters=(LEAN, RECORDED),
     ),
 )  # fmt: skip
 
@@ -113,58 +116,43 @@ TABLE_2 = {
 }  # fmt: skip
 
 
+#: By model: its experiment, its settings.
+_OF_MODEL = {"8x7B": (SMALL, SMALL_CELLS), "8x22B": (LARGE, LARGE_CELLS)}
+
+
 def _peak(model: str, system: str, paper: float) -> Claim:
     counted = system == "gpu-only"
-    experiment = SMALL if model == "8x7B" else LARGE
-    return _claim(
-        f"U-4 {model} {system}", "Table 2", f"{model}: peak device memory, {system}", paper,
-        unit="GB", needs=() if counted else (experiment,),
-        measure=m.of_gpu_only(m.MODEL_OF[model]) if counted
-        else m.of_one(experiment, m.peak_gb(system, m.settings_of(model))),
-        reproduced=Band(low=0.85 * paper, high=1.15 * paper),
-        direction=Band(low=paper / 2, high=2 * paper),
-        why="bytes are counted: within 15 %; direction: from half to twice",
+    experiment, settings = _OF_MODEL[model]
+    return Claim(
+        f"U-4 {model} {system}", "Table 2", f"{model}: peak device memory, {system}", paper, "GB",
+        within(paper, 0.15, "bytes are counted: within 15 %; direction: from half to twice"),
+        m.of_gpu_only(m.MODEL_OF[model]) if counted
+        else m.of_one(experiment, m.peak_gb(system, settings)),
+        () if counted else (experiment,),
+    )  # fmt: skip
+
+
+def _of_whole(
+    model: str, place: str, paper: float, reproduced: Band, most: float, why: str
+) -> Claim:
+    experiment, settings = _OF_MODEL[model]
+    return Claim(
+        f"U-7 {model}", place, f"{model}: peak memory over that of the whole model", paper, "%",
+        Bands(reproduced, Band(high=most), f"a fifth either way; direction: {why}"),
+        m.of_one(experiment, m.share_of_model(settings, m.MODEL_OF[model])), (experiment,),
     )  # fmt: skip
 
 
 _MEMORY = (
     *(_peak(model, s, paper) for model, row in TABLE_2.items() for s, paper in row.items()),
     _claim(
-        "U-4 order",
-        "§6.3",
-        "share of settings in which ACC needs least and MoESys most",
-        1,
-        unit="1",
-        measure=m.of_both(m.order_of_peaks),
-        reproduced=Band(low=1),
-        direction=Band(low=0.5),
-        why="as stated; direction: half",
+        "U-4 order", "§6.3", "share of settings in which ACC needs least and MoESys most", 1, "1",
+        every("as stated; direction: half"), m.of_both(m.order_of_peaks),
     ),
-    _claim(
-        "U-7 8x7B",
-        "abstract",
-        "8x7B: peak memory over that of the whole model",
-        15,
-        unit="%",
-        measure=m.of_one(SMALL, m.share_of_model(SMALL_CELLS, "mixtral-8x7b")),
-        needs=(SMALL,),
-        reproduced=Band(low=12, high=18),
-        direction=Band(high=30),
-        why="a fifth either way; direction: a small part, at most twice the figure",
-    ),
-    _claim(
-        "U-7 8x22B",
-        "Table 2",
-        "8x22B: peak memory over that of the whole model",
-        6.1,
-        unit="%",
-        measure=m.of_one(LARGE, m.share_of_model(LARGE_CELLS, "mixtral-8x22b")),
-        needs=(LARGE,),
-        reproduced=Band(low=4.9, high=7.3),
-        direction=Band(high=15),
-        why="a fifth either way; direction: at most the abstract's 15 %",
-    ),
-)
+    _of_whole("8x7B", "abstract", 15, Band(low=12, high=18), 30,
+              "a small part, at most twice the figure"),
+    _of_whole("8x22B", "Table 2", 6.1, Band(low=4.9, high=7.3), 15, "at most the abstract's 15 %"),
+)  # fmt: skip
 
 #: Top-2 and at least one, in percent.
 TABLE_3 = {
@@ -174,21 +162,24 @@ TABLE_3 = {
 
 
 def _hit(model: str, workload: str, kind: str, paper: float) -> Claim:
-    experiment = SMALL if model == "8x7B" else LARGE
-    both = kind == "top-2"
-    return _claim(
+    experiment, _ = _OF_MODEL[model]
+    if kind == "top-2":
+        path = m.BOTH_RIGHT
+        why = "ten points; direction: more than three times chance (1 in 28)"
+        bands = near(paper, 10, Band(low=3 / 28 * 100), why)
+    else:
+        path = m.ONE_RIGHT
+        why = "at most five points below; direction: above chance (13 in 28)"
+        bands = at_least(paper - 5, 13 / 28 * 100, why)
+    return Claim(
         f"U-5 {model} {DATASETS[workload]} {kind}", "Table 3",
-        f"{model} on {DATASETS[workload]}: predictor, {kind}", paper, unit="%",
-        needs=(experiment,), counters=(RECORDED,) if model == "8x7B" else (),
-        measure=m.of_one(
-            experiment, m.hits(m.BOTH_RIGHT if both else m.ONE_RIGHT, workload), workload
-        ),
-        reproduced=Band(low=paper - 10, high=paper + 10) if both else Band(low=paper - 5),
-        direction=Band(low=3 / 28 * 100) if both else Band(low=13 / 28 * 100),
-        why=f"{'ten' if both else 'five'} points; direction: more than three times chance "
-        "(1 in 28)" if both else "at most five points below; direction: above chance (13 in 28)",
+        f"{model} on {DATASETS[workload]}: predictor, {kind}", paper, "%", bands,
+        m.of_one(experiment, m.hits(path, workload), workload), (experiment,),
+        (RECORDED,) if model == "8x7B" else (),
     )  # fmt: skip
 
+
+_MB = within(300, 0.2, "a fifth either way; direction: half to twice")
 
 _PREDICTOR = (
     *(
@@ -197,13 +188,12 @@ _PREDICTOR = (
         for kind, paper in zip(("top-2", "at least one"), row, strict=True)
     ),
     *(
-        _claim(
+        Claim(
             f"U-5 {model} by data set", "Table 3",
-            f"{model}: top-2 hits on Orca-Math less on SQuAD", paper, unit="points",
-            needs=(experiment,), measure=m.of_one(experiment, m.orca_more(m.BOTH_RIGHT)),
-            reproduced=Band(low=paper / 2, high=2 * paper), direction=Band(low=0),
-            why="from half to twice the paper's difference; direction: its sign",
-            counters=(
+            f"{model}: top-2 hits on Orca-Math less on SQuAD", paper, "points",
+            half_to_twice(paper, "from half to twice the paper's difference; direction: its sign"),
+            m.of_one(experiment, m.orca_more(m.BOTH_RIGHT)), (experiment,),
+            (
                 CounterExperiment(
                     f"texts of GSM8K and SQuAD themselves (data folder), {setting}",
                     {**REAL_TEXTS, "setting": setting},
@@ -215,18 +205,14 @@ _PREDICTOR = (
             ("8x7B", SMALL, "U1", 6.62), ("8x22B", LARGE, "U3", 2.05),
         )
     ),
-    _claim(
-        "U-6 memory", "§6.4", "predictor: memory", 300, unit="MB", needs=(SMALL,),
-        measure=m.reserved_mb, reproduced=Band(low=240, high=360),
-        direction=Band(low=150, high=600),
-        why="a fifth either way; direction: half to twice.  It is an option whose default is the "
-        "paper's figure",
+    Claim(
+        "U-6 memory", "§6.4", "predictor: memory", 300, "MB",
+        replace(_MB, why=f"{_MB.why}.  It is an option whose default is the paper's figure"),
+        m.reserved_mb, (SMALL,),
     ),
-    _claim(
-        "U-6 weights", "§6.4", "predictor: its seven layers' weights in fp32", 300, unit="MB",
-        needs=(), measure=m.component("predictor's memory", "a5000@duoserve"),
-        reproduced=Band(low=240, high=360), direction=Band(low=150, high=600),
-        why="a fifth either way; direction: half to twice",
+    Claim(
+        "U-6 weights", "§6.4", "predictor: its seven layers' weights in fp32", 300, "MB", _MB,
+        m.component("predictor's memory", "a5000@duoserve"),
         counters=(
             CounterExperiment(
                 "a network of its own for each of 31 predicted layers",
@@ -235,69 +221,60 @@ _PREDICTOR = (
         ),
     ),
     *(
-        _claim(
-            f"U-6 time {model}", "§6.4", f"predictor: time of a prediction, {model}", 0.6,
-            unit="ms", needs=(), measure=m.component("predictor", machine),
-            reproduced=Band(low=0.45, high=0.75), direction=Band(low=0.15, high=1.2),
-            why="a quarter either way; direction: a quarter to twice",
+        Claim(
+            f"U-6 time {model}", "§6.4", f"predictor: time of a prediction, {model}", 0.6, "ms",
+            Bands(Band(low=0.45, high=0.75), Band(low=0.15, high=1.2),
+                  "a quarter either way; direction: a quarter to twice"),
+            m.component("predictor", machine),
         )
         for model, machine in (("8x7B", "a5000@duoserve"), ("8x22B", "a6000@duoserve"))
     ),
     _claim(
-        "U-6 hidden", "§6.4", "the most that predictions could add to a token", None, unit="%",
-        measure=m.of_both(m.predicting_share), reproduced=Band(high=5), direction=Band(high=10),
-        why="minimised: at most a twentieth of a token; direction: a tenth", counters=(LEAN,),
+        "U-6 hidden", "§6.4", "the most that predictions could add to a token", None, "%",
+        at_most(5, 10, "minimised: at most a twentieth of a token; direction: a tenth"),
+        m.of_both(m.predicting_share), counters=(LEAN,),
     ),
     *(
-        _claim(
-            f"U-6 epochs {model}", "§6.4", f"{model}: epochs that suffice", paper, unit="1",
-            needs=(experiment,), measure=m.sufficient(experiment),
-            reproduced=Band(low=low, high=high), direction=Band(low=low / 3, high=2 * high),
-            why="the paper's range; direction: from a third to twice",
+        Claim(
+            f"U-6 epochs {model}", "§6.4", f"{model}: epochs that suffice", paper, "1",
+            Bands(Band(low=low, high=high), Band(low=low / 3, high=2 * high),
+                  "the paper's range; direction: from a third to twice"),
+            m.sufficient(experiment), (experiment,),
         )
         for model, experiment, paper, low, high in (
             ("8x7B", SMALL, 17.5, 15, 20), ("8x22B", LARGE, 42.5, 40, 45),
         )
     ),
     _claim(
-        "U-6 epochs order", "§6.4", "8x22B's epochs less 8x7B's", 25, unit="1",
-        measure=m.more_epochs,
-        reproduced=Band(low=12), direction=Band(low=0),
-        why="half of the paper's difference or more; direction: its sign",
+        "U-6 epochs order", "§6.4", "8x22B's epochs less 8x7B's", 25, "1",
+        sign(12, "half of the paper's difference or more; direction: its sign"), m.more_epochs,
     ),
-    _claim(
-        "U-6 data", "§6.4", "share of the data set that the predictor is trained on", 2.5,
-        unit="%", needs=(),
+    Claim(
+        "U-6 data", "§6.4", "share of the data set that the predictor is trained on", 2.5, "%",
         not_measurable="how little data suffices depends on the real model's routing; needs the "
         "real weights and all of Orca-Math: moebench run --system duoserve --setting U2 --weights "
         "DIR --data-dir hub: --workload orca_math --calibrate-texts N",
     ),
-    _claim(
-        "U-6 collection", "§6.4", "time to collect the predictor's data: 5 to 8 hours", 6.5,
-        unit="h", needs=(),
+    Claim(
+        "U-6 collection", "§6.4", "time to collect the predictor's data: 5 to 8 hours", 6.5, "h",
         not_measurable="needs the two cards and both models' 4-bit weights; here scale models "
         "write a few dozen texts",
     ),
 )  # fmt: skip
 
-_VISIBLE = "visible: a tenth above the even share; not concentrated: less than {} times it"
-
 _MATRICES = tuple(
-    _claim(
-        f"U-8 {name}",
-        "Fig. 2",
-        f"{said}, over the even share: visible, not concentrated",
-        None,
-        measure=measure,
-        needs=(SMALL,),
-        reproduced=Band(low=1.1, high=high),
-        direction=Band(low=1.02, high=8),
-        why=_VISIBLE.format(high),
+    Claim(
+        f"U-8 {name}", "Fig. 2", f"{said}, over the even share: visible, not concentrated", None,
+        "×",
+        Bands(Band(low=1.1, high=high), Band(low=1.02, high=8),
+              "visible: a tenth above the even share; not concentrated: less than "
+              f"{high} times it"),
+        measure, (SMALL,),
     )
     for name, said, measure, high in (
         ("popularity", "a layer's most popular expert", m.popular, 2),
         ("affinity", "the likeliest expert after another", m.affine, 3),
     )
-)
+)  # fmt: skip
 
 CLAIMS = (*_LATENCY, *_MEMORY, *_PREDICTOR, *_MATRICES)

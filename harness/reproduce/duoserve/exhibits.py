@@ -10,9 +10,9 @@ from moebench.harness.reproduce.duoserve.experiments import (
     CELLS,
     DATASETS,
     SMALL,
-    all_cells,
 )
 from moebench.harness.reproduce.evidence import Evidence
+from moebench.harness.reproduce.read import E2E, TTFT
 from moebench.harness.reproduce.timelines import decoded, prefill, spans
 from moebench.reports.sections.throughput import load
 from moebench.results.claims import Axis, Exhibit
@@ -51,7 +51,7 @@ def _table_1(evidence: Evidence) -> Exhibit:
 
 
 def _table_2(evidence: Evidence) -> Exhibit:
-    runs, rows = all_cells(evidence), []
+    runs, rows = evidence.runs(*BOTH), []
     for name, row in TABLE_2.items():
         settings = m.settings_of(name)
         ours: Row = {system: m.peak_gb(system, settings)(runs) for system in list(row)[:3]}
@@ -69,7 +69,7 @@ def _table_2(evidence: Evidence) -> Exhibit:
 
 
 def _table_3(evidence: Evidence) -> Exhibit:
-    runs = all_cells(evidence)
+    runs = evidence.runs(*BOTH)
     paths = {"both": m.BOTH_RIGHT, "one": m.ONE_RIGHT}
     rows, paper = [], []
     for (name, workload), (both, one) in TABLE_3.items():
@@ -140,7 +140,7 @@ def _fig_4(evidence: Evidence) -> Exhibit:
 
 
 def _fig_5(evidence: Evidence) -> Exhibit:
-    runs = all_cells(evidence)
+    runs = evidence.runs(*BOTH)
     rows = [
         {
             "cell": f"{model}, {card}, {DATASETS[workload]}", "system": system, "time": said,
@@ -149,7 +149,7 @@ def _fig_5(evidence: Evidence) -> Exhibit:
         for setting, (model, card) in CELLS.items()
         for workload, place in runs.of(setting=setting).by("workload").items()
         for system, one in place.by("system").items()
-        for said, path in (("TTFT", m.TTFT), ("end-to-end", m.E2E))
+        for said, path in (("TTFT", TTFT), ("end-to-end", E2E))
     ]  # fmt: skip
     return Exhibit(
         id="duoserve-fig-5", place="Fig. 5", title="TTFT and end-to-end time", form="bars",
@@ -161,7 +161,7 @@ def _fig_5(evidence: Evidence) -> Exhibit:
 
 
 def _fig_6(evidence: Evidence) -> Exhibit:
-    runs = all_cells(evidence)
+    runs = evidence.runs(*BOTH)
     curves = load(evidence.scratch, runs)
     rows = []
     for run in runs:

@@ -8,7 +8,7 @@ predictor few texts.
 from typing import Any
 
 from moebench.harness.reproduce.claim import CounterExperiment
-from moebench.harness.reproduce.evidence import Evidence, Experiment, Runs
+from moebench.harness.reproduce.evidence import Experiment
 
 #: By setting: model and card, as the paper writes them.
 CELLS = {
@@ -65,11 +65,6 @@ LARGE = Experiment(
     },
 )
 BOTH = (SMALL, LARGE)
-
-
-def all_cells(evidence: Evidence) -> Runs:
-    """Of both models."""
-    return Runs([*evidence.runs(SMALL), *evidence.runs(LARGE)])
 
 
 # ----------------------------------------------------------------------------- counter-experiments

@@ -26,8 +26,13 @@ _TIME = (
     "from the matrices and reading the answer."
 )
 
+_LINK = (
+    "Both boxes have the same link, and copies take nearly all of a token on either card: the "
+    "difference of the cards hides behind them."
+)
+
 #: By the beginning of a claim's id.
-_EXPLANATIONS = {
+EXPLANATIONS = {
     "U-1 TTFT least": (
         "In prefill nearly all experts are used: a MoESys that copies all of a layer copies little "
         "in vain, and its copies run beside computation as DuoServe's do. What made the paper's "
@@ -41,19 +46,13 @@ _EXPLANATIONS = {
     ),
     "U-2": _ACC,
     "U-2 by data set": _SUMS,
-    "U-2 by card": (
-        "Both boxes have the same link, and copies take nearly all of a token on either card: the "
-        "difference of the cards hides behind them."
-    ),
+    "U-2 by card": _LINK,
     "U-3 least": _ACC,
     "U-3 greatest": (
         "MoESys copies four times DuoServe's bytes at most; a greater factor needs something "
         "beside the schedule, which the paper does not state."
     ),
-    "U-3 by card": (
-        "Both boxes have the same link, and copies take nearly all of a token on either card: the "
-        "difference of the cards hides behind them."
-    ),
+    "U-3 by card": _LINK,
     "U-4": _PEAK,
     "U-4 8x22B gpu-only": (
         "141 billion parameters in 4 bits are 70.5 GB without scales: 138 GB are about 8 bits each."
@@ -66,9 +65,3 @@ _EXPLANATIONS = {
     "U-6 time": _TIME,
     "U-7": _PEAK,
 }
-
-
-def explanation(id: str) -> str:
-    """That of the longest beginning of the id that has one; "" where there is none."""
-    known = [key for key in _EXPLANATIONS if id == key or id.startswith(f"{key} ")]
-    return _EXPLANATIONS[max(known, key=len)] if known else ""

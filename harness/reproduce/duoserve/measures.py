@@ -1,30 +1,27 @@
 """How DuoServe-MoE's figures are read from runs, and its matrices from what it learnt."""
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from statistics import fmean, pstdev
 
 import numpy as np
 from safetensors.numpy import load_file
 
+from moebench.harness.reproduce import read
 from moebench.harness.reproduce.duoserve.experiments import (
+    BOTH,
     DATASETS,
     LARGE_CELLS,
     SMALL,
     SMALL_CELLS,
-    all_cells,
 )
 from moebench.harness.reproduce.evidence import Evidence, Experiment, MissingEvidenceError, Runs
+from moebench.harness.reproduce.read import E2E, TTFT, Figure, Measure, difference
 from moebench.results.claims import Measured
 from moebench.results.samples import read_samples
-from moebench.substrate.analysis.components import documents
 from moebench.substrate.machines.profile import load_profile
 from moebench.substrate.models.catalogue import model_shape
 
-Figure = Callable[[Runs], float]
-Measure = Callable[[Evidence], Measured]
-
-TTFT, E2E, TPOT = "metrics.ttft_ms.mean", "metrics.e2e_ms", "metrics.tpot_ms.mean"
 PEAK = "metrics.peak_device_bytes"
 BOTH_RIGHT, ONE_RIGHT = "metrics.prefetch.all_of_top_k", "metrics.prefetch.at_least_one"
 
@@ -36,22 +33,22 @@ MODEL_OF = {"8x7B": "mixtral-8x7b", "8x22B": "mixtral-8x22b"}
 
 def of_both(figure: Figure, said: str = "") -> Measure:
     """A figure of both models' runs, a sample a seed."""
-    return lambda evidence: _seeds(all_cells(evidence), figure, said)
+    return read.measured(figure, *BOTH, said=said, conditions=_conditions)
 
 
 def of_one(experiment: Experiment, figure: Figure, said: str = "") -> Measure:
     """The same of one model's."""
-    return lambda evidence: _seeds(evidence.runs(experiment), figure, said)
+    return read.measured(figure, experiment, said=said, conditions=_conditions)
 
 
-def _seeds(runs: Runs, figure: Figure, said: str) -> Measured:
+def _conditions(runs: Runs, said: str) -> str:
     spec = runs[0]["spec"]
-    texts = {r["spec"]["calibrate_texts"] or 64 for r in runs if r["spec"]["system"] == "duoserve"}
+    texts = {r["spec"]["calibrate_texts"] or 64 for r in runs.named("duoserve")}
     how = (
         f"{spec['prompts']} prompts of {spec['new_tokens']} new tokens, {spec['routing']} routing, "
         f"predictor learnt from {'/'.join(map(str, sorted(texts)))} texts"
     )
-    return runs.per_seed(figure, f"{said}; {how}" if said else how)
+    return f"{said}; {how}" if said else how
 
 
 # ----------------------------------------------------------------------------- speed-ups
@@ -61,8 +58,7 @@ def speedups(runs: Runs, path: str, others: Iterable[str] = BASELINES, **of: obj
     """A baseline's time over DuoServe's, by setting, workload and baseline."""
     return [
         cell.of(system=other).mean(path) / cell.of(system="duoserve").mean(path)
-        for place in runs.of(**of).by("setting").values()
-        for cell in place.by("workload").values()
+        for cell in runs.of(**of).groups("setting", "workload").values()
         for other in others
     ]
 
@@ -94,11 +90,6 @@ def over_acc(**of: object) -> Figure:
     return lambda runs: fmean(speedups(runs, E2E, ["acc"], **of))
 
 
-def difference(first: Figure, second: Figure) -> Figure:
-    """One figure less another."""
-    return lambda runs: first(runs) - second(runs)
-
-
 def card(settings: tuple[str, ...], path: str) -> Figure:
     """The mean speed-up of some settings over both baselines."""
     return lambda runs: fmean(speedups(runs, path, setting=settings))
@@ -123,11 +114,10 @@ def broader(evidence: Evidence) -> Measured:
         return fmean(
             spread(cell.of(system="duoserve"))
             / max(spread(cell.of(system=other)) for other in BASELINES)
-            for place in runs.by("setting").values()
-            for cell in place.by("workload").values()
+            for cell in runs.groups("setting", "workload").values()
         )
 
-    return _seeds(all_cells(evidence), figure, "standard deviation over mean")
+    return of_both(figure, "standard deviation over mean")(evidence)
 
 
 # ----------------------------------------------------------------------------- memory
@@ -196,10 +186,7 @@ def gsm8k_more(experiment: Experiment) -> Measure:
 
 def predicting_share(runs: Runs) -> float:
     """The most that the prediction could add to a token: its stream's busy time, in % of TPOT."""
-    of = runs.of(system="duoserve")
-    busy = sum(of.values("metrics.decode.lanes.predict"))
-    steps, tpot = of.values("metrics.decoded_tokens"), of.values(TPOT)
-    return 100 * busy / sum(n * ms for n, ms in zip(steps, tpot, strict=True))
+    return read.share_of_decode(runs.of(system="duoserve"), "metrics.decode.lanes.predict")
 
 
 def sufficient(experiment: Experiment) -> Measure:
@@ -236,7 +223,7 @@ def component(what: str, machine: str, times: int = 1) -> Measure:
     """What the simulated machine charges for the predictor, or for so many of them."""
 
     def measure(evidence: Evidence) -> Measured:
-        (row,) = [r for r in documents() if r["what"] == what and r["machine"] == machine]
+        (row,) = read.components(what, machine=machine)
         return Measured.of([times * row["charged"]], "estimate", f"{row['model']} on {machine}")
 
     return measure

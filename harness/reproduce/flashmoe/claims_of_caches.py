@@ -5,6 +5,7 @@ Bands were written before measuring.
 
 from collections.abc import Callable
 
+from moebench.harness.reproduce.bands import Bands, at_most, every, near
 from moebench.harness.reproduce.claim import Claim, CounterExperiment
 from moebench.harness.reproduce.evidence import Evidence
 from moebench.harness.reproduce.flashmoe import counts
@@ -16,6 +17,7 @@ from moebench.harness.reproduce.flashmoe.experiments import (
     PROMPTS_RECORDED,
     RECORDED,
 )
+from moebench.harness.reproduce.read import Measure
 from moebench.results.claims import Band, Measured
 
 CACHE = "one cache a layer, sizes of a quarter to three quarters of its experts"
@@ -27,56 +29,44 @@ CACHE = "one cache a layer, sizes of a quarter to three quarters of its experts"
 COUNTERS = {"F1": (RECORDED,), "F2": (MORE_TEXTS,)}
 
 
-def first(setting: str) -> Claim:
-    """The order of Fig. 6."""
-    return Claim(
-        id=f"F-1 {MODELS[setting]} order",
-        place="Fig. 6",
-        statement=f"{MODELS[setting]}: share of cache sizes at which FlashMoE hits most often",
-        paper=1,
-        unit="1",
-        reproduced=Band(low=1),
-        direction=Band(low=0.5),
-        why='"across all cache sizes"; direction: at half of them or more',
-        measure=lambda evidence: counts.measured(evidence, setting, counts.first_at, CACHE),
-        needs=(EVICTIONS,),
-        counters=COUNTERS[setting],
-    )
+def over_cache_sizes(setting: str, figure: Callable[[counts.Routing], float]) -> Measure:
+    """A figure of all cache sizes of Fig. 6."""
+    return lambda evidence: counts.measured(evidence, setting, figure, CACHE)
 
 
 def over_policy(
-    name: str, statement: str, paper: float, figure: Callable[[counts.Routing], float]
-) -> Claim:
+    name: str, statement: str, paper: float, figure: Callable[[counts.Routing, str], float],
+    other: str,
+) -> Claim:  # fmt: skip
     """A gain over another policy on OLMoE, at the cache size where it is greatest."""
-
-    def measure(evidence: Evidence) -> Measured:
-        return counts.measured(evidence, "F1", figure, CACHE)
-
-    return gain(
-        f"F-1 {name}", "Fig. 6, §4.3", f"OLMoE: {statement}", paper, measure, EVICTIONS,
-        counters=(RECORDED,),
+    return Claim(
+        f"F-1 {name}", "Fig. 6, §4.3", f"OLMoE: {statement}", paper, "%", gain(paper),
+        over_cache_sizes("F1", lambda routing: figure(routing, other)), (EVICTIONS,), (RECORDED,),
     )  # fmt: skip
 
 
 def more_hits(name: str, said: str, paper: float) -> Claim:
     """Over another policy's hit rate."""
-    return over_policy(
-        f"hits over {said}", f"greatest relative gain in hit rate over {said}", paper,
-        lambda routing: counts.gain(routing, name),
-    )  # fmt: skip
+    statement = f"greatest relative gain in hit rate over {said}"
+    return over_policy(f"hits over {said}", statement, paper, counts.gain, name)
 
 
 def fewer_loads(name: str, said: str, paper: float) -> Claim:
     """Than with another policy."""
-    return over_policy(
-        f"loads against {said}", f"greatest saving of loads against {said}", paper,
-        lambda routing: counts.fewer_loads(routing, name),
-    )  # fmt: skip
+    statement = f"greatest saving of loads against {said}"
+    return over_policy(f"loads against {said}", statement, paper, counts.fewer_loads, name)
 
 
 HITS = (
-    first("F1"),
-    first("F2"),
+    *(
+        Claim(
+            f"F-1 {MODELS[setting]} order", "Fig. 6",
+            f"{MODELS[setting]}: share of cache sizes at which FlashMoE hits most often", 1, "1",
+            every('"across all cache sizes"; direction: at half of them or more'),
+            over_cache_sizes(setting, counts.first_at), (EVICTIONS,), COUNTERS[setting],
+        )
+        for setting in MODELS
+    ),
     more_hits("lru", "LRU", 21),
     more_hits("lfu", "LFU", 51),
     more_hits("lfu-kept", "LFU whose counts outlive an eviction", 51),
@@ -85,14 +75,12 @@ HITS = (
     fewer_loads("lfu-kept", "LFU whose counts outlive an eviction", 35),
     more_hits("arc", "ARC", 28),
     more_hits("lecar", "LeCaR", 21),
-)
+)  # fmt: skip
 
 # ----------------------------------------------------------------------------- F-5
 
 
-def where_belady_hits(
-    setting: str, figure: Callable[[counts.Routing, int], float]
-) -> Callable[[Evidence], Measured]:
+def where_belady_hits(setting: str, figure: Callable[[counts.Routing, int], float]) -> Measure:
     """A figure at the cache size with which Belady hits most nearly 86 %."""
 
     def measure(evidence: Evidence) -> Measured:
@@ -107,15 +95,13 @@ def where_belady_hits(
 
 
 def section_2_3(
-    name: str, statement: str, paper: float, unit: str, reproduced: Band, direction: Band,
-    why: str, figure: Callable[[counts.Routing, int], float],
-    counters: tuple[CounterExperiment, ...] = (),
+    name: str, statement: str, paper: float, unit: str, bands: Bands,
+    figure: Callable[[counts.Routing, int], float], counters: tuple[CounterExperiment, ...] = (),
 ) -> Claim:  # fmt: skip
     """A figure of §2.3, at the cache size with which Belady hits most nearly 86 %."""
     return Claim(
-        id=f"F-5 {name}", place="§2.3", statement=statement, paper=paper, unit=unit,
-        reproduced=reproduced, direction=direction, why=why,
-        measure=where_belady_hits("F2", figure), needs=(EVICTIONS,), counters=counters,
+        f"F-5 {name}", "§2.3", statement, paper, unit, bands, where_belady_hits("F2", figure),
+        (EVICTIONS,), counters,
     )  # fmt: skip
 
 
@@ -126,13 +112,14 @@ def against_lfu(lfu: str) -> Callable[[counts.Routing, int], float]:
 
 MOTIVATION = (
     section_2_3(
-        "LRU hits", "hit rate of LRU where Belady's is 86 %", 73, "%", Band(low=68, high=78),
-        Band(high=84), "five points either way; direction: clearly below Belady's",
+        "LRU hits", "hit rate of LRU where Belady's is 86 %", 73, "%",
+        near(73, 5, Band(high=84), "five points either way; direction: clearly below Belady's"),
         lambda routing, slots: 100 * counts.rates_at(routing, slots)["lru"],
     ),
     section_2_3(
-        "loads", "loads of LRU over Belady's", 1.9, "×", Band(low=1.45, high=2.35), Band(low=1),
-        "within half of what is more than once; direction: more",
+        "loads", "loads of LRU over Belady's", 1.9, "×",
+        Bands(Band(low=1.45, high=2.35), Band(low=1),
+              "within half of what is more than once; direction: more"),
         lambda routing, slots: (
             (1 - counts.rates_at(routing, slots)["lru"])
             / (1 - counts.rates_at(routing, slots)["belady"])
@@ -140,17 +127,17 @@ MOTIVATION = (
     ),
     section_2_3(
         "LRU wanted again", "LRU's victims that are wanted again within 5 steps", 34.2, "%",
-        Band(low=24, high=44), Band(low=5), "ten points either way; direction: often",
+        Bands(Band(low=24, high=44), Band(low=5), "ten points either way; direction: often"),
         lambda routing, slots: 100 * counts.regret_of(routing, "lru", slots).refetched,
     ),
     section_2_3(
         "Belady wanted again", "Belady's victims that are wanted again within 5 steps", 0.1, "%",
-        Band(high=1), Band(high=17), "one in a hundred; direction: half as often as LRU's or less",
+        at_most(1, 17, "one in a hundred; direction: half as often as LRU's or less"),
         lambda routing, slots: 100 * counts.regret_of(routing, "belady", slots).refetched,
     ),
     section_2_3(
         "LRU against LFU", "evictions at which LRU's choice is better than LFU's", 56, "%",
-        Band(low=51, high=61), Band(low=50), "five points either way; direction: more than half",
+        near(56, 5, Band(low=50), "five points either way; direction: more than half"),
         against_lfu("lfu"),
         (
             CounterExperiment(
@@ -164,7 +151,8 @@ MOTIVATION = (
     ),
     section_2_3(
         "delay", "how many steps later than Belady LRU evicts an idle expert", 4.5, "steps",
-        Band(low=3, high=6), Band(low=0), "4 to 5 and one more either way; direction: later",
+        Bands(Band(low=3, high=6), Band(low=0),
+              "4 to 5 and one more either way; direction: later"),
         lambda routing, slots: (
             counts.regret_of(routing, "lru", slots).idle
             - counts.regret_of(routing, "belady", slots).idle
@@ -177,54 +165,43 @@ MOTIVATION = (
 ROUTED = {32: 47, 64: 58, 128: 64, 256: 67}
 
 
-def routed(model: str, tokens: int) -> Claim:
+def routed(setting: str, tokens: int) -> Claim:
     """Experts that a prompt uses."""
-    said = MODELS[model]
+    said, model, paper = MODELS[setting], counts.MODEL_OF[setting], ROUTED[tokens]
     return Claim(
-        id=f"F-7 {said} {tokens}",
-        place="§4.2",
-        statement=f"{said}: share of a layer's experts that a prompt of {tokens} tokens uses",
-        paper=ROUTED[tokens],
-        unit="%",
-        reproduced=Band(low=ROUTED[tokens] - 7, high=ROUTED[tokens] + 7),
-        direction=Band(high=90),
-        why="seven points either way: which model is meant is not said; direction: far from all",
-        measure=lambda evidence: Measured.of(
-            counts.used(evidence, counts.MODEL_OF[model], tokens), "counted", "mean of layers",
-            "texts",
+        f"F-7 {said} {tokens}", "§4.2",
+        f"{said}: share of a layer's experts that a prompt of {tokens} tokens uses", paper, "%",
+        near(paper, 7, Band(high=90),
+             "seven points either way: which model is meant is not said; direction: far from all"),
+        lambda evidence: Measured.of(
+            counts.used(evidence, model, tokens), "counted", "mean of layers", "texts"
         ),
         counters=(PROMPTS_RECORDED,),
     )  # fmt: skip
 
 
-def growth(model: str) -> Claim:
+def growth(setting: str) -> Claim:
     """It grows more slowly than the prompt."""
 
     def measure(evidence: Evidence) -> Measured:
-        short, long = (
-            counts.used(evidence, counts.MODEL_OF[model], tokens) for tokens in (32, 256)
-        )
+        model = counts.MODEL_OF[setting]
+        short, long = (counts.used(evidence, model, tokens) for tokens in (32, 256))
         ratios = [b / a for a, b in zip(short, long, strict=False)]
         return Measured.of(ratios, "counted", "256 tokens over 32", "texts")
 
     return Claim(
-        id=f"F-7 {MODELS[model]} growth",
-        place="§4.2",
-        statement=f"{MODELS[model]}: experts used by 256 tokens over those used by 32",
-        paper=1.43,
-        unit="×",
-        reproduced=Band(low=1.2, high=1.65),
-        direction=Band(low=1, high=4),
-        why="67 over 47, within half of the growth; direction: far below eight times",
-        measure=measure,
-        counters=(PROMPTS_RECORDED,),
-    )
+        f"F-7 {MODELS[setting]} growth", "§4.2",
+        f"{MODELS[setting]}: experts used by 256 tokens over those used by 32", 1.43, "×",
+        Bands(Band(low=1.2, high=1.65), Band(low=1, high=4),
+              "67 over 47, within half of the growth; direction: far below eight times"),
+        measure, counters=(PROMPTS_RECORDED,),
+    )  # fmt: skip
 
 
 USED = tuple(
     claim
-    for model in MODELS
-    for claim in (*(routed(model, tokens) for tokens in ROUTED), growth(model))
+    for setting in MODELS
+    for claim in (*(routed(setting, tokens) for tokens in ROUTED), growth(setting))
 )
 
 CLAIMS = (*HITS, *MOTIVATION, *USED)

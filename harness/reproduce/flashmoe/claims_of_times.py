@@ -4,11 +4,9 @@ Bands were written before measuring.  One rule for gains: within half of the pap
 way is reproduced, more or less of the same sign is its direction.  The paper gives no spreads.
 """
 
-from collections.abc import Callable
-from typing import Any
-
+from moebench.harness.reproduce.bands import Bands, at_least, at_most, every, half
 from moebench.harness.reproduce.claim import Claim, CounterExperiment
-from moebench.harness.reproduce.evidence import Evidence, Experiment, Runs
+from moebench.harness.reproduce.evidence import Evidence, Runs
 from moebench.harness.reproduce.flashmoe import counts, times
 from moebench.harness.reproduce.flashmoe.experiments import (
     EVICTIONS,
@@ -21,152 +19,105 @@ from moebench.harness.reproduce.flashmoe.experiments import (
     RECORDED,
     SYSTEMS,
 )
+from moebench.harness.reproduce.read import LOAD, TPOT, TTFT, measured
 from moebench.results.claims import Band, Measured
 
-Measure = Callable[[Evidence], Measured]
 
-HALF = "within half of the paper's figure, which has no spread; direction: any gain"
-
-
-def gain(
-    name: str, place: str, statement: str, paper: float, measure: Measure, *needs: Experiment,
-    **more: Any,
-) -> Claim:  # fmt: skip
-    """A claim of a gain in percent, or of how many times something is faster."""
-    zero = 0.0 if more.get("unit", "%") == "%" else 1.0
-    size = paper - zero
-    of: dict[str, Any] = {
-        "unit": "%", "reproduced": Band(low=zero + size / 2, high=zero + 1.5 * size),
-        "direction": Band(low=zero), "why": HALF,
-    }  # fmt: skip
-    return Claim(
-        id=name, place=place, statement=statement, paper=paper, measure=measure, needs=needs,
-        **(of | more),
-    )  # fmt: skip
+def gain(paper: float) -> Bands:
+    """For a gain in percent."""
+    return half(
+        paper, "%", "within half of the paper's figure, which has no spread; direction: any gain"
+    )
 
 
 # ----------------------------------------------------------------------------- F-2 to F-4
 
 SPEED = (
-    gain(
-        "F-2 OLMoE", "Fig. 7 b", "OLMoE: tokens/s over LRU", 22,
-        times.faster_than("F1", "lru"), EVICTIONS, counters=(RECORDED, LEAN),
-    ),
-    gain(
-        "F-2 Qwen3", "Fig. 7 e", "Qwen3: tokens/s over LRU", 7,
-        times.faster_than("F2", "lru"), EVICTIONS, counters=(MORE_TEXTS,),
-    ),
+    Claim("F-2 OLMoE", "Fig. 7 b", "OLMoE: tokens/s over LRU", 22, "%", gain(22),
+          times.faster_than("F1", "lru"), (EVICTIONS,), (RECORDED, LEAN)),
+    Claim("F-2 Qwen3", "Fig. 7 e", "Qwen3: tokens/s over LRU", 7, "%", gain(7),
+          times.faster_than("F2", "lru"), (EVICTIONS,), (MORE_TEXTS,)),
     *(
         Claim(
-            id=f"F-2 {MODELS[setting]} LRU",
-            place="§4.4",
-            statement=f"{MODELS[setting]}: LRU is the best heuristic: tokens/s over the best other",
-            paper=None,
-            unit="×",
-            reproduced=Band(low=1),
-            direction=Band(low=0.97),
-            why="as fast as the best of LFU, LIFO and FIFO; direction: within 3 % of it",
-            measure=times.best_of(setting, "lru", HEURISTICS),
-            needs=(EVICTIONS,),
-            counters=(RECORDED,) if setting == "F1" else (),
+            f"F-2 {MODELS[setting]} LRU", "§4.4",
+            f"{MODELS[setting]}: LRU is the best heuristic: tokens/s over the best other", None,
+            "×",
+            at_least(1, 0.97, "as fast as the best of LFU, LIFO and FIFO; direction: within 3 % of "
+                     "it"),
+            times.best_of(setting, "lru", HEURISTICS), (EVICTIONS,),
+            (RECORDED,) if setting == "F1" else (),
         )
         for setting in MODELS
     ),
 )  # fmt: skip
 
 
-def start(name: str, statement: str, paper: float, figure: times.Figure) -> Claim:
+def start(name: str, statement: str, paper: float, others: tuple[str, ...], *paths: str) -> Claim:
     """Start-up, the mean of both models."""
-    return gain(
-        f"F-3 {name}", "§4.2, Fig. 7 a, d", statement, paper,
-        lambda evidence: times.over(figure, evidence, "mean of OLMoE and Qwen3"), SYSTEMS,
-        unit="×", why="within half of the paper's gain; direction: faster", counters=(LEAN,),
+    return Claim(
+        f"F-3 {name}", "§4.2, Fig. 7 a, d", statement, paper, "×",
+        half(paper, "×", "within half of the paper's gain; direction: faster"),
+        measured(times.sooner(others, *paths), SYSTEMS, said="mean of OLMoE and Qwen3"),
+        (SYSTEMS,), (LEAN,),
     )  # fmt: skip
 
 
 DRAM = ("fiddler", "daop")
 
 START = (
-    start("load llama.cpp", "loading, llama.cpp over FlashMoE", 4,
-          times.sooner(("llamacpp",), times.LOAD)),
-    start("load others", "loading, Fiddler and DAOP over FlashMoE", 6.8,
-          times.sooner(DRAM, times.LOAD)),
-    start("prefill llama.cpp", "loading and prefill, llama.cpp over FlashMoE", 2.5,
-          times.sooner(("llamacpp",), times.LOAD, times.TTFT)),
-    start("prefill others", "loading and prefill, Fiddler and DAOP over FlashMoE", 4.1,
-          times.sooner(DRAM, times.LOAD, times.TTFT)),
-)  # fmt: skip
-
-AGAINST = (
-    gain(
-        "F-4 greatest", "abstract, Fig. 7 c, f",
-        "greatest speed-up in tokens/s over llama.cpp, Fiddler and DAOP", 2.6,
-        lambda evidence: times.over(
-            lambda runs: max(times.speedups(runs)), evidence, "the greatest of both models"
-        ),
-        SYSTEMS, unit="×", why="within half of the paper's gain; direction: faster than one",
-        counters=(LEAN, IN_MEMORY),
-    ),
-    Claim(
-        id="F-4 order",
-        place="Fig. 7 c, f",
-        statement="share of models and systems (llama.cpp, Fiddler, DAOP) that decode slower",
-        paper=1,
-        unit="1",
-        reproduced=Band(low=1),
-        direction=Band(low=0.5),
-        why="faster than every one; direction: than half of them",
-        measure=lambda evidence: times.over(_faster_share, evidence, "both models"),
-        needs=(SYSTEMS,),
-        counters=(LEAN, IN_MEMORY),
-    ),
+    start("load llama.cpp", "loading, llama.cpp over FlashMoE", 4, ("llamacpp",), LOAD),
+    start("load others", "loading, Fiddler and DAOP over FlashMoE", 6.8, DRAM, LOAD),
+    start("prefill llama.cpp", "loading and prefill, llama.cpp over FlashMoE", 2.5, ("llamacpp",),
+          LOAD, TTFT),
+    start("prefill others", "loading and prefill, Fiddler and DAOP over FlashMoE", 4.1, DRAM,
+          LOAD, TTFT),
 )  # fmt: skip
 
 
 def _faster_share(runs: Runs) -> float:
-    return sum(one > 1 for one in times.speedups(runs)) / (2 * len(OTHERS))
+    return sum(one > 1 for one in times.speedups(runs, TPOT)) / (2 * len(OTHERS))
 
+
+AGAINST = (
+    Claim(
+        "F-4 greatest", "abstract, Fig. 7 c, f",
+        "greatest speed-up in tokens/s over llama.cpp, Fiddler and DAOP", 2.6, "×",
+        half(2.6, "×", "within half of the paper's gain; direction: faster than one"),
+        measured(lambda runs: max(times.speedups(runs, TPOT)), SYSTEMS,
+                 said="the greatest of both models"),
+        (SYSTEMS,), (LEAN, IN_MEMORY),
+    ),
+    Claim(
+        "F-4 order", "Fig. 7 c, f",
+        "share of models and systems (llama.cpp, Fiddler, DAOP) that decode slower", 1, "1",
+        every("faster than every one; direction: than half of them"),
+        measured(_faster_share, SYSTEMS, said="both models"), (SYSTEMS,), (LEAN, IN_MEMORY),
+    ),
+)  # fmt: skip
 
 # ----------------------------------------------------------------------------- F-6
+
+_KNOWN = "a fifth either way; direction: half to twice.  The profile knows the paper's figure"
 
 COMPONENTS = (
     *(
         Claim(
-            id=f"F-6 {MODELS[setting]} loading",
-            place="§3.1, Fig. 5",
-            statement=f"{MODELS[setting]}: share of decode that waits for experts",
-            paper=70,
-            unit="%",
-            reproduced=Band(low=70),
-            direction=Band(low=50),
-            why='"over 70 %"; direction: more than half',
-            measure=times.waiting(setting),
-            needs=(EVICTIONS,),
-            counters=(LEAN,),
+            f"F-6 {MODELS[setting]} loading", "§3.1, Fig. 5",
+            f"{MODELS[setting]}: share of decode that waits for experts", 70, "%",
+            at_least(70, 50, '"over 70 %"; direction: more than half'),
+            measured(times.loading_share, EVICTIONS, setting=setting), (EVICTIONS,), (LEAN,),
         )
         for setting in MODELS
     ),
     Claim(
-        id="F-6 FFN",
-        place="§3.1, Fig. 5",
-        statement="time of one expert's computation",
-        paper=158,
-        unit="µs",
-        reproduced=Band(low=126, high=190),
-        direction=Band(low=79, high=316),
-        why="a fifth either way; direction: half to twice.  The profile knows the paper's figure",
-        measure=times.charged("FFN, per operation"),
+        "F-6 FFN", "§3.1, Fig. 5", "time of one expert's computation", 158, "µs",
+        Bands(Band(low=126, high=190), Band(low=79, high=316), _KNOWN),
+        times.charged("FFN, per operation"),
     ),
     Claim(
-        id="F-6 read",
-        place="§3.1, Fig. 5",
-        statement="time to load an expert from the SSD",
-        paper=3,
-        unit="ms",
-        reproduced=Band(low=2.4, high=3.6),
-        direction=Band(low=1.5, high=6),
-        why="a fifth either way; direction: half to twice.  The profile knows the paper's figure",
-        measure=times.charged("expert, from the SSD"),
+        "F-6 read", "§3.1, Fig. 5", "time to load an expert from the SSD", 3, "ms",
+        Bands(Band(low=2.4, high=3.6), Band(low=1.5, high=6), _KNOWN),
+        times.charged("expert, from the SSD"),
     ),
 )  # fmt: skip
 
@@ -181,50 +132,29 @@ def _kilobytes(evidence: Evidence) -> Measured:
 
 DECISIONS = (
     Claim(
-        id="F-8 size",
-        place="§3.2, Table 1",
-        statement="OLMoE: size of the eviction network of a layer",
-        paper=113,
-        unit="KB",
-        reproduced=Band(low=107, high=119),
-        direction=Band(low=56, high=226),
-        why="a twentieth either way; the width of the second hidden layer was read off this figure",
-        measure=_kilobytes,
-        needs=(EVICTIONS,),
+        "F-8 size", "§3.2, Table 1", "OLMoE: size of the eviction network of a layer", 113, "KB",
+        Bands(Band(low=107, high=119), Band(low=56, high=226),
+              "a twentieth either way; the width of the second hidden layer was read off this "
+              "figure"),
+        _kilobytes, (EVICTIONS,),
     ),
     Claim(
-        id="F-8 time",
-        place="§3.1",
-        statement="the network's time hides behind a load of 3 ms",
-        paper=3000,
-        unit="µs",
-        reproduced=Band(high=1000),
-        direction=Band(high=3000),
-        why="hidden with room; direction: just hidden",
-        measure=times.network_us,
-        needs=(EVICTIONS,),
+        "F-8 time", "§3.1", "the network's time hides behind a load of 3 ms", 3000, "µs",
+        at_most(1000, 3000, "hidden with room; direction: just hidden"),
+        times.network_us, (EVICTIONS,),
     ),
     Claim(
-        id="F-9 search",
-        place="§4.4",
-        statement="a search over all placements of 64 experts, for one layer",
-        paper=None,
-        unit="s",
-        reproduced=Band(low=1),
-        direction=Band(low=0.003),
-        why="impractical: a second a layer; direction: more than the load of an expert",
-        measure=times.search_s,
+        "F-9 search", "§4.4", "a search over all placements of 64 experts, for one layer", None,
+        "s", at_least(1, 0.003,
+                      "impractical: a second a layer; direction: more than the load of an expert"),
+        times.search_s,
     ),
     Claim(
-        id="F-9 Algorithm 1",
-        place="§4.4",
-        statement="DAOP's decision with 128 experts, all 48 layers of a prompt",
-        paper=None,
-        unit="ms",
-        reproduced=Band(low=1000),
-        direction=Band(low=145),
-        why="impractical: a second a prompt; direction: more than one load a layer",
-        measure=times.swaps_ms,
+        "F-9 Algorithm 1", "§4.4", "DAOP's decision with 128 experts, all 48 layers of a prompt",
+        None, "ms",
+        at_least(1000, 145,
+                 "impractical: a second a prompt; direction: more than one load a layer"),
+        times.swaps_ms,
         counters=(
             CounterExperiment(
                 "with the reads of the experts that it swaps in, 3 ms each",
@@ -232,6 +162,6 @@ DECISIONS = (
             ),
         ),
     ),
-)
+)  # fmt: skip
 
 CLAIMS = (*SPEED, *START, *AGAINST, *COMPONENTS, *DECISIONS)

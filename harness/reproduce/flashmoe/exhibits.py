@@ -8,7 +8,8 @@ from moebench.harness.reproduce.flashmoe import counts
 from moebench.harness.reproduce.flashmoe.claims_of_caches import ROUTED
 from moebench.harness.reproduce.flashmoe.evictions import eviction_map
 from moebench.harness.reproduce.flashmoe.experiments import EVICTIONS, MODELS, SYSTEMS
-from moebench.harness.reproduce.flashmoe.times import LOAD, TPOT, TTFT
+from moebench.harness.reproduce.read import LOAD, TPOT, TTFT
+from moebench.harness.reproduce.timelines import decoded, shifted
 from moebench.results.claims import Axis, Exhibit
 from moebench.substrate.machines.profile import load_profile
 from moebench.systems.learn.eviction_network import LEARNING_RATE, WEIGHT_DECAY
@@ -105,20 +106,11 @@ def figure_2(evidence: Evidence) -> Exhibit:
 def figure_5(evidence: Evidence) -> Exhibit:
     """What the device, the link and the disk do in decode."""
     runs = evidence.runs(EVICTIONS).of(setting="F1", set={"evict": "flashmoe"}, seed=0)
-    spans = evidence.store.timeline(runs[0]["run_id"]) if len(runs) else None
+    spans = decoded(evidence, runs)
     if not spans:
         raise MissingEvidenceError("flashmoe-fig-5: no timeline was kept of F1")
     layers = sorted({span["layer"] for span in spans if span["layer"] >= 0})
-    shown = set(layers[len(layers) // 2 :][:2])
-    chosen = [span for span in spans if span["layer"] in shown]
-    origin = min(span["start_us"] for span in chosen)
-    rows = [
-        {
-            "lane": span["lane"], "kind": span["kind"], "layer": span["layer"],
-            "start": span["start_us"] - origin, "end": span["end_us"] - origin,
-        }
-        for span in chosen
-    ]  # fmt: skip
+    rows = shifted(spans, layers[len(layers) // 2 :][:2])
     return Exhibit(
         id="flashmoe-fig-5", place="Fig. 5", title="Two decoder layers of one token",
         form="timeline", x=Axis(field="start", title="time", unit="µs"),
@@ -173,8 +165,7 @@ def figure_7a(evidence: Evidence) -> Exhibit:
     parts = {"loading": LOAD, "prefill": TTFT}
     rows = [
         {"model": MODELS[setting], "system": system, "part": part, "s": one.mean(path) / 1e3}
-        for setting, place in evidence.runs(SYSTEMS).by("setting").items()
-        for system, one in place.by("system").items()
+        for (setting, system), one in evidence.runs(SYSTEMS).groups("setting", "system").items()
         for part, path in parts.items()
     ]
     return Exhibit(
@@ -206,8 +197,7 @@ def figure_7c(evidence: Evidence) -> Exhibit:
     runs = evidence.runs(SYSTEMS)
     rows = [
         {"model": MODELS[setting], "system": system, "tokens_per_s": _speed(one)}
-        for setting, place in runs.by("setting").items()
-        for system, one in place.by("system").items()
+        for (setting, system), one in runs.groups("setting", "system").items()
     ]
     return Exhibit(
         id="flashmoe-fig-7c", place="Fig. 7 c, f", title="Decode by system", form="bars",

@@ -29,8 +29,8 @@ _MODEL = (
     "what is drawn here; Qwen3's figures are near the paper's at every length."
 )
 
-#: By a claim's id, or by how it begins.
-EXPLAINED = {
+#: By the beginning of a claim's id.
+EXPLANATIONS = {
     "F-1 OLMoE": _DATA,
     "F-1 Qwen3": _DATA,
     "F-2 Qwen3": f"{_DATA} Shown 32 texts in place of 8, Qwen3 loses less to LRU.",
@@ -62,9 +62,3 @@ EXPLAINED = {
         "the experts that it swaps in, from a disk."
     ),
 }
-
-
-def explanation(name: str) -> str:
-    """Of a claim, by the longest entry that its id begins with."""
-    found = [entry for entry in EXPLAINED if name.startswith(entry)]
-    return EXPLAINED[max(found, key=len)] if found else ""

@@ -12,100 +12,76 @@ import numpy as np
 
 from moebench.harness.reproduce.evidence import Evidence, Runs
 from moebench.harness.reproduce.flashmoe import counts
-from moebench.harness.reproduce.flashmoe.experiments import EVICTIONS, OTHERS, SYSTEMS
+from moebench.harness.reproduce.flashmoe.experiments import EVICTIONS, OTHERS
+from moebench.harness.reproduce.read import (
+    STALL,
+    TPOT,
+    Figure,
+    Measure,
+    components,
+    measured,
+    percent,
+    share_of_decode,
+)
 from moebench.results.claims import Measured
-from moebench.substrate.analysis.components import documents
 from moebench.substrate.engine.decisions import LayerView
 from moebench.systems.daop import THRESHOLD, swaps
 from moebench.systems.learn.eviction_network import History
 
-TPOT, TTFT, LOAD = "metrics.tpot_ms.mean", "metrics.ttft_ms.mean", "metrics.load_ms"
 
-Figure = Callable[[Runs], float]
-
-
-def over(
-    measure: Figure, evidence: Evidence, conditions: str, setting: str | None = None
-) -> Measured:
-    """A figure of the systems' runs, a sample a seed."""
-    runs = evidence.runs(SYSTEMS)
-    chosen = runs if setting is None else runs.of(setting=setting)
-    return chosen.per_seed(measure, conditions)
+def _of_setting(figure: Figure, setting: str) -> Measure:
+    return measured(figure, EVICTIONS, said="decoded tokens a second", setting=setting)
 
 
-def faster_than(setting: str, other: str) -> Callable[[Evidence], Measured]:
+def faster_than(setting: str, other: str) -> Measure:
     """How many percent more tokens a second than with another eviction, in decode."""
 
     def figure(runs: Runs) -> float:
         own, its = (runs.of(set={"evict": name}).mean(TPOT) for name in ("flashmoe", other))
-        return 100 * (its / own - 1)
+        return percent(its / own)
 
-    def measure(evidence: Evidence) -> Measured:
-        runs = evidence.runs(EVICTIONS).of(setting=setting)
-        return runs.per_seed(figure, "decoded tokens a second")
-
-    return measure
+    return _of_setting(figure, setting)
 
 
-def best_of(setting: str, name: str, others: Sequence[str]) -> Callable[[Evidence], Measured]:
+def best_of(setting: str, name: str, others: Sequence[str]) -> Measure:
     """Tokens a second with one eviction over those with the best of some others."""
 
     def figure(runs: Runs) -> float:
         best = min(runs.of(set={"evict": other}).mean(TPOT) for other in others)
         return best / runs.of(set={"evict": name}).mean(TPOT)
 
-    def measure(evidence: Evidence) -> Measured:
-        runs = evidence.runs(EVICTIONS).of(setting=setting)
-        return runs.per_seed(figure, "decoded tokens a second")
+    return _of_setting(figure, setting)
 
-    return measure
+
+def speedups(runs: Runs, *paths: str, others: Sequence[str] = OTHERS) -> list[float]:
+    """Others' time over FlashMoE's, by setting and system.
+
+    Args:
+        paths: of the times that are added up.
+    """
+    return [
+        sum(place.of(system=other).mean(path) for path in paths)
+        / sum(place.of(system="flashmoe").mean(path) for path in paths)
+        for place in runs.by("setting").values()
+        for other in others
+    ]
 
 
 def sooner(others: Sequence[str], *paths: str) -> Figure:
     """Others' time over FlashMoE's, the mean over settings and others."""
-
-    def figure(runs: Runs) -> float:
-        return fmean(
-            sum(place.of(system=other).mean(path) for path in paths)
-            / sum(place.of(system="flashmoe").mean(path) for path in paths)
-            for place in runs.by("setting").values()
-            for other in others
-        )
-
-    return figure
-
-
-def speedups(runs: Runs) -> list[float]:
-    """Others' TPOT over FlashMoE's, by setting and system."""
-    return [
-        place.of(system=other).mean(TPOT) / place.of(system="flashmoe").mean(TPOT)
-        for place in runs.by("setting").values()
-        for other in OTHERS
-    ]
-
-
-def waiting(setting: str) -> Callable[[Evidence], Measured]:
-    """Share of decode in which the device waits for experts, in percent."""
-
-    def measure(evidence: Evidence) -> Measured:
-        return evidence.runs(EVICTIONS).of(setting=setting).per_seed(loading_share)
-
-    return measure
+    return lambda runs: fmean(speedups(runs, *paths, others=others))
 
 
 def loading_share(runs: Runs) -> float:
     """Share of decode in which the device waits for experts, in percent."""
-    of = runs.of(set={"evict": "flashmoe"})
-    waits = of.values("metrics.decode.stall_ms.load")
-    steps, tpot = of.values("metrics.decoded_tokens"), of.values(TPOT)
-    return 100 * sum(waits) / sum(n * ms for n, ms in zip(steps, tpot, strict=True))
+    return share_of_decode(runs.of(set={"evict": "flashmoe"}), STALL)
 
 
-def charged(what: str) -> Callable[[Evidence], Measured]:
+def charged(what: str) -> Measure:
     """What the simulated machine charges for a component, the mean of both models."""
 
     def measure(evidence: Evidence) -> Measured:
-        found = {row["model"]: row["charged"] for row in documents() if row["what"] == what}
+        found = {row["model"]: row["charged"] for row in components(what)}
         said = ", ".join(f"{model} {value:.4g}" for model, value in found.items())
         return Measured.of([fmean(found.values())], "estimate", f"charged at batch 1: {said}")
 

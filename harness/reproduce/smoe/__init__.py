@@ -4,9 +4,10 @@
 link and host; `analysis` S-11 to S-15: α, gates, the times of one expert.
 """
 
-from moebench.harness.reproduce.claim import PaperClaims
+from moebench.harness.reproduce.claim import paper_claims
 from moebench.harness.reproduce.smoe import against_others, analysis, exhibits, own_parts
+from moebench.harness.reproduce.smoe.explained import EXPLANATIONS
 
 CLAIMS = (*against_others.CLAIMS, *own_parts.CLAIMS, *analysis.CLAIMS)
 
-PAPER = PaperClaims("smoe", "SMoE", CLAIMS, exhibits.EXHIBITS)
+PAPER = paper_claims("smoe", "SMoE", CLAIMS, exhibits.EXHIBITS, EXPLANATIONS)

@@ -1,21 +1,20 @@
 """S-1 to S-4: SMoE against its four baselines (Fig. 11 to 13)."""
 
-from moebench.harness.reproduce.claim import Claim, CounterExperiment
+from functools import partial
+
+from moebench.harness.reproduce.bands import Bands, at_least, near
+from moebench.harness.reproduce.claim import Claim
+from moebench.harness.reproduce.read import TPOT, TTFT, difference
 from moebench.harness.reproduce.smoe.experiments import (
     AGAINST_OTHERS,
     LONG_PROMPTS,
     MAIN,
     SETTINGS,
 )
-from moebench.harness.reproduce.smoe.explained import explanation
 from moebench.harness.reproduce.smoe.measures import (
     BEGUN,
     COMPLETE,
-    TPOT,
-    TTFT,
-    Figure,
     change,
-    difference,
     gain,
     least,
     main,
@@ -23,44 +22,27 @@ from moebench.harness.reproduce.smoe.measures import (
 )
 from moebench.results.claims import Band
 
-_TEN_POINTS = "ten points around the paper's figure: its own settings differ by 14 at batch 1"
+_claim = partial(Claim, needs=(MAIN,), counters=AGAINST_OTHERS)
 
 
-def _claim(
-    id: str, place: str, statement: str, paper: float, figure: Figure, reproduced: Band,
-    direction: Band, why: str, unit: str = "%",
-    counters: tuple[CounterExperiment, ...] = AGAINST_OTHERS,
-) -> Claim:  # fmt: skip
-    return Claim(
-        id=id, place=place, statement=statement, paper=paper, unit=unit, reproduced=reproduced,
-        direction=direction, why=why, measure=main(figure), needs=(MAIN,), counters=counters,
-        explanation=explanation(id),
-    )  # fmt: skip
-
-
-def _faster(
-    id: str, place: str, what: str, paper: float, figure: Figure,
-    counters: tuple[CounterExperiment, ...] = AGAINST_OTHERS,
-) -> Claim:  # fmt: skip
-    """A time that is so much shorter than the best baseline's."""
-    around = Band(low=paper - 10, high=paper + 10)
-    return _claim(
-        id, place, what, paper, figure, around, Band(high=0), _TEN_POINTS, counters=counters
-    )
+def _faster(paper: float) -> Bands:
+    """For a time that is so much shorter than the best baseline's."""
+    why = "ten points around the paper's figure: its own settings differ by 14 at batch 1"
+    return near(paper, 10, Band(high=0), why)
 
 
 _TPOT = [
-    _faster(
+    _claim(
         f"S-1 b{batch}", "Fig. 11",
         f"mean TPOT against the best baseline at batch {batch}, over S1-S3 and five workloads",
-        paper, change(TPOT, batch=batch),
+        paper, "%", _faster(paper), main(change(TPOT, batch=batch)),
     )
     for batch, paper in ((1, -24), (3, -35))
 ] + [
-    _faster(
+    _claim(
         f"S-2 {setting} b{batch}", "Fig. 11",
         f"mean TPOT against the best baseline, {setting} at batch {batch}",
-        paper, change(TPOT, setting=setting, batch=batch),
+        paper, "%", _faster(paper), main(change(TPOT, setting=setting, batch=batch)),
     )
     for setting, batch, paper in (("S3", 1, -34), ("S3", 3, -48), ("S1", 1, -20), ("S1", 3, -27))
 ]  # fmt: skip
@@ -68,20 +50,21 @@ _TPOT = [
 _ORDERS = [
     _claim(
         "S-1 b3 less b1", "Fig. 11", "the change of TPOT at batch 3 less that at batch 1", -11,
-        difference(change(TPOT, batch=3), change(TPOT, batch=1)),
-        Band(low=-22, high=-3), Band(high=0),
-        "from a quarter to twice the paper's difference; the direction is that batches gain more",
         "points",
+        Bands(Band(low=-22, high=-3), Band(high=0),
+              "from a quarter to twice the paper's difference; the direction is that batches gain "
+              "more"),
+        main(difference(change(TPOT, batch=3), change(TPOT, batch=1))),
     ),
     *(
         _claim(
             f"S-2 S3 less S1 b{batch}", "Fig. 11",
-            f"the change of TPOT on S3 less that on S1, batch {batch}", paper,
-            difference(change(TPOT, setting="S3", batch=batch),
-                       change(TPOT, setting="S1", batch=batch)),
-            Band(low=2 * paper, high=paper / 4), Band(high=0),
-            "from a quarter to twice the paper's difference; the direction is that S3 gains more",
-            "points",
+            f"the change of TPOT on S3 less that on S1, batch {batch}", paper, "points",
+            Bands(Band(low=2 * paper, high=paper / 4), Band(high=0),
+                  "from a quarter to twice the paper's difference; the direction is that S3 gains "
+                  "more"),
+            main(difference(change(TPOT, setting="S3", batch=batch),
+                            change(TPOT, setting="S1", batch=batch))),
         )
         for batch, paper in ((1, -14), (3, -21))
     ),
@@ -92,6 +75,9 @@ _COUNTS = {
     "begun": (BEGUN, "a copy that has begun counts, as in the authors' code"),
 }
 
+_GAIN = "at least the paper's figure, less ten points; the direction is any gain"
+_HITS = "the direction is that most active experts hit"
+
 _RATIOS = [
     claim
     for count, (path, said) in _COUNTS.items()
@@ -100,35 +86,33 @@ _RATIOS = [
             _claim(
                 f"S-3 {setting} {count}", "Fig. 12",
                 f"cache ratio on {setting} above the best baseline's, relative ({said}); at least "
-                "65 %", 65, gain(path, setting), Band(low=55), Band(low=1),
-                "at least the paper's figure, less ten points; the direction is any gain",
+                "65 %", 65, "%", at_least(55, 1, _GAIN), main(gain(path, setting)),
             )
             for setting in SETTINGS
         ),
         _claim(
             f"S-3 v1 {count}", "first version, Fig. 13",
-            f"the least of these gains over S1-S3 ({said}); at least 66 %", 66,
-            least([gain(path, setting) for setting in SETTINGS]), Band(low=56), Band(low=1),
-            "at least the paper's figure, less ten points; the direction is any gain",
+            f"the least of these gains over S1-S3 ({said}); at least 66 %", 66, "%",
+            at_least(56, 1, _GAIN), main(least([gain(path, setting) for setting in SETTINGS])),
         ),
         _claim(
             f"S-3 absolute {count}", "abstract",
-            f"the lowest cache ratio over S1-S3 ({said}); above 60 %", 60,
-            least([ratio(path, setting) for setting in SETTINGS]), Band(low=60), Band(low=50),
-            "the paper's own bound; the direction is that most active experts hit",
+            f"the lowest cache ratio over S1-S3 ({said}); above 60 %", 60, "%",
+            at_least(60, 50, f"the paper's own bound; {_HITS}"),
+            main(least([ratio(path, setting) for setting in SETTINGS])),
         ),
         _claim(
-            f"S-3 S3 71 {count}", "§I", f"cache ratio on S3 ({said})", 71, ratio(path, "S3"),
-            Band(low=61, high=81), Band(low=50),
-            "ten points around the paper's figure; the direction is that most active experts hit",
+            f"S-3 S3 71 {count}", "§I", f"cache ratio on S3 ({said})", 71, "%",
+            near(71, 10, Band(low=50), f"ten points around the paper's figure; {_HITS}"),
+            main(ratio(path, "S3")),
         ),
     )
 ]  # fmt: skip
 
 _TTFTS = [
-    _faster(
-        f"S-4 {version}", place, "mean TTFT against the best baseline at batch 1", paper,
-        change(TTFT, batch=1), (*AGAINST_OTHERS, LONG_PROMPTS),
+    _claim(
+        f"S-4 {version}", place, "mean TTFT against the best baseline at batch 1", paper, "%",
+        _faster(paper), main(change(TTFT, batch=1)), counters=(*AGAINST_OTHERS, LONG_PROMPTS),
     )
     for version, place, paper in (("v2", "Fig. 13", -11), ("v1", "first version, Fig. 14", -23))
 ]  # fmt: skip

@@ -1,10 +1,11 @@
 """S-11 to S-15: what α does, what gates say, and the times of one expert."""
 
+from functools import partial
+
+from moebench.harness.reproduce.bands import Bands, at_least, at_most, near, sign
 from moebench.harness.reproduce.claim import Claim
-from moebench.harness.reproduce.evidence import Experiment
 from moebench.harness.reproduce.smoe.components import over_one_row
 from moebench.harness.reproduce.smoe.experiments import ABLATION, ALONE, SETTINGS, THRESHOLDS
-from moebench.harness.reproduce.smoe.explained import explanation
 from moebench.harness.reproduce.smoe.importance import (
     first_over_rival,
     inactive_reuse_falls,
@@ -12,7 +13,7 @@ from moebench.harness.reproduce.smoe.importance import (
     of_gates,
     reuse_falls,
 )
-from moebench.harness.reproduce.smoe.measures import Measure, measured
+from moebench.harness.reproduce.smoe.measures import measured
 from moebench.harness.reproduce.smoe.thresholds import (
     LITTLE_UP_TO,
     accuracy,
@@ -32,47 +33,42 @@ OWN_ALPHA = {"S1": 0.35, "S2": 0.3, "S3": 0.25}
 DATASETS = ("GaoKao", "WiC", "triviaqa", "race", "gsm8k")
 
 
-def _claim(
-    id: str, place: str, statement: str, paper: float | None, measure: Measure, reproduced: Band,
-    direction: Band | None, why: str, unit: str = "1", needs: tuple[Experiment, ...] = (),
-) -> Claim:  # fmt: skip
-    return Claim(
-        id=id, place=place, statement=statement, paper=paper, unit=unit, reproduced=reproduced,
-        direction=direction, why=why, measure=measure, needs=needs,
-        counters=ALONE if needs else (), explanation=explanation(id),
-    )  # fmt: skip
-
+_of_alpha = partial(Claim, needs=(THRESHOLDS,), counters=ALONE)
+_of_gates = partial(Claim, needs=(ABLATION,), counters=ALONE)
 
 # ----------------------------------------------------------------------------- Table IV
 
-_LITTLE = f"three points: the paper's own series change by up to 2.6 at α ≤ {LITTLE_UP_TO}; six"
+_LITTLE = at_most(
+    3, 6,
+    f"three points: the paper's own series change by up to 2.6 at α ≤ {LITTLE_UP_TO}; six would "
+    "still be little",
+)  # fmt: skip
 
 _ACCURACY = [
     claim
     for setting, model in MODELS.items()
     for claim in (
-        _claim(
+        Claim(
             f"S-11 {setting}", "Table IV",
             f"{model}: change of mean accuracy over five workloads at its α, {OWN_ALPHA[setting]}",
-            round(paper_changes(setting)[OWN_ALPHA[setting]], 2),
+            round(paper_changes(setting)[OWN_ALPHA[setting]], 2), "points",
+            at_least(-2, -5,
+                     "a loss of two points at most: about the standard error of the paper's 1,000 "
+                     "prompts; five would still be a small one"),
             accuracy(setting, None, lambda changes, a=OWN_ALPHA[setting]: changes[a]),  # type: ignore[misc]
-            Band(low=-2), Band(low=-5),
-            "a loss of two points at most: about the standard error of the paper's 1,000 prompts; "
-            "five would still be a small one", "points",
         ),
-        _claim(
+        Claim(
             f"S-11 {setting} largest", "Table IV",
             f"{model}: largest change of the mean accuracy at α ≤ {LITTLE_UP_TO}",
-            round(largest(paper_changes(setting)), 2), accuracy(setting, None, largest),
-            Band(high=3), Band(high=6), f"{_LITTLE} would still be little", "points",
+            round(largest(paper_changes(setting)), 2), "points", _LITTLE,
+            accuracy(setting, None, largest),
         ),
         *(
-            _claim(
+            Claim(
                 f"S-11 {setting} {dataset}", "Table IV",
                 f"{model} on {dataset}: largest change of accuracy at α ≤ {LITTLE_UP_TO}",
-                round(largest(paper_changes(setting, dataset)), 2),
-                accuracy(setting, dataset, largest), Band(high=3), Band(high=6),
-                f"{_LITTLE} would still be little", "points",
+                round(largest(paper_changes(setting, dataset)), 2), "points", _LITTLE,
+                accuracy(setting, dataset, largest),
             )
             for dataset in DATASETS
         ),
@@ -85,24 +81,24 @@ _CURVES = [
     claim
     for setting in SETTINGS
     for claim in (
-        _claim(
+        _of_alpha(
             f"S-12 {setting} linear", "Fig. 10",
-            f"R² of a straight line through TPOT over α, {setting}: about linear", None,
-            measured(THRESHOLDS, of_curve(linearity, setting)), Band(low=0.9), Band(low=0.7),
-            "nine tenths of the variance is about linear; the direction is most of it",
-            needs=(THRESHOLDS,),
+            f"R² of a straight line through TPOT over α, {setting}: about linear", None, "1",
+            at_least(0.9, 0.7, "nine tenths of the variance is about linear; the direction is most "
+                     "of it"),
+            measured(of_curve(linearity, setting), THRESHOLDS),
         ),
-        _claim(
+        _of_alpha(
             f"S-12 {setting} fall", "Fig. 10",
-            f"change of TPOT from α = 0 to 0.6, {setting}: falls", None,
-            measured(THRESHOLDS, of_curve(fall, setting)), Band(high=-10), Band(high=0),
-            "the paper says falls without a figure: a tenth or more", "%", (THRESHOLDS,),
+            f"change of TPOT from α = 0 to 0.6, {setting}: falls", None, "%",
+            sign(-10, "the paper says falls without a figure: a tenth or more"),
+            measured(of_curve(fall, setting), THRESHOLDS),
         ),
-        _claim(
+        _of_alpha(
             f"S-12 {setting} pick", "Eq. 5",
             f"how far the α that a fit of degree 2 picks for a TPOT budget is off, {setting}", None,
-            measured(THRESHOLDS, of_curve(pick_error, setting)), Band(high=0.05), Band(high=0.1),
-            "one step of Table IV's α; the direction is two", needs=(THRESHOLDS,),
+            "1", at_most(0.05, 0.1, "one step of Table IV's α; the direction is two"),
+            measured(of_curve(pick_error, setting), THRESHOLDS),
         ),
     )
 ]  # fmt: skip
@@ -110,12 +106,12 @@ _CURVES = [
 # ----------------------------------------------------------------------------- Fig. 4, 6, 8
 
 _REUSE = [
-    _claim(
+    _of_gates(
         f"S-13 {setting} {which}", "Fig. 6 (first version: Fig. 11)",
         f"{MODELS[setting]}: rank correlation of the score's rank, {said}, with use in the next 3 "
-        "iterations: higher is likelier", None, of_gates(figure, setting), Band(low=strict),
-        Band(low=loose), "all but strictly falling; the direction is a clear trend",
-        needs=(ABLATION,),
+        "iterations: higher is likelier", None, "1",
+        at_least(strict, loose, "all but strictly falling; the direction is a clear trend"),
+        of_gates(figure, setting),
     )
     for setting in SETTINGS
     for which, said, figure, strict, loose in (
@@ -124,23 +120,26 @@ _REUSE = [
     )
 ]  # fmt: skip
 
-_FLAT = "a tenth is flat; the direction is much less than the number of rows"
+_FLAT = near(
+    1, 0.1, Band(high=1.5), "a tenth is flat; the direction is much less than the number of rows"
+)
 
 _EXPERTS = [
-    _claim(
+    Claim(
         f"S-14 {side} b{rows}", "Fig. 8",
-        f"an expert's time on the {side} for {rows} rows over that for one: flat", 1,
-        over_one_row(lane, rows), Band(low=0.9, high=1.1), Band(high=1.5), _FLAT,
+        f"an expert's time on the {side} for {rows} rows over that for one: flat", 1, "1",
+        _FLAT, over_one_row(lane, rows),
     )
     for side, lane, rows in (
         ("GPU", Lane.DEVICE, 3), ("GPU", Lane.DEVICE, 8), ("host", Lane.HOST, 3),
     )
 ] + [
-    _claim(
+    Claim(
         "S-14 host b8", "Fig. 8, first version §5.1",
-        "an expert's time on the host for 8 rows over that for one: linear in rows", 8,
-        over_one_row(Lane.HOST, 8), Band(low=4, high=12), Band(low=1.05),
-        "half to one and a half of the first version's line; the direction is that it grows",
+        "an expert's time on the host for 8 rows over that for one: linear in rows", 8, "1",
+        Bands(Band(low=4, high=12), Band(low=1.05),
+              "half to one and a half of the first version's line; the direction is that it grows"),
+        over_one_row(Lane.HOST, 8),
     ),
 ]  # fmt: skip
 
@@ -148,19 +147,19 @@ _SCORES = [
     claim
     for setting in SETTINGS
     for claim in (
-        _claim(
+        _of_gates(
             f"S-15 {setting} first", "Fig. 4",
             f"{MODELS[setting]}: mean best score over that of the best inactive expert: high", None,
-            of_gates(first_over_rival, setting), Band(low=2), Band(low=1.3),
-            "twice is clearly high; the direction is more than any α of Table III would replace",
-            needs=(ABLATION,),
+            "1", at_least(2, 1.3, "twice is clearly high; the direction is more than any α of "
+                          "Table III would replace"),
+            of_gates(first_over_rival, setting),
         ),
-        _claim(
+        _of_gates(
             f"S-15 {setting} last", "Fig. 4",
             f"{MODELS[setting]}: mean worst active score over the best inactive one's: similar",
-            None, of_gates(last_over_rival, setting), Band(high=1.2), Band(high=1.35),
-            "a fifth is similar; the direction is within the largest α of Table III",
-            needs=(ABLATION,),
+            None, "1", at_most(1.2, 1.35, "a fifth is similar; the direction is within the largest "
+                               "α of Table III"),
+            of_gates(last_over_rival, setting),
         ),
     )
 ]  # fmt: skip

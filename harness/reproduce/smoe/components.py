@@ -1,7 +1,7 @@
 """Fig. 8 and a part of Fig. 18: how long one expert takes, as the simulated machine charges it."""
 
 from moebench.harness.reproduce.evidence import BADGES, Evidence
-from moebench.harness.reproduce.smoe.measures import Measure
+from moebench.harness.reproduce.read import Measure
 from moebench.results.claims import Measured
 from moebench.substrate.machines.costs import CostModel
 from moebench.substrate.machines.profile import HardwareProfile, load_profile

@@ -8,6 +8,7 @@ import numpy as np
 
 from moebench.harness.reproduce.claim import Show
 from moebench.harness.reproduce.evidence import Evidence, Runs
+from moebench.harness.reproduce.read import DECODED, HOST, LINK, TPOT, TTFT
 from moebench.harness.reproduce.smoe import measures
 from moebench.harness.reproduce.smoe.components import (
     MACHINE,
@@ -26,7 +27,6 @@ from moebench.harness.reproduce.smoe.experiments import (
 )
 from moebench.harness.reproduce.smoe.importance import BEFORE_SUBSTITUTION, off_device
 from moebench.harness.reproduce.smoe.instrumented import Watched, watch
-from moebench.harness.reproduce.smoe.measures import HOST, LINK, TPOT, TTFT
 from moebench.harness.reproduce.smoe.own_parts import FIFO_BASE, HOST_BASE, LOADED_BASE
 from moebench.harness.reproduce.smoe.tables import SETTING, STEP, TABLES
 from moebench.harness.reproduce.smoe.thresholds import DEGREE, curve
@@ -130,10 +130,9 @@ def _fig_11(evidence: Evidence) -> Exhibit:
     runs = evidence.runs(MAIN)
     rows = [
         {"setting": f"{name}, batch {batch}", "workload": w, "system": s, "ms": each.mean(TPOT)}
-        for name, place in runs.by("setting").items()
-        for batch, of_batch in place.by("batch").items()
-        for w, of_workload in of_batch.by("workload").items()
-        for s, each in of_workload.by("system").items()
+        for (name, batch, w, s), each in runs.groups(
+            "setting", "batch", "workload", "system"
+        ).items()
     ]
     return _figure(
         "11", "TPOT of SMoE and four baselines", "bars", Axis(field="workload", title="workload"),
@@ -146,8 +145,7 @@ def _fig_11(evidence: Evidence) -> Exhibit:
 def _by_system(runs: Runs, path: str, field: str) -> list[Row]:
     return [
         {"setting": name, "system": system, field: each.mean(path)}
-        for name, place in runs.of(batch=1).by("setting").items()
-        for system, each in place.by("system").items()
+        for (name, system), each in runs.of(batch=1).groups("setting", "system").items()
     ]
 
 
@@ -241,7 +239,7 @@ def _fig_15(evidence: Evidence) -> Exhibit:
 
 def _per_token(runs: Runs, path: str) -> float:
     """A lane's busy time in decode, ms a token; one sequence at a time."""
-    return sum(runs.values(path)) / sum(runs.values("metrics.decoded_tokens"))
+    return sum(runs.values(path)) / sum(runs.values(DECODED))
 
 
 def _lanes(runs: Runs, steps: Iterable[str], lanes: dict[str, str]) -> list[Row]:

@@ -3,8 +3,17 @@
 Numbers stand in counter-experiments, which are measured again with the claims.
 """
 
+_BASE = (
+    "A static placement hits no more often than its share of the experts; any cache that "
+    "follows the text gains more. Three other bases were tried afterwards (first in, first "
+    "out; LRU; LIFO) and so are no measurement of the claim: against the first, which the "
+    "authors' code evicts by, the step is -6 % of TPOT and +8 % of the ratio in the mean; "
+    "against LRU it is between -3 and +5 % of TPOT."
+)
+_BEGUN = "Counted as the authors' code counts, a copy that has begun being a hit, it is reproduced."
+
 #: By the beginning of a claim's id.
-_EXPLANATIONS = {
+EXPLANATIONS = {
     "S-1": (
         "In every cell the best baseline is HybriMoE as its paper has it, which divides what is "
         "off the device between link and host as SMoE does. As its authors' code runs it, "
@@ -24,12 +33,8 @@ _EXPLANATIONS = {
         "baselines' code the gain is larger where copies that have begun count. What is left of "
         "the difference is not known: Fig. 12 prints no baseline's figure."
     ),
-    "S-3 absolute complete": (
-        "Counted as the authors' code counts, a copy that has begun being a hit, it is reproduced."
-    ),
-    "S-3 S3 71 complete": (
-        "Counted as the authors' code counts, a copy that has begun being a hit, it is reproduced."
-    ),
+    "S-3 absolute complete": _BEGUN,
+    "S-3 S3 71 complete": _BEGUN,
     "S-4": (
         "HybriMoE as its paper has it computes part of a prompt's experts on the host; SMoE loads "
         "all of them (first version, §4.1). Longer prompts narrow the difference. Against the "
@@ -40,20 +45,8 @@ _EXPLANATIONS = {
         "are loaded is no faster than a host that computes them: this reading of the base "
         "contradicts Fig. 18."
     ),
-    "S-5 +CE TPOT, loaded base": (
-        "A static placement hits no more often than its share of the experts; any cache that "
-        "follows the text gains more. Three other bases were tried afterwards (first in, first "
-        "out; LRU; LIFO) and so are no measurement of the claim: against the first, which the "
-        "authors' code evicts by, the step is -6 % of TPOT and +8 % of the ratio in the mean; "
-        "against LRU it is between -3 and +5 % of TPOT."
-    ),
-    "S-5 +CE ratio": (
-        "A static placement hits no more often than its share of the experts; any cache that "
-        "follows the text gains more. Three other bases were tried afterwards (first in, first "
-        "out; LRU; LIFO) and so are no measurement of the claim: against the first, which the "
-        "authors' code evicts by, the step is -6 % of TPOT and +8 % of the ratio in the mean; "
-        "against LRU it is between -3 and +5 % of TPOT."
-    ),
+    "S-5 +CE TPOT, loaded base": _BASE,
+    "S-5 +CE ratio": _BASE,
     "S-5 +CR ratio": (
         "The router can win back misses of low-score experts alone: about a third of all misses "
         "here, on scale models and with drawn routing. In Table I they are 59 % of what is loaded "
@@ -93,9 +86,3 @@ _EXPLANATIONS = {
         "time stable at low batch sizes, the first one linear in tokens: both are parts of it."
     ),
 }
-
-
-def explanation(id: str) -> str:
-    """That of the longest beginning of the id that has one; "" where there is none."""
-    known = [key for key in _EXPLANATIONS if id == key or id.startswith((f"{key} ", f"{key},"))]
-    return _EXPLANATIONS[max(known, key=len)] if known else ""

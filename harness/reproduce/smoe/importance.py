@@ -7,9 +7,10 @@ from typing import Literal
 import numpy as np
 
 from moebench.harness.reproduce.evidence import Evidence, Runs
+from moebench.harness.reproduce.read import DECODED, STALL, TPOT, Measure, percent
 from moebench.harness.reproduce.smoe.experiments import ABLATION, STEPS
 from moebench.harness.reproduce.smoe.instrumented import Importance, Watched, watch
-from moebench.harness.reproduce.smoe.measures import TPOT, Measure, conditions
+from moebench.harness.reproduce.smoe.measures import conditions
 from moebench.results.claims import Measured
 
 Kind = Literal["top", "low"]
@@ -38,7 +39,7 @@ def lowered(kind: Kind, after: str, before: str) -> Callable[[Evidence], dict[in
         ]
         found: dict[int, list[float]] = {}
         for (seed, setting), share in shares[0].items():
-            found.setdefault(seed, []).append(100 * (share / shares[1][seed, setting] - 1))
+            found.setdefault(seed, []).append(percent(share / shares[1][seed, setting]))
         return {seed: fmean(changes) for seed, changes in found.items()}
 
     return figure
@@ -79,8 +80,8 @@ def time_shares(runs: Runs, seen: Sequence[Watched]) -> dict[str, float]:
     Args:
         runs: one cell's.
     """
-    steps = sum(runs.values("metrics.decoded_tokens"))  # one sequence at a time
-    waited = sum(runs.values("metrics.decode.stall_ms.load")) / (steps * runs.mean(TPOT))
+    steps = sum(runs.values(DECODED))  # one sequence at a time
+    waited = sum(runs.values(STALL)) / (steps * runs.mean(TPOT))
     low = sum(one.importance.low_absent for one in seen)
     top = sum(one.importance.top_absent for one in seen)
     return {

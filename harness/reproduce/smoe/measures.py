@@ -1,48 +1,23 @@
 """How SMoE's figures are read from runs; all changes are in percent."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
+from functools import partial
 from itertools import pairwise
 from statistics import fmean
 
-from moebench.harness.reproduce.evidence import (
-    Evidence,
-    Experiment,
-    MissingEvidenceError,
-    Runs,
-)
+from moebench.harness.reproduce import read
+from moebench.harness.reproduce.evidence import MissingEvidenceError, Runs
+from moebench.harness.reproduce.read import DECODED, HOST, LINK, TPOT, Figure, Measure, percent
 from moebench.harness.reproduce.smoe.experiments import MAIN, STEPS
-from moebench.results.claims import Measured
-
-Figure = Callable[[Runs], float]
-Measure = Callable[[Evidence], Measured]
-
-TPOT, TTFT = "metrics.tpot_ms.mean", "metrics.ttft_ms.mean"
 
 #: Both ways to count a hit: complete when the layer's gate is known, or its copy has begun by then.
 COMPLETE, BEGUN = "metrics.cache_ratio", "metrics.cache_ratio_begun"
-
-#: Link and host while tokens are decoded.
-LINK, HOST = "metrics.decode.lanes.h2d", "metrics.decode.lanes.host"
-
-
-def measured(experiment: Experiment, figure: Figure, said: str = "") -> Measure:
-    """A figure of each seed's runs of an experiment, with what its conditions are.
-
-    Args:
-        said: what the conditions say beside the runs' own.
-    """
-
-    def measure(evidence: Evidence) -> Measured:
-        runs = evidence.runs(experiment)
-        return runs.per_seed(figure, conditions(runs, said))
-
-    return measure
 
 
 def conditions(runs: Runs, said: str = "") -> str:
     """Under which runs were made, in words."""
     spec = runs[0]["spec"]
-    texts = "/".join(str(n) for n in sorted(by_value(runs, "prompts")))
+    texts = "/".join(str(n) for n in sorted(runs.by("prompts")))
     parts = [
         f"{texts} prompts of {spec['new_tokens']} new tokens",
         " ".join(runs.by("workload")),
@@ -51,9 +26,8 @@ def conditions(runs: Runs, said: str = "") -> str:
     return "; ".join([*parts, *([said] if said else [])])
 
 
-def by_value(runs: Runs, field: str) -> list[int]:
-    """Every value of a number in the runs' specs."""
-    return list(runs.by(field))
+#: A figure of each seed's runs of an experiment, with their conditions.
+measured = partial(read.measured, conditions=conditions)
 
 
 # ----------------------------------------------------------------------------- against baselines
@@ -61,7 +35,7 @@ def by_value(runs: Runs, field: str) -> list[int]:
 
 def ours(runs: Runs) -> Runs:
     """SMoE's runs."""
-    return Runs(run for run in runs if run["spec"]["system"] == "smoe")
+    return runs.named("smoe")
 
 
 def others(runs: Runs) -> dict[str, Runs]:
@@ -69,22 +43,14 @@ def others(runs: Runs) -> dict[str, Runs]:
     return {name: each for name, each in runs.by("system").items() if not len(ours(each))}
 
 
-def cells(runs: Runs) -> Iterable[Runs]:
-    """The systems of each workload, setting and batch."""
-    for workload in runs.by("workload").values():
-        for place in workload.by("setting").values():
-            yield from place.by("batch").values()
-
-
 def change(path: str, **of: object) -> Figure:
-    """Against the best baseline of each cell: the mean over cells."""
+    """Against the best baseline of each workload, setting and batch: the mean over them."""
 
     def figure(runs: Runs) -> float:
-        shares = [
+        return percent(fmean(
             ours(cell).mean(path) / min(one.mean(path) for one in others(cell).values())
-            for cell in cells(runs.of(**of))
-        ]
-        return 100 * (fmean(shares) - 1)
+            for cell in runs.of(**of).groups("workload", "setting", "batch").values()
+        ))  # fmt: skip
 
     return figure
 
@@ -95,7 +61,7 @@ def gain(path: str, setting: str) -> Figure:
     def figure(runs: Runs) -> float:
         chosen = runs.of(setting=setting, batch=1)
         best = max(one.mean(path) for one in others(chosen).values())
-        return 100 * (ours(chosen).mean(path) / best - 1)
+        return percent(ours(chosen).mean(path) / best)
 
     return figure
 
@@ -111,14 +77,9 @@ def ratio(path: str, setting: str) -> Figure:
     return lambda runs: 100 * ours(runs.of(setting=setting, batch=1)).mean(path)
 
 
-def difference(first: Figure, second: Figure) -> Figure:
-    """One figure less another."""
-    return lambda runs: first(runs) - second(runs)
-
-
 def main(figure: Figure, said: str = "best of four baselines in each cell") -> Measure:
     """A figure of the comparison with the baselines."""
-    return measured(MAIN, figure, said)
+    return measured(figure, MAIN, said=said)
 
 
 # ----------------------------------------------------------------------------- steps
@@ -129,7 +90,7 @@ def step(path: str, after: str, before: str) -> Figure:
 
     def figure(runs: Runs) -> float:
         now, then = (runs.of(set=STEPS[name]).by("setting") for name in (after, before))
-        return 100 * (fmean(now[s].mean(path) / then[s].mean(path) for s in now) - 1)
+        return percent(fmean(now[s].mean(path) / then[s].mean(path) for s in now))
 
     return figure
 
@@ -159,7 +120,7 @@ def busier_yet_faster(runs: Runs) -> float:
 
 def gap(runs: Runs) -> float:
     """How far link and host are apart, in ms a decoded token."""
-    tokens = runs.values("metrics.decoded_tokens")
+    tokens = runs.values(DECODED)
     pairs = zip(runs.values(LINK), runs.values(HOST), tokens, strict=True)
     return fmean(abs(link - host) / n for link, host, n in pairs)
 
@@ -167,7 +128,7 @@ def gap(runs: Runs) -> float:
 def gap_change(runs: Runs) -> float:
     """What +BA does to that, the mean over settings."""
     before, after = (runs.of(set=STEPS[name]).by("setting") for name in ("+Pre", "+BA"))
-    return 100 * (fmean(gap(after[s]) / gap(before[s]) for s in after) - 1)
+    return percent(fmean(gap(after[s]) / gap(before[s]) for s in after))
 
 
 def host_to_link(runs: Runs) -> float:

@@ -1,10 +1,12 @@
 """S-5 to S-10: what each of SMoE's parts does (Fig. 14 to 18, Table I)."""
 
+from functools import partial
+
+from moebench.harness.reproduce.bands import Bands, at_least, at_most, half_to_twice, near, sign
 from moebench.harness.reproduce.claim import Claim
-from moebench.harness.reproduce.evidence import Experiment
+from moebench.harness.reproduce.read import LINK, TPOT
 from moebench.harness.reproduce.smoe.components import host_over_load
 from moebench.harness.reproduce.smoe.experiments import ABLATION, ALONE, FROM_RESIDUAL, PREDICTION
-from moebench.harness.reproduce.smoe.explained import explanation
 from moebench.harness.reproduce.smoe.importance import (
     Kind,
     lowered,
@@ -15,10 +17,6 @@ from moebench.harness.reproduce.smoe.importance import (
 from moebench.harness.reproduce.smoe.measures import (
     BEGUN,
     COMPLETE,
-    LINK,
-    TPOT,
-    Figure,
-    Measure,
     active_share,
     busier_yet_faster,
     faster_steps,
@@ -34,44 +32,29 @@ HOST_BASE, LOADED_BASE, FIFO_BASE = (
     "base, misses on the host", "base, misses loaded", "base, first in, first out",
 )  # fmt: skip
 
-
-def _claim(
-    id: str, place: str, statement: str, paper: float | None, measure: Measure, reproduced: Band,
-    direction: Band | None, why: str, unit: str = "%", needs: tuple[Experiment, ...] = (ABLATION,),
-    alone: bool = True,
-) -> Claim:  # fmt: skip
-    return Claim(
-        id=id, place=place, statement=statement, paper=paper, unit=unit, reproduced=reproduced,
-        direction=direction, why=why, measure=measure, needs=needs,
-        counters=ALONE if alone else (), explanation=explanation(id),
-    )  # fmt: skip
-
-
-def _steps(figure: Figure) -> Measure:
-    return measured(ABLATION, figure, "mean over S1-S3")
-
+_claim = partial(Claim, needs=(ABLATION,), counters=ALONE)
+_steps = partial(measured, said="mean over S1-S3")
 
 # ----------------------------------------------------------------------------- Fig. 14
 
-_FASTER_WHY = "from half to one and a half times the paper's change, and at least ten points wide"
-_RATIO_WHY = "from half to twice the paper's change; the direction is its sign"
-
 
 def _faster(id: str, after: str, before: str, paper: float) -> Claim:
-    width = max(5.0, abs(paper) / 2)
     return _claim(
-        id, "Fig. 14", f"TPOT of {after} against {before}, batch 1", paper,
-        _steps(step(TPOT, after, before)), Band(low=paper - width, high=paper + width),
-        Band(high=0), _FASTER_WHY,
+        id, "Fig. 14", f"TPOT of {after} against {before}, batch 1", paper, "%",
+        near(
+            paper, max(5.0, abs(paper) / 2), Band(high=0),
+            "from half to one and a half times the paper's change, and at least ten points wide",
+        ),
+        _steps(step(TPOT, after, before), ABLATION),
     )  # fmt: skip
 
 
 def _fuller(id: str, after: str, before: str, paper: float, path: str, said: str = "") -> Claim:
     return _claim(
         id, "Fig. 14", f"cache ratio of {after} against {said or before}, relative, batch 1", paper,
-        _steps(step(path, after, before)),
-        Band(low=paper / 2, high=2 * paper) if paper > 0 else Band(low=2 * paper, high=paper / 2),
-        Band(low=0) if paper > 0 else Band(high=0), _RATIO_WHY,
+        "%",
+        half_to_twice(paper, "from half to twice the paper's change; the direction is its sign"),
+        _steps(step(path, after, before), ABLATION),
     )  # fmt: skip
 
 
@@ -91,9 +74,9 @@ _STEPS = [
     *(
         _claim(
             f"S-5 every step, {short}", "Fig. 14",
-            f"share of the four steps from the {base}, on S1-S3, in which TPOT falls", 1,
-            measured(ABLATION, faster_steps(base)), Band(low=0.9), Band(low=0.6),
-            "one of twelve may be noise; the direction is that most do", "1",
+            f"share of the four steps from the {base}, on S1-S3, in which TPOT falls", 1, "1",
+            at_least(0.9, 0.6, "one of twelve may be noise; the direction is that most do"),
+            measured(faster_steps(base), ABLATION),
         )
         for short, base in (("host base", HOST_BASE), ("loaded base", LOADED_BASE))
     ),
@@ -101,8 +84,7 @@ _STEPS = [
 
 # ----------------------------------------------------------------------------- Fig. 15 to 18
 
-_FALL = Band(high=-5)
-_FALL_WHY = "the paper says lower without a figure: a fall of 5 % or more is seen in a chart"
+_FALL = sign(-5, "the paper says lower without a figure: a fall of 5 % or more is seen in a chart")
 
 _LOWERED: tuple[tuple[str, str, Kind], ...] = (
     ("+CE", HOST_BASE, "top"), ("+CE", HOST_BASE, "low"), ("+CR", "+CE", "low"),
@@ -113,34 +95,34 @@ _OFF_DEVICE = [
     _claim(
         f"S-6 {after} {kind}", "Fig. 15",
         f"share of active {kind}-score experts off the device, {after} against {before}: lower",
-        None, of_steps(lowered(kind, after, before)), _FALL, Band(high=0), _FALL_WHY,
+        None, "%", _FALL, of_steps(lowered(kind, after, before)),
     )
     for after, before, kind in _LOWERED
 ] + [
     _claim(
         "S-6 +CE top less low", "Fig. 15",
         "+CE lowers the share off the device more for top-score than for low-score experts", None,
-        of_steps(more_lowered("+CE", HOST_BASE)), Band(high=-2), Band(high=0),
-        "the paper says more notable without a figure: two points or more", "points",
+        "points", sign(-2, "the paper says more notable without a figure: two points or more"),
+        of_steps(more_lowered("+CE", HOST_BASE)),
     ),
 ]  # fmt: skip
 
 _LINK = [
     _claim(
         "S-7 link", "Fig. 16", "the link's busy time in decode, +Pre against +CR: longer", None,
-        _steps(step(LINK, "+Pre", "+CR")), Band(low=2), Band(low=0),
-        "the paper says longer without a figure: 2 % or more",
+        "%", sign(2, "the paper says longer without a figure: 2 % or more"),
+        _steps(step(LINK, "+Pre", "+CR"), ABLATION),
     ),
     _claim(
-        "S-7 TPOT", "Fig. 16", "TPOT of +Pre against +CR: shorter", None,
-        _steps(step(TPOT, "+Pre", "+CR")), Band(high=-2), Band(high=0),
-        "the paper says shorter without a figure here: 2 % or more",
+        "S-7 TPOT", "Fig. 16", "TPOT of +Pre against +CR: shorter", None, "%",
+        sign(-2, "the paper says shorter without a figure here: 2 % or more"),
+        _steps(step(TPOT, "+Pre", "+CR"), ABLATION),
     ),
     _claim(
         "S-7 both", "Fig. 16",
-        "share of S1-S3 on which +Pre makes the link busier and TPOT shorter", 1,
-        measured(ABLATION, busier_yet_faster), Band(low=1), Band(low=0.5),
-        "every setting; the direction is most", "1",
+        "share of S1-S3 on which +Pre makes the link busier and TPOT shorter", 1, "1",
+        at_least(1, 0.5, "every setting; the direction is most"),
+        measured(busier_yet_faster, ABLATION),
     ),
 ]  # fmt: skip
 
@@ -148,64 +130,63 @@ _PUBLISHED: dict[str, str] = {}
 
 _PREDICTION = [
     _claim(
-        "S-8 top", "Fig. 17", "share of prefetched experts that are top-score", 82,
-        measured(PREDICTION, lambda runs: top_share(runs.of(set=_PUBLISHED)), "mean over S1-S3"),
-        Band(low=72, high=92), Band(low=50),
-        "ten points around the paper's figure; the direction is more than half",
-        needs=(PREDICTION,),
+        "S-8 top", "Fig. 17", "share of prefetched experts that are top-score", 82, "%",
+        near(82, 10, Band(low=50),
+             "ten points around the paper's figure; the direction is more than half"),
+        _steps(lambda runs: top_share(runs.of(set=_PUBLISHED)), PREDICTION), needs=(PREDICTION,),
     ),
     _claim(
         "S-8 active", "Fig. 17",
-        "share of prefetched experts that are active, of those that are not top-score", 95,
-        measured(PREDICTION, lambda runs: active_share(runs.of(set=_PUBLISHED)), "S1-S3 together"),
-        Band(low=85), Band(low=50),
-        "ten points below the paper's figure, or better; the direction is more than half",
+        "share of prefetched experts that are active, of those that are not top-score", 95, "%",
+        at_least(85, 50, "ten points below the paper's figure, or better; the direction is more "
+                 "than half"),
+        measured(lambda runs: active_share(runs.of(set=_PUBLISHED)), PREDICTION,
+                 said="S1-S3 together"),
         needs=(PREDICTION,),
     ),
     _claim(
         "S-8 against the residual", "Fig. 17",
         "share of prefetched experts that are top-score, less that of predicting from the residual "
-        "stream alone: significantly better", None,
-        measured(
-            PREDICTION,
+        "stream alone: significantly better", None, "points",
+        sign(5, "the paper says significantly without a figure: five points or more"),
+        _steps(
             lambda runs: top_share(runs.of(set=_PUBLISHED)) - top_share(runs.of(set=FROM_RESIDUAL)),
-            "mean over S1-S3",
+            PREDICTION,
         ),
-        Band(low=5), Band(low=0),
-        "the paper says significantly without a figure: five points or more", "points",
-        (PREDICTION,), alone=False,
+        needs=(PREDICTION,), counters=(),
     ),
 ]  # fmt: skip
 
 _BALANCE = [
     _claim(
         "S-9 gap", "Fig. 18",
-        "what +BA does to the difference of link and host time a token: narrower", None,
-        _steps(gap_change), Band(high=-20), Band(high=0),
-        "the paper says minimises without a figure: a fifth or more",
+        "what +BA does to the difference of link and host time a token: narrower", None, "%",
+        sign(-20, "the paper says minimises without a figure: a fifth or more"),
+        _steps(gap_change, ABLATION),
     ),
     _claim(
         "S-9 covered", "Fig. 18",
-        "the host's busy time over the link's with +BA: fully covered", 1,
-        _steps(host_to_link), Band(high=1), Band(high=1.25),
-        "covered is at most 1; the direction allows a quarter more", "1",
+        "the host's busy time over the link's with +BA: fully covered", 1, "1",
+        at_most(1, 1.25, "covered is at most 1; the direction allows a quarter more"),
+        _steps(host_to_link, ABLATION),
     ),
-    _claim(
-        "S-9 third", "Fig. 18", "an expert on the host over its load, S3", 0.333,
-        host_over_load, Band(low=0.25, high=0.42), Band(high=0.75),
-        "a quarter either way; the direction is clearly below 1.  S3's own profile takes its "
-        "host's bandwidth from this very figure, so that another box with the same card is asked",
-        "1",
-        needs=(), alone=False,
+    Claim(
+        "S-9 third", "Fig. 18", "an expert on the host over its load, S3", 0.333, "1",
+        Bands(
+            Band(low=0.25, high=0.42), Band(high=0.75),
+            "a quarter either way; the direction is clearly below 1.  S3's own profile takes its "
+            "host's bandwidth from this very figure, so that another box with the same card is "
+            "asked",
+        ),
+        host_over_load,
     ),
 ]  # fmt: skip
 
 _TABLE_1 = [
     _claim(
-        f"S-10 {what}", "Table I", f"share of TPOT, S3 before substitution: {what}", paper,
+        f"S-10 {what}", "Table I", f"share of TPOT, S3 before substitution: {what}", paper, "%",
+        near(paper, 10, direction, f"ten points around the paper's figure; {why}"),
         of_table_1(lambda row, what=what: row[what]),  # type: ignore[misc]
-        Band(low=paper - 10, high=paper + 10), direction,
-        f"ten points around the paper's figure; {why}",
     )
     for what, paper, direction, why in (
         ("low-score loading", 42, Band(low=25), "the direction is at least a quarter"),
@@ -216,12 +197,11 @@ _TABLE_1 = [
     _claim(
         "S-10 order", "Table I",
         "low-score loading less the larger of the other two shares: it is the main part", 13,
+        "points", sign(3, "ten points below the paper's figure; the direction is its sign"),
         of_table_1(
             lambda row: row["low-score loading"]
             - max(row["top-score loading"], row["GPU computing"])
         ),
-        Band(low=3), Band(low=0), "ten points below the paper's figure; the direction is its sign",
-        "points",
     ),
 ]  # fmt: skip
 

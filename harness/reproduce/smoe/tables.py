@@ -5,10 +5,10 @@ from typing import Any
 
 from moebench.harness.reproduce.claim import Show
 from moebench.harness.reproduce.evidence import Evidence
+from moebench.harness.reproduce.read import TPOT
 from moebench.harness.reproduce.smoe import measures
 from moebench.harness.reproduce.smoe.experiments import ABLATION, SETTINGS
 from moebench.harness.reproduce.smoe.importance import table_1
-from moebench.harness.reproduce.smoe.measures import TPOT
 from moebench.harness.reproduce.smoe.own_parts import FIFO_BASE, HOST_BASE, LOADED_BASE
 from moebench.harness.settings import setting
 from moebench.results.accuracy_table import ALPHA_TABLE, read_table

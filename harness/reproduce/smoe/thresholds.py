@@ -1,15 +1,15 @@
 """What α does: Fig. 10 (TPOT) and Table IV (accuracy)."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from statistics import fmean
 
 import numpy as np
 
 from moebench.harness.reproduce.evidence import Evidence, MissingEvidenceError, Runs
-from moebench.harness.reproduce.smoe.measures import TPOT, Figure, Measure
+from moebench.harness.reproduce.read import TPOT, Figure, Measure, percent
 from moebench.results.accuracy_table import ALPHA_TABLE, AccuracyRow, read_table
 from moebench.results.claims import Measured
-from moebench.results.paper_tables import smoe_table_4, workload_of
+from moebench.results.paper_tables import SmoeScore, smoe_table_4, workload_of
 
 #: Up to here accuracy changes little (§VI-B).
 LITTLE_UP_TO = 0.35
@@ -34,7 +34,7 @@ def linearity(alphas: np.ndarray, times: np.ndarray) -> float:
 
 def fall(alphas: np.ndarray, times: np.ndarray) -> float:
     """Change of TPOT from the smallest α to the largest, in percent."""
-    return float(100 * (times[-1] / times[0] - 1))
+    return percent(float(times[-1] / times[0]))
 
 
 def pick_error(alphas: np.ndarray, times: np.ndarray) -> float:
@@ -62,15 +62,18 @@ def of_curve(figure: Callable[[np.ndarray, np.ndarray], float], setting: str) ->
 
 def paper_changes(setting: str, dataset: str | None = None) -> dict[float, float]:
     """The paper's accuracy less that at α = 0, in points, by α; of all data sets their mean."""
+    rows = smoe_table_4()
+    return changes(
+        row for row in rows if row.setting == setting and dataset in (None, row.dataset)
+    )  # fmt: skip
+
+
+def changes(rows: Iterable[AccuracyRow | SmoeScore]) -> dict[float, float]:
+    """The mean score of some rows less that at α = 0, in points, by α."""
     scores: dict[float, list[float]] = {}
-    for row in smoe_table_4():
-        if row.setting == setting and dataset in (None, row.dataset):
-            scores.setdefault(row.alpha, []).append(row.score)
-    return _changes({alpha: fmean(values) for alpha, values in scores.items()})
-
-
-def _changes(scores: dict[float, float]) -> dict[float, float]:
-    return {alpha: score - scores[0.0] for alpha, score in scores.items()}
+    for row in rows:
+        scores.setdefault(row.alpha, []).append(row.score)
+    return {alpha: fmean(of) - fmean(scores[0.0]) for alpha, of in scores.items()}
 
 
 def largest(changes: dict[float, float]) -> float:
@@ -86,14 +89,6 @@ def our_rows(setting: str, workload: str | None) -> list[AccuracyRow]:
         if row.setting == setting
         and (row.generated if workload is None else row.workload == workload)
     ]
-
-
-def our_changes(rows: Sequence[AccuracyRow]) -> dict[float, float]:
-    """The same of ours; where there are several workloads, of their mean."""
-    scores: dict[float, list[float]] = {}
-    for row in rows:
-        scores.setdefault(row.alpha, []).append(row.score)
-    return _changes({alpha: fmean(values) for alpha, values in scores.items()})
 
 
 def at_floor(rows: Sequence[AccuracyRow]) -> bool:
@@ -125,7 +120,7 @@ def accuracy(
             )
         names = list(dict.fromkeys(row.workload for row in rows))
         return Measured.of(
-            [figure(our_changes(rows))],
+            [figure(changes(rows))],
             "counted",
             f"{' '.join(names)}, {rows[0].n} questions each, scale model; the committed table of "
             "moebench accuracy",

@@ -7,7 +7,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from moebench.harness.reproduce.claim import Claim
+from moebench.harness.reproduce.bands import (
+    Bands,
+    at_least,
+    at_most,
+    every,
+    half,
+    half_to_twice,
+    near,
+    quarter,
+    sign,
+    within,
+)
+from moebench.harness.reproduce.claim import Claim, paper_claims
 from moebench.harness.reproduce.evidence import Experiment
 from moebench.harness.sweep.plan import expand
 from moebench.results.claims import Band, Measured, Verdict
@@ -17,8 +29,8 @@ finite = st.floats(-1e6, 1e6)
 
 def claim(reproduced: Band | None, direction: Band | None = None) -> Claim:
     return Claim(
-        id="S-1", place="Fig. 11", statement="TPOT against the best baseline", paper=-24, unit="%",
-        reproduced=reproduced, direction=direction, why="ten points around",
+        "S-1", "Fig. 11", "TPOT against the best baseline", -24, "%",
+        Bands(reproduced, direction, "ten points around"),
     )  # fmt: skip
 
 
@@ -84,6 +96,44 @@ def test_what_is_in_the_first_band_is_reproduced(value: float, low: float, high:
     value = measured(value).value
     wanted = Verdict.REPRODUCED if low <= value <= high else Verdict.DIRECTION_ONLY
     assert one.judge(measured(value)) is wanted
+
+
+# ----------------------------------------------------------------------------- named bands
+
+
+@pytest.mark.parametrize(
+    ("bands", "reproduced", "direction"),
+    [
+        (at_least(5, 1, "x"), (5, None), (1, None)),
+        (at_most(5, 9, "x"), (None, 5), (None, 9)),
+        (every("x"), (1, None), (0.5, None)),
+        (sign(2, "x"), (2, None), (0, None)),
+        (sign(-2, "x"), (None, -2), (None, 0)),
+        (near(70, 10, Band(low=50), "x"), (60, 80), (50, None)),
+        (within(300, 0.2, "x"), (240, 360), (150, 600)),
+        (quarter(8), (6, 10), (4, 16)),
+        (half(40, "%", "x"), (20, 60), (0, None)),
+        (half(3, "×", "x"), (2, 4), (1, None)),
+        (half_to_twice(12, "x"), (6, 24), (0, None)),
+        (half_to_twice(-3, "x"), (-6, -1.5), (None, 0)),
+    ],
+)
+def test_named_bands_by_hand(
+    bands: Bands, reproduced: tuple[float, float], direction: tuple[float, float]
+) -> None:
+    assert bands.reproduced is not None
+    assert bands.direction is not None
+    assert (bands.reproduced.low, bands.reproduced.high) == reproduced
+    assert (bands.direction.low, bands.direction.high) == direction
+    assert bands.why
+
+
+def test_an_explanation_is_that_of_the_longest_beginning_in_whole_words() -> None:
+    ids = ["S-1", "S-1 b1", "S-1 b1 x", "S-1, b2", "S-11", "S-2"]
+    claims = [Claim(id, "Fig. 1", "a statement", None, "%") for id in ids]
+    known = {"S-1": "one", "S-1 b1": "longer"}
+    found = paper_claims("smoe", "SMoE", claims, (), known).claims
+    assert [one.explanation for one in found] == ["one", "longer", "longer", "one", "", ""]
 
 
 # ----------------------------------------------------------------------------- figures

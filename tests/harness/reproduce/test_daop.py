@@ -83,7 +83,7 @@ def test_speed_of_an_output_counts_its_prefill() -> None:
 
 def test_variants_bear_their_systems_name() -> None:
     runs = Runs([run("D1", "fiddler"), run("D1", "daop", variant="shipped")])
-    assert len(m.named(runs, "daop")) == 1
+    assert len(runs.named("daop")) == 1
 
 
 def test_gains_are_means_over_models_and_ratios() -> None:

@@ -18,6 +18,7 @@ from moebench.harness.reproduce.duoserve.experiments import (
     SMALL,
 )
 from moebench.harness.reproduce.evidence import Evidence, Experiment, MissingEvidenceError, Runs
+from moebench.harness.reproduce.read import E2E, TTFT, difference
 from moebench.harness.reproduce.timelines import decoded, prefill, spans
 from moebench.harness.run.rules import resolve
 from moebench.results.samples import TokenSample
@@ -77,13 +78,13 @@ def cell(setting: str, own: float, acc: float, moesys: float, workload: str = "e
 
 def test_speed_ups_are_of_each_cell_and_baseline() -> None:
     runs = Runs([*cell("U1", 100, 150, 400), *cell("U3", 100, 120, 90, "passages")])
-    assert m.speedups(runs, m.E2E) == [1.5, 4, 1.2, 0.9]
-    assert m.least(m.E2E)(runs) == 0.9
-    assert m.greatest(m.TTFT)(runs) == 4
+    assert m.speedups(runs, E2E) == [1.5, 4, 1.2, 0.9]
+    assert m.least(E2E)(runs) == 0.9
+    assert m.greatest(TTFT)(runs) == 4
     assert m.faster_share(runs) == 0.75
     assert m.slower_than_acc(runs) == 0.5
     assert m.over_acc(workload="passages")(runs) == 1.2
-    assert m.difference(m.over_acc(setting="U1"), m.over_acc(setting="U3"))(runs) == pytest.approx(
+    assert difference(m.over_acc(setting="U1"), m.over_acc(setting="U3"))(runs) == pytest.approx(
         0.3
     )
 
@@ -132,7 +133,7 @@ def test_spread_is_over_the_wider_baseline(tmp_path: Path, monkeypatch: pytest.M
         return [SimpleNamespace(step=i, ns=t) for i, t in enumerate((7, *times))]
 
     monkeypatch.setattr(m, "read_samples", samples)
-    monkeypatch.setattr(m, "all_cells", lambda evidence: Runs(cell("U1", 1, 1, 1)))
+    monkeypatch.setattr(Evidence, "runs", lambda *of: Runs(cell("U1", 1, 1, 1)))
     evidence = Evidence(Store(tmp_path), None, tmp_path, quick=True)
     # DuoServe's 1 and 1/3 a second; MoESys' 1/3 and 1/5.
     assert m.broader(evidence).value == pytest.approx(0.5 / 0.25)

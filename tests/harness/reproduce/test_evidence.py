@@ -55,6 +55,21 @@ def test_groups_come_in_the_order_of_their_first_run() -> None:
     assert list(RUNS.by("system")) == ["smoe", "moe-infinity", "moe-infinity (shipped)"]
 
 
+def test_groups_of_several_fields_are_nested() -> None:
+    found = RUNS.groups("system", "seed")
+    assert {key: runs.ids for key, runs in found.items()} == {
+        ("smoe", 0): ("smoe-0",), ("smoe", 1): ("smoe-1",),
+        ("moe-infinity", 0): ("moe-infinity-0",),
+        ("moe-infinity (shipped)", 1): ("moe-infinity-1",),
+    }  # fmt: skip
+    assert RUNS.groups()[()].ids == RUNS.ids
+
+
+def test_runs_by_name_are_of_every_variant() -> None:
+    assert RUNS.named("moe-infinity").ids == ("moe-infinity-0", "moe-infinity-1")
+    assert RUNS.named("smoe", "moe-infinity").ids == RUNS.ids
+
+
 def test_a_mean_is_over_all_runs() -> None:
     assert RUNS.values(TPOT) == [60, 90, 62, 100]
     assert RUNS.mean(TPOT) == 78

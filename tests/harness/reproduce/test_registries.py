@@ -26,16 +26,16 @@ def test_every_claim_is_there_with_bands_and_a_reason(paper: PaperClaims) -> Non
     for claim in paper.claims:
         if not claim.not_measurable:
             assert claim.measure is not None, claim.id
-            assert claim.reproduced is not None, claim.id
-            assert claim.why, claim.id
+            assert claim.bands.reproduced is not None, claim.id
+            assert claim.bands.why, claim.id
 
 
 @pytest.mark.parametrize("paper", REGISTRIES)
 def test_the_papers_figure_reproduces_itself(paper: PaperClaims) -> None:
     """A band without the figure that it is of would have the wrong sign or unit."""
     for claim in paper.claims:
-        if claim.paper is not None and claim.reproduced is not None:
-            held = claim.reproduced.holds(claim.paper)
+        if claim.paper is not None and claim.bands.reproduced is not None:
+            held = claim.bands.reproduced.holds(claim.paper)
             assert held or claim.id in NO_FIGURE_OF_ITS_BAND, claim.id
 
 
@@ -48,4 +48,7 @@ def test_the_results_that_ship_are_judged_by_these_bands(paper: PaperClaims) -> 
         claim = known[result.id]
         if result.measured is not None:
             assert result.verdict == claim.judge(result.measured), result.id
-            assert (result.reproduced, result.direction) == (claim.reproduced, claim.direction)
+            assert (result.reproduced, result.direction) == (
+                claim.bands.reproduced,
+                claim.bands.direction,
+            )

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from moebench.harness.reproduce.bands import Bands
 from moebench.harness.reproduce.claim import Claim, CounterExperiment, PaperClaims, Show
 from moebench.harness.reproduce.evidence import Evidence, Experiment
 from moebench.harness.reproduce.run_claims import Workshop, cells_of, reproduce
@@ -129,12 +130,15 @@ def mean(evidence: Evidence) -> Measured:
     return evidence.runs(ONE).per_seed(lambda runs: runs.mean("metrics.tpot_ms.mean"))
 
 
-def claim(name: str, measure: Callable[[Evidence], Measured], *needs: Experiment, **of: Any) -> Any:
-    given = {
-        "id": name, "place": "Fig. 1", "statement": "a time", "paper": 80, "unit": "%",
-        "reproduced": Band(low=75, high=85), "direction": Band(high=100), "why": "half",
-    }  # fmt: skip
-    return Claim(**(given | of), measure=measure, needs=needs)
+NEVER = Bands(Band(high=0), Band(high=100), "half")
+HALF = Bands(Band(low=75, high=85), Band(high=100), "half")
+
+
+def claim(
+    name: str, measure: Callable[[Evidence], Measured], *needs: Experiment, bands: Bands = HALF,
+    **of: Any,
+) -> Claim:  # fmt: skip
+    return Claim(name, "Fig. 1", "a time", 80, "%", bands, measure, needs, **of)
 
 
 LEAN = CounterExperiment("lean software", {"software": "lean"})
@@ -268,7 +272,7 @@ def test_a_claim_that_differs_is_measured_again_under_other_conditions(
     bench: Bench, band: Band, verdict: Verdict
 ) -> None:
     one = claim(
-        "B", mean, ONE, reproduced=Band(low=30, high=45), direction=band, counters=(LEAN,),
+        "B", mean, ONE, bands=Bands(Band(low=30, high=45), band, "half"), counters=(LEAN,),
         explanation="software",
     )  # fmt: skip
     (found,) = bench.claims(one)
@@ -285,7 +289,7 @@ def test_a_claim_that_differs_is_measured_again_under_other_conditions(
 
 
 def test_claims_share_a_counter_experiment(bench: Bench) -> None:
-    differing = {"reproduced": Band(high=0), "counters": (LEAN,)}
+    differing: Any = {"bands": NEVER, "counters": (LEAN,)}
     both = bench.claims(claim("A", ratio, PAIR, **differing), claim("B", mean, ONE, **differing))
     assert [len(one.counters) for one in both] == [1, 1]
     assert len(bench.asked()) == 10  # five cells, each under two conditions
@@ -294,7 +298,7 @@ def test_claims_share_a_counter_experiment(bench: Bench) -> None:
 
 def test_a_counter_experiment_that_fails_leaves_its_claim(bench: Bench) -> None:
     bench.fails = lambda job: job.spec.software == "lean"
-    (found,) = bench.claims(claim("B", mean, ONE, reproduced=Band(high=0), counters=(LEAN,)))
+    (found,) = bench.claims(claim("B", mean, ONE, bands=NEVER, counters=(LEAN,)))
     assert found.verdict is Verdict.DIRECTION_ONLY
     assert found.counters == ()
 

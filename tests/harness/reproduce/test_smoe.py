@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from moebench.harness.reproduce.evidence import Evidence, Experiment, MissingEvidenceError, Runs
+from moebench.harness.reproduce.read import TPOT, difference
 from moebench.harness.reproduce.smoe import (
     PAPER,
     components,
@@ -18,10 +19,9 @@ from moebench.harness.reproduce.smoe import (
     thresholds,
 )
 from moebench.harness.reproduce.smoe.experiments import STEPS
-from moebench.harness.reproduce.smoe.explained import explanation
 from moebench.harness.reproduce.smoe.importance import off_device, rank_correlation, time_shares
 from moebench.harness.reproduce.smoe.instrumented import Importance, Watched, watch
-from moebench.harness.reproduce.smoe.measures import COMPLETE, TPOT
+from moebench.harness.reproduce.smoe.measures import COMPLETE
 from moebench.harness.sweep.execute import run_all
 from moebench.results.accuracy_table import AccuracyRow
 from moebench.results.claims import Exhibit
@@ -78,13 +78,13 @@ def test_every_claim_of_the_paper_is_there() -> None:
 @pytest.mark.parametrize("claim", PAPER.claims, ids=lambda claim: claim.id)
 def test_a_claim_has_bands_with_a_reason_and_its_own_figure_reproduces_it(claim: Any) -> None:
     assert claim.measure is not None
-    assert claim.why
+    assert claim.bands.why
     assert claim.statement
     assert claim.place
-    assert claim.reproduced is not None
+    assert claim.bands.reproduced is not None
     if claim.paper is not None:
-        assert claim.reproduced.holds(claim.paper)
-        assert claim.direction.holds(claim.paper)
+        assert claim.bands.reproduced.holds(claim.paper)
+        assert claim.bands.direction.holds(claim.paper)
 
 
 def test_counter_experiments_of_one_name_are_the_same() -> None:
@@ -93,12 +93,6 @@ def test_counter_experiments_of_one_name_are_the_same() -> None:
     for claim in PAPER.claims:
         for counter in claim.counters:
             assert by_name.setdefault(counter.name, counter) == counter
-
-
-def test_an_explanation_is_that_of_the_longest_beginning() -> None:
-    assert explanation("S-1 b1") == explanation("S-2 S3 b1") != ""
-    assert explanation("S-3 S1 begun") != explanation("S-3 absolute complete")
-    assert explanation("S-11 S1") == ""  # not that of S-1
 
 
 @pytest.fixture
@@ -158,7 +152,7 @@ def test_a_gain_is_relative_and_of_batch_1() -> None:
     assert [gain(runs) for gain in gains] == pytest.approx([50, 100])
     assert measures.least(gains)(runs) == pytest.approx(50)
     assert measures.ratio(COMPLETE, "S1")(runs) == pytest.approx(90)
-    assert measures.difference(gains[0], gains[1])(runs) == pytest.approx(-50)
+    assert difference(gains[0], gains[1])(runs) == pytest.approx(-50)
 
 
 # ----------------------------------------------------------------------------- parts
@@ -323,9 +317,9 @@ class Made:
                 document(setting=setting, options=one) for setting in settings for one in options
             ]
 
-    def runs(self, experiment: Experiment) -> Runs:
-        """Those of an experiment."""
-        return Runs(self._runs[experiment.name])
+    def runs(self, *experiments: Experiment) -> Runs:
+        """Those of some experiments."""
+        return Runs(run for one in experiments for run in self._runs[one.name])
 
 
 def seen_of_all_settings(*_: Any, **__: Any) -> list[Watched]:
