@@ -35,8 +35,7 @@ def caches(
 ) -> None:
     """Count how often cache policies hit on recorded routing; nothing is run or timed."""
     from moebench.harness import console
-    from moebench.substrate.analysis.cache_counts import hit_rate
-    from moebench.substrate.analysis.cache_replay import topology
+    from moebench.substrate.analysis.cache_replay import hit_rate, topology
     from moebench.substrate.traces.catalogue import find_trace
     from moebench.substrate.traces.file import open_trace
     from moebench.substrate.traces.replay import routing
@@ -93,7 +92,7 @@ def _listed(option: str, text: str) -> list[str]:
 
 
 def _choices(count: str, scope: str) -> Any:
-    from moebench.substrate.analysis.cache_counts import COUNTINGS
+    from moebench.substrate.analysis.cache_replay import COUNTINGS
     from moebench.substrate.errors import UsageError
 
     if count not in COUNTINGS:

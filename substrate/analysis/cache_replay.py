@@ -1,6 +1,7 @@
 """How often a cache policy hits on recorded routing: no model, no machine, no time.
 
-A *step* is one layer of one pass: the distinct experts that it uses.  A step goes as in the engine
+A *hit* is a chosen expert that has a slot when its layer's gate is known.  A *step* is one layer of
+one pass: the distinct experts that it uses.  A step goes as in the engine
 (`substrate.engine.loop`, everything loaded on demand, nothing prefetched):
 
     the policy is told all of the step's experts; those that have a slot hit and are pinned
@@ -10,30 +11,43 @@ A *step* is one layer of one pass: the distinct experts that it uses.  A step go
     pins end
 
 So a run of a system with this policy, on demand and without prefetching, hits exactly as often.
-`requests` cuts steps into single requests, nothing pinned: the textbook's cache.
+
+`hit_rate` counts under each of the definitions that are in use (``docs/caches.md``):
+
+- ``steps``: as above.  A step's experts are asked for together and protect each other; prefill and
+  decode; sequences go through one cache.
+- ``requests``: the same, each request by itself, nothing protected: the textbook's cache.
+- ``statistics``: as `substrate.analysis.statistics.hit_rates` and `moebench trace info` count.
+  Single requests of decode alone, a cache of its own for each sequence and layer, whose first
+  misses, as many as it has slots, are free: they stand for what was placed before.  Belady's is
+  `substrate.analysis.bound.belady_misses` there: whole steps, with bypass.
 
 Shape letters: T tokens, L MoE layers, K chosen experts a token.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Literal, get_args
 
 import numpy as np
 
+from moebench.substrate.analysis.bound import belady_misses
 from moebench.substrate.engine.decisions import Prompts
 from moebench.substrate.engine.policies import Eviction
 from moebench.substrate.errors import UsageError
 from moebench.substrate.memory.cache import ExpertCache, Scope
 from moebench.substrate.memory.tier import Tier
 from moebench.substrate.models.shape import GateKind, ModelShape
+from moebench.substrate.terms import RoutedSequence
 
 #: A layer, counted over those with experts, and what it uses.
 Step = tuple[int, Sequence[int]]
 
-
 #: At which step an expert left, and for whom, as keys ``layer · E + expert``: (step, victim, new).
 Evicted = tuple[int, int, int]
+
+Counting = Literal["steps", "requests", "statistics"]
+COUNTINGS = get_args(Counting)
 
 
 @dataclass(slots=True)
@@ -201,3 +215,59 @@ class _Run:
         policy.arrived(key)
         pool.inside[key] = 1
         return True
+
+
+# ----------------------------------------------------------------------------- hit rates
+
+
+def hit_rate(
+    make: Callable[[], Eviction], sequences: Sequence[RoutedSequence], shape: ModelShape,
+    slots: int, counting: Counting = "steps", scope: Scope = "layer",
+) -> float:  # fmt: skip
+    """A policy's hits over requests.
+
+    Args:
+        make: makes the policy anew.
+        shape: layers, experts and top-k (`topology`).
+        slots: experts that a layer holds; with ``scope="global"`` so many times the layers, lent
+            to all of them.
+
+    Raises:
+        UsageError: nothing was decoded, where decode alone counts; or the policy needs more than
+            ids; or a scope that this counting does not have.
+    """
+    if counting == "statistics":
+        return _of_statistics(make, sequences, shape, slots, scope)
+    steps = [_steps(s.ids_TLK, counting) for s in sequences]
+    return replay(make(), steps, shape, slots * shape.num_layers, scope).hit_rate
+
+
+def _steps(ids_TLK: np.ndarray, counting: Counting) -> list[Step]:
+    steps = token_steps(ids_TLK)
+    return steps if counting == "steps" else requests(steps)
+
+
+def _of_statistics(
+    make: Callable[[], Eviction],
+    sequences: Sequence[RoutedSequence],
+    shape: ModelShape,
+    slots: int,
+    scope: Scope,
+) -> float:
+    if scope != "layer":
+        raise UsageError("--count statistics: has a cache a layer; leave --scope out")
+    decoded = [s.ids_TLK[s.prefill :] for s in sequences]
+    asked, missed = 0, 0
+    for ids_TLK in (ids for ids in decoded if len(ids)):
+        asked += ids_TLK.size
+        policy = make()
+        if policy.clairvoyant:
+            layers = ids_TLK.transpose(1, 0, 2).tolist()
+            missed += sum(belady_misses(steps, slots) for steps in layers)
+            continue
+        done = replay(policy, [_steps(ids_TLK, "requests")], shape, slots * shape.num_layers)
+        by_layer = zip(done.requests, done.hits, strict=True)
+        missed += sum(max(0, requested - hits - slots) for requested, hits in by_layer)
+    if not asked:
+        raise UsageError("--count statistics: the trace decodes no token; count steps instead")
+    return 1 - missed / asked

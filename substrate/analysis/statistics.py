@@ -5,6 +5,7 @@ They read plain arrays, so a live model and a recorded trace are measured alike.
 Shape letters: T tokens of a sequence, L MoE layers, K chosen experts a token, E experts.
 """
 
+from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -12,9 +13,11 @@ import numpy as np
 
 from moebench.substrate.analysis.bound import belady_misses
 from moebench.substrate.analysis.gate_scores import low_scores, score_skew, weight_by_rank
-from moebench.substrate.analysis.hits import Steps, lfu_hits, lru_hits
 from moebench.substrate.errors import UsageError
 from moebench.substrate.terms import RoutedSequence
+
+#: Of each token, the experts that one layer requests.
+Steps = Sequence[Sequence[int]]
 
 #: Decoded tokens of a window (DAOP, section VI-B).
 WINDOW = 15
@@ -270,6 +273,45 @@ def hit_rates(sequences: Sequence[RoutedSequence], sizes: Sequence[int]) -> dict
         )
         for name, misses in policies.items()
     }
+
+
+def lru_hits(steps: Steps, capacity: int) -> int:
+    """Hits of a cache that evicts what was not used for longest.
+
+    A step's requests come in the order of their ids, none is protected, and the cache starts empty.
+    Any other policy is counted by `substrate.analysis.cache_replay`.
+    """
+    cache = OrderedDict[int, None]()
+    hits = 0
+    for step in steps:
+        for key in sorted(step):
+            if key in cache:
+                hits += 1
+                cache.move_to_end(key)
+                continue
+            if len(cache) == capacity:
+                cache.popitem(last=False)
+            cache[key] = None
+    return hits
+
+
+def lfu_hits(steps: Steps, capacity: int) -> int:
+    """The same of a cache that evicts what was used least often since it came, then the lowest id.
+
+    Counts start at 1 and are dropped at eviction, as in FlashMoE's comparison.
+    """
+    counts: dict[int, int] = {}
+    hits = 0
+    for step in steps:
+        for key in sorted(step):
+            if key in counts:
+                hits += 1
+                counts[key] += 1
+                continue
+            if len(counts) == capacity:
+                del counts[min(counts, key=lambda k: (counts[k], k))]
+            counts[key] = 1
+    return hits
 
 
 # ----------------------------------------------------------------------------- all of them

@@ -239,7 +239,7 @@ class TracedModel:
 
 
 def pass_steps(passes: Iterable[PassTrace]) -> list[tuple[int, list[int]]]:
-    """What each layer of each pass uses, as `engine.cache_replay` counts: a prefill is one step."""
+    """Return the steps of passes (`analysis.cache_replay`); each layer of a prefill is one step."""
     return [
         (layer, np.unique(gate.ids_TK).tolist())
         for recorded in passes

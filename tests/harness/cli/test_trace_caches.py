@@ -5,10 +5,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from moebench.substrate.analysis.cache_counts import hit_rate
-from moebench.substrate.analysis.cache_replay import topology
-from moebench.substrate.analysis.hits import lru_hits
-from moebench.substrate.analysis.statistics import hit_rates
+from moebench.substrate.analysis.cache_replay import hit_rate, topology
+from moebench.substrate.analysis.statistics import hit_rates, lru_hits
 from moebench.substrate.errors import UsageError
 from moebench.substrate.terms import RoutedSequence
 from moebench.systems.registry import make

@@ -14,6 +14,8 @@ from moebench.substrate.analysis.statistics import (
     concentration_within,
     hit_rates,
     lag_overlap,
+    lfu_hits,
+    lru_hits,
     popularity,
     prediction_by_layer,
     prefill_decode_similarity,
@@ -331,3 +333,32 @@ def test_names_of_experts_do_not_matter(
         ]
 
     np.testing.assert_allclose(found(renamed), found(sequences), atol=1e-12)
+
+
+# ----------------------------------------------------------------------------- hits of one cache
+
+
+def test_caches_by_hand() -> None:
+    steps = [[0], [1], [0], [2], [0], [1], [2]]
+    # LRU with 2: miss 0, 1; hit 0; 2 evicts 1; hit 0; 1 evicts 2; 2 evicts 0.
+    assert lru_hits(steps, 2) == 2
+    # LFU: the same, but the last 2 evicts 1, which came last and was used once.
+    assert lfu_hits(steps, 2) == 2
+    assert lfu_hits([*steps, [0]], 2) == 3
+    assert lru_hits([*steps, [0]], 2) == 2
+
+
+def test_hits_of_an_independent_cache_library() -> None:
+    """Hits that libcachesim and reference code gave for the same requests."""
+    draws = random.Random(7)
+    weights = [1 / (i + 1) ** 0.8 for i in range(64)]
+    steps = []
+    for _ in range(400):
+        step: set[int] = set()
+        while len(step) < 8:
+            step.add(draws.choices(range(64), weights)[0])
+        steps.append(sorted(step))
+    assert steps[0] == [0, 1, 3, 4, 7, 10, 11, 18]
+    assert sum(map(sum, steps)) == 58599
+    assert lru_hits(steps, 16) == 1272
+    assert lfu_hits(steps, 16) == 1022
