@@ -3,7 +3,7 @@
 from collections import Counter
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from moebench.substrate.analysis.cache_replay import replay, requests, topology
@@ -79,7 +79,11 @@ def test_published_stream():
 
 
 def dispatched(steps, slots: int) -> tuple[int, set[tuple[int, int]]]:
-    """Hits, and what is there at the end, by the code's own rules, one expert after the other."""
+    """Hits, and what is there at the end, by the code's own rules, one expert after the other.
+
+    The running layer's experts are locked.  Where hits have used up the budget and nothing else is
+    cached, the code's search for a victim never ends; as in the product, a free slot is taken then.
+    """
     free, cached, visits, hits = slots, set(), Counter(), 0
     for layer, experts in steps:
         for expert in experts:
@@ -88,9 +92,7 @@ def dispatched(steps, slots: int) -> tuple[int, set[tuple[int, int]]]:
             key = layer, expert
             if key in cached:
                 hits += 1
-            elif free <= 0 and cached:
-                queued = {(layer, e) for e in experts}
-                others = cached - queued or cached
+            elif free <= 0 and (others := cached - {(layer, e) for e in experts}):
                 leaves = min(others, key=lambda at: (visits[at], at[1], at[0]))
                 cached.remove(leaves)
             cached.add(key)
@@ -98,6 +100,7 @@ def dispatched(steps, slots: int) -> tuple[int, set[tuple[int, int]]]:
     return hits, cached
 
 
+@example(steps=[(0, (0,)), (0, (0,)), (0, (0,)), (0, (0, 1)), (0, (0,))], slots=4)
 @given(
     steps=st.lists(
         st.tuples(st.integers(0, 2), st.sets(st.integers(0, 3), min_size=1, max_size=2)),
