@@ -39,7 +39,7 @@ faults: $(VENV)/installed
 
 # What may come through every door, 10,000 times: files, names, options, one's own systems.
 fuzz: $(VENV)/installed
-	$(BIN)/python -m tests.doors.fuzz 10000
+	$(BIN)/python -m tests.fuzz_inputs.fuzz 10000
 
 # Has accuracy moved?
 check: $(VENV)/installed

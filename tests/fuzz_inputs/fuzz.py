@@ -1,4 +1,4 @@
-"""Tries many cases of every door and prints the table: ``python -m tests.doors.fuzz [CASES]``."""
+"""Tries many cases of every door and prints the table: ``python -m tests.fuzz_inputs.fuzz [CASES]``."""
 
 import os
 import sys
@@ -6,8 +6,8 @@ import tempfile
 import time
 from pathlib import Path
 
-from tests.doors import models, outputs, own_systems, profiles, stores, sweeps, traces
-from tests.doors.door import Verdict, try_door
+from tests.fuzz_inputs import models, outputs, own_systems, profiles, stores, sweeps, traces
+from tests.fuzz_inputs.door import Verdict, try_door
 
 #: Each door, in the order of the table.
 DOORS = (

@@ -11,8 +11,8 @@ import torch
 import yaml
 from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
-from tests.doors import traces
-from tests.doors.door import Case, Door, finite, weighted
+from tests.fuzz_inputs import traces
+from tests.fuzz_inputs.door import Case, Door, finite, weighted
 
 from moebench.substrate.models import catalogue
 from moebench.substrate.models.config import READERS

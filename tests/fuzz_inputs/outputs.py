@@ -5,8 +5,8 @@ import json
 from pathlib import Path
 
 from hypothesis import strategies as st
-from tests.doors import stores
-from tests.doors.door import Case, Door, weighted
+from tests.fuzz_inputs import stores
+from tests.fuzz_inputs.door import Case, Door, weighted
 
 from moebench.results.store import Store
 from tests.harness.commands import SMALL, Called

@@ -5,7 +5,7 @@ from itertools import count
 from pathlib import Path
 
 from hypothesis import strategies as st
-from tests.doors.door import Case, Door, finite, weighted
+from tests.fuzz_inputs.door import Case, Door, finite, weighted
 
 from tests.harness.commands import SMALL
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import yaml
 from hypothesis import strategies as st
-from tests.doors.door import Case, Door, finite, weighted
+from tests.fuzz_inputs.door import Case, Door, finite, weighted
 
 from moebench.substrate.machines.profile import MACHINES
 from tests.harness.commands import SMALL

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from hypothesis import strategies as st
-from tests.doors.door import Case, Door, weighted
+from tests.fuzz_inputs.door import Case, Door, weighted
 
 from moebench.results.store import Store
 from tests.harness.commands import Called, run

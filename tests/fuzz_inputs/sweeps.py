@@ -6,7 +6,7 @@ from typing import Any
 
 import yaml
 from hypothesis import strategies as st
-from tests.doors.door import Case, Door, finite, weighted
+from tests.fuzz_inputs.door import Case, Door, finite, weighted
 
 from moebench.harness.sweep.plan import FIELDS
 from tests.harness.commands import Called

@@ -1,8 +1,8 @@
 """Every door, with a small part of what `make fuzz` tries."""
 
 import pytest
-from tests.doors.door import WRONG, Door, try_door
-from tests.doors.fuzz import DOORS
+from tests.fuzz_inputs.door import WRONG, Door, try_door
+from tests.fuzz_inputs.fuzz import DOORS
 
 pytestmark = pytest.mark.usefixtures("tiny_models")
 
