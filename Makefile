@@ -37,9 +37,12 @@ faults: $(VENV)/installed
 	MOEBENCH_FAULTS=100 $(BIN)/python -m pytest -s tests/harness/sweep/test_kill.py \
 	  tests/harness/sweep/test_faults.py
 
-# What may come through every door, 10,000 times: files, names, options, one's own systems.
+# New random inputs: 10,000 files, names, options and user systems, and new examples for the property
+# tests, of which `make test` always tries the same ones (tests/conftest.py).
 fuzz: $(VENV)/installed
 	$(BIN)/python -m tests.fuzz_inputs.fuzz 10000
+	MOEBENCH_EXAMPLES=random $(BIN)/python -m pytest -m hypothesis --numprocesses auto \
+	  --maxprocesses 8 --dist loadfile
 
 # Has accuracy moved?
 check: $(VENV)/installed
