@@ -1,4 +1,4 @@
-"""Tries many cases of every door and prints the table: ``python -m tests.fuzz_inputs.fuzz [CASES]``."""
+"""Try many cases of every door and print the table: ``python -m tests.fuzz_inputs.fuzz [CASES]``."""
 
 import os
 import sys

@@ -11,11 +11,11 @@ import torch
 import yaml
 from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
-from tests.fuzz_inputs import traces
-from tests.fuzz_inputs.door import Case, Door, finite, weighted
 
 from moebench.substrate.models import catalogue
 from moebench.substrate.models.config import READERS
+from tests.fuzz_inputs import traces
+from tests.fuzz_inputs.door import Case, Door, finite, weighted
 from tests.harness.commands import SMALL
 from tests.harness.tiny import EXPERTS, LAYERS, TOP_K
 

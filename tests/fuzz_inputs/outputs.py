@@ -5,10 +5,10 @@ import json
 from pathlib import Path
 
 from hypothesis import strategies as st
-from tests.fuzz_inputs import stores
-from tests.fuzz_inputs.door import Case, Door, weighted
 
 from moebench.results.store import Store
+from tests.fuzz_inputs import stores
+from tests.fuzz_inputs.door import Case, Door, weighted
 from tests.harness.commands import SMALL, Called
 
 #: What writes something, and the option that says where.

@@ -5,8 +5,8 @@ from itertools import count
 from pathlib import Path
 
 from hypothesis import strategies as st
-from tests.fuzz_inputs.door import Case, Door, finite, weighted
 
+from tests.fuzz_inputs.door import Case, Door, finite, weighted
 from tests.harness.commands import SMALL
 
 _NUMBER = count()

@@ -7,9 +7,9 @@ from typing import Any
 
 import yaml
 from hypothesis import strategies as st
-from tests.fuzz_inputs.door import Case, Door, finite, weighted
 
 from moebench.substrate.machines.profile import MACHINES
+from tests.fuzz_inputs.door import Case, Door, finite, weighted
 from tests.harness.commands import SMALL
 
 RUN = (

@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from hypothesis import strategies as st
-from tests.fuzz_inputs.door import Case, Door, weighted
 
 from moebench.results.store import Store
+from tests.fuzz_inputs.door import Case, Door, weighted
 from tests.harness.commands import Called, run
 
 #: Read by every case; the bad run stands between two good ones.

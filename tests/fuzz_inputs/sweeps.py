@@ -6,9 +6,9 @@ from typing import Any
 
 import yaml
 from hypothesis import strategies as st
-from tests.fuzz_inputs.door import Case, Door, finite, weighted
 
 from moebench.harness.sweep.plan import FIELDS
+from tests.fuzz_inputs.door import Case, Door, finite, weighted
 from tests.harness.commands import Called
 
 DRY = ("sweep", "s.yaml", "--dry-run", "--json")

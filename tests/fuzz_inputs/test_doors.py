@@ -1,6 +1,7 @@
 """Every door, with a small part of what `make fuzz` tries."""
 
 import pytest
+
 from tests.fuzz_inputs.door import WRONG, Door, try_door
 from tests.fuzz_inputs.fuzz import DOORS
 

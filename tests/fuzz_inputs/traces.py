@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 from hypothesis import strategies as st
-from tests.fuzz_inputs.door import Case, Door, finite, weighted
 
+from tests.fuzz_inputs.door import Case, Door, finite, weighted
 from tests.harness.commands import Called
 from tests.harness.tiny import EXPERTS, LAYERS, TOP_K
 
