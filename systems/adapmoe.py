@@ -90,6 +90,7 @@ from moebench.substrate.memory.cache import ExpertCache, Mask, Scope
 from moebench.substrate.models.shape import ModelShape
 from moebench.substrate.terms import Learnt, Lookahead, RoutedSequence, Scores
 from moebench.systems.policies.assign import LoadAll
+from moebench.systems.policies.checks import require_at_least
 from moebench.systems.policies.evict_staged import StagedLRU
 from moebench.systems.policies.place import last_ids
 from moebench.systems.policies.predict import NextGatesOnNormed
@@ -152,8 +153,7 @@ class AdaptiveGating(Routing):
     learns_from: ClassVar[frozenset[Learnt]] = frozenset({"scores", "sensitivity"})
 
     def __post_init__(self) -> None:
-        if not self.threshold >= 0:
-            raise UsageError(f"route.threshold is {self.threshold}; allowed: 0 or more")
+        require_at_least("route", self, threshold=0)
         if any(not value > 0 for value in self.sensitivity):
             raise UsageError(f"route.sensitivity is {[*self.sensitivity]}; allowed: above 0 each")
         self._measured: np.ndarray | None = None
@@ -359,8 +359,7 @@ class FirstMissing(Prefetching):
     reads_scores = False
 
     def __post_init__(self) -> None:
-        if self.layers < 1:
-            raise UsageError(f"prefetch.layers is {self.layers}; allowed: 1 or more")
+        require_at_least("prefetch", self, layers=1)
 
     @property
     def predictor(self) -> Predictor:

@@ -63,6 +63,7 @@ from moebench.substrate.errors import UsageError
 from moebench.substrate.memory.cache import Scope
 from moebench.substrate.models.shape import ModelShape
 from moebench.substrate.terms import RoutedSequence
+from moebench.systems.policies.checks import require_at_least
 from moebench.systems.policies.evict import OnlyNamed
 from moebench.systems.policies.place import PlaceByPopularity
 from moebench.systems.policies.predict import NextGatesOnNormed
@@ -129,8 +130,7 @@ class AllocateBySequence(Assignment):
     reads_scores = False
 
     def __post_init__(self) -> None:
-        if self.threshold < 1:
-            raise UsageError(f"assign.threshold is {self.threshold}; allowed: 1 or more")
+        require_at_least("assign", self, threshold=1)
 
     @property
     def uses_host(self) -> bool:  # type: ignore[override]
@@ -176,10 +176,7 @@ class PredictedRouting(Routing):
     most_host: int | None = None
 
     def __post_init__(self) -> None:
-        for option, least in (("first", 1), ("most_host", 0)):
-            value = getattr(self, option)
-            if value is not None and value < least:
-                raise UsageError(f"route.{option} is {value}; allowed: {least} or more")
+        require_at_least("route", self, first=1, most_host=0)
 
     def full_size(self, shape: ModelShape) -> None:
         """Refuse a first predicted layer that there is not.

@@ -34,8 +34,8 @@ import numpy as np
 
 from moebench.substrate.engine.decisions import Active, Fetch, LayerView, Plan
 from moebench.substrate.engine.policies import Assignment, Eviction
-from moebench.substrate.errors import UsageError
 from moebench.systems.daop import DAOP, THRESHOLD, AllocateBySequence
+from moebench.systems.policies.checks import require_above_zero, require_at_least
 from moebench.systems.policies.evict import OnePlaceholder
 
 #: Experts that each of the two lists holds at most.
@@ -95,11 +95,8 @@ class AllocateAsShipped(AllocateBySequence):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.listed < 1:
-            raise UsageError(f"assign.listed is {self.listed}; allowed: 1 or more")
-        for option in ("host_cost", "load_cost"):
-            if getattr(self, option) <= 0:
-                raise UsageError(f"assign.{option} is {getattr(self, option)}; allowed: above 0")
+        require_at_least("assign", self, listed=1)
+        require_above_zero("assign", self, "host_cost", "load_cost")
 
     def assign(self, view: LayerView, active: Active) -> Plan:
         """In decode nothing moves; what is not on the device is computed on the host."""

@@ -58,12 +58,12 @@ from moebench.substrate.engine.policies import (
     Routing,
 )
 from moebench.substrate.engine.system import System
-from moebench.substrate.errors import UsageError
 from moebench.substrate.memory.cache import ExpertCache, Scope
 from moebench.substrate.memory.capacity import Budget, Home
 from moebench.substrate.models.shape import ModelShape
 from moebench.substrate.terms import Phase
 from moebench.systems.policies.assign import LoadForOneUse
+from moebench.systems.policies.checks import require_at_least
 from moebench.systems.policies.evict import OnlyNamed
 from moebench.systems.policies.place import experts_of
 from moebench.systems.policies.route import ExactRouting
@@ -102,11 +102,7 @@ class RecordedOrder(Prefetching):
     reads_scores = False
 
     def __post_init__(self) -> None:
-        for option in ("bucket", "max_live"):
-            if getattr(self, option) < 0:
-                raise UsageError(
-                    f"prefetch.{option} is {getattr(self, option)}; allowed: 0 or more"
-                )
+        require_at_least("prefetch", self, bucket=0, max_live=0)
         self._charged: ModelShape | None = None
 
     def full_size(self, shape: ModelShape) -> None:

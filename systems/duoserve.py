@@ -71,6 +71,7 @@ from moebench.substrate.models.shape import ModelShape
 from moebench.substrate.terms import Phase, RoutedSequence
 from moebench.systems.learn.expert_mlp import ExpertMLP, ExpertMLPOptions, trained, widths
 from moebench.systems.policies.assign import LoadAll
+from moebench.systems.policies.checks import require_at_least, require_learnt_for
 from moebench.systems.policies.evict import FirstInFirstOut
 from moebench.systems.policies.place import PlaceNothing
 from moebench.systems.policies.route import ExactRouting
@@ -108,12 +109,9 @@ class LearnedPath(Prefetching):
     reads_scores = False
 
     def __post_init__(self) -> None:
-        allowed = {"width": 64, "trained_width": 64, "tokens": 4, "epochs": 1, "memory_mb": 0}
-        for name, least in allowed.items():
-            if getattr(self, name) < least:
-                raise UsageError(
-                    f"prefetch.{name} is {getattr(self, name)}; allowed: {least} or more"
-                )
+        require_at_least(
+            "prefetch", self, width=64, trained_width=64, tokens=4, epochs=1, memory_mb=0
+        )
         if not 0 <= self.dropout < 1:
             raise UsageError(f"prefetch.dropout is {self.dropout}; allowed: 0 to less than 1")
         #: The trained network; None before `calibrate`.
@@ -157,12 +155,7 @@ class LearnedPath(Prefetching):
         if self.network is None:
             return
         learnt = self.network.matrices.popularity_LE
-        if learnt.shape != self._popularity.shape:
-            raise UsageError(
-                f"prefetch=expert-mlp was trained for {learnt.shape[0]} layers of "
-                f"{learnt.shape[1]} experts, the model has {self._popularity.shape[0]} of "
-                f"{shape.num_experts}"
-            )
+        require_learnt_for("prefetch=expert-mlp was trained for", shape, learnt.shape)
         self._popularity = learnt
 
     @property

@@ -25,9 +25,9 @@ from dataclasses import dataclass, field
 
 from moebench.substrate.engine.decisions import Active, LayerView, Plan
 from moebench.substrate.engine.policies import Assignment
-from moebench.substrate.errors import UsageError
 from moebench.substrate.models.shape import ModelShape
 from moebench.systems.fiddler import Fiddler, Latency, Objective, divided
+from moebench.systems.policies.checks import require_above_zero
 
 #: What the code thinks that a token takes on the host, and a copy.
 TOKEN_COST, LOAD_COST = 7.0, 70.0
@@ -50,9 +50,7 @@ class LoadOrComputeAsShipped(Assignment):
     uses_host = True
 
     def __post_init__(self) -> None:
-        for option in ("token_cost", "load_cost"):
-            if getattr(self, option) <= 0:
-                raise UsageError(f"assign.{option} is {getattr(self, option)}; allowed: above 0")
+        require_above_zero("assign", self, "token_cost", "load_cost")
 
     def assign(self, view: LayerView, active: Active) -> Plan:
         """The same in both phases."""

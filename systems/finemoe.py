@@ -79,6 +79,7 @@ from moebench.substrate.models.shape import ModelShape
 from moebench.substrate.terms import Learnt, RoutedSequence
 from moebench.systems.learn.map_store import MapStore, shares, unit
 from moebench.systems.policies.assign import LoadAll
+from moebench.systems.policies.checks import require_at_least, require_learnt_for
 from moebench.systems.policies.evict import least
 from moebench.systems.policies.place import PlaceById
 from moebench.systems.policies.route import ExactRouting
@@ -204,9 +205,7 @@ class MatchedMaps(Prefetching):
     reads_embedding: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
-        for name in ("distance", "capacity"):
-            if getattr(self, name) < 1:
-                raise UsageError(f"prefetch.{name} is {getattr(self, name)}; allowed: 1 or more")
+        require_at_least("prefetch", self, distance=1, capacity=1)
         self._filled: MapStore | None = None
         self._iterations = 0
         self._width = 0
@@ -266,12 +265,8 @@ class MatchedMaps(Prefetching):
         self._expected: dict[int, list[tuple[Fetch, float]]] = {}
         store = self._store(shape, shape.hidden_size)
         if self._filled is not None:
-            was, has = self._filled.maps_LCE.shape, store.maps_LCE.shape
-            if was != has:
-                raise UsageError(
-                    f"prefetch=expert-map was filled for {was[0]} layers of {was[2]} experts, the "
-                    f"model has {has[0]} of {has[2]}"
-                )
+            layers, _, experts = self._filled.maps_LCE.shape
+            require_learnt_for("prefetch=expert-map was filled for", shape, (layers, experts))
             store = self._filled.copy()
         self._search = MapSearch(store, self.distance, self._width or shape.hidden_size)
 

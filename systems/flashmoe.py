@@ -65,6 +65,7 @@ from moebench.systems.learn.eviction_network import (
     trained,
 )
 from moebench.systems.policies.assign import LoadAll
+from moebench.systems.policies.checks import require_at_least, require_learnt_for
 from moebench.systems.policies.evict import least
 from moebench.systems.policies.place import PlaceNothing
 from moebench.systems.policies.prefetch import NoPrefetch
@@ -101,10 +102,7 @@ class LearnedEviction(Eviction):
     reads_scores = False  # it observes chosen experts alone
 
     def __post_init__(self) -> None:
-        for name, least_allowed in (("tokens", 1), ("hidden", 2), ("epochs", 1), ("cached", 0)):
-            given = getattr(self, name)
-            if given < least_allowed:
-                raise UsageError(f"evict.{name} is {given}; allowed: {least_allowed} or more")
+        require_at_least("evict", self, tokens=1, hidden=2, epochs=1, cached=0)
 
     @property
     def calibration_trace(self) -> str:  # type: ignore[override]
@@ -139,18 +137,12 @@ class LearnedEviction(Eviction):
         Raises:
             UsageError: there was nothing to learn from, or it was another model's.
         """
-        layers, experts = len(shape.moe_layers), shape.num_experts
         if not hasattr(self, "network"):
             raise UsageError("evict=flashmoe learns from recorded routing: calibrate it first")
-        trained_for = self.network.biases[-1].shape
-        if trained_for != (layers, experts):
-            raise UsageError(
-                f"evict=flashmoe was trained for {trained_for[0]} layers of {trained_for[1]} "
-                f"experts, the model has {layers} of {experts}"
-            )
+        require_learnt_for("evict=flashmoe was trained for", shape, self.network.biases[-1].shape)
         self._shape = shape
         #: Predicted distances with the sign turned: the least is the farthest.
-        self._nearness = np.zeros(shape.num_layers * experts, dtype=np.float32)
+        self._nearness = np.zeros(shape.num_layers * shape.num_experts, dtype=np.float32)
         self._scope = cache.scope
         self.begin_sequences(Prompts(()))
 

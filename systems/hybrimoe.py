@@ -74,6 +74,7 @@ from moebench.substrate.engine.system import System
 from moebench.substrate.errors import UsageError
 from moebench.substrate.memory.cache import ExpertCache, Mask, Scope
 from moebench.substrate.models.shape import ModelShape
+from moebench.systems.policies.checks import require_at_least
 from moebench.systems.policies.evict import least
 from moebench.systems.policies.latency import check_history
 from moebench.systems.policies.makespan import Times, measured, schedule
@@ -145,11 +146,7 @@ class ImpactDriven(Prefetching):
     reads_scores = False
 
     def __post_init__(self) -> None:
-        for option, minimum in (("layers", 1), ("experts", 0)):
-            if getattr(self, option) < minimum:
-                raise UsageError(
-                    f"prefetch.{option} is {getattr(self, option)}; allowed: {minimum} or more"
-                )
+        require_at_least("prefetch", self, layers=1, experts=0)
         check_history(self.history, "prefetch.history")
 
     @property

@@ -62,6 +62,7 @@ from moebench.substrate.errors import BudgetError, UsageError
 from moebench.substrate.memory.cache import ExpertCache, Mask, Scope
 from moebench.substrate.models.shape import ModelShape
 from moebench.systems.hybrimoe import HybriMoE, RecentScores
+from moebench.systems.policies.checks import require_at_least
 
 #: What the code thinks that operations take, in a unit of its own: on the CPU a token, and the
 #: first of a layer more; an expert on the GPU; a move there.
@@ -132,9 +133,7 @@ class TwoEnded(Assignment):
     uses_host = True
 
     def __post_init__(self) -> None:
-        for option in ("token_cost", "first_cost", "gpu_cost", "move_cost"):
-            if getattr(self, option) < 0:
-                raise UsageError(f"assign.{option} is {getattr(self, option)}; allowed: 0 or more")
+        require_at_least("assign", self, token_cost=0, first_cost=0, gpu_cost=0, move_cost=0)
 
     def assign(self, view: LayerView, active: Active) -> Plan:
         """Of one row, each expert has one token, and the best scored are first in both lists."""
@@ -166,8 +165,7 @@ class AfterNext(Prefetching):
     discipline = "committed"
 
     def __post_init__(self) -> None:
-        if self.size < 0:
-            raise UsageError(f"prefetch.size is {self.size}; allowed: 0 or more")
+        require_at_least("prefetch", self, size=0)
 
     @property
     def reads_scores(self) -> bool:  # type: ignore[override]

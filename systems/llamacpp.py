@@ -53,6 +53,7 @@ from moebench.substrate.errors import BudgetError, UsageError
 from moebench.substrate.memory.cache import ExpertCache, Scope
 from moebench.substrate.memory.capacity import Budget, Home
 from moebench.substrate.models.shape import ModelShape
+from moebench.systems.policies.checks import require_at_least
 from moebench.systems.policies.evict import OnlyNamed
 from moebench.systems.policies.place import experts_of
 from moebench.systems.policies.prefetch import NoPrefetch
@@ -176,9 +177,7 @@ class HostOrCopy(Assignment):
     reads_scores = False
 
     def __post_init__(self) -> None:
-        for option in ("min_batch", "micro_batch"):
-            if getattr(self, option) < 1:
-                raise UsageError(f"assign.{option} is {getattr(self, option)}; allowed: 1 or more")
+        require_at_least("assign", self, min_batch=1, micro_batch=1)
 
     @property
     def uses_host(self) -> bool:  # type: ignore[override]

@@ -71,13 +71,13 @@ from moebench.substrate.engine.policies import (
     Routing,
 )
 from moebench.substrate.engine.system import System
-from moebench.substrate.errors import UsageError
 from moebench.substrate.machines.protocol import Lane, Op, OpKind
 from moebench.substrate.memory.cache import ExpertCache, Mask
 from moebench.substrate.models.protocol import Model
 from moebench.substrate.models.shape import ModelShape
 from moebench.substrate.terms import RoutedSequence
 from moebench.systems.policies.assign import LoadAll
+from moebench.systems.policies.checks import require_at_least, require_learnt_for
 from moebench.systems.policies.evict import least
 from moebench.systems.policies.place import PlaceById
 from moebench.systems.policies.route import ExactRouting
@@ -257,11 +257,7 @@ class MatchedPrefetch(Prefetching):
     reads_scores = False  # it observes chosen experts alone
 
     def __post_init__(self) -> None:
-        for name, allowed in (("entries", 1), ("capacity", 1), ("budget", 0)):
-            if getattr(self, name) < allowed:
-                raise UsageError(
-                    f"prefetch.{name} is {getattr(self, name)}; allowed: {allowed} or more"
-                )
+        require_at_least("prefetch", self, entries=1, capacity=1, budget=0)
         self._calibrated: list[np.ndarray] = []
 
     @property
@@ -288,11 +284,8 @@ class MatchedPrefetch(Prefetching):
         layers, experts = len(shape.moe_layers), shape.num_experts
         collection = Collection(self.capacity, layers * experts)
         for counts_LE in self._calibrated:
-            if counts_LE.shape != (layers, experts):
-                raise UsageError(
-                    f"prefetch=activation-match was calibrated with {counts_LE.shape[0]} layers of "
-                    f"{counts_LE.shape[1]} experts, the model has {layers} of {experts}"
-                )
+            learnt = "prefetch=activation-match was calibrated with"
+            require_learnt_for(learnt, shape, counts_LE.shape)
             collection.insert(counts_LE.ravel())
         self._similar = SimilarRequests(shape, collection, self.match, self.entries)
         self._forecast: Forecast | None = None
@@ -345,8 +338,7 @@ class ActivationAware(Eviction):
     epsilon: float = 1e-8
 
     def __post_init__(self) -> None:
-        if self.epsilon < 0:
-            raise UsageError(f"evict.epsilon is {self.epsilon}; allowed: 0 or more")
+        require_at_least("evict", self, epsilon=0)
 
     def start(self, shape: ModelShape, cache: ExpertCache) -> None:
         """Nothing is expected and nothing was used."""

@@ -51,6 +51,7 @@ from moebench.substrate.memory.cache import ExpertCache
 from moebench.substrate.models.shape import ModelShape
 from moebench.substrate.terms import Phase
 from moebench.systems.policies.assign import LoadAll
+from moebench.systems.policies.checks import require_at_least
 from moebench.systems.policies.evict import FirstInFirstOut
 from moebench.systems.policies.place import PlaceNothing
 from moebench.systems.policies.route import ExactRouting
@@ -74,8 +75,7 @@ class WholeLayer(Prefetching):
     reads_scores = False
 
     def __post_init__(self) -> None:
-        if self.buffers < 1:
-            raise UsageError(f"prefetch.buffers is {self.buffers}; allowed: 1 or more")
+        require_at_least("prefetch", self, buffers=1)
 
     def slots(self, shape: ModelShape) -> int:
         """Experts that the buffers hold."""

@@ -76,6 +76,7 @@ from moebench.substrate.models.shape import ModelShape
 from moebench.substrate.terms import Learnt, RoutedSequence
 from moebench.systems.learn.state_mlp import StateMLPOptions, StateMLPs, targets, trained
 from moebench.systems.policies.assign import LoadAll
+from moebench.systems.policies.checks import require_at_least, require_learnt_for
 from moebench.systems.policies.evict import LeastRecentlyUsed
 from moebench.systems.policies.place import PlaceById
 from moebench.systems.policies.route import ExactRouting
@@ -121,19 +122,9 @@ class StridePrefetch(Prefetching):
     reads_scores = False
 
     def __post_init__(self) -> None:
-        least = {
-            "stride": 1,
-            "experts": 0,
-            "width": 1,
-            "trained_width": 1,
-            "tokens": 4,
-            "epochs": 1,
-        }
-        for name, allowed in least.items():
-            if getattr(self, name) < allowed:
-                raise UsageError(
-                    f"prefetch.{name} is {getattr(self, name)}; allowed: {allowed} or more"
-                )
+        require_at_least(
+            "prefetch", self, stride=1, experts=0, width=1, trained_width=1, tokens=4, epochs=1
+        )
         if not 1 <= self.chunks <= 64:
             raise UsageError(f"prefetch.chunks is {self.chunks}; allowed: 1 to 64")
         self._predictor: LearnedStates | None = None
@@ -167,12 +158,8 @@ class StridePrefetch(Prefetching):
         if self._predictor is None:
             return
         networks = self._predictor.networks
-        has = (len(shape.moe_layers), shape.num_experts)
-        if has != (networks.num_layers, networks.num_experts):
-            raise UsageError(
-                f"prefetch=stride was trained for {networks.num_layers} layers of "
-                f"{networks.num_experts} experts, the model has {has[0]} of {has[1]}"
-            )
+        trained_for = (networks.num_layers, networks.num_experts)
+        require_learnt_for("prefetch=stride was trained for", shape, trained_for)
 
     def begin_sequences(self, prompts: Prompts) -> None:
         """Forget what was expected of the token that did not come."""

@@ -18,6 +18,7 @@ from moebench.substrate.engine.policies import Eviction
 from moebench.substrate.errors import UsageError
 from moebench.substrate.memory.cache import ExpertCache, Mask
 from moebench.substrate.models.shape import ModelShape
+from moebench.systems.policies.checks import require_at_least
 from moebench.systems.policies.evict import first, pools
 
 # ----------------------------------------------------------------------------- ARC
@@ -232,8 +233,7 @@ class LeastRegret(Eviction):
     seed: int = 123
 
     def __post_init__(self) -> None:
-        if not self.lr >= 0:
-            raise UsageError(f"evict.lr is {self.lr}; allowed: 0 or more")
+        require_at_least("evict", self, lr=0)
         if not 0 <= self.seed < 2**32:
             raise UsageError(f"evict.seed is {self.seed}; allowed: 0 to {2**32 - 1}")
         if self.variant == "libcachesim" and self.seed != type(self).seed:

@@ -9,9 +9,10 @@ import numpy as np
 
 from moebench.substrate.engine.decisions import LayerView
 from moebench.substrate.engine.policies import Eviction
-from moebench.substrate.errors import BudgetError, UsageError
+from moebench.substrate.errors import BudgetError
 from moebench.substrate.memory.cache import ExpertCache, Mask
 from moebench.substrate.models.shape import ModelShape
+from moebench.systems.policies.checks import require_at_least
 
 
 def least(values: np.ndarray, allowed: Mask) -> int | None:
@@ -126,8 +127,7 @@ class NeverEvict(Eviction):
     staging: int = 2
 
     def __post_init__(self) -> None:
-        if self.staging < 1:
-            raise UsageError(f"evict.staging is {self.staging}; allowed: 1 or more")
+        require_at_least("evict", self, staging=1)
         self.reserve = self.staging
 
     def start(self, shape: ModelShape, cache: ExpertCache) -> None:
@@ -310,8 +310,7 @@ class LowestAverageScore(Eviction):
     window: int = 8
 
     def __post_init__(self) -> None:
-        if self.window < 0:
-            raise UsageError(f"evict.window is {self.window}; allowed: 0 or more")
+        require_at_least("evict", self, window=0)
 
     def start(self, shape: ModelShape, cache: ExpertCache) -> None:
         """No iteration yet: every average is zero."""

@@ -5,9 +5,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from moebench.substrate.engine.policies import Eviction
-from moebench.substrate.errors import UsageError
 from moebench.substrate.memory.cache import ExpertCache, Mask
 from moebench.substrate.models.shape import ModelShape
+from moebench.systems.policies.checks import require_at_least
 from moebench.systems.policies.evict import first
 
 
@@ -36,8 +36,7 @@ class StagedLRU(Eviction):
     write_back: bool = False
 
     def __post_init__(self) -> None:
-        if self.staging < 1:
-            raise UsageError(f"evict.staging is {self.staging}; allowed: 1 or more")
+        require_at_least("evict", self, staging=1)
         self.reserve = self.staging
 
     @property

@@ -1,4 +1,4 @@
-"""Try many cases of every door and print the table: ``python -m tests.fuzz_inputs.fuzz [CASES]``."""
+"""Try many cases of every door and print a table: ``python -m tests.fuzz_inputs.fuzz [CASES]``."""
 
 import os
 import sys
