@@ -4,6 +4,6 @@ import os
 
 from hypothesis import settings
 
-settings.register_profile("repeatable", derandomize=True)
-settings.register_profile("random", print_blob=True)
+settings.register_profile("repeatable", derandomize=True, deadline=None)
+settings.register_profile("random", print_blob=True, deadline=None)
 settings.load_profile(os.environ.get("MOEBENCH_EXAMPLES", "repeatable"))
