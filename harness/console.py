@@ -1,17 +1,12 @@
 """Output of the commands: tables on a terminal, tab-separated lines in a pipe, progress."""
 
+import json
 import sys
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from rich.console import Console
-from rich.markup import escape
-from rich.table import Table
-from rich.text import Text
-
-from moebench.harness.progress import Step, shown
 from moebench.reports.tables import (
     basis,
     perplexity_of,
@@ -23,17 +18,38 @@ from moebench.reports.tables import (
 )
 from moebench.reports.text import TextTable
 from moebench.results.store_hints import in_store
-from moebench.systems.registry import installed
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from moebench.harness.progress import Step
 
 
-def stderr() -> Console:
+# rich takes 70 ms to import: every command imports this module, few of them draw.
+
+
+def stderr() -> "Console":
     """A console on stderr, for everything but the result."""
+    from rich.console import Console
+
     return Console(stderr=True, highlight=False, soft_wrap=True)
 
 
-def stdout() -> Console:
+def stdout() -> "Console":
     """A console on stdout, for the result."""
+    from rich.console import Console
+
     return Console(highlight=False, soft_wrap=not sys.stdout.isatty())
+
+
+def say(line: str) -> None:
+    """Print a line on stderr as it is, without markup."""
+    print(line, file=sys.stderr, flush=True)
+
+
+def print_json(document: Any, sort_keys: bool = True) -> None:
+    """Print one JSON document on stdout, in one line."""
+    print(json.dumps(document, sort_keys=sort_keys))
 
 
 def table(title: str, headers: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
@@ -42,6 +58,9 @@ def table(title: str, headers: Sequence[str], rows: Sequence[Sequence[str]]) -> 
         for row in (headers, *rows):
             print("\t".join(row))
         return
+    from rich.markup import escape
+    from rich.table import Table
+
     drawn = Table(title=escape(title), title_justify="left")
     for header in headers:
         drawn.add_column(escape(header))
@@ -54,8 +73,12 @@ def text_table(shown: TextTable) -> None:
     """A table with its marks on a terminal, and what holds for all of it; lines when piped."""
     if not sys.stdout.isatty():
         table(shown.title, shown.headers, shown.rows)
-        stderr().print(f"{shown.title}: {shown.said}" if shown.said else shown.title, markup=False)
+        say(f"{shown.title}: {shown.said}" if shown.said else shown.title)
         return
+    from rich.markup import escape
+    from rich.table import Table
+    from rich.text import Text
+
     styles = {"": "", "best": "bold", "second": "underline"}
     drawn = Table(title=escape(shown.title), title_justify="left", caption_justify="left",
                   caption=escape(shown.said) or None)  # fmt: skip
@@ -73,12 +96,14 @@ def text_table(shown: TextTable) -> None:
 
 
 @contextmanager
-def progress(what: str, after_s: float = 0.0) -> Iterator[Step]:
+def progress(what: str, after_s: float = 0.0) -> Iterator["Step"]:
     """A bar on a terminal, lines when piped; yields ``step(done, total)``.
 
     Args:
         after_s: how long a pipe is told nothing, of work that may be done at once.
     """
+    from moebench.harness.progress import shown
+
     with shown(what, stderr(), after_s) as step:
         yield step
 
@@ -86,14 +111,16 @@ def progress(what: str, after_s: float = 0.0) -> Iterator[Step]:
 def say_left_out(store: Any) -> None:
     """Say which runs or cells of a store were left out, and why."""
     for line in store.left_out.values():
-        stderr().print(f"left out: {line}", markup=False)
+        say(f"left out: {line}")
 
 
 def say_refused(names: Collection[str] | None = None) -> None:
     """Say of systems that installed packages offer why they are left out: of these, or of all."""
+    from moebench.systems.registry import installed
+
     for name, reason in installed().refused.items():
         if names is None or name in names:
-            stderr().print(f"left out: {reason}", markup=False)
+            say(f"left out: {reason}")
 
 
 def _figure(value: float | None, unit: str, digits: int = 4) -> str:
@@ -110,17 +137,12 @@ def show_run(document: dict[str, Any], store: Path) -> None:
     title = f"{system_of(spec)} · {spec['setting'] or spec['model']} · {spec['machine']}"
     rows = [[name, text] for name, text in figures(document)]
     table(f"{title} · {spec['workload']} · batch {spec['batch']}", ["figure", "value"], rows)
-    console = stderr()
     for note in document["notes"]:
-        console.print(escape(f"note: {note}"))
+        say(f"note: {note}")
     moving = [one["field"] for one in (document.get("interval") or {}).get("fields", [])[:3]]
     if moving:
-        console.print(f"± over the ranges of the profile's numbers, most by {', '.join(moving)}")
-    console.print(
-        escape(
-            f"run {document['run_id']}; moebench report --html out.html{in_store(store)} shows it"
-        )
-    )
+        say(f"± over the ranges of the profile's numbers, most by {', '.join(moving)}")
+    say(f"run {document['run_id']}; moebench report --html out.html{in_store(store)} shows it")
 
 
 def figures(document: dict[str, Any]) -> Iterator[tuple[str, str]]:

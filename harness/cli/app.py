@@ -1,28 +1,32 @@
 """The command line.  Nothing heavy is imported before a command needs it."""
 
-from enum import StrEnum
 from typing import Annotated, Any
 
 import typer
 
 from moebench.harness.cli import (
+    accuracy,
     advise,
+    calibrate,
+    compare,
+    doctor,
     evaluate,
-    here,
     machines,
     models,
+    report,
     reproduce,
-    results,
     run,
-    studies,
+    stored,
     sweep,
     timeline,
     trace,
     usage_errors,
 )
+from moebench.harness.cli import (
+    list as listing,
+)
 from moebench.harness.cli.completion import CompletingGroup
-from moebench.harness.cli.parameters import JSON
-from moebench.harness.cli.usage_errors import check_typed, fitted, with_value
+from moebench.harness.cli.usage_errors import adapt_options, check_typed, with_value
 
 app = typer.Typer(
     cls=CompletingGroup,
@@ -67,49 +71,23 @@ def _moebench(
         typer.echo(context.get_help())
 
 
-class Listing(StrEnum):
-    """What can be listed."""
-
-    systems = "systems"
-    settings = "settings"
-    machines = "machines"
-    software = "software"
-    workloads = "workloads"
-    policies = "policies"
-    models = "models"
-    options = "options"
-
-
-def list_(
-    what: Listing,
-    long: Annotated[
-        bool, typer.Option("--long", help="Systems: all that they are; options: in Markdown.")
-    ] = False,
-    json: JSON = False,
-) -> None:
-    """List systems, settings, machines, software, workloads, policies, models or run options."""
-    from moebench.harness.cli.list import show
-
-    show(what.value, json, long)
-
-
 app.command()(run.run)
 app.command()(sweep.sweep)
-app.command("list")(list_)
-app.command()(results.compare)
-app.command()(results.report)
-app.command()(results.show)
-app.command()(results.rm)
-app.command()(results.gc)
-app.command()(studies.accuracy)
-app.command()(studies.check)
+app.command("list")(listing.list_)
+app.command()(compare.compare)
+app.command()(report.report)
+app.command()(stored.show)
+app.command()(stored.rm)
+app.command()(stored.gc)
+app.command()(accuracy.accuracy)
+app.command()(accuracy.check)
 app.command()(advise.advise)
 app.command()(timeline.timeline)
-app.command()(here.calibrate)
-app.command()(here.validate)
+app.command()(calibrate.calibrate)
+app.command()(calibrate.validate)
 app.command("eval")(evaluate.evaluate)
 app.command()(reproduce.reproduce)
-app.command()(here.doctor)
+app.command()(doctor.doctor)
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -124,20 +102,20 @@ def main(arguments: list[str] | None = None) -> int:
         done: Any = app(args=arguments, prog_name="moebench", standalone_mode=False)
     except _USAGE_ERROR as error:
         said = error.format_message().rstrip(".")
-        return _complain(f"{with_value(said, error, arguments)}; see: moebench --help")
+        return _refuse(f"{with_value(said, error, arguments)}; see: moebench --help")
     except (KeyboardInterrupt, typer.Abort):
         done = INTERRUPTED
     except IntegrityError:
         raise
     except MoeBenchError as error:
-        return _complain(fitted(str(error), arguments))
+        return _refuse(adapt_options(str(error), arguments))
     except OSError as error:  # a full disk, a file without permission, ...
-        return _complain(str(error))
+        return _refuse(str(error))
     if done == INTERRUPTED:  # Typer makes an exit code of the exception
         typer.echo("interrupted", err=True)
     return done if isinstance(done, int) else 0
 
 
-def _complain(message: str) -> int:
+def _refuse(message: str) -> int:
     typer.echo(f"moebench: {' '.join(message.split())}", err=True)
     return 2

@@ -1,76 +1,197 @@
-"""``moebench compare``, once its options are parsed."""
+"""``moebench compare``: stored runs in tables of equal conditions, or two runs as a pair."""
 
-import json
-from collections.abc import Mapping
-from pathlib import Path
-from typing import Any
+import json as json_text
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
+
+import typer
 
 from moebench.harness import console
-from moebench.reports.compare import tables
-from moebench.reports.compare.conditions import title_of
-from moebench.reports.compare.text import document, text_table
-from moebench.reports.tables import Document, dig, system_of
-from moebench.reports.text import markdown
-from moebench.results.store import Store
-from moebench.results.store_hints import in_store
+from moebench.harness.cli.parameters import DEFAULT_STORE, JSON, STORE
 from moebench.substrate.errors import UsageError
-from moebench.substrate.models.catalogue import model_names, model_shape
-from moebench.systems.options import build_any
+
+if TYPE_CHECKING:
+    from moebench.reports.tables import Document
+    from moebench.results.store import Store
+
+#: Values that runs must have, by the spec's field, separated by commas.
+Wanted = Mapping[str, str | None]
 
 
-def compare_command(
-    directory: Path, wanted: Mapping[str, str | None], mixed: str | None, form: str
+def compare(
+    runs: Annotated[
+        list[str] | None, typer.Argument(help="Two runs, or two systems: how they differ.")
+    ] = None,
+    systems: Annotated[str | None, typer.Option(help="Separated by commas [all].")] = None,
+    settings: Annotated[str | None, typer.Option(help="See: moebench list settings.")] = None,
+    workloads: Annotated[str | None, typer.Option(help="Averaged over [all].")] = None,
+    batches: Annotated[str | None, typer.Option(help="A table for each [all].")] = None,
+    mixed: Annotated[
+        str | None, typer.Option(help="What may differ, and is marked: software, prompts, ...")
+    ] = None,
+    store: STORE = DEFAULT_STORE,
+    markdown: Annotated[bool, typer.Option("--markdown", help="For a document.")] = False,
+    json: JSON = False,
 ) -> None:
-    """Print the stored runs as comparisons.
+    """Systems beside each other, under equal conditions: bytes, precision, prompts, software."""
+    from moebench.results.store import Store
 
-    Args:
-        wanted: values that runs must have, by the spec's field, separated by commas.
-        mixed: conditions that may differ, separated by commas.
-        form: ``text``, ``markdown`` or ``json``.
-    """
-    store = Store(directory)
-    runs = [run for run in store.runs() if _is_wanted(run, wanted)]
+    wanted = {"system": systems, "setting": settings, "workload": workloads, "batch": batches}
+    if runs:
+        _show_pairs(Store(store), runs, wanted, _split(mixed), json, markdown)
+    else:
+        _show_tables(Store(store), wanted, _split(mixed), json, markdown)
+
+
+def _show_tables(
+    store: "Store", wanted: Wanted, mixed: list[str], json: bool, markdown: bool
+) -> None:
+    """Print all wanted runs, in one table for each group of equal conditions."""
+    from moebench.reports.compare import tables
+    from moebench.reports.compare.conditions import title_of
+    from moebench.reports.compare.text import document, text_table
+    from moebench.reports.text import markdown as as_markdown
+    from moebench.results.store_hints import in_store
+
+    runs = [run for run in _runs(store) if _is_wanted(run, wanted)]
     console.say_left_out(store)
     if not runs:
-        raise UsageError(
-            f"no such runs in {directory}; run: moebench sweep standard{in_store(directory)}"
-        )
-    allowed = _split(mixed)
+        where = store.directory
+        raise UsageError(f"no such runs in {where}; run: moebench sweep standard{in_store(where)}")
     specs = {title_of(run): run["spec"] for run in runs}
     found, left_out = tables.comparisons(
-        runs, allowed, lambda run, title: _why_not(specs[title], run["spec"])
+        runs, mixed, lambda run, title: _why_not(specs[title], run["spec"])
     )
-    tables.refuse_mixtures(found, allowed)
+    tables.refuse_mixtures(found, mixed)
     for line in left_out:
-        console.stderr().print(line, markup=False)
-    if form == "json":
-        print(json.dumps([document(table) for table in found], sort_keys=True))
-    for table in found if form != "json" else ():
-        drawn = text_table(table)
-        if form == "markdown":
-            print(markdown(drawn))
+        console.say(line)
+    if json:
+        console.print_json([document(table) for table in found])
+        return
+    for table in found:
+        if markdown:
+            print(as_markdown(text_table(table)))
         else:
-            console.text_table(drawn)
-
-
-def _is_wanted(run: Document, wanted: Mapping[str, str | None]) -> bool:
-    """Whether a run has these values; what an evaluator asked is no workload to compare."""
-
-    def value(key: str) -> str:
-        return system_of(run["spec"]) if key == "system" else str(dig(run, f"spec.{key}"))
-
-    return "evaluation" not in run and all(
-        text is None or value(key) in _split(text) for key, text in wanted.items()
-    )
-
-
-def _split(text: str | None) -> list[str]:
-    return [part.strip() for part in text.split(",")] if text else []
+            console.text_table(text_table(table))
 
 
 def _why_not(spec: Mapping[str, Any], place: Mapping[str, Any]) -> str | None:
-    """Why a spec's system does not exist for the model and batch of another spec."""
+    """Return why a spec's system does not exist for the model and batch of another spec."""
+    from moebench.substrate.models.catalogue import model_names, model_shape
+    from moebench.systems.options import build_any
+
     if place["model"] not in model_names():
         return None
     system = build_any(spec["system"], spec["overrides"], spec.get("variant", "published"))
     return system.why_not(model_shape(place["model"]), place["batch"])
+
+
+def _show_pairs(
+    store: "Store", names: Sequence[str], wanted: Wanted, mixed: list[str], json: bool,
+    markdown: bool,
+) -> None:  # fmt: skip
+    """Print the comparison of two runs, or of two systems' runs under equal conditions."""
+    from moebench.reports.compare import pair
+    from moebench.results.samples import read_samples
+
+    if len(names) != 2:
+        raise UsageError(f"compare {' '.join(names)}: give two runs or two systems, or neither")
+
+    def times(run: "Document") -> pair.Samples:
+        return read_samples(store.directory, run["run_id"])
+
+    one, other = (_chosen(store, name, wanted) for name in names)
+    found = [pair.compare(a, b, (times(a), times(b)), mixed) for a, b in _pairs(one, other, mixed)]
+    if json:
+        console.print_json([pair.document(each) for each in found])
+        return
+    for each in found:
+        if markdown:
+            print(pair.markdown(each))
+            continue
+        headers = ["figure", *map(pair.title_of, (each.first, each.second)), *pair.HEADERS[3:]]
+        console.table(pair.place_of(each), headers, pair.lines(each))
+        print(pair.sentence(each))
+        console.say(pair.over(each))
+        for name, values in each.differing.items():
+            console.say(f"differs: {name} {' and '.join(values)}")
+
+
+class _Chosen(NamedTuple):
+    """Runs that one of the two names stands for: a system's runs, or one run."""
+
+    name: str
+    runs: Sequence["Document"]
+    system: bool
+
+
+def _chosen(store: "Store", name: str, wanted: Wanted) -> _Chosen:
+    """Return a system's runs, the oldest first, or the run whose id begins with ``name``."""
+    from moebench.reports.compare.conditions import title_of
+    from moebench.reports.tables import system_of
+
+    named = [run for run in _runs(store) if name in (title_of(run), system_of(run["spec"]))]
+    if not named:
+        return _Chosen(name, [store.find(name)], False)
+    kept = [run for run in named if _is_wanted(run, wanted)]
+    if not kept:
+        raise UsageError(
+            f"{name}: none of its {len(named)} runs has these settings, workloads, ..."
+        )
+    return _Chosen(name, kept, True)
+
+
+def _pairs(
+    one: _Chosen, other: _Chosen, mixed: Sequence[str]
+) -> list[tuple["Document", "Document"]]:
+    """Pair the runs of both under equal conditions, the newest of equal ones; or two single runs.
+
+    Raises:
+        UsageError: no two runs have equal conditions.
+    """
+    from moebench.reports.compare import pair
+    from moebench.reports.compare.conditions import title_of
+
+    if not (one.system or other.system):
+        return [(one.runs[0], other.runs[0])]
+    found: dict[str, tuple[Document, Document]] = {}
+    nearest: dict[str, tuple[str, str]] | None = None
+    for first in one.runs:
+        for second in other.runs:
+            if first["run_id"] == second["run_id"]:
+                continue
+            apart = pair.differing(first, second)
+            refused = {name: values for name, values in apart.items() if name not in mixed}
+            if not refused:
+                where = [c.text(c.of(run)) for run in (first, second) for c in pair.EVERY]
+                key = json_text.dumps([title_of(first), title_of(second), *where])
+                found[key] = (first, second)
+            elif nearest is None or len(refused) < len(nearest):
+                nearest = refused
+    if not found:
+        said = "; ".join(f"{name} {a} and {b}" for name, (a, b) in (nearest or {}).items())
+        raise UsageError(
+            f"no runs of {one.name} and {other.name} under equal conditions; the nearest differ "
+            f"in {said or 'nothing: they are one run'}; allow it with --mixed "
+            f"{','.join([*mixed, *(nearest or {})])}"
+        )
+    return [found[conditions] for conditions in sorted(found)]
+
+
+def _runs(store: "Store") -> list["Document"]:
+    """Return the stored runs, without those whose prompts an evaluator chose."""
+    return [run for run in store.runs() if "evaluation" not in run]
+
+
+def _is_wanted(run: "Document", wanted: Wanted) -> bool:
+    """Return whether a run has these values."""
+    from moebench.reports.tables import dig, system_of
+
+    def value(key: str) -> str:
+        return system_of(run["spec"]) if key == "system" else str(dig(run, f"spec.{key}"))
+
+    return all(text is None or value(key) in _split(text) for key, text in wanted.items())
+
+
+def _split(text: str | None) -> list[str]:
+    return [part.strip() for part in text.split(",")] if text else []

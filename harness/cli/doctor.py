@@ -1,24 +1,56 @@
-"""``moebench doctor``: checks this installation, and says what to type where it is broken."""
+"""``moebench doctor``: checks this installation, or that systems keep the rules of the contract."""
 
-import json
 import os
 import platform
 import re
 import shutil
-from collections.abc import Callable
-from importlib.metadata import PackageNotFoundError, requires, version
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
 
 from moebench.harness import console
-from moebench.substrate.errors import MoeBenchError
+from moebench.harness.cli.parameters import DATA_DIR, DEFAULT_STORE, JSON, STORE
+from moebench.substrate.errors import MoeBenchError, UsageError
 
-Finding = tuple[str, bool, str]
+if TYPE_CHECKING:
+    from moebench.harness.conformance.suite import Finding, Report
+    from moebench.systems.registry import Variant
 
 
-def examine(data_dir: Path | None, store: Path, as_json: bool) -> int:
-    """Print one line a check; returns 0 when nothing that a run needs is broken, else 1."""
-    checks: list[Callable[[], Finding]] = [
+def doctor(
+    system: Annotated[
+        str | None, typer.Option(help="Check this system instead, module:Class or all.")
+    ] = None,
+    variant: Annotated[
+        str | None, typer.Option(help="Of the system: published or shipped [both].")
+    ] = None,
+    jobs: Annotated[int, typer.Option(min=1, help="Processes.")] = os.cpu_count() or 1,
+    data_dir: DATA_DIR = None,
+    store: STORE = DEFAULT_STORE,
+    json: JSON = False,
+) -> None:
+    """Check this installation: packages, models, data, store; or what a system must keep to.
+
+    Exit code: 0 nothing is broken, 1 something is.
+    """
+    if system is not None:
+        raise typer.Exit(_check_systems(system, variant, jobs, json))
+    if variant is not None:
+        raise typer.BadParameter("--variant is a system's: give --system NAME")
+    raise typer.Exit(_check_installation(data_dir, store, json))
+
+
+# ----------------------------------------------------------------------------- the installation
+
+#: A check's name, whether it passed, and what was found.
+Checked = tuple[str, bool, str]
+
+
+def _check_installation(data_dir: Path | None, store: Path, json: bool) -> int:
+    """Print one line a check; return 0 when nothing that a run needs is broken, else 1."""
+    checks: list[Callable[[], Checked]] = [
         _moebench,
         _python,
         _platform,
@@ -29,31 +61,33 @@ def examine(data_dir: Path | None, store: Path, as_json: bool) -> int:
         lambda: _data(data_dir),
         lambda: _store(store),
     ]
-    findings = [check() for check in checks]
-    if as_json:
+    found = [check() for check in checks]
+    if json:
         keys = ("check", "ok", "detail")
-        print(json.dumps([dict(zip(keys, f, strict=True)) for f in findings]))
+        console.print_json([dict(zip(keys, f, strict=True)) for f in found], sort_keys=False)
     else:
-        rows = [[name, "ok" if ok else "BROKEN", detail] for name, ok, detail in findings]
+        rows = [[name, "ok" if ok else "BROKEN", detail] for name, ok, detail in found]
         console.table("doctor", ["check", "state", "detail"], rows)
-    return 0 if all(ok for _, ok, _ in findings) else 1
+    return 0 if all(ok for _, ok, _ in found) else 1
 
 
-def _moebench() -> Finding:
+def _moebench() -> Checked:
     from moebench.harness.run.provenance import commit, versions
 
     of = commit()
     return "moebench", True, f"{versions()['moebench']}, " + (f"commit {of}" if of else "installed")
 
 
-def _platform() -> Finding:
+def _platform() -> Checked:
     from moebench.harness.run.provenance import processor
 
     return "platform", True, f"{platform.platform()}, {processor()}"
 
 
-def _packages() -> Finding:
-    """Every package that ours names, with its version; those of extras may be absent."""
+def _packages() -> Checked:
+    """List every package that ours requires, with its version; those of extras may be absent."""
+    from importlib.metadata import PackageNotFoundError, requires, version
+
     needed = [
         [*re.split(r"[^\w.-]", line, maxsplit=1), line] for line in requires("moebench") or []
     ]
@@ -71,20 +105,20 @@ def _packages() -> Finding:
     return "packages", True, ", ".join(f"{name} {found[name]}" for name in sorted(found))
 
 
-def _python() -> Finding:
+def _python() -> Checked:
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
     detail = f"{platform.python_version()}, {os.cpu_count()} cores, {memory:.0f} GiB memory"
     return "python", True, detail
 
 
-def _torch() -> Finding:
+def _torch() -> Checked:
     import torch
 
     cuda = torch.cuda.get_device_name() if torch.cuda.is_available() else "no CUDA device"
     return "torch", True, f"{torch.__version__}, {torch.get_num_threads()} threads, {cuda}"
 
 
-def _scale_models() -> Finding:
+def _scale_models() -> Checked:
     from moebench.substrate.models.catalogue import scale_names, scale_path
     from moebench.substrate.models.weights import Checkpoint
 
@@ -99,7 +133,7 @@ def _describe(name: str, checkpoint: Any) -> str:
     return f"{name} ({checkpoint.shape.total_params / 1e6:.1f} M parameters)"
 
 
-def _profiles() -> Finding:
+def _profiles() -> Checked:
     from moebench.substrate.machines.profile import load_profile, profile_names
 
     try:
@@ -109,7 +143,7 @@ def _profiles() -> Finding:
     return "machines", True, f"{count} profiles"
 
 
-def _data(data_dir: Path | None) -> Finding:
+def _data(data_dir: Path | None) -> Checked:
     from moebench.harness.arguments import find_data_dir
 
     try:
@@ -122,7 +156,7 @@ def _data(data_dir: Path | None) -> Finding:
     return "data", True, f"{found}: {len(sets)} sets"
 
 
-def _store(store: Path) -> Finding:
+def _store(store: Path) -> Checked:
     from moebench.harness.arguments import require_writable
     from moebench.results.schema import SCHEMA_VERSION
     from moebench.results.store import Store
@@ -136,3 +170,124 @@ def _store(store: Path) -> Finding:
     free = shutil.disk_usage(parent).free / 1e9
     written = f"schema {schema}, this version's is {SCHEMA_VERSION}" if schema else "none yet"
     return "store", True, f"{store}: {runs} runs, {free:.0f} GB free; {written}"
+
+
+# ----------------------------------------------------------------------------- systems
+
+#: A system in a variant.
+Subject = tuple[str, "Variant"]
+
+
+def _check_systems(system: str, variant: str | None, jobs: int, json: bool) -> int:
+    """Run the conformance suite; return 0 where nothing failed, else 1."""
+    import tempfile
+    from dataclasses import asdict
+
+    subjects = _subjects(system, variant)
+    if system != "all":
+        console.say_refused([system])
+    with tempfile.TemporaryDirectory(prefix="moebench-") as scratch:
+        reports = list(_reports(subjects, jobs, Path(scratch)))
+    findings = [found for report in reports for found in report.findings]
+    findings += [_nowhere(report) for report in reports if not report.ran]
+    failed = [found for found in findings if found.state == "failed"]
+    if json:
+        rows = [asdict(found) for found in findings]
+        console.print_json({"ok": not failed, "findings": rows})
+    else:
+        _show(findings)
+    return 1 if failed else 0
+
+
+def _subjects(system: str, variant: str | None) -> list[Subject]:
+    """What is to be checked.
+
+    Raises:
+        UnknownNameError, UsageError: no such system or variant, or it cannot be imported.
+    """
+    from typing import cast, get_args
+
+    from moebench.systems.registry import SYSTEMS, Variant, system_class, variants_of
+
+    if system == "all":
+        found = [(n, v) for n in sorted(SYSTEMS) for v in variants_of(n) if variant in (None, v)]
+        if not found:
+            raise UsageError(f"--variant {variant}: allowed: {', '.join(get_args(Variant))}")
+        return found
+    wanted = variants_of(system) if variant is None else (variant,)
+    for one in wanted:
+        system_class(system, one)
+    return [(system, cast(Variant, one)) for one in wanted]
+
+
+def _reports(subjects: Sequence[Subject], jobs: int, scratch: Path) -> Iterator["Report"]:
+    """Check in the order of the subjects; several at once on processes of their own."""
+    import multiprocessing
+    from concurrent.futures import ProcessPoolExecutor, as_completed
+    from functools import partial
+
+    from moebench.harness.conformance.cases import CASES
+    from moebench.harness.conformance.suite import check_system
+    from moebench.harness.sweep.pool import end_with_parent
+
+    if jobs == 1 or len(subjects) == 1:
+        for name, variant in subjects:
+            with console.progress(f"{name}, {variant}") as progress:
+                yield check_system(name, variant, CASES, progress, scratch)
+        return
+    spawn = multiprocessing.get_context("spawn")  # a fork would inherit torch's threads
+    pool = ProcessPoolExecutor(jobs, spawn, initializer=end_with_parent)
+    with pool, console.progress("doctor") as progress:
+        work = partial(check_system, cases=CASES, scratch=scratch)
+        futures = [pool.submit(work, *subject) for subject in subjects]
+        for done, _ in enumerate(as_completed(futures), start=1):
+            progress(done, len(futures))
+    yield from (future.result() for future in futures)
+
+
+def _nowhere(report: "Report") -> "Finding":
+    """Return a failure: a system that exists in no case would pass without a check."""
+    from moebench.harness.conformance.suite import Finding
+
+    one = report.findings[0]
+    why = "it exists in no case, so nothing was checked"
+    return Finding(one.system, one.variant, "runs", None, "failed", why)
+
+
+def _show(findings: Sequence["Finding"]) -> None:
+    """Print a row a system; below, what failed or could not be checked, alike lines together."""
+    from moebench.harness.conformance.suite import CHECKS
+
+    found: dict[tuple[str, str], list[Finding]] = {}
+    for one in findings:
+        found.setdefault((one.title, one.check), []).append(one)
+    titles = dict.fromkeys(title for title, _ in found)
+    rows = [[title, *(_state(found.get((title, c), [])) for c in CHECKS)] for title in titles]
+    console.table("conformance", ["system", *CHECKS], rows)
+    details = [
+        line for (title, check), all_ in found.items() for line in _lines(title, check, all_)
+    ]
+    if details:
+        details.sort(key=lambda line: line[2] != "failed")
+        console.table("details", ["system", "check", "state", "where", "why"], details)
+
+
+def _state(found: Sequence["Finding"]) -> str:
+    """``ok``, ``n/a``, or how many cases failed; how many could not be checked."""
+    states = [one.state for one in found]
+    if "failed" in states:
+        return f"FAILED {states.count('failed')} of {len(states)}"
+    if "ok" not in states:
+        return "n/a"
+    return "ok" if "n/a" not in states else f"ok, {states.count('n/a')} n/a"
+
+
+def _lines(title: str, check: str, found: Sequence["Finding"]) -> Iterator[list[str]]:
+    """What is not ok, with the cases in which it is so."""
+    alike: dict[tuple[str, str], list[str]] = {}
+    for one in found:
+        if one.state != "ok":
+            alike.setdefault((one.state, one.detail), []).append(str(one.case or "-"))
+    for (state, why), where in alike.items():
+        everywhere = len(where) == len(found) > 1
+        yield [title, check, state, "every case" if everywhere else "; ".join(where), why]

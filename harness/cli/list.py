@@ -1,30 +1,51 @@
 """``moebench list``: the catalogues, read without importing anything heavy."""
 
-import json
-from dataclasses import asdict
-from typing import TYPE_CHECKING, Any
+from enum import StrEnum
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
 
 from moebench.harness import console
+from moebench.harness.cli.parameters import JSON
 from moebench.substrate.errors import UsageError
 
 if TYPE_CHECKING:
     from moebench.systems.description import Description
 
 
-def show(what: str, as_json: bool, at_length: bool = False) -> None:
-    """Print one catalogue; systems also at length, as `docs/systems.md` has them."""
-    if what == "systems":
+class Listing(StrEnum):
+    """What can be listed."""
+
+    systems = "systems"
+    settings = "settings"
+    machines = "machines"
+    software = "software"
+    workloads = "workloads"
+    policies = "policies"
+    models = "models"
+    options = "options"
+
+
+def list_(
+    what: Listing,
+    long: Annotated[
+        bool, typer.Option("--long", help="Systems: all that they are; options: in Markdown.")
+    ] = False,
+    json: JSON = False,
+) -> None:
+    """List systems, settings, machines, software, workloads, policies, models or run options."""
+    if what is Listing.systems:
         console.say_refused()
-    if at_length:
-        _at_length(what, as_json)
+    if long:
+        _describe_systems(what, json)
         return
     rows = _CATALOGUES[what]()
-    if as_json:
-        print(json.dumps(rows, sort_keys=True))
+    if json:
+        console.print_json(rows)
         return
     headers = list(rows[0])
     console.table(what, headers, [[_text(row[h]) for h in headers] for row in rows])
-    if what == "models":
+    if what is Listing.models:
         from moebench.substrate.models.catalogue import ANOTHER
 
         if console.stdout().is_terminal:  # a pipe gets one table
@@ -52,19 +73,22 @@ def _systems() -> list[dict[str, Any]]:
     return ours + others
 
 
-def _at_length(what: str, as_json: bool) -> None:
-    if what == "options" and not as_json:
+def _describe_systems(what: Listing, json: bool) -> None:
+    """Print every system with all its parts, or every option, as the documentation has them."""
+    if what is Listing.options and not json:
         print(options_table())
         return
-    if what != "systems":
+    if what is not Listing.systems:
         raise UsageError(f"list {what} --long: only systems and options are described at length")
+    from dataclasses import asdict
+
     from moebench.systems.description import described, document, natives
     from moebench.systems.registry import SYSTEMS
 
     found = [*described(SYSTEMS), *_of_other_packages()]
     packages = [*natives()]
-    if as_json:
-        print(json.dumps([*map(asdict, found), *map(asdict, packages)], sort_keys=True))
+    if json:
+        console.print_json([*map(asdict, found), *map(asdict, packages)])
     else:
         print(document(found, packages), end="")
 
@@ -103,7 +127,7 @@ def _of_other_packages() -> "list[Description]":
         try:
             found.append(description(name))
         except Exception as error:  # whatever another package's class does
-            console.stderr().print(f"left out: {error}", markup=False)
+            console.say(f"left out: {error}")
     return found
 
 
@@ -212,12 +236,12 @@ def _models() -> list[dict[str, Any]]:
 
 
 _CATALOGUES = {
-    "systems": _systems,
-    "settings": _settings,
-    "machines": _machines,
-    "software": _software,
-    "workloads": _workloads,
-    "policies": _policies,
-    "models": _models,
-    "options": _options,
+    Listing.systems: _systems,
+    Listing.settings: _settings,
+    Listing.machines: _machines,
+    Listing.software: _software,
+    Listing.workloads: _workloads,
+    Listing.policies: _policies,
+    Listing.models: _models,
+    Listing.options: _options,
 }

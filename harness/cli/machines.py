@@ -1,17 +1,20 @@
 """``moebench machines``: profiles beside what is published, and what runs owe to their numbers."""
 
-import json
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from moebench.harness import console
 from moebench.harness.cli.options import Changed, takes
 from moebench.harness.cli.parameters import DATA_DIR, DEFAULT_STORE, JSON, STORE
 from moebench.results.spec import OPTIONS
+from moebench.substrate.errors import InputError, UsageError
 
 if TYPE_CHECKING:
     from moebench.harness.run.interval import Effect
+    from moebench.substrate.machines.profile import HardwareProfile
 
 app = typer.Typer(
     help="Hardware profiles: one of your own, components, sensitivity.", no_args_is_help=True
@@ -24,9 +27,30 @@ def init(
     force: Annotated[bool, typer.Option("--force", help="Write over a file of before.")] = False,
 ) -> None:
     """Write a commented profile of this computer: what can be read, the rest as estimates."""
-    from moebench.harness.cli.profiles import init_command
+    from moebench.harness.machines.survey import draft, survey
+    from moebench.substrate.machines.profile import load_profile
 
-    init_command(name, force)
+    file = Path(f"{name}.yaml")
+    if file.exists() and not force:
+        raise UsageError(f"{file}: is there already; --force writes over it")
+    text = draft(name, survey())
+    half_written = file.with_suffix(".yaml.partial")
+    try:
+        half_written.write_text(text, encoding="utf-8")
+        os.replace(half_written, file)
+    except OSError as error:
+        raise InputError(f"{file}: cannot be written: {error.strerror}") from error
+    own = [
+        number
+        for field, number in load_profile(str(file)).quantities()
+        if not field.startswith("software.")
+    ]
+    known = sum(number.badge != "estimate" for number in own)
+    console.say(
+        f"{file}: {known} of {len(own)} numbers are known, the others are estimates, to be "
+        f"replaced (docs/machines.md); then: moebench run --system smoe --model qwen2-57b-a14b "
+        f"--machine {file}"
+    )
 
 
 @app.command()
@@ -36,9 +60,31 @@ def show(
     json_: JSON = False,
 ) -> None:
     """Show a profile: every number with its unit, range, badge, source, and what it moves."""
-    from moebench.harness.cli.profiles import show_command
+    from moebench.substrate.machines.profile import DEFAULT_SOFTWARE, load_profile
+    from moebench.substrate.machines.profile_fields import FIELDS
 
-    show_command(machine, software, json_)
+    profile = load_profile(machine, software or DEFAULT_SOFTWARE)
+    rows = [
+        {
+            "field": field, "value": n.value, "unit": n.unit,
+            "range": None if n.range is None else list(n.range), "badge": n.badge,
+            "moves": FIELDS[field].moves if field in FIELDS else None, "source": n.source,
+        }
+        for field, n in profile.quantities()
+    ]  # fmt: skip
+    if json_:
+        about = {
+            "machine": profile.name, "description": profile.description, "badge": profile.badge,
+            "hash": profile.content_hash(), "fields": rows,
+        }  # fmt: skip
+        console.print_json(about)
+        return
+    lines = [[_text(value) for value in row.values()] for row in rows]
+    console.table(f"{profile.name}: {profile.description}", list(rows[0]), lines)
+    console.say(
+        f"{profile.name} [{profile.badge}]: {profile.estimates} of {profile.numbers} numbers are "
+        f"estimates; software {profile.software.name}"
+    )
 
 
 @app.command()
@@ -49,9 +95,58 @@ def diff(
     json_: JSON = False,
 ) -> None:
     """Show in which numbers two profiles differ, and by how much."""
-    from moebench.harness.cli.profiles import diff_command
+    from moebench.substrate.machines.profile import DEFAULT_SOFTWARE, load_profile
 
-    diff_command(first, second, software, json_)
+    kind = software or DEFAULT_SOFTWARE
+    sides = [_stated(load_profile(name, kind)) for name in (first, second)]
+    fields = list(dict.fromkeys([*sides[0], *sides[1]]))
+    rows = []
+    for field in fields:
+        (one, said), (other, also) = (side.get(field, (None, None)) for side in sides)
+        if one != other:
+            ratio = _ratio(one, other)
+            rows.append({"field": field, first: said, second: also, "ratio": ratio})
+    if json_:
+        console.print_json(rows, sort_keys=False)
+        return
+    if rows:
+        lines = [[_text(value) for value in row.values()] for row in rows]
+        console.table(f"{first} and {second}", ["field", first, second, "ratio"], lines)
+    console.say(f"{len(rows)} of {len(fields)} fields differ")
+
+
+def _stated(profile: "HardwareProfile") -> dict[str, tuple[Any, str]]:
+    """Return each name, switch and number of a profile, in base units, and as text with its unit.
+
+    Times that were measured of single operations are left out.
+    """
+    names = {
+        f"{part}.name": getattr(profile, part).name for part in ("gpu", "link", "host", "disk")
+    }
+    switches = {
+        "link.pinned": profile.link.pinned,
+        "software.waits_each_layer": profile.software.waits_each_layer,
+    }
+    found = {field: (value, _text(value)) for field, value in (names | switches).items()}
+    for field, number in profile.quantities():
+        if not field.startswith("measured."):
+            unit = "" if number.unit == "1" else f" {number.unit}"
+            said = f"{number.value:g}{unit} [{number.badge}]"
+            found[field] = (float(number.value * number.UNITS[number.unit]), said)
+    return found
+
+
+def _ratio(one: Any, other: Any) -> float | None:
+    """Return the second number over the first, or None for what is no number."""
+    if not (isinstance(one, float) and isinstance(other, float)) or not one:
+        return None
+    return float(f"{other / one:.4g}")
+
+
+def _text(value: Any) -> str:
+    if isinstance(value, list):
+        return f"{value[0]:g} to {value[1]:g}"
+    return "-" if value is None else f"{value:g}" if isinstance(value, float) else str(value)
 
 
 @app.command()
@@ -59,17 +154,16 @@ def components(
     json_: JSON = False,
 ) -> None:
     """Show every published time of a component beside what the cost model charges for it."""
-    from moebench.harness import console
     from moebench.reports.sections.components import HEADERS, table
     from moebench.substrate.analysis.components import documents
 
     found = documents()
     if json_:
-        typer.echo(json.dumps(found, sort_keys=True))
+        console.print_json(found)
         return
     shown = table(found)
     console.table("components", HEADERS, shown.rows)
-    console.stderr().print(shown.summary)
+    console.say(shown.summary)
 
 
 @app.command()
@@ -89,7 +183,7 @@ def sensitivity(
     """Which numbers of the profile move TPOT and TTFT most, each from end to end of its range."""
     from moebench.harness.arguments import find_data_dir
 
-    _show(*_effects(given, tokens, find_data_dir(data_dir), store), as_json=json_)
+    _show_effects(*_effects(given, tokens, find_data_dir(data_dir), store), as_json=json_)
 
 
 def _effects(
@@ -100,7 +194,6 @@ def _effects(
     from moebench.harness.run.execute import on_engine
     from moebench.harness.run.interval import effects_on
     from moebench.harness.run.rules import resolve
-    from moebench.substrate.errors import UsageError
 
     if given.get("machine") == "local":
         raise UsageError(
@@ -112,8 +205,7 @@ def _effects(
     return spec.machine, effects_on(on_engine(spec, data_dir), store, tokens)
 
 
-def _show(machine: str, effects: "list[Effect]", as_json: bool) -> None:
-    from moebench.harness import console
+def _show_effects(machine: str, effects: "list[Effect]", as_json: bool) -> None:
     from moebench.harness.run.interval import MOVED, combined
     from moebench.substrate.machines.profile_ranges import ASSUMED
 
@@ -132,15 +224,15 @@ def _show(machine: str, effects: "list[Effect]", as_json: bool) -> None:
             for one in effects
         ]  # fmt: skip
         document = {"machine": machine, "assumed": ASSUMED, "fields": rows, "together": together}
-        print(json.dumps(document, sort_keys=True))
+        console.print_json(document)
         return
     headers = ["field", "value", "unit", "low", "high", "badge", "range"]
     headers += [f"{name} at {end}" for name in ("TPOT", "TTFT") for end in ("low", "high")]
     lines = [_line(one, MOVED) for one in effects if size(one) >= 0.0005]
     console.table(f"sensitivity on {machine}", headers, lines)
     for name, (down, up) in zip(("TPOT", "TTFT"), together.values(), strict=True):
-        console.stderr().print(f"all together: {name} −{100 * down:.1f} % to +{100 * up:.1f} %")
-    console.stderr().print(
+        console.say(f"all together: {name} −{100 * down:.1f} % to +{100 * up:.1f} %")
+    console.say(
         f"{len(effects) - len(lines)} further numbers move neither by 0.05 %; assumed: the source "
         f"names no range, taken as ±{ASSUMED:.0%}"
     )

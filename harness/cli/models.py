@@ -1,6 +1,5 @@
 """``moebench models``: weights imported and fetched; scale models listed, trained, verified."""
 
-import json
 import math
 import sys
 from collections.abc import Iterator
@@ -11,7 +10,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from moebench.harness import console
 from moebench.harness.cli.parameters import JSON
+from moebench.substrate.errors import InputError, UnknownNameError, UsageError
 
 if TYPE_CHECKING:
     from moebench.harness.scale.checkpoint import Progress
@@ -21,8 +22,11 @@ app = typer.Typer(
     no_args_is_help=True,
 )
 
-#: Where a user's own scale models go.
-OWN = Path(".moebench/models")
+#: Default folders of scale models that a user trains, of imported weights, and of downloads.
+OWN, IMPORTED, FETCHED = Path(".moebench/models"), Path(".moebench/weights"), Path(".moebench/hub")
+
+#: Types in which expert records may be stored.
+PRECISIONS = ("bf16", "fp16", "fp32")
 
 
 class Device(StrEnum):
@@ -37,10 +41,8 @@ def list_(json: JSON = False) -> None:
     """List the scale models that there is a recipe for."""
     rows = _rows()
     if json:
-        _print_json(rows)
+        console.print_json(rows)
         return
-    from moebench.harness import console
-
     headers = list(rows[0])
     lines = [["-" if row[h] is None else str(row[h]) for h in headers] for row in rows]
     console.table("scale models", headers, lines)
@@ -74,7 +76,6 @@ def train(
     """Train a scale model; a killed training goes on when the same command is given again."""
     from moebench.harness.arguments import find_data_dir
     from moebench.harness.scale.widths import scale_config
-    from moebench.substrate.errors import UsageError
 
     scale_config(name)  # an unknown name shows before data is read
     data = find_data_dir(data_dir)
@@ -102,11 +103,15 @@ def train(
     if balance is not None:
         chosen["balance_end"] = falls_to * balance
     recipe = recipe.model_copy(update={k: v for k, v in chosen.items() if v is not None})
-    _say(f"{name}: reading {data}")
+    console.say(f"{name}: reading {data}")
     with _progress(name) as report:
         final = train_model(name, data, out, recipe, start, device.value, report)
-    _say(f"held-out loss {final['held_out_loss']}, a unigram's {final['unigram_loss']}; in {out}")
-    _say(f"use it: moebench run --system smoe --model {name} --weights {out} --machine a6000")
+    console.say(
+        f"held-out loss {final['held_out_loss']}, a unigram's {final['unigram_loss']}; in {out}"
+    )
+    console.say(
+        f"use it: moebench run --system smoe --model {name} --weights {out} --machine a6000"
+    )
 
 
 @app.command("import")
@@ -124,12 +129,8 @@ def import_(
     ] = None,
 ) -> None:
     """Split a checkpoint once into common weights and expert records; or import a scale model."""
-    from moebench.substrate.errors import UsageError
-
     if scale is None:
-        from moebench.harness.cli.weights import import_command
-
-        import_command(source, out, dtype or "fp32")
+        _import_weights(source, out, dtype or "fp32")
         return
     if dtype is not None:
         raise UsageError("--dtype and --scale: a scale model is stored as fp16")
@@ -141,8 +142,35 @@ def import_(
 
     out = out or OWN / scale
     entry = import_model(source, scale, out)
-    _say(f"{entry['bytes'] / 1e6:.1f} MB, {entry['parameters']:,} parameters in {out}")
-    _say(f"use it: moebench run --system smoe --model {scale} --weights {out} --machine a6000")
+    console.say(f"{entry['bytes'] / 1e6:.1f} MB, {entry['parameters']:,} parameters in {out}")
+    console.say(
+        f"use it: moebench run --system smoe --model {scale} --weights {out} --machine a6000"
+    )
+
+
+def _import_weights(source: Path, out: Path | None, precision: str) -> None:
+    """Split a full-size checkpoint; an import that was killed is continued."""
+    from moebench.substrate.models.config import read_shape
+
+    if precision not in PRECISIONS:
+        raise UsageError(f"--dtype {precision}: allowed: {', '.join(PRECISIONS)}")
+    read_shape(source / "config.json")  # what is wrong with it shows before torch is imported
+
+    from moebench.substrate.models.imported import import_checkpoint
+
+    out = out or IMPORTED / source.resolve().name
+    with console.progress(f"import {source.name}") as progress:
+        found = import_checkpoint(source, out, precision, progress)
+    assert found.store is not None
+    size = found.store.total_bytes + sum(f.stat().st_size for f in found.files[:-1])
+    count = len(found.manifest["records"])
+    console.say(
+        f"{count} expert records of {found.store.record_bytes / 1e6:.4g} MB ({precision}) and the "
+        f"common weights, {size / 1e9:.4g} GB, in {out}"
+    )
+    console.say(
+        f"use it: moebench run --system smoe --weights {out} --machine local --cache-ratio 0.25"
+    )
 
 
 @app.command()
@@ -152,9 +180,14 @@ def fetch(
     revision: Annotated[str | None, typer.Option(help="Branch, tag or commit [main].")] = None,
 ) -> None:
     """Download a checkpoint from the Hugging Face hub; what is there already is not read again."""
-    from moebench.harness.cli.weights import fetch_command
+    from moebench.harness.hub import fetch as download
 
-    fetch_command(repo, out, revision)
+    out = download(repo, out or FETCHED / repo, revision)
+    console.say(f"{repo} in {out}")
+    console.say(
+        f"use it: moebench run --system smoe --weights {out} --machine local --cache-ratio 0.25"
+    )
+    console.say(f"or split it once, so that later starts are short: moebench models import {out}")
 
 
 @app.command()
@@ -170,14 +203,11 @@ def verify(
 ) -> None:
     """Measure quality and routing again; judge them by targets, compare them with the manifest."""
     from moebench.harness.arguments import find_data_dir
-    from moebench.substrate.errors import UsageError
 
     if write and quick:
         raise UsageError("--write records the full measurement; leave --quick out")
     if target is not None and (Path(target) / "import.json").exists():
-        from moebench.harness.cli.weights import verify_command
-
-        verify_command(Path(target), json)
+        _verify_weights(Path(target), json)
         return
     paths = _paths(target, all_)
     data = None if data_dir is None else find_data_dir(data_dir)
@@ -195,8 +225,22 @@ def verify(
 
         model_tables.write_docs(model_tables.DOCS)
     if json:
-        _print_json(documents)
+        console.print_json(documents)
     raise typer.Exit(1 if failed else 0)
+
+
+def _verify_weights(path: Path, json: bool) -> None:
+    """Hash imported weights again."""
+    from moebench.substrate.models.imported import Imported
+
+    found = Imported(path)
+    with console.progress(f"verify {path.name}") as progress:
+        found.verify(progress)
+    files, records = (len(found.manifest[key]) for key in ("files", "records"))
+    if json:
+        console.print_json({path.name: {"files": files, "records": records}})
+    else:
+        console.say(f"{files} files and {records} records are what was imported")
 
 
 @app.command()
@@ -206,10 +250,8 @@ def targets(
     json: JSON = False,
 ) -> None:
     """Measure the routing of real models again and compare it with the file of targets."""
-    from moebench.harness import console
     from moebench.harness.arguments import find_data_dir
     from moebench.harness.scale import targets as ranges
-    from moebench.substrate.errors import UsageError
 
     data = find_data_dir(data_dir)
     if data is None:
@@ -221,12 +263,12 @@ def targets(
     differences = [] if write else ranges.differences(measured)
     if json:
         families = [{**m.evidence.model_dump(), "figures": m.figures} for m in measured]
-        _print_json({"families": families, "differences": differences})
+        console.print_json({"families": families, "differences": differences})
     else:
         for one in measured:
             ranges.show(one)
         for line in differences:
-            console.stderr().print(line, markup=False)
+            console.say(line)
     raise typer.Exit(1 if differences else 0)
 
 
@@ -235,7 +277,6 @@ def _verify(path: Path, data: Path | None, quick: bool, write: bool) -> dict[str
 
     entry = None if write else check_files(path)
 
-    from moebench.harness import console
     from moebench.harness.scale.files import write_entry
     from moebench.harness.scale.verify import ScaleModel, differences, judged, measure
 
@@ -259,7 +300,6 @@ def _paths(target: str | None, every: bool) -> list[Path]:
 
     What holds a slash is a folder, so that one's own training of a shipped model can be named.
     """
-    from moebench.substrate.errors import InputError, UnknownNameError, UsageError
     from moebench.substrate.models.catalogue import scale_names, scale_path
 
     shipped = scale_names()
@@ -317,24 +357,11 @@ def _rows() -> list[dict[str, Any]]:
     return rows
 
 
-# ----------------------------------------------------------------------------- output
-
-
-def _say(text: str) -> None:
-    typer.echo(text, err=True)
-
-
-def _print_json(document: Any) -> None:
-    typer.echo(json.dumps(document, sort_keys=True))
-
-
 @contextmanager
 def _progress(name: str) -> "Iterator[Any]":
     """A bar with the loss on a terminal; a line for every fiftieth step when piped."""
     from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
     from rich.progress import Progress as Bar
-
-    from moebench.harness import console
 
     stderr = console.stderr()
     if not stderr.is_terminal:

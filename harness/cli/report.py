@@ -1,119 +1,124 @@
-"""``moebench report``, once its options are parsed."""
+"""``moebench report``: the stored runs as tables, an HTML page, or CSV, LaTeX and figure files."""
 
-import json
 import os
 import sys
-from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
 
 from moebench.harness import console
-from moebench.harness.arguments import require_file, require_folder
-from moebench.results.store import Cell, Store
-from moebench.results.store_hints import no_runs
+from moebench.harness.cli.parameters import DEFAULT_STORE, JSON, STORE
 from moebench.substrate.errors import UsageError
 
 if TYPE_CHECKING:
     from moebench.reports.report import Report
     from moebench.reports.sections.accuracy import View
     from moebench.results.claims import PaperResult
+    from moebench.results.store import Cell, Store
 
-#: An α table of one's own, in the store's folder.
+Runs = list[dict[str, Any]]
+
+#: The α table that `moebench accuracy` writes, in the store's folder.
 OWN_TABLE = "alpha.csv"
 
-#: Claims that were measured for a store, in its folder.
+#: The claims that `moebench reproduce` writes, in the store's folder.
 OWN_CLAIMS = "claims"
 
-#: More runs than this are no list for a terminal.
+#: The most runs that are listed on a terminal.
 LISTED = 50
 
 
-@dataclass(frozen=True, slots=True)
-class ReportRequest:
-    """The options of ``moebench report`` as typed.
+def report(
+    html: Annotated[Path | None, typer.Option(help="Write one offline page.")] = None,
+    csv: Annotated[Path | None, typer.Option(help="Folder for the tables as CSV.")] = None,
+    latex: Annotated[Path | None, typer.Option(help="Folder for the tables as LaTeX.")] = None,
+    figures: Annotated[
+        Path | None, typer.Option(help="Folder for the figures as SVG and PDF.")
+    ] = None,
+    markdown: Annotated[bool, typer.Option("--markdown", help="For a document.")] = False,
+    intervals: Annotated[
+        bool, typer.Option("--intervals", help="95 % intervals behind means.")
+    ] = False,
+    accuracy: Annotated[
+        Path | None,
+        typer.Option(help="Table of moebench accuracy [alpha.csv of the store, or as shipped]."),
+    ] = None,
+    claims: Annotated[
+        Path | None,
+        typer.Option(help="Folder of moebench reproduce [claims, in the store, or as shipped]."),
+    ] = None,
+    store: STORE = DEFAULT_STORE,
+    json: JSON = False,
+) -> None:
+    """Show systems beside each other, accuracy and single runs, or write them as files."""
+    from moebench.harness.arguments import require_file, require_folder
+    from moebench.reports.report import report as all_tables
+    from moebench.results.store import Store
+    from moebench.results.store_hints import no_runs
 
-    Attributes:
-        accuracy: an α table; None is the store's own, else the one that ships.
-        claims: a folder of `moebench reproduce`; None is the store's own, else what ships.
-        intervals: intervals behind means.
-    """
-
-    store: Path
-    accuracy: Path | None = None
-    claims: Path | None = None
-    html: Path | None = None
-    csv: Path | None = None
-    latex: Path | None = None
-    figures: Path | None = None
-    markdown: bool = False
-    intervals: bool = False
-    as_json: bool = False
-
-
-def report_command(request: ReportRequest) -> None:
-    """The stored runs and an accuracy table: as a page, files, JSON, Markdown, or tables.
-
-    Raises:
-        UsageError: there is nothing to report.
-    """
-    if request.html is not None:
-        require_file("--html", request.html)
-    folders = {"--csv": request.csv, "--latex": request.latex, "--figures": request.figures}
-    for option, folder in folders.items():
+    if html is not None:
+        require_file("--html", html)
+    for option, folder in (("--csv", csv), ("--latex", latex), ("--figures", figures)):
         if folder is not None:
             require_folder(option, folder)
-    store = Store(request.store)
-    runs, failed = store.runs(), store.cells("failed")
-    console.say_left_out(store)
+    opened = Store(store)
+    runs, failed = opened.runs(), opened.cells("failed")
+    console.say_left_out(opened)
     if not runs and not failed:
-        raise UsageError(no_runs(request.store))
-    views, claims = _accuracy(request), _claims(request)
-    if request.html is not None:
-        _write_page(request.html, store, runs, views, failed, claims)
-    if request.csv is not None or request.latex is not None:
-        _write_tables(request, runs, views, failed, claims)
-    if request.figures is not None:
-        _write_figures(request.figures, store, runs, views)
-    if request.as_json:
-        print(json.dumps(runs, sort_keys=True))
-        return
-    files = (request.html, request.csv, request.latex, request.figures)
-    if request.markdown or files == (None,) * len(files):
-        _print(request, runs, views, failed, claims)
+        raise UsageError(no_runs(store))
+    views, results = _accuracy(accuracy, store), _claims(claims, store)
+    tables = partial(all_tables, runs, views, failed, results, intervals=intervals)
+    if html is not None:
+        _write_page(html, opened, runs, views, failed, results)
+    if csv is not None or latex is not None:
+        _write_tables(csv, latex, tables(brief=True), runs, views, failed)
+    if figures is not None:
+        _write_figures(figures, opened, runs, views)
+    if json:
+        console.print_json(runs)
+    elif markdown:
+        _print_markdown(tables(brief=False))
+    elif not (html or csv or latex or figures):
+        if sys.stdout.isatty():
+            _print(tables(brief=True), len(runs))
+        else:
+            _pipe(runs, failed)
 
 
-def _accuracy(request: ReportRequest) -> list["View"]:
-    """The table that was named, or the store's own, or the one that ships."""
+def _accuracy(table: Path | None, store: Path) -> list["View"]:
+    """Read the given accuracy table, or the store's own, or the one that ships."""
     from moebench.reports.sections import accuracy
 
-    own = request.store / OWN_TABLE
-    if request.accuracy is not None:
-        return accuracy.load(request.accuracy)
+    own = store / OWN_TABLE
+    if table is not None:
+        return accuracy.load(table)
     return accuracy.load(own) if own.exists() else accuracy.load()
 
 
-def _claims(request: ReportRequest) -> list["PaperResult"]:
-    """Of the folder that was named, or the store's own, or those that ship.
+def _claims(folder: Path | None, store: Path) -> list["PaperResult"]:
+    """Read the claims of the given folder, or the store's own, or those that ship.
 
     Raises:
-        UsageError: the folder that was named holds none.
+        UsageError: the given folder holds no claims.
     """
     from moebench.results.claims import PAPERS, read
 
-    if request.claims is None:
-        return read(request.store / OWN_CLAIMS) or read()
-    found = read(request.claims)
+    if folder is None:
+        return read(store / OWN_CLAIMS) or read()
+    found = read(folder)
     if not found:
         names = ", ".join(f"{paper}.json" for paper in PAPERS)
         raise UsageError(
-            f"--claims {request.claims}: no claims there ({names}); write them: "
-            f"moebench reproduce all --out {request.claims}"
+            f"--claims {folder}: no claims there ({names}); write them: "
+            f"moebench reproduce all --out {folder}"
         )
     return found
 
 
 def _write_page(
-    out: Path, store: Store, runs: list[dict[str, Any]], views: list["View"], failed: list[Cell],
+    out: Path, store: "Store", runs: Runs, views: list["View"], failed: list["Cell"],
     claims: list["PaperResult"],
 ) -> None:  # fmt: skip
     from moebench.harness.run.repeat import repeats
@@ -121,38 +126,33 @@ def _write_page(
     from moebench.reports.sections import throughput
     from moebench.substrate.analysis.components import documents
 
-    directory = store.directory
     contents = Contents(
         runs,
         repeats(store, runs),
         store.timelines(),
         views,
         failed,
-        throughput.load(directory, runs),
+        throughput.load(store.directory, runs),
         documents(),
         claims,
     )
-    render(contents, out, str(directory))
-    console.stderr().print(f"{len(runs)} runs in {out} ({os.path.getsize(out) / 1e6:.1f} MB)")
+    render(contents, out, str(store.directory))
+    console.say(f"{len(runs)} runs in {out} ({os.path.getsize(out) / 1e6:.1f} MB)")
 
 
 def _write_tables(
-    request: ReportRequest, runs: list[dict[str, Any]], views: list["View"], failed: list[Cell],
-    claims: list["PaperResult"],
+    csv: Path | None, latex: Path | None, found: "Report", runs: Runs, views: list["View"],
+    failed: list["Cell"],
 ) -> None:  # fmt: skip
     from moebench.reports.formats.csv import write_csv, write_latex
-    from moebench.reports.report import report
 
-    found = report(runs, views, failed, claims, brief=True, intervals=request.intervals)
-    written = write_csv(runs, found, request.csv, views, failed) if request.csv else []
-    written += write_latex(found, request.latex) if request.latex else []
-    console.stderr().print(f"written: {', '.join(map(str, written))}", markup=False)
+    written = write_csv(runs, found, csv, views, failed) if csv else []
+    written += write_latex(found, latex) if latex else []
+    console.say(f"written: {', '.join(map(str, written))}")
     _say_left_out(found)
 
 
-def _write_figures(
-    directory: Path, store: Store, runs: list[dict[str, Any]], views: list["View"]
-) -> None:
+def _write_figures(directory: Path, store: "Store", runs: Runs, views: list["View"]) -> None:
     from moebench.reports.compare.conditions import lacks
     from moebench.reports.compare.tables import comparisons, matrix
     from moebench.reports.formats.svg import write_figures
@@ -163,35 +163,28 @@ def _write_figures(
     beside = matrix(comparisons(whole).tables)
     curves = throughput.load(store.directory, whole)
     written = write_figures(stills(whole, beside, views, curves, store.timelines()), directory)
-    console.stderr().print(f"{len(written)} figures in {directory}")
+    console.say(f"{len(written)} figures in {directory}")
 
 
-def _print(
-    request: ReportRequest, runs: list[dict[str, Any]], views: list["View"], failed: list[Cell],
-    claims: list["PaperResult"],
-) -> None:  # fmt: skip
-    """All tables as Markdown or on a terminal."""
-    from moebench.reports.report import report
+def _print_markdown(found: "Report") -> None:
     from moebench.reports.text import markdown
 
-    if not request.markdown and not sys.stdout.isatty():
-        _pipe(runs, failed)
-        return
-    brief = not request.markdown
-    found = report(runs, views, failed, claims, brief=brief, intervals=request.intervals)
-    if request.markdown:
-        print("\n".join(map(markdown, found.tables.values())))
-    else:
-        for name, table in found.tables.items():
-            if name == "runs" and len(runs) > LISTED:
-                console.stdout().print(f"{len(runs)} runs; --csv DIR or --html FILE lists them")
-            else:
-                console.text_table(table)
+    print("\n".join(map(markdown, found.tables.values())))
     _say_left_out(found)
 
 
-def _pipe(runs: list[dict[str, Any]], failed: list[Cell]) -> None:
-    """One table for other programs: the runs, with all columns."""
+def _print(found: "Report", count: int) -> None:
+    """Print all tables on a terminal, without the list of ``count`` runs if it is long."""
+    for name, table in found.tables.items():
+        if name == "runs" and count > LISTED:
+            console.stdout().print(f"{count} runs; --csv DIR or --html FILE lists them")
+        else:
+            console.text_table(table)
+    _say_left_out(found)
+
+
+def _pipe(runs: Runs, failed: list["Cell"]) -> None:
+    """Print one table for other programs: the runs, with all columns."""
     from moebench.reports.sections import failures
     from moebench.reports.sections.runs import runs_table
 
@@ -199,12 +192,12 @@ def _pipe(runs: list[dict[str, Any]], failed: list[Cell]) -> None:
         found = runs_table(runs, "runs", brief=True, once=False)
         console.table(found.title, found.headers, found.rows)
     for row in failures.lines(failed):
-        print(f"failed: {', '.join(row)}", file=sys.stderr)
+        console.say(f"failed: {', '.join(row)}")
 
 
 def _say_left_out(found: "Report") -> None:
-    """What stands in no comparison."""
+    """Print which runs are in no comparison."""
     if not found.compared.tables:
-        console.stderr().print("note: no runs that can be compared")
+        console.say("note: no runs that can be compared")
     for line in found.left_out:
-        console.stderr().print(f"note: {line}", markup=False)
+        console.say(f"note: {line}")

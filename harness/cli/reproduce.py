@@ -1,13 +1,20 @@
 """``moebench reproduce``: the papers' claims, tables and figures, measured again."""
 
 import os
+from collections.abc import Sequence
 from enum import StrEnum
+from importlib import import_module
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from moebench.harness import console
 from moebench.harness.cli.parameters import DATA_DIR, DEFAULT_STORE, JSON, STORE
+
+if TYPE_CHECKING:
+    from moebench.harness.reproduce.claim import PaperClaims
+    from moebench.harness.reproduce.evidence import Evidence
 
 
 class Which(StrEnum):
@@ -47,11 +54,64 @@ def reproduce(
 
     Finished cells are not run again: a run that was stopped goes on where it was.
     """
-    from moebench.harness.reproduce.command import ReproduceRequest, reproduce_command
+    import time
 
-    form = "json" if json else "markdown" if markdown else "text"
-    request = ReproduceRequest(
-        paper.value, quick, jobs, retry_failed, dry_run, form, out or store / "claims", figures,
-        data_dir, store,
-    )  # fmt: skip
-    raise typer.Exit(reproduce_command(request))
+    from moebench.harness.arguments import find_data_dir, require_writable
+    from moebench.harness.reproduce.evidence import Evidence
+    from moebench.harness.reproduce.run_claims import Workshop
+    from moebench.harness.reproduce.run_claims import reproduce as measure
+    from moebench.harness.sweep.estimate import duration
+    from moebench.harness.sweep.execute import local_workers
+    from moebench.harness.sweep.progress import board
+    from moebench.reports.figures import exhibits
+    from moebench.reports.sections import claims as text
+    from moebench.results.claims import PAPERS, write
+    from moebench.results.store import Store
+
+    folder, target = find_data_dir(data_dir), out or store / "claims"
+    evidence = Evidence(Store(store), folder, store, quick)
+    names = PAPERS if paper is Which.all else (paper.value,)
+    chosen = [import_module(f"moebench.harness.reproduce.{name}").PAPER for name in names]
+    if dry_run:
+        _show_plan(chosen, evidence, jobs)
+        return
+    require_writable(store)
+    require_writable(target)
+    if figures is not None:
+        require_writable(figures, "--figures")
+    began = time.monotonic()
+    opened = local_workers(jobs, folder, store, samples=True)
+    found = measure(chosen, evidence, Workshop(opened, board, console.say, retry_failed))
+    for result in found:
+        write(result, target)
+    if figures is not None:
+        console.say(f"{len(exhibits.write(found, figures))} files in {figures}")
+    if json:
+        console.print_json([result.model_dump(mode="json") for result in found])
+    elif markdown:
+        print(text.markdown(found))
+    else:
+        for result in found:
+            console.table(result.title, text.HEADERS, text.lines(result))
+    fewer = ", with fewer prompts (--quick)" if quick else ""
+    took = duration(time.monotonic() - began)
+    console.say(f"{text.summary(found)}; {took}{fewer}; in {target}")
+
+
+def _show_plan(chosen: Sequence["PaperClaims"], evidence: "Evidence", processes: int) -> None:
+    """Print the cells, and a guess of their time; counter-experiments come with the verdicts."""
+    from moebench.harness.reproduce.run_claims import cells_of
+    from moebench.harness.sweep.estimate import estimate
+    from moebench.harness.sweep.execute import processes_for
+    from moebench.harness.sweep.progress import title
+
+    jobs = cells_of(chosen, evidence)
+    finished = evidence.store.finished()
+    todo = [job for job in jobs if job.cell_id not in finished]
+    states = ["stored" if job.cell_id in finished else "to run" for job in jobs]
+    guess = estimate([job.spec for job in todo], evidence.store.runs(), processes_for(processes))
+    lines = [[job.cell_id, s, title(job.spec)] for job, s in zip(jobs, states, strict=True)]
+    console.table("cells", ["cell", "state", "what"], lines)
+    console.say(
+        f"{len(jobs)} cells, {len(todo)} to run, {guess}; counter-experiments depend on verdicts"
+    )

@@ -1,22 +1,28 @@
-"""``moebench show``, ``rm`` and ``gc``: one stored run, and what the store no longer needs."""
+"""``moebench show``, ``rm`` and ``gc``: one stored run, removed runs, and unneeded files."""
 
-import json
-from pathlib import Path
-from typing import Any
+import json as json_text
+from typing import Annotated, Any
+
+import typer
 
 from moebench.harness import console
-from moebench.results.store import Store
+from moebench.harness.cli.parameters import DEFAULT_STORE, JSON, STORE
 
 
-def show_command(directory: Path, run: str, as_json: bool) -> None:
-    """A stored run's figures, spec, provenance and notes, and the command that repeats it."""
+def show(
+    run: Annotated[str, typer.Argument(help="A run's id, or how it begins.")],
+    store: STORE = DEFAULT_STORE,
+    json: JSON = False,
+) -> None:
+    """Show one stored run: figures, spec, provenance, notes, and the command that repeats it."""
     from moebench.harness.run.repeat import repeat
+    from moebench.results.store import Store
 
-    store = Store(directory)
-    document = store.find(run)
-    command = repeat(store, document)
-    if as_json:
-        print(json.dumps(document | {"repeat": command}, sort_keys=True))
+    opened = Store(store)
+    document = opened.find(run)
+    command = repeat(opened, document)
+    if json:
+        console.print_json(document | {"repeat": command})
         return
     title = f"run {document['run_id']}"
     console.table(title, ["figure", "value"], [list(row) for row in console.figures(document)])
@@ -29,40 +35,53 @@ def show_command(directory: Path, run: str, as_json: bool) -> None:
 
 def _text(value: Any) -> str:
     if isinstance(value, dict | list):
-        return json.dumps(value, ensure_ascii=False)
+        return json_text.dumps(value, ensure_ascii=False)
     return "-" if value is None else str(value)
 
 
-def remove_command(directory: Path, runs: list[str]) -> None:
-    """Remove the named runs, all or, where a name is wrong, none."""
-    store = Store(directory)
-    ids = list(dict.fromkeys(store.find(name)["run_id"] for name in runs))
-    store.remove(ids)
+def rm(
+    runs: Annotated[list[str], typer.Argument(help="Runs' ids, or how they begin.")],
+    store: STORE = DEFAULT_STORE,
+) -> None:
+    """Remove runs from the store, with their samples; all that are named, or none."""
+    from moebench.results.store import Store
+
+    opened = Store(store)
+    ids = list(dict.fromkeys(opened.find(name)["run_id"] for name in runs))
+    opened.remove(ids)
     for run_id in ids:
-        console.stderr().print(f"removed run {run_id}")
+        console.say(f"removed run {run_id}")
 
 
-def collect_command(directory: Path, dry_run: bool, as_json: bool) -> None:
-    """Remove, or only list, what no run refers to."""
+def gc(
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="List what would go, and remove nothing.")
+    ] = False,
+    store: STORE = DEFAULT_STORE,
+    json: JSON = False,
+) -> None:
+    """Remove from the store what no run refers to, and what was left half-written; never a run."""
     from moebench.results import garbage
+    from moebench.results.store import Store
 
-    store = Store(directory)
-    found = garbage.find(store)
+    opened = Store(store)
+    found = garbage.find(opened)
     if not dry_run:
         garbage.remove(found.garbage)
-        store.compact()
+        opened.compact()
     rows = [
-        {"path": path.relative_to(directory).as_posix(), "bytes": size, "why": why}
+        {"path": path.relative_to(store).as_posix(), "bytes": size, "why": why}
         for path, size, why in found.garbage
     ]
-    if as_json:
-        print(json.dumps({"removed": not dry_run, "files": rows, "notes": found.notes}))
+    if json:
+        document = {"removed": not dry_run, "files": rows, "notes": found.notes}
+        console.print_json(document, sort_keys=False)
         return
     if rows:
         lines = [[str(value) for value in row.values()] for row in rows]
-        console.table(f"in {directory}", ["path", "bytes", "why"], lines)
+        console.table(f"in {store}", ["path", "bytes", "why"], lines)
     for note in found.notes:
-        console.stderr().print(f"note: {note}", markup=False)
+        console.say(f"note: {note}")
     size = sum(one.size for one in found.garbage) / 1e6
     said = "would be removed" if dry_run else "removed"
-    console.stderr().print(f"{len(rows)} files and folders, {size:.1f} MB, {said}; no run was")
+    console.say(f"{len(rows)} files and folders, {size:.1f} MB, {said}; no run was")

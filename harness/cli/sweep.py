@@ -147,7 +147,7 @@ def _show_plan(
         jobs: processes.
     """
     from moebench.harness import console
-    from moebench.harness.cli.usage_errors import fitted
+    from moebench.harness.cli.usage_errors import adapt_options
     from moebench.harness.sweep.estimate import estimate
     from moebench.harness.sweep.execute import processes_for
     from moebench.harness.sweep.progress import title
@@ -178,7 +178,7 @@ def _show_plan(
         console.table("cells", ["cell", "state", "what"], lines)
     said = ", ".join(f"{n} {name}" for name, n in counts.items())
     for reason, times in Counter(problems.values()).items():
-        line = fitted(f"cannot run, {times} cells: {reason}", ["sweep"])
+        line = adapt_options(f"cannot run, {times} cells: {reason}", ["sweep"])
         console.stderr().print(line, markup=False)
     console.stderr().print(f"{len(cells)} cells: {said}; {processes} at a time, {guess}")
     return 1 if problems else 0

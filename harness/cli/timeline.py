@@ -6,7 +6,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from moebench.harness import console
 from moebench.harness.cli.parameters import DEFAULT_STORE, STORE
+from moebench.substrate.errors import UsageError
 
 if TYPE_CHECKING:
     from moebench.reports.tables import Document
@@ -22,7 +24,6 @@ def timeline(
     moebench run --timeline keeps all tokens.
     """
     from moebench.results.store import Store
-    from moebench.substrate.errors import UsageError
 
     kept = Store(store)
     document = kept.find(run)
@@ -49,7 +50,6 @@ def write_timeline(file: Path, records: Iterable[Mapping[str, Any]], document: "
     """Write a run's records as trace events, and say where they are and what they show."""
     import json
 
-    from moebench.harness import console
     from moebench.reports.formats.trace_events import trace_events
     from moebench.reports.tables import basis, system_of
     from moebench.substrate.files import write_text
@@ -63,6 +63,4 @@ def write_timeline(file: Path, records: Iterable[Mapping[str, Any]], document: "
     write_text(file, json.dumps(trace_events(records, about)))
     tokens = [r["experts"][0] for r in records if r["kind"] == "token"]
     shown = f", {len(tokens)} tokens" if len(tokens) > 1 else f", token {tokens[0]} of a batch"
-    console.stderr().print(
-        f"timeline in {file} ({about['times']}{shown}): open it at ui.perfetto.dev", markup=False
-    )
+    console.say(f"timeline in {file} ({about['times']}{shown}): open it at ui.perfetto.dev")

@@ -1,6 +1,5 @@
 """``moebench trace``: routing traces recorded, described, imported and drawn."""
 
-import json
 import shlex
 from enum import StrEnum
 from pathlib import Path
@@ -8,9 +7,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from moebench.harness import console
 from moebench.harness.cli.options import Changed, takes
 from moebench.harness.cli.parameters import JSON
 from moebench.harness.cli.trace_caches import caches
+from moebench.substrate.errors import UsageError
 
 if TYPE_CHECKING:
     from moebench.substrate.analysis.targets import Target
@@ -101,10 +102,8 @@ def info(
         "statistics": summary(measured, header.num_experts),
     }
     if json:
-        _print_json(document)
+        console.print_json(document)
         return
-    from moebench.harness import console
-
     shown = {k: v for k, v in document.items() if k not in ("arrays", "statistics", "source")}
     shown |= {f"source: {k}": v for k, v in header.source.items() if k != "spec"}
     arrays = {f"array: {name}": f"{a.dtype} {list(a.shape)}" for name, a in header.arrays.items()}
@@ -133,8 +132,8 @@ def import_(
     require_new("--out", out)
     header = import_trace(source, out, model, prompt_tokens)
     for note in header.notes:
-        _say(f"note: {note}")
-    _say(_how_to_use(out, header.model))
+        console.say(f"note: {note}")
+    console.say(_how_to_use(out, header.model))
 
 
 def _how_to_use(trace: Path, model: str) -> str:
@@ -192,7 +191,6 @@ def synthesize(
     """Draw a trace with given statistics, and say how close it came to real models' routing."""
     from dataclasses import replace
 
-    from moebench.harness import console
     from moebench.harness.arguments import require_new
     from moebench.substrate.models.catalogue import model_shape
     from moebench.substrate.traces.file import open_trace
@@ -235,7 +233,7 @@ def synthesize(
             }
             for name, row in found.items()
         }
-        _print_json({"out": str(out), "statistics": rows})
+        console.print_json({"out": str(out), "statistics": rows})
         return
     lines = [
         [name, _text(row.target and list(row.target[:2])), _text(row.drawn), row.judgement or ""]
@@ -267,9 +265,7 @@ def fit(
 
     Prints them, and statistics that still lie outside their targets.
     """
-    from moebench.harness import console
     from moebench.substrate.analysis.targets import judge, targets
-    from moebench.substrate.errors import UsageError
     from moebench.substrate.models.catalogue import model_shape, scale_names
     from moebench.substrate.traces import fit
     from moebench.substrate.traces.recipes import as_yaml, family, write_recipe
@@ -288,7 +284,7 @@ def fit(
             low, high, _ = wanted[name]
             if not low <= drawn[name] <= high:
                 said = f"{name} {drawn[name]:.3f}, target {low:g} to {high:g}"
-                _say(f"{model}: {said}: {judge(drawn[name], wanted[name])}")
+                console.say(f"{model}: {said}: {judge(drawn[name], wanted[name])}")
         if write:
             write_recipe(model, found)
 
@@ -299,7 +295,6 @@ def _recipe(
     """A family's recipe with what was given in place of its own."""
     from dataclasses import replace
 
-    from moebench.substrate.errors import UsageError
     from moebench.substrate.traces.recipes import SynthesisRecipe, family
 
     chosen: dict[str, Any] = {key: value for key, value in given.items() if value is not None}
@@ -347,13 +342,3 @@ def _text(value: Any) -> str:
     if isinstance(value, dict):
         return ", ".join(f"{k} {_text(v)}" for k, v in value.items()) or "-"
     return str(value)
-
-
-def _print_json(document: Any) -> None:
-    print(json.dumps(document, sort_keys=True))
-
-
-def _say(line: str) -> None:
-    from moebench.harness import console
-
-    console.stderr().print(line)

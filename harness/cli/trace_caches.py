@@ -1,12 +1,13 @@
 """``moebench trace caches``: hit rates of cache policies on a trace, without model or machine."""
 
-import json
 from functools import partial
 from typing import Annotated, Any
 
 import typer
 
+from moebench.harness import console
 from moebench.harness.cli.parameters import JSON
+from moebench.substrate.errors import UsageError
 
 #: Policies that need nothing but the ids of chosen experts.
 POLICIES = "lru,lfu,fifo,arc,lecar,belady"
@@ -34,7 +35,6 @@ def caches(
     json_: JSON = False,
 ) -> None:
     """Count how often cache policies hit on recorded routing; nothing is run or timed."""
-    from moebench.harness import console
     from moebench.substrate.analysis.cache_replay import hit_rate, topology
     from moebench.substrate.traces.catalogue import find_trace
     from moebench.substrate.traces.file import open_trace
@@ -62,13 +62,13 @@ def caches(
             "trace": trace, "hash": opened.hash, "count": count, "scope": scope,
             "sequences": len(routed), "experts": header.num_experts, "top_k": header.top_k,
         }  # fmt: skip
-        print(json.dumps(about | {"hit_rates": rates}))
+        console.print_json(about | {"hit_rates": rates}, sort_keys=False)
         return
     headers = ["policy", *(f"{size} of {header.num_experts}" for size in sizes)]
     rows = [[name, *(f"{100 * rate:.2f} %" for rate in of.values())] for name, of in rates.items()]
     console.table(f"hits on {trace}", headers, rows)
     where = "slots a layer" if scope == "layer" else "slots a layer, lent to all layers"
-    console.stderr().print(f"{where}; {_MEANT[count]}; {len(routed)} sequences", markup=False)
+    console.say(f"{where}; {_MEANT[count]}; {len(routed)} sequences")
 
 
 #: What is counted, in a line.
@@ -83,8 +83,6 @@ _MEANT = {
 
 
 def _listed(option: str, text: str) -> list[str]:
-    from moebench.substrate.errors import UsageError
-
     found = [word.strip() for word in text.split(",")]
     if not all(found) or len(set(found)) < len(found):
         raise UsageError(f"{option} {text}: allowed: different values, separated by single commas")
@@ -93,7 +91,6 @@ def _listed(option: str, text: str) -> list[str]:
 
 def _choices(count: str, scope: str) -> Any:
     from moebench.substrate.analysis.cache_replay import COUNTINGS
-    from moebench.substrate.errors import UsageError
 
     if count not in COUNTINGS:
         raise UsageError(f"--count {count}: allowed: {', '.join(COUNTINGS)}")
@@ -103,8 +100,6 @@ def _choices(count: str, scope: str) -> Any:
 
 
 def _sizes(text: str | None, experts: int) -> list[int]:
-    from moebench.substrate.errors import UsageError
-
     if text is None:
         return sorted({max(1, experts * eighths // 8) for eighths in EIGHTHS})
     found = []
@@ -118,7 +113,6 @@ def _sizes(text: str | None, experts: int) -> list[int]:
 def _options(pairs: list[str]) -> dict[str, dict[str, str]]:
     """By policy, its options as typed."""
     from moebench.harness.arguments import parse_overrides
-    from moebench.substrate.errors import UsageError
 
     found: dict[str, dict[str, str]] = {}
     for key, value in parse_overrides(pairs).items():
@@ -131,7 +125,6 @@ def _options(pairs: list[str]) -> dict[str, dict[str, str]]:
 
 def _maker(name: str, options: dict[str, dict[str, str]]) -> Any:
     """What makes a policy anew; it is made once here, so that what cannot be is said at once."""
-    from moebench.substrate.errors import UsageError
     from moebench.systems.options import policy
 
     make = partial(policy, "evict", name, options.get(name, {}))
@@ -146,8 +139,6 @@ def _maker(name: str, options: dict[str, dict[str, str]]) -> Any:
 
 
 def _check_used(options: dict[str, dict[str, str]], makers: dict[str, Any]) -> None:
-    from moebench.substrate.errors import UsageError
-
     for name in options:
         if name not in makers:
             raise UsageError(f"--set {name}....: {name} is not among --policies")

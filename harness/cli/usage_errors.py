@@ -1,4 +1,4 @@
-"""What is said of wrong usage."""
+"""Error messages for wrong command-line usage."""
 
 import re
 import sys
@@ -25,7 +25,7 @@ def check_typed(arguments: list[str] | None) -> None:
 
 
 def with_value(said: str, error: Any, arguments: list[str] | None) -> str:
-    """A complaint about an option with the value that was typed, which some leave out."""
+    """Return a usage error about an option with the typed value, which some messages leave out."""
     typed = sys.argv[1:] if arguments is None else arguments
     for option in getattr(getattr(error, "param", None), "opts", ()):
         for place, word in enumerate(typed):
@@ -44,11 +44,11 @@ _OPTION = re.compile(r"(?<![\w/-])--[a-z][a-z-]*")
 _COMMAND = re.compile(r"moebench [a-z][^;`]*")
 
 
-def fitted(said: str, arguments: list[str] | None) -> str:
-    """A complaint whose advice names options that the command has which was typed.
+def adapt_options(said: str, arguments: list[str] | None) -> str:
+    """Return a usage error in the options of the command that was typed.
 
-    What is wrong with a run is said in `moebench run`'s options; a sweep takes several values for
-    each, some in its file alone, and others take what they need from elsewhere.
+    Errors of a run name `moebench run`'s options.  A sweep takes several values for each, some
+    in its file alone, and other commands take what they need from elsewhere.
     """
     typed = sys.argv[1:] if arguments is None else arguments
     path, options = _options(typed)

@@ -211,7 +211,7 @@ def _ignoring_ctrl_c() -> Iterator[None]:
 
 def _serve(connection: Connection, data_dir: Path | None, scratch: Path, samples: bool) -> None:
     """A worker process: receives cells and sends outcomes until its pipe closes."""
-    _end_with_parent()
+    end_with_parent()
     worker = Worker(data_dir, scratch, samples)
     with suppress(EOFError, OSError):
         while True:
@@ -219,7 +219,7 @@ def _serve(connection: Connection, data_dir: Path | None, scratch: Path, samples
             connection.send(worker.run(job, code))
 
 
-def _end_with_parent() -> None:
+def end_with_parent() -> None:
     """Where the system can (Linux), end at once with the process that started this one.
 
     A closed pipe is seen only between two cells, and a cell may learn for minutes.

@@ -6,7 +6,9 @@ from typing import Annotated
 
 import typer
 
+from moebench.harness import console
 from moebench.harness.cli.parameters import DATA_DIR, DEFAULT_STORE, JSON, STORE
+from moebench.substrate.errors import UsageError
 
 
 def accuracy(
@@ -31,15 +33,30 @@ def accuracy(
 
     Cells that are stored already are not computed again.
     """
+    from moebench.harness.arguments import find_data_dir, require_file, require_writable
     from moebench.harness.cli.report import OWN_TABLE
-    from moebench.harness.guard.accuracy_table import TableRequest, accuracy_command
+    from moebench.harness.guard.accuracy_table import ALPHAS, REAL, cells, write_rows
+    from moebench.harness.sweep.execute import run_all
+    from moebench.workloads.exercises import FAMILIES
 
-    table = out or store / OWN_TABLE
-    accuracy_command(
-        TableRequest(
-            settings, workloads, alphas, system, prompts, seed, data_dir, store, table, jobs
-        )
-    )  # fmt: skip
+    folder, table = find_data_dir(data_dir), out or store / OWN_TABLE
+    names = _split(workloads) or [*FAMILIES, *(REAL if folder else ())]
+    try:
+        thresholds = [float(text) for text in _split(alphas)] or ALPHAS
+    except ValueError as error:
+        raise UsageError(f"--alphas {alphas}: allowed: numbers separated by commas") from error
+    given = {"system": system, "prompts": prompts, "seed": seed}
+    specs = cells(folder, names, _split(settings), thresholds, given)
+    require_writable(store)
+    require_file("--out", table)
+    with console.progress("accuracy") as progress:
+        documents = run_all(specs, folder, store, jobs, progress)
+    write_rows(documents, table)
+    console.say(f"{len(documents)} cells in {table}")
+
+
+def _split(typed: str | None) -> list[str]:
+    return [] if typed is None else [name.strip() for name in typed.split(",")]
 
 
 def check(

@@ -1,0 +1,203 @@
+"""``moebench calibrate`` and ``validate``: a profile of this computer, and its errors."""
+
+import json as json_text
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from moebench.harness import console
+from moebench.harness.cli.options import Changed, takes
+from moebench.harness.cli.parameters import DATA_DIR, DEFAULT_STORE, JSON, STORE
+from moebench.substrate.errors import InputError, UsageError
+
+#: The systems that `moebench validate` runs by default.
+SYSTEMS = "moe-ondemand,smoe,daop,duoserve,flashmoe,hybrimoe,llamacpp"
+
+#: What is measured, and what lies below the device.
+MEASURED = ("weights", "model", "emulated_link_gb_s")
+CHANGED = {
+    "weights": Changed("Checkpoint to run."),
+    "model": Changed("Or a model, whose scale model it is."),
+    "emulated_link_gb_s": Changed("Experts in memory, behind a link; 4GB/s [on the disk]."),
+}
+
+
+@takes(*MEASURED, **CHANGED)
+def calibrate(
+    out: Annotated[Path, typer.Option(help="The profile's file; its name ends in .yaml.")],
+    given: dict[str, Any],
+    store: STORE = DEFAULT_STORE,
+    json: JSON = False,
+) -> None:
+    """Measure this computer, part by part, and write a hardware profile of it."""
+    from moebench.harness.arguments import require_file, require_writable
+
+    checkpoint, link_gb_s = _measured(given)
+    if out.is_dir() or not out.absolute().parent.is_dir():
+        raise InputError(f"--out {out}: give a file in a folder that exists, for example here.yaml")
+    if out.suffix != ".yaml":
+        raise InputError(f"--out {out}: a profile's name ends in .yaml, for example here.yaml")
+    require_file("--out", out)
+    require_writable(store)
+
+    from moebench.harness.machines.calibrate import calibrate as measure
+    from moebench.harness.machines.profile import write_profile
+
+    profile = measure(checkpoint, link_gb_s, store)
+    write_profile(profile, out)
+    if json:
+        print(json_text.dumps(profile, sort_keys=True, default=str))
+        return
+    measured = profile["measured"]
+    rows = [
+        [side, kind, f"{p['rows']}", f"{p['pairs'] or ''}", f"{p['ns'] / 1e6:.4g}",
+         f"{p['spread']:.0%}"]
+        for side in ("device", "host")
+        for kind, points in measured[side].items()
+        for p in points
+    ]  # fmt: skip
+    headers = ["side", "operation", "rows", "pairs", "ms", "middle half"]
+    console.table(profile["description"], headers, rows)
+    parts = [
+        [name.removesuffix("_ns").replace("_", " "), f"{measured[name] / 1e6:.4g}"]
+        for name in measured
+        if name.endswith("_ns")
+    ]
+    console.table("", ["part", "ms"], parts)
+    console.say(
+        f"{profile['calibration']['error']['source']}; profile in {out}: use it with "
+        f"--machine {out} --model {checkpoint}/config.json --precision fp32"
+    )
+
+
+@takes(
+    *MEASURED, "cache_ratio", "workload", "batch", "prompts", "new_tokens", "calibrate_texts",
+    **CHANGED, cache_ratio=Changed(default=0.25), batch=Changed(default=1, min=1),
+    prompts=Changed(default=4, min=1), new_tokens=Changed(default=16, min=2),
+)  # fmt: skip
+def validate(
+    profile: Annotated[Path, typer.Option(help="From moebench calibrate.")],
+    given: dict[str, Any],
+    systems: Annotated[
+        str | None, typer.Option(help="Separated by commas [seven of different kinds].")
+    ] = None,
+    set_: Annotated[
+        list[str] | None, typer.Option("--set", help="system.key=value, repeatable.")
+    ] = None,
+    repeats: Annotated[
+        int, typer.Option(min=1, help="Measured runs of each; the median counts.")
+    ] = 3,
+    data_dir: DATA_DIR = None,
+    store: STORE = DEFAULT_STORE,
+    out: Annotated[Path | None, typer.Option(help="Write the table as JSON.")] = None,
+    json: JSON = False,
+) -> None:
+    """Run systems on this computer and on its profile, and show how far the two are apart."""
+    from moebench.harness.arguments import (
+        find_data_dir,
+        require_file,
+        require_writable,
+    )
+
+    checkpoint, link_gb_s = _measured(given)
+    if out is not None:
+        require_file("--out", out)
+    require_writable(store)
+
+    from moebench.harness.machines.validate import Request
+    from moebench.harness.machines.validate import validate as measure
+    from moebench.substrate.files import write_text
+    from moebench.substrate.machines.profile import load_profile
+
+    load_profile(str(profile))  # before anything runs
+    options = _options((systems or SYSTEMS).split(","), set_ or [])
+    folder = find_data_dir(data_dir)
+    request = Request(profile, checkpoint, link_gb_s, options, repeats, given, folder)
+    document = measure(request, store, console.say)
+    if out is not None:
+        write_text(out, json_text.dumps(document, indent=1, sort_keys=True) + "\n")
+    if json:
+        console.print_json(document)
+    else:
+        _show(document)
+
+
+def _measured(given: dict[str, Any]) -> tuple[Path, float | None]:
+    """Take the checkpoint and the rate of its emulated link, in GB/s, out of what was given."""
+    weights, model, link = (given.pop(name, None) for name in MEASURED)
+    return _checkpoint(None if weights is None else Path(weights), model), link
+
+
+def _checkpoint(weights: Path | None, model: str | None) -> Path:
+    """Return the folder of the given checkpoint, or of the given model's scale model.
+
+    Raises:
+        UsageError: neither was given, or both.
+    """
+    from moebench.substrate.models.catalogue import scale_names, scale_path
+
+    if (weights is None) == (model is None):
+        raise UsageError("give --weights DIR, or --model NAME, whose scale model is meant")
+    if weights is not None:
+        return weights
+    if model not in scale_names():
+        allowed = ", ".join(scale_names())
+        raise UsageError(f"--model {model}: no scale model of it ships; allowed: {allowed}")
+    return scale_path(model)
+
+
+def _options(systems: list[str], pairs: list[str]) -> dict[str, dict[str, str]]:
+    """Return the options of each system, from ``system.key=value``.
+
+    Raises:
+        UnknownNameError, UsageError: no such system, or an option that names none of these.
+    """
+    from moebench.harness.arguments import parse_overrides
+    from moebench.systems.registry import system_class
+
+    for name in systems:
+        system_class(name)
+    options: dict[str, dict[str, str]] = {name: {} for name in systems}
+    for key, value in parse_overrides(pairs).items():
+        name, dot, option = key.partition(".")
+        if not dot or name not in options:
+            raise UsageError(
+                f"--set {key}={value}: name the system, for example daop.place=by-id; systems "
+                f"here: {', '.join(options)}"
+            )
+        options[name][option] = value
+    return options
+
+
+def _show(document: dict[str, Any]) -> None:
+    """Print the table of errors and, below it, the error of all systems together."""
+    rows = []
+    for row in document["rows"]:
+        cells = [row["system"] + (" (noisy)" if row["noisy"] else "")]
+        for figure in ("tpot_ms", "ttft_ms"):
+            one = row[figure]
+            cells += [f"{one['measured']:.4g}", f"{one['simulated']:.4g}", f"{one['error']:+.1%}"]
+        for figure in ("bytes", "hits"):
+            one = row[figure]
+            scale = 1e9 if figure == "bytes" else 1
+            real, guess = one["measured"] / scale, one["simulated"] / scale
+            cells.append(f"{real:.4g}" if real == guess else f"{real:.4g} / {guess:.4g}")
+        resident = " ".join(f"{one:+.0%}" for one in row["resident"])
+        rows.append([*cells, f"{row['spread']:.0%}", resident])
+    headers = [
+        "system", "TPOT ms", "simulated", "error", "TTFT ms", "simulated", "error", "GB moved",
+        "hits", "spread", "resident",
+    ]  # fmt: skip
+    console.table(f"{document['profile']}: {document['model']}", headers, rows)
+    console.say(
+        "resident: the error of a token of the resident model, right before and after the system's "
+        "runs: so much the computer itself has moved since it was calibrated"
+    )
+    s = document["summary"]
+    verdict = "met" if all(s["met"].values()) else "not met"
+    console.say(
+        f"TPOT off by {s['tpot_mean']:.1%} in the mean and {s['tpot_worst']:.1%} at worst, TTFT by "
+        f"{s['ttft_worst']:.1%} at worst; rank correlation {s['rank_correlation']}; targets 5 %, "
+        f"10 % and 10 %: {verdict}"
+    )
