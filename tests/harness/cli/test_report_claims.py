@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from moebench.harness.cli.report import ReportRequest, report_command
+from moebench.harness.cli.app import main
 from moebench.results.claims import Band, ClaimResult, Measured, PaperResult, Verdict, write
 from moebench.results.store import Store
 from tests.harness.commands import call, refused
@@ -30,25 +30,18 @@ def store(tmp_path: Path) -> Path:
     return tmp_path / "store"
 
 
-def shown(request: ReportRequest, capsys: pytest.CaptureFixture[str]) -> str:
-    report_command(request)
-    return capsys.readouterr().out
-
-
-def test_the_stores_own_claims_are_shown(store: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_stores_own_claims_are_shown(store: Path) -> None:
     claims(store / "claims", 14.5)
-    text = shown(ReportRequest(store, markdown=True), capsys)
+    text = call("report", "--store", store, "--markdown").out
     assert "| F-2 | Fig. 7 | tokens/s over LRU | 22 | 14.5 |" in text
     assert "1 claims: 1 reproduced" in text
     assert "reproduced if" in text
 
 
-def test_a_folder_takes_their_place(
-    store: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_folder_takes_their_place(store: Path, tmp_path: Path) -> None:
     claims(store / "claims", 14.5)
     named = claims(tmp_path / "others", 15.5)
-    text = shown(ReportRequest(store, markdown=True, claims=named), capsys)
+    text = call("report", "--store", store, "--markdown", "--claims", named).out
     assert "| 15.5 |" in text
     assert "14.5" not in text
 
@@ -59,7 +52,8 @@ def test_a_terminal_has_verdicts_without_bands(
     claims(store / "claims", 14.5)
     monkeypatch.setattr("sys.stdout.isatty", lambda: True)
     monkeypatch.setenv("COLUMNS", "200")
-    text = shown(ReportRequest(store), capsys)
+    assert main(["report", "--store", str(store)]) == 0
+    text = capsys.readouterr().out
     assert "claims of FlashMoE" in text
     assert "reproduced" in text
     assert "reproduced if" not in text

@@ -1,11 +1,12 @@
-"""``moebench doctor --system``: what is shown, and with which exit code."""
+"""``moebench doctor``: what is shown, and with which exit code."""
 
 from pathlib import Path
 
 import pytest
 
 from moebench.conformance import cases
-from moebench.harness.cli import conformance
+from moebench.harness.cli import doctor
+from moebench.harness.conformance import cases as every_case
 from tests.harness.commands import call, refused
 
 pytestmark = pytest.mark.usefixtures("tiny_models")
@@ -18,7 +19,7 @@ BROKEN = "tests.harness.conformance.broken"
 
 @pytest.fixture(autouse=True)
 def few(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(conformance, "CASES", FEW)
+    monkeypatch.setattr(every_case, "CASES", FEW)
 
 
 def lines(text: str) -> list[list[str]]:
@@ -77,11 +78,11 @@ def test_all_variants_on_processes_of_their_own_as_json():
 
 
 def test_all_are_those_that_ship():
-    subjects = conformance._subjects("all", None)
+    subjects = doctor._subjects("all", None)
     assert ("smoe", "shipped") in subjects
     assert ("flashmoe", "published") in subjects
     assert len(subjects) == len(set(subjects))
-    assert conformance._subjects("all", "shipped") == [
+    assert doctor._subjects("all", "shipped") == [
         subject for subject in subjects if subject[1] == "shipped"
     ]
 
