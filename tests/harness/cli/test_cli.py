@@ -405,3 +405,10 @@ def test_a_refusal_as_a_process(here: Path) -> None:
     assert done.stderr.startswith("moebench: unknown system 'daopp'; nearest: daop")
     assert done.stderr.endswith("; see: moebench list systems\n")
     assert done.stderr.count("\n") == 1
+
+
+@pytest.mark.parametrize("arguments", [(), ("--help",), ("-h",), ("run", "--help")])
+def test_help(arguments: tuple[str, ...]) -> None:
+    called = call(*arguments)
+    assert (called.code, called.err) == (0, "")
+    assert called.out.startswith("Usage: moebench")

@@ -1,4 +1,4 @@
-"""`moebench compare A B` from the outside, on tiny models."""
+"""`moebench compare` from the outside, on tiny models."""
 
 import pytest
 
@@ -71,3 +71,23 @@ def test_an_unknown_run_names_the_nearest() -> None:
     assert known in refused("compare", known, "000000")
     assert "they are one run" in refused("compare", "smoe", "smoe")
     assert "has these settings" in refused("compare", "smoe", known, "--workloads", "facts")
+
+
+def test_compare_puts_systems_beside_each_other_and_refuses_what_is_not_fair():
+    for system, prompts in (("smoe", "1"), ("moe-ondemand", "1"), ("gpu-only", "2")):
+        run(system, "--prompts", prompts, "--allow-overcommit")
+    refused_line = refused("compare", "--mixed", "device-memory")
+    assert "gpu-only has prompts 2, the others 1" in refused_line
+    assert "--mixed device-memory,prompts" in refused_line
+    shown = call("compare", "--mixed", "device-memory,prompts")
+    assert shown.code == 0
+    header, *lines = shown.out.splitlines()
+    assert header.split("\t")[:2] == ["system", "TPOT (ms)"]
+    assert {line.split("\t")[0] for line in lines} == {
+        "smoe alpha=0.25",
+        "moe-ondemand",
+        "gpu-only ≠",
+    }
+    (table,) = call("compare", "--systems", "smoe,moe-ondemand", "--json").json
+    assert {row["system"] for row in table["systems"]} == {"smoe alpha=0.25", "moe-ondemand"}
+    assert "no such runs" in refused("compare", "--settings", "S1")

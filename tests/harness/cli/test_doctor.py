@@ -7,7 +7,7 @@ import pytest
 from moebench.conformance import cases
 from moebench.harness.cli import doctor
 from moebench.harness.conformance import cases as every_case
-from tests.harness.commands import call, refused
+from tests.harness.commands import SCALE_MODEL, call, refused
 
 pytestmark = pytest.mark.usefixtures("tiny_models")
 
@@ -114,3 +114,39 @@ def test_without_a_system_the_installation_is_checked():
     called = call("doctor")
     assert called.code == 0
     assert lines(called.out)[0] == ["check", "state", "detail"]
+
+
+@pytest.mark.usefixtures("shipped_models")
+def test_doctor(here: Path) -> None:
+    well = call("doctor", "--json")
+    assert (well.code, well.err) == (0, "")
+    checks = {finding["check"]: finding for finding in well.json}
+    assert set(checks) == {
+        "moebench", "python", "platform", "torch", "packages", "scale models", "machines", "data",
+        "store",
+    }  # fmt: skip
+    assert all(finding["ok"] is True and finding["detail"] for finding in well.json)
+    assert SCALE_MODEL in checks["scale models"]["detail"]
+    shown = call("doctor")
+    assert shown.code == 0
+    assert len(shown.out.splitlines()) == 1 + len(checks)
+    assert list(here.iterdir()) == [], "looking changes nothing"
+
+
+@pytest.mark.parametrize(
+    ("options", "broken"),
+    [
+        (("--data-dir", "nowhere"), "data"),
+        (("--store", "file"), "store"),
+        (("--store", "file/below"), "store"),
+        (("--store", "damaged"), "store"),
+    ],
+)
+def test_doctor_finds_what_is_broken(here: Path, options: tuple[str, str], broken: str) -> None:
+    (here / "file").write_text("in the way")
+    (here / "damaged").mkdir()
+    (here / "damaged" / "runs.sqlite").write_bytes(b"no database" * 500)
+    called = call("doctor", *options, "--json")
+    assert called.code == 1
+    assert [finding["check"] for finding in called.json if not finding["ok"]] == [broken]
+    assert "BROKEN" in call("doctor", *options).out

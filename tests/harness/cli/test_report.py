@@ -10,15 +10,10 @@ import pytest
 from moebench.results.accuracy_table import write_table
 from moebench.results.store import Store
 from tests.harness.commands import call, refused
+from tests.harness.commands import run as execute
 from tests.reports.alpha import ROWS
 from tests.reports.samples import run
 from tests.results.documents import document
-
-
-@pytest.fixture
-def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.chdir(tmp_path)
-    return tmp_path
 
 
 def stored(*runs: dict[str, Any]) -> Store:
@@ -125,3 +120,38 @@ def test_a_pipe_is_one_table_for_other_programs() -> None:
     assert [row["run"] for row in rows] == ["a", "b"]
     assert {row["badge"] for row in rows} == {"estimate"}
     assert called.err == ""
+
+
+@pytest.mark.usefixtures("tiny_models")
+def test_report(here: Path) -> None:
+    ids = [execute(system)["run_id"] for system in ("smoe", "moe-ondemand")]
+    shown = call("report")
+    assert shown.code == 0
+    header, *rows = (line.split("\t") for line in shown.out.splitlines())
+    assert header[:2] == ["run", "system"]
+    assert "badge" in header
+    assert sorted(row[0] for row in rows) == sorted(ids)
+    assert {len(row) for row in rows} == {len(header)}
+    assert shown.err == ""
+
+    listed = call("report", "--json")
+    assert listed.err == ""
+    assert sorted(document["run_id"] for document in listed.json) == sorted(ids)
+
+    written = call("report", "--html", "pages/out.html")
+    assert written.code == 0
+    assert written.out == ""
+    assert "2 runs in pages/out.html" in written.err
+    page = (here / "pages" / "out.html").read_text()
+    assert "<title>moebench report: 2 runs" in page
+
+
+@pytest.mark.parametrize("options", [(), ("--json",), ("--html", "out.html")])
+def test_report_on_an_empty_store(here: Path, options: tuple[str, ...]) -> None:
+    called = call("report", *options)
+    assert called.code == 2
+    assert called.out == ""
+    assert called.err == (
+        "moebench: no runs in .moebench; run: moebench run --system smoe --setting S3\n"
+    )
+    assert list(here.iterdir()) == []

@@ -1,0 +1,39 @@
+"""`moebench list`."""
+
+from pathlib import Path
+
+import pytest
+
+from moebench.systems.registry import SYSTEMS
+from tests.harness.commands import SCALE_MODEL, call
+
+FIRST_COLUMN = {
+    "systems": ("system", set(SYSTEMS)),
+    "settings": ("setting", {"S1", "S2", "S3", "D1", "D2", "U1", "U2", "U3", "U4", "F1", "F2"}),
+    "machines": ("machine", {"a6000", "a6000@daop", "rtx3080ti", "h200", "local"}),
+    "workloads": ("workload", {"gsm8k", "arithmetic", "mmlu"}),
+    "policies": ("name", {"lru", "expert-cache", "balanced", "by-id", "top-score"}),
+    "models": ("model", {"mixtral-8x7b", "qwen2-57b-a14b", "gpt-oss-20b"}),
+}
+
+
+@pytest.mark.parametrize("what", FIRST_COLUMN)
+def test_list(here: Path, what: str) -> None:
+    key, names = FIRST_COLUMN[what]
+    listed = call("list", what, "--json")
+    assert (listed.code, listed.err) == (0, "")
+    assert names <= {row[key] for row in listed.json}
+    shown = call("list", what)
+    assert (shown.code, shown.err) == (0, "")
+    header, *rows = (line.split("\t") for line in shown.out.splitlines())
+    assert key in header
+    assert len(rows) == len(listed.json)
+    assert {len(row) for row in rows} == {len(header)}
+    assert all(cell for row in rows for cell in row[:2])
+    assert list(here.iterdir()) == []
+
+
+def test_list_settings_says_what_runs_at_once() -> None:
+    rows = {row["setting"]: row for row in call("list", "settings", "--json").json}
+    assert rows["S3"]["runs"] == "yes"
+    assert rows["S3"]["model"] == SCALE_MODEL
