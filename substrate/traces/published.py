@@ -146,7 +146,7 @@ def read_published(
 
 
 def _read(folder: Path) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
-    """What the folder's ``meta.json`` says, and its arrays, checked against each other."""
+    """Read the folder's ``meta.json`` and its arrays, and check them against each other."""
     if not folder.is_dir():
         raise InputError(f"{folder}: no such folder; give one that holds {META} and its arrays")
     file = folder / META
@@ -161,6 +161,16 @@ def _read(folder: Path) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
     if meta.get("missing_value") not in (None, MISSING):
         _refuse(file, "missing_value", meta["missing_value"], f"null or {MISSING}")
     arrays = _arrays(folder)
+    _check_shapes(folder, arrays)
+    _check_values(folder, arrays)
+    if (k := arrays["ids"].shape[2]) > experts:
+        raise InputError(f"{folder}: ids chooses {k} of num_experts {experts}")
+    _loops(file, meta, arrays["seq"])
+    return meta, arrays
+
+
+def _check_shapes(folder: Path, arrays: dict[str, np.ndarray]) -> None:
+    """Refuse arrays that are missing, empty, or not of the same tokens, layers and top-k."""
     for name, ndim in (("ids", 3), ("seq", 1), ("phase", 1)):
         if name not in arrays:
             raise InputError(f"{folder}: has no array {name}; an import needs ids, seq and phase")
@@ -180,6 +190,10 @@ def _read(folder: Path) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
         }.get(name, (tokens,))
         if values.shape != wanted or (name == "candidates" and values.ndim != 3):
             raise InputError(f"{folder}: {name} is {values.shape} beside ids {(tokens, layers, k)}")
+
+
+def _check_values(folder: Path, arrays: dict[str, np.ndarray]) -> None:
+    """Refuse wrong types, numbers out of range, and sequences or phases out of order."""
     check_range(str(folder), "seq", arrays["seq"], 0, MOST)
     check_range(str(folder), "phase", arrays["phase"], 0, 1)
     if "scores" in arrays:
@@ -200,10 +214,6 @@ def _read(folder: Path) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
             f"{folder}: phase goes from 1, decode, back to 0, prefill, at token "
             f"{int(back.argmax()) + 1} of one sequence"
         )
-    if not experts >= k:
-        raise InputError(f"{folder}: ids chooses {k} of num_experts {experts}")
-    _loops(file, meta, arrays["seq"])
-    return meta, arrays
 
 
 def _loops(file: Path, meta: dict[str, Any], seq: np.ndarray) -> None:
