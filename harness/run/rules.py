@@ -96,9 +96,6 @@ def resolve(data_dir: Path | None, **given: Any) -> RunSpec:
     return draft.spec
 
 
-# ----------------------------------------------------------------------------- names and settings
-
-
 def _shorten_paths(draft: Draft) -> None:
     """Write paths in one way, so that ``./m.yaml`` and ``m.yaml`` are one machine."""
     for key, name in draft.chosen.items():
@@ -136,9 +133,6 @@ def _find_calibration(draft: Draft) -> None:
     """Refuse an unknown workload to learn from, even where nothing learns."""
     if "calibrate_from" in draft.chosen:
         workload(draft.chosen["calibrate_from"])
-
-
-# ----------------------------------------------------------------------------- kinds of run
 
 
 def _run_packages_here(draft: Draft) -> None:
@@ -219,9 +213,6 @@ def _one_count_of_experts(draft: Draft) -> None:
             f"--cache-ratio {ratio} and --slots {slots}: both say how many experts the device "
             "keeps; give one of them"
         )
-
-
-# ----------------------------------------------------------------------------- model and texts
 
 
 def _replay_trace(draft: Draft) -> None:
@@ -328,9 +319,6 @@ def _count_examples(draft: Draft) -> None:
     chosen["few_shot"] = few_shot_count(asked, chosen["workload"], chosen.get("setting"))
 
 
-# ----------------------------------------------------------------------------- the system
-
-
 def _set_alpha(draft: Draft) -> None:
     """Make α an option of the system, if its routing has one; `--set` beats the setting's."""
     overrides = draft.chosen.get("overrides", {})
@@ -357,9 +345,6 @@ def _build(draft: Draft) -> None:
     draft.built = build_any(draft.system, overrides, draft.variant)
     spelled = describe(draft.built)
     draft.chosen["overrides"] = {key: spelled[key] for key in overrides}
-
-
-# ----------------------------------------------------------------------------- the spec
 
 
 def _fill_batches(draft: Draft) -> None:
