@@ -107,7 +107,7 @@ def test_another_version_of_it_is_another_run(site: Path):
     file = site / "moebench_newest" / "__init__.py"
     source = file.read_text()
     try:
-        file.write_text(source + "# changed")
+        file.write_text(source + "\nCHANGED = 1\n")
         assert run("newest")["run_id"] != first["run_id"]
     finally:
         file.write_text(source)
