@@ -86,15 +86,11 @@ def own(file: Path, folder: Path, data_dir: Path | None) -> Guarded:
     """
     if folder.resolve().is_relative_to(REFERENCES.resolve().parents[1]):
         raise UsageError(f"--references {folder}: moebench's own; give a folder of your own")
-    specs = {shortest(spec): spec for spec in cells_from_file(file, data_dir, _say)}
+    specs = {shortest(spec): spec for spec in cells_from_file(file, data_dir, console.say)}
     words = ["moebench", "check", "--file", str(file), "--references", str(folder)]
     words += [] if data_dir is None else ["--data-dir", str(data_dir)]
     references = folder / f"{file.stem}.json"
     return Guarded(specs, references, shlex.join([*words, "--update"]), data_dir)
-
-
-def _say(line: str) -> None:
-    console.stderr().print(line, markup=False)
 
 
 def measure(jobs: int, guarded: Guarded | None = None) -> dict[str, dict[str, Any]]:
@@ -154,7 +150,7 @@ def check_command(update: bool, jobs: int, as_json: bool, guarded: Guarded | Non
     else:
         rows = [[f.cell, f.verdict.value, f.reason] for f in findings]
         console.table("check", ["cell", "verdict", "reason"], rows)
-        console.stderr().print(f"check: {gravest.value}")
+        console.say(f"check: {gravest.value}")
     return EXIT_CODES[gravest]
 
 
@@ -186,16 +182,15 @@ def _write(path: Path, cells: Mapping[str, Any]) -> None:
 
 
 def _say_changes(now: Mapping[str, Any], known: Mapping[str, Any]) -> None:
-    out = console.stderr()
     for name, cell in now.items():
         if name not in known:
-            out.print(f"{name}: new, score {cell['accuracy']['score']}")
+            console.say(f"{name}: new, score {cell['accuracy']['score']}")
             continue
         if cell["accuracy"] != known[name]["accuracy"]:
-            out.print(f"{name}: {difference([(cell['accuracy'], known[name]['accuracy'])])}")
+            console.say(f"{name}: {difference([(cell['accuracy'], known[name]['accuracy'])])}")
         for one in compare_latencies({name: cell}, known):
             if cell["latency"] != known[name]["latency"]:
-                out.print(f"{one.cell}: {one.reason}")
+                console.say(f"{one.cell}: {one.reason}")
     for name in known.keys() - now.keys():
-        out.print(f"{name}: gone")
-    out.print(f"{len(now)} references written")
+        console.say(f"{name}: gone")
+    console.say(f"{len(now)} references written")

@@ -73,12 +73,11 @@ def show(path: Path, document: dict[str, Any]) -> None:
     for source, found in targets.items():
         if found:
             print(f"{name}, {source}: {counts(found)}")
-    stderr = console.stderr()
     for line in document["differences"]:
-        stderr.print(f"{name}: {line}", markup=False)
+        console.say(f"{name}: {line}")
     if not document["compared"]:
         hint = f"record it with: moebench models verify {verify_target(path)} --write"
-        stderr.print(f"{name}: the manifest holds no measurement; {hint}", markup=False)
+        console.say(f"{name}: the manifest holds no measurement; {hint}")
 
 
 def counts(found: dict[str, dict[str, Any]]) -> str:
