@@ -19,7 +19,7 @@ from moebench.substrate.machines.records import available_bytes
 from moebench.substrate.machines.simulated import SimulatedMachine
 from moebench.substrate.machines.timeline import Timeline
 from moebench.substrate.memory.cache import ExpertCache
-from moebench.substrate.memory.capacity import Capacity, Room, plan
+from moebench.substrate.memory.capacity import Capacity, Request, Room, plan
 from moebench.substrate.memory.host import HostRecords
 from moebench.substrate.memory.tier import Tier
 from moebench.substrate.models.protocol import Model
@@ -119,24 +119,26 @@ def memory_for(
             "both say what experts are stored as; add --set expert_precision=null"
         )
     capacity = plan(
-        room,
-        full,
-        spec.precision,
-        kv_tokens=longest * spec.batch,
-        expert_precision=system.expert_precision,
-        expert_dtype=spec.expert_dtype,
-        homes=partial(system.place.homes, full),
-        cache_ratio=spec.cache_ratio,
-        slots=spec.slots,
-        all_resident=system.all_resident,
-        allow_overcommit=spec.allow_overcommit or (spec.machine == "local" and not on_card),
-        device_bytes=(
-            None if spec.device_memory_gib is None else round(spec.device_memory_gib * 2**30)
-        ),
-        free_host_bytes=None if spec.free_host_gb is None else round(spec.free_host_gb * 1e9),
-        own_bytes=system.device_bytes,
-        most_slots=partial(system.most_slots, full),
-        host_experts=system.host_experts,
+        Request(
+            room=room,
+            shape=full,
+            precision=spec.precision,
+            kv_tokens=longest * spec.batch,
+            expert_precision=system.expert_precision,
+            expert_dtype=spec.expert_dtype,
+            homes=partial(system.place.homes, full),
+            cache_ratio=spec.cache_ratio,
+            slots=spec.slots,
+            all_resident=system.all_resident,
+            allow_overcommit=spec.allow_overcommit or (spec.machine == "local" and not on_card),
+            device_bytes=(
+                None if spec.device_memory_gib is None else round(spec.device_memory_gib * 2**30)
+            ),
+            free_host_bytes=None if spec.free_host_gb is None else round(spec.free_host_gb * 1e9),
+            own_bytes=system.device_bytes,
+            most_slots=partial(system.most_slots, full),
+            host_experts=system.host_experts,
+        )
     )
     notes = [*system.remarks(full, capacity.slots)]
     total = len(full.moe_layers) * full.num_experts

@@ -101,120 +101,176 @@ class Capacity:
     overcommitted: bool
 
 
-def plan(
-    room: Room,
-    shape: ModelShape,
-    precision: Precision,
-    *,
-    kv_tokens: int,
-    expert_precision: Precision | None = None,
-    expert_dtype: ExpertDtype | None = None,
-    homes: Callable[[Budget], Sequence[Home]] | None = None,
-    cache_ratio: float | None = None,
-    slots: int | None = None,
-    all_resident: bool = False,
-    allow_overcommit: bool = False,
-    device_bytes: int | None = None,
-    free_host_bytes: int | None = None,
-    own_bytes: int = 0,
-    most_slots: int | Callable[[], int | None] | None = None,
-    host_experts: int | None = None,
-) -> Capacity:
-    """Reserve everything that is always resident, then count the slots that are left.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Request:
+    """What a run wants to keep in the memories of a machine.
 
-    Args:
-        kv_tokens: cached tokens over the whole batch.
+    Attributes:
+        room: the machine's memories.
+        precision: of all weights, unless one of the next two says otherwise of routed experts.
         expert_precision: what this system stores routed experts at, if it is another one.
         expert_dtype: what the run quantises them to, for any system.
+        kv_tokens: cached tokens over the whole batch.
         homes: chooses where each layer's common weights are, and, if it wants, the head's; None is
             the device.
         cache_ratio, slots: routed experts on the device, as a share or in number, if all common
             weights are there: these bytes are the device's budget.  Without either it is all free
             memory.
         all_resident: every expert must fit.
+        allow_overcommit: raise the device's budget where experts do not fit.
         device_bytes: what weights, KV cache and the system itself may use of the device's memory;
             None is all but context and workspace.
         free_host_bytes: host memory that experts may use; None is all of the machine's.
         own_bytes: what the system itself needs on the device.
-        most_slots: how many experts it keeps there at most, or what says so once ``homes`` has
-            chosen; None is all that fit.
+        most_slots: returns how many experts it keeps there at most, once ``homes`` has chosen; None
+            is all that fit.
         host_experts: how many experts it keeps in host memory at most; None is all that fit.
+    """
+
+    room: Room
+    shape: ModelShape
+    precision: Precision
+    kv_tokens: int
+    expert_precision: Precision | None = None
+    expert_dtype: ExpertDtype | None = None
+    homes: Callable[[Budget], Sequence[Home]] | None = None
+    cache_ratio: float | None = None
+    slots: int | None = None
+    all_resident: bool = False
+    allow_overcommit: bool = False
+    device_bytes: int | None = None
+    free_host_bytes: int | None = None
+    own_bytes: int = 0
+    most_slots: Callable[[], int | None] = lambda: None
+    host_experts: int | None = None
+
+    @property
+    def experts(self) -> int:
+        """How many routed experts the model has."""
+        return len(self.shape.moe_layers) * self.shape.num_experts
+
+    @property
+    def asked(self) -> int | None:
+        """How many experts the device is asked to hold; None is as many as fit."""
+        if self.all_resident:
+            return self.experts
+        return self.slots if self.cache_ratio is None else round(self.cache_ratio * self.experts)
+
+    @property
+    def plain_record_bytes(self) -> int:
+        """One expert as the run stores it, whatever the system does."""
+        return self.shape.expert_bytes(self.expert_dtype or self.precision)
+
+    @property
+    def record_bytes(self) -> int:
+        """One expert as this system stores it."""
+        precision = self.expert_precision
+        return self.plain_record_bytes if precision is None else self.shape.expert_bytes(precision)
+
+    @property
+    def kv_bytes(self) -> int:
+        """The whole KV cache."""
+        return self.kv_tokens * self.shape.kv_bytes_per_token()
+
+    def device(self) -> Tier:
+        """Return the device's tier, with context and workspace reserved.
+
+        Raises:
+            BudgetError: it has less memory than is asked for.
+        """
+        workspace, tier = self.room.reserved_bytes, Tier("device", self.room.device_bytes)
+        if self.device_bytes is not None:
+            if self.device_bytes + workspace > tier.budget_bytes:
+                raise BudgetError(
+                    f"--device-memory {self.device_bytes / 2**30:g}: {self.room.device} has "
+                    f"{(tier.budget_bytes - workspace) / 2**30:.4g} GiB beside context and "
+                    "workspace"
+                )
+            tier.budget_bytes = self.device_bytes + workspace
+        tier.reserve("context and workspace", workspace)
+        return tier
+
+    def offered(self, device: Tier) -> tuple[Budget, int]:
+        """Return the system's budget, and the bytes that any system would be offered here."""
+        shape, common = self.shape, self.shape.common_bytes(self.precision)
+        layers = tuple(
+            stored_bytes(shape.layer_common_params(layer), self.precision)
+            for layer in range(shape.num_layers)
+        )
+        offered = wanted = device.free_bytes
+        if self.asked is not None:
+            # At the run's precision: a system that stores its experts in fewer bits is offered no
+            # less.
+            wanted = common + self.kv_bytes + self.asked * self.record_bytes
+            offered = wanted + self.asked * (self.plain_record_bytes - self.record_bytes)
+        budget = Budget(
+            device_bytes=wanted - (self.own_bytes if self.asked is None else 0),
+            layer_bytes=layers,
+            kv_layer_bytes=self.kv_bytes // shape.num_layers,
+            other_bytes=common - sum(layers),
+            head_bytes=stored_bytes(shape.own_head_params, self.precision),
+            expert_bytes=self.record_bytes,
+        )
+        return budget, offered
+
+    def chosen(self, budget: Budget) -> tuple[Home, ...]:
+        """Return where each layer's common weights are, and the head's if that is named.
+
+        Raises:
+            UsageError: ``homes`` names not one home for each layer, or for the head none that it
+                can have.
+        """
+        layers, on_device = self.shape.num_layers, get_args(Home)[0]
+        chosen = tuple(self.homes(budget)) if self.homes else (on_device,) * layers
+        head = chosen[layers:]
+        known = {*chosen} <= {*get_args(Home)} and head in ((), ("device",), ("stream",))
+        if not known or len(chosen) - len(head) != layers:
+            allowed = ", ".join(get_args(Home))
+            raise UsageError(
+                f"homes of common weights: {list(chosen)}; allowed: one of {allowed} for each of "
+                f"{layers} layers, then device or stream for the head"
+            )
+        return chosen
+
+
+def plan(request: Request) -> Capacity:
+    """Reserve everything that is always resident, then count the slots that are left.
 
     Raises:
         BudgetError: the device does not hold the common weights, or what was asked for.
-        UsageError: ``homes`` names not one home for each layer, or for the head none that it can
-            have.
+        UsageError: the system names homes that do not exist.
     """
-    total = len(shape.moe_layers) * shape.num_experts
-    own_record = shape.expert_bytes(expert_dtype or precision)
-    record = own_record if expert_precision is None else shape.expert_bytes(expert_precision)
-    layers = tuple(
-        stored_bytes(shape.layer_common_params(layer), precision)
-        for layer in range(shape.num_layers)
-    )
-    kv_bytes = kv_tokens * shape.kv_bytes_per_token()
-
-    workspace = room.reserved_bytes
-    device = Tier("device", room.device_bytes)
-    if device_bytes is not None:
-        if device_bytes + workspace > device.budget_bytes:
-            raise BudgetError(
-                f"--device-memory {device_bytes / 2**30:g}: {room.device} has "
-                f"{(device.budget_bytes - workspace) / 2**30:.4g} GiB beside context and workspace"
-            )
-        device.budget_bytes = device_bytes + workspace
-    device.reserve("context and workspace", workspace)
-    common = shape.common_bytes(precision)
-    asked = slots if cache_ratio is None else round(cache_ratio * total)
-    asked = total if all_resident else asked
-    asked_bytes = 0 if asked is None else common + kv_bytes + asked * record
-    budget = Budget(
-        asked_bytes or device.free_bytes - own_bytes, layers, kv_bytes // shape.num_layers,
-        common - sum(layers), stored_bytes(shape.own_head_params, precision), record,
-    )  # fmt: skip
-    # At the run's precision: a system that stores its experts in fewer bits is offered no less.
-    offered = device.free_bytes
-    if asked is not None:
-        offered = asked_bytes + asked * (own_record - record)
-    on_device: Home = "device"
-    chosen = tuple(homes(budget)) if homes else (on_device,) * shape.num_layers
-    head = chosen[shape.num_layers :]
-    if (
-        not {*chosen} <= {*get_args(Home)}
-        or len(chosen) - len(head) != shape.num_layers
-        or head not in ((), ("device",), ("stream",))
-    ):
-        raise UsageError(
-            f"homes of common weights: {list(chosen)}; allowed: one of {', '.join(get_args(Home))} "
-            f"for each of {shape.num_layers} layers, then device or stream for the head"
-        )
-    elsewhere = budget.elsewhere(chosen)
-    common -= sum(elsewhere)
+    device, record, total = request.device(), request.record_bytes, request.experts
+    budget, offered = request.offered(device)
+    chosen = request.chosen(budget)
+    elsewhere, kv_bytes = budget.elsewhere(chosen), request.kv_bytes
+    common = request.shape.common_bytes(request.precision) - sum(elsewhere)
+    kv_elsewhere = kv_bytes * chosen.count("host") // request.shape.num_layers
     device.reserve("common weights", common)
-    kv_elsewhere = kv_bytes * chosen.count("host") // shape.num_layers
     device.reserve("KV cache", kv_bytes - kv_elsewhere)
-    device.reserve("the system's own", own_bytes)
+    device.reserve("the system's own", request.own_bytes)
     device.reserve("buffers of streamed layers", budget.buffer_bytes(chosen))
 
-    host = Tier("host", room.host_bytes if free_host_bytes is None else free_host_bytes)
+    free_host = request.free_host_bytes
+    host = Tier("host", request.room.host_bytes if free_host is None else free_host)
     streams_from_disk = "host" not in chosen and sum(elsewhere) > host.free_bytes
     host.reserve("common weights", 0 if streams_from_disk else sum(elsewhere))
     host.reserve("KV cache", kv_elsewhere)
-    on_disk = host_experts is not None and host_experts < total
+    on_disk = request.host_experts is not None and request.host_experts < total
     from_disk = on_disk or total * record > host.free_bytes
     if not from_disk:
         host.reserve("experts", total * record)
 
     fits, wanted = device.free_bytes // record, budget.slots(chosen)
-    most = most_slots() if callable(most_slots) else most_slots
-    if most is not None and not all_resident:
+    most = request.most_slots()
+    if most is not None and not request.all_resident:
         wanted = min(wanted, most)
-    overcommitted = wanted > fits and allow_overcommit
+    overcommitted = wanted > fits and request.allow_overcommit
     if overcommitted:
         device.budget_bytes += wanted * record - device.free_bytes
     elif wanted > fits:
         raise BudgetError(
-            f"{wanted} experts of {record / 1e6:.4g} MB do not fit: {room.device} holds "
+            f"{wanted} experts of {record / 1e6:.4g} MB do not fit: {request.room.device} holds "
             f"{fits} of {total} beside the common weights; choose a larger machine, a smaller "
             "--cache-ratio or --slots, or --allow-overcommit to simulate a device that could"
         )

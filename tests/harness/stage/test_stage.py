@@ -7,7 +7,7 @@ import pytest
 from moebench.harness.stage.stage import loading_ns
 from moebench.substrate.machines.costs import CostModel
 from moebench.substrate.machines.profile import load_profile
-from moebench.substrate.memory.capacity import Capacity, Room, plan
+from moebench.substrate.memory.capacity import Capacity, Request, Room, plan
 from moebench.substrate.models.catalogue import model_shape
 from moebench.systems.options import build
 
@@ -23,7 +23,12 @@ DISK = BOX.disk
 
 
 def capacity(free_host_bytes: int | None) -> Capacity:
-    return plan(Room.of(BOX), OLMOE, "bf16", kv_tokens=1000, free_host_bytes=free_host_bytes)
+    return plan(
+        Request(
+            room=Room.of(BOX), shape=OLMOE, precision="bf16", kv_tokens=1000,
+            free_host_bytes=free_host_bytes,
+        )
+    )  # fmt: skip
 
 
 def test_common_weights_come_over_the_link_or_from_the_disk() -> None:

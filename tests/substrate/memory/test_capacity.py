@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from moebench.substrate.errors import BudgetError, UsageError
 from moebench.substrate.machines.profile import HardwareProfile, load_profile
-from moebench.substrate.memory.capacity import Budget, Capacity, Room, plan
+from moebench.substrate.memory.capacity import Budget, Capacity, Request, Room, plan
 from moebench.substrate.memory.host import HostRecords
 from moebench.substrate.models.catalogue import model_shape
 
@@ -20,8 +20,18 @@ COMMON_BYTES = 2 * (2 * 151_936 * 3584 + 3584 + 28 * LAYER_COMMON)
 FREE = 48 * 2**30 - 10**9 - COMMON_BYTES - 1000 * 28 * 2 * 4 * 128 * 2
 
 
+def planned(profile: HardwareProfile, shape, *, most_slots=None, kv_tokens=1000, **options):
+    most = most_slots if callable(most_slots) else lambda: most_slots
+    return plan(
+        Request(
+            room=Room.of(profile), shape=shape, precision="bf16", kv_tokens=kv_tokens,
+            most_slots=most, **options,
+        )
+    )  # fmt: skip
+
+
 def capacity(profile: HardwareProfile = A6000, **options):
-    return plan(Room.of(profile), QWEN, "bf16", **({"kv_tokens": 1000} | options))
+    return planned(profile, QWEN, **options)
 
 
 def test_the_slots_of_s3():
@@ -41,7 +51,7 @@ def test_the_slots_of_s3():
 def test_a_budget_of_device_memory_gives_the_authors_slots(name: str, gib: int, slots: int):
     """SMoE's code: (budget - common weights) / expert; context and workspace come on top."""
     shape = model_shape(name)
-    got = plan(Room.of(A6000), shape, "bf16", kv_tokens=0, device_bytes=gib * 2**30)
+    got = planned(A6000, shape, kv_tokens=0, device_bytes=gib * 2**30)
     assert got.slots == slots
     assert slots == (gib * 2**30 - shape.common_bytes("bf16")) // shape.expert_bytes("bf16")
     assert got.device.budget_bytes == gib * 2**30 + 10**9
@@ -106,7 +116,7 @@ def test_too_little_host_memory_sends_every_load_to_the_disk():
 
 def test_a_small_model_has_no_more_slots_than_experts():
     olmoe = model_shape("olmoe-1b-7b")
-    got = plan(Room.of(A6000), olmoe, "bf16", kv_tokens=1000)
+    got = planned(A6000, olmoe)
     assert got.slots == len(olmoe.moe_layers) * olmoe.num_experts
 
 
@@ -262,7 +272,7 @@ def test_a_streamed_head_leaves_its_bytes_to_a_buffer():
     # A head that is the embedding has no weights of its own to stream.
     tied = QWEN.model_copy(update={"tied_head": True})
     for homes in ["device"] * 28, ["device"] * 28 + ["stream"]:
-        got = plan(Room.of(A6000), tied, "bf16", kv_tokens=1000, homes=lambda budget, to=homes: to)
+        got = planned(A6000, tied, homes=lambda budget, to=homes: to)
         assert got.device.free_bytes == FREE + head
 
 
