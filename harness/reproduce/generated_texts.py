@@ -8,7 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from moebench.harness.reproduce.evidence import Evidence, MissingEvidenceError
-from moebench.harness.run.learn import folder, written
+from moebench.harness.run.learn import LosslessModel, folder, written
 from moebench.harness.run.rules import resolve
 from moebench.harness.run.weights import open_weights
 from moebench.results.claims import Measured
@@ -47,8 +47,11 @@ def routed(evidence: Evidence, model: str, dataset: str) -> list[RoutedSequence]
     try:
         return list(
             written(
-                workload("text" if dataset == C4 else dataset), sample, shared.decoder,
-                shared.differentiable, opened.hashes["weights"], opened.texts.tokenizer, None,
+                workload("text" if dataset == C4 else dataset), sample,
+                LosslessModel(
+                    shared.decoder, shared.differentiable, opened.hashes["weights"],
+                    opened.texts.tokenizer, None,
+                ),
                 folder(evidence.scratch), lambda done, total: None, frozenset({"predictions"}),
                 LOOKAHEADS,
             ).sequences

@@ -21,7 +21,7 @@ a policy makes of it.  Both are part of a run's identity: `identity` hashes what
 """
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -195,18 +195,31 @@ def not_replayed(trace: TraceFile, spec: RunSpec, system: System, name: str) -> 
     return Learnable(found, f"the trace's last {len(found)} sequences")
 
 
+@dataclass(frozen=True)
+class LosslessModel:
+    """A model with every expert in memory, which generates the texts of a calibration.
+
+    Attributes:
+        decoder, differentiable: make a decoder, and one whose loss can be differentiated.
+        weights_hash: identity of its weights.
+        end: the token that ends a text; without one every text has the same number of tokens.
+    """
+
+    decoder: Callable[[], Decoder]
+    differentiable: Callable[[], DifferentiableDecoder]
+    weights_hash: str
+    tokenizer: Tokenizer
+    end: int | None
+
+
 def written(
-    chosen: Workload, sample: PromptSet, decoder: Callable[[], Decoder],
-    differentiable: Callable[[], DifferentiableDecoder], weights_hash: str,
-    tokenizer: Tokenizer, end: int | None, folder: Path, progress: Progress,
+    chosen: Workload, sample: PromptSet, model: LosslessModel, folder: Path, progress: Progress,
     also: frozenset[Learnt] = frozenset(), predicted: Iterable[Lookahead] = (),
 ) -> Learnable:  # fmt: skip
-    """Routing of texts that the lossless model writes, from a file where it was kept.
+    """Return the routing of texts that the lossless model generates, kept in `folder`.
 
     Args:
-        decoder, differentiable: make one with every expert in memory.
-        end: the token that ends a text; without one every text has the same number of tokens.
-        progress: told of texts written and read.
+        progress: called with how many texts were generated and read, and how many there are.
         also: what is kept beside chosen experts.
         predicted: the kinds of predictions that are kept, if these are.
     """
@@ -214,17 +227,19 @@ def written(
     kinds = [kind for kind in LOOKAHEADS if kind in predicted] if "predictions" in also else []
 
     def write_texts() -> Artefact:
-        model, states = decoder(), bool(also & {"hidden", "embedding"})
-        sensitive = differentiable() if "sensitivity" in also else None
+        decoder, states = model.decoder(), bool(also & {"hidden", "embedding"})
+        sensitive = model.differentiable() if "sensitivity" in also else None
         found: list[RoutedSequence] = []
         for first in range(0, count, TOGETHER):
             prompts = [
-                tokenizer.encode(build_prompt(chosen, e)).ids[:PROMPT_TOKENS]
+                model.tokenizer.encode(build_prompt(chosen, e)).ids[:PROMPT_TOKENS]
                 for e in sample.examples[first : first + TOGETHER]
             ]
-            for prompt, answer in zip(prompts, write(model, prompts, NEW_TOKENS, end), strict=True):
+            for prompt, answer in zip(
+                prompts, write(decoder, prompts, NEW_TOKENS, model.end), strict=True
+            ):
                 text = [*prompt, *answer]
-                (routed,) = read(model, [text], len(prompt), kinds, states)
+                (routed,) = read(decoder, [text], len(prompt), kinds, states)
                 if sensitive is not None:
                     measured_L = sensitive.sensitivity(text, seed=len(found))
                     routed = replace(routed, sensitivity_L=measured_L)
@@ -232,7 +247,10 @@ def written(
             progress(len(found), count)
         return _packed(found, also)
 
-    asked = [weights_hash, sample.data_hash, PROMPT_TOKENS, NEW_TOKENS, end, *sorted(also), *kinds]
+    asked = [
+        model.weights_hash, sample.data_hash, PROMPT_TOKENS, NEW_TOKENS, model.end, *sorted(also),
+        *kinds,
+    ]  # fmt: skip
     name = content_hash(asked)
     arrays, _ = kept(folder / f"routing-{name}.safetensors", write_texts)
     found = [

@@ -92,11 +92,13 @@ class Computing(OnEngine):
         return learn.written(
             learn.source(self.spec),
             learn.texts(self.spec, self.system, self.data_dir),
-            self.sharing().decoder,
-            self.sharing().differentiable,
-            self.hashes["weights"] + (self.spec.expert_dtype or ""),
-            self.tokenizer,
-            self.end if self.spec.scoring == "generation" else None,
+            learn.LosslessModel(
+                self.sharing().decoder,
+                self.sharing().differentiable,
+                self.hashes["weights"] + (self.spec.expert_dtype or ""),
+                self.tokenizer,
+                self.end if self.spec.scoring == "generation" else None,
+            ),
             learn.folder(scratch),
             progress,
             learn.learnt_from(self.system.policies.values()),

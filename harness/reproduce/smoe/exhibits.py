@@ -42,14 +42,14 @@ _TPOT_MS = Axis(field="ms", title="TPOT", unit="ms")
 
 
 def _figure(
-    number: str, title: str, form: Form, x: Axis, y: Axis, rows: Iterable[Row], badge: str,
+    number: str, title: str, form: Form, axes: tuple[Axis, Axis], rows: Iterable[Row], badge: str,
     *, series: str | None = None, facet: str | None = None, paper: Iterable[Row] = (),
     note: str = "",
 ) -> Exhibit:  # fmt: skip
     return Exhibit(
-        id=f"smoe-fig-{number}", place=f"Fig. {number.split('-')[0]}", title=title, form=form, x=x,
-        y=y, series=series, facet=facet, rows=tuple(rows), paper_rows=tuple(paper), badge=badge,
-        note=note,
+        id=f"smoe-fig-{number}", place=f"Fig. {number.split('-')[0]}", title=title, form=form,
+        x=axes[0], y=axes[1], series=series, facet=facet, rows=tuple(rows), badge=badge,
+        paper_rows=tuple(paper), note=note,
     )  # fmt: skip
 
 
@@ -77,8 +77,8 @@ _RANK = Axis(field="rank", title="rank of the gate score")
 def _fig_4(evidence: Evidence) -> Exhibit:
     k = ", ".join(f"{setting(s).model} {model_shape(setting(s).model).top_k}" for s in SETTINGS)
     return _figure(
-        "4", "A few active experts score high", "lines", _RANK,
-        Axis(field="score", title="mean score, relative to the highest", unit="1"),
+        "4", "A few active experts score high", "lines", (_RANK,
+        Axis(field="score", title="mean score, relative to the highest", unit="1")),
         _by_rank(evidence, "score_by_rank", "score"), "counted", series="model",
         note=f"decoded tokens of the scale models; active experts: {k}",
     )  # fmt: skip
@@ -86,8 +86,8 @@ def _fig_4(evidence: Evidence) -> Exhibit:
 
 def _fig_6(evidence: Evidence) -> Exhibit:
     return _figure(
-        "6", "Use in the next 3 iterations", "lines", _RANK,
-        Axis(field="share", title="share that is used", unit="1"),
+        "6", "Use in the next 3 iterations", "lines", (_RANK,
+        Axis(field="share", title="share that is used", unit="1")),
         _by_rank(evidence, "reuse_by_rank", "share"), "counted", series="model",
         note="decoded tokens of the scale models",
     )  # fmt: skip
@@ -101,8 +101,8 @@ def _fig_8(evidence: Evidence) -> Exhibit:
         for batch in (1, 2, 3, 4, 6, 8, 12, 16)
     ]
     return _figure(
-        "8", "One expert's time by batch size", "lines", Axis(field="batch", title="batch size"),
-        Axis(field="ms", title="time", unit="ms", log=True), rows,
+        "8", "One expert's time by batch size", "lines", (Axis(field="batch", title="batch size"),
+        Axis(field="ms", title="time", unit="ms", log=True)), rows,
         charged_badge(profile, Lane.HOST), series="side",
         note=f"{MODEL} on {MACHINE}, as charged; every token chooses the expert; "
         f"{profile.host.cores.count} cores, where the paper's figure has 8",
@@ -121,7 +121,7 @@ def _fig_10(evidence: Evidence) -> Exhibit:
             points = zip(alphas.tolist(), values.tolist(), strict=True)
             rows += [{"setting": name, "what": what, "alpha": a, "ms": ms} for a, ms in points]
     return _figure(
-        "10", "TPOT by α", "lines", Axis(field="alpha", title="α"), _TPOT_MS, rows, runs.badge,
+        "10", "TPOT by α", "lines", (Axis(field="alpha", title="α"), _TPOT_MS), rows, runs.badge,
         series="what", facet="setting",
     )  # fmt: skip
 
@@ -135,8 +135,8 @@ def _fig_11(evidence: Evidence) -> Exhibit:
         ).items()
     ]
     return _figure(
-        "11", "TPOT of SMoE and four baselines", "bars", Axis(field="workload", title="workload"),
-        Axis(field="ms", title="TPOT", unit="ms", log=True), rows, runs.badge, series="system",
+        "11", "TPOT of SMoE and four baselines", "bars", (Axis(field="workload", title="workload"),
+        Axis(field="ms", title="TPOT", unit="ms", log=True)), rows, runs.badge, series="system",
         facet="setting", note="llama.cpp has no S2: XVERSE-MoE has no GGUF conversion. The paper's "
         "text states changes alone: claims S-1 and S-2",
     )  # fmt: skip
@@ -160,8 +160,8 @@ def _fig_12(evidence: Evidence) -> Exhibit:
     ]
     paper = {"setting": "S3", "system": "smoe", "ratio": 0.71, "count": counts[1][0]}
     return _figure(
-        "12", "Expert cache ratio, batch 1", "bars", SETTING,
-        Axis(field="ratio", title="expert cache ratio", unit="1"), rows, runs.badge,
+        "12", "Expert cache ratio, batch 1", "bars", (SETTING,
+        Axis(field="ratio", title="expert cache ratio", unit="1")), rows, runs.badge,
         series="system", facet="count", paper=[paper],
         note="the paper shows none of DeepSpeed, which keeps no experts",
     )  # fmt: skip
@@ -170,8 +170,8 @@ def _fig_12(evidence: Evidence) -> Exhibit:
 def _fig_13(evidence: Evidence) -> Exhibit:
     runs = evidence.runs(MAIN)
     return _figure(
-        "13", "TTFT, batch 1", "bars", SETTING,
-        Axis(field="ms", title="TTFT", unit="ms", log=True), _by_system(runs, TTFT, "ms"),
+        "13", "TTFT, batch 1", "bars", (SETTING,
+        Axis(field="ms", title="TTFT", unit="ms", log=True)), _by_system(runs, TTFT, "ms"),
         runs.badge, series="system", note="the paper's text states changes alone: claim S-4",
     )  # fmt: skip
 
@@ -199,7 +199,7 @@ def _by_step(runs: Runs, path: str, field: str, steps: Iterable[str] = STEPS) ->
 def _fig_14_tpot(evidence: Evidence) -> Exhibit:
     runs = evidence.runs(ABLATION)
     return _figure(
-        "14-tpot", "TPOT by part, batch 1", "bars", STEP, _TPOT_MS, _by_step(runs, TPOT, "ms"),
+        "14-tpot", "TPOT by part, batch 1", "bars", (STEP, _TPOT_MS), _by_step(runs, TPOT, "ms"),
         runs.badge, facet="setting", note=_BASES,
     )  # fmt: skip
 
@@ -207,8 +207,8 @@ def _fig_14_tpot(evidence: Evidence) -> Exhibit:
 def _fig_14_ratio(evidence: Evidence) -> Exhibit:
     runs = evidence.runs(ABLATION)
     return _figure(
-        "14-ratio", "Expert cache ratio by part, batch 1", "bars", STEP,
-        Axis(field="ratio", title="expert cache ratio", unit="1"),
+        "14-ratio", "Expert cache ratio by part, batch 1", "bars", (STEP,
+        Axis(field="ratio", title="expert cache ratio", unit="1")),
         _by_step(runs, measures.COMPLETE, "ratio"), runs.badge, facet="setting",
         note=f"complete on the device when the gate is known; {_BASES}",
     )  # fmt: skip
@@ -231,8 +231,8 @@ def _fig_15(evidence: Evidence) -> Exhibit:
                     }
                 )
     return _figure(
-        "15", "Active experts that must be loaded or computed on the host", "bars", STEP,
-        Axis(field="share", title="share of active experts of the kind", unit="1"), rows,
+        "15", "Active experts that must be loaded or computed on the host", "bars", (STEP,
+        Axis(field="share", title="share of active experts of the kind", unit="1")), rows,
         runs.badge, series="experts", facet="setting",
     )  # fmt: skip
 
@@ -261,7 +261,7 @@ def _fig_16(evidence: Evidence) -> Exhibit:
     rows = _lanes(runs, steps, {"PCIe": LINK})
     rows += [{**row, "time": "TPOT"} for row in _by_step(runs, TPOT, "ms", steps)]
     return _figure(
-        "16", "PCIe time and TPOT without and with prefetching", "bars", STEP, _MS_A_TOKEN, rows,
+        "16", "PCIe time and TPOT without and with prefetching", "bars", (STEP, _MS_A_TOKEN), rows,
         runs.badge, series="time", facet="setting",
     )  # fmt: skip
 
@@ -283,8 +283,8 @@ def _fig_17(evidence: Evidence) -> Exhibit:
         for kind, share in (("top-score", 82), ("active, of the others", 95))
     ]
     return _figure(
-        "17", "What prefetched experts were", "bars", SETTING,
-        Axis(field="share", title="share of prefetched experts", unit="%"), rows, runs.badge,
+        "17", "What prefetched experts were", "bars", (SETTING,
+        Axis(field="share", title="share of prefetched experts", unit="%")), rows, runs.badge,
         series="way", facet="kind", paper=paper, note="the paper's figures are means over settings",
     )  # fmt: skip
 
@@ -292,7 +292,7 @@ def _fig_17(evidence: Evidence) -> Exhibit:
 def _fig_18(evidence: Evidence) -> Exhibit:
     runs = evidence.runs(ABLATION)
     return _figure(
-        "18", "CPU and PCIe time without and with load/CPU scheduling", "bars", STEP, _MS_A_TOKEN,
+        "18", "CPU and PCIe time without and with load/CPU scheduling", "bars", (STEP, _MS_A_TOKEN),
         _lanes(runs, ("+Pre", "+BA"), {"PCIe": LINK, "CPU": HOST}), runs.badge, series="time",
         facet="setting",
     )  # fmt: skip
