@@ -1,7 +1,7 @@
 """A system: five decisions under a name, and how its transfers go."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import ClassVar
 
 from moebench.substrate.engine.decisions import LayerView, Prompts
@@ -14,6 +14,7 @@ from moebench.substrate.engine.policies import (
     Prefetching,
     Routing,
 )
+from moebench.substrate.engine.runtime import Form, Runtime
 from moebench.substrate.errors import UsageError
 from moebench.substrate.memory.cache import ExpertCache, Scope
 from moebench.substrate.models.shape import ModelShape, Precision
@@ -49,6 +50,8 @@ class System:
     paper: ClassVar[str] = ""
     #: The most sequences at once that it is defined for; None is any number.
     max_batch: ClassVar[int | None] = None
+    #: The forms in which it holds expert records; `Fetch.form` is an index into them.
+    forms: ClassVar[tuple[Form, ...]] = (Form(),)
 
     place: Placement
     route: Routing
@@ -84,6 +87,11 @@ class System:
     def remarks(self, shape: ModelShape, slots: int) -> Sequence[str]:
         """What every reader of its figures must know, given how many experts the device holds."""
         return ()
+
+    @property
+    def runtime(self) -> Runtime:
+        """How its transfers and computations are carried out: its attributes of these names."""
+        return Runtime(**{one.name: getattr(self, one.name) for one in fields(Runtime)})
 
     @property
     def policies(self) -> dict[str, Policy]:

@@ -1,0 +1,105 @@
+"""What a system asks of the machine that runs it, and what a kind of machine supports."""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from moebench.substrate.errors import UsageError
+from moebench.substrate.models.shape import Precision
+
+
+class Form(NamedTuple):
+    """A form in which an expert's record is held and moved: a precision, or a part of the record.
+
+    A policy names a form by its index in `Runtime.forms`; the machine prices its bytes.
+
+    Attributes:
+        name: as notes and refusals name it.
+        dtype: its precision; None is the one in which the run stores experts.
+        share: the part of the record that it holds, more than 0 and at most 1.
+    """
+
+    name: str = "full"
+    dtype: Precision | None = None
+    share: float = 1.0
+
+    @property
+    def full(self) -> bool:
+        """Whether it is the whole record in the run's own precision."""
+        return self.dtype is None and self.share == 1.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Runtime:
+    """How the transfers and computations of a system are carried out, apart from its decisions.
+
+    `System.runtime` collects these values from the system's attributes of the same names.
+
+    Attributes:
+        overlap: False lets no operation start before the one submitted before it has ended.
+        blocking_copies: the control thread waits for every needed load, and for the streamed
+            non-expert weights of every layer.
+        parallel_reads: several experts are read from the disk at the same time.
+        synchronises: the control thread waits for the host's outputs and for a layer's transfers
+            before it launches the operations that use them, and for the layer's sum before it goes
+            on.
+        reads_unfinished: an expert is computed while its copy is under way.  The results of such
+            a system are wrong; its time is not.
+        pinned_copies: whether experts are copied from page-locked host memory; None is as the
+            machine's profile says.
+        module_hooks: each tensor that is not on the device is copied on its own, by a hook of its
+            module, which costs Python time.
+        expert_precision: the precision of stored and moved experts; None is the run's.
+        host_experts: how many routed experts host memory keeps, the others are on the disk; None
+            is all that fit.
+        forms: the forms in which the system holds records; form 0 is the whole record.
+    """
+
+    overlap: bool = True
+    blocking_copies: bool = False
+    parallel_reads: bool = True
+    synchronises: bool = False
+    reads_unfinished: bool = False
+    pinned_copies: bool | None = None
+    module_hooks: bool = False
+    expert_precision: Precision | None = None
+    host_experts: int | None = None
+    forms: tuple[Form, ...] = (Form(),)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Supports:
+    """What a kind of machine can do for a system.
+
+    Attributes:
+        where: the machine, as the command line names it.
+        forms: whether it holds records in other forms than the whole one.
+        only: attributes of `Runtime` for which it takes one value: that value, and the reason, as
+            a clause that follows "that machine".
+    """
+
+    where: str
+    forms: bool = True
+    only: Mapping[str, tuple[object, str]] = field(default_factory=dict)
+
+
+def refuse(runtime: Runtime, supports: Supports) -> None:
+    """Refuse a system that asks for what a machine does not support.
+
+    Raises:
+        UsageError: names the first such attribute, its value and the allowed one.
+    """
+    for name, (allowed, why) in supports.only.items():
+        given = getattr(runtime, name)
+        if given != allowed:
+            raise UsageError(
+                f"{supports.where}: {name} is {json.dumps(given)}, and that machine {why}; "
+                f"allowed: --set {name}={json.dumps(allowed)}"
+            )
+    other = [form.name for form in runtime.forms if not form.full]
+    if other and not supports.forms:
+        raise UsageError(
+            f"{supports.where}: the system holds experts in the form {other[0]}, and that machine "
+            "holds whole records only; allowed: a simulated machine"
+        )
