@@ -16,7 +16,7 @@ from tokenizers import Tokenizer
 
 from moebench.harness.native.limits import Limit
 from moebench.harness.native.process import NativeProcess
-from moebench.harness.run import energy, measure, repetition
+from moebench.harness.run import measure, repetition
 from moebench.harness.run.accuracy import Accuracy
 from moebench.harness.run.answers import decoded, up_to
 from moebench.harness.run.identity import system_hash
@@ -30,6 +30,7 @@ from moebench.results.spec import RunSpec
 from moebench.substrate.engine.records import Generation
 from moebench.substrate.errors import NotApplicableError
 from moebench.substrate.files_read import use
+from moebench.substrate.machines import energy
 from moebench.substrate.machines.profile import DEFAULT_SOFTWARE
 from moebench.substrate.machines.timeline import Timeline
 from moebench.substrate.models.shared import SharedWork
@@ -295,7 +296,7 @@ def _document(
         "metrics": {
             **measure.latencies(generations),
             **measure.unknown(),
-            **meter.figures(generations),
+            **meter.figures(measure.generated_tokens(generations)),
             "process": told.figures(),
             "load_ms": measure.ms(told.load_ns),
             "repeated_4grams": None if repeated is None else round(repeated, 6),

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from moebench.harness.native import run as native
-from moebench.harness.run import energy, live, measure, repetition, replay
+from moebench.harness.run import live, measure, repetition, replay
 from moebench.harness.run.learn import calibrate
 from moebench.harness.run.provenance import provenance
 from moebench.harness.run.session import OnEngine, Outcome, Prepared, Session
@@ -20,6 +20,7 @@ from moebench.harness.stage.stage import Stage
 from moebench.results.spec import RunSpec
 from moebench.substrate.engine.records import Generation
 from moebench.substrate.files_read import below, noting
+from moebench.substrate.machines import energy
 from moebench.substrate.progress_events import tell
 from moebench.systems.options import describe
 
@@ -207,8 +208,10 @@ def _document(
 
 
 def _energy(stage: Stage, generations: list[Generation]) -> dict[str, Any]:
+    tokens = measure.generated_tokens(generations)
     if stage.profile is not None:
-        return energy.simulated(stage.profile, stage.timeline, generations)
+        seconds = sum(measure.durations_ns(generations)) / 1e9
+        return energy.simulated(stage.profile, stage.timeline, seconds, tokens)
     meter = stage.engine.measured_by
     assert isinstance(meter, energy.Meter), "it was opened with the run"
-    return meter.figures(generations)
+    return meter.figures(tokens)

@@ -40,6 +40,16 @@ def ratio(part: float, whole: float) -> float | None:
     return round(part / whole, 6) if whole else None
 
 
+def durations_ns(generations: Sequence[Generation]) -> list[int]:
+    """Return each batch's time from its start to its last token."""
+    return [g.token_ends_ns[-1] - g.started_ns for g in generations]
+
+
+def generated_tokens(generations: Sequence[Generation]) -> int:
+    """Count the tokens of all texts, each one's first included."""
+    return sum(len(text) for g in generations for text in g.tokens)
+
+
 def latencies(generations: Sequence[Generation]) -> dict[str, Any]:
     """TPOT over every decoded step, TTFT and end-to-end over batches.
 
@@ -47,11 +57,9 @@ def latencies(generations: Sequence[Generation]) -> dict[str, Any]:
     prefill counts, as in DAOP (§V-A, end-to-end performance).
     """
     steps = [ns for g in generations for ns in g.steps_ns]
-    whole = [g.token_ends_ns[-1] - g.started_ns for g in generations]
-    texts = [text for g in generations for text in g.tokens]
-    tokens = sum(map(len, texts))
+    whole, tokens = durations_ns(generations), generated_tokens(generations)
     return {
-        "decoded_tokens": tokens - len(texts),
+        "decoded_tokens": tokens - sum(len(g.tokens) for g in generations),
         "tpot_ms": spread(steps),
         "ttft_ms": spread([g.ttft_ns for g in generations]),
         "e2e_ms": ms(float(np.mean(whole))),

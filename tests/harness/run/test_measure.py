@@ -22,6 +22,7 @@ from moebench.substrate.engine.loop import Engine
 from moebench.substrate.engine.records import Generation
 from moebench.substrate.machines.protocol import Lane, Machine, Op, OpKind, Span
 from moebench.substrate.machines.timeline import Timeline
+from tests.harness.commands import run
 
 # --------------------------------------------------------------------------- times
 
@@ -292,3 +293,15 @@ def test_bound_adds_up_batches() -> None:
 
 def test_no_bound_without_a_decoded_token() -> None:
     assert bound(engine(), [generation(0, [5])]) == {"tpot_ms": None, "ratio": None}
+
+
+@pytest.mark.usefixtures("tiny_models")
+def test_a_runs_document_says_where_its_energy_is_from() -> None:
+    metrics = run("smoe")["metrics"]
+    assert metrics["energy"]["source"] == "simulated"
+    assert sum(metrics["energy"]["parts_j"].values()) == pytest.approx(
+        metrics["energy_j"], abs=1e-3
+    )
+    metrics = run("moe-ondemand", "--machine", "local")["metrics"]
+    assert (metrics["energy_j"] is None) == (metrics["energy"]["reason"] is not None)
+    assert metrics["energy"]["source"] != "simulated"

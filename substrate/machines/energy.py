@@ -1,4 +1,4 @@
-"""Energy of a run: from powers of a profile where it is simulated, from counters where measured.
+"""Energy of a run: from a profile's powers if it is simulated, from counters if it is measured.
 
 A document's ``metrics.energy`` says which: ``source``, joules by part, and why a figure is missing.
 ``energy_j`` and ``tokens_per_kj`` (DAOP, Table IV) cover prefill and decode of all batches, idle
@@ -8,11 +8,9 @@ parts included.
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Protocol, Self
 
-from moebench.substrate.engine.records import Generation
 from moebench.substrate.machines.profile import HardwareProfile
 from moebench.substrate.machines.protocol import Lane
 from moebench.substrate.machines.timeline import Timeline
@@ -24,17 +22,16 @@ POWERCAP = Path("/sys/class/powercap")
 
 
 def figures(
-    parts_j: Mapping[str, float], source: str | None, reason: str | None,
-    generations: Sequence[Generation],
-) -> dict[str, Any]:  # fmt: skip
-    """Parts of a document's ``metrics``; null figures where there is a reason.
+    parts_j: Mapping[str, float], source: str | None, reason: str | None, tokens: int
+) -> dict[str, Any]:
+    """Return the energy figures of a document's ``metrics``; null ones if there is a reason.
 
     Args:
         parts_j: joules by part.
         reason: why the sum of parts is not the energy of the run.
+        tokens: how many were generated.
     """
     joules = None if reason else sum(parts_j.values())
-    tokens = sum(len(text) for g in generations for text in g.tokens)
     return {
         "energy_j": None if joules is None else round(joules, 4),
         "tokens_per_kj": round(tokens / joules * 1e3, 4) if joules else None,
@@ -47,14 +44,16 @@ def figures(
 
 
 def simulated(
-    profile: HardwareProfile, timeline: Timeline, generations: Sequence[Generation]
+    profile: HardwareProfile, timeline: Timeline, seconds: float, tokens: int
 ) -> dict[str, Any]:
-    """Idle power of GPU and host all the time, and the rest of their full power while they work.
+    """Charge idle power of GPU and host all the time, and full power while their lanes are busy.
 
-    A part works while its own lane does: copies and the control thread add nothing.  Profiles hold
-    no powers of disk, memory and board.
+    Copies and the control thread add nothing.  Profiles hold no powers of disk, memory and board.
+
+    Args:
+        seconds: time of all batches, prefill and decode.
+        tokens: how many were generated.
     """
-    seconds = sum(g.token_ends_ns[-1] - g.started_ns for g in generations) / 1e9
     parts = {}
     for name, part, lane in (
         ("gpu", profile.gpu, Lane.DEVICE),
@@ -62,11 +61,11 @@ def simulated(
     ):
         if part.idle_power is None or part.full_power is None:
             reason = f"profile {profile.name} states no idle and full power of its {name}"
-            return figures({}, "simulated", reason, generations)
+            return figures({}, "simulated", reason, tokens)
         idle, full = part.idle_power.watts, part.full_power.watts
         parts[f"{name}, idle"] = idle * seconds
         parts[f"{name}, at work"] = (full - idle) * timeline.busy_ns(lane) / 1e9
-    return figures(parts, "simulated", None, generations)
+    return figures(parts, "simulated", None, tokens)
 
 
 # ----------------------------------------------------------------------------- counters
@@ -193,32 +192,9 @@ class Meter:
         except OSError as error:
             self.reason, self.counters = f"a counter could not be read: {error}", ()
 
-    def figures(self, generations: Sequence[Generation]) -> dict[str, Any]:
-        """Parts of a document's ``metrics``."""
-        return figures(self.joules, self.source, self.reason, generations)
-
-
-class ZeusMeter(Meter):
-    """The same with the windows of `zeus.monitor.ZeusMonitor`, which reads RAPL and the card."""
-
-    def __init__(self, monitor: Any, reason: str | None) -> None:
-        super().__init__(f"zeus {version('zeus')}", reason=reason)
-        self._monitor = monitor
-
-    def __enter__(self) -> Self:
-        """A batch begins."""
-        self._monitor.begin_window("batch", sync_execution=bool(self._monitor.gpu_indices))
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        """A batch has ended."""
-        sync = bool(self._monitor.gpu_indices)
-        window = self._monitor.end_window("batch", sync_execution=sync)
-        for name, found in (("gpu", window.gpu_energy), ("host package", window.cpu_energy),
-                            ("host memory", window.dram_energy)):  # fmt: skip
-            for index, joules in (found or {}).items():
-                part = f"{name} {index}"
-                self.joules[part] = self.joules.get(part, 0.0) + joules
+    def figures(self, tokens: int) -> dict[str, Any]:
+        """Return the energy figures of a document's ``metrics`` for so many generated tokens."""
+        return figures(self.joules, self.source, self.reason, tokens)
 
 
 NO_HOST = "no counter of the processor: {}"
@@ -226,19 +202,11 @@ NO_CARD = "no counter of the card: {}"
 
 
 def open_meter(card: str | None, powercap: Path = POWERCAP) -> Meter:
-    """What reads this computer's counters: zeus if it is installed and finds some, else ours.
+    """Return a meter of this computer's energy counters: RAPL's, and NVML's of a GPU that computes.
 
     Args:
-        card: UUID of the CUDA device that computes; None where none does.
+        card: UUID of the CUDA device that computes; None if none does.
     """
-    monitor = _zeus(card is not None)
-    if monitor is not None:
-        hosts, cards = monitor.cpu_indices, monitor.gpu_indices
-        if hosts or cards:
-            missing = [] if hosts else [NO_HOST.format("zeus finds none that it may read")]
-            if card is not None and not cards:
-                missing.append(NO_CARD.format("zeus finds none"))
-            return ZeusMeter(monitor, "; ".join(missing) or None)
     counters, missing = _host_counters(powercap)
     sources = ["RAPL"] if counters else []
     if card is not None:
@@ -259,15 +227,3 @@ def _host_counters(powercap: Path) -> tuple[list[Counter], list[str]]:
     except (OSError, ValueError) as error:  # readable by root alone, on most systems
         return [], [NO_HOST.format(error)]
     return [*zones], [] if zones else [NO_HOST.format(f"no RAPL zone in {powercap}")]
-
-
-def _zeus(with_card: bool) -> Any:
-    """A monitor of all processors, and of the first card that CUDA shows; None without zeus."""
-    try:
-        from zeus.monitor import ZeusMonitor  # type: ignore[import-not-found]
-    except ImportError:
-        return None
-    try:
-        return ZeusMonitor(gpu_indices=[0] if with_card else [])
-    except (RuntimeError, ValueError, IndexError):  # it finds no such card
-        return ZeusMonitor(gpu_indices=[])

@@ -7,18 +7,9 @@ from typing import Any, cast
 
 import pytest
 
-from moebench.harness.run import energy
-from moebench.harness.run.energy import Meter, open_meter, rapl_zones, simulated
-from moebench.substrate.engine.records import Generation
+from moebench.substrate.machines.energy import Meter, open_meter, rapl_zones, simulated
 from moebench.substrate.machines.profile import HardwareProfile, load_profile, profile_names
-from tests.harness.commands import run
-from tests.harness.run.test_measure import generation, timeline
-
-#: Two batches of two tokens, of 0.1 s each.
-GENERATIONS = [
-    generation(0, [100_000_000] * 2), generation(10**9, [10**9 + 100_000_000] * 2),
-]  # fmt: skip
-
+from tests.harness.run.test_measure import timeline
 
 # ----------------------------------------------------------------------------- simulated
 
@@ -34,7 +25,7 @@ def profile(gpu: Any, host: Any) -> HardwareProfile:
 
 def test_idle_power_is_counted_of_both_parts_all_the_time() -> None:
     # 0.2 s: 20 W and 50 W; 13 ms of the device at 280 W more, 3 ms of the host at 200 W more.
-    found = simulated(profile(part(20, 300), part(50, 250)), timeline(), GENERATIONS)
+    found = simulated(profile(part(20, 300), part(50, 250)), timeline(), 0.2, 4)
     parts = {"gpu, idle": 4.0, "gpu, at work": 3.64, "host, idle": 10.0, "host, at work": 0.6}
     assert found["energy"] == {"source": "simulated", "parts_j": parts, "reason": None}
     assert found["energy_j"] == pytest.approx(18.24)
@@ -45,7 +36,7 @@ def test_idle_power_is_counted_of_both_parts_all_the_time() -> None:
     (part(None, 300), part(50, 250), "gpu"), (part(20, 300), part(50, None), "host"),
 ])  # fmt: skip
 def test_without_a_power_there_is_no_energy_but_a_reason(gpu, host, named: str) -> None:
-    found = simulated(profile(gpu, host), timeline(), GENERATIONS)
+    found = simulated(profile(gpu, host), timeline(), 0.2, 4)
     assert (found["energy_j"], found["tokens_per_kj"]) == (None, None)
     assert (
         found["energy"]["reason"] == f"profile a box states no idle and full power of its {named}"
@@ -57,18 +48,6 @@ def test_every_shipped_machine_that_draws_power_has_idle_power() -> None:
         loaded = load_profile(name)
         for part_ in (loaded.gpu, loaded.host):
             assert (part_.idle_power is None) == (part_.full_power is None), name
-
-
-@pytest.mark.usefixtures("tiny_models")
-def test_a_runs_document_says_where_its_energy_is_from() -> None:
-    metrics = run("smoe")["metrics"]
-    assert metrics["energy"]["source"] == "simulated"
-    assert sum(metrics["energy"]["parts_j"].values()) == pytest.approx(
-        metrics["energy_j"], abs=1e-3
-    )
-    metrics = run("moe-ondemand", "--machine", "local")["metrics"]
-    assert (metrics["energy_j"] is None) == (metrics["energy"]["reason"] is not None)
-    assert metrics["energy"]["source"] != "simulated"
 
 
 # ----------------------------------------------------------------------------- a powercap tree
@@ -99,12 +78,6 @@ def powercap(tmp_path: Path) -> Path:
     return root
 
 
-@pytest.fixture
-def no_zeus(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As on a computer without the package."""
-    monkeypatch.setitem(sys.modules, "zeus.monitor", None)
-
-
 def spend(root: Path, folder: str, joules: float) -> None:
     """What the kernel does: the counter goes on, and wraps."""
     file = root / folder / "energy_uj"
@@ -117,7 +90,6 @@ def test_packages_and_memory_are_counted_once(powercap: Path) -> None:
     ]  # fmt: skip
 
 
-@pytest.mark.usefixtures("no_zeus")
 def test_only_batches_are_measured_and_a_counter_may_wrap(powercap: Path) -> None:
     meter = open_meter(None, powercap)
     for joules in (3.0, 4.0):
@@ -127,7 +99,7 @@ def test_only_batches_are_measured_and_a_counter_may_wrap(powercap: Path) -> Non
             spend(powercap, "intel-rapl:0:0", joules)
             spend(powercap, "intel-rapl:0:1", 0.5)
             spend(powercap, "intel-rapl:1", 1.5)  # the first 1.0 J brings it to its end
-    found = meter.figures(GENERATIONS)
+    found = meter.figures(4)
     assert found["energy"] == {
         "source": "RAPL",
         "parts_j": {
@@ -139,30 +111,27 @@ def test_only_batches_are_measured_and_a_counter_may_wrap(powercap: Path) -> Non
     assert found["tokens_per_kj"] == pytest.approx(4 / 11 * 1000, abs=1e-3)
 
 
-@pytest.mark.usefixtures("no_zeus")
 def test_without_counters_there_is_a_reason(tmp_path: Path) -> None:
     meter = open_meter(None, tmp_path / "nothing")
     with meter:
         pass
-    found = meter.figures(GENERATIONS)
+    found = meter.figures(4)
     assert (found["energy_j"], found["tokens_per_kj"]) == (None, None)
     assert found["energy"]["source"] is None
     assert "no RAPL zone" in found["energy"]["reason"]
 
 
-@pytest.mark.usefixtures("no_zeus")
 @pytest.mark.parametrize("damage", ["gone", "words"])
 def test_a_counter_that_cannot_be_read_is_the_reason(powercap: Path, damage: str) -> None:
     file = powercap / "intel-rapl:1" / "energy_uj"
     file.unlink()
     if damage == "words":
         file.write_text("a lot")
-    found = open_meter(None, powercap).figures(GENERATIONS)
+    found = open_meter(None, powercap).figures(4)
     assert found["energy_j"] is None
     assert "no counter of the processor" in found["energy"]["reason"]
 
 
-@pytest.mark.usefixtures("no_zeus")
 def test_a_counter_that_fails_later_ends_the_measurement_alone(powercap: Path) -> None:
     meter = open_meter(None, powercap)
     with meter:
@@ -171,7 +140,7 @@ def test_a_counter_that_fails_later_ends_the_measurement_alone(powercap: Path) -
         (powercap / "intel-rapl:0" / "energy_uj").unlink()
     with meter:
         pass
-    found = meter.figures(GENERATIONS)
+    found = meter.figures(4)
     assert found["energy_j"] is None
     assert "could not be read" in found["energy"]["reason"]
 
@@ -210,19 +179,17 @@ class FakeNvml(ModuleType):
         return self._millijoules
 
 
-@pytest.mark.usefixtures("no_zeus")
 def test_a_card_is_counted_beside_the_processor(powercap: Path, monkeypatch) -> None:
     monkeypatch.setitem(sys.modules, "pynvml", FakeNvml())
     meter = open_meter("GPU-1", powercap)
     with meter:
         spend(powercap, "intel-rapl:0", 1.0)
-    found = meter.figures(GENERATIONS)
+    found = meter.figures(4)
     assert found["energy"]["source"] == "RAPL and NVML"
     assert found["energy"]["parts_j"]["gpu"] == 2.0
     assert found["energy_j"] == 3.0
 
 
-@pytest.mark.usefixtures("no_zeus")
 @pytest.mark.parametrize(("nvml", "uuid"), [
     (None, "GPU-1"), (FakeNvml(), "GPU-2"), (FakeNvml(counts=False), "GPU-1"),
 ])  # fmt: skip
@@ -233,73 +200,6 @@ def test_the_processor_alone_is_not_the_energy_of_a_run_on_a_card(
     meter = open_meter(uuid, powercap)
     with meter:
         spend(powercap, "intel-rapl:0", 1.0)
-    found = meter.figures(GENERATIONS)
+    found = meter.figures(4)
     assert found["energy_j"] is None
     assert found["energy"]["reason"]
-
-
-# ----------------------------------------------------------------------------- zeus
-
-
-class FakeMonitor:
-    """`zeus.monitor.ZeusMonitor` of some parts; each takes 5 J in a window."""
-
-    parts: tuple[list[int], list[int]] = ([], [0, 1])
-
-    def __init__(self, gpu_indices: list[int]) -> None:
-        self.gpu_indices = [i for i in gpu_indices if i in self.parts[0]]
-        self.cpu_indices = self.parts[1]
-
-    def begin_window(self, key: str, sync_execution: bool) -> None:
-        assert sync_execution == bool(self.gpu_indices)
-
-    def end_window(self, key: str, sync_execution: bool) -> SimpleNamespace:
-        return SimpleNamespace(
-            gpu_energy=dict.fromkeys(self.gpu_indices, 5.0),
-            cpu_energy=dict.fromkeys(self.cpu_indices, 5.0) or None,
-            dram_energy=None,
-        )
-
-
-@pytest.fixture
-def fake_zeus(monkeypatch: pytest.MonkeyPatch) -> None:
-    module = ModuleType("zeus.monitor")
-    module.ZeusMonitor = FakeMonitor  # type: ignore[attr-defined]
-    monkeypatch.setitem(sys.modules, "zeus", ModuleType("zeus"))
-    monkeypatch.setitem(sys.modules, "zeus.monitor", module)
-    monkeypatch.setattr(energy, "version", lambda package: "1.2")
-
-
-@pytest.mark.usefixtures("fake_zeus")
-@pytest.mark.parametrize(("parts", "card", "joules"), [
-    (([], [0, 1]), None, 10.0), (([0], [0]), "GPU-1", 10.0), (([], [0]), "GPU-1", None),
-    (([0], []), "GPU-1", None),
-])  # fmt: skip
-def test_zeus_is_asked_first(tmp_path: Path, monkeypatch, parts, card, joules) -> None:
-    monkeypatch.setattr(FakeMonitor, "parts", parts)
-    meter = open_meter(card, tmp_path)
-    with meter:
-        pass
-    found = meter.figures(GENERATIONS)
-    assert found["energy"]["source"] == "zeus 1.2"
-    assert found["energy_j"] == joules
-    assert (found["energy"]["reason"] is None) == (joules is not None)
-
-
-@pytest.mark.usefixtures("fake_zeus")
-def test_where_zeus_sees_nothing_the_files_are_read(powercap: Path, monkeypatch) -> None:
-    monkeypatch.setattr(FakeMonitor, "parts", ([], []))
-    assert open_meter(None, powercap).source == "RAPL"
-
-
-def test_the_real_zeus_has_what_is_called() -> None:
-    monitor = pytest.importorskip("zeus.monitor", reason="zeus is not installed")
-    made = monitor.ZeusMonitor(gpu_indices=[], cpu_indices=[])
-    made.begin_window("batch", sync_execution=False)
-    window = made.end_window("batch", sync_execution=False)
-    assert (window.gpu_energy, window.cpu_energy) == ({}, None)
-
-
-def test_generations_are_what_the_helper_makes() -> None:
-    assert [type(g) for g in GENERATIONS] == [Generation, Generation]
-    assert sum(len(t) for g in GENERATIONS for t in g.tokens) == 4
