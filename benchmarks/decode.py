@@ -19,7 +19,8 @@ import torch
 
 from moebench.harness.run.live import LiveSession, prepare
 from moebench.harness.run.rules import resolve
-from moebench.harness.stage.stage import Stage, memory_for, simulated
+from moebench.harness.stage.kinds import open_stage
+from moebench.harness.stage.stage import Stage, StageRequest
 from moebench.substrate.models.protocol import Model
 from moebench.substrate.models.shared import SharedWork
 from moebench.substrate.traces.passes import Recorder, RoutingTrace, TracedModel
@@ -74,8 +75,11 @@ def measure(
             session.wrap = recording if record else (lambda model: model)
             stage = session.open(Path(), False, stack)
         else:
-            found = memory_for(spec, system, full, session.longest)
-            stage = simulated(spec, system, TracedModel(trace), full, found, keep=False)
+            request = StageRequest(
+                spec=spec, system=system, full=full, longest=session.longest,
+                model=lambda decoder: TracedModel(trace),
+            )  # fmt: skip
+            stage = open_stage(request, stack)
         stage.start()
         clock = _Clock(stage)
         for question in session.questions:

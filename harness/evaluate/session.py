@@ -53,12 +53,14 @@ class EvaluatedSession(Computing):
         """The same weights under another spec."""
         return replace(self, **self.other(spec))
 
-    def opened(self, decoder: Decoder) -> list[str]:
-        """Get ready to answer; says for what length memory was planned."""
+    def opened(self, decoder: Decoder) -> None:
+        """Get ready to answer."""
         self.responder = Responder(self, decoder, self.max_length, self.mode)
-        return [
-            f"an evaluator asked; memory is planned for texts of up to {self.max_length} tokens"
-        ]
+
+    @property
+    def note(self) -> str:
+        """A sentence on the lengths of texts, for the document."""
+        return f"an evaluator asked; memory is planned for texts of up to {self.max_length} tokens"
 
     def written(self, generation: Generation) -> list[list[int]]:
         """What the model wrote by itself, without what it was made to read."""

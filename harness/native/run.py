@@ -24,8 +24,9 @@ from moebench.harness.run.live import Inputs, open_inputs
 from moebench.harness.run.provenance import provenance
 from moebench.harness.run.question import Question
 from moebench.harness.run.session import Outcome, Prepared
-from moebench.harness.stage.local import DTYPE, named, steadiness
-from moebench.harness.stage.stage import memory_for
+from moebench.harness.run.weights import named
+from moebench.harness.stage.kinds import memory_of
+from moebench.harness.stage.local import DTYPE
 from moebench.results.spec import RunSpec
 from moebench.substrate.engine.records import Generation
 from moebench.substrate.errors import NotApplicableError
@@ -104,7 +105,7 @@ class NativeSession(Prepared):
             return None if limit is None else parse_size("memory_limit", limit)
         # An on-demand system has no memory of its own: what it has is what is offered.
         ours = self.spec.model_copy(update={"software": DEFAULT_SOFTWARE})
-        capacity = memory_for(ours, build("moe-ondemand"), self.full, self.longest).capacity
+        capacity = memory_of(ours, build("moe-ondemand"), self.full, self.longest).capacity
         shape, size = self.checkpoint.shape, DTYPE.itemsize
         experts = capacity.slots * shape.expert_params * size
         common = shape.total_params * size - _experts(shape) * shape.expert_params * size
@@ -280,7 +281,10 @@ def _document(
         "spec": resolved,
         "badge": "measured",
         "simulated": False,
-        "measured": {"model": ran, **steadiness(generations, told.grown("involuntary_switches"))},
+        "measured": {
+            "model": ran,
+            **measure.steadiness(generations, told.grown("involuntary_switches")),
+        },
         "lossless": system.lossless,
         "oracle": False,
         "memory": {

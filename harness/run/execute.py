@@ -15,7 +15,6 @@ from moebench.harness.run import live, measure, repetition, replay
 from moebench.harness.run.learn import calibrate
 from moebench.harness.run.provenance import provenance
 from moebench.harness.run.session import OnEngine, Outcome, Prepared, Session
-from moebench.harness.stage.local import involuntary_switches, steadiness
 from moebench.harness.stage.stage import Stage
 from moebench.results.spec import RunSpec
 from moebench.substrate.engine.records import Generation
@@ -105,7 +104,7 @@ def started(
             stage = session.open(scratch, keep_timeline, stack)
             learnt = calibrate(session, scratch, progress)
             tell("load")
-            load_ms = stage.start()
+            load_ms = measure.ms(stage.start())
         if stage.profile is None:
             stage.engine.measured_by = energy.open_meter(stage.card)
         stage.notes += [f"{name} learnt from {found['from']}" for name, found in learnt.items()]
@@ -114,7 +113,13 @@ def started(
         gc.freeze()
         stack.callback(gc.unfreeze)
         yield Ready(
-            session, stage, learnt, below(scratch, used), load_ms, began, involuntary_switches()
+            session,
+            stage,
+            learnt,
+            below(scratch, used),
+            load_ms,
+            began,
+            measure.involuntary_switches(),
         )
 
 
@@ -140,7 +145,7 @@ class Ready:
 
     def document(self, generations: list[Generation]) -> dict[str, Any]:
         """The run's document, once all was generated."""
-        switches = involuntary_switches() - self.switches
+        switches = measure.involuntary_switches() - self.switches
         document = _document(self.session, self.stage, generations, self.load_ms, switches)
         self.session.mark(document)
         document["provenance"]["learnt"] = self.learnt
@@ -169,7 +174,7 @@ def _document(
     profile, engine, system = stage.profile, stage.engine, session.system
     measured = None
     if stage.ran is not None:
-        measured = {"model": stage.ran, **steadiness(generations, switches)}
+        measured = {"model": stage.ran, **measure.steadiness(generations, switches)}
     repeated = repetition.repeated([t for g in generations for t in session.written(g)])
     resolved = {
         **session.spec.model_dump(),

@@ -24,9 +24,12 @@ import torch
 
 from moebench.harness.run.learn import calibrate
 from moebench.harness.run.session import Session
-from moebench.harness.stage.stage import memory_for, simulated
+from moebench.harness.stage.memory import Offer, count_memory
+from moebench.harness.stage.simulated import SimulatedKind
+from moebench.harness.stage.stage import StageRequest
 from moebench.substrate.machines.profile import HardwareProfile, ProfileBadge, load_profile
 from moebench.substrate.machines.profile_ranges import Uncertain, moved, uncertain
+from moebench.substrate.memory.capacity import Room
 from moebench.substrate.models.protocol import Model
 from moebench.substrate.traces.passes import Recorder, RoutingTrace, TracedModel, pass_steps
 
@@ -147,12 +150,18 @@ def _replayer(session: Session, piece: Piece) -> Callable[[HardwareProfile], dic
     spec, system, full = session.spec, session.system, session.full
     (batch,) = piece.trace.batches
     steps = pass_steps(batch)
+    request = StageRequest(
+        spec=spec, system=system, full=full, longest=piece.longest,
+        model=lambda decoder: cast(Model, TracedModel(piece.trace)),
+    )  # fmt: skip
 
     def replay(profile: HardwareProfile) -> dict[str, float]:
         if system.evict.clairvoyant:
             system.evict.set_future(steps)
-        memory = memory_for(spec, system, full, piece.longest, profile)
-        stage = simulated(spec, system, TracedModel(piece.trace), full, memory, keep=False)
+        offer = Offer(Room.of(profile), profile)
+        memory = count_memory(spec, system, full, piece.longest, offer)
+        with ExitStack() as stack:
+            stage = SimulatedKind().build(request, memory, stack)
         stage.start()
         done = stage.engine.generate([[0] * n for n in batch[0].rows], len(batch))
         found = {"ttft_ms": float(done.ttft_ns)} if done.ttft_ns else {}

@@ -46,17 +46,21 @@ class LiveSession(Computing, Session):
         """The same weights and questions under another spec."""
         return replace(self, **self.other(spec))
 
-    def opened(self, decoder: Decoder) -> list[str]:
-        """Get ready to answer; says how long the prompts are."""
+    def opened(self, decoder: Decoder) -> None:
+        """Get ready to answer."""
         self.answers = Answers(
             self.spec, self.workload, self.tokenizer, self.end, self.questions,
             self.sample.examples, decoder, self.sharing(),
         )  # fmt: skip
+
+    @property
+    def note(self) -> str:
+        """A sentence on the lengths of prompts, for the document."""
         lengths = [len(q.prompt) for q in self.questions]
-        return [
+        return (
             f"prompts of {min(lengths)} to {max(lengths)} tokens, as the computing model's own "
             "tokenizer counts them"
-        ]
+        )
 
     def answer(self, stage: Stage, rows: slice) -> list[Generation]:
         """Run a batch of questions and add its outcome to the accuracy."""

@@ -1,5 +1,7 @@
 """Computes the figures of a run's document from the engine's raw records."""
 
+import os
+import resource
 from collections.abc import Sequence
 from typing import Any
 
@@ -12,6 +14,9 @@ from moebench.substrate.machines.protocol import Lane, Machine, Op, OpKind
 from moebench.substrate.machines.timeline import Timeline
 
 PERCENTILES = (50, 90, 99)
+
+#: A figure whose middle half of batches spreads over more than this share of its median is noisy.
+NOISY = 0.1
 
 #: Counts of `substrate.engine.counts` that a document holds for each phase.
 EXPERT_COUNTS = (
@@ -188,3 +193,35 @@ def least_read_ns(machine: Machine) -> int:
     if machine.host_memory is None:
         return 0
     return machine.estimate_ns(Op(OpKind.READ, 0, queued=True), Lane.DISK)
+
+
+def involuntary_switches() -> int:
+    """Count how often another process has taken the processor from this one."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_nivcsw
+
+
+def steadiness(generations: Sequence[Generation], switches: int | None) -> dict[str, Any]:
+    """Return how far a measured TPOT spreads over the batches, and what else the computer did.
+
+    Args:
+        switches: involuntary ones, during the run; None where they are not known.
+
+    Returns:
+        median and quartiles of the batches' mean TPOT in ms, their distance as a share of the
+        median, whether that makes it noisy, and the load of the computer.
+    """
+    means = [np.mean(g.steps_ns) / 1e6 for g in generations if g.steps_ns]
+    spread = None
+    tpot: dict[str, float] | None = None
+    if means:
+        low, median, high = (round(float(x), 6) for x in np.percentile(means, (25, 50, 75)))
+        tpot, spread = {"median": median, "low": low, "high": high}, (high - low) / median
+    return {
+        "batches": len(generations),
+        "tpot_ms": tpot,
+        "spread": None if spread is None else round(spread, 4),
+        "noisy": spread is not None and spread > NOISY,
+        "load_average": round(os.getloadavg()[0], 2),
+        "cores": os.cpu_count(),
+        "involuntary_switches": switches,
+    }

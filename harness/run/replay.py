@@ -17,9 +17,8 @@ from moebench.harness.run import learn
 from moebench.harness.run.identity import profile_hash, run_id, system_hash
 from moebench.harness.run.routing import Source, source_of
 from moebench.harness.run.session import Learnable, Session
-from moebench.harness.stage.card import on_card
-from moebench.harness.stage.local import dummies, local
-from moebench.harness.stage.stage import Memory, Stage, memory_for, simulated
+from moebench.harness.stage.kinds import memory_of, open_stage
+from moebench.harness.stage.stage import Stage, StageRequest
 from moebench.results.spec import RunSpec
 from moebench.substrate.engine.records import Generation
 from moebench.substrate.engine.system import System
@@ -101,44 +100,37 @@ class ReplaySession(Session):
         )  # fmt: skip
         if evict.clairvoyant:
             evict.set_future(pass_steps(p for batch in self.replayed.batches for p in batch))
-        memory = memory_for(spec, self.system, self.full, self.longest)
-        if spec.machine == "local":
-            stage = self._computing(memory, scratch, keep_timeline, stack)
-        else:
-            model = self.wrap(TracedModel(self.replayed))
-            stage = simulated(spec, self.system, model, self.full, memory, keep_timeline)
-        stage.notes += _notes(self)
+        content = hashlib.sha256(self.full.model_dump_json().encode()).hexdigest()[:16]
+        size = f"{self.full.total_params / 1e9:.3g} B random parameters"
+        # This computer computes with random weights in the model's shape.
+        weights = DummyWeights(self.full) if spec.machine == "local" else None
+        request = StageRequest(
+            spec=spec,
+            system=self.system,
+            full=self.full,
+            longest=self.longest,
+            model=self._model,
+            weights=weights,
+            weights_name=f"random-{content}",
+            ran=f"{spec.model}'s shape, {size}",
+            scratch=scratch,
+            keep_timeline=keep_timeline,
+        )
+        stage = open_stage(request, stack)
+        stage.notes += ([] if weights is None else _random_weights(weights)) + _notes(self)
         return stage
+
+    def _model(self, decoder: Decoder | None) -> Model:
+        """Return what the engine calls: the trace's routing, or a decoder that is routed by it."""
+        if decoder is None:
+            return self.wrap(TracedModel(self.replayed))
+        return cast(Model, RoutedDecoder(self.replayed, decoder))
 
     def check_memory(self) -> None:
         """Count what fits beside the longest sequence of a trace that is there already."""
         if self.spec.trace is not None:
             self.trace = self.source.open(Path())
-            memory_for(self.spec, self.system, self.full, self.longest)
-
-    def _computing(
-        self, memory: Memory, scratch: Path, keep_timeline: bool, stack: ExitStack
-    ) -> Stage:
-        """This computer, with random weights in the model's shape."""
-        weights = DummyWeights(self.full)
-        name = f"random-{hashlib.sha256(self.full.model_dump_json().encode()).hexdigest()[:16]}"
-        ran = f"{self.spec.model}'s shape, {self.full.total_params / 1e9:.3g} B random parameters"
-
-        def routed(decoder: Decoder) -> Model:
-            return cast(Model, RoutedDecoder(self.replayed, decoder))
-
-        if self.spec.device == "cuda":
-            stage, _ = on_card(
-                self.spec, self.system, weights, ran, self.longest, memory, keep_timeline, stack,
-                routed,
-            )  # fmt: skip
-        else:
-            stage, _ = local(
-                self.spec, self.system, weights, name, ran, memory, scratch, keep_timeline, stack,
-                routed,
-            )  # fmt: skip
-        stage.notes += dummies(weights)
-        return stage
+            memory_of(self.spec, self.system, self.full, self.longest)
 
     def answer(self, stage: Stage, rows: slice) -> list[Generation]:
         """Replay a batch: sequences in lock step until the shortest ends."""
@@ -265,6 +257,16 @@ def readers_of_scores(system: System) -> list[str]:
         for decision, policy in system.policies.items()
         if policy.reads_scores
     ]
+
+
+def _random_weights(weights: DummyWeights) -> list[str]:
+    """Sentences on the random weights that a replay on this computer computes with."""
+    shape = weights.shape
+    total = len(shape.moe_layers) * shape.num_experts
+    notes = ["weights are random numbers in the model's shape; routing decides which are used"]
+    if weights.distinct < total:
+        notes.append(f"{weights.distinct} random records stand for {total} experts")
+    return notes
 
 
 def _notes(session: ReplaySession) -> list[str]:

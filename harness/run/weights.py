@@ -16,9 +16,8 @@ from moebench.harness.run import learn
 from moebench.harness.run.identity import profile_hash, system_hash
 from moebench.harness.run.session import Learnable, OnEngine
 from moebench.harness.run.texts import Texts, read_texts
-from moebench.harness.stage.card import on_card
-from moebench.harness.stage.local import local, named
-from moebench.harness.stage.stage import Stage, memory_for, simulated
+from moebench.harness.stage.kinds import memory_of, open_stage
+from moebench.harness.stage.stage import Stage, StageRequest
 from moebench.results.spec import RunSpec
 from moebench.substrate.engine.system import System
 from moebench.substrate.errors import UsageError
@@ -30,6 +29,7 @@ from moebench.substrate.models.catalogue import (
 )
 from moebench.substrate.models.decoder import Decoder
 from moebench.substrate.models.imported import open_checkpoint
+from moebench.substrate.models.protocol import Model
 from moebench.substrate.models.shape import ModelShape
 from moebench.substrate.models.shared import SharedWork
 from moebench.substrate.models.weights import Checkpoint
@@ -51,8 +51,13 @@ class Computing(OnEngine):
     shared: SharedWork | None = None
 
     @abstractmethod
-    def opened(self, decoder: Decoder) -> list[str]:
-        """Told of the decoder that the engine computes with; gives what the document must say."""
+    def opened(self, decoder: Decoder) -> None:
+        """Called with the decoder that the engine computes with, before anything runs."""
+
+    @property
+    @abstractmethod
+    def note(self) -> str:
+        """A sentence on the lengths of prompts, for the document."""
 
     def sharing(self) -> SharedWork:
         """The shared work; a run alone remembers nothing."""
@@ -107,40 +112,57 @@ class Computing(OnEngine):
 
     def check_memory(self) -> None:
         """Count what fits beside the longest text."""
-        memory_for(self.spec, self.system, self.full, self.longest)
+        memory_of(self.spec, self.system, self.full, self.longest)
 
     def open(self, scratch: Path, keep_timeline: bool, stack: ExitStack) -> Stage:
-        """A simulated machine with every expert in memory, or this computer."""
-        memory = memory_for(self.spec, self.system, self.full, self.longest)
-        if self.spec.machine == "local":
-            ran = named(self.spec, self.checkpoint)
-            if self.spec.device == "cuda":
-                stage, decoder = on_card(
-                    self.spec, self.system, self.checkpoint, ran, self.longest, memory,
-                    keep_timeline, stack,
-                )  # fmt: skip
-            else:
-                stage, decoder = local(
-                    self.spec, self.system, self.checkpoint, self.hashes["weights"], ran, memory,
-                    scratch, keep_timeline, stack,
-                )  # fmt: skip
+        """Open the machine that the spec names; this computer computes with what it loads."""
+        request = StageRequest(
+            spec=self.spec,
+            system=self.system,
+            full=self.full,
+            longest=self.longest,
+            model=self._model,
+            weights=self.checkpoint,
+            weights_name=self.hashes["weights"],
+            ran=named(self.spec, self.checkpoint),
+            scratch=scratch,
+            keep_timeline=keep_timeline,
+            notes=() if self.spec.machine == "local" else self._notes(),
+        )
+        return open_stage(request, stack)
+
+    def _model(self, decoder: Decoder | None) -> Model:
+        """Return what the engine calls: the given decoder, or one with every expert in memory."""
+        if decoder is not None:
             self.opened(decoder)
-            return stage
+            return decoder
         decoder = self.sharing().decoder(reuse_predictions=True)
+        self.opened(decoder)
         # A prefill that is remembered answers for gates and states, not for predictions, and of its
         # tokens for the last one alone.
         anew = self.spec.scoring == "prefill"
         anew = anew or any(predictor.in_prefill for predictor in self.system.predictors)
-        model = self.wrap(decoder if anew else self.sharing().remembering(decoder))
-        notes = self.opened(decoder)
+        return self.wrap(decoder if anew else self.sharing().remembering(decoder))
+
+    def _notes(self) -> list[str]:
+        """Sentences on the prompts, and on the precision that a simulated machine computes in."""
+        notes = [self.note]
         if self.spec.expert_dtype is not None:
             notes.append(
                 f"experts are quantised to {self.spec.expert_dtype} and computed with as the "
                 "numbers that these stand for, in fp32"
             )
-        return simulated(
-            self.spec, self.system, model, self.full, memory, keep_timeline, notes=notes
-        )
+        return notes
+
+
+def named(spec: RunSpec, checkpoint: Checkpoint) -> str:
+    """Return the name and size of the model that computes, as a measured time must state them."""
+    size = checkpoint.shape.total_params
+    text = f"{size / 1e9:.3g} B" if size >= 1e9 else f"{size / 1e6:.3g} M"
+    name = f"{spec.model}'s scale model"
+    if spec.weights is not None:
+        name = Path(spec.weights).resolve().name
+    return f"{name}, {text} parameters"
 
 
 class Weights(NamedTuple):

@@ -76,7 +76,7 @@ class Supports:
         where: the machine, as the command line names it.
         forms: whether it holds records in other forms than the whole one.
         only: attributes of `Runtime` for which it takes one value: that value, and the reason, as
-            a clause that follows "that machine".
+            a clause whose subject is the machine.
     """
 
     where: str
@@ -84,8 +84,11 @@ class Supports:
     only: Mapping[str, tuple[object, str]] = field(default_factory=dict)
 
 
-def refuse(runtime: Runtime, supports: Supports) -> None:
+def refuse(system: str, runtime: Runtime, supports: Supports) -> None:
     """Refuse a system that asks for what a machine does not support.
+
+    Args:
+        system: its name, for the message.
 
     Raises:
         UsageError: names the first such attribute, its value and the allowed one.
@@ -94,12 +97,12 @@ def refuse(runtime: Runtime, supports: Supports) -> None:
         given = getattr(runtime, name)
         if given != allowed:
             raise UsageError(
-                f"{supports.where}: {name} is {json.dumps(given)}, and that machine {why}; "
+                f"{supports.where}: {why}, but {system} has {name}={json.dumps(given)}; "
                 f"allowed: --set {name}={json.dumps(allowed)}"
             )
     other = [form.name for form in runtime.forms if not form.full]
     if other and not supports.forms:
         raise UsageError(
-            f"{supports.where}: the system holds experts in the form {other[0]}, and that machine "
-            "holds whole records only; allowed: a simulated machine"
+            f"{supports.where}: holds whole records only, but {system} has the form {other[0]}; "
+            "allowed: a simulated machine without measured times"
         )

@@ -135,9 +135,9 @@ def test_an_interrupt_ends_the_run_and_stores_nothing(link, monkeypatch) -> None
         ),
         (
             ("--machine", "local", "--set", "expert_precision=4bit"),
-            'expert_precision is "4bit", and that machine takes fp32 experts from the disk',
+            'takes fp32 experts from the disk, but moe-ondemand has expert_precision="4bit"',
         ),
-        (("--machine", "local", "--set", "overlap=false"), "overlap is false, and that machine"),
+        (("--machine", "local", "--set", "overlap=false"), "but moe-ondemand has overlap=false"),
     ],
 )
 def test_options_that_cannot_be(arguments, says) -> None:

@@ -98,7 +98,7 @@ def test_systems_of_every_kind_run(
 def test_what_does_not_fit_is_one_line(
     trace: Path, shape: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("moebench.harness.stage.local.available_bytes", lambda: 1000)
+    monkeypatch.setattr("moebench.harness.stage.memory.available_bytes", lambda: 1000)
     line = refused(
         "run", "--trace", trace, "--model", shape, "--slots", "3", "--machine", "local",
         "--system", "smoe",

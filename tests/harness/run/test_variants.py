@@ -103,4 +103,5 @@ def test_what_computes_on_unfinished_copies_says_so_and_runs_nowhere_for_real(
     assert document["spec"]["variant"] == "shipped"
     assert not any("would be wrong" in text for text in run("smoe", "--store", tmp_path)["notes"])
     line = refused("run", "--system", "smoe", *shipped, "--setting", "S3", "--machine", "local")
-    assert "--machine local: ShippedSMoE computes on copies that are under way" in line
+    assert "--machine local: computes with finished copies only" in line
+    assert "but smoe (shipped) has reads_unfinished=true" in line

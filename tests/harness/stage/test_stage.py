@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from moebench.harness.stage.stage import loading_ns
+from moebench.harness.stage.simulated import loading_ns
 from moebench.substrate.machines.costs import CostModel
 from moebench.substrate.machines.profile import load_profile
 from moebench.substrate.memory.capacity import Capacity, Request, Room, plan

@@ -1,0 +1,50 @@
+"""Chooses the kind of machine that a run names, and builds its stage."""
+
+from contextlib import ExitStack
+
+from moebench.harness.stage.card import CardKind
+from moebench.harness.stage.local import LocalKind
+from moebench.harness.stage.memory import Memory, count_memory
+from moebench.harness.stage.simulated import SimulatedKind
+from moebench.harness.stage.stage import Stage, StageKind, StageRequest
+from moebench.results.spec import RunSpec
+from moebench.substrate.engine.runtime import refuse
+from moebench.substrate.engine.system import System
+from moebench.substrate.models.shape import ModelShape
+
+
+def kind_of(spec: RunSpec) -> StageKind:
+    """Return the kind of machine that a run names."""
+    if spec.machine != "local":
+        return SimulatedKind()
+    return CardKind() if spec.device == "cuda" else LocalKind()
+
+
+def memory_of(spec: RunSpec, system: System, full: ModelShape, longest: int) -> Memory:
+    """Count what fits into the memory that a run is offered.
+
+    Args:
+        longest: tokens of the longest sequence, new ones included.
+
+    Raises:
+        UsageError: nothing says how much is offered.
+        BudgetError: the model does not fit.
+    """
+    return count_memory(spec, system, full, longest, kind_of(spec).offer(spec))
+
+
+def open_stage(request: StageRequest, stack: ExitStack) -> Stage:
+    """Build the machine, memory and engine of a run.
+
+    Args:
+        stack: closes the files, threads and memory that are opened.
+
+    Raises:
+        UsageError: the machine does not support what the system or the run asks for.
+        BudgetError: the model does not fit.
+    """
+    spec, system = request.spec, request.system
+    kind = kind_of(spec)
+    memory = memory_of(spec, system, request.full, request.longest)
+    refuse(spec.title, system.runtime, kind.supports(spec))
+    return kind.build(request, memory, stack)

@@ -1,0 +1,131 @@
+"""Builds stages on simulated machines: virtual time, priced by a hardware profile."""
+
+from contextlib import ExitStack
+
+from moebench.harness.stage.memory import Memory, Offer
+from moebench.harness.stage.stage import Stage, StageRequest
+from moebench.results.spec import RunSpec
+from moebench.substrate.engine.loop import Engine
+from moebench.substrate.engine.runtime import Supports
+from moebench.substrate.engine.system import System
+from moebench.substrate.machines.costs import CostModel
+from moebench.substrate.machines.measured_costs import cost_model
+from moebench.substrate.machines.profile import load_profile
+from moebench.substrate.machines.protocol import Lane, Op, OpKind
+from moebench.substrate.machines.simulated import SimulatedMachine
+from moebench.substrate.machines.timeline import Timeline
+from moebench.substrate.memory.cache import ExpertCache
+from moebench.substrate.memory.capacity import Capacity, Room
+from moebench.substrate.memory.host import HostRecords
+
+
+class SimulatedKind:
+    """A machine of the catalogue or of a profile's file, in virtual time."""
+
+    def supports(self, spec: RunSpec) -> Supports:
+        """Return that every runtime option can be simulated, on a measured profile whole records.
+
+        The times of a measured profile are those of whole records.
+        """
+        measured = load_profile(spec.machine, spec.software).measured
+        return Supports(where=f"--machine {spec.machine}", forms=measured is None)
+
+    def offer(self, spec: RunSpec) -> Offer:
+        """Return the memory of the profile's machine."""
+        profile = load_profile(spec.machine, spec.software)
+        return Offer(Room.of(profile), profile)
+
+    def build(self, request: StageRequest, memory: Memory, stack: ExitStack) -> Stage:
+        """Build cost model, virtual machine, cache and engine; nothing needs closing."""
+        spec, system = request.spec, request.system
+        capacity, profile = memory.capacity, memory.profile
+        assert profile is not None, "a simulated machine has a profile"
+        model, runtime = request.model(None), system.runtime
+        shape = model.shape
+        costs = cost_model(
+            profile,
+            request.full,
+            spec.precision,
+            expert_precision=spec.expert_dtype or runtime.expert_precision,
+            pinned=runtime.pinned_copies,
+            module_hooks=runtime.module_hooks,
+            fused_experts=system.assign.whole_layers(request.full),
+            parallel_reads=runtime.parallel_reads,
+        )
+        timeline = Timeline(request.keep_timeline)
+        records = None
+        if capacity.from_disk:
+            records = HostRecords(capacity.host, costs.record_bytes, runtime.host_experts)
+        machine = SimulatedMachine(
+            costs,
+            timeline,
+            records,
+            parallel_reads=runtime.parallel_reads,
+            overlap=runtime.overlap,
+            blocking_copies=runtime.blocking_copies,
+        )
+        slots = system.place.slots(shape, capacity.slots) or capacity.slots
+        cache = ExpertCache(shape, slots, system.scope, capacity.device, costs.record_bytes)
+        engine = Engine(
+            system, model, machine, cache, timeline, capacity.homes, capacity.streams_from_disk
+        )
+        total = len(shape.moe_layers) * shape.num_experts
+        return Stage(
+            engine=engine,
+            machine=machine,
+            timeline=timeline,
+            device=capacity.device,
+            host=capacity.host,
+            profile=profile,
+            badge=profile.badge,
+            notes=[*_notes(request, memory, machine, total), *request.notes, *memory.notes],
+            slots=cache.slots,
+            total=total,
+            memory=memory.document(cache.slots, costs.record_bytes),
+            load_ns=lambda placed: loading_ns(placed, costs, capacity, system),
+        )
+
+
+def _notes(
+    request: StageRequest, memory: Memory, machine: SimulatedMachine, total: int
+) -> list[str]:
+    """Sentences on what was simulated, and on what the simulation leaves out."""
+    profile, runtime = memory.profile, request.system.runtime
+    assert profile is not None, "a simulated machine has a profile"
+    notes = [
+        f"simulated on {profile.name} with {profile.software.name} software: no such hardware ran; "
+        f"{profile.estimates} of the profile's {profile.numbers} numbers are estimates"
+    ]
+    if machine.host_memory is not None:
+        notes.append(
+            f"experts are on the disk: host memory has room for {machine.host_memory.capacity} of "
+            f"{total}"
+        )
+    if runtime.expert_precision is not None:
+        notes.append(
+            f"experts are charged as {runtime.expert_precision}; the mathematics is not quantised"
+        )
+    if runtime.reads_unfinished:
+        notes.append(
+            f"{request.spec.title} computes experts whose copy is still under way (in_flight) on "
+            "whatever their slots hold: its time is simulated, its results would be wrong; "
+            "accuracy here is that of the right weights"
+        )
+    return notes
+
+
+def loading_ns(placed: int, costs: CostModel, capacity: Capacity, system: System) -> int:
+    """Return the time until non-expert weights and so many experts are on the device, in ns.
+
+    Experts that are on the disk are read from it; non-expert weights are one file, read from front
+    to back.
+    """
+    common_ns = capacity.common_bytes / costs.h2d_bytes_per_ns
+    expert_ns = costs.ns(Op(OpKind.LOAD, 0), Lane.H2D)
+    if capacity.from_disk:
+        read = Op(OpKind.READ, 0, queued=system.parallel_reads)
+        common_ns = max(
+            common_ns, costs.shape.common_bytes(costs.precision) / costs.read_bytes_per_ns
+        )
+        expert_ns = max(expert_ns, costs.ns(read, Lane.DISK))
+    return round(common_ns + placed * expert_ns)
