@@ -19,7 +19,7 @@ import torch
 
 from benchmarks.wide import make_wide
 from moebench.harness.arguments import parse_gib
-from moebench.harness.run.execute import prepare, run
+from moebench.harness.one_run import prepare, run
 from moebench.harness.run.rules import resolve
 from moebench.harness.stage.card import DTYPES
 from moebench.substrate.errors import MoeBenchError

@@ -96,12 +96,12 @@ def main() -> None:
     gc.freeze()
     spec = resolve(None, system="smoe", setting="S3", prompts=4, new_tokens=TOKENS)
     opened = prepare(spec, None)
-    shared = SharedWork(opened.checkpoint)
+    shared = SharedWork(opened.weights.checkpoint)
 
     def session(system: str) -> LiveSession:
         given = {"system": system, "overrides": {}, "allow_overcommit": True}
         varied = opened.varied(spec.model_copy(update=given))
-        varied.shared = shared
+        varied.weights.shared = shared
         return varied
 
     print(f"{'system':<14}{'tokens/s':>10}{'ms/token':>10}{'mathematics':>13}{'replay':>10}"

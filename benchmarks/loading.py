@@ -19,7 +19,7 @@ import numpy as np
 import torch
 
 from benchmarks.wide import make_wide
-from moebench.harness.run.execute import prepare, run
+from moebench.harness.one_run import prepare, run
 from moebench.harness.run.rules import resolve
 from moebench.harness.stage.local import DTYPE
 from moebench.substrate.machines.protocol import Lane

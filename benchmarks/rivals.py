@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.wide import make_wide
-from moebench.harness.run.execute import prepare, run
+from moebench.harness.one_run import prepare, run
 from moebench.harness.run.rules import resolve
 from moebench.substrate.errors import MoeBenchError
 

@@ -45,9 +45,9 @@ _HOMES = {
     "best_scores": "moebench.substrate.engine.decisions",
     "build": "moebench.systems.options",
     "fetches": "moebench.substrate.engine.decisions",
-    "prepare": "moebench.harness.run.execute",
+    "prepare": "moebench.harness.one_run",
     "resolve": "moebench.harness.run.rules",
-    "run": "moebench.harness.run.execute",
+    "run": "moebench.harness.one_run",
     "split": "moebench.substrate.engine.decisions",
 }
 

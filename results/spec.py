@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from moebench.substrate.engine.system import System
     from moebench.systems.native.base import NativeSystem
 
-#: How a run produces and scores its answers; see `harness.run.answers`.
+#: How a run produces and scores its answers; see `harness.run.live`.
 Scoring = Literal["fixed-length", "generation", "likelihood", "prefill"]
 
 #: Where a run's choice of experts comes from: the model that computes (or a trace of it), a trace

@@ -72,14 +72,14 @@ def _check_installation(data_dir: Path | None, store: Path, json: bool) -> int:
 
 
 def _moebench() -> Checked:
-    from moebench.harness.run.provenance import commit, versions
+    from moebench.harness.run.document import commit, versions
 
     of = commit()
     return "moebench", True, f"{versions()['moebench']}, " + (f"commit {of}" if of else "installed")
 
 
 def _platform() -> Checked:
-    from moebench.harness.run.provenance import processor
+    from moebench.harness.run.document import processor
 
     return "platform", True, f"{platform.platform()}, {processor()}"
 

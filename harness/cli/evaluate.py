@@ -85,6 +85,7 @@ def _evaluate(
     from moebench.harness.arguments import require_writable
     from moebench.harness.evaluate.run import about, evaluate, evaluator
     from moebench.harness.evaluate.session import prepare_evaluated, resolve_evaluated
+    from moebench.harness.one_run import keep as keep_run
     from moebench.results.store import Store
 
     spec = resolve_evaluated(data_dir, mode, **given)
@@ -99,7 +100,7 @@ def _evaluate(
         return stored
     with console.progress(f"{engine} asks {spec.title}") as progress:
         outcome = evaluate(session, engine, version, asked, directory, progress, keep)
-    store.put(outcome.document, outcome.picture)
+    keep_run(store, outcome.document, outcome.picture)
     return outcome.document
 
 

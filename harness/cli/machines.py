@@ -191,7 +191,7 @@ def _effects(
 ) -> tuple[str, "list[Effect]"]:
     """The machine's name, and what each of its uncertain numbers does."""
     from moebench.harness.arguments import require_writable
-    from moebench.harness.run.execute import on_engine
+    from moebench.harness.run.execute import prepare
     from moebench.harness.run.interval import effects_on
     from moebench.harness.run.rules import resolve
 
@@ -202,7 +202,7 @@ def _effects(
         )
     require_writable(store)
     spec = resolve(data_dir, **given)
-    return spec.machine, effects_on(on_engine(spec, data_dir), store, tokens)
+    return spec.machine, effects_on(prepare(spec, data_dir), store, tokens)
 
 
 def _show_effects(machine: str, effects: "list[Effect]", as_json: bool) -> None:

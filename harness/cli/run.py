@@ -99,19 +99,16 @@ def _document(
     with console.progress(what) as progress:
         tell("load")
         # The first of these imports takes seconds, too.
-        from moebench.harness.run.execute import prepare
-        from moebench.harness.run.execute import run as run_session
+        from moebench.harness import one_run
+        from moebench.harness.run.execute import EngineRun
         from moebench.harness.run.interval import add_interval
-        from moebench.harness.run.session import Session
-        from moebench.harness.sweep.worker import samples_of
-        from moebench.results.samples import samples_of_run
         from moebench.systems.user_classes import blamed
 
-        session = prepare(spec, data_dir)
+        session = one_run.prepare(spec, data_dir)
         stored = None if force or timeline else store.get(session.run_id)
         if stored is None:
             try:
-                outcome = run_session(session, directory, progress, timeline is not None)
+                outcome = one_run.run(session, directory, progress, timeline is not None)
             except MoeBenchError:
                 raise
             except Exception as error:
@@ -119,18 +116,18 @@ def _document(
                 if line is None:
                     raise
                 raise line from error
+    cell = (session.run_id, spec.model_dump())
     if outcome is not None:
-        stored = outcome.document
-        with samples_of_run(store, session.run_id, samples_of(outcome.generations)):
-            store.put(stored, outcome.picture, (session.run_id, spec.model_dump()))
+        stored, samples = outcome.document, one_run.samples_of(outcome.generations)
+        one_run.keep(store, stored, outcome.picture, samples, cell)
         if timeline is not None:
             write_timeline(timeline, outcome.timeline.records(), stored)
     else:
         console.stderr().print(f"run {session.run_id} was stored; --force runs it again")
     assert stored is not None
     wanted = interval and stored["simulated"] and stored.get("interval") is None
-    if wanted and isinstance(session, Session):
+    if wanted and isinstance(session, EngineRun):
         with console.progress(f"{what}, how sure its latencies are"):
             add_interval(stored, session, directory)
-        store.put(stored, store.timeline(session.run_id), (session.run_id, spec.model_dump()))
+        one_run.keep(store, stored, store.timeline(session.run_id), cell=cell)
     return stored

@@ -99,5 +99,5 @@ def _header(session: LiveSession) -> Header:
         "data": f"{sample.source}: {len(sample.examples)} of {sample.available}",
         "data_hash": sample.data_hash,
     }
-    header = header_of(session.checkpoint.shape, spec.model, spec.workload)
+    header = header_of(session.weights.checkpoint.shape, spec.model, spec.workload)
     return header.model_copy(update={"source": source, "lossless": session.system.lossless})

@@ -6,7 +6,7 @@ import weakref
 from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -14,10 +14,9 @@ import torch
 
 from moebench.harness.conformance.cases import Case, spec_of
 from moebench.harness.conformance.watch import Claim, LetGo, WatchedModel, watch_slots
-from moebench.harness.run.execute import on_engine
+from moebench.harness.run.execute import EngineRun, prepare
 from moebench.harness.run.learn import calibrate
 from moebench.harness.run.live import LiveSession
-from moebench.harness.run.session import Session
 from moebench.harness.stage.stage import Stage
 from moebench.results.spec import RunSpec
 from moebench.substrate.engine.records import Generation
@@ -43,7 +42,7 @@ class Run:
     """
 
     case: Case
-    session: Session
+    session: EngineRun
     stage: Stage
     generations: list[Generation]
     events: list[Claim | LetGo]
@@ -66,11 +65,11 @@ class Bench:
             scratch = Path(tempfile.mkdtemp(prefix="moebench-"))
             weakref.finalize(self, shutil.rmtree, scratch, ignore_errors=True)
         self.scratch = scratch
-        self._opened: dict[str, Session] = {}
+        self._opened: dict[str, EngineRun] = {}
         self._shared: dict[str, SharedWork] = {}
         self._resident: dict[str, list[list[list[int]]]] = {}
 
-    def session(self, name: str, variant: Variant, case: Case) -> Session:
+    def session(self, name: str, variant: Variant, case: Case) -> EngineRun:
         """A run of a system that is ready to start.
 
         Raises:
@@ -84,9 +83,7 @@ class Bench:
         spec = spec_of(name, variant, case, replayed)
         key = self._key(spec)
         if key not in self._opened:
-            self._opened[key] = on_engine(
-                spec_of("moe-ondemand", "published", case, replayed), None
-            )
+            self._opened[key] = prepare(spec_of("moe-ondemand", "published", case, replayed), None)
         try:
             session = self._opened[key].varied(spec)
         except UsageError as error:
@@ -94,13 +91,13 @@ class Bench:
                 raise
             raise NotChecked(str(error)) from error  # a replay says what it cannot answer
         if isinstance(session, LiveSession):
-            session.shared = self._share(session)
+            session.weights.shared = self._share(session)
         return session
 
     def _share(self, session: LiveSession) -> SharedWork:
         """A model's experts in memory; prefills are each run's own, as a system may change them."""
         if session.spec.model not in self._shared:
-            self._shared[session.spec.model] = SharedWork(session.checkpoint)
+            self._shared[session.spec.model] = SharedWork(session.weights.checkpoint)
         return self._shared[session.spec.model]
 
     def run(self, name: str, variant: Variant, case: Case) -> Run:
@@ -121,7 +118,8 @@ class Bench:
         with ExitStack() as stack, torch.inference_mode():
             try:
                 stage = session.open(self.scratch, True, stack)
-                calibrate(session, self.scratch, lambda done, total: None)
+                learnable = partial(session.learnable, self.scratch, _silent)
+                calibrate(session.system, session.full, learnable, self.scratch, _silent)
                 events = watch_slots(stage.engine.cache, stage.timeline)
                 stage.start()
             except BudgetError as error:
@@ -145,6 +143,10 @@ class Bench:
         return f"{spec.model} {spec.batch} {spec.routing}"
 
 
+def _silent(done: int, total: int) -> None:
+    """Report no progress."""
+
+
 @lru_cache(maxsize=1)
 def bench_in(scratch: Path | None) -> Bench:
     """What this process has opened."""
@@ -158,7 +160,7 @@ def batches(session: LiveSession) -> Iterator[list[list[int]]]:
         yield prompts[first : first + session.spec.batch]
 
 
-def _generate(session: Session, stage: Stage) -> Iterator[Generation]:
+def _generate(session: EngineRun, stage: Stage) -> Iterator[Generation]:
     if isinstance(session, LiveSession):
         for prompts in batches(session):
             yield stage.engine.generate(prompts, session.spec.new_tokens)

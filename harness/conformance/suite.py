@@ -31,7 +31,7 @@ from moebench.harness.conformance.invariants import (
 )
 from moebench.harness.conformance.swaps import check_options
 from moebench.harness.conformance.watch import Claim
-from moebench.harness.run import measure
+from moebench.harness.run.document import bound
 from moebench.harness.run.live import LiveSession
 from moebench.substrate.engine.system import System
 from moebench.substrate.errors import BudgetError, UsageError
@@ -215,7 +215,7 @@ def check_invariants(ran: Run) -> None:
         claims = (event for event in ran.events if isinstance(event, Claim) and event.placed)
         placed = [cache.expert_of(claim.key) for claim in claims]
         check_host_memory(spans, placed, memory.capacity)
-    ratio = measure.bound(engine, ran.generations)["ratio"]
+    ratio = bound(engine, ran.generations)["ratio"]
     must(ratio is None or ratio >= 1, f"it is faster than its lower bound: {ratio} of it")
 
 

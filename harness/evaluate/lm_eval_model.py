@@ -64,17 +64,17 @@ class RespondingLM(TemplateLM):
     @property
     def eot_token_id(self) -> int:
         """The token that ends a text."""
-        if self._session.end is None:
+        if self._session.weights.end is None:
             raise UsageError(
-                f"{self._session.checkpoint.path}: no file says which token ends a text, "
+                f"{self._session.weights.checkpoint.path}: no file says which token ends a text, "
                 "and begins one without context"
             )
-        return self._session.end
+        return self._session.weights.end
 
     def tok_encode(self, string: str, add_special_tokens: bool | None = None, **kwargs: Any) -> Ids:
         """Token ids of a text."""
         special = add_special_tokens is not False
-        found: Ids = self._session.tokenizer.encode(string, add_special_tokens=special).ids
+        found: Ids = self._session.weights.tokenizer.encode(string, add_special_tokens=special).ids
         return found
 
     def generate_until(self, requests: Sequence[Any], disable_tqdm: bool = False) -> list[str]:

@@ -1,7 +1,7 @@
 """Answers an evaluator's requests with a system: texts that it writes, and likelihoods of texts.
 
 In mode ``decode`` a context's cue, its last line or word, passes through decode, as in our own
-scoring (`harness.run.answers`): otherwise an answer's first token would come out of an exact
+scoring (`harness.run.live`): otherwise an answer's first token would come out of an exact
 prefill.  A continuation whose likelihood is asked for is fed token by token.  In mode ``prefill``
 contexts are prefilled whole, and likelihoods come out of one pass over context and continuation
 (DAOP, Table V).
@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 
 from moebench.harness.run.accuracy import Item, compare, likeness
-from moebench.harness.run.answers import up_to
-from moebench.harness.run.weights import Computing
+from moebench.harness.run.live import up_to
+from moebench.harness.run.weights import OpenWeights
 from moebench.substrate.engine.loop import Engine
 from moebench.substrate.engine.records import Generation
 from moebench.substrate.errors import UsageError
@@ -60,7 +60,8 @@ class Responder:
     """Answers requests and keeps what their answers took.
 
     Args:
-        session: has tokenizer, batch and the lossless model.
+        weights: have the tokenizer and the lossless model.
+        batch: requests that are answered together.
         decoder: what the engine computes with.
         max_length: tokens of the longest text, new ones included.
 
@@ -74,8 +75,10 @@ class Responder:
 
     engine: Engine
 
-    def __init__(self, session: Computing, decoder: Decoder, max_length: int, mode: Mode) -> None:
-        self._session, self._decoder = session, decoder
+    def __init__(
+        self, weights: OpenWeights, batch: int, decoder: Decoder, max_length: int, mode: Mode
+    ) -> None:
+        self._weights, self._batch, self._decoder = weights, batch, decoder
         self._max_length, self._mode = max_length, mode
         self._items: list[Item] = []
         self.generations: list[Generation] = []
@@ -85,7 +88,7 @@ class Responder:
 
     def encode(self, text: str) -> Ids:
         """Token ids as the model's tokenizer gives them."""
-        found: Ids = self._session.tokenizer.encode(text).ids
+        found: Ids = self._weights.tokenizer.encode(text).ids
         return found
 
     # ------------------------------------------------------------------ texts
@@ -114,7 +117,7 @@ class Responder:
         return Feed(context[:at], context[at:], cue + new_tokens, cue)
 
     def _write(self, group: list[Feed], new_tokens: int, stops: Sequence[str]) -> list[str]:
-        end = self._session.end
+        end = self._weights.end
 
         def own(tokens: Sequence[Ids]) -> list[Ids]:
             return [up_to(end, t[f.cue : f.cue + new_tokens])
@@ -133,7 +136,7 @@ class Responder:
         return [before(self._text(one), stops) for one in written]
 
     def _text(self, tokens: Ids) -> str:
-        text: str = self._session.tokenizer.decode(tokens, skip_special_tokens=True)
+        text: str = self._weights.tokenizer.decode(tokens, skip_special_tokens=True)
         return text
 
     # ------------------------------------------------------------------ likelihoods
@@ -193,7 +196,7 @@ class Responder:
         """
         if self._mode == "prefill":
             return 0
-        text = self._session.tokenizer.decode(context, skip_special_tokens=False)
+        text = self._weights.tokenizer.decode(context, skip_special_tokens=False)
         cue = self.encode(split_cue(text)[1])
         whole = len(cue) < len(context) and context[len(context) - len(cue) :] == cue
         return len(cue) if whole else min(1, len(context) - 1)
@@ -204,7 +207,7 @@ class Responder:
         for feed in feeds:
             more = [*group, feed]
             longest = max(len(f.prompt) for f in more) + max(f.steps for f in more)
-            if group and (len(group) == self._session.spec.batch
+            if group and (len(group) == self._batch
                           or longest > self._max_length):  # fmt: skip
                 yield group
                 more = [feed]
@@ -225,7 +228,7 @@ class Responder:
         """Compare a batch's decoded steps with the lossless model."""
         items = [Item() for _ in group]
         prompts = [feed.prompt for feed in group]
-        compare(items, self._session.sharing(), prompts, tokens, self._decoder.history)
+        compare(items, self._weights.sharing(), prompts, tokens, self._decoder.history)
         self._items += items
 
     def accuracy(self) -> dict[str, Any]:

@@ -12,6 +12,7 @@ from typing import Any
 from moebench.harness.evaluate.outcome import evaluation
 from moebench.harness.evaluate.session import EvaluatedSession
 from moebench.harness.evaluate.tasks import Questions
+from moebench.harness.run.document import Evaluated, with_evaluation
 from moebench.harness.run.execute import Progress, started
 from moebench.harness.run.session import Outcome
 from moebench.substrate.errors import UnknownNameError
@@ -80,7 +81,7 @@ def evaluate(
 
     Args:
         session: from `about`.
-        scratch: as for `runner.run`.
+        scratch: as for `execute.run`.
         progress: told of answered requests.
         keep: a folder for the evaluator's files, in place of one in ``scratch`` that is removed
             unless it fails.
@@ -101,20 +102,24 @@ def evaluate(
         shutil.rmtree(folder)
     names = ", ".join(questions.name for questions in asked)
     counts = {len(questions.shots) for questions in asked}
-    document["spec"] |= {
-        "workload": f"{name}: {names}",
-        "prompts": sum(len(questions.drawn.examples) for questions in asked),
-        "few_shot": counts.pop() if len(counts) == 1 else None,
-    }
-    responder = session.responder
-    document["evaluation"] = evaluation(
-        name, version, session.mode, results, responder.requests, responder.truncated
-    )
+    responder, notes = session.responder, []
     if responder.truncated:
-        document["notes"].append(
+        notes.append(
             f"{responder.truncated} contexts were longer than there was room for and lost their "
             "beginning"
         )
-    document["provenance"]["versions"][name] = version
+    found = Evaluated(
+        resolved={
+            "workload": f"{name}: {names}",
+            "prompts": sum(len(questions.drawn.examples) for questions in asked),
+            "few_shot": counts.pop() if len(counts) == 1 else None,
+        },
+        notes=notes,
+        part=evaluation(
+            name, version, session.mode, results, responder.requests, responder.truncated
+        ),
+        versions={name: version},
+    )
+    with_evaluation(document, found)
     timeline = ready.stage.timeline
     return Outcome(document, timeline.picture(), timeline, responder.generations)

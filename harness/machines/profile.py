@@ -8,7 +8,7 @@ from typing import Any
 import yaml
 
 from moebench.harness.machines.disk import BLOCKS
-from moebench.harness.run.provenance import processor
+from moebench.harness.run.document import processor
 from moebench.substrate.files import write_text
 from moebench.substrate.machines.measured_times import Measured
 from moebench.substrate.machines.protocol import OpKind

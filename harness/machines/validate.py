@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from moebench.harness.run.execute import prepare, run
+from moebench.harness.one_run import opened, run
 from moebench.harness.run.rules import resolve
 from moebench.reports.tables import dig
 from moebench.results.spec import RunSpec
@@ -122,12 +122,8 @@ def _simulated(
 
 
 def _run(spec: RunSpec, request: Request, scratch: Path) -> Document:
-    session = prepare(spec, request.data_dir)
-    try:
+    with opened(spec, request.data_dir) as session:
         return run(session, scratch).document
-    finally:
-        session.close()
-        del session
         gc.collect()  # two runs' weights would not fit into memory
 
 

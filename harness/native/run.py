@@ -6,34 +6,33 @@ is known from outside is under ``metrics.process``: memory, page faults, bytes f
 
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from tokenizers import Tokenizer
+import torch
 
 from moebench.harness.native.limits import Limit
 from moebench.harness.native.process import NativeProcess
-from moebench.harness.run import measure, repetition
 from moebench.harness.run.accuracy import Accuracy
-from moebench.harness.run.answers import decoded, up_to
-from moebench.harness.run.identity import system_hash
-from moebench.harness.run.live import Inputs, open_inputs
-from moebench.harness.run.provenance import provenance
-from moebench.harness.run.question import Question
-from moebench.harness.run.session import Outcome, Prepared
-from moebench.harness.run.weights import named
+from moebench.harness.run.document import Result, document_of, generated_tokens, unknown
+from moebench.harness.run.identity import run_id, system_hash
+from moebench.harness.run.live import decoded, open_inputs, up_to
+from moebench.harness.run.questions import Question
+from moebench.harness.run.session import Outcome
+from moebench.harness.run.weights import OpenWeights, named
 from moebench.harness.stage.kinds import memory_of
 from moebench.harness.stage.local import DTYPE
 from moebench.results.spec import RunSpec
 from moebench.substrate.engine.records import Generation
 from moebench.substrate.errors import NotApplicableError
-from moebench.substrate.files_read import use
+from moebench.substrate.files_read import below, noting, use
 from moebench.substrate.machines import energy
 from moebench.substrate.machines.profile import DEFAULT_SOFTWARE
 from moebench.substrate.machines.timeline import Timeline
+from moebench.substrate.models.shape import ModelShape
 from moebench.substrate.models.shared import SharedWork
 from moebench.substrate.models.weights import Checkpoint
 from moebench.substrate.progress_events import tell
@@ -41,6 +40,7 @@ from moebench.systems.native.base import LOCAL, Job, NativeSystem
 from moebench.systems.native.sizes import parse_size
 from moebench.systems.options import build, describe
 from moebench.workloads.catalogue import workload
+from moebench.workloads.draw import PromptSet
 from moebench.workloads.workload import Workload
 
 #: Tokens of the first batch that are written before anything is timed.
@@ -51,17 +51,37 @@ _COUNTERS = ("read_bytes", "asked_bytes", "major_faults", "minor_faults")
 
 
 @dataclass(slots=True, kw_only=True)
-class NativeSession(Prepared):
-    """A package's run, ready to start."""
+class NativeSession:
+    """A package's run, ready to start: a `harness.run.session.Prepared`.
 
+    Attributes:
+        full: the model whose weights run.
+        sample: the prompts.
+        hashes: by name, the content of everything that the run reads.
+    """
+
+    spec: RunSpec
+    full: ModelShape
+    sample: PromptSet
+    hashes: dict[str, str]
     system: NativeSystem
-    checkpoint: Checkpoint
-    tokenizer: Tokenizer
+    weights: OpenWeights
     workload: Workload
     questions: list[Question]
-    end: int | None
-    shared: SharedWork | None = None
     accuracy: Accuracy = field(init=False)
+    _run_id: str | None = field(default=None, init=False)
+
+    @property
+    def run_id(self) -> str:
+        """Every measurement on this computer has an id of its own."""
+        if self._run_id is None:
+            self._run_id = run_id(self.spec, **self.hashes)
+        return self._run_id
+
+    @property
+    def unknown_latencies(self) -> Sequence[str]:
+        """None: its tokens are timed as they are streamed."""
+        return ()
 
     @property
     def longest(self) -> int:
@@ -69,25 +89,29 @@ class NativeSession(Prepared):
         return max(q.length for q in self.questions) + self.spec.new_tokens
 
     def varied(self, spec: RunSpec) -> "NativeSession":
-        """The same weights and questions under another spec."""
-        system = _checked(spec, self.checkpoint)
+        """Return the run of another spec on the same weights and questions."""
+        system = _checked(spec, self.weights.checkpoint)
         # Every run on this computer is a measurement of its own.
         own = {"system": system_hash(system), "profile": f"{time.time_ns()}"}
-        return replace(self, spec=spec, system=system, hashes=self.hashes | own, shared=None)
+        weights = replace(self.weights, shared=None)
+        hashes = self.hashes | own
+        return replace(self, spec=spec, system=system, hashes=hashes, weights=weights)
 
     def share(self, shared: SharedWork | None) -> SharedWork:
-        """Reference logits."""
-        self.shared = shared or SharedWork(self.checkpoint, remember=self.spec.weights is None)
-        return self.shared
+        """Use reference logits of an earlier run."""
+        return self.weights.share(shared)
+
+    def check_memory(self) -> None:
+        """Refuse nothing: a package says itself what does not fit."""
 
     def close(self) -> None:
         """Release the weights' files."""
-        self.checkpoint.close()
+        self.weights.checkpoint.close()
 
     def job(self, scratch: Path) -> Job:
         """What the package's process is told; files that it needs are written."""
         content = self.hashes["weights"]
-        model = use(self.system.model_file(self.checkpoint, content, scratch / "native"))
+        model = use(self.system.model_file(self.weights.checkpoint, content, scratch / "native"))
         return Job(
             adapter=type(self.system).__module__,
             libraries=list(self.system.libraries),
@@ -106,7 +130,7 @@ class NativeSession(Prepared):
         # An on-demand system has no memory of its own: what it has is what is offered.
         ours = self.spec.model_copy(update={"software": DEFAULT_SOFTWARE})
         capacity = memory_of(ours, build("moe-ondemand"), self.full, self.longest).capacity
-        shape, size = self.checkpoint.shape, DTYPE.itemsize
+        shape, size = self.weights.checkpoint.shape, DTYPE.itemsize
         experts = capacity.slots * shape.expert_params * size
         common = shape.total_params * size - _experts(shape) * shape.expert_params * size
         kv = self.longest * self.spec.batch * shape.kv_bytes_per_token()
@@ -141,19 +165,17 @@ def prepare(spec: RunSpec, data_dir: Path | None) -> NativeSession:
         MoeBenchError: one line that says what, where and what is allowed.
     """
     spec.make_native().check_installed(spec.system)
-    found: Inputs = open_inputs(spec, data_dir)
-    system = _checked(spec, found.checkpoint)
+    found = open_inputs(spec, data_dir)
+    system = _checked(spec, found.weights.checkpoint)
     return NativeSession(
         spec=spec,
         system=system,
-        full=found.full,
+        full=found.weights.full,
         sample=found.sample,
         hashes=found.hashes | {"system": system_hash(system)},
-        checkpoint=found.checkpoint,
-        tokenizer=found.texts.tokenizer,
+        weights=found.weights,
         workload=workload(spec.workload),
         questions=found.questions,
-        end=found.texts.end,
     )
 
 
@@ -190,14 +212,17 @@ def run(session: NativeSession, scratch: Path, progress: Callable[[int, int], No
         MoeBenchError: it failed; its process has ended.
     """
     started = time.monotonic()
+    torch.set_num_threads(1)
     spec, system = session.spec, session.system
     session.accuracy = Accuracy(session.workload, session.sample.examples)
     size = session.limit_bytes()
     limit = None if size is None else Limit(size)
     tell("load")
-    job, told, generations = session.job(scratch), _Told(), []
+    told, generations = _Told(), []
     log = scratch / "native" / f"{spec.system}-{os.getpid()}.log"
     with ExitStack() as stack:
+        used = stack.enter_context(noting())
+        job = session.job(scratch)
         process = stack.enter_context(NativeProcess(spec.system, job, log, system.timeout_s, limit))
         told.versions = process.receive()["imported"]
         if limit is not None:
@@ -218,16 +243,16 @@ def run(session: NativeSession, scratch: Path, progress: Callable[[int, int], No
     tell("scoring")
     for first, generation in zip(batches, generations, strict=True):
         _score(session, slice(first, first + spec.batch), generation)
-    document = _document(session, generations, told, limit, meter)
-    document["provenance"]["wall_s"] = round(time.monotonic() - started, 3)
-    return Outcome(document, [], Timeline(False), generations)
+    result = _result(session, generations, told, limit, meter)
+    origin = {"kept": below(scratch, used), "wall_s": round(time.monotonic() - started, 3)}
+    return Outcome(document_of(session, result, origin), [], Timeline(False), generations)
 
 
 def _generate(
     process: NativeProcess, session: NativeSession, rows: slice, new_tokens: int
 ) -> tuple[Generation, dict[str, int]]:
     """A batch's tokens and their times, and what the process had used by then."""
-    end = session.end if session.spec.scoring == "generation" else None
+    end = session.weights.end if session.spec.scoring == "generation" else None
     prompts = _prompts(session, rows)
     process.send({"prompts": prompts, "new_tokens": new_tokens, "end": end})
     generation = Generation([[] for _ in prompts], process.receive()["started"])
@@ -247,69 +272,57 @@ def _prompts(session: NativeSession, rows: slice) -> list[list[int]]:
 
 def _score(session: NativeSession, rows: slice, generation: Generation) -> None:
     """Score a batch's texts; a package does not say its logits, so tokens alone are compared."""
-    end = session.end if session.spec.scoring == "generation" else None
+    end = session.weights.end if session.spec.scoring == "generation" else None
     tokens = [up_to(end, text) for text in generation.tokens]
-    texts, ended = decoded(session.tokenizer, tokens), [session.end in t for t in tokens]
+    texts = decoded(session.weights.tokenizer, tokens)
+    ended = [session.weights.end in t for t in tokens]
     session.accuracy.replied(rows, tokens, session.sample.examples[rows], texts, ended)
-    shared = session.shared or session.share(None)
+    shared = session.weights.shared or session.share(None)
     session.accuracy.compare(rows, shared, _prompts(session, rows), tokens, None)
 
 
 # ------------------------------------------------------------------------- the document
 
 
-def _document(
+def _result(
     session: NativeSession,
     generations: list[Generation],
     told: _Told,
     limit: Limit | None,
     meter: energy.Meter,
-) -> dict[str, Any]:
-    spec, system = session.spec, session.system
-    ran = named(spec, session.checkpoint)
-    end = session.end if spec.scoring == "generation" else None
-    repeated = repetition.repeated([up_to(end, t) for g in generations for t in g.tokens])
-    resolved = {
-        **spec.model_dump(), "alpha": None, "cache_ratio": None, "slots": None,
-        "options": describe(system),
-    }  # fmt: skip
-    origin = provenance(session, None)
-    origin["versions"] |= told.versions
-    origin["threads"] = system.threads
-    return {
-        "run_id": session.run_id,
-        "spec": resolved,
-        "badge": "measured",
-        "simulated": False,
-        "measured": {
-            "model": ran,
-            **measure.steadiness(generations, told.grown("involuntary_switches")),
-        },
-        "lossless": system.lossless,
-        "oracle": False,
-        "memory": {
+) -> Result:
+    spec, system, checkpoint = session.spec, session.system, session.weights.checkpoint
+    ran = named(spec, checkpoint)
+    end = session.weights.end if spec.scoring == "generation" else None
+    return Result(
+        generations=generations,
+        texts=[up_to(end, text) for g in generations for text in g.tokens],
+        resolved={"alpha": None, "cache_ratio": None, "slots": None, "options": describe(system)},
+        badge="measured",
+        ran=ran,
+        lossless=system.lossless,
+        memory={
             "offered_device_bytes": None,
             "offered_host_bytes": None,
-            "expert_bytes": session.checkpoint.shape.expert_params * DTYPE.itemsize,
+            "expert_bytes": checkpoint.shape.expert_params * DTYPE.itemsize,
             "slot_bytes": None,
             "limit_bytes": session.limit_bytes(),
             "limited_by": None if limit is None else limit.by,
             "page_cache_limited": None if limit is None else limit.page_cache,
         },
-        "notes": [*_notes(session, ran, told, limit), *repetition.notes(repeated)],
-        "metrics": {
-            **measure.latencies(generations),
-            **measure.unknown(),
-            **meter.figures(measure.generated_tokens(generations)),
+        notes=_notes(session, ran, told, limit),
+        metrics={
+            **unknown(),
+            **meter.figures(generated_tokens(generations)),
             "process": told.figures(),
-            "load_ms": measure.ms(told.load_ns),
-            "repeated_4grams": None if repeated is None else round(repeated, 6),
         },
-        "interval": None,
-        "accuracy": session.accuracy.document(),
-        "bound": {"tpot_ms": None, "ratio": None},
-        "provenance": origin | {"learnt": {}},
-    }
+        load_ns=told.load_ns,
+        switches=told.grown("involuntary_switches"),
+        accuracy=session.accuracy.document(),
+        bound={"tpot_ms": None, "ratio": None},
+        versions=told.versions,
+        provenance={"threads": system.threads},
+    )
 
 
 def _notes(session: NativeSession, ran: str, told: _Told, limit: Limit | None) -> list[str]:

@@ -11,8 +11,8 @@ from datetime import UTC, datetime
 
 from moebench.harness.reproduce.claim import Claim, CounterExperiment, PaperClaims, Show
 from moebench.harness.reproduce.evidence import Evidence, Experiment
+from moebench.harness.run.document import commit, versions
 from moebench.harness.run.identity import code_hash
-from moebench.harness.run.provenance import commit, versions
 from moebench.harness.sweep.execute import Open, carry_out
 from moebench.harness.sweep.progress import Board
 from moebench.harness.sweep.worker import Job

@@ -3,8 +3,8 @@
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from moebench.harness.one_run import opened, run
 from moebench.harness.reproduce.evidence import Evidence, MissingEvidenceError, Runs
-from moebench.harness.run.execute import prepare, run
 from moebench.results.spec import RunSpec
 
 Record = Mapping[str, Any]
@@ -22,8 +22,8 @@ def decoded(evidence: Evidence, runs: Runs) -> list[Record]:
 def prefill(evidence: Evidence, spec: RunSpec) -> list[Record]:
     """The prefill of a cell's first prompt; runs keep none, so it is run once more."""
     shown = spec.model_copy(update={"prompts": 1, "new_tokens": 2})
-    session = prepare(shown, evidence.data_dir)
-    records = run(session, evidence.scratch, keep_timeline=True).timeline.records()
+    with opened(shown, evidence.data_dir) as session:
+        records = run(session, evidence.scratch, keep_timeline=True).timeline.records()
     (first, *_) = (one for one in records if one["kind"] == "token")
     return [one for one in records if one["start_us"] < first["start_us"]]
 

@@ -16,14 +16,17 @@ import math
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple, cast
 
 import numpy as np
 import torch
 
+from moebench.harness.run.document import with_interval
 from moebench.harness.run.learn import calibrate
-from moebench.harness.run.session import Session
+from moebench.harness.run.live import LiveSession
+from moebench.harness.run.replay import ReplaySession
 from moebench.harness.stage.memory import Offer, count_memory
 from moebench.harness.stage.simulated import SimulatedKind
 from moebench.harness.stage.stage import StageRequest
@@ -106,9 +109,10 @@ class Piece(NamedTuple):
     longest: int
 
 
-def recorded(session: Session, scratch: Path, tokens: int) -> Piece:
+def recorded(session: LiveSession | ReplaySession, scratch: Path, tokens: int) -> Piece:
     """Record a run's first tokens; its system has learnt what it learns."""
-    calibrate(session, scratch, lambda done, total: None)
+    learnable = partial(session.learnable, scratch, _silent)
+    calibrate(session.system, session.full, learnable, scratch, _silent)
     recorders: list[Recorder] = []
 
     def record(model: Model) -> Model:
@@ -123,11 +127,17 @@ def recorded(session: Session, scratch: Path, tokens: int) -> Piece:
         return Piece(recorders[0].trace, recording.longest)
 
 
-def effects_on(session: Session, scratch: Path, tokens: int = TOKENS) -> list[Effect]:
+def _silent(done: int, total: int) -> None:
+    """Report no progress."""
+
+
+def effects_on(
+    session: LiveSession | ReplaySession, scratch: Path, tokens: int = TOKENS
+) -> list[Effect]:
     """What each uncertain number of the run's profile does to its latencies.
 
     Args:
-        session: of a simulated run, from `runner.prepare`.
+        session: of a simulated run, from `execute.prepare`.
         tokens: of the first batch that are replayed, the prefill's included.
     """
     profile = load_profile(session.spec.machine, session.spec.software)
@@ -145,7 +155,9 @@ def effects_on(session: Session, scratch: Path, tokens: int = TOKENS) -> list[Ef
     return [effect(number) for number in uncertain(profile)]
 
 
-def _replayer(session: Session, piece: Piece) -> Callable[[HardwareProfile], dict[str, float]]:
+def _replayer(
+    session: LiveSession | ReplaySession, piece: Piece
+) -> Callable[[HardwareProfile], dict[str, float]]:
     """Replays a piece on any profile; gives the latencies that it has, in ns."""
     spec, system, full = session.spec, session.system, session.full
     (batch,) = piece.trace.batches
@@ -175,7 +187,9 @@ def _replayer(session: Session, piece: Piece) -> Callable[[HardwareProfile], dic
 # ------------------------------------------------------------------------- the document
 
 
-def add_interval(document: dict[str, Any], session: Session, scratch: Path) -> None:
+def add_interval(
+    document: dict[str, Any], session: LiveSession | ReplaySession, scratch: Path
+) -> None:
     """Work out a simulated run's interval and its badge, and say both in its document.
 
     Args:
@@ -186,8 +200,7 @@ def add_interval(document: dict[str, Any], session: Session, scratch: Path) -> N
         load_profile(session.spec.machine, session.spec.software),
         effects_on(session, scratch),
     )
-    document["badge"] = badge_of(profile, effects)
-    document["interval"] = interval(document["metrics"], effects)
+    with_interval(document, badge_of(profile, effects), interval(document["metrics"], effects))
 
 
 def interval(metrics: dict[str, Any], effects: Sequence[Effect]) -> dict[str, Any]:

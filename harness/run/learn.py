@@ -23,12 +23,11 @@ a policy makes of it.  Both are part of a run's identity: `identity` hashes what
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from tokenizers import Tokenizer
 
-from moebench.harness.run.session import Learnable, OnEngine
 from moebench.results.spec import RunSpec
 from moebench.substrate.engine.policies import Policy
 from moebench.substrate.engine.system import System
@@ -55,6 +54,13 @@ PROMPT_TOKENS, NEW_TOKENS = 256, 64
 TOGETHER = 32
 
 Progress = Callable[[int, int], None]
+
+
+class Learnable(NamedTuple):
+    """Routing that a system may learn from, and where it is from."""
+
+    sequences: Sequence[RoutedSequence]
+    origin: str
 
 
 def learners(system: System) -> dict[str, Policy]:
@@ -122,28 +128,33 @@ def folder(scratch: Path) -> Path:
     return scratch / "calibration"
 
 
-def calibrate(session: OnEngine, scratch: Path, progress: Progress) -> dict[str, Any]:
-    """Calibrate every policy that learns.
+def calibrate(
+    system: System, shape: ModelShape, learnable: Callable[[], Learnable], scratch: Path,
+    progress: Progress,
+) -> dict[str, Any]:  # fmt: skip
+    """Calibrate every policy of a system that learns.
 
     Args:
-        scratch: routing and what policies learnt are kept below it.
-        progress: told of texts written, and of a policy's steps.
+        shape: the model that is charged.
+        learnable: returns routing of other texts than the run's own.
+        scratch: routing and fitted policies are kept below it.
+        progress: called with the steps done and to do.
 
     Returns:
-        by decision what was learnt from, and how it went; nothing where no policy learns.
+        by decision, where the routing came from and how the policy did; empty if none learns.
 
     Raises:
         UsageError: there is nothing to learn from.
     """
     learnt = {}
     shown: Learnable | None = None
-    for decision, policy in learners(session.system).items():
+    for decision, policy in learners(system).items():
         tell("calibrate")
         if policy.calibration_trace:
-            found = recorded(policy, session.full, decision)
+            found = recorded(policy, shape, decision)
         else:
-            found = shown = shown or session.learnable(scratch, progress)
-        policy.calibrate(found.sequences, session.full, folder(scratch), progress)
+            found = shown = shown or learnable()
+        policy.calibrate(found.sequences, shape, folder(scratch), progress)
         learnt[decision] = {"from": found.origin, **policy.learnt}
     return learnt
 

@@ -1,41 +1,63 @@
-"""A run that answers a workload's questions, with a model that computes."""
+"""A run that computes: a workload's questions, answered in one of four ways of scoring.
 
+| scoring | what the model does |
+|---|---|
+| ``fixed-length`` | every prompt generates ``new_tokens``: what latency is measured on |
+| ``generation`` | the answer ends at end-of-text (DAOP Table VI, "whole generation") |
+| ``likelihood`` | each option is fed token by token through decode; the likeliest is the answer |
+| ``prefill`` | the same in one prefill pass (DAOP Table V, "prefill only"; what lm-eval does) |
+
+Systems approximate in decode.  So in ``generation`` and ``likelihood`` the cue ("Answer:") is fed
+through decode as well: otherwise the first token of an answer, which is all of it where options
+have letters, would come from an exact prefill.
+"""
+
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from moebench.harness.run import learn
-from moebench.harness.run.answers import Answers, up_to
-from moebench.harness.run.identity import system_hash
-from moebench.harness.run.question import Question, question_of
+import torch
+from tokenizers import Tokenizer
+from torch import Tensor
+
+from moebench.harness.run.accuracy import Accuracy
+from moebench.harness.run.learn import Learnable
+from moebench.harness.run.questions import Question, check_questions, questions_of
 from moebench.harness.run.session import Session
-from moebench.harness.run.texts import Texts, read_texts
 from moebench.harness.run.weights import (
-    Computing,
+    OpenWeights,
     computing_system,
     open_weights,
-    weights_path,
+    own_hashes,
+    under,
 )
+from moebench.harness.stage.kinds import memory_of, open_stage
 from moebench.harness.stage.stage import Stage
 from moebench.results.spec import RunSpec
+from moebench.substrate.engine.loop import Engine
 from moebench.substrate.engine.records import Generation
-from moebench.substrate.errors import CheckpointError, UsageError
 from moebench.substrate.models.decoder import Decoder
-from moebench.substrate.models.shape import ModelShape
-from moebench.substrate.models.weights import Checkpoint
+from moebench.substrate.models.protocol import Model
+from moebench.substrate.models.shared import SharedWork
+from moebench.substrate.progress_events import tell
 from moebench.workloads.catalogue import workload
-from moebench.workloads.draw import PromptSet, load
+from moebench.workloads.draw import PromptSet
 from moebench.workloads.example import Example
+from moebench.workloads.likelihood import choose
 from moebench.workloads.workload import Workload
 
 
 @dataclass(slots=True, kw_only=True)
-class LiveSession(Computing, Session):
+class LiveSession(Session):
     """A run that computes, from weights and questions."""
 
+    weights: OpenWeights
+    data_dir: Path | None
     workload: Workload
     questions: list[Question]
-    answers: Answers = field(init=False)
+    answers: "Answers" = field(init=False)
 
     @property
     def longest(self) -> int:
@@ -43,56 +65,85 @@ class LiveSession(Computing, Session):
         return max(q.length for q in self.questions) + self.spec.new_tokens
 
     def varied(self, spec: RunSpec) -> "LiveSession":
-        """The same weights and questions under another spec."""
-        return replace(self, **self.other(spec))
+        """Return the run of another spec on the same weights and questions."""
+        system, hashes = under(spec, self.hashes, self.data_dir)
+        weights = replace(self.weights, shared=None, expert_dtype=spec.expert_dtype)
+        return replace(self, spec=spec, system=system, hashes=hashes, weights=weights)
 
-    def opened(self, decoder: Decoder) -> None:
-        """Get ready to answer."""
-        self.answers = Answers(
-            self.spec, self.workload, self.tokenizer, self.end, self.questions,
-            self.sample.examples, decoder, self.sharing(),
-        )  # fmt: skip
+    def share(self, shared: SharedWork | None) -> SharedWork:
+        """Use experts, prefills and reference logits of an earlier run."""
+        return self.weights.share(shared)
 
-    @property
-    def note(self) -> str:
-        """A sentence on the lengths of prompts, for the document."""
+    def check_memory(self) -> None:
+        """Refuse what does not fit beside the longest text.
+
+        Raises:
+            BudgetError, UsageError: it does not fit.
+        """
+        memory_of(self.spec, self.system, self.full, self.longest)
+
+    def learnable(self, scratch: Path, progress: Callable[[int, int], None]) -> Learnable:
+        """Return the routing of texts that the lossless model generates."""
+        return self.weights.learnable(self.spec, self.system, self.data_dir, scratch, progress)
+
+    def open(self, scratch: Path, keep_timeline: bool, stack: ExitStack) -> Stage:
+        """Open the machine that the spec names; on this computer it computes with what it loads."""
         lengths = [len(q.prompt) for q in self.questions]
-        return (
+        note = (
             f"prompts of {min(lengths)} to {max(lengths)} tokens, as the computing model's own "
             "tokenizer counts them"
         )
+        request = self.weights.request(
+            self.spec, self.system, self.longest, self._model, scratch, keep_timeline, note
+        )
+        return open_stage(request, stack)
+
+    def _model(self, decoder: Decoder | None) -> Model:
+        """Return what the engine calls: the given decoder, or one with every expert in memory."""
+        model: Model | None = decoder
+        if decoder is None:
+            decoder, found = self.weights.resident(self.spec.scoring, self.system)
+            model = self.wrap(found)
+        self.answers = Answers(self, decoder)
+        assert model is not None
+        return model
 
     def answer(self, stage: Stage, rows: slice) -> list[Generation]:
         """Run a batch of questions and add its outcome to the accuracy."""
         return self.answers.batch(stage.engine, rows)
 
     def begin(self, stage: Stage, tokens: int) -> None:
-        """What is fed through decode comes first, as in an answer."""
+        """Run the first batch for so many tokens at most; no answer is scored.
+
+        What is fed through decode comes first, as in an answer.
+        """
         questions = self.questions[: self.spec.batch]
         most = 1 if self.spec.scoring == "prefill" else min(tokens, self.spec.new_tokens)
         cues = [q.continuations[0] for q in questions]
         stage.engine.generate([q.prompt for q in questions], most, cues)
 
     def written(self, generation: Generation) -> list[list[int]]:
-        """Up to the token that ends an answer; nothing where the options are what is fed."""
+        """Return texts up to the token that ends an answer; none where options are fed."""
         if self.spec.scoring in ("likelihood", "prefill"):
             return []
-        end = self.end if self.spec.scoring == "generation" else None
+        end = self.weights.end if self.spec.scoring == "generation" else None
         return [up_to(end, tokens) for tokens in generation.tokens]
 
     def accuracy(self) -> dict[str, Any]:
-        """Scores, agreement and KL."""
+        """Return scores, agreement and KL."""
         return self.answers.accuracy.document()
+
+    def close(self) -> None:
+        """Release the weights' files."""
+        self.weights.checkpoint.close()
 
 
 class Inputs(NamedTuple):
     """What a run with weights and questions reads; hashes by name."""
 
-    full: ModelShape
-    checkpoint: Checkpoint
+    weights: OpenWeights
     sample: PromptSet
     questions: list[Question]
-    texts: Texts
     hashes: dict[str, str]
 
 
@@ -105,77 +156,129 @@ def open_inputs(spec: RunSpec, data_dir: Path | None) -> Inputs:
     Raises:
         MoeBenchError: one line that says what, where and what is allowed.
     """
-    full, checkpoint, texts, hashes = open_weights(spec)
-    sample, questions = _questions(spec, data_dir, texts)
-    _check_questions(spec, sample, questions, checkpoint)
-    hashes |= {"data": sample.data_hash}
-    return Inputs(full, checkpoint, sample, questions, texts, hashes)
+    weights = open_weights(spec)
+    sample, questions = questions_of(spec, data_dir, weights.texts)
+    check_questions(spec, sample, questions, weights.checkpoint)
+    return Inputs(weights, sample, questions, weights.hashes | {"data": sample.data_hash})
 
 
 def prepare(spec: RunSpec, data_dir: Path | None) -> LiveSession:
-    """What `open_inputs` opens, and the system.
+    """Open what `open_inputs` opens, and build the system.
 
     Raises:
         MoeBenchError: one line that says what, where and what is allowed.
     """
-    assert not spec.replays, "harness.run.execute.prepare opens traces too"
+    assert not spec.replays, "harness.one_run.prepare opens traces too"
     system = computing_system(spec)
-    full, checkpoint, sample, questions, texts, hashes = open_inputs(spec, data_dir)
-    own = {"system": system_hash(system), **learn.identity(spec, system, data_dir)}
+    weights, sample, questions, hashes = open_inputs(spec, data_dir)
     return LiveSession(
         spec=spec,
         system=system,
-        full=full,
+        full=weights.full,
         sample=sample,
-        hashes=hashes | own,
-        checkpoint=checkpoint,
-        tokenizer=texts.tokenizer,
+        hashes=hashes | own_hashes(spec, system, data_dir),
+        weights=weights,
+        data_dir=data_dir,
         workload=workload(spec.workload),
         questions=questions,
-        end=texts.end,
-        data_dir=data_dir,
     )
 
 
-def prompts_of(spec: RunSpec, data_dir: Path | None) -> tuple[PromptSet, list[Question], Texts]:
-    """The prompts of a run, as its weights' tokenizer reads them.
+# ----------------------------------------------------------------------------- answers
 
-    Raises:
-        MoeBenchError: there are no such prompts, or no tokenizer.
+
+class Answers:
+    """Feeds batches of questions to an engine and scores what comes back.
+
+    Args:
+        session: has the questions, their examples, and the lossless model's distributions.
+        decoder: what the engine computes with.
     """
-    texts = read_texts(weights_path(spec), spec.plain_prompts)
-    return *_questions(spec, data_dir, texts), texts
+
+    def __init__(self, session: LiveSession, decoder: Decoder) -> None:
+        weights = session.weights
+        self._spec, self._workload = session.spec, session.workload
+        self._tokenizer, self._end = weights.tokenizer, weights.end
+        self._questions: Sequence[Question] = session.questions
+        self._examples: Sequence[Example] = session.sample.examples
+        self._decoder, self._shared = decoder, weights.sharing()
+        self.accuracy = Accuracy(session.workload, self._examples)
+
+    def batch(self, engine: Engine, rows: slice) -> list[Generation]:
+        """Run a batch of questions and add its outcome to the accuracy."""
+        if self._spec.scoring in ("likelihood", "prefill"):
+            return self._choose(engine, rows)
+        return self._write(engine, rows)
+
+    def _write(self, engine: Engine, rows: slice) -> list[Generation]:
+        """The model writes its answers."""
+        spec, questions = self._spec, self._questions[rows]
+        prompts = [q.prompt for q in questions]
+        cues = [q.continuations[0] for q in questions]
+        end = self._end if spec.scoring == "generation" else None
+        generation = engine.generate(prompts, spec.new_tokens + len(cues[0]), cues, end)
+        tell("scoring")
+        tokens = [up_to(end, tokens) for tokens in generation.tokens]
+        own = [t[len(cue) :] for t, cue in zip(tokens, cues, strict=True)]
+        texts, ended = decoded(self._tokenizer, own), [self._end in t for t in own]
+        self.accuracy.replied(rows, tokens, self._examples[rows], texts, ended)
+        self.accuracy.compare(rows, self._shared, prompts, tokens, self._decoder.history)
+        return [generation]
+
+    def _choose(self, engine: Engine, rows: slice) -> list[Generation]:
+        """The likeliest option of each question is its answer."""
+        questions, examples = self._questions[rows], self._examples[rows]
+        options = [q.continuations for q in questions]
+        likelihoods: list[list[float]] = [[] for _ in questions]
+        generations = []
+        for o in range(max(map(len, options))):
+            # A question with fewer options than its batch repeats its last one, not counted.
+            forced = [c[min(o, len(c) - 1)] for c in options]
+            generation, logits = self._feed(engine, rows, forced)
+            generations.append(generation)
+            for b, question in enumerate(questions):
+                if o < len(options[b]):
+                    first = question.counted[o]
+                    taken = torch.tensor(forced[b][first:])[:, None]
+                    chosen = logits[b][first:].log_softmax(-1).gather(1, taken)
+                    likelihoods[b].append(float(chosen.sum()))
+        if self._workload.metric == "perplexity":
+            counted = [len(q.continuations[0]) for q in questions]
+            self.accuracy.read(rows, [values[0] for values in likelihoods], counted)
+            return generations
+        picked = [
+            choose(self._workload, question.texts, values)
+            for question, values in zip(questions, likelihoods, strict=True)
+        ]
+        values = [float(p == e.answer) for p, e in zip(picked, examples, strict=True)]
+        self.accuracy.answered(rows, [[p] for p in picked], values)
+        return generations
+
+    def _feed(
+        self, engine: Engine, rows: slice, forced: Sequence[list[int]]
+    ) -> tuple[Generation, list[Tensor]]:
+        """Feed one continuation to each prompt; the logits ``[len, V]`` that each token met."""
+        prompts = [q.prompt for q in self._questions[rows]]
+        if self._spec.scoring == "likelihood":
+            longest = max(map(len, forced))
+            generation = engine.generate(prompts, longest, forced)
+            tell("scoring")
+            history = self._decoder.history
+            tokens = [t[: len(f)] for t, f in zip(generation.tokens, forced, strict=True)]
+            self.accuracy.compare(rows, self._shared, prompts, tokens, history)
+            logits = torch.stack(history, dim=1)
+            return generation, [logits[b, : len(f)] for b, f in enumerate(forced)]
+        texts = [[*prompt, *f[:-1]] for prompt, f in zip(prompts, forced, strict=True)]
+        generation = engine.generate(texts, 1)
+        whole = self._decoder.pass_logits()
+        return generation, [whole[b][len(prompt) - 1 :] for b, prompt in enumerate(prompts)]
 
 
-def _questions(
-    spec: RunSpec, data_dir: Path | None, texts: Texts
-) -> tuple[PromptSet, list[Question]]:
-    chosen = workload(spec.workload)
-    sample = load(chosen, count=spec.prompts, seed=spec.seed, data_dir=data_dir)
-    shots: tuple[Example, ...] = ()
-    if spec.few_shot:
-        shots = load(chosen, "train", spec.few_shot, spec.seed, data_dir).examples
-    questions = [
-        question_of(spec.scoring, chosen, example, shots, texts) for example in sample.examples
-    ]
-    return sample, questions
+def decoded(tokenizer: Tokenizer, tokens: Sequence[Sequence[int]]) -> list[str]:
+    """Texts of token ids; special tokens are text too, as workloads' stops may name them."""
+    return [tokenizer.decode(list(ids), skip_special_tokens=False) for ids in tokens]
 
 
-def _check_questions(
-    spec: RunSpec, sample: PromptSet, questions: list[Question], checkpoint: Checkpoint
-) -> None:
-    """Check that every prompt fits the weights."""
-    shape = checkpoint.shape
-    for example, question in zip(sample.examples, questions, strict=True):
-        highest = max(max(ids, default=0) for ids in (question.prompt, *question.continuations))
-        if highest >= shape.vocab_size:
-            raise CheckpointError(
-                f"{checkpoint.path}: tokenizer.json gives token {highest}, the model knows "
-                f"{shape.vocab_size}; the two do not belong together"
-            )
-        if question.length + spec.new_tokens > shape.max_positions:
-            raise UsageError(
-                f"{sample.source}: {example.id} has {question.length} tokens, with "
-                f"{spec.new_tokens} new ones more than the model's {shape.max_positions} "
-                "positions; choose another workload or fewer --new-tokens"
-            )
+def up_to(end: int | None, tokens: list[int]) -> list[int]:
+    """A sequence's own tokens: in a batch it is decoded on until all of them have ended."""
+    return tokens[: tokens.index(end) + 1] if end in tokens else tokens

@@ -5,7 +5,7 @@ model's shape, so that every copy and every product has its true size.
 """
 
 import hashlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -14,9 +14,10 @@ from typing import Any, cast
 import numpy as np
 
 from moebench.harness.run import learn
-from moebench.harness.run.identity import profile_hash, run_id, system_hash
+from moebench.harness.run.identity import profile_hash, system_hash
+from moebench.harness.run.learn import Learnable
 from moebench.harness.run.routing import Source, source_of
-from moebench.harness.run.session import Learnable, Session
+from moebench.harness.run.session import Session
 from moebench.harness.stage.kinds import memory_of, open_stage
 from moebench.harness.stage.stage import Stage, StageRequest
 from moebench.results.spec import RunSpec
@@ -61,9 +62,14 @@ class ReplaySession(Session):
         _check(self.spec, self.source, self.system)
 
     @property
-    def run_id(self) -> str:
-        """The trace's content counts, not where it lies."""
-        return run_id(self.spec.model_copy(update={"trace": None}), **self.hashes)
+    def identified(self) -> RunSpec:
+        """The spec without the trace's path: the trace's content identifies the run."""
+        return self.spec.model_copy(update={"trace": None})
+
+    @property
+    def unknown_latencies(self) -> Sequence[str]:
+        """TTFT and end-to-end time, where a sequence has no recorded prefill."""
+        return ("ttft_ms", "e2e_ms") if self.without_prompt else ()
 
     @property
     def without_prompt(self) -> int:
@@ -153,11 +159,10 @@ class ReplaySession(Session):
             "items": {name: [] for name in ("value", "answer", "decoded", "agreed", "kl")},
         }
 
-    def mark(self, document: dict[str, Any]) -> None:
-        """Say what a replay did not measure, and where its routing comes from."""
-        if self.without_prompt:
-            document["metrics"] |= {"ttft_ms": None, "e2e_ms": None}
-        document["provenance"] |= {
+    @property
+    def origin(self) -> dict[str, Any]:
+        """Where the routing comes from."""
+        return {
             "weights": f"none: routing replayed from {self.source.name}",
             "weights_hash": self.trace.header.source.get("weights_hash"),
             "trace_hash": self.trace.hash,

@@ -18,7 +18,7 @@ from itertools import cycle, islice
 from pathlib import Path
 
 from moebench.harness.run.identity import code_hash
-from moebench.harness.run.live import prompts_of
+from moebench.harness.run.questions import prompts_of
 from moebench.harness.run.rules import recorded_texts
 from moebench.results.spec import RunSpec
 from moebench.substrate.errors import UsageError

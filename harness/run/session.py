@@ -3,11 +3,12 @@
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Protocol, Self
 
 from moebench.harness.run.identity import run_id
+from moebench.harness.run.learn import Learnable
 from moebench.harness.stage.stage import Stage
 from moebench.results.spec import RunSpec
 from moebench.substrate.engine.records import Generation
@@ -16,13 +17,12 @@ from moebench.substrate.machines.timeline import Timeline
 from moebench.substrate.models.protocol import Model
 from moebench.substrate.models.shape import ModelShape
 from moebench.substrate.models.shared import SharedWork
-from moebench.substrate.terms import RoutedSequence
 from moebench.workloads.draw import PromptSet
 
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """A finished run: its document, the picture's spans, and the records behind them."""
+    """A finished run: its document, the spans of the report's excerpt, and raw records."""
 
     document: dict[str, Any]
     picture: list[dict[str, Any]]
@@ -30,16 +30,8 @@ class Outcome:
     generations: list[Generation]
 
 
-class Learnable(NamedTuple):
-    """Routing that a system may learn from, and where it is from."""
-
-    sequences: Sequence[RoutedSequence]
-    origin: str
-
-
-@dataclass(slots=True, kw_only=True)
-class Prepared(ABC):
-    """What every run is made of: `Session` runs on our engine, `native.NativeSession` a package.
+class Prepared(Protocol):
+    """What sweeps, stores and documents use of any run: a `Session`, or a third-party package's.
 
     Attributes:
         full: the model that is charged, or that a local run's stands for.
@@ -54,26 +46,27 @@ class Prepared(ABC):
 
     @property
     def run_id(self) -> str:
-        """Equal for equal results; every measurement on this computer is its own."""
-        return run_id(self.spec, **self.hashes)
+        """Equal for equal results; every measurement on this computer has its own."""
 
-    @abstractmethod
-    def varied(self, spec: RunSpec) -> "Prepared":
-        """The same weights, questions or trace under another spec of `sweep.worker.group_of`."""
+    @property
+    def unknown_latencies(self) -> Sequence[str]:
+        """Latencies of the document that the run cannot know."""
+
+    def varied(self, spec: RunSpec) -> Self:
+        """Return the run of another spec of `sweep.worker.group_of` on what is open already."""
 
     def share(self, shared: SharedWork | None) -> SharedWork | None:
         """Use work that runs of the same weights share; None where nothing is computed.
 
         Args:
-            shared: an earlier run's, of the same weights and questions.
+            shared: an earlier run's, of the same weights and prompts.
         """
-        return None
 
     def check_memory(self) -> None:
         """Refuse what does not fit, where that is known before anything is opened.
 
         Raises:
-            BudgetError, UsageError: it does not.
+            BudgetError, UsageError: it does not fit.
         """
 
     def close(self) -> None:
@@ -81,16 +74,44 @@ class Prepared(ABC):
 
 
 @dataclass(slots=True, kw_only=True)
-class OnEngine(Prepared):
-    """A run on our engine: a `Session` knows its prompts, an evaluator asks `evaluate.session`.
+class Session(ABC):
+    """A run on our engine: it computes (`live`), replays a trace, or an evaluator makes requests.
 
     Attributes:
+        full, sample, hashes: as in `Prepared`.
         system: built once, for this run alone.
-        wrap: put around the model, for example to record what it answers.
+        wrap: put around the model, for example to record what it returns.
     """
 
+    spec: RunSpec
+    full: ModelShape
+    sample: PromptSet
+    hashes: dict[str, str]
     system: System
     wrap: Callable[[Model], Model] = lambda model: model
+    _run_id: str | None = field(default=None, init=False)
+
+    @property
+    def run_id(self) -> str:
+        """Equal for equal results; every measurement on this computer has its own."""
+        if self._run_id is None:
+            self._run_id = run_id(self.identified, **self.hashes)
+        return self._run_id
+
+    @property
+    def identified(self) -> RunSpec:
+        """The spec as far as it identifies the run."""
+        return self.spec
+
+    @property
+    def unknown_latencies(self) -> Sequence[str]:
+        """Latencies of the document that the run cannot know."""
+        return ()
+
+    @property
+    def origin(self) -> dict[str, Any]:
+        """Entries of the document's provenance that only this kind of session knows."""
+        return {}
 
     @property
     @abstractmethod
@@ -98,14 +119,35 @@ class OnEngine(Prepared):
         """Tokens of the longest text, new ones included; of a replay, once it is open."""
 
     @abstractmethod
-    def learnable(self, scratch: Path, progress: Callable[[int, int], None]) -> Learnable:
-        """How other texts than the run's own were routed; kept below ``scratch`` where that helps.
+    def varied(self, spec: RunSpec) -> Self:
+        """Return the run of another spec of `sweep.worker.group_of` on what is open already."""
+
+    def share(self, shared: SharedWork | None) -> SharedWork | None:
+        """Use work that runs of the same weights share; None where nothing is computed.
 
         Args:
-            progress: told of texts done and to do, where they must be written.
+            shared: an earlier run's, of the same weights and prompts.
+        """
+        return None
+
+    @abstractmethod
+    def check_memory(self) -> None:
+        """Refuse what does not fit, where that is known before anything is opened.
 
         Raises:
-            UsageError: there are none.
+            BudgetError, UsageError: it does not fit.
+        """
+
+    @abstractmethod
+    def learnable(self, scratch: Path, progress: Callable[[int, int], None]) -> Learnable:
+        """Return how other texts than the run's own were routed, for systems that are calibrated.
+
+        Args:
+            scratch: the folder where such routing is kept.
+            progress: called with the texts done and to do, where they must be generated.
+
+        Raises:
+            UsageError: there are no such texts.
         """
 
     @abstractmethod
@@ -114,34 +156,17 @@ class OnEngine(Prepared):
 
         Args:
             scratch: where expert records are kept for a local machine, and drawn traces.
-            keep_timeline: keep every span, not only the picture's.
+            keep_timeline: keep every span, not only those of the report's excerpt.
             stack: closes what the machine holds open.
         """
 
     def written(self, generation: Generation) -> list[list[int]]:
-        """The texts of a batch that the model wrote by itself, as token ids."""
+        """Return the texts of a batch that the model generated by itself, as token ids."""
         return generation.tokens
 
     @abstractmethod
     def accuracy(self) -> dict[str, Any]:
-        """The ``accuracy`` part of the document, once all batches were run."""
+        """Return the ``accuracy`` part of the document, once all batches were run."""
 
-    def mark(self, document: dict[str, Any]) -> None:
-        """Say in the document what only this kind of session knows."""
-
-
-@dataclass(slots=True, kw_only=True)
-class Session(OnEngine):
-    """One run: `live.LiveSession` computes it, `replay.ReplaySession` answers from a trace."""
-
-    @abstractmethod
-    def varied(self, spec: RunSpec) -> "Session":
-        """The same weights, questions or trace under another spec of `sweep.worker.group_of`."""
-
-    @abstractmethod
-    def answer(self, stage: Stage, rows: slice) -> list[Generation]:
-        """Run a batch of prompts."""
-
-    @abstractmethod
-    def begin(self, stage: Stage, tokens: int) -> None:
-        """Run the first batch's prompts for so many tokens at most; no answer is scored."""
+    def close(self) -> None:
+        """Release what was opened."""

@@ -1,12 +1,9 @@
-"""What computes: weights, tokenizer and engine of a run, whoever asks it."""
+"""The weights of a run that computes: checkpoint, tokenizer, and the decoders made of them."""
 
 import hashlib
-from abc import abstractmethod
 from collections.abc import Callable
-from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -14,145 +11,129 @@ from tokenizers import Tokenizer
 
 from moebench.harness.run import learn
 from moebench.harness.run.identity import profile_hash, system_hash
-from moebench.harness.run.session import Learnable, OnEngine
-from moebench.harness.run.texts import Texts, read_texts
-from moebench.harness.stage.kinds import memory_of, open_stage
-from moebench.harness.stage.stage import Stage, StageRequest
+from moebench.harness.run.learn import Learnable
+from moebench.harness.run.questions import Texts, read_texts, weights_path
+from moebench.harness.stage.stage import StageRequest
 from moebench.results.spec import RunSpec
 from moebench.substrate.engine.system import System
 from moebench.substrate.errors import UsageError
-from moebench.substrate.models.catalogue import (
-    check_topology,
-    model_shape,
-    scale_names,
-    scale_path,
-)
+from moebench.substrate.models.catalogue import check_topology, model_shape
 from moebench.substrate.models.decoder import Decoder
 from moebench.substrate.models.imported import open_checkpoint
 from moebench.substrate.models.protocol import Model
-from moebench.substrate.models.shape import ModelShape
+from moebench.substrate.models.shape import ExpertDtype, ModelShape
 from moebench.substrate.models.shared import SharedWork
 from moebench.substrate.models.weights import Checkpoint
 
 
 @dataclass(slots=True, kw_only=True)
-class Computing(OnEngine):
-    """A run whose model computes.
+class OpenWeights:
+    """Opened and checked weights, with the work that runs of the same weights share.
 
     Attributes:
-        end: the token that ends a text.
-        shared: work that runs of the same weights share; a run alone makes its own.
+        full: the model that is charged.
+        hashes: by name, the content of weights, tokenizer, model and profile.
+        expert_dtype: what the run quantises experts to.
+        remember: whether prefills and reference logits are kept, too: of a full-size model they
+            would fill the memory.
+        shared: the shared work; a run alone makes its own.
     """
 
+    full: ModelShape
     checkpoint: Checkpoint
-    tokenizer: Tokenizer
-    end: int | None
-    data_dir: Path | None
+    texts: Texts
+    hashes: dict[str, str]
+    expert_dtype: ExpertDtype | None
+    remember: bool
     shared: SharedWork | None = None
 
-    @abstractmethod
-    def opened(self, decoder: Decoder) -> None:
-        """Called with the decoder that the engine computes with, before anything runs."""
+    @property
+    def tokenizer(self) -> Tokenizer:
+        """The checkpoint's tokenizer."""
+        return self.texts.tokenizer
 
     @property
-    @abstractmethod
-    def note(self) -> str:
-        """A sentence on the lengths of prompts, for the document."""
+    def end(self) -> int | None:
+        """The token that ends a text; None where the files name none."""
+        return self.texts.end
 
     def sharing(self) -> SharedWork:
-        """The shared work; a run alone remembers nothing."""
+        """Return the work that is shared, or the run's own."""
         if self.shared is None:
-            self.shared = SharedWork(self.checkpoint, expert_dtype=self.spec.expert_dtype)
+            self.shared = SharedWork(self.checkpoint, expert_dtype=self.expert_dtype)
         return self.shared
 
     def share(self, shared: SharedWork | None) -> SharedWork:
-        """Experts, prefills and reference logits; of a full-size model, experts alone."""
-        # The others would fill the memory.
-        remember = self.spec.weights is None
-        self.shared = shared or SharedWork(self.checkpoint, remember, self.spec.expert_dtype)
+        """Use an earlier run's work, or begin to keep it: experts, prefills, reference logits."""
+        self.shared = shared or SharedWork(self.checkpoint, self.remember, self.expert_dtype)
         return self.shared
 
-    def close(self) -> None:
-        """Release the weights' files."""
-        self.checkpoint.close()
+    def learnable(
+        self, spec: RunSpec, system: System, data_dir: Path | None, scratch: Path,
+        progress: Callable[[int, int], None],
+    ) -> Learnable:  # fmt: skip
+        """Return the routing of texts that the lossless model generates to a train split's prompts.
 
-    def other(self, spec: RunSpec) -> dict[str, Any]:
-        """What of this run is another under another spec of the same weights and questions.
-
-        Raises:
-            UsageError: its system decides by what comes next.
-        """
-        system = computing_system(spec)
-        own = {"profile": profile_hash(spec), "system": system_hash(system)}
-        shared = {k: v for k, v in self.hashes.items() if not k.startswith("calibration")}
-        hashes = shared | own | learn.identity(spec, system, self.data_dir)
-        return {"spec": spec, "system": system, "hashes": hashes, "shared": None}
-
-    def learnable(self, scratch: Path, progress: Callable[[int, int], None]) -> Learnable:
-        """Texts that the model writes without approximations, to a train split's prompts.
-
-        Its experts are quantised if the run's are.  Texts end as the run's own do: at end-of-text
-        where answers do, else all are as long.
+        Its experts are quantised if the run's are.  Texts end at end-of-text where the run's
+        answers do, else all have the same length.
         """
         return learn.written(
-            learn.source(self.spec),
-            learn.texts(self.spec, self.system, self.data_dir),
+            learn.source(spec),
+            learn.texts(spec, system, data_dir),
             learn.LosslessModel(
                 self.sharing().decoder,
                 self.sharing().differentiable,
-                self.hashes["weights"] + (self.spec.expert_dtype or ""),
+                self.hashes["weights"] + (self.expert_dtype or ""),
                 self.tokenizer,
-                self.end if self.spec.scoring == "generation" else None,
+                self.end if spec.scoring == "generation" else None,
             ),
             learn.folder(scratch),
             progress,
-            learn.learnt_from(self.system.policies.values()),
-            self.system.lookaheads,
+            learn.learnt_from(system.policies.values()),
+            system.lookaheads,
         )
 
-    def check_memory(self) -> None:
-        """Count what fits beside the longest text."""
-        memory_of(self.spec, self.system, self.full, self.longest)
+    def resident(self, scoring: str, system: System) -> tuple[Decoder, Model]:
+        """Return a decoder with every expert in memory, and what an engine calls in place of it.
 
-    def open(self, scratch: Path, keep_timeline: bool, stack: ExitStack) -> Stage:
-        """Open the machine that the spec names; this computer computes with what it loads."""
-        request = StageRequest(
-            spec=self.spec,
-            system=self.system,
-            full=self.full,
-            longest=self.longest,
-            model=self._model,
-            weights=self.checkpoint,
-            weights_name=self.hashes["weights"],
-            ran=named(self.spec, self.checkpoint),
-            scratch=scratch,
-            keep_timeline=keep_timeline,
-            notes=() if self.spec.machine == "local" else self._notes(),
-        )
-        return open_stage(request, stack)
-
-    def _model(self, decoder: Decoder | None) -> Model:
-        """Return what the engine calls: the given decoder, or one with every expert in memory."""
-        if decoder is not None:
-            self.opened(decoder)
-            return decoder
+        The latter remembers prefills.  A remembered prefill has gates and states, but neither
+        predictions nor the logits of other tokens than the last one.
+        """
         decoder = self.sharing().decoder(reuse_predictions=True)
-        self.opened(decoder)
-        # A prefill that is remembered answers for gates and states, not for predictions, and of its
-        # tokens for the last one alone.
-        anew = self.spec.scoring == "prefill"
-        anew = anew or any(predictor.in_prefill for predictor in self.system.predictors)
-        return self.wrap(decoder if anew else self.sharing().remembering(decoder))
+        anew = scoring == "prefill"
+        anew = anew or any(predictor.in_prefill for predictor in system.predictors)
+        return decoder, decoder if anew else self.sharing().remembering(decoder)
 
-    def _notes(self) -> list[str]:
-        """Sentences on the prompts, and on the precision that a simulated machine computes in."""
-        notes = [self.note]
-        if self.spec.expert_dtype is not None:
+    def request(
+        self, spec: RunSpec, system: System, longest: int,
+        model: Callable[[Decoder | None], Model], scratch: Path, keep_timeline: bool, note: str,
+    ) -> StageRequest:  # fmt: skip
+        """Return the request of a stage that computes with these weights.
+
+        Args:
+            longest: tokens of the longest text, new ones included.
+            model: returns what the engine calls; `StageRequest.model`.
+            note: a sentence on the lengths of texts, for simulated runs.
+        """
+        notes = [] if spec.machine == "local" else [note]
+        if notes and self.expert_dtype is not None:
             notes.append(
-                f"experts are quantised to {self.spec.expert_dtype} and computed with as the "
+                f"experts are quantised to {self.expert_dtype} and computed with as the "
                 "numbers that these stand for, in fp32"
             )
-        return notes
+        return StageRequest(
+            spec=spec,
+            system=system,
+            full=self.full,
+            longest=longest,
+            model=model,
+            weights=self.checkpoint,
+            weights_name=self.hashes["weights"],
+            ran=named(spec, self.checkpoint),
+            scratch=scratch,
+            keep_timeline=keep_timeline,
+            notes=notes,
+        )
 
 
 def named(spec: RunSpec, checkpoint: Checkpoint) -> str:
@@ -165,16 +146,7 @@ def named(spec: RunSpec, checkpoint: Checkpoint) -> str:
     return f"{name}, {text} parameters"
 
 
-class Weights(NamedTuple):
-    """What computes, open and checked; hashes by name."""
-
-    full: ModelShape
-    checkpoint: Checkpoint
-    texts: Texts
-    hashes: dict[str, str]
-
-
-def open_weights(spec: RunSpec) -> Weights:
+def open_weights(spec: RunSpec) -> OpenWeights:
     """Open a run's weights and tokenizer.
 
     Raises:
@@ -194,7 +166,14 @@ def open_weights(spec: RunSpec) -> Weights:
     }
     if texts.template is not None:
         hashes["chat template"] = _hash(texts.template.source)
-    return Weights(full, checkpoint, texts, hashes)
+    return OpenWeights(
+        full=full,
+        checkpoint=checkpoint,
+        texts=texts,
+        hashes=hashes,
+        expert_dtype=spec.expert_dtype,
+        remember=spec.weights is None,
+    )
 
 
 def computing_system(spec: RunSpec) -> System:
@@ -212,21 +191,23 @@ def computing_system(spec: RunSpec) -> System:
     return system
 
 
-def weights_path(spec: RunSpec) -> Path:
-    """The folder of a run's weights: the given one, or the scale model's.
+def own_hashes(spec: RunSpec, system: System, data_dir: Path | None) -> dict[str, str]:
+    """Return what a system adds to the identity of a run: its code, and what it learns from."""
+    return {"system": system_hash(system), **learn.identity(spec, system, data_dir)}
+
+
+def under(
+    spec: RunSpec, hashes: dict[str, str], data_dir: Path | None
+) -> tuple[System, dict[str, str]]:
+    """Return the system of another spec of the same weights and prompts, and that run's hashes.
 
     Raises:
-        UsageError: none is given, and the model has no scale model.
+        UsageError: the system decides by what comes next.
     """
-    if spec.weights is not None:
-        return Path(spec.weights)
-    if spec.model not in scale_names():
-        ours = ", ".join(scale_names())
-        raise UsageError(
-            f"no scale model of {spec.model} ships yet (there is one of: {ours}); "
-            "give real weights with --weights DIR"
-        )
-    return scale_path(spec.model)
+    system = computing_system(spec)
+    shared = {k: v for k, v in hashes.items() if not k.startswith("calibration")}
+    own = own_hashes(spec, system, data_dir)
+    return system, shared | {"profile": profile_hash(spec)} | own
 
 
 def _hash(text: str) -> str:

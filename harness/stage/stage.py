@@ -119,12 +119,13 @@ def on_this_computer(
         source: where these are loaded from, in words.
         more: further attributes of `Runtime` that can have one value only.
     """
-    allowed = {"expert_precision": None, "host_experts": None, "module_hooks": False, **more}
+    allowed = {"expert_precision": None, "host_experts": None, **more}
     takes = f"takes {precision} experts from {source}"
     finished = "computes with finished copies only, unlike a simulated machine"
+    hookless = "copies experts without hooks of their modules"
     return Supports(
         where="--machine local",
         forms=False,
-        only={"reads_unfinished": (False, finished)}
+        only={"reads_unfinished": (False, finished), "module_hooks": (False, hookless)}
         | {name: (value, takes) for name, value in allowed.items()},
     )

@@ -9,10 +9,10 @@ from collections.abc import Callable, Sequence
 from contextlib import closing
 from pathlib import Path
 
+from moebench.harness import one_run
 from moebench.harness.sweep.pool import InProcess, Processes, Workers, schedule
 from moebench.harness.sweep.progress import Board, title
 from moebench.harness.sweep.worker import Document, Failed, Finished, Job, Opened, group_of
-from moebench.results.samples import samples_of_run
 from moebench.results.spec import RunSpec
 from moebench.results.store import Store
 from moebench.substrate.errors import MoeBenchError
@@ -74,8 +74,8 @@ def keep(store: Store, job: Job, outcome: Finished | Failed) -> None:
     if isinstance(outcome, Failed):
         store.fail(job.cell_id, spec, outcome.error, outcome.traceback)
         return
-    with samples_of_run(store, outcome.document["run_id"], outcome.samples):
-        store.put(outcome.document, outcome.picture, cell=(job.cell_id, spec))
+    cell = (job.cell_id, spec)
+    one_run.keep(store, outcome.document, outcome.picture, outcome.samples, cell)
 
 
 def local_workers(jobs: int | None, data_dir: Path | None, scratch: Path, samples: bool) -> Open:

@@ -3,7 +3,6 @@
 import gc
 import platform
 import traceback
-from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -14,7 +13,6 @@ from moebench.substrate.errors import MoeBenchError, UsageError
 
 if TYPE_CHECKING:
     from moebench.harness.run.session import Prepared
-    from moebench.substrate.engine.records import Generation
     from moebench.substrate.models.shared import SharedWork
 
 Document = dict[str, Any]
@@ -73,12 +71,12 @@ class Opened:
         self._known: Prepared | None = None
 
     def session(self, spec: RunSpec) -> "Prepared":
-        """As `harness.run.execute.prepare` gives it.
+        """As `harness.one_run.prepare` gives it.
 
         Raises:
             MoeBenchError: as `prepare` does.
         """
-        from moebench.harness.run.execute import prepare
+        from moebench.harness.one_run import prepare
 
         group = group_of(spec)
         if group == self._group and self._known is not None:
@@ -151,7 +149,7 @@ class Worker:
                 self._forget()
 
     def _run(self, job: Job) -> Finished:
-        from moebench.harness.run.execute import run
+        from moebench.harness.one_run import run, samples_of
 
         if self._group != job.group:
             self._forget()
@@ -173,19 +171,6 @@ class Worker:
         if self._shared is not None:
             self._shared = None
             gc.collect()
-
-
-def samples_of(generations: "Iterable[Generation]") -> list[TokenSample]:
-    """Every token of a run."""
-    found = []
-    for batch, generation in enumerate(generations):
-        times = [generation.ttft_ns, *generation.steps_ns]
-        active: list[list[int] | None] = [[*map(len, step)] for step in generation.used]
-        # A package that runs by itself does not say what it used; no prefill does.
-        active = [None, *(active or [None] * len(generation.steps_ns))]
-        for step, (ns, experts) in enumerate(zip(times, active, strict=True)):
-            found.append(TokenSample(batch, step, ns, experts))
-    return found
 
 
 def resident_bytes() -> int:

@@ -277,7 +277,7 @@ def load_profile(name_or_path: str, software: str = DEFAULT_SOFTWARE) -> Hardwar
         ProfileError: the file cannot be read, is not YAML, or misses or misstates a number.
     """
     if is_file(name_or_path):
-        return HardwareProfile.from_mapping(_read_yaml(Path(name_or_path)), name_or_path, software)
+        return _profile(_text(Path(name_or_path)), name_or_path, software)
     known = profile_names()
     if name_or_path == "local":
         raise UsageError(
@@ -287,7 +287,7 @@ def load_profile(name_or_path: str, software: str = DEFAULT_SOFTWARE) -> Hardwar
     if name_or_path not in known:
         raise UnknownNameError("machine", name_or_path, [*known, "local"])
     path = MACHINES / f"{name_or_path}.yaml"
-    return HardwareProfile.from_mapping(_read_yaml(path), str(path), software)
+    return _profile(_text(path), str(path), software)
 
 
 def _with_software(data: object, kind: str, where: str) -> object:
@@ -305,14 +305,22 @@ def _with_software(data: object, kind: str, where: str) -> object:
     return {**data, "software": chosen}
 
 
-def _read_yaml(path: Path) -> object:
+def _text(path: Path) -> str:
     hint = "; allowed: a readable .yaml file, or a name from `moebench list machines`"
-    return _parsed(read_text(path, ProfileError, hint), str(path))
+    return read_text(path, ProfileError, hint)
 
 
 @lru_cache
+def _profile(text: str, path: str, software: str) -> HardwareProfile:
+    """Return the profile in a file's text; parsing takes 20 ms, and every cell of a sweep asks."""
+    return HardwareProfile.from_mapping(_parsed(text, path), path, software)
+
+
+def _read_yaml(path: Path) -> object:
+    return _parsed(_text(path), str(path))
+
+
 def _parsed(text: str, path: str) -> object:
-    """A file's YAML; every cell of a sweep reads its profile, and a profile takes 20 ms."""
     return parse_yaml(text, f"{path}: not valid YAML", ProfileError, "; allowed: UTF-8 YAML")
 
 

@@ -8,15 +8,13 @@ import json
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
 
 from moebench.harness.reproduce.evidence import Evidence, Experiment
-from moebench.harness.run.execute import on_engine, started
+from moebench.harness.run.execute import EngineRun, prepare, started
 from moebench.harness.run.identity import code_hash
-from moebench.harness.run.session import Session
 from moebench.harness.settings import setting
 from moebench.harness.sweep.worker import group_of
 from moebench.results.spec import RunSpec
@@ -96,7 +94,7 @@ def watch(evidence: Evidence, experiment: Experiment, **options: str) -> list[Wa
     specs = [s for s in evidence.specs(experiment) if _options(s) == options]
     found, shared, group = [], None, ""
     for spec in sorted(specs, key=group_of):
-        session = on_engine(spec, evidence.data_dir)
+        session = prepare(spec, evidence.data_dir)
         kept = evidence.scratch / "watched" / f"{session.run_id}-{code_hash()}.json"
         if kept.exists():
             found.append(_read(kept))
@@ -118,8 +116,7 @@ def _read(file: Path) -> Watched:
     return Watched(**{**held, "importance": Importance(**held["importance"])})
 
 
-def _watched(session: Any, scratch: Path) -> Watched:
-    assert isinstance(session, Session)
+def _watched(session: EngineRun, scratch: Path) -> Watched:
     spec = session.spec
     name = spec.setting or spec.model
     seen = Watched(session.run_id, name, _options(spec), spec.seed, session.full.top_k)
@@ -139,7 +136,7 @@ def _watched(session: Any, scratch: Path) -> Watched:
 Tokens = list[list[tuple[np.ndarray, np.ndarray]]]
 
 
-def _hook(session: Session, importance: Importance, alpha: float) -> Tokens:
+def _hook(session: EngineRun, importance: Importance, alpha: float) -> Tokens:
     """Watch a system's assignment from now on; the list grows as tokens are decoded."""
     assignment = session.system.assign
     assign, first = assignment.assign, session.full.moe_layers[0]

@@ -10,7 +10,7 @@ import pytest
 import yaml
 from safetensors.torch import load_file, save_file
 
-from moebench.harness.run import weights as run_weights
+from moebench.harness.run import questions
 from moebench.harness.settings import settings
 from moebench.substrate.machines.profile import MACHINES
 from moebench.substrate.models.catalogue import scale_path
@@ -90,7 +90,7 @@ def refused(*arguments: str | Path) -> str:
         ),
         (
             ("run", "--system", "accelerate", "--setting", "S3", "--machine", "local"),
-            r"--machine local: module_hooks is true, .*; allowed: --set module_hooks=false",
+            r"hooks of their modules, but accelerate has module_hooks=true; allowed: --set module_h",
         ),
         (("report", "--store", "nowhere"), r"no runs in nowhere; run: moebench run"),
     ],
@@ -311,7 +311,7 @@ def test_weights_that_are_nowhere() -> None:
 @pytest.mark.parametrize("name", sorted(settings()))
 def test_settings_without_a_scale_model(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     model = settings()[name].model
-    monkeypatch.setattr(run_weights, "scale_names", lambda: ["the-only-one"])
+    monkeypatch.setattr(questions, "scale_names", lambda: ["the-only-one"])
     line = refused("run", "--system", "moe-ondemand", "--setting", name)
     assert f"no scale model of {model} ships" in line
     assert "the-only-one" in line
@@ -395,10 +395,10 @@ def test_a_store_without_permission(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_what_the_system_refuses_is_one_line_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    from moebench.harness.run import execute
+    from moebench.harness import one_run
 
     def full(*_: object) -> None:
         raise OSError(28, "No space left on device", "somewhere")
 
-    monkeypatch.setattr(execute, "prepare", full)
+    monkeypatch.setattr(one_run, "prepare", full)
     assert "No space left on device" in refused(*SMOE)

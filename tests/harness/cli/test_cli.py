@@ -88,16 +88,16 @@ def module(*arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
 @pytest.fixture
 def counted_runs(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The ids of the runs that were really carried out."""
-    from moebench.harness.run import execute
+    from moebench.harness import one_run
 
     carried_out: list[str] = []
-    true_run: Callable[..., Any] = execute.run
+    true_run: Callable[..., Any] = one_run.run
 
     def counting(session: Any, *arguments: Any, **options: Any) -> Any:
         carried_out.append(session.run_id)
         return true_run(session, *arguments, **options)
 
-    monkeypatch.setattr(execute, "run", counting)
+    monkeypatch.setattr(one_run, "run", counting)
     return carried_out
 
 
@@ -370,12 +370,12 @@ def test_a_borrowed_decision() -> None:
 
 
 def test_an_interrupt_ends_with_130(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from moebench.harness.run import execute
+    from moebench.harness import one_run
 
     def interrupted(*_: Any, **__: Any) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(execute, "run", interrupted)
+    monkeypatch.setattr(one_run, "run", interrupted)
     called = call("run", "--system", "smoe", *SMALL)
     assert called.code == 130
     assert called.out == ""

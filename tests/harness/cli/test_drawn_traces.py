@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from moebench.harness.run.execute import prepare, run
+from moebench.harness.one_run import prepare, run
 from moebench.harness.sweep.plan import cells_from_file
 from moebench.harness.sweep.worker import group_of
 from moebench.results.store import Store

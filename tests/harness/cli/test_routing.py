@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from moebench.harness.run.execute import prepare, run
+from moebench.harness.one_run import prepare, run
 from moebench.harness.run.live import prepare as prepare_live
 from moebench.harness.run.rules import resolve
 from moebench.harness.sweep.plan import cells_from_file

@@ -9,11 +9,12 @@ from typing import Any
 import numpy as np
 import pytest
 
+from moebench.harness.one_run import Outcome, prepare, run
 from moebench.harness.run import execute, live
-from moebench.harness.run.execute import Outcome, prepare, run
 from moebench.harness.run.learn import learners
 from moebench.harness.run.rules import resolve
-from moebench.harness.run.session import Session
+from moebench.substrate.engine.system import System
+from moebench.substrate.models.shape import ModelShape
 from moebench.substrate.terms import RoutedSequence
 from moebench.substrate.traces.file import open_trace
 from moebench.substrate.traces.record import TraceRecorder, header_of, recorded_predictions
@@ -72,11 +73,13 @@ def facts(outcome: Outcome) -> list[tuple[Any, ...]]:
 def learning_from(texts: list[RoutedSequence]) -> Callable[..., dict[str, Any]]:
     """In place of `calibrate`: a live run and its replay would learn from different texts."""
 
-    def calibrate(session: Session, scratch: Path, progress: Any) -> dict[str, Any]:
-        for policy in learners(session.system).values():
+    def calibrate(
+        system: System, full: ModelShape, learnable: Any, scratch: Path, progress: Any
+    ) -> dict[str, Any]:
+        for policy in learners(system).values():
             if hasattr(policy, "epochs"):
                 policy.epochs = 1
-            policy.calibrate(texts, session.full, scratch, progress)
+            policy.calibrate(texts, full, scratch, progress)
         return {}
 
     return calibrate
@@ -107,7 +110,7 @@ def test_a_replay_is_the_live_run_span_for_span(
     asks = session.system.lookaheads
     outcomes = {}
     for scores in ("float16", "float32"):
-        header = header_of(session.checkpoint.shape, SCALE_MODEL, "arithmetic")
+        header = header_of(session.weights.checkpoint.shape, SCALE_MODEL, "arithmetic")
         recording = session.varied(spec)
         with writing(tmp_path / scores, header) as writer:
             writer.describe(predictions=recorded_predictions(asks, system))

@@ -89,7 +89,7 @@ def test_a_value_that_is_refused_must_be_named(check):
 
 
 def test_an_invariant_that_does_not_hold_is_found(check, monkeypatch):
-    monkeypatch.setattr(suite.measure, "bound", lambda engine, generations: {"ratio": 0.5})
+    monkeypatch.setattr(suite, "bound", lambda engine, generations: {"ratio": 0.5})
     found = failed(check("moe-ondemand", cases=FEW))
     assert found == {"invariants": "it is faster than its lower bound: 0.5 of it"}
 

@@ -97,7 +97,7 @@ def test_requests_are_answered_as_its_own_model_would() -> None:
     texts = ["Where is the cup?", "Answer: shop the cup"]
     with responding(batch=2) as session, torch.inference_mode():
         responder = session.responder
-        decoder = SharedWork(session.checkpoint).decoder()
+        decoder = SharedWork(session.weights.checkpoint).decoder()
         ids = [responder.encode(text) for text in texts]
         whole = [one.log_softmax(-1) for one in decoder.full_logits(ids)]
         losses = [

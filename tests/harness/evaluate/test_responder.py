@@ -1,7 +1,5 @@
 """Requests answered through decode or in one pass, against the resident model read in one piece."""
 
-from types import SimpleNamespace
-
 import pytest
 import torch
 from hypothesis import given
@@ -33,7 +31,7 @@ def pairs_of(session: EvaluatedSession) -> list[Pair]:
 @torch.inference_mode()
 def in_one_piece(session: EvaluatedSession, pair: Pair) -> tuple[float, bool]:
     """A continuation's log-likelihood from one pass of the resident model."""
-    decoder = SharedWork(session.checkpoint).decoder()
+    decoder = SharedWork(session.weights.checkpoint).decoder()
     logits = decoder.full_logits([[*pair.context, *pair.continuation]])[0]
     rows = logits[len(pair.context) - 1 : -1]
     taken = torch.tensor(pair.continuation)
@@ -44,7 +42,7 @@ def in_one_piece(session: EvaluatedSession, pair: Pair) -> tuple[float, bool]:
 @torch.inference_mode()
 def greedy(session: EvaluatedSession, text: str, tokens: int) -> list[int]:
     """The resident model's choices, each from a pass over all that is there."""
-    decoder = SharedWork(session.checkpoint).decoder()
+    decoder = SharedWork(session.weights.checkpoint).decoder()
     ids = session.responder.encode(text)
     for _ in range(tokens):
         ids = [*ids, int(decoder.full_logits([ids])[0][-1].argmax())]
@@ -73,7 +71,7 @@ def test_likelihoods_are_the_resident_models(mode: str, batch: int) -> None:
 @pytest.mark.parametrize("batch", [1, 4])
 def test_texts_are_the_resident_models(mode: str, batch: int) -> None:
     with responding(mode, batch=batch) as session:
-        wanted = [session.tokenizer.decode(greedy(session, text, 6)) for text in TEXTS]
+        wanted = [session.weights.tokenizer.decode(greedy(session, text, 6)) for text in TEXTS]
         assert session.responder.write(TEXTS, 6) == wanted
 
 
@@ -123,9 +121,8 @@ def test_what_is_too_long_loses_its_beginning_and_is_counted() -> None:
 def test_groups_hold_all_in_order_and_fit(
     sizes: list[tuple[int, int]], batch: int, room: int
 ) -> None:
-    session = SimpleNamespace(spec=SimpleNamespace(batch=batch))
     feeds = [Feed([0] * prompt, [], steps, 0) for prompt, steps in sizes]
-    groups = list(Responder(session, None, room, "decode")._groups(feeds))
+    groups = list(Responder(None, batch, None, room, "decode")._groups(feeds))
     assert [feed for group in groups for feed in group] == feeds
     for group in groups:
         assert 1 <= len(group) <= batch

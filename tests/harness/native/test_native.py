@@ -118,7 +118,7 @@ def test_agreement_counts_tokens_where_logits_are_not_known() -> None:
     spec = resolve(None, system="native-fake", setting="S3", machine="local", prompts=2,
                    workload="arithmetic", new_tokens=4)  # fmt: skip
     session = prepare(spec, None)
-    shared = SharedWork(session.checkpoint)
+    shared = SharedWork(session.weights.checkpoint)
     prompt = session.questions[0].prompt
     text = [TOKEN]
     for _ in range(3):  # greedy, from the second token on
@@ -143,7 +143,7 @@ def test_the_limit_of_a_local_run_is_its_weights() -> None:
              "new_tokens": 3, "cache_ratio": 0.5}  # fmt: skip
     spec = resolve(None, system="native-fake", overrides={"memory_limit": "local"}, **given)
     session = prepare(spec, None)
-    shape = session.checkpoint.shape
+    shape = session.weights.checkpoint.shape
     experts = len(shape.moe_layers) * shape.num_experts * shape.expert_params
     common = shape.total_params - experts
     kv = session.longest * shape.kv_bytes_per_token()

@@ -1,13 +1,14 @@
 """The four ways of scoring, against the lossless model read in one piece."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 
-from moebench.harness.run.execute import prepare
-from moebench.harness.run.execute import run as run_cell
+from moebench.harness.one_run import prepare
+from moebench.harness.one_run import run as run_cell
 from moebench.harness.run.live import LiveSession
 from moebench.harness.run.rules import resolve
 from moebench.substrate.errors import InputError, UsageError
@@ -49,14 +50,14 @@ def options(tmp_path) -> dict[str, object]:
 
 def likeliest(session: LiveSession) -> list[int]:
     """Each question's answer, from the whole texts in one pass of the resident model."""
-    decoder = SharedWork(session.checkpoint).decoder()
+    decoder = SharedWork(session.weights.checkpoint).decoder()
     answers = []
     for example in session.sample.examples:
         asked = continuations(session.workload, example)
-        prompt = session.tokenizer.encode(asked.prompt).ids
+        prompt = session.weights.tokenizer.encode(asked.prompt).ids
         values = []
         for text in asked.texts:
-            option = session.tokenizer.encode(text).ids
+            option = session.weights.tokenizer.encode(text).ids
             with torch.inference_mode():
                 logits = decoder.full_logits([[*prompt, *option]])[0].log_softmax(-1)
             rows = logits[len(prompt) - 1 : -1]
@@ -87,16 +88,16 @@ def test_an_answer_ends_at_the_end_of_text_and_its_cue_is_decoded(tmp_path):
     written = [g.tokens[0] for g in run_cell(free, tmp_path).generations]
     session = session_of("generation", new_tokens=12)
     # A token that some answers hold stands for the end of a text.
-    session.end = written[0][5]
+    session.weights.texts = replace(session.weights.texts, end=written[0][5])
     outcome = run_cell(session, tmp_path)
     ended = 0
     for question, generation, whole in zip(
         session.questions, outcome.generations, written, strict=True
     ):
         assert question.cue == question.continuations[0]
-        assert session.end not in question.cue
-        ends = session.end in whole
-        answer = whole[: whole.index(session.end) + 1] if ends else whole
+        assert session.weights.end not in question.cue
+        ends = session.weights.end in whole
+        answer = whole[: whole.index(session.weights.end) + 1] if ends else whole
         assert generation.tokens == [[*question.cue, *answer]]
         ended += ends
     assert ended > 0

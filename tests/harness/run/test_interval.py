@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 import yaml
 
+from moebench.harness.one_run import prepare, run
 from moebench.harness.run import interval
-from moebench.harness.run.execute import prepare, run
 from moebench.harness.run.interval import Effect, badge_of, combined, effects_on
 from moebench.harness.run.rules import resolve
 from moebench.harness.run.session import Session

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from moebench.harness.run.execute import prepare, run
+from moebench.harness.one_run import prepare, run
 from moebench.harness.run.learn import not_replayed, source, texts
 from moebench.harness.run.rules import resolve
 from moebench.results.spec import RunSpec

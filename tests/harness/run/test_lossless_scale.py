@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from moebench.harness.run.execute import prepare
+from moebench.harness.one_run import prepare
 from moebench.harness.run.live import LiveSession
 from moebench.harness.run.rules import resolve
 from moebench.substrate.models.decoder import Decoder

@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -9,8 +10,8 @@ import numpy as np
 import pytest
 from safetensors import safe_open
 
+from moebench.harness.one_run import prepare, run
 from moebench.harness.run import learn
-from moebench.harness.run.execute import prepare, run
 from moebench.harness.run.live import LiveSession
 from moebench.harness.run.rules import resolve
 from moebench.substrate.engine.loop import Engine
@@ -172,8 +173,13 @@ def learning(name: str, **given: Any) -> LiveSession:
     return session
 
 
+def calibrate(session: LiveSession, scratch: Path) -> None:
+    learnable = partial(session.learnable, scratch, lambda done, total: None)
+    learn.calibrate(session.system, session.full, learnable, scratch, lambda done, total: None)
+
+
 def shown(session: LiveSession, scratch: Path) -> list[RoutedSequence]:
-    learn.calibrate(session, scratch, lambda done, total: None)
+    calibrate(session, scratch)
     return list(LearningPrefetch.shown)
 
 
@@ -224,14 +230,14 @@ def test_a_live_run_and_a_replay_learn_the_same(tmp_path: Path) -> None:
     live = shown(session, tmp_path)
     sample = learn.texts(session.spec, session.system, None)
     chosen = learn.source(session.spec)
-    shape = session.checkpoint.shape
+    shape = session.weights.checkpoint.shape
     with writing(tmp_path / "t", header_of(shape, "tiny", "none")) as writer:
         writer.describe(predictions=recorded_predictions((), "gpu-only"))
-        model = TraceRecorder(session.sharing().decoder(), writer)
+        model = TraceRecorder(session.weights.sharing().decoder(), writer)
         every = len(shape.moe_layers) * shape.num_experts
         engine: Engine = rig(build("gpu-only"), model, slots=every).engine
         for example in sample.examples:
-            prompt = session.tokenizer.encode(build_prompt(chosen, example)).ids
+            prompt = session.weights.tokenizer.encode(build_prompt(chosen, example)).ids
             engine.generate([prompt[: learn.PROMPT_TOKENS]], learn.NEW_TOKENS)
     recorded = learn.recorded(
         LearningPrefetch(trace=str(tmp_path / "t")), session.full, "prefetch"
@@ -269,4 +275,4 @@ def test_a_named_trace_without_what_is_learnt_from_is_one_line(old: Path, tmp_pa
     session = learning("LearnsStates", overrides={})
     session.system.prefetch.trace = str(old)  # type: ignore[attr-defined]
     with pytest.raises(UsageError, match=r"holds no embeddings, which prefetch learns from; name"):
-        learn.calibrate(session, tmp_path, lambda done, total: None)
+        calibrate(session, tmp_path)

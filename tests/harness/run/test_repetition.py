@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from moebench.harness.run.repetition import notes, repeated
+from moebench.harness.run.document import notes_on_repetition, repeated
 from tests.harness.commands import run
 
 A_B = [1, 2, 3, 4, 5]
@@ -28,8 +28,8 @@ def test_the_share_of_four_grams_that_stood_before(texts: Any, share: float | No
 
 
 def test_a_note_says_it_where_it_is_much() -> None:
-    assert notes(None) == notes(0.25) == []
-    (note,) = notes(0.5)
+    assert notes_on_repetition(None) == notes_on_repetition(0.25) == []
+    (note,) = notes_on_repetition(0.5)
     assert note.startswith("the texts loop: 50% of their 4-grams stood in the same text before")
 
 
@@ -39,4 +39,4 @@ def test_a_run_says_how_much_it_repeats() -> None:
     document = run("gpu-only", "--new-tokens", "40", "--allow-overcommit")
     share = document["metrics"]["repeated_4grams"]
     assert share > 0.25
-    assert notes(share)[0] in document["notes"]
+    assert notes_on_repetition(share)[0] in document["notes"]

@@ -3,14 +3,17 @@
 import json
 import re
 import shutil
+from collections import Counter
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 
-from moebench.harness.run.execute import prepare, run
+from moebench.harness.one_run import prepare, run
+from moebench.harness.run import session as session_module
 from moebench.harness.run.interval import add_interval
 from moebench.harness.run.live import LiveSession
 from moebench.harness.run.replay import ReplaySession
@@ -18,7 +21,8 @@ from moebench.harness.run.rules import resolve
 from moebench.harness.run.session import Session
 from moebench.results.spec import RunSpec
 from moebench.substrate.engine.system import System
-from moebench.substrate.machines.profile import MACHINES
+from moebench.substrate.machines import profile
+from moebench.substrate.machines.profile import MACHINES, HardwareProfile
 from moebench.substrate.models.catalogue import model_shape, scale_path
 from moebench.substrate.traces.file import open_trace
 from moebench.substrate.traces.recipes import SynthesisRecipe
@@ -107,6 +111,37 @@ def test_a_system_is_built_once_a_run(
     assert [id(system) for system in built] == [id(session.system)]
     varied = session.varied(spec)
     assert [id(system) for system in built] == [id(session.system), id(varied.system)]
+
+
+def test_a_run_builds_its_system_twice_and_parses_its_profile_and_computes_its_id_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`resolve` builds the system to check its options, and `prepare` builds the one that runs."""
+    counts: Counter[str] = Counter()
+
+    def counted(owner: Any, name: str) -> None:
+        real = getattr(owner, name)
+
+        def count(*args: Any, **named: Any) -> Any:
+            counts[name] += 1
+            return real(*args, **named)
+
+        monkeypatch.setattr(owner, name, count)
+
+    profile._profile.cache_clear()
+    counted(System, "__post_init__")
+    counted(HardwareProfile, "from_mapping")
+    counted(session_module, "run_id")
+    spec = resolve(None, system="smoe", setting="S3", prompts=1, new_tokens=2)
+    assert counts == {"__post_init__": 1}
+    session = prepare(spec, None)
+    assert isinstance(session, LiveSession)
+    outcome = run(session, tmp_path)
+    assert outcome.document["run_id"] == session.run_id
+    assert counts == {"__post_init__": 2, "from_mapping": 1, "run_id": 1}
+    add_interval(outcome.document, session, tmp_path)
+    assert (counts["from_mapping"], counts["run_id"]) == (1, 1)
+    session.close()
 
 
 def test_a_session_under_another_spec_is_a_session_prepared_for_it(
@@ -253,6 +288,5 @@ def test_each_hash_counts(own: RunSpec) -> None:
     assert set(session.hashes) == names
     hashes, ids = session.hashes, {session.run_id}
     for name in names:
-        session.hashes = hashes | {name: "0"}
-        ids.add(session.run_id)
+        ids.add(replace(session, hashes=hashes | {name: "0"}).run_id)
     assert len(ids) == 1 + len(names)

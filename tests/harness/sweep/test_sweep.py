@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from moebench.harness.run import weights
-from moebench.harness.run.execute import prepare
+from moebench.harness.one_run import prepare, samples_of
+from moebench.harness.run import questions
 from moebench.harness.run.rules import resolve
 from moebench.harness.sweep.execute import jobs_of, keep
-from moebench.harness.sweep.worker import Finished, Job, Opened, samples_of
+from moebench.harness.sweep.worker import Finished, Job, Opened
 from moebench.results.samples import TokenSample, read_samples
 from moebench.results.spec import RunSpec
 from moebench.results.store import FILE_NAME, Store
@@ -195,7 +195,7 @@ def test_a_failed_cell_is_retried_when_asked() -> None:
 
 
 def test_a_cell_whose_inputs_cannot_be_opened_fails_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(weights, "scale_names", lambda: ["qwen2-57b-a14b"])
+    monkeypatch.setattr(questions, "scale_names", lambda: ["qwen2-57b-a14b"])
     called = sweep("--systems", "moe-ondemand", "--settings", "S3,U3")
     assert called.code == 1
     assert "1 done (0 were known), 1 failed" in called.err

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Sequence
 
-from moebench.harness.run.measure import bound
+from moebench.harness.run.document import bound
 from moebench.substrate.analysis.bound import belady_misses
 from moebench.substrate.engine.records import Generation
 from moebench.substrate.machines.protocol import OpKind

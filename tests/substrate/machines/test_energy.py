@@ -9,7 +9,7 @@ import pytest
 
 from moebench.substrate.machines.energy import Meter, open_meter, rapl_zones, simulated
 from moebench.substrate.machines.profile import HardwareProfile, load_profile, profile_names
-from tests.harness.run.test_measure import timeline
+from tests.harness.run.test_document import timeline
 
 # ----------------------------------------------------------------------------- simulated
 

@@ -8,7 +8,7 @@ import pytest
 from tokenizers import processors
 from transformers import PreTrainedTokenizerFast
 
-from moebench.harness.run.texts import read_texts
+from moebench.harness.run.questions import read_texts
 from moebench.harness.scale.text import train_tokenizer
 from moebench.substrate.errors import CheckpointError
 from moebench.substrate.models.catalogue import scale_path

@@ -6,7 +6,7 @@ from typing import Any, cast
 
 import pytest
 
-from moebench.harness.run.measure import (
+from moebench.harness.run.document import (
     bound,
     expert_figures,
     host_memory_figures,

@@ -1,16 +1,25 @@
-"""What a checkpoint's own files say of texts: its tokenizer, its chat template, how a text ends."""
+"""The prompts of a run as token ids: tokenizer, chat template, and questions by way of scoring."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from tokenizers import Tokenizer
 
-from moebench.substrate.errors import CheckpointError
+from moebench.results.spec import RunSpec, Scoring
+from moebench.substrate.errors import CheckpointError, UsageError
 from moebench.substrate.files import read_mapping
-from moebench.workloads.example import END_OF_TEXT
-from moebench.workloads.prompts import split_cue
+from moebench.substrate.models.catalogue import scale_names, scale_path
+from moebench.substrate.models.weights import Checkpoint
+from moebench.workloads.catalogue import workload
+from moebench.workloads.draw import PromptSet, load
+from moebench.workloads.example import END_OF_TEXT, Example
+from moebench.workloads.likelihood import continuations
+from moebench.workloads.prompts import build_prompt, split_cue
+from moebench.workloads.workload import Workload
+
+# ----------------------------------------------------------------------------- texts
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,3 +176,129 @@ def _read(file: Path) -> Mapping[str, Any]:
     if not file.exists():
         return {}
     return read_mapping(file, CheckpointError)
+
+
+# ----------------------------------------------------------------------------- questions
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """One example as token ids.
+
+    Attributes:
+        prompt: what is prefilled.
+        cue: how each continuation begins: the part of the prompt that decode reads.
+        continuations: what decode is forced to take: the cue alone where the model writes its
+            answer, the cue and an option's text where options are weighed.
+        counted: for each continuation, the place of its first token whose likelihood counts.
+        texts: the options' texts.
+    """
+
+    prompt: list[int]
+    cue: list[int] = field(default_factory=list)
+    continuations: tuple[list[int], ...] = ([],)
+    counted: tuple[int, ...] = (0,)
+    texts: tuple[str, ...] = ()
+
+    @property
+    def length(self) -> int:
+        """Tokens of the prompt and its longest continuation."""
+        return len(self.prompt) + max(map(len, self.continuations))
+
+
+def question_of(
+    scoring: Scoring, chosen: Workload, example: Example, shots: Sequence[Example], texts: Texts
+) -> Question:
+    """An example as its way of scoring feeds it; see `harness.run.live`.
+
+    A chat template is used where the model writes.  Where the likelihoods of given texts are asked
+    for, they go on from the plain question.
+    """
+    if scoring == "fixed-length":
+        return Question(texts.prompt(build_prompt(chosen, example, shots)))
+    if scoring == "generation":
+        prefilled, cue = texts.split(build_prompt(chosen, example, shots))
+        return Question(prefilled, cue, (cue,))
+    if chosen.metric == "perplexity":  # all of a text but its first token is its continuation
+        first, *rest = texts.plain(example.prompt)
+        return Question([first], [], (rest,), (0,), (example.prompt,))
+    asked = continuations(chosen, example, shots)
+    prompt, cue_text = (asked.prompt, "") if scoring == "prefill" else split_cue(asked.prompt)
+    read = texts.further(cue_text)
+    options = tuple([*read, *texts.further(text)] for text in asked.texts)
+    counted = tuple(
+        len(read) + len(texts.further(text[:uncounted]))
+        for text, uncounted in zip(asked.texts, asked.uncounted, strict=True)
+    )
+    return Question(texts.plain(prompt), read, options, counted, asked.texts)
+
+
+def prompts_of(spec: RunSpec, data_dir: Path | None) -> tuple[PromptSet, list[Question], Texts]:
+    """The prompts of a run, as its weights' tokenizer reads them.
+
+    Raises:
+        MoeBenchError: there are no such prompts, or no tokenizer.
+    """
+    texts = read_texts(weights_path(spec), spec.plain_prompts)
+    return *questions_of(spec, data_dir, texts), texts
+
+
+def questions_of(
+    spec: RunSpec, data_dir: Path | None, texts: Texts
+) -> tuple[PromptSet, list[Question]]:
+    """Draw a run's examples and return them with their token ids.
+
+    Raises:
+        InputError: there are no such examples.
+    """
+    chosen = workload(spec.workload)
+    sample = load(chosen, count=spec.prompts, seed=spec.seed, data_dir=data_dir)
+    shots: tuple[Example, ...] = ()
+    if spec.few_shot:
+        shots = load(chosen, "train", spec.few_shot, spec.seed, data_dir).examples
+    questions = [
+        question_of(spec.scoring, chosen, example, shots, texts) for example in sample.examples
+    ]
+    return sample, questions
+
+
+def check_questions(
+    spec: RunSpec, sample: PromptSet, questions: list[Question], checkpoint: Checkpoint
+) -> None:
+    """Check that every prompt fits the weights.
+
+    Raises:
+        CheckpointError: the tokenizer gives tokens that the model does not know.
+        UsageError: a prompt is longer than the model's positions.
+    """
+    shape = checkpoint.shape
+    for example, question in zip(sample.examples, questions, strict=True):
+        highest = max(max(ids, default=0) for ids in (question.prompt, *question.continuations))
+        if highest >= shape.vocab_size:
+            raise CheckpointError(
+                f"{checkpoint.path}: tokenizer.json gives token {highest}, the model knows "
+                f"{shape.vocab_size}; the two do not belong together"
+            )
+        if question.length + spec.new_tokens > shape.max_positions:
+            raise UsageError(
+                f"{sample.source}: {example.id} has {question.length} tokens, with "
+                f"{spec.new_tokens} new ones more than the model's {shape.max_positions} "
+                "positions; choose another workload or fewer --new-tokens"
+            )
+
+
+def weights_path(spec: RunSpec) -> Path:
+    """The folder of a run's weights: the given one, or the scale model's.
+
+    Raises:
+        UsageError: none is given, and the model has no scale model.
+    """
+    if spec.weights is not None:
+        return Path(spec.weights)
+    if spec.model not in scale_names():
+        ours = ", ".join(scale_names())
+        raise UsageError(
+            f"no scale model of {spec.model} ships yet (there is one of: {ours}); "
+            "give real weights with --weights DIR"
+        )
+    return scale_path(spec.model)
