@@ -90,7 +90,7 @@ def refused(*arguments: str | Path) -> str:
         ),
         (
             ("run", "--system", "accelerate", "--setting", "S3", "--machine", "local"),
-            r"hooks of their modules, but accelerate has module_hooks=true; allowed: --set module_h",
+            r"hooks of their modules, but accelerate has module_hooks=true; allowed: --set",
         ),
         (("report", "--store", "nowhere"), r"no runs in nowhere; run: moebench run"),
     ],
