@@ -138,113 +138,113 @@ class RunSpec(BaseModel):
 
     # fmt: off
     system: Annotated[str, Option(
-        help="See: moebench list systems; or module:Class.",
+        help="System to run: a name from moebench list systems, or module:Class.",
         part="system", own="always", axis="systems", catalogue="systems", needed=True)]
     variant: Annotated[Variant, Option(
-        help="published [default], or shipped: as its authors' code.",
+        help="Variant: published [default], or shipped (as in the authors' code).",
         part="system", own="always")] = "published"
     setting: Annotated[str | None, Option(
-        help="See: moebench list settings.",
+        help="Setting of a paper; see moebench list settings.",
         part="place", own="always", axis="settings", catalogue="settings")] = None
     machine: Annotated[str, Option(
-        help="Profile, file.yaml, or local.",
+        help="Machine: a profile's name, a .yaml file, or local (this computer).",
         part="place", own="always", axis="machines", catalogue="machines", path="may be")]
     software: Annotated[str, Option(
-        help="See: moebench list software.",
+        help="Kind of software to charge for; see moebench list software.",
         detail="The control thread is charged the costs of this kind of software.",
         part="condition", rank=6, named=True, own="always", axis="software", catalogue="software",
         )] = DEFAULT_SOFTWARE
     model: Annotated[str, Option(
-        help="Model whose bytes are charged.",
+        help="Model whose size is charged: a name, or a config.json.",
         detail="A name, or the path of a `config.json`.",
         part="place", axis="models", catalogue="models", path="may be")]
     weights: Annotated[str | None, Option(
-        help="Checkpoint that does the maths.", shown="the model's scale model",
+        help="Folder of the checkpoint to compute with.", shown="the model's scale model",
         part="condition", on=EVERY - {"trace", "drawn", "real"}, path="is")] = None
     precision: Annotated[Precision, Option(
-        help="bf16, fp16, fp32, 4bit or 2bit.",
+        help="Precision of the charged model: bf16, fp16, fp32, 4bit or 2bit.",
         detail="Precision of the model whose bytes are charged.",
         part="place")] = "bf16"
     expert_dtype: Annotated[ExpertDtype | None, Option(
-        help="Quantise the routed experts: int8 or int4.", shown="as they are",
+        help="Quantise the routed experts to int8 or int4.", shown="as they are",
         detail="Experts are kept, moved, charged and computed with in this type.",
         part="condition", on=EVERY - {"native"})] = None
     workload: Annotated[str, Option(
-        help="See: moebench list workloads.",
+        help="Workload that supplies the prompts; see moebench list workloads.",
         part="cell", axis="workloads", catalogue="workloads",
         on=EVERY - {"trace", "real", "evaluated"})]
     batch: Annotated[int, Field(gt=0, le=256), Option(
-        help="Sequences decoded together.",
+        help="Sequences decoded together (batch size).",
         part="place", own="replay", axis="batches")] = 1
     prompts: Annotated[int, Field(gt=0, le=MOST), Option(
-        help="How many prompts.", detail="They fill whole batches.",
+        help="Number of prompts.", detail="They fill whole batches.",
         part="condition", rank=1, named=True, own="replay", axis="prompts",
         on=EVERY - {"evaluated"})] = DEFAULT_PROMPTS
     new_tokens: Annotated[int, Field(gt=0, le=MOST), Option(
-        help="Generated per prompt.", detail="At most, where an answer may end earlier.",
+        help="Tokens to generate per prompt.", detail="At most, where an answer may end earlier.",
         part="condition", rank=2, named=True, own="replay", axis="new_tokens",
         on=EVERY - {"evaluated"})] = 64
     cache_ratio: Annotated[float | None, Field(gt=0, le=1), Option(
-        help="Experts on the device, 0-1.",
+        help="Share of the routed experts that fit on the device, 0 to 1.",
         detail="A share of all routed experts; without it or `slots` they fill the memory.",
         part="follows", own="always", axis="cache_ratios")] = None
     slots: Annotated[int | None, Field(gt=0, le=MOST), Option(
-        help="The same, in number.",
+        help="Number of routed experts that fit on the device.",
         part="follows", own="always")] = None
     allow_overcommit: Annotated[bool, Option(
-        help="Pretend the device is larger.",
+        help="Allow more experts than the device can hold.",
         part="follows", own="always", negatable=True, on=EVERY - {"native"})] = False
     device_memory_gib: Annotated[float | None, Field(gt=0, le=MOST), Option(
-        help="Device memory for weights and KV cache: 12GB, GiB.", shown="all",
+        help="Device memory for weights and KV cache, such as 12GB or 12GiB.", shown="all",
         detail="All is what context and workspace leave.",
         part="condition", own="always", typed="device_memory", unit="GiB")] = None
     free_host_gb: Annotated[float | None, Field(gt=0, le=MOST), Option(
-        help="Host memory for experts, in GB; the rest is on disk.", shown="all",
+        help="Host memory for experts, in GB; the other experts are on disk.", shown="all",
         part="condition", own="always")] = None
     emulated_link_gb_s: Annotated[float | None, Field(gt=0, le=MOST), Option(
-        help="With --machine local: experts in memory, behind a link; 4GB/s.",
+        help="With --machine local: experts in memory behind an emulated link, such as 4GB/s.",
         detail="The rate between the device's part of memory and the host's; without it the disk "
         "lies below the device.",
         part="condition", own="always", typed="emulated_link", unit="GB/s",
         on=EVERY - {"simulated", "card", "native"})] = None
     page_cache: Annotated[PageCache, Option(
-        help="With --machine local, of the disk: bypass [default] or keep.",
+        help="With --machine local: bypass [default] or keep the page cache of the disk.",
         part="condition", own="always", on=EVERY - {"simulated", "card", "native"})] = "bypass"
     device: Annotated[LocalDevice, Option(
-        help="With --machine local: cpu [default] or cuda.",
+        help="With --machine local: compute on cpu [default] or cuda.",
         part="condition", own="always", on=EVERY - {"simulated", "native"})] = "cpu"
     overrides: Annotated[dict[str, str], Option(
-        help="key=value, repeatable.",
+        help="Policy or option of the system, as key=value; repeatable.",
         detail="Changed decisions and options of the system; `set` in a sweep's file.",
         part="system", own="always", typed="set")] = Field(default_factory=dict)
     seed: Annotated[int, Field(ge=0, lt=2**63), Option(
-        help="Draws the prompts.",
+        help="Random seed for drawing the prompts.",
         part="cell", axis="seeds", on=EVERY - {"trace"})] = 0
     scoring: Annotated[Scoring, Option(
-        help="fixed-length [default], generation, likelihood or prefill.",
+        help="Scoring mode: fixed-length [default], generation, likelihood or prefill.",
         part="condition", rank=5, named=True,
         on=EVERY - {"trace", "drawn", "real", "evaluated"})] = "fixed-length"
     few_shot: Annotated[int, Field(ge=0, le=MOST), Option(
-        help="Worked examples before a question; paper: as it did.",
+        help="Worked examples before each question; paper: as many as the paper used.",
         part="condition", rank=3, word="paper", on=EVERY - {"trace", "real", "evaluated"})] = 0
     plain_prompts: Annotated[bool, Option(
-        help="Without the checkpoint's chat template.",
+        help="Do not apply the checkpoint's chat template.",
         part="condition", rank=4, on=EVERY - {"trace", "drawn", "real", "evaluated"})] = False
     calibrate_from: Annotated[str | None, Option(
-        help="Workload whose train split a learning system learns from.", shown="the run's",
+        help="Workload whose training split a system is fitted on.", shown="the run's",
         part="system", catalogue="workloads", on=EVERY - {"native", "drawn", "real"})] = None
     calibrate_texts: Annotated[int | None, Field(gt=0, le=MOST), Option(
-        help="How many texts a learning system is shown.", shown="its paper's number",
+        help="Number of texts that a system is fitted on.", shown="its paper's number",
         detail="All that there are, where its paper has no number.",
         part="system", on=EVERY - {"native"})] = None
     routing: Annotated[Routing, Option(
-        help="Who chooses experts: model [default], drawn or real.",
+        help="Source of routing: model [default], drawn (synthetic) or real (recorded).",
         part="place", axis="routings", on=EVERY - {"native", "evaluated"})] = "model"
     trace: Annotated[str | None, Option(
-        help="Replay a trace instead of maths.",
+        help="Replay a recorded trace instead of computing.",
         part="place", axis="traces", path="may be", on=EVERY - {"native", "evaluated"})] = None
     reconstruct_scores: Annotated[bool, Option(
-        help="Scores by rank, for a trace that holds none.",
+        help="Reconstruct gate scores from ranks, for a trace without scores.",
         part="condition", negatable=True, on=EVERY - {"native", "evaluated"})] = False
     # fmt: on
 
@@ -279,7 +279,7 @@ class RunSpec(BaseModel):
 #: Options of the system that are typed as options of the run.
 TYPED_ONLY = {
     "alpha": Option(
-        name="alpha", type=float, help="Substitution threshold α.",
+        name="alpha", type=float, help="Substitution threshold α of the system.",
         detail="An option of systems that substitute experts.",
         part="system", own="always", axis="alphas", on=EVERY - {"native"},
     )

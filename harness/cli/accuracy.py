@@ -12,26 +12,33 @@ from moebench.substrate.errors import UsageError
 
 
 def accuracy(
-    settings: Annotated[str, typer.Option(help="Separated by commas.")] = "S1,S2,S3",
+    settings: Annotated[str, typer.Option(help="Settings, separated by commas.")] = "S1,S2,S3",
     workloads: Annotated[
         str | None,
-        typer.Option(help="Separated by commas [the generated families and SMoE's five sets]."),
+        typer.Option(
+            help="Workloads, separated by commas [the generated families and SMoE's five sets]."
+        ),
     ] = None,
-    alphas: Annotated[str | None, typer.Option(help="Separated by commas [SMoE's 13].")] = None,
-    system: Annotated[str, typer.Option(help="A system whose routing has an α.")] = "smoe",
-    prompts: Annotated[int, typer.Option(min=1, help="Questions in each cell.")] = 50,
-    seed: Annotated[int, typer.Option(min=0, help="Draws the questions.")] = 0,
-    jobs: Annotated[int, typer.Option(min=1, help="Processes.")] = os.cpu_count() or 1,
+    alphas: Annotated[
+        str | None, typer.Option(help="Values of α, separated by commas [SMoE's 13].")
+    ] = None,
+    system: Annotated[
+        str, typer.Option(help="System to measure; its routing must have a threshold α.")
+    ] = "smoe",
+    prompts: Annotated[int, typer.Option(min=1, help="Examples scored in each cell.")] = 50,
+    seed: Annotated[int, typer.Option(min=0, help="Random seed for drawing the examples.")] = 0,
+    jobs: Annotated[int, typer.Option(min=1, help="Number of worker processes.")] = os.cpu_count()
+    or 1,
     out: Annotated[
         Path | None,
-        typer.Option(help="The table's file; its other cells stay [alpha.csv of the store]."),
+        typer.Option(help="CSV file to update; its other cells are kept [alpha.csv of the store]."),
     ] = None,
     data_dir: DATA_DIR = None,
     store: STORE = DEFAULT_STORE,
 ) -> None:
-    """Compute the α table (SMoE, Table IV): what substitution costs, workload by workload.
+    """Compute the accuracy of each workload as a function of α (SMoE, Table IV).
 
-    Cells that are stored already are not computed again.
+    Stored cells are not computed again.
     """
     from moebench.harness.arguments import find_data_dir, require_file, require_writable
     from moebench.harness.cli.report import OWN_TABLE
@@ -61,18 +68,22 @@ def _split(typed: str | None) -> list[str]:
 
 def check(
     file: Annotated[
-        Path | None, typer.Option(help="Cells of your own, as a sweep's YAML [ours].")
+        Path | None,
+        typer.Option(help="YAML file with the cells to check, as of a sweep [the shipped cells]."),
     ] = None,
     references: Annotated[
-        Path | None, typer.Option(help="With --file: folder of what was accepted.")
+        Path | None, typer.Option(help="With --file: folder that holds the accepted figures.")
     ] = None,
-    update: Annotated[bool, typer.Option(help="Accept what is measured now.")] = False,
-    jobs: Annotated[int, typer.Option(min=0, help="Processes; 0 is this one.")] = os.cpu_count()
-    or 1,
+    update: Annotated[
+        bool, typer.Option(help="Accept the figures measured now as the reference.")
+    ] = False,
+    jobs: Annotated[
+        int, typer.Option(min=0, help="Number of worker processes; 0 runs in this one.")
+    ] = os.cpu_count() or 1,
     data_dir: DATA_DIR = None,
     json: JSON = False,
 ) -> None:
-    """Recompute fixed cells; compare answers question by question, simulated latencies exactly.
+    """Recompute reference cells and compare answers and simulated latencies with them.
 
     Exit code: 0 pass or improved, 1 regressed, 3 not measured.
     """

@@ -25,7 +25,7 @@ TO_TRY = 3
 @takes(
     "setting", "model", "machine", "software", "weights", "precision", "workload", "batch",
     "cache_ratio", "prompts", "new_tokens", "calibrate_texts", "seed",
-    prompts=Changed("Of each run.", default=PROMPTS, min=1),
+    prompts=Changed("Prompts of each run.", default=PROMPTS, min=1),
     new_tokens=Changed(default=NEW_TOKENS, min=2),
     calibrate_texts=Changed(default=TEXTS, min=1),
     seed=Changed(min=0),
@@ -33,31 +33,36 @@ TO_TRY = 3
 def advise(
     *,
     tpot_ms: Annotated[
-        float | None, typer.Option("--tpot-ms", min=0, help="At most so much for a token.")
+        float | None, typer.Option("--tpot-ms", min=0, help="Highest acceptable TPOT, in ms.")
     ] = None,
     accuracy_loss: Annotated[
-        float | None, typer.Option(min=0, help="At most so much, in the unit of --by.")
+        float | None, typer.Option(min=0, help="Highest acceptable loss, in the unit of --by.")
     ] = None,
     by: Annotated[
-        str, typer.Option(help="Loss: kl (nats a token), agreement (% unlike), score (points).")
+        str,
+        typer.Option(
+            help="Loss: kl (nats per token), agreement (% of differing tokens) or score (points)."
+        ),
     ] = "kl",
     given: dict[str, Any],
-    systems: Annotated[str | None, typer.Option(help="Separated by commas [all].")] = None,
+    systems: Annotated[str | None, typer.Option(help="Systems, separated by commas [all].")] = None,
     alphas: Annotated[
-        str | None, typer.Option(help="Measured first, separated by commas [0 to 0.6 by 0.1].")
+        str | None,
+        typer.Option(help="Values of α to measure first, separated by commas [0 to 0.6 by 0.1]."),
     ] = None,
     jobs: Annotated[
-        int, typer.Option(min=0, help="Processes [one a core]; 0 is this one.")
+        int,
+        typer.Option(min=0, help="Number of worker processes [one per core]; 0 runs in this one."),
     ] = os.cpu_count() or 1,
     data_dir: DATA_DIR = None,
     store: STORE = DEFAULT_STORE,
     json: JSON = False,
 ) -> None:
-    """Say which system, and which α, meets a budget of time or of accuracy.
+    """Find the system and the α that meet a budget of time or accuracy.
 
-    This is SMoE's Eq. 5, for every system.  All are measured on few prompts; cells that are
-    stored already are not run again.
-    Exit code: 0 a system meets it, 1 none does.
+    Applies Eq. 5 of SMoE to every system.  Each system is measured on few prompts; stored cells
+    are not run again.
+    Exit code: 0 a system meets the budget, 1 none does.
     """
     from moebench.harness import console
     from moebench.harness.advise.choose import Demand

@@ -30,7 +30,7 @@ from moebench.harness.cli.usage_errors import adapt_options, check_typed, with_v
 
 app = typer.Typer(
     cls=CompletingGroup,
-    help="Compare systems that run Mixture-of-Experts models on a device too small to hold them.",
+    help="Compare systems that run Mixture-of-Experts models that do not fit into device memory.",
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
     context_settings={"help_option_names": ["-h", "--help"]},
@@ -63,10 +63,13 @@ def _say_version(wanted: bool) -> None:
 def _moebench(
     context: typer.Context,
     version: Annotated[
-        bool, typer.Option("--version", callback=_say_version, is_eager=True, help="Say which.")
+        bool,
+        typer.Option(
+            "--version", callback=_say_version, is_eager=True, help="Print the version and exit."
+        ),
     ] = False,
 ) -> None:
-    """Compare systems that run Mixture-of-Experts models on a device too small to hold them."""
+    """Compare systems that run Mixture-of-Experts models that do not fit into device memory."""
     if context.invoked_subcommand is None:
         typer.echo(context.get_help())
 

@@ -17,20 +17,24 @@ SYSTEMS = "moe-ondemand,smoe,daop,duoserve,flashmoe,hybrimoe,llamacpp"
 #: What is measured, and what lies below the device.
 MEASURED = ("weights", "model", "emulated_link_gb_s")
 CHANGED = {
-    "weights": Changed("Checkpoint to run."),
-    "model": Changed("Or a model, whose scale model it is."),
-    "emulated_link_gb_s": Changed("Experts in memory, behind a link; 4GB/s [on the disk]."),
+    "weights": Changed("Folder of the checkpoint to run."),
+    "model": Changed("Model whose scale model is run, instead of --weights."),
+    "emulated_link_gb_s": Changed(
+        "Keep experts in host memory behind an emulated link, such as 4GB/s [on disk]."
+    ),
 }
 
 
 @takes(*MEASURED, **CHANGED)
 def calibrate(
-    out: Annotated[Path, typer.Option(help="The profile's file; its name ends in .yaml.")],
+    out: Annotated[
+        Path, typer.Option(help="File to write the profile to; its name ends in .yaml.")
+    ],
     given: dict[str, Any],
     store: STORE = DEFAULT_STORE,
     json: JSON = False,
 ) -> None:
-    """Measure this computer, part by part, and write a hardware profile of it."""
+    """Measure each component of this computer and write its hardware profile."""
     from moebench.harness.arguments import require_file, require_writable
 
     checkpoint, link_gb_s = _measured(given)
@@ -77,23 +81,24 @@ def calibrate(
     prompts=Changed(default=4, min=1), new_tokens=Changed(default=16, min=2),
 )  # fmt: skip
 def validate(
-    profile: Annotated[Path, typer.Option(help="From moebench calibrate.")],
+    profile: Annotated[Path, typer.Option(help="Profile written by moebench calibrate.")],
     given: dict[str, Any],
     systems: Annotated[
-        str | None, typer.Option(help="Separated by commas [seven of different kinds].")
+        str | None, typer.Option(help="Systems, separated by commas [seven of different kinds].")
     ] = None,
     set_: Annotated[
-        list[str] | None, typer.Option("--set", help="system.key=value, repeatable.")
+        list[str] | None,
+        typer.Option("--set", help="Option of one system, as system.key=value; repeatable."),
     ] = None,
     repeats: Annotated[
-        int, typer.Option(min=1, help="Measured runs of each; the median counts.")
+        int, typer.Option(min=1, help="Measured runs of each system; the median is used.")
     ] = 3,
     data_dir: DATA_DIR = None,
     store: STORE = DEFAULT_STORE,
-    out: Annotated[Path | None, typer.Option(help="Write the table as JSON.")] = None,
+    out: Annotated[Path | None, typer.Option(help="File to write the table to, as JSON.")] = None,
     json: JSON = False,
 ) -> None:
-    """Run systems on this computer and on its profile, and show how far the two are apart."""
+    """Compare measured with simulated latencies of systems on this computer."""
     from moebench.harness.arguments import (
         find_data_dir,
         require_file,

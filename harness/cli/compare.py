@@ -20,20 +20,29 @@ Wanted = Mapping[str, str | None]
 
 def compare(
     runs: Annotated[
-        list[str] | None, typer.Argument(help="Two runs, or two systems: how they differ.")
+        list[str] | None, typer.Argument(help="Two run ids or two systems, to compare pairwise.")
     ] = None,
-    systems: Annotated[str | None, typer.Option(help="Separated by commas [all].")] = None,
-    settings: Annotated[str | None, typer.Option(help="See: moebench list settings.")] = None,
-    workloads: Annotated[str | None, typer.Option(help="Averaged over [all].")] = None,
-    batches: Annotated[str | None, typer.Option(help="A table for each [all].")] = None,
+    systems: Annotated[str | None, typer.Option(help="Systems, separated by commas [all].")] = None,
+    settings: Annotated[
+        str | None, typer.Option(help="Settings, separated by commas; see moebench list settings.")
+    ] = None,
+    workloads: Annotated[
+        str | None, typer.Option(help="Workloads to average over, separated by commas [all].")
+    ] = None,
+    batches: Annotated[
+        str | None, typer.Option(help="Batch sizes, one table for each, separated by commas [all].")
+    ] = None,
     mixed: Annotated[
-        str | None, typer.Option(help="What may differ, and is marked: software, prompts, ...")
+        str | None,
+        typer.Option(
+            help="Conditions that may differ within a table and are marked: software, prompts, ..."
+        ),
     ] = None,
     store: STORE = DEFAULT_STORE,
-    markdown: Annotated[bool, typer.Option("--markdown", help="For a document.")] = False,
+    markdown: Annotated[bool, typer.Option("--markdown", help="Print Markdown.")] = False,
     json: JSON = False,
 ) -> None:
-    """Systems beside each other, under equal conditions: bytes, precision, prompts, software."""
+    """Compare stored systems under equal conditions: bytes, precision, prompts, software."""
     from moebench.results.store import Store
 
     wanted = {"system": systems, "setting": settings, "workload": workloads, "batch": batches}

@@ -21,19 +21,24 @@ if TYPE_CHECKING:
 
 def doctor(
     system: Annotated[
-        str | None, typer.Option(help="Check this system instead, module:Class or all.")
+        str | None,
+        typer.Option(
+            help="Check a system instead of the installation: a name, module:Class, or all."
+        ),
     ] = None,
     variant: Annotated[
-        str | None, typer.Option(help="Of the system: published or shipped [both].")
+        str | None,
+        typer.Option(help="Variant of the system to check: published or shipped [both]."),
     ] = None,
-    jobs: Annotated[int, typer.Option(min=1, help="Processes.")] = os.cpu_count() or 1,
+    jobs: Annotated[int, typer.Option(min=1, help="Number of worker processes.")] = os.cpu_count()
+    or 1,
     data_dir: DATA_DIR = None,
     store: STORE = DEFAULT_STORE,
     json: JSON = False,
 ) -> None:
-    """Check this installation: packages, models, data, store; or what a system must keep to.
+    """Check this installation (packages, models, data, store), or a system's conformance.
 
-    Exit code: 0 nothing is broken, 1 something is.
+    Exit code: 0 every check passed, 1 a check failed.
     """
     if system is not None:
         raise typer.Exit(_check_systems(system, variant, jobs, json))

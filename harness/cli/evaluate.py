@@ -14,34 +14,43 @@ from moebench.results.spec import OPTIONS
 OFFERED = [name for name, option in OPTIONS.items() if "evaluated" in option.on]
 
 
-@takes(*OFFERED, batch=Changed("Requests answered together."),
-       seed=Changed("Draws the questions.", default=0, min=0))  # fmt: skip
+@takes(*OFFERED, batch=Changed("Requests decoded together."),
+       seed=Changed("Random seed for drawing the examples.", default=0, min=0))  # fmt: skip
 def evaluate(
-    engine: Annotated[str, typer.Option(help="lm-eval or opencompass.")],
+    engine: Annotated[str, typer.Option(help="Evaluator: lm-eval or opencompass.")],
     tasks: Annotated[str, typer.Option(help="Workloads, separated by commas.")],
     given: dict[str, Any],
-    prompts: Annotated[int, typer.Option(min=1, help="Questions of each task.")] = 32,
+    prompts: Annotated[int, typer.Option(min=1, help="Examples of each task.")] = 32,
     few_shot: Annotated[
-        str, typer.Option(help="Worked examples before a question; paper: as it did.")
+        str,
+        typer.Option(
+            help="Worked examples before each question; paper: as many as the paper used."
+        ),
     ] = "0",
     mode: Annotated[
-        str | None, typer.Option(help="decode [default], or prefill: one pass a likelihood.")
+        str | None,
+        typer.Option(
+            help="How likelihoods are computed: by decode [default] or by one prefill pass."
+        ),
     ] = None,
     max_length: Annotated[
-        int | None, typer.Option(help="Tokens of the longest text [2048, or the model's].")
+        int | None, typer.Option(help="Longest text in tokens [2048, or the model's maximum].")
     ] = None,
     task_files: Annotated[
-        Path | None, typer.Option(help="lm-eval: write its task files to this folder and stop.")
+        Path | None,
+        typer.Option(help="With lm-eval: write the task files to this folder and exit."),
     ] = None,
     keep: Annotated[
-        Path | None, typer.Option(help="Keep the evaluator's own files in this folder.")
+        Path | None, typer.Option(help="Folder in which the evaluator's own files are kept.")
     ] = None,
     data_dir: DATA_DIR = None,
     store: STORE = DEFAULT_STORE,
-    force: Annotated[bool, typer.Option(help="Evaluate again even if it is stored.")] = False,
+    force: Annotated[
+        bool, typer.Option(help="Evaluate again even if the result is stored.")
+    ] = False,
     json: JSON = False,
 ) -> None:
-    """Let lm-eval or OpenCompass ask a system, with local data; store and show what it finds."""
+    """Evaluate a system with lm-eval or OpenCompass on local data; store and show the scores."""
     from moebench.harness.arguments import find_data_dir
     from moebench.harness.evaluate.run import evaluator
     from moebench.harness.evaluate.tasks import draw

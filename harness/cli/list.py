@@ -29,7 +29,10 @@ class Listing(StrEnum):
 def list_(
     what: Listing,
     long: Annotated[
-        bool, typer.Option("--long", help="Systems: all that they are; options: in Markdown.")
+        bool,
+        typer.Option(
+            "--long", help="Print full descriptions of systems, or the options as a Markdown table."
+        ),
     ] = False,
     json: JSON = False,
 ) -> None:
@@ -111,7 +114,7 @@ def _options() -> list[dict[str, Any]]:
 
 
 def options_table() -> str:
-    """The table of options in `docs/sweeps.md`, in Markdown."""
+    """Return the Markdown table of run options that `docs/sweeps.md` contains."""
     rows = _options()
     lines = [rows[0].keys(), ["---"] * len(rows[0]), *(map(_text, row.values()) for row in rows)]
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)

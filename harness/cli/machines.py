@@ -17,16 +17,17 @@ if TYPE_CHECKING:
     from moebench.substrate.machines.profile import HardwareProfile
 
 app = typer.Typer(
-    help="Hardware profiles: one of your own, components, sensitivity.", no_args_is_help=True
+    help="Hardware profiles: create, show, compare, check against published times, rank by effect.",
+    no_args_is_help=True,
 )
 
 
 @app.command()
 def init(
-    name: Annotated[str, typer.Argument(help="Of the machine; its file is NAME.yaml.")],
-    force: Annotated[bool, typer.Option("--force", help="Write over a file of before.")] = False,
+    name: Annotated[str, typer.Argument(help="Name of the machine; the file is NAME.yaml.")],
+    force: Annotated[bool, typer.Option("--force", help="Overwrite an existing file.")] = False,
 ) -> None:
-    """Write a commented profile of this computer: what can be read, the rest as estimates."""
+    """Write a commented profile of this computer; numbers that cannot be read are estimates."""
     from moebench.harness.machines.survey import draft, survey
     from moebench.substrate.machines.profile import load_profile
 
@@ -55,11 +56,13 @@ def init(
 
 @app.command()
 def show(
-    machine: Annotated[str, typer.Argument(help="Profile, or file.yaml.")],
-    software: Annotated[str | None, typer.Option(help="See: moebench list software.")] = None,
+    machine: Annotated[str, typer.Argument(help="Profile's name, or a .yaml file.")],
+    software: Annotated[
+        str | None, typer.Option(help="Kind of software; see moebench list software.")
+    ] = None,
     json_: JSON = False,
 ) -> None:
-    """Show a profile: every number with its unit, range, badge, source, and what it moves."""
+    """Show every number of a profile with its unit, range, badge, source and effect."""
     from moebench.substrate.machines.profile import DEFAULT_SOFTWARE, load_profile
     from moebench.substrate.machines.profile_fields import FIELDS
 
@@ -89,12 +92,14 @@ def show(
 
 @app.command()
 def diff(
-    first: Annotated[str, typer.Argument(help="Profile, or file.yaml.")],
-    second: Annotated[str, typer.Argument(help="Profile, or file.yaml.")],
-    software: Annotated[str | None, typer.Option(help="See: moebench list software.")] = None,
+    first: Annotated[str, typer.Argument(help="Profile's name, or a .yaml file.")],
+    second: Annotated[str, typer.Argument(help="Profile's name, or a .yaml file.")],
+    software: Annotated[
+        str | None, typer.Option(help="Kind of software; see moebench list software.")
+    ] = None,
     json_: JSON = False,
 ) -> None:
-    """Show in which numbers two profiles differ, and by how much."""
+    """Show the numbers that differ between two profiles."""
     from moebench.substrate.machines.profile import DEFAULT_SOFTWARE, load_profile
 
     kind = software or DEFAULT_SOFTWARE
@@ -153,7 +158,7 @@ def _text(value: Any) -> str:
 def components(
     json_: JSON = False,
 ) -> None:
-    """Show every published time of a component beside what the cost model charges for it."""
+    """Compare published component times with the cost model's times."""
     from moebench.reports.sections.components import HEADERS, table
     from moebench.substrate.analysis.components import documents
 
@@ -169,18 +174,18 @@ def components(
 @app.command()
 @takes(
     *(name for name, option in OPTIONS.items() if "simulated" in option.on),
-    machine=Changed("Profile, or file.yaml."),
+    machine=Changed("Profile's name, or a .yaml file."),
 )
 def sensitivity(
     given: dict[str, Any],
     tokens: Annotated[
-        int, typer.Option(min=2, help="Of the first batch, that are replayed for each end.")
+        int, typer.Option(min=2, help="Tokens of the first batch to replay at each end of a range.")
     ] = 17,
     data_dir: DATA_DIR = None,
     store: STORE = DEFAULT_STORE,
     json_: JSON = False,
 ) -> None:
-    """Which numbers of the profile move TPOT and TTFT most, each from end to end of its range."""
+    """Rank the profile's numbers by the change in TPOT and TTFT over each number's range."""
     from moebench.harness.arguments import find_data_dir
 
     _show_effects(*_effects(given, tokens, find_data_dir(data_dir), store), as_json=json_)

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from moebench.harness.scale.checkpoint import Progress
 
 app = typer.Typer(
-    help="Weights: import, fetch.  Scale models: list, train, verify, targets.",
+    help="Weights and scale models: import, fetch, list, train, verify, targets.",
     no_args_is_help=True,
 )
 
@@ -38,7 +38,7 @@ class Device(StrEnum):
 
 @app.command("list")
 def list_(json: JSON = False) -> None:
-    """List the scale models that there is a recipe for."""
+    """List the scale models that can be trained."""
     rows = _rows()
     if json:
         console.print_json(rows)
@@ -51,29 +51,36 @@ def list_(json: JSON = False) -> None:
 @app.command()
 def train(
     name: Annotated[str, typer.Argument(help="See: moebench models list.")],
-    data_dir: Annotated[Path | None, typer.Option(help="Folder of training sets.")] = None,
+    data_dir: Annotated[
+        Path | None, typer.Option(help="Folder that contains the training sets.")
+    ] = None,
     start: Annotated[
         Path | None,
-        typer.Option("--from", help="A trained model: go on towards its family's locality."),
+        typer.Option(
+            "--from", help="Trained model to fine-tune towards the routing locality of its family."
+        ),
     ] = None,
     out: Annotated[
         Path | None, typer.Option(help="[default: .moebench/models/NAME, or NAME-local]")
     ] = None,
     tokens: Annotated[
         int | None,
-        typer.Option(min=1, help="How many it learns from [4M; with --from 400k to 800k]."),
+        typer.Option(min=1, help="Training tokens [4M; with --from 400k to 800k]."),
     ] = None,
     seed: Annotated[
-        int | None, typer.Option(min=0, help="Draws weights and data [0; as before with --from].")
+        int | None,
+        typer.Option(
+            min=0, help="Random seed for weights and data [0; with --from the earlier one]."
+        ),
     ] = None,
     balance: Annotated[
         float | None,
-        typer.Option(min=0, help="Weight of the balance loss [0.08, falling to half of it]."),
+        typer.Option(min=0, help="Weight of the load-balancing loss [0.08, decreasing to half]."),
     ] = None,
-    device: Annotated[Device, typer.Option(help="Where it runs.")] = Device.cpu,
-    threads: Annotated[int, typer.Option(min=1, help="CPU threads.")] = 1,
+    device: Annotated[Device, typer.Option(help="PyTorch device to train on.")] = Device.cpu,
+    threads: Annotated[int, typer.Option(min=1, help="Number of CPU threads.")] = 1,
 ) -> None:
-    """Train a scale model; a killed training goes on when the same command is given again."""
+    """Train a scale model; the same command resumes an interrupted training."""
     from moebench.harness.arguments import find_data_dir
     from moebench.harness.scale.widths import scale_config
 
@@ -116,19 +123,25 @@ def train(
 
 @app.command("import")
 def import_(
-    source: Annotated[Path, typer.Argument(metavar="DIR", help="Hugging Face checkpoint.")],
+    source: Annotated[
+        Path, typer.Argument(metavar="DIR", help="Folder of a Hugging Face checkpoint.")
+    ],
     out: Annotated[
         Path | None,
         typer.Option(help="[default: .moebench/weights/NAME; of a scale model, models]"),
     ] = None,
     dtype: Annotated[
-        str | None, typer.Option(help="Of expert records: fp32 [what is computed in], bf16, fp16.")
+        str | None,
+        typer.Option(
+            help="Precision of the expert records: fp32 [computation precision], bf16 or fp16."
+        ),
     ] = None,
     scale: Annotated[
-        str | None, typer.Option(help="As the scale model of this full-size model.")
+        str | None,
+        typer.Option(help="Import the checkpoint as the scale model of this full-size model."),
     ] = None,
 ) -> None:
-    """Split a checkpoint once into common weights and expert records; or import a scale model."""
+    """Split a checkpoint into non-expert weights and expert records, or import a scale model."""
     if scale is None:
         _import_weights(source, out, dtype or "fp32")
         return
@@ -175,11 +188,11 @@ def _import_weights(source: Path, out: Path | None, precision: str) -> None:
 
 @app.command()
 def fetch(
-    repo: Annotated[str, typer.Argument(metavar="REPO", help="Of the hub: OWNER/NAME.")],
+    repo: Annotated[str, typer.Argument(metavar="REPO", help="Repository on the hub: OWNER/NAME.")],
     out: Annotated[Path | None, typer.Option(help="[default: .moebench/hub/OWNER/NAME]")] = None,
     revision: Annotated[str | None, typer.Option(help="Branch, tag or commit [main].")] = None,
 ) -> None:
-    """Download a checkpoint from the Hugging Face hub; what is there already is not read again."""
+    """Download a checkpoint from the Hugging Face hub; existing files are kept."""
     from moebench.harness.hub import fetch as download
 
     out = download(repo, out or FETCHED / repo, revision)
@@ -193,15 +206,23 @@ def fetch(
 @app.command()
 def verify(
     target: Annotated[
-        str | None, typer.Argument(metavar="NAME|DIR", help="A scale model, or imported weights.")
+        str | None,
+        typer.Argument(metavar="NAME|DIR", help="Scale model or folder of imported weights."),
     ] = None,
-    all_: Annotated[bool, typer.Option("--all", help="Every shipped scale model.")] = False,
-    data_dir: Annotated[Path | None, typer.Option(help="Adds statistics of prose.")] = None,
-    quick: Annotated[bool, typer.Option(help="32 exercises a family instead of 100.")] = False,
-    write: Annotated[bool, typer.Option(help="Write the manifest and the docs' table.")] = False,
+    all_: Annotated[bool, typer.Option("--all", help="Verify every shipped scale model.")] = False,
+    data_dir: Annotated[
+        Path | None,
+        typer.Option(help="Folder of evaluation sets; adds routing statistics on prose."),
+    ] = None,
+    quick: Annotated[
+        bool, typer.Option(help="Use 32 exercises of each family instead of 100.")
+    ] = False,
+    write: Annotated[
+        bool, typer.Option(help="Update the manifest and the table in the documentation.")
+    ] = False,
     json: JSON = False,
 ) -> None:
-    """Measure quality and routing again; judge them by targets, compare them with the manifest."""
+    """Measure a model's quality and routing; compare them with the targets and the manifest."""
     from moebench.harness.arguments import find_data_dir
 
     if write and quick:
@@ -245,11 +266,15 @@ def _verify_weights(path: Path, json: bool) -> None:
 
 @app.command()
 def targets(
-    data_dir: Annotated[Path | None, typer.Option(help="Its traces/ holds recordings.")] = None,
-    write: Annotated[bool, typer.Option(help="Write the measured ranges into the file.")] = False,
+    data_dir: Annotated[
+        Path | None, typer.Option(help="Data folder whose traces/ contains the recordings.")
+    ] = None,
+    write: Annotated[
+        bool, typer.Option(help="Write the measured ranges to the target file.")
+    ] = False,
     json: JSON = False,
 ) -> None:
-    """Measure the routing of real models again and compare it with the file of targets."""
+    """Measure the routing of real models' recordings and compare it with the target file."""
     from moebench.harness.arguments import find_data_dir
     from moebench.harness.scale import targets as ranges
 

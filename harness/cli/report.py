@@ -31,28 +31,34 @@ LISTED = 50
 
 
 def report(
-    html: Annotated[Path | None, typer.Option(help="Write one offline page.")] = None,
+    html: Annotated[
+        Path | None, typer.Option(help="File to write the offline HTML page to.")
+    ] = None,
     csv: Annotated[Path | None, typer.Option(help="Folder for the tables as CSV.")] = None,
     latex: Annotated[Path | None, typer.Option(help="Folder for the tables as LaTeX.")] = None,
     figures: Annotated[
         Path | None, typer.Option(help="Folder for the figures as SVG and PDF.")
     ] = None,
-    markdown: Annotated[bool, typer.Option("--markdown", help="For a document.")] = False,
+    markdown: Annotated[bool, typer.Option("--markdown", help="Print Markdown.")] = False,
     intervals: Annotated[
-        bool, typer.Option("--intervals", help="95 % intervals behind means.")
+        bool, typer.Option("--intervals", help="Print 95 % intervals after means.")
     ] = False,
     accuracy: Annotated[
         Path | None,
-        typer.Option(help="Table of moebench accuracy [alpha.csv of the store, or as shipped]."),
+        typer.Option(
+            help="Table of moebench accuracy [alpha.csv of the store, else the shipped one]."
+        ),
     ] = None,
     claims: Annotated[
         Path | None,
-        typer.Option(help="Folder of moebench reproduce [claims, in the store, or as shipped]."),
+        typer.Option(
+            help="Folder written by moebench reproduce [claims in the store, else the shipped one]."
+        ),
     ] = None,
     store: STORE = DEFAULT_STORE,
     json: JSON = False,
 ) -> None:
-    """Show systems beside each other, accuracy and single runs, or write them as files."""
+    """Show comparisons, accuracy and single runs, or write them as HTML, CSV, LaTeX or figures."""
     from moebench.harness.arguments import require_file, require_folder
     from moebench.reports.report import report as all_tables
     from moebench.results.store import Store

@@ -30,18 +30,19 @@ class Which(StrEnum):
 def reproduce(
     paper: Which,
     quick: Annotated[
-        bool, typer.Option("--quick", help="Fewer prompts: minutes instead of hours.")
+        bool, typer.Option("--quick", help="Use fewer prompts; takes minutes instead of hours.")
     ] = False,
-    jobs: Annotated[int, typer.Option(min=1, help="Processes.")] = os.cpu_count() or 1,
+    jobs: Annotated[int, typer.Option(min=1, help="Number of worker processes.")] = os.cpu_count()
+    or 1,
     retry_failed: Annotated[
-        bool, typer.Option("--retry-failed", help="Run cells again that failed.")
+        bool, typer.Option("--retry-failed", help="Run failed cells again.")
     ] = False,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="List the cells and stop.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="List the cells and exit.")] = False,
     markdown: Annotated[
-        bool, typer.Option("--markdown", help="Print it as a document, with explanations.")
+        bool, typer.Option("--markdown", help="Print Markdown, with explanations.")
     ] = False,
     out: Annotated[
-        Path | None, typer.Option(help="Folder for the results [claims, in the store].")
+        Path | None, typer.Option(help="Folder for the results [claims in the store].")
     ] = None,
     figures: Annotated[
         Path | None, typer.Option(help="Folder for the figures as SVG and PDF.")
@@ -50,9 +51,9 @@ def reproduce(
     store: STORE = DEFAULT_STORE,
     json: JSON = False,
 ) -> None:
-    """Measure again what a paper claims, and every table and figure of it.
+    """Measure a paper's claims, tables and figures, and give verdicts.
 
-    Finished cells are not run again: a run that was stopped goes on where it was.
+    Finished cells are not run again; the same command resumes an interrupted run.
     """
     import time
 

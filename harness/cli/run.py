@@ -19,18 +19,25 @@ def run(
     given: dict[str, Any],
     seeds: Annotated[
         int | None,
-        typer.Option(min=2, max=1000, help="So many, from --seed on: means, 95 % intervals."),
+        typer.Option(
+            min=2,
+            max=1000,
+            help="Number of seeds, counted from --seed; prints means and 95 % intervals.",
+        ),
     ] = None,
     data_dir: DATA_DIR = None,
     store: STORE = DEFAULT_STORE,
-    timeline: Annotated[Path | None, typer.Option(help="Write a trace for Perfetto.")] = None,
+    timeline: Annotated[
+        Path | None, typer.Option(help="File to write a Perfetto trace to.")
+    ] = None,
     force: Annotated[bool, typer.Option(help="Run again even if the result is stored.")] = False,
     no_interval: Annotated[
-        bool, typer.Option("--no-interval", help="Do not work out how sure latencies are.")
+        bool,
+        typer.Option("--no-interval", help="Do not compute the intervals of simulated latencies."),
     ] = False,
     json: JSON = False,
 ) -> None:
-    """Run one system on one model and machine; store and show its figures."""
+    """Run one system on one model and machine; store and show the results."""
     from moebench.harness import console
     from moebench.harness.arguments import find_data_dir, require_writable
     from moebench.harness.cli.timeline import require_place

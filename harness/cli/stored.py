@@ -10,11 +10,11 @@ from moebench.harness.cli.parameters import DEFAULT_STORE, JSON, STORE
 
 
 def show(
-    run: Annotated[str, typer.Argument(help="A run's id, or how it begins.")],
+    run: Annotated[str, typer.Argument(help="Run id, or its first characters.")],
     store: STORE = DEFAULT_STORE,
     json: JSON = False,
 ) -> None:
-    """Show one stored run: figures, spec, provenance, notes, and the command that repeats it."""
+    """Show one stored run: results, spec, provenance, notes, and the command that repeats it."""
     from moebench.harness.run.repeat import repeat
     from moebench.results.store import Store
 
@@ -40,10 +40,10 @@ def _text(value: Any) -> str:
 
 
 def rm(
-    runs: Annotated[list[str], typer.Argument(help="Runs' ids, or how they begin.")],
+    runs: Annotated[list[str], typer.Argument(help="Run ids, or their first characters.")],
     store: STORE = DEFAULT_STORE,
 ) -> None:
-    """Remove runs from the store, with their samples; all that are named, or none."""
+    """Remove all named runs and their samples from the store; remove none if one is unknown."""
     from moebench.results.store import Store
 
     opened = Store(store)
@@ -55,12 +55,12 @@ def rm(
 
 def gc(
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="List what would go, and remove nothing.")
+        bool, typer.Option("--dry-run", help="List what would be removed; remove nothing.")
     ] = False,
     store: STORE = DEFAULT_STORE,
     json: JSON = False,
 ) -> None:
-    """Remove from the store what no run refers to, and what was left half-written; never a run."""
+    """Remove unreferenced and incomplete files from the store; runs are kept."""
     from moebench.results import garbage
     from moebench.results.store import Store
 

@@ -22,32 +22,38 @@ if TYPE_CHECKING:
 QUICK_S = 0.8
 
 
-@takes_axes(system=Changed("Separated by commas, as all lists."))
+@takes_axes(system=Changed("Systems, separated by commas (as all lists)."))
 def sweep(
     axes: dict[str, str],
     file: Annotated[
-        Path | None, typer.Argument(help="Axes as YAML, or a sweep that ships: standard, ...")
+        Path | None, typer.Argument(help="YAML file of axes, or a shipped sweep: standard, ...")
     ] = None,
-    set_: Annotated[list[str] | None, typer.Option("--set", help="key=value in all cells.")] = None,
+    set_: Annotated[
+        list[str] | None,
+        typer.Option("--set", help="Option of the systems in all cells, as key=value; repeatable."),
+    ] = None,
     jobs: Annotated[
-        int | None, typer.Option(min=0, help="Processes [one a core]; 0 is this one.")
+        int | None,
+        typer.Option(min=0, help="Number of worker processes [one per core]; 0 runs in this one."),
     ] = None,
-    ray: Annotated[str | None, typer.Option(help="Address of a Ray cluster, or auto.")] = None,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="List the cells and stop.")] = False,
+    ray: Annotated[
+        str | None, typer.Option(help="Run on a Ray cluster: its address, or auto.")
+    ] = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="List the cells and exit.")] = False,
     force: Annotated[bool, typer.Option("--force", help="Run stored cells again.")] = False,
     retry_failed: Annotated[
-        bool, typer.Option("--retry-failed", help="Run cells again that failed.")
+        bool, typer.Option("--retry-failed", help="Run failed cells again.")
     ] = False,
     no_samples: Annotated[
-        bool, typer.Option("--no-samples", help="Keep no time of every token.")
+        bool, typer.Option("--no-samples", help="Do not keep the time of every token.")
     ] = False,
     data_dir: DATA_DIR = None,
     store: STORE = DEFAULT_STORE,
     json: JSON = False,
 ) -> None:
-    """Run every combination of systems, settings and lengths; finished cells are never run again.
+    """Run every combination of the given axes; finished cells are not run again.
 
-    Exit code: 0 every cell is done, 1 some failed.
+    Exit code: 0 every cell is done, 1 a cell failed.
     """
     from moebench.harness import console
     from moebench.harness.arguments import find_data_dir, parse_overrides, require_writable

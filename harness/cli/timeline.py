@@ -15,13 +15,15 @@ if TYPE_CHECKING:
 
 
 def timeline(
-    run: Annotated[str, typer.Argument(help="Its id, or how that begins.")],
-    out: Annotated[Path | None, typer.Option(help="The file [RUN.trace.json].")] = None,
+    run: Annotated[str, typer.Argument(help="Run id, or its first characters.")],
+    out: Annotated[
+        Path | None, typer.Option(help="File to write the Perfetto trace to [RUN.trace.json].")
+    ] = None,
     store: STORE = DEFAULT_STORE,
 ) -> None:
-    """Write the token that a stored run kept as a trace for Perfetto (ui.perfetto.dev).
+    """Write the stored timeline of one token as a Perfetto trace (ui.perfetto.dev).
 
-    moebench run --timeline keeps all tokens.
+    moebench run --timeline writes all tokens.
     """
     from moebench.results.store import Store
 
@@ -40,14 +42,14 @@ def timeline(
 
 
 def require_place(option: str, file: Path) -> None:
-    """Refuse a file that cannot be, before anything is computed for it."""
+    """Refuse an output path that cannot be written, before the run is computed."""
     from moebench.harness.arguments import require_file
 
     require_file(option, file, folder_exists=True)
 
 
 def write_timeline(file: Path, records: Iterable[Mapping[str, Any]], document: "Document") -> None:
-    """Write a run's records as trace events, and say where they are and what they show."""
+    """Write a run's records as trace events, and print the path and the number of tokens."""
     import json
 
     from moebench.reports.formats.trace_events import trace_events

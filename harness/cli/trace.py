@@ -24,7 +24,7 @@ app = typer.Typer(
 #: Tokens that a trace's statistics are measured on.
 STATISTICS_TOKENS = 4096
 
-OUT = Annotated[Path, typer.Option(help="The trace's folder; it must not exist yet.")]
+OUT = Annotated[Path, typer.Option(help="Folder to write the trace to; it must not exist.")]
 
 
 class Kept(StrEnum):
@@ -38,30 +38,41 @@ class Kept(StrEnum):
 @takes(
     "system", "setting", "model", "weights", "machine", "cache_ratio", "alpha", "overrides",
     "batch", "prompts", "new_tokens", "seed",
-    system=Changed("The system whose run is recorded.", default="gpu-only"),
-    machine=Changed("For systems that depend on it."),
+    system=Changed("System whose run is recorded.", default="gpu-only"),
+    machine=Changed("Machine to run on, for systems that depend on it."),
 )  # fmt: skip
 def record(
-    out: Annotated[Path, typer.Option(help="Folder; with several traces, their parent.")],
+    out: Annotated[
+        Path,
+        typer.Option(
+            help="Folder to write the trace to; with several traces, their parent folder."
+        ),
+    ],
     given: dict[str, Any],
     workload: Annotated[
-        str | None, typer.Option("--workload", "--workloads", help="One, or several with commas.")
+        str | None,
+        typer.Option(
+            "--workload", "--workloads", help="Workloads, separated by commas; one trace for each."
+        ),
     ] = None,
-    all_: Annotated[bool, typer.Option("--all", help="Every shipped scale model.")] = False,
+    all_: Annotated[bool, typer.Option("--all", help="Record every shipped scale model.")] = False,
     scores: Annotated[
-        Kept, typer.Option(help="float32 replays as any live run does.")
+        Kept,
+        typer.Option(
+            help="Type of the stored scores; a float32 trace replays exactly as the live run."
+        ),
     ] = Kept.float16,
     states: Annotated[
         bool | None,
         typer.Option(
             "--states/--no-states",
-            help="Hidden states and embeddings too [of scale models].",
+            help="Record hidden states and embeddings as well [for scale models].",
             show_default=False,
         ),
     ] = None,
     data_dir: Annotated[Path | None, typer.Option(help="Folder of evaluation sets.")] = None,
 ) -> None:
-    """Record what the router sees while a system runs; float16 scores are rounded for it too."""
+    """Record the routing of a run; with float16 the run itself uses the rounded scores."""
     from moebench.harness.arguments import find_data_dir
     from moebench.harness.cli.trace_record import record as record_traces
 
@@ -73,13 +84,18 @@ def record(
 
 @app.command()
 def info(
-    trace: Annotated[str, typer.Argument(metavar="DIR", help="A folder, or a shipped trace.")],
+    trace: Annotated[
+        str, typer.Argument(metavar="DIR", help="Folder of a trace, or a shipped trace's name.")
+    ],
     tokens: Annotated[
-        int, typer.Option(min=1, help="Statistics over the first sequences of so many tokens.")
+        int,
+        typer.Option(
+            min=1, help="Compute statistics over the first sequences, up to this number of tokens."
+        ),
     ] = STATISTICS_TOKENS,
     json: JSON = False,
 ) -> None:
-    """Show what a trace holds, where it comes from, and its routing statistics."""
+    """Show a trace's content, source and routing statistics."""
     from moebench.substrate.analysis.statistics import summary
     from moebench.substrate.traces.catalogue import find_trace
     from moebench.substrate.traces.file import open_trace
@@ -117,15 +133,21 @@ app.command()(caches)
 
 @app.command("import")
 def import_(
-    source: Annotated[Path, typer.Argument(metavar="FOLDER", help="meta.json and its arrays.")],
+    source: Annotated[
+        Path, typer.Argument(metavar="FOLDER", help="Folder with meta.json and its arrays.")
+    ],
     out: OUT,
-    model: Annotated[str | None, typer.Option(help="Model of the catalogue [by name].")] = None,
+    model: Annotated[
+        str | None, typer.Option(help="Model of the catalogue [the one that meta.json names].")
+    ] = None,
     prompt_tokens: Annotated[
         int | None,
-        typer.Option(min=1, help="Take so many tokens as prompt, the others as decoded."),
+        typer.Option(
+            min=1, help="Number of tokens that are the prompt; the others count as decoded."
+        ),
     ] = None,
 ) -> None:
-    """Import a published trace of chosen experts, with or without scores."""
+    """Import a published trace of chosen experts, with or without gate scores."""
     from moebench.harness.arguments import require_new
     from moebench.substrate.traces.published import import_trace
 
@@ -164,31 +186,47 @@ def _how_to_use(trace: Path, model: str) -> str:
 
 @app.command()
 def synthesize(
-    model: Annotated[str, typer.Option(help="Whose layers, experts and top-k are drawn.")],
+    model: Annotated[str, typer.Option(help="Model whose layers, experts and top-k are used.")],
     out: OUT,
-    like: Annotated[str | None, typer.Option(help="A model whose routing was measured.")] = None,
-    static: Annotated[float | None, typer.Option(help="Variance that lasts a sequence.")] = None,
-    ar1: Annotated[float | None, typer.Option(help="Variance of the AR(1) part.")] = None,
-    rho: Annotated[float | None, typer.Option(help="AR(1) coefficient.")] = None,
-    noise: Annotated[float | None, typer.Option(help="White noise [what the two leave].")] = None,
+    like: Annotated[str | None, typer.Option(help="Model whose fitted recipe is used.")] = None,
+    static: Annotated[
+        float | None, typer.Option(help="Share of score variance that is constant in a sequence.")
+    ] = None,
+    ar1: Annotated[
+        float | None,
+        typer.Option(help="Share of score variance that follows an AR(1) process over tokens."),
+    ] = None,
+    rho: Annotated[float | None, typer.Option(help="Coefficient of the AR(1) process.")] = None,
+    noise: Annotated[
+        float | None,
+        typer.Option(help="Share of score variance that is white noise [the remainder]."),
+    ] = None,
     common: Annotated[
-        float | None, typer.Option(help="Share of the static part that all sequences have.")
+        float | None,
+        typer.Option(help="Share of the constant part that all sequences have in common."),
     ] = None,
     depth: Annotated[
-        str | None, typer.Option(help="Lasting variance: first,middle,last layer over the mean.")
+        str | None,
+        typer.Option(help="Constant variance of the first, middle and last layer over the mean."),
     ] = None,
     prefill_similarity: Annotated[
-        float | None, typer.Option(help="Cosine of prefill's and decode's expert use.")
+        float | None, typer.Option(help="Cosine similarity of expert use in prefill and decode.")
     ] = None,
-    recall: Annotated[float | None, typer.Option(help="Of the next layer's top-k.")] = None,
-    spread: Annotated[float | None, typer.Option(help="Standard deviation of logits.")] = None,
-    sequences: Annotated[int, typer.Option(min=1, help="How many.")] = 32,
-    prompt_tokens: Annotated[int, typer.Option(min=1, help="Of each sequence.")] = 128,
-    new_tokens: Annotated[int, typer.Option(min=1, help="Of each sequence.")] = 129,
-    seed: Annotated[int, typer.Option(min=0, help="Draws everything.")] = 0,
+    recall: Annotated[
+        float | None, typer.Option(help="Recall of the prediction of the next layer's top-k.")
+    ] = None,
+    spread: Annotated[
+        float | None, typer.Option(help="Standard deviation of the gate logits.")
+    ] = None,
+    sequences: Annotated[int, typer.Option(min=1, help="Number of sequences.")] = 32,
+    prompt_tokens: Annotated[
+        int, typer.Option(min=1, help="Prompt tokens of each sequence.")
+    ] = 128,
+    new_tokens: Annotated[int, typer.Option(min=1, help="Decoded tokens of each sequence.")] = 129,
+    seed: Annotated[int, typer.Option(min=0, help="Random seed.")] = 0,
     json: JSON = False,
 ) -> None:
-    """Draw a trace with given statistics, and say how close it came to real models' routing."""
+    """Draw a trace with given routing statistics and compare it with real models' routing."""
     from dataclasses import replace
 
     from moebench.harness.arguments import require_new
@@ -257,13 +295,16 @@ def _asked(model: str, similarity: float | None, recall: float | None) -> dict[s
 @app.command()
 def fit(
     models: Annotated[
-        list[str] | None, typer.Argument(help="Shipped scale models [all].", show_default=False)
+        list[str] | None,
+        typer.Argument(help="Shipped scale models, separated by commas [all].", show_default=False),
     ] = None,
-    write: Annotated[bool, typer.Option("--write", help="Into the shipped recipes.")] = False,
+    write: Annotated[
+        bool, typer.Option("--write", help="Write the fitted recipes to the shipped file.")
+    ] = False,
 ) -> None:
-    """Find the recipes whose drawn texts route as real models do; minutes a model.
+    """Fit the synthesis recipes to the routing statistics of real models; takes minutes per model.
 
-    Prints them, and statistics that still lie outside their targets.
+    Prints the recipes and the statistics that remain outside their targets.
     """
     from moebench.substrate.analysis.targets import judge, targets
     from moebench.substrate.models.catalogue import model_shape, scale_names

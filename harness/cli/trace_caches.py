@@ -17,24 +17,33 @@ EIGHTHS = (1, 2, 3, 4, 6)
 
 
 def caches(
-    trace: Annotated[str, typer.Argument(metavar="DIR", help="A folder, or a shipped trace.")],
-    policies: Annotated[str, typer.Option(help="Separated by commas.")] = POLICIES,
+    trace: Annotated[
+        str, typer.Argument(metavar="DIR", help="Folder of a trace, or a shipped trace's name.")
+    ],
+    policies: Annotated[str, typer.Option(help="Cache policies, separated by commas.")] = POLICIES,
     slots: Annotated[
-        str | None, typer.Option(help="Experts a layer holds, with commas [shares of all].")
+        str | None,
+        typer.Option(
+            help="Cache sizes in experts per layer, separated by commas [shares of all experts]."
+        ),
     ] = None,
     count: Annotated[
-        str, typer.Option(help="steps, requests, or statistics: as trace info does.")
+        str,
+        typer.Option(
+            help="How accesses are counted: steps, requests, or statistics (as in trace info)."
+        ),
     ] = "steps",
-    scope: Annotated[str, typer.Option(help="Slots of each layer, or global.")] = "layer",
+    scope: Annotated[str, typer.Option(help="Scope of a cache: layer, or global.")] = "layer",
     set_: Annotated[
-        list[str] | None, typer.Option("--set", help="policy.option=value, repeatable.")
+        list[str] | None,
+        typer.Option("--set", help="Option of one policy, as policy.option=value; repeatable."),
     ] = None,
     sequences: Annotated[
-        int | None, typer.Option(min=1, help="The first so many sequences [all].")
+        int | None, typer.Option(min=1, help="Number of sequences, from the first [all].")
     ] = None,
     json_: JSON = False,
 ) -> None:
-    """Count how often cache policies hit on recorded routing; nothing is run or timed."""
+    """Count the hits of cache policies on recorded routing; nothing is run or timed."""
     from moebench.substrate.analysis.cache_replay import hit_rate, topology
     from moebench.substrate.traces.catalogue import find_trace
     from moebench.substrate.traces.file import open_trace
