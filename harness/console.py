@@ -29,14 +29,14 @@ if TYPE_CHECKING:
 
 
 def stderr() -> "Console":
-    """A console on stderr, for everything but the result."""
+    """Return the console on stderr, for all output but results."""
     from rich.console import Console
 
     return Console(stderr=True, highlight=False, soft_wrap=True)
 
 
 def stdout() -> "Console":
-    """A console on stdout, for the result."""
+    """Return the console on stdout, for results."""
     from rich.console import Console
 
     return Console(highlight=False, soft_wrap=not sys.stdout.isatty())
@@ -53,7 +53,7 @@ def print_json(document: Any, sort_keys: bool = True) -> None:
 
 
 def table(title: str, headers: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-    """A table on a terminal; tab-separated lines when piped."""
+    """Print a table on a terminal, or tab-separated lines in a pipe."""
     if not sys.stdout.isatty():
         for row in (headers, *rows):
             print("\t".join(row))
@@ -70,7 +70,7 @@ def table(title: str, headers: Sequence[str], rows: Sequence[Sequence[str]]) -> 
 
 
 def text_table(shown: TextTable) -> None:
-    """A table with its marks on a terminal, and what holds for all of it; lines when piped."""
+    """Print a text table with its caption on a terminal, or tab-separated lines in a pipe."""
     if not sys.stdout.isatty():
         table(shown.title, shown.headers, shown.rows)
         say(f"{shown.title}: {shown.said}" if shown.said else shown.title)
@@ -97,7 +97,7 @@ def text_table(shown: TextTable) -> None:
 
 @contextmanager
 def progress(what: str, after_s: float = 0.0) -> Iterator["Step"]:
-    """A bar on a terminal, lines when piped; yields ``step(done, total)``.
+    """Show progress as a bar or as lines in a pipe; yields ``step(done, total)``.
 
     Args:
         after_s: how long a pipe is told nothing, of work that may be done at once.
@@ -109,13 +109,13 @@ def progress(what: str, after_s: float = 0.0) -> Iterator["Step"]:
 
 
 def say_left_out(store: Any) -> None:
-    """Say which runs or cells of a store were left out, and why."""
+    """Print which runs or cells of a store were left out, and why."""
     for line in store.left_out.values():
         say(f"left out: {line}")
 
 
 def say_refused(names: Collection[str] | None = None) -> None:
-    """Say of systems that installed packages offer why they are left out: of these, or of all."""
+    """Print why systems of installed packages are left out."""
     from moebench.systems.registry import installed
 
     for name, reason in installed().refused.items():

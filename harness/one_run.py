@@ -1,4 +1,4 @@
-"""One run, from its spec to the store: open it, carry it out, keep it."""
+"""One run from its spec to the store: prepare, run, keep."""
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -19,7 +19,7 @@ Progress = Callable[[int, int], None]
 
 
 def prepare(spec: RunSpec, data_dir: Path | None) -> Prepared:
-    """Open what a run reads, weights and prompts or a trace; build its system.
+    """Open the inputs of a run (weights and prompts, or a trace) and build its system.
 
     Args:
         data_dir: the folder of evaluation sets, if any.
@@ -32,7 +32,7 @@ def prepare(spec: RunSpec, data_dir: Path | None) -> Prepared:
 
 @contextmanager
 def opened(spec: RunSpec, data_dir: Path | None) -> Iterator[Prepared]:
-    """Return a prepared run whose files are closed at the end.
+    """Prepare a run; its files are closed at the end of the context.
 
     Raises:
         MoeBenchError: as `prepare`.
@@ -50,7 +50,7 @@ def run(
     progress: Progress = lambda done, total: None,
     keep_timeline: bool = False,
 ) -> Outcome:
-    """Carry out a run.
+    """Run a prepared session on the engine or in a package's process.
 
     Args:
         session: from `prepare`.
@@ -71,7 +71,7 @@ def keep(
     store: Store, document: dict[str, Any], picture: list[dict[str, Any]] | None,
     samples: Sequence[TokenSample] = (), cell: tuple[str, dict[str, Any]] | None = None,
 ) -> None:  # fmt: skip
-    """Store a run; its samples are on disk before the store knows it.
+    """Store a run's samples, then its document.
 
     Args:
         picture: spans of the report's excerpt, if they were kept.
@@ -86,7 +86,7 @@ def keep(
 
 
 def samples_of(generations: Sequence[Generation]) -> list[TokenSample]:
-    """Return the time and the number of active experts of every token of a run."""
+    """Return the time and the numbers of active experts of every token of a run."""
     found = []
     for batch, generation in enumerate(generations):
         times = [generation.ttft_ns, *generation.steps_ns]

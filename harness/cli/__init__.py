@@ -1,1 +1,1 @@
-"""The commands of `moebench`, a file for each group."""
+"""The commands of `moebench`, one file for each command or group."""

@@ -1,4 +1,4 @@
-"""``moebench accuracy`` and ``moebench check``: tables of accuracy, and whether it has moved."""
+"""``moebench accuracy`` and ``check``: accuracy tables and their regression check."""
 
 import os
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""``moebench advise``: which system, at which α, meets a budget of time or of accuracy."""
+"""``moebench advise``: finds the system and α that meet a budget of time or accuracy."""
 
 import json as json_
 import os
@@ -143,7 +143,7 @@ def show(
     found: "Advice", demand: "Demand", by: "By", place: dict[str, Any], length: dict[str, int],
     as_json: bool,
 ) -> None:  # fmt: skip
-    """Print the ranking, what was fitted, the advice and what to type next."""
+    """Print the ranking, the fitted curve, the advice and the next command."""
     from moebench.harness import console
     from moebench.harness.advise.choose import UNITS, sentence, spread
 

@@ -1,4 +1,4 @@
-"""The command line.  Nothing heavy is imported before a command needs it."""
+"""The Typer application; commands import heavy modules only in their bodies."""
 
 from typing import Annotated, Any
 
@@ -94,7 +94,7 @@ app.command()(doctor.doctor)
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Run the command line; returns the exit code.
+    """Run the command line and return its exit code.
 
     0 done, 1 a check failed, 2 wrong usage or input (one line), 3 not measured, 130 interrupted.
     """

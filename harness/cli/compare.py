@@ -127,7 +127,7 @@ def _show_pairs(
 
 
 class _Chosen(NamedTuple):
-    """Runs that one of the two names stands for: a system's runs, or one run."""
+    """Runs selected by one of the two arguments: a system's runs, or one run."""
 
     name: str
     runs: Sequence["Document"]
@@ -153,7 +153,7 @@ def _chosen(store: "Store", name: str, wanted: Wanted) -> _Chosen:
 def _pairs(
     one: _Chosen, other: _Chosen, mixed: Sequence[str]
 ) -> list[tuple["Document", "Document"]]:
-    """Pair the runs of both under equal conditions, the newest of equal ones; or two single runs.
+    """Return pairs of runs under equal conditions, or the two given runs.
 
     Raises:
         UsageError: no two runs have equal conditions.
@@ -193,7 +193,7 @@ def _runs(store: "Store") -> list["Document"]:
 
 
 def _is_wanted(run: "Document", wanted: Wanted) -> bool:
-    """Return whether a run has these values."""
+    """Return whether a run has one of the wanted values of each option."""
     from moebench.reports.tables import dig, system_of
 
     def value(key: str) -> str:

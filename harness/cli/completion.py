@@ -1,4 +1,4 @@
-"""Names that the shell completes: systems, settings, models, machines, workloads, policies, runs.
+"""Shell completion of systems, settings, models, machines, workloads, policies and runs.
 
 `moebench --install-completion` sets it up.  What completes an option or argument follows from its
 name alone, in every command.  A value in a list is completed behind its last comma.
@@ -38,7 +38,7 @@ def _models(context: Any) -> Iterable[str]:
 
 
 def _machines(context: Any) -> Iterable[str]:
-    """Those of the catalogue, this computer, and profiles of the current folder."""
+    """Return the machines of the catalogue, ``local``, and profiles in the current folder."""
     from moebench.substrate.machines.profile import profile_names
 
     return [*profile_names(), "local", *(path.name for path in Path().glob("*.yaml"))]
@@ -63,7 +63,7 @@ def _evictions(context: Any) -> Iterable[str]:
 
 
 def _runs(context: Any) -> Iterable[str]:
-    """Of the store that was named before, or the default one; none where it cannot be read."""
+    """Return the run ids of the given or default store; none if it cannot be read."""
     from moebench.results.store import Store
     from moebench.substrate.errors import MoeBenchError
 
@@ -94,10 +94,10 @@ _LISTS = {*_CATALOGUES, "tasks", "policies"} - {"software"}
 
 
 class CompletingGroup(TyperGroup):
-    """A group of commands whose parameters are completed by their names."""
+    """A command group that completes parameters by their names."""
 
     def get_command(self, context: Any, name: str) -> Any:
-        """The command; where the shell asks for completion, it knows its names."""
+        """Return a command, with completers attached if the shell requests completion."""
         command = super().get_command(context, name)
         if command is not None and context.resilient_parsing:
             _teach(command)

@@ -1,4 +1,4 @@
-"""``moebench doctor``: checks this installation, or that systems keep the rules of the contract."""
+"""``moebench doctor``: checks the installation, or the conformance of systems."""
 
 import os
 import platform
@@ -54,7 +54,7 @@ Checked = tuple[str, bool, str]
 
 
 def _check_installation(data_dir: Path | None, store: Path, json: bool) -> int:
-    """Print one line a check; return 0 when nothing that a run needs is broken, else 1."""
+    """Print one line per check; return 0 if every check passed, else 1."""
     checks: list[Callable[[], Checked]] = [
         _moebench,
         _python,
@@ -90,7 +90,7 @@ def _platform() -> Checked:
 
 
 def _packages() -> Checked:
-    """List every package that ours requires, with its version; those of extras may be absent."""
+    """Check every required package; optional packages may be absent."""
     from importlib.metadata import PackageNotFoundError, requires, version
 
     needed = [
@@ -184,7 +184,7 @@ Subject = tuple[str, "Variant"]
 
 
 def _check_systems(system: str, variant: str | None, jobs: int, json: bool) -> int:
-    """Run the conformance suite; return 0 where nothing failed, else 1."""
+    """Run the conformance suite; return 0 if every case passed, else 1."""
     import tempfile
     from dataclasses import asdict
 
@@ -205,7 +205,7 @@ def _check_systems(system: str, variant: str | None, jobs: int, json: bool) -> i
 
 
 def _subjects(system: str, variant: str | None) -> list[Subject]:
-    """What is to be checked.
+    """Return the systems and variants to check.
 
     Raises:
         UnknownNameError, UsageError: no such system or variant, or it cannot be imported.
@@ -226,7 +226,7 @@ def _subjects(system: str, variant: str | None) -> list[Subject]:
 
 
 def _reports(subjects: Sequence[Subject], jobs: int, scratch: Path) -> Iterator["Report"]:
-    """Check in the order of the subjects; several at once on processes of their own."""
+    """Yield the reports of all systems in order, computed by several processes."""
     import multiprocessing
     from concurrent.futures import ProcessPoolExecutor, as_completed
     from functools import partial
@@ -251,7 +251,7 @@ def _reports(subjects: Sequence[Subject], jobs: int, scratch: Path) -> Iterator[
 
 
 def _nowhere(report: "Report") -> "Finding":
-    """Return a failure: a system that exists in no case would pass without a check."""
+    """Return a failure for a system that supports no case and so was never checked."""
     from moebench.harness.conformance.suite import Finding
 
     one = report.findings[0]
@@ -260,7 +260,7 @@ def _nowhere(report: "Report") -> "Finding":
 
 
 def _show(findings: Sequence["Finding"]) -> None:
-    """Print a row a system; below, what failed or could not be checked, alike lines together."""
+    """Print one row per system, then its failures, with equal lines merged."""
     from moebench.harness.conformance.suite import CHECKS
 
     found: dict[tuple[str, str], list[Finding]] = {}
@@ -278,7 +278,7 @@ def _show(findings: Sequence["Finding"]) -> None:
 
 
 def _state(found: Sequence["Finding"]) -> str:
-    """``ok``, ``n/a``, or how many cases failed; how many could not be checked."""
+    """Return ``ok``, ``n/a``, or the numbers of failed and unchecked cases."""
     states = [one.state for one in found]
     if "failed" in states:
         return f"FAILED {states.count('failed')} of {len(states)}"
@@ -288,7 +288,7 @@ def _state(found: Sequence["Finding"]) -> str:
 
 
 def _lines(title: str, check: str, found: Sequence["Finding"]) -> Iterator[list[str]]:
-    """What is not ok, with the cases in which it is so."""
+    """Return the failures of a system, each with its cases."""
     alike: dict[tuple[str, str], list[str]] = {}
     for one in found:
         if one.state != "ok":

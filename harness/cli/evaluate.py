@@ -1,4 +1,4 @@
-"""``moebench eval``: an evaluator asks a system, and what it finds is stored."""
+"""``moebench eval``: evaluates a system with lm-eval or OpenCompass and stores the result."""
 
 import json as json_module
 from pathlib import Path
@@ -89,7 +89,7 @@ def _evaluate(
     engine: str, asked: Any, given: dict[str, Any], mode: str | None, max_length: int | None,
     data_dir: Path | None, keep: Path | None, directory: Path, force: bool,
 ) -> dict[str, Any]:  # fmt: skip
-    """The stored document of this evaluation, or a new one, which is stored."""
+    """Return the stored document of an evaluation, or run the evaluation and store it."""
     from moebench.harness import console
     from moebench.harness.arguments import require_writable
     from moebench.harness.evaluate.run import about, evaluate, evaluator

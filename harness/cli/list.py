@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 class Listing(StrEnum):
-    """What can be listed."""
+    """Catalogues that `moebench list` prints."""
 
     systems = "systems"
     settings = "settings"
@@ -77,7 +77,7 @@ def _systems() -> list[dict[str, Any]]:
 
 
 def _describe_systems(what: Listing, json: bool) -> None:
-    """Print every system with all its parts, or every option, as the documentation has them."""
+    """Print full descriptions of systems, or the documentation's table of options."""
     if what is Listing.options and not json:
         print(options_table())
         return
@@ -97,7 +97,7 @@ def _describe_systems(what: Listing, json: bool) -> None:
 
 
 def _options() -> list[dict[str, Any]]:
-    """Every option of a run, as `results.spec` describes it."""
+    """Return one row for each option of a run, from `results.spec`."""
     from moebench.results.spec import EVERY, OPTIONS
 
     return [
@@ -121,7 +121,7 @@ def options_table() -> str:
 
 
 def _of_other_packages() -> "list[Description]":
-    """Those that can be built; of the others a line says why not."""
+    """Return the systems of installed packages that can be built; report the others."""
     from moebench.systems.description import description
     from moebench.systems.registry import installed
 

@@ -1,4 +1,4 @@
-"""``moebench machines``: profiles beside what is published, and what runs owe to their numbers."""
+"""``moebench machines``: creates, shows, compares and checks hardware profiles."""
 
 import os
 from pathlib import Path
@@ -142,7 +142,7 @@ def _stated(profile: "HardwareProfile") -> dict[str, tuple[Any, str]]:
 
 
 def _ratio(one: Any, other: Any) -> float | None:
-    """Return the second number over the first, or None for what is no number."""
+    """Return the ratio of two numbers, or None if one is not a number."""
     if not (isinstance(one, float) and isinstance(other, float)) or not one:
         return None
     return float(f"{other / one:.4g}")
@@ -194,7 +194,7 @@ def sensitivity(
 def _effects(
     given: dict[str, Any], tokens: int, data_dir: Path | None, store: Path
 ) -> tuple[str, "list[Effect]"]:
-    """The machine's name, and what each of its uncertain numbers does."""
+    """Return the machine's name and the effect of each uncertain number of its profile."""
     from moebench.harness.arguments import require_writable
     from moebench.harness.run.execute import prepare
     from moebench.harness.run.interval import effects_on

@@ -1,4 +1,4 @@
-"""``moebench models``: weights imported and fetched; scale models listed, trained, verified."""
+"""``moebench models``: imports and downloads weights; trains and verifies scale models."""
 
 import math
 import sys
@@ -30,7 +30,7 @@ PRECISIONS = ("bf16", "fp16", "fp32")
 
 
 class Device(StrEnum):
-    """Where training runs."""
+    """PyTorch devices for training."""
 
     cpu = "cpu"
     cuda = "cuda"
@@ -162,7 +162,7 @@ def import_(
 
 
 def _import_weights(source: Path, out: Path | None, precision: str) -> None:
-    """Split a full-size checkpoint; an import that was killed is continued."""
+    """Import a full-size checkpoint; an interrupted import is resumed."""
     from moebench.substrate.models.config import read_shape
 
     if precision not in PRECISIONS:
@@ -251,7 +251,7 @@ def verify(
 
 
 def _verify_weights(path: Path, json: bool) -> None:
-    """Hash imported weights again."""
+    """Check the hashes of imported weights."""
     from moebench.substrate.models.imported import Imported
 
     found = Imported(path)
@@ -321,7 +321,7 @@ def _verify(path: Path, data: Path | None, quick: bool, write: bool) -> dict[str
 
 
 def _paths(target: str | None, every: bool) -> list[Path]:
-    """The folders that are asked for: shipped ones, or one of the user's own.
+    """Return the folders to verify: all shipped scale models, or the given one.
 
     What holds a slash is a folder, so that one's own training of a shipped model can be named.
     """
@@ -384,7 +384,7 @@ def _rows() -> list[dict[str, Any]]:
 
 @contextmanager
 def _progress(name: str) -> "Iterator[Any]":
-    """A bar with the loss on a terminal; a line for every fiftieth step when piped."""
+    """Show training progress with the loss, as a bar or as a line every fifty steps."""
     from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
     from rich.progress import Progress as Bar
 

@@ -1,4 +1,4 @@
-"""Run options as command-line options, made from their descriptions in `moebench.results.spec`.
+"""Typer options of commands, built from the run options in `moebench.results.spec`.
 
 A command that takes run options has the parameter ``given`` and names the options:
 
@@ -23,7 +23,7 @@ Command = Callable[..., Any]
 
 
 class Changed(NamedTuple):
-    """What a command says of an option in place of the option's own words.
+    """A command's own help, default or minimum for a run option.
 
     Attributes:
         help: "" keeps the option's.
@@ -40,7 +40,7 @@ UNCHANGED = Changed()
 
 
 def takes(*names: str, **changed: Changed) -> Callable[[Command], Command]:
-    """Let a command take run options; it gets those that were typed as ``given``.
+    """Decorate a command with run options; it receives the typed ones as ``given``.
 
     Args:
         names: of options, in the order of ``--help``.
@@ -57,7 +57,7 @@ def takes(*names: str, **changed: Changed) -> Callable[[Command], Command]:
 
 
 def takes_axes(**changed: Changed) -> Callable[[Command], Command]:
-    """Let a command take every option that has an axis; it gets the lists typed as ``axes``."""
+    """Decorate a command with an option for each sweep axis; it receives them as ``axes``."""
     mine = {
         name: Parameter(
             option.axis, Parameter.KEYWORD_ONLY, default=None,
@@ -71,7 +71,7 @@ def takes_axes(**changed: Changed) -> Callable[[Command], Command]:
 
 
 def parameter(option: Option, changed: Changed = UNCHANGED) -> Parameter:
-    """An option as a parameter for Typer; None is "not given", ranges are the spec's to check."""
+    """Return a Typer parameter for a run option; None means "not given"."""
     kind: Any = option.plain
     words, default = [], changed.default
     if kind is bool:
@@ -101,7 +101,7 @@ def parameter(option: Option, changed: Changed = UNCHANGED) -> Parameter:
 def _replacing(
     slot: str, mine: Mapping[str, Parameter], received: Callable[[dict[str, Any]], dict[str, Any]]
 ) -> Callable[[Command], Command]:
-    """Put parameters in the place of one of a command's own, which gets their values by name."""
+    """Replace one parameter of a command by several, whose values it receives by name."""
 
     def decorate(command: Command) -> Command:
         own = {

@@ -94,7 +94,7 @@ def report(
 
 
 def _accuracy(table: Path | None, store: Path) -> list["View"]:
-    """Read the given accuracy table, or the store's own, or the one that ships."""
+    """Read the given accuracy table, or the store's, or the shipped one."""
     from moebench.reports.sections import accuracy
 
     own = store / OWN_TABLE
@@ -104,7 +104,7 @@ def _accuracy(table: Path | None, store: Path) -> list["View"]:
 
 
 def _claims(folder: Path | None, store: Path) -> list["PaperResult"]:
-    """Read the claims of the given folder, or the store's own, or those that ship.
+    """Read the claims of the given folder, or the store's, or the shipped ones.
 
     Raises:
         UsageError: the given folder holds no claims.
@@ -180,7 +180,7 @@ def _print_markdown(found: "Report") -> None:
 
 
 def _print(found: "Report", count: int) -> None:
-    """Print all tables on a terminal, without the list of ``count`` runs if it is long."""
+    """Print all tables on a terminal; a long list of runs is omitted."""
     for name, table in found.tables.items():
         if name == "runs" and count > LISTED:
             console.stdout().print(f"{count} runs; --csv DIR or --html FILE lists them")

@@ -1,4 +1,4 @@
-"""``moebench reproduce``: the papers' claims, tables and figures, measured again."""
+"""``moebench reproduce``: measures the papers' claims, tables and figures."""
 
 import os
 from collections.abc import Sequence
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class Which(StrEnum):
-    """A paper, or all of them."""
+    """Papers that can be reproduced."""
 
     smoe = "smoe"
     daop = "daop"
@@ -100,7 +100,7 @@ def reproduce(
 
 
 def _show_plan(chosen: Sequence["PaperClaims"], evidence: "Evidence", processes: int) -> None:
-    """Print the cells, and a guess of their time; counter-experiments come with the verdicts."""
+    """Print the cells and their estimated time, without counter-experiments."""
     from moebench.harness.reproduce.run_claims import cells_of
     from moebench.harness.sweep.estimate import estimate
     from moebench.harness.sweep.execute import processes_for

@@ -73,7 +73,7 @@ def run(
 
 
 def _specs(given: dict[str, Any], seeds: int | None, data_dir: Path | None) -> "list[RunSpec]":
-    """The run, or the same with one seed after another, from the given one on."""
+    """Return the spec of the run, or one spec for each seed."""
     from moebench.harness.run.rules import resolve
     from moebench.substrate.errors import UsageError
 
@@ -90,7 +90,7 @@ def _document(
     spec: "RunSpec", data_dir: Path | None, directory: Path, force: bool,
     timeline: Path | None = None, interval: bool = False, what: str = "",
 ) -> dict[str, Any]:  # fmt: skip
-    """One run's document, stored before or now.
+    """Return the stored document of a run, or run it and store it.
 
     Args:
         what: tells the run from others beside it.

@@ -1,4 +1,4 @@
-"""Several runs that differ in their seed alone: means, and how sure they are."""
+"""Means and intervals over runs that differ only in their seed."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any

@@ -1,4 +1,4 @@
-"""``moebench sweep``: plans cells, and lists them or carries them out."""
+"""``moebench sweep``: plans cells, and lists or runs them."""
 
 import json as json_
 from collections import Counter
@@ -89,7 +89,7 @@ def sweep(
 def _specs(
     file: Path | None, axes: dict[str, str], overrides: dict[str, str], data_dir: Path | None
 ) -> "list[RunSpec]":
-    """The cells of a file or of the axes that were typed."""
+    """Return the specs of all cells, from a sweep's file or the typed axes."""
     from moebench.harness import console
     from moebench.harness.sweep.plan import cells_from_file, expand
     from moebench.substrate.errors import UsageError
@@ -119,7 +119,7 @@ def _listed(text: str) -> list[str]:
 def _workers(
     ray: str | None, jobs: int | None, data_dir: Path | None, store: Path, samples: bool
 ) -> "Iterator[Open]":
-    """Processes of this computer, or workers of a Ray cluster."""
+    """Open worker processes on this computer, or workers of a Ray cluster."""
     from moebench.harness.sweep.execute import local_workers
     from moebench.substrate.errors import UsageError
 
@@ -146,7 +146,7 @@ def _show_plan(
     cells: "Sequence[Job]", todo: "Sequence[Job]", known: dict[str, str], store: "Store",
     data_dir: Path | None, jobs: int | None, as_json: bool,
 ) -> int:  # fmt: skip
-    """List the cells with their state, and how long they take; 1 if some cannot run.
+    """List the cells with state and estimated time; return 1 if a cell cannot run.
 
     Args:
         known: of cells that were run before, whether they are stored or failed.
@@ -193,7 +193,7 @@ def _show_plan(
 def _sum_up(
     cells: "Sequence[Job]", ran: int, store: "Store", directory: Path, as_json: bool
 ) -> int:
-    """Say how many cells are done and where they are shown; 1 if some failed."""
+    """Print the number of finished cells; return 1 if a cell failed."""
     from moebench.harness import console
     from moebench.results.store_hints import in_store
 

@@ -1,4 +1,4 @@
-"""``moebench timeline``, and the file that ``moebench run --timeline`` writes."""
+"""``moebench timeline``: writes Perfetto traces, also for ``moebench run --timeline``."""
 
 from collections.abc import Iterable, Mapping
 from pathlib import Path

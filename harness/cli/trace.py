@@ -1,4 +1,4 @@
-"""``moebench trace``: routing traces recorded, described, imported and drawn."""
+"""``moebench trace``: records, describes, imports and draws routing traces."""
 
 import shlex
 from enum import StrEnum
@@ -28,7 +28,7 @@ OUT = Annotated[Path, typer.Option(help="Folder to write the trace to; it must n
 
 
 class Kept(StrEnum):
-    """How recorded scores are kept."""
+    """Floating-point types of recorded scores."""
 
     float16 = "float16"
     float32 = "float32"
@@ -159,7 +159,7 @@ def import_(
 
 
 def _how_to_use(trace: Path, model: str) -> str:
-    """A command that replays this very trace, which was prepared as the command would."""
+    """Return a command that replays the trace, after checking that it would run."""
     from moebench.harness.run.replay import prepare
     from moebench.harness.run.rules import resolve
     from moebench.substrate.errors import MoeBenchError, UnknownNameError
@@ -282,7 +282,7 @@ def synthesize(
 
 
 def _asked(model: str, similarity: float | None, recall: float | None) -> dict[str, "Target"]:
-    """A model's targets, where there are any, but for what was asked for."""
+    """Return a model's routing targets, replaced by the typed ones."""
     from moebench.substrate.analysis.targets import Target, targets
 
     given = {"prefill_decode_similarity": similarity, "prediction.gate": recall}
@@ -333,7 +333,7 @@ def fit(
 def _recipe(
     like: str | None, noise: float | None, depth: str | None, **given: float | None
 ) -> "SynthesisRecipe":
-    """A family's recipe with what was given in place of its own."""
+    """Return a family's synthesis recipe with the typed values."""
     from dataclasses import replace
 
     from moebench.substrate.traces.recipes import SynthesisRecipe, family
@@ -360,7 +360,7 @@ def _recipe(
 
 
 def _flat(values: Any, prefix: str = "") -> dict[str, Any]:
-    """Nested figures under dotted names."""
+    """Flatten nested figures to dotted names."""
     if not isinstance(values, dict):
         return {prefix: values}
     found: dict[str, Any] = {}

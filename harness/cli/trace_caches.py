@@ -120,7 +120,7 @@ def _sizes(text: str | None, experts: int) -> list[int]:
 
 
 def _options(pairs: list[str]) -> dict[str, dict[str, str]]:
-    """By policy, its options as typed."""
+    """Return the typed options of each cache policy."""
     from moebench.harness.arguments import parse_overrides
 
     found: dict[str, dict[str, str]] = {}
@@ -133,7 +133,7 @@ def _options(pairs: list[str]) -> dict[str, dict[str, str]]:
 
 
 def _maker(name: str, options: dict[str, dict[str, str]]) -> Any:
-    """What makes a policy anew; it is made once here, so that what cannot be is said at once."""
+    """Return a factory of a cache policy, built once to report invalid options."""
     from moebench.systems.options import policy
 
     make = partial(policy, "evict", name, options.get(name, {}))

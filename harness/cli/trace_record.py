@@ -1,4 +1,4 @@
-"""Records traces: runs whose model records every gate and prediction."""
+"""Implements ``moebench trace record``: runs that record every gate and prediction."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -25,7 +25,7 @@ def record(
     given: Mapping[str, Any], workloads: Sequence[str | None], data_dir: Path | None, out: Path,
     every: bool, scores: Kept, states: bool | None,
 ) -> None:  # fmt: skip
-    """Record what was asked for; of several traces those that exist are left as they are.
+    """Record the requested traces; of several, existing ones are kept.
 
     Args:
         given: run options, as `harness.run.rules.resolve` takes them.
@@ -69,7 +69,7 @@ def _specs(
 
 
 def _setting_of(model: str) -> dict[str, str]:
-    """The first setting with this model, or the model alone."""
+    """Return the first setting of a model, or the model itself."""
     names = [s.name for s in settings().values() if s.model == model]
     return {"setting": names[0]} if names else {"model": model}
 

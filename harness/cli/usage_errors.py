@@ -9,7 +9,7 @@ from moebench.substrate.errors import UsageError
 
 
 def check_typed(arguments: list[str] | None) -> None:
-    """Refuse an empty word: to Python an empty path is the current folder.
+    """Refuse an empty argument, which Python would read as the current folder.
 
     Raises:
         UsageError: names the option before it.
@@ -25,7 +25,7 @@ def check_typed(arguments: list[str] | None) -> None:
 
 
 def with_value(said: str, error: Any, arguments: list[str] | None) -> str:
-    """Return a usage error about an option with the typed value, which some messages leave out."""
+    """Return a usage error that also shows the typed value of its option."""
     typed = sys.argv[1:] if arguments is None else arguments
     for option in getattr(getattr(error, "param", None), "opts", ()):
         for place, word in enumerate(typed):
@@ -45,7 +45,7 @@ _COMMAND = re.compile(r"moebench [a-z][^;`]*")
 
 
 def adapt_options(said: str, arguments: list[str] | None) -> str:
-    """Return a usage error in the options of the command that was typed.
+    """Return a usage error that names only options of the typed command.
 
     Errors of a run name `moebench run`'s options.  A sweep takes several values for each, some
     in its file alone, and other commands take what they need from elsewhere.
@@ -72,7 +72,7 @@ def adapt_options(said: str, arguments: list[str] | None) -> str:
 
 
 def _options(typed: list[str]) -> tuple[list[str], set[str]]:
-    """The command that was typed, and the options that it has; none where there is no command."""
+    """Return the typed command and its options; empty if no command was typed."""
     from typer.main import get_command
 
     if program is None:  # without the command line

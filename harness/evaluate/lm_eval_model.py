@@ -1,4 +1,4 @@
-"""lm-evaluation-harness's model class ``moebench``: its requests go through one of our systems.
+"""Model class ``moebench`` for lm-evaluation-harness: answers requests with a system.
 
 Importing this module registers the class.  lm-eval 0.4.13 looks for models in its own table alone,
 so its command knows this one as `python -m moebench.lm_eval`:
@@ -35,7 +35,7 @@ from moebench.substrate.errors import UsageError
 
 
 class RespondingLM(TemplateLM):
-    """lm-eval's requests, answered by a run that was started.
+    """An lm-eval model that answers requests with a started run.
 
     Args:
         session: of the run, whose responder has its engine.
@@ -53,17 +53,17 @@ class RespondingLM(TemplateLM):
 
     @property
     def batch_size(self) -> int:
-        """How many requests are answered together."""
+        """Number of requests decoded together."""
         return self._session.spec.batch
 
     @property
     def max_length(self) -> int:
-        """Tokens that are fed; a text's last one is not."""
+        """Longest input in tokens, without a text's last token, which is not fed."""
         return self._session.max_length - 1
 
     @property
     def eot_token_id(self) -> int:
-        """The token that ends a text."""
+        """Token id that ends a text."""
         if self._session.weights.end is None:
             raise UsageError(
                 f"{self._session.weights.checkpoint.path}: no file says which token ends a text, "
@@ -72,13 +72,13 @@ class RespondingLM(TemplateLM):
         return self._session.weights.end
 
     def tok_encode(self, string: str, add_special_tokens: bool | None = None, **kwargs: Any) -> Ids:
-        """Token ids of a text."""
+        """Return the token ids of a text."""
         special = add_special_tokens is not False
         found: Ids = self._session.weights.tokenizer.encode(string, add_special_tokens=special).ids
         return found
 
     def generate_until(self, requests: Sequence[Any], disable_tqdm: bool = False) -> list[str]:
-        """Greedy texts; requests with equal settings are answered together."""
+        """Generate greedily; requests with equal settings are batched."""
         texts: list[str] = []
         for _, equal in groupby(requests, key=lambda request: repr(request.args[1])):
             group = list(equal)
@@ -111,7 +111,7 @@ class RespondingLM(TemplateLM):
     def loglikelihood_rolling(
         self, requests: Sequence[Any], disable_tqdm: bool = False
     ) -> list[float]:
-        """Each text's log-likelihood, in windows where it is longer than what is read at once."""
+        """Return each text's log-likelihood, computed in windows if it exceeds the context."""
         windows = [self._windows(request.args[0]) for request in requests]
         found = iter(self._loglikelihood_tokens([w for ones in windows for w in ones]))
         totals = [sum(next(found)[0] for _ in ones) for ones in windows]
@@ -135,7 +135,7 @@ class RespondingLM(TemplateLM):
 
 @register_model("moebench")
 class MoeBenchLM(RespondingLM):
-    """The same, with a run that lm-eval's ``--model_args`` describe.
+    """A `RespondingLM` whose run is described by lm-eval's ``--model_args``.
 
     The run's document, which `moebench run` would show, is in the results under
     ``config.moebench``.
@@ -169,10 +169,10 @@ class MoeBenchLM(RespondingLM):
         super().__init__(session)
 
     def get_model_info(self) -> dict[str, Any]:
-        """What lm-eval writes into its results: the run's document, if anything was computed."""
+        """Return the run's document for lm-eval's results, if any request was computed."""
         generations = self._responder.generations
         return {"moebench": self._ready.document(generations)} if generations else {}
 
     def close(self) -> None:
-        """Release what the run holds."""
+        """Close the run."""
         self._stack.close()

@@ -1,4 +1,4 @@
-"""Answers an evaluator's requests with a system: texts that it writes, and likelihoods of texts.
+"""Answers an evaluator's requests with a system: generated texts and log-likelihoods.
 
 In mode ``decode`` a context's cue, its last line or word, passes through decode, as in our own
 scoring (`harness.run.live`): otherwise an answer's first token would come out of an exact
@@ -31,21 +31,21 @@ Ids = list[int]
 
 
 class Pair(NamedTuple):
-    """A request for a likelihood: what is given, and what is asked about; both not empty."""
+    """A request for a likelihood: context and continuation, both not empty."""
 
     context: Ids
     continuation: Ids
 
 
 class Read(NamedTuple):
-    """A continuation's log-likelihood in nats, and whether each of its tokens was the likeliest."""
+    """Log-likelihood of a continuation in nats, and whether greedy decoding produces it."""
 
     log_likelihood: float
     greedy: bool
 
 
 class Feed(NamedTuple):
-    """A request as the engine takes it: what is prefilled, what decode must take, for how long.
+    """A request for the engine: tokens to prefill, tokens forced in decode, and length.
 
     ``cue`` is how many of the forced tokens belong to the context.
     """
@@ -57,7 +57,7 @@ class Feed(NamedTuple):
 
 
 class Responder:
-    """Answers requests and keeps what their answers took.
+    """Answers requests in batches and keeps the generations for the document.
 
     Args:
         weights: have the tokenizer and the lossless model.
@@ -87,7 +87,7 @@ class Responder:
         self.requests = {"generated": 0, "read": 0}
 
     def encode(self, text: str) -> Ids:
-        """Token ids as the model's tokenizer gives them."""
+        """Return the token ids of a text."""
         found: Ids = self._weights.tokenizer.encode(text).ids
         return found
 
@@ -97,7 +97,7 @@ class Responder:
     def write(
         self, contexts: Sequence[str], new_tokens: int, stops: Sequence[str] = ()
     ) -> list[str]:
-        """What the system writes after each context: greedily, up to a stop or the end of text.
+        """Generate greedily after each context, up to a stop text or the end token.
 
         Args:
             new_tokens: at most, for each context.
@@ -143,7 +143,7 @@ class Responder:
 
     @torch.inference_mode()
     def read(self, pairs: Sequence[Pair]) -> list[Read]:
-        """How likely each continuation is after its context.
+        """Return the log-likelihood of each continuation after its context.
 
         A pair that is too long loses the beginning of its context.
         """
@@ -177,7 +177,7 @@ class Responder:
     # ------------------------------------------------------------------ what both do
 
     def _fitting(self, context: Ids, after: int) -> Ids:
-        """A context's last tokens, as many as there is room for before so many."""
+        """Return the last tokens of a context that leave room for ``after`` further tokens."""
         room = self._max_length - after
         if room < 1:
             raise UsageError(
@@ -190,7 +190,7 @@ class Responder:
         return context[-room:]
 
     def _cue(self, context: Ids) -> int:
-        """How many tokens of a context pass through decode; something is left to prefill.
+        """Return the number of context tokens fed through decode; at least one is prefilled.
 
         Where a tokenizer joins the cue with what is before it, it is the last token.
         """
@@ -202,7 +202,7 @@ class Responder:
         return len(cue) if whole else min(1, len(context) - 1)
 
     def _groups(self, feeds: Sequence[Feed]) -> Iterator[list[Feed]]:
-        """In their order, as many together as the run decodes and memory was planned for."""
+        """Divide requests, in order, into batches that fit the planned memory."""
         group: list[Feed] = []
         for feed in feeds:
             more = [*group, feed]
@@ -232,7 +232,7 @@ class Responder:
         self._items += items
 
     def accuracy(self) -> dict[str, Any]:
-        """The ``accuracy`` part of the document: scores are the evaluator's, not ours."""
+        """Return the ``accuracy`` part of the document; the evaluator computes the scores."""
         return {"score": None, "n": 0, "stderr": None, "metric": None, **likeness(self._items)}
 
 
@@ -243,7 +243,7 @@ def _read(logits_NV: Tensor, pair: Pair) -> Read:
 
 
 def before(text: str, stops: Sequence[str]) -> str:
-    """A text up to the first of these."""
+    """Cut a text before the first of the stop texts."""
     for stop in filter(None, stops):
         text = text.partition(stop)[0]
     return text

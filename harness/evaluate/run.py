@@ -1,4 +1,4 @@
-"""One evaluation: a system, an evaluator and tasks; a run's document, with what was found."""
+"""One evaluation: an evaluator's tasks on one system, and the run's document."""
 
 import hashlib
 import json
@@ -26,7 +26,7 @@ EVALUATORS = {
 
 
 def evaluator(name: str) -> Any:
-    """An evaluator's module.
+    """Return the module of an evaluator.
 
     Raises:
         UnknownNameError: there is none of that name.
@@ -39,7 +39,7 @@ def evaluator(name: str) -> Any:
 def about(
     session: EvaluatedSession, name: str, version: str, asked: Sequence[Questions]
 ) -> EvaluatedSession:
-    """The same run, named by what it will be asked: its id follows from evaluator and questions."""
+    """Return the session with an id that depends on the evaluator and its tasks."""
     drawn = [questions.drawn for questions in asked]
     digests = [questions.drawn.data_hash for questions in asked]
     whole = json.dumps([name, version, session.max_length, _code(), _content(asked)])
@@ -66,7 +66,7 @@ def _content(asked: Sequence[Questions]) -> list[Any]:
 
 
 def _code() -> str:
-    """A hash of this package: how requests are put and answered decides what is found."""
+    """Return a hash of the evaluation code, which results depend on."""
     digest = hashlib.sha256()
     for path in sorted(Path(__file__).parent.rglob("*.py")):
         digest.update(path.read_bytes())
@@ -77,7 +77,7 @@ def evaluate(
     session: EvaluatedSession, name: str, version: str, asked: Sequence[Questions], scratch: Path,
     progress: Progress, keep: Path | None = None,
 ) -> Outcome:  # fmt: skip
-    """Start the run, let the evaluator ask, and write up both.
+    """Start the run, let the evaluator make its requests, and build the document.
 
     Args:
         session: from `about`.

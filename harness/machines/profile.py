@@ -1,4 +1,4 @@
-"""What was measured of this computer as a hardware profile: a mapping that a YAML file holds."""
+"""Builds a hardware profile, as a mapping for YAML, from measurements of this computer."""
 
 import datetime
 import os
@@ -25,7 +25,7 @@ def profile_of(
     error: float,
     link_gb_s: float | None,
 ) -> dict[str, Any]:
-    """Every number of a profile, those of the roofline from the measured operations.
+    """Return the profile's mapping; roofline numbers follow from the measured operations.
 
     Args:
         record_bytes: an expert's.
@@ -129,14 +129,14 @@ def profile_of(
 
 
 def write_profile(profile: dict[str, Any], out: Path) -> None:
-    """Write a profile that ``--machine FILE`` reads."""
+    """Write a profile to a file for ``--machine FILE``."""
     write_text(
         out, yaml.dump(profile, Dumper=_Plain, sort_keys=False, allow_unicode=True, width=100)
     )
 
 
 class _Plain(yaml.SafeDumper):
-    """Writes equal parts out, where YAML would refer to the first."""
+    """YAML dumper that writes equal parts in full instead of as aliases."""
 
     def ignore_aliases(self, data: Any) -> bool:
         """Always."""

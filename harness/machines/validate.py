@@ -1,4 +1,4 @@
-"""``moebench validate``: runs systems on this computer and on its calibrated profile, side by side.
+"""Validation: compares runs on this computer with runs simulated on its profile.
 
 Both runs have the same checkpoint, prompts, lengths and slots; only one of them is simulated.
 Errors are signed: (simulated - measured) / measured.
@@ -33,7 +33,7 @@ Document = dict[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """What is compared.
+    """Systems and conditions of a validation.
 
     Attributes:
         systems: by name, each with options as ``--set`` takes them.
@@ -53,7 +53,7 @@ class Request:
 def validate(
     request: Request, scratch: Path, progress: Callable[[str], None] = lambda text: None
 ) -> Document:
-    """Run every system both ways; the table with its provenance.
+    """Run every system measured and simulated; return the table with its provenance.
 
     Raises:
         MoeBenchError: the profile, the checkpoint or an option cannot be.
@@ -94,7 +94,7 @@ def validate(
 def _measured(
     request: Request, name: str, options: Mapping[str, str], scratch: Path
 ) -> tuple[Document, float]:
-    """The run with the median TPOT, and how far the others are around it, as a share of it."""
+    """Return the measured run with the median TPOT, and the relative spread of all."""
     spec = resolve(
         request.data_dir, system=name, machine="local", weights=str(request.weights),
         emulated_link_gb_s=request.link_gb_s, overrides=dict(options), **request.given,
@@ -109,7 +109,7 @@ def _measured(
 def _simulated(
     request: Request, name: str, options: Mapping[str, str], measured: Document, scratch: Path
 ) -> Document:
-    """The same on the profile: its slots, and what the run itself changed of its options."""
+    """Run a measured run's spec on the profile, with the measured slots and options."""
     given = {k: v for k, v in request.given.items() if k not in ("cache_ratio", "slots")}
     changed = {"assign": "load"} if measured["spec"]["options"]["assign"] == "load" else {}
     spec = resolve(
@@ -157,7 +157,7 @@ def _row(
 
 
 def summary(rows: Sequence[Document]) -> Document:
-    """Mean and worst error, and whether systems rank alike (Spearman's ρ of TPOT)."""
+    """Return mean and worst errors, and the rank correlation of TPOT (Spearman's ρ)."""
     tpot = [abs(row["tpot_ms"]["error"]) for row in rows]
     ttft = [abs(row["ttft_ms"]["error"]) for row in rows]
     figures = {

@@ -1,4 +1,4 @@
-"""A run of a third-party package: the same prompts, its own process, its streamed tokens timed.
+"""Runs of third-party packages: the same prompts, a process of its own, timed tokens.
 
 What a package does not say is null in the document: cache ratios, lanes, transfers, a bound.  What
 is known from outside is under ``metrics.process``: memory, page faults, bytes from the disk.
@@ -52,7 +52,7 @@ _COUNTERS = ("read_bytes", "asked_bytes", "major_faults", "minor_faults")
 
 @dataclass(slots=True, kw_only=True)
 class NativeSession:
-    """A package's run, ready to start: a `harness.run.session.Prepared`.
+    """A prepared run of a third-party package; implements `harness.run.session.Prepared`.
 
     Attributes:
         full: the model whose weights run.
@@ -73,23 +73,23 @@ class NativeSession:
 
     @property
     def run_id(self) -> str:
-        """Every measurement on this computer has an id of its own."""
+        """Run id, unique for each measurement on this computer."""
         if self._run_id is None:
             self._run_id = run_id(self.spec, **self.hashes)
         return self._run_id
 
     @property
     def unknown_latencies(self) -> Sequence[str]:
-        """None: its tokens are timed as they are streamed."""
+        """Empty: all latencies are known, since tokens are timed as they are streamed."""
         return ()
 
     @property
     def longest(self) -> int:
-        """Tokens of the longest text, new ones included."""
+        """Number of tokens of the longest text, new ones included."""
         return max(q.length for q in self.questions) + self.spec.new_tokens
 
     def varied(self, spec: RunSpec) -> "NativeSession":
-        """Return the run of another spec on the same weights and questions."""
+        """Return the run of another spec on the same weights and prompts."""
         system = _checked(spec, self.weights.checkpoint)
         # Every run on this computer is a measurement of its own.
         own = {"system": system_hash(system), "profile": f"{time.time_ns()}"}
@@ -98,18 +98,18 @@ class NativeSession:
         return replace(self, spec=spec, system=system, hashes=hashes, weights=weights)
 
     def share(self, shared: SharedWork | None) -> SharedWork:
-        """Use reference logits of an earlier run."""
+        """Share reference logits with an earlier run of the same weights."""
         return self.weights.share(shared)
 
     def check_memory(self) -> None:
-        """Refuse nothing: a package says itself what does not fit."""
+        """Do nothing: the package itself reports what does not fit."""
 
     def close(self) -> None:
         """Release the weights' files."""
         self.weights.checkpoint.close()
 
     def job(self, scratch: Path) -> Job:
-        """What the package's process is told; files that it needs are written."""
+        """Return the job of the package's process, after writing the files that it needs."""
         content = self.hashes["weights"]
         model = use(self.system.model_file(self.weights.checkpoint, content, scratch / "native"))
         return Job(
@@ -123,7 +123,7 @@ class NativeSession:
         )
 
     def limit_bytes(self) -> int | None:
-        """The limit on memory beside the libraries, in bytes; None without one."""
+        """Return the process's memory limit beyond its libraries, in bytes; None if unlimited."""
         limit = self.system.memory_limit
         if limit != LOCAL:
             return None if limit is None else parse_size("memory_limit", limit)
@@ -142,7 +142,7 @@ def _experts(shape: Any) -> int:
 
 
 def _checked(spec: RunSpec, checkpoint: Checkpoint) -> NativeSystem:
-    """The package, which is installed and can run the weights.
+    """Build the package's adapter, and refuse weights that it cannot run.
 
     Raises:
         UsageError: it is not installed.
@@ -159,7 +159,7 @@ def _checked(spec: RunSpec, checkpoint: Checkpoint) -> NativeSystem:
 
 
 def prepare(spec: RunSpec, data_dir: Path | None) -> NativeSession:
-    """Open the weights, draw the prompts, and see that the package is there.
+    """Open weights and prompts, and check that the package is installed.
 
     Raises:
         MoeBenchError: one line that says what, where and what is allowed.
@@ -184,7 +184,7 @@ def prepare(spec: RunSpec, data_dir: Path | None) -> NativeSession:
 
 @dataclass(slots=True)
 class _Told:
-    """What the process said beside tokens."""
+    """Facts that the package's process reports besides tokens."""
 
     versions: dict[str, str | None] = field(default_factory=dict)
     facts: list[str] = field(default_factory=list)
@@ -193,17 +193,17 @@ class _Told:
     after: dict[str, int] = field(default_factory=dict)
 
     def grown(self, counter: str) -> int | None:
-        """How far a counter went during the timed part."""
+        """Return the growth of a process counter during the timed part; None if unknown."""
         return self.after[counter] - self.before[counter] if counter in self.after else None
 
     def figures(self) -> dict[str, int | None]:
-        """Of the timed part: growth of counters; of memory the highest value, loading included."""
+        """Return the growth of counters in the timed part, and the peak memory with loading."""
         found: dict[str, int | None] = {name: self.grown(name) for name in _COUNTERS}
         return found | {"peak_rss_bytes": self.after.get("peak_rss_bytes")}
 
 
 def run(session: NativeSession, scratch: Path, progress: Callable[[int, int], None]) -> Outcome:
-    """Carry out a package's run.
+    """Run a third-party package on the session's prompts.
 
     Args:
         scratch: where files are kept that are written from checkpoints, and its log.
@@ -251,7 +251,7 @@ def run(session: NativeSession, scratch: Path, progress: Callable[[int, int], No
 def _generate(
     process: NativeProcess, session: NativeSession, rows: slice, new_tokens: int
 ) -> tuple[Generation, dict[str, int]]:
-    """A batch's tokens and their times, and what the process had used by then."""
+    """Generate a batch; return its timed tokens and the process's counters."""
     end = session.weights.end if session.spec.scoring == "generation" else None
     prompts = _prompts(session, rows)
     process.send({"prompts": prompts, "new_tokens": new_tokens, "end": end})
@@ -266,12 +266,12 @@ def _generate(
 
 
 def _prompts(session: NativeSession, rows: slice) -> list[list[int]]:
-    """A package is given whole prompts: the cue of an answer is not fed through decode."""
+    """Return a batch's whole prompts; unlike in a live run, cues are prefilled as well."""
     return [[*q.prompt, *q.continuations[0]] for q in session.questions[rows]]
 
 
 def _score(session: NativeSession, rows: slice, generation: Generation) -> None:
-    """Score a batch's texts; a package does not say its logits, so tokens alone are compared."""
+    """Score a batch's texts, and compare tokens only, since packages return no logits."""
     end = session.weights.end if session.spec.scoring == "generation" else None
     tokens = [up_to(end, text) for text in generation.tokens]
     texts = decoded(session.weights.tokenizer, tokens)

@@ -1,1 +1,1 @@
-"""One run, from what was typed to its document."""
+"""One run: options are resolved, inputs opened, the engine run, and the document written."""

@@ -1,4 +1,4 @@
-"""What a system costs in accuracy: scores, token agreement and KL against the lossless model.
+"""Accuracy of a run: scores, and token agreement and KL divergence from the lossless model.
 
 Agreement and KL compare, on the system's own prefix, its next-token choice and distribution with
 those of the model with everything resident: one batched pass over the finished texts.  They change
@@ -31,7 +31,7 @@ from moebench.workloads.workload import Workload
 
 @dataclass(slots=True)
 class Item:
-    """One question: what its answer is worth, and how its decoded steps compare.
+    """Score of one example, and agreement and KL of its decoded steps with the lossless model.
 
     ``value`` is 0 to 1, None without a reference; ``kl`` is summed over the decoded steps;
     None where only tokens are known; ``read`` is the log-likelihood of a text (nats) and its number
@@ -79,7 +79,7 @@ def compare(
 
 
 def likeness(items: Sequence[Item]) -> dict[str, float | None]:
-    """Agreement and KL over all decoded steps; None where nothing is known."""
+    """Return mean agreement and KL over all decoded steps; None if no step was compared."""
     decoded = sum(item.decoded for item in items)
     agreed = sum(item.agreed for item in items)
     known = [item.kl for item in items if item.kl is not None]
@@ -91,7 +91,7 @@ def likeness(items: Sequence[Item]) -> dict[str, float | None]:
 
 
 class Accuracy:
-    """Collects the answers of a run's batches; `document` gives the run's figures."""
+    """Collects a run's answers and computes the ``accuracy`` part of its document."""
 
     def __init__(self, workload: Workload, examples: Sequence[Example]) -> None:
         self._workload = workload
@@ -102,7 +102,7 @@ class Accuracy:
     def answered(
         self, rows: slice, answers: Sequence[Sequence[int]], values: Sequence[float] | None
     ) -> None:
-        """What the questions of a batch were answered with, and what each answer is worth.
+        """Record a batch's answers and the score of each.
 
         Args:
             answers: token ids, or the index of the chosen option.
@@ -116,7 +116,7 @@ class Accuracy:
         self, rows: slice, tokens: Sequence[Sequence[int]], examples: Sequence[Example],
         texts: Sequence[str], ended: Sequence[bool],
     ) -> None:  # fmt: skip
-        """What the questions of a batch were answered with, in token ids and as text.
+        """Record a batch's generated answers, as token ids and as text, and score them.
 
         Without reference answers there is nothing to score.
 
@@ -136,7 +136,7 @@ class Accuracy:
             self.rouges += map(rouge, repeat(self._workload), examples, replies)
 
     def read(self, rows: slice, log_likelihoods: Sequence[float], tokens: Sequence[int]) -> None:
-        """The log-likelihoods of a batch of texts, in nats, and how many tokens each has."""
+        """Record the log-likelihoods of a batch of texts, in nats, and their numbers of tokens."""
         for item, value, n in zip(self._items[rows], log_likelihoods, tokens, strict=True):
             item.read = (value, n)
 
@@ -148,7 +148,7 @@ class Accuracy:
         compare(self._items[rows], shared, prompts, tokens, logits)
 
     def document(self) -> dict[str, Any]:
-        """The ``accuracy`` part of a run; ``items`` holds lists with one entry a question."""
+        """Return the ``accuracy`` part; ``items`` holds lists with one entry per example."""
         scored = self._score()
         written = [item.cut for item in self._items if item.cut is not None]
         return {
@@ -170,7 +170,7 @@ class Accuracy:
         }
 
     def _score(self) -> Score | None:
-        """Over what was scored; None where nothing was."""
+        """Return the score of the scored examples with its error; None if none was scored."""
         texts = [item.read for item in self._items if item.read is not None]
         if texts:
             return perplexity([value for value, _ in texts], [tokens for _, tokens in texts])
@@ -178,7 +178,7 @@ class Accuracy:
         return score(values, self._workload.metric) if values else None
 
     def _rouge(self) -> dict[str, float]:
-        """ROUGE-1 and ROUGE-2 beside the score, and DAOP's shares of true answers, in percent."""
+        """Return ROUGE-1, ROUGE-2 and DAOP's shares of true answers, in percent."""
         found = self.rouges
         names = ("rouge1", "rouge2", "true1", "true2") if found else ()
         columns = {name: [getattr(r, name) for r in found] for name in names}

@@ -1,4 +1,4 @@
-"""Writes the document of a run: the one place where its parts are put together.
+"""Builds the document of a run; no other module does.
 
 A run on the engine and a run of a third-party package both hand over a `Result`; `document_of`
 computes the figures and says where they come from.
@@ -54,7 +54,7 @@ MUCH = 0.25
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Result:
-    """What a finished run hands over to the writer of its document.
+    """Results of a finished run, from which `document_of` builds its document.
 
     Attributes:
         generations: records of every batch.
@@ -135,7 +135,7 @@ def with_interval(document: Document, badge: str, interval: Mapping[str, Any]) -
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Evaluated:
-    """What an evaluator found, for the document of the run that it made requests to.
+    """Results of an evaluator, for the document of the run that answered its requests.
 
     Attributes:
         resolved: options that follow from its tasks.
@@ -151,7 +151,7 @@ class Evaluated:
 
 
 def with_evaluation(document: Document, found: Evaluated) -> None:
-    """Add what an evaluator found."""
+    """Add an evaluator's results to a document."""
     document["spec"] |= found.resolved
     document["notes"] += found.notes
     document["evaluation"] = dict(found.part)
@@ -164,7 +164,7 @@ def with_evaluation(document: Document, found: Evaluated) -> None:
 def engine_result(
     session: Session, stage: Stage, generations: Sequence[Generation], load_ns: int, switches: int
 ) -> Result:
-    """Return what a run on the engine hands over to the writer of its document."""
+    """Return the `Result` of a run on the engine."""
     engine, system = stage.engine, session.system
     return Result(
         generations=generations,
@@ -212,12 +212,12 @@ def _energy(stage: Stage, generations: Sequence[Generation]) -> dict[str, Any]:
 
 
 def ms(ns: float) -> float:
-    """Nanoseconds as milliseconds, to the nanosecond."""
+    """Convert nanoseconds to milliseconds, rounded to the nanosecond."""
     return round(ns / 1e6, 6)
 
 
 def spread(samples_ns: Sequence[int]) -> dict[str, float] | None:
-    """Mean and percentiles in ms; None without samples."""
+    """Return mean and percentiles of samples in ms; None without samples."""
     if not samples_ns:
         return None
     values = {"mean": float(np.mean(samples_ns))}
@@ -227,7 +227,7 @@ def spread(samples_ns: Sequence[int]) -> dict[str, float] | None:
 
 
 def ratio(part: float, whole: float) -> float | None:
-    """A share, or None where there is nothing to share."""
+    """Return ``part / whole``, or None if ``whole`` is zero."""
     return round(part / whole, 6) if whole else None
 
 
@@ -242,7 +242,7 @@ def generated_tokens(generations: Sequence[Generation]) -> int:
 
 
 def latencies(generations: Sequence[Generation]) -> dict[str, Any]:
-    """TPOT over every decoded step, TTFT and end-to-end over batches.
+    """Return TPOT over all decoded steps, and TTFT and end-to-end time over batches.
 
     ``tokens_per_s`` is every token, each batch's first included, over the batches' whole times:
     prefill counts, as in DAOP (§V-A, end-to-end performance).
@@ -259,7 +259,7 @@ def latencies(generations: Sequence[Generation]) -> dict[str, Any]:
 
 
 def expert_figures(engine: Engine) -> dict[str, Any]:
-    """Both cache ratios of decode, counts of both phases, and how many prefetches were used."""
+    """Return cache ratios of decode, expert counts of both phases, and use of prefetches."""
     c = engine.tally.by_phase["decode"]
     return {
         "cache_ratio": ratio(c.hits + c.host_resident, c.active),
@@ -286,7 +286,7 @@ def expert_figures(engine: Engine) -> dict[str, Any]:
 
 
 def lane_figures(timeline: Timeline) -> dict[str, Any]:
-    """Busy time, idle causes and bytes, over the run and for decode alone."""
+    """Return busy times, stall causes and bytes of each lane, for the run and for decode."""
     decode = timeline.totals["decode"]
     return {
         "bytes_h2d": timeline.bytes_moved(Lane.H2D),
@@ -303,7 +303,7 @@ def lane_figures(timeline: Timeline) -> dict[str, Any]:
 
 
 def unknown() -> dict[str, Any]:
-    """All that a package that runs by itself does not say: null, where others have figures."""
+    """Return null for every figure that a third-party package does not report."""
     lanes: dict[str, Any] = {"lanes": {}, "stall_ms": {}, "bytes_h2d": None, "bytes_disk": None}
     names = (
         "cache_ratio", "cache_ratio_begun", "experts", "prefetch", "routed_ahead", "host_memory",
@@ -313,7 +313,7 @@ def unknown() -> dict[str, Any]:
 
 
 def host_memory_figures(machine: Machine) -> dict[str, int] | None:
-    """What host memory before the disk held and answered; None where no expert is on the disk.
+    """Return hits and reads of the host memory cache; None if no expert is on disk.
 
     ``records`` fit at once; of all uses of an expert's record, transfers to the device and host
     computations, ``reads`` came from the disk and ``hits`` found it.
@@ -325,7 +325,7 @@ def host_memory_figures(machine: Machine) -> dict[str, int] | None:
 
 
 def bound(engine: Engine, generations: Sequence[Generation]) -> dict[str, float | None]:
-    """The least mean TPOT for this platform and these expert choices, and the distance to it."""
+    """Return the lower bound of mean TPOT for this machine and routing, and the ratio to it."""
     steps = sum(len(g.steps_ns) for g in generations)
     if not steps:
         return {"tpot_ms": None, "ratio": None}
@@ -340,7 +340,7 @@ def bound(engine: Engine, generations: Sequence[Generation]) -> dict[str, float 
 
 
 def least_costs(engine: Engine, batch: int) -> LeastCosts:
-    """The machine's estimate of each operation that no system can avoid."""
+    """Return the machine's time for each operation that no system can avoid."""
     machine, shape = engine.machine, engine.model.shape
     one = Op(OpKind.EXPERT, 0, (1,), (0,))
     per_layer = [OpKind.ATTEND, OpKind.GATE, OpKind.COMBINE]
@@ -375,7 +375,7 @@ def least_costs(engine: Engine, batch: int) -> LeastCosts:
 
 
 def least_read_ns(machine: Machine) -> int:
-    """A record from the disk into host memory, with others under way; 0 where none is read."""
+    """Return the time to read one expert record from disk in a queue; 0 if none is on disk."""
     if machine.host_memory is None:
         return 0
     return machine.estimate_ns(Op(OpKind.READ, 0, queued=True), Lane.DISK)
@@ -387,7 +387,7 @@ def involuntary_switches() -> int:
 
 
 def steadiness(generations: Sequence[Generation], switches: int | None) -> dict[str, Any]:
-    """Return how far a measured TPOT spreads over the batches, and what else the computer did.
+    """Return the spread of a measured TPOT over batches, and the computer's load.
 
     Args:
         switches: involuntary ones, during the run; None where they are not known.
@@ -417,7 +417,7 @@ def steadiness(generations: Sequence[Generation], switches: int | None) -> dict[
 
 
 def repeated(texts: Sequence[Sequence[int]]) -> float | None:
-    """The share of 4-grams that stood in the same text before; None where none is known.
+    """Return the share of 4-grams that occur earlier in their text; None without a 4-gram.
 
     Args:
         texts: token ids of what was written, without the prompt; -1 where a trace does not say.
@@ -430,7 +430,7 @@ def repeated(texts: Sequence[Sequence[int]]) -> float | None:
 
 
 def notes_on_repetition(share: float | None) -> list[str]:
-    """What a run's document says of texts that loop."""
+    """Return a note if the generated texts repeat themselves."""
     if share is None or share <= MUCH:
         return []
     return [
@@ -470,7 +470,7 @@ def _provenance(session: Prepared, result: Result) -> dict[str, Any]:
 
 
 def processor() -> str:
-    """This computer's, as it calls itself."""
+    """Return the name of this computer's processor."""
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
         named = next(line for line in lines if line.startswith("model name"))
@@ -480,7 +480,7 @@ def processor() -> str:
 
 
 def versions() -> dict[str, str | None]:
-    """Of what computes: Python and the packages that results depend on."""
+    """Return the versions of Python and of the packages that results depend on."""
     names = ("moebench", "torch", "numpy", "tokenizers")
     return {name: _version(name) for name in names} | {"python": platform.python_version()}
 
@@ -493,7 +493,7 @@ def _version(package: str) -> str | None:
 
 
 def commit() -> str | None:
-    """The checkout's commit, where moebench runs from one."""
+    """Return the git commit of the checkout that moebench runs from; None if installed."""
     here = Path(__file__).resolve().parents[2]
     if not (here / ".git").exists() or shutil.which("git") is None:
         return None

@@ -1,4 +1,4 @@
-"""Carries out a run on the engine: calibrate, place, generate, and write the document."""
+"""Runs a prepared session on the engine: calibrate, place, generate, build the document."""
 
 import gc
 import time
@@ -34,7 +34,7 @@ EngineRun = LiveSession | ReplaySession
 
 
 def prepare(spec: RunSpec, data_dir: Path | None) -> EngineRun:
-    """Open what a run on the engine reads, weights and questions or a trace; build its system.
+    """Open the inputs of a run on the engine (weights and prompts, or a trace); build its system.
 
     Args:
         data_dir: the folder of evaluation sets, if any.
@@ -51,7 +51,7 @@ def run(
     progress: Progress = lambda done, total: None,
     keep_timeline: bool = False,
 ) -> Outcome:
-    """Carry out a run on the engine.
+    """Run a prepared session on the engine.
 
     Args:
         scratch: where expert records are kept for a local machine, and fitted policies.
@@ -71,7 +71,7 @@ def run(
 def started(
     session: Session, scratch: Path, progress: Progress, keep_timeline: bool = False
 ) -> Iterator["Ready"]:
-    """Open a run on the engine: its system is calibrated, its experts are placed.
+    """Open a session's stage, calibrate its system and place its experts.
 
     What is generated must be generated in torch's inference mode.
 
@@ -104,7 +104,7 @@ def started(
 
 @dataclass(frozen=True, slots=True)
 class Ready:
-    """A run that was started.
+    """A started run: its experts are placed and nothing is generated yet.
 
     Attributes:
         origin: entries of the document's provenance: what policies learnt from, by decision, and
@@ -122,7 +122,7 @@ class Ready:
     switches: int
 
     def document(self, generations: list[Generation]) -> Document:
-        """Return the run's document, once all was generated."""
+        """Return the run's document, after all batches were generated."""
         switches = document.involuntary_switches() - self.switches
         wall_s = round(time.monotonic() - self.began, 3)
         result = engine_result(self.session, self.stage, generations, self.load_ns, switches)

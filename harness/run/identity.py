@@ -52,7 +52,7 @@ def system_hash(system: System | NativeSystem) -> str:
 
 @cache
 def _equivalents() -> dict[str, dict[str, str]]:
-    """By kind of hash, the hashes of code that computes the same figures as earlier code."""
+    """Return the map from code hashes to the earlier hashes that they are equivalent to."""
     file = _ROOT / "results" / "equivalent.json"
     found: dict[str, dict[str, str]] = json.loads(file.read_text(encoding="utf-8"))
     return found
@@ -88,19 +88,19 @@ def system_code_hash(system: System | NativeSystem) -> str:
 
 
 def run_id(spec: RunSpec, **hashes: str) -> str:
-    """A run's name: of its spec, the code, and the content of everything that it reads."""
+    """Return the id of a run: a hash of its spec, the code, and the content of all inputs."""
     return run_key(spec.model_dump(), code=code_hash(), **hashes)
 
 
 def profile_hash(spec: RunSpec) -> str:
-    """Of the profile's content; every measurement on this computer has a hash of its own."""
+    """Return the hash of the hardware profile; a time stamp for each run on this computer."""
     if spec.machine == "local":
         return datetime.now(UTC).isoformat()
     return load_profile(spec.machine, spec.software).content_hash()
 
 
 def _collect(module: str, packages: frozenset[str], found: dict[str, bytes]) -> None:
-    """A module's source and those of what it imports, by name; its package's come with it.
+    """Collect the sources of a module, of its packages, and of the modules that it imports.
 
     Args:
         packages: those whose modules count even if they are installed.
@@ -126,7 +126,7 @@ def _counts(module: str) -> bool:
 
 
 def _source(module: str, packages: frozenset[str]) -> Path | None:
-    """The file of a module of these packages, or of one that is not installed; else None."""
+    """Return the file of a module of ``packages`` or of a user's module; else None."""
     spec = _found(module)
     if spec is None or spec.origin is None or not isinstance(spec.loader, SourceFileLoader):
         return None
@@ -136,7 +136,7 @@ def _source(module: str, packages: frozenset[str]) -> Path | None:
 
 
 def _found(module: str) -> ModuleSpec | None:
-    """Where a module is; nothing is imported, as `importlib.util.find_spec` would its package."""
+    """Return the spec of a module without importing its package, unlike `find_spec`."""
     if module in sys.modules:
         return getattr(sys.modules[module], "__spec__", None)
     package = module.rpartition(".")[0]
@@ -150,7 +150,7 @@ def _found(module: str) -> ModuleSpec | None:
 
 @cache
 def _code(source: bytes) -> bytes:
-    """A module's code in a form that no docstring, comment, layout or Python version changes.
+    """Return a module's code in a form independent of docstrings, comments and Python version.
 
     A module that cannot be parsed stands for itself.  Cached, because every cell of a sweep needs
     the same modules, and parsing them takes 10 to 50 ms; so is `_imports`.
@@ -194,7 +194,7 @@ def _write(node: object, parts: list[str]) -> None:
 
 @cache
 def _imports(source: bytes, package: str) -> tuple[str, ...]:
-    """Names of modules that may be imported; an attribute looks like a module here."""
+    """Return the names that a module imports; an imported attribute is listed as a module."""
     try:
         return tuple(_names(ast.parse(source), package))
     except (SyntaxError, ValueError):  # imported only where that is expected

@@ -1,4 +1,4 @@
-"""How far a simulated run's latencies are uncertain, and which badge they deserve.
+"""Intervals of a simulated run's latencies over the profile's ranges, and the run's badge.
 
 Method.  The first tokens of the run's first batch are recorded, gate scores and predictions: every
 replay is routed alike.  They are replayed on the profile as it is, and for each uncertain
@@ -51,7 +51,7 @@ MOVED = ("tpot_ms", "ttft_ms")
 
 @dataclass(frozen=True, slots=True)
 class Effect:
-    """What one number's range does to the latencies.
+    """Change of the latencies over the range of one number of the profile.
 
     Attributes:
         changes: by latency, its change at the low and at the high end, as shares of it; only
@@ -62,27 +62,27 @@ class Effect:
     changes: dict[str, tuple[float, float]]
 
     def down(self, latency: str) -> float:
-        """The share by which it can make a latency shorter; 0 or less."""
+        """Largest decrease of a latency over the number's range, as a share of it; at most 0."""
         return min(0.0, *self.changes.get(latency, (0.0,)))
 
     def up(self, latency: str) -> float:
-        """The share by which it can make a latency longer; 0 or more."""
+        """Largest increase of a latency over the number's range, as a share of it; at least 0."""
         return max(0.0, *self.changes.get(latency, (0.0,)))
 
     def size(self, latency: str) -> float:
-        """The larger of both."""
+        """Larger of the absolute changes of a latency."""
         return max(-self.down(latency), self.up(latency))
 
 
 def combined(effects: Iterable[Effect], latency: str) -> tuple[float, float]:
-    """The shares by which independent numbers together shorten (at most 1) and lengthen it."""
+    """Return the combined decrease (at most 1) and increase due to independent numbers."""
     ones = list(effects)
     down = math.hypot(*(one.down(latency) for one in ones))
     return min(1.0, down), math.hypot(*(one.up(latency) for one in ones))
 
 
 def badge_of(profile: HardwareProfile, effects: Sequence[Effect]) -> ProfileBadge:
-    """What a run's figures rest on; the one place where that is decided.
+    """Return the badge of a run from the effects of its profile's estimates.
 
     ``calibrated``: the profile was fitted on that machine.  ``datasheet``: the profile's estimates
     together move neither TPOT nor TTFT by more than `SMALL` of it, so the figures rest on published
@@ -99,7 +99,7 @@ def badge_of(profile: HardwareProfile, effects: Sequence[Effect]) -> ProfileBadg
 
 
 class Piece(NamedTuple):
-    """The first tokens of a run's first batch, in memory.
+    """Recorded routing of the first tokens of a run's first batch.
 
     Attributes:
         longest: tokens of the run's longest text, for which its memory is planned.
@@ -110,7 +110,7 @@ class Piece(NamedTuple):
 
 
 def recorded(session: LiveSession | ReplaySession, scratch: Path, tokens: int) -> Piece:
-    """Record a run's first tokens; its system has learnt what it learns."""
+    """Record the routing of a run's first tokens, after its system was calibrated."""
     learnable = partial(session.learnable, scratch, _silent)
     calibrate(session.system, session.full, learnable, scratch, _silent)
     recorders: list[Recorder] = []
@@ -134,7 +134,7 @@ def _silent(done: int, total: int) -> None:
 def effects_on(
     session: LiveSession | ReplaySession, scratch: Path, tokens: int = TOKENS
 ) -> list[Effect]:
-    """What each uncertain number of the run's profile does to its latencies.
+    """Return the effect of each uncertain number of the run's profile on its latencies.
 
     Args:
         session: of a simulated run, from `execute.prepare`.
@@ -158,7 +158,7 @@ def effects_on(
 def _replayer(
     session: LiveSession | ReplaySession, piece: Piece
 ) -> Callable[[HardwareProfile], dict[str, float]]:
-    """Replays a piece on any profile; gives the latencies that it has, in ns."""
+    """Return a function that replays a piece on a profile and returns its latencies in ns."""
     spec, system, full = session.spec, session.system, session.full
     (batch,) = piece.trace.batches
     steps = pass_steps(batch)
@@ -190,7 +190,7 @@ def _replayer(
 def add_interval(
     document: dict[str, Any], session: LiveSession | ReplaySession, scratch: Path
 ) -> None:
-    """Work out a simulated run's interval and its badge, and say both in its document.
+    """Compute a simulated run's interval and badge, and add both to its document.
 
     Args:
         session: the run's own; it need not have run.
@@ -204,7 +204,7 @@ def add_interval(
 
 
 def interval(metrics: dict[str, Any], effects: Sequence[Effect]) -> dict[str, Any]:
-    """The ``interval`` part of a document.
+    """Return the ``interval`` part of a document.
 
     Returns:
         ``low`` and ``high`` of each latency that the run has and of tokens/s, and ``fields``: the
@@ -229,7 +229,7 @@ def interval(metrics: dict[str, Any], effects: Sequence[Effect]) -> dict[str, An
 
 
 def _of_whole(prefill: float) -> Callable[[Effect], Effect]:
-    """A field's change of prefill and decode together, of which prefill has a share."""
+    """Return the change of prefill and decode together, weighted by prefill's share."""
     nothing = (0.0, 0.0)
 
     def whole(effect: Effect) -> Effect:

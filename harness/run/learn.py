@@ -1,4 +1,4 @@
-"""What a system learns before it runs: how other questions than its own were routed.
+"""Calibration: a system is fitted on the routing of texts other than the run's own.
 
 A policy that learns has ``calibrates = True`` and a method ``calibrate``.  It is given the routing
 of texts that the lossless model wrote: answers to the train half of the run's own workload, as
@@ -57,19 +57,19 @@ Progress = Callable[[int, int], None]
 
 
 class Learnable(NamedTuple):
-    """Routing that a system may learn from, and where it is from."""
+    """Routing that a system may be fitted on, with its source."""
 
     sequences: Sequence[RoutedSequence]
     origin: str
 
 
 def learners(system: System) -> dict[str, Policy]:
-    """The policies that must be calibrated, by decision."""
+    """Return the policies that must be calibrated, by decision."""
     return {name: policy for name, policy in system.policies.items() if policy.calibrates}
 
 
 def source(spec: RunSpec) -> Workload:
-    """The workload whose train split a run calibrates from.
+    """Return the workload whose training split a run calibrates from.
 
     Raises:
         UsageError: the run's own workload has none, and no other was named.
@@ -86,7 +86,7 @@ def source(spec: RunSpec) -> Workload:
 
 
 def wanted_texts(spec: RunSpec, system: System) -> int:
-    """How many texts are shown, where there are so many: what was given, or the papers' number."""
+    """Return the number of texts for calibration: the given one, or the paper's."""
     if spec.calibrate_texts is not None:
         return spec.calibrate_texts
     shown = [p for p in learners(system).values() if not p.calibration_trace]
@@ -94,7 +94,7 @@ def wanted_texts(spec: RunSpec, system: System) -> int:
 
 
 def texts(spec: RunSpec, system: System, data_dir: Path | None) -> PromptSet:
-    """The examples that a run calibrates from.
+    """Return the examples that a run calibrates from.
 
     Raises:
         InputError: ``--calibrate-texts`` asks for more than there are.
@@ -106,13 +106,13 @@ def texts(spec: RunSpec, system: System, data_dir: Path | None) -> PromptSet:
 
 
 def learnt_from(policies: Iterable[Policy]) -> frozenset[Learnt]:
-    """What those that are shown the run's own texts read beside chosen experts."""
+    """Return the recorded data, beside chosen experts, that a system's policies are fitted on."""
     shown = [p for p in policies if p.calibrates and not p.calibration_trace]
     return frozenset[Learnt]().union(*(policy.learns_from for policy in shown))
 
 
 def identity(spec: RunSpec, system: System, data_dir: Path | None) -> dict[str, str]:
-    """What calibration adds to a run's identity: nothing where no policy learns."""
+    """Return the hashes of calibration data, part of a run's identity; empty if none is used."""
     found = {}
     for decision, policy in learners(system).items():
         if policy.calibration_trace:
@@ -124,7 +124,7 @@ def identity(spec: RunSpec, system: System, data_dir: Path | None) -> dict[str, 
 
 
 def folder(scratch: Path) -> Path:
-    """Where routing and what policies learnt are kept."""
+    """Return the folder that keeps calibration routing and fitted policies."""
     return scratch / "calibration"
 
 
@@ -132,7 +132,7 @@ def calibrate(
     system: System, shape: ModelShape, learnable: Callable[[], Learnable], scratch: Path,
     progress: Progress,
 ) -> dict[str, Any]:  # fmt: skip
-    """Calibrate every policy of a system that learns.
+    """Calibrate every policy of a system that must be fitted.
 
     Args:
         shape: the model that is charged.
@@ -160,7 +160,7 @@ def calibrate(
 
 
 def recorded(policy: Policy, shape: ModelShape, decision: str) -> Learnable:
-    """The sequences of a trace that a policy named.
+    """Return the sequences of the trace that a policy names for its calibration.
 
     Raises:
         InputError: no such trace.
@@ -185,7 +185,7 @@ def recorded(policy: Policy, shape: ModelShape, decision: str) -> Learnable:
 
 
 def not_replayed(trace: TraceFile, spec: RunSpec, system: System, name: str) -> Learnable:
-    """A replayed trace's last texts, of those that are not replayed.
+    """Return the last sequences of a replayed trace that the run itself does not replay.
 
     Raises:
         UsageError: there are none, or fewer than ``--calibrate-texts`` asks for.
@@ -208,7 +208,7 @@ def not_replayed(trace: TraceFile, spec: RunSpec, system: System, name: str) -> 
 
 @dataclass(frozen=True)
 class LosslessModel:
-    """A model with every expert in memory, which generates the texts of a calibration.
+    """A model with every expert in memory, which generates the texts for calibration.
 
     Attributes:
         decoder, differentiable: make a decoder, and one whose loss can be differentiated.

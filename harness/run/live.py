@@ -1,4 +1,4 @@
-"""A run that computes: a workload's questions, answered in one of four ways of scoring.
+"""Live runs: a workload's prompts are answered in one of four scoring modes.
 
 | scoring | what the model does |
 |---|---|
@@ -51,7 +51,7 @@ from moebench.workloads.workload import Workload
 
 @dataclass(slots=True, kw_only=True)
 class LiveSession(Session):
-    """A run that computes, from weights and questions."""
+    """A live run: it computes tokens from weights and prompts."""
 
     weights: OpenWeights
     data_dir: Path | None
@@ -65,7 +65,7 @@ class LiveSession(Session):
         return max(q.length for q in self.questions) + self.spec.new_tokens
 
     def varied(self, spec: RunSpec) -> "LiveSession":
-        """Return the run of another spec on the same weights and questions."""
+        """Return the run of another spec on the same weights and prompts."""
         system, hashes = under(spec, self.hashes, self.data_dir)
         weights = replace(self.weights, shared=None, expert_dtype=spec.expert_dtype)
         return replace(self, spec=spec, system=system, hashes=hashes, weights=weights)
@@ -75,7 +75,7 @@ class LiveSession(Session):
         return self.weights.share(shared)
 
     def check_memory(self) -> None:
-        """Refuse what does not fit beside the longest text.
+        """Refuse a run whose weights and longest text do not fit into memory.
 
         Raises:
             BudgetError, UsageError: it does not fit.
@@ -83,11 +83,11 @@ class LiveSession(Session):
         memory_of(self.spec, self.system, self.full, self.longest)
 
     def learnable(self, scratch: Path, progress: Callable[[int, int], None]) -> Learnable:
-        """Return the routing of texts that the lossless model generates."""
+        """Return the routing of calibration texts that the lossless model generates."""
         return self.weights.learnable(self.spec, self.system, self.data_dir, scratch, progress)
 
     def open(self, scratch: Path, keep_timeline: bool, stack: ExitStack) -> Stage:
-        """Open the machine that the spec names; on this computer it computes with what it loads."""
+        """Open the stage of the machine that the spec names."""
         lengths = [len(q.prompt) for q in self.questions]
         note = (
             f"prompts of {min(lengths)} to {max(lengths)} tokens, as the computing model's own "
@@ -99,7 +99,7 @@ class LiveSession(Session):
         return open_stage(request, stack)
 
     def _model(self, decoder: Decoder | None) -> Model:
-        """Return what the engine calls: the given decoder, or one with every expert in memory."""
+        """Return the model that the engine calls: the given decoder, or one with all experts."""
         model: Model | None = decoder
         if decoder is None:
             decoder, found = self.weights.resident(self.spec.scoring, self.system)
@@ -109,11 +109,11 @@ class LiveSession(Session):
         return model
 
     def answer(self, stage: Stage, rows: slice) -> list[Generation]:
-        """Run a batch of questions and add its outcome to the accuracy."""
+        """Run a batch of prompts and add its answers to the accuracy."""
         return self.answers.batch(stage.engine, rows)
 
     def begin(self, stage: Stage, tokens: int) -> None:
-        """Run the first batch for so many tokens at most; no answer is scored.
+        """Run the first batch for at most ``tokens`` tokens, without scoring.
 
         What is fed through decode comes first, as in an answer.
         """
@@ -123,7 +123,7 @@ class LiveSession(Session):
         stage.engine.generate([q.prompt for q in questions], most, cues)
 
     def written(self, generation: Generation) -> list[list[int]]:
-        """Return texts up to the token that ends an answer; none where options are fed."""
+        """Return the generated texts up to their end token; none if options are fed."""
         if self.spec.scoring in ("likelihood", "prefill"):
             return []
         end = self.weights.end if self.spec.scoring == "generation" else None
@@ -139,7 +139,7 @@ class LiveSession(Session):
 
 
 class Inputs(NamedTuple):
-    """What a run with weights and questions reads; hashes by name."""
+    """Opened inputs of a live or native run: weights, prompts and their hashes."""
 
     weights: OpenWeights
     sample: PromptSet
@@ -148,7 +148,7 @@ class Inputs(NamedTuple):
 
 
 def open_inputs(spec: RunSpec, data_dir: Path | None) -> Inputs:
-    """Open the weights, draw the prompts, and check both.
+    """Open the weights, draw the prompts, and check that they fit together.
 
     Args:
         data_dir: the folder of evaluation sets, if any.
@@ -163,7 +163,7 @@ def open_inputs(spec: RunSpec, data_dir: Path | None) -> Inputs:
 
 
 def prepare(spec: RunSpec, data_dir: Path | None) -> LiveSession:
-    """Open what `open_inputs` opens, and build the system.
+    """Open the inputs of a live run and build its system.
 
     Raises:
         MoeBenchError: one line that says what, where and what is allowed.
@@ -188,7 +188,7 @@ def prepare(spec: RunSpec, data_dir: Path | None) -> LiveSession:
 
 
 class Answers:
-    """Feeds batches of questions to an engine and scores what comes back.
+    """Feeds batches of prompts to an engine and scores the answers.
 
     Args:
         session: has the questions, their examples, and the lossless model's distributions.
@@ -205,13 +205,13 @@ class Answers:
         self.accuracy = Accuracy(session.workload, self._examples)
 
     def batch(self, engine: Engine, rows: slice) -> list[Generation]:
-        """Run a batch of questions and add its outcome to the accuracy."""
+        """Run a batch of prompts and add its answers to the accuracy."""
         if self._spec.scoring in ("likelihood", "prefill"):
             return self._choose(engine, rows)
         return self._write(engine, rows)
 
     def _write(self, engine: Engine, rows: slice) -> list[Generation]:
-        """The model writes its answers."""
+        """Generate and score the answers of a batch."""
         spec, questions = self._spec, self._questions[rows]
         prompts = [q.prompt for q in questions]
         cues = [q.continuations[0] for q in questions]
@@ -226,7 +226,7 @@ class Answers:
         return [generation]
 
     def _choose(self, engine: Engine, rows: slice) -> list[Generation]:
-        """The likeliest option of each question is its answer."""
+        """Score the most likely option of each example of a batch."""
         questions, examples = self._questions[rows], self._examples[rows]
         options = [q.continuations for q in questions]
         likelihoods: list[list[float]] = [[] for _ in questions]
@@ -257,7 +257,7 @@ class Answers:
     def _feed(
         self, engine: Engine, rows: slice, forced: Sequence[list[int]]
     ) -> tuple[Generation, list[Tensor]]:
-        """Feed one continuation to each prompt; the logits ``[len, V]`` that each token met."""
+        """Feed a continuation to each prompt; return the logits ``[len, V]`` of its tokens."""
         prompts = [q.prompt for q in self._questions[rows]]
         if self._spec.scoring == "likelihood":
             longest = max(map(len, forced))
@@ -275,10 +275,10 @@ class Answers:
 
 
 def decoded(tokenizer: Tokenizer, tokens: Sequence[Sequence[int]]) -> list[str]:
-    """Texts of token ids; special tokens are text too, as workloads' stops may name them."""
+    """Decode token ids to texts, with special tokens, since stop texts may contain them."""
     return [tokenizer.decode(list(ids), skip_special_tokens=False) for ids in tokens]
 
 
 def up_to(end: int | None, tokens: list[int]) -> list[int]:
-    """A sequence's own tokens: in a batch it is decoded on until all of them have ended."""
+    """Cut a sequence after its end token; in a batch, decoding goes on until all have ended."""
     return tokens[: tokens.index(end) + 1] if end in tokens else tokens

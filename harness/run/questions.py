@@ -1,4 +1,4 @@
-"""The prompts of a run as token ids: tokenizer, chat template, and questions by way of scoring."""
+"""Prompts of a run as token ids: tokenizer, chat template, and one form per scoring mode."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -24,7 +24,7 @@ from moebench.workloads.workload import Workload
 
 @dataclass(frozen=True, slots=True)
 class ChatTemplate:
-    """A Jinja template that makes a user's turn of a question.
+    """A Jinja template that formats a prompt as a user's turn.
 
     Attributes:
         where: the file that holds it.
@@ -36,7 +36,7 @@ class ChatTemplate:
     tokens: Mapping[str, str] = field(default_factory=dict)
 
     def turn(self, question: str) -> str:
-        """The question as the model reads it, up to where its answer begins.
+        """Return the formatted prompt up to the start of the model's answer.
 
         Raises:
             CheckpointError: the template cannot be rendered.
@@ -64,7 +64,7 @@ class ChatTemplate:
 
 @dataclass(frozen=True, slots=True)
 class Texts:
-    """How questions become token ids.
+    """Tokenizer, end token and chat template of a checkpoint.
 
     Attributes:
         end: the token that ends a text; None where the files name none.
@@ -76,13 +76,13 @@ class Texts:
     template: ChatTemplate | None = None
 
     def prompt(self, question: str) -> list[int]:
-        """A whole prompt, what a tokenizer puts before texts included."""
+        """Return the token ids of a whole prompt, with the tokenizer's initial special tokens."""
         if self.template is None:
             return self._ids(question, first=True)
         return self._ids(self.template.turn(question), first=False)
 
     def split(self, question: str) -> tuple[list[int], list[int]]:
-        """A prompt as what is prefilled and what decode is fed: from its cue on."""
+        """Split a prompt at its cue into token ids to prefill and to feed through decode."""
         before, cue = split_cue(question)
         if self.template is None:
             return self._ids(before, first=True), self._ids(cue, first=False)
@@ -93,11 +93,11 @@ class Texts:
         return self._ids(turn[:cut], first=False), self._ids(turn[cut:], first=False)
 
     def plain(self, text: str) -> list[int]:
-        """The beginning of a text that is no question."""
+        """Return the token ids of a plain text, with the tokenizer's initial special tokens."""
         return self._ids(text, first=True)
 
     def further(self, text: str) -> list[int]:
-        """A text that goes on from another."""
+        """Return the token ids of a text that continues another."""
         return self._ids(text, first=False)
 
     def _ids(self, text: str, first: bool) -> list[int]:
@@ -106,7 +106,7 @@ class Texts:
 
 
 def read_texts(folder: Path, plain: bool = False) -> Texts:
-    """A folder's tokenizer, and its chat template unless prompts are to be plain.
+    """Read a folder's tokenizer, and its chat template unless ``plain``.
 
     Raises:
         CheckpointError: there is no tokenizer, or a file is broken.
@@ -118,7 +118,7 @@ def read_texts(folder: Path, plain: bool = False) -> Texts:
 
 
 def read_tokenizer(folder: Path) -> Tokenizer:
-    """A folder's tokenizer.
+    """Read a folder's tokenizer.
 
     Raises:
         CheckpointError: it is missing or broken.
@@ -136,7 +136,7 @@ def read_tokenizer(folder: Path) -> Tokenizer:
 
 
 def _template(folder: Path, config: Mapping[str, Any]) -> ChatTemplate | None:
-    """Of a file of its own, or of the tokenizer's configuration; of several the default one."""
+    """Return the default chat template of a folder, from its own file or the configuration."""
     tokens = {name: text for name in config if name.endswith("_token")
               if (text := _content(config[name])) is not None}  # fmt: skip
     file = folder / "chat_template.jinja"
@@ -152,14 +152,14 @@ def _template(folder: Path, config: Mapping[str, Any]) -> ChatTemplate | None:
 
 
 def _content(token: object) -> str | None:
-    """A special token is a text, or an object that holds one."""
+    """Return the text of a special token, which may be an object with a ``content``."""
     if isinstance(token, Mapping):
         token = token.get("content")
     return token if isinstance(token, str) else None
 
 
 def _end(folder: Path, config: Mapping[str, Any], tokenizer: Tokenizer) -> int | None:
-    """Of several that a model may end with, the one that its tokenizer names."""
+    """Return the end token; of several, the one that the tokenizer names."""
     named = _content(config.get("eos_token"))
     by_tokenizer = None if named is None else tokenizer.token_to_id(named)
     for file in ("generation_config.json", "config.json"):
@@ -183,7 +183,7 @@ def _read(file: Path) -> Mapping[str, Any]:
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """One example as token ids.
+    """A prompt as token ids, with the continuations that decode is fed.
 
     Attributes:
         prompt: what is prefilled.
@@ -202,14 +202,14 @@ class Question:
 
     @property
     def length(self) -> int:
-        """Tokens of the prompt and its longest continuation."""
+        """Number of tokens of the prompt and its longest continuation."""
         return len(self.prompt) + max(map(len, self.continuations))
 
 
 def question_of(
     scoring: Scoring, chosen: Workload, example: Example, shots: Sequence[Example], texts: Texts
 ) -> Question:
-    """An example as its way of scoring feeds it; see `harness.run.live`.
+    """Return an example as token ids for a scoring mode; see `harness.run.live`.
 
     A chat template is used where the model writes.  Where the likelihoods of given texts are asked
     for, they go on from the plain question.
@@ -234,7 +234,7 @@ def question_of(
 
 
 def prompts_of(spec: RunSpec, data_dir: Path | None) -> tuple[PromptSet, list[Question], Texts]:
-    """The prompts of a run, as its weights' tokenizer reads them.
+    """Return the prompts of a run with their token ids, and the tokenizer.
 
     Raises:
         MoeBenchError: there are no such prompts, or no tokenizer.
@@ -265,7 +265,7 @@ def questions_of(
 def check_questions(
     spec: RunSpec, sample: PromptSet, questions: list[Question], checkpoint: Checkpoint
 ) -> None:
-    """Check that every prompt fits the weights.
+    """Refuse prompts that the checkpoint's vocabulary or positions cannot hold.
 
     Raises:
         CheckpointError: the tokenizer gives tokens that the model does not know.
@@ -288,7 +288,7 @@ def check_questions(
 
 
 def weights_path(spec: RunSpec) -> Path:
-    """The folder of a run's weights: the given one, or the scale model's.
+    """Return the folder of a run's weights: the given one, or the scale model's.
 
     Raises:
         UsageError: none is given, and the model has no scale model.

@@ -1,4 +1,4 @@
-"""The command that repeats a run, from what the store knows of it."""
+"""Reconstructs the command that repeats a stored run."""
 
 import shlex
 from collections.abc import Iterable, Mapping
@@ -14,7 +14,7 @@ from moebench.workloads.catalogue import workload
 
 
 def repeat(store: Store, document: Mapping[str, Any]) -> str:
-    """What to type for this run; options that its setting or a default gives are left out.
+    """Return the command that repeats a run, without options equal to defaults.
 
     Where questions are read from is not kept with a run: the command then says ``DIR`` for it.
     """
@@ -22,13 +22,13 @@ def repeat(store: Store, document: Mapping[str, Any]) -> str:
 
 
 def repeats(store: Store, documents: Iterable[Mapping[str, Any]]) -> dict[str, str]:
-    """The same for many runs, by their ids."""
+    """Return the commands that repeat many runs, by run id."""
     asked = {cell.run_id: cell.spec for cell in store.cells("done")}
     return {run["run_id"]: _command(run, asked.get(run["run_id"])) for run in documents}
 
 
 def _command(document: Mapping[str, Any], found: Mapping[str, Any] | None) -> str:
-    """The command of a run, for which ``found`` was asked, where that is known."""
+    """Return the command of a run from its requested spec ``found``, or from its document."""
     evaluation = document.get("evaluation")
     if found is None or evaluation is not None:
         found = _of_document(document["spec"])
@@ -43,12 +43,12 @@ def _command(document: Mapping[str, Any], found: Mapping[str, Any] | None) -> st
 
 
 def shortest(spec: RunSpec) -> str:
-    """What `moebench run` must be given for this spec, in as few words as can be."""
+    """Return the shortest arguments of `moebench run` for a spec."""
     return shlex.join(_options(_least(_given(spec.model_dump()))))
 
 
 def _given(found: Mapping[str, Any]) -> dict[str, Any]:
-    """What was chosen, or stands in a setting; plain defaults are left out."""
+    """Return the options of a spec that differ from plain defaults."""
     if found.get("machine") == "local":  # what ran here has no kind of software to choose
         found = {**found, "software": None}
     return {
@@ -60,12 +60,12 @@ def _given(found: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _of_document(spec: Mapping[str, Any]) -> dict[str, Any]:
-    """A document says both ways how many experts the device kept, whatever was asked for."""
+    """Return a document's options, with ``slots`` in place of ``cache_ratio``."""
     return {**{key: spec.get(key) for key in RunSpec.model_fields}, "cache_ratio": None}
 
 
 def _least(given: dict[str, Any]) -> dict[str, Any]:
-    """As few of these values as resolve to the same run; all, where they resolve to none here."""
+    """Return the fewest options that resolve to the same spec; all if they do not resolve."""
     try:
         wanted = _resolved(given)
         if "setting" in given:
@@ -89,7 +89,7 @@ def _least(given: dict[str, Any]) -> dict[str, Any]:
 
 @cache
 def _alone(system: str, setting: str) -> RunSpec:
-    """A system in a setting, where nothing else was asked for."""
+    """Return the spec of a system in a setting, with no other option given."""
     return resolve(None, system=system, setting=setting)
 
 
@@ -123,7 +123,7 @@ def _evaluation(given: Mapping[str, Any], evaluation: Mapping[str, Any]) -> list
 
 
 def _needs_data(spec: Mapping[str, Any], evaluation: Mapping[str, Any] | None) -> bool:
-    """Whether questions are not generated, or recordings are replayed."""
+    """Return whether a run needs a data folder: real prompts or recorded routing."""
     names = [task["workload"] for task in evaluation["tasks"]] if evaluation else []
     if not names and spec.get("trace") is None:
         names = [spec["workload"]]

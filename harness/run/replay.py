@@ -1,4 +1,4 @@
-"""A run on a trace: the system's decisions on recorded routing.
+"""Replays: runs of a system on recorded or drawn routing, without computing tokens.
 
 The simulated machine needs no mathematics.  This computer computes with random weights in the
 model's shape, so that every copy and every product has its true size.
@@ -63,7 +63,7 @@ class ReplaySession(Session):
 
     @property
     def identified(self) -> RunSpec:
-        """The spec without the trace's path: the trace's content identifies the run."""
+        """Spec without the trace's path, since the trace's content identifies the run."""
         return self.spec.model_copy(update={"trace": None})
 
     @property
@@ -73,7 +73,7 @@ class ReplaySession(Session):
 
     @property
     def without_prompt(self) -> int:
-        """How many of the replayed sequences have no recorded prefill."""
+        """Number of replayed sequences without a recorded prefill."""
         return sum(n == 0 for n in self.trace.prompts[: self.spec.prompts])
 
     @property
@@ -83,18 +83,18 @@ class ReplaySession(Session):
         return max(prompts) + self.spec.new_tokens
 
     def varied(self, spec: RunSpec) -> "ReplaySession":
-        """The same trace under another spec."""
+        """Return the run of another spec on the same trace."""
         system = spec.make_system()
         hashes = _hashes(spec, system, self.source, self.full)
         return replace(self, spec=spec, system=system, hashes=hashes)
 
     def learnable(self, scratch: Path, progress: Callable[[int, int], None]) -> Learnable:
-        """The trace's last sequences."""
+        """Return the trace's last sequences for calibration."""
         trace = self.source.open(scratch)
         return learn.not_replayed(trace, self.spec, self.system, self.source.name)
 
     def open(self, scratch: Path, keep_timeline: bool, stack: ExitStack) -> Stage:
-        """A simulated machine, or this computer; the notes say what a replay cannot know."""
+        """Open the stage of the machine that the spec names; notes state the limits of a replay."""
         spec, evict = self.spec, self.system.evict
         self.trace = self.source.open(scratch)
         reconstruction = None
@@ -127,23 +127,23 @@ class ReplaySession(Session):
         return stage
 
     def _model(self, decoder: Decoder | None) -> Model:
-        """Return what the engine calls: the trace's routing, or a decoder that is routed by it."""
+        """Return the engine's model: the trace, or a decoder with the trace's routing."""
         if decoder is None:
             return self.wrap(TracedModel(self.replayed))
         return cast(Model, RoutedDecoder(self.replayed, decoder))
 
     def check_memory(self) -> None:
-        """Count what fits beside the longest sequence of a trace that is there already."""
+        """Refuse a run whose longest recorded sequence does not fit into memory."""
         if self.spec.trace is not None:
             self.trace = self.source.open(Path())
             memory_of(self.spec, self.system, self.full, self.longest)
 
     def answer(self, stage: Stage, rows: slice) -> list[Generation]:
-        """Replay a batch: sequences in lock step until the shortest ends."""
+        """Replay a batch; all sequences stop when the shortest ends."""
         return [self._replay(stage, rows, self.spec.new_tokens)]
 
     def begin(self, stage: Stage, tokens: int) -> None:
-        """The first batch's sequences, as far as they go."""
+        """Replay the first batch for at most ``tokens`` tokens."""
         self._replay(stage, slice(0, self.spec.batch), min(tokens, self.spec.new_tokens))
 
     def _replay(self, stage: Stage, rows: slice, tokens: int) -> Generation:
@@ -152,7 +152,7 @@ class ReplaySession(Session):
         return stage.engine.generate([[0] * self.trace.prompt(s) for s in sequences], passes)
 
     def accuracy(self) -> dict[str, Any]:
-        """No figure: a replay writes no text."""
+        """Return an ``accuracy`` part without figures, since a replay generates no text."""
         return {
             **dict.fromkeys(("score", "stderr", "metric", "chance", "cut", "agreement", "kl")),
             "n": 0,
@@ -161,7 +161,7 @@ class ReplaySession(Session):
 
     @property
     def origin(self) -> dict[str, Any]:
-        """Where the routing comes from."""
+        """Entries of the document's provenance that describe the source of routing."""
         return {
             "weights": f"none: routing replayed from {self.source.name}",
             "weights_hash": self.trace.header.source.get("weights_hash"),
@@ -171,7 +171,7 @@ class ReplaySession(Session):
 
 
 def prepare(spec: RunSpec, data_dir: Path | None) -> ReplaySession:
-    """Open the trace, or say what it will be, and check it against the model that is charged.
+    """Open the trace of a run, or plan the drawn one, and check it against the charged model.
 
     Raises:
         MoeBenchError: one line that says what, where and what is allowed.
@@ -201,7 +201,7 @@ def _hashes(spec: RunSpec, system: System, source: Source, full: ModelShape) -> 
 
 
 def _check(spec: RunSpec, source: Source, system: System) -> None:
-    """Refuse a trace without what a system reads."""
+    """Refuse a trace that lacks data which a system reads."""
     name, header = source.name, source.header
     _check_predictions(spec, source, system)
     live = _without(spec)
@@ -227,7 +227,7 @@ def _check(spec: RunSpec, source: Source, system: System) -> None:
 
 
 def _check_predictions(spec: RunSpec, source: Source, system: System) -> None:
-    """Refuse a trace whose predictions do not go as far as a predictor asks."""
+    """Refuse a trace whose predictions do not reach as many layers ahead as a system needs."""
     header, live = source.header, _without(spec)
     asking = (("route", system.route, "exact"), ("prefetch", system.prefetch, "none"))
     for decision, asker, plain in asking:
@@ -251,12 +251,12 @@ def _check_predictions(spec: RunSpec, source: Source, system: System) -> None:
 
 
 def _without(spec: RunSpec) -> str:
-    """What to type for a live run in place of a replay."""
+    """Return the hint for a live run in place of a replay."""
     return f"run without {'--routing' if spec.trace is None else '--trace'}"
 
 
 def readers_of_scores(system: System) -> list[str]:
-    """The decisions of a system that look at gate scores, as ``--set`` names them."""
+    """Return the decisions of a system that read gate scores, as ``--set`` names them."""
     return [
         f"{decision}={name_of(decision, policy)}"
         for decision, policy in system.policies.items()
@@ -265,7 +265,7 @@ def readers_of_scores(system: System) -> list[str]:
 
 
 def _random_weights(weights: DummyWeights) -> list[str]:
-    """Sentences on the random weights that a replay on this computer computes with."""
+    """Return notes on the random weights that a replay on this computer computes with."""
     shape = weights.shape
     total = len(shape.moe_layers) * shape.num_experts
     notes = ["weights are random numbers in the model's shape; routing decides which are used"]

@@ -1,4 +1,4 @@
-"""Where a replay's routing comes from: a trace that was given, a drawn one, or recordings.
+"""Routing source of a replay: a given trace, a drawn trace, or recordings of the real model.
 
 | ``--routing`` | who chooses the experts |
 |---|---|
@@ -43,7 +43,7 @@ LEARNABLE = 64
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """What a replay replays.
+    """A trace to replay, its calibration sequences, and its provenance.
 
     Attributes:
         name: what messages and provenance call it.
@@ -61,7 +61,7 @@ class Source:
 
 
 def source_of(spec: RunSpec, data_dir: Path | None) -> Source:
-    """Where a replay's routing comes from.
+    """Return the routing source of a replay.
 
     Raises:
         MoeBenchError: it cannot be had; one line.
@@ -81,7 +81,7 @@ def _given(name: str, seed: int) -> Source:
 
 
 def _drawn(spec: RunSpec, data_dir: Path | None) -> Source:
-    """Sequences as long as the prompts that would be read, and a few for systems that learn."""
+    """Draw sequences of the prompts' lengths, and further ones for calibration."""
     recipe = recipes().get(spec.model)
     if recipe is None:
         raise UsageError(
@@ -104,7 +104,7 @@ def _drawn(spec: RunSpec, data_dir: Path | None) -> Source:
 
 
 def _real(spec: RunSpec, data_dir: Path | None) -> Source:
-    """The first texts of recordings, and the last ones for systems that learn."""
+    """Return the first recorded texts for the run, and the last ones for calibration."""
     listed = recorded_texts(spec.model, spec.new_tokens, data_dir)
     chosen = [
         *listed[: spec.prompts],
@@ -131,7 +131,7 @@ def _real(spec: RunSpec, data_dir: Path | None) -> Source:
 
 
 def _kept(name: str, write: Callable[[Path], None]) -> Callable[[Path], TraceFile]:
-    """A trace that is made where it is not there yet; other code makes another one."""
+    """Return a drawn trace from the store, or draw it; other code draws another one."""
 
     def opened(scratch: Path) -> TraceFile:
         folder = use(scratch / "routing" / f"{name}-{code_hash()}")

@@ -1,4 +1,4 @@
-"""Resolves what the user gave into a `RunSpec`: an ordered list of rules, each with one job.
+"""Resolves the given options to a `RunSpec`, by an ordered list of rules.
 
 A rule reads and changes a `Draft`.  Whether an option has an effect on a kind of run is not decided
 here but stated with the option (`moebench.results.spec.Option.on`).
@@ -41,7 +41,7 @@ SLOTS = ("cache_ratio", "slots")
 
 @dataclass(slots=True)
 class Draft:
-    """A run that is being resolved.
+    """State of a run's options while the rules resolve them.
 
     Attributes:
         given: what the user gave, without None.
@@ -81,7 +81,7 @@ class Draft:
 
 
 def resolve(data_dir: Path | None, **given: Any) -> RunSpec:
-    """A full spec from what the user gave; None means "not given".
+    """Resolve the given options to a full spec; None means "not given".
 
     A setting supplies model, machine, precision, experts on the device and lengths; what was given
     wins.
@@ -97,7 +97,7 @@ def resolve(data_dir: Path | None, **given: Any) -> RunSpec:
 
 
 def _shorten_paths(draft: Draft) -> None:
-    """Write paths in one way, so that ``./m.yaml`` and ``m.yaml`` are one machine."""
+    """Normalise paths, so that ``./m.yaml`` and ``m.yaml`` name one machine."""
     for key, name in draft.chosen.items():
         if key in OPTIONS and OPTIONS[key].path:
             if not name.strip() or "\0" in name:
@@ -113,7 +113,7 @@ def _find_system(draft: Draft) -> None:
 
 
 def _apply_setting(draft: Draft) -> None:
-    """Take from the setting what was not given."""
+    """Take options that were not given from the setting."""
     draft.alpha = draft.chosen.pop(ALPHA, None)
     if "setting" not in draft.chosen:
         return
@@ -130,7 +130,7 @@ def _apply_setting(draft: Draft) -> None:
 
 
 def _find_calibration(draft: Draft) -> None:
-    """Refuse an unknown workload to learn from, even where nothing learns."""
+    """Refuse an unknown calibration workload, even if no policy is fitted."""
     if "calibrate_from" in draft.chosen:
         workload(draft.chosen["calibrate_from"])
 
@@ -174,7 +174,7 @@ def refuse(given: Mapping[str, Any], kind: Kind) -> None:
 
 
 def _choose_software(draft: Draft) -> None:
-    """A known kind of software; on this computer, which is measured, the one that runs."""
+    """Choose the kind of software; on this computer it is the one that runs."""
     if draft.local:
         if "software" in draft.given:
             raise UsageError(
@@ -187,7 +187,7 @@ def _choose_software(draft: Draft) -> None:
 
 
 def _score_packages_by_tokens(draft: Draft) -> None:
-    """Refuse scores of logits, which packages do not show."""
+    """Refuse scoring by likelihood for a package, which does not return logits."""
     scoring = draft.chosen.get("scoring")
     if draft.native and scoring in ("likelihood", "prefill"):
         raise UsageError(
@@ -197,7 +197,7 @@ def _score_packages_by_tokens(draft: Draft) -> None:
 
 
 def _one_tier_below(draft: Draft) -> None:
-    """Refuse a link and a disk below the same device."""
+    """Refuse an emulated link together with options of the disk."""
     cache = draft.chosen.get("page_cache")
     if cache is not None and "emulated_link_gb_s" in draft.chosen:
         raise UsageError(
@@ -206,7 +206,7 @@ def _one_tier_below(draft: Draft) -> None:
 
 
 def _one_count_of_experts(draft: Draft) -> None:
-    """Refuse two statements of how many experts the device keeps."""
+    """Refuse both ``cache_ratio`` and ``slots``."""
     if all(key in draft.chosen for key in SLOTS):
         ratio, slots = (draft.chosen[key] for key in SLOTS)
         raise UsageError(
@@ -235,7 +235,7 @@ def _replay_trace(draft: Draft) -> None:
 
 
 def _model_of_weights(draft: Draft) -> None:
-    """Without a model, charge the checkpoint itself."""
+    """Charge the given checkpoint's own shape if no model is given."""
     if "weights" in draft.chosen:
         path = Path(draft.chosen["weights"]) / "config.json"
         draft.chosen.setdefault("model", path.as_posix())
@@ -263,7 +263,7 @@ def _replay_recordings(draft: Draft) -> None:
 
 
 def recorded_texts(model: str, new_tokens: int, data_dir: Path | None) -> "list[Text]":
-    """What was recorded of a model, as texts of so many new tokens.
+    """Return the recorded texts of a model with at least ``new_tokens`` decoded tokens.
 
     Raises:
         UsageError: there is no data folder.
@@ -280,7 +280,7 @@ def recorded_texts(model: str, new_tokens: int, data_dir: Path | None) -> "list[
 
 
 def _as_much_as(draft: Draft, what: str, sequences: int, longest: int) -> dict[str, Any]:
-    """Prompts and new tokens of a replay: at most what it holds.
+    """Limit the number of prompts and new tokens of a replay to what the trace holds.
 
     Args:
         what: is replayed.
@@ -301,7 +301,7 @@ def _as_much_as(draft: Draft, what: str, sequences: int, longest: int) -> dict[s
 
 
 def _choose_workload(draft: Draft) -> None:
-    """Without a workload, read generated passages."""
+    """Choose the default workload if none is given."""
     draft.chosen.setdefault("workload", DEFAULT_WORKLOAD)
 
 
@@ -313,14 +313,14 @@ def _length_of_answers(draft: Draft) -> None:
 
 
 def _count_examples(draft: Draft) -> None:
-    """The number of worked examples, which may be the setting's paper's."""
+    """Choose the number of worked examples; ``paper`` means the setting's number."""
     chosen = draft.chosen
     asked = str(chosen.get("few_shot", "0"))
     chosen["few_shot"] = few_shot_count(asked, chosen["workload"], chosen.get("setting"))
 
 
 def _set_alpha(draft: Draft) -> None:
-    """Make α an option of the system, if its routing has one; `--set` beats the setting's."""
+    """Set the system's α from the option or the setting; `--set` has precedence."""
     overrides = draft.chosen.get("overrides", {})
     if draft.native:
         return
@@ -340,7 +340,7 @@ def _set_alpha(draft: Draft) -> None:
 
 
 def _build(draft: Draft) -> None:
-    """Build the system, and spell its options as it does: 0.30 and 0.3 are one run."""
+    """Build the system and normalise its options, so that 0.30 and 0.3 are one run."""
     overrides = draft.chosen.get("overrides", {})
     draft.built = build_any(draft.system, overrides, draft.variant)
     spelled = describe(draft.built)
@@ -348,14 +348,14 @@ def _build(draft: Draft) -> None:
 
 
 def _fill_batches(draft: Draft) -> None:
-    """Without a number of prompts, take enough whole batches."""
+    """Round the default number of prompts up to whole batches."""
     batch = draft.chosen.get("batch", 1)
     if isinstance(batch, int) and batch > 0:
         draft.chosen.setdefault("prompts", -(-DEFAULT_PROMPTS // batch) * batch)
 
 
 def _check_values(draft: Draft) -> None:
-    """Refuse values that are out of range, and make the spec."""
+    """Refuse values out of range and build the spec."""
     try:
         draft.spec = RunSpec(**draft.chosen)
     except ValidationError as error:
@@ -366,7 +366,7 @@ def _check_values(draft: Draft) -> None:
 
 
 def _check_batches(draft: Draft) -> None:
-    """Refuse prompts that leave a batch half empty."""
+    """Refuse a number of prompts that is not a multiple of the batch size."""
     spec = draft.spec
     if spec.prompts % spec.batch:
         raise UsageError(
@@ -376,7 +376,7 @@ def _check_batches(draft: Draft) -> None:
 
 
 def _check_model(draft: Draft) -> None:
-    """Refuse a model or a batch for which the system does not exist."""
+    """Refuse a model or batch size that the system does not support."""
     spec = draft.spec
     if spec.model not in model_names() and not is_file(spec.model):
         return

@@ -1,4 +1,4 @@
-"""A run that is ready to start: what it reads is open, checked and hashed, its system is built."""
+"""Sessions: runs with opened, checked and hashed inputs and a built system."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
@@ -22,7 +22,7 @@ from moebench.workloads.draw import PromptSet
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """A finished run: its document, the spans of the report's excerpt, and raw records."""
+    """A finished run: its document, the spans of the timeline excerpt, and raw records."""
 
     document: dict[str, Any]
     picture: list[dict[str, Any]]
@@ -31,7 +31,7 @@ class Outcome:
 
 
 class Prepared(Protocol):
-    """What sweeps, stores and documents use of any run: a `Session`, or a third-party package's.
+    """Interface of any prepared run: a `Session`, or a third-party package's run.
 
     Attributes:
         full: the model that is charged, or that a local run's stands for.
@@ -46,36 +46,36 @@ class Prepared(Protocol):
 
     @property
     def run_id(self) -> str:
-        """Equal for equal results; every measurement on this computer has its own."""
+        """Run id: equal for equal results, and unique for each measurement on this computer."""
 
     @property
     def unknown_latencies(self) -> Sequence[str]:
-        """Latencies of the document that the run cannot know."""
+        """Names of latencies that the run cannot determine."""
 
     def varied(self, spec: RunSpec) -> Self:
-        """Return the run of another spec of `sweep.worker.group_of` on what is open already."""
+        """Return the run of another spec of the same group, on the inputs that are open already."""
 
     def share(self, shared: SharedWork | None) -> SharedWork | None:
-        """Use work that runs of the same weights share; None where nothing is computed.
+        """Share computed work with runs of the same weights; None for a replay.
 
         Args:
             shared: an earlier run's, of the same weights and prompts.
         """
 
     def check_memory(self) -> None:
-        """Refuse what does not fit, where that is known before anything is opened.
+        """Refuse a run that does not fit into memory, if that is known before its stage is opened.
 
         Raises:
             BudgetError, UsageError: it does not fit.
         """
 
     def close(self) -> None:
-        """Release what was opened."""
+        """Close the opened inputs."""
 
 
 @dataclass(slots=True, kw_only=True)
 class Session(ABC):
-    """A run on our engine: it computes (`live`), replays a trace, or an evaluator makes requests.
+    """A run on the engine: live, a replay, or one that answers an evaluator's requests.
 
     Attributes:
         full, sample, hashes: as in `Prepared`.
@@ -93,37 +93,37 @@ class Session(ABC):
 
     @property
     def run_id(self) -> str:
-        """Equal for equal results; every measurement on this computer has its own."""
+        """Run id: equal for equal results, and unique for each measurement on this computer."""
         if self._run_id is None:
             self._run_id = run_id(self.identified, **self.hashes)
         return self._run_id
 
     @property
     def identified(self) -> RunSpec:
-        """The spec as far as it identifies the run."""
+        """Part of the spec that identifies the run."""
         return self.spec
 
     @property
     def unknown_latencies(self) -> Sequence[str]:
-        """Latencies of the document that the run cannot know."""
+        """Names of latencies that the run cannot determine."""
         return ()
 
     @property
     def origin(self) -> dict[str, Any]:
-        """Entries of the document's provenance that only this kind of session knows."""
+        """Entries of the document's provenance that are specific to this kind of session."""
         return {}
 
     @property
     @abstractmethod
     def longest(self) -> int:
-        """Tokens of the longest text, new ones included; of a replay, once it is open."""
+        """Number of tokens of the longest text, new ones included."""
 
     @abstractmethod
     def varied(self, spec: RunSpec) -> Self:
-        """Return the run of another spec of `sweep.worker.group_of` on what is open already."""
+        """Return the run of another spec of the same group, on the inputs that are open already."""
 
     def share(self, shared: SharedWork | None) -> SharedWork | None:
-        """Use work that runs of the same weights share; None where nothing is computed.
+        """Share computed work with runs of the same weights; None for a replay.
 
         Args:
             shared: an earlier run's, of the same weights and prompts.
@@ -132,7 +132,7 @@ class Session(ABC):
 
     @abstractmethod
     def check_memory(self) -> None:
-        """Refuse what does not fit, where that is known before anything is opened.
+        """Refuse a run that does not fit into memory, if that is known before its stage is opened.
 
         Raises:
             BudgetError, UsageError: it does not fit.
@@ -140,7 +140,7 @@ class Session(ABC):
 
     @abstractmethod
     def learnable(self, scratch: Path, progress: Callable[[int, int], None]) -> Learnable:
-        """Return how other texts than the run's own were routed, for systems that are calibrated.
+        """Return the routing of texts other than the run's own, for calibration.
 
         Args:
             scratch: the folder where such routing is kept.
@@ -152,7 +152,7 @@ class Session(ABC):
 
     @abstractmethod
     def open(self, scratch: Path, keep_timeline: bool, stack: ExitStack) -> Stage:
-        """Build model, machine, memory and engine.
+        """Build the run's stage: model, machine, memory and engine.
 
         Args:
             scratch: where expert records are kept for a local machine, and drawn traces.
@@ -166,7 +166,7 @@ class Session(ABC):
 
     @abstractmethod
     def accuracy(self) -> dict[str, Any]:
-        """Return the ``accuracy`` part of the document, once all batches were run."""
+        """Return the ``accuracy`` part of the document, after all batches were run."""
 
     def close(self) -> None:
-        """Release what was opened."""
+        """Close the opened inputs."""

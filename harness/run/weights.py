@@ -1,4 +1,4 @@
-"""The weights of a run that computes: checkpoint, tokenizer, and the decoders made of them."""
+"""Weights of a live run: checkpoint, tokenizer, and the decoders built from them."""
 
 import hashlib
 from collections.abc import Callable
@@ -49,22 +49,22 @@ class OpenWeights:
 
     @property
     def tokenizer(self) -> Tokenizer:
-        """The checkpoint's tokenizer."""
+        """Tokenizer of the checkpoint."""
         return self.texts.tokenizer
 
     @property
     def end(self) -> int | None:
-        """The token that ends a text; None where the files name none."""
+        """Token id that ends a text; None if the files name none."""
         return self.texts.end
 
     def sharing(self) -> SharedWork:
-        """Return the work that is shared, or the run's own."""
+        """Return the work shared between runs, or new work of this run alone."""
         if self.shared is None:
             self.shared = SharedWork(self.checkpoint, expert_dtype=self.expert_dtype)
         return self.shared
 
     def share(self, shared: SharedWork | None) -> SharedWork:
-        """Use an earlier run's work, or begin to keep it: experts, prefills, reference logits."""
+        """Share experts, prefills and reference logits with earlier runs of the same weights."""
         self.shared = shared or SharedWork(self.checkpoint, self.remember, self.expert_dtype)
         return self.shared
 
@@ -72,7 +72,7 @@ class OpenWeights:
         self, spec: RunSpec, system: System, data_dir: Path | None, scratch: Path,
         progress: Callable[[int, int], None],
     ) -> Learnable:  # fmt: skip
-        """Return the routing of texts that the lossless model generates to a train split's prompts.
+        """Return the routing of texts that the lossless model generates for training prompts.
 
         Its experts are quantised if the run's are.  Texts end at end-of-text where the run's
         answers do, else all have the same length.
@@ -94,7 +94,7 @@ class OpenWeights:
         )
 
     def resident(self, scoring: str, system: System) -> tuple[Decoder, Model]:
-        """Return a decoder with every expert in memory, and what an engine calls in place of it.
+        """Return a decoder with all experts in memory, and the model that the engine calls.
 
         The latter remembers prefills.  A remembered prefill has gates and states, but neither
         predictions nor the logits of other tokens than the last one.
@@ -108,7 +108,7 @@ class OpenWeights:
         self, spec: RunSpec, system: System, longest: int,
         model: Callable[[Decoder | None], Model], scratch: Path, keep_timeline: bool, note: str,
     ) -> StageRequest:  # fmt: skip
-        """Return the request of a stage that computes with these weights.
+        """Return the request for a stage that computes with these weights.
 
         Args:
             longest: tokens of the longest text, new ones included.
@@ -137,7 +137,7 @@ class OpenWeights:
 
 
 def named(spec: RunSpec, checkpoint: Checkpoint) -> str:
-    """Return the name and size of the model that computes, as a measured time must state them."""
+    """Return the name and size of the computing model, which a measured time must state."""
     size = checkpoint.shape.total_params
     text = f"{size / 1e9:.3g} B" if size >= 1e9 else f"{size / 1e6:.3g} M"
     name = f"{spec.model}'s scale model"
@@ -177,7 +177,7 @@ def open_weights(spec: RunSpec) -> OpenWeights:
 
 
 def computing_system(spec: RunSpec) -> System:
-    """The system of a run that computes.
+    """Build the system of a live run.
 
     Raises:
         UsageError: it decides by what comes next, which nobody knows here.
@@ -192,14 +192,14 @@ def computing_system(spec: RunSpec) -> System:
 
 
 def own_hashes(spec: RunSpec, system: System, data_dir: Path | None) -> dict[str, str]:
-    """Return what a system adds to the identity of a run: its code, and what it learns from."""
+    """Return the hashes that a system adds to a run's identity: code and calibration."""
     return {"system": system_hash(system), **learn.identity(spec, system, data_dir)}
 
 
 def under(
     spec: RunSpec, hashes: dict[str, str], data_dir: Path | None
 ) -> tuple[System, dict[str, str]]:
-    """Return the system of another spec of the same weights and prompts, and that run's hashes.
+    """Return the system and the hashes of another spec on the same weights and prompts.
 
     Raises:
         UsageError: the system decides by what comes next.

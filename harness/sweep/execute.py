@@ -1,4 +1,4 @@
-"""Carries out the cells of a sweep on workers, and stores each as soon as it is finished.
+"""Runs the cells of a sweep on workers, and stores each when it is finished.
 
 The calling process alone writes the store.  A cell is `done` in it only after its samples are on
 disk, so a process that is killed leaves cells whole or not there.
@@ -25,7 +25,7 @@ def jobs_of(
     specs: Sequence[RunSpec], data_dir: Path | None,
     progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> list[Job]:  # fmt: skip
-    """Cells with their identities, those of one group together."""
+    """Return the jobs of cells with their ids, grouped by shared inputs."""
     groups: dict[str, list[RunSpec]] = {}
     for spec in specs:
         groups.setdefault(group_of(spec), []).append(spec)
@@ -39,7 +39,7 @@ def jobs_of(
 
 
 def carry_out(jobs: Sequence[Job], store: Store, opened: Open, shown: Board) -> None:
-    """Run cells and keep what comes back.
+    """Run cells and store their runs or failures.
 
     Cells that measure this computer run after all others, and alone: another one beside them would
     slow them down.
@@ -59,7 +59,7 @@ def carry_out(jobs: Sequence[Job], store: Store, opened: Open, shown: Board) -> 
 
 
 def _checked(job: Job, outcome: Finished | Failed) -> Finished | Failed:
-    """A worker on another machine must have read what this process would have read."""
+    """Return an outcome, or a failure if its run id shows that the worker's inputs differ."""
     if isinstance(outcome, Failed) or job.spec.machine == "local":
         return outcome
     if outcome.document["run_id"] == job.cell_id:
@@ -69,7 +69,7 @@ def _checked(job: Job, outcome: Finished | Failed) -> Finished | Failed:
 
 
 def keep(store: Store, job: Job, outcome: Finished | Failed) -> None:
-    """Keep a cell's run or its failure."""
+    """Store a cell's run or its failure."""
     spec = job.spec.model_dump()
     if isinstance(outcome, Failed):
         store.fail(job.cell_id, spec, outcome.error, outcome.traceback)
@@ -79,7 +79,7 @@ def keep(store: Store, job: Job, outcome: Finished | Failed) -> None:
 
 
 def local_workers(jobs: int | None, data_dir: Path | None, scratch: Path, samples: bool) -> Open:
-    """Workers of this computer: ``jobs`` processes, or this one for 0."""
+    """Open workers on this computer: ``jobs`` processes, or this one for 0."""
 
     def opened(local: bool) -> Workers:
         if jobs == 0:
@@ -91,7 +91,7 @@ def local_workers(jobs: int | None, data_dir: Path | None, scratch: Path, sample
 
 
 def processes_for(jobs: int | None) -> int:
-    """As many as were asked for, or one a core."""
+    """Return the number of worker processes: the given one, or one per core."""
     return jobs or os.cpu_count() or 1
 
 
@@ -102,7 +102,7 @@ def run_all(
     jobs: int,
     progress: Callable[[int, int], None],
 ) -> list[Document]:
-    """Carry out runs, or take them from the store; their documents in the order of the specs.
+    """Run specs, or take them from the store; return their documents in order.
 
     Args:
         directory: the store's; every finished run is in it at once.
@@ -125,7 +125,7 @@ def run_all(
 
 
 class _Strict:
-    """Counts finished runs, and stops at the first failure."""
+    """A progress board that counts finished runs and stops at the first failure."""
 
     def __init__(self, total: int, progress: Callable[[int, int], None]) -> None:
         self._total, self._done, self._progress = total, 0, progress

@@ -1,4 +1,4 @@
-"""Carries out cells in one process of a sweep, and keeps what later cells share."""
+"""Runs cells in one process of a sweep, and keeps inputs that later cells share."""
 
 import gc
 import platform
@@ -22,7 +22,7 @@ MEMORY_LIMIT_BYTES = 700_000_000
 
 
 class Job(NamedTuple):
-    """A cell to carry out.
+    """A cell to run.
 
     Attributes:
         cell_id: what the store knows it by.
@@ -36,7 +36,7 @@ class Job(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Finished:
-    """A cell's run, the time of its tokens, and the spans of one of them."""
+    """A finished cell: its document, timeline excerpt and token samples."""
 
     document: Document
     samples: list[TokenSample]
@@ -45,14 +45,14 @@ class Finished:
 
 @dataclass(frozen=True, slots=True)
 class Failed:
-    """Why a cell has no run: one line, and where in the code."""
+    """A failed cell: the error in one line, and its traceback."""
 
     error: str
     traceback: str
 
 
 def group_of(spec: RunSpec) -> str:
-    """Equal for specs that read the same weights and questions, or the same trace.
+    """Return a key that is equal for specs with the same weights and prompts, or trace.
 
     Those of native systems are opened by other sessions.
     """
@@ -63,7 +63,7 @@ def group_of(spec: RunSpec) -> str:
 
 
 class Opened:
-    """Sessions of cells; those that share weights and questions, or a trace, open them once."""
+    """Prepares sessions of cells, and opens inputs that consecutive cells share once."""
 
     def __init__(self, data_dir: Path | None) -> None:
         self._data_dir = data_dir
@@ -71,7 +71,7 @@ class Opened:
         self._known: Prepared | None = None
 
     def session(self, spec: RunSpec) -> "Prepared":
-        """As `harness.one_run.prepare` gives it.
+        """Return the prepared session of a spec.
 
         Raises:
             MoeBenchError: as `prepare` does.
@@ -88,7 +88,7 @@ class Opened:
         return self._known
 
     def problem(self, spec: RunSpec) -> str | None:
-        """Why a cell cannot run, as far as that can be known before; None if nothing is known."""
+        """Return the reason why a cell cannot run, if known before running it; else None."""
         try:
             self.session(spec).check_memory()
         except MoeBenchError as error:
@@ -96,7 +96,7 @@ class Opened:
         return None
 
     def cell_id(self, spec: RunSpec) -> str:
-        """A run's id; one that does not change from measurement to measurement where it is local.
+        """Return the id of a cell: its run id, or a repeatable id for a measured run.
 
         A cell whose inputs cannot be opened is known by its spec: it fails when it is run.
         """
@@ -112,7 +112,7 @@ class Opened:
 
 
 class Worker:
-    """Carries out cells, one after another.
+    """Runs cells one after another.
 
     Args:
         scratch: where expert records are kept for cells on a local machine.
@@ -126,7 +126,7 @@ class Worker:
         self._shared: SharedWork | None = None
 
     def run(self, job: Job, code: str) -> Finished | Failed:
-        """Carry out a cell; whatever goes wrong in it is its failure.
+        """Run a cell; any exception becomes its failure.
 
         Args:
             code: `code_hash` of the process that keeps the store.
@@ -174,7 +174,7 @@ class Worker:
 
 
 def resident_bytes() -> int:
-    """Memory of this process; 0 where the system does not say."""
+    """Return the resident memory of this process in bytes; 0 if unknown."""
     try:
         pages = int(Path("/proc/self/statm").read_text().split()[1])
     except OSError:
