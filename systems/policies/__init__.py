@@ -1,1 +1,1 @@
-"""Decisions that several systems share, one module for each kind."""
+"""Policies and predictors that several systems share, in one module for each kind of decision."""

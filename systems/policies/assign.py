@@ -1,4 +1,4 @@
-"""Divides active experts that are off the device between the link and the host."""
+"""Assignment policies: divide active experts that are not on the device between load and host."""
 
 from abc import abstractmethod
 from collections.abc import Sequence
@@ -15,16 +15,16 @@ from moebench.systems.policies.latency import check_history, mean_of_last
 
 @dataclass(kw_only=True)
 class LoadAll(Assignment):
-    """Load every missing expert, by ascending id."""
+    """Loads every missing expert, by ascending id; the host computes none."""
 
     reads_scores = False
 
     def assign(self, view: LayerView, active: Active) -> Plan:
-        """Load all that are absent."""
+        """Return a plan that loads all absent experts."""
         return split(active, fetches(view.layer, active.absent))
 
 
-#: Families that Transformers 5 has a class for: it fuses a layer's experts into one module.
+#: Model families with a class in Transformers 5, which fuses a layer's experts into one module.
 FUSED = frozenset({
     "deepseek_v2", "glm4_moe", "gpt_oss", "llama4_text", "mixtral", "olmoe", "phimoe", "qwen2_moe",
     "qwen3_moe",
@@ -33,11 +33,11 @@ FUSED = frozenset({
 
 @dataclass(kw_only=True)
 class LoadForOneUse(Assignment):
-    """Loads what is absent for one use, by ascending id, and keeps nothing.
+    """Loads absent experts for one use, by ascending id, and keeps none on the device.
 
     Attributes:
-        experts: which of a layer: ``all``, the ``active`` ones, or as the model's ``family`` has
-            it: all where Transformers 5 makes a layer's experts one module.
+        experts: which experts of a layer to load: ``all``, the ``active`` ones, or according to the
+            model's ``family``: all where Transformers 5 makes a layer's experts one module.
     """
 
     experts: Literal["family", "all", "active"] = "family"
@@ -45,14 +45,14 @@ class LoadForOneUse(Assignment):
     reads_scores = False
 
     def whole_layers(self, shape: ModelShape) -> bool:
-        """Whether all experts of a layer are loaded, and all must have a slot at once."""
+        """Return whether all experts of a layer are loaded, and so need a slot at once."""
         return shape.family in FUSED if self.experts == "family" else self.experts == "all"
 
     def start(self, shape: ModelShape, cache: ExpertCache) -> None:
-        """Check that a layer can pass through.
+        """Check that the slots hold all experts of a layer if they are loaded together.
 
         Raises:
-            BudgetError: its experts do not fit.
+            BudgetError: the experts of a layer do not fit.
         """
         room = min(cache.pools)
         if self.whole_layers(shape) and room < shape.num_experts:
@@ -62,7 +62,7 @@ class LoadForOneUse(Assignment):
             )
 
     def assign(self, view: LayerView, active: Active) -> Plan:
-        """Load the absent ones of the layer, or of its active experts."""
+        """Return a plan that loads the layer's absent experts, or its active ones, for one use."""
         absent: Sequence[int] = active.absent
         if view.whole_layers:
             absent = view.whereabouts.divide(range(view.shape.num_experts))[2]
@@ -81,11 +81,11 @@ class HostAll(Assignment):
 
     @property
     def uses_host(self) -> bool:  # type: ignore[override]
-        """Always in decode."""
+        """True: in decode the host computes every missing expert."""
         return True
 
     def assign(self, view: LayerView, active: Active) -> Plan:
-        """Compute all that are absent on the host; in prefill, load them."""
+        """Return a plan: in prefill load all absent experts, in decode compute them on the host."""
         if view.phase == "prefill":
             return split(active, fetches(view.layer, active.absent))
         return split(active, host=active.absent)
@@ -96,12 +96,11 @@ class LinkOrHost(Assignment):
     """Base of assignments that weigh the link's time against the host's (SMoE §V-A).
 
     Attributes:
-        history: p, how many past durations C_load and C_CPU average.
-        link: when the link is free for a first load: at once, as ``printed`` (T_load = 0), or once
-            it has carried its ``backlog``.  A prefetch is usually under way when the gate is known,
-            and a load that queues behind it is what §IV-C excludes: "not interfering with current
-            layer expert loading".  From the disk, the backlog is that of disk and link, whichever
-            is longer.
+        history: p, the number of past durations over which C_load and C_CPU are averaged.
+        link: when the link is free for a first load: at once, as ``printed`` (T_load = 0), or after
+            its ``backlog``.  A prefetch is usually under way when the gate is known, and a load
+            that queues behind it is what §IV-C excludes: "not interfering with current layer
+            expert loading".  From the disk it is the longer backlog of disk and link.
     """
 
     history: int = 10
@@ -112,11 +111,11 @@ class LinkOrHost(Assignment):
 
     @property
     def uses_host(self) -> bool:  # type: ignore[override]
-        """In decode, when the link falls behind."""
+        """True: in decode the host computes experts when the link falls behind."""
         return True
 
     def assign(self, view: LayerView, active: Active) -> Plan:
-        """Divide what is absent in decode; in prefill load everything (first version, §4.1)."""
+        """Divide the absent experts in decode; load all of them in prefill (first version §4.1)."""
         if view.phase == "prefill":
             return split(active, fetches(view.layer, active.absent))
         if not active.absent:
@@ -129,19 +128,19 @@ class LinkOrHost(Assignment):
 
     @abstractmethod
     def divide(self, view: LayerView, active: Active, free_ns: int) -> tuple[list[int], list[int]]:
-        """What of ``active.absent`` to load and what to compute on the host, in these orders.
+        """Return the absent experts to load and those to compute on the host, each in order.
 
         Args:
-            free_ns: from now until the link is free.
+            free_ns: time until the link is free, in ns.
         """
 
     def mean(self, durations: Sequence[float]) -> float:
-        """Over the last p of these."""
+        """Return the mean of the last p durations."""
         return mean_of_last(durations, self.history)
 
 
 def best_first(active: Active) -> list[int]:
-    """S: missing experts by descending score; ties to the one with more rows, then by id."""
+    """Return S, the missing experts by descending score; ties by descending rows, then by id."""
     score, rows = active.best, active.rows
     return sorted(active.absent, key=lambda e: (-score[e], -rows[e], e))
 
@@ -167,7 +166,7 @@ class Balanced(LinkOrHost):
     tie: Literal["load", "host"] = "load"
 
     def divide(self, view: LayerView, active: Active, free_ns: int) -> tuple[list[int], list[int]]:
-        """Algorithm 2."""
+        """Divide the missing experts between load and host with SMoE's Algorithm 2."""
         costs, rows, by_score = view.costs, active.rows, self.by == "score"
         load_ns = self.mean(costs.load_ns)
         host_ns = self.mean(costs.host_ns if by_score else costs.host_ns_per_row)
@@ -198,12 +197,12 @@ class Optimal(LinkOrHost):
 
         min over n_load of  max(link + n_load · C_load, (|S| - n_load) · C_CPU)
 
-    The n_load best are loaded, as they are the likeliest to come again; where two splits end at the
-    same time, more are loaded.  A link that is not used need not become free.
+    The n_load best are loaded, as they are the likeliest to be used again; of two splits that end
+    at the same time, the one with more loads is used.  A link without loads need not become free.
     """
 
     def divide(self, view: LayerView, active: Active, free_ns: int) -> tuple[list[int], list[int]]:
-        """Enumerate the |S| + 1 splits."""
+        """Return the best of the |S| + 1 splits into loads and host computations."""
         queue = best_first(active)
         load_ns, host_ns = self.mean(view.costs.load_ns), self.mean(view.costs.host_ns)
 

@@ -1,8 +1,8 @@
-"""Cache replacement that learns from requests for evicted experts: ARC and LeCaR.
+"""Cache replacement that adapts to requests for evicted experts: ARC and LeCaR.
 
-A *ghost* is an evicted expert that is still remembered.  A request for one says that it should have
-been kept.  Both policies see a request at two moments, as every policy here does: `used` for all of
-a layer's experts, then `victim`, `left` and `arrived` for each that has to be loaded.
+A *ghost* is an evicted expert that the policy remembers.  A request for a ghost means that it
+should have been kept.  Each policy is called twice for a request, as all eviction policies are:
+`used` for all of a layer's experts, then `victim`, `left` and `arrived` for each that is loaded.
 """
 
 import math
@@ -25,7 +25,7 @@ from moebench.systems.policies.evict import first, pools
 
 
 class _Arc:
-    """ARC's four lists for one pool, least recent first, and its target p for |T1|."""
+    """ARC's four lists of one pool, least recent expert first, and its target p for |T1|."""
 
     def __init__(self, c: int) -> None:
         self.c, self.p = c, 0.0
@@ -44,7 +44,7 @@ class _Arc:
             self.T2[key] = None
 
     def miss(self, key: int) -> None:
-        """Adapt p to a ghost, once for each miss."""
+        """Adapt p if the missed expert is a ghost, once for each miss."""
         if key == self.missed:
             return
         b1, b2 = len(self.B1), len(self.B2)
@@ -79,8 +79,8 @@ class _Arc:
             self.T2[key] = None
             return
         self.T1[key] = None
-        # |T1| + |B1| ≤ c and all four ≤ 2c.  The paper drops a ghost before it replaces; to drop it
-        # afterwards comes to the same.
+        # Keep |T1| + |B1| ≤ c and all four ≤ 2c.  The paper drops a ghost before it replaces; the
+        # result is the same.
         if len(self.T1) + len(self.B1) > self.c and self.B1:
             self.B1.popitem(last=False)
         if len(self.T1) + len(self.T2) + len(self.B1) + len(self.B2) > 2 * self.c:
@@ -92,7 +92,7 @@ class AdaptiveReplacement(Eviction):
     """ARC (Megiddo and Modha, FAST 2003, Fig. 4): balances recency (T1) and frequency (T2).
 
     A request for a ghost of T1 lets T1 grow, one for a ghost of T2 lets it shrink.  An arrival is a
-    request: what was prefetched and is then used counts as used twice.
+    request: an expert that was prefetched and is then used counts as used twice.
     """
 
     def start(self, shape: ModelShape, cache: ExpertCache) -> None:
@@ -100,22 +100,22 @@ class AdaptiveReplacement(Eviction):
         self._pools, self._experts = pools(shape, cache, _Arc), shape.num_experts
 
     def used(self, layer: int, experts: Iterable[int]) -> None:
-        """Case I: residents go to the recent end of T2."""
+        """Move the resident experts among those used to the recent end of T2 (case I)."""
         base = layer * self._experts
         pool = self._pools[base]
         for expert in experts:
             pool.hit(base + expert)
 
     def arrived(self, key: int) -> None:
-        """The end of cases II to IV: into T2 if it was a ghost, else into T1."""
+        """Add the expert to T2 if it was a ghost, else to T1 (end of cases II to IV)."""
         self._pools[key].insert(key)
 
     def left(self, key: int) -> None:
-        """It is a ghost from now on."""
+        """Make the evicted expert a ghost."""
         self._pools[key].remove(key)
 
     def victim(self, allowed: Mask, incoming: int) -> int | None:
-        """REPLACE, after p was adapted."""
+        """Adapt p to the incoming expert, then choose the expert to evict (ARC's REPLACE)."""
         pool = self._pools[incoming]
         pool.miss(incoming)
         return pool.replace(allowed)
@@ -125,14 +125,14 @@ class AdaptiveReplacement(Eviction):
 
 Variant = Literal["original", "libcachesim"]
 
-#: When each was evicted; oldest first.
+#: Maps each ghost to the time of its eviction; oldest first.
 _Ghosts = OrderedDict[int, int]
 
 
 class _LeCaR:
-    """One pool's orders, ghosts and weights.
+    """LeCaR's state of one pool: orders of residents, ghosts, and weights of LRU and LFU.
 
-    `LeastRegret` keeps the orders itself, LFU's too: a miss would call four methods of `ByCount`,
+    `LeastRegret` updates the orders itself, LFU's too: a miss would call four methods of `ByCount`,
     and a replay spends most of its time on misses.
     """
 
@@ -143,20 +143,20 @@ class _LeCaR:
         self.time = 0
         #: Residents, least recent first.
         self.recent = OrderedDict[int, None]()
-        #: Residents of each count that there is, in the order in which they got there.
+        #: Residents by use count; equal counts in the order in which they reached it.
         self.by_count = defaultdict[int, OrderedDict[int, None]](OrderedDict)
-        self.least = 1  # no count is smaller
-        #: What LRU evicted where LFU would have chosen another expert, and the reverse.
+        self.least = 1  # a lower bound of all counts
+        #: Experts that LRU evicted where LFU would have chosen another one, and the reverse.
         self.of_lru, self.of_lfu = _Ghosts(), _Ghosts()
         self.most_ghosts = slots if self.original else slots // 2
         self.draws = _authors_draws(seed) if self.original else _libcachesims_draws()
         self.missed = -1
-        self.goes_on = False  # whether its count does
+        self.goes_on = False  # whether the missed expert's count continues
         self.lru_decides: bool | None = None
-        self.chosen = -1  # the key that is evicted by the choice of one of the two alone
+        self.chosen = -1  # the key to evict, if LRU and LFU disagree on it
 
     def miss(self, key: int) -> None:
-        """Lower the weight of the policy that evicted a ghost.  Once for each miss."""
+        """If the missed expert is a ghost, lower the weight of the policy that evicted it."""
         self.missed, self.goes_on, self.lru_decides = key, False, None
         if key in self.of_lru:
             self._penalise(self.of_lru, key)
@@ -164,7 +164,7 @@ class _LeCaR:
             self._penalise(self.of_lfu, key)
 
     def _penalise(self, ghosts: _Ghosts, key: int) -> None:
-        """Lower a weight: w ← w · exp(-lr · d^t), normalised."""
+        """Lower the weight of the policy that evicted a ghost by exp(-lr · d^t), and normalise."""
         w_lru, w_lfu = self.w_lru, self.w_lfu
         kept = math.exp(-self.lr * self.d ** (self.time - ghosts.pop(key)))
         if ghosts is self.of_lru:
@@ -178,7 +178,7 @@ class _LeCaR:
         self.w_lru, self.w_lfu = w_lru, 1 - w_lru
 
     def rarest(self, allowed: Mask) -> int:
-        """LFU's choice: of the smallest count, the lowest id or the oldest use."""
+        """Return LFU's choice: the allowed key with the smallest count; ties by id or age."""
         for count in sorted(self.by_count):
             keys = self.by_count[count]
             found = first(sorted(keys) if self.original else keys, allowed)
@@ -188,14 +188,14 @@ class _LeCaR:
 
 
 def _authors_draws(seed: int) -> Iterator[float]:
-    """Uniform in [0, 1): numpy's legacy generator, which the authors' code uses."""
+    """Yield uniform numbers in [0, 1) from numpy's legacy generator, as LeCaR's authors do."""
     generator = np.random.RandomState(seed)
     while True:
         yield from generator.random_sample(64).tolist()
 
 
 def _libcachesims_draws() -> Iterator[float]:
-    """Hundredths: a Lehmer generator with libCacheSim's constants."""
+    """Yield multiples of 0.01 from a Lehmer generator with libCacheSim's constants."""
     state = 0xDEADBEEF
     while True:
         draws, state = _lehmer(state)
@@ -204,7 +204,7 @@ def _libcachesims_draws() -> Iterator[float]:
 
 @lru_cache(maxsize=64)
 def _lehmer(state: int) -> tuple[list[float], int]:
-    """The next draws and state: every cache draws the same ones, so they are made once."""
+    """Return the next 4096 draws and the next state; cached, as all pools draw the same."""
     draws, low = [], 2**128 - 1
     for _ in range(4096):
         state = state * 0xDA942042E4DD58B5 & low
@@ -220,12 +220,12 @@ class LeastRegret(Eviction):
     evicted it by exp(-lr · d^t), with d = 0.005^(1/slots).
 
     Attributes:
-        variant: ``original``, the authors' code: as many ghosts of each as slots, a ghost's count
-            goes on, LFU's ties by lowest id, weights within [0.01, 0.99].  ``libcachesim``: half as
-            many ghosts, counts restart, ties by oldest use, draws in hundredths and only where the
-            two disagree.
+        variant: ``original``, the authors' code: as many ghosts of each policy as slots, a ghost's
+            count continues, LFU's ties by lowest id, weights within [0.01, 0.99].
+            ``libcachesim``: half as many ghosts, counts restart, ties by oldest use, draws are
+            multiples of 0.01 and made only where LRU and LFU disagree.
         lr: learning rate; libCacheSim's is fixed at 0.45.
-        seed: of the original's draws; libCacheSim's have none.
+        seed: seed of the original's draws; libCacheSim's generator has a fixed state.
     """
 
     variant: Variant = "original"
@@ -243,21 +243,21 @@ class LeastRegret(Eviction):
             )
 
     def start(self, shape: ModelShape, cache: ExpertCache) -> None:
-        """Make empty pools with equal weights."""
+        """Create empty pools with equal weights of LRU and LFU."""
         self._experts = shape.num_experts
         keys = shape.num_layers * shape.num_experts
-        self._count = [0] * keys  # of residents
-        self._count_then = [0] * keys  # of evicted ones
+        self._count = [0] * keys  # uses of resident experts
+        self._count_then = [0] * keys  # uses of evicted experts when they were evicted
         self._pools = pools(
             shape, cache, lambda slots: _LeCaR(slots, self.variant, self.lr, self.seed)
         )
 
     def weight(self, layer: int = 0) -> float:
-        """LRU's weight in a layer's pool."""
+        """Return LRU's weight in the pool of a layer."""
         return self._pools[layer * self._experts].w_lru
 
     def used(self, layer: int, experts: Iterable[int]) -> None:
-        """Count each as a request."""
+        """Count each used expert as a request and update the orders of LRU and LFU."""
         base, counts = layer * self._experts, self._count
         pool = self._pools[base]
         for expert in experts:
@@ -275,7 +275,7 @@ class LeastRegret(Eviction):
                 by_count[count + 1][key] = None
 
     def arrived(self, key: int) -> None:
-        """Resident, with its old count or a new one."""
+        """Add the expert to the residents, with its old use count or a new one."""
         pool = self._pools[key]
         if key != pool.missed:
             pool.miss(key)
@@ -287,7 +287,7 @@ class LeastRegret(Eviction):
             pool.least = count
 
     def left(self, key: int) -> None:
-        """It is a ghost of the policy that chose it, if one did so alone."""
+        """Make the evicted expert a ghost of LRU or LFU, unless both would have chosen it."""
         pool = self._pools[key]
         self._count_then[key] = count = self._count[key]
         self._count[key] = 0
@@ -303,7 +303,7 @@ class LeastRegret(Eviction):
                 ghosts.popitem(last=False)
 
     def victim(self, allowed: Mask, incoming: int) -> int | None:
-        """Draw which policy decides, after weights have changed."""
+        """Update the weights, draw LRU or LFU by them, and return that policy's choice."""
         pool = self._pools[incoming]
         if incoming != pool.missed:
             pool.miss(incoming)
@@ -323,5 +323,5 @@ class LeastRegret(Eviction):
         if pool.lru_decides is None and (not agreed or pool.original):
             pool.lru_decides = next(pool.draws) < pool.w_lru
         found = oldest if pool.lru_decides else rarest
-        pool.chosen = -1 if agreed else found  # where both agree, no weight changes
+        pool.chosen = -1 if agreed else found  # no weight changes if LRU and LFU agree
         return found

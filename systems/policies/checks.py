@@ -1,18 +1,18 @@
-"""What many policies refuse: options out of range, and what was learnt from another model."""
+"""Checks that many policies share: options out of range, and training for another model."""
 
 from moebench.substrate.errors import UsageError
 from moebench.substrate.models.shape import ModelShape
 
 
 def require_at_least(decision: str, policy: object, **least: float) -> None:
-    """Refuse options that are below their least value; None passes.
+    """Check that options of a policy are None or not below their least value.
 
     Args:
-        decision: with which the options' names begin in ``--set``: "prefetch".
-        least: by option.
+        decision: prefix of the options' names in ``--set``, such as "prefetch".
+        least: least value of each option.
 
     Raises:
-        UsageError: one is too small.
+        UsageError: an option is too small.
     """
     for name, allowed in least.items():
         value = getattr(policy, name)
@@ -21,10 +21,10 @@ def require_at_least(decision: str, policy: object, **least: float) -> None:
 
 
 def require_above_zero(decision: str, policy: object, *names: str) -> None:
-    """Refuse options that are not above zero.
+    """Check that options of a policy are above zero.
 
     Raises:
-        UsageError: one is not.
+        UsageError: an option is not above zero.
     """
     for name in names:
         if not getattr(policy, name) > 0:
@@ -32,14 +32,14 @@ def require_above_zero(decision: str, policy: object, *names: str) -> None:
 
 
 def require_learnt_for(learnt: str, shape: ModelShape, known: tuple[int, ...]) -> None:
-    """Refuse what was learnt for a model of another shape.
+    """Check that a trained policy was trained for a model with as many layers and experts.
 
     Args:
-        learnt: the policy and how it learnt: "prefetch=stride was trained for".
-        known: numbers of MoE layers and of experts that it was learnt for.
+        learnt: the policy and how it was trained: "prefetch=stride was trained for".
+        known: numbers of MoE layers and of experts in training.
 
     Raises:
-        UsageError: the model has others.
+        UsageError: the model has other numbers.
     """
     has = (len(shape.moe_layers), shape.num_experts)
     if has != known:

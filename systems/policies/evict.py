@@ -1,4 +1,4 @@
-"""Chooses the expert to evict.  Keys are ``layer · E + expert`` (see `memory.cache`)."""
+"""Eviction policies: choose the expert to evict, by its key ``layer · E + expert``."""
 
 from collections import OrderedDict
 from collections.abc import Callable, Iterable
@@ -16,13 +16,13 @@ from moebench.systems.policies.checks import require_at_least
 
 
 def least(values: np.ndarray, allowed: Mask) -> int | None:
-    """The allowed key with the smallest value; ties to the lowest key; None if none is allowed."""
+    """Return the allowed key with the smallest value, ties to the lowest key, or None."""
     keys = allowed.nonzero()[0]
     return int(keys[values[keys].argmin()]) if len(keys) else None
 
 
 def first(keys: Iterable[int], allowed: Mask) -> int | None:
-    """The first of these keys that is allowed."""
+    """Return the first allowed key, or None if none is allowed."""
     for key in keys:
         if allowed[key]:
             return key
@@ -33,14 +33,14 @@ State = TypeVar("State")
 
 
 def pools(shape: ModelShape, cache: ExpertCache, make: Callable[[int], State]) -> list[State]:
-    """The state of each key's pool of slots: one pool for all layers, or one for each layer.
+    """Return, for each key, the state of its pool: one pool for all layers, or one for each layer.
 
     Args:
-        make: makes a pool's state; gets its number of slots.
+        make: creates a pool's state from its number of slots.
     """
     if cache.scope == "global":
         return [make(cache.slots)] * (shape.num_layers * shape.num_experts)
-    # The keys of dense layers are never asked for.
+    # Dense layers have no experts: their states are never used.
     sizes = [1] * shape.num_layers
     for layer, size in zip(shape.moe_layers, cache.pools, strict=True):
         sizes[layer] = max(size, 1)
@@ -48,14 +48,14 @@ def pools(shape: ModelShape, cache: ExpertCache, make: Callable[[int], State]) -
 
 
 class ByCount:
-    """Residents by how often they were used; equal counts in the order in which they got there."""
+    """Resident experts by number of uses; equal counts in the order in which they reached it."""
 
     def __init__(self) -> None:
         self._counts: dict[int, OrderedDict[int, None]] = {}
-        self._least = 0  # no count is smaller
+        self._least = 0  # a lower bound of all counts
 
     def add(self, key: int, count: int) -> None:
-        """The newest of its count."""
+        """Add a key as the newest of those with this count."""
         keys = self._counts.get(count)
         if keys is None:
             self._counts[count] = OrderedDict({key: None})
@@ -65,7 +65,7 @@ class ByCount:
             self._least = count
 
     def use(self, key: int, count: int) -> None:
-        """Count one use more, if it is resident."""
+        """Increase a resident key's count by one; do nothing if the key is not resident."""
         keys = self._counts.get(count)
         if keys is None or key not in keys:
             return
@@ -79,7 +79,7 @@ class ByCount:
             above[key] = None
 
     def remove(self, key: int, count: int) -> None:
-        """Forget it, if it was resident."""
+        """Remove a key if it is resident."""
         keys = self._counts.get(count)
         if keys is None or key not in keys:
             return
@@ -88,7 +88,7 @@ class ByCount:
             del self._counts[count]
 
     def least(self, allowed: Mask, tie: Literal["id", "lru"]) -> int | None:
-        """Of the smallest count: the lowest id, or the one that was used longest ago."""
+        """Return the allowed key with the smallest count; ties to the lowest id or oldest use."""
         counts = self._counts
         if not counts:
             return None
@@ -108,20 +108,20 @@ class ByCount:
 
 @dataclass(kw_only=True)
 class OnlyNamed(Eviction):
-    """Evicts no expert of its own choice: one leaves if a fetch names it, or was not to be kept."""
+    """Evicts no expert of its own choice: only a fetch that names an expert can replace it."""
 
     def victim(self, allowed: Mask, incoming: int) -> int | None:
-        """None, so that nothing else can be loaded into full memory."""
+        """Return None: no expert is evicted, so full memory refuses other loads."""
         return None
 
 
 @dataclass(kw_only=True)
 class NeverEvict(Eviction):
-    """Keeps placed experts; those that are loaded replace each other in a few staging slots.
+    """Keeps placed experts; loaded experts replace each other in a few staging slots.
 
     Attributes:
-        staging: slots that placement leaves empty, for loaded experts; that many for each layer
-            where layers do not share slots.
+        staging: slots that placement leaves empty for loaded experts, in each layer where layers do
+            not share slots.
     """
 
     staging: int = 2
@@ -131,10 +131,10 @@ class NeverEvict(Eviction):
         self.reserve = self.staging
 
     def start(self, shape: ModelShape, cache: ExpertCache) -> None:
-        """No expert is in a staging slot yet.
+        """Mark all staging slots as empty and compute their number.
 
         Raises:
-            BudgetError: there are no more slots than are to stay empty.
+            BudgetError: the staging slots are all slots or more.
         """
         self._staged = np.zeros(shape.num_layers * shape.num_experts, dtype=bool)
         self.reserve = self.staging * (len(shape.moe_layers) if cache.scope == "layer" else 1)
@@ -145,18 +145,18 @@ class NeverEvict(Eviction):
             )
 
     def placed(self, key: int) -> None:
-        """It is never evicted."""
+        """Do nothing: a placed expert is never evicted."""
 
     def arrived(self, key: int) -> None:
-        """It is in a staging slot."""
+        """Mark the loaded expert as one in a staging slot."""
         self._staged[key] = True
 
     def left(self, key: int) -> None:
-        """It has no slot any more."""
+        """Mark the expert as one without a slot."""
         self._staged[key] = False
 
     def victim(self, allowed: Mask, incoming: int) -> int | None:
-        """An expert in a staging slot; the lowest key."""
+        """Return the allowed expert in a staging slot with the lowest key, or None."""
         staged = allowed & self._staged
         return int(staged.argmax()) if staged.any() else None
 
@@ -165,16 +165,16 @@ class NeverEvict(Eviction):
 class OnePlaceholder(Eviction):
     """Keeps placed experts; one slot stays empty for experts that are not kept (Fiddler; DAOP).
 
-    Where layers do not share slots, one of each layer.
+    Where layers do not share slots, one slot of each layer stays empty.
     """
 
     reserve = 1
 
     def start(self, shape: ModelShape, cache: ExpertCache) -> None:
-        """Count the slots that stay empty.
+        """Compute how many slots stay empty.
 
         Raises:
-            BudgetError: there are no others.
+            BudgetError: no other slots remain.
         """
         self.reserve = len(shape.moe_layers) if cache.scope == "layer" else 1
         if self.reserve >= cache.slots:
@@ -184,32 +184,32 @@ class OnePlaceholder(Eviction):
             )
 
     def victim(self, allowed: Mask, incoming: int) -> int | None:
-        """None: only experts that are not kept can be loaded into full memory."""
+        """Return None: full memory accepts only experts that are not kept."""
         return None
 
 
 class _InOrder(Eviction):
-    """Evicts the first allowed resident in an order that is kept for each pool of slots.
+    """Base of policies that evict the first allowed expert in an order kept for each pool of slots.
 
-    The first is asked for at every miss: a plain dict would search for it among the places of all
-    removed keys.
+    Every miss reads the first key of the order: an OrderedDict finds it at once, a dict would scan
+    the entries of all removed keys.
     """
 
     def start(self, shape: ModelShape, cache: ExpertCache) -> None:
-        """Nothing is resident yet."""
+        """Create an empty order for each pool."""
         self._experts = shape.num_experts
         self._pools = pools(shape, cache, lambda slots: OrderedDict[int, None]())
 
     def arrived(self, key: int) -> None:
-        """It is the newest; it was not resident."""
+        """Append the expert to its pool's order."""
         self._pools[key][key] = None
 
     def left(self, key: int) -> None:
-        """Forget it."""
+        """Remove the expert from its pool's order."""
         self._pools[key].pop(key, None)
 
     def victim(self, allowed: Mask, incoming: int) -> int | None:
-        """The first allowed one."""
+        """Return the first allowed key in the order of the pool, or None."""
         for key in self._pools[incoming]:
             if allowed[key]:  # nearly always the first one
                 return key
@@ -218,19 +218,18 @@ class _InOrder(Eviction):
 
 @dataclass(kw_only=True)
 class FirstInFirstOut(_InOrder):
-    """Evicts the oldest arrival; a use changes nothing."""
+    """Evicts the expert that arrived first; uses do not matter."""
 
 
 @dataclass(kw_only=True)
 class LastInFirstOut(_InOrder):
-    """Evicts the newest arrival; a use changes nothing.
+    """Evicts the expert that arrived last; uses do not matter.
 
-    An arrival of the current layer is in use and not allowed, so the newest of earlier ones is
-    evicted.
+    Arrivals of the current layer are in use and not allowed, so that an earlier one is evicted.
     """
 
     def victim(self, allowed: Mask, incoming: int) -> int | None:
-        """The last allowed one."""
+        """Return the last allowed key in the order of arrival, or None."""
         return first(reversed(self._pools[incoming]), allowed)
 
 
@@ -239,7 +238,7 @@ class LeastRecentlyUsed(_InOrder):
     """Evicts the expert that was used longest ago; an arrival is as recent as a use."""
 
     def used(self, layer: int, experts: Iterable[int]) -> None:
-        """Uses within one layer count in the order given, which is that of ids."""
+        """Move used residents to the end of the order; within a layer, in ascending order of id."""
         base = layer * self._experts
         order = self._pools[base]
         to_end = order.move_to_end
@@ -254,20 +253,20 @@ class LeastFrequentlyUsed(Eviction):
 
     Attributes:
         survive: whether counts survive an eviction; otherwise they restart at zero.
-        tie: of equal counts, the lowest ``id`` is evicted, or the oldest use (``lru``).
+        tie: which of equal counts is evicted: the lowest ``id`` or the oldest use (``lru``).
     """
 
     survive: bool = False
     tie: Literal["id", "lru"] = "lru"
 
     def start(self, shape: ModelShape, cache: ExpertCache) -> None:
-        """No use yet."""
+        """Set all use counts to zero."""
         self._count = [0] * (shape.num_layers * shape.num_experts)
         self._pools = pools(shape, cache, lambda slots: ByCount())
         self._experts = shape.num_experts
 
     def used(self, layer: int, experts: Iterable[int]) -> None:
-        """Count a use."""
+        """Increase the use count of each used expert."""
         base, count = layer * self._experts, self._count
         residents = self._pools[base]
         for expert in experts:
@@ -276,19 +275,19 @@ class LeastFrequentlyUsed(Eviction):
             count[key] += 1
 
     def arrived(self, key: int) -> None:
-        """The newest of its count; what the host computed before does not count."""
+        """Add the expert as the newest of its count, which is at most 1 unless counts survive."""
         if not self.survive:
             self._count[key] = min(self._count[key], 1)
         self._pools[key].add(key, self._count[key])
 
     def left(self, key: int) -> None:
-        """Forget the count unless it survives."""
+        """Remove the expert, and reset its use count unless counts survive."""
         self._pools[key].remove(key, self._count[key])
         if not self.survive:
             self._count[key] = 0
 
     def victim(self, allowed: Mask, incoming: int) -> int | None:
-        """The smallest count."""
+        """Return the allowed key with the smallest use count, or None."""
         return self._pools[incoming].least(allowed, self.tie)
 
 
@@ -298,9 +297,9 @@ class LowestAverageScore(Eviction):
 
         argmin_i  Σ_{k = max(1, j-n)}^{j} S_{i,k}  /  (j - max(1, j-n) + 1)
 
-    S_{i,k} is the score of expert i in iteration k, j the current iteration, n ``window``.  All
-    experts' scores count, the inactive ones' too.  An iteration is one pass over the layer; in a
-    batch, and in prefill, its score is the mean over the rows.
+    S_{i,k} is the score of expert i in iteration k, j the current iteration, n ``window``.  Scores
+    of inactive experts count too.  An iteration is one pass over the layer; in a batch, and in
+    prefill, its score is the mean over the rows.
 
     Attributes:
         window: n; the sum has n + 1 terms, as printed.  The default is ours: the paper names no n,
@@ -313,9 +312,9 @@ class LowestAverageScore(Eviction):
         require_at_least("evict", self, window=0)
 
     def start(self, shape: ModelShape, cache: ExpertCache) -> None:
-        """No iteration yet: every average is zero."""
+        """Set every average to zero."""
         history = np.zeros((shape.num_layers, self.window + 1, shape.num_experts))
-        # A row for each of a layer's last iterations; what has not been yet is zero.
+        # One row for each of a layer's last iterations, zero before the iteration has happened.
         self._history, self._rows = list(history), [list(of_layer) for of_layer in history]
         self._seen = [0] * shape.num_layers
         sums_LE = np.zeros((shape.num_layers, shape.num_experts))
@@ -323,7 +322,7 @@ class LowestAverageScore(Eviction):
         self._by_key = sums_LE.reshape(-1)
 
     def observe(self, view: LayerView) -> None:
-        """Sum up iterations to j of a layer; the first n are scaled as if there were n + 1."""
+        """Update a layer's score sums to iteration j, scaling the first n to n + 1 terms."""
         layer, terms, scores_TE = view.layer, self.window + 1, view.scores_TE
         iteration = self._seen[layer]
         self._seen[layer] = iteration + 1
@@ -334,9 +333,9 @@ class LowestAverageScore(Eviction):
             total *= terms / (iteration + 1)
 
     def average(self, key: int) -> float:
-        """Of the last n + 1 iterations, or of those that there were."""
+        """Return an expert's average score over the last n + 1 iterations, or fewer at first."""
         return float(self._by_key[key]) / (self.window + 1)
 
     def victim(self, allowed: Mask, incoming: int) -> int | None:
-        """The smallest average."""
+        """Return the allowed key with the lowest average score, or None."""
         return least(self._by_key, allowed)

@@ -1,4 +1,4 @@
-"""Belady's MIN: the best eviction that there is, for routing whose future is known."""
+"""Belady's MIN: optimal eviction for routing whose future is known."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -11,7 +11,7 @@ from moebench.substrate.memory.cache import ExpertCache, Mask
 from moebench.substrate.models.shape import ModelShape
 from moebench.systems.policies.evict import pools
 
-#: Later than any step.
+#: A step after all others: the next use of an expert that is not used again.
 _NEVER = 2**62
 
 
@@ -20,8 +20,8 @@ class Belady(Eviction):
     """MIN (Belady 1966): evicts the expert whose next use is farthest away; ties to the lowest id.
 
     It needs the future, so it runs on recorded routing only: a replay calls `set_future` before
-    `start`.  A layer's step is one moment: its experts are protected, and what counts is
-    their next use after it.
+    `start`.  All experts of a layer's step are used at one time: they are protected during the
+    step, and ranked by their next use after it.
 
     Attributes:
         bypass: an incoming expert whose own next use is farthest away is not kept.  A device cannot
@@ -35,7 +35,7 @@ class Belady(Eviction):
     def set_future(
         self, steps: Sequence[tuple[int, Sequence[int]]], may_refuse: bool = False
     ) -> None:
-        """All steps to come: a layer and the experts that it uses.
+        """Set all future steps as pairs of a layer and the experts that it uses.
 
         Args:
             may_refuse: whether an incoming expert can do without a slot.
@@ -59,7 +59,7 @@ class Belady(Eviction):
             )
         self._experts, self._now = shape.num_experts, 0
         total = shape.num_layers * shape.num_experts
-        #: Every use to come, in order, and when the same key is used after it; steps in a row.
+        #: All future uses in order, and for each the step at which its key is used next.
         self._uses = [
             layer * shape.num_experts + expert
             for layer, experts in self._steps
@@ -74,17 +74,17 @@ class Belady(Eviction):
             for key in self._uses[at : at + len(self._steps[time][1])]:
                 later[key] = time
         self._uses.append(-1)
-        #: When each key is used again, as a negative number: the farther, the smaller.
+        #: The step at which each key is used next, negated: the farther, the smaller.
         self._nearness = [-time for time in later]
         self._resident = [False] * total
-        #: For each pool a heap of (nearness, key); what is outdated is dropped when it is on top.
+        #: For each pool a heap of (nearness, key); an outdated entry is removed when it is on top.
         self._farthest: list[list[tuple[int, int]]] = pools(shape, cache, lambda slots: [])
 
     def used(self, layer: int, experts: Iterable[int]) -> None:
-        """Go to the next step.
+        """Advance to the next step and update the next uses of its experts.
 
         Raises:
-            UsageError: it is not the one that was told.
+            UsageError: the step differs from the known future.
         """
         base, at = layer * self._experts, self._now
         for expert in experts:
@@ -101,20 +101,20 @@ class Belady(Eviction):
         self._now = at
 
     def arrived(self, key: int) -> None:
-        """It is resident."""
+        """Mark the expert as resident and add it to the heap of its pool."""
         self._resident[key] = True
         heappush(self._farthest[key], (self._nearness[key], key))
 
     def left(self, key: int) -> None:
-        """It is not resident any more."""
+        """Mark the expert as not resident."""
         self._resident[key] = False
 
     def next_use(self, key: int) -> int:
-        """The step at which an expert is used again; later than all steps if it is not."""
+        """Return the step of an expert's next use; later than all steps if it is not used again."""
         return -self._nearness[key]
 
     def victim(self, allowed: Mask, incoming: int) -> int | None:
-        """The farthest next use; None if that is the incoming expert's."""
+        """Return the allowed key with the farthest next use; None to bypass the incoming one."""
         heap, near = self._farthest[incoming], self._nearness
         found, protected = None, []
         while heap and found is None:

@@ -13,22 +13,21 @@ from moebench.systems.policies.evict import first
 
 @dataclass(kw_only=True)
 class StagedLRU(Eviction):
-    """Each layer keeps as many experts as placement gave it; every transfer goes into a buffer.
+    """Keeps as many experts of each layer as were placed; every transfer uses a shared buffer.
 
-    Buffers are the slots that placement left empty.  What a layer needs becomes its own, and the
-    expert that it used longest ago becomes a buffer.  What is fetched ahead stays in its buffer and
-    becomes its layer's own only if it is used.  A buffer is taken in this order:
+    Buffers are the slots that placement left empty.  An expert that a layer needs becomes its own,
+    and the expert that it used longest ago becomes a buffer.  A prefetched expert stays in its
+    buffer and becomes its layer's own only if it is used.  A buffer is chosen in this order:
 
-        1. experts that were fetched ahead and not used when their layer came, oldest first
+        1. prefetched experts that their layer did not use, oldest first
         2. experts that layers have beyond their share, each layer's least recently used first
         3. for a load that the current layer needs: its own least recently used expert
-        4. experts that were fetched ahead and whose layer is still to come, oldest first
+        4. prefetched experts of layers that have not been computed yet, oldest first
 
-    Experts of 1 and 2 are found by a layer that needs them before their buffer is taken.
+    A layer that needs experts of 1 and 2 finds them until their buffer is reused.
 
     Attributes:
-        staging: slots that placement must leave empty, in each pool of slots; fewer where there are
-            no more.
+        staging: slots that placement must leave empty in each pool, or all slots of a smaller pool.
         write_back: whether an evicted expert is copied back to the host.
     """
 
@@ -41,33 +40,33 @@ class StagedLRU(Eviction):
 
     @property
     def writes_back(self) -> bool:  # type: ignore[override]
-        """As ``write_back`` says."""
+        """Whether an evicted expert is copied back to the host: the option ``write_back``."""
         return self.write_back
 
     def start(self, shape: ModelShape, cache: ExpertCache) -> None:
-        """Nothing is resident yet, and no layer has a share."""
+        """Create empty lists of each layer's experts and of prefetched experts, and zero shares."""
         self._experts = shape.num_experts
         self.reserve = sum(min(self.staging, slots) for slots in cache.pools)
         layers = range(shape.num_layers)
         self._share = [0 for _ in layers]
         #: Each layer's own experts, least recently used first.
         self._own = [OrderedDict[int, None]() for _ in layers]
-        #: Layers that have more than their share, the one that was used longest ago first.
+        #: Layers with more experts than their share, the least recently used layer first.
         self._over = OrderedDict[int, None]()
-        #: Fetched ahead: of layers to come, and of layers that did not use them.
+        #: Prefetched experts: of layers not computed yet, and of layers that did not use them.
         self._ahead = OrderedDict[int, None]()
         self._unused = OrderedDict[int, None]()
-        #: What the current layer uses.
+        #: Keys of the experts that the current layer uses.
         self._needed: set[int] = set()
 
     def placed(self, key: int) -> None:
-        """It is the layer's own, and so is a slot from now on."""
+        """Add a placed expert to its layer's own experts and increase the layer's share by one."""
         layer = key // self._experts
         self._share[layer] += 1
         self._own[layer][key] = None
 
     def used(self, layer: int, experts: Iterable[int]) -> None:
-        """Those that are here are the most recent, before any is evicted; others were in vain."""
+        """Make used residents their layer's most recent; mark its other prefetches as unused."""
         base, own = layer * self._experts, self._own[layer]
         self._needed = {base + expert for expert in experts}
         for key in sorted(self._needed):
@@ -83,7 +82,7 @@ class StagedLRU(Eviction):
         self._weigh(layer)
 
     def arrived(self, key: int) -> None:
-        """The layer's own if it is needed now; else fetched ahead."""
+        """Add the expert to its layer's own if needed now, else to the prefetched ones."""
         if key in self._needed:
             layer = key // self._experts
             self._own[layer][key] = None
@@ -92,7 +91,7 @@ class StagedLRU(Eviction):
             self._ahead[key] = None
 
     def left(self, key: int) -> None:
-        """Forget it."""
+        """Remove the expert from all lists."""
         layer = key // self._experts
         self._ahead.pop(key, None)
         self._unused.pop(key, None)
@@ -100,7 +99,7 @@ class StagedLRU(Eviction):
         self._weigh(layer)
 
     def victim(self, allowed: Mask, incoming: int) -> int | None:
-        """See the class."""
+        """Return the expert whose buffer is reused next, in the order that the class lists."""
         found = first(self._unused, allowed)
         for layer in self._over:
             if found is None:
@@ -110,7 +109,7 @@ class StagedLRU(Eviction):
         return first(self._ahead, allowed) if found is None else found
 
     def _weigh(self, layer: int) -> None:
-        """Note whether a layer has more than its share."""
+        """Update whether a layer has more experts than its share."""
         if len(self._own[layer]) > self._share[layer]:
             self._over[layer] = None
             self._over.move_to_end(layer)

@@ -1,4 +1,4 @@
-"""What operations took lately, for scheduling rules: means, and the host's time by tokens."""
+"""Recent operation times for scheduling rules: mean durations, and host time per token."""
 
 from collections.abc import Sequence
 from itertools import islice
@@ -8,32 +8,32 @@ from moebench.substrate.machines.timeline import COSTS_KEPT, Costs
 
 
 def check_history(history: int, option: str = "assign.history") -> None:
-    """Refuse to average more durations than are kept.
+    """Check that no more durations are to be averaged than are kept.
 
     Raises:
-        UsageError: it is out of range.
+        UsageError: ``history`` is out of range.
     """
     if not 1 <= history <= COSTS_KEPT:
         raise UsageError(f"{option} is {history}; allowed: 1 to {COSTS_KEPT}")
 
 
 def mean_of_last(durations: Sequence[float], history: int) -> float:
-    """Over the last ``history`` of these, oldest first."""
+    """Return the mean of the last ``history`` durations, which are ordered oldest first."""
     recent = list(islice(reversed(durations), history))
     return sum(recent) / len(recent)
 
 
 def host_ns_per_token(costs: Costs, history: int) -> float:
-    """Of the last ``history`` experts on the host: their time over their tokens."""
+    """Return the total time over the total tokens of the last ``history`` host experts, in ns."""
     return _per_token(_on_host(costs, history))
 
 
 def host_line(costs: Costs, history: int) -> tuple[float, float]:
-    """A line through the last ``history`` experts on the host.
+    """Return ns per token and ns of offset of the last ``history`` expert computations on the host.
 
     Returns:
-        ns of each token, and what a layer's first expert takes more than its tokens; 0 if none does
-        or it cannot be told.
+        ns of each token, and the mean ns by which a layer's first host expert exceeds its tokens'
+        time; 0 if it does not or no sample tells.
     """
     recent = _on_host(costs, history)
     per_token = _per_token([sample for sample in recent if not sample[2]] or recent)
@@ -42,7 +42,7 @@ def host_line(costs: Costs, history: int) -> tuple[float, float]:
 
 
 def _on_host(costs: Costs, history: int) -> list[tuple[float, float, bool]]:
-    """The last experts on the host: ns, tokens, and whether each was its layer's first there."""
+    """Return ns, tokens and whether it was its layer's first, for each of the last host experts."""
     ns, per_row = reversed(costs.host_ns), reversed(costs.host_ns_per_row)
     recent = islice(zip(ns, per_row, reversed(costs.host_first), strict=True), history)
     return [(took, took / each, first) for took, each, first in recent]

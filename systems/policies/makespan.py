@@ -1,4 +1,4 @@
-"""A layer's makespan over three queues, of GPU, CPU and PCIe, simulated (HybriMoE, DAC 2025)."""
+"""Simulation of a layer's makespan over the queues of GPU, CPU and PCIe (HybriMoE, DAC 2025)."""
 
 from bisect import insort
 from collections import deque
@@ -12,7 +12,7 @@ from moebench.systems.policies.latency import host_line, mean_of_last
 
 
 class Times(NamedTuple):
-    """What an expert takes on the CPU, on the GPU and over PCIe.
+    """Time of one expert on the CPU, on the GPU and over PCIe, in ns.
 
     On the CPU it is ``token_ns`` for each token, and ``first_ns`` more for a layer's first expert.
     """
@@ -24,7 +24,7 @@ class Times(NamedTuple):
 
 
 def measured(costs: Costs, history: int) -> Times:
-    """From the last ``history`` operations of each kind."""
+    """Return the mean times of the last ``history`` operations of each kind."""
     return Times(
         *host_line(costs, history),
         mean_of_last(costs.device_ns, history),
@@ -33,9 +33,9 @@ def measured(costs: Costs, history: int) -> Times:
 
 
 class Schedule(NamedTuple):
-    """Which experts the GPU and the CPU compute and PCIe brings, in order, and how long it takes.
+    """Experts that the GPU and CPU compute and PCIe transfers, each in order, and the makespan.
 
-    Experts are numbered: first those that are cached, then those on their way, then the absent.
+    Experts are numbered: first the cached ones, then those on their way, then the absent ones.
     """
 
     gpu: Sequence[int]
@@ -52,17 +52,17 @@ def schedule(
     coming: tuple[int, ...] = (),
     link_ns: float = 0,
 ) -> Schedule:
-    """Commit, again and again, the operation that would finish first of the three queues' next.
+    """Divide experts over GPU, CPU and PCIe: repeatedly commit the operation that ends first.
 
         GPU   cached experts and those that have arrived, most tokens first
         CPU   the others, fewest tokens first; without any, cached ones, fewest tokens first
         PCIe  the others, most tokens first; each then joins the GPU's queue
 
-    It ends when every expert has an executor.
+    The loop ends when every expert has an executor.
 
     Args:
         cached, absent, coming: tokens of the experts, descending.
-        link_ns: when the link is free, and what is ``coming`` has come.
+        link_ns: when the link is free and all ``coming`` experts have arrived.
     """
     tokens = (*cached, *coming, *absent)
     ready = list(range(len(cached)))

@@ -1,4 +1,4 @@
-"""Chooses the experts that are on the device when a run starts."""
+"""Placement policies: choose the experts that are on the device when a run starts."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -18,7 +18,7 @@ class PlaceById(Placement):
     """Places equally many experts of each layer, lowest ids first; the rest in the first layers."""
 
     def place(self, shape: ModelShape, slots: int, scope: Scope) -> Iterable[tuple[int, int]]:
-        """Every layer's expert 0, then every layer's expert 1, ..."""
+        """Return expert 0 of every layer, then expert 1, and so on, up to the number of slots."""
         order = ((layer, e) for e in range(shape.num_experts) for layer in shape.moe_layers)
         return [pair for pair, _ in zip(order, range(slots), strict=False)]
 
@@ -26,7 +26,7 @@ class PlaceById(Placement):
 def experts_of(
     layers: Iterable[int], shape: ModelShape, scope: Scope = "global"
 ) -> list[tuple[int, int]]:
-    """All experts of these layers, for placements of whole layers.
+    """Return all experts of these layers as (layer, expert), for placements of whole layers.
 
     Raises:
         UsageError: each layer has slots of its own.
@@ -41,19 +41,19 @@ def experts_of(
 
 @dataclass(kw_only=True)
 class PlaceLastIds(Placement):
-    """Places the same number of each layer, the highest ids (Mixtral-Offloading's demo).
+    """Places equally many experts of each layer, the highest ids (Mixtral-Offloading's demo).
 
-    Slots that are left over, fewer than one a layer, stay empty.
+    Remaining slots, fewer than one per layer, stay empty.
     """
 
     def place(self, shape: ModelShape, slots: int, scope: Scope) -> Iterable[tuple[int, int]]:
-        """Layer by layer, ids ascending."""
+        """Return the highest ids of each layer, layer by layer, in ascending order."""
         each = min(slots // len(shape.moe_layers), shape.num_experts)
         return last_ids(shape, [each] * len(shape.moe_layers))
 
 
 def last_ids(shape: ModelShape, counts: Sequence[int]) -> list[tuple[int, int]]:
-    """So many of each MoE layer, the highest ids, ascending."""
+    """Return the ``counts[l]`` highest expert ids of each MoE layer, in ascending order."""
     return [
         (layer, expert)
         for layer, count in zip(shape.moe_layers, counts, strict=True)
@@ -65,27 +65,27 @@ def last_ids(shape: ModelShape, counts: Sequence[int]) -> list[tuple[int, int]]:
 class PlaceByFirstLayers(Placement):
     """Places all experts of the first layer, then of the second, and so on (kTransformers).
 
-    Where layers do not share slots, that is the same number of each.
+    Where layers do not share slots, each layer gets the same number.
     """
 
     def place(self, shape: ModelShape, slots: int, scope: Scope) -> Iterable[tuple[int, int]]:
-        """By layer, then by id."""
+        """Return the first pairs (layer, expert) that fit, ordered by layer, then by id."""
         order = [(layer, e) for layer in shape.moe_layers for e in range(shape.num_experts)]
         return _as_far_as_there_is_room(order, shape, slots, scope)
 
 
 @dataclass(kw_only=True)
 class PlaceAtRandom(Placement):
-    """Places experts that are drawn from those of all layers (kTransformers).
+    """Places experts drawn at random from all layers (kTransformers).
 
     Attributes:
-        seed: of the draw.
+        seed: seed of the draw.
     """
 
     seed: int = 42
 
     def place(self, shape: ModelShape, slots: int, scope: Scope) -> Iterable[tuple[int, int]]:
-        """The first ones of a random order."""
+        """Return the first pairs (layer, expert) of a random order that fit."""
         pairs = [(layer, e) for layer in shape.moe_layers for e in range(shape.num_experts)]
         order = np.random.default_rng(self.seed).permutation(len(pairs))
         return _as_far_as_there_is_room([pairs[i] for i in order], shape, slots, scope)
@@ -94,9 +94,9 @@ class PlaceAtRandom(Placement):
 def _as_far_as_there_is_room(
     order: Sequence[tuple[int, int]], shape: ModelShape, slots: int, scope: Scope
 ) -> list[tuple[int, int]]:
-    """The first pairs of an order; where layers do not share slots, equally many of each.
+    """Return the first pairs of an order that fit; without shared slots, equally many per layer.
 
-    Of slots that are left over, the first layers get one.
+    Remaining slots go to the first layers, one each.
     """
     slots = max(slots, 0)
     if scope == "global":
@@ -116,8 +116,8 @@ class PlaceByPopularity(Placement):
     """Base of placements that count how often each expert is used.
 
     Attributes:
-        popularity: how often each expert was used, ``[layer][expert]`` over all layers (dense
-            layers' rows are ignored), in place of calibration.
+        popularity: uses of each expert as ``[layer][expert]`` over all layers, in place of
+            calibration; rows of dense layers are ignored.
     """
 
     popularity: Sequence[Sequence[float]] = ()
@@ -128,12 +128,12 @@ class PlaceByPopularity(Placement):
 
     @property
     def calibrates(self) -> bool:  # type: ignore[override]
-        """Unless popularity was given."""
+        """Whether texts must be counted: true unless ``popularity`` was given."""
         return not self.popularity
 
     @property
     def learnt(self) -> Mapping[str, str]:
-        """How many tokens were counted."""
+        """Number of calibration tokens, for the run's provenance; empty without calibration."""
         return {"tokens": str(self._tokens)} if self._tokens else {}
 
     def calibrate(
@@ -143,7 +143,7 @@ class PlaceByPopularity(Placement):
         artefacts: Path,
         progress: Callable[[int, int], None],
     ) -> None:
-        """Count the experts that the texts use."""
+        """Count how often each expert is used in the calibration texts."""
         counts_LE = np.zeros((shape.num_layers, shape.num_experts))
         self._tokens = 0
         for text in sequences:
@@ -155,14 +155,14 @@ class PlaceByPopularity(Placement):
         self._counts = counts_LE.tolist()
 
     def _counted(self, text: RoutedSequence) -> np.ndarray:
-        """The part of a text that counts: all of it."""
+        """Return the expert ids of a text that are counted: all of them."""
         return text.ids_TLK
 
     def counts(self, shape: ModelShape) -> Sequence[Sequence[float]]:
-        """Uses as ``[layer][expert]``.
+        """Return the uses of each expert as ``[layer][expert]``.
 
         Raises:
-            UsageError: there are none, or they have not one row a layer.
+            UsageError: no counts are known, or they are not one row per layer.
         """
         if not self._counts:
             raise UsageError(
@@ -182,13 +182,13 @@ class PlacePopular(PlaceByPopularity):
     """Places the most used experts of a calibration run, ties by layer and id (Fiddler §3.2).
 
     Attributes:
-        equal_layers: the same number of experts in each layer, instead of the globally best.
+        equal_layers: place the same number of experts in each layer, not the globally best.
     """
 
     equal_layers: bool = False
 
     def place(self, shape: ModelShape, slots: int, scope: Scope) -> Iterable[tuple[int, int]]:
-        """Most popular first, within each layer or over all."""
+        """Return the most used experts first, ranked within each layer or over all layers."""
         count = self.counts(shape)
         ranked = [
             sorted((-count[layer][e], layer, e) for e in range(shape.num_experts))
@@ -203,8 +203,8 @@ class PlacePopular(PlaceByPopularity):
 
 @dataclass(kw_only=True)
 class PlaceNothing(Placement):
-    """Places no expert: common weights alone are loaded (FlashMoE §3.1, DuoServe-MoE §5)."""
+    """Places no expert: only non-expert weights are loaded (FlashMoE §3.1, DuoServe-MoE §5)."""
 
     def place(self, shape: ModelShape, slots: int, scope: Scope) -> Iterable[tuple[int, int]]:
-        """No expert."""
+        """Return no experts."""
         return ()

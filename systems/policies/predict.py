@@ -1,4 +1,4 @@
-"""Predictors that ask the model itself; routing and prefetching share them."""
+"""Predictors that run later gates of the model itself, for routing ahead and for prefetching."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -16,8 +16,8 @@ class NextGates(Predictor):
     """Runs norms and gates of later layers on this layer's state (Mixtral-Offloading; HybriMoE).
 
     Attributes:
-        layers: how many of the layers that follow.
-        in_prefill: whether it is asked in prefill too.
+        layers: number of following MoE layers to predict.
+        in_prefill: whether it predicts in prefill too.
     """
 
     layers: int = 1
@@ -26,12 +26,12 @@ class NextGates(Predictor):
     lookahead: ClassVar[Lookahead] = Lookahead.GATE
 
     def op(self, view: LayerView) -> Op:
-        """One gate for each layer."""
+        """Return the cost of a prediction: one gate for each predicted layer."""
         rows = (view.forward.rows,) * len(self._later(view))
         return op_of(OpKind.PREDICT, view.layer, rows)
 
     def forecast(self, view: LayerView, model: Model, done: Sequence[int]) -> Forecast:
-        """What these gates say."""
+        """Return the gate scores of the predicted layers on this layer's state."""
         return {
             later: model.predict(view.layer, later, done, self.lookahead)
             for later in self._later(view)
@@ -53,18 +53,18 @@ class NextGatesOnNormed(NextGates):
 class NextLayer(Predictor):
     """Runs the next layer's attention and gate on this layer's partial output (SMoE §IV-C).
 
-    Of that, resident and shared experts are known; the next layer's KV cache is read.
+    The partial output contains resident and shared experts; attention reads the layer's KV cache.
     """
 
     lookahead: ClassVar[Lookahead] = Lookahead.LAYER
 
     def op(self, view: LayerView) -> Op:
-        """An attention and a gate."""
+        """Return the cost of a prediction: one attention and one gate."""
         p = view.forward
         return Op(OpKind.PREDICT, view.layer, (p.rows,), (), p.context, p.pairs)
 
     def forecast(self, view: LayerView, model: Model, done: Sequence[int]) -> Forecast:
-        """What the next layer's gate says; nothing where a layer without experts comes between."""
+        """Return the next layer's predicted scores; none if that layer has no experts."""
         later = view.layer + 1
         if later != view.next_layer:
             return {}
@@ -73,21 +73,21 @@ class NextLayer(Predictor):
 
 @dataclass(frozen=True, kw_only=True)
 class ExactNextGate(Predictor):
-    """Knows what the next gate will choose, in both phases and for nothing: an oracle.
+    """Oracle that predicts exactly the next gate's choice, in both phases and at no cost.
 
-    A replay alone can tell it.  Nothing is computed: where a paper's gate of this layer chooses for
-    the next one, that gate's cost is the layer's own.
+    Only a replay can provide it.  No operation is charged: where a paper's gate of this layer
+    chooses for the next one, that gate's cost is the layer's own.
     """
 
     lookahead: ClassVar[Lookahead] = Lookahead.EXACT
     in_prefill: ClassVar[bool] = True
 
     def op(self, view: LayerView) -> Op:
-        """No gate is run."""
+        """Return an operation without cost: no gate is run."""
         return op_of(OpKind.PREDICT, view.layer, ())
 
     def forecast(self, view: LayerView, model: Model, done: Sequence[int]) -> Forecast:
-        """The next layer's choice: positive scores, highest first."""
+        """Return the next layer's recorded choice as scores: its experts' are positive."""
         assert view.next_layer is not None
         exact = model.predict(view.layer, view.next_layer, done, self.lookahead)
         return {view.next_layer: exact}

@@ -1,4 +1,4 @@
-"""Selects experts to fetch for later layers."""
+"""Prefetch policies: select experts to fetch for later layers."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -19,7 +19,7 @@ from moebench.systems.policies.predict import ExactNextGate, NextGates
 
 @dataclass(kw_only=True)
 class NoPrefetch(Prefetching):
-    """Fetches nothing ahead of its layer."""
+    """Fetches no expert before its layer's gate is known."""
 
     reads_scores = False
 
@@ -29,7 +29,7 @@ class NextGate(Prefetching):
     """Fetches the top-k of the next layer's gate on this layer's state (Mixtral-Offloading §3.2).
 
     Attributes:
-        experts: how many to fetch for each layer; 0 means the model's top-k.
+        experts: number of experts to fetch for each layer; 0 means the model's top-k.
     """
 
     experts: int = 0
@@ -42,11 +42,11 @@ class NextGate(Prefetching):
 
     @property
     def predictor(self) -> Predictor:
-        """The next gate on this layer's state."""
+        """Predictor that runs the next layer's gate on this layer's state."""
         return NextGates()
 
     def prefetch(self, view: LayerView, forecast: Forecast) -> Sequence[Fetch]:
-        """Highest predicted score first; ties by id.  Nothing in prefill."""
+        """Return fetches by descending predicted score, ties by id; none in prefill."""
         wanted: list[Fetch] = []
         for layer, predicted_TE in forecast.items():
             order = np.argsort(-best_scores(predicted_TE), kind="stable").tolist()
@@ -56,17 +56,17 @@ class NextGate(Prefetching):
 
 @dataclass(kw_only=True)
 class NextExact(Prefetching):
-    """Fetches exactly what the next layer will use, by id: an oracle, for replays alone."""
+    """Fetches exactly the experts that the next layer will use: an oracle, for replays only."""
 
     reads_scores = False
 
     @property
     def predictor(self) -> Predictor:
-        """The oracle."""
+        """Oracle that returns the next gate's recorded choice."""
         return ExactNextGate()
 
     def prefetch(self, view: LayerView, forecast: Forecast) -> Sequence[Fetch]:
-        """Of all rows."""
+        """Return fetches of the experts that any row will use in the next layer."""
         wanted: list[Fetch] = []
         for layer, exact_TE in forecast.items():
             wanted += fetches(layer, np.flatnonzero(best_scores(exact_TE)).tolist())

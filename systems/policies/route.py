@@ -1,4 +1,4 @@
-"""Routing that every lossless system shares."""
+"""Exact routing, which all lossless systems use."""
 
 from dataclasses import dataclass
 

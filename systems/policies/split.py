@@ -1,16 +1,16 @@
-"""Divides the device's slots over layers so that the fewest loads are expected (AdapMoE, dp.py)."""
+"""Divides the device's slots over layers for the fewest expected expert loads (AdapMoE, dp.py)."""
 
 from collections.abc import Iterable, Sequence
 from math import comb
 
 import numpy as np
 
-#: What the square of a layer's slots costs in loads, so that of equal splits the even one is best.
+#: Penalty in loads on the square of a layer's slots: of equal splits, the most even one is best.
 EVEN = 1e-9
 
 
 def uniform_loads(experts: int, used_J: Sequence[float], accuracy: float) -> list[float]:
-    """Expected loads of a layer for a token, by its number of slots from 0 to all experts.
+    """Return a layer's expected loads per token for 0 to E slots, all experts equally likely.
 
     With s of E slots, j experts a token with probability q_j, and a prefetch of one expert that is
     right with probability a:
@@ -22,7 +22,7 @@ def uniform_loads(experts: int, used_J: Sequence[float], accuracy: float) -> lis
 
     Args:
         used_J: the probability that a token uses 1, 2, ... experts.
-        accuracy: the probability that the one expert that is fetched ahead is needed.
+        accuracy: the probability that the one prefetched expert is needed.
     """
 
     def expected(slots: int, used: int) -> float:
@@ -36,15 +36,15 @@ def uniform_loads(experts: int, used_J: Sequence[float], accuracy: float) -> lis
 
 
 def measured_loads(experts: int, tokens: Iterable[Sequence[int]], accuracy: float) -> list[float]:
-    """The same, with the misses that LRU would have had with so many slots.
+    """Return a layer's loads per token for 0 to all slots, with LRU's misses on recorded tokens.
 
-    An expert is a hit if fewer others than there are slots were used since its last use.
+    An expert is a hit if fewer other experts than there are slots were used since its last use.
 
     Args:
         tokens: the experts that each token of a text used, one after the other.
     """
-    recent = list(range(experts))  # the last one first
-    #: By how many others were used since: uses of an expert, and of each token the farthest one.
+    recent = list(range(experts))  # most recently used first
+    #: Counts by recency rank: uses of all experts, and of each token's least recently used one.
     uses, farthest, count = [0] * (experts + 1), [0] * (experts + 1), 0
     for used in tokens:
         depths = list(map(recent.index, used))
@@ -61,15 +61,15 @@ def measured_loads(experts: int, tokens: Iterable[Sequence[int]], accuracy: floa
 
 
 def split(slots: int, loads_LS: Sequence[Sequence[float]]) -> list[int]:
-    """Slots of each layer with the least sum of loads (dp.py, `get_cache_size`).
+    """Return each layer's slots for the least sum of expected loads (dp.py, `get_cache_size`).
 
-    Each layer gets at least one, if there are enough; of equal sums, the most even one is taken.
+    Each layer gets at least one slot if there are enough; of equal sums, the most even split wins.
     """
     layers, most = len(loads_LS), len(loads_LS[0]) - 1
     table_LS = np.array(loads_LS) + EVEN * np.arange(most + 1) ** 2
     slots = min(slots, layers * most)
     least = min(1, slots // layers)
-    #: By the number of slots that the layers so far have together: their least sum.
+    #: The least sum of loads of the layers so far, by their total number of slots.
     sums = np.full(slots + 1, np.inf)
     sums[0] = 0
     chosen = []
