@@ -1,1 +1,1 @@
-"""Networks and tables that systems learn before they run."""
+"""Networks and tables that systems fit to recorded routing before a run."""

@@ -1,6 +1,6 @@
-"""Stores what was learnt, under a hash of the data and options that it was learnt from.
+"""Cache of trained networks and tables, keyed by a hash of their data and options.
 
-An artefact is a safetensors file: arrays by name, and a note on how learning went as its metadata.
+An artefact is a safetensors file: arrays by name, and a note on the training as its metadata.
 """
 
 import fcntl
@@ -19,14 +19,14 @@ from moebench.substrate.files_read import use
 
 
 class Artefact(NamedTuple):
-    """Arrays by name, and what there is to say about them."""
+    """Arrays by name, and a note that describes how they were trained."""
 
     arrays: Mapping[str, np.ndarray]
     note: Mapping[str, str] = {}
 
 
 def content_hash(description: object, arrays: Iterable[np.ndarray] = ()) -> str:
-    """16 hexadecimal digits of a SHA-256 over a JSON description and the content of arrays."""
+    """Return 16 hexadecimal digits of a SHA-256 over a JSON description and arrays."""
     digest = hashlib.sha256(json.dumps(description, sort_keys=True).encode())
     for array in arrays:
         kept = np.ascontiguousarray(array)
@@ -35,12 +35,12 @@ def content_hash(description: object, arrays: Iterable[np.ndarray] = ()) -> str:
 
 
 def kept(file: Path, make: Callable[[], Artefact]) -> Artefact:
-    """The artefact of this name, made and written if it is not there yet.
+    """Return the artefact in a file; create and write it first if there is no file.
 
-    Of several processes that want it at once, one makes it and the others wait.
+    Of several processes that need it at once, one creates it and the others wait.
 
     Raises:
-        InputError: what is there cannot be read.
+        InputError: the existing file cannot be read.
     """
     from safetensors import SafetensorError, safe_open
 
@@ -61,7 +61,7 @@ def kept(file: Path, make: Callable[[], Artefact]) -> Artefact:
 
 @contextmanager
 def _alone(file: Path) -> Iterator[None]:
-    """Wait until no other process makes this file; one that dies lets go of it."""
+    """Hold the lock of this file; it is released even if the process dies."""
     file.parent.mkdir(parents=True, exist_ok=True)
     lock = file.with_suffix(".lock")
     with lock.open("w") as held:
@@ -69,13 +69,13 @@ def _alone(file: Path) -> Iterator[None]:
         try:
             yield
         finally:
-            lock.unlink(missing_ok=True)  # those that wait for it find the file
+            lock.unlink(missing_ok=True)  # a waiting process then finds the finished file
 
 
 def _write(file: Path, artefact: Artefact) -> None:
-    """Write under another name first, so that a file of this name is always complete.
+    """Write an artefact to a temporary file and rename it, so that the file is always complete.
 
-    Each process has its own: should two make the same one, they do not write into one file.
+    The temporary name contains the process id: two processes never write to the same file.
     """
     from safetensors.numpy import save_file
 

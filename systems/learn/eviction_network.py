@@ -1,7 +1,7 @@
-"""FlashMoE's eviction networks: inputs, labels by Belady's rule, training.
+"""Training of FlashMoE's eviction networks: input features, labels by Belady's rule, optimiser.
 
-    paper                          here
-    ─────                          ────
+    paper                          moebench
+    ─────                          ────────
     r_t, f_t                       History.r, History.f
     FFN input [1/r ‖ f/max f]      History.features
     ml_cache                       Network
@@ -9,13 +9,13 @@
     "masked target data"           the mask of `labels`
     Table 1                        EvictionNetworkOptions, _fit
 
-Readings, where the paper is silent:
+Our choices where the paper is silent:
 
 - The label of an expert is the distance to its next use in steps, at most a *horizon* of three
-  quarters of the experts, divided by it.  (So does the code of malmong/CECAR.)
-- Masked is what the record cannot tell: an expert that is not routed again before the sequence
-  ends, if the end is nearer than the horizon.  With ``cached`` also what Belady's cache would not
-  hold, so that the network learns about possible victims only.
+  quarters of the experts, divided by the horizon (as in the code of malmong/CECAR).
+- Labels that the record does not determine are masked: an expert that is not routed again before
+  the sequence ends, if the end is nearer than the horizon.  With ``cached``, experts that Belady's
+  cache would not hold are masked too, so that the network learns possible victims only.
 - "Learning rate decay 1e-2" is AdamW's weight decay, whose default it is.
 - Early stopping as in `systems.learn.stacked`, after ``PATIENCE`` epochs; batches of 256 tokens.
 """
@@ -36,7 +36,7 @@ from moebench.systems.policies.evict_belady import Belady
 if TYPE_CHECKING:
     import torch
 
-#: Changes when the same data and options lead to other networks.
+#: Part of the hash: increased when the same data and options lead to other networks.
 VERSION = 2
 
 LEARNING_RATE, WEIGHT_DECAY = 1e-3, 1e-2
@@ -44,21 +44,21 @@ PATIENCE = 10
 
 
 class History:
-    """§3.2: how long ago (r) and how often (f) each expert of each layer was routed ``[L, E]``."""
+    """Recency r and frequency f of each expert's use in each layer, ``[L, E]`` (FlashMoE §3.2)."""
 
     def __init__(self, layers: int, experts: int) -> None:
         self.r = np.full((layers, experts), np.inf)
         self.f = np.zeros((layers, experts))
 
     def step(self, layer: int, experts: Sequence[int] | np.ndarray) -> None:
-        """What is routed gets r = 1 and f + 1, the others r + 1."""
-        routed, r = np.asarray(experts), self.r[layer]  # a list would be converted twice
+        """Set r of the routed experts to 1 and increase their f; increase r of all others."""
+        routed, r = np.asarray(experts), self.r[layer]  # otherwise a list is converted twice
         r += 1
         r[routed] = 1
         self.f[layer][routed] += 1
 
     def features(self, layer: int) -> np.ndarray:
-        """[1/r ‖ f / max f], ``[2E]`` in [0, 1]."""
+        """Return a layer's network input [1/r ‖ f / max f], ``[2E]`` in [0, 1]."""
         f = self.f[layer]
         return np.concatenate([1 / self.r[layer], f / max(f.max(), 1)])
 
@@ -67,7 +67,7 @@ class History:
 class Network:
     """A feed-forward network for each layer: 2E → hidden → hidden/2 → E, SiLU between.
 
-    ``weights`` are ``[L, in, out]``, ``biases`` ``[L, out]``; ``note`` says how training went.
+    ``weights`` are ``[L, in, out]``, ``biases`` ``[L, out]``; ``note`` describes the training.
     """
 
     weights: Sequence[np.ndarray]
@@ -75,7 +75,7 @@ class Network:
     note: Mapping[str, str] = field(default_factory=dict)
 
     def distances(self, layer: int, features: np.ndarray) -> np.ndarray:
-        """How far away each expert's next use is, as a share of the horizon ``[E]``."""
+        """Return each expert's predicted distance to its next use over the horizon, ``[E]``."""
         x, last = features.astype(np.float32), len(self.weights) - 1
         for i, (w, b) in enumerate(zip(self.weights, self.biases, strict=True)):
             x = x @ w[layer]
@@ -89,13 +89,13 @@ class Network:
 
     @property
     def bytes_per_layer(self) -> int:
-        """What one layer's network takes."""
+        """Size of one layer's network in bytes."""
         return sum(a[0].nbytes for a in (*self.weights, *self.biases))
 
 
 @dataclass(frozen=True, slots=True)
 class EvictionNetworkOptions:
-    """What a network depends on beside its data; see `systems.flashmoe.LearnedEviction`."""
+    """Training options of the networks, described in `systems.flashmoe.LearnedEviction`."""
 
     hidden: int = 128
     epochs: int = 200
@@ -104,7 +104,7 @@ class EvictionNetworkOptions:
 
 
 def first_tokens(sequences: Sequence[np.ndarray], tokens: int) -> list[np.ndarray]:
-    """The first sequences ``[T, L, K]`` that hold at most so many tokens; one at the least."""
+    """Return the first sequences ``[T, L, K]`` that have at most so many tokens; at least one."""
     found: list[np.ndarray] = []
     for ids in sequences:
         tokens -= len(ids)
@@ -118,7 +118,7 @@ def first_tokens(sequences: Sequence[np.ndarray], tokens: int) -> list[np.ndarra
 
 
 def features(ids_TLK: np.ndarray, num_experts: int) -> np.ndarray:
-    """What a `History` has seen after each token of a sequence, all at once ``[L, T, 2E]``."""
+    """Return the `History.features` after each token of a sequence, all at once, ``[L, T, 2E]``."""
     tokens, layers, _ = ids_TLK.shape
     now = np.arange(tokens)[:, None, None]
     routed = np.zeros((tokens, layers, num_experts), dtype=bool)
@@ -130,7 +130,7 @@ def features(ids_TLK: np.ndarray, num_experts: int) -> np.ndarray:
 
 
 def labels(ids_TLK: np.ndarray, num_experts: int, cached: int = 0) -> tuple[np.ndarray, np.ndarray]:
-    """What Belady knows: each expert's distance, and whether it counts ``[L, T, E]``.
+    """Return each expert's distance to its next use by Belady's rule, and the mask, ``[L, T, E]``.
 
     Args:
         cached: slots of a layer whose content under Belady limits the mask; 0 does not limit it.
@@ -151,7 +151,7 @@ def labels(ids_TLK: np.ndarray, num_experts: int, cached: int = 0) -> tuple[np.n
 
 
 def _held_by_belady(ids_TLK: np.ndarray, num_experts: int, slots: int) -> np.ndarray:
-    """What a cache of each layer holds when a step's victims are chosen ``[L, T, E]``."""
+    """Return which experts Belady's cache holds when a step's victims are chosen, ``[L, T, E]``."""
     tokens, layers, k = ids_TLK.shape
     steps = [(layer, ids.tolist()) for token in np.sort(ids_TLK) for layer, ids in enumerate(token)]
     done = replay(Belady(), [steps], topology(layers, num_experts, k), slots * layers)
@@ -178,11 +178,11 @@ def trained(
     artefacts: Path,
     progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> Network:
-    """Networks trained on these sequences ``[T, L, K]``, from ``artefacts`` where they are.
+    """Return networks trained on sequences ``[T, L, K]``, or read them from ``artefacts``.
 
     Raises:
         UsageError: there is not a single pair of tokens to learn from.
-        InputError: what is kept is broken.
+        InputError: the stored artefact cannot be read.
     """
     if sum(len(ids) for ids in sequences) < 2:
         raise UsageError("evict=flashmoe: the calibration data holds less than two tokens")
@@ -193,7 +193,7 @@ def trained(
     def learn() -> Artefact:
         import torch
 
-        with torch.inference_mode(False):  # a run's calculations need no gradients, these do
+        with torch.inference_mode(False):  # a run disables gradients, training needs them
             network = _fit(sequences, num_experts, options, progress)
         arrays = {f"weight{i}": w for i, w in enumerate(network.weights)}
         arrays |= {f"bias{i}": b for i, b in enumerate(network.biases)}
@@ -210,7 +210,7 @@ def _fit(
     options: EvictionNetworkOptions,
     progress: Callable[[int, int], None],
 ) -> Network:
-    """Table 1, all layers' networks at once; they share nothing."""
+    """Train the independent networks of all layers at once, with Table 1's settings."""
     import torch
 
     generator = torch.Generator().manual_seed(options.seed)
@@ -231,7 +231,7 @@ def _fit(
 def _data(
     sequences: Sequence[np.ndarray], num_experts: int, cached: int
 ) -> "tuple[list[torch.Tensor], int]":
-    """Inputs, labels and masks ``[L, N, ...]``, and the first token that only validates."""
+    """Return inputs, labels and masks ``[L, N, ...]``, and the first validation token's index."""
     import torch
 
     known = [labels(ids, num_experts, cached) for ids in sequences]
@@ -249,7 +249,7 @@ def _data(
 def _losses(
     parameters: "Sequence[torch.Tensor]", x: "torch.Tensor", y: "torch.Tensor", m: "torch.Tensor"
 ) -> "torch.Tensor":
-    """Each layer's mean squared error over what is not masked ``[L]``."""
+    """Return each layer's mean squared error over the unmasked labels, ``[L]``."""
     import torch
 
     for i in range(0, len(parameters), 2):

@@ -1,7 +1,7 @@
-"""DuoServe-MoE's preprocess: matrices of past routing, the state vector, ExpertMLP, its training.
+"""Training of DuoServe-MoE's ExpertMLP: routing matrices, the state vector, network, optimiser.
 
-    paper                                      here
-    ─────                                      ────
+    paper                                      moebench
+    ─────                                      ────────
     activation path E, Eq. 1             §4.1  ids_TLK: each token is one episode
     P_l(i), Eq. 2                        §4.1  Matrices.popularity_LE
     A_{l,l+1}(i,j), Eq. 3                §4.1  Matrices.affinity_LEE
@@ -9,22 +9,22 @@
     ExpertMLP                            §4.2  ExpertMLP, widths
     L(θ), Eq. 6                          §4.2  _fit
 
-Readings, where the paper is silent:
+Our choices where the paper is silent:
 
-- Seven layers: six hidden widths, each half of the one before, 2048 to 64, then the output.  Other
-  first widths fall to 64 by equal ratios.
-- One network for all layers: the zero-padding of h_l makes sense for no other.
+- Seven layers: six hidden widths, each half of the one before, 2048 to 64, then the output.  From
+  other first widths, they fall to 64 by equal ratios.
+- One network for all layers: only then does the zero-padding of h_l make sense.
 - h_l is the path's expert ids, each as (id + 1) / M, so that expert 0 differs from padding.  A
-  layer's experts stand best first.
+  layer's experts are ordered best first.
 - a_{l-1,l} is "the inter-layer affinity vector from the previous layer's expert selection" (§5.3):
-  the rows of A of the k experts chosen in layer l-1.  The whole matrix would be the same for all.
-- p_l and a_{l-1,l} stand as multiples of the even share 1 / M: beside ids of up to 1, shares of a
-  hundredth would hardly be seen.
-- Paths of decoded tokens are learnt, for decode is what they are for; of texts without any, all.
+  the rows of A of the k experts chosen in layer l-1; the whole matrix would not depend on them.
+- p_l and a_{l-1,l} are multiples of the even share 1 / M: next to ids of up to 1, shares of a
+  hundredth would hardly matter.
+- Only decoded tokens are used, as the network predicts in decode; of texts without any, all tokens.
 - Adam, 3e-3, batches of 512.  A tenth of the data is held out; training stops when its loss has
-  not improved for three epochs, and the best epoch's weights stay.  8x22B took the authors 40 to 45
-  epochs: --set prefetch.epochs=45.
-- Batch norm is folded into the weights that are kept.
+  not improved for three epochs, and the best epoch's weights are kept.  The authors needed 40 to
+  45 epochs for 8x22B: --set prefetch.epochs=45.
+- Batch norm is folded into the stored weights.
 
 Shape letters: T tokens, L MoE layers, K chosen, E experts, S values of a state.
 """
@@ -45,7 +45,7 @@ from moebench.systems.learn.artefacts import Artefact, content_hash, kept
 if TYPE_CHECKING:
     import torch
 
-#: Changes when the same data and options lead to another network.
+#: Part of the hash: increased when the same data and options lead to another network.
 VERSION = 3
 
 LAYERS, LAST_HIDDEN = 7, 64
@@ -54,7 +54,7 @@ LEARNING_RATE, BATCH, PATIENCE, HELD_OUT = 3e-3, 512, 3, 0.1
 
 @dataclass(frozen=True, slots=True)
 class ExpertMLPOptions:
-    """What a network depends on beside its data; see `systems.duoserve.LearnedPath`."""
+    """Training options of the network, described in `systems.duoserve.LearnedPath`."""
 
     width: int
     tokens: int
@@ -65,7 +65,7 @@ class ExpertMLPOptions:
 
 @dataclass(frozen=True, slots=True)
 class Matrices:
-    """What traced paths have in common (§4.1).
+    """Popularity and affinity matrices counted over recorded routing (§4.1).
 
     ``popularity_LE`` is P of Eq. 2, ``affinity_LEE`` is A of Eq. 3 from each layer to the next.
     """
@@ -75,15 +75,15 @@ class Matrices:
 
     @classmethod
     def of(cls, paths: Sequence[np.ndarray], num_experts: int) -> "Matrices":
-        """Counted over paths ``[T, L, K]``."""
+        """Count the matrices over paths ``[T, L, K]``."""
         traced = [RoutedSequence(ids, prefill=0) for ids in paths]
         counted = popularity(traced, num_experts), affinity(traced, num_experts)
         return cls(*(shares.astype(np.float32) for shares in counted))
 
     def states(self, ids_TLK: np.ndarray, layers_T: np.ndarray) -> np.ndarray:
-        """s_l of each token for the layer named beside it, at least 1: Eq. 5, ``[T, S]``.
+        """Return each token's state s_l (Eq. 5), ``[T, S]``, for the layer l ≥ 1 in ``layers_T``.
 
-        Only the experts of layers before that one are read.
+        Only experts of the layers before l are read.
         """
         tokens, _, k = ids_TLK.shape
         layers, experts = self.popularity_LE.shape
@@ -91,7 +91,7 @@ class Matrices:
         h = path.shape[1]
         past = np.arange(h) < k * layers_T[:, None]
         chosen_TK = ids_TLK[np.arange(tokens), layers_T - 1]
-        # Written in place: most of a training step's time outside of products would go into copies.
+        # Write in place: copies would take most of a training step's time outside of products.
         states = np.empty((tokens, h + experts + k * experts), np.float32)
         np.divide((path + 1) * past, experts, out=states[:, :h], casting="same_kind")
         states[:, h : h + experts] = self.popularity_LE[layers_T]
@@ -102,7 +102,7 @@ class Matrices:
 
 
 def widths(layers: int, top_k: int, experts: int, first: int) -> tuple[int, ...]:
-    """ExpertMLP's widths, input to output; ``first`` is that of the first hidden layer."""
+    """Return ExpertMLP's layer widths from input to output; ``first`` is the first hidden width."""
     size = (layers - 1) * top_k + experts + top_k * experts
     hidden, last = LAYERS - 1, LAST_HIDDEN
     return (
@@ -114,7 +114,7 @@ def widths(layers: int, top_k: int, experts: int, first: int) -> tuple[int, ...]
 class ExpertMLP:
     """A trained predictor: the matrices that it reads, and seven layers with ReLU between them.
 
-    ``weights`` are ``[in, out]``, ``biases`` ``[out]``; ``note`` says how training went.
+    ``weights`` are ``[in, out]``, ``biases`` ``[out]``; ``note`` describes the training.
     """
 
     matrices: Matrices
@@ -123,7 +123,7 @@ class ExpertMLP:
     note: Mapping[str, str]
 
     def probabilities(self, ids_TLK: np.ndarray, layer: int) -> np.ndarray:
-        """σ(f(s_l)): how likely each expert of a layer is chosen, ``[T, E]``."""
+        """Return σ(f(s_l)), the probability that each expert of a layer is chosen, ``[T, E]``."""
         x = self.matrices.states(ids_TLK, np.full(len(ids_TLK), layer))
         for w, b in zip(self.weights[:-1], self.biases[:-1], strict=True):
             x = x @ w
@@ -140,14 +140,14 @@ def trained(
     artefacts: Path,
     progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> ExpertMLP:
-    """A predictor trained on these texts, from ``artefacts`` where it is.
+    """Return a predictor trained on these texts, or read it from ``artefacts``.
 
     Args:
-        progress: told the epochs done, and at most to do.
+        progress: called with the epochs done and the most to do.
 
     Raises:
-        UsageError: there is too little to learn from.
-        InputError: what is kept is broken.
+        UsageError: there are too few tokens or layers to learn from.
+        InputError: the stored artefact cannot be read.
     """
     paths = [s.ids_TLK[s.prefill if s.prefill < len(s.ids_TLK) else 0 :] for s in sequences]
     paths = _first(paths, options.tokens)
@@ -174,7 +174,7 @@ def trained(
 
 
 def _first(paths: Sequence[np.ndarray], tokens: int) -> list[np.ndarray]:
-    """The first tokens of all texts together."""
+    """Return the paths' first tokens, at most ``tokens`` over all texts."""
     found: list[np.ndarray] = []
     for ids in paths:
         if len(ids) and tokens > 0:
@@ -197,7 +197,7 @@ def _fit(
     layers, k = paths[0].shape[1:]
     best: list[torch.Tensor] = []
     best_loss, best_epoch, epoch = float("inf"), 0, 0
-    # Whatever mode the caller computes in; its random numbers stay as they are.
+    # Enable gradients whatever the caller's mode is, and leave its random generator unchanged.
     with torch.random.fork_rng(devices=[]), torch.inference_mode(False):
         torch.manual_seed(options.seed)
         network = _network(widths(layers, k, num_experts, options.width), options.dropout)
@@ -227,7 +227,7 @@ def _fit(
 
 
 def _split(paths: Sequence[np.ndarray]) -> tuple[list[np.ndarray], list[np.ndarray]]:
-    """What is learnt, and what is held out: the last tenth of the texts, of few texts of each."""
+    """Return training and validation paths: the last tenth of texts, or of each of few texts."""
     kept = round(HELD_OUT * len(paths))
     if kept:
         return list(paths[:-kept]), list(paths[-kept:])
@@ -239,7 +239,7 @@ def _split(paths: Sequence[np.ndarray]) -> tuple[list[np.ndarray], list[np.ndarr
 
 
 class _Samples:
-    """Every token at every layer but the first: its state, and which experts it chose."""
+    """Training samples of every token at every layer but the first: state and chosen experts."""
 
     def __init__(self, matrices: Matrices, ids_TLK: np.ndarray) -> None:
         self._matrices, self._ids = matrices, ids_TLK
@@ -259,7 +259,7 @@ class _Samples:
 
 
 def _network(sizes: Sequence[int], dropout: float) -> "torch.nn.Sequential":
-    """Each hidden layer: product, batch norm, ReLU, dropout; then the output."""
+    """Return the network: hidden layers of product, batch norm, ReLU, dropout; then the output."""
     from torch import nn
 
     def drop(layer: nn.Module, _: object, x: "torch.Tensor") -> "torch.Tensor":
@@ -274,9 +274,9 @@ def _network(sizes: Sequence[int], dropout: float) -> "torch.nn.Sequential":
 
 
 def _dropped(x: "torch.Tensor", rate: float) -> "torch.Tensor":
-    """Dropout from 16 random bits a number.
+    """Apply dropout, drawing 16 random bits per number.
 
-    torch's own draws a double for each, which on a CPU takes a sixth of a training step.
+    torch's dropout draws a double for each, which on a CPU is a sixth of a training step.
     """
     import torch
 
@@ -299,7 +299,7 @@ def _loss(network: "torch.nn.Sequential", samples: _Samples) -> float:
 
 
 def _folded(network: "torch.nn.Sequential") -> "list[torch.Tensor]":
-    """Weights and biases in turn, batch norm within."""
+    """Return weights and biases in turn, with batch norm folded into them."""
     from torch import nn
 
     found: list[torch.Tensor] = []

@@ -1,23 +1,23 @@
-"""FineMoE's store: expert maps of past iterations, compared by cosines (`systems.finemoe`).
+"""FineMoE's store of expert maps of past iterations, compared by cosines (`systems.finemoe`).
 
 Shape letters: C maps, L MoE layers, E experts, H the embedding's width.
 """
 
 import numpy as np
 
-#: Cosines that differ by less are equal: the same embedding, added up in another order.
+#: Cosines that differ by less count as equal: rounding depends on the order of summation.
 SAME = 1e-6
 
 
 def unit(x: np.ndarray) -> np.ndarray:
-    """Rows of length 1; zeros stay zeros."""
+    """Scale rows to length 1; rows of zeros stay zeros."""
     length = np.linalg.norm(x, axis=-1, keepdims=True)
     units: np.ndarray = x / np.maximum(length, np.finfo(np.float32).tiny)
     return units.astype(np.float32)
 
 
 def shares(scores: np.ndarray) -> np.ndarray:
-    """Gate scores as probabilities: their sum over experts is 1."""
+    """Return gate scores as probabilities, whose sum over experts is 1."""
     scores = scores.astype(np.float32)
     total = scores.sum(axis=-1, keepdims=True)
     found: np.ndarray = scores / np.maximum(total, np.finfo(np.float32).tiny)
@@ -28,8 +28,8 @@ class MapStore:
     """Expert maps of past iterations, each with its prompt's embedding.
 
     Args:
-        capacity: how many are kept, C.
-        semantic: the share d/L of the embedding in what counts as redundant.
+        capacity: C, the maximum number of maps.
+        semantic: d/L, the weight of the embedding's cosine in the redundancy of a map.
     """
 
     def __init__(
@@ -38,13 +38,13 @@ class MapStore:
         self.size, self._semantic, self._added = 0, semantic, 0
         self.embedding_CH = np.zeros((capacity, width), dtype=np.float32)
         self.maps_LCE = np.zeros((layers, capacity, experts), dtype=np.float32)
-        #: Squared lengths of the layers up to each.
+        #: Squared length of each map over its first layers, up to and including each layer.
         self.squares_LC = np.zeros((layers, capacity), dtype=np.float32)
-        #: When each came.
+        #: The order in which the maps were added.
         self._age_C = np.zeros(capacity, dtype=np.int64)
 
     def copy(self) -> "MapStore":
-        """One that can be filled further."""
+        """Return a copy of the store, to which maps can be added without changing the original."""
         made = MapStore.__new__(MapStore)
         made.__dict__ = {
             name: value.copy() if isinstance(value, np.ndarray) else value
@@ -53,12 +53,12 @@ class MapStore:
         return made
 
     def products(self, map_LE: np.ndarray) -> np.ndarray:
-        """Of a whole map with each that is kept, ``[C]``."""
+        """Return the products of a whole map with each stored map, ``[C]``."""
         found: np.ndarray = np.matmul(self.maps_LCE, map_LE[:, :, None]).sum(axis=0)[:, 0]
         return found
 
     def cosines(self, products_C: np.ndarray, square: float, layer: int) -> np.ndarray:
-        """Of a trajectory up to a layer with each that is kept, given products so far ``[n]``."""
+        """Return cosines of a map up to a layer with each stored map, from products ``[n]``."""
         squares = square * self.squares_LC[layer, : self.size]
         found: np.ndarray = products_C[: self.size] / np.sqrt(
             np.maximum(squares, np.finfo(np.float32).tiny)
@@ -69,14 +69,14 @@ class MapStore:
         self, embedding_H: np.ndarray, map_LE: np.ndarray, semantic_C: np.ndarray,
         products_C: np.ndarray,
     ) -> int:  # fmt: skip
-        """Keep a map; where there is no room, in place of the one that it makes most redundant.
+        """Add a map; a full store replaces the map that the new one makes most redundant.
 
         Args:
-            semantic_C: cosines of its embedding with each that is kept.
-            products_C: its products with each.
+            semantic_C: cosines of its embedding with each stored one.
+            products_C: its products with each stored map.
 
         Returns:
-            its place.
+            The map's index in the store.
         """
         square = float((map_LE * map_LE).sum())
         at = self.size
@@ -92,6 +92,6 @@ class MapStore:
         return at
 
     def nearest(self, cosines: np.ndarray) -> int:
-        """Of the largest cosine, the newest."""
+        """Return the index of the map with the largest cosine; of equal ones, the newest."""
         best = np.flatnonzero(cosines >= cosines.max() - SAME)
         return int(best[self._age_C[best].argmax()])

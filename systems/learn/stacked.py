@@ -1,8 +1,8 @@
-"""Networks that share nothing, one for each layer, trained side by side: one product for all.
+"""Training of independent networks, one per layer, all at once in batched matrix products.
 
 Parameters are stacked, weights ``[L, in, out]`` and biases ``[L, 1, out]`` in turn.  A tenth of the
-data validates; each network keeps the weights of its best epoch, and training ends when the mean of
-all validation losses has not improved for some epochs.
+data is for validation; each network keeps the weights of its best epoch, and training ends when the
+mean of all validation losses has not improved for some epochs.
 """
 
 from collections.abc import Callable, Sequence
@@ -14,14 +14,14 @@ import numpy as np
 if TYPE_CHECKING:
     import torch
 
-#: The share of the data that validates, and tokens of a step.
+#: The share of the data for validation, and the tokens of a training step.
 VALIDATION, BATCH = 0.1, 256
 
 
 def validating(lengths: Sequence[int]) -> np.ndarray:
-    """Which tokens of texts of these lengths are kept for validation ``[N]``.
+    """Return which tokens are for validation, ``[N]``, given the lengths of the texts.
 
-    The last tenth of the texts, of fewer than ten the last tenth of each: at least one token.
+    The last tenth of the texts, or of each text if there are fewer than ten: at least one token.
     """
     if len(lengths) >= round(1 / VALIDATION):
         kept = round(VALIDATION * len(lengths))
@@ -35,7 +35,7 @@ def validating(lengths: Sequence[int]) -> np.ndarray:
 def initial(
     networks: int, sizes: Sequence[int], generator: "torch.Generator"
 ) -> "list[torch.nn.Parameter]":
-    """Weights and biases between layers of these sizes, as torch.nn.Linear starts them."""
+    """Return weights and biases between layers of these sizes, initialised as torch.nn.Linear."""
     import torch
 
     made = []
@@ -47,9 +47,9 @@ def initial(
 
 
 class Trained(NamedTuple):
-    """Parameters of each network's best epoch, its validation loss ``[L]``; all epochs, the best.
+    """Parameters of each network's best epoch, their validation losses ``[L]``, and epoch counts.
 
-    The best one is that of the smallest mean loss.
+    ``best_epoch`` is the epoch with the smallest mean loss.
     """
 
     parameters: "list[torch.Tensor]"
@@ -69,12 +69,12 @@ def train(
     generator: "torch.Generator",
     progress: Callable[[int, int], None],
 ) -> Trained:
-    """Train on the tokens before ``split``, validate on the others.
+    """Train on the tokens before ``split`` and validate on the others.
 
     Args:
-        losses: each network's loss ``[L]``, of the parameters and some tokens of all data.
-        data: ``[L, N, ...]`` each.
-        progress: told the epochs done, and at most to do.
+        losses: each network's loss ``[L]``, from the parameters and some tokens of all data.
+        data: arrays of ``[L, N, ...]``.
+        progress: called with the epochs done and the most to do.
     """
     import torch
 

@@ -1,18 +1,18 @@
-"""ProMoE's predictors: a small network for each MoE layer, on the state that its gate reads.
+"""Training of ProMoE's predictors: a small network per MoE layer on the state that its gate reads.
 
-    paper                                       here
-    ─────                                       ────
-    a predictor for each layer, learnt offline  `trained`: all layers' networks at once
-    stride                                      `targets`: which layers a layer's network speaks of
-    hidden states recorded beside choices       RoutedSequence.hidden_TLH, of decoded tokens
+    paper                                       moebench
+    ─────                                       ────────
+    a predictor for each layer, trained offline `trained`: all layers' networks at once
+    stride                                      `targets`: layers that a layer's network predicts
+    hidden states recorded with choices         RoutedSequence.hidden_TLH, of decoded tokens
 
-The paper's predictors are small MLPs; two hidden layers are the authors' code's (`systems.promoe`).
+The paper's predictors are small MLPs; the authors' code has two hidden layers (`systems.promoe`).
 
-Readings, where the paper is silent:
+Our choices where the paper is silent:
 
-- Each expert's chance of being chosen is learnt by itself, with binary cross-entropy (the code: the
-  absolute error of 0 or 1, which with little data is least where nothing is expected).
-- States are brought to mean 0 and variance 1, number by number; that is folded into the weights.
+- Each expert's probability is trained separately, with binary cross-entropy (the code: the absolute
+  error of 0 or 1, which with little data is smallest if no expert is predicted).
+- Each component of the states is scaled to mean 0 and variance 1, folded into the weights.
 - Adam, 1e-3; training stops early as in `systems.learn.stacked`, after three epochs.
 
 Shape letters: T tokens, L MoE layers, K chosen, E experts, H the state's width, M networks, O
@@ -35,16 +35,16 @@ from moebench.systems.learn.stacked import initial, train, validating
 if TYPE_CHECKING:
     import torch
 
-#: Changes when the same data and options lead to other networks.
+#: Part of the hash: increased when the same data and options lead to other networks.
 VERSION = 1
 
 LEARNING_RATE, PATIENCE = 1e-3, 3
 
 
 def targets(row: int, layers: int, stride: int) -> range:
-    """Of which MoE layers a layer's network speaks: the one ``stride`` further on.
+    """Return the MoE layers that a layer's network predicts: the one ``stride`` further on.
 
-    The last layer's speaks of the first ``stride`` layers of the next token.
+    The last layer's network predicts the first ``stride`` layers of the next token.
     """
     if row == layers - 1:
         return range(min(stride, layers))
@@ -53,7 +53,7 @@ def targets(row: int, layers: int, stride: int) -> range:
 
 @dataclass(frozen=True, slots=True)
 class StateMLPOptions:
-    """What networks depend on beside their data; see `systems.promoe.StridePrefetch`."""
+    """Training options of the networks, described in `systems.promoe.StridePrefetch`."""
 
     stride: int
     width: int
@@ -69,7 +69,7 @@ class Stack(NamedTuple):
     biases: Sequence[np.ndarray]
 
     def probabilities(self, x: np.ndarray, network: int) -> np.ndarray:
-        """What one of them says of states ``[T, H]``: ``[T, O]``."""
+        """Return the probabilities ``[T, O]`` that one network predicts from states ``[T, H]``."""
         layers = [(w[network], b[network]) for w, b in zip(self.weights, self.biases, strict=True)]
         for w, b in layers[:-1]:
             x = np.maximum(x @ w + b, 0)
@@ -80,9 +80,9 @@ class Stack(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class StateMLPs:
-    """Trained predictors: one for each layer that has one ``stride`` further on, and the last's.
+    """Trained predictors of the layer ``stride`` further on, and of the next token's first layers.
 
-    ``num_layers`` and ``num_experts`` are the model's; ``note`` says how training went.
+    ``num_layers`` and ``num_experts`` are the model's; ``note`` describes the training.
     """
 
     wrapped: Stack
@@ -93,7 +93,7 @@ class StateMLPs:
     note: Mapping[str, str]
 
     def probabilities(self, hidden_TH: np.ndarray, row: int) -> dict[int, np.ndarray]:
-        """How likely each expert of each target layer is chosen, ``[T, E]`` by MoE layer."""
+        """Return the probability of each expert of each target layer, ``[T, E]`` by MoE layer."""
         found = targets(row, self.num_layers, self.stride)
         if not found:
             return {}
@@ -108,7 +108,7 @@ class StateMLPs:
 
 
 class _Data(NamedTuple):
-    """States and what was chosen, for networks of equal widths; and what only validates."""
+    """States, chosen experts and the mask of validation tokens, for networks of equal widths."""
 
     x_MTH: np.ndarray
     ids_MTLK: np.ndarray
@@ -122,14 +122,14 @@ def trained(
     artefacts: Path,
     progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> StateMLPs:
-    """Predictors trained on these texts, from ``artefacts`` where they are.
+    """Return predictors trained on these texts, or read them from ``artefacts``.
 
     Args:
-        progress: told the epochs done, and at most to do.
+        progress: called with the epochs done and the most to do.
 
     Raises:
-        UsageError: there is too little to learn from.
-        InputError: what is kept is broken.
+        UsageError: there are too few tokens to learn from.
+        InputError: the stored artefact cannot be read.
     """
     texts = _decoded(sequences, options.tokens)
     tokens = sum(len(ids) for ids, _ in texts)
@@ -153,10 +153,10 @@ def trained(
         def told(before: int, epoch: int, epochs: int) -> None:
             progress(before * epochs + epoch, len(parts) * epochs)
 
-        # Whatever mode the caller computes in; no random numbers but the networks' own are drawn.
+        # Enable gradients whatever the caller's mode is; only the networks' own generator is used.
         with torch.inference_mode(False):
             for done, (part, data) in enumerate(parts.items()):
-                if not len(data.x_MTH):  # no layer has one so far on
+                if not len(data.x_MTH):  # no layer has another one ``stride`` further on
                     continue
                 fitted, said = _fit(data, num_experts, options, partial(told, done))
                 arrays |= {f"{part}.weight{i}": w for i, w in enumerate(fitted.weights)}
@@ -179,7 +179,7 @@ def trained(
 def _decoded(
     sequences: Sequence[RoutedSequence], tokens: int
 ) -> list[tuple[np.ndarray, np.ndarray]]:
-    """Choices and states of the first decoded tokens of all texts; of texts without any, of all."""
+    """Return ids and states of the first decoded tokens; of texts without any, of all tokens."""
     found = []
     for text in sequences:
         if text.hidden_TLH is None:
@@ -193,7 +193,7 @@ def _decoded(
 
 
 def _ahead(texts: Sequence[tuple[np.ndarray, np.ndarray]], stride: int) -> _Data:
-    """Each layer's states, and what the layer ``stride`` further on chose."""
+    """Return each layer's states, and the experts chosen in the layer ``stride`` further on."""
     ids_TLK, hidden_TLH = (np.concatenate(part) for part in zip(*texts, strict=True))
     networks = max(0, ids_TLK.shape[1] - stride)
     return _Data(
@@ -204,7 +204,7 @@ def _ahead(texts: Sequence[tuple[np.ndarray, np.ndarray]], stride: int) -> _Data
 
 
 def _wrapped(texts: Sequence[tuple[np.ndarray, np.ndarray]], stride: int) -> _Data:
-    """The last layer's states, and what the first layers chose of the token after."""
+    """Return the last layer's states, and the experts of the next token's first layers."""
     pairs = [(ids[1:, :stride], hidden[:-1, -1]) for ids, hidden in texts if len(ids) > 1]
     ids_TLK, hidden_TH = (np.concatenate(part) for part in zip(*pairs, strict=True))
     return _Data(hidden_TH[None], ids_TLK[None], validating([len(ids) for ids, _ in pairs]))
@@ -213,14 +213,14 @@ def _wrapped(texts: Sequence[tuple[np.ndarray, np.ndarray]], stride: int) -> _Da
 def _fit(
     data: _Data, num_experts: int, options: StateMLPOptions, progress: Callable[[int, int], None]
 ) -> tuple[Stack, dict[str, str]]:
-    """Networks that share nothing, all at once; how they do on what is held out."""
+    """Train independent networks all at once; return them and their recall on validation tokens."""
     import torch
 
     order = np.argsort(data.validates_T, kind="stable")
     split = len(order) - int(data.validates_T.sum())
     x_MTH, ids_MTLK = data.x_MTH[:, order], data.ids_MTLK[:, order]
     mean, std = (f(x_MTH[:, :split], axis=1, keepdims=True) for f in (np.mean, np.std))
-    std[std < 1e-3] = 1  # a number that never changes says nothing
+    std[std < 1e-3] = 1  # leave constant components unscaled
     networks, tokens, layers, _ = ids_MTLK.shape
     chosen = np.zeros((networks, tokens, layers, num_experts), dtype=np.float32)
     np.put_along_axis(chosen, ids_MTLK, 1, axis=3)
@@ -247,7 +247,7 @@ def _fit(
 
 
 def _recall(p_TO: np.ndarray, ids_TLK: np.ndarray) -> float:
-    """Which share of the chosen experts are among as many likeliest ones."""
+    """Return the share of the chosen experts that are among the k likeliest experts."""
     tokens, layers, k = ids_TLK.shape
     best_TLK = np.argsort(-p_TO.reshape(tokens, layers, -1), axis=2, kind="stable")[..., :k]
     return float((best_TLK[..., :, None] == ids_TLK[..., None, :]).any(axis=2).mean())
@@ -256,7 +256,7 @@ def _recall(p_TO: np.ndarray, ids_TLK: np.ndarray) -> float:
 def _losses(
     parameters: "Sequence[torch.Tensor]", x: "torch.Tensor", y: "torch.Tensor"
 ) -> "torch.Tensor":
-    """Each network's mean binary cross-entropy ``[M]``."""
+    """Return each network's mean binary cross-entropy, ``[M]``."""
     import torch
 
     for i in range(0, len(parameters), 2):
