@@ -1,1 +1,1 @@
-"""Third-party packages that run the same checkpoint beside our systems, each in its own process."""
+"""Third-party packages that run the same checkpoint as our systems, each in its own process."""

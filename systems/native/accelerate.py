@@ -1,7 +1,7 @@
-"""Hugging Face Accelerate itself: each module's weights are brought for each use.
+"""The Hugging Face Accelerate package: a module's weights are loaded for each use.
 
-What `device_map` and big model inference do where memory is too small (measured with 1.15 and
-Transformers 5.23).  The simulated `accelerate` models the same on a GPU.
+`device_map` and big model inference for models that exceed memory (measured with 1.15 and
+Transformers 5.23).  The simulated `accelerate` models the same method on a GPU.
 
     option                        calls
     ──────                        ─────
@@ -38,12 +38,12 @@ from moebench.systems.native.sizes import parse_size
 
 @dataclass(kw_only=True)
 class NativeAccelerate(HuggingFaceSystem):
-    """The package with its options.
+    """Hugging Face Accelerate as a native system, with its options.
 
     Attributes:
-        offload: where weights are between uses.
-        read: how they come from the disk.
-        max_memory: bytes of whole layers that stay in memory; null is none.
+        offload: where weights are stored between uses.
+        read: how they are read from the disk.
+        max_memory: bytes of whole layers that stay in memory; null keeps none.
     """
 
     paper = "Hugging Face Accelerate 1.15"
@@ -65,11 +65,11 @@ class NativeAccelerate(HuggingFaceSystem):
 
     @property
     def libraries(self) -> Sequence[str]:
-        """PyTorch, and what computes with it."""
+        """Modules that the process imports first: PyTorch, Transformers, Accelerate."""
         return ("torch", "transformers", "accelerate")
 
     def remarks(self) -> Sequence[str]:
-        """What a reader must know of the way of offloading."""
+        """Return notes on the way of offloading for the run's document."""
         if self.offload == "none":
             return ["Transformers alone: all weights are in memory, and no hook is attached"]
         if self.offload == "cpu":
@@ -83,7 +83,7 @@ class NativeAccelerate(HuggingFaceSystem):
 
 
 def runner(job: Job) -> Runner:
-    """Load the model and attach the hooks."""
+    """Load the model with Transformers and attach Accelerate's offloading hooks."""
     accelerate: Any = import_module("accelerate")
     torch: Any = import_module("torch")
     transformers: Any = import_module("transformers")
@@ -119,7 +119,7 @@ def runner(job: Job) -> Runner:
 
 
 def hooks(model: Any) -> tuple[int, int]:
-    """How many hooks bring weights, and how many bytes these are."""
+    """Return the number of hooks that load weights, and the bytes of these weights."""
     count = size = 0
     for module in model.modules():
         hook = getattr(module, "_hf_hook", None)

@@ -1,8 +1,8 @@
-"""What a native system is: a third-party package that runs a checkpoint by itself.
+"""Native systems: base classes for third-party packages that run a checkpoint by themselves.
 
-Unlike a `System` it makes none of the five decisions here and runs on no simulated machine: the
-package itself is started in a process of its own (`serve`), as its user would start it, and its
-tokens are timed as they are streamed.
+Unlike a `System`, a native system makes none of the five decisions and runs on no simulated
+machine: the package is started in a process of its own (`serve`), as its user would start it, and
+its tokens are timed as they are streamed.
 """
 
 import importlib.util
@@ -19,23 +19,23 @@ if TYPE_CHECKING:
     from moebench.substrate.models.shape import ModelShape
     from moebench.substrate.models.weights import Checkpoint
 
-#: What is told, step by step, of the token that each sequence took.
+#: Called in each step with the new token of each sequence.
 Put = Callable[[Sequence[int]], None]
 
-#: What `memory_limit` says for the bytes that a run of our own systems on this computer would have.
+#: Value of `memory_limit`: the bytes that a run of our own systems on this computer would have.
 LOCAL = "local"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Job:
-    """What a package's process is to run.
+    """Everything that a package's process needs for a run.
 
     Attributes:
         adapter: the module that defines ``runner(job) -> Runner``.
         libraries: modules to import before memory is measured.
         model: the file or folder that the package reads.
-        folder: where it may write; removed after the run.
-        options: the native system's own.
+        folder: a folder for its files; removed after the run.
+        options: the native system's own options.
         context: tokens of the longest text, new ones included.
         batch: sequences at once.
     """
@@ -53,7 +53,7 @@ class Runner(Protocol):
     """A package with its model loaded.
 
     Attributes:
-        facts: what its run's notes should say of how it was loaded, each a sentence.
+        facts: sentences for the run's notes on how the model was loaded.
     """
 
     facts: Sequence[str]
@@ -61,7 +61,7 @@ class Runner(Protocol):
     def generate(
         self, prompts: Sequence[Sequence[int]], new_tokens: int, end: int | None, put: Put
     ) -> None:
-        """Decode greedily; ``put`` each step's tokens at once.
+        """Decode greedily; call ``put`` with each step's tokens at once.
 
         Args:
             prompts: token ids of a batch.
@@ -75,18 +75,18 @@ class NativeSystem(ABC):
     """A package and the options with which it is run.
 
     Attributes:
-        threads: that compute.
-        timeout_s: it is stopped if it says nothing for so long: no token, no end of loading.
-        memory_limit: what its process may use beside its libraries, once the model is loaded:
+        threads: number of threads that compute.
+        timeout_s: it is stopped if it reports nothing for so long: no token, no end of loading.
+        memory_limit: the memory of its process after loading the model, without its libraries:
             ``600MB``, or ``local`` for the weights that a run of our own systems with the same
             spec keeps in memory; null is no limit.
     """
 
-    #: What the package is, and where its code is.
+    #: The package's paper or repository, and its version.
     paper: ClassVar[str]
-    #: Modules that must be there, with the packages that hold them.
+    #: Modules that must be installed, with their packages.
     requires: ClassVar[Mapping[str, str]]
-    #: Sequences at once; None is any number.
+    #: Maximum number of sequences at once; None is any number.
     max_batch: ClassVar[int | None] = None
 
     threads: int = 1
@@ -103,25 +103,25 @@ class NativeSystem(ABC):
 
     @property
     def lossless(self) -> bool:
-        """Whether it computes what the resident model does, but for rounding."""
+        """Whether it computes the resident model's outputs, except for rounding."""
         return True
 
     def why_not(self, shape: "ModelShape", batch: int) -> str | None:
-        """Why it cannot run this model or so many sequences at once; None if it can."""
+        """Return why it cannot run this model or so many sequences at once; None if it can."""
         if self.max_batch is not None and batch > self.max_batch:
             return f"at most {self.max_batch} sequence at once, {batch} were asked for"
         return None
 
     def missing(self) -> list[str]:
-        """Packages that are not installed."""
+        """Return the required packages that are not installed."""
         found = self.requires.items()
         return [name for module, name in found if importlib.util.find_spec(module) is None]
 
     def check_installed(self, name: str) -> None:
-        """Refuse to start without its packages.
+        """Check that all required packages are installed.
 
         Raises:
-            UsageError: with the line that installs them.
+            UsageError: with the command that installs them.
         """
         missing = self.missing()
         if missing:
@@ -131,16 +131,16 @@ class NativeSystem(ABC):
             )
 
     def model_file(self, checkpoint: "Checkpoint", content: str, folder: Path) -> Path:
-        """What the package reads: the checkpoint itself, or what is written from it.
+        """Return the file or folder that the package reads: the checkpoint, or a converted one.
 
         Args:
             content: the hash of the checkpoint's content.
-            folder: where files are kept that are written from checkpoints.
+            folder: the folder of files converted from checkpoints.
         """
         return checkpoint.path
 
     def remarks(self) -> Sequence[str]:
-        """Lines for the notes of its runs, for every reader of its figures."""
+        """Return notes for the documents of its runs, for every reader of its figures."""
         return ()
 
     @property

@@ -1,4 +1,4 @@
-"""DeepSpeed ZeRO-Inference itself: a module's weights are gathered before it runs, then released.
+"""The DeepSpeed package (ZeRO-Inference): gathers a module's weights before it runs, then releases.
 
 ZeRO stage 3 with ``offload_param`` (measured with 0.19.8 and Transformers 5.23) in one process with
 the CPU accelerator.  The simulated `deepspeed` models the same on a GPU.
@@ -38,12 +38,12 @@ from moebench.systems.native.operators import ALWAYS, FROM_NVME, check, use
 
 @dataclass(kw_only=True)
 class NativeDeepSpeed(HuggingFaceSystem):
-    """The package with its options.
+    """DeepSpeed ZeRO-Inference as a native system, with its options.
 
     Attributes:
-        offload: where weights are between uses.
-        buffers: host buffers through which they come from NVMe, each as large as the largest
-            tensor (``buffer_count``).
+        offload: where weights are stored between uses.
+        buffers: host buffers for reads from NVMe, each as large as the largest tensor
+            (``buffer_count``).
     """
 
     paper = "SC 2022, arXiv 2207.00032; DeepSpeed 0.19"
@@ -59,18 +59,18 @@ class NativeDeepSpeed(HuggingFaceSystem):
 
     @property
     def libraries(self) -> Sequence[str]:
-        """PyTorch, and what computes with it."""
+        """Modules that the process imports first: PyTorch, Transformers, DeepSpeed."""
         return ("torch", "transformers", "deepspeed")
 
     def remarks(self) -> Sequence[str]:
-        """How it reads."""
+        """Return a note on how weights are read, for the run's document."""
         if self.offload == "nvme":
             return ["DeepSpeed reads with libaio, past the page cache"]
         return ["DeepSpeed gathers each tensor by a copy within memory"]
 
 
 def runner(job: Job) -> Runner:
-    """Load the model under ZeRO-3."""
+    """Load the model under ZeRO stage 3 with parameter offloading."""
     use()
     nvme = job.options["offload"] == "nvme"
     check(ALWAYS + FROM_NVME if nvme else ALWAYS)
@@ -96,7 +96,7 @@ def runner(job: Job) -> Runner:
         "train_micro_batch_size_per_gpu": job.batch,
         "zero_optimization": {"stage": 3, "offload_param": offload},
     }
-    # Transformers loads under zero.Init as long as this object is there.
+    # Transformers loads under zero.Init as long as this object exists.
     kept = transformers.integrations.HfDeepSpeedConfig(config)
     load = transformers.AutoModelForCausalLM.from_pretrained
     model = load(job.model, dtype=torch.float32).eval()
@@ -109,7 +109,7 @@ def runner(job: Job) -> Runner:
 
 
 def _largest_tensor(model: Path) -> int:
-    """Elements of the largest tensor as Transformers holds it: its experts are fused."""
+    """Return the elements of the largest tensor as Transformers stores it, with fused experts."""
     from moebench.substrate.models.config import read_shape
 
     shape = read_shape(model / "config.json")
@@ -119,7 +119,7 @@ def _largest_tensor(model: Path) -> int:
 
 
 def swapped(module: Any) -> str:
-    """Which share of the weights is on the disk, in words."""
+    """Return a sentence with the share of the weights that is on the disk."""
     total = on_disk = 0
     for parameter in module.parameters():
         size = parameter.ds_numel * parameter.element_size()

@@ -1,8 +1,8 @@
 """Writes a checkpoint as a GGUF file in fp32, for llama.cpp.
 
 Names and layouts are llama.cpp's (its ``conversion/`` and ``gguf-py``): a layer's experts are three
-tensors ``[E, I, H]``, ``[E, I, H]`` and ``[E, H, I]``; where its graph rotates pairs of neighbours,
-rows of queries and keys are permuted, because Hugging Face's rotate halves.
+tensors ``[E, I, H]``, ``[E, I, H]`` and ``[E, H, I]``.  Hugging Face rotates halves; where
+llama.cpp's graph rotates pairs of neighbours, rows of queries and keys are permuted.
 """
 
 import fcntl
@@ -25,13 +25,13 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class _Architecture:
-    """How llama.cpp computes a family.
+    """Features of llama.cpp's implementation of a model family.
 
     Attributes:
         name: ``general.architecture``.
         gate: the only gate that its graph has.
-        permuted: it rotates neighbours.
-        dense: it knows leading dense layers.
+        permuted: whether it rotates pairs of neighbours.
+        dense: whether it supports leading dense layers.
     """
 
     name: str
@@ -50,7 +50,7 @@ _ARCHITECTURES = {
 
 
 def why_not(shape: ModelShape) -> str | None:
-    """Why llama.cpp cannot compute a model; None if it can."""
+    """Return why llama.cpp cannot compute a model; None if it can."""
     if shape.family == "xverse":
         return "no GGUF file: llama.cpp's xverse has no experts"
     if shape.family == "phimoe":
@@ -73,7 +73,7 @@ def why_not(shape: ModelShape) -> str | None:
 
 
 def write_gguf(checkpoint: "Checkpoint", path: Path) -> Path:
-    """Write the file, in place by a rename; a finished one is reused.
+    """Write the GGUF file under a temporary name and rename it; reuse a finished file.
 
     Raises:
         CheckpointError: the checkpoint cannot be read.
@@ -105,7 +105,7 @@ def _write(checkpoint: "Checkpoint", path: Path) -> None:
 
 
 def _write_numbers(writer: Any, shape: ModelShape) -> None:
-    """The hyperparameters, under the names that llama.cpp looks for."""
+    """Write the hyperparameters under llama.cpp's names."""
     writer.add_vocab_size(shape.vocab_size)
     writer.add_context_length(shape.max_positions)
     writer.add_embedding_length(shape.hidden_size)
@@ -130,7 +130,7 @@ def _write_numbers(writer: Any, shape: ModelShape) -> None:
 
 
 def _write_tokenizer(writer: Any, gguf: Any, file: Path, size: int) -> None:
-    """A byte-level BPE's tokens and merges; of any other tokenizer the number of tokens alone."""
+    """Write tokens and merges of a byte-level BPE; of others only the number of tokens."""
     model = json.loads(file.read_text(encoding="utf-8")) if file.exists() else {}
     if model.get("model", {}).get("type") != "BPE":
         writer.add_tokenizer_model("no_vocab")
@@ -157,7 +157,7 @@ def _write_tokenizer(writer: Any, gguf: Any, file: Path, size: int) -> None:
     writer.add_add_bos_token(False)
 
 
-#: Our names of a layer's tensors → llama.cpp's.
+#: Maps our names of a layer's tensors to llama.cpp's.
 _LAYER = {
     "attention_norm": "attn_norm", "mlp_norm": "ffn_norm",
     "q": "attn_q", "k": "attn_k", "v": "attn_v", "o": "attn_output",
@@ -172,7 +172,7 @@ _WHOLE = {"embed": "token_embd", "norm": "output_norm", "head": "output"}
 def _tensors(
     checkpoint: "Checkpoint", known: _Architecture
 ) -> "Iterator[tuple[str, NDArray[Any]]]":
-    """Every tensor under llama.cpp's name."""
+    """Yield every tensor with llama.cpp's name."""
     import torch
 
     from moebench.substrate.models.formats import unpack
@@ -201,7 +201,7 @@ def _tensors(
 
 
 def _name(ours: str) -> str:
-    """llama.cpp's name of a tensor; ``.bias`` stays behind it."""
+    """Return llama.cpp's name of a tensor, with ``.bias`` or ``.weight`` at the end."""
     base, kind = (
         (ours.removesuffix(".bias"), "bias") if ours.endswith(".bias") else (ours, "weight")
     )
@@ -212,7 +212,7 @@ def _name(ours: str) -> str:
 
 
 def _neighbours(weight: "Tensor", head_dim: int) -> "Tensor":
-    """Rows of each head reordered, so that the halves of a rotated pair stand side by side."""
+    """Reorder rows of each head so that both elements of a rotated pair are neighbours."""
     heads = weight.shape[0] // head_dim
     halves = weight.reshape(heads, 2, head_dim // 2, *weight.shape[1:])
     return halves.transpose(1, 2).reshape(weight.shape)

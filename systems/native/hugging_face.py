@@ -1,4 +1,4 @@
-"""What the packages on top of Transformers share: the checkpoint, and streaming ``generate``.
+"""Base of packages on top of Transformers: checkpoint conversion and streaming ``generate``.
 
 Our scale models are true Hugging Face checkpoints, so Transformers opens them as they are.  It has
 no class for DeepSeek-MoE v1 (remote code); but that model is a Qwen2-MoE whose shared expert has no
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from moebench.substrate.models.shape import ModelShape
     from moebench.substrate.models.weights import Checkpoint
 
-#: Families that Transformers has a class for, and DeepSeek v1.
+#: Model families with a class in Transformers, and DeepSeek v1.
 OPENED = frozenset({"deepseek", "mixtral", "olmoe", "phimoe", "qwen2_moe", "qwen3_moe"})
 
 
@@ -29,7 +29,7 @@ class HuggingFaceSystem(NativeSystem):
     """A package that runs Transformers' own model classes."""
 
     def why_not(self, shape: "ModelShape", batch: int) -> str | None:
-        """Transformers must have a class for the family, or for one that is equal to it."""
+        """Return why no Transformers class computes this model; None if one does."""
         if shape.family == "xverse":
             return "Transformers has no class for XVERSE-MoE, and its own code is not shipped"
         if shape.family not in OPENED:
@@ -39,14 +39,14 @@ class HuggingFaceSystem(NativeSystem):
         return super().why_not(shape, batch)
 
     def model_file(self, checkpoint: "Checkpoint", content: str, folder: Path) -> Path:
-        """The checkpoint, or for DeepSeek v1 the same weights as a Qwen2-MoE."""
+        """Return the checkpoint, or for DeepSeek v1 the same weights as a Qwen2-MoE."""
         if checkpoint.shape.family != "deepseek":
             return checkpoint.path
         return deepseek_as_qwen2(checkpoint, folder / f"{content}-qwen2_moe")
 
 
 def deepseek_as_qwen2(checkpoint: "Checkpoint", folder: Path) -> Path:
-    """DeepSeek-MoE v1's weights as a Qwen2-MoE checkpoint in fp32; a finished one is reused."""
+    """Write DeepSeek-MoE v1's weights as a Qwen2-MoE checkpoint in fp32; reuse a finished one."""
     import torch
     from safetensors.torch import save_file
 
@@ -114,11 +114,11 @@ def _qwen2_config(shape: "ModelShape") -> dict[str, Any]:
 
 
 class Streaming:
-    """A Transformers model whose ``generate`` streams.
+    """A Transformers model whose ``generate`` streams tokens.
 
     Args:
         model: in evaluation mode.
-        facts: what its run's notes should say.
+        facts: sentences for the run's notes.
         options: more arguments of ``generate``.
     """
 
@@ -129,7 +129,7 @@ class Streaming:
     def generate(
         self, prompts: Sequence[Sequence[int]], new_tokens: int, end: int | None, put: Put
     ) -> None:
-        """Greedy decoding of a batch, padded on the left."""
+        """Decode a batch greedily, padded on the left."""
         torch: Any = import_module("torch")
         longest = max(map(len, prompts))
         ids = torch.tensor([[0] * (longest - len(p)) + list(p) for p in prompts])
@@ -145,16 +145,16 @@ class Streaming:
 
 
 class _Streamer:
-    """What ``generate`` tells of tokens: the prompt first, then each step's."""
+    """Streamer for ``generate``: passes on each step's tokens, but not the prompt."""
 
     def __init__(self, put: Put) -> None:
         self._put, self._prompt = put, True
 
     def put(self, value: Any) -> None:
-        """A tensor of token ids."""
+        """Pass on a step's token ids; ignore the first call, which has the prompt."""
         if not self._prompt:
             self._put(value.flatten().tolist())
         self._prompt = False
 
     def end(self) -> None:
-        """Nothing is buffered."""
+        """Do nothing: no token is buffered."""

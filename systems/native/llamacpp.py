@@ -1,4 +1,4 @@
-"""llama.cpp itself, through llama-cpp-python: a GGUF file, mapped into memory.
+"""The llama.cpp package, through llama-cpp-python: a GGUF file is mapped into memory.
 
 Measured with llama-cpp-python 0.3.36 (a CPU build).  The GGUF file is written from the checkpoint
 in fp32 (`gguf_file`).  The simulated `llamacpp` models a GPU build with some experts on the host.
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
 @dataclass(kw_only=True)
 class NativeLlamaCpp(NativeSystem):
-    """The package with its options.
+    """llama.cpp as a native system, with its options.
 
     Attributes:
         mmap: map the file, instead of reading all of it.
@@ -53,42 +53,42 @@ class NativeLlamaCpp(NativeSystem):
 
     @property
     def lossless(self) -> bool:
-        """With keys and values in full precision."""
+        """Whether outputs are the resident model's: only with keys and values in full precision."""
         return self.kv == "f32"
 
     @property
     def libraries(self) -> Sequence[str]:
-        """No PyTorch."""
+        """Modules that the process imports first: no PyTorch."""
         return ("llama_cpp",)
 
     def why_not(self, shape: "ModelShape", batch: int) -> str | None:
-        """It has a file format of its own, and its own arithmetic for each family."""
+        """Return why llama.cpp or its file format does not support this model; None if they do."""
         from moebench.systems.native.gguf_file import why_not
 
         return why_not(shape) or super().why_not(shape, batch)
 
     def model_file(self, checkpoint: "Checkpoint", content: str, folder: Path) -> Path:
-        """The GGUF file, written from the checkpoint once."""
+        """Return the GGUF file, written from the checkpoint once."""
         from moebench.systems.native.gguf_file import write_gguf
 
         return write_gguf(checkpoint, folder / f"{content}-f32.gguf")
 
     def remarks(self) -> Sequence[str]:
-        """How its file is read."""
+        """Return a note on how the GGUF file is read, for the run's document."""
         return ["llama.cpp maps its file" if self.mmap else "llama.cpp reads all of its file first"]
 
 
 def runner(job: Job) -> Runner:
-    """Open the GGUF file."""
+    """Open the GGUF file of the job."""
     return _LlamaRunner(job)
 
 
 class _LlamaRunner:
-    """One sequence at a time."""
+    """A llama.cpp model that generates one sequence at a time."""
 
     def __init__(self, job: Job) -> None:
         llama_cpp: Any = import_module("llama_cpp")
-        kind = {"f32": 0, "f16": 1}[job.options["kv"]]  # GGML's numbers of types
+        kind = {"f32": 0, "f16": 1}[job.options["kv"]]  # GGML's type numbers
         threads = job.options["threads"]
         self._model = llama_cpp.Llama(
             job.model, n_ctx=job.context, n_gpu_layers=0, use_mmap=job.options["mmap"],
@@ -99,7 +99,7 @@ class _LlamaRunner:
     def generate(
         self, prompts: Sequence[Sequence[int]], new_tokens: int, end: int | None, put: Put
     ) -> None:
-        """Greedy decoding; nothing is kept from the sequence before."""
+        """Decode one sequence greedily, after a reset of the KV cache."""
         (prompt,) = prompts
         self._model.reset()
         for token in islice(self._model.generate(list(prompt), temp=0.0), new_tokens):

@@ -1,6 +1,7 @@
-"""DeepSpeed's compiled operators: built once, kept beside the interpreter, never within a run.
+"""Compiles DeepSpeed's operators once and stores them next to the interpreter.
 
-It would compile them when they are first needed, for many minutes in which nothing is said.
+DeepSpeed compiles them when they are first needed, for many minutes without any output; here no run
+compiles them.
 
 python -m moebench.systems.native.operators
 """
@@ -15,21 +16,21 @@ from typing import Any
 
 from moebench.substrate.errors import MoeBenchError
 
-#: What every run needs, and what one that reads from NVMe needs besides.
+#: Operators that every run needs, and those that reads from NVMe need too.
 ALWAYS = ("deepspeed_shm_comm", "pin_memory")
 FROM_NVME = ("async_io",)
 
 
 def extensions() -> Path:
-    """Where they are: the interpreter's own folder, so that another environment has its own."""
+    """Return the folder of compiled operators, one for each Python environment."""
     return Path(os.environ.get("TORCH_EXTENSIONS_DIR") or Path(sys.prefix) / "torch_extensions")
 
 
 def use() -> None:
-    """Have PyTorch find them, and look after them with the same ninja as when they were built.
+    """Make PyTorch use the compiled operators, and the same ninja that built them.
 
-    It asks ninja at each start whether they are up to date, and another version of ninja (the
-    system's, where the first is beside the interpreter) would compile them all again.
+    PyTorch runs ninja at each start to check whether they are current, and another ninja version
+    (the system's, where the first is next to the interpreter) would compile them all again.
     """
     os.environ["TORCH_EXTENSIONS_DIR"] = str(extensions())
     beside, others = str(Path(sys.executable).parent), os.environ.get("PATH", "")
@@ -37,22 +38,22 @@ def use() -> None:
         os.environ["PATH"] = f"{beside}{os.pathsep}{others}"
 
 
-#: A lock that is younger is that of another process that looks whether there is anything to build.
+#: A younger lock belongs to a process that only checks whether there is anything to build.
 _LOOKING_S = 60.0
 
 
 def built(names: Iterable[str]) -> bool:
-    """Whether these are compiled."""
+    """Return whether these operators are compiled."""
     return all((extensions() / name / f"{name}.so").exists() for name in names)
 
 
 def check(names: Iterable[str]) -> None:
-    """Refuse to compile, or to wait for a build that may never end.
+    """Check that operators are compiled, rather than compile them or wait for a build.
 
-    PyTorch's build leaves its lock behind when it is killed, and every later one waits for it.
+    PyTorch's build leaves its lock behind when it is killed, and every later build waits for it.
 
     Raises:
-        MoeBenchError: one is not compiled, or a lock is there.
+        MoeBenchError: an operator is not compiled, or a lock exists.
     """
     for name in names:
         lock = extensions() / name / "lock"
@@ -70,7 +71,7 @@ def check(names: Iterable[str]) -> None:
 
 
 def build() -> None:
-    """Compile what is missing; without libaio's headers, only what needs none.
+    """Compile missing operators; without libaio's headers, only those that do not need them.
 
     Raises:
         MoeBenchError: another process builds them, or was killed while it did.

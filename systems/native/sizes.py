@@ -1,4 +1,4 @@
-"""Sizes as they are typed: ``600MB``, ``1.5GB``."""
+"""Parser of memory sizes in options: ``600MB``, ``1.5GB``."""
 
 import re
 
@@ -8,14 +8,14 @@ _UNITS = {"B": 1, "KB": 1e3, "MB": 1e6, "GB": 1e9, "KIB": 2**10, "MIB": 2**20, "
 
 
 def parse_size(option: str, text: str, *words: str) -> int:
-    """Bytes of a size.
+    """Return the bytes of a size such as ``600MB``.
 
     Args:
-        option: whose value it is.
-        words: what else is allowed there, for the error.
+        option: name of the option, for the error.
+        words: other values that the option allows, for the error.
 
     Raises:
-        UsageError: it is none.
+        UsageError: the text is not a size.
     """
     found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([KMG]I?B|B)", text.strip().upper())
     size = 0 if found is None else round(float(found[1]) * _UNITS[found[2]])
