@@ -104,7 +104,7 @@ class EvictionNetworkOptions:
 
 
 def first_tokens(sequences: Sequence[np.ndarray], tokens: int) -> list[np.ndarray]:
-    """Return the first sequences ``[T, L, K]`` that have at most so many tokens; at least one."""
+    """Return the first sequences ``[T, L, K]`` with at most ``tokens`` tokens; at least one."""
     found: list[np.ndarray] = []
     for ids in sequences:
         tokens -= len(ids)

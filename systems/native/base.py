@@ -107,7 +107,7 @@ class NativeSystem(ABC):
         return True
 
     def why_not(self, shape: "ModelShape", batch: int) -> str | None:
-        """Return why it cannot run this model or so many sequences at once; None if it can."""
+        """Return why it cannot run this model or this batch size; None if it can."""
         if self.max_batch is not None and batch > self.max_batch:
             return f"at most {self.max_batch} sequence at once, {batch} were asked for"
         return None

@@ -1,7 +1,7 @@
-"""The DeepSpeed package (ZeRO-Inference): gathers a module's weights before it runs, then releases.
+"""The DeepSpeed package: a module's weights are gathered before it runs, then released.
 
-ZeRO stage 3 with ``offload_param`` (measured with 0.19.8 and Transformers 5.23) in one process with
-the CPU accelerator.  The simulated `deepspeed` models the same on a GPU.
+ZeRO-Inference (stage 3 with ``offload_param``, measured with 0.19.8 and Transformers 5.23) in one
+process with the CPU accelerator.  The simulated `deepspeed` models the same method on a GPU.
 
     option             configuration
     ──────             ─────────────
