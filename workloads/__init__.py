@@ -1,1 +1,1 @@
-"""Questions, prompts, scoring, and generated exercises."""
+"""Workloads: data sets, prompts, scoring of generated answers, and generated exercises."""

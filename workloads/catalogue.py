@@ -1,23 +1,23 @@
-"""Which workloads exist, and how many examples each paper shows before their questions.
+"""Catalogue of workloads, with each paper's number of few-shot examples.
 
 A score is comparable only at the same number of few-shot examples, and the papers differ:
-``few_shot_of`` gives each paper's count.  ``max_new_tokens`` bounds an answer that is scored; a run
-that measures latency sets its own.
+``few_shot_of`` returns each paper's count.  ``max_new_tokens`` limits a scored answer; a run that
+measures latency sets its own limit.
 """
 
 from moebench.substrate.errors import UnknownNameError
 from moebench.workloads.exercises import FAMILIES
 from moebench.workloads.workload import Category, Likelihood, Metric, Paper, Workload
 
-#: What a run reads unless it is told: generated, so that it is the same everywhere.
+#: Default workload of a run: generated, so that it is the same everywhere.
 DEFAULT_WORKLOAD = "passages"
 
 
 def workload(name: str) -> Workload:
-    """A workload by its name.
+    """Return the workload with this name.
 
     Raises:
-        UnknownNameError: there is none of that name.
+        UnknownNameError: no workload has this name.
     """
     if name not in _CATALOGUE:
         raise UnknownNameError("workload", name, _CATALOGUE)
@@ -25,15 +25,15 @@ def workload(name: str) -> Workload:
 
 
 def workload_names() -> tuple[str, ...]:
-    """Every workload's name, in alphabetical order."""
+    """Return the names of all workloads, in alphabetical order."""
     return tuple(sorted(_CATALOGUE))
 
 
 def few_shot_of(workload: Workload, paper: str | None) -> int:
-    """How many examples this paper shows before a question; the default where it does not say.
+    """Return a paper's number of few-shot examples, or the workload's default if it states none.
 
-    ``paper`` is a name of ``Paper``, or None.  Whether the examples can be had (a train split, a
-    prompt that fits the model) is for the caller to see.
+    ``paper`` is a name of ``Paper``, or None.  The caller checks whether examples are available (a
+    train split, a prompt that fits the model).
     """
     for name, count in workload.few_shot_in.items():
         if name == paper:
@@ -54,7 +54,7 @@ def _options(
     per_byte: bool = False,
     train: bool = True,
 ) -> Workload:
-    """A set whose questions have options; an answer is a letter and a few words around it."""
+    """Return a multiple-choice workload; answers are limited to a letter and a few words."""
     return Workload(
         name=name,
         title=title,
@@ -98,8 +98,8 @@ def _gaokao(subject: str, title: str) -> Workload:
     return _options(f"gaokao_{subject}", title, "exam", "letters", _SMOE, train=False)
 
 
-# SMoE, section VI-A, names OpenCompass's basic prompts and no counts: they show no examples but on
-# GSM8K, where they show four.  DAOP's counts are in its section V-A.
+# SMoE, section VI-A, names OpenCompass's basic prompts and no counts: these prompts have no
+# examples, except four on GSM8K.  DAOP's counts are in its section V-A.
 _GAOKAO = (
     _gaokao("math_i", "GAOKAO-Bench, mathematics I"),
     _gaokao("math_ii", "GAOKAO-Bench, mathematics II"),

@@ -1,8 +1,7 @@
-"""The evaluation data's JSONL format, read strictly.
+"""Strict reader of the evaluation data's JSONL format.
 
-A question that is silently repaired or skipped changes a reported accuracy without anyone
-noticing, so every line that is not exactly in the format is refused, with its place, what is wrong
-and what is allowed.
+An example that is silently repaired or skipped changes a reported accuracy unnoticed, so every line
+that is not exactly in the format is refused, with its position, what is wrong and what is allowed.
 
 ====================  ========================================================================
 ``id``                non-empty string, unique within the file
@@ -10,14 +9,14 @@ and what is allowed.
 ``choices``           2 to 26 different, non-empty strings (a model answers with a letter), or null
 ``answer``            0-based index into ``choices``; the reference text when ``choices`` is null
 ``answers``           list of accepted strings, holding ``answer`` when ``choices`` is null; or null
-``split``             "test" or "train", the file's own name where that is one of the two
+``split``             "test" or "train"; the file's name if that is one of the two
 ``turns``             optional, chat sets: ``[{"role": "user" | "assistant", "content": ...}, ...]``
 ``solution``          optional, non-empty string: the worked solution
 ====================  ========================================================================
 
-A free ``answer`` may be empty only beside ``turns``: about half of MT-Bench's conversations have
-no reference, and no metric ever reads a chat set's.  Anywhere else an empty reference would count
-every answer as wrong.
+A free ``answer`` may be empty only in a record with ``turns``: about half of MT-Bench's
+conversations have no reference, and no metric reads that of a chat set.  In other records an empty
+reference would count every answer as wrong.
 """
 
 import json
@@ -38,24 +37,24 @@ _ESCAPED_SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
 
 
 class _Refused(Exception):
-    """Why a line is not in the format; its place is added by the one that knows it."""
+    """Raised with the reason why a line is not in the format; the caller adds the position."""
 
 
 def read_examples(path: Path) -> list[Example]:
-    """Every example of a JSONL file, in the file's order.
+    """Return every example of a JSONL file, in the file's order.
 
     Raises:
         InputError: the file cannot be read, is not UTF-8 or is empty, or one of its lines is not
             in the format; one line of text that starts with ``file:line`` where there is a line.
     """
-    # By ``\n`` alone: ``splitlines`` also cuts at characters that the data's texts hold.
+    # Split at ``\n`` only: ``splitlines`` also splits at characters within the data's texts.
     lines = _text_of(path, "one JSON object per line").removesuffix("\n").split("\n")
     places = (f"{path}:{number}" for number in range(1, len(lines) + 1))
     return _read(zip(places, lines, strict=False), _record, path.stem)
 
 
 def read_records(records: Iterable[tuple[str, Mapping[str, object]]], split: str) -> list[Example]:
-    """The same for records that do not come from a file, each with the place that errors name.
+    """Return the examples of records that are not from a file, each with its position for errors.
 
     Raises:
         InputError: a record is not in the format.
@@ -82,9 +81,9 @@ def _read(
 
 
 def read_passages(path: Path, words: int) -> list[Example]:
-    """Plain text in passages of ``words`` words; what is left at the end is dropped.
+    """Return passages of ``words`` words from a plain-text file; a shorter last one is dropped.
 
-    A passage is a prompt without an answer: its own tokens are what is predicted.
+    A passage is a prompt without an answer: the model predicts the passage's own tokens.
 
     Raises:
         InputError: the file cannot be read, is not UTF-8 or has fewer words.
@@ -158,7 +157,7 @@ def _without_repeats(pairs: list[tuple[str, object]]) -> dict[str, object]:
 
 
 def _check_characters(record: Mapping[str, object]) -> None:
-    """Half of a surrogate pair parses but cannot be encoded: no tokenizer could read it."""
+    """Refuse half of a surrogate pair: it parses but cannot be encoded for a tokenizer."""
     try:
         json.dumps(record, ensure_ascii=False).encode("utf-8")
     except UnicodeEncodeError:
@@ -166,7 +165,7 @@ def _check_characters(record: Mapping[str, object]) -> None:
 
 
 def _example(record: Mapping[str, object], stem: str) -> Example:
-    """The record as an example; ``turns`` is checked and dropped (its opening is the prompt)."""
+    """Return the record as an example; check and drop ``turns``, which begin with the prompt."""
     split = record["split"]
     if split not in SPLITS or (stem in SPLITS and split != stem):
         allowed = f'"{stem}"' if stem in SPLITS else '"test" or "train"'
@@ -256,7 +255,7 @@ def _refuse(wrong: str, allowed: str) -> NoReturn:
 
 
 def _kind(value: object) -> str:
-    """A value's type as JSON calls it, with the value where it is short."""
+    """Return the JSON name of a value's type, with the value if it is short."""
     if value is None or isinstance(value, bool):
         return json.dumps(value)
     if isinstance(value, list):
@@ -267,6 +266,6 @@ def _kind(value: object) -> str:
 
 
 def _shown(value: object, longest: int = 60) -> str:
-    """A value on one line, cut where it is long."""
+    """Return a value as JSON on one line, cut if it is long."""
     text = json.dumps(value)
     return text if len(text) <= longest else f"{text[: longest - 3]}..."

@@ -1,4 +1,4 @@
-"""Draws the prompts of a run from a workload's questions."""
+"""Draws the prompts of a run from a workload's examples."""
 
 import hashlib
 import itertools
@@ -17,9 +17,9 @@ from moebench.workloads.exercises import Split, exercises
 from moebench.workloads.hub import HUB, is_hub, read_hub
 from moebench.workloads.workload import Workload
 
-#: How many generated problems a draw chooses from (more when more are asked for).
+#: Number of generated exercises that a draw chooses from (more if more are requested).
 GENERATED_POOL = 1000
-#: Plain text: the file of each split, and how many words a passage has.
+#: Plain text: the file of each split, and the number of words of a passage.
 TEXT_FILES = {"test": "wikitext2_test.txt", "train": "wikitext2_valid.txt"}
 PASSAGE_WORDS = 128
 
@@ -28,7 +28,7 @@ PASSAGE_WORDS = 128
 class PromptSet:
     """The prompts of one run, with everything that is needed to draw them again.
 
-    ``available`` is how many there were to draw from; ``data_hash`` is 16 hex digits of a SHA-256
+    ``available`` is the number of prompts in the split; ``data_hash`` is 16 hex digits of a SHA-256
     over the chosen examples' content in their order, so that it changes with any of them.
     """
 
@@ -53,14 +53,14 @@ def load(
     The draw is ``random.Random(seed).sample`` over the full list, kept in drawn order, so a sample
     is not biased towards the file's beginning and is the same on every machine.
 
-    With ``or_fewer``, a split that holds fewer than ``count`` gives all that it has.
+    With ``or_fewer``, a split that holds fewer than ``count`` prompts returns all of them.
 
-    ``data_dir`` holds one folder per data set; ``hub:`` in its place stands for the Hugging Face
+    ``data_dir`` holds one folder per data set; ``hub:`` in its place means the Hugging Face
     hub (``workloads.hub``).
 
     Raises:
         UsageError: the workload needs a data folder and there is none, or ``count`` or ``split``
-            cannot be.
+            is invalid.
         InputError: a folder or split is missing, a file is broken, or ``count`` is more than
             there are.
     """
@@ -86,9 +86,9 @@ def load(
 
 @lru_cache(maxsize=8)
 def _generated(family: str, split: Split, size: int) -> tuple[Example, ...]:
-    """The first exercises of a stream; kept, because every run of a system that learns asks twice.
+    """Return the first exercises of a stream; cached, as a calibrated run draws from it twice.
 
-    They take a tenth of a second, whatever is drawn of them.
+    Creating them takes a tenth of a second, whatever is drawn from them.
     """
     return tuple(itertools.islice(exercises(family, split), size))
 
@@ -96,7 +96,7 @@ def _generated(family: str, split: Split, size: int) -> tuple[Example, ...]:
 def _examples(
     workload: Workload, split: Split, count: int | None, data_dir: Path | None
 ) -> tuple[Sequence[Example], str]:
-    """All examples of a split, and where they are from."""
+    """Return all examples of a split, and the name of their source."""
     if workload.source == "generated":
         return _generated(workload.name, split, max(GENERATED_POOL, count or 0)), "generated"
     if data_dir is None:
@@ -113,7 +113,7 @@ def _examples(
         files = _files(workload, workload.source, split, data_dir)
         examples = [example for file in files for example in read_examples(file)]
         source = " + ".join(f"{file.parent.name}/{file.name}" for file in files)
-    if workload.metric == "rouge":  # answers in its own words: the options are not shown
+    if workload.metric == "rouge":  # the model answers in its own words, without options
         examples = [replace(example, prompt=stem(example)) for example in examples]
     return examples, source
 
@@ -121,7 +121,7 @@ def _examples(
 def _files(
     workload: Workload, folders: tuple[str, ...], split: Split, data_dir: Path
 ) -> list[Path]:
-    """The split's file in each of the workload's folders; all of them exist."""
+    """Return the split's file in each of the workload's folders, and check that all exist."""
     names = {name: f"{name}.jsonl" for name in SPLITS}
     if workload.metric == "perplexity":
         names = TEXT_FILES

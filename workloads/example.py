@@ -1,16 +1,16 @@
-"""One question, as workloads, few-shot templates and metrics use it."""
+"""The `Example` type: a prompt, its options and its reference answer; and its text for a model."""
 
 from dataclasses import dataclass
 
 from moebench.substrate.errors import InputError
 
-#: What options are called, in their order.
+#: The letters of options, in their order.
 LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Example:
-    """A question with its reference answer, in the format of the evaluation data.
+    """A prompt with its reference answer, in the format of the evaluation data.
 
     ``choices`` is ``None`` for a free answer; then ``answer`` is the reference text and
     ``answers`` may hold accepted aliases.  Otherwise ``answer`` is a 0-based index.
@@ -26,30 +26,30 @@ class Example:
 
     @property
     def answer_text(self) -> str:
-        """The answer as a model would write it: the text itself, or the option's letter."""
+        """The reference answer in a model's form: the text itself, or the option's letter."""
         return self.answer if isinstance(self.answer, str) else LETTERS[self.answer]
 
 
-#: Separates documents in training and ends an answer; every scale model's tokenizer knows it.
+#: Separates documents in training and ends an answer; a token of every scale model's tokenizer.
 END_OF_TEXT = "<|endoftext|>"
 
 
 def ask(example: Example) -> str:
-    """The prompt exactly as a model reads it, up to where its own text begins."""
+    """Return the prompt exactly as a model reads it, up to where its own text begins."""
     return f"Question: {example.prompt}\nAnswer:"
 
 
 def ask_and_answer(example: Example) -> str:
-    """The same with the worked solution and answer: a training document or a few-shot example."""
+    """Return the prompt with solution and answer: a training document or a few-shot example."""
     if example.solution is None:
         return f"{ask(example)} {example.answer_text}"
     return f"{ask(example)} {example.solution}\n#### {example.answer_text}"
 
 
 def stem(example: Example) -> str:
-    """The question without the block of options, one ``\\nA. text`` line each, that ends it.
+    """Return the prompt without its final block of options, one ``\\nA. text`` line each.
 
-    A question without options is its own stem.
+    A prompt without options is its own stem.
 
     Raises:
         InputError: it has options, but does not end in them.

@@ -1,8 +1,8 @@
-"""Question sets from the Hugging Face hub, through the ``datasets`` library.
+"""Data sets from the Hugging Face hub, through the ``datasets`` library.
 
-``--data-dir hub:`` stands for the hub, ``--data-dir hub:DIR`` for a folder with copies of its
+``--data-dir hub:`` means the hub, ``--data-dir hub:DIR`` a folder with copies of its
 repositories (``DIR/openai/gsm8k``, ...).  Each row becomes a record in the format of the evaluation
-data and passes the same checks.  As in that data, a question whose options are not all different
+data and passes the same checks.  As in that data, an example whose options are not all different
 is left out.
 """
 
@@ -22,15 +22,15 @@ from moebench.workloads.scoring import boxed
 
 PREFIX = "hub:"
 Row = Mapping[str, Any]
-#: A row's part of a record: what the format's defaults do not say.
+#: Converts a row to the keys of a record that differ from `_DEFAULTS`.
 Convert = Callable[[Row], dict[str, object]]
 
 
 @dataclass(frozen=True, slots=True)
 class HubSet:
-    """Where a question set is on the hub, and how its rows are read.
+    """The location of a data set on the hub, and the function that converts its rows.
 
-    ``test`` and ``train`` are splits as ``datasets`` spells them, ``train`` None where there is
+    ``test`` and ``train`` are splits in the syntax of ``datasets``; ``train`` is None if there is
     none.  Several ``configs`` are joined in their order.
     """
 
@@ -42,14 +42,14 @@ class HubSet:
 
 
 def is_hub(data_dir: Path) -> bool:
-    """Whether this stands for the hub and not for a folder of data."""
+    """Return whether this path means the hub and not a folder of data."""
     return str(data_dir).startswith(PREFIX)
 
 
 def read_hub(
     folders: tuple[str, ...], split: Literal["test", "train"], data_dir: Path
 ) -> tuple[list[Example], str]:
-    """Every example of the sets that would be in these folders, and where they are from.
+    """Return every example of the hub's sets with these folder names, and the name of their source.
 
     Raises:
         UsageError: ``datasets`` is not installed, or a set is not known on the hub.
@@ -142,7 +142,7 @@ def _gsm8k(row: Row) -> dict[str, object]:
 
 
 def _orca_math(row: Row) -> dict[str, object]:
-    """The answer is a worked text: its last number, or the text itself where it has none."""
+    """Convert a row; the answer is the last number of the solution, or the whole solution."""
     numbers = re.findall(r"-?\d[\d,]*(?:\.\d+)?", row["answer"])
     answer = numbers[-1].rstrip(",") if numbers else row["answer"]
     return {"prompt": row["question"], "answer": answer, "solution": row["answer"]}
@@ -180,7 +180,7 @@ def _hellaswag(row: Row) -> dict[str, object]:
 
 
 def _without_brackets(text: str) -> str:
-    """WikiHow's headings stand in brackets; lm-eval removes them in the same way."""
+    """Remove WikiHow's bracketed headings, as lm-eval does."""
     text = re.sub(r"\[.*?\]", "", text.strip().replace(" [title]", ". "))
     return text.replace("  ", " ").strip()
 
@@ -203,7 +203,7 @@ def _mmlu(row: Row) -> dict[str, object]:
 
 
 def _truthfulqa(row: Row) -> dict[str, object]:
-    """The true option always comes first there: shuffled, by the question itself."""
+    """Convert a row; shuffle the options, of which the true one is always first in the data."""
     first, second = row["mc1_targets"], row["mc2_targets"]
     right = first["choices"][first["labels"].index(1)]
     choices = list(first["choices"])
@@ -238,7 +238,7 @@ _MATH = (
     "algebra", "counting_and_probability", "geometry", "intermediate_algebra", "number_theory",
     "prealgebra", "precalculus",
 )  # fmt: skip
-#: By the name of the data folder.  Labels of some test splits are secret: then validation is test.
+#: Sets by the name of the data folder.  If a test split's labels are secret, validation is "test".
 HUB: dict[str, HubSet] = {
     "gsm8k": HubSet("openai/gsm8k", ("main",), "test", "train", _gsm8k),
     # Orca-Math has one split; the first 1000 of its 200k problems are kept for testing.
@@ -268,6 +268,6 @@ HUB: dict[str, HubSet] = {
         "google-research-datasets/nq_open", (None,), "validation", "train", _nq_open
     ),
     "squad": HubSet("rajpurkar/squad", (None,), "validation", "train", _squad),
-    # Alpaca has one split too.
+    # Alpaca has one split too; its first 1000 rows are kept for testing.
     "alpaca": HubSet("tatsu-lab/alpaca", (None,), "train[:1000]", "train[1000:]", _alpaca),
 }  # fmt: skip

@@ -1,22 +1,22 @@
-"""Choosing an option by likelihood: which texts are scored, after which prompt.
+"""Multiple choice by likelihood: the continuations to score, and the prompt before them.
 
-A workload's ``likelihood`` names what the papers' harness (Gao et al. 2023, lm-evaluation-harness)
-scores for it; SMoE's sets, which OpenCompass asks for a letter, are scored by letters.
+A workload's ``likelihood`` names the convention of the papers' harness (Gao et al. 2023,
+lm-evaluation-harness); SMoE's sets, of which OpenCompass generates a letter, are scored by letters.
 
 ==========  ==============================================  =====================================
 convention  prompt                                          continuations
 ==========  ==============================================  =====================================
-letters     the question with its options, "Answer:"        " A", " B", ...
-texts       the question without its options, "Answer:"     " " + option
-endings     the bare question without its options           " " + option
+letters     the prompt with its options, "Answer:"          " A", " B", ...
+texts       the prompt without its options, "Answer:"       " " + option
+endings     the bare prompt without its options             " " + option
 blank       the sentence up to its blank "_"                " " + option + rest of the sentence,
-                                                            of which the rest alone counts
+                                                            of which only the rest counts
 ==========  ==============================================  =====================================
 
 A few-shot example is a prompt of the same form followed by its right continuation.
 
-The option with the highest log-likelihood is chosen; where the workload says ``per_byte``, the
-highest per byte of UTF-8 (lm-eval's ``acc_norm``), which does not favour short options.
+The option with the highest log-likelihood is chosen; with ``per_byte``, the highest per byte of
+UTF-8 (lm-eval's ``acc_norm``), which does not favour short options.
 """
 
 from collections.abc import Sequence
@@ -30,7 +30,7 @@ from moebench.workloads.workload import Workload
 
 @dataclass(frozen=True, slots=True)
 class Continuations:
-    """A prompt and the texts that may follow it, one for each option.
+    """A prompt and its possible continuations, one for each option.
 
     The first ``uncounted[i]`` characters of ``texts[i]`` are read by the model, but their
     log-likelihood is not added up (only ``blank`` has any; they end before a blank or a
@@ -45,11 +45,11 @@ class Continuations:
 def continuations(
     workload: Workload, example: Example, shots: Sequence[Example] = ()
 ) -> Continuations:
-    """What is to be scored to answer a question with options.
+    """Return the prompt and the continuations whose likelihoods decide an example with options.
 
     Raises:
-        UsageError: the question has no options, or is among its own few-shot examples.
-        InputError: the question's text is not in the form that the convention needs.
+        UsageError: the example has no options, or is among its own few-shot examples.
+        InputError: the example's text is not in the form that the convention needs.
     """
     check_shots(workload, example, shots)
     asked = _asked(workload, example)
@@ -66,12 +66,12 @@ def choose(
     log_likelihoods: Sequence[float],
     per_byte: bool | None = None,
 ) -> int:
-    """The 0-based index of the likeliest option; the first of equals.
+    """Return the 0-based index of the likeliest option; the first of equal ones.
 
     Args:
-        texts: the continuations, as ``continuations`` gave them.
-        log_likelihoods: of each of them, in nats, summed over the tokens that count.
-        per_byte: overrules the workload's own ``per_byte``.
+        texts: the continuations, as ``continuations`` returns them.
+        log_likelihoods: of each continuation, in nats, summed over the tokens that count.
+        per_byte: overrides the workload's own ``per_byte``.
     """
     divide = workload.per_byte if per_byte is None else per_byte
     values = [
@@ -82,12 +82,12 @@ def choose(
 
 
 def _right(example: Example) -> int:
-    assert isinstance(example.answer, int)  # a question with options: _asked has seen to it
+    assert isinstance(example.answer, int)  # `_asked` has checked that it has options
     return example.answer
 
 
 def _asked(workload: Workload, example: Example) -> Continuations:
-    """The question alone, in the workload's convention."""
+    """Return one example's prompt and continuations without few-shot examples."""
     if workload.likelihood is None or example.choices is None:
         raise UsageError(
             f"workload {workload.name}: {example.id} has no options to score by likelihood; "

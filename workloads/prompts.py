@@ -1,4 +1,4 @@
-"""What a model reads: few-shot examples and the question, separated by blank lines."""
+"""Builds prompts: few-shot examples and the example to answer, separated by blank lines."""
 
 import re
 from collections.abc import Sequence
@@ -15,14 +15,14 @@ _LAST_WORD = re.compile(r"\s\S+\s*\Z")
 
 
 def build_prompt(workload: Workload, example: Example, shots: Sequence[Example] = ()) -> str:
-    """The whole prompt, up to where the model's own text begins.
+    """Return the whole prompt, up to where the model's own text begins.
 
-    ``shots`` come first, in the given order, with their worked solutions (without calculator
-    marks) and answers.  The prompt ends without a blank, so that the first generated token carries
+    ``shots`` precede it, in the given order, with their worked solutions (without calculator
+    marks) and answers.  The prompt ends without a blank, so that the first generated token has
     its own.
 
     Raises:
-        UsageError: the question is among its own few-shot examples, answer included.
+        UsageError: the example is among its own few-shot examples, answer included.
     """
     check_shots(workload, example, shots)
     asked = workload.template.replace("{prompt}", example.prompt)
@@ -30,12 +30,12 @@ def build_prompt(workload: Workload, example: Example, shots: Sequence[Example] 
 
 
 def split_cue(prompt: str) -> tuple[str, str]:
-    """A prompt as what is prefilled and the cue: ``prompt == prefilled + cue``.
+    """Split a prompt into the prefilled part and the cue: ``prompt == prefilled + cue``.
 
-    The cue is fed token by token through decode, so that even the answer's first token comes out
-    of the decode path.  It is ``CUE`` where the prompt ends in it, else the last word with the
+    The cue is fed token by token through decode, so that even the answer's first token is computed
+    by the decode path.  It is ``CUE`` where the prompt ends in it, else the last word with the
     blank before it.  A byte-level BPE with its usual pre-tokenizer starts a new piece there: the
-    two parts' tokens are the whole's.  A prompt of one word has nothing to prefill.
+    two parts' tokens are the whole's.  A prompt of one word has no prefilled part.
     """
     if prompt.endswith(CUE):
         at = len(prompt) - len(CUE)
@@ -46,10 +46,10 @@ def split_cue(prompt: str) -> tuple[str, str]:
 
 
 def check_shots(workload: Workload, example: Example, shots: Sequence[Example]) -> None:
-    """Refuse a question whose answer stands above it.
+    """Check that an example is not among its own few-shot examples.
 
     Raises:
-        UsageError: the question is among its own few-shot examples.
+        UsageError: the example is among its own few-shot examples.
     """
     if any(shot.prompt == example.prompt for shot in shots):
         raise UsageError(
@@ -59,9 +59,9 @@ def check_shots(workload: Workload, example: Example, shots: Sequence[Example]) 
 
 
 def without_calculator_marks(text: str) -> str:
-    """GSM8K marks its calculator calls as ``<<48/2=24>>``; a reader does not see them.
+    """Remove GSM8K's marks of calculator calls, such as ``<<48/2=24>>``.
 
-    Anything else that holds ``<<`` or ``>>`` (a shift in a programming answer) stays.
+    Other uses of ``<<`` or ``>>`` (a shift in a programming answer) stay.
     """
     return _CALCULATOR_MARK.sub("", text)
 

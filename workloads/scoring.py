@@ -1,18 +1,18 @@
-"""From a model's text to a value in [0, 1], and from many of those to a score with its error.
+"""Scoring: the value in [0, 1] of a generated text, and the mean score with its standard error.
 
-Each metric is one way to find an answer in a text.  Reference and text go through the same
-normalisation, so that ``7.0`` is ``7`` and ``"The Beatles."`` is ``"beatles"``; a text in which no
-answer is found is wrong.
+Each metric is one way to find an answer in a text.  Reference and text are normalised in the same
+way, so that ``7.0`` is ``7`` and ``"The Beatles."`` is ``"beatles"``; a text in which no answer is
+found is wrong.
 
 - ``exact_number`` (GSM8K): the number after ``####``, else the last number.
-- ``choice``: after ``####``, else anywhere, the first capital letter that stands alone and names an
-  option.  A model that repeats the option's text instead of its letter is not credited.
+- ``choice``: after ``####``, else anywhere, the first single capital letter that names an option.
+  A model that repeats the option's text instead of its letter is not credited.
 - ``text`` (TriviaQA, SQuAD): the first line, normalised as SQuAD's official script does; right if
   it equals any accepted answer.
 - ``exact_text`` (MATH, BIG-Bench Hard): after ``####``, in ``\\boxed{}``, or the first line;
-  punctuation and capitals count there (``-3``, ``] ) >``), typesetting and blanks do not.
-- ``rouge`` (TruthfulQA in own words): ROUGE-1 and ROUGE-2, the F-measure against the nearest of the
-  accepted answers (Lin 2004, as lm-eval computes it: no stemming).
+  punctuation and capitals matter (``-3``, ``] ) >``), typesetting and blanks do not.
+- ``rouge`` (TruthfulQA, generated): ROUGE-1 and ROUGE-2, the F-measure against the nearest accepted
+  answer (Lin 2004, as lm-eval computes it: no stemming).
 - ``perplexity`` (plain text): from log-likelihoods; see ``perplexity``.
 """
 
@@ -27,7 +27,7 @@ from moebench.workloads.example import END_OF_TEXT, LETTERS, Example
 from moebench.workloads.workload import Metric, Workload
 
 _MARK = "####"
-# A sign counts only where no term stands before it: "10-3" ends in 3, "= -3" in -3.
+# A sign counts only if no term precedes it: "10-3" ends in 3, "= -3" in -3.
 _NUMBER = re.compile(
     r"(?P<sign>(?<![0-9A-Za-z)])-)?\$?"
     r"(?P<whole>[0-9]{1,3}(?:,[0-9]{3})+(?![0-9])|[0-9]+|(?=\.[0-9]))(?:\.(?P<part>[0-9]+))?"
@@ -44,9 +44,9 @@ _TYPESETTING = re.compile(r"\\left(?![a-z])|\\right(?![a-z])|\\[!,;: ]|\\?\$|\s+
 class Score:
     """The mean of ``n`` values with its standard error, both in percent.
 
-    For right and wrong answers that is the share of right ones and sqrt(p (1 - p) / n).  ``stderr``
-    is 0 when all values agree, which says nothing about the next one.  A perplexity is no
-    percentage: it and its error are as they are.
+    For right and wrong answers these are the share of right ones and sqrt(p (1 - p) / n).  If all
+    values agree, ``stderr`` is 0, which does not predict the next value.  Perplexity and its error
+    are not percentages.
     """
 
     score: float
@@ -57,13 +57,13 @@ class Score:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rouge:
-    """How near a text is to the accepted answers.
+    """ROUGE scores of a generated text against the accepted and the wrong answers.
 
     Attributes:
         rouge1, rouge2: F-measure of unigrams and bigrams in [0, 1], of the nearest accepted answer.
         true1, true2: whether that is nearer than every wrong option (lm-eval's ``rouge1_acc``,
-            ``rouge2_acc``); None for a question without options.  DAOP's Table VI holds their
-            shares: each is a multiple of 1/817, TruthfulQA's size.
+            ``rouge2_acc``); None without options.  DAOP's Table VI states their shares: each is a
+            multiple of 1/817, TruthfulQA's size.
     """
 
     rouge1: float
@@ -73,10 +73,10 @@ class Rouge:
 
 
 def score(values: Iterable[float], metric: Metric) -> Score:
-    """The score of per-question values in [0, 1], as ``item_value`` gives them.
+    """Return the score of the examples' values in [0, 1], which ``item_value`` returns.
 
     Raises:
-        UsageError: there are none, so there is no mean.
+        UsageError: there are no values, so there is no mean.
     """
     items = [float(value) for value in values]
     if not items:
@@ -88,11 +88,11 @@ def score(values: Iterable[float], metric: Metric) -> Score:
 
 
 def perplexity(log_likelihoods: Sequence[float], tokens: Sequence[int]) -> Score:
-    """Perplexity per token over passages: exp(-sum of log-likelihoods / number of tokens).
+    """Return perplexity per token over passages: exp(-sum of log-likelihoods / number of tokens).
 
     Args:
         log_likelihoods: of each passage, in nats.
-        tokens: how many tokens of each passage were counted.
+        tokens: number of counted tokens of each passage.
 
     The standard error treats passages as independent: the delta method on a ratio of sums.
 
@@ -110,14 +110,14 @@ def perplexity(log_likelihoods: Sequence[float], tokens: Sequence[int]) -> Score
 
 
 def metric_of(workload: Workload, example: Example) -> Metric:
-    """How this question is scored: BIG-Bench Hard mixes questions with and without options."""
+    """Return the metric of one example: BIG-Bench Hard mixes examples with and without options."""
     if workload.scored and workload.metric != "rouge" and example.choices is not None:
         return "choice"
     return workload.metric
 
 
 def item_value(workload: Workload, example: Example, text: str) -> float:
-    """What the text that a model wrote after the prompt is worth.
+    """Return the value in [0, 1] of the text that a model generated for an example.
 
     1.0 or 0.0 for right or wrong, ROUGE-1's F-measure where that is the metric.
 
@@ -138,9 +138,9 @@ def item_value(workload: Workload, example: Example, text: str) -> float:
 
 
 def chance(workload: Workload, examples: Sequence[Example]) -> float | None:
-    """What guessing scores on these questions, in percent; None where none has options.
+    """Return the expected score of guessing, in percent; None if no example has options.
 
-    Nobody guesses a text or a number: a question without options is worth 0.
+    Texts and numbers cannot be guessed: an example without options counts as 0.
     """
     without = workload.chance
     options = workload.scored and workload.metric != "rouge"
@@ -151,7 +151,7 @@ def chance(workload: Workload, examples: Sequence[Example]) -> float | None:
 
 
 def is_correct(workload: Workload, example: Example, text: str) -> bool:
-    """Whether what the model wrote is worth a full point.
+    """Return whether the generated text has the full value 1.
 
     Raises:
         UsageError: the workload has no reference answers.
@@ -160,7 +160,7 @@ def is_correct(workload: Workload, example: Example, text: str) -> bool:
 
 
 def rouge(workload: Workload, example: Example, text: str) -> Rouge:
-    """ROUGE-1 and ROUGE-2 of what a model wrote; its text ends at the workload's stop strings."""
+    """Return ROUGE-1 and ROUGE-2 of a generated text, which ends at the workload's stop strings."""
     from rouge_score.rouge_scorer import RougeScorer  # type: ignore[import-untyped]
 
     scorer = RougeScorer(["rouge1", "rouge2"])
@@ -184,10 +184,10 @@ def rouge(workload: Workload, example: Example, text: str) -> Rouge:
 
 
 def extract(metric: Metric, text: str, stop: tuple[str, ...] = (), options: int = 26) -> str:
-    """The answer in a model's text, normalised for comparison; empty where none is found.
+    """Return the answer in a generated text, normalised for comparison; empty if none is found.
 
-    ``stop`` strings and the end-of-text token end the text; ``options`` is how many letters, from
-    A, name an option.
+    ``stop`` strings and the end-of-text token end the text; ``options`` is the number of letters,
+    from A, that name an option.
 
     Raises:
         UsageError: the metric compares no extracted answer.
@@ -205,7 +205,7 @@ def extract(metric: Metric, text: str, stop: tuple[str, ...] = (), options: int 
 
 
 def cut(text: str, stop: tuple[str, ...] = ()) -> str:
-    """The text before the first stop string or end-of-text token."""
+    """Return the text before the first stop string or end-of-text token."""
     for end in (*stop, END_OF_TEXT):
         text = text.split(end, 1)[0]
     return text
@@ -221,7 +221,7 @@ def _number(text: str) -> str:
 
 
 def _canonical(found: re.Match[str]) -> str:
-    """One spelling for each value: 007, 7.0 and 7. are 7; -0 is 0."""
+    """Return one spelling for each value: 007, 7.0 and 7. are 7; -0 is 0."""
     whole = found["whole"].replace(",", "").lstrip("0") or "0"
     part = (found["part"] or "").rstrip("0")
     value = f"{whole}.{part}" if part else whole
@@ -242,7 +242,7 @@ def _first_line(text: str) -> str:
 
 
 def _normalised(line: str) -> str:
-    """SQuAD's normalisation; an answer made only of what it removes ("The The") stays itself."""
+    """Apply SQuAD's normalisation; a line of which it would remove all ("The The") is kept."""
     lower = line.lower()
     words = _ARTICLES.sub(" ", lower.translate(_PUNCTUATION)).split()
     return " ".join(words or lower.split())
@@ -255,7 +255,7 @@ def _exact_text(text: str) -> str:
 
 
 def boxed(text: str) -> str:
-    """What stands in the first ``\\boxed{...}``, inner braces included; empty without one."""
+    """Return the content of the first ``\\boxed{...}`` with inner braces; empty without one."""
     _, opening, rest = text.partition("\\boxed{")
     depth = 1 if opening else 0
     for at, character in enumerate(rest):

@@ -1,14 +1,14 @@
 """Generated exercises: five families, one for each of SMoE's categories, that need no data folder.
 
-Every exercise is drawn from its own index, so exercise 17 of a split is the same wherever it is
-asked for.  The two splits are disjoint by construction: a hash of what the exercise asks decides
-its half, so memorising the training half never answers a test question.
+Every exercise is drawn from its own index, so exercise 17 of a split is the same in every run.  The
+two splits are disjoint by construction: a hash of an exercise's `key` decides its split, so
+memorising the training split never answers a test question.
 
-| family | category | asks |
+| family | category | content |
 |---|---|---|
 | ``equations`` | exam | sums, missing terms, sequences |
 | ``inflection`` | language | a sentence put into another form |
-| ``facts`` | knowledge | which of four things has a property, from facts learnt in training |
+| ``facts`` | knowledge | which of four things has a property, from facts seen in training |
 | ``passages`` | understanding | who and what is where, after some moves |
 | ``arithmetic`` | reasoning | word problems of one to three steps |
 """
@@ -23,7 +23,7 @@ from moebench.workloads.exercises.exercise import Exercise
 
 Split = Literal["train", "test"]
 
-#: How each family draws one exercise.
+#: The function of each family that draws one exercise.
 FAMILIES: dict[str, Callable[[random.Random], Exercise]] = {
     "equations": equations.draw,
     "inflection": inflection.draw,
@@ -34,13 +34,13 @@ FAMILIES: dict[str, Callable[[random.Random], Exercise]] = {
 
 
 def exercises(family: str, split: Split, seed: int = 0) -> Iterator[Example]:
-    """An endless stream of distinct exercises of one family and split."""
+    """Yield distinct exercises of one family and split, without end."""
     draw = FAMILIES[family]
     wanted = 0 if split == "test" else 1
     seen: set[str] = set()
     index = 0
     while True:
-        # Arithmetic came first: its stream carries no family name.
+        # Arithmetic was the first family: its stream has no family name.
         stream = f"{seed}/{index}" if family == "arithmetic" else f"{family}/{seed}/{index}"
         exercise = draw(random.Random(stream))
         index += 1

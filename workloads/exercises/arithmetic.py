@@ -1,4 +1,4 @@
-"""Word problems of one to three steps (category: reasoning)."""
+"""Generated word problems of one to three steps (category: reasoning)."""
 
 import random
 from dataclasses import dataclass
@@ -12,7 +12,7 @@ LOSSES = ("gives {n} to {friend}", "loses {n}", "sells {n}", "gives away {n}")
 
 @dataclass(frozen=True, slots=True)
 class _Step:
-    """One sentence of a story and the equation that it asks for."""
+    """One sentence of a story and the equation that it needs."""
 
     text: str
     operator: str
@@ -34,7 +34,7 @@ def _draw_step(rng: random.Random, total: int, friend: str) -> _Step:
 
 
 def draw(rng: random.Random) -> Exercise:
-    """A story of one to three steps, solved line by line."""
+    """Draw a story of one to three steps, with its solution line by line."""
     name, friend = rng.sample(NAMES, 2)
     thing = rng.choice(THINGS)
     total = rng.randint(2, 15)

@@ -1,4 +1,4 @@
-"""Sums, missing terms and sequences (category: exam)."""
+"""Generated sums, missing terms and sequences (category: exam)."""
 
 import random
 
@@ -8,13 +8,13 @@ FORMS = ("What is {}?", "How much is {}?", "Compute {}.", "Work out {}.")
 
 
 def draw(rng: random.Random) -> Exercise:
-    """One question of school arithmetic with its working."""
+    """Draw one exercise of school arithmetic with its worked solution."""
     asked, solution, value = rng.choice((_chain, _missing_term, _sequence))(rng)
     return Exercise(question=asked, answer=str(value), solution=solution, key=asked)
 
 
 def _chain(rng: random.Random) -> tuple[str, str, int]:
-    """One to three additions and subtractions, from left to right."""
+    """Draw one to three additions and subtractions, from left to right."""
     total = rng.randint(2, 40)
     asked, lines = str(total), []
     for _ in range(rng.randint(1, 3)):

@@ -1,4 +1,4 @@
-"""What a family draws: one exercise, before it belongs to a split."""
+"""The `Exercise` type: a generated question with its answer, before it is assigned to a split."""
 
 import hashlib
 from dataclasses import dataclass
@@ -8,11 +8,11 @@ NAMES = ("Tom", "Anna", "Ben", "Lucy", "Omar", "Mia", "Ivan", "Sara", "Leo", "Ni
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Exercise:
-    """A question with its worked solution and answer.
+    """A generated question with its worked solution and answer.
 
     ``answer`` is a text, or an index into ``choices``.  ``key`` decides the split: exercises with
-    one key are in one half, so a family whose texts differ only in passing names what must not be
-    memorised (a verb with its complement, say) and not the whole text.
+    one key are in one split, so a family whose texts differ only in passing uses as key what must
+    not be memorised (a verb with its complement, for example) and not the whole text.
     """
 
     question: str

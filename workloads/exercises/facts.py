@@ -1,7 +1,7 @@
-"""Which of four things has a property: facts that only training can teach (category: knowledge).
+"""Questions which of four things has a property: facts from training (category: knowledge).
 
-The facts themselves are in both splits, the questions in one: what a test question asks of four
-things together was never asked in training, so it is answered by facts and not by memory of it.
+The facts are in both splits, each question in one: a test question on four things together was
+never in the training split, so it is answered by facts and not by memory of the question.
 """
 
 import random
@@ -41,7 +41,7 @@ WORKPLACES = {
     "sailor": "ship", "judge": "court", "priest": "church", "actor": "theatre", "clerk": "office",
     "miner": "mine", "baker": "bakery", "soldier": "army", "pilot": "plane", "driver": "car",
 }  # fmt: skip
-#: Each table with the ways to ask for the thing that has a ``{value}``.
+#: Each table with its question templates for the thing that has a ``{value}``.
 TABLES = (
     (CAPITALS, ("Which is the capital of {value}", "From which city is {value} ruled")),
     (CONTINENTS, ("Which country is in {value}", "Which of these lies in {value}")),
@@ -52,7 +52,7 @@ TABLES = (
 
 
 def draw(rng: random.Random) -> Exercise:
-    """Four things of one table, one of which has the value that is asked for.
+    """Draw four things of one table, one of which has the requested value.
 
     The solution recalls the fact about each thing until one has that value.
     """

@@ -1,4 +1,4 @@
-"""A sentence put into another form: tense, number, negation, question (category: language).
+"""Sentences to put into another form: tense, number, negation, question (category: language).
 
 A verb with its complement and its task belongs to one split, so no form of a test sentence was
 seen in training with another name in front.
@@ -8,7 +8,7 @@ import random
 
 from moebench.workloads.exercises.exercise import NAMES, Exercise
 
-#: base form, third person, past
+#: Verbs as base form, third person, past.
 MOTION = (
     ("walk", "walks", "walked"), ("run", "runs", "ran"), ("go", "goes", "went"),
     ("come", "comes", "came"), ("drive", "drives", "drove"), ("hurry", "hurries", "hurried"),
@@ -35,7 +35,7 @@ TASKS = {
 
 
 def draw(rng: random.Random) -> Exercise:
-    """One sentence and the form that is wanted."""
+    """Draw one sentence and the requested form."""
     name, friend = rng.sample(NAMES, 2)
     if rng.random() < 0.4:
         base, third, past = rng.choice(MOTION)

@@ -1,7 +1,7 @@
-"""Notes of where people and things are (category: understanding).
+"""Notes on where people and things are, and a question (category: understanding).
 
 The form is that of bAbI's first two tasks (Weston et al. 2015, "Towards AI-complete question
-answering"), as short notes: what is noted last of a person counts, and a thing is where the person
+answering"), as short notes: the last note on a person counts, and a thing is where the person
 is who has it.
 """
 
@@ -14,7 +14,7 @@ THINGS = ("ball", "book", "key", "cup", "lamp", "letter", "map", "hat", "bag", "
 
 
 def draw(rng: random.Random) -> Exercise:
-    """Four people in four places, one or two of whom move; where is someone or something?"""
+    """Draw four people in four places, one or two of whom move, and ask where one or a thing is."""
     people = rng.sample(NAMES, 4)
     places = rng.sample(PLACES, 6)
     where = dict(zip(people, places[:4], strict=True))
