@@ -1,1 +1,1 @@
-"""Advice: which system and which α meet a budget."""
+"""Advice on which system and which α meet a budget (`moebench advise`)."""

@@ -1,8 +1,8 @@
-"""Which system, and which α, meets a budget: fitted, chosen and ranked from measured points.
+"""Choice of the system and α that meet a budget: TPOT is fitted over α, and systems are ranked.
 
 SMoE, section V-C, Eq. 5: minimise the accuracy loss A(α) subject to T(α) <= R, with T(α) a
 low-degree polynomial through measured points, by a one-dimensional search for the smallest α in
-budget.  Here a chosen α is measured, too: what is advised was run, not only predicted.
+budget.  Here a chosen α is also measured: the advised configuration was run, not only predicted.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -14,12 +14,12 @@ from numpy.polynomial import Polynomial
 
 from moebench.results.intervals import Estimate
 
-#: Of the polynomials that are tried; "low-degree" in the paper, which names none.
+#: Highest degree of the polynomials; the paper says "low-degree" and states no number.
 MAX_DEGREE = 3
 #: The search's step in α.
 STEP = 0.01
 
-#: What an accuracy loss is measured in.
+#: The measure of an accuracy loss.
 By = Literal["kl", "agreement", "score"]
 UNITS: Mapping[By, str] = {
     "kl": "nats of KL a token",
@@ -32,14 +32,14 @@ UNITS: Mapping[By, str] = {
 
 @dataclass(frozen=True, slots=True)
 class Fit:
-    """TPOT over α as a polynomial; says nothing outside of what was measured.
+    """TPOT over α as a polynomial, valid only within the measured range.
 
     Attributes:
         coefficients: in ms, of ascending powers of α.
         low, high: the least and the largest measured α.
-        error_ms, worst_ms: of each point predicted from all others, the root of the mean squared
-            error and the largest one.
-        points: how many were measured.
+        error_ms, worst_ms: root mean squared and largest error, each point predicted from all
+            others.
+        points: number of measured points.
     """
 
     coefficients: tuple[float, ...]
@@ -51,16 +51,16 @@ class Fit:
 
     @property
     def degree(self) -> int:
-        """Of the polynomial."""
+        """Degree of the polynomial."""
         return len(self.coefficients) - 1
 
     def at(self, alpha: float) -> float:
-        """The predicted TPOT in ms."""
+        """Return the predicted TPOT in ms."""
         return float(Polynomial(self.coefficients)(alpha))
 
 
 def fit(measured: Mapping[float, float]) -> Fit | None:
-    """The polynomial that predicts left-out points best; None with fewer than three points.
+    """Return the polynomial that predicts left-out points best; None with fewer than three points.
 
     Args:
         measured: TPOT in ms by α.
@@ -68,7 +68,7 @@ def fit(measured: Mapping[float, float]) -> Fit | None:
     alphas, times = np.array(sorted(measured.items())).reshape(-1, 2).T
     degrees = range(1, min(MAX_DEGREE, len(measured) - 2) + 1)
     fits = [_of_degree(degree, alphas, times) for degree in degrees]
-    # A higher degree must be better by more than rounding: by a nanosecond.
+    # Round to a nanosecond, so that a higher degree does not win by rounding errors.
     return min(fits, key=lambda found: (round(found.error_ms, 6), found.degree), default=None)
 
 
@@ -79,7 +79,7 @@ def _of_degree(degree: int, alphas: np.ndarray, times: np.ndarray) -> Fit:
         for k, a, t in zip(kept, alphas, times, strict=True)
     ]
     found = Polynomial.fit(alphas, times, degree).convert()
-    # A coefficient that is exactly 0 is cut off by numpy.
+    # numpy drops trailing coefficients that are exactly 0.
     coefficients = (*map(float, found.coef), *[0.0] * (degree + 1 - len(found.coef)))
     rms = float(np.sqrt(np.mean(np.square(errors))))
     ends = float(alphas[0]), float(alphas[-1])
@@ -87,10 +87,10 @@ def _of_degree(degree: int, alphas: np.ndarray, times: np.ndarray) -> Fit:
 
 
 def smallest_alpha(measured: Mapping[float, float], budget_ms: float) -> float | None:
-    """The smallest α in budget; None where none of those measured or predicted is.
+    """Return the smallest measured or predicted α within the budget; None if there is none.
 
-    What was measured at an α goes before what is predicted there, so measuring what comes back and
-    asking again ends with an α that was measured.
+    A measured TPOT overrides the prediction, so repeated measuring of the returned α ends with
+    an α that was measured.
 
     Args:
         measured: TPOT in ms by α.
@@ -99,7 +99,7 @@ def smallest_alpha(measured: Mapping[float, float], budget_ms: float) -> float |
     searched = set(measured)
     if found is not None:
         steps = range(int(np.ceil(found.low / STEP)), int(np.floor(found.high / STEP)) + 1)
-        # What was measured nearby stands for both.
+        # Skip a step close to a measured α: the measurement is used for both.
         searched |= {
             round(step * STEP, 2)
             for step in steps
@@ -116,18 +116,18 @@ def smallest_alpha(measured: Mapping[float, float], budget_ms: float) -> float |
 
 
 class Demand(NamedTuple):
-    """What is asked for: at most this TPOT (ms), at most this accuracy loss; None is any."""
+    """Limits of the user: largest TPOT (ms) and largest accuracy loss; None is no limit."""
 
     tpot_ms: float | None
     loss: float | None
 
 
 class Candidate(NamedTuple):
-    """A system, at one α if it has one, as it was run.
+    """A system, at one α if it has one, with the figures of its run.
 
     Attributes:
         tpot: in ms, with its interval over prompts.
-        loss: in the unit of `By`, with its interval over prompts; None where it is not known.
+        loss: in the unit of `By`, with its interval over prompts; None if it is not known.
     """
 
     system: str
@@ -140,29 +140,29 @@ class Candidate(NamedTuple):
 
     @property
     def title(self) -> str:
-        """The system with its α."""
+        """The system's name with its α."""
         return self.system if self.alpha is None else f"{self.system} at α {self.alpha:g}"
 
     def too_slow_ms(self, demand: Demand) -> float:
-        """By how much its TPOT is over the budget; 0 within it."""
+        """Return the excess of its TPOT over the budget in ms; 0 within the budget."""
         return 0.0 if demand.tpot_ms is None else max(0.0, self.tpot.value - demand.tpot_ms)
 
     def too_lossy(self, demand: Demand) -> float:
-        """By how much its loss is over the limit, infinite where the loss is not known."""
+        """Return the excess of its loss over the limit; infinite if the loss is not known."""
         if demand.loss is None:
             return 0.0
         return float("inf") if self.loss is None else max(0.0, self.loss.value - demand.loss)
 
     def meets(self, demand: Demand) -> bool:
-        """Whether its means are within both limits."""
+        """Return whether its means are within both limits."""
         return not (self.too_slow_ms(demand) or self.too_lossy(demand))
 
 
 class Ranking(NamedTuple):
-    """Candidates that meet a demand, the best first; and the others, the nearest first.
+    """Candidates that meet a demand, best first, and the others, nearest first.
 
     Attributes:
-        lossless: the fastest of all that cost no accuracy; None where none was run.
+        lossless: the fastest lossless candidate; None if none was run.
     """
 
     meeting: list[Candidate]
@@ -173,20 +173,20 @@ class Ranking(NamedTuple):
 def rank(
     candidates: Iterable[Candidate], demand: Demand, chosen: Mapping[str, float | None]
 ) -> Ranking:
-    """By accuracy loss, then TPOT, where a TPOT is asked for; otherwise by TPOT, then loss.
+    """Rank candidates by accuracy loss, then TPOT; without a TPOT limit, by TPOT, then loss.
 
-    A system of several α's appears once.  Those that do not meet the demand are in the order of
+    A system with several α's appears once.  Candidates that do not meet the demand are ordered by
     their excess: over the limit of accuracy loss first, then over the budget.
 
     Args:
-        chosen: the α that a system stands for; None or nothing leaves it its best.
+        chosen: the α at which a system is ranked; None or no entry leaves the best one.
     """
 
     def best(one: Candidate) -> tuple[float, ...]:
         loss = float("inf") if one.loss is None else one.loss.value
         if demand.tpot_ms is None:
             return (one.tpot.value, loss)
-        return (loss, not one.lossless, one.tpot.value)  # no loss was seen, or there can be none
+        return (loss, not one.lossless, one.tpot.value)  # lossless before a measured loss of 0
 
     def nearest(one: Candidate) -> tuple[float, ...]:
         return (one.too_lossy(demand), one.too_slow_ms(demand), *best(one))
@@ -201,18 +201,18 @@ def rank(
 
 
 def _once(candidates: Sequence[Candidate]) -> list[Candidate]:
-    """The first of each system."""
+    """Return the first candidate of each system."""
     found: dict[str, Candidate] = {}
     for one in candidates:
         found.setdefault(one.system, one)
     return list(found.values())
 
 
-# ----------------------------------------------------------------------------- in words
+# ----------------------------------------------------------------------------- sentences
 
 
 def sentence(ranking: Ranking, demand: Demand, by: By) -> str:
-    """The advice: what to use and what it costs, or how far the nearest is."""
+    """Return the advice as text: the best system and its cost, or the nearest one's excess."""
     if not ranking.meeting:
         return _nothing(ranking, demand, by)
     best = ranking.meeting[0]
@@ -228,7 +228,7 @@ def sentence(ranking: Ranking, demand: Demand, by: By) -> str:
 
 
 def _beyond(best: Candidate, demand: Demand, by: By) -> str:
-    """Said where the interval of what is advised goes over a limit that its mean keeps."""
+    """Return a warning if the best candidate's interval exceeds a limit that its mean keeps."""
     over = []
     limits = ((best.tpot, demand.tpot_ms, "ms"), (best.loss, demand.loss, UNITS[by]))
     for figure, limit, unit in limits:
@@ -280,6 +280,6 @@ def _cost(one: Candidate, by: By) -> str:
 
 
 def spread(figure: Estimate) -> str:
-    """A figure with half of its interval."""
+    """Return a figure as text with half the width of its interval."""
     half = "" if figure.half is None else f" ± {figure.half:.2g}"
     return f"{figure.value:.3g}{half}"

@@ -1,4 +1,4 @@
-"""Runs what advice needs, through the machinery of sweeps: finished cells are not run again."""
+"""Runs that advice needs, executed as sweep cells, so that finished cells are not run again."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -29,21 +29,21 @@ from moebench.systems.options import build
 from moebench.systems.registry import NATIVE, SYSTEMS
 from moebench.workloads.catalogue import DEFAULT_WORKLOAD, workload
 
-#: The α's that are measured first where none are given; SMoE's Table IV ends at 0.6.
+#: The α's that are measured first by default; SMoE's Table IV ends at 0.6.
 ALPHAS = (0.0, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6)
 
-#: How many α's of a system are measured after those, at most.
+#: Maximum number of further α's of a system to measure.
 CONFIRMATIONS = 5
 
 
 @dataclass(slots=True)
 class Advice:
-    """What was found.
+    """The result of `advise`: ranking, fits, measurements and failures.
 
     Attributes:
-        fits: by system with an α, T(α) through all that was measured.
+        fits: by system with an α, T(α) fitted to all measurements.
         measured: by system with an α, TPOT in ms by α.
-        left_out: why a system could not be run, by its name.
+        left_out: the reason why a system could not be run, by its name.
     """
 
     ranking: Ranking
@@ -55,11 +55,11 @@ class Advice:
 
 @dataclass(slots=True)
 class Runs:
-    """Carries out cells and knows their documents.
+    """Executes cells and returns their documents.
 
     Attributes:
-        given: fields of every cell, as a sweep's `common` holds them.
-        texts: how many a learning system is shown; None is its paper's number.
+        given: fields of every cell, as a sweep's `common` contains them.
+        texts: number of calibration texts of a trained system; None is its paper's number.
         jobs: processes; 0 runs everything in this one.
     """
 
@@ -71,13 +71,13 @@ class Runs:
     left_out: dict[str, str] = field(default_factory=dict)
 
     def of(self, systems: Sequence[str], alphas: Sequence[float]) -> list[Document]:
-        """Runs of every system, at every α if it has one; failures are left out, with the reason.
+        """Run every system, at every α if it has one; failures are left out, with the reason.
 
         Raises:
-            UsageError, InputError: a value that cannot be.
+            UsageError, InputError: an invalid value.
         """
         store, say = Store(self.directory), console.stderr().print
-        finished = store.finished()  # a store that cannot be read is said before cells are hashed
+        finished = store.finished()  # report an unreadable store before cells are hashed
         axes = {"system": [self._shown(name) for name in systems], "alpha": list(alphas)}
         specs = expand({"common": self.given, "product": axes}, self.data_dir, say)
         cells = jobs_of(specs, self.data_dir)
@@ -95,7 +95,7 @@ class Runs:
         return [document for document in found if document is not None]
 
     def _shown(self, system: str) -> str | dict[str, Any]:
-        """A system of the sweep; one that learns is shown few texts."""
+        """Return a system's entry in the sweep, with few calibration texts if it is trained."""
         policies = build(system).policies.values()
         learns = any(policy.calibrates and not policy.calibration_trace for policy in policies)
         if self.texts is None or not learns:
@@ -104,7 +104,7 @@ class Runs:
 
 
 def systems_for(typed: Sequence[str]) -> list[str]:
-    """The systems that were named, or all that need not know the future."""
+    """Return the systems that were named, or all that need not know the future."""
     if typed:
         native = [name for name in typed if name in NATIVE]
         if native:
@@ -122,7 +122,7 @@ def advise(
     """Measure all systems, search the α of those that have one, and rank them.
 
     Raises:
-        UsageError: the demand cannot be judged, or a name or value cannot be.
+        UsageError: the demand cannot be judged, or a name or value is invalid.
     """
     documents = runs.of(systems, alphas)
     lossy = sorted({d["spec"]["system"] for d in documents if d["spec"]["alpha"] is not None})
@@ -141,7 +141,7 @@ def advise(
         )
     candidates = [_candidate(runs.directory, d, reference, by) for d in documents]
     chosen: dict[str, float | None] = {}
-    if demand.tpot_ms is not None:  # the smallest α in budget, not another one with less loss
+    if demand.tpot_ms is not None:  # rank the smallest α in budget, not one with less loss
         chosen = {s: _in_budget(measured[s], demand.tpot_ms) for s in lossy}
     notes = _floor(reference) if by == "score" and reference is not None else []
     return Advice(rank(candidates, demand, chosen), fits, measured, runs.left_out, notes)
@@ -150,7 +150,7 @@ def advise(
 def _search(
     runs: Runs, system: str, documents: Sequence[Document], budget_ms: float
 ) -> list[Document]:
-    """Measure the smallest α that is predicted to be in budget, until one is measured."""
+    """Measure the smallest α that is predicted to be in budget, until one is confirmed."""
     found: list[Document] = []
     for _ in range(CONFIRMATIONS):
         measured = _times([*documents, *found], system)
@@ -165,12 +165,12 @@ def _search(
 
 
 def _in_budget(measured: Mapping[float, float], budget_ms: float) -> float | None:
-    """The smallest α that was measured in budget."""
+    """Return the smallest measured α whose TPOT is within the budget."""
     return min((alpha for alpha, ms in measured.items() if ms <= budget_ms), default=None)
 
 
 def _times(documents: Sequence[Document], system: str) -> dict[float, float]:
-    """Mean TPOT in ms by α."""
+    """Return the mean TPOT in ms by α."""
     return {
         d["spec"]["alpha"]: d["metrics"]["tpot_ms"]["mean"]
         for d in documents
@@ -193,7 +193,7 @@ def _candidate(
 
 
 def tpot_of(directory: Path, document: Document) -> intervals.Estimate:
-    """A run's mean TPOT in ms; with an interval where the times of its tokens were kept."""
+    """Return a run's mean TPOT in ms, with an interval if its token times were stored."""
     mean, prompts = document["metrics"]["tpot_ms"]["mean"], document["spec"]["prompts"]
     samples = read_samples(directory, document["run_id"]) or []
     sums: dict[int, tuple[float, float]] = {}
@@ -222,7 +222,7 @@ def _loss(document: Document, reference: Document | None, by: By) -> intervals.E
 
 
 def _floor(reference: Document) -> list[str]:
-    """Said where the lossless model itself scores no better than by chance."""
+    """Return a warning if the lossless model's score is no better than chance."""
     accuracy, chosen = reference["accuracy"], workload(reference["spec"]["workload"])
     chance = chosen.chance or 0.0
     if accuracy["score"] > chance + 2 * accuracy["stderr"]:
@@ -234,10 +234,10 @@ def _floor(reference: Document) -> list[str]:
 
 
 def scoring_for(by: By, name: str | None) -> str | None:
-    """How answers must be produced to measure a loss; None for the default.
+    """Return the `scoring` option that a measure of loss needs; None for the default.
 
     Raises:
-        UsageError: a workload without a score.
+        UsageError: the workload has no score.
     """
     if by != "score":
         return None
