@@ -1,4 +1,4 @@
-"""The α table (SMoE, Table IV): what substitution costs on each workload, setting by setting.
+"""The α table (SMoE, Table IV): accuracy loss by substitution for each workload, setting and α.
 
 Every cell is a run as `moebench run` makes it, with the answers scored through the decode path.
 """
@@ -31,7 +31,7 @@ REAL = ("gaokao", "wic", "triviaqa", "race_middle", "gsm8k")
 
 
 def scoring_of(chosen: Workload) -> str:
-    """Options are weighed, other answers are written; both through decode."""
+    """Return the scoring through decode: by likelihood with options, else by generation."""
     return "likelihood" if chosen.metric == "choice" else "generation"
 
 
@@ -61,9 +61,9 @@ def cells(
 
 
 def write_rows(documents: Sequence[Document], out: Path) -> None:
-    """Put runs into an accuracy table, and beside it which questions each got right.
+    """Add runs to an accuracy table and its file of per-example answers.
 
-    A cell that the table holds is replaced; its others stay.
+    A row of the same cell is replaced; the table's other rows stay.
     """
     rows = []
     for document in documents:

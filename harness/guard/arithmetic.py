@@ -1,9 +1,9 @@
-"""Identifies how floating-point sums round: a hash of what a model computes from fixed inputs.
+"""Identifies how floating-point sums round: a hash of a model's outputs on fixed inputs.
 
 Rounding follows from the processor, the kernels that its libraries choose for it, their versions,
 the number of threads and the order in which the decoder adds.  No list of names determines it:
-two processors with the same features can be given different kernels.  So it is identified by what
-was computed.
+two processors with the same features can be given different kernels.  So a computed result
+identifies it.
 """
 
 import hashlib
@@ -15,22 +15,22 @@ from moebench.substrate.models.shared import SharedWork
 from moebench.substrate.models.weights import Checkpoint
 from moebench.substrate.traces.observe import write
 
-#: Batches of texts, by their numbers of tokens: one text as the check's runs have it, and several.
+#: Token counts of the texts of each batch: one text as in the check's runs, and several.
 BATCHES = ((100,), (3, 20, 50))
-#: Tokens that are written after each text.
+#: Tokens that are generated after each text.
 NEW_TOKENS = 8
 
 
 @torch.inference_mode()
 def probe(weights: Path, threads: int) -> str:
-    """The hash of a model's log-probabilities on fixed texts: equal where sums round alike.
+    """Return a hash of a model's log-probabilities on fixed texts: equal where sums round alike.
 
-    The texts go through what a question goes through: a prefill, decoding step by step, and the
+    The texts are processed as a prompt is: a prefill, decoding step by step, and the
     lossless model's pass over the finished text with the KL divergence between the two.
 
     Args:
         weights: the scale model's folder.
-        threads: of the runs that the hash stands for.
+        threads: threads of the runs that the hash describes.
 
     Returns:
         16 hexadecimal digits.

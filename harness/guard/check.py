@@ -1,9 +1,9 @@
-"""``moebench check``: recomputes fixed cells and compares them with what was accepted.
+"""``moebench check``: recomputes fixed cells and compares them with accepted references.
 
-The cells are a part of the accuracy tables, or those of a sweep's file of one's own, with
-references in a folder of one's own.  `verdicts` compares answers question by question,
-`latency_guard` latencies of the simulated machine exactly; `arithmetic` tells whether
-floating-point sums round as they did for the references.
+The cells are a part of the accuracy tables, or those of a user's sweep file, with references in the
+user's folder.  `verdicts` compares answers example by example, `latency` latencies of the
+simulated machine exactly, and `arithmetic` identifies whether floating-point sums round as for
+the references.
 """
 
 import json
@@ -33,9 +33,9 @@ from moebench.substrate.models.catalogue import scale_path
 SUBSET = Path(__file__).parents[1] / "catalogue" / "check.yaml"
 REFERENCES = Path(__file__).parents[2] / "results" / "accuracy" / "check.json"
 
-#: The arithmetic of a cell whose routing is replayed or drawn.
+#: The `arithmetic` of a cell whose routing is replayed or drawn.
 NOTHING_COMPUTED = "none"
-#: What a cell's latencies hold.
+#: The keys of a cell's latencies.
 NO_LATENCY = dict.fromkeys((*FIGURES, "profile_hash"))
 
 EXIT_CODES = {
@@ -44,7 +44,7 @@ EXIT_CODES = {
 
 
 def subset() -> dict[str, RunSpec]:
-    """The fixed cells, by name."""
+    """Return the fixed cells by name."""
     plan = yaml.safe_load(SUBSET.read_text())
     return {
         f"{row['system']} {setting} {name}": resolve(
@@ -63,12 +63,12 @@ def subset() -> dict[str, RunSpec]:
 
 
 class Guarded(NamedTuple):
-    """What is recomputed, and with what it is compared.
+    """The cells to recompute, and the references to compare them with.
 
     Attributes:
         specs: by the cell's name.
-        references: the file of what was accepted.
-        update: what to type to accept what is measured now.
+        references: the file of accepted results.
+        update: the command that accepts the new results.
         data_dir: the folder of evaluation sets.
     """
 
@@ -79,10 +79,10 @@ class Guarded(NamedTuple):
 
 
 def own(file: Path, folder: Path, data_dir: Path | None) -> Guarded:
-    """The cells of a sweep's file, named by what `moebench run` would be given.
+    """Return the cells of a sweep's file, named by their arguments of `moebench run`.
 
     Raises:
-        MoeBenchError: the file is none that a sweep could have, or the folder is the package's.
+        MoeBenchError: the file is not a valid sweep, or the folder is the package's own.
     """
     if folder.resolve().is_relative_to(REFERENCES.resolve().parents[1]):
         raise UsageError(f"--references {folder}: moebench's own; give a folder of your own")
@@ -94,7 +94,7 @@ def own(file: Path, folder: Path, data_dir: Path | None) -> Guarded:
 
 
 def measure(jobs: int, guarded: Guarded | None = None) -> dict[str, dict[str, Any]]:
-    """Recompute every cell: its accuracy with items, its latencies, what it was computed from."""
+    """Recompute every cell: its accuracy with items, its latencies, the hashes of its inputs."""
     from moebench.harness.guard.arithmetic import probe
 
     specs, data_dir = (guarded.specs, guarded.data_dir) if guarded else (subset(), None)
@@ -109,7 +109,7 @@ def measure(jobs: int, guarded: Guarded | None = None) -> dict[str, dict[str, An
 
 
 def _computed_by(document: Document) -> tuple[str, int] | None:
-    """Weights and threads; None where routing is replayed and nothing is computed."""
+    """Return weights and threads of a run; None if routing is replayed and nothing is computed."""
     spec = document["spec"]
     if spec["trace"] is not None or spec["routing"] != "model":
         return None
@@ -132,7 +132,7 @@ def _cell(document: Document, arithmetic: str) -> dict[str, Any]:
 
 
 def check_command(update: bool, jobs: int, as_json: bool, guarded: Guarded | None = None) -> int:
-    """Recompute, compare, show; the exit code."""
+    """Recompute the cells, compare them, print the verdicts and return the exit code."""
     guarded = guarded or Guarded(subset())
     known = read_references(guarded.references, guarded.update)
     if update:
@@ -155,10 +155,10 @@ def check_command(update: bool, jobs: int, as_json: bool, guarded: Guarded | Non
 
 
 def read_references(path: Path, update: str = UPDATE) -> dict[str, dict[str, Any]]:
-    """The accepted cells; none where the file is absent.
+    """Return the accepted cells; none if the file does not exist.
 
     Raises:
-        InputError: the file is not what `moebench check --update` writes.
+        InputError: the file was not written by `moebench check --update`.
     """
     if not path.exists():
         return {}

@@ -1,8 +1,8 @@
 """Compares latencies of the simulated machine with their references, exactly.
 
-The virtual clock has no noise: of the same code, profile and routing every figure is equal to the
-last bit.  Routing that is computed follows the arithmetic: on another one a decision may flip, and
-a latency moves a little with it.  Routing that is replayed or drawn depends on the spec alone.
+The virtual clock has no noise: with the same code, profile and routing every figure is equal to the
+last bit.  Computed routing depends on the arithmetic: other rounding may flip a decision, and
+a latency changes a little with it.  Replayed or drawn routing depends on the spec alone.
 """
 
 from collections.abc import Mapping
@@ -10,17 +10,17 @@ from typing import Any
 
 from moebench.harness.guard.verdicts import Finding, Verdict
 
-#: Means of a run, in ms; None where a replay has no prompt.
+#: Means of a run, in ms; None if a replay has no prompt.
 FIGURES = ("tpot_ms", "ttft_ms", "e2e_ms")
-#: How far a flipped decision moves a latency on other arithmetic, at most, as a share: our choice,
-#: a fifth of what `harness.run.interval` calls much.
+#: Largest relative change of a latency by flipped decisions on other arithmetic: our choice, a
+#: fifth of the limit in `harness.run.interval`.
 MOVED_BY_ROUNDING = 0.01
 
 Cell = Mapping[str, Any]
 
 
 def latency(document: Mapping[str, Any]) -> dict[str, Any] | None:
-    """What is guarded of a run's latencies; None where they were measured."""
+    """Return the latencies of a run that are checked; None if they were measured."""
     if not document["simulated"]:
         return None
     metrics = document["metrics"]
@@ -32,7 +32,7 @@ def latency(document: Mapping[str, Any]) -> dict[str, Any] | None:
 
 
 def compare_latencies(now: Mapping[str, Cell], references: Mapping[str, Cell]) -> list[Finding]:
-    """The verdict on the latencies of each cell that has a reference for them.
+    """Return the verdict on the latencies of each cell that has a reference for them.
 
     Args:
         now, references: as `harness.guard.verdicts.compare` takes them.
@@ -66,7 +66,7 @@ def _rounds_otherwise(now: Cell, reference: Cell) -> bool:
 
 
 def _share(new: float | None, old: float | None) -> float:
-    """How much longer; a figure that came or went counts as a loss."""
+    """Return the relative increase; infinite if either figure is missing."""
     return (new - old) / old if new is not None and old else float("inf")
 
 

@@ -1,15 +1,15 @@
-"""Compares accuracy cells with their references, question by question.
+"""Compares accuracy cells with their references, example by example.
 
 On the arithmetic of the reference (see `harness.guard.arithmetic`) results are deterministic: any
-difference comes from the code.
+difference is due to the code.
 
-On other arithmetic sums round differently.  That leaves a question's answer as it was, and its KL
-divergence up to a few millionths; but now and then a score is so close to a threshold that a
-decision flips: its question moves, and with it a few that come after it, through the cache.  So a
-cell is judged only where more of its questions moved than rounding moves, by a binomial test, and
-so are all these cells together: damage that is too small in each cell is found there.
+On other arithmetic sums round differently.  That leaves an example's answer unchanged, and its KL
+divergence up to a few millionths; but occasionally a score is so close to a threshold that a
+decision flips: its example changes, and with it a few later ones, through the cache.  So a cell
+fails only if more of its examples changed than rounding changes, by a binomial test.  The same test
+is applied to all these cells together, which finds damage that is too small in each cell.
 
-Other weights move every question.  Exact sign tests decide then, on right and wrong answers and on
+Other weights change every example.  Exact sign tests decide then, on right and wrong answers and on
 KL, for each cell and together.
 
 However many cells there are, an unchanged program regresses in at most one of a hundred checks
@@ -26,15 +26,15 @@ from typing import Any, NamedTuple
 
 UPDATE = "moebench check --update"
 
-#: The chance of a false alarm that all tests share.
+#: The probability of a false alarm of all tests together.
 FALSE_ALARM = 0.01
-#: How far rounding moves the KL of a question, summed over its tokens: in nats, or as a share.
-#: 4 044 questions were recomputed under a dozen other arithmetics (fp64, dimensions in another
+#: Largest change by rounding of an example's KL, summed over its tokens: in nats, or as a share.
+#: 4 044 examples were recomputed under a dozen other arithmetics (fp64, dimensions in another
 #: order, kernels for other processors, two threads).  All but five kept their answer, and their KL
-#: within 5e-6 nats or 0.01 %; in those five a decision flipped, and KL moved by 6 or 10 %.
+#: within 5e-6 nats or 0.01 %; in those five a decision flipped, and KL changed by 6 or 10 %.
 KL_ROUNDING, KL_ROUNDING_SHARE = 2e-5, 1e-3
-#: The share of questions that rounding moves by more than that, at most.  0.1 % were seen; there is
-#: room for those that follow a moved question in its cell, of which a slightly larger α moved two.
+#: Largest share of examples that rounding changes by more than that.  0.1 % were observed; the
+#: margin is for later examples of the same cell, of which a slightly larger α changed two.
 MOVED_BY_ROUNDING = 0.02
 
 #: A cell's ``accuracy`` as `moebench run` documents it.
@@ -65,17 +65,17 @@ def compare(
     now: Mapping[str, Mapping[str, Any]], references: Mapping[str, Mapping[str, Any]],
     update: str = UPDATE,
 ) -> list[Finding]:  # fmt: skip
-    """The verdict on each cell; then on all together that have other arithmetic or other weights.
+    """Return the verdict on each cell, and on all cells with other arithmetic or weights together.
 
     Args:
-        now: cells as `harness.guard.check.measure` gives them.
-        references: the same, as they were when they were last accepted.
-        update: what to type to accept cells.
+        now: cells as `harness.guard.check.measure` returns them.
+        references: the accepted cells in the same format.
+        update: the command that accepts cells.
     """
     findings: list[Finding] = []
     other_arithmetic: list[Pair] = []
     other_weights: list[Pair] = []
-    # Two tests a cell and two of all cells together, at most, can raise an alarm.
+    # At most two tests of each cell and two of all cells together can raise an alarm.
     threshold = FALSE_ALARM / (2 * (len(now) + 1))
     for name, cell in now.items():
         reference = references.get(name)
@@ -104,10 +104,10 @@ def compare(
 
 
 def _beyond_rounding(name: str, pairs: Sequence[Pair], share: float, threshold: float) -> Finding:
-    """Cells of the same weights: what rounding does not explain, the code has changed.
+    """Judge cells of the same weights: changes beyond rounding are due to the code.
 
     Args:
-        share: of the questions, how many rounding moves at most; 0 on the same arithmetic.
+        share: largest share of examples that rounding changes; 0 on the same arithmetic.
     """
     if all(now == reference for now, reference in pairs):
         return Finding(name, Verdict.PASS, "equal to the last bit")
@@ -125,9 +125,9 @@ def _beyond_rounding(name: str, pairs: Sequence[Pair], share: float, threshold: 
 
 
 def _direction(pairs: Sequence[Pair], found: Mapping[str, int]) -> Verdict:
-    """Whether a change is for the better: a gain in one figure does not offset a loss in another.
+    """Return whether a change is for the better: a gain in one figure does not offset a loss.
 
-    KL counts by its mean and by the number of questions, because the mean may be that of one.
+    KL counts by its mean and by the number of examples, because one example can change the mean.
     """
     (score, agreement, kl), (old_score, old_agreement, old_kl) = _figures(pairs)
     gains = (
@@ -145,7 +145,7 @@ def _direction(pairs: Sequence[Pair], found: Mapping[str, int]) -> Verdict:
 
 
 def _by_sign(name: str, pairs: Sequence[Pair], threshold: float) -> Finding:
-    """Cells of other weights: whether their questions moved in one direction."""
+    """Judge cells of other weights: whether their examples changed in one direction."""
     found = _changes(pairs)
     better, worse = found["better"], found["worse"]
     closer, farther = found["closer"], found["farther"]
@@ -162,12 +162,12 @@ def _by_sign(name: str, pairs: Sequence[Pair], threshold: float) -> Finding:
 
 
 def sign_test(more: int, fewer: int) -> float:
-    """The chance that at least ``more`` of the differing pairs fall on one side by luck alone."""
+    """Return the one-sided sign test's p-value for ``more`` against ``fewer`` differing pairs."""
     return at_least(more, more + fewer, 0.5)
 
 
 def at_least(k: int, n: int, share: float) -> float:
-    """The chance that ``k`` or more of ``n`` happen, each by itself with the chance ``share``."""
+    """Return the probability of ``k`` or more of ``n`` independent events with chance ``share``."""
     return math.fsum(math.comb(n, i) * share**i * (1 - share) ** (n - i) for i in range(k, n + 1))
 
 
@@ -175,7 +175,7 @@ def at_least(k: int, n: int, share: float) -> float:
 
 
 class Question(NamedTuple):
-    """One question's items; see `harness.run.accuracy.Item`."""
+    """Figures of one example of a cell; see `harness.run.accuracy.Item`."""
 
     value: float
     answer: str
@@ -184,17 +184,17 @@ class Question(NamedTuple):
 
 
 def questions(accuracy: Accuracy) -> list[Question]:
-    """A cell's questions.
+    """Return the examples of a cell.
 
     Raises:
-        KeyError, TypeError, ValueError: it is not what a run documents.
+        KeyError, TypeError, ValueError: the cell was not written by a run.
     """
     columns = [accuracy["items"][name] for name in Question._fields]
     return [Question(*row) for row in zip(*columns, strict=True)]
 
 
 def _changes(pairs: Sequence[Pair]) -> Counter[str]:
-    """How many questions there are, how many moved, and how many of them in which way."""
+    """Count the examples, and how many of them changed in each way."""
     found: Counter[str] = Counter()
     for now, reference in pairs:
         for new, old in zip(questions(now), questions(reference), strict=True):
@@ -205,16 +205,16 @@ def _changes(pairs: Sequence[Pair]) -> Counter[str]:
             found["better"] += new.value > old.value
             found["worse"] += new.value < old.value
             found["closer"] += not near and new.kl < old.kl
-            found["farther"] += not (near or new.kl < old.kl)  # so is a KL that is not a number
+            found["farther"] += not (near or new.kl < old.kl)  # true for a KL of NaN
     return found
 
 
-#: What is shown of a cell's accuracy, and compared where its questions moved.
+#: Figures of a cell's accuracy that are printed, and compared if its examples changed.
 FIGURES = ("score", "agreement", "kl")
 
 
 def _figures(pairs: Sequence[Pair]) -> list[list[float]]:
-    """`FIGURES` now and before, as means of the cells; nothing decoded counts as 0."""
+    """Return `FIGURES` now and before, as means of the cells; a missing figure counts as 0."""
     return [
         [fmean(accuracy[name] or 0.0 for accuracy in side) for name in FIGURES]
         for side in zip(*pairs, strict=True)
@@ -222,7 +222,7 @@ def _figures(pairs: Sequence[Pair]) -> list[list[float]]:
 
 
 def difference(pairs: Sequence[Pair]) -> str:
-    """Which of `FIGURES` differ, from what to what."""
+    """Return the `FIGURES` that differ as text, with their old and new values."""
     now, before = _figures(pairs)
     differing = [
         f"{name} {old:.6g} -> {new:.6g}"
