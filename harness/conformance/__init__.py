@@ -1,1 +1,1 @@
-"""What every system must keep to, checked on any of them: `moebench doctor --system NAME`."""
+"""Conformance checks that every system must pass: `moebench doctor --system NAME`."""

@@ -1,4 +1,4 @@
-"""Runs systems in cases, watched; weights and questions are opened once for all of them."""
+"""Instrumented runs of systems in test cases; weights and prompts are opened once for all."""
 
 import shutil
 import tempfile
@@ -29,16 +29,16 @@ from moebench.systems.registry import Variant
 
 
 class NotChecked(Exception):
-    """Why there is nothing to check."""
+    """Raised with the reason why a system is not checked in a case."""
 
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """A finished run, and what was seen of it.
+    """A finished run and its recorded events.
 
     Attributes:
-        events: what happened to slots.
-        deferred: of each layer of each pass, the experts that its sum did not wait for.
+        events: claims and releases of slots.
+        deferred: for each layer of each pass, the experts that its sum did not wait for.
     """
 
     case: Case
@@ -50,7 +50,7 @@ class Run:
 
     @property
     def recorded(self) -> list[Any]:
-        """All that must be equal when it is run again."""
+        """All values that must be equal when the run is repeated."""
         spans = self.stage.timeline.spans
         written = [(g.tokens, g.token_ends_ns, g.used) for g in self.generations]
         timed = [(s.op, s.lane, s.start_ns, s.end_ns, s.cause) for s in spans]
@@ -58,7 +58,7 @@ class Run:
 
 
 class Bench:
-    """Opens weights and questions once for all systems."""
+    """Opens weights and prompts once for all systems."""
 
     def __init__(self, scratch: Path | None) -> None:
         if scratch is None:
@@ -70,7 +70,7 @@ class Bench:
         self._resident: dict[str, list[list[list[int]]]] = {}
 
     def session(self, name: str, variant: Variant, case: Case) -> EngineRun:
-        """A run of a system that is ready to start.
+        """Return a system's run in a case, ready to start.
 
         Raises:
             NotChecked: the system does not exist for the case.
@@ -89,19 +89,19 @@ class Bench:
         except UsageError as error:
             if system.clairvoyant or not case.replayed:
                 raise
-            raise NotChecked(str(error)) from error  # a replay says what it cannot answer
+            raise NotChecked(str(error)) from error  # a replay refuses what its trace lacks
         if isinstance(session, LiveSession):
             session.weights.shared = self._share(session)
         return session
 
     def _share(self, session: LiveSession) -> SharedWork:
-        """A model's experts in memory; prefills are each run's own, as a system may change them."""
+        """Share a model's experts between runs, but not prefills, which a system may change."""
         if session.spec.model not in self._shared:
             self._shared[session.spec.model] = SharedWork(session.weights.checkpoint)
         return self._shared[session.spec.model]
 
     def run(self, name: str, variant: Variant, case: Case) -> Run:
-        """Run a system, watched.
+        """Run a system, instrumented.
 
         Raises:
             NotChecked: the system does not exist for the case, or needs a larger device.
@@ -129,7 +129,7 @@ class Bench:
         return Run(case, session, stage, generations, events, watched[0].deferred)
 
     def resident(self, session: LiveSession) -> list[list[list[int]]]:
-        """What the model writes with every expert resident, batch by batch."""
+        """Return the tokens that the model generates with every expert resident, batch by batch."""
         key = self._key(session.spec)
         if key not in self._resident:
             decoder = self._share(session).decoder()
@@ -149,12 +149,12 @@ def _silent(done: int, total: int) -> None:
 
 @lru_cache(maxsize=1)
 def bench_in(scratch: Path | None) -> Bench:
-    """What this process has opened."""
+    """Return the `Bench` of this process."""
     return Bench(scratch)
 
 
 def batches(session: LiveSession) -> Iterator[list[list[int]]]:
-    """The prompts, batch by batch, as token ids."""
+    """Yield the prompts as token ids, batch by batch."""
     prompts = [question.prompt for question in session.questions]
     for first in range(0, len(prompts), session.spec.batch):
         yield prompts[first : first + session.spec.batch]

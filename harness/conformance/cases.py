@@ -1,4 +1,4 @@
-"""Under what conditions a system is checked."""
+"""Cases in which systems are checked: model, batch size, device memory and routing."""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -14,24 +14,24 @@ from moebench.systems.registry import Variant
 MACHINE = "h200"
 WORKLOAD, NEW_TOKENS = "arithmetic", 6
 PRECISION: Precision = "bf16"
-#: Two batches of one, so that state outlives a batch; one of three.
+#: Prompts by batch size: two batches of one, so that state outlives a batch; one batch of three.
 PROMPTS = {1: 2, 3: 3}
-#: Room for the KV cache of so many tokens a sequence: prompts have fewer than 60.
+#: Tokens of the KV cache for each sequence: prompts have fewer than 60.
 LONGEST = 100
-#: How many texts systems learn from.
+#: Number of calibration texts.
 TEXTS = 4
-#: The device holds as many experts as one token uses, or this share of all.
+#: Share of all experts that fit on the device with a ``loose`` budget.
 LOOSE = 0.9
 
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """Under what conditions a system runs.
+    """Conditions in which a system is run: model, batch size, device memory and routing.
 
     Attributes:
         budget: ``tight``: the device holds as many experts as one token uses in all layers;
             ``loose``: most experts.
-        replayed: routing is drawn and replayed, nothing is computed.
+        replayed: routing is drawn and replayed, and no token is computed.
     """
 
     model: str
@@ -44,20 +44,20 @@ class Case:
 
     @property
     def device_memory_gib(self) -> float:
-        """For common weights, KV cache and so many experts."""
+        """Device memory for non-expert weights, KV cache and the budget's experts, in GiB."""
         shape = model_shape(self.model)
         layers = len(shape.moe_layers)
         experts = layers * shape.top_k
         if self.budget == "loose":
             experts = round(LOOSE * layers * shape.num_experts)
         kv = self.batch * LONGEST * shape.kv_bytes_per_token()
-        # Half of one more, so that rounding takes none away.
+        # Add half an expert, so that rounding does not reduce their number.
         routed = round((experts + 0.5) * shape.expert_bytes(PRECISION))
         return (shape.common_bytes(PRECISION) + kv + routed) / 2**30
 
 
 def cases(*models: str) -> tuple[Case, ...]:
-    """Batch, budget and routing for each of these models."""
+    """Return the cases of each of these models: batch sizes, budgets and routing."""
     return tuple(
         case
         for model in models
@@ -75,7 +75,7 @@ CASES = cases("deepseek-moe-16b", "mixtral-8x7b")
 
 
 def spec_of(name: str, variant: Variant, case: Case, replayed: bool) -> RunSpec:
-    """A system's run in a case; what learns does so from few texts, with its quickest options."""
+    """Return a system's run in a case, with few calibration texts and quick training options."""
     policies = build(name, variant=variant).policies
     quick = {f"{d}.{key}": value for d, p in policies.items() for key, value in p.quick.items()}
     return resolve(
@@ -91,7 +91,7 @@ def spec_of(name: str, variant: Variant, case: Case, replayed: bool) -> RunSpec:
         prompts=PROMPTS[case.batch],
         new_tokens=NEW_TOKENS,
         device_memory_gib=case.device_memory_gib,
-        allow_overcommit=True,  # for those that keep every expert on the device
+        allow_overcommit=True,  # for systems that keep every expert on the device
         calibrate_texts=TEXTS,
         routing="drawn" if replayed else None,
     )

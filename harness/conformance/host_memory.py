@@ -1,4 +1,4 @@
-"""What was in host memory, from spans alone: by a slow cache, and counted at every instant."""
+"""Checks the content of host memory by spans alone: against a plain LRU cache and by counting."""
 
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
@@ -10,18 +10,18 @@ Expert = tuple[int, int]
 
 
 def check_host_memory(spans: Sequence[Span], placed: Iterable[Expert], records: int) -> None:
-    """Records are read before they are used, never more than fit, and those that LRU lacks.
+    """Check that records are read before use, that no more than fit are held, and that LRU is kept.
 
     Args:
         spans: in the order of submission.
-        placed: experts that passed through before the run, in order.
-        records: that fit at once.
+        placed: experts that were in host memory before the run, in order.
+        records: number of records that fit at once.
 
     Raises:
-        BrokenError: what does not hold.
+        BrokenError: a condition does not hold.
     """
     _check_occupancy(spans, records)
-    if all(span.op.share == 1 for span in spans):  # a record that is copied in chunks stays
+    if all(span.op.share == 1 for span in spans):  # a record stays while it is copied in chunks
         _check_least_recently_used(spans, placed, records)
 
 
@@ -34,8 +34,8 @@ def _uses(span: Span) -> bool:
 
 
 def _check_occupancy(spans: Sequence[Span], records: int) -> None:
-    """A record occupies memory from the start of its read to its last use before the next read."""
-    stays: dict[Expert, list[list[int]]] = defaultdict(list)  # of each read: start, ready, last use
+    """Check that no more records than fit are held, each from its read to its last use."""
+    stays: dict[Expert, list[list[int]]] = defaultdict(list)  # by read: start, ready, last use
     for span in spans:
         if span.op.kind is OpKind.READ:
             start, end = times(span)
@@ -43,7 +43,7 @@ def _check_occupancy(spans: Sequence[Span], records: int) -> None:
         elif _uses(span):
             start, end = times(span)
             of_one = stays[_expert(span)]
-            if not of_one:  # it was there before the run
+            if not of_one:  # it was in host memory before the run
                 of_one.append([0, 0, 0])
             stay = of_one[-1]
             if start < stay[1]:

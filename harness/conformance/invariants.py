@@ -1,7 +1,6 @@
-"""What must always hold of a run, checked by code that shares nothing with the engine.
+"""Invariants of every run, checked by code that shares nothing with the engine.
 
-It reads only recorded spans, what happened to slots and what was counted: what the substrate
-believes does not count.
+The checks read only recorded spans, slot events and counts, not the state of the substrate.
 """
 
 from collections import defaultdict
@@ -17,22 +16,22 @@ from moebench.substrate.machines.timeline import Timeline
 from moebench.substrate.memory.capacity import Home
 from moebench.substrate.terms import Phase
 
-#: A transfer that never became complete.
+#: End of a transfer that never became complete.
 NEVER = 1 << 62
 
 
 class BrokenError(AssertionError):
-    """Something that must always hold does not."""
+    """An invariant of a run does not hold."""
 
 
 def must(holds: bool, text: str = "") -> None:
-    """Raise where something does not hold, also where Python runs without its assertions."""
+    """Raise BrokenError if a condition does not hold, also if Python runs without assertions."""
     if not holds:
         raise BrokenError(text)
 
 
 def times(span: Span) -> tuple[int, int]:
-    """A span's start and end, which a finished run knows."""
+    """Return a span's start and end, both known after the run."""
     if span.start_ns is None or span.end_ns is None:
         raise BrokenError(f"{span!r} has no time")
     return span.start_ns, span.end_ns
@@ -61,19 +60,19 @@ def check_timeline(
     writes_back: bool = False,
     reads_unfinished: bool = False,
 ) -> None:
-    """Lanes, slots and bytes at every instant.
+    """Check lanes, slots and bytes at every instant.
 
     Args:
         spans: in the order of submission.
-        events: what `watch.watch_slots` saw; claims before the run are marked as placed.
+        events: the events of `watch.watch_slots`; claims before the run are marked as placed.
         capacity: slots.
-        record_bytes, common_bytes, budget_bytes: of an expert, of all else, and what the device
-            has.
+        record_bytes, common_bytes, budget_bytes: bytes of an expert, of all else, and of the
+            device.
         writes_back: whether victims are copied back.
-        reads_unfinished: whether the system computes on copies that are under way, and says so.
+        reads_unfinished: whether the system declares that it computes on unfinished copies.
 
     Raises:
-        BrokenError: what does not hold.
+        BrokenError: a condition does not hold.
     """
     check_lanes(spans)
     stays = _Slots(spans, num_experts, writes_back, reads_unfinished).stays(events)
@@ -82,7 +81,7 @@ def check_timeline(
 
 
 def check_lanes(spans: Sequence[Span]) -> None:
-    """A lane does one thing at a time, and nothing ends before it starts."""
+    """Check that a lane runs one operation at a time, and that none ends before it starts."""
     lanes: dict[Lane, list[tuple[int, int]]] = defaultdict(list)
     for span in spans:
         start, end = times(span)
@@ -128,7 +127,7 @@ class _Slots:
         return self.all
 
     def _of_kind(self, kind: OpKind) -> dict[int, list[int]]:
-        """By key, the spans of one kind in order."""
+        """Return the spans of one kind by key, in order."""
         found: dict[int, list[int]] = defaultdict(list)
         for index, span in enumerate(self.spans):
             if span.op.kind is kind:
@@ -166,7 +165,7 @@ class _Slots:
         self.all.append(self.current[event.key])
 
     def _is_written_back(self, victim: _Stay, index: int) -> None:
-        """Its record is read once it is complete, and its slot waits for that."""
+        """Check that a victim's write-back starts after its transfer; its slot waits for it."""
         if not self.unread[victim.key]:
             raise BrokenError(f"{victim} was not written back")
         found = self.unread[victim.key].pop(0)
@@ -179,7 +178,7 @@ class _Slots:
         victim.last_read_ns = max(victim.last_read_ns, end)
 
     def _transfer(self, claim: Claim) -> tuple[int, int]:
-        """Start and end of the transfer that follows a claim, in one piece or in chunks."""
+        """Return start and end of the transfer that follows a claim, in one piece or in chunks."""
         left = self.unclaimed[claim.key]
         if not left:
             raise BrokenError(f"{claim} and nothing came")
@@ -193,7 +192,7 @@ class _Slots:
 
 
 def _check_slots(stays: Sequence[_Stay], capacity: int) -> None:
-    """A slot is overwritten only after the last operation that reads what it held."""
+    """Check that a slot is overwritten only after the last operation that reads its content."""
     by_slot: dict[int, list[_Stay]] = defaultdict(list)
     for stay in stays:
         by_slot[stay.slot].append(stay)
@@ -210,7 +209,7 @@ def _check_slots(stays: Sequence[_Stay], capacity: int) -> None:
 def _check_occupancy(
     stays: Sequence[_Stay], capacity: int, record: int, common: int, budget: int | None
 ) -> None:
-    """Experts in use or under way, counted at every instant without looking at slot numbers."""
+    """Check that experts in use or under way fit at every instant, ignoring slot numbers."""
     changes = [(s.start_ns, 1) for s in stays if s.last_read_ns > s.start_ns]
     changes += [(s.last_read_ns, -1) for s in stays if s.last_read_ns > s.start_ns]
     held = 0
@@ -226,17 +225,17 @@ def _check_occupancy(
 def check_order(
     spans: Sequence[Span], homes: Sequence[Home] = (), deferred: Sequence[tuple[int, ...]] = ()
 ) -> None:
-    """A layer's parts follow each other, wherever they run.
+    """Check that a layer's parts follow each other, on whatever lane they run.
 
     Args:
-        homes: where each layer's common weights are; none is the device.
-        deferred: of each layer of each pass, in order, the experts that its sum does not need.
+        homes: location of each layer's non-expert weights; none is the device.
+        deferred: for each layer of each pass, in order, the experts that its sum does not need.
 
     Raises:
-        BrokenError: what begins before its input.
+        BrokenError: an operation begins before its input is available.
     """
     left = list(reversed(deferred))
-    done = 0  # when the state that the next part reads is known
+    done = 0  # time at which the next part's input is known
     streamed: dict[int, int] = {}
     outputs: dict[int, dict[int, int]] = defaultdict(dict)  # layer → expert → end
     carried: list[int] = []
@@ -287,10 +286,10 @@ def check_order(
 def check_counts(
     spans: Sequence[Span], counts: Mapping[Phase, Counts], generations: Sequence[Generation]
 ) -> None:
-    """Every active expert was computed once, and where it is said to have been.
+    """Check that every active expert was computed once, and on the lane that the counts state.
 
     Raises:
-        BrokenError: what does not add up.
+        BrokenError: the counts do not add up.
     """
     computed = dict.fromkeys(Lane, 0)
     returned = 0
@@ -314,10 +313,10 @@ def check_counts(
 
 
 def check_times(timeline: Timeline, generations: Sequence[Generation]) -> None:
-    """Tokens end in order, and the device's work and idle time fill the run.
+    """Check that tokens end in order, and that the device's work and idle time fill the run.
 
     Raises:
-        BrokenError: what does not hold.
+        BrokenError: a condition does not hold.
     """
     now = 0
     for generation in generations:

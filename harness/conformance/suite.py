@@ -1,15 +1,15 @@
-"""The conformance suite: what a system must keep to, checked by running it.
+"""The conformance suite: checks of a system by running it.
 
     options      every option reaches its policy and is described
     runs         prefill and decode end, and every sequence has its tokens
     invariants   lanes, slots, bytes, order, counts and the lower bound, from the run's spans
-    lossless     a system that claims it writes the resident model's tokens
-    repeats      the same run again gives the same spans and tokens
+    lossless     a system that claims it generates the resident model's tokens
+    repeats      the same run again has the same spans and tokens
 
 All but the first are checked in every `Case`, on the simulated machine: a fine-grained and a coarse
 model, one sequence and three, a device that holds few experts and one that holds most, routing that
-the model computes and routing that is replayed.  A system that must know what comes next is checked
-on replays alone.  Systems that learn are shown a few texts.
+the model computes and routing that is replayed.  A system that must know the future is checked on
+replays only.  Trained systems are calibrated on a few texts.
 """
 
 import traceback
@@ -45,13 +45,13 @@ State = Literal["ok", "failed", "n/a"]
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """What a check of a system found.
+    """The result of one check of a system.
 
     Attributes:
         check: one of `CHECKS`.
-        case: where; None for options.
-        state: ``n/a`` where there is nothing to check.
-        detail: what is wrong, or why there is nothing to check.
+        case: the conditions; None for options.
+        state: ``n/a`` if there is nothing to check.
+        detail: the violation, or the reason why there is nothing to check.
     """
 
     system: str
@@ -63,7 +63,7 @@ class Finding:
 
     @property
     def title(self) -> str:
-        """The system as runs call it."""
+        """The system's name as in runs."""
         return self.system if self.variant == "published" else f"{self.system} ({self.variant})"
 
     def __str__(self) -> str:
@@ -73,13 +73,13 @@ class Finding:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """All that was found of a system."""
+    """All findings of a system's checks."""
 
     findings: list[Finding]
 
     @property
     def failures(self) -> list[str]:
-        """A line for each check that failed."""
+        """One line for each check that failed."""
         return [str(found) for found in self.findings if found.state == "failed"]
 
     @property
@@ -95,12 +95,12 @@ def check_system(
     progress: Callable[[int, int], None] = lambda done, total: None,
     scratch: Path | None = None,
 ) -> Report:
-    """Check a system.
+    """Check a system in all cases and return the findings.
 
     Args:
         system: a name as ``--system`` takes it, or a class of your own at the top of a module.
-        progress: told of cases done and to do.
-        scratch: a folder that may keep what systems learn; None is one that goes with this process.
+        progress: called with the cases done and to do.
+        scratch: a folder for trained artefacts; None is one that is deleted with this process.
 
     Raises:
         UnknownNameError, UsageError: there is no such system, or it cannot be built.
@@ -120,7 +120,7 @@ def check_system(
 
 @dataclass
 class _Checked:
-    """Collects what is found of one system."""
+    """Runs the checks of one system and collects their findings."""
 
     name: str
     variant: Variant
@@ -131,7 +131,7 @@ class _Checked:
         self.findings.append(Finding(self.name, self.variant, check, case, state, detail))
 
     def check(self, check: str, case: Case | None, work: Callable[[], None]) -> bool:
-        """Carry out one check, whatever comes out of it; whether it is worth going on."""
+        """Run one check, record its result or exception, and return whether it passed."""
         try:
             work()
         except NotChecked as why:
@@ -144,7 +144,7 @@ class _Checked:
         return False
 
     def check_case(self, case: Case) -> None:
-        """Run it, look at the run, run it again."""
+        """Run the system in a case, check the run, and repeat it."""
         bench, ran = self.bench, list[Run]()
 
         def runs() -> None:
@@ -162,7 +162,7 @@ class _Checked:
 
 
 def _line(error: Exception) -> str:
-    """One line: what is wrong, and where in the code it showed, unless it says so itself."""
+    """Return one line with the error, and its position in the code unless it is one of ours."""
     text = " ".join(str(error).split())
     if isinstance(error, BrokenError | UsageError | BudgetError):
         return text
@@ -174,7 +174,7 @@ def _line(error: Exception) -> str:
 
 
 def check_lengths(ran: Run) -> None:
-    """Every sequence has its tokens, and both phases used experts.
+    """Check that every sequence has its tokens, and that both phases used experts.
 
     Raises:
         BrokenError: they do not.
@@ -189,10 +189,10 @@ def check_lengths(ran: Run) -> None:
 
 
 def check_invariants(ran: Run) -> None:
-    """What must always hold.
+    """Check a run's lanes, slots, order, counts, times, memory and lower bound.
 
     Raises:
-        BrokenError: what does not.
+        BrokenError: an invariant does not hold.
     """
     stage, engine = ran.stage, ran.stage.engine
     spans, system, cache = stage.timeline.spans, engine.system, engine.cache
@@ -220,7 +220,7 @@ def check_invariants(ran: Run) -> None:
 
 
 def check_lossless(ran: Run, bench: Bench) -> None:
-    """The tokens are the resident model's; of a replay, the experts are those recorded.
+    """Check that the tokens are the resident model's; in a replay, that no expert was replaced.
 
     Raises:
         BrokenError: they are not.

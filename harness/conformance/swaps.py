@@ -1,4 +1,4 @@
-"""Every option of a system reaches the policy that it is an option of, and is described."""
+"""Checks that every option of a system reaches its policy and is described."""
 
 import types
 import typing
@@ -13,7 +13,7 @@ from moebench.systems.registry import Variant
 
 
 def other_values(kind: object, default: object) -> list[object]:
-    """Values that an option of this type may have beside its default; none if that is not known."""
+    """Return values of an option's type other than its default; none for unsupported types."""
     if typing.get_origin(kind) is typing.Literal:
         return [value for value in typing.get_args(kind) if value != default]
     if typing.get_origin(kind) in (types.UnionType, typing.Union):
@@ -29,12 +29,12 @@ def other_values(kind: object, default: object) -> list[object]:
 
 
 def check_options(name: str, variant: Variant = "published") -> None:
-    """Set each option to another value, where its type tells one.
+    """Set each option to another value of its type and check that it has an effect.
 
-    A value may be refused: in a line that names the option.
+    A value may be refused by an error that names the option.
 
     Raises:
-        BrokenError: an option is not described, does not arrive, or changes another one.
+        BrokenError: an option is not described, has no effect, or changes another one.
     """
     plain = build(name, variant=variant)
     described = describe(plain)
@@ -53,7 +53,7 @@ def check_options(name: str, variant: Variant = "published") -> None:
 
 
 def _options(system: System) -> Iterator[tuple[str, System | Policy, str]]:
-    """Each option as ``--set`` takes it, whose it is, and its field."""
+    """Yield each option as ``--set`` takes it, with the object that has it and its field name."""
     for option in options_of(type(system)):
         if option != "alpha" or system.has_alpha:
             yield option, system, option

@@ -1,4 +1,4 @@
-"""Watches a run from outside the engine: who gets a slot, whose outputs come a layer later."""
+"""Observes a run from outside the engine: claims and releases of slots, and deferred experts."""
 
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -10,7 +10,7 @@ from moebench.substrate.models.protocol import Model
 
 
 class Claim(NamedTuple):
-    """An expert got a slot: ``before`` the span with this index; ``placed`` before all of them."""
+    """An expert got a slot ``before`` the span with this index; ``placed`` if before all spans."""
 
     before: int
     key: int
@@ -20,14 +20,14 @@ class Claim(NamedTuple):
 
 
 class LetGo(NamedTuple):
-    """An expert that is not kept lost its slot, ``before`` the span with this index."""
+    """An expert that is not kept lost its slot ``before`` the span with this index."""
 
     before: int
     key: int
 
 
 def watch_slots(cache: ExpertCache, timeline: Timeline) -> list[Any]:
-    """What happens to slots from now on, as `Claim` and `LetGo`, in order.
+    """Record all later slot events in a list, as `Claim` and `LetGo`, in order.
 
     Args:
         timeline: keeps every span.
@@ -49,7 +49,7 @@ def watch_slots(cache: ExpertCache, timeline: Timeline) -> list[Any]:
 
 
 class WatchedModel:
-    """Any model; ``deferred`` notes of each sum, in order, which experts it does not wait for."""
+    """Wrapper of a model that records, in ``deferred``, the experts that each sum omits."""
 
     def __init__(self, model: Model) -> None:
         self._model = model
@@ -60,12 +60,12 @@ class WatchedModel:
         return getattr(self._model, name)
 
     def defer(self, layer: int, experts: Sequence[int]) -> None:
-        """Note these."""
+        """Record the deferred experts and pass them on."""
         self._later = tuple(experts)
         self._model.defer(layer, experts)
 
     def combine(self, layer: int) -> None:
-        """One more sum."""
+        """Append the deferred experts of this sum, and compute it."""
         self.deferred.append(self._later)
         self._later = ()
         self._model.combine(layer)
