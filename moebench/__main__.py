@@ -1,4 +1,4 @@
-"""``python -m moebench`` and the ``moebench`` command."""
+"""Entry point of ``python -m moebench`` and of the ``moebench`` command."""
 
 import sys
 

@@ -1,4 +1,4 @@
-"""Check a system of your own, in your own tests: see docs/adding-a-system.md."""
+"""Public names of the conformance suite, for tests of your own systems: docs/adding-a-system.md."""
 
 from moebench.harness.conformance.cases import CASES, Case, cases
 from moebench.harness.conformance.suite import CHECKS, Finding, Report, check_system

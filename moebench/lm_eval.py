@@ -1,10 +1,10 @@
-"""``python -m moebench.lm_eval``: lm-eval's own command, which knows the model ``moebench`` too."""
+"""``python -m moebench.lm_eval``: lm-eval's command, with ``moebench`` as an additional model."""
 
 import sys
 
 
 def main() -> None:
-    """Run lm-eval's command on this process's arguments; what we refuse is one line, code 2."""
+    """Run lm-eval's command on this process's arguments; exit with 2 on a MoeBenchError."""
     from moebench.harness.evaluate.packages import require_lm_eval
     from moebench.substrate.errors import MoeBenchError
 
