@@ -1,1 +1,1 @@
-"""Timings, as ratios measured in one run; never part of the tests."""
+"""Benchmarks of moebench itself, as ratios measured in one run; not run by the tests."""

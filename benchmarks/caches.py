@@ -1,12 +1,12 @@
-"""Counting hits: how fast beside libcachesim, and FlashMoE's figures, on recorded routing.
+"""Benchmark of cache replay on recorded routing: speed against libcachesim; FlashMoE's figures.
 
     python -m benchmarks.caches speed TRACE [--repeats 3]
     python -m benchmarks.caches figures --train TRACE ... --test TRACE ...
 
-A trace is a folder that `moebench trace` wrote, or a published one as `moebench trace import` reads
-it.  ``speed`` replays single requests, as libcachesim counts them, driven by its Python binding one
-by one; hits must be equal.  ``steps`` is the replay proper, a token's experts of a layer at once,
-over the same time.  Times are this process's, the least of the repeats, all in turn.
+A trace is a folder that `moebench trace` wrote, or a published one that `moebench trace import`
+reads.  ``speed`` replays single requests, as libcachesim's Python binding does; hits must be equal.
+``steps`` is the actual replay, a token's experts of a layer at once, over the same time.  Times
+are CPU times of this process: the least of the repeats, with the variants in turn.
 """
 
 import argparse
@@ -31,7 +31,7 @@ from moebench.substrate.traces.published import import_trace
 from moebench.systems.flashmoe import ARTEFACTS
 from moebench.systems.registry import make
 
-#: Our policy and its options for each of libcachesim's.
+#: Our policy and its options for each policy of libcachesim.
 PAIRS: dict[str, tuple[str, dict[str, str]]] = {
     "LRU": ("lru", {}),
     "LFU": ("lfu", {}),
@@ -43,7 +43,7 @@ PAIRS: dict[str, tuple[str, dict[str, str]]] = {
 
 
 def open_any(path: Path, scratch: Path) -> TraceFile:
-    """A trace, imported first if it is a published one."""
+    """Open a trace, and import it first if it is a published one."""
     if not (path / HEADER).exists():
         import_trace(path, scratch / path.name)
         path = scratch / path.name
@@ -51,7 +51,7 @@ def open_any(path: Path, scratch: Path) -> TraceFile:
 
 
 def sequences(trace: TraceFile) -> list[np.ndarray]:
-    """Chosen experts of each sequence ``[T, L, K]``."""
+    """Return the chosen experts of each sequence, ``[T, L, K]``."""
     return [np.asarray(trace.ids_TLK[rows]) for rows in trace.sequences]
 
 
@@ -59,9 +59,9 @@ def sequences(trace: TraceFile) -> list[np.ndarray]:
 
 
 def oracle_hits(name: str, steps: list[Step], experts: int, caches: int, slots: int) -> int:
-    """Hits that libcachesim counts: one cache for each layer, or one for all.
+    """Return the hits that libcachesim counts with one cache for each layer, or one for all.
 
-    Its random numbers go on from cache to cache, but start anew in a new thread: each has its own.
+    Its random generator restarts only in a new thread: each cache has its own thread.
     """
     keys: list[list[int]] = [[] for _ in range(caches)]
     for layer, ids in steps:
@@ -74,7 +74,7 @@ def oracle_hits(name: str, steps: list[Step], experts: int, caches: int, slots: 
 
 
 def oracle_cache_hits(name: str, keys: list[int], slots: int) -> int:
-    """Hits of one cache."""
+    """Return libcachesim's hits for one cache."""
     import libcachesim
 
     get = getattr(libcachesim, name)(cache_size=slots, hashpower=10).get
@@ -102,7 +102,7 @@ def timed(work: Callable[[], int]) -> tuple[float, int]:
 
 
 def speed(path: Path, repeats: int, share: float) -> None:
-    """A line for each policy and scope: our time over libcachesim's, per request and per step."""
+    """Print our time over libcachesim's, per request and per step, for each policy and scope."""
     with tempfile.TemporaryDirectory() as scratch:
         trace = open_any(path, Path(scratch))
     header = trace.header
@@ -140,12 +140,12 @@ def hits_of(
     slots: int,
     scope: Scope,
 ) -> int:
-    """Our hits."""
+    """Return the hits that our policy counts."""
     return sum(replay(evict(name, **options), [steps], shape, slots, scope).hits)
 
 
 def evict(name: str, **options: Any) -> Eviction:
-    """An eviction policy by name."""
+    """Return an eviction policy by name."""
     return cast(Eviction, make("evict", name, **options))
 
 
@@ -153,7 +153,7 @@ def evict(name: str, **options: Any) -> Eviction:
 
 
 def figures(train: list[Path], test: list[Path], train_share: float) -> None:
-    """Fig. 6 and the figures of §2.3; with one and the same trace, its sequences are divided."""
+    """Print Fig. 6 and the figures of §2.3; a trace used for both is split by sequences."""
     with tempfile.TemporaryDirectory() as scratch:
         known = {path: open_any(path, Path(scratch)) for path in {*train, *test}}
     if train == test:
@@ -197,7 +197,7 @@ def figures(train: list[Path], test: list[Path], train_share: float) -> None:
 
 
 def main() -> None:
-    """Print what was asked for."""
+    """Print the benchmark that the command line selects."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     commands = parser.add_subparsers(dest="command", required=True)
     fast = commands.add_parser("speed")

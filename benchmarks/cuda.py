@@ -1,11 +1,11 @@
-"""What a card does: copy rates, and systems side by side with what their bookkeeping takes.
+"""Benchmark of a GPU: copy rates, and systems with their control thread's share of decode.
 
     python -m benchmarks.cuda [--weights DIR] [--cache-ratio 0.25] [--device-memory 12GB]
                               [--precision bf16] [--prompts 4] [--new-tokens 32]
 
-The first table compares copies of expert records with what the same link does at best: large copies
-from pinned memory.  The second runs systems on the same checkpoint, prompts and slots, one after
-the other.  *Control* is the share of decode in which the card stood idle and the control thread was
+The first table compares copies of expert records with the link's best rate: large copies from
+pinned memory.  The second runs systems on the same checkpoint, prompts and slots, one after
+the other.  *Control* is the share of decode in which the GPU was idle and the control thread was
 not waiting for a copy or the host: decisions, launches and our own bookkeeping.
 """
 
@@ -29,13 +29,12 @@ from moebench.substrate.models.config import read_shape
 
 SYSTEMS = ("gpu-only", "smoe", "hybrimoe", "moe-infinity", "fiddler", "moe-ondemand", "llamacpp")
 
-#: What the link does at best is asked for with copies of this size; each figure is the best of so
-#: many rounds.
+#: Size of the copies that measure the link's best rate; rounds of which each figure is the best.
 LARGE_BYTES, ROUNDS = 256 << 20, 5
 
 
 def gigabytes_per_s(card: Accelerator, size: int, pinned: bool) -> float:
-    """Copies of so many bytes to the card, one behind the other, as the loader makes them."""
+    """Return the rate of consecutive copies of ``size`` bytes to the GPU, made as by the loader."""
     count = max(4, LARGE_BYTES // size)
     source, target = rows(count, size, "the benchmark's copies"), card.allocate(2, size)
     if pinned:
@@ -59,7 +58,7 @@ def gigabytes_per_s(card: Accelerator, size: int, pinned: bool) -> float:
 
 
 def measured(weights: Path, scratch: Path, name: str, given: dict[str, Any]) -> Any:
-    """One run's document, or the line that says why there is none."""
+    """Return one run's document, or the error that prevented the run."""
     try:
         spec = resolve(
             None, system=name, machine="local", device="cuda", weights=str(weights), **given

@@ -1,8 +1,8 @@
-"""How fast a decoded token of S3 is simulated, and where that time goes.
+"""Benchmark of simulating a decoded token of S3: total time, forward pass and bookkeeping.
 
-The same decisions run twice: live, with the scale model's mathematics, and replayed from the trace
+The same decisions run twice: live, with the scale model's forward pass, and replayed from the trace
 of the live run, without it.  The replay is the bookkeeping (engine, policies, virtual clock); the
-difference is mathematics.  CPU time of this process, one thread, the best of several repeats;
+difference is the forward pass.  CPU time of this process, one thread, the best of several repeats;
 figures are per decoded token at batch 1.
 
     python -m benchmarks.decode [--repeats 3]
@@ -30,14 +30,14 @@ TOKENS = 64
 
 
 class Measured(NamedTuple):
-    """CPU time of a decoded token, and the trace of the run if one was asked for."""
+    """CPU time of a decoded token, and the trace of the run if it was recorded."""
 
     us_per_token: float
     trace: RoutingTrace | None
 
 
 class _Clock:
-    """CPU seconds spent in decode passes of an engine."""
+    """Sum of the CPU seconds of an engine's decode passes."""
 
     def __init__(self, stage: Stage) -> None:
         self.seconds = 0.0
@@ -62,7 +62,7 @@ class _Clock:
 def measure(
     session: LiveSession, trace: RoutingTrace | None = None, record: bool = False
 ) -> Measured:
-    """One pass over the prompts: live, or replayed from a trace."""
+    """Run all prompts once, live or replayed from a trace, and measure decode."""
     recorders: list[Recorder] = []
 
     def recording(model: Model) -> Model:
@@ -88,7 +88,7 @@ def measure(
 
 
 def main() -> None:
-    """Print one line a system."""
+    """Print one line per system."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--repeats", type=int, default=3)
     repeats = parser.parse_args().repeats

@@ -1,10 +1,10 @@
-"""Records that this checkout computes the same figures as an earlier one, so that run ids stay.
+"""Records that this checkout computes the same figures as an earlier one, to keep run ids valid.
 
     python -m benchmarks.golden ...                 # first: no figure differs from OLD's
     python -m benchmarks.equivalent OLD             # OLD: a checkout of the earlier code
 
 Writes `results/equivalent.json`: the hashes of this checkout's shared code and of each system, with
-the hash under which OLD stores the same runs.  Lines of versions in between are dropped.
+the hash under which OLD stores the same runs.  Entries of versions in between are dropped.
 """
 
 import json
@@ -15,8 +15,8 @@ from pathlib import Path
 
 FILE = Path(__file__).parents[1] / "results" / "equivalent.json"
 
-#: Prints the hashes of the code that is imported: of the shared modules, and of each system as it
-#: is and with each one decision swapped.  Argument: ``effective`` or ``code``, see `hashes`.
+#: Prints the hashes of the imported code: of the shared modules, and of each system unchanged and
+#: with each single decision swapped.  Argument: ``effective`` or ``code``, see `hashes`.
 SCRIPT = """
 import json, sys
 from moebench.harness.run import identity
@@ -43,7 +43,7 @@ Hashes = dict[str, dict[str, str]]
 
 
 def hashes(checkout: Path, which: str) -> Hashes:
-    """Hashes of a checkout: ``effective``, as run ids hold them, or of its ``code`` as it is."""
+    """Return a checkout's hashes: ``effective``, as in run ids, or of its ``code`` itself."""
     done = subprocess.run(
         [sys.executable, "-c", SCRIPT, which], cwd=checkout, capture_output=True, text=True,
         check=True, env={**os.environ, "PYTHONPATH": str(checkout)},
@@ -53,10 +53,10 @@ def hashes(checkout: Path, which: str) -> Hashes:
 
 
 def equivalent(new: Hashes, old: Hashes) -> Hashes:
-    """Return by kind the old hash of each new one.
+    """Return the old hash for each new hash, by kind.
 
     Raises:
-        ValueError: equal new hashes stand for different old ones, or a system is gone.
+        ValueError: equal new hashes belong to different old ones, or a system is missing.
     """
     found: Hashes = {}
     for kind, names in old.items():
@@ -71,7 +71,7 @@ def equivalent(new: Hashes, old: Hashes) -> Hashes:
 
 
 def main(old: str) -> int:
-    """Write the map."""
+    """Write `results/equivalent.json` for an earlier checkout."""
     found = equivalent(hashes(FILE.parents[1], "code"), hashes(Path(old).resolve(), "effective"))
     FILE.write_text(json.dumps(found, indent=1, sort_keys=True) + "\n", encoding="utf-8")
     print(f"{FILE.name}: {sum(map(len, found.values()))} hashes")

@@ -1,11 +1,11 @@
-"""Time and memory of loading 2 GB of weights: imported once, as they are, and by transformers.
+"""Benchmark of loading 2 GB of weights: time and memory with moebench and with Transformers.
 
     python -m benchmarks.imports FOLDER [REPEATS]
 
-Writes `benchmarks.wide`'s checkpoint (bf16, shards of 500 MB) into FOLDER, and the imports beside
+Writes `benchmarks.wide`'s checkpoint (bf16, shards of 500 MB) into FOLDER, and the imports next to
 it.  Every measurement is a process of its own, on one thread; before each, the files that it reads
-leave the page cache.  Memory is the highest resident set of the process, above what it was after
-its libraries were imported; mapped files count as far as they were touched.  Figures are medians.
+are dropped from the page cache.  Memory is the highest resident set of the process above its value
+after importing libraries; of mapped files only touched pages count.  Figures are medians.
 """
 
 import json
@@ -24,29 +24,29 @@ SHARD = "500MB"
 
 
 def resident_bytes(field: str) -> int:
-    """This process's memory: ``VmRSS`` is what it has now, ``VmHWM`` the most that it had.
+    """Return this process's memory: ``VmRSS`` is the current value, ``VmHWM`` the maximum.
 
-    `getrusage` would count what the process that started it had, too.
+    `getrusage` would include the maximum of the process that started it.
     """
     lines = Path("/proc/self/status").read_text().splitlines()
     return next(int(line.split()[1]) * 1024 for line in lines if line.startswith(f"{field}:"))
 
 
 def _libraries() -> None:
-    """What a first use would bring."""
+    """Import the modules that a first use would import."""
     import moebench.substrate.models.decoder
     import moebench.substrate.models.imported  # noqa: F401
 
 
 def import_as(precision: str) -> Callable[[Path, Path], None]:
-    """``moebench models import``."""
+    """Return a step that imports a checkpoint as ``moebench models import`` does."""
     from moebench.substrate.models.imported import import_checkpoint
 
     return lambda source, out: import_checkpoint(source, out / precision, precision) and None
 
 
 def open_imported(out: Path) -> Any:
-    """What a run on imported weights does before its first token."""
+    """Open weights as a run does before its first token."""
     import torch
 
     from moebench.substrate.models.decoder import Decoder
@@ -59,7 +59,7 @@ def open_imported(out: Path) -> Any:
 
 
 def first_tokens(decoder: Any) -> None:
-    """A prompt of 16 tokens and 8 more."""
+    """Compute a prompt of 16 tokens and 8 more tokens."""
     decoder.begin([list(range(1, 17))], 8)
     for step in range(8):
         decoder.embed("decode" if step else "prefill")
@@ -72,14 +72,14 @@ def first_tokens(decoder: Any) -> None:
 
 
 def by_transformers(dtype: str) -> Callable[[Path, Path], Any]:
-    """``from_pretrained``, once its class was imported."""
+    """Return a step that calls ``from_pretrained`` with its class already imported."""
     import torch
     from transformers import OlmoeForCausalLM
 
     return lambda source, _: OlmoeForCausalLM.from_pretrained(source, dtype=getattr(torch, dtype))
 
 
-#: What is measured, by what it is called; each gives a function of the source and the imports.
+#: Measured steps by name; each returns a function of the source and the folder of imports.
 STEPS: dict[str, Callable[[], Callable[[Path, Path], Any]]] = {
     "models import, fp32 records": lambda: import_as("fp32"),
     "models import, bf16 records": lambda: import_as("bf16"),
@@ -94,7 +94,7 @@ STEPS: dict[str, Callable[[], Callable[[Path, Path], Any]]] = {
 
 
 def measure(name: str, source: Path, out: Path) -> dict[str, float]:
-    """One step in this process: seconds, and bytes above what its libraries take."""
+    """Run one step in this process; return its seconds, and its bytes beyond the libraries'."""
     import torch
 
     torch.set_num_threads(1)
@@ -108,7 +108,7 @@ def measure(name: str, source: Path, out: Path) -> dict[str, float]:
 
 
 def forget(folder: Path) -> None:
-    """Files of a folder leave the page cache."""
+    """Drop the files of a folder from the page cache."""
     for file in folder.rglob("*"):
         if file.is_file():
             descriptor = os.open(file, os.O_RDONLY)

@@ -1,11 +1,11 @@
-"""How much of the disk's rate a run reaches while it loads experts.
+"""Benchmark of the share of the disk's rate that a run reaches while it loads experts.
 
     python -m benchmarks.loading [--weights DIR] [--rounds 5]
 
-On-demand decoding from the disk, a quarter of the experts in memory, past the page cache.  Its rate
-is bytes loaded over the time that the disk's lane was busy.  Before and after each run the same
-file is read alone, in blocks of the same size with as many in flight, by threads that do nothing
-else; the ratio is to the mean of the two.
+On-demand decoding from the disk, a quarter of the experts in memory, bypassing the page cache.  The
+run's rate is bytes loaded over the time that the disk's lane was busy.  Before and after each run
+the same file is read alone, in blocks of the same size with as many in flight, by threads that do
+nothing else; the ratio is to the mean of these two rates.
 """
 
 import argparse
@@ -27,12 +27,12 @@ from moebench.substrate.machines.records import READS_IN_FLIGHT, rows
 from moebench.substrate.models.expert_store import ExpertStore
 from moebench.substrate.models.weights import Checkpoint
 
-#: Records that are read alone.
+#: Number of records that are read alone.
 RECORDS = 48
 
 
 def alone(store: ExpertStore) -> float:
-    """GB/s of the file alone: each record in as many blocks at the same time as a load has."""
+    """Return the GB/s of reading only the file, each record in parallel blocks like a load."""
     block = store.stride_bytes // READS_IN_FLIGHT
     buffers = [memoryview(row.numpy()) for row in rows(READS_IN_FLIGHT, block, "buffers")]
     total = store.total_bytes // store.stride_bytes
@@ -55,7 +55,7 @@ def alone(store: ExpertStore) -> float:
 
 
 def loading(weights: Path, scratch: Path) -> float:
-    """GB/s of the disk's lane while a run loads."""
+    """Return the GB/s of the disk's lane while a run loads experts."""
     spec = resolve(
         None, system="moe-ondemand", machine="local", weights=str(weights), cache_ratio=0.25,
         prompts=1, new_tokens=12,

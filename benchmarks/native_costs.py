@@ -1,17 +1,17 @@
-"""What the packages' own software costs: Python for each layer, expert and hook; C++ in llama.cpp.
+"""Software costs of third-party packages: time per layer, expert and hook, without large products.
 
     python -m benchmarks.native_costs
 
-Tiny Qwen2-MoE models (hidden 64, experts of width 16), whose mathematics costs next to nothing,
+Tiny Qwen2-MoE models (hidden 64, experts of width 16), whose computation costs almost nothing,
 decode with each package, as its native system runs it.  A token's time is modelled as
 
     t(L, k) = t_0 + L · (layer + k · expert)
 
-for L layers of k experts a token, and fitted to all combinations of `LAYERS` and `TOP_K`.  Hooks:
-what a token takes with them, less what it takes without, over their number; of DeepSpeed, over the
-number of tensors that it gathers.  Times are CPU times of one thread: the median of a text's
-tokens, the least of all texts and rounds, because neighbours on the same core make CPU time longer
-as well.  They hold the time of the tiny products, too.
+for L layers of k experts a token, and fitted to all combinations of `LAYERS` and `TOP_K`.  Time per
+hook: a token's time with hooks less that without, over the number of hooks (DeepSpeed: of gathered
+tensors).  Times are CPU times of one thread: the median of a text's tokens, the least of all texts
+and rounds, because other processes on the same core make CPU time longer as well.  They include the
+time of the tiny products.
 """
 
 import json
@@ -37,13 +37,13 @@ from moebench.systems.native.gguf_file import write_gguf
 from moebench.systems.options import build_native
 
 LAYERS, TOP_K = (4, 10, 16), (2, 4, 8)
-#: Where hooks are counted.
+#: Layers and top-k of the model with which hooks are measured.
 HOOKED = (16, 8)
 TOKENS, REPEATS, ROUNDS = 25, 4, 4
 
 
 def checkpoint(folder: Path, layers: int, top_k: int) -> Path:
-    """A random model."""
+    """Write a random Qwen2-MoE checkpoint and return its folder."""
     path = folder / f"{layers}-{top_k}"
     if not path.exists():
         torch.manual_seed(0)
@@ -59,7 +59,7 @@ def checkpoint(folder: Path, layers: int, top_k: int) -> Path:
 
 @contextmanager
 def loaded(package: str, model: Path, **options: str) -> Iterator[Runner]:
-    """A package with a model, in this process."""
+    """Load a model with a package in this process and yield its runner."""
     system = build_native(f"native-{package}", options)
     names = {name: getattr(system, name) for name in system.__dataclass_fields__}
     module = type(system).__module__
@@ -70,7 +70,7 @@ def loaded(package: str, model: Path, **options: str) -> Iterator[Runner]:
 
 
 def token_us(runner: Runner) -> float:
-    """CPU time of a decoded token: the least of several medians, in µs."""
+    """Return the CPU time of a decoded token in µs: the least of several medians."""
     found = []
     ends: list[int] = []
     for _ in range(REPEATS):
@@ -83,14 +83,14 @@ def token_us(runner: Runner) -> float:
 
 
 def fitted(times: dict[tuple[int, int], float]) -> dict[str, float]:
-    """``t_0``, ``layer`` and ``expert`` of the model above, in µs."""
+    """Return ``t_0``, ``layer`` and ``expert`` of the module's model, in µs."""
     rows = [(1, layers, layers * k) for layers, k in times]
     found, *_ = np.linalg.lstsq(np.array(rows, float), np.array([*times.values()]), rcond=None)
     return dict(zip(("fixed_us", "layer_us", "expert_us"), np.round(found, 1).tolist(),
                     strict=True))  # fmt: skip
 
 
-#: What is run: (label, package, options, way to compute experts).
+#: Fitted runs: (label, package, options, Transformers' implementation of experts).
 FITTED = (
     ("transformers, eager experts", "accelerate", {"offload": "none"}, "eager"),
     ("transformers, grouped experts", "accelerate", {"offload": "none"}, "grouped_mm"),
@@ -105,14 +105,14 @@ Times = dict[tuple[str, int, int], float]
 
 
 class Counted(NamedTuple):
-    """Hooks that bring weights (of DeepSpeed, one a tensor), and the tensors that they bring."""
+    """Hooks that load weights (DeepSpeed: one per tensor), and the tensors that they load."""
 
     hooks: int
     tensors: int
 
 
 def once(folder: Path) -> tuple[Times, dict[str, Counted]]:
-    """A token's time with everything, by label, layers and experts; and numbers of hooks."""
+    """Measure all token times once, by label, layers and experts; return them and hook counts."""
     times: Times = {}
     for (label, package, options, experts), layers, k in product(FITTED, LAYERS, TOP_K):
         model = checkpoint(folder, layers, k)

@@ -1,9 +1,9 @@
-"""How large the report's page is, and how long a browser takes until it can be used.
+"""Benchmark of the report's HTML page: its size, and the time until a browser can use it.
 
     python -m benchmarks.page [--runs 2000]
 
-The runs are made up, but as large and as unlike as those of a sweep: every system in every setting,
-batch and workload, each with its document, its curve and a picture of one decoded token.
+The runs are invented, but as large and as different as those of a sweep: every system in every
+setting, batch and workload, each with its document, curve and timeline of one decoded token.
 """
 
 import argparse
@@ -25,12 +25,12 @@ SETTINGS = ("S1", "S2", "S3", "D1", "D2", "U1", "U2", "U3", "U4", "F1", "F2")
 WORKLOADS = ("arithmetic", "equations", "facts", "inflection", "passages")
 SYSTEMS = tuple(f"system-{letter}" for letter in "abcdefghijklmnopqrst")
 
-#: Spans of a token: what S3 has at three sequences.
+#: Spans of a token, as S3 has at three sequences.
 SPANS = 500
 
 
 def contents(count: int, seed: int = 0) -> Contents:
-    """A page of so many runs."""
+    """Return the contents of a page with ``count`` invented runs."""
     draw = random.Random(seed)
     chosen = [run for run, _ in zip(_runs(draw), range(count), strict=False)]
     pictures = {run["run_id"]: _picture(draw) for run in chosen}
@@ -64,7 +64,7 @@ def _run(
 
 
 def _vary(values: dict[str, Any], draw: random.Random, factor: float) -> None:
-    """Every number another one: documents that repeat each other would compress too well."""
+    """Change every number: documents with equal numbers would compress too well."""
     for key, value in values.items():
         if isinstance(value, dict):
             _vary(value, draw, factor)
@@ -75,7 +75,7 @@ def _vary(values: dict[str, Any], draw: random.Random, factor: float) -> None:
 
 
 def _picture(draw: random.Random) -> list[dict[str, Any]]:
-    """On the simulated machine an operation of one kind takes one of few times."""
+    """Return random spans of a token, with few different durations as on the simulated machine."""
     took = [round(draw.uniform(5, 900), 3) for _ in range(12)]
     spans, now = [], {"device": 0.0, "h2d": 0.0, "host": 0.0}
     for index in range(SPANS):
@@ -103,7 +103,7 @@ def _command(spec: dict[str, Any]) -> str:
 
 
 def usable_s(file: Path) -> tuple[float, list[str]]:
-    """How long a browser takes until the page answers, and what it complains about."""
+    """Return the seconds until a browser can use the page, and its JavaScript errors."""
     from playwright.sync_api import sync_playwright
 
     path = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))))

@@ -1,11 +1,11 @@
-"""Decoding with every weight in memory, beside Transformers: both in one process, turn by turn.
+"""Benchmark of decoding with every weight in memory: moebench and Transformers in one process.
 
     python -m benchmarks.resident [--weights DIR ...] [--rounds 5] [--new-tokens 24] [--compile]
 
 Same checkpoint, prompt, tokens, fp32 and one thread.  Ours is gpu-only on the local machine: its
-engine, policies and timeline are in its time.  Transformers runs with each of its implementations
+time includes engine, policies and timeline.  Transformers runs with each of its implementations
 of experts; with --compile its decoding step is also compiled, on a static cache.  Each round runs
-one after the other; ratios are of one round, and their median is shown, so that a computer that
+all of them in turn; ratios are within a round, and their median is printed, so that a computer that
 slows down slows all.  Without --weights: the scale model of S3 and `benchmarks.wide`'s.
 """
 
@@ -29,12 +29,12 @@ from moebench.substrate.models.catalogue import scale_path
 #: Tokens of the prompt.
 PROMPT = 40
 
-#: How Transformers may compute experts; it takes the last of these where nothing is said.
+#: Transformers' implementations of experts; the last one is its default.
 IMPLEMENTATIONS = ("eager", "batched_mm", "grouped_mm")
 
 
 class Times(NamedTuple):
-    """Of one generation, in ms: to the first token, and of each after it (the median)."""
+    """Times of one generation in ms: to the first token, and per later token (median)."""
 
     ttft: float
     tpot: float
@@ -45,7 +45,7 @@ Runner = Callable[[Sequence[int], int], Times]
 
 
 def ours(weights: Path, scratch: Path, stack: ExitStack) -> Runner:
-    """`gpu-only` on this computer; it is opened once."""
+    """Return a runner of `gpu-only` on this computer, opened once."""
     spec = resolve(
         None, system="gpu-only", machine="local", weights=str(weights), prompts=1, new_tokens=64,
         slots=1, emulated_link_gb_s=20.0,
@@ -63,7 +63,7 @@ def ours(weights: Path, scratch: Path, stack: ExitStack) -> Runner:
 
 
 def transformers(model: Any, experts: str, compiled: bool) -> Runner:
-    """Transformers' own forward pass, called as its `generate` calls it."""
+    """Return a runner of Transformers' forward pass, called as its `generate` calls it."""
     step = torch.compile(model.forward, dynamic=False) if compiled else model.forward
 
     def run(prompt: Sequence[int], count: int) -> Times:
@@ -90,7 +90,7 @@ def transformers(model: Any, experts: str, compiled: bool) -> Runner:
 
 
 def compare(weights: Path, rounds: int, count: int, compiled: bool, scratch: Path) -> None:
-    """Print a line for each way of running these weights."""
+    """Print one line for each way of running these weights."""
     with ExitStack() as stack, torch.inference_mode():
         runners = {"ours": ours(weights, scratch, stack)}
         model = AutoModelForCausalLM.from_pretrained(weights, dtype=torch.float32).eval()

@@ -1,13 +1,13 @@
-"""Our systems beside Accelerate, DeepSpeed and llama.cpp themselves, on this computer.
+"""Benchmark of our systems against the Accelerate, DeepSpeed and llama.cpp packages, locally.
 
     python -m benchmarks.rivals starved [--weights DIR] [--limit 1.3GB] [--new-tokens 8]
     python -m benchmarks.rivals resident [--weights DIR] [--new-tokens 16]
 
 *starved*: ours keep a quarter of the experts in memory slots and read the others past the page
-cache; the packages run under a limit of memory in which the page cache counts (a cgroup, where one
-can be made), on top of what their libraries take.  *resident*: all weights in
-memory, beside Transformers.  Same checkpoint, prompts, lengths, fp32 and one thread; one run after
-the other, so that ratios are of one hour of one computer.
+cache; the packages run under a memory limit that includes the page cache (a cgroup, where one can
+be created), in addition to their libraries' memory.  *resident*: all weights in memory, next to
+Transformers.  Same checkpoint, prompts, lengths, fp32 and one thread; one run after the other, so
+that ratios are of one hour of one computer.
 """
 
 import argparse
@@ -22,7 +22,7 @@ from moebench.substrate.errors import MoeBenchError
 
 Runs = list[tuple[str, dict[str, Any]]]
 
-#: By benchmark: our systems, with what `resolve` takes, and packages with options of their own.
+#: Systems of each benchmark: ours with arguments of `resolve`, packages with their own options.
 OURS: dict[str, Runs] = {
     "starved": [
         ("moe-ondemand", {"cache_ratio": 0.25}),
@@ -38,7 +38,7 @@ NATIVE: dict[str, Runs] = {
 
 
 def measured(weights: Path, scratch: Path, name: str, n: int, given: dict[str, Any]) -> Any:
-    """One run's document, or the line that says why there is none."""
+    """Return one run's document, or the error that prevented the run."""
     try:
         spec = resolve(
             None, system=name, machine="local", weights=str(weights), prompts=2, new_tokens=n,

@@ -1,11 +1,11 @@
-"""Does a conclusion depend on whose routing it had?  Compares the runs of the sweep ``routing``.
+"""Effect of a run's routing on conclusions: compares the runs of the sweep ``routing``.
 
     moebench sweep routing --data-dir DIR --store STORE
     python -m benchmarks.routing STORE
 
-For each setting: time per output token, time to first token and cache ratio of every system on each
-routing; how alike the systems' order by time per output token is (Spearman's ρ, Kendall's τ-b; 1 is
-the same order, -1 the reverse); and which pairs of systems change places.  Markdown.
+Prints as Markdown for each setting: time per output token, time to first token and cache ratio of
+every system on each routing; rank correlations of time per output token (Spearman's ρ, Kendall's
+τ-b; 1 is the same order, -1 the reverse); and the pairs of systems whose order changes.
 """
 
 import sys
@@ -27,17 +27,17 @@ FIGURES = {
 TPOT = FIGURES["TPOT ms"][0]
 
 Document = dict[str, Any]
-#: By system and routing.
+#: Runs by system and routing.
 Runs = dict[tuple[str, str], Document]
 
 
 def routing_label(spec: dict[str, Any]) -> str:
-    """The routing that a run had; weights other than the shipped are named by their folder."""
+    """Return the name of a run's routing; non-default weights are named by their folder."""
     return Path(spec["weights"]).parent.name if spec.get("weights") else routing_of(spec)
 
 
 def by_setting(documents: Sequence[Document]) -> dict[str, Runs]:
-    """The latest run of each system on each routing, by setting."""
+    """Return the latest run of each system on each routing, by setting."""
     found: dict[str, Runs] = {}
     for document in documents:  # oldest first
         spec = document["spec"]
@@ -47,27 +47,27 @@ def by_setting(documents: Sequence[Document]) -> dict[str, Runs]:
 
 
 def ranks(values: np.ndarray) -> np.ndarray:
-    """Ranks from 1; equal values share the mean of theirs."""
+    """Return ranks from 1; equal values share the mean of their ranks."""
     below = (values[:, None] > values).sum(1)
     return np.asarray(below + ((values[:, None] == values).sum(1) + 1) / 2)
 
 
 def spearman(x: np.ndarray, y: np.ndarray) -> float:
-    """The correlation of ranks; NaN where all are equal."""
+    """Return Spearman's rank correlation; NaN if all values are equal."""
     a, b = (r - r.mean() for r in (ranks(x), ranks(y)))
     norm = np.sqrt((a**2).sum() * (b**2).sum())
     return float((a * b).sum() / norm) if norm else float("nan")
 
 
 def kendall(x: np.ndarray, y: np.ndarray) -> float:
-    """τ-b: pairs in the same order less pairs in the other, over those that are not equal."""
+    """Return Kendall's τ-b: pairs in the same order less reversed pairs, over untied pairs."""
     a, b = (np.sign(v[:, None] - v) for v in (x, y))
     norm = np.sqrt((a**2).sum() * (b**2).sum())
     return float((a * b).sum() / norm) if norm else float("nan")
 
 
 def swapped(systems: Sequence[str], x: np.ndarray, y: np.ndarray) -> list[str]:
-    """The pairs of systems whose order is another one."""
+    """Return the pairs of systems whose order differs between x and y."""
     return [
         f"{systems[i]}/{systems[j]}"
         for i, j in combinations(range(len(systems)), 2)
@@ -76,7 +76,7 @@ def swapped(systems: Sequence[str], x: np.ndarray, y: np.ndarray) -> list[str]:
 
 
 def lines(setting: str, runs: Runs) -> Iterator[str]:
-    """A setting's tables."""
+    """Yield the lines of a setting's tables."""
     systems = sorted({system for system, _ in runs})
     routings = list(dict.fromkeys(routing for _, routing in runs))
     yield f"## {setting}\n"

@@ -1,8 +1,8 @@
-"""What a sweep costs beside its simulations: growth with the number of cells, overhead of a cell.
+"""Benchmark of a sweep's own time: growth with the number of cells, and overhead per cell.
 
 One trace is recorded (or given), then replayed by sweeps of 1×, 2× and 4× as many cells in this
-process.  The simulation is the time in `Engine.generate`; a cell's overhead is all the rest of the
-sweep: planning, hashing, opening, wiring, measures, the store.
+process.  The simulation is the time in `Engine.generate`; a cell's overhead is the remaining time
+of the sweep: planning, hashing, opening, wiring, measures, the store.
 
     python -m benchmarks.sweep [--cells 24] [--trace DIR]
 """
@@ -25,7 +25,7 @@ PROMPTS, NEW_TOKENS = 2, 8
 
 
 class Figures(NamedTuple):
-    """One sweep, in seconds."""
+    """Number of cells and times of one sweep, in seconds."""
 
     cells: int
     wall_s: float
@@ -33,12 +33,12 @@ class Figures(NamedTuple):
 
     @property
     def overhead_ms(self) -> float:
-        """All but the simulation, for each cell."""
+        """Time of a cell without its simulation, in ms."""
         return (self.wall_s - self.simulated_s) / self.cells * 1e3
 
 
 class Simulation:
-    """Adds up the time spent in `Engine.generate`."""
+    """Sum of the time spent in `Engine.generate`, in seconds."""
 
     def __init__(self) -> None:
         self.seconds = 0.0
@@ -55,7 +55,7 @@ class Simulation:
 
 
 def quietly(*arguments: str) -> None:
-    """A command that must succeed; what it says is shown only where it does not."""
+    """Run a command that must succeed; print its output only if it fails."""
     said = io.StringIO()
     with contextlib.redirect_stderr(said), contextlib.redirect_stdout(said):
         code = moebench(list(arguments))
@@ -71,7 +71,7 @@ def record(folder: Path) -> str:
 
 
 def measure(cells: int, trace: str, folder: Path, simulation: Simulation) -> Figures:
-    """A sweep of distinct cells: one system at as many thresholds."""
+    """Run and time a sweep of distinct cells: one system with ``cells`` thresholds."""
     store = folder / f"store-{cells}"
     alphas = ",".join(f"{0.5 * step / cells:.6f}" for step in range(cells))
     lengths = ("--prompts", str(PROMPTS), "--new-tokens", str(NEW_TOKENS))
@@ -92,7 +92,7 @@ def main() -> None:
         folder = Path(name)
         trace = options.trace or record(folder)
         simulation = Simulation()
-        measure(2, trace, folder, simulation)  # what is imported and opened once
+        measure(2, trace, folder, simulation)  # warm-up: imports and opens files once
         rows = [measure(options.cells * factor, trace, folder, simulation) for factor in (1, 2, 4)]
     print("cells\twall s\tagainst the first\toverhead ms a cell\tsimulation ms a cell")
     for row in rows:

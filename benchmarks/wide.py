@@ -3,9 +3,9 @@
     python -m benchmarks.wide DIR
 
 OLMoE-1B-7B's layers, with fewer of them and fewer experts in each: 8 layers of 16 experts, 2 active
-(the full model: 16 of 64, 8 active), 0.96 billion parameters.  It is written as Hugging Face stores
-it, with a scale model's tokenizer, so that moebench and every other package can load it.  What it
-says is noise; what it costs is real.
+(the full model: 16 of 64, 8 active), 0.96 billion parameters.  It is written in Hugging Face's
+format, with a scale model's tokenizer, so that moebench and every other package can load it.  Its
+texts are random; its costs are realistic.
 """
 
 import shutil
@@ -17,14 +17,14 @@ from transformers import OlmoeConfig, OlmoeForCausalLM
 
 from moebench.substrate.models.catalogue import scale_path
 
-#: Whose tokenizer is lent.
+#: The scale model whose tokenizer is copied.
 LENDER = "qwen2-57b-a14b"
 
 LAYERS, EXPERTS, ACTIVE = 8, 16, 2
 
 
 def make_wide(path: Path, layers: int = LAYERS, experts: int = EXPERTS, shard: str = "5GB") -> Path:
-    """Write the checkpoint into a folder, unless it is there; returns the folder."""
+    """Write the checkpoint into a folder unless it exists, and return the folder."""
     if (path / "tokenizer.json").exists():
         return path
     config = OlmoeConfig(
@@ -36,7 +36,7 @@ def make_wide(path: Path, layers: int = LAYERS, experts: int = EXPERTS, shard: s
     torch.manual_seed(0)
     with torch.device("cpu"):
         model = OlmoeForCausalLM(config).to(torch.bfloat16)
-    # Larger gates than a fresh model's: choices must not hang on the last bit of a sum.
+    # Use larger gates than a fresh model's: choices must not depend on the last bit of a sum.
     for layer in model.model.layers:
         layer.mlp.gate.weight.data.normal_(0, 0.2)
     model.save_pretrained(path, max_shard_size=shard)

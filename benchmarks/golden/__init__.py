@@ -1,1 +1,1 @@
-"""Golden comparisons: does a checkout say and compute exactly what another one does?"""
+"""Golden comparisons: whether a checkout prints and computes exactly what another one does."""

@@ -24,13 +24,13 @@ import yaml
 
 HERE = Path(__file__).parent
 
-#: Of measured runs: what a clock decides.  Everything else of a document must be equal.
+#: Parts of a measured run's document that depend on time.  All other parts must be equal.
 TIMED = re.compile(
     r"\.(tpot_ms|ttft_ms|e2e_ms|tokens_per_s|load_ms|lanes|stall_ms|energy\w*|tokens_per_kj|process|"
     r"interval|bound|steady|measured|cache_ratio\w*|prefetch|experts|hits|reads|bytes_\w+|"
     r"host_memory|offered_\w+|repeated_4grams|agreement|kl|score|stderr|peak_\w+)\b"
 )
-#: What says when, where and with which commit a run was computed.
+#: Parts of a document that state when, where and with which commit a run was computed.
 WHERE_AND_WHEN = re.compile(
     r"\.provenance\.(commit|created|wall_s|versions|machine|profile_hash|kept|threads)\b"
 )
@@ -39,7 +39,7 @@ Job = dict[str, Any]
 
 
 def commands(checkout: Path) -> list[str]:
-    """The words of every command and group of commands that has help."""
+    """Return the words of every command and group of commands that has help."""
     script = (
         "import typer\nfrom moebench.harness.cli.app import app\n"
         "def walk(command, words):\n"
@@ -52,7 +52,7 @@ def commands(checkout: Path) -> list[str]:
 
 
 def text_jobs(checkout: Path) -> list[Job]:
-    """Every ``--help``, and the lines of `lines.txt`."""
+    """Return a job for every command's ``--help`` and for each line of `lines.txt`."""
     lines = [f"{words} --help".strip() for words in commands(checkout)]
     listed = (HERE / "lines.txt").read_text(encoding="utf-8").splitlines()
     lines += [line for line in listed if line and not line.startswith("#")]
@@ -60,7 +60,7 @@ def text_jobs(checkout: Path) -> list[Job]:
 
 
 def run_jobs(kind: str, checkout: Path) -> list[Job]:
-    """The runs of a kind of recording."""
+    """Return the jobs of a kind of recording, one for each run."""
     asked = yaml.safe_load((HERE / "runs.yaml").read_text(encoding="utf-8"))[kind]
     script = (
         "from moebench.systems.registry import SHIPPED, SYSTEMS\n"
@@ -74,7 +74,7 @@ def run_jobs(kind: str, checkout: Path) -> list[Job]:
         defaults = asked["every"].split()
         pairs = zip(defaults[::2], defaults[1::2], strict=True)
         more = [w for o, v in pairs if o not in given for w in (o, v)]
-        if "native-" in line:  # a package learns nothing
+        if "native-" in line:  # a package has no calibration
             more = more[: more.index("--calibrate-texts")]
         jobs.append({"kind": "document", "name": line, "argv": ["run", *given, *more]})
     return _unique(jobs)
@@ -89,13 +89,13 @@ def _unique(jobs: list[Job]) -> list[Job]:
 
 
 def _environment(checkout: Path) -> dict[str, str]:
-    """The variables under which a checkout's moebench is imported, and prints alike everywhere."""
+    """Return environment variables that select a checkout's moebench and fix its output format."""
     plain = {"COLUMNS": "100", "NO_COLOR": "1", "TERM": "dumb", "OMP_NUM_THREADS": "1"}
     return {**os.environ, **plain, "PYTHONPATH": str(checkout.resolve())}
 
 
 def _printed(checkout: Path, script: str) -> list[str]:
-    """The lines that a script prints with a checkout's moebench."""
+    """Return the lines that a script prints with a checkout's moebench."""
     done = subprocess.run(
         [sys.executable, "-c", script], env=_environment(checkout), stdout=subprocess.PIPE,
         text=True, check=True,
@@ -104,7 +104,7 @@ def _printed(checkout: Path, script: str) -> list[str]:
 
 
 def record(kind: str, checkout: Path, out: Path, jobs: int) -> None:
-    """Write what a checkout does; runs are divided among processes, each in a folder of its own."""
+    """Record a checkout's results in a file; processes with separate folders share the runs."""
     listed = text_jobs(checkout) if kind == "text" else run_jobs(kind, checkout)
     parts = [listed] if kind == "text" else [listed[first::jobs] for first in range(jobs)]
     with tempfile.TemporaryDirectory() as name:
@@ -134,7 +134,7 @@ def _start(checkout: Path, folder: Path) -> "subprocess.Popen[bytes]":
 
 
 def leaves(value: object, path: str = "") -> Iterator[tuple[str, object]]:
-    """Every value below one, with its path; an empty list or mapping is a value."""
+    """Yield every nested value with its path; an empty list or mapping is a value."""
     if isinstance(value, dict) and value:
         for name, below in value.items():
             yield from leaves(below, f"{path}.{name}")
@@ -146,7 +146,7 @@ def leaves(value: object, path: str = "") -> Iterator[tuple[str, object]]:
 
 
 def compared(run: Any) -> dict[str, object]:
-    """What must be equal of a recorded run or command line."""
+    """Return the values of a recorded run or command line that must be equal."""
     found = dict(leaves(run))
     if "document" not in run:
         return found
@@ -161,7 +161,7 @@ def compared(run: Any) -> dict[str, object]:
 
 
 def differences(before: dict[str, Any], after: dict[str, Any]) -> tuple[list[str], int]:
-    """Lines that name what differs, and how many values were compared."""
+    """Return one line for each difference, and the number of compared values."""
     lines = [f"only before: {name}" for name in sorted(before.keys() - after.keys())]
     lines += [f"only after: {name}" for name in sorted(after.keys() - before.keys())]
     count = 0
@@ -179,7 +179,7 @@ def differences(before: dict[str, Any], after: dict[str, Any]) -> tuple[list[str
 
 
 def _changed(where: str, old: object, new: object) -> list[str]:
-    """A change of a value; of a text of many lines those lines that differ."""
+    """Return lines that describe a changed value; for multi-line texts, the lines that differ."""
     if not (isinstance(old, str) and isinstance(new, str) and "\n" in old + new):
         return [f"{where}: {_short(old)} -> {_short(new)}"]
     a, b = old.splitlines(), new.splitlines()
@@ -194,14 +194,14 @@ def _short(value: object) -> str:
 
 
 def unintended(lines: list[str], patterns: list[str]) -> list[str]:
-    """The differences that no pattern allows, and the patterns that allow none."""
+    """Return the differences that no pattern allows, and the patterns that match no difference."""
     left = [line for line in lines if not any(re.search(p, line) for p in patterns)]
     idle = [p for p in patterns if not any(re.search(p, line) for line in lines)]
     return left + [f"intended, but it is no difference: {p}" for p in idle]
 
 
 def compare(before: Path, after: Path, intended: Path | None) -> int:
-    """Print the differences; 0 where there is none but intended ones."""
+    """Print the differences and return 0 if all are intended, else 1."""
     old, new = (json.loads(path.read_text()) for path in (before, after))
     lines, count = differences(old["found"], new["found"])
     listed = intended.read_text(encoding="utf-8").splitlines() if intended else []
@@ -216,7 +216,7 @@ def compare(before: Path, after: Path, intended: Path | None) -> int:
 
 
 def main() -> int:
-    """Parse the command line."""
+    """Run the command that the command line selects."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.golden")
     commands = parser.add_subparsers(dest="command", required=True)
     recording = commands.add_parser("record")

@@ -1,10 +1,10 @@
-"""Runs command lines of the moebench that is on the path, in one process, and writes what they do.
+"""Runs moebench command lines in one process and records their documents and output.
 
     PYTHONPATH=CHECKOUT python driver.py JOBS.json OUT.json
 
-Of moebench only the command line is used, so that any version will do.  Each job has a ``name`` and
-a ``kind``: ``document`` keeps the JSON document of the run ``argv`` and a hash of its trace events,
-``text`` what the command line ``name`` prints and writes.
+It uses only moebench's command line, so that any version of moebench works.  Each job has a
+``name`` and a ``kind``: ``document`` keeps the JSON document of the run ``argv`` and a hash of its
+trace events, ``text`` the output and files of the command line ``name``.
 """
 
 import base64
@@ -22,7 +22,7 @@ from typing import Any
 
 from moebench.harness.cli.app import main as moebench
 
-#: What differs from one recording to the next and says nothing of the program.
+#: Texts that differ between recordings of the same program, and their replacements.
 VARIES = [
     (re.compile(r"\b[0-9a-f]{40}\b|\b[0-9a-f]{16}\b|\b[0-9a-f]{64}\b"), "<hash>"),
     (re.compile(r"\d{4}-\d\d-\d\d[T ]\d\d:\d\d(:\d\d(\.\d+)?)?(\+00:00|Z)?"), "<date>"),
@@ -34,7 +34,7 @@ ID = re.compile(r"\b[0-9a-f]{12}\b")
 
 
 def said(argv: list[str]) -> tuple[int, str, str]:
-    """Exit code, standard output and standard error of a command line."""
+    """Return exit code, standard output and standard error of a command line."""
     out, err = io.StringIO(), io.StringIO()
     with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
         try:
@@ -47,20 +47,20 @@ def said(argv: list[str]) -> tuple[int, str, str]:
 
 
 class Ids:
-    """Names run ids by the order in which they appear."""
+    """Replaces run ids by numbers in the order in which they appear."""
 
     def __init__(self) -> None:
         self.found: dict[str, str] = {}
 
     def plain(self, text: str) -> str:
-        """Return a text without what differs from one recording to the next."""
+        """Return a text without the parts that differ between recordings of one program."""
         for pattern, name in VARIES:
             text = pattern.sub(name, text)
         text = text.replace(os.getcwd(), "<here>")
         return ID.sub(lambda m: self.found.setdefault(m[0], f"<run {len(self.found) + 1}>"), text)
 
     def value(self, value: Any) -> Any:
-        """Return a JSON value without what differs from one recording to the next."""
+        """Return a JSON value without the parts that differ between recordings of one program."""
         if isinstance(value, dict):
             return {self.plain(k): self.value(v) for k, v in value.items() if k not in VARYING_KEYS}
         if isinstance(value, list):
@@ -68,19 +68,19 @@ class Ids:
         return self.plain(value) if isinstance(value, str) else value
 
     def at(self, number: int) -> str:
-        """Return the id that appeared as the ``number``-th, counted from 1."""
+        """Return the ``number``-th run id in order of appearance, counted from 1."""
         return [*self.found][number - 1]
 
 
 def spans(file: Path) -> dict[str, Any]:
-    """How many events a timeline has, and a hash of them."""
+    """Return the number of events of a timeline, and a hash of them."""
     events = json.loads(file.read_text())["traceEvents"]
     text = json.dumps(events, sort_keys=True)
     return {"events": len(events), "hash": hashlib.sha256(text.encode()).hexdigest()}
 
 
 def run_document(argv: list[str]) -> dict[str, Any]:
-    """The document of a run and its spans, or how it was refused."""
+    """Return the document of a run and its spans, or its exit code and error."""
     trace = Path("trace-of-run.json")
     simulated = "local" not in argv
     more = ["--timeline", str(trace)] if simulated else []
@@ -94,12 +94,12 @@ def run_document(argv: list[str]) -> dict[str, Any]:
 
 
 def files(folder: Path, ids: Ids) -> dict[str, str]:
-    """The text of every file of a folder."""
+    """Return the text of every file of a folder."""
     return {p.name: ids.plain(p.read_text(errors="replace")) for p in sorted(folder.glob("**/*.*"))}
 
 
 def page(file: Path, ids: Ids) -> dict[str, Any]:
-    """A page's text and its data."""
+    """Return the text and the data of an HTML report page."""
     text = file.read_text()
     packed = re.findall(r'<script type="text/plain" id="(\w+)">([^<]*)</script>', text)
     data = {
@@ -111,12 +111,12 @@ def page(file: Path, ids: Ids) -> dict[str, Any]:
 
 
 def text_of(line: str, ids: Ids) -> dict[str, Any]:
-    """What a command line prints and writes."""
+    """Return the output of a command line and the content of the files that it writes."""
     argv = [ids.at(int(w[1:])) if re.fullmatch(r"@\d+", w) else w for w in shlex.split(line)]
     code, out, err = said(argv)
     printed = ids.value(json.loads(out)) if "--json" in argv and out else ids.plain(out)
     found: dict[str, Any] = {"exit": code, "out": printed}
-    if code or not out:  # progress of a run that was carried out is left out
+    if code or not out:  # omit the progress of a successful run
         found["err"] = ids.plain(err)
     if "--html" in argv and not code:
         found["page"] = page(Path(argv[argv.index("--html") + 1]), ids)
@@ -127,7 +127,7 @@ def text_of(line: str, ids: Ids) -> dict[str, Any]:
 
 
 def main(jobs: str, out: str) -> None:
-    """Carry out the jobs and write what came of them."""
+    """Run all jobs and write their results to a file."""
     ids, found = Ids(), {}
     for job in json.loads(Path(jobs).read_text()):
         if job["kind"] == "document":
