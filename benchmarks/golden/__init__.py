@@ -1,1 +1,1 @@
-"""Golden comparisons: whether a checkout prints and computes exactly what another one does."""
+"""Golden comparisons of two checkouts: whether their results and printed texts are equal."""

@@ -1,4 +1,4 @@
-"""Records what a checkout computes and prints, and compares two recordings.
+"""Records a checkout's results and printed texts, and compares two recordings.
 
     python -m benchmarks.golden record quick|full|text --checkout DIR --out FILE [--jobs N]
     python -m benchmarks.golden compare BEFORE AFTER [--intended FILE]

@@ -112,7 +112,7 @@ def smallest_alpha(measured: Mapping[float, float], budget_ms: float) -> float |
     return None
 
 
-# ----------------------------------------------------------------------------- what meets a demand
+# ----------------------------------------------------------------------------- ranking
 
 
 class Demand(NamedTuple):
@@ -144,17 +144,17 @@ class Candidate(NamedTuple):
         return self.system if self.alpha is None else f"{self.system} at α {self.alpha:g}"
 
     def too_slow_ms(self, demand: Demand) -> float:
-        """Return the excess of its TPOT over the budget in ms; 0 within the budget."""
+        """Return the excess of the candidate's TPOT over the budget in ms; 0 within the budget."""
         return 0.0 if demand.tpot_ms is None else max(0.0, self.tpot.value - demand.tpot_ms)
 
     def too_lossy(self, demand: Demand) -> float:
-        """Return the excess of its loss over the limit; infinite if the loss is not known."""
+        """Return the excess of the candidate's loss over the limit; infinite if it is not known."""
         if demand.loss is None:
             return 0.0
         return float("inf") if self.loss is None else max(0.0, self.loss.value - demand.loss)
 
     def meets(self, demand: Demand) -> bool:
-        """Return whether its means are within both limits."""
+        """Return whether the candidate's mean TPOT and mean loss are within both limits."""
         return not (self.too_slow_ms(demand) or self.too_lossy(demand))
 
 

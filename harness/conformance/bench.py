@@ -101,7 +101,7 @@ class Bench:
         return self._shared[session.spec.model]
 
     def run(self, name: str, variant: Variant, case: Case) -> Run:
-        """Run a system, instrumented.
+        """Run a system in a case and record its slot events and deferred experts.
 
         Raises:
             NotChecked: the system does not exist for the case, or needs a larger device.

@@ -31,7 +31,7 @@ REAL = ("gaokao", "wic", "triviaqa", "race_middle", "gsm8k")
 
 
 def scoring_of(chosen: Workload) -> str:
-    """Return the scoring through decode: by likelihood with options, else by generation."""
+    """Return the workload's scoring option: by likelihood if it has options, else by generation."""
     return "likelihood" if chosen.metric == "choice" else "generation"
 
 

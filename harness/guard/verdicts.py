@@ -44,7 +44,7 @@ Pair = tuple[Accuracy, Accuracy]
 
 
 class Verdict(StrEnum):
-    """The verdict on a cell, the most serious last."""
+    """Verdicts on a cell, in ascending order of seriousness."""
 
     PASS = "pass"
     IMPROVED = "improved"

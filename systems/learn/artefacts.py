@@ -61,7 +61,7 @@ def kept(file: Path, make: Callable[[], Artefact]) -> Artefact:
 
 @contextmanager
 def _alone(file: Path) -> Iterator[None]:
-    """Hold the lock of this file; it is released even if the process dies."""
+    """Hold an exclusive lock for writing this file; it is released even if the process dies."""
     file.parent.mkdir(parents=True, exist_ok=True)
     lock = file.with_suffix(".lock")
     with lock.open("w") as held:

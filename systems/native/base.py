@@ -103,11 +103,11 @@ class NativeSystem(ABC):
 
     @property
     def lossless(self) -> bool:
-        """Whether it computes the resident model's outputs, except for rounding."""
+        """Whether the package computes the resident model's outputs, except for rounding."""
         return True
 
     def why_not(self, shape: "ModelShape", batch: int) -> str | None:
-        """Return why it cannot run this model or this batch size; None if it can."""
+        """Return why the package cannot run this model or batch size; None if it can."""
         if self.max_batch is not None and batch > self.max_batch:
             return f"at most {self.max_batch} sequence at once, {batch} were asked for"
         return None
@@ -140,10 +140,10 @@ class NativeSystem(ABC):
         return checkpoint.path
 
     def remarks(self) -> Sequence[str]:
-        """Return notes for the documents of its runs, for every reader of its figures."""
+        """Return notes for the documents of the package's runs."""
         return ()
 
     @property
     @abstractmethod
     def libraries(self) -> Sequence[str]:
-        """Modules that its process imports before a weight is read."""
+        """Modules that the package's process imports before a weight is read."""

@@ -9,9 +9,8 @@ process with the CPU accelerator.  The simulated `deepspeed` models the same met
     offload=nvme       offload_param: {device: nvme, buffer_count, buffer_size}: read with libaio
                          past the page cache
 
-Its operators are compiled once, never within a run, into ``torch_extensions`` beside the
-interpreter unless ``TORCH_EXTENSIONS_DIR`` says where: ``python -m
-moebench.systems.native.operators``.
+Its operators are compiled once, never within a run, into ``TORCH_EXTENSIONS_DIR`` or
+``torch_extensions`` next to the interpreter: ``python -m moebench.systems.native.operators``.
 
 Deviations and readings:
 

@@ -82,7 +82,7 @@ class StagedLRU(Eviction):
         self._weigh(layer)
 
     def arrived(self, key: int) -> None:
-        """Add the expert to its layer's own if needed now, else to the prefetched ones."""
+        """Add the expert to its layer's experts if needed now, else to the prefetched ones."""
         if key in self._needed:
             layer = key // self._experts
             self._own[layer][key] = None
@@ -99,7 +99,7 @@ class StagedLRU(Eviction):
         self._weigh(layer)
 
     def victim(self, allowed: Mask, incoming: int) -> int | None:
-        """Return the expert whose buffer is reused next, in the order that the class lists."""
+        """Return the expert whose buffer is reused next, in the class docstring's order."""
         found = first(self._unused, allowed)
         for layer in self._over:
             if found is None:

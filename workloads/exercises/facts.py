@@ -1,4 +1,4 @@
-"""Questions which of four things has a property: facts from training (category: knowledge).
+"""Generated questions on facts from training, with four options (category: knowledge).
 
 The facts are in both splits, each question in one: a test question on four things together was
 never in the training split, so it is answered by facts and not by memory of the question.

@@ -1,4 +1,4 @@
-"""Sentences to put into another form: tense, number, negation, question (category: language).
+"""Generated sentences to put into another form, such as the past (category: language).
 
 A verb with its complement and its task belongs to one split, so no form of a test sentence was
 seen in training with another name in front.

@@ -1,4 +1,4 @@
-"""Notes on where people and things are, and a question (category: understanding).
+"""Generated notes on where people and things are, with a question (category: understanding).
 
 The form is that of bAbI's first two tasks (Weston et al. 2015, "Towards AI-complete question
 answering"), as short notes: the last note on a person counts, and a thing is where the person
@@ -14,7 +14,7 @@ THINGS = ("ball", "book", "key", "cup", "lamp", "letter", "map", "hat", "bag", "
 
 
 def draw(rng: random.Random) -> Exercise:
-    """Draw four people in four places, one or two of whom move, and ask where one or a thing is."""
+    """Draw people in four places, of whom one or two move; ask where a person or thing is."""
     people = rng.sample(NAMES, 4)
     places = rng.sample(PLACES, 6)
     where = dict(zip(people, places[:4], strict=True))
