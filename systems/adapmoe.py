@@ -1,62 +1,63 @@
-"""AdapMoE: fewer experts where they matter little, and more slots where they are missed.
+"""AdapMoE: drop unimportant experts, and divide the slots so that the fewest loads are expected.
 
 "AdapMoE: Adaptive Sensitivity-based Expert Gating and Management for Efficient MoE Inference" (S.
 Zhong et al., ICCAD 2024, arXiv 2408.10284), after its code (PKU-SEC-Lab/AdapMoE 2cfe8df), which
-grew out of Mixtral-Offloading's.  A token's second expert is dropped where that costs little; one
-expert is fetched ahead; the device's slots are divided so that the fewest loads are left.
+is derived from Mixtral-Offloading's.  A token's second expert is dropped where that costs little
+accuracy; one expert is fetched ahead; the device's slots are divided between layers by dynamic
+programming.
 
-    paper and code                          here
-    ──────────────                          ────
-    adaptive gating: the second expert is   AdaptiveGating; T = ``route.threshold``, s_l learnt or
+    paper and code                          moebench
+    ──────────────                          ────────
+    adaptive gating: the second expert is   AdaptiveGating; T = ``route.threshold``, s_l measured or
       dropped where its normalised weight     ``route.sensitivity``
       < sqrt(T / s_l), in decode
     s_l: diagonal Fisher information        `DifferentiableDecoder.sensitivity`, see below
     dp.py: T slots divided by dynamic       `split`, PlaceBySplit
       programming
-    LRU in each layer, highest ids first    StagedLRU with the shares that PlaceBySplit gives
+    LRU in each layer, highest ids first    StagedLRU with the shares that PlaceBySplit sets
     prefetch: gate l + 1 on this layer's    FirstMissing: one expert, the best-scored of the
       normed state, exactly one expert        predicted top-k that is missing; from more layers
                                               (the paper's 2 to 3) with ``prefetch.layers``
-    buffers for what is on its way (6)      ``evict.staging``, slots of the device as the others
+    buffers for transfers under way (6)     ``evict.staging``, counted as device slots
     experts in 2 bits (HQQ)                 ``--set expert_precision=2bit``
 
-More than two experts a token: dropping a set of experts with the share d of the token's weight, and
-renormalising the others, moves the output by d times (mean of the others - mean of the dropped).
-To second order the loss changes by ½ · s · d², so the rule holds for the share of all that are
-dropped: from the lowest up, while their sum is below sqrt(T / s_l), and never the best one.  With
-two experts this is the paper's.
+More than two experts a token.  Dropping a set of experts with the share d of the token's weight,
+and renormalising the others, changes the output by d · (mean of the others - mean of the dropped).
+To second order the loss changes by ½ · s · d², so the rule is applied to the share of all dropped
+experts: they are dropped from the lowest up, while the sum of their shares is below sqrt(T / s_l),
+and the best one never is.  With two experts this is the paper's rule.
 
-Sensitivity.  The authors ship s_l of Mixtral, measured beforehand; their script is not public.
-Where a model computes, it is measured on the calibration texts, as Fisher information of the lowest
-expert's share.  A scale model's experts matter less than a large one's (T = 0.005 would leave one
-of two or eight), so the values are scaled to the authors' operating point: at T = 0.005 a quarter
-of all that could be dropped is dropped, as on Mixtral (dp.py's mean is 0.248).  A replay has no
-gradients: it takes the authors' values, for other depths by a layer's relative depth.
+Sensitivity.  The authors publish s_l of Mixtral, but not the script that measured it.  A live run
+measures s_l on the calibration texts, as Fisher information of the lowest expert's share.  Experts
+of a scale model matter less than those of a large one (T = 0.005 would leave one of two or eight),
+so the values are scaled to the authors' operating point: at T = 0.005 a quarter of all droppable
+experts is dropped, as on Mixtral (dp.py's mean is 0.248).  A replay has no gradients and uses the
+authors' values, interpolated by relative depth for models with another number of layers.
 
-Split.  It minimises the sum of the layers' expected loads: the misses with so many slots, less one
-where there is one and the prefetch is right.  dp.py takes every set of experts for as likely to be
-here as any other (``place.misses=uniform``).  Where a token uses many of many experts these loads
-fall in a straight line, so that some layers would get all slots and others one (on S3 a token takes
-a fifth longer than with equal shares); on Mixtral it matters little.  By default the misses of LRU
-are counted on the calibration texts (``measured``).
+Split.  The division of slots minimises the sum of the layers' expected loads: the misses with that
+many slots, less one if there is a miss and the prefetch was right.  dp.py assumes that every set of
+experts is equally likely to be cached (``place.misses=uniform``).  If a token uses many of many
+experts, these loads fall in a straight line, so that some layers would get all slots and others one
+(on S3 a token takes a fifth longer than with equal shares); on Mixtral it matters little.  The
+default, ``measured``, counts LRU's misses on the calibration texts.
 
 Deviations and readings, where the sources are silent:
 
-- Of the paper itself only the abstract and summaries were at hand; all else is the code's.
-- The code infers decode from a single row, so a batch is never gated nor fetched ahead.  Here the
-  phase is told: each row is gated by itself, and the prefetch looks at the best score of any row.
-- All of a token's dropped experts share the limit; sensitivities measured here are scaled until a
-  quarter is dropped; LRU's misses on the texts stand for dp.py's (``place.misses=uniform``).
+- Only the abstract and summaries of the paper were available; everything else follows the code.
+- The code detects decode by a single row, so it neither gates nor prefetches for a batch.  moebench
+  knows the phase: each row is gated by itself, and the prefetch uses the best score of any row.
+- All of a token's dropped experts share one limit; measured sensitivities are scaled until a
+  quarter is dropped; LRU's misses on the texts replace dp.py's (``place.misses=uniform``).
 - "Normalised weight" is the share of a token's gate scores, which for Mixtral is its weight.
-- How many experts a token uses, and how often a prefetch is right, dp.py has as constants of
-  Mixtral; here both are learnt from the calibration texts.  A prefetch is as often right as the
-  predicted top-k were chosen; never, if nothing is fetched ahead.
+- dp.py has constants of Mixtral for how many experts a token uses and how often a prefetch is
+  right; moebench measures both on the calibration texts.  The accuracy of a prefetch is the share
+  of the predicted top-k that was chosen, or 0 if nothing is fetched ahead.
 - Every layer gets a slot if there are enough, and no more than it has experts.
-- Shares are kept by the eviction, not as pools of their own (`Placement.slots`), because buffers
-  belong to all layers.
-- In the code the next layer waits for a prefetch in any case, and an expert's first matrix computes
-  while its others come.  Here an expert waits for its own record, whole.
-- A prefetch that has not begun when its gate is known is dropped.
+- The eviction policy enforces the shares, not separate pools (`Placement.slots`), because all
+  layers share the buffers.
+- In the code the next layer always waits for a prefetch, and an expert's first matrix is computed
+  while the others are copied.  In moebench an expert waits for its own record, whole.
+- A prefetch that has not begun when its layer's gate is known is dropped.
 - ``route.threshold=0`` is lossless, as the code's default is.
 """
 
@@ -96,7 +97,7 @@ from moebench.systems.policies.place import last_ids
 from moebench.systems.policies.predict import NextGatesOnNormed
 from moebench.systems.policies.split import measured_loads, split, uniform_loads
 
-#: T of the authors' run.py, and how much of what could be dropped it drops on Mixtral.
+#: T of the authors' run.py, and the share of droppable experts that it drops on Mixtral.
 THRESHOLD, DROPPED = 0.005, 0.25
 #: s_l as measured by the authors: Mixtral 8x7B (run.py) and 8x22B (run_acc_benchmark.py).
 MIXTRAL_8X7B = (
@@ -117,7 +118,7 @@ MIXTRAL_8X22B = (
 
 
 def measured_by_the_authors(layers: int) -> np.ndarray:
-    """s_l of Mixtral; for another number of layers, log-linear in a layer's relative depth."""
+    """Return s_l of Mixtral; for another number of layers, log-linear in relative depth."""
     known = MIXTRAL_8X22B if layers == len(MIXTRAL_8X22B) else MIXTRAL_8X7B
     depths = np.linspace(0, 1, len(known))
     found: np.ndarray = np.exp(np.interp(np.linspace(0, 1, layers), depths, np.log(known)))
@@ -125,14 +126,14 @@ def measured_by_the_authors(layers: int) -> np.ndarray:
 
 
 def droppable(scores_TK: Scores) -> Scores:
-    """The share of its token's scores that each expert, best first, has with all lower ones."""
+    """Return, for each expert (best first), the score share of it and all lower experts."""
     share = scores_TK / scores_TK.sum(axis=-1, keepdims=True)
     found: Scores = share[..., ::-1].cumsum(axis=-1)[..., ::-1]
     return found
 
 
 def dropped(scores_TK: Scores, limit: float | np.ndarray) -> Mask:
-    """Which experts gating drops: those whose share is below the limit, but the best one."""
+    """Return a mask of the dropped experts: those with a share below the limit, except the best."""
     found: Mask = droppable(scores_TK) < limit
     found[..., 0] = False
     return found
@@ -144,7 +145,7 @@ class AdaptiveGating(Routing):
 
     Attributes:
         threshold: T.
-        sensitivity: s_l of each layer with experts; without one it is learnt, see the module.
+        sensitivity: s_l of each layer with experts; empty measures it, see the module.
     """
 
     threshold: float = THRESHOLD
@@ -160,12 +161,12 @@ class AdaptiveGating(Routing):
 
     @property
     def calibrates(self) -> bool:  # type: ignore[override]
-        """Unless sensitivities were given."""
+        """Whether sensitivities must be measured because none were given."""
         return not self.sensitivity
 
     @property
     def learnt(self) -> Mapping[str, str]:
-        """Sensitivities of the first and the last layer, or that they are not this model's."""
+        """Sensitivities of the first and last layer, or a note that they are Mixtral's."""
         if self._measured is None:
             return {"note": "sensitivities are AdapMoE's of Mixtral: a recording has no gradients"}
         first, last = self._measured[0], self._measured[-1]
@@ -178,7 +179,7 @@ class AdaptiveGating(Routing):
         artefacts: Path,
         progress: Callable[[int, int], None],
     ) -> None:
-        """Average what was measured on each text, and scale it to the authors' operating point."""
+        """Average the sensitivities over the texts, scaled to the authors' operating point."""
         known = [(text.sensitivity_L, len(text.ids_TLK)) for text in sequences]
         measured = [(values, tokens) for values, tokens in known if values is not None]
         self._measured = None
@@ -193,11 +194,10 @@ class AdaptiveGating(Routing):
         self._measured = np.maximum(mean_L, 1e-30)
 
     def limits(self, shape: ModelShape) -> np.ndarray:
-        """sqrt(T / s_l) of each layer with experts.
+        """Return sqrt(T / s_l) of each layer with experts.
 
         Raises:
-            UsageError: as many sensitivities as layers were not given, or another model was
-                measured.
+            UsageError: the number of sensitivities is not the model's number of layers.
         """
         layers = len(shape.moe_layers)
         if self.sensitivity:
@@ -215,15 +215,15 @@ class AdaptiveGating(Routing):
         return found
 
     def start(self, shape: ModelShape, cache: ExpertCache) -> None:
-        """Work the limits out."""
+        """Compute the limit of each layer."""
         self._limits = dict(zip(shape.moe_layers, self.limits(shape).tolist(), strict=True))
 
     def lossless_at(self, alpha: float) -> bool:
-        """If nothing is ever dropped."""
+        """Return whether no expert is ever dropped."""
         return self.threshold == 0
 
     def route(self, view: LayerView) -> Routed:
-        """The model's own top-k, in decode without what matters little."""
+        """Return the model's own top-k, in decode without the dropped experts."""
         own_TK = view.topk_ids_TK
         if view.phase == "prefill":
             return Routed(own_TK, own_TK)
@@ -234,7 +234,7 @@ class AdaptiveGating(Routing):
 
 
 def chosen_scores(text: RoutedSequence) -> Scores:
-    """Scores of the chosen experts of decoded tokens ``[T, L, K]``; equal where none are known."""
+    """Return the chosen experts' scores of decoded tokens ``[T, L, K]``, or ones if unknown."""
     ids_TLK = text.ids_TLK[text.prefill :]
     if text.scores_TLE is None:
         return np.ones(ids_TLK.shape)
@@ -248,14 +248,14 @@ def chosen_scores(text: RoutedSequence) -> Scores:
 
 @dataclass(kw_only=True)
 class PlaceBySplit(Placement):
-    """Gives each layer the slots by which the fewest loads are expected, the highest ids first.
+    """Gives each layer the slots that minimise expected loads; places the highest ids first.
 
-    AdapMoE tells it what is routed and fetched; in another system no token drops an expert and
-    nothing is fetched ahead.  Where layers have pools of their own, all get the same number.
+    AdapMoE passes its routing and prefetching to `beside`; in another system no token drops an
+    expert and nothing is fetched ahead.  With separate pools all layers get the same number.
 
     Attributes:
-        misses: what a layer with some slots misses: ``measured`` replays the texts through LRU;
-            ``uniform`` takes every set of experts for as likely to be here as any other (dp.py).
+        misses: how a layer's misses are estimated: ``measured`` replays the texts through LRU;
+            ``uniform`` assumes that every set of experts is equally likely to be cached (dp.py).
     """
 
     misses: Literal["measured", "uniform"] = "measured"
@@ -269,7 +269,7 @@ class PlaceBySplit(Placement):
         self._texts: Sequence[RoutedSequence] = ()
 
     def beside(self, route: Routing, prefetch: Prefetching) -> None:
-        """Know the gating, and by which predictions experts are fetched ahead."""
+        """Note the system's gating, and the predictions by which it fetches experts ahead."""
         self._gating = route if isinstance(route, AdaptiveGating) else None
         predictor = prefetch.predictor
         self._predicted = Lookahead.NONE if predictor is None else predictor.lookahead
@@ -281,24 +281,24 @@ class PlaceBySplit(Placement):
         artefacts: Path,
         progress: Callable[[int, int], None],
     ) -> None:
-        """Keep the texts: how many experts their tokens use depends on what the gating learns."""
+        """Keep the texts: their experts can be counted only when the gating is calibrated."""
         self._texts = sequences
 
     @property
     def learnt(self) -> Mapping[str, str]:
-        """How many tokens count."""
+        """Number of decoded tokens in the calibration texts."""
         tokens = sum(len(text.ids_TLK) - text.prefill for text in self._texts)
         return {"tokens": str(tokens)} if tokens else {}
 
     def place(self, shape: ModelShape, slots: int, scope: Scope) -> list[tuple[int, int]]:
-        """As `split` says."""
+        """Return the highest ids of each layer, as many as `split` gives it."""
         layers, experts = len(shape.moe_layers), shape.num_experts
         if scope == "layer":
             return last_ids(shape, [min(slots // layers, experts)] * layers)
         return last_ids(shape, split(slots, self.loads(shape)))
 
     def loads(self, shape: ModelShape) -> list[list[float]]:
-        """Expected loads of each layer with experts, by its number of slots."""
+        """Return the expected loads a token of each layer with experts, by its number of slots."""
         experts, found = shape.num_experts, []
         for tokens, accuracy in zip(self.used(shape), self.accuracies(shape), strict=True):
             if self.misses == "measured" and tokens:
@@ -310,7 +310,7 @@ class PlaceBySplit(Placement):
         return found
 
     def used(self, shape: ModelShape) -> list[list[list[int]]]:
-        """For each layer, the experts that each decoded token of the texts uses, best first."""
+        """Return each layer's experts of each decoded token of the texts, best first."""
         found: list[list[list[int]]] = [[] for _ in shape.moe_layers]
         limits_L = None if self._gating is None else self._gating.limits(shape)
         for text in self._texts:
@@ -324,7 +324,7 @@ class PlaceBySplit(Placement):
         return found
 
     def accuracies(self, shape: ModelShape) -> list[float]:
-        """For each layer, the share of the predicted top-k that was chosen; 0 for the first."""
+        """Return each layer's share of the predicted top-k that was chosen; 0 for the first."""
         layers, k = len(shape.moe_layers), shape.top_k
         right_L, asked = np.zeros(layers), 0
         for text in self._texts:
@@ -348,10 +348,10 @@ class PlaceBySplit(Placement):
 
 @dataclass(kw_only=True)
 class FirstMissing(Prefetching):
-    """Fetches exactly one expert: the best-scored of the next layer's predicted top-k not here.
+    """Fetches one expert: the best-scored of the next layer's predicted top-k that is missing.
 
     Attributes:
-        layers: where all of the next layer's are here, so many layers ahead are looked at.
+        layers: how many later layers are searched if nothing of the next one is missing.
     """
 
     layers: int = 1
@@ -363,15 +363,15 @@ class FirstMissing(Prefetching):
 
     @property
     def predictor(self) -> Predictor:
-        """Later gates on the state that this layer's gate reads."""
+        """Predictor that runs later layers' gates on the state that this layer's gate reads."""
         return NextGatesOnNormed(layers=self.layers)
 
     def start(self, shape: ModelShape, cache: ExpertCache) -> None:
-        """Remember where residents can be looked up."""
+        """Keep the cache, to look up resident experts."""
         self._cache = cache
 
     def prefetch(self, view: LayerView, forecast: Forecast) -> Sequence[Fetch]:
-        """The first that is neither here nor on its way; ties by id.  Nothing in prefill."""
+        """Return the best predicted expert not on the device or under way; none in prefill."""
         for layer, predicted_TE in forecast.items():
             order = np.argsort(-best_scores(predicted_TE), kind="stable").tolist()
             for expert in order[: view.shape.top_k]:
@@ -382,7 +382,7 @@ class FirstMissing(Prefetching):
 
 @dataclass(kw_only=True)
 class AdapMoE(System):
-    """The complete system."""
+    """AdapMoE with the paper's policies for all five decisions."""
 
     paper = "ICCAD 2024, arXiv 2408.10284"
 

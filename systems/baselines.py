@@ -1,6 +1,6 @@
-"""Baselines that every paper measures itself against: loading on demand, and everything resident.
+"""Baselines of the papers: loading experts on demand, and keeping every expert resident.
 
-What papers call loading on demand differs.  Here each is `moe-ondemand` with options (``--set``):
+Papers mean different things by loading on demand.  Each is `moe-ondemand` with options (``--set``):
 
     in the papers                                                options
     ─────────────                                                ───────
@@ -8,13 +8,13 @@ What papers call loading on demand differs.  Here each is `moe-ondemand` with op
       MoE-OnDemand, as others describe it)                       cache=0
     C experts of each layer are kept (Mixtral-Offloading)        cache=C scope=layer
     as many, in one pool for all layers (SMoE)                   cache=C
-    LIFO, LFU or LRU decides who leaves (Pre-gated MoE, too)     evict=lifo, lfu, lru (or fifo)
-    copies come from pageable memory and block (what DAOP and
+    LIFO, LFU or LRU eviction (also Pre-gated MoE)               evict=lifo, lfu, lru (or fifo)
+    copies from pageable memory that block (as DAOP and
       Fiddler measured: 8.8 and 5 GB/s)                          pinned_copies=false
                                                                  blocking_copies=true
 
-Without options it is the strongest of them: one LRU over all that the device holds, and copies as
-the machine's profile says, beside computation.  With the first and the last it is nearly `acc`.
+Without options it is the strongest of them: one LRU over all slots, and copies at the rate of the
+machine's profile that overlap computation.  With the first and the last row it is nearly `acc`.
 """
 
 from dataclasses import dataclass, field
@@ -38,7 +38,7 @@ from moebench.systems.policies.route import ExactRouting
 
 @dataclass(kw_only=True)
 class _OnDemand(System):
-    """No prediction, no host, one LRU over all layers."""
+    """Base of the baselines: no prediction, no host computation, one LRU over all layers."""
 
     place: Placement = field(default_factory=PlaceById)
     route: Routing = field(default_factory=ExactRouting)
@@ -49,16 +49,16 @@ class _OnDemand(System):
 
 @dataclass(kw_only=True)
 class MoEOnDemand(_OnDemand):
-    """Loads after the gate, evicts what was used longest ago: the baseline of every paper.
+    """Loads missing experts after the gate and evicts by LRU: the baseline of every paper.
 
-    When the device holds fewer experts than one token uses in all its layers, every expert is
-    evicted before its turn comes again.
+    If the device holds fewer experts than one token uses in all its layers, every expert is evicted
+    before it is used again.
 
     Attributes:
-        cache: C, how many experts of each layer are kept at most: in a pool of its own where
-            ``scope=layer``, else in one of C for each layer.  0 drops each after its use: there are
-            the k slots that one layer of one token needs, and the next layer needs them all.  None
-            keeps as many as fit.
+        cache: C, the most experts of each layer that are kept: in a pool for each layer with
+            ``scope=layer``, else in one pool of C times the layers.  0 drops each expert after its
+            use: the k slots suffice for one layer of one token, and the next layer needs all of
+            them.  None keeps as many as fit.
     """
 
     cache: int | None = None
@@ -69,7 +69,7 @@ class MoEOnDemand(_OnDemand):
             raise UsageError(f"cache is {self.cache}; allowed: 0 (drop after use) or more")
 
     def most_slots(self, shape: ModelShape) -> int | None:
-        """C for each layer, and as many as one layer of one token uses."""
+        """Return C for each layer, but at least the experts of one token in one layer."""
         if self.cache is None:
             return None
         if self.cache == 0 and self.scope == "layer":
@@ -82,18 +82,18 @@ class MoEOnDemand(_OnDemand):
 
 @dataclass(kw_only=True)
 class ACC(MoEOnDemand):
-    """DuoServe-MoE's "Acc": after the gate, copy the active experts, compute, drop.
+    """DuoServe-MoE's baseline "Acc": copy the active experts after the gate, compute, drop them.
 
-    All that the paper says of it is that it "loads activated experts onto the GPU after selection
-    is made by the gate function" (§6.1), and that in Table 2 a system that holds a layer's experts
-    needs E - k experts more.
+    The paper describes it only as a system that "loads activated experts onto the GPU after
+    selection is made by the gate function" (§6.1); by Table 2, a system that holds a layer's
+    experts needs E - k experts more.
 
     Deviations and readings:
 
-    - It holds k experts, and in prefill a layer's pass through these k slots.
-    - Copies are from pageable memory, as Accelerate's are, and on the stream that computes, so that
-      nothing runs beside anything else.
-    - An expert is one copy.  Accelerate's hooks copy each of its matrices and cost Python:
+    - It holds k experts; in prefill all active experts of a layer use these k slots in turn.
+    - Copies are from pageable memory, as Accelerate's are, and on the compute stream, so that
+      copies and computation never overlap.
+    - An expert is one copy.  Accelerate's hooks copy each of its matrices and cost Python time:
       ``module_hooks=true``.
     """
 
@@ -108,6 +108,6 @@ class ACC(MoEOnDemand):
 
 @dataclass(kw_only=True)
 class GpuOnly(_OnDemand):
-    """Everything resident: the upper bound.  Refused when it does not fit, unless overcommitted."""
+    """Every expert on the device: the upper bound.  Refused if too large, unless overcommitted."""
 
     all_resident: bool = True

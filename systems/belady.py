@@ -1,27 +1,27 @@
-"""The offline bound as a system: it knows the routing to come, and nothing else is better.
+"""The offline bound as a system: eviction and prefetching that know the future routing.
 
 L. Belady, "A study of replacement algorithms for a virtual-storage computer", IBM Systems Journal 5
-(1966), for eviction; the oracle one layer ahead is what every predictor of the next layer is an
-approximation of (FlashMoE §2.3 compares evictions with the first, most papers predictions with the
-second).
+(1966), for eviction.  Every predictor of the next layer approximates the oracle that prefetches one
+layer ahead.  (FlashMoE §2.3 compares evictions with MIN, most papers compare predictions with the
+oracle.)
 
-    bound                  here
-    ─────                  ────
+    bound                  moebench
+    ─────                  ────────
     exact routing          ExactRouting: the model's own experts
-    MIN                    Belady: the expert whose next use is farthest away leaves
-    perfect prediction     NextExact: while a layer computes, all that the next one uses is fetched
+    MIN                    Belady: evicts the expert whose next use is farthest away
+    perfect prediction     NextExact: while a layer computes, fetches all that the next one uses
 
-What a system gains by a better cache, or by better prediction, ends here.  It runs on replays
-alone, as nothing else tells the future.
+It is the limit of what a better cache or a better prediction can gain, and runs on replays only,
+because only a replay knows the future.
 
 Deviations and readings:
 
-- It bounds systems that compute on the device what they can, load what is missing, and look one
-  layer ahead.  Systems that compute on the host, look further ahead or change the routing may beat
-  it; `bound` in a run's document is the bound on all lossless ones.
-- MIN is the best for a cache that is asked one expert at a time.  A layer's experts are asked for
-  together, and a prefetched one takes its slot a layer early.
-- Slots are shared by all layers (``scope=global``), which is never worse than equal parts.
+- It bounds systems that compute every expert on the device, load the missing ones, and look one
+  layer ahead.  Systems that compute on the host, look further ahead or change the routing may be
+  faster; `bound` in a run's document is the bound on all lossless systems.
+- MIN is optimal for a cache that receives one request at a time.  A layer's experts are requested
+  together, and a prefetched expert occupies its slot a layer early.
+- All layers share the slots (``scope=global``), which is never worse than equal parts.
 """
 
 from dataclasses import dataclass, field
@@ -34,7 +34,7 @@ from moebench.systems.policies.prefetch import NextExact
 
 @dataclass(kw_only=True)
 class BeladyBound(MoEOnDemand):
-    """On-demand loading that knows what comes."""
+    """On-demand loading with Belady's eviction and exact prediction of the next layer."""
 
     paper = "Belady 1966"
 
