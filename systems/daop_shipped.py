@@ -1,30 +1,32 @@
-"""DAOP as its authors' code runs it (ecolab-nus/DAOP 08fef33), where that differs from the paper.
+"""DAOP as its authors' code runs it (ecolab-nus/DAOP 08fef33), where it differs from the paper.
 
-    code                              here
-    ────                              ────
-    experts on the device at start    PlaceByActivation, as published; swaps outlive their request
+    code                              moebench
+    ────                              ────────
+    experts on the device at start    PlaceByActivation, as published; swaps persist across requests
     prefill: which experts to swap    listed_swaps, AllocateAsShipped
     a swap: D2H, then H2D             Fetch(instead_of=...); OnlySwaps writes back; blocking_copies
     prefill: the least sum over 2^E   least_sum; a loaded expert is Fetch(keep=False)
-    one placeholder for these         SwapsAndPlaceholder.reserve: one slot that placement leaves
+    one placeholder for these         SwapsAndPlaceholder.reserve: one slot left empty by placement
     decode from layer 5 on            PredictedRouting, as published
 
-What differs from Algorithm 1: experts are listed by products with zeros (see `listed_swaps`), so
-that host experts without a token void pairs; an expert that stays on the host with many tokens is
-not computed there but loaded for one use; copies block.
+The code differs from Algorithm 1 in three points.  It orders experts by products with zeros (see
+`listed_swaps`), so that host experts without a token void pairs.  An expert with many tokens that
+stays on the host is not computed there but loaded for one use.  Copies block.
 
 Deviations, where the code is not modelled:
 
 - The search over 2^E splits costs the authors' code .6 ms a layer for 8 experts and .30 s for 16;
-  here it is free.
-- An expert with more than 8 tokens that is swapped out is loaded again through the placeholder;
-  here it is computed before its swap begins.  It saves that load: a few of a prompt's hundreds.
-- A swap brings an expert from pinned memory if it was swapped out before, else from pageable; here
-  every copy is as the profile says.
-- The placeholder is memory beside the expert slots; here it is one of them.
-- In layers 0 to 4 the device's experts wait for the host's (in decode); here they run beside them.
-- A host group begins beside the first copy to the placeholder; here after it.
-- Host experts without a token cost only their calls there, and nothing here.
+  in moebench it is free.
+- The code loads an expert with more than 8 tokens that was swapped out again, through the
+  placeholder; moebench computes it before its swap begins.  That saves a few of a prompt's hundreds
+  of loads.
+- The code swaps an expert in from page-locked memory if it was swapped out before, else from
+  pageable memory; in moebench every copy has the profile's rate.
+- The code's placeholder is memory in addition to the expert slots; in moebench it is one of them.
+- In layers 0 to 4 of decode, the code's device experts wait for the host experts; in moebench they
+  run concurrently.
+- The code's host experts begin with the first copy to the placeholder, moebench's after it.
+- Host experts without a token cost their calls in the code, and nothing in moebench.
 """
 
 from collections.abc import Iterable, Sequence
@@ -38,16 +40,16 @@ from moebench.systems.daop import DAOP, THRESHOLD, AllocateBySequence
 from moebench.systems.policies.checks import require_above_zero, require_at_least
 from moebench.systems.policies.evict import OnePlaceholder
 
-#: Experts that each of the two lists holds at most.
+#: Most experts in each of the two lists of `listed_swaps`.
 LISTED = 8
-#: What the code thinks that a token costs on the host, and a load: no unit, for every model.
+#: The code's constants for a token on the host and for a load: without a unit, for every model.
 HOST_COST, LOAD_COST = 3.5, 30.0
 
 
 def listed_swaps(
     tokens: Sequence[int], rows: int, on_device: Sequence[bool], threshold: float, listed: int
 ) -> dict[int, int]:
-    """Experts to load, each with the one that it replaces (modeling_daop.py, 393-400).
+    """Return the experts to load, each with the one that it replaces (modeling_daop.py, 393-400).
 
     With n_e of the T ``rows``: *hot* lists experts by n_e on the host and 0 on the device,
     descending; *cold* by n_e on the device and n_e · T on the host, ascending; ties by id.  Their
@@ -67,12 +69,12 @@ def listed_swaps(
 def least_sum(
     tokens: Sequence[int], on_device: Iterable[int], host_cost: float, load_cost: float
 ) -> set[int]:
-    """The experts that the host computes, where the sum of all costs is least (414-500).
+    """Return the experts that the host computes in the split with the least total cost (414-500).
 
     On the host an expert costs ``host_cost`` a token, on the device ``load_cost``, or nothing if it
-    is there.  The code tries all 2^E splits.  Their cost is a sum of terms that each depend on one
-    expert's side alone, so it is least where every expert takes its own cheaper side.  Equal sides
-    go to the host: so do experts without a token.
+    is resident.  The code tries all 2^E splits.  Their cost is a sum of terms that each depend on
+    one expert's side only, so it is least if every expert is computed on its own cheaper side.  At
+    equal cost the host computes the expert; this includes experts without a token.
     """
     there = set(on_device)
     return {e for e, n in enumerate(tokens) if host_cost * n <= (0.0 if e in there else load_cost)}
@@ -83,9 +85,9 @@ class AllocateAsShipped(AllocateBySequence):
     """Swaps in prefill, then divides the layer by the least sum of constant costs.
 
     Attributes:
-        threshold: how many times a device expert's tokens its host expert's must exceed.
-        listed: how many experts the lists of a swap hold.
-        host_cost, load_cost: of a token on the host, and of a load.
+        threshold: a host expert needs more than this many times its device expert's tokens.
+        listed: the most experts in each of the two lists of `listed_swaps`.
+        host_cost, load_cost: cost of a token on the host, and of a load.
     """
 
     threshold: float = THRESHOLD
@@ -99,7 +101,7 @@ class AllocateAsShipped(AllocateBySequence):
         require_above_zero("assign", self, "host_cost", "load_cost")
 
     def assign(self, view: LayerView, active: Active) -> Plan:
-        """In decode nothing moves; what is not on the device is computed on the host."""
+        """Plan the layer: swaps and the cheapest split in prefill; no loads in decode."""
         if view.phase == "decode":
             return super().assign(view, active)
         tokens = np.bincount(view.topk_ids_TK.ravel(), minlength=view.shape.num_experts).tolist()
@@ -118,14 +120,14 @@ class AllocateAsShipped(AllocateBySequence):
 
 @dataclass(kw_only=True)
 class SwapsAndPlaceholder(OnePlaceholder):
-    """Evicts no expert of its own choice; what a swap replaces is copied back to the host."""
+    """Evicts only experts that a swap names and copies them back; keeps one slot empty."""
 
     writes_back = True
 
 
 @dataclass(kw_only=True)
 class ShippedDAOP(DAOP):
-    """The complete system of the authors' code."""
+    """DAOP with its authors' swaps, constant costs, placeholder slot and blocking copies."""
 
     assign: Assignment = field(default_factory=AllocateAsShipped)
     evict: Eviction = field(default_factory=SwapsAndPlaceholder)

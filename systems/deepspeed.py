@@ -2,12 +2,13 @@
 
 "DeepSpeed Inference: Enabling Efficient Inference of Transformer Models at Unprecedented Scale"
 (R. Y. Aminabadi et al., SC 2022, arXiv 2207.00032), and DeepSpeed's code (ZeRO stage 3 with
-``offload_param``, read at edaa722; measured with 0.19.8).  All weights are in pinned host memory.
-A module's are gathered on the device before it runs and released after it; what came next in a
-recorded pass is fetched behind them.  It is built for throughput: a large batch hides the stream.
+``offload_param``, read at edaa722; measured with 0.19.8).  All weights are in page-locked host
+memory.  A module's weights are gathered on the device before it runs and released after it; then
+the parameters that followed in a recorded pass are fetched.  ZeRO-Inference is built for
+throughput: a large batch hides the transfers.
 
-    DeepSpeed                           here
-    ─────────                           ────
+    DeepSpeed                           moebench
+    ─────────                           ────────
     offload_param: cpu, pin_memory      Streamed, ``pinned_copies``
     offload_param: nvme, buffer_count   --set host_experts=5
     fetch_sub_module, then wait         LoadForOneUse, ``synchronises``
@@ -18,12 +19,12 @@ recorded pass is fetched behind them.  It is built for throughput: a large batch
     max_live_parameters                 prefetch.max_live, and the slots (DeepSpeed.most_slots)
     Python of hooks and coordinator     ``module_hooks``
 
-Where a layer's experts are gathered as one, the order never changes.  Where each is a module of its
-own, a token that routes differently from the recorded pass invalidates the trace: that pass goes on
+If a layer's experts are gathered together, the order never changes.  If each is its own module, a
+token that is routed differently from the recorded pass invalidates the trace: that pass continues
 without fetching ahead, and the next one records again.
 
-Of Mixtral nothing is fetched ahead: a block's 1.4e9 elements are above ``max_live``.  Of a model
-with small experts the bucket takes the next layer's attention and a few of them.
+For Mixtral nothing is fetched ahead: a block's 1.4e9 elements exceed ``max_live``.  With small
+experts the bucket covers the next layer's attention and a few experts.
 
 Deviations and readings:
 
@@ -31,16 +32,16 @@ Deviations and readings:
   Qwen2 and Qwen3; Transformers 5 fuses the experts of all families that it has a class for, and
   ZeRO gathers fused tensors whole (measured).  DeepSeek v1's and XVERSE-MoE's own code has a module
   for each expert.
-- What is fetched ahead is counted in experts and whole layers' common weights; DeepSpeed counts
-  matrices.  As there, the last one may exceed the bucket.
-- DeepSpeed fetches ahead at every module; here at every block of experts, when its sum is known,
-  and no further than the next block.  One bucket keeps the link busy until attention has ended.
-- The embedding stays on the device; ZeRO-3 gathers it, too, for every pass.
-- Parameters below ``param_persistence_threshold`` (1e5 elements: norms, biases, Mixtral's gate)
-  stay on the device; here they stream with their layer, at most 0.1 % of it.
-- A tensor costs as much Python as with Accelerate's hooks; DeepSpeed's was measured twice as high
+- Prefetching counts experts and whole layers' non-expert weights; DeepSpeed counts matrices.  In
+  both, the last one may exceed the bucket.
+- DeepSpeed fetches ahead at every module; moebench at every block of experts, when its output is
+  known, and no further than the next block.  One bucket keeps the link busy until attention ends.
+- In moebench the embedding stays on the device; ZeRO-3 gathers it, too, for every pass.
+- In DeepSpeed, parameters below ``param_persistence_threshold`` (1e5 elements: norms, biases,
+  Mixtral's gate) stay on the device; in moebench they stream with their layer, at most 0.1 % of it.
+- A tensor is charged the Python time of Accelerate's hooks; DeepSpeed's was measured twice as high
   (127 us a tensor against 60, `benchmarks/native_costs.py`).
-- From NVMe, what is fetched ahead goes on to the device; DeepSpeed reads it into host buffers.
+- From NVMe, moebench prefetches to the device; DeepSpeed prefetches into host buffers.
 - SMoE (§6.2) counts DeepSpeed among systems that keep experts on the device and compute on the
   host; ZeRO-Inference does neither.
 """
@@ -71,28 +72,28 @@ from moebench.systems.policies.route import ExactRouting
 
 @dataclass(kw_only=True)
 class Streamed(Placement):
-    """Nothing but the embedding is on the device: layers and head are streamed."""
+    """Places only the embedding on the device: layers and head are streamed."""
 
     def homes(self, shape: ModelShape, budget: Budget) -> Sequence[Home]:
-        """All streamed."""
+        """Return ``stream`` for every layer and the head."""
         streamed: Home = "stream"
         return (streamed,) * (shape.num_layers + 1)
 
     def place(self, shape: ModelShape, slots: int, scope: Scope) -> Iterable[tuple[int, int]]:
-        """No expert."""
+        """Return no expert."""
         return ()
 
 
 @dataclass(kw_only=True)
 class RecordedOrder(Prefetching):
-    """Fetches what a recorded pass used next, behind each layer's experts.
+    """Fetches the parameters that followed in a recorded pass, after each layer's experts.
 
         fetch the block's parameters, wait
         while fetched < min(bucket, max_live - live):  fetch the next recorded parameters
 
     Attributes:
-        bucket: elements to fetch ahead at a time; what exceeds it is the last.
-        max_live: elements on the device at most, those of the block included.
+        bucket: elements to fetch ahead at a time; the last parameter may exceed it.
+        max_live: most elements on the device, the current block's included.
     """
 
     bucket: int = 50_000_000
@@ -106,23 +107,23 @@ class RecordedOrder(Prefetching):
         self._charged: ModelShape | None = None
 
     def full_size(self, shape: ModelShape) -> None:
-        """Count this model's elements."""
+        """Keep the charged model, whose elements are counted."""
         self._charged = shape
 
     def start(self, shape: ModelShape, cache: ExpertCache) -> None:
-        """Nothing is recorded."""
+        """Begin without a recorded pass."""
         self._sizes, self._slots = self._charged or shape, cache.slots
         self._trace: Literal["invalid", "record", "complete"] = "invalid"
-        #: By layer, the experts that were gathered.
+        #: The experts gathered in the recorded pass, by layer.
         self._recorded: dict[int, tuple[int, ...]] = {}
 
     def opening(self, phase: Phase, layer: int) -> Sequence[Fetch]:
-        """A pass begins: it records, or follows what was recorded."""
+        """Begin to record the pass, or fetch ahead to its first MoE layer as recorded."""
         self._trace = "record" if self._trace == "invalid" else "complete"
         return self._follow(0, layer, live=0, held=0)
 
     def observe(self, view: LayerView) -> None:
-        """Record which experts the layer gathers, or compare with what was recorded."""
+        """Record which experts the layer gathers, or compare them with the recorded pass."""
         used = sorted({*view.topk_ids_TK.ravel().tolist()})
         gathered = tuple(range(view.shape.num_experts) if view.whole_layers else used)
         if self._trace == "record":
@@ -131,18 +132,18 @@ class RecordedOrder(Prefetching):
             self._trace = "invalid"
 
     def prefetch(self, view: LayerView, forecast: Forecast) -> Sequence[Fetch]:
-        """What follows the layer's experts, as far as the next ones."""
+        """Return the recorded parameters after this layer's experts, up to the next block's."""
         assert view.next_layer is not None
-        # Experts that are modules of their own are released one by one.
+        # Experts that are separate modules are released one by one.
         held = view.shape.num_experts if view.whole_layers else 1
         live = held * self._sizes.expert_params
         return self._follow(view.layer + 1, view.next_layer, live, held)
 
     def _follow(self, first: int, last: int, live: int, held: int) -> list[Fetch]:
-        """Recorded parameters from one layer to another, while there is room.
+        """Return the recorded parameters of layers ``first`` to ``last``, while there is room.
 
         Args:
-            live, held: elements and experts that are on the device now.
+            live, held: elements and experts now on the device.
         """
         if self._trace != "complete":
             return []
@@ -162,7 +163,7 @@ class RecordedOrder(Prefetching):
 
 @dataclass(kw_only=True)
 class DeepSpeed(System):
-    """ZeRO-Inference."""
+    """ZeRO-Inference with weights in page-locked host memory."""
 
     paper = "SC 2022, arXiv 2207.00032"
 
@@ -176,13 +177,13 @@ class DeepSpeed(System):
     module_hooks: bool = True
 
     def most_slots(self, shape: ModelShape) -> int | None:
-        """What passes through at once: a block, and what may be live beside it."""
+        """Return the experts of a gathered block, or of ``max_live`` elements if that is more."""
         block = shape.num_experts if self.assign.whole_layers(shape) else shape.top_k
         live = self.prefetch.max_live if isinstance(self.prefetch, RecordedOrder) else 0
         return max(block, -(-live // shape.expert_params))
 
     def remarks(self, shape: ModelShape, slots: int) -> Sequence[str]:
-        """Which experts are gathered, and what that means for the recorded order."""
+        """Return a note on whether a layer's experts are gathered together or one by one."""
         if self.assign.whole_layers(shape):
             return [f"ZeRO gathers all {shape.num_experts} experts of a layer, as one leaf module"]
         return [
@@ -193,44 +194,44 @@ class DeepSpeed(System):
 
 @dataclass(kw_only=True)
 class ResidentOrStreamed(Streamed):
-    """Everything on the device if it fits, else nothing."""
+    """Places everything on the device if it fits, else streams everything."""
 
     def __post_init__(self) -> None:
-        self.fits = False  # as `homes` found
+        self.fits = False  # set by `homes`
 
     def homes(self, shape: ModelShape, budget: Budget) -> Sequence[Home]:
-        """All on the device, or all streamed."""
+        """Return ``device`` for every layer and the head if all fits, else ``stream``."""
         on_device: Home = "device"
         resident = (on_device,) * (shape.num_layers + 1)
         self.fits = budget.slots(resident) >= len(shape.moe_layers) * shape.num_experts
         return resident if self.fits else super().homes(shape, budget)
 
     def place(self, shape: ModelShape, slots: int, scope: Scope) -> Iterable[tuple[int, int]]:
-        """All experts, or none."""
+        """Return all experts if the model fits, else none."""
         return experts_of(shape.moe_layers if self.fits else (), shape)
 
 
 @dataclass(kw_only=True)
 class DeepSpeedMII(DeepSpeed):
-    """DeepSpeed-MII as papers' tables use the name.
+    """DeepSpeed-MII as tables in papers use the name: resident if it fits, else ZeRO-Inference.
 
-    MII (FastGen) serves models that the device holds and offloads no experts.  DAOP lists it for
-    models that do not fit (Fig. 9); what can run there is ZeRO-Inference, and the notes say so.
+    MII (FastGen) serves models that fit on the device and offloads no experts.  DAOP lists it for
+    models that do not fit (Fig. 9); only ZeRO-Inference can run these, as the run's notes state.
     """
 
     place: Placement = field(default_factory=ResidentOrStreamed)
 
     @property
     def resident(self) -> bool:
-        """Whether everything fits, once the placement has seen what does."""
+        """Whether the whole model fits on the device; False before placement."""
         return isinstance(self.place, ResidentOrStreamed) and self.place.fits
 
     def most_slots(self, shape: ModelShape) -> int | None:
-        """All experts, or as many as ZeRO-Inference passes through at once."""
+        """Return None (all experts) if the model is resident, else ZeRO-Inference's limit."""
         return None if self.resident else super().most_slots(shape)
 
     def remarks(self, shape: ModelShape, slots: int) -> Sequence[str]:
-        """Which of the two it is."""
+        """Return notes on whether the model is resident or streamed by ZeRO-Inference."""
         if self.resident:
             return ["DeepSpeed-MII: the model is resident"]
         return [

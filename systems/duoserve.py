@@ -1,12 +1,13 @@
-"""DuoServe-MoE: prefill and decode scheduled apart, and a cache of no more than k experts.
+"""DuoServe-MoE: separate schedules for prefill and decode, and a cache of at most k experts.
 
 "DuoServe-MoE: Dual-Phase Expert Prefetch and Cache Scheduling for Efficient MoE LLM Inference"
 (Y. Zhang et al., arXiv 2509.07379).  Prefill uses nearly all experts, so they stream through k
-slots while earlier ones compute.  A decoded token uses k of a layer: a small network names them
-from those of the layers before, and they are loaded while the layer before computes.
+slots while earlier ones compute.  A decoded token uses k experts of a layer: a small network
+predicts them from the experts of earlier layers, and they are loaded while the previous layer
+computes.
 
-    paper                               here
-    ─────                               ────
+    paper                               moebench
+    ─────                               ────────
     preprocess, ExpertMLP         §4    systems.learn.expert_mlp
     GPU expert cache of k         §5.1  DuoServe.most_slots; in U1-U4 for every system: ``slots``
     computation, communication,         the device, link and prediction lanes
@@ -14,8 +15,8 @@ from those of the layers before, and they are loaded while the layer before comp
     first expert during the non-MoE     LearnedPath.opening and .prefetch in prefill
       layers                      §5.2
     State Constructor             §5.3  PathPredictor, on view.forward.history
-    first synchronisation point   §5.3  an expert is computed after its transfer; what the gate
-                                        names and the cache lacks is loaded then (`LoadAll`)
+    first synchronisation point   §5.3  an expert is computed after its transfer; chosen experts
+                                        that are missing are loaded after the gate (`LoadAll`)
     second synchronisation point  §5.3  ``committed``: a transfer waits for the prediction and for
                                         the computation that reads its slot
 
@@ -24,20 +25,21 @@ Fig. 4.  Every transfer is on one stream: a wrong prefetch delays the right expe
 
 Deviations and readings, where the paper is silent:
 
-- "First expert" of a prefill's layer is the most popular one: of Mixtral's eight it could be any,
-  of 64 not every one has a token.
-- With one slot (top-1) nothing overlaps; ``slots=2`` gives the paper's pipeline.
-- A transfer still under way at the gate is waited for by the computation that reads it; experts
-  that are there compute meanwhile.
-- The network shares the device with the model; here its stream slows no other.  Seven layers of
-  three kernels, launched by the control thread, take 0.2 ms; the authors measured 0.6 ms (§6.4).
-- The paper serves one request at a time and says why (§6.1).  Here a batch's rows are predicted one
-  by one, and the k experts with the highest probability in any row are fetched.
-- The paper traces 2.5 % of the data set (§6.4: of SQuAD 2,190 texts).  Here ExpertMLP is small
-  (`prefetch.trained_width`) and learns from 4,096 tokens (`prefetch.tokens`), which 64 texts of 64
-  decoded tokens hold: so many are traced, of the train half of the workload that is served.
+- The "first expert" of a layer in prefill is the most popular one: any of Mixtral's eight would do,
+  but of 64 experts not every one has a token.
+- With one slot (top-1) nothing overlaps; ``slots=2`` is the paper's pipeline.
+- An expert whose transfer is under way at the gate is computed when it is complete; resident
+  experts compute meanwhile.
+- The network shares the device with the model; in moebench its stream does not slow the model's.
+  Seven layers of three kernels, launched by the control thread, take 0.2 ms; the authors measured
+  0.6 ms (§6.4).
+- The paper serves one request at a time (§6.1).  In a batch moebench predicts row by row, and
+  fetches the k experts with the highest probability in any row.
+- The paper traces 2.5 % of the data set (§6.4: 2,190 texts of SQuAD).  In moebench ExpertMLP is
+  small (`prefetch.trained_width`) and trained on 4,096 tokens (`prefetch.tokens`): the decoded
+  tokens of 64 texts, 64 each, of the train half of the workload.
 - §6.1 compares with "Acc" and MoESys, which are the systems `acc` and `moesys`.  By Table 2 its
-  MoESys holds the experts of one layer: ``prefetch.buffers=1`` there, not the two of its own paper.
+  MoESys holds one layer's experts: ``prefetch.buffers=1``, not the two of MoESys's own paper.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -79,19 +81,19 @@ from moebench.systems.policies.route import ExactRouting
 
 @dataclass(kw_only=True)
 class LearnedPath(Prefetching):
-    """§5: fetches one expert ahead in prefill, and in decode the k that ExpertMLP predicts.
+    """Fetches one expert ahead in prefill; in decode, the k experts that ExpertMLP predicts (§5).
 
-    Without calibration nothing is predicted: decode loads after the gate, as the first layer does.
+    Without calibration nothing is predicted: every decoded layer loads after its gate.
 
     Attributes:
-        width: of the first of ExpertMLP's hidden layers, for what the prediction costs (§4.2).
-        trained_width: of the network that is really trained and asked.  A scale model's routing,
-            and a few thousand tokens of it, do not feed 2048.
-        tokens: at most so many are learnt from.
-        epochs: at most (§6.4); training stops early.
-        dropout: after each hidden layer (§4.2).
-        seed: of weights, order and dropout.
-        memory_mb: what the predictor takes on the device (§6.4).
+        width: width of ExpertMLP's first hidden layer that is charged for a prediction (§4.2).
+        trained_width: width of the network that is actually trained and run; a few thousand tokens
+            of a scale model's routing are too few to train a width of 2048.
+        tokens: most tokens to train on.
+        epochs: most epochs (§6.4); training stops early.
+        dropout: dropout rate after each hidden layer (§4.2).
+        seed: random seed of weights, order and dropout.
+        memory_mb: device memory of the predictor in MB (§6.4).
     """
 
     width: int = 2048
@@ -103,7 +105,7 @@ class LearnedPath(Prefetching):
     memory_mb: int = 300
 
     calibrates: ClassVar[bool] = True
-    calibration_texts: ClassVar[int] = 64  # as many as hold `tokens`: see the module
+    calibration_texts: ClassVar[int] = 64  # enough for `tokens`: see the module
     quick: ClassVar[Mapping[str, str]] = {"trained_width": "64", "epochs": "1"}
     discipline = "committed"
     reads_scores = False
@@ -120,12 +122,12 @@ class LearnedPath(Prefetching):
 
     @property
     def device_bytes(self) -> int:
-        """The predictor, with what its library needs."""
+        """Device memory of the predictor and its library, in bytes."""
         return self.memory_mb * 1_000_000
 
     @property
     def learnt(self) -> Mapping[str, str]:
-        """How the predictor was trained."""
+        """Notes on the training of the predictor, for the run's provenance."""
         return {} if self.network is None else self.network.note
 
     def calibrate(
@@ -135,7 +137,7 @@ class LearnedPath(Prefetching):
         artefacts: Path,
         progress: Callable[[int, int], None] = lambda done, total: None,
     ) -> None:
-        """§4: count the matrices and train ExpertMLP, or take what these texts gave before."""
+        """Count the matrices and train ExpertMLP, or load the network of equal texts (§4)."""
         layers, experts = len(shape.moe_layers), shape.num_experts
         options = ExpertMLPOptions(
             self.trained_width, self.tokens, self.epochs, self.dropout, self.seed
@@ -145,10 +147,10 @@ class LearnedPath(Prefetching):
         self._predictor = PathPredictor(self.network, charged)
 
     def start(self, shape: ModelShape, cache: ExpertCache) -> None:
-        """Take the popularity of experts from what was learnt.
+        """Take the popularity of experts from the calibration.
 
         Raises:
-            UsageError: the predictor is another model's.
+            UsageError: the predictor was trained for another model.
         """
         self._popularity = np.zeros((len(shape.moe_layers), shape.num_experts))
         self._rows = shape.moe_rows
@@ -160,18 +162,18 @@ class LearnedPath(Prefetching):
 
     @property
     def predictor(self) -> Predictor | None:
-        """ExpertMLP, once it is trained."""
+        """ExpertMLP's predictor, or None before it is trained."""
         return self._predictor
 
     def opening(self, phase: Phase, layer: int) -> Sequence[Fetch]:
-        """Prefill fetches at once; decode's first layer waits for its gate (§5.3)."""
+        """Return the first layer's most popular expert in prefill; nothing in decode (§5.3)."""
         return self._first(layer) if phase == "prefill" else ()
 
     def _first(self, layer: int) -> Sequence[Fetch]:
         return (Fetch(layer, int(self._popularity[self._rows[layer]].argmax())),)
 
     def prefetch(self, view: LayerView, forecast: Forecast) -> Sequence[Fetch]:
-        """Prefill: the next layer's first expert.  Decode: the k likeliest, ties by id."""
+        """Return the next layer's most popular expert in prefill, its k likeliest in decode."""
         layer = view.next_layer
         assert layer is not None
         if view.phase == "prefill":
@@ -183,11 +185,11 @@ class LearnedPath(Prefetching):
 
 
 class PathPredictor(Predictor):
-    """§5.3: runs ExpertMLP on the experts that each row's token has used so far.
+    """Runs ExpertMLP on the experts that each row's token has used so far (§5.3).
 
     Args:
-        network: what is asked.
-        charged: widths of the network whose operations are charged: the paper's.
+        network: the trained network that predicts.
+        charged: layer widths of the paper's network, whose operations are charged.
     """
 
     lane: ClassVar[Lane] = Lane.PREDICT
@@ -196,12 +198,12 @@ class PathPredictor(Predictor):
         self._network, self._charged = network, charged
 
     def op(self, view: LayerView) -> Op:
-        """Its seven layers on a stream of their own."""
+        """Return the cost of ExpertMLP's seven layers, on the prediction stream."""
         rows = (view.forward.rows,)
         return Op(OpKind.PREDICT, view.layer, rows, network=self._charged)
 
     def forecast(self, view: LayerView, model: Model, done: Sequence[int]) -> Forecast:
-        """ExpertMLP on the state of each row."""
+        """Return ExpertMLP's probabilities of the next layer's experts for each row."""
         assert view.next_layer is not None
         history, layers = view.forward.history, len(view.shape.moe_layers)
         path_TLK = np.zeros((view.forward.rows, layers, view.shape.top_k), dtype=np.int32)
@@ -212,10 +214,10 @@ class PathPredictor(Predictor):
 
 @dataclass(kw_only=True)
 class DuoServe(System):
-    """The complete system.
+    """DuoServe-MoE with the paper's policies for all five decisions.
 
     Attributes:
-        slots: experts on the device at most; 0 is the model's k (§5.1).
+        slots: most experts on the device; 0 is the model's k (§5.1).
     """
 
     paper = "arXiv 2509.07379"
@@ -233,5 +235,5 @@ class DuoServe(System):
             raise UsageError(f"slots is {self.slots}; allowed: 0 (the model's top-k) or more")
 
     def most_slots(self, shape: ModelShape) -> int | None:
-        """§5.1: exactly as many as one layer of one token uses."""
+        """Return the slots: exactly as many as one layer of one token uses (§5.1)."""
         return self.slots or shape.top_k
