@@ -1,12 +1,12 @@
-"""DAOP: data-aware offloading and predictive pre-calculation.
+"""DAOP: exchange experts in prefill; in decode, compute missing ones on the host a layer ahead.
 
 "DAOP: Data-Aware Offloading and Predictive Pre-Calculation for Efficient MoE Inference" (Y. Zhang,
-S. Aggarwal, T. Mitra, DATE 2025, arXiv 2501.10375).  Which experts a sequence needs shows in its
-prefill, so that is when the device's experts are exchanged; in decode nothing moves any more.
-Experts that are on the host are computed there, one layer ahead, from a prediction.
+S. Aggarwal, T. Mitra, DATE 2025, arXiv 2501.10375).  A sequence's prefill shows which experts its
+decode needs, so the device's experts are exchanged in prefill, and in decode no expert moves.
+Experts on the host are computed there, one layer ahead, from a prediction.
 
-    paper                            here
-    ─────                            ────
+    paper                            moebench
+    ─────                            ────────
     memory initialization    §IV-A   PlaceByActivation
     Algorithm 1              §IV-B   swaps, AllocateBySequence; a swap is a Fetch whose
                                      ``instead_of`` names the expert that it replaces
@@ -19,21 +19,22 @@ Experts that are on the host are computed there, one layer ahead, from a predict
 Deviations and readings, where the paper is silent:
 
 - The first predicted layer is index 5, as in the authors' code; `route.first`.
-- A predicted layer is routed and weighed by the predicted scores; its own gate is not evaluated.
+- A predicted layer is routed and weighted by the predicted scores; its own gate is not evaluated.
 - "The same hidden states employed by the current MoE layer's gating function" (§III) are those
   after the current layer's norm: the next gate reads them, and so do the next layer's host experts.
-- Two experts of a top-2 model on the host: the lower-scored one is replaced.  For top-k the paper
-  has no rule; `route.most_host` says how many may be computed on the host: by default k - 1 and at
-  least 1, which is the paper's rule for k = 2.  These are the best-scored.
-- A swap may replace an expert that is itself active: its slot is taken when its computation has
-  ended, so no swap delays a computation on the device.
-- Swaps need one sort of the layer's experts: linear in them but for it.  FlashMoE reports that the
-  authors' search does not scale to 64 or 128 experts; an exhaustive search over exchanges would
-  not, and Algorithm 1 does not ask for one.
+- If both experts of a top-2 model are on the host, the lower-scored one is replaced.  The paper has
+  no rule for top-k; `route.most_host` is the number of a token's experts that the host may compute,
+  the best-scored ones: by default k - 1 and at least 1, which is the paper's rule for k = 2.
+- A swap may replace an active expert: the slot is reused when that expert's computation has ended,
+  so no swap delays a computation on the device.
+- Swaps need one sort of the layer's experts and are otherwise linear in their number.  FlashMoE
+  reports that the authors' search does not scale to 64 or 128 experts; an exhaustive search over
+  exchanges would not, but Algorithm 1 does not need one.
 - In prefill, experts that stay on the host are computed there, however many rows they have (§IV-B:
   "parallel local execution").
-- Placement is calibrated on ShareGPT (§V-A) and how much of it is not said: `--calibrate-from
-  sharegpt` with a data folder; by default 16 texts of the train half of the workload served.
+- The authors calibrate placement on ShareGPT (§V-A), on a number of texts that they do not state:
+  `--calibrate-from sharegpt` with a data folder; the default is 16 texts of the train half of the
+  workload.
 - The paper runs batch 1.  In a batch, tokens are counted over all sequences.
 """
 
@@ -69,15 +70,15 @@ from moebench.systems.policies.place import PlaceByPopularity
 from moebench.systems.policies.predict import NextGatesOnNormed
 from moebench.systems.policies.prefetch import NoPrefetch
 
-#: How many times more tokens than its partner's a swapped expert must have (Algorithm 1).
+#: A swapped-in expert must have more than this many times its partner's tokens (Algorithm 1).
 THRESHOLD = 1.05
 
 
 def swaps(view: LayerView, threshold: float) -> dict[int, int]:
-    """Algorithm 1, lines 5-13: experts to load, each with the one that it replaces.
+    """Return the experts to load, each with the one that it replaces (Algorithm 1, lines 5-13).
 
     The host expert with most tokens is paired with the device expert with fewest, the second most
-    with the second fewest, and so on; a pair is exchanged where the host's has clearly more.
+    with the second fewest, and so on; a pair is exchanged if n_host > threshold · n_device.
     """
     tokens_E = np.bincount(view.topk_ids_TK.ravel(), minlength=view.shape.num_experts)
     by_tokens = np.argsort(-tokens_E, kind="stable")
@@ -91,18 +92,18 @@ def swaps(view: LayerView, threshold: float) -> dict[int, int]:
 
 @dataclass(kw_only=True)
 class PlaceByActivation(PlaceByPopularity):
-    """§IV-A: places the same number of experts of each layer, the most active first.
+    """Places equally many experts of each layer, the most activated first (§IV-A).
 
-    Slots that are left over, fewer than one a layer, are for the most active of the rest.  Decoded
-    tokens of a calibration run are counted.
+    The remaining slots, fewer than one a layer, hold the most activated of the other experts.
+    Activations are counted over the decoded tokens of a calibration run.
     """
 
     def _counted(self, text: RoutedSequence) -> np.ndarray:
-        """Decoded tokens."""
+        """Return the routing of the text's decoded tokens."""
         return text.ids_TLK[text.prefill :]
 
     def place(self, shape: ModelShape, slots: int, scope: Scope) -> Iterable[tuple[int, int]]:
-        """Equal parts, then the remainder by frequency."""
+        """Return equally many experts of each layer, then the most frequent of the others."""
         each, rest = divmod(slots, len(shape.moe_layers))
         count = self.counts(shape)
 
@@ -119,10 +120,10 @@ class PlaceByActivation(PlaceByPopularity):
 
 @dataclass(kw_only=True)
 class AllocateBySequence(Assignment):
-    """Loads what Algorithm 1 swaps in prefill; computes everything else where it is.
+    """Loads the experts that Algorithm 1 swaps in prefill; computes all others where they are.
 
     Attributes:
-        threshold: how many times a device expert's tokens its host expert's must exceed.
+        threshold: a host expert needs more than this many times its device expert's tokens.
     """
 
     threshold: float = THRESHOLD
@@ -134,13 +135,13 @@ class AllocateBySequence(Assignment):
 
     @property
     def uses_host(self) -> bool:  # type: ignore[override]
-        """For all that is not on the device."""
+        """Whether the host computes experts: always, those not on the device."""
         return True
 
     def assign(self, view: LayerView, active: Active) -> Plan:
-        """Algorithm 1 in prefill; no migration in decode (§IV-C).
+        """Plan the layer: Algorithm 1's swaps in prefill, no migration in decode (§IV-C).
 
-        What is still on its way when a layer is routed ahead is pre-calculated, too.
+        If a layer is routed ahead, the host also computes experts whose transfer is under way.
         """
         host = sorted(active.absent + active.in_flight) if view.ahead else active.absent
         pairs = swaps(view, self.threshold) if view.phase == "prefill" else {}
@@ -150,9 +151,9 @@ class AllocateBySequence(Assignment):
 
 @dataclass(kw_only=True)
 class OnlySwaps(OnlyNamed):
-    """Evicts no expert of its own choice: a swap names the one that it replaces.
+    """Evicts only the expert that a swap names, and copies it back to the host.
 
-    What leaves is copied back to the host, as experts change places (Algorithm 1, lines 11-13).
+    The two experts of a swap exchange their places (Algorithm 1, lines 11-13).
     """
 
     writes_back = True
@@ -164,10 +165,10 @@ PAPERS_FIRST = 5
 
 @dataclass(kw_only=True)
 class PredictedRouting(Routing):
-    """§IV-C: routes decode one layer ahead, from layer ``first`` on.
+    """Routes decode one layer ahead, from layer ``first`` on (§IV-C).
 
     Attributes:
-        first: the first predicted layer; those before it use their own gate.
+        first: the first predicted layer; earlier layers use their own gate.
         most_host: how many of a token's experts may be on the host; the rest are replaced by the
             best-scored experts on the device.  None is k - 1, at least 1.
     """
@@ -179,9 +180,9 @@ class PredictedRouting(Routing):
         require_at_least("route", self, first=1, most_host=0)
 
     def full_size(self, shape: ModelShape) -> None:
-        """Refuse a first predicted layer that there is not.
+        """Refuse a first predicted layer that the model does not have.
 
-        The paper's own in a model of fewer layers predicts none: that is what it says.
+        The paper's value is allowed for any model: one with fewer layers predicts none.
         """
         if self.first > max(PAPERS_FIRST, shape.num_layers - 1):
             raise UsageError(
@@ -190,20 +191,20 @@ class PredictedRouting(Routing):
             )
 
     def lossless_at(self, alpha: float) -> bool:
-        """Never: predictions err, and their host experts read an older state."""
+        """Return False: predictions err, and their host experts read an older state."""
         return False
 
     @property
     def predictor(self) -> Predictor:
-        """The next gate on what this layer's gate reads (§III)."""
+        """Predictor that runs the next gate on the input of this layer's gate (§III)."""
         return NextGatesOnNormed()
 
     def routes_ahead(self, layer: int) -> bool:
-        """After the first layers, where predictions become good (Fig. 5)."""
+        """Return whether the layer is ``first`` or later, where predictions are good (Fig. 5)."""
         return layer >= self.first
 
     def route(self, view: LayerView) -> Routed:
-        """The model's own top-k; of a predicted layer the predicted one, degraded gracefully."""
+        """Return the top-k, for a layer routed ahead the predicted one, degraded (§IV-C)."""
         if not view.ahead:
             return Routed(view.topk_ids_TK, view.topk_ids_TK)
         pairs = zip(view.topk_ids_TK.tolist(), view.scores, strict=True)
@@ -211,7 +212,7 @@ class PredictedRouting(Routing):
         return Routed(ids_TK, ids_TK)
 
     def _degraded(self, own: list[int], scores: list[float], view: LayerView) -> list[int]:
-        """``own`` (best first) with its lowest-scored host experts replaced, as far as possible."""
+        """Return ``own`` (best first) with its lowest-scored host experts replaced, if possible."""
         most = max(1, view.shape.top_k - 1) if self.most_host is None else self.most_host
         resident = view.resident_E
         too_many = [expert for expert in own if not resident[expert]][most:]
@@ -219,14 +220,14 @@ class PredictedRouting(Routing):
             (e for e in range(len(scores)) if resident[e] and e not in own),
             key=lambda e: (-scores[e], e),
         )
-        # The weakest is replaced first; without an alternative the original is kept.
+        # The lowest-scored expert is replaced first; without a spare one the original is kept.
         replaced = dict(zip(reversed(too_many), spare, strict=False))
         return [replaced.get(expert, expert) for expert in own]
 
 
 @dataclass(kw_only=True)
 class DAOP(System):
-    """The complete system."""
+    """DAOP with the paper's policies for all five decisions."""
 
     paper = "DATE 2025, arXiv 2501.10375"
 

@@ -1,43 +1,41 @@
-"""Fiddler: the host computes what is not worth a load.
+"""Fiddler: compute a missing expert on the host unless loading it is faster.
 
 "Fiddler: CPU-GPU Orchestration for Fast Inference of Mixture-of-Experts Models" (K. Kamahori et
 al., ICLR 2025, arXiv 2402.07033).  The activations of a few tokens are small, an expert's weights
 are large.  So an expert that is not on the device is computed where its weights are, unless so many
 tokens use it that loading it is faster.
 
-    paper                                        here
-    ─────                                        ────
-    popular experts on the GPU, for good         PlacePopular, over all layers
+    paper                                        moebench
+    ─────                                        ────────
+    popular experts stay on the GPU              PlacePopular, over all layers
     CPU time proportional to tokens;             Latency
       transfer time and GPU time constant
-    the division of a layer's experts between    LoadOrCompute; ``assign.minimise``
-      CPU and GPU that takes least
-    weights that are copied are used             Fetch(keep=False)
-      and dropped
-    one buffer for them                          the slot that OnePlaceholder keeps empty
+    the fastest division of a layer's experts    LoadOrCompute; ``assign.minimise``
+      between CPU and GPU
+    copied weights are used once and dropped     Fetch(keep=False)
+    one buffer for copied weights                the slot that OnePlaceholder keeps empty
 
-Prefill and decode are divided alike.  An expert of n tokens costs n · token on the host; on the
-device it costs ``device``, and ``load`` more if it is not there.
+Prefill and decode use the same division.  An expert of n tokens costs n · token on the host; on the
+device it costs ``device``, and ``load`` more if it is not resident.
 
-    max   the larger of the two sides is to be least: the host computes beside the device
-    sum   the sum of all costs is to be least: each expert takes its own cheaper side
+    max   minimise the larger of the two sides: host and device compute concurrently
+    sum   minimise the sum of all costs: each expert is computed on its cheaper side
 
-The paper, and a comment in its code, say ``max``; the code minimises the sum (`--variant shipped`,
-`systems.fiddler_shipped`).  Of equally good divisions, the one that leaves most on the device is
-taken.
+The paper, and a comment in its code, state ``max``; the code minimises the sum (`--variant
+shipped`, `systems.fiddler_shipped`).  Of equally good divisions, moebench chooses the one with most
+experts on the device.
 
 Deviations and readings:
 
-- The code was read; of the paper, what others report.
-- All 2^E divisions need not be tried: see `least_sum` and `least_max`.
-- Times are means of what was measured last (`assign.history`); the paper profiles them once.  On a
-  roofline a host expert's time is not proportional to its tokens: each costs less where there are
-  many.
-- Popularity is counted on the train half of the workload served (`--calibrate-from`); the authors
-  have a list for Mixtral-8x7B, the one model that their code runs.
+- The authors' code was read; the paper is known from other papers only.
+- Not all 2^E divisions are tried: see `least_sum` and `least_max`.
+- Times are means of the last measurements (`assign.history`); the paper profiles them once.  On a
+  roofline a host expert's time is not proportional to its tokens: many tokens cost less each.
+- Popularity is counted on the train half of the workload (`--calibrate-from`); the authors have a
+  list for Mixtral-8x7B, the only model that their code runs.
 - The placeholder is one of the expert slots.
-- What the paper's AVX-512 kernel reaches is for the profile's host to say.
-- Beams, of which the paper runs up to 16, are sequences of a batch.
+- The profile's host speed replaces that of the paper's AVX-512 kernel.
+- The paper's beams, up to 16, are sequences of a batch.
 """
 
 from collections.abc import Callable, Collection, Mapping
@@ -62,7 +60,7 @@ from moebench.systems.policies.route import ExactRouting
 
 
 class Latency(NamedTuple):
-    """What an expert takes: on the host a token; on the device; and to be loaded; in one unit."""
+    """Times of an expert in one unit: a token on the host, the device computation, and a load."""
 
     token: float
     device: float
@@ -70,13 +68,13 @@ class Latency(NamedTuple):
 
 
 def least_sum(tokens: Mapping[int, int], absent: Collection[int], takes: Latency) -> list[int]:
-    """The experts that the host computes where the sum of all costs is least.
+    """Return the experts that the host computes in the division with the least sum of costs.
 
-    It is a sum of terms that each depend on one expert's side alone.
+    Each term of the sum depends on one expert's side only, so each is minimised by itself.
 
     Args:
-        tokens: of each active expert.
-        absent: those of them that are not on the device.
+        tokens: number of tokens of each active expert.
+        absent: the active experts that are not on the device.
     """
     return [
         e
@@ -86,15 +84,15 @@ def least_sum(tokens: Mapping[int, int], absent: Collection[int], takes: Latency
 
 
 def least_max(tokens: Mapping[int, int], absent: Collection[int], takes: Latency) -> list[int]:
-    """The experts that the host computes where the larger of the two sides is least.
+    """Return the experts that the host computes in the division whose larger side is least.
 
     The device's side depends on how many experts it computes and how many of them it loads.  For
-    any such numbers the host's side is least if the host has those with the fewest tokens of either
-    kind: so the kinds are sorted, and all their cuts are tried.
+    given numbers the host's side is least if the host computes the resident and the absent experts
+    with the fewest tokens: so both kinds are sorted by tokens, and all their cuts are tried.
     """
     ranked = sorted(tokens, key=lambda e: (tokens[e], e))
     here, away = [e for e in ranked if e not in absent], [e for e in ranked if e in absent]
-    tokens_here = [0, *accumulate(tokens[e] for e in here)]  # of the first so many
+    tokens_here = [0, *accumulate(tokens[e] for e in here)]  # tokens of the first n
     tokens_away = [0, *accumulate(tokens[e] for e in away)]
 
     def larger_side(cut: tuple[int, int]) -> float:
@@ -106,7 +104,7 @@ def least_max(tokens: Mapping[int, int], absent: Collection[int], takes: Latency
     return here[:i] + away[:j]
 
 
-#: What a division is to make least.
+#: The quantity that a division minimises.
 Objective = Literal["max", "sum"]
 LEAST: dict[Objective, Callable[[Mapping[int, int], Collection[int], Latency], list[int]]] = {
     "max": least_max,
@@ -115,7 +113,7 @@ LEAST: dict[Objective, Callable[[Mapping[int, int], Collection[int], Latency], l
 
 
 def divided(view: LayerView, active: Active, minimise: Objective, takes: Latency) -> Plan:
-    """What the host does not compute and the device lacks is loaded for one use, by id."""
+    """Return the plan that loads, for one use and by id, absent experts not left to the host."""
     host = LEAST[minimise](active.rows, active.absent, takes)
     load = [Fetch(view.layer, e, keep=False) for e in active.absent if e not in host]
     return split(active, load, host)
@@ -123,10 +121,10 @@ def divided(view: LayerView, active: Active, minimise: Objective, takes: Latency
 
 @dataclass(kw_only=True)
 class LoadOrCompute(Assignment):
-    """Divides a layer by the latency model, as measured.
+    """Divides a layer between host and device by measured times.
 
     Attributes:
-        minimise: the larger side, or the sum of all costs.
+        minimise: ``max`` minimises the larger side, ``sum`` the sum of all costs.
         history: how many past durations of each kind are averaged.
     """
 
@@ -140,7 +138,7 @@ class LoadOrCompute(Assignment):
         check_history(self.history)
 
     def assign(self, view: LayerView, active: Active) -> Plan:
-        """The same in both phases."""
+        """Divide the layer by the mean times of the last operations, in both phases."""
         costs, last = view.costs, self.history
         takes = Latency(
             token=host_ns_per_token(costs, last),
@@ -152,7 +150,7 @@ class LoadOrCompute(Assignment):
 
 @dataclass(kw_only=True)
 class Fiddler(System):
-    """The complete system."""
+    """Fiddler with the paper's policies for all five decisions."""
 
     paper = "ICLR 2025, arXiv 2402.07033"
 

@@ -1,23 +1,23 @@
 """Fiddler as its authors' code runs it (efeslab/fiddler 227715b, src/fiddler/mixtral.py).
 
-    code                                  here
-    ────                                  ────
+    code                                  moebench
+    ────                                  ────────
     experts on the GPU: a list            PlacePopular, as published
     latency_cpu = 7, latency_gpu = 70     LoadOrComputeAsShipped: literals without a unit, "TODO:
                                             find this value based on device config"
     the least sum over 2^E divisions      least_sum
-    load_state_dict of a placeholder      Fetch(keep=False); ``blocking_copies`` of pageable memory
+    load_state_dict of a placeholder      Fetch(keep=False); ``blocking_copies``, pageable memory
     GPU experts, then CPU experts         no ``overlap``
 
-An expert that is on the GPU costs 0 there, whatever its tokens, one that is not 70; on the CPU it
-costs 7 a token.  So one that is not there is copied from 10 tokens on: at 10 both sides are equal,
-and the first best division that is found has it on the GPU.  The constants are the code's own, for
-a Mixtral expert on its authors' computer; as there, they decide for every model and machine.
+An expert costs 0 on the GPU if it is resident, else 70, whatever its tokens; on the CPU it costs 7
+a token.  So an absent expert is copied if it has 10 tokens or more: at 10 both sides are equal, and
+the first best division that the code finds has it on the GPU.  The constants are those of a Mixtral
+expert on the authors' computer; the code, and moebench, use them for every model and machine.
 
 Not modelled:
 
-- The search over 2^E divisions: its code stands no more than Mixtral's 8 experts.  Here it is free.
-- Host experts run before those of the device here; nothing overlaps, so the sum is the same.
+- The search over 2^E divisions, which is feasible only up to Mixtral's 8 experts, is free.
+- In moebench, host experts run before device experts; nothing overlaps, so the sum is the same.
 """
 
 from collections.abc import Sequence
@@ -29,17 +29,17 @@ from moebench.substrate.models.shape import ModelShape
 from moebench.systems.fiddler import Fiddler, Latency, Objective, divided
 from moebench.systems.policies.checks import require_above_zero
 
-#: What the code thinks that a token takes on the host, and a copy.
+#: The code's constants for the time of a token on the host and of a copy, without a unit.
 TOKEN_COST, LOAD_COST = 7.0, 70.0
 
 
 @dataclass(kw_only=True)
 class LoadOrComputeAsShipped(Assignment):
-    """Divides a layer by the latency model with the constants of the code.
+    """Divides a layer between host and device by the constant times of the authors' code.
 
     Attributes:
-        minimise: the sum of all costs, or the larger side.
-        token_cost, load_cost: of a token on the host, and of an expert that is copied.
+        minimise: ``sum`` minimises the sum of all costs, ``max`` the larger side.
+        token_cost, load_cost: cost of a token on the host, and of a copied expert.
     """
 
     minimise: Objective = "sum"
@@ -53,14 +53,14 @@ class LoadOrComputeAsShipped(Assignment):
         require_above_zero("assign", self, "token_cost", "load_cost")
 
     def assign(self, view: LayerView, active: Active) -> Plan:
-        """The same in both phases."""
+        """Divide the layer by the constant costs, in both phases."""
         takes = Latency(token=self.token_cost, device=0, load=self.load_cost)
         return divided(view, active, self.minimise, takes)
 
 
 @dataclass(kw_only=True)
 class ShippedFiddler(Fiddler):
-    """The complete system of the authors' code."""
+    """Fiddler with its authors' constants and blocking copies, without overlap."""
 
     assign: Assignment = field(default_factory=LoadOrComputeAsShipped)
     overlap: bool = False
@@ -68,7 +68,7 @@ class ShippedFiddler(Fiddler):
     pinned_copies: bool | None = False
 
     def remarks(self, shape: ModelShape, slots: int) -> Sequence[str]:
-        """Where the costs are from that decide."""
+        """Return a note that the division uses the code's constants, not measured times."""
         if not isinstance(self.assign, LoadOrComputeAsShipped):
             return ()
         takes = self.assign

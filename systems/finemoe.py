@@ -1,13 +1,13 @@
-"""FineMoE: past iterations that began alike say how likely each expert comes next.
+"""FineMoE: predict experts from the past iterations that are most similar to the current one.
 
 "Taming Latency-Memory Trade-Off in MoE-Based LLM Serving via Fine-Grained Expert Offloading"
-(H. Yu, X. Cui, H. Zhang, H. Wang, H. Wang, EuroSys 2026, arXiv 2502.05370).  What a request uses
-over all its tokens is nearly the same for all requests; what one token uses is not.  So each
-iteration is kept with its gates' whole probabilities, an *expert map*, and the nearest one is
-searched: by the prompt's meaning before there is anything to compare, then by the layers so far.
+(H. Yu, X. Cui, H. Zhang, H. Wang, H. Wang, EuroSys 2026, arXiv 2502.05370).  All requests use
+nearly the same experts over all their tokens, but single tokens do not.  So each iteration keeps
+the probabilities of all its gates, its *expert map*, and the nearest map is searched: by prompt
+embedding for the first layers, then by the probabilities of the layers so far.
 
-    paper                                         here
-    ─────                                         ────
+    paper                                         moebench
+    ─────                                         ────────
     expert map store, capacity C ≤ 1000           systems.learn.map_store; ``prefetch.capacity``
     an iteration's map: L × E probabilities       MapStore.maps_LCE, each layer's sum is 1
     semantic search, for layers < d               MapSearch.forecast in the last layer, for the next
@@ -16,7 +16,7 @@ searched: by the prompt's meaning before there is anything to compare, then by t
       l + d (cosine)
     prefetch distance d = 3 (demo 6)              ``prefetch.distance``
     δ = clip(1 - similarity, 0, 1)                MapSearch.deltas
-    experts until their sum exceeds δ, or k       `selected`
+    experts until their sum exceeds δ, at least k `selected`
     prefetch priority p / (l' - l)                MatchedMaps.prefetch
     a miss pauses prefetching                     ``speculative``
     eviction priority 1 / (p · freq)              LeastExpected
@@ -24,26 +24,27 @@ searched: by the prompt's meaning before there is anything to compare, then by t
       sim_traj: a full store drops the most
       redundant map
 
-The search runs on the host beside the inference (the paper's matcher; the artefact's demo waits for
-it): the control thread goes on, and what is found is fetched once it is found.  Charged are its
-products, fp32, by the host's bandwidth: in each layer E numbers with each of n stored maps, since
-products and lengths of earlier layers are kept; in the last layer the prompt's embedding, at the
-full model's width, as well.  With 1000 maps of 64 experts that is 0.26 MB a layer.
+The search runs on the host in parallel to the inference (the paper's matcher; the artefact's demo
+waits for it): the control thread continues, and the experts found are fetched after the search.
+The charge is for the search's fp32 products, by the host's bandwidth: in each layer, E numbers with
+each of n stored maps, since products and lengths of earlier layers are kept; in the last layer also
+the prompt's embedding, at the full model's width.  With 1000 maps of 64 experts that is 0.26 MB a
+layer.
 
 Deviations and readings, where the paper is silent:
 
-- The store begins with the decoded tokens of calibration texts, and takes each decoded token of the
-  run when its last layer's gate is known.  Prompts are neither stored nor fetched for: their tokens
-  together use nearly all experts.
-- Semantic search finds all iterations of the nearest prompt at once, for they share its embedding:
-  the newest of them counts, in a sequence's own course the token before.  (The artefact's code
-  embeds each iteration's own tokens, which traces do not hold.)
-- freq counts the uses of a run, from 1 on: an expert that was not used yet goes by p alone.
-- p of an expert is that of the last map that was found for its layer, at first 1 / E.
-- A new map takes the place of the stored one that it resembles most, as in the artefact's code.
+- At first the store holds the decoded tokens of calibration texts; each decoded token of the run is
+  added when its last layer's gate is known.  Prompt tokens are not stored, and nothing is fetched
+  for prompts: their tokens together use nearly all experts.
+- Semantic search finds all iterations of the nearest prompt at once, because they share its
+  embedding: the newest of them is used, within one sequence the previous token's.  (The artefact's
+  code embeds each iteration's own tokens, which traces do not hold.)
+- freq counts the uses in a run, from 1 on: p alone ranks the experts that were not used yet.
+- p of an expert is that of the last map found for its layer, at first 1 / E.
+- A new map replaces the stored map that is most similar to it, as in the artefact's code.
 - Embeddings are means of the prompt's token embeddings.  A batch's sequences are searched one by
-  one; their experts are fetched together, with the highest p that any has.
-- What a layer asked for stays asked until its layer's gate is known, and is ordered anew in each.
+  one; their experts are fetched together, with the highest p of any sequence.
+- A requested prefetch stays requested until its layer's gate is known; every layer reorders all.
 - The store is in host memory (7 MB with 27 layers of 64 experts) and not counted.
 """
 
@@ -86,7 +87,7 @@ from moebench.systems.policies.route import ExactRouting
 
 
 def selected(p_E: np.ndarray, delta: float, k: int) -> list[int]:
-    """The likeliest experts until their probabilities' sum exceeds δ, at least k; ties by id."""
+    """Return the likeliest experts until their probabilities' sum exceeds δ, at least k."""
     order = np.argsort(-p_E, kind="stable")
     enough = int(np.searchsorted(p_E[order].cumsum(), delta, side="right")) + 1
     chosen: list[int] = order[: max(k, enough)].tolist()
@@ -97,8 +98,9 @@ class MapSearch(Predictor):
     """Compares the running iterations with the store, layer by layer, on the host.
 
     Args:
-        store: what is searched, and filled with each iteration.
-        width: of the full model's embedding, for what the search costs.
+        store: maps of past iterations; each iteration is added to it.
+        distance: d, the prefetch distance in layers.
+        width: width of the full model's embedding, which is charged.
     """
 
     lane: ClassVar[Lane] = Lane.HOST
@@ -109,25 +111,25 @@ class MapSearch(Predictor):
         self.store, self._distance, self._width = store, distance, width
         layers, _, experts = store.maps_LCE.shape
         self._layers, self._experts = layers, experts
-        #: By layer, each sequence's δ.
+        #: δ of each sequence, by layer.
         self._deltas: dict[int, list[float]] = {}
 
     def deltas(self, layer: int, sequences: int) -> list[float]:
-        """Each sequence's δ of what was found for a layer; 0, for k experts, where it was not."""
+        """Return each sequence's δ for the layer; 0, which selects k experts, if none is known."""
         found = self._deltas.get(layer, [])
         return found if len(found) == sequences else [0.0] * sequences
 
     def begin(self, embedding_BH: np.ndarray) -> None:
-        """A batch begins: its prompts' cosines with the store."""
+        """Start a batch: compute the cosines of its prompts' embeddings with the store's."""
         self._embedding_BH = unit(embedding_BH)
         self._semantic_BC = self._embedding_BH @ self.store.embedding_CH.T
 
     def asked(self, view: LayerView) -> bool:
-        """In decode, and in a prompt's last layer: the first token's first layers follow."""
+        """Return whether it predicts here: in decode, and in a prompt's last layer."""
         return view.phase == "decode" or view.next_layer is None
 
     def op(self, view: LayerView) -> Op:
-        """Products of each sequence's newest numbers with all stored ones."""
+        """Return the cost of the products of each sequence's new numbers with the store's."""
         numbers = (self._experts if view.phase == "decode" else 0) + (
             self._width if view.next_layer is None else 0
         )
@@ -135,7 +137,7 @@ class MapSearch(Predictor):
         return Op(OpKind.PREDICT, view.layer, (rows,), network=(numbers, max(1, self.store.size)))
 
     def forecast(self, view: LayerView, model: Model, done: Sequence[int]) -> Forecast:
-        """Of layer l + d by the layers so far; of the next iteration's first d by the prompts."""
+        """Return layer l + d by trajectory; in the last layer, also the next d by prompt."""
         layers, row = view.shape.moe_layers, view.shape.moe_rows[view.layer]
         found: dict[int, np.ndarray] = {}
         if view.phase == "decode":
@@ -152,7 +154,7 @@ class MapSearch(Predictor):
         return found if self.store.size else {}
 
     def _follow(self, scores_TE: np.ndarray, row: int) -> None:
-        """Add a layer's probabilities to the trajectories, and to their products with all maps."""
+        """Add a layer's probabilities to the trajectories and to their products with all maps."""
         p_TE = shares(scores_TE)
         if row == 0:
             self._map_TLE = np.zeros((len(p_TE), self._layers, self._experts), dtype=np.float32)
@@ -167,7 +169,7 @@ class MapSearch(Predictor):
         return [self.store.cosines(products_C, square, row) for products_C, square in pairs]
 
     def _matched(self, row: int, cosines: Sequence[np.ndarray], layer: int) -> np.ndarray:
-        """A layer's probabilities in each sequence's nearest map, ``[B, E]``; their δ is kept."""
+        """Return a layer's probabilities in each sequence's nearest map, ``[B, E]``; keep the δ."""
         if not self.store.size:
             return np.zeros((len(cosines), self._experts), dtype=np.float32)
         best = [self.store.nearest(found) for found in cosines]
@@ -176,7 +178,7 @@ class MapSearch(Predictor):
         return self.store.maps_LCE[row, best]
 
     def _keep(self) -> None:
-        """Store the iteration's maps; what was compared with the store stays true of it."""
+        """Store the iteration's maps, and update the cosines and products with the new entries."""
         store = self.store
         for b, (embedding_H, map_LE) in enumerate(
             zip(self._embedding_BH, self._map_TLE, strict=False)
@@ -188,13 +190,13 @@ class MapSearch(Predictor):
 
 @dataclass(kw_only=True)
 class MatchedMaps(Prefetching):
-    """Fetches what the nearest maps expect, by probability over distance.
+    """Fetches the experts that the nearest maps predict, by probability over distance.
 
     Without calibration the store is empty at first.
 
     Attributes:
-        distance: d, how many layers ahead.
-        capacity: C, of the store.
+        distance: d, how many layers ahead to fetch.
+        capacity: C, the most maps in the store.
     """
 
     distance: int = 3
@@ -213,13 +215,13 @@ class MatchedMaps(Prefetching):
 
     @property
     def learnt(self) -> Mapping[str, str]:
-        """How full the store is before the run."""
+        """Numbers of calibration iterations and of stored maps before the run."""
         if self._filled is None:
             return {}
         return {"iterations": str(self._iterations), "maps": str(self._filled.size)}
 
     def full_size(self, shape: ModelShape) -> None:
-        """The width of the embeddings whose comparison is charged."""
+        """Keep the full model's embedding width, whose comparison is charged."""
         self._width = shape.hidden_size
 
     def _store(self, shape: ModelShape, width: int) -> MapStore:
@@ -237,7 +239,7 @@ class MatchedMaps(Prefetching):
         """Fill the store with the texts' decoded tokens.
 
         Raises:
-            UsageError: they have no scores or no embedding.
+            UsageError: the texts have no scores or no embedding.
         """
         for text in sequences:
             if text.scores_TLE is None or text.embedding_H is None:
@@ -257,10 +259,10 @@ class MatchedMaps(Prefetching):
                 self._iterations += 1
 
     def start(self, shape: ModelShape, cache: ExpertCache) -> None:
-        """Begin with what calibration stored.
+        """Begin with a copy of the store that calibration filled.
 
         Raises:
-            UsageError: that is another model's.
+            UsageError: the store was filled for another model.
         """
         self._expected: dict[int, list[tuple[Fetch, float]]] = {}
         store = self._store(shape, shape.hidden_size)
@@ -271,7 +273,7 @@ class MatchedMaps(Prefetching):
         self._search = MapSearch(store, self.distance, self._width or shape.hidden_size)
 
     def begin_sequences(self, prompts: Prompts) -> None:
-        """Forget what was expected of the iteration that did not come."""
+        """Forget the predictions of the last batch, and compare the new prompts with the store."""
         assert self._search is not None
         assert prompts.embedding_BH is not None
         self._expected = {}
@@ -279,11 +281,11 @@ class MatchedMaps(Prefetching):
 
     @property
     def predictor(self) -> Predictor | None:
-        """The search, once a run has begun."""
+        """The search in the store, or None before a run has begun."""
         return self._search
 
     def prefetch(self, view: LayerView, forecast: Forecast) -> Sequence[Fetch]:
-        """All that is expected of later layers, by p / (l' - l)."""
+        """Return all experts predicted for later layers, by descending p / (l' - l)."""
         assert self._search is not None
         expected, rows, layers = self._expected, view.shape.moe_rows, len(view.shape.moe_layers)
         expected.pop(view.layer, None)
@@ -305,36 +307,36 @@ class MatchedMaps(Prefetching):
 
 @dataclass(kw_only=True)
 class LeastExpected(Eviction):
-    """Evicts the largest 1 / (p · freq): what is least expected, and was used least."""
+    """Evicts the expert with the largest 1 / (p · freq): improbable and rarely used."""
 
     def start(self, shape: ModelShape, cache: ExpertCache) -> None:
-        """All experts are equally likely, and unused."""
+        """Begin with p = 1 / E and freq = 1 for every expert."""
         self._experts = shape.num_experts
         keys = shape.num_layers * shape.num_experts
         self._p, self._freq = np.full(keys, 1 / shape.num_experts), np.ones(keys)
         self._value = self._p * self._freq
 
     def foresee(self, forecast: Forecast) -> None:
-        """Take p of the layers that were searched for, the highest over a batch."""
+        """Update p of the predicted layers: the highest over the batch's sequences."""
         for layer, p_BE in forecast.items():
             row = slice(layer * self._experts, (layer + 1) * self._experts)
             self._p[row] = best_scores(p_BE)
             self._value[row] = self._p[row] * self._freq[row]
 
     def used(self, layer: int, experts: Iterable[int]) -> None:
-        """Count a use."""
+        """Increment freq of the used experts."""
         keys = [layer * self._experts + expert for expert in experts]
         self._freq[keys] += 1
         self._value[keys] = self._p[keys] * self._freq[keys]
 
     def victim(self, allowed: Mask, incoming: int) -> int | None:
-        """The smallest p · freq."""
+        """Return the allowed key with the smallest p · freq."""
         return least(self._value, allowed)
 
 
 @dataclass(kw_only=True)
 class FineMoE(System):
-    """The complete system."""
+    """FineMoE with the paper's policies for all five decisions."""
 
     paper = "EuroSys 2026, arXiv 2502.05370"
 

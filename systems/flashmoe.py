@@ -1,12 +1,12 @@
-"""FlashMoE: experts on the SSD, and a small network that chooses the expert to evict.
+"""FlashMoE: experts on the SSD, and a small network that chooses which expert to evict.
 
 "FlashMoE: Reducing SSD I/O Bottlenecks via ML-Based Cache Replacement for Mixture-of-Experts
-Inference on Edge Devices" (B. Kim et al., arXiv 2601.17063).  Where a miss costs a read from disk,
-a better victim is worth a network: it sees how recently and how often each expert was routed and
-predicts how far away its next use is, which Belady's rule would have to know.
+Inference on Edge Devices" (B. Kim et al., arXiv 2601.17063).  A miss costs a read from disk, so a
+better eviction is worth running a network.  Its inputs are how recently and how often each expert
+was routed; it predicts the distance of each expert's next use, which Belady's rule assumes known.
 
-    paper                      here
-    ─────                      ────
+    paper                      moebench
+    ─────                      ────────
     r_t, f_t, FFN input        learn.eviction_network.History                  §3.2
     ml_cache, dist_scores      learn.eviction_network.Network                  Algorithm 1
     cache.MaxDist              LearnedEviction.victim                          Algorithm 1
@@ -14,27 +14,28 @@ predicts how far away its next use is, which Belady's rule would have to know.
     512 samples                LearnedEviction.calibration_texts               §3.2
     Eq. 1, cache size          memory.capacity.plan, then `scope = "layer"`    §3.1
 
-Storage (§3.1): one record for each expert, read on demand; nothing but the common weights is loaded
-at the start.  Records lie on the disk when the host cannot hold them: settings with the paper's
-`free_host_gb` of about 1.  What was read stays in that memory while there is room, as files do in
-Linux's page cache.  Each `torch.load` reads alone (`parallel_reads`).  Eq. 1 is what the device has
-left beside the common weights, in records, shared equally by the layers; `--cache-ratio` asks for
-less, as F1 and F2 do: 24 experts a layer.
+Storage (§3.1): one record (an expert's weights as bytes) for each expert, read on demand; only the
+non-expert weights are loaded at the start.  Records are on the disk if host memory cannot hold
+them: in settings with the paper's `free_host_gb` of about 1.  Records that were read stay in that
+memory while there is room, as files do in Linux's page cache.  `torch.load` reads one record at a
+time (`parallel_reads`).  Eq. 1 is the device memory left beside the non-expert weights, in records,
+shared equally by the layers; `--cache-ratio` lowers it, as in F1 and F2: 24 experts a layer.
 
-Prefill (§3.1) reads each routed expert once a pass; which of them are kept is the policy's
-decision.  Decode is the same with one row.  The policy is evaluated while experts load; its cost is
-not charged, for the paper hides it (about 0.1 ms beside 3 ms a load).
+Prefill (§3.1) reads each routed expert once a pass, and the eviction policy decides which of them
+are kept.  Decode does the same with one row.  The policy is evaluated while experts load; its cost
+is not charged, because the paper hides it (about 0.1 ms during 3 ms a load).
 
 Deviations and readings, where the paper is silent:
 
-- 113 KB a layer at 64 experts is 2E → 128 → 64 → E in fp32 and nothing near it with two hidden
-  layers of 128 (165 KB): the second hidden layer is half as wide as the first.
+- The second hidden layer is half as wide as the first: the paper's 113 KB a layer at 64 experts is
+  2E → 128 → 64 → E in fp32; two hidden layers of 128 would have 165 KB.
 - The scores at time t already count the experts routed at t, as in the paper's example.
-- Time is counted from the start of each sequence.  A prompt's tokens are steps of their own, one
-  after the other (those of a batch, too); a decoded batch is one step of all its experts.
-- The current layer's experts cannot be evicted, whatever the network says (the substrate's rule).
-- The paper's samples are of TriviaQA, up to 512 tokens each, and so are its questions.  Here they
-  are of the train half of the workload that is served: prompts up to 256 tokens and 64 new ones.
+- Time is counted from the start of each sequence.  Each token of a prompt is one step (also in a
+  batch); a decoded batch is one step with all its experts.
+- The current layer's experts cannot be evicted, whatever the network predicts: the engine protects
+  them in every system.
+- The paper's samples, up to 512 tokens each, and its evaluation prompts are from TriviaQA.  In
+  moebench samples are from the train half of the workload: prompts up to 256 tokens, 64 new tokens.
 - Weights are raw records and safetensors instead of pickled `.pt` files.
 """
 
@@ -74,19 +75,19 @@ from moebench.systems.policies.route import ExactRouting
 
 @dataclass(kw_only=True)
 class LearnedEviction(Eviction):
-    """Algorithm 1: evicts the cached expert with the largest predicted distance.
+    """Evicts the cached expert with the largest predicted distance (Algorithm 1).
 
-    The networks are trained on first use and kept by the hash of topology, data and options.
+    The networks are trained on first use and stored by the hash of topology, data and options.
 
     Attributes:
-        trace: a recorded or imported trace to train on, its folder or the name of one that ships,
-            instead of the calibration texts.
-        tokens: at most so many tokens are learnt from, in whole sequences.
+        trace: a trace to train on instead of the calibration texts: its folder, or the name of one
+            that ships.
+        tokens: most tokens to train on, in whole sequences.
         hidden: width of the first hidden layer (Table 1).
-        epochs: at most; training stops early (§4.1).
+        epochs: most epochs; training stops early (§4.1).
         cached: label only experts that Belady's cache of ``cached`` slots a layer holds; 0 labels
             all.
-        seed: of initial weights and shuffling.
+        seed: random seed of initial weights and shuffling.
     """
 
     trace: str = ""
@@ -99,19 +100,19 @@ class LearnedEviction(Eviction):
     calibrates: ClassVar[bool] = True
     calibration_texts: ClassVar[int] = 512  # §3.2
     quick: ClassVar[Mapping[str, str]] = {"hidden": "4", "epochs": "1"}
-    reads_scores = False  # it observes chosen experts alone
+    reads_scores = False  # `observe` reads chosen experts only
 
     def __post_init__(self) -> None:
         require_at_least("evict", self, tokens=1, hidden=2, epochs=1, cached=0)
 
     @property
     def calibration_trace(self) -> str:  # type: ignore[override]
-        """What ``trace`` names."""
+        """Trace to train on, named by ``trace``; "" for the calibration texts."""
         return self.trace
 
     @property
     def learnt(self) -> Mapping[str, str]:
-        """How the networks were trained."""
+        """Notes on the training of the networks, for the run's provenance."""
         return self.network.note if hasattr(self, "network") else {}
 
     def calibrate(
@@ -121,11 +122,11 @@ class LearnedEviction(Eviction):
         artefacts: Path,
         progress: Callable[[int, int], None] = lambda done, total: None,
     ) -> None:
-        """Train on these texts, or take what was trained on them before.
+        """Train the networks on these texts, or load the networks of equal texts.
 
         Raises:
-            UsageError: there is nothing to learn from.
-            InputError: what was kept is broken.
+            UsageError: there is nothing to train on.
+            InputError: the stored networks are damaged.
         """
         known = first_tokens([text.ids_TLK for text in sequences], self.tokens)
         options = EvictionNetworkOptions(self.hidden, self.epochs, self.cached, self.seed)
@@ -135,13 +136,13 @@ class LearnedEviction(Eviction):
         """Begin with an empty history.
 
         Raises:
-            UsageError: there was nothing to learn from, or it was another model's.
+            UsageError: no network was trained, or it was trained for another model.
         """
         if not hasattr(self, "network"):
             raise UsageError("evict=flashmoe learns from recorded routing: calibrate it first")
         require_learnt_for("evict=flashmoe was trained for", shape, self.network.biases[-1].shape)
         self._shape = shape
-        #: Predicted distances with the sign turned: the least is the farthest.
+        #: Negative predicted distances: the least belongs to the farthest next use.
         self._nearness = np.zeros(shape.num_layers * shape.num_experts, dtype=np.float32)
         self._scope = cache.scope
         self.begin_sequences(Prompts(()))
@@ -160,15 +161,15 @@ class LearnedEviction(Eviction):
                 self._history.step(self._shape.moe_rows[view.layer], ids)
 
     def used(self, layer: int, experts: Iterable[int]) -> None:
-        """Count one step; a prompt's were counted token by token."""
+        """Count one decode step; `observe` counts a prompt's tokens one by one."""
         if not self._in_prompt:
             self._history.step(self._shape.moe_rows[layer], list(experts))
         self._stale.add(layer)
 
     def victim(self, allowed: Mask, incoming: int) -> int | None:
-        """MaxDist: the largest predicted distance of the allowed keys."""
+        """Return the allowed key with the largest predicted distance (MaxDist)."""
         experts, layer = self._shape.num_experts, incoming // self._shape.num_experts
-        if self._scope == "layer":  # whoever is allowed is of this layer
+        if self._scope == "layer":  # all allowed keys belong to this layer
             self._predict({layer})
             first = layer * experts
             row = slice(first, first + experts)
@@ -178,7 +179,7 @@ class LearnedEviction(Eviction):
         return least(self._nearness, allowed)
 
     def _predict(self, layers: set[int]) -> None:
-        """Bring the distances of these layers up to date."""
+        """Bring the predicted distances of these layers up to date."""
         experts = self._shape.num_experts
         for layer in self._stale & layers:
             self._nearness[layer * experts : (layer + 1) * experts] = -self._distances(layer)
@@ -190,17 +191,17 @@ class LearnedEviction(Eviction):
 
 
 def _layers(allowed: Mask, experts: int) -> list[int]:
-    """The layers of the allowed keys."""
+    """Return the layers of the allowed keys."""
     found: list[int] = np.flatnonzero(allowed.reshape(-1, experts).any(axis=1)).tolist()
     return found
 
 
 @dataclass(kw_only=True)
 class FlashMoE(System):
-    """The complete system: equal slots for every layer, everything on demand.
+    """FlashMoE with the paper's policies: equal slots for every layer, loading on demand.
 
-    The paper compares evictions by swapping this one (Fig. 6, Fig. 7 b and e): --set evict=lru,
-    lfu, lifo, arc, lecar.
+    The paper compares its eviction with others (Fig. 6, Fig. 7 b and e): --set evict=lru, lfu,
+    lifo, arc, lecar.
     """
 
     paper = "arXiv 2601.17063"
