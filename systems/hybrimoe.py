@@ -1,15 +1,15 @@
-"""HybriMoE: every layer is scheduled over CPU, GPU and PCIe by simulating its makespan.
+"""HybriMoE: schedule every layer over CPU, GPU and PCIe by simulating its makespan.
 
 "HybriMoE: Hybrid CPU-GPU Scheduling and Cache Management for Efficient MoE Inference" (S. Zhong et
 al., DAC 2025, arXiv 2504.05897).  Which experts are missing changes with every token, so a fixed
-division between CPU and GPU fits hardly any.  A layer's experts are divided by a small simulation;
-the same simulation says which experts of later layers are worth fetching; and the cache keeps the
-experts whose scores were high lately, active or not.
+division between CPU and GPU is rarely good.  A small simulation divides a layer's experts; the same
+simulation selects the experts of later layers that are worth fetching; and the cache keeps the
+experts with high recent scores, active or not.
 
-    paper                             here
-    ─────                             ────
-    warm-up: CPU time linear in       policies.makespan: Times, from what ran last
-      tokens, first expert dearer;
+    paper                             moebench
+    ─────                             ────────
+    warm-up: CPU time linear in       policies.makespan: Times, from the last operations
+      tokens, first expert slower;
       GPU and PCIe times constant
     GPU, CPU and PCIe queues;         policies.makespan: schedule
       the makespan
@@ -20,31 +20,30 @@ experts whose scores were high lately, active or not.
     MRS:                              MinusRecentScore
       S ← α·TopP(s) + (1-α)·S         α is ``evict.smoothing``, p is ``evict.top``
 
-What the authors' code does otherwise is `systems.hybrimoe_shipped`: ``--variant shipped``.
+`systems.hybrimoe_shipped` (``--variant shipped``) is the authors' code where it differs.
 
 Deviations and readings, where the paper is silent:
 
-- The code was read; of the paper, what others report.
+- The authors' code was read; the paper is known from other papers only.
 - Of operations that would finish at the same time, the GPU's is committed first, then the CPU's.
-  Of equally loaded experts the better scored one is loaded, and the worse scored one computed on
-  the CPU.
-- An expert that comes over PCIe can be chosen by the GPU once it has arrived; the GPU waits for it
-  only if it has nothing else to do.  The idle CPU takes what was cached from the start.
-- Experts still on their way when the gate is known are the link's next: they arrive when it is
-  free, unless the CPU has computed them by then.  The other reading, which leaves them to the GPU,
-  was tried first; it is slower where copies are long (Mixtral, a quarter cached: 266 ms a token
-  against 202), which is how this one was found.
-- Times are means of what was measured last (``history``), where the paper measures them once.  The
-  CPU's line is through its last experts.  The simulated host hands every expert over at the same
-  price, so that there a first one is hardly dearer.
+  Of experts with equally many tokens the best-scored one is loaded, and the lowest-scored one
+  computed on the CPU.
+- The GPU can choose an expert that was sent over PCIe once it has arrived; it waits for one only if
+  it has nothing else to do.  The idle CPU computes experts that were cached from the start.
+- Experts under way when the gate is known are next on the link: they arrive when it is free, unless
+  the CPU has computed them by then.  The other reading, which leaves them to the GPU, is slower
+  with long copies (Mixtral, a quarter cached: 266 ms a token against 202).
+- Times are means of the last measurements (``history``); the paper measures them once.  The CPU's
+  line is fitted to its last experts.  On the simulated host every expert has the same hand-over
+  cost, so that a layer's first expert is hardly slower.
 - An expert that the CPU computed is not loaded into the cache unless ``assign.admit``.
-- The impact of an expert is what the layer's makespan is shorter if it is cached.  The greatest is
-  fetched first, and the impact of the others is weighed again as if it were there.  What has no
-  impact is not fetched.  ``prefetch.experts`` are queued at most.
-- In prefill nothing is predicted, as traces hold no predictions of prompts; the paper gains 6 %
-  there.  ``prefetch.prefill`` predicts in both phases, of a model that computes.
-- α = 0.5 and p = 2k are the code's.  Of several rows the mean score counts.
-- Slots are each layer's own, as in the code; ``scope=global`` lends all of them to all layers.
+- The impact of an expert is the reduction of the layer's makespan if it is cached.  The expert with
+  the greatest impact is fetched first, and the others' impacts are computed again as if it were
+  cached.  Experts without impact are not fetched, and at most ``prefetch.experts`` are queued.
+- Nothing is predicted in prefill, because traces hold no predictions of prompts; the paper gains
+  6 % by it.  In live runs ``prefetch.prefill`` predicts in both phases.
+- α = 0.5 and p = 2k are the code's values.  With several rows the mean score is used.
+- Each layer has its own slots, as in the code; with ``scope=global`` all layers share them.
 """
 
 from collections import Counter
@@ -87,11 +86,11 @@ from moebench.systems.policies.route import ExactRouting
 
 @dataclass(kw_only=True)
 class MakespanSchedule(Assignment):
-    """Does with a layer what its simulation did, in prefill and decode.
+    """Executes each layer as its simulated schedule did, in prefill and decode.
 
     Attributes:
-        history: how many past durations of each kind the times are from.
-        admit: load what the CPU computes, too, behind what the GPU needs.
+        history: how many past durations of each kind are averaged.
+        admit: also load experts that the CPU computes, after those that the GPU needs.
     """
 
     history: int = 10
@@ -103,7 +102,7 @@ class MakespanSchedule(Assignment):
         check_history(self.history)
 
     def assign(self, view: LayerView, active: Active) -> Plan:
-        """The queues' experts in their order."""
+        """Plan the layer by the queues of the simulated schedule, in their order."""
         rows, score = active.rows, active.best
 
         def by_load(experts: Iterable[int]) -> list[int]:
@@ -131,10 +130,10 @@ class ImpactDriven(Prefetching):
     """Fetches, while the link is idle, the experts that shorten later layers' makespans most.
 
     Attributes:
-        layers: how many later layers' gates are asked.
-        experts: how many fetches are queued at most; 0 is the model's top-k.  The next layer's
-            request replaces what has not begun.
-        history: how many past durations of each kind the times are from.
+        layers: how many later layers are predicted.
+        experts: most queued fetches; 0 is the model's top-k.  The next layer's request replaces
+            fetches that have not begun.
+        history: how many past durations of each kind are averaged.
         prefill: also predict in prefill.
     """
 
@@ -151,15 +150,15 @@ class ImpactDriven(Prefetching):
 
     @property
     def predictor(self) -> Predictor:
-        """Later gates on this layer's state."""
+        """Predictor that runs later layers' gates on this layer's state."""
         return NextGates(layers=self.layers, in_prefill=self.prefill)
 
     def start(self, shape: ModelShape, cache: ExpertCache) -> None:
-        """Remember where residents can be looked up."""
+        """Keep the cache, to look up resident experts."""
         self._cache = cache
 
     def prefetch(self, view: LayerView, forecast: Forecast) -> Sequence[Fetch]:
-        """The greatest impact first; of equal ones the nearest layer's, then the best scored."""
+        """Return fetches by descending impact; ties by nearest layer, then by best score."""
         if not forecast:
             return ()
         k, times = view.shape.top_k, measured(view.costs, self.history)
@@ -177,7 +176,7 @@ class ImpactDriven(Prefetching):
 
 
 def expected(predicted_TE: np.ndarray, k: int) -> dict[int, int]:
-    """Tokens of each expert by predicted scores: most tokens first, then the best scored."""
+    """Return predicted tokens by expert: most tokens first, then best score, then lowest id."""
     ids_TK = (-predicted_TE).argsort(axis=1, kind="stable")[:, :k]
     if len(ids_TK) == 1:
         return dict.fromkeys(ids_TK[0].tolist(), 1)
@@ -186,10 +185,10 @@ def expected(predicted_TE: np.ndarray, k: int) -> dict[int, int]:
 
 
 class LaterLayer:
-    """The experts that a layer is expected to use, and what caching one of them would save.
+    """A later layer's predicted experts, and the makespan that caching one of them saves.
 
     Attributes:
-        impact_ns: the largest saving of makespan by one more cached expert; 0 without any.
+        impact_ns: the largest saving of makespan by one more cached expert; 0 if none saves time.
     """
 
     def __init__(
@@ -203,14 +202,14 @@ class LaterLayer:
         self._weigh()
 
     def take(self) -> int:
-        """The expert with the largest impact, which counts as cached from now on."""
+        """Return the expert with the largest impact, and count it as cached from now on."""
         self._cached_loads, self._absent_loads = self._with(self._best)
         expert = self._absent.pop(self._best)
         self._weigh()
         return expert
 
     def _weigh(self) -> None:
-        """Simulate the layer once for each load among the absent: equal ones have equal impact."""
+        """Find the largest impact: simulate one absent expert for each distinct token count."""
         self.impact_ns, self._best = 0.0, 0
         loads = self._absent_loads
         now_ns = schedule(self._cached_loads, loads, self._times).makespan_ns
@@ -222,7 +221,7 @@ class LaterLayer:
                 self.impact_ns, self._best = now_ns - then_ns, place
 
     def _with(self, place: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
-        """Tokens of cached and absent experts if one of the latter were cached."""
+        """Return cached and absent experts' tokens if the absent one at ``place`` were cached."""
         loads = self._absent_loads
         cached = sorted((*self._cached_loads, loads[place]), reverse=True)
         return tuple(cached), loads[:place] + loads[place + 1 :]
@@ -232,43 +231,43 @@ class LaterLayer:
 
 
 class RecentScores:
-    """MRS: each expert's average score, of which the recent part counts most.
+    """MRS: exponentially weighted average S of each expert's scores among the p highest.
 
     Args:
-        smoothing: α.
+        smoothing: α, the weight of the newest scores.
         top: p; 0 is twice the model's top-k.
     """
 
     def __init__(self, shape: ModelShape, smoothing: float, top: int) -> None:
         scores_LE = np.zeros((shape.num_layers, shape.num_experts))
-        #: S by key.
+        #: S of each expert, by its key in the cache.
         self.by_key = scores_LE.reshape(-1)
         self._layers = list(scores_LE)
         self.smoothing, self._top = smoothing, top or 2 * shape.top_k
 
     def of(self, layer: int) -> np.ndarray:
-        """S of a layer's experts."""
+        """Return S of a layer's experts."""
         return self._layers[layer]
 
     def decay(self, layer: int, scores_E: np.ndarray) -> np.ndarray:
-        """S ← (1-α)·S; returns whose scores are TopP, highest first."""
+        """Set S ← (1-α)·S; return the experts with the p highest scores, highest first."""
         averages = self._layers[layer]
         averages *= 1 - self.smoothing
         return (-scores_E).argsort(kind="stable")[: self._top]
 
     def update(self, layer: int, scores_E: np.ndarray) -> None:
-        """S ← α·TopP(s) + (1-α)·S; TopP leaves the p highest scores and zeroes the others."""
+        """Set S ← α·TopP(s) + (1-α)·S, where TopP zeroes all but the p highest scores."""
         highest = self.decay(layer, scores_E)
         self._layers[layer][highest] += self.smoothing * scores_E[highest]
 
 
 @dataclass(kw_only=True)
 class MinusRecentScore(Eviction):
-    """Evicts the expert with the lowest S, brought up to date once for each gate.
+    """Evicts the expert with the lowest S (MRS), which is updated once for each gate.
 
     Attributes:
-        smoothing: α, the weight of a gate's scores beside that of all earlier ones.
-        top: p, how many of a gate's scores count; 0 is twice the model's top-k.
+        smoothing: α, the weight of a gate's scores against all earlier ones.
+        top: p, how many of a gate's scores are used; 0 is twice the model's top-k.
     """
 
     smoothing: float = 0.5
@@ -281,23 +280,23 @@ class MinusRecentScore(Eviction):
             raise UsageError(f"evict.top is {self.top}; allowed: 0 (twice the top-k) or more")
 
     def start(self, shape: ModelShape, cache: ExpertCache) -> None:
-        """No gate yet: every S is zero."""
+        """Begin with S = 0 for every expert."""
         self._scores = RecentScores(shape, self.smoothing, self.top)
 
     def observe(self, view: LayerView) -> None:
-        """One gate; of several rows their mean."""
+        """Update S by the gate's scores; with several rows, by their mean."""
         scores_TE = view.scores_TE
         mean_E = scores_TE[0] if len(scores_TE) == 1 else scores_TE.mean(axis=0)
         self._scores.update(view.layer, mean_E)
 
     def victim(self, allowed: Mask, incoming: int) -> int | None:
-        """The lowest S; ties to the lowest key."""
+        """Return the allowed key with the lowest S; ties to the lowest key."""
         return least(self._scores.by_key, allowed)
 
 
 @dataclass(kw_only=True)
 class HybriMoE(System):
-    """The complete system."""
+    """HybriMoE with the paper's policies for all five decisions."""
 
     paper = "DAC 2025, arXiv 2504.05897"
 

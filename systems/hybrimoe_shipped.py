@@ -2,43 +2,43 @@
 
 `ktransformers/operators/experts.py`:
 
-    code                                   here
-    ────                                   ────
-    KExpertsCache: n slots a layer,        PlaceById; LowestOfItsLayer: each layer keeps what its
-      experts 0 to n-1 at start              slots hold
-    E staging slots, in which nothing      LowestOfItsLayer.transient; Fetch(keep=False)
-      stays
-    HSS, where there is one row:           two_ended, TwoEnded
+    code                                   moebench
+    ────                                   ────────
+    KExpertsCache: n slots a layer,        PlaceById; LowestOfItsLayer: each layer keeps as many
+      experts 0 to n-1 at start              experts
+    E staging slots for transient          LowestOfItsLayer.transient; Fetch(keep=False)
+      experts
+    HSS, for one row:                      two_ended, TwoEnded
       GPU from the head, CPU from the
       tail of cached ++ uncached
     its costs, which are literals          TwoEnded: 1 a token and 0.79 once on the CPU, 0.5 on the
-                                             GPU, 0.4179 a move, whatever runs where
-    several rows: all to the GPU           TwoEnded, AfterNext
+                                             GPU, 0.4179 a copy, for every model and machine
+    several rows: all on the GPU           TwoEnded, AfterNext
     prefetch_expert, 0 by default          AfterNext.size: the next layer's highest S
     KScoreAwareCache: α = 0.5, p = 2k      RecentScores
-      argmin of S evicts; of equal ones    LowestOfItsLayer
-      what was used longest ago
-    pinned storage of all experts          ``pinned_copies``
+      evicts the lowest S; of equal        LowestOfItsLayer
+      ones the least recently used
+    page-locked storage of all experts     ``pinned_copies``
 
-The code tells decode from prefill by the number of rows, so a batch is decoded as a prompt is.
-With several rows the staging slots serve the first layer.  After each layer all experts of the
-layer after the next are copied into them.  So the next layer finds none free, and what it misses
-replaces its own residents; and before the layer comes whose experts they hold, these are
-overwritten.  The last layer finds what was staged for it, which the code drops.
+The code distinguishes decode from prefill by the number of rows, so it decodes a batch like a
+prompt.  With several rows the first layer uses the staging slots, and after each layer all experts
+of the layer after the next are copied into them.  So the next layer finds no free staging slot, and
+its missing experts replace its own residents; and the staged experts are overwritten before their
+layer is computed.  The last layer finds the experts staged for it, but the code drops them.
 
 Deviations:
 
-- Of S the code credits a gate's p highest scores in descending order to their experts in the order
-  of ids, and reads the first row alone.  Here every expert gets its own score, and of several rows
-  the mean counts; ``evict.as_coded`` does as the code does.
-- The code evicts experts that its layer is still to compute, and computes on what took their place.
-  Here these wait until they have been computed.
-- The code computes some experts of the CPU on others' weights: it takes positions in two lists for
-  positions in their sum.  Here results are right, and the time is the same.
-- Only for DeepSeek the code makes the cache of scores; other models fail.  Here all have it.
-- The staging slots are the device's, as those of the cache are; they are fewer than E by what a
-  layer keeps, as nothing is staged that is there.
-- Copies are of one matrix each in the code.
+- In S the code credits a gate's p highest scores, in descending order, to their experts in the
+  order of ids, and reads only the first row.  moebench credits every expert its own score, and uses
+  the mean of several rows; ``evict.as_coded`` reproduces the code.
+- The code evicts experts that the current layer has not yet computed, and then computes with the
+  weights that replaced theirs.  In moebench these experts are evicted after their computation.
+- The code computes some of the CPU's experts with other experts' weights: it uses positions in two
+  lists as positions in the joined list.  In moebench results are right, and the time is the same.
+- The code creates the cache of scores only for DeepSeek; other models fail.  moebench always does.
+- The staging slots are device slots, as those of the cache are; there are E less the number that a
+  layer keeps, because resident experts are not staged.
+- The code copies one matrix at a time, moebench a whole expert.
 """
 
 from collections import OrderedDict
@@ -64,15 +64,15 @@ from moebench.substrate.models.shape import ModelShape
 from moebench.systems.hybrimoe import HybriMoE, RecentScores
 from moebench.systems.policies.checks import require_at_least
 
-#: What the code thinks that operations take, in a unit of its own: on the CPU a token, and the
-#: first of a layer more; an expert on the GPU; a move there.
+#: The code's constants, without a unit: a token on the CPU, the extra cost of a layer's first
+#: expert there, an expert on the GPU, and a copy to the GPU.
 TOKEN_COST, FIRST_COST, GPU_COST, MOVE_COST = 1.0, 0.79, 0.5, 0.4179
-#: α of S.
+#: α, the smoothing of S.
 SMOOTHING = 0.5
 
 
 class Costs(NamedTuple):
-    """Constants of the schedule."""
+    """Constant costs of the schedule, in the code's unit."""
 
     token: float = TOKEN_COST
     first: float = FIRST_COST
@@ -81,7 +81,7 @@ class Costs(NamedTuple):
 
 
 class Division(NamedTuple):
-    """Positions in the order of both queues, and when the GPU, the CPU and the link are done."""
+    """Positions of the GPU's and the CPU's experts, and when GPU, CPU and link finish."""
 
     gpu: list[int]
     cpu: list[int]
@@ -91,10 +91,10 @@ class Division(NamedTuple):
 
 
 def two_ended(cached: Sequence[int], absent: Sequence[int], costs: Costs) -> Division:
-    """HSS: the GPU takes the head of the order if it ends no later than the CPU with the tail.
+    """Divide the list (HSS): the GPU's next head, if it ends no later than the CPU's next tail.
 
     Args:
-        cached, absent: tokens of the experts, descending; the order is the one after the other.
+        cached, absent: tokens of the experts, descending; the list is ``cached`` + ``absent``.
     """
     tokens = [*cached, *absent]
     gpu: list[int] = []
@@ -117,11 +117,11 @@ def two_ended(cached: Sequence[int], absent: Sequence[int], costs: Costs) -> Div
 
 @dataclass(kw_only=True)
 class TwoEnded(Assignment):
-    """Divides the experts of one row between both ends of a list; several rows are the GPU's alone.
+    """Divides one row's experts from both ends of a list; gives several rows to the GPU only.
 
     Attributes:
-        token_cost, first_cost: of a token on the CPU, and of the first expert there more.
-        gpu_cost, move_cost: of an expert on the GPU, and of its way there.
+        token_cost, first_cost: cost of a token on the CPU, and extra of the first expert.
+        gpu_cost, move_cost: cost of an expert on the GPU, and of its copy to it.
     """
 
     token_cost: float = TOKEN_COST
@@ -136,7 +136,7 @@ class TwoEnded(Assignment):
         require_at_least("assign", self, token_cost=0, first_cost=0, gpu_cost=0, move_cost=0)
 
     def assign(self, view: LayerView, active: Active) -> Plan:
-        """Of one row, each expert has one token, and the best scored are first in both lists."""
+        """Plan the layer: of one row, best-scored experts first in both lists; else load all."""
         if view.forward.rows > 1:
             # In the first and the last layer the staging slots are free.
             ends = (view.shape.moe_layers[0], view.shape.moe_layers[-1])
@@ -154,10 +154,10 @@ class TwoEnded(Assignment):
 
 @dataclass(kw_only=True)
 class AfterNext(Prefetching):
-    """After several rows, fills the staging slots; after one, fetches the next layer's highest S.
+    """Stages the layer after the next for several rows; fetches the next layer's highest S for one.
 
     Attributes:
-        size: how many experts of the next layer are fetched where they are not there.
+        size: how many experts of the next layer to fetch if they are missing.
     """
 
     size: int = 0
@@ -169,20 +169,20 @@ class AfterNext(Prefetching):
 
     @property
     def reads_scores(self) -> bool:  # type: ignore[override]
-        """Only to fetch the next layer's."""
+        """Whether S is kept, which only fetches for the next layer need."""
         return self.size > 0
 
     def start(self, shape: ModelShape, cache: ExpertCache) -> None:
-        """No gate yet."""
+        """Begin with S = 0 for every expert."""
         self._scores = RecentScores(shape, SMOOTHING, 0)
 
     def observe(self, view: LayerView) -> None:
-        """S, if it is to be read."""
+        """Update S by the mean scores of the rows, if the next layer is fetched for."""
         if self.size:
             self._scores.update(view.layer, view.scores_TE.mean(axis=0))
 
     def prefetch(self, view: LayerView, forecast: Forecast) -> Sequence[Fetch]:
-        """All experts of the layer after the next, not to be kept; or some of the next."""
+        """Return all experts of the layer after the next, transient; or some of the next layer."""
         shape = view.shape
         if view.forward.rows > 1:
             row = shape.moe_rows[view.layer] + 2
@@ -198,30 +198,30 @@ class AfterNext(Prefetching):
 
 
 class CodedScores(RecentScores):
-    """S as the code has it: a gate's p highest scores go to their experts in the order of ids."""
+    """S as the code computes it: the p highest scores go to their experts in the order of ids."""
 
     def update(self, layer: int, scores_E: np.ndarray) -> None:
-        """The highest to the lowest id among these experts, and so on."""
+        """Credit the highest score to the lowest id of the p best experts, and so on."""
         highest = self.decay(layer, scores_E)
         self.of(layer)[np.sort(highest)] += self.smoothing * scores_E[highest]
 
 
 @dataclass(kw_only=True)
 class LowestOfItsLayer(Eviction):
-    """Evicts its layer's expert with the lowest S; of equal ones, the one used longest ago.
+    """Evicts the lowest S of the incoming expert's layer; of equal ones the least recently used.
 
     Attributes:
-        as_coded: S is of the first row alone, and its scores go to other experts: see the module.
+        as_coded: compute S of the first row only and as `CodedScores`, like the code.
     """
 
     as_coded: bool = False
 
     def start(self, shape: ModelShape, cache: ExpertCache) -> None:
-        """Set staging slots for one layer's experts apart.
+        """Reserve staging slots for one layer's experts.
 
         Raises:
-            BudgetError: the others are fewer than one a layer.
-            UsageError: layers do not share slots.
+            BudgetError: fewer than one slot a layer remains.
+            UsageError: layers have separate pools of slots.
         """
         experts, layers = shape.num_experts, len(shape.moe_layers)
         if cache.scope == "layer":
@@ -229,7 +229,7 @@ class LowestOfItsLayer(Eviction):
                 "evict=mrs-shipped divides the slots itself and stages one layer's experts: use it "
                 "with --set scope=global"
             )
-        # Each of n layers keeps m, and E - m slots are for what a layer lacks.
+        # Each of n layers keeps m experts, and E - m slots stage a layer's other experts.
         each = (cache.slots - experts) // max(layers - 1, 1)
         if each < 1:
             raise BudgetError(
@@ -240,32 +240,32 @@ class LowestOfItsLayer(Eviction):
         self.reserve = self.transient = experts - each
         self._scores = (CodedScores if self.as_coded else RecentScores)(shape, SMOOTHING, 0)
         self._experts = experts
-        #: By layer, the experts that it keeps, the least recently used first.
+        #: Keys of the experts that each layer keeps, the least recently used first.
         self._kept = [OrderedDict[int, None]() for _ in range(shape.num_layers)]
 
     def observe(self, view: LayerView) -> None:
-        """Every gate; of several rows their mean, or the first one's."""
+        """Update S by the rows' mean scores, or by the first row's if ``as_coded``."""
         one, scores_TE = self.as_coded or view.forward.rows == 1, view.scores_TE
         self._scores.update(view.layer, scores_TE[0] if one else scores_TE.mean(axis=0))
         self._layer, self._rows = view.layer, view.forward.rows
 
     def used(self, layer: int, experts: Iterable[int]) -> None:
-        """Those that are kept go to the end."""
+        """Move the kept ones of these experts to the most recently used end."""
         kept, first = self._kept[layer], layer * self._experts
         for expert in experts:
             if first + expert in kept:
                 kept.move_to_end(first + expert)
 
     def arrived(self, key: int) -> None:
-        """Its layer keeps it."""
+        """Add the expert to those that its layer keeps."""
         self._kept[key // self._experts][key] = None
 
     def left(self, key: int) -> None:
-        """It does no more."""
+        """Remove the expert from those that its layer keeps."""
         self._kept[key // self._experts].pop(key, None)
 
     def victim(self, allowed: Mask, incoming: int) -> int | None:
-        """Of the incoming expert's own layer; none for what is staged for a later one."""
+        """Return the incoming layer's lowest S; None for an expert staged for a later layer."""
         layer = incoming // self._experts
         if self._rows > 1 and layer != self._layer:
             return None
@@ -275,7 +275,7 @@ class LowestOfItsLayer(Eviction):
 
 @dataclass(kw_only=True)
 class ShippedHybriMoE(HybriMoE):
-    """The complete system of the authors' code."""
+    """HybriMoE with its authors' two-ended schedule, staging and per-layer eviction."""
 
     assign: Assignment = field(default_factory=TwoEnded)
     prefetch: Prefetching = field(default_factory=AfterNext)
@@ -284,7 +284,7 @@ class ShippedHybriMoE(HybriMoE):
     pinned_copies: bool | None = True
 
     def remarks(self, shape: ModelShape, slots: int) -> Sequence[str]:
-        """What decides, whose results these are, and what a batch or a prompt copies in vain."""
+        """Return notes on wrong weights, constant costs and useless copies of the code."""
         said = [
             "its code computes some experts of the CPU on others' weights: its time is simulated, "
             "its results would be wrong; accuracy here is that of the right weights"

@@ -1,14 +1,14 @@
-"""kTransformers: hot experts on the device, all others computed on the host, none moved in decode.
+"""kTransformers: hot experts on the device, all others computed on the host.
 
 "KTransformers: Unleashing the Full Potential of CPU/GPU Hybrid Inference for MoE Models" (H. Chen
 et al., SOSP 2025, doi 10.1145/3731569.3764843), and what its authors ship: kt-kernel and their fork
-of SGLang (kvcache-ai/ktransformers 95009ea).  The host computes experts faster than the link brings
-them, so a token moves activations alone; the device computes attention, shared experts and its
-residents beside the host.
+of SGLang (kvcache-ai/ktransformers 95009ea).  The host computes experts faster than the link copies
+them, so decode moves activations only; the device computes attention, shared experts and its
+residents concurrently with the host.
 
-    paper and code                                     here
-    ──────────────                                     ────
-    GPU expert mask, --kt-num-gpu-experts              what fits beside the staged layer:
+    paper and code                                     moebench
+    ──────────────                                     ────────
+    GPU expert mask, --kt-num-gpu-experts              all slots except the staged layer's:
                                                        ``--slots``, ``--cache-ratio``
     --kt-expert-placement-strategy uniform             PlaceById: n of each layer, lowest ids
       frequency                                        ``place=popular``
@@ -23,30 +23,30 @@ residents beside the host.
     --kt-method AMXINT4, FP8, BF16                     ``expert_precision``; the run's by default
 
 Expert deferral: of a token's k experts the k - d with the highest weights are *immediate*, and so
-is every expert that is immediate for any token of the batch.  The others, where they are the
-host's, are added to the next MoE layer's output; the last layer defers none.  The host then works
-through the next attention, and the outputs are not the model's any more: d > 0 is lossy.
+is every expert that is immediate for any token of the batch.  The outputs of the host's other
+experts are added to the next MoE layer's output; the last layer defers none.  The host then also
+computes during the next attention, and outputs differ from the model's: d > 0 is lossy.
 
-Layer-wise prefill: prompts of ``threshold`` tokens or more, over the batch, go layer by layer
-through a buffer of all E experts, to which the host's are copied, chosen or not.  With ``update``
-the layer's n residents are from then on the n that the prompt used most; those that come were in
-the buffer already, so that costs no transfer.
+Layer-wise prefill: prompts of ``threshold`` tokens or more, over the batch, are computed layer by
+layer in a buffer of all E experts, to which the host's experts are copied, chosen or not.  With
+``update`` the layer's n residents become the n experts that the prompt used most; the new ones were
+already in the buffer, so this needs no transfer.
 
 Deviations and readings:
 
-- The threshold's default is the documentation's for BF16 (GLM-4.7); its other examples have 400 to
-  2048, the command line 4096, and SGLang alone has none.  0 switches layer-wise prefill off.
-- The buffer is memory for one layer's experts and stays empty in between.  It is one of the slots
-  that every system gets, so a tight budget has fewer residents.
-- In layer-wise prefill an expert is computed as it comes, where the code waits for the whole layer;
-  a resident is computed where it is, where the code copies it into the buffer, too.
-- With ``update``, an expert that is to stay is copied to the slot of the resident that leaves, once
-  that one has been computed, where the code copies within the device.
-- Deferral is decode's, as the paper reports it.  The code does not ask for the phase: its hybrid
-  prefill defers what is immediate for no token of the prompt.
-- Host memory keeps all experts, resident ones too (issues 2023, 2084); so it does here.
-- What the host reaches is the machine's: no AMX or NUMA kernels.  One CUDA graph for all of decode
-  is nearest to ``--software lean``.
+- The default threshold is that of the documentation for BF16 (GLM-4.7); its other examples have 400
+  to 2048, the command line 4096, and SGLang alone has none.  0 disables layer-wise prefill.
+- The buffer holds one layer's experts and is empty outside layer-wise prefill.  It is part of the
+  slots that every system has, so a tight budget leaves fewer residents.
+- In layer-wise prefill moebench computes an expert when it has arrived, and a resident in its own
+  slot; the code waits for the whole layer and copies residents into the buffer, too.
+- With ``update``, moebench copies a new resident from the host to the slot of the one it replaces,
+  once that one has been computed; the code copies within the device.
+- Deferral is limited to decode, as the paper reports it.  The code does not check the phase: its
+  hybrid prefill defers experts that are immediate for no token of the prompt.
+- Host memory keeps all experts, including residents (issues 2023, 2084), in the code and here.
+- The machine sets the host's speed: there are no AMX or NUMA kernels.  ``--software lean`` is the
+  nearest to one CUDA graph for all of decode.
 """
 
 from collections.abc import Mapping, Sequence
@@ -71,18 +71,18 @@ from moebench.systems.policies.place import PlaceById
 from moebench.systems.policies.prefetch import NoPrefetch
 from moebench.systems.policies.route import ExactRouting
 
-#: Prompt tokens from which layer-wise prefill is worth its transfers: the documentation's.
+#: Fewest prompt tokens for layer-wise prefill, as the documentation recommends.
 THRESHOLD = 1024
 
 
 @dataclass(kw_only=True)
 class Hybrid(Assignment):
-    """Residents on the device, all others on the host; long prompts layer by layer on the device.
+    """Computes residents on the device and the others on the host; long prompts on the device only.
 
     Attributes:
         defer: d, how many of a token's experts may be added one MoE layer later, in decode.
-        threshold: tokens of a prefill, over the batch, from which it is layer-wise; 0 is never.
-        update: a layer-wise prefill makes its most used experts the residents.
+        threshold: fewest tokens, over the batch, of a layer-wise prefill; 0 disables it.
+        update: make the most used experts of a layer-wise prefill the residents.
     """
 
     defer: int = 0
@@ -105,19 +105,19 @@ class Hybrid(Assignment):
 
     @property
     def uses_host(self) -> bool:  # type: ignore[override]
-        """For all that is not on the device."""
+        """Whether the host computes experts: always, those not on the device."""
         return True
 
     @property
     def lossless(self) -> bool:  # type: ignore[override]
-        """Unless outputs come a layer late."""
+        """Whether no output is deferred to a later layer."""
         return not self.defer
 
     def start(self, shape: ModelShape, cache: ExpertCache) -> None:
-        """Keep room for one layer, or for one expert of each where layers do not share slots.
+        """Reserve slots for one layer, or one for each layer if layers have separate pools.
 
         Raises:
-            BudgetError: there is none.
+            BudgetError: the device has fewer slots.
         """
         staged = len(shape.moe_layers) if cache.scope == "layer" else shape.num_experts
         self.reserve = staged if self.threshold else 0
@@ -128,7 +128,7 @@ class Hybrid(Assignment):
             )
 
     def assign(self, view: LayerView, active: Active) -> Plan:
-        """Where each expert is, but for long prompts; d > 0 defers the least important."""
+        """Plan each expert where it is, except in long prompts; d > 0 defers the lowest weights."""
         if view.phase == "prefill" and 0 < self.threshold <= view.forward.rows:
             return self._layer_wise(view, active)
         device = [*active.resident, *active.in_flight]
@@ -140,21 +140,21 @@ class Hybrid(Assignment):
         return Plan(device, host, [e for e in active.absent if e not in immediate])
 
     def _layer_wise(self, view: LayerView, active: Active) -> Plan:
-        """Brings all of the layer; residents compute meanwhile."""
+        """Plan to load all absent experts of the layer while residents compute."""
         absent = np.flatnonzero(~(view.resident_E | view.in_flight_E)).tolist()
         leaves = self._updated(view) if self.update else {}
         passing = [e for e in absent if e not in leaves]
-        # What replaces a resident waits for that one's computation: it comes last.
+        # A new resident's load waits for the computation of the one it replaces: queue it last.
         load = [Fetch(view.layer, e, keep=False) for e in passing]
         load += [Fetch(view.layer, e, instead_of=resident) for e, resident in leaves.items()]
         brought = [e for e in (*passing, *leaves) if e in active.rows]
         return Plan([*active.resident, *active.in_flight, *brought], load=load)
 
     def _updated(self, view: LayerView) -> Mapping[int, int]:
-        """The experts that become residents, each with the one whose place it takes."""
+        """Return the experts that become residents, each with the one that it replaces."""
         resident_E = view.resident_E
         tokens_E = np.bincount(view.topk_ids_TK.ravel(), minlength=view.shape.num_experts)
-        # Of experts with equally many tokens, those that are there; then the lowest ids.
+        # Among experts with equally many tokens, residents are first, then the lowest ids.
         by_tokens = np.lexsort((~resident_E, -tokens_E)).tolist()
         n = int(resident_E.sum())
         come = [e for e in by_tokens[:n] if not resident_E[e] and not view.in_flight_E[e]]
@@ -164,7 +164,7 @@ class Hybrid(Assignment):
 
 @dataclass(kw_only=True)
 class KTransformers(System):
-    """The complete system."""
+    """kTransformers with its hybrid assignment and a fixed set of resident experts."""
 
     paper = "SOSP 2025, doi 10.1145/3731569.3764843"
 
@@ -175,7 +175,7 @@ class KTransformers(System):
     evict: Eviction = field(default_factory=OnlyNamed)
 
     def remarks(self, shape: ModelShape, slots: int) -> Sequence[str]:
-        """How many of the slots hold no resident."""
+        """Return a note on how many slots are reserved for layer-wise prefill."""
         if isinstance(self.assign, Hybrid) and self.assign.threshold:
             return [
                 f"{shape.num_experts} of {slots} slots stage one layer's experts for prompts of "

@@ -1,37 +1,38 @@
-"""llama.cpp: a static split between device and host; what lies on the host is computed there.
+"""llama.cpp: a static split of layers; weights on the host are computed on the host.
 
-ggml-org/llama.cpp, the baseline that most papers omit.  No cache, no prediction, no expert moves in
-decode: its graph is cut where weights lie, and its pieces run one after the other.
+ggml-org/llama.cpp, the baseline that most papers omit.  It has no cache and no prediction, and
+moves no experts in decode: its graph is split by the location of weights; splits run in order.
 
-    llama.cpp                        here
-    ─────────                        ────
+    llama.cpp                        moebench
+    ─────────                        ────────
     --n-cpu-moe N, --cpu-moe         CpuMoE: experts of the first N layers on the host, all else on
                                        the device (``place=n-cpu-moe``)
     -ngl N                           GpuLayers: the last N layers on the device; the others, with
                                        attention and KV cache, on the host (``place=ngl``)
     op offload, for 32 rows and      HostOrCopy: used experts are copied, computed on the device and
       more (PR #15346)                 dropped; ``assign.min_batch``, GGML_OP_OFFLOAD_MIN_BATCH
-    micro-batches (-ub 512)          ``assign.micro_batch``: each copies anew (Plan.again)
+    micro-batches (-ub 512)          ``assign.micro_batch``: each repeats the copies (Plan.again)
     splits run in order              ``overlap=False``
     mmap: weights are pageable       ``pinned_copies=False``; --no-mmap is ``pinned_copies=true``
 
-N is the best that fits, as a user would tune it, in the bytes that every other system has;
-`place.n` sets it.  Copied experts need room, too: llama.cpp allocates one tensor at a time, a
-matrix of all experts of a layer; so a third of a layer stays free.
+The default N is the best that fits, as a user would tune it, in the bytes that every other system
+has; `place.n` sets it.  Copied experts also need room: llama.cpp allocates one tensor at a time, a
+matrix of all experts of a layer; so slots for a third of a layer stay free.
 
 Deviations and readings:
 
-- Recent builds count the head as one of -ngl's N; here N counts layers, and the head is always on
-  the device.  So is the embedding, which llama.cpp leaves on the host: it takes room from experts.
-- A prompt's rows are cut into micro-batches, sequence after sequence.  Where the last one is too
-  small to be copied for, experts that it alone uses are computed on the host; its other rows are
-  counted with the micro-batches before, and so is its part of the common weights of -ngl.
-- Attention of a large batch in -ngl is computed on the device, where llama.cpp leaves the products
-  with the KV cache to the host.
-- Without room for a third of a layer the host computes prompts as well (--no-op-offload).
-- Each expert on the host has a hand-over of its own; llama.cpp has one for a layer.
-- Its control thread is C++: about 3,000 launches of 5 us a token.  Here it pays what the run's kind
-  of software does; `--software lean` is nearer to it than ``hf-eager``.
+- Recent builds count the head as one of -ngl's N; in moebench N counts layers, and the head is
+  always on the device.  So is the embedding, which llama.cpp leaves on the host: it leaves less
+  room for experts.
+- A prompt's rows are split into micro-batches, sequence by sequence.  If the last one is too small
+  for copies, experts that it alone uses are computed on the host; its other rows, and its part of
+  the non-expert weights of -ngl, are charged with the micro-batches before.
+- Attention of a large batch with -ngl is computed on the device; llama.cpp leaves the products with
+  the KV cache to the host.
+- Without room for a third of a layer the host computes prompts, too (--no-op-offload).
+- Each expert on the host has its own hand-over; llama.cpp has one for a layer.
+- llama.cpp's control thread is C++: about 3,000 launches of 5 us a token.  moebench charges the
+  costs of the run's kind of software; `--software lean` is nearer to it than ``hf-eager``.
 - Weights have the run's precision; quantised files are other runs (`--precision 4bit`).
 """
 
@@ -59,8 +60,8 @@ from moebench.systems.policies.place import experts_of
 from moebench.systems.policies.prefetch import NoPrefetch
 from moebench.systems.policies.route import ExactRouting
 
-#: Families that its converter knows (conversion/__init__.py).  XVERSE-MoE is none of them: what it
-#: maps is XverseForCausalLM, whose graph has no experts.
+#: Model families of llama.cpp's converter (conversion/__init__.py).  XVERSE-MoE is not among them:
+#: the converter maps XverseForCausalLM, whose graph has no experts.
 CONVERTED = frozenset({
     "deepseek", "deepseek_v2", "glm4_moe", "gpt_oss", "llama4_text", "mixtral", "olmoe", "phimoe",
     "qwen2_moe", "qwen3_moe",
@@ -68,39 +69,39 @@ CONVERTED = frozenset({
 
 
 def staging(shape: ModelShape) -> int:
-    """Slots for copied experts: one matrix of each of a layer's, of three."""
+    """Return the slots for copied experts: one of the three matrices of each expert of a layer."""
     return -(-shape.num_experts // 3)
 
 
 @dataclass(kw_only=True)
 class StaticSplit(Placement):
-    """Base of the two: whole layers' experts on the device, from one layer on.
+    """Base of llama.cpp's splits: all experts of the layers from ``first`` on are on the device.
 
     Attributes:
-        n: as llama.cpp counts it; None is the best that fits.
+        n: N of the llama.cpp flag; None is the best that fits.
     """
 
     n: int | None = None
 
-    #: How llama.cpp spells it.
+    #: Command-line flag of llama.cpp for this split.
     flag: ClassVar[str]
 
     def __post_init__(self) -> None:
         if self.n is not None and self.n < 0:
             raise UsageError(f"place.n is {self.n}; allowed: 0 or more, or null for the best")
-        #: The first layer whose experts are on the device, as `homes` found it.
+        #: The first layer whose experts are on the device, set by `homes`.
         self.first = 0
 
     @abstractmethod
     def homes_from(self, first: int, shape: ModelShape) -> Sequence[Home]:
-        """Homes of common weights if the device has the experts from this layer on."""
+        """Return the locations of non-expert weights if ``first`` is the first device layer."""
 
     @abstractmethod
     def count(self, first: int, shape: ModelShape) -> int:
-        """N for the first layer whose experts are on the device, and the other way round."""
+        """Return N for the first device layer; its own inverse: the first device layer for N."""
 
     def fits(self, first: int, shape: ModelShape, budget: Budget) -> bool:
-        """Whether the device holds these layers and what large batches copy of the others."""
+        """Return whether the device holds these layers and the copies of the others' experts."""
         homes = self.homes_from(first, shape)
         placed = sum(layer >= first for layer in shape.moe_layers) * shape.num_experts
         if placed < len(shape.moe_layers) * shape.num_experts:
@@ -109,10 +110,10 @@ class StaticSplit(Placement):
         return placed <= budget.slots(homes)
 
     def homes(self, shape: ModelShape, budget: Budget) -> Sequence[Home]:
-        """Of the most experts on the device that fit, or of those that were asked for.
+        """Return the locations of non-expert weights for the given N, or the best that fits.
 
         Raises:
-            BudgetError: these do not fit.
+            BudgetError: the given N does not fit.
         """
         layers = shape.num_layers
         best = next((f for f in range(layers) if self.fits(f, shape, budget)), layers)
@@ -125,7 +126,7 @@ class StaticSplit(Placement):
         return self.homes_from(self.first, shape)
 
     def place(self, shape: ModelShape, slots: int, scope: Scope) -> Iterable[tuple[int, int]]:
-        """All experts from that layer on."""
+        """Return all experts of the layers from ``first`` on, as far as they fit."""
         layers = [layer for layer in shape.moe_layers if layer >= self.first]
         too_many = max(0, len(layers) - slots // shape.num_experts)
         return experts_of(layers[too_many:], shape, scope)
@@ -133,17 +134,17 @@ class StaticSplit(Placement):
 
 @dataclass(kw_only=True)
 class CpuMoE(StaticSplit):
-    """--n-cpu-moe N: experts of the first N layers are on the host, all common weights are not."""
+    """--n-cpu-moe N: the first N layers' experts are on the host, everything else on the device."""
 
     flag = "--n-cpu-moe"
 
     def homes_from(self, first: int, shape: ModelShape) -> Sequence[Home]:
-        """All on the device."""
+        """Return ``device`` for every layer."""
         on_device: Home = "device"
         return (on_device,) * shape.num_layers
 
     def count(self, first: int, shape: ModelShape) -> int:
-        """The layers before it; all of them is --cpu-moe."""
+        """Return the number of layers before the first device layer; all layers is --cpu-moe."""
         return first
 
 
@@ -154,21 +155,21 @@ class GpuLayers(StaticSplit):
     flag = "-ngl"
 
     def homes_from(self, first: int, shape: ModelShape) -> Sequence[Home]:
-        """On the host before that layer."""
+        """Return ``host`` before the first device layer, ``device`` from it on."""
         return ["host" if layer < first else "device" for layer in range(shape.num_layers)]
 
     def count(self, first: int, shape: ModelShape) -> int:
-        """The layers from it on."""
+        """Return the number of layers from the first device layer on."""
         return shape.num_layers - first
 
 
 @dataclass(kw_only=True)
 class HostOrCopy(Assignment):
-    """Absent experts are computed on the host, but for micro-batches of many rows.
+    """Computes absent experts on the host, but copies them for micro-batches of many rows.
 
     Attributes:
-        min_batch: rows from which on a micro-batch copies what it uses to the device.
-        micro_batch: rows that are computed at a time.
+        min_batch: fewest rows of a micro-batch that copies its experts to the device.
+        micro_batch: most rows that are computed at a time.
     """
 
     min_batch: int = 32
@@ -181,25 +182,25 @@ class HostOrCopy(Assignment):
 
     @property
     def uses_host(self) -> bool:  # type: ignore[override]
-        """For small batches."""
+        """Whether the host computes experts: always, those of small batches."""
         return True
 
     def start(self, shape: ModelShape, cache: ExpertCache) -> None:
-        """See whether copies have room."""
+        """Check whether the device has room for copies."""
         self._copies = cache.slots >= staging(shape)
 
     def _large(self, rows: int) -> list[slice]:
-        """The micro-batches that copy."""
+        """Return the micro-batches that copy experts to the device."""
         firsts = range(0, rows, self.micro_batch)
         parts = [slice(first, min(first + self.micro_batch, rows)) for first in firsts]
         return [part for part in parts if self._copies and part.stop - part.start >= self.min_batch]
 
     def host_copies(self, rows: int) -> int:
-        """Once for each large micro-batch."""
+        """Return one copy for each large micro-batch."""
         return len(self._large(rows))
 
     def assign(self, view: LayerView, active: Active) -> Plan:
-        """Copy what large micro-batches use, each anew; compute the rest where it is."""
+        """Copy the experts of large micro-batches, for each anew; compute the others in place."""
         absent, copied = {*active.absent}, list[int]()
         for part in self._large(view.forward.rows):
             copied += sorted(absent.intersection(view.topk_ids_TK[part].ravel().tolist()))
@@ -212,7 +213,7 @@ class HostOrCopy(Assignment):
 
 @dataclass(kw_only=True)
 class LlamaCpp(System):
-    """The complete system."""
+    """llama.cpp with experts of the first layers on the host (--n-cpu-moe)."""
 
     paper = "ggml-org/llama.cpp"
 
@@ -225,7 +226,7 @@ class LlamaCpp(System):
     pinned_copies: bool | None = False
 
     def why_not(self, shape: ModelShape, batch: int) -> str | None:
-        """It has a file format of its own, and a converter for some families."""
+        """Return why llama.cpp's converter has no GGUF file for the model, or None."""
         if shape.family == "xverse":
             return (
                 "no GGUF file: llama.cpp's converter refuses XverseMoeForCausalLM (its xverse has "
@@ -236,7 +237,7 @@ class LlamaCpp(System):
         return super().why_not(shape, batch)
 
     def remarks(self, shape: ModelShape, slots: int) -> Sequence[str]:
-        """How llama.cpp would be called for this split."""
+        """Return notes with llama.cpp's flags for this split."""
         said = ["llama.cpp is C++: --software lean is nearer to it than hf-eager"]
         if isinstance(self.place, StaticSplit):
             n = self.place.count(self.place.first, shape)
