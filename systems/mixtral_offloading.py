@@ -1,43 +1,43 @@
-"""Mixtral-Offloading: an LRU cache in each layer, and experts loaded on the next gate's guess.
+"""Mixtral-Offloading: an LRU cache in each layer, and experts loaded as the next gate predicts.
 
 "Fast Inference of Mixture-of-Experts Language Models with Offloading" (A. Eliseev, D. Mazur, arXiv
-2312.17238).  Tokens in a row use some of the same experts, so each layer keeps the few that it used
-last.  The next layer's gate, applied to this layer's state, guesses most of what that layer will
+2312.17238).  Consecutive tokens share some experts, so each layer keeps the few that it used last.
+The next layer's gate, applied to this layer's state, predicts most of the experts that layer will
 use: the best one or two are loaded while this layer computes.
 
-    paper                            here
-    ─────                            ────
+    paper                            moebench
+    ─────                            ────────
     k experts cached in each layer   PlaceLastIds: the same number a layer; StagedLRU
-    after the gate                   LoadAll: those that are here first, then the missing by id
-    speculative loading              NextGate on this layer's state, behind this layer's loads;
+    after the gate                   LoadAll: resident experts first, then the missing ones by id
+    speculative loading              NextGate on this layer's state, after this layer's loads;
                                      ``prefetch.experts``: 1 or 2
     staging buffers, shared by       ``evict.staging``: 4 of the device's slots
       all layers
     a speculated expert replaces     StagedLRU: it stays in its buffer until its layer uses it;
-      an LRU entry only if used      then the layer's least recently used expert is a buffer
+      an LRU entry only if used      then the slot of the layer's least recently used expert
+                                     becomes a buffer
     HQQ, experts in 2 bits           ``--set expert_precision=2bit`` (66.4 MB each); attention in
-                                     4 bits is ``--precision 4bit`` beside it
+                                     4 bits is ``--precision 4bit``
 
 In prefill each active expert is loaded once a layer, for all its rows, and nothing is speculated.
 
-Whether a speculated expert that is used counts as a hit, the paper leaves open.  Here
-``metrics.cache_ratio`` counts all that is complete when the gate is known, speculated or not, and
-``prefetch`` how many were fetched ahead and how many of these were used.
+The paper does not define whether a speculated expert that is used counts as a hit.  In moebench
+``metrics.cache_ratio`` counts every expert that is complete when the gate is known, speculated or
+not, and ``prefetch`` counts the experts that were fetched ahead and those of them that were used.
 
 Deviations and readings, where the sources are silent:
 
-- The authors' repository holds the cache and the buffers, but no speculation (its issue 10); what
-  it does is ``--variant shipped``.  Buffers (4) and who is resident at the start (the highest ids)
-  are the repository's demo.
-- Buffers are in the device's budget, as everything is.  Slots that are no equal share for all
-  layers are more buffers; where there is not one a layer, all are.
-- A buffer is overwritten when it is needed: what a layer gave up, or nobody used, is found there
-  until then.
-- A speculative load that has not begun when its gate is known is dropped; one that has begun goes
-  on.
-- Experts are read-only, so what is evicted is not copied back; ``evict.write_back=true`` does it.
+- The authors' repository has the cache and the buffers, but no speculation (its issue 10);
+  ``--variant shipped`` models it.  The number of buffers (4) and the residents at the start (the
+  highest ids) are those of the repository's demo.
+- Buffers are part of the device's budget.  Slots that cannot be divided equally between all layers
+  are additional buffers; with fewer slots than layers, all are buffers.
+- A buffer is overwritten when it is needed: until then an expert that its layer gave up or did not
+  use is found in it.
+- A speculative load that has not begun when its gate is known is dropped; one under way goes on.
+- Experts are read-only, so evicted experts are not copied back; ``evict.write_back=true`` does so.
 - The paper serves one sequence; in a batch the best-scored experts of any row are speculated.
-- HQQ's loss is not modelled: the system is lossless but for it.
+- HQQ's loss of accuracy is not modelled; apart from it the system is lossless.
 """
 
 from dataclasses import dataclass, field
@@ -60,7 +60,7 @@ from moebench.systems.policies.route import ExactRouting
 
 @dataclass(kw_only=True)
 class MixtralOffloading(System):
-    """The complete system."""
+    """Mixtral-Offloading with the paper's policies for all five decisions."""
 
     paper = "arXiv 2312.17238"
 

@@ -1,33 +1,33 @@
 """Mixtral-Offloading as its authors' code runs it (dvmazur/mixtral-offloading ce54518).
 
-    code                                  here
-    ────                                  ────
+    code                                  moebench
+    ────                                  ────────
     ids >= offload_per_layer at the       PlaceLastIds, as published
       start, equally many a layer
-    active experts: those that are here   LoadAll, as published
+    active experts: resident ones         LoadAll, as published
       first, then the missing by id
-    marked used before any is evicted;    StagedLRU, as published
-      the layer's own LRU expert leaves
+    marked used before any eviction;      StagedLRU, as published
+      evicts the layer's own LRU expert
     buffers of all layers (4)             ``evict.staging``
     each swap copies the evicted expert   ``evict.write_back``: twice the traffic, for weights that
-      back to the host                    nobody changes
-    copies on the stream that computes    ``overlap=False``
+      back to the host                    never change
+    copies on the compute stream          ``overlap=False``
     no speculation (issue 10)             NoPrefetch
 
-The code has ``min(buffers - 1, the layer's residents, misses)`` swaps submitted at a time, the next
-when a loaded expert has been launched.  On one stream a window changes the order of copies and
-computations, not their sum, so here all are submitted as slots allow.
+The code submits ``min(buffers - 1, the layer's residents, misses)`` swaps at a time, and the next
+one when a loaded expert has been launched.  On one stream this changes the order of copies and
+computations, not their sum, so moebench submits all swaps as soon as slots allow.
 
 Not modelled:
 
-- The host's four buffers, which receive what is evicted: host memory is not counted that finely.
-- An evicted expert is copied back when its buffer is taken, one load later than in the code; with
-  the buffers empty at the start, the first loads evict nobody.
-- Where the misses outnumber a layer's idle residents, the code evicts residents that are yet to be
-  computed from their buffers; here they are computed first.
-- The control thread waits for the device before each expert (`custom_layers.py`, 292-302); here the
-  kind of software says what an expert costs it.
-- The code knows Mixtral 8x7B alone.  Nothing in its cache depends on that.
+- The host's four buffers for evicted experts: host memory is not counted that finely.
+- An evicted expert is copied back when its buffer is reused, one load later than in the code; since
+  the buffers are empty at the start, the first loads evict no expert.
+- If the misses outnumber a layer's idle residents, the code evicts residents before they are
+  computed, and computes them from buffers; moebench computes them first.
+- The code's control thread waits for the device before each expert (`custom_layers.py`, 292-302);
+  moebench charges the control time of the run's kind of software.
+- The code supports only Mixtral 8x7B.  Nothing in its cache depends on that model.
 """
 
 from dataclasses import dataclass, field
@@ -41,7 +41,7 @@ from moebench.systems.policies.prefetch import NoPrefetch
 
 @dataclass(kw_only=True)
 class ShippedMixtralOffloading(MixtralOffloading):
-    """The complete system of the authors' code."""
+    """Mixtral-Offloading without speculation, overlap or read-only experts, as in its code."""
 
     prefetch: Prefetching = field(default_factory=NoPrefetch)
     evict: Eviction = field(default_factory=partial(StagedLRU, write_back=True))

@@ -1,57 +1,61 @@
-"""MoE-Infinity: what is prefetched and what is evicted follows from requests that were alike.
+"""MoE-Infinity: prefetch and evict by the expert activations of similar past requests.
 
 "MoE-Infinity: Efficient MoE Inference on Personal Machines with Sparsity-Aware Expert Cache"
 (L. Xue, Y. Fu, Z. Lu, C. Sun, L. Mai, M. Marina, arXiv 2401.14361v3, §4.5-4.7 and Algorithm 1).  A
-request uses few of a model's experts again and again, and requests that use the same experts in the
-first layers use the same ones in the later ones.  So the activations of past requests are kept; in
-every layer the most similar one says which experts the later layers will use.
+request uses a few of a model's experts repeatedly, and requests that use the same experts in the
+first layers also do in later layers.  So the activations of past requests are stored; in every
+layer the most similar request predicts the experts of later layers.
 
-    paper                                       here
-    ─────                                       ────
-    iEAM, rEAM: tokens that each expert got,    SimilarRequests.observe: ``prefetch.match`` says
-      L × E, in this iteration, this request      which of the two is compared
+    paper                                       moebench
+    ─────                                       ────────
+    iEAM, rEAM: tokens of each expert, L × E,   SimilarRequests.observe: ``prefetch.match`` selects
+      in this iteration, this request             the one that is compared
     EAMC: rEAMs of past requests, with a fixed  Collection; ``prefetch.capacity``
       capacity; a full one replaces the most
       similar matrix, which keeps it diverse
-    predict: the closest by cosine, their       SimilarRequests.forecast; ``prefetch.entries`` says
-      cells summed, each row normalised: p        how many; `shares`
+    predict: the closest by cosine, their       SimilarRequests.forecast; ``prefetch.entries`` is
+      cells summed, each row normalised: p        their number; `shares`
     priority p · (1 - (i - l) / L), i > l       MatchedPrefetch.prefetch
-    continuous prefetch queue                   ``speculative``: every layer's order replaces the
-                                                  last one's; needed loads go first and interrupt
-                                                  no copy that is under way
+    continuous prefetch queue                   ``speculative``: every layer's queue replaces the
+                                                  previous one; needed loads run first, but do not
+                                                  interrupt a copy under way
     eviction: the least (p + ε) · (1 - i / L),  ActivationAware, over all layers
       which keeps early layers: they leave no
       time for prefetching
 
-l is the current layer, i any layer, L how many have experts.  All of this happens in each layer of
-each pass, prefill too, and to every sequence of a batch; nothing is computed on the host.
+l is the current layer, i any layer, and L the number of layers with experts.  Matching, prefetching
+and eviction run in each layer of each pass, including prefill, and for every sequence of a batch;
+no expert is computed on the host.
 
-The match is charged as the product that it is: each live sequence's L·E counts with every stored
-matrix, fp32, on the host.  The control thread waits for it, so all of it is on the critical path:
-``lanes.host`` in a run's document (and in ``decode`` of it) is the time of all matches, as nothing
-else of this system runs there; what of it the device felt is in the stall ``control``.  To submit
-and to read one costs the control thread what any operation does.  The paper's 21 us for 1000
-matrices and 226 us for 10,000 stand beside the charge in `moebench machines components`.
+The match is charged as a product: each live sequence's L·E counts with every stored matrix, fp32,
+on the host.  The control thread waits for it, so it is entirely on the critical path:
+``lanes.host`` in a run's document (and in its ``decode``) is the time of all matches, because this
+system uses the host for nothing else; the part that delayed the device is in the stall ``control``.
+Submitting and reading a match costs the control thread as much as any operation.  `moebench
+machines components` lists the paper's 21 us for 1000 matrices and 226 us for 10,000 next to the
+charge.
 
 Deviations and readings, where the paper is silent:
 
-- The collection begins with the rEAMs of calibration texts, as FineMoE's authors filled it; 120 of
-  them, for 120 entries served the paper's 290 tasks.  ``--calibrate-texts 1`` nearly begins empty.
-- A layer's own loads are submitted before its match: what leaves for them is chosen by the match of
-  the layer before.
-- The sequences of a batch (the paper's is 1) are matched one by one; their matrices are summed like
-  several matched ones.  Equal cosines go to the matrix that is stored first.
-- An expert of which no token is expected (p = 0) is not prefetched.  Only absent experts are asked
-  for, so a document's ``prefetch.all_of_top_k`` says nothing about the prediction.
-- ``prefetch.budget`` experts are asked for at once.  The next layer asks anew before the link has
-  begun more than a few of them: on S1 to S3 asking for all changes no latency.
-- ε is 1e-8, as in the authors' code of 2024.  Any that is far below 1 / tokens does the same: it
-  orders those with p = 0.  That code divides the distance by L + 1: ``prefetch.decay=L+1``.
-- Before the first prediction, and in systems without one, p is what the running requests have used
-  so far, a pass of a layer counting once.
-- The paper does not say which experts fill the cache at first: as in `moe-ondemand`, the lowest ids
-  of every layer.
-- Left out: several GPUs, and the SSD below host memory (which is here as for any other system).
+- At first the collection holds the rEAMs of calibration texts, as FineMoE's authors filled it: 120,
+  because 120 entries were enough for the paper's 290 tasks.  With ``--calibrate-texts 1`` the
+  collection is nearly empty at first.
+- A layer's own loads are submitted before its match: the match of the previous layer chooses the
+  experts that they replace.
+- The sequences of a batch (the paper's is 1) are matched one by one, and their matched matrices are
+  summed.  Of equal cosines the matrix stored first is chosen.
+- An expert without expected tokens (p = 0) is not prefetched.  Only absent experts are requested,
+  so ``prefetch.all_of_top_k`` in a document does not measure the prediction.
+- ``prefetch.budget`` experts are requested at once.  The next layer replaces the request before the
+  link has begun more than a few of them: on S1 to S3 requesting all changes no latency.
+- ε is 1e-8, as in the authors' code of 2024.  Any value far below 1 / tokens has the same effect:
+  it orders experts with p = 0.  That code divides the distance by L + 1: ``prefetch.decay=L+1``.
+- Before the first prediction, and in systems without one, p is based on what the running requests
+  have used so far; a pass of a layer counts once.
+- The paper does not state which experts are in the cache at first: in moebench, the lowest ids of
+  every layer, as in `moe-ondemand`.
+- Left out: several GPUs, and the paper's SSD below host memory (moebench models the disk as in any
+  other system).
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -84,16 +88,16 @@ from moebench.systems.policies.route import ExactRouting
 
 
 def activation_matrix(text: RoutedSequence, experts: int) -> np.ndarray:
-    """A text's rEAM: how many of its tokens each expert of each layer got, ``[L, E]``."""
+    """Return the text's rEAM: the number of its tokens on each expert of each layer, ``[L, E]``."""
     layers = text.ids_TLK.shape[1]
     cells_TLK = text.ids_TLK + experts * np.arange(layers)[:, None]
     return np.bincount(cells_TLK.ravel(), minlength=layers * experts).reshape(layers, experts)
 
 
 def shares(forecast: Forecast, shape: ModelShape) -> np.ndarray:
-    """p: each expert's share of what its layer is expected to use; 0 if nothing is.
+    """Return p: each expert's share of its layer's expected tokens; 0 if none are expected.
 
-    ``[D, E]`` over all layers of the decoder: rows of those without experts are 0.
+    The shape is ``[D, E]`` over all D layers of the decoder; layers without experts are 0.
     """
     p_DE = np.zeros((shape.num_layers, shape.num_experts))
     if forecast:
@@ -105,7 +109,7 @@ def shares(forecast: Forecast, shape: ModelShape) -> np.ndarray:
 
 
 def largest(values: np.ndarray, most: int) -> list[int]:
-    """Where the largest positive values are, descending, ties in order; all if ``most`` is 0."""
+    """Return indices of the ``most`` largest positive values, descending; all if ``most`` is 0."""
     if not most:
         ordered: list[int] = np.argsort(-values, kind="stable").tolist()
         return ordered[: np.count_nonzero(values > 0)]
@@ -121,17 +125,17 @@ class Collection:
     """EAMC: activation matrices of past requests, each as X = L · E cells.
 
     Args:
-        capacity: N, how many are kept.
+        capacity: N, the most matrices that are stored.
     """
 
     def __init__(self, capacity: int, cells: int) -> None:
         self.size, self._capacity = 0, capacity
         self._counts_NX = np.zeros((capacity, cells), dtype=np.float32)
-        #: The same as unit vectors, a column each: a layer's cells of all of them lie together.
+        #: The matrices as unit vectors, one a column: a layer's cells of all are contiguous.
         self._units_XN = np.zeros((cells, capacity), dtype=np.float32)
 
     def insert(self, counts_X: np.ndarray) -> None:
-        """Store a matrix; where there is no room, in place of the most similar one."""
+        """Store a matrix; if the collection is full, in place of the most similar one."""
         length = np.linalg.norm(counts_X)
         if not length:
             return
@@ -145,30 +149,30 @@ class Collection:
         self._units_XN[:, at] = units_X
 
     def products(self, counts_BC: np.ndarray, first: int) -> np.ndarray:
-        """What cells from ``first`` on add to the product with each stored direction, ``[B, N]``.
+        """Return the products of cells from ``first`` on with each stored direction, ``[B, N]``.
 
-        Over the length of what is compared, which is the same for all, this is the cosine.
+        Divided by the length of the compared matrix, equal for all N, the sum is the cosine.
         """
         cells = slice(first, first + counts_BC.shape[1])
         found: np.ndarray = counts_BC @ self._units_XN[cells, : self.size]
         return found
 
     def total(self, entries: np.ndarray) -> np.ndarray:
-        """The cells of some stored matrices, summed, ``[X]``."""
+        """Return the sum of some stored matrices' cells, ``[X]``."""
         found: np.ndarray = self._counts_NX[entries].sum(axis=0)
         return found
 
 
 class SimilarRequests(Predictor):
-    """Expects what the most similar past requests used (Algorithm 1).
+    """Predicts the experts that the most similar past requests used (Algorithm 1).
 
-    Each layer adds its counts to the products of the layers before, which comes to the same as the
-    whole product that is charged.
+    Each layer adds its products to those of the layers before; the sum equals the whole product,
+    which is charged.
 
     Args:
-        collection: past requests; those that end join it.
-        match: which matrix is compared: of the ``iteration`` or the ``request``.
-        entries: how many of the closest are summed, for each sequence.
+        collection: matrices of past requests; requests that end are added to it.
+        match: which matrix is compared: that of the ``iteration`` or of the ``request``.
+        entries: how many of the closest matrices are summed, for each sequence.
     """
 
     lane: ClassVar[Lane] = Lane.HOST
@@ -180,7 +184,7 @@ class SimilarRequests(Predictor):
         self.begin(0)
 
     def begin(self, sequences: int) -> None:
-        """A batch begins: its rEAMs are empty."""
+        """Start a batch with empty rEAMs."""
         cells = len(self._shape.moe_layers) * self._shape.num_experts
         self._rEAM_BX = np.zeros((sequences, cells), dtype=np.float32)
         self._products_BN = np.zeros((sequences, self._collection.size), dtype=np.float32)
@@ -188,12 +192,12 @@ class SimilarRequests(Predictor):
         self._expected: Forecast = {}
 
     def end(self) -> None:
-        """The batch has ended: its rEAMs belong to past requests."""
+        """End the batch: add its rEAMs to the collection."""
         for counts_X in self._rEAM_BX:
             self._collection.insert(counts_X)
 
     def observe(self, view: LayerView) -> None:
-        """Count the tokens that each expert of this layer got, for each sequence."""
+        """Count the tokens of each expert of this layer, for each sequence."""
         batch, experts = len(self._rEAM_BX), self._shape.num_experts
         rows = view.forward.sequences
         cells_TK = view.topk_ids_TK
@@ -209,23 +213,23 @@ class SimilarRequests(Predictor):
         self._products_BN += self._collection.products(counts_BE, first)
 
     def asked(self, view: LayerView) -> bool:
-        """Once there is a past request."""
+        """Return whether the collection has a past request to match."""
         return self._collection.size > 0
 
     def op(self, view: LayerView) -> Op:
-        """A product of each sequence's matrix with the whole collection."""
+        """Return the cost of the product of each sequence's matrix with the whole collection."""
         compared = len(view.forward.sequences) * self._collection.size
         widths = (self._rEAM_BX.shape[1], compared)
         return Op(OpKind.PREDICT, view.layer, (1,), network=widths)
 
     def forecast(self, view: LayerView, model: Model, done: Sequence[int]) -> Forecast:
-        """How many tokens each expert of every layer got in the closest matrices, ``[1, E]``."""
+        """Return the tokens of each expert in the closest matrices, ``[1, E]`` for every layer."""
         products_BN = self._products_BN[: len(view.forward.sequences)]
         if self._entries == 1:
             closest = products_BN.argmax(axis=1)
         else:
             closest = np.argsort(-products_BN, axis=1, kind="stable")[:, : self._entries].ravel()
-        if closest.tolist() != self._closest:  # mostly it stays for many layers
+        if closest.tolist() != self._closest:  # the match rarely changes between layers
             self._closest = closest.tolist()
             layers = self._shape.moe_layers
             counts_LTE = self._collection.total(closest).reshape(len(layers), 1, -1)
@@ -235,15 +239,15 @@ class SimilarRequests(Predictor):
 
 @dataclass(kw_only=True)
 class MatchedPrefetch(Prefetching):
-    """Fetches what similar requests used in later layers, likely and near ones first.
+    """Fetches experts that similar requests used in later layers, likely and near ones first.
 
     Attributes:
-        match: what is compared with past requests: this ``iteration`` (iEAM) or all of this
+        match: the matrix compared with past requests: of this ``iteration`` (iEAM) or of the whole
             ``request`` (rEAM).
         entries: how many of the closest requests are summed.
-        capacity: requests that are kept.
-        decay: what the distance of a layer is divided by: ``L`` layers, or ``L+1``.
-        budget: experts asked for in each layer, beside those that are on the device; 0 is all.
+        capacity: most past requests that are stored.
+        decay: the divisor of a layer's distance: ``L`` layers, or ``L+1``.
+        budget: absent experts requested in each layer; 0 is all.
     """
 
     match: Literal["iteration", "request"] = "iteration"
@@ -254,7 +258,7 @@ class MatchedPrefetch(Prefetching):
 
     calibrates: ClassVar[bool] = True
     calibration_texts: ClassVar[int] = 120
-    reads_scores = False  # it observes chosen experts alone
+    reads_scores = False  # `observe` reads chosen experts only
 
     def __post_init__(self) -> None:
         require_at_least("prefetch", self, entries=1, capacity=1, budget=0)
@@ -262,7 +266,7 @@ class MatchedPrefetch(Prefetching):
 
     @property
     def learnt(self) -> Mapping[str, str]:
-        """How many requests the collection begins with."""
+        """Number of requests in the collection before the run."""
         return {"requests": str(min(len(self._calibrated), self.capacity))}
 
     def calibrate(
@@ -272,14 +276,14 @@ class MatchedPrefetch(Prefetching):
         artefacts: Path,
         progress: Callable[[int, int], None] = lambda done, total: None,
     ) -> None:
-        """Take these texts for past requests."""
+        """Keep the texts' activation matrices as those of past requests."""
         self._calibrated = [activation_matrix(text, shape.num_experts) for text in sequences]
 
     def start(self, shape: ModelShape, cache: ExpertCache) -> None:
-        """Begin with the calibration texts alone.
+        """Begin with a collection of the calibration texts only.
 
         Raises:
-            UsageError: they are another model's.
+            UsageError: the texts were routed by another model.
         """
         layers, experts = len(shape.moe_layers), shape.num_experts
         collection = Collection(self.capacity, layers * experts)
@@ -298,15 +302,15 @@ class MatchedPrefetch(Prefetching):
 
     @property
     def predictor(self) -> Predictor | None:
-        """The match with past requests, once there is a run."""
+        """The match with past requests, or None before a run has begun."""
         return self._similar if hasattr(self, "_similar") else None
 
     def begin_sequences(self, prompts: Prompts) -> None:
-        """New requests."""
+        """Start empty rEAMs for the batch's requests."""
         self._similar.begin(len(prompts.lengths))
 
     def end_sequences(self) -> None:
-        """They are past."""
+        """Add the batch's requests to the collection."""
         self._similar.end()
 
     def observe(self, view: LayerView) -> None:
@@ -314,7 +318,7 @@ class MatchedPrefetch(Prefetching):
         self._similar.observe(view)
 
     def prefetch(self, view: LayerView, forecast: Forecast) -> Sequence[Fetch]:
-        """Absent experts of later layers by p · (1 - (i - l) / L); ties by layer and id."""
+        """Return absent experts of later layers by p · (1 - (i - l) / L); ties by layer and id."""
         if forecast is not self._forecast:
             self._forecast, self._p_DE = forecast, shares(forecast, view.shape)
         later = view.layer + 1
@@ -328,11 +332,11 @@ class MatchedPrefetch(Prefetching):
 class ActivationAware(Eviction):
     """Evicts the expert with the least (p + ε) · (1 - i / L), where i is its layer.
 
-    p is what was predicted last, 0 of layers of which nothing was; without a prediction, what the
-    running requests have used so far.
+    p is from the last prediction, 0 for layers without one; before any prediction it is the share
+    of each expert in what the running requests have used so far.
 
     Attributes:
-        epsilon: ε, which orders experts that nobody expects: of these, later layers leave first.
+        epsilon: ε, which orders experts with p = 0: those of later layers are evicted first.
     """
 
     epsilon: float = 1e-8
@@ -341,7 +345,7 @@ class ActivationAware(Eviction):
         require_at_least("evict", self, epsilon=0)
 
     def start(self, shape: ModelShape, cache: ExpertCache) -> None:
-        """Nothing is expected and nothing was used."""
+        """Begin without a prediction and without used experts."""
         self._shape = shape
         row_D = np.array([shape.moe_rows.get(layer, 0) for layer in range(shape.num_layers)])
         self._decay_D = 1 - row_D / len(shape.moe_layers)
@@ -349,24 +353,24 @@ class ActivationAware(Eviction):
         self.begin_sequences(Prompts(()))
 
     def begin_sequences(self, prompts: Prompts) -> None:
-        """New requests have used nothing."""
+        """Reset the counts of used experts for the new requests."""
         layers, experts = self._shape.moe_layers, self._shape.num_experts
         self._used = {layer: np.zeros((1, experts)) for layer in layers}
         self._changed = True
 
     def foresee(self, forecast: Forecast) -> None:
-        """Go by what is expected from now on."""
+        """Use the new prediction from now on."""
         if forecast is not self._forecast:
             self._forecast, self._changed = forecast, True
 
     def used(self, layer: int, experts: Iterable[int]) -> None:
-        """Count a pass of the layer."""
+        """Count the layer's used experts once, while there is no prediction."""
         if not self._forecast:
             self._used[layer][0, list(experts)] += 1
             self._changed = True
 
     def victim(self, allowed: Mask, incoming: int) -> int | None:
-        """The least value; ties to the lowest layer, then id."""
+        """Return the allowed key with the least value; ties to the lowest layer, then id."""
         if self._changed:
             p_DE = shares(self._forecast or self._used, self._shape)
             self._values = ((p_DE + self.epsilon) * self._decay_D[:, None]).ravel()
@@ -376,7 +380,7 @@ class ActivationAware(Eviction):
 
 @dataclass(kw_only=True)
 class MoEInfinity(System):
-    """The complete system."""
+    """MoE-Infinity with the paper's policies for all five decisions."""
 
     paper = "arXiv 2401.14361"
 

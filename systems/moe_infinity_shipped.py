@@ -1,36 +1,35 @@
-"""MoE-Infinity as its code is since 2025 (EfficientMoE/MoE-Infinity d617801).
+"""MoE-Infinity as its code has been since 2025 (EfficientMoE/MoE-Infinity d617801).
 
-What predicts and prefetches is commented out in its model files.  What is left is loading on demand
-into one cache for all layers, from which the expert with the fewest visits is evicted.
+Prediction and prefetching are commented out in its model files.  The rest loads on demand into one
+cache for all layers, from which the expert with the fewest visits is evicted.
 
-    code (core/parallel/expert_dispatcher.cpp)          here
-    ──────────────────────────────────────────          ────
-    common weights at start; the cache fills as         PlaceNothing
+    code (core/parallel/expert_dispatcher.cpp)          moebench
+    ──────────────────────────────────────────          ────────
+    non-expert weights at start; the cache fills as     PlaceNothing
       experts are used
-    active experts are queued by ascending id; one      QueueById: an expert that is on the device
-      thread takes them in turn, fetches what is          is computed after those of lower ids
-      absent on a stream of its own and passes each       have come
-      on: fetch(e + 1) beside compute(e), nothing else
+    active experts are queued by ascending id; one      QueueById: a resident expert is computed
+      thread fetches the absent ones in turn on its       after those of lower ids, even if they
+      own stream: only fetch(e + 1) overlaps compute(e)   must be loaded
     victim: the fewest visits, scanned expert by        FewestVisits
       expert and layer by layer; visits survive an
-      eviction and are never reset, for the call that
-      resets them cannot be reached
+      eviction and are never reset, because the call
+      that resets them cannot be reached
     free bytes are charged on hits, too                 FewestVisits.grows; ``evict.charges_hits``
 
-A visit is one pass of a layer that uses the expert, whatever the number of tokens.  After as many
-visits as there are slots, hits too, the cache does not grow any more.  With the settings' own
-budgets the first prompt fills it before anything hits; at a cache ratio of 0.9 of S1 to S3 the rule
-costs 2 to 19 % of TPOT.
+A visit is one pass of a layer that uses the expert, for any number of tokens.  After as many visits
+as there are slots, including hits, the cache no longer grows.  With the settings' own budgets the
+first prompt fills it before the first hit; at a cache ratio of 0.9 on S1 to S3 the rule costs 2 to
+19 % of TPOT.
 
 Not modelled:
 
 - The fetching thread waits for its stream after each copy: a few microseconds between copies.
-- Eight threads execute experts, on streams of their own; here the device computes one at a time.
-- Indexing four masks for each expert, and the wait of the control thread for all of a layer's
-  experts: they are in what the kind of software costs (``--software hf-eager``).
-- Where every resident expert is in use the search for a victim never ends; here the load waits, or
-  takes a free slot.
-- Experts of Arctic and Grok-1 are still prefetched; these models are not here.
+- Eight threads compute experts on separate streams; in moebench the device computes one at a time.
+- Indexing four masks for each expert, and the control thread's wait for all of a layer's experts:
+  they are part of the costs of the kind of software (``--software hf-eager``).
+- If every resident expert is in use, the code's search for a victim never ends; in moebench the
+  load waits, or uses a free slot.
+- The code still prefetches experts of Arctic and Grok-1, models that moebench does not have.
 - Several GPUs, among which experts are divided by id.
 """
 
@@ -58,12 +57,12 @@ from moebench.systems.policies.route import ExactRouting
 
 @dataclass(kw_only=True)
 class QueueById(Assignment):
-    """Takes all experts in the order of their ids, whether they must be loaded or not."""
+    """Computes all active experts in the order of their ids, whether resident or absent."""
 
     reads_scores = False
 
     def assign(self, view: LayerView, active: Active) -> Plan:
-        """Compute them in this order; load what is absent in this order."""
+        """Plan to compute active experts, and to load absent ones, in the order of their ids."""
         return Plan([*active.rows], (), (), fetches(view.layer, active.absent))
 
 
@@ -72,24 +71,24 @@ class FewestVisits(Eviction):
     """Evicts the expert with the fewest visits of the whole run; ties by id, then by layer.
 
     Attributes:
-        charges_hits: a visit is charged even if the expert is there; otherwise loads alone are.
+        charges_hits: hits use up the free slots' budget as loads do; otherwise only loads do.
     """
 
     charges_hits: bool = True
 
     def start(self, shape: ModelShape, cache: ExpertCache) -> None:
-        """No visit yet."""
+        """Begin without visits and with the budget of all slots."""
         layers, self._experts = shape.num_layers, shape.num_experts
         key = np.arange(layers * self._experts)
-        #: Visits, then the position in the scan, as one number.
+        #: Visits and, for ties, the position in the scan, as one number.
         self._rank = key % self._experts * layers + key // self._experts
         self._visit = len(key)
-        #: Visits until the budget is charged, and those of the last layer that were before.
+        #: Visits left in the budget, and the last layer's experts that were within it.
         self._room = cache.slots
         self._fit: set[int] = set()
 
     def used(self, layer: int, experts: Iterable[int]) -> None:
-        """Visit each."""
+        """Count one visit of each expert, and charge it to the budget."""
         base = layer * self._experts
         keys = [base + expert for expert in experts]
         self._rank[keys] += self._visit
@@ -97,17 +96,17 @@ class FewestVisits(Eviction):
         self._room = max(0, self._room - len(keys))
 
     def grows(self, incoming: int) -> bool:
-        """While there is room: it is charged for each visit."""
+        """Return whether a free slot may be used: while visits are within the budget."""
         return not self.charges_hits or incoming in self._fit
 
     def victim(self, allowed: Mask, incoming: int) -> int | None:
-        """The fewest visits."""
+        """Return the allowed key with the fewest visits."""
         return least(self._rank, allowed)
 
 
 @dataclass(kw_only=True)
 class ShippedMoEInfinity(System):
-    """The complete system of the authors' code."""
+    """MoE-Infinity as its authors' code runs it: on demand, evicting the fewest visits."""
 
     paper = "arXiv 2401.14361"
 
