@@ -5,8 +5,8 @@
 Computing, 2024).  No gate is waited for: while one layer computes, all E experts of the next one
 are copied to the device, and the buffer of the one before is overwritten.
 
-    as described                                              here
-    ────────────                                              ────
+    as described                                              moebench
+    ────────────                                              ────────
     dense parameters on the device, sparse ones on the host   PlaceNothing
     while layer l runs, fetch all experts of layer l + 1      WholeLayer.prefetch
     ring of two layer buffers                                 ``prefetch.buffers``, most_slots
@@ -107,11 +107,11 @@ class WholeLayer(Prefetching):
         self._experts = range(shape.num_experts)
 
     def opening(self, phase: Phase, layer: int) -> Sequence[Fetch]:
-        """The first layers, as far as the last pass has not fetched them."""
+        """Return the first layers' experts; the engine skips those that the last pass fetched."""
         return self._whole(self._layers[: self._ahead])
 
     def prefetch(self, view: LayerView, forecast: Forecast) -> Sequence[Fetch]:
-        """The layer that gets this one's buffer: of the next pass, behind the last."""
+        """Return all experts of the layer, or the next pass's layer, that reuses this buffer."""
         follows = (self._row[view.layer] + self._ahead) % len(self._layers)
         return self._whole(self._layers[follows : follows + 1])
 

@@ -1,47 +1,47 @@
-"""ProMoE: learnt predictors bring experts before their layers ask, and give way to what is needed.
+"""ProMoE: trained predictors prefetch experts of later layers; needed loads preempt prefetches.
 
 "ProMoE: Fast MoE-based LLM Serving using Proactive Caching" (X. Song, Z. Zhong, R. Chen, H. Chen,
 arXiv 2410.22134).  A cache that loads on a miss puts the whole load on the critical path.  A small
-network on a layer's state knows most of what a later layer will choose; so experts are fetched
-before, and what is not known before is handled so that a fetch never delays what is needed.
+network on a layer's state predicts most of the experts that a later layer will choose, so these are
+fetched before the layer, and a fetch never delays a load that is needed at once.
 
-    paper                                        here
-    ─────                                        ────
+    paper                                        moebench
+    ─────                                        ────────
     learned predictor for each layer, trained    systems.learn.state_mlp, LearnedStates
       offline on the layer's intermediate state
-    stride: a later layer than the next one, so  ``prefetch.stride``; of a token's first layers the
-      that there is time to predict and fetch      last layer's state of the token before speaks
+    stride: a later layer than the next one, so  ``prefetch.stride``; a token's first layers are
+      that there is time to predict and fetch      predicted from the previous token's last layer
     chunked prefetching                          ``prefetch.chunks``
-    early preemption: what the gate names and    ``speculative``: before whatever is queued, and
-      the cache lacks goes first, mid-expert       before the chunks that a fetch has left
-    reordered inference: cached experts first    `LoadAll`, as everywhere here
+    early preemption: missing experts chosen by  ``speculative``: needed loads run before queued
+      the gate are loaded first, mid-expert        fetches and before a fetch's remaining chunks
+    reordered inference: cached experts first    `LoadAll`, as in other systems
     LRU cache of each layer's experts            `LeastRecentlyUsed`, ``scope``
 
-A predictor runs on the host in a thread of its own: the control thread goes on, and its fetches are
-queued when it has answered.  What is charged is the network of the full model: its state's width,
-two hidden layers of 1024 and the experts of its target layers, fp32, in the host's bandwidth
-(``prefetch.width``).  What is really trained and asked has ``prefetch.trained_width``.
+A predictor runs on the host in a separate thread: the control thread continues, and fetches are
+queued when the prediction is complete.  The charge is for the full model's network: its state's
+width, two hidden layers of 1024 (``prefetch.width``) and the experts of its target layers, fp32, by
+the host's bandwidth.  The network that is actually trained and run has ``prefetch.trained_width``.
 
-How good it is: ``learnt.prefetch`` in a run's provenance has the recall of both kinds of
-predictors on texts that were held out: the share of chosen experts among as many likeliest ones.
-``prefetch.all_of_top_k`` and ``prefetch.at_least_one`` are the run's own.  The paper reports 84.7 %
-on average, and that two layers further on cost about 5 %.
+Accuracy: ``learnt.prefetch`` in a run's provenance has the recall of both kinds of predictors on
+held-out texts: the share of chosen experts among equally many likeliest ones.
+``prefetch.all_of_top_k`` and ``prefetch.at_least_one`` are measured in the run.  The paper reports
+84.7 % on average, and about 5 % less for two layers further ahead.
 
 Deviations and readings:
 
-- The authors' repository is not public, and the paper's text was not at hand.  What its summaries
-  leave open is taken from a fork of the code that has changes of its own (huwf5/promoe): two hidden
-  layers of 1024; prediction on the host; the first layers of a token from the last state of the one
-  before; nothing predicted in prefill; an expert's three matrices as the chunks; as many experts as
+- The authors' repository is not public, and the paper's text was not available.  Where its
+  summaries are silent, moebench follows a fork of the code with changes (huwf5/promoe): two hidden
+  layers of 1024; prediction on the host; a token's first layers predicted from the previous token's
+  last state; no prediction in prefill; an expert's three matrices as the chunks; as many experts as
   a token uses; LRU in a cache of equal size for each layer.
-- There a network speaks of up to six layers and only the farthest that is wanted is read; here each
-  speaks of the layer that is read.
-- There the state is the output of an MoE layer, here what the gate reads: it is known a layer's
-  experts earlier, and traces hold it.
-- The default stride is the two layers of the paper's example; that fork's default of three counts
+- In the fork a network predicts up to six layers, of which only the farthest needed one is read; in
+  moebench each network predicts only the layer that is read.
+- In the fork the state is the output of an MoE layer, in moebench the gate's input: it is known
+  earlier by the time of a layer's experts, and traces hold it.
+- The default stride is the two layers of the paper's example; the fork's default of three counts
   from a layer's output.
-- The way of a state to the host (a few kB) is not charged.
-- In a batch each row's k likeliest experts are fetched, those first that any row is surest of.
+- The copy of a state to the host (a few kB) is not charged.
+- In a batch each row's k likeliest experts are fetched, highest probability in any row first.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -83,7 +83,7 @@ from moebench.systems.policies.route import ExactRouting
 
 
 def likeliest(p_TE: np.ndarray, experts: int) -> list[int]:
-    """The ``experts`` likeliest of each row, without repetition, the surest first; ties by id."""
+    """Return the union of the rows' likeliest ``experts`` experts, likeliest first; ties by id."""
     wanted = set(np.argsort(-p_TE, axis=1, kind="stable")[:, :experts].ravel().tolist())
     best_E = best_scores(p_TE)
     return sorted(wanted, key=lambda e: (-best_E[e], e))
@@ -91,19 +91,19 @@ def likeliest(p_TE: np.ndarray, experts: int) -> list[int]:
 
 @dataclass(kw_only=True)
 class StridePrefetch(Prefetching):
-    """Fetches what the predictors expect of the layer ``stride`` further on, the nearest first.
+    """Fetches the experts predicted for the layer ``stride`` layers ahead, nearest layer first.
 
-    What was asked of nearer layers and has not begun stays in the queue, before the new.
+    Earlier requests for nearer layers that have not begun stay in the queue, before the new ones.
 
     Attributes:
-        stride: how many MoE layers ahead.
-        experts: how many are fetched for each row of a layer; 0 means the model's top-k.
-        chunks: a transfer goes in so many parts; between them, needed loads go first.
-        width: of the predictors' two hidden layers, for what a prediction costs.
-        trained_width: of those that are really trained and asked.
-        tokens: at most so many are learnt from.
-        epochs: at most; training stops early.
-        seed: of weights and order.
+        stride: how many MoE layers ahead to predict.
+        experts: how many experts to fetch for each row of a layer; 0 is the model's top-k.
+        chunks: number of parts of a transfer; needed loads run between them.
+        width: width of the predictors' two hidden layers that is charged.
+        trained_width: width of the hidden layers that are actually trained and run.
+        tokens: most tokens to train on.
+        epochs: most epochs; training stops early.
+        seed: random seed of weights and order.
     """
 
     stride: int = 2
@@ -116,7 +116,7 @@ class StridePrefetch(Prefetching):
     seed: int = 0
 
     calibrates: ClassVar[bool] = True
-    calibration_texts: ClassVar[int] = 64  # as many as hold `tokens`: the paper names none
+    calibration_texts: ClassVar[int] = 64  # enough for `tokens`; the paper states no number
     learns_from: ClassVar[frozenset[Learnt]] = frozenset({"hidden"})
     reads_hidden: ClassVar[bool] = True
     reads_scores = False
@@ -131,7 +131,7 @@ class StridePrefetch(Prefetching):
 
     @property
     def learnt(self) -> Mapping[str, str]:
-        """How the predictors were trained, and how good they are on what was held out."""
+        """Notes on the predictors' training and their recall on held-out texts."""
         return {} if self._predictor is None else self._predictor.networks.note
 
     def calibrate(
@@ -141,7 +141,7 @@ class StridePrefetch(Prefetching):
         artefacts: Path,
         progress: Callable[[int, int], None] = lambda done, total: None,
     ) -> None:
-        """Train the predictors, or take what these texts gave before."""
+        """Train the predictors, or load those of equal texts."""
         options = StateMLPOptions(
             self.stride, self.trained_width, self.tokens, self.epochs, self.seed
         )
@@ -149,10 +149,10 @@ class StridePrefetch(Prefetching):
         self._predictor = LearnedStates(networks, (shape.hidden_size, self.width, self.width))
 
     def start(self, shape: ModelShape, cache: ExpertCache) -> None:
-        """Nothing is expected yet.
+        """Begin without predictions.
 
         Raises:
-            UsageError: the predictors are another model's.
+            UsageError: the predictors were trained for another model.
         """
         self._expected: dict[int, list[Fetch]] = {}
         if self._predictor is None:
@@ -162,16 +162,16 @@ class StridePrefetch(Prefetching):
         require_learnt_for("prefetch=stride was trained for", shape, trained_for)
 
     def begin_sequences(self, prompts: Prompts) -> None:
-        """Forget what was expected of the token that did not come."""
+        """Forget the predictions of the last batch."""
         self._expected = {}
 
     @property
     def predictor(self) -> Predictor | None:
-        """The networks, once they are trained."""
+        """The trained networks' predictor, or None before training."""
         return self._predictor
 
     def prefetch(self, view: LayerView, forecast: Forecast) -> Sequence[Fetch]:
-        """What is expected of later layers, the next one first; behind the last, the next token."""
+        """Return all predicted experts of later layers, next first; then the next token's."""
         expected, layer = self._expected, view.layer
         expected.pop(layer, None)
         for later, p_TE in forecast.items():
@@ -181,11 +181,11 @@ class StridePrefetch(Prefetching):
 
 
 class LearnedStates(Predictor):
-    """Asks a layer's network on each row's state, on the host, while everything else goes on.
+    """Runs a layer's network on each row's state, on the host, in the background.
 
     Args:
-        networks: what is asked.
-        charged: widths of the network whose operations are charged, up to the last hidden layer.
+        networks: the trained networks, one for each layer.
+        charged: widths of the charged network's layers, up to the last hidden layer.
     """
 
     lane: ClassVar[Lane] = Lane.HOST
@@ -200,17 +200,17 @@ class LearnedStates(Predictor):
         return targets(view.shape.moe_rows[view.layer], layers, self.networks.stride)
 
     def asked(self, view: LayerView) -> bool:
-        """In decode, where there is a layer so far on."""
+        """Return whether it predicts here: in decode, if the layer has a target layer."""
         return view.phase == "decode" and len(self._targets(view)) > 0
 
     def op(self, view: LayerView) -> Op:
-        """One network, for all rows."""
+        """Return the cost of one network for all rows."""
         out = len(self._targets(view)) * view.shape.num_experts
         rows = (view.forward.rows,)
         return Op(OpKind.PREDICT, view.layer, rows, network=(*self._charged, out))
 
     def forecast(self, view: LayerView, model: Model, done: Sequence[int]) -> Forecast:
-        """How likely each expert of the target layers is chosen."""
+        """Return the probability that each expert of the target layers is chosen."""
         assert view.hidden_TH is not None
         row, layers = view.shape.moe_rows[view.layer], view.shape.moe_layers
         found = self.networks.probabilities(view.hidden_TH, row)
@@ -219,7 +219,7 @@ class LearnedStates(Predictor):
 
 @dataclass(kw_only=True)
 class ProMoE(System):
-    """The complete system."""
+    """ProMoE with the paper's policies for all five decisions."""
 
     paper = "arXiv 2410.22134"
 

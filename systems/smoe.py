@@ -2,37 +2,36 @@
 
 "Enabling MoE on the Edge via Importance-Driven Expert Scheduling" (G. Zhu et al., arXiv
 2508.18983, second version; "v1" marks the first).  A few active experts score high and matter; the
-others score like inactive ones.  So the important ones are prefetched, the unimportant ones are
-replaced by experts that are on the device already, and what remains is loaded or computed on the
-host.
+others score like inactive ones.  So the important experts are prefetched, the unimportant ones are
+replaced by experts already on the device, and the other misses are loaded or computed on the host.
 
-    paper            here
-    ─────            ────
+    paper            moebench
+    ─────            ────────
     G                view.whereabouts.is_resident
     E_a              view.topk_ids_TK, the model's own top-k
-    E_l, E_a \\ E_l   low-score and top-score active experts
+    E_l, E_a \ E_l   low-score and top-score active experts
     E_s              substitutes
-    E_p              what `TopScorePrefetch` asks for
+    E_p              experts that `TopScorePrefetch` fetches
     α, S_{k+1}       view.alpha, rival_score
     Algorithm 1      ExpertCacheRouter.route                          §IV-B
     Eq. 3            systems.policies.evict.LowestAverageScore        §IV-B
     §IV-C            TopScorePrefetch
     Algorithm 2      systems.policies.assign.Balanced                 §V-A
 
-What the authors' code does otherwise is `systems.smoe_shipped`: ``--variant shipped``.
+`systems.smoe_shipped` (``--variant shipped``) is the authors' code where it differs.
 
 Deviations and readings, where the paper is silent or contradicts itself:
 
-- Low-score means S_{k+1} < score < (1+α)·S_{k+1}, as Eq. 1's constraints say; Algorithm 1 as
-  printed includes the (k+1)-th expert itself.  Only low-score experts that are off the device and
-  not in the batch's top-score set are replaced (text of §IV-B).
+- Low-score means S_{k+1} < score < (1+α)·S_{k+1}, as in Eq. 1's constraints; Algorithm 1 as printed
+  includes the (k+1)-th expert itself.  Only low-score experts that are off the device and not in
+  the batch's top-score set are replaced (text of §IV-B).
 - Substitution happens in decode only; prefill is exact.
-- A substitute gets its own gate score, renormalised where the model renormalises its own top-k;
-  `route.weight=replaced` offers the other rule.
-- Eviction protects a layer's experts until the layer is done (the "shield" of §IV-B); the substrate
+- A substitute is weighted by its own gate score, renormalised if the model renormalises its top-k;
+  `route.weight=replaced` uses the score of the replaced expert.
+- Eviction protects a layer's experts until the layer is done (the "shield" of §IV-B); the engine
   does this for every system.
-- "Experts currently in GPU memory" are those complete when the gate is known; a transfer under way
-  does not count.
+- "Experts currently in GPU memory" are those complete when the gate is known; an expert whose
+  transfer is under way is not among them.
 - The prefill pipeline (v1 §4.1) fetches the next layer's experts by id: nearly all are active.
 """
 
@@ -62,7 +61,7 @@ from moebench.systems.policies.predict import NextGates, NextLayer
 
 
 def rival_score(scores: Sequence[float], own: Iterable[int]) -> float:
-    """S_{k+1}: the best score outside the top-k; 0 where every expert is active."""
+    """Return S_{k+1}: the best score outside the top-k, or 0 if every expert is active."""
     outside = list(scores)
     for expert in own:
         outside[expert] = 0.0
@@ -71,16 +70,16 @@ def rival_score(scores: Sequence[float], own: Iterable[int]) -> float:
 
 @dataclass(kw_only=True)
 class ExpertCacheRouter(Routing):
-    """Algorithm 1: replaces low-score experts off the device by similar ones on it.
+    """Replaces low-score experts off the device by similar ones on it (Algorithm 1).
 
     The system's α ≥ 0 is the width of the band around S_{k+1}; 0 is exactly the model's top-k.
 
     Attributes:
-        pick: substitutes are taken ``best`` score first (the paper) or lowest ``id`` first.
-        weight: a substitute is weighed by its ``own`` gate score, or by that of the expert that it
+        pick: order of substitutes: ``best`` score first (the paper) or lowest ``id`` first.
+        weight: a substitute's weight: its ``own`` gate score, or that of the expert that it
             ``replaced``.
-        refine: batch-aware refinement (v1 §5.4): what Algorithm 1 could not replace is replaced by
-            an expert that other rows use anyway, the one with most rows first.
+        refine: batch-aware refinement (v1 §5.4): experts that Algorithm 1 could not replace are
+            replaced by experts that other rows use, the one with most rows first.
     """
 
     pick: Literal["best", "id"] = "best"
@@ -90,11 +89,11 @@ class ExpertCacheRouter(Routing):
     has_alpha: ClassVar[bool] = True
 
     def lossless_at(self, alpha: float) -> bool:
-        """Only without substitution."""
+        """Return whether α is 0, which substitutes no expert."""
         return alpha == 0
 
     def route(self, view: LayerView) -> Routed:
-        """Algorithm 1 in decode; prefill is exact."""
+        """Return the top-k with substitutes (Algorithm 1) in decode; prefill is exact."""
         if view.phase == "prefill" or view.alpha == 0:
             return Routed(view.topk_ids_TK, view.topk_ids_TK)
         topk, alpha = view.topk, view.alpha
@@ -104,7 +103,7 @@ class ExpertCacheRouter(Routing):
         routed = [list(own) for own in topk]
         left_over: list[tuple[int, int]] = []  # (token, place) of low-score experts not replaced
         for t, token in enumerate(tokens):
-            # Places are best first: the weakest low-score expert is replaced first.
+            # Places are best first: the lowest-scored expert is replaced first.
             replaceable = [
                 place
                 for place in reversed(token.low_score)
@@ -127,7 +126,7 @@ class ExpertCacheRouter(Routing):
 
 
 class _Token:
-    """One token's top-score and low-score experts, and substitutes for the latter."""
+    """One token's top-score and low-score experts, and substitutes for the low-score ones."""
 
     def __init__(self, scores: list[float], own: list[int], alpha: float) -> None:
         self.scores, self.own = scores, own
@@ -135,7 +134,7 @@ class _Token:
         self.lower = (1 - alpha) * self.rival
         upper = (1 + alpha) * self.rival
         self.top_score: list[int] = []
-        #: Places in ``own`` of E_l: S_{k+1} < score < (1+α)·S_{k+1}.
+        #: Places of E_l in ``own``: S_{k+1} < score < (1+α)·S_{k+1}.
         self.low_score: list[int] = []
         for place, expert in enumerate(own):
             if scores[expert] >= upper:
@@ -144,9 +143,9 @@ class _Token:
                 self.low_score.append(place)
 
     def similar(self) -> list[int]:
-        """Inactive experts with (1-α)·S_{k+1} < score; of them, E_s are those in G ∪ C.
+        """Return inactive experts with (1-α)·S_{k+1} < score; those of them in G ∪ C are E_s.
 
-        None scores more than S_{k+1}, which is the best of the inactive ones.
+        Their scores are at most S_{k+1}, the best score of an inactive expert.
         """
         lower, own = self.lower, self.own
         return [e for e, score in enumerate(self.scores) if score > lower and e not in own]
@@ -155,7 +154,7 @@ class _Token:
 def _share_with_others(
     tokens: list[_Token], routed: list[list[int]], left_over: list[tuple[int, int]]
 ) -> None:
-    """v1 §5.4: replace by an expert that other rows use anyway, even if it must be loaded."""
+    """Replace by an expert that other rows use, even if it must be loaded (v1 §5.4)."""
     rows = Counter(expert for ids in routed for expert in ids)
     for t, place in left_over:
         given_up, scores = routed[t][place], tokens[t].scores
@@ -169,20 +168,20 @@ def _share_with_others(
 
 @dataclass(kw_only=True)
 class TopScorePrefetch(Prefetching):
-    """§IV-C: fetch the next layer's predicted top-score experts, the highest score first.
+    """Fetches the next layer's predicted top-score experts, highest score first (§IV-C).
 
-    The prediction runs on the device alone: resident and shared experts, the next layer's attention
+    The prediction runs on the device only: resident and shared experts, the next layer's attention
     with its KV cache, the next gate.  The queue is dropped when the true scores are known, and
-    never goes ahead of the current layer's own loads (the machine's rule for every prefetch).
+    never precedes the current layer's own loads (the machine's rule for every prefetch).
 
     Attributes:
-        alpha: which predicted experts count as top-score; None is the system's α.
+        alpha: α that defines the predicted top-score experts; None is the system's α.
         predict: ``layer`` as above, or ``gate``: the next gate on this layer's post-attention
             state.
-        prefill: the prefill pipeline of v1 §4.1.
-        chunks: a transfer goes in so many parts, between which the current layer's own loads go
-            first: the other reading of "not interfering with current layer expert loading".  With
-            1, what has begun goes on.
+        prefill: whether to use the prefill pipeline of v1 §4.1.
+        chunks: number of parts of a transfer, between which the current layer's own loads run:
+            another reading of "not interfering with current layer expert loading".  With 1, a
+            transfer that has begun is not interrupted.
     """
 
     alpha: float | None = None
@@ -200,11 +199,11 @@ class TopScorePrefetch(Prefetching):
 
     @property
     def predictor(self) -> Predictor:
-        """What tells the next layer's scores."""
+        """Predictor of the next layer's scores."""
         return NextLayer() if self.predict == "layer" else NextGates()
 
     def prefetch(self, view: LayerView, forecast: Forecast) -> Sequence[Fetch]:
-        """Predicted top-score experts over all rows; in prefill the whole next layer by id."""
+        """Return the rows' predicted top-score experts; in prefill the whole next layer by id."""
         layer = view.next_layer
         assert layer is not None
         if view.phase == "prefill":
@@ -213,13 +212,13 @@ class TopScorePrefetch(Prefetching):
             return ()
         k, band = view.shape.top_k, 1 + (view.alpha if self.alpha is None else self.alpha)
         predicted_TE = forecast[layer]
-        ranked = (-predicted_TE).argsort(kind="stable")[:, : k + 1]  # more are not read
+        ranked = (-predicted_TE).argsort(kind="stable")[:, : k + 1]  # only k + 1 are read
         rows = [
             _top_score(scores, best, k, band)
             for scores, best in zip(predicted_TE.tolist(), ranked.tolist(), strict=True)
         ]
         wanted = rows[0]
-        if len(rows) > 1:  # one row's are in order
+        if len(rows) > 1:  # a single row is already in order
             for expert, score in (item for row in rows[1:] for item in row.items()):
                 wanted[expert] = max(score, wanted.get(expert, score))
             wanted = dict(sorted(wanted.items(), key=lambda item: (-item[1], item[0])))
@@ -227,10 +226,10 @@ class TopScorePrefetch(Prefetching):
 
 
 def _top_score(scores: list[float], best: list[int], k: int, band: float) -> dict[int, float]:
-    """Experts of one row's top-k with a score of ``band`` times S_{k+1} or more, best first.
+    """Return experts of one row's top-k that score at least ``band`` · S_{k+1}, best first.
 
     Args:
-        best: the row's k + 1 best experts; k, where there are no more.
+        best: the row's k + 1 best experts, or k if the model has no more.
     """
     least = band * scores[best[k]] if k < len(best) else 0.0
     found = {}
@@ -244,7 +243,7 @@ def _top_score(scores: list[float], best: list[int], k: int, band: float) -> dic
 
 @dataclass(kw_only=True)
 class SMoE(System):
-    """The complete system; each decision can be swapped, which is how the paper's ablation runs.
+    """SMoE with the paper's policies; the paper's ablation swaps single decisions.
 
     base   route=exact  evict=static  assign=host  prefetch=none
     base2  route=exact  evict=static  assign=load  prefetch=none
@@ -254,8 +253,8 @@ class SMoE(System):
     +BA    (everything)
 
     The paper's base computes misses on the host; where that takes a third of a load (its S3), a
-    cache from which misses are loaded does not gain on it.  From base2, which loads them into
-    staging slots, there is such a gain.  `moebench sweep smoe-ablation` runs both ladders.
+    cache whose misses are loaded is not faster.  It is faster than base2, which loads misses into
+    staging slots.  `moebench sweep smoe-ablation` runs both series.
     """
 
     paper = "arXiv 2508.18983"
