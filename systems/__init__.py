@@ -1,1 +1,1 @@
-"""The systems that moebench compares: a file for each paper or group of baselines."""
+"""The systems that moebench compares, one file for each paper or group of baselines."""

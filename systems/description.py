@@ -1,4 +1,4 @@
-"""What each system is, read off its class and its module's docstring.
+"""Descriptions of every system, read from its class and its module's docstring.
 
 `docs/systems.md` and ``moebench list systems --long`` show the same descriptions.
 """
@@ -20,36 +20,36 @@ from moebench.systems.native.base import NativeSystem
 from moebench.systems.options import build, build_native, describe, options_of
 from moebench.systems.registry import DECISIONS, NATIVE, SHIPPED, SYSTEMS, Variant
 
-#: How lines begin under which a docstring lists where a system differs from its source.
+#: First words of the lines in docstrings above lists of differences from a system's source.
 HEADINGS = ("Deviations", "Not modelled")
 
-#: Models for which limits that depend on the model are worked out: fine-grained and coarse.
+#: Models for which model-dependent limits are shown: one fine-grained, one with few experts.
 EXAMPLES = ("deepseek-moe-16b", "mixtral-8x7b")
-#: Of these, the model and the slots for which a run's notes are shown.
+#: The example model and the number of slots for which a run's notes are shown.
 NOTED = ("mixtral-8x7b", 64)
 
-#: What writes `docs/systems.md`.
+#: The command that writes `docs/systems.md`.
 COMMAND = "moebench list systems --long > docs/systems.md"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Description:
-    """One system in one variant.
+    """One variant of one system, as `docs/systems.md` describes it.
 
     Attributes:
-        what: the first sentence about it.
-        paper: where it is published; "" for a plain baseline or bound.
-        module: where it is implemented.
-        decisions: the five policies, as ``--set`` takes them.
+        what: the first sentence of its docstring.
+        paper: the publication; "" for a plain baseline or bound.
+        module: the module that implements it.
+        decisions: names of the five policies, as for ``--set``.
         options: options of the system that differ from `System`'s defaults, and its own ones.
         lossless: whether the tokens are the resident model's.
-        calibration: which decisions learn before a run, and from how many texts.
-        routing: what routing it runs on.
-        slots, common, host, disk: what it keeps in which tier, and what the host computes.
-        max_batch: sequences at once; None is any number.
-        notes: what every reader of its figures must know, for `NOTED`.
-        not_for: models for which it does not exist, by reason.
-        deviations: where it differs from its source, by the line above the list.
+        calibration: number of calibration texts by decision.
+        routing: whether it runs on computed or replayed routing.
+        slots, common, host, disk: what it keeps in each tier, and what the host computes.
+        max_batch: most sequences at once; None is any number.
+        notes: the notes of its runs for `NOTED`.
+        not_for: models that it does not support, by reason.
+        deviations: lists of differences from its source, by heading.
     """
 
     system: str
@@ -73,7 +73,7 @@ class Description:
 
     @property
     def rows(self) -> dict[str, str]:
-        """What a table says of it, line by line."""
+        """Rows of the system's table: label and text."""
         learns = ", ".join(f"{d} from {n} texts" for d, n in self.calibration.items())
         return {
             **self.decisions,
@@ -90,7 +90,7 @@ class Description:
 
     @property
     def lists(self) -> dict[str, list[str]]:
-        """What lists below the table say of it, by their headings."""
+        """Bullet lists below the system's table, by heading."""
         missing = _missing(self.not_for)
         model, slots = NOTED
         found = {
@@ -102,7 +102,7 @@ class Description:
 
 
 def described(names: Iterable[str] = tuple(SYSTEMS)) -> Iterator[Description]:
-    """Systems by name, each with its variants."""
+    """Yield the descriptions of these systems in the order of names, each with its variants."""
     for name in sorted(names):
         yield description(name)
         if name in SHIPPED:
@@ -110,10 +110,10 @@ def described(names: Iterable[str] = tuple(SYSTEMS)) -> Iterator[Description]:
 
 
 def description(name: str, variant: Variant = "published") -> Description:
-    """One system in one variant.
+    """Return the description of one variant of one system.
 
     Raises:
-        UnknownNameError, UsageError: no such system, or one that cannot be built.
+        UnknownNameError, UsageError: the system does not exist, or cannot be built.
     """
     system = build(name, variant=variant)
     cls = type(system)
@@ -145,7 +145,7 @@ def description(name: str, variant: Variant = "published") -> Description:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NativeDescription:
-    """A third-party package that runs by itself; names as in `Description`."""
+    """A third-party package that runs models by itself; fields as in `Description`."""
 
     system: str
     what: str
@@ -159,7 +159,7 @@ class NativeDescription:
 
 
 def natives(names: Iterable[str] = tuple(NATIVE)) -> Iterator[NativeDescription]:
-    """Native systems by name."""
+    """Yield the descriptions of these third-party packages in the order of names."""
     for name in sorted(names):
         system = build_native(name)
         cls = type(system)
@@ -172,11 +172,11 @@ def natives(names: Iterable[str] = tuple(NATIVE)) -> Iterator[NativeDescription]
         )  # fmt: skip
 
 
-# ----------------------------------------------------------------------------- off the class
+# ----------------------------------------------------------------------------- from the class
 
 
 def _options(system: System) -> dict[str, str]:
-    """Those whose value is not `System`'s default, and those that `System` does not have."""
+    """Return options that differ from `System`'s defaults or that `System` does not have."""
     defaults: Mapping[str, Any] = {f.name: f.default for f in System.__dataclass_fields__.values()}
     return {
         option: str(getattr(system, option))
@@ -235,19 +235,19 @@ def _not_for(system: System | NativeSystem) -> dict[str, list[str]]:
     return dict(found)
 
 
-# ----------------------------------------------------------------------------- off the docstrings
+# ----------------------------------------------------------------------------- from docstrings
 
 
 def _docstrings(cls: type) -> list[str]:
-    """The class's own docstring and its module's, in this order."""
+    """Return the class's own docstring and its module's, in this order."""
     own = cls.__doc__ or ""
-    if own.startswith(f"{cls.__name__}("):  # as `dataclass` writes it where there is none
+    if own.startswith(f"{cls.__name__}("):  # `dataclass` wrote the signature
         own = ""
     return [inspect.cleandoc(text) for text in (own, sys.modules[cls.__module__].__doc__ or "")]
 
 
 def _what(cls: type[System]) -> str:
-    """A module's first sentence; where it holds several systems, the class's."""
+    """Return the module's first sentence, or the class's if the module has several systems."""
     own, module = _docstrings(cls)
     return _first_sentence(module if module and not (own and _shares_module(cls)) else own)
 
@@ -258,7 +258,7 @@ def _first_sentence(text: str) -> str:
 
 
 def _shares_module(cls: type[System]) -> bool:
-    """Whether its module defines another system."""
+    """Return whether the class's module defines another system."""
     source = inspect.getsource(sys.modules[cls.__module__])
     classes = [node.name for node in ast.parse(source).body if isinstance(node, ast.ClassDef)]
     found = (getattr(sys.modules[cls.__module__], name) for name in classes)
@@ -266,7 +266,7 @@ def _shares_module(cls: type[System]) -> bool:
 
 
 def _deviations(docstrings: Sequence[str]) -> dict[str, list[str]]:
-    """The lists of deviations, with the lines above them, of the first docstring that has any."""
+    """Return the lists of deviations, by heading, of the first docstring that has any."""
     for text in docstrings:
         lines = text.splitlines()
         starts = [i for i, line in enumerate(lines) if line.startswith(HEADINGS)]
@@ -276,7 +276,7 @@ def _deviations(docstrings: Sequence[str]) -> dict[str, list[str]]:
 
 
 def _bullets(lines: Sequence[str]) -> tuple[str, list[str]]:
-    """A heading, and the list below it up to the next line that is no part of it."""
+    """Return a heading, and the list below it up to the next line outside the list."""
     heading: list[str] = []
     bullets: list[str] = []
     for line in lines:
@@ -291,13 +291,13 @@ def _bullets(lines: Sequence[str]) -> tuple[str, list[str]]:
     return " ".join(heading), bullets
 
 
-# ----------------------------------------------------------------------------- shown
+# ----------------------------------------------------------------------------- as Markdown
 
 
 def document(
     descriptions: Iterable[Description], packages: Iterable[NativeDescription] = ()
 ) -> str:
-    """`docs/systems.md`: an overview, what each system is, and what each package."""
+    """Return the text of `docs/systems.md`: an overview, then each system and package."""
     by_name: dict[str, list[Description]] = defaultdict(list)
     for found in descriptions:
         by_name[found.system].append(found)
@@ -341,7 +341,7 @@ installs them; `all` does not mean them.
 
 
 def _package(found: NativeDescription) -> str:
-    """A package's options and deviations."""
+    """Return the Markdown section of a third-party package: its options and deviations."""
     rows = [[key, value] for key, value in found.options.items()]
     rows.append(["sequences at once", "any" if found.max_batch is None else str(found.max_batch)])
     rows.append(["packages", ", ".join(found.packages)])
@@ -354,13 +354,13 @@ def _package(found: NativeDescription) -> str:
 
 
 def _missing(not_for: Mapping[str, list[str]]) -> dict[str, list[str]]:
-    """A list of models for which there is none, under its heading."""
+    """Return a list of unsupported models with the reasons, under its heading."""
     missing = [f"{', '.join(models)}: {why}" for why, models in not_for.items()]
     return {"It does not exist for:": missing} if missing else {}
 
 
 def _section(variants: Sequence[Description]) -> str:
-    """A system's variants side by side, and their deviations."""
+    """Return the Markdown section of a system: its variants side by side, and their deviations."""
     first = variants[0]
     cited = f"  {first.paper}." if first.paper else ""
     lines = [f"## {first.system}", "", f"{first.what}{cited}", ""]
@@ -383,7 +383,7 @@ def _wrapped(bullet: str) -> str:
 
 
 def _table(headers: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """A table in Markdown, its columns padded."""
+    """Return a Markdown table with padded columns."""
     cells = [[text.replace("|", "\\|") for text in row] for row in (headers, *rows)]
     widths = [max(3, *(len(row[i]) for row in cells)) for i in range(len(headers))]
     lines = ["| " + " | ".join(map(str.ljust, row, widths)) + " |" for row in cells]

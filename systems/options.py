@@ -1,4 +1,4 @@
-"""``--set key=value``: swap a decision of a system, or change an option of one."""
+"""``--set key=value``: replace a policy of a system, or change an option of one."""
 
 import dataclasses
 import json
@@ -28,17 +28,17 @@ from moebench.systems.user_classes import check_class, guard, made
 def build(
     name: str, overrides: Mapping[str, str] | None = None, variant: str = "published"
 ) -> System:
-    """A system with its options changed.
+    """Return a system with its options changed.
 
     Args:
         name: see `systems.registry.SYSTEMS`; ``module:Class`` for a system of your own.
-        overrides: ``evict=lru`` swaps a decision, ``evict.window=16`` changes one of its options,
+        overrides: ``evict=lru`` replaces a policy, ``evict.window=16`` changes one of its options,
             ``scope=layer`` an option of the system itself.
         variant: see `systems.registry.Variant`.
 
     Raises:
         UnknownNameError: an unknown system, decision, policy or option.
-        UsageError: a value that the option does not allow, or a variant that the system has not.
+        UsageError: a value that the option does not allow, or a variant that does not exist.
     """
     system, overrides = system_class(name, variant), overrides or {}
     check_class(system)
@@ -51,7 +51,7 @@ def build(
     options = {k: _value(known[k], v, k) for k, v in own.items()}
     try:
         found = system(**policies, **options)
-    except TypeError as error:  # an option without a default, a method that is missing
+    except TypeError as error:  # an option has no default, or a method is missing
         raise UsageError(f"{system.__name__}: cannot be made ({error})") from error
     if "alpha" in own and not found.has_alpha:
         raise UsageError(
@@ -61,16 +61,16 @@ def build(
 
 
 def routing_of(name: str, overrides: Mapping[str, str], variant: str = "published") -> Routing:
-    """The routing of a system with its options changed, without the rest of the system."""
+    """Return a system's routing policy with its options changed, without the other policies."""
     system = system_class(name, variant)
     check_class(system)
-    for decision in DECISIONS:  # the first that is missing is named, as `build` does
+    for decision in DECISIONS:  # report the first missing decision, as `build` does
         _factory(system, decision, overrides.get("route") if decision == "route" else None)
     return typing.cast(Routing, _policy(system, "route", overrides.get("route"), {}))
 
 
 def build_native(name: str, overrides: Mapping[str, str] | None = None) -> NativeSystem:
-    """A native system with its options changed.
+    """Return a third-party package's adapter with its options changed.
 
     Args:
         name: see `systems.registry.NATIVE`.
@@ -91,7 +91,7 @@ def build_native(name: str, overrides: Mapping[str, str] | None = None) -> Nativ
 def build_any(
     name: str, overrides: Mapping[str, str] | None = None, variant: str = "published"
 ) -> System | NativeSystem:
-    """A system or a native one."""
+    """Return a system, or a third-party package's adapter, with its options changed."""
     if name not in NATIVE:
         return build(name, overrides, variant)
     if variant != "published":
@@ -100,7 +100,7 @@ def build_any(
 
 
 def policy(decision: str, name: str, given: Mapping[str, str]) -> Policy:
-    """One policy by itself, with its options changed: ``{"tie": "id"}``.
+    """Return one policy with its options changed: ``{"tie": "id"}``.
 
     Raises:
         UnknownNameError: an unknown policy or option.
@@ -127,7 +127,7 @@ def _policy(
 
 
 def _factory(system: type[System], decision: str, swap: str | None) -> Any:
-    """What makes a decision of a system: the policy of that name, or the class's own default."""
+    """Return the factory of a decision: the policy named ``swap``, or the system's default."""
     fields = {f.name: f for f in dataclasses.fields(system)}
     factory: Any = policy_class(decision, swap) if swap else fields[decision].default_factory
     if factory is dataclasses.MISSING:
@@ -139,7 +139,7 @@ def _factory(system: type[System], decision: str, swap: str | None) -> Any:
 
 
 def options_of(owner: type[Policy] | type[System] | type[NativeSystem]) -> dict[str, Any]:
-    """An owner's options and their types; of a system, those that are not decisions."""
+    """Return the options of a class and their types; for a system, without its decisions."""
     if not dataclasses.is_dataclass(owner):
         return {}
     hints = _hints(typing.cast(Any, owner))
@@ -175,7 +175,7 @@ def _reject_unknown(keys: list[str], system: type[System], policies: Mapping[str
 
 
 def describe(system: System | NativeSystem) -> dict[str, str]:
-    """Every decision and option as it ended up, spelled as ``--set`` takes it: for provenance."""
+    """Return every decision and option of a system, spelled as for ``--set``, for provenance."""
     if isinstance(system, NativeSystem):
         return {k: _spell(getattr(system, k)) for k in options_of(type(system))}
     own = [k for k in options_of(type(system)) if k != "alpha" or system.has_alpha]
@@ -188,5 +188,5 @@ def describe(system: System | NativeSystem) -> dict[str, str]:
 
 
 def _spell(value: Any) -> str:
-    """No value and lists have no other spelling than JSON's: ``null``, ``[[3, 1], [0, 2]]``."""
+    """Return a value as text; None and lists as JSON: ``null``, ``[[3, 1], [0, 2]]``."""
     return json.dumps(value) if value is None or isinstance(value, list | tuple) else str(value)

@@ -3,7 +3,7 @@
     [project.entry-points."moebench.systems"]
     mine = "my_package.systems:Mine"
 
-Names are read from the packages' metadata; a package is imported when its system is asked for.
+Names are read from the packages' metadata; a package is imported when its system is first used.
 """
 
 import re
@@ -16,17 +16,17 @@ from typing import NamedTuple
 
 GROUP = "moebench.systems"
 
-#: What a name may be: ``module:Class`` and ``all`` mean something else.
+#: Allowed names: not ``module:Class`` nor ``all``, which have another meaning.
 NAME = re.compile(r"(?!all$)[a-z0-9][a-z0-9._-]*")
 
 
 class Plugin(NamedTuple):
-    """A system of another package.
+    """A system that another installed package provides.
 
     Attributes:
         value: ``module:Class``.
-        package: name and version.
-        summary: the package's own.
+        package: name and version of the package.
+        summary: the package's one-line summary.
     """
 
     value: str
@@ -35,10 +35,10 @@ class Plugin(NamedTuple):
 
 
 class Plugins(NamedTuple):
-    """What installed packages offer, by name.
+    """Systems that installed packages offer, by name: usable ones and refused ones.
 
     Attributes:
-        refused: why a name is left out, or all that a folder's broken package offers.
+        refused: the reason, by name, or by folder for a package with broken metadata.
     """
 
     usable: dict[str, Plugin]
@@ -46,10 +46,10 @@ class Plugins(NamedTuple):
 
 
 def plugins(own: Collection[str]) -> Plugins:
-    """The systems of all installed packages.
+    """Return the systems of all installed packages.
 
     Args:
-        own: names that are moebench's own, which no package may take.
+        own: names of moebench's own systems, which no package may use.
     """
     usable: dict[str, Plugin] = {}
     offered, unreadable = _offered(tuple(sys.path))
@@ -74,10 +74,10 @@ def plugins(own: Collection[str]) -> Plugins:
 
 @lru_cache(maxsize=1)
 def _offered(path: tuple[str, ...]) -> tuple[dict[str, list[Plugin]], dict[str, str]]:
-    """By name; of a package that is found twice the first one counts, as where it is imported.
+    """Return offered systems by name; of a package that is found twice, only the first counts.
 
     Returns:
-        what packages offer, and by folder why what one there offers cannot be read.
+        the offers by system name, and by folder the reason why a package cannot be read.
     """
     found: dict[str, list[Plugin]] = defaultdict(list)
     unreadable: dict[str, str] = {}
@@ -87,7 +87,7 @@ def _offered(path: tuple[str, ...]) -> tuple[dict[str, list[Plugin]], dict[str, 
             continue
         try:
             name, offers = _offers(package)
-        except Exception as error:  # whatever broken metadata make of the library's readers
+        except Exception as error:  # broken metadata can raise anything in the library's readers
             folder = str(package.locate_file(""))
             unreadable[folder] = f"{folder}: a package's systems cannot be read ({error!r})"
             continue
@@ -99,7 +99,7 @@ def _offered(path: tuple[str, ...]) -> tuple[dict[str, list[Plugin]], dict[str, 
 
 
 def _concerns_us(package: Distribution) -> bool:
-    """Most packages offer no system: their metadata need not be parsed."""
+    """Return whether a package offers systems, without parsing its other metadata."""
     try:
         return GROUP in (package.read_text("entry_points.txt") or "")
     except (OSError, UnicodeDecodeError):
@@ -107,7 +107,7 @@ def _concerns_us(package: Distribution) -> bool:
 
 
 def _offers(package: Distribution) -> tuple[str, list[tuple[str, Plugin]]]:
-    """A package's name as installers compare it, and its systems by name."""
+    """Return the package's normalised name, and its systems by name."""
     about = package.metadata
     package_name = re.sub(r"[-_.]+", "-", about["Name"]).lower()
     said = f"{package_name} {about['Version']}"

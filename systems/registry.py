@@ -1,13 +1,13 @@
-"""Every system and every policy by name.  Nothing is imported until it is asked for.
+"""Registry of all systems and policies by name; their modules are imported on first use.
 
     system_class("smoe")
     system_class("smoe", "shipped")
     make("evict", "lru")
 
-Systems of other installed packages are found by name too: `moebench.systems.plugins`.
+`moebench.systems.plugins` finds systems of other installed packages by name.
 
-A policy that belongs to one paper lives in that paper's file and is listed here all the same, so
-that any system can borrow it: `moebench run --system moe-ondemand --set evict=score`.
+A policy of one paper is defined in that paper's file and also listed here, so that any system can
+use it: `moebench run --system moe-ondemand --set evict=score`.
 """
 
 import sys
@@ -137,7 +137,7 @@ SYSTEMS: dict[str, tuple[str, str, str]] = {
     ),
 }
 
-#: Which of a system is meant: the algorithm of its paper, or what its authors' code does.
+#: Variant of a system: the algorithm of its paper, or the behaviour of its authors' code.
 Variant = Literal["published", "shipped"]
 
 #: Systems whose authors' code differs from their paper: name → (module, class, one line).
@@ -175,7 +175,7 @@ SHIPPED: dict[str, tuple[str, str, str]] = {
 }
 
 #: Third-party packages that run a checkpoint themselves, on this computer: name → (module, class,
-#: one line).  They are no systems of five decisions, and ``all`` does not mean them.
+#: one line).  They do not consist of five decisions, and ``all`` does not include them.
 NATIVE: dict[str, tuple[str, str, str]] = {
     "native-accelerate": (
         "moebench.systems.native.accelerate",
@@ -282,22 +282,22 @@ DECISIONS = tuple(POLICIES)
 
 
 def installed() -> Plugins:
-    """Systems of other installed packages."""
+    """Return the systems of other installed packages."""
     return plugins(SYSTEMS.keys())
 
 
 def variants_of(name: str) -> tuple[Variant, ...]:
-    """The variants in which a system exists."""
+    """Return the variants in which a system exists."""
     return ("published", "shipped") if name in SHIPPED else ("published",)
 
 
 def system_class(name: str, variant: str = "published") -> "type[System]":
-    """The class behind a system's name, or behind ``module:Class`` for one of your own.
+    """Return the class of a system's name, or of ``module:Class`` for one of your own.
 
     Raises:
-        UnknownNameError: no such system.
-        UsageError: a module that is not moebench's cannot be imported, or has no such system; the
-            system has no such variant.
+        UnknownNameError: the system does not exist.
+        UsageError: a foreign module cannot be imported or lacks the class, or the system does not
+            have the variant.
     """
     if variant not in get_args(Variant):
         raise UsageError(f"--variant {variant}: allowed: {', '.join(get_args(Variant))}")
@@ -313,13 +313,13 @@ def system_class(name: str, variant: str = "published") -> "type[System]":
 
 
 def native_class(name: str) -> "type[NativeSystem]":
-    """The class behind a native system's name, one of `NATIVE`."""
+    """Return the adapter class of a third-party package, by a name in `NATIVE`."""
     module, attribute, _ = NATIVE[name]
     return cast("type[NativeSystem]", getattr(import_module(module), attribute))
 
 
 def _plugged_in(name: str, variant: str) -> "type[System]":
-    """A system of another package; every name that is not ours ends here."""
+    """Return the class of another package's system, or fail for an unknown name."""
     if name in NATIVE:
         raise UsageError(
             f"--system {name}: a package that runs by itself, without decisions of ours; it can "
@@ -340,17 +340,17 @@ def _plugged_in(name: str, variant: str) -> "type[System]":
 
 
 def _foreign(value: str, said: str) -> "type[System]":
-    """The class ``module:Class`` of a module that is not ours.
+    """Return the class ``module:Class`` of a module outside moebench.
 
     Args:
-        said: how the user asked for it.
+        said: the user's option, for error messages.
     """
     from moebench.substrate.engine.system import System
 
     module, _, attribute = value.partition(":")
     try:
         found = getattr(import_module(module), attribute, None)
-    except (Exception, SystemExit) as error:  # whatever such a module does when it is imported
+    except (Exception, SystemExit) as error:  # importing such a module can raise anything
         reason = f"{type(error).__name__}: {error}"
         raise UsageError(f"{said}: cannot import {module} ({reason})") from error
     if not (isinstance(found, type) and issubclass(found, System)):
@@ -362,10 +362,10 @@ def _foreign(value: str, said: str) -> "type[System]":
 
 
 def policy_class(decision: str, name: str) -> "type[Policy]":
-    """The class behind a policy's name.
+    """Return the class of a policy's name.
 
     Raises:
-        UnknownNameError: no such policy for this decision.
+        UnknownNameError: the policy does not exist for this decision.
     """
     if decision not in POLICIES:
         raise UnknownNameError("decision", decision, POLICIES)
@@ -377,12 +377,12 @@ def policy_class(decision: str, name: str) -> "type[Policy]":
 
 
 def make(decision: str, name: str, **options: Any) -> "Policy":
-    """A policy by name, with its options."""
+    """Return a policy by name, with its options."""
     return policy_class(decision, name)(**options)
 
 
 def name_of(decision: str, policy: "Policy") -> str:
-    """The name under which a policy is listed; its class name when it is the user's own."""
+    """Return a policy's name in the registry, or its class name if it is not listed."""
     for name, (module, attribute) in POLICIES[decision].items():
         if (type(policy).__module__, type(policy).__name__) == (module, attribute):
             return name

@@ -1,35 +1,34 @@
 """SMoE as its authors' code runs it: https://github.com/goingshr/SMoE at 2de217b.
 
-The paper's system is `systems.smoe`.  What the code does otherwise, in nine rules:
+The paper's system is `systems.smoe`.  The code differs from it in nine rules:
 
-    1, 2  substitution     SetOrderRouter: strictly below S_{k+1}; taken in the order of a set
+    1, 2  substitution     SetOrderRouter: strictly below S_{k+1}, in the order of a Python set
     3     weights          a substitute's own score (``route.weight=own``, as in `systems.smoe`)
-    4     division         OneEnded: most rows first, to the host unless the link is behind it
-    5     costs            OneEnded: trimmed means; a load costs what is waited for
+    4     division         OneEnded: most rows first, to the host unless the link has less work
+    5     costs            OneEnded: trimmed means; a load costs only the time spent waiting for it
     6     eviction         LoadOrder: first in, first out (the code calls it LRU)
     7     prefetch         FirstPredicted: one expert, after a layer that missed, without attention
     8     streams          ``synchronises``: loaded experts run after the last load
     9     unfinished       ``reads_unfinished``: a hit does not wait for its copy
 
-By rule 9 an expert counts as resident as soon as its copy is submitted, and a hit on it computes on
-whatever its slot holds.  Its time is simulated; its results would be wrong, and the run says so.
-Rules 8 and 9 are properties that any system may have (`substrate.engine.system`).
+By rule 9 an expert counts as resident as soon as its copy is submitted, and a hit on it computes
+with the slot's current content.  Its time is simulated; its results would be wrong, as the run's
+notes state.  Any system may have the properties of rules 8 and 9 (`substrate.engine.system`).
 
-α is 0.25 in all settings (configs/*.json), where the paper has .35, .30 and .25.
+α is 0.25 in all of the code's settings (configs/*.json); the paper uses .35, .30 and .25.
 
-Deviations, and readings where the rules leave something open:
+Deviations, and readings where the rules are silent:
 
-- Substitution in decode only, as the code does for the prompt of a fresh process.  Its driver for
-  OpenCompass does not reset the counter by which it knows, and replaces in later prompts' prefill.
-- A value is trimmed where it is further from the mean than one (population) standard deviation.
+- Substitution is done in decode only, as in the code for a process's first prompt.  Its driver for
+  OpenCompass does not reset the counter that detects decode, and substitutes in later prefills.
+- A value is trimmed if it is further from the mean than one (population) standard deviation.
 - The experts placed at the start are those of `place=by-id`, in the order of layers and ids.
-- DeepSeek's and XVERSE's weights are always renormalised, against DeepSeek's configuration: here
-  they are weighed as the model's own top-k are.
+- The code always renormalises DeepSeek's and XVERSE's weights, against DeepSeek's configuration;
+  moebench weights experts as the model weights its own top-k.
 - Not modelled: the single prefetch after each layer of a prefill.
 - Replayed routing: traces do not hold this prediction, so they are refused unless prefetch=none.
-- Not modelled: Python's own time beyond the profile's control costs, and the worker thread that
-  launches the hits while the main thread computes: on one control thread the launches come one
-  after the other.
+- Not modelled: Python's time beyond the profile's control costs, and the worker thread that
+  launches the hits while the main thread computes: one control thread launches them in sequence.
 """
 
 from collections import defaultdict, deque
@@ -67,17 +66,17 @@ from moebench.systems.policies.evict import FirstInFirstOut, LowestAverageScore
 from moebench.systems.policies.place import PlaceById
 from moebench.systems.policies.predict import NextGates
 
-#: The layer from which on nothing is prefetched; the last one of the three models.
+#: No layer from this one on prefetches: the last layer of the three models.
 LAST_LAYER = 27
 
 
 def ranked(scores: Sequence[float]) -> list[int]:
-    """All experts, best first, ties to the lower id."""
+    """Return all experts, best score first, ties to the lower id."""
     return sorted(range(len(scores)), key=lambda e: -scores[e])
 
 
 def rival_and_top(scores: Sequence[float], k: int, alpha: float) -> tuple[float, list[int]]:
-    """Rule 1: β = S_{k+1}, and the top-score experts, best first: of the top-k, s ≥ (1+α)·β."""
+    """Return β = S_{k+1} and the top-score experts, s ≥ (1+α)·β, best first (rule 1)."""
     order = ranked(scores)
     rival = scores[order[k]] if k < len(order) else 0.0
     return rival, [e for e in order[:k] if scores[e] >= (1 + alpha) * rival]
@@ -87,17 +86,17 @@ def rival_and_top(scores: Sequence[float], k: int, alpha: float) -> tuple[float,
 class SetOrderRouter(Routing):
     """Replaces low-score experts by the first allowed ones in a Python set's order (ec:593-671).
 
-    Candidates score strictly between (1-α)·S_{k+1} and S_{k+1}: never the (k+1)-th nor its ties.
+    Candidates score strictly between (1-α)·S_{k+1} and S_{k+1}: not the (k+1)-th, nor its ties.
     """
 
     has_alpha = True
 
     def lossless_at(self, alpha: float) -> bool:
-        """Only without substitution."""
+        """Return whether α is 0, which substitutes no expert."""
         return alpha == 0
 
     def route(self, view: LayerView) -> Routed:
-        """Rules 1 to 3 in decode; prefill is exact."""
+        """Return the top-k with substitutes (rules 1 to 3) in decode; prefill is exact."""
         if view.phase == "prefill" or view.alpha == 0:
             return Routed(view.topk_ids_TK, view.topk_ids_TK)
         k, alpha = view.shape.top_k, view.alpha
@@ -116,9 +115,9 @@ class SetOrderRouter(Routing):
     def replaced(
         self, scores: Sequence[float], k: int, rival: float, alpha: float, there: set[int]
     ) -> list[int]:
-        """Rule 2: one row's experts, each low-score one replaced where it can be."""
+        """Return one row's experts, each low-score one replaced if possible (rule 2)."""
         order = ranked(scores)
-        # Filled best first; what counts is the order in which CPython's set gives them back.
+        # The set is filled best first; CPython's iteration order decides the substitute.
         candidates = {e for e in order if (1 - alpha) * rival < scores[e] < rival}
         used = list(order[:k])
         for place, expert in enumerate(used):
@@ -129,7 +128,7 @@ class SetOrderRouter(Routing):
 
 
 def trimmed_mean(values: Iterable[float]) -> float:
-    """Rule 5: the mean of values that are no further than one σ from their mean."""
+    """Return the mean of the values within one σ of their mean (rule 5)."""
     known = list(values)
     mean, sigma = fmean(known), pstdev(known)
     return fmean([v for v in known if abs(v - mean) <= sigma] or known)
@@ -137,27 +136,27 @@ def trimmed_mean(values: Iterable[float]) -> float:
 
 @dataclass(kw_only=True)
 class OneEnded(Assignment):
-    """Gives misses, most rows first, to the host unless the link has less to do (ec:718-736).
+    """Assigns misses, most rows first, to the host unless the link has less work (ec:718-736).
 
         for each of S by descending rows:  load it if Σ load < Σ cpu, else compute it on the host
 
-    Both phases alike, and an expert costs the same whatever its rows.  C_cpu is the trimmed mean of
-    this layer's last ten host computations, which begin with one of 50 ms.  C_load is that of the
-    last ten layers with loads, beginning with 2 ms: what was left to wait for once the host was
-    done, over the loads; but C_cpu until the layer has computed two experts on the host.
+    Both phases use the same rule, and an expert's cost does not depend on its rows.  C_cpu is the
+    trimmed mean of this layer's last ten host computations, at first one of 50 ms.  C_load is the
+    trimmed mean over the last ten layers with loads, at first 2 ms: the time waited after the host
+    was done, divided by the loads; but C_cpu until the layer has computed two experts on the host.
     """
 
     reads_scores = False
     uses_host = True
 
     def start(self, shape: ModelShape, cache: ExpertCache) -> None:
-        """Nothing was measured."""
+        """Reset the cost estimates to 50 ms for a host computation and 2 ms for a load."""
         self._host_ns: dict[int, deque[float]] = defaultdict(lambda: deque([50e6], maxlen=10))
         self._load_ns: deque[float] = deque([2e6], maxlen=10)
         self._on_host: dict[int, int] = defaultdict(int)
 
     def assign(self, view: LayerView, active: Active) -> Plan:
-        """Rule 4."""
+        """Divide the missing experts between load and host, most rows first (rule 4)."""
         host_ns = trimmed_mean(self._host_ns[view.layer])
         measured = self._on_host[view.layer] >= 2
         load_ns = trimmed_mean(self._load_ns) if measured else host_ns
@@ -166,7 +165,7 @@ class OneEnded(Assignment):
         return split(active, fetches(view.layer, load), host)
 
     def waited(self, view: LayerView, plan: Plan, host_ns: int, load_ns: int) -> None:
-        """Rule 5."""
+        """Record the host computations, and the time waited for loads (rule 5)."""
         n = len(plan.host)
         self._on_host[view.layer] += n
         if n:
@@ -176,7 +175,7 @@ class OneEnded(Assignment):
 
 
 def divided(queue: Sequence[int], load_ns: float, host_ns: float) -> tuple[list[int], list[int]]:
-    """Rule 4 on misses in their order: those to load, and those for the host."""
+    """Return the experts to load and those for the host, of misses in their order (rule 4)."""
     load: list[int] = []
     host: list[int] = []
     for expert in queue:
@@ -187,12 +186,12 @@ def divided(queue: Sequence[int], load_ns: float, host_ns: float) -> tuple[list[
 
 @dataclass(kw_only=True)
 class LoadOrder(FirstInFirstOut):
-    """Evicts the first of a dict that loads alone reorder; nobody calls its ``mark_used`` (ec:208).
+    """Evicts the expert that was loaded first: the code's LRU never registers uses (ec:208).
 
     Attributes:
-        window: with one, argmin of average · (n + 1) + position, of n residents, whose averages are
-            those of Eq. 3: the position dominates (ec:157).  None, in all three settings, is first
-            in, first out.
+        window: steps of Eq. 3's average; evicts the argmin of average · (n + 1) + position over n
+            residents, in which the position dominates (ec:157).  None, the value in all three
+            settings, is first in, first out.
     """
 
     window: int | None = None
@@ -203,22 +202,22 @@ class LoadOrder(FirstInFirstOut):
 
     @property
     def reads_scores(self) -> bool:
-        """Only for a window."""
+        """Whether gate scores are averaged, which only a window needs."""
         return self.window is not None
 
     def start(self, shape: ModelShape, cache: ExpertCache) -> None:
-        """Nothing is resident yet, and no score was seen."""
+        """Begin without residents and without scores."""
         super().start(shape, cache)
         if self._scores is not None:
             self._scores.start(shape, cache)
 
     def observe(self, view: LayerView) -> None:
-        """Average the scores, for a window."""
+        """Add the gate's scores to the averages, if there is a window."""
         if self._scores is not None:
             self._scores.observe(view)
 
     def victim(self, allowed: Mask, incoming: int) -> int | None:
-        """Rule 6; what the current layer has chosen is not allowed."""
+        """Return the allowed key that was loaded first (rule 6), or with a window the least one."""
         if self._scores is None:
             return super().victim(allowed, incoming)
         order = self._pools[incoming]
@@ -231,10 +230,10 @@ class LoadOrder(FirstInFirstOut):
 
 @dataclass(kw_only=True)
 class PlaceByLayer(PlaceById):
-    """Places the experts of `by-id` layer by layer, which is the order in which they leave."""
+    """Places the experts of `by-id` layer by layer, the order in which they are evicted."""
 
     def place(self, shape: ModelShape, slots: int, scope: Scope) -> Iterable[tuple[int, int]]:
-        """By layer, then by id."""
+        """Return the pairs of `by-id`, by layer, then by id."""
         return sorted(super().place(shape, slots, scope))
 
 
@@ -243,21 +242,21 @@ class NextGateWithoutAttention(NextGates):
     """Runs the next gate on the gate's input plus the shared experts' output (base:336).
 
     With h = normed state + shared output (+ the residual, for DeepSeek): h + LN(h), LN, gate.
-    Asked in decode, in layers that missed after substitution.
+    It runs in decode, in layers with misses after substitution.
     """
 
     lookahead = Lookahead.SHARED
 
     def asked(self, view: LayerView) -> bool:
-        """Rule 7."""
+        """Return whether it predicts here: in decode, after misses, before the last layer."""
         return super().asked(view) and bool(view.absent) and view.layer < LAST_LAYER
 
     def op(self, view: LayerView) -> Op:
-        """One gate; the norms cost nothing beside it."""
+        """Return the cost of one gate; the norms' cost is negligible."""
         return op_of(OpKind.PREDICT, view.layer, (view.forward.rows,))
 
     def forecast(self, view: LayerView, model: Model, done: Sequence[int]) -> Forecast:
-        """What this gate says."""
+        """Return the next gate's scores without the next attention."""
         assert view.next_layer is not None
         deepseek = view.shape.family == "deepseek"
         kind = Lookahead.SHARED_RESIDUAL if deepseek else Lookahead.SHARED
@@ -266,10 +265,10 @@ class NextGateWithoutAttention(NextGates):
 
 @dataclass(kw_only=True)
 class FirstPredicted(Prefetching):
-    """Fetches one expert: the first non-resident of the predicted top-score set (base:431-439).
+    """Fetches one expert: the first missing one of the predicted top-score set (base:431-439).
 
-    It is queued when the layer has ended and the link is idle, so that it always begins, and goes
-    on when the next layer's router clears the queue: committed.
+    The fetch is committed: the code queues it when the layer has ended and the link is idle, so it
+    always begins, and it continues when the next layer's router clears the queue.
     """
 
     reads_scores = False
@@ -277,15 +276,15 @@ class FirstPredicted(Prefetching):
 
     @property
     def predictor(self) -> Predictor:
-        """The next gate without attention."""
+        """Predictor that runs the next gate without attention."""
         return NextGateWithoutAttention()
 
     def start(self, shape: ModelShape, cache: ExpertCache) -> None:
-        """Remember where residents can be looked up."""
+        """Keep the cache, to look up resident experts."""
         self._cache = cache
 
     def prefetch(self, view: LayerView, forecast: Forecast) -> Sequence[Fetch]:
-        """Rule 7: in the order of a set that the rows filled, best first."""
+        """Return the first missing expert in the order of the predicted set (rule 7)."""
         cache, wanted = self._cache, list[Fetch]()
         for layer, predicted_TE in forecast.items():
             order = predicted_set(predicted_TE.tolist(), view.shape.top_k, view.alpha)
@@ -295,13 +294,13 @@ class FirstPredicted(Prefetching):
 
 
 def predicted_set(rows: Iterable[Sequence[float]], k: int, alpha: float) -> set[int]:
-    """The top-score experts of all rows; iterate over it in its own order."""
+    """Return the top-score experts of all rows as a set, whose iteration order matters."""
     return {e for scores in rows for e in rival_and_top(scores, k, alpha)[1]}
 
 
 @dataclass(kw_only=True)
 class ShippedSMoE(System):
-    """The nine rules together."""
+    """SMoE with the nine rules of its authors' code."""
 
     paper = "arXiv 2508.18983"
 

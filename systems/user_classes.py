@@ -1,7 +1,7 @@
-"""Systems and policies of a user's own: what is wrong with them, and what to write instead.
+"""Checks of users' own systems and policies, with errors that state what to write instead.
 
-Python accepts much that the engine cannot use: a field of a class that is no dataclass is no
-option and no decision, and is passed over in silence.
+Python accepts classes that the engine cannot use: a field of a class that is not a dataclass is
+neither an option nor a decision, and would be ignored without a message.
 """
 
 import inspect
@@ -26,7 +26,7 @@ from moebench.substrate.engine.system import System
 from moebench.substrate.errors import UsageError
 from moebench.substrate.files import brief
 
-#: What each decision is derived from.
+#: Base class of each decision's policies.
 BASES: dict[str, type[Policy]] = {
     "place": Placement,
     "route": Routing,
@@ -39,22 +39,22 @@ _OURS = str(Path(__file__).parents[1])
 
 
 def is_own(kind: type) -> bool:
-    """Whether a class is not one of moebench's."""
+    """Return whether a class is the user's own, not one of moebench's."""
     return not kind.__module__.startswith("moebench.")
 
 
 def check_class(kind: type) -> None:
-    """Refuse a class whose fields Python passes over.
+    """Refuse a class with fields that Python would ignore.
 
     Raises:
-        UsageError: what to write above or in the class.
+        UsageError: the class must be changed; the message states how.
     """
     for one in kind.__mro__:
         if one is object or not is_own(one):
             continue
         try:
             hints = get_type_hints(one)
-        except Exception as error:  # a name in an annotation that is not there
+        except Exception as error:  # an annotation uses an undefined name
             raise UsageError(f"{_place(one)}: its annotations cannot be read ({error})") from error
         own = [name for name in inspect.get_annotations(one) if not _of_class(hints, name)]
         if own and "__dataclass_fields__" not in one.__dict__:
@@ -77,7 +77,7 @@ def _of_class(hints: dict[str, Any], name: str) -> bool:
 
 
 def _place(kind: type) -> str:
-    """A class and its file, as a message names it."""
+    """Return a class and its file, as error messages name them."""
     try:
         file = Path(inspect.getsourcefile(kind) or kind.__module__).name
     except (TypeError, OSError):
@@ -86,15 +86,15 @@ def _place(kind: type) -> str:
 
 
 def made(decision: str, factory: Callable[[], Any], system: type[System]) -> Any:
-    """A decision of a system, from the factory that its field names.
+    """Return a decision of a system, made by the factory of its field.
 
     Raises:
-        UsageError: it cannot be made, or is no such decision; what to write.
+        UsageError: the policy cannot be made, or has another base class.
     """
     base = BASES[decision]
     try:
         policy = factory()
-    except Exception as error:  # whatever such a class does when it is made
+    except Exception as error:  # a user's constructor can raise anything
         missing = sorted(getattr(factory, "__abstractmethods__", ()))
         what = f"{system.__name__}: cannot make its {decision} ({type(error).__name__}: {error})"
         if missing:
@@ -111,7 +111,7 @@ def made(decision: str, factory: Callable[[], Any], system: type[System]) -> Any
     return policy
 
 
-# ----------------------------------------------------------------------------- what they answer
+# ----------------------------------------------------------------------------- returned values
 
 
 def _whole(value: object) -> bool:
@@ -136,7 +136,7 @@ def _routed(value: object) -> bool:
     )
 
 
-#: By decision, the method that answers, whether an answer is one, and what to write.
+#: By decision: the method that is checked, the check of its result, and what to return.
 _ANSWERS: dict[str, tuple[str, Callable[[Any], bool], str]] = {
     "place": ("place", _pairs, "a list of pairs (layer, expert)"),
     "route": ("route", _routed, "Routed(ids_TK, weigh_as_TK), two arrays of whole numbers"),
@@ -151,7 +151,7 @@ _ANSWERS: dict[str, tuple[str, Callable[[Any], bool], str]] = {
 
 
 def guard(decision: str, policy: Any) -> Any:
-    """Have a policy of the user's own checked whenever it answers; ours are as they are."""
+    """Check every result of a user's own policy; return moebench's policies unchanged."""
     name, right, wanted = _ANSWERS[decision]
     if not is_own(_owner(type(policy), name)):
         return policy
@@ -172,15 +172,15 @@ def guard(decision: str, policy: Any) -> Any:
 
 
 def _owner(kind: type, name: str) -> type:
-    """The class that defines a method."""
+    """Return the class that defines a method."""
     return next(one for one in kind.__mro__ if name in one.__dict__)
 
 
 def blamed(error: Exception, what: str) -> UsageError | None:
-    """An error that the user's own code raised, as a line that says where; None if it is ours.
+    """Return an error raised in the user's own code as one line with its place, else None.
 
     Args:
-        what: the system; only one given as ``module:Class`` is a file of the user's.
+        what: the system's name; only ``module:Class`` names a user's file.
     """
     if ":" not in what:
         return None
