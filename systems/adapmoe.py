@@ -215,7 +215,7 @@ class AdaptiveGating(Routing):
         return found
 
     def start(self, shape: ModelShape, cache: ExpertCache) -> None:
-        """Compute the limit of each layer."""
+        """Compute the limit sqrt(T / s_l) of each layer."""
         self._limits = dict(zip(shape.moe_layers, self.limits(shape).tolist(), strict=True))
 
     def lossless_at(self, alpha: float) -> bool:

@@ -32,9 +32,8 @@ Deviations and readings, where the paper is silent:
   exchanges would not, but Algorithm 1 does not need one.
 - In prefill, experts that stay on the host are computed there, however many rows they have (§IV-B:
   "parallel local execution").
-- The authors calibrate placement on ShareGPT (§V-A), on a number of texts that they do not state:
-  `--calibrate-from sharegpt` with a data folder; the default is 16 texts of the train half of the
-  workload.
+- The authors calibrate placement on ShareGPT (§V-A) and state no number of texts: `--calibrate-from
+  sharegpt` with a data folder; the default is 16 texts of the train half of the workload.
 - The paper runs batch 1.  In a batch, tokens are counted over all sequences.
 """
 
@@ -204,7 +203,7 @@ class PredictedRouting(Routing):
         return layer >= self.first
 
     def route(self, view: LayerView) -> Routed:
-        """Return the top-k, for a layer routed ahead the predicted one, degraded (§IV-C)."""
+        """Return the top-k; for a layer routed ahead, with missing experts replaced (§IV-C)."""
         if not view.ahead:
             return Routed(view.topk_ids_TK, view.topk_ids_TK)
         pairs = zip(view.topk_ids_TK.tolist(), view.scores, strict=True)

@@ -31,8 +31,7 @@ Deviations and readings, where the paper is silent:
 - An expert whose transfer is under way at the gate is computed when it is complete; resident
   experts compute meanwhile.
 - The network shares the device with the model; in moebench its stream does not slow the model's.
-  Seven layers of three kernels, launched by the control thread, take 0.2 ms; the authors measured
-  0.6 ms (§6.4).
+  Its seven layers of three kernels take 0.2 ms of launches; the authors measured 0.6 ms (§6.4).
 - The paper serves one request at a time (§6.1).  In a batch moebench predicts row by row, and
   fetches the k experts with the highest probability in any row.
 - The paper traces 2.5 % of the data set (§6.4: 2,190 texts of SQuAD).  In moebench ExpertMLP is
@@ -137,7 +136,7 @@ class LearnedPath(Prefetching):
         artefacts: Path,
         progress: Callable[[int, int], None] = lambda done, total: None,
     ) -> None:
-        """Count the matrices and train ExpertMLP, or load the network of equal texts (§4)."""
+        """Count the matrices and train ExpertMLP, or load it if trained on these texts (§4)."""
         layers, experts = len(shape.moe_layers), shape.num_experts
         options = ExpertMLPOptions(
             self.trained_width, self.tokens, self.epochs, self.dropout, self.seed

@@ -125,7 +125,7 @@ class MapSearch(Predictor):
         self._semantic_BC = self._embedding_BH @ self.store.embedding_CH.T
 
     def asked(self, view: LayerView) -> bool:
-        """Return whether it predicts here: in decode, and in a prompt's last layer."""
+        """Return whether to predict from this layer: in decode, and in a prompt's last layer."""
         return view.phase == "decode" or view.next_layer is None
 
     def op(self, view: LayerView) -> Op:

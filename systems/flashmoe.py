@@ -32,8 +32,7 @@ Deviations and readings, where the paper is silent:
 - The scores at time t already count the experts routed at t, as in the paper's example.
 - Time is counted from the start of each sequence.  Each token of a prompt is one step (also in a
   batch); a decoded batch is one step with all its experts.
-- The current layer's experts cannot be evicted, whatever the network predicts: the engine protects
-  them in every system.
+- The engine protects the current layer's experts from eviction, whatever the network predicts.
 - The paper's samples, up to 512 tokens each, and its evaluation prompts are from TriviaQA.  In
   moebench samples are from the train half of the workload: prompts up to 256 tokens, 64 new tokens.
 - Weights are raw records and safetensors instead of pickled `.pt` files.
@@ -122,7 +121,7 @@ class LearnedEviction(Eviction):
         artefacts: Path,
         progress: Callable[[int, int], None] = lambda done, total: None,
     ) -> None:
-        """Train the networks on these texts, or load the networks of equal texts.
+        """Train the networks on these texts, or load those trained on them before.
 
         Raises:
             UsageError: there is nothing to train on.

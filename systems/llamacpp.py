@@ -21,9 +21,8 @@ matrix of all experts of a layer; so slots for a third of a layer stay free.
 
 Deviations and readings:
 
-- Recent builds count the head as one of -ngl's N; in moebench N counts layers, and the head is
-  always on the device.  So is the embedding, which llama.cpp leaves on the host: it leaves less
-  room for experts.
+- Recent builds count the head as one of -ngl's N; in moebench N counts layers, and the head and the
+  embedding (which llama.cpp leaves on the host) are always on the device, in place of experts.
 - A prompt's rows are split into micro-batches, sequence by sequence.  If the last one is too small
   for copies, experts that it alone uses are computed on the host; its other rows, and its part of
   the non-expert weights of -ngl, are charged with the micro-batches before.
@@ -98,7 +97,7 @@ class StaticSplit(Placement):
 
     @abstractmethod
     def count(self, first: int, shape: ModelShape) -> int:
-        """Return N for the first device layer; its own inverse: the first device layer for N."""
+        """Convert the first device layer to N, or N to the first device layer."""
 
     def fits(self, first: int, shape: ModelShape, budget: Budget) -> bool:
         """Return whether the device holds these layers and the copies of the others' experts."""

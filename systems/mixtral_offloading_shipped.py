@@ -41,7 +41,7 @@ from moebench.systems.policies.prefetch import NoPrefetch
 
 @dataclass(kw_only=True)
 class ShippedMixtralOffloading(MixtralOffloading):
-    """Mixtral-Offloading without speculation, overlap or read-only experts, as in its code."""
+    """Mixtral-Offloading without speculation or overlap; evicted experts are copied back."""
 
     prefetch: Prefetching = field(default_factory=NoPrefetch)
     evict: Eviction = field(default_factory=partial(StagedLRU, write_back=True))

@@ -24,22 +24,19 @@ layer the most similar request predicts the experts of later layers.
       time for prefetching
 
 l is the current layer, i any layer, and L the number of layers with experts.  Matching, prefetching
-and eviction run in each layer of each pass, including prefill, and for every sequence of a batch;
-no expert is computed on the host.
+and eviction run in each layer of each pass, also in prefill, for every sequence of a batch.
 
 The match is charged as a product: each live sequence's L·E counts with every stored matrix, fp32,
 on the host.  The control thread waits for it, so it is entirely on the critical path:
 ``lanes.host`` in a run's document (and in its ``decode``) is the time of all matches, because this
 system uses the host for nothing else; the part that delayed the device is in the stall ``control``.
-Submitting and reading a match costs the control thread as much as any operation.  `moebench
-machines components` lists the paper's 21 us for 1000 matrices and 226 us for 10,000 next to the
-charge.
+Submitting and reading a match costs the control thread as much as any operation.  For comparison,
+`moebench machines components` lists the paper's 21 us for 1000 matrices and 226 us for 10,000.
 
 Deviations and readings, where the paper is silent:
 
 - At first the collection holds the rEAMs of calibration texts, as FineMoE's authors filled it: 120,
-  because 120 entries were enough for the paper's 290 tasks.  With ``--calibrate-texts 1`` the
-  collection is nearly empty at first.
+  which were enough for the paper's 290 tasks.  ``--calibrate-texts 1`` begins nearly empty.
 - A layer's own loads are submitted before its match: the match of the previous layer chooses the
   experts that they replace.
 - The sequences of a batch (the paper's is 1) are matched one by one, and their matched matrices are
@@ -54,8 +51,7 @@ Deviations and readings, where the paper is silent:
   have used so far; a pass of a layer counts once.
 - The paper does not state which experts are in the cache at first: in moebench, the lowest ids of
   every layer, as in `moe-ondemand`.
-- Left out: several GPUs, and the paper's SSD below host memory (moebench models the disk as in any
-  other system).
+- Left out: several GPUs, and the paper's SSD below host memory (the disk is modelled as elsewhere).
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -370,7 +366,7 @@ class ActivationAware(Eviction):
             self._changed = True
 
     def victim(self, allowed: Mask, incoming: int) -> int | None:
-        """Return the allowed key with the least value; ties to the lowest layer, then id."""
+        """Return the allowed key with the least (p + ε) · (1 - i / L); ties to the lowest key."""
         if self._changed:
             p_DE = shares(self._forecast or self._used, self._shape)
             self._values = ((p_DE + self.epsilon) * self._decay_D[:, None]).ravel()

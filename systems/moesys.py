@@ -2,8 +2,8 @@
 
 "SE-MoE: A Scalable and Efficient Mixture-of-Experts Distributed Training and Inference System"
 (L. Shen et al., arXiv 2205.10034), later MoESys (D. Yu et al., IEEE Transactions on Services
-Computing, 2024).  No gate is waited for: while one layer computes, all E experts of the next one
-are copied to the device, and the buffer of the one before is overwritten.
+Computing, 2024).  It does not wait for gates: while one layer computes, all E experts of the next
+layer are copied to the device, into the buffer of the previous layer.
 
     as described                                              moebench
     ────────────                                              ────────
@@ -14,24 +14,24 @@ are copied to the device, and the buffer of the one before is overwritten.
     hierarchical storage: SSD behind host memory              ``--free-host-gb``, ``host_experts``
 
 E / k times as many bytes cross the link as on demand: 4 times for Mixtral, 8 or more for
-fine-grained models.  Prefill uses nearly all experts, so there little is copied in vain.
+fine-grained models.  In prefill few copies are useless, because nearly all experts are used.
 
-Deviations and readings; the paper itself was not read, but descriptions of it in surveys and in
+Deviations and readings; the paper itself was not read, only descriptions of it in surveys and in
 DuoServe-MoE (arXiv 2509.07379):
 
-- The ring closes: the last layers' buffers go to the first layers of the next pass.  Only the
-  first request of a run waits for layer 0 from its beginning to its end.
-- A buffer is handed over expert by expert, as each is computed or has come in vain.
-- An expert is one copy; a layer that is one block of memory would need fewer launches.
-- DuoServe-MoE says that it "prefetches all experts for each layer into GPU memory" (§6.1), and its
-  Table 2 gives it E - k experts more than on-demand loading: one buffer, ``prefetch.buffers=1``.
-  The next layer's copies then wait for this layer's gate.
-- In front of the SSD, host memory is said to keep the experts that were used most: hits are counted
-  against a threshold, and the counts decay.  That is not modelled.  Where experts do not all fit
-  into host memory, it keeps those that passed through it last (docs/architecture.md).  A ring asks
-  for every expert in turn, so that finds none of them before all fit, where counts could keep a
-  part: with a disk, this MoESys reads more than the published one.
-- Its training, and its parallelism over several devices, are not modelled.
+- The ring continues across passes: the last layers' buffers are filled with the first layers of the
+  next pass.  Only the first request of a run waits for all of layer 0's copies.
+- A buffer is freed expert by expert, as each is computed or turns out to be unused.
+- An expert is one copy; a layer in one block of memory would need fewer launches.
+- By DuoServe-MoE, MoESys "prefetches all experts for each layer into GPU memory" (§6.1) and holds
+  E - k experts more than on-demand loading (Table 2): one buffer, ``prefetch.buffers=1``.  The next
+  layer's copies then wait for this layer's gate.
+- MoESys is reported to keep the most used experts in host memory, in front of the SSD: hits are
+  counted against a threshold, and the counts decay.  That is not modelled: if not all experts fit
+  into host memory, it keeps those that were read last (docs/architecture.md).  The ring requests
+  every expert in turn, so this finds none of them unless all fit, while counts could keep some:
+  with a disk, moebench's MoESys reads more than the published one.
+- Training, and parallelism over several devices, are not modelled.
 """
 
 from collections.abc import Iterable, Sequence
@@ -59,14 +59,14 @@ from moebench.systems.policies.route import ExactRouting
 
 @dataclass(kw_only=True)
 class WholeLayer(Prefetching):
-    """Fetches all experts of a layer, by id, into the buffer of the one that was computed last.
+    """Fetches all experts of a layer, by id, into the buffer of the layer computed last.
 
-    Of N buffers that is the layer N later, in both phases and without a prediction.  Nothing stays
-    after its layer, unless there are buffers for all layers.
+    With N buffers this is the layer N later, in both phases and without a prediction.  No expert is
+    kept after its layer, unless there are buffers for all layers.
 
     Attributes:
-        buffers: N, layers whose experts are on the device or on their way to it; fewer where the
-            device has no room for so many.
+        buffers: N, layers whose experts are on the device or under way to it; fewer if the device
+            has no room for N.
     """
 
     buffers: int = 2
@@ -78,19 +78,19 @@ class WholeLayer(Prefetching):
         require_at_least("prefetch", self, buffers=1)
 
     def slots(self, shape: ModelShape) -> int:
-        """Experts that the buffers hold."""
+        """Return the number of experts that the buffers hold."""
         return min(self.buffers, len(shape.moe_layers)) * shape.num_experts
 
     def fitting(self, shape: ModelShape, slots: int) -> int:
-        """How many buffers there are in so many slots."""
+        """Return how many whole buffers fit into ``slots``."""
         return min(self.buffers, slots // shape.num_experts)
 
     def start(self, shape: ModelShape, cache: ExpertCache) -> None:
-        """Lay the ring.
+        """Set up the ring of buffers.
 
         Raises:
-            BudgetError: the device does not hold one buffer.
-            UsageError: layers do not share slots.
+            BudgetError: the device has no room for one buffer.
+            UsageError: layers have separate pools of slots.
         """
         if cache.scope == "layer" and min(cache.pools) < shape.num_experts:
             raise UsageError(
@@ -122,7 +122,7 @@ class WholeLayer(Prefetching):
 
 @dataclass(kw_only=True)
 class MoESys(System):
-    """The complete system."""
+    """MoESys: whole layers fetched into a ring of two layer buffers."""
 
     paper = "arXiv 2205.10034"
 
@@ -133,12 +133,12 @@ class MoESys(System):
     evict: Eviction = field(default_factory=FirstInFirstOut)
 
     def most_slots(self, shape: ModelShape) -> int | None:
-        """The ring; all that fit where another prefetching was swapped in."""
+        """Return the slots of the ring; None (no limit) with another prefetching policy."""
         ring = self.prefetch
         return ring.slots(shape) if isinstance(ring, WholeLayer) else None
 
     def remarks(self, shape: ModelShape, slots: int) -> Sequence[str]:
-        """Whether the ring is smaller than it should be."""
+        """Return a note if the slots hold fewer layer buffers than configured."""
         ring = self.prefetch
         if not isinstance(ring, WholeLayer) or slots >= ring.slots(shape):
             return ()

@@ -1,31 +1,31 @@
-"""Pre-gated MoE: the gate of a layer chooses the experts of the next one.
+"""Pre-gated MoE: each layer's gate chooses the experts of the next layer.
 
 "Pre-gated MoE: An Algorithm-System Co-Design for Fast and Scalable Mixture-of-Expert Inference"
-(R. Hwang et al., ISCA 2024, arXiv 2308.12066).  Experts are in host memory.  As their choice is
-known a layer early, the transfer of exactly the experts that a layer needs hides behind the layer
-before; nothing is cached.
+(R. Hwang et al., ISCA 2024, arXiv 2308.12066).  Experts are in host memory.  Their choice is known
+a layer early, so exactly the experts that a layer needs are transferred while the previous layer
+computes; nothing is cached.
 
-    paper                             here
-    ─────                             ────
+    paper                             moebench
+    ─────                             ────────
     pre-gate of block l for l + 1     ExactNextGate: an oracle, see below
-    first block, its own gate         the layer's gate as it is
+    first block, its own gate         the layer's own gate
     prefetch of activated experts     FetchChosen: committed, in the order of ids, in both phases
     dense and two layers' active      ``keep=False``: a slot is free as soon as its expert has been
       experts on the device             computed; PreGatedMoE.most_slots
 
-A timing model only.  Pre-gates are trained together with the experts, and no such weights exist for
-these models: what a pre-gate would choose is taken from the recorded routing (*oracle*), its
-accuracy is *not measured*, and it runs on replays alone.
+It is a timing model only.  Pre-gates are trained together with the experts, and no such weights
+exist for these models: the pre-gates' choices are taken from the recorded routing (*oracle*), their
+accuracy is *not measured*, and the system runs on replays only.
 
 Deviations and readings:
 
-- Each layer runs one gate and waits for it once, as the paper's does: the recorded choice of a
-  layer's own gate stands for what the gate before it said.  The first block's second gate is not
+- Each layer runs one gate and waits for it once, as in the paper: the recorded choice of a layer's
+  own gate replaces that of the previous layer's pre-gate.  The first block's second gate is not
   charged.
 - The paper's models are Switch Transformers (top-1); nothing changes for top-k.
-- The gate of the last layer of a token could choose for the first layer of the next token; the
-  paper's does not (its first block keeps an own gate), so a token's first layer loads on demand.
-- Where fewer slots fit than two layers use, transfers wait for slots.
+- The gate of a token's last layer could choose for the first layer of the next token; the paper's
+  does not (its first block has its own gate), so a token's first layer loads on demand.
+- If the slots are fewer than two layers use, transfers wait for slots.
 """
 
 from collections.abc import Sequence
@@ -44,18 +44,18 @@ from moebench.systems.policies.route import ExactRouting
 
 @dataclass(kw_only=True)
 class FetchChosen(NextExact):
-    """Fetches what the pre-gate chose for the next layer, for one use."""
+    """Fetches the experts that the pre-gate chose for the next layer, for one use."""
 
     discipline = "committed"
 
     def prefetch(self, view: LayerView, forecast: Forecast) -> Sequence[Fetch]:
-        """In the order of ids."""
+        """Return the next layer's chosen experts in the order of ids, not to be kept."""
         return [fetch._replace(keep=False) for fetch in super().prefetch(view, forecast)]
 
 
 @dataclass(kw_only=True)
 class PreGatedMoE(System):
-    """The complete system, its pre-gates replaced by an oracle."""
+    """Pre-gated MoE with an oracle in place of the trained pre-gates."""
 
     paper = "ISCA 2024, arXiv 2308.12066"
 
@@ -66,11 +66,11 @@ class PreGatedMoE(System):
     evict: Eviction = field(default_factory=FirstInFirstOut)
 
     def most_slots(self, shape: ModelShape) -> int:
-        """Two layers: one computes while the next one's experts come."""
+        """Return the experts of two layers: the one that computes and the one being fetched."""
         return 2 * shape.num_experts
 
     def remarks(self, shape: ModelShape, slots: int) -> Sequence[str]:
-        """What the oracle means."""
+        """Return a note that an oracle replaces the pre-gates."""
         return [
             "pregated-moe is timed with an oracle in place of its pre-gates, which need weights of "
             "their own; accuracy is not measured"

@@ -141,7 +141,7 @@ class StridePrefetch(Prefetching):
         artefacts: Path,
         progress: Callable[[int, int], None] = lambda done, total: None,
     ) -> None:
-        """Train the predictors, or load those of equal texts."""
+        """Train the predictors, or load those trained on the same texts."""
         options = StateMLPOptions(
             self.stride, self.trained_width, self.tokens, self.epochs, self.seed
         )
@@ -200,7 +200,7 @@ class LearnedStates(Predictor):
         return targets(view.shape.moe_rows[view.layer], layers, self.networks.stride)
 
     def asked(self, view: LayerView) -> bool:
-        """Return whether it predicts here: in decode, if the layer has a target layer."""
+        """Return whether to predict from this layer: in decode, if there is a target layer."""
         return view.phase == "decode" and len(self._targets(view)) > 0
 
     def op(self, view: LayerView) -> Op:

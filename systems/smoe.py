@@ -1,4 +1,4 @@
-"""SMoE: importance-driven expert scheduling.
+"""SMoE: prefetch important experts; replace unimportant ones by similar ones on the device.
 
 "Enabling MoE on the Edge via Importance-Driven Expert Scheduling" (G. Zhu et al., arXiv
 2508.18983, second version; "v1" marks the first).  A few active experts score high and matter; the

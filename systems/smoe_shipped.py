@@ -217,7 +217,7 @@ class LoadOrder(FirstInFirstOut):
             self._scores.observe(view)
 
     def victim(self, allowed: Mask, incoming: int) -> int | None:
-        """Return the allowed key that was loaded first (rule 6), or with a window the least one."""
+        """Return the first-loaded allowed key (rule 6); with a window, the least-valued one."""
         if self._scores is None:
             return super().victim(allowed, incoming)
         order = self._pools[incoming]
@@ -248,7 +248,7 @@ class NextGateWithoutAttention(NextGates):
     lookahead = Lookahead.SHARED
 
     def asked(self, view: LayerView) -> bool:
-        """Return whether it predicts here: in decode, after misses, before the last layer."""
+        """Return whether to predict from this layer: in decode, after misses, if not the last."""
         return super().asked(view) and bool(view.absent) and view.layer < LAST_LAYER
 
     def op(self, view: LayerView) -> Op:
