@@ -27,9 +27,8 @@ embedding for the first layers, then by the probabilities of the layers so far.
 The search runs on the host in parallel to the inference (the paper's matcher; the artefact's demo
 waits for it): the control thread continues, and the experts found are fetched after the search.
 The charge is for the search's fp32 products, by the host's bandwidth: in each layer, E numbers with
-each of n stored maps, since products and lengths of earlier layers are kept; in the last layer also
-the prompt's embedding, at the full model's width.  With 1000 maps of 64 experts that is 0.26 MB a
-layer.
+each of n stored maps (those of earlier layers are kept); in the last layer also the prompt's
+embedding, at the full model's width.  With 1000 maps of 64 experts that is 0.26 MB a layer.
 
 Deviations and readings, where the paper is silent:
 
@@ -44,7 +43,7 @@ Deviations and readings, where the paper is silent:
 - A new map replaces the stored map that is most similar to it, as in the artefact's code.
 - Embeddings are means of the prompt's token embeddings.  A batch's sequences are searched one by
   one; their experts are fetched together, with the highest p of any sequence.
-- A requested prefetch stays requested until its layer's gate is known; every layer reorders all.
+- A requested prefetch stays queued until its layer's gate is known; every layer reorders the queue.
 - The store is in host memory (7 MB with 27 layers of 64 experts) and not counted.
 """
 
@@ -137,7 +136,7 @@ class MapSearch(Predictor):
         return Op(OpKind.PREDICT, view.layer, (rows,), network=(numbers, max(1, self.store.size)))
 
     def forecast(self, view: LayerView, model: Model, done: Sequence[int]) -> Forecast:
-        """Return layer l + d by trajectory; in the last layer, also the next d by prompt."""
+        """Predict layer l + d by trajectory; in the last layer, the next d layers by prompt."""
         layers, row = view.shape.moe_layers, view.shape.moe_rows[view.layer]
         found: dict[int, np.ndarray] = {}
         if view.phase == "decode":

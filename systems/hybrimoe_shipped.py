@@ -136,7 +136,7 @@ class TwoEnded(Assignment):
         require_at_least("assign", self, token_cost=0, first_cost=0, gpu_cost=0, move_cost=0)
 
     def assign(self, view: LayerView, active: Active) -> Plan:
-        """Plan the layer: of one row, best-scored experts first in both lists; else load all."""
+        """Divide one row's experts by `two_ended`; for several rows, load all absent experts."""
         if view.forward.rows > 1:
             # In the first and the last layer the staging slots are free.
             ends = (view.shape.moe_layers[0], view.shape.moe_layers[-1])
@@ -265,7 +265,7 @@ class LowestOfItsLayer(Eviction):
         self._kept[key // self._experts].pop(key, None)
 
     def victim(self, allowed: Mask, incoming: int) -> int | None:
-        """Return the incoming layer's lowest S; None for an expert staged for a later layer."""
+        """Return the incoming layer's allowed key with the lowest S; None for a staged expert."""
         layer = incoming // self._experts
         if self._rows > 1 and layer != self._layer:
             return None

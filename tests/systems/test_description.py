@@ -54,7 +54,7 @@ def test_every_package_is_there_with_its_options_and_deviations():
 
 def test_what_is_read_off_known_systems():
     smoe, daop, duoserve = (ALL[f"{n} published"] for n in ("smoe", "daop", "duoserve"))
-    assert smoe.what == "SMoE: importance-driven expert scheduling."
+    assert smoe.what.startswith("SMoE: prefetch important experts;")
     assert smoe.lossless == "no; with alpha=0"
     assert (duoserve.lossless, daop.lossless) == ("yes", "no")
     assert duoserve.calibration == {"prefetch": 64}
@@ -63,7 +63,7 @@ def test_what_is_read_off_known_systems():
     assert daop.host == "keeps experts and computes some"
     assert ALL["smoe shipped"].options == {"synchronises": "True", "reads_unfinished": "True"}
     assert ALL["flashmoe published"].disk.endswith("one read at a time")
-    assert ALL["gpu-only published"].what == "Everything resident: the upper bound."
+    assert ALL["gpu-only published"].what == "Every expert on the device: the upper bound."
     (deviations,) = smoe.deviations.values()
     assert len(deviations) == 6
     assert deviations[1] == "Substitution happens in decode only; prefill is exact."
