@@ -9,7 +9,7 @@ replaced by experts already on the device, and the other misses are loaded or co
     ─────            ────────
     G                view.whereabouts.is_resident
     E_a              view.topk_ids_TK, the model's own top-k
-    E_l, E_a \ E_l   low-score and top-score active experts
+    E_l, E_a \\ E_l   low-score and top-score active experts
     E_s              substitutes
     E_p              experts that `TopScorePrefetch` fetches
     α, S_{k+1}       view.alpha, rival_score
