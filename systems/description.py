@@ -82,7 +82,7 @@ class Description:
             "calibration": learns or "none",
             "routing": self.routing,
             "expert slots": self.slots,
-            "common weights": self.common,
+            "non-expert weights": self.common,
             "host": self.host,
             "disk": self.disk,
             "sequences at once": "any" if self.max_batch is None else str(self.max_batch),
@@ -131,7 +131,7 @@ def description(name: str, variant: Variant = "published") -> Description:
             for decision, policy in system.policies.items()
             if policy.calibrates
         },
-        routing="a replay alone" if system.clairvoyant else "computed or replayed",
+        routing="replayed only" if system.clairvoyant else "computed or replayed",
         slots=_slots(system),
         common=_common(system),
         host=_host(system),
@@ -220,7 +220,7 @@ def _host(system: System) -> str:
 def _disk(system: System) -> str:
     if system.all_resident:
         return "-"
-    kept = "what host memory cannot hold"
+    kept = "experts that do not fit into host memory"
     if system.host_experts is not None:
         kept = f"all but {system.host_experts} experts"
     return kept if system.parallel_reads else f"{kept}; one read at a time"
@@ -318,25 +318,26 @@ def document(
 _INTRODUCTION = f"""\
 # Systems
 
-Read off the classes and their modules; written by `{COMMAND}`.
+A system is one published method of running MoE models whose experts do not all fit on the device.
+This page is generated from the systems' classes and modules: `{COMMAND}`.
 
-`published` is the algorithm of a system's paper, `shipped` (`--variant shipped`) what its authors'
-code does.  The five decisions are policies by name: `--set evict=lru` swaps one, and
-`moebench list policies` says what each does and which options it has.  *Lossless* systems write the
-tokens of the model with every expert resident.  Systems that *learn* are shown other texts before a
-run; `--calibrate-texts` says how many.  Experts that do not fit into host memory are on the disk,
-whatever the system.  A system without a paper is a plain baseline or bound.
+`published` is the algorithm of a system's paper, `shipped` (`--variant shipped`) the behaviour of
+its authors' code.  Each of the five decisions is a policy with a name: `--set evict=lru` replaces
+one, and `moebench list policies` describes all and their options.  *Lossless* systems generate the
+same tokens as the model with every expert resident.  Systems that *learn* use other texts before a
+run; `--calibrate-texts` sets their number.  In every system, experts that do not fit into host
+memory are on the disk.  A system without a paper is a plain baseline or bound.
 """
 
 
 _PACKAGES = """\
 # Native packages
 
-Third-party packages that run the same checkpoint by themselves, on this computer, each in a process
-of its own: `moebench run --system native-llamacpp --setting S3 --machine local`.  They make no
-decisions of ours; TTFT and TPOT are those of their streamed tokens, with the badge `measured`, and
-what they do not say (cache ratios, lanes, a bound) is left out.  `pip install 'moebench[native]'`
-installs them; `all` does not mean them.
+Third-party packages run the same checkpoint by themselves, on this computer, each in a separate
+process: `moebench run --system native-llamacpp --setting S3 --machine local`.  They do not use
+moebench's five decisions.  TTFT and TPOT are measured on their streamed tokens, with the badge
+`measured`; figures that they do not report (cache ratios, lanes, a bound) are left out.
+`pip install 'moebench[native]'` installs them; `all` does not include them.
 """
 
 
