@@ -33,8 +33,8 @@ Deviations and readings, where the paper is silent:
 - Time is counted from the start of each sequence.  Each token of a prompt is one step (also in a
   batch); a decoded batch is one step with all its experts.
 - The engine protects the current layer's experts from eviction, whatever the network predicts.
-- The paper's samples, up to 512 tokens each, and its evaluation prompts are from TriviaQA.  In
-  moebench samples are from the train half of the workload: prompts up to 256 tokens, 64 new tokens.
+- The paper's samples, up to 512 tokens each, and its evaluation prompts are from TriviaQA.  Here
+  samples are from the train half of the workload: prompts up to 256 tokens, 64 new tokens.
 - Weights are raw records and safetensors instead of pickled `.pt` files.
 """
 

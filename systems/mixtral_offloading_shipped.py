@@ -26,7 +26,7 @@ Not modelled:
 - If the misses outnumber a layer's idle residents, the code evicts residents before they are
   computed, and computes them from buffers; moebench computes them first.
 - The code's control thread waits for the device before each expert (`custom_layers.py`, 292-302);
-  moebench charges the control time of the run's kind of software.
+  the charge here is the control time of the run's kind of software.
 - The code supports only Mixtral 8x7B.  Nothing in its cache depends on that model.
 """
 

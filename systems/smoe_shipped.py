@@ -24,7 +24,7 @@ Deviations, and readings where the rules are silent:
 - A value is trimmed if it is further from the mean than one (population) standard deviation.
 - The experts placed at the start are those of `place=by-id`, in the order of layers and ids.
 - The code always renormalises DeepSeek's and XVERSE's weights, against DeepSeek's configuration;
-  moebench weights experts as the model weights its own top-k.
+  here experts are weighted as the model weights its own top-k.
 - Not modelled: the single prefetch after each layer of a prefill.
 - Replayed routing: traces do not hold this prediction, so they are refused unless prefetch=none.
 - Not modelled: Python's time beyond the profile's control costs, and the worker thread that
