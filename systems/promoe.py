@@ -34,8 +34,8 @@ Deviations and readings:
   layers of 1024; prediction on the host; a token's first layers predicted from the previous token's
   last state; no prediction in prefill; an expert's three matrices as the chunks; as many experts as
   a token uses; LRU in a cache of equal size for each layer.
-- In the fork a network predicts up to six layers, of which only the farthest needed one is read; in
-  moebench each network predicts only the layer that is read.
+- In the fork a network predicts up to six layers, of which only the farthest needed one is read;
+  here each network predicts only the layer that is read.
 - In the fork the state is the output of an MoE layer, in moebench the gate's input: it is known
   earlier by the time of a layer's experts, and traces hold it.
 - The default stride is the two layers of the paper's example; the fork's default of three counts
