@@ -1,1 +1,1 @@
-"""Scale models: training, import, verification."""
+"""Scale models (the full-size models' topology, small widths): training, import, verification."""

@@ -13,7 +13,7 @@ from moebench.substrate.errors import InputError
 
 
 class Progress(NamedTuple):
-    """What a training run reports after each step."""
+    """Step, tokens, loss and speed of a training run, reported after each step."""
 
     step: int
     steps: int
@@ -46,10 +46,10 @@ class TrainingState:
         save_in_place(state, self._checkpoint, self._identity)
 
     def resume(self) -> int:
-        """Load the last checkpoint, if there is one; the step to continue with.
+        """Load the last checkpoint, if one exists, and return the step to continue with.
 
         Raises:
-            InputError: it was written for another model, recipe or data, or cannot be read.
+            InputError: the checkpoint belongs to another model, recipe or data, or is unreadable.
         """
         step = self._load() if self._checkpoint.exists() else 0
         rows = self._losses.read_text().splitlines()[1:] if step and self._losses.exists() else []
@@ -58,7 +58,7 @@ class TrainingState:
         return step
 
     def log(self, now: Progress) -> None:
-        """Append a row to the loss log."""
+        """Append step, tokens, loss and tokens/s to the loss log."""
         with self._losses.open("a") as log:
             log.write(f"{now.step},{now.tokens},{now.loss:.4f},{now.tokens_per_s:.0f}\n")
 

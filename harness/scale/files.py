@@ -1,4 +1,4 @@
-"""Files of scale models: written atomically, entered into a manifest, imported.
+"""Files of scale models: atomic writes, manifest entries, and import of checkpoints.
 
 A scale model is a folder of four files.  The folder that holds scale models also holds their
 ``manifest.json``; see `substrate.models.catalogue`.
@@ -30,7 +30,7 @@ from moebench.substrate.models.config import read_shape
 from moebench.substrate.models.naming import common_tensors, expert_tensors
 from moebench.substrate.models.weights import Checkpoint
 
-#: A scale model's four files together.
+#: Maximum total size of a scale model's four files, in bytes.
 MAX_BYTES = 13_000_000
 
 
@@ -38,18 +38,18 @@ MAX_BYTES = 13_000_000
 
 
 def save_in_place(tensors: dict[str, Tensor], file: Path, metadata: dict[str, str]) -> None:
-    """Write safetensors to a partial file and rename it: a killed write leaves the old file."""
+    """Write tensors to a partial file and rename it, so that a killed write keeps the old file."""
     partial = file.with_suffix(".partial")
     try:
         save_file(tensors, partial, metadata=metadata)
-        partial.chmod(0o644)  # the library keeps files to their owner
+        partial.chmod(0o644)  # safetensors creates files that only the owner can read
         partial.replace(file)
     finally:
         partial.unlink(missing_ok=True)
 
 
 def write_in_place(file: Path, text: str) -> None:
-    """As `save_in_place`, for a text."""
+    """Write text to a partial file and rename it, so that a killed write keeps the old file."""
     partial = file.with_suffix(".partial")
     try:
         partial.write_text(text, encoding="utf-8")
@@ -60,10 +60,10 @@ def write_in_place(file: Path, text: str) -> None:
 
 @contextmanager
 def writing(folder: Path) -> Iterator[None]:
-    """Turn a failed write into an error of one line.
+    """Convert errors of writing into ``folder`` to an `InputError` of one line.
 
     Raises:
-        InputError: a full disk, a folder without permission, ...
+        InputError: the disk is full, the folder is not writable, ...
     """
     try:
         yield
@@ -78,14 +78,14 @@ def writing(folder: Path) -> Iterator[None]:
 
 
 def write_entry(path: Path, measured: dict[str, Any] | None) -> dict[str, Any]:
-    """Write a scale model's entry into the manifest beside its folder.
+    """Write a scale model's entry into the manifest in its parent folder, and return the entry.
 
     Args:
-        path: the scale model's folder; its name is the model's.
+        path: the scale model's folder, named as the model.
         measured: quality and routing statistics, if they were measured.
 
     Returns:
-        the entry: hashes and sizes of the files, parameters, training and its data, measurements.
+        hashes and sizes of the files, parameters, training and its data, measurements.
     """
     training = read_training(path)
     data = {"sets": TRAINING_SETS, "exercises": EXERCISE_MIX, "held_out": HELD_OUT_TEXT}
@@ -107,18 +107,15 @@ def write_entry(path: Path, measured: dict[str, Any] | None) -> dict[str, Any]:
 
 
 def import_model(source: Path, name: str, out: Path) -> dict[str, Any]:
-    """Import a checkpoint in its family's Hugging Face format as the scale model of ``name``.
+    """Import a Hugging Face checkpoint as the scale model of ``name``; return its manifest entry.
 
-    Weights become fp16; tensors that the family does not have are left out.
-
-    Returns:
-        its manifest entry.
+    Weights become fp16; tensors that the model family does not have are left out.
 
     Raises:
-        UnknownNameError: no such full-size model.
-        CheckpointError: the checkpoint is broken, has another topology than the full-size model,
-            or its tokenizer gives tokens that it does not know.
-        InputError: it is larger than ``MAX_BYTES``, or ``out`` cannot be written.
+        UnknownNameError: no full-size model has this name.
+        CheckpointError: the checkpoint is broken, its topology differs from the full-size model's,
+            or its tokenizer has token ids outside its vocabulary.
+        InputError: the checkpoint exceeds ``MAX_BYTES``, or ``out`` cannot be written.
     """
     full = model_shape(name)
     checkpoint = Checkpoint(source)
@@ -153,7 +150,7 @@ def import_model(source: Path, name: str, out: Path) -> dict[str, Any]:
 
 
 def stored_tensors(checkpoint: Checkpoint) -> dict[str, Tensor]:
-    """Every tensor under its stored name, fp16."""
+    """Return every tensor of a checkpoint in fp16, by its name in the checkpoint's files."""
     shape = checkpoint.shape
     common = checkpoint.common(torch.float16)
     tensors = {spec.stored: common[ours] for ours, spec in common_tensors(shape).items()}
@@ -169,10 +166,10 @@ def stored_tensors(checkpoint: Checkpoint) -> dict[str, Tensor]:
 
 
 def read_tokenizer(path: Path) -> Tokenizer:
-    """A scale model's tokenizer.
+    """Return the tokenizer of the scale model in a folder.
 
     Raises:
-        CheckpointError: it is missing or broken.
+        CheckpointError: ``tokenizer.json`` is missing or broken.
     """
     file = path / "tokenizer.json"
     if not file.exists():
@@ -184,10 +181,10 @@ def read_tokenizer(path: Path) -> Tokenizer:
 
 
 def read_training(path: Path) -> dict[str, Any]:
-    """How the model in a folder was trained, where that is known.
+    """Return a model folder's ``training.json``, or ``{"recipe": None}`` if it has none.
 
     Raises:
-        InputError: its ``training.json`` is broken.
+        InputError: ``training.json`` is broken.
     """
     file = path / "training.json"
     if not file.exists():

@@ -1,10 +1,10 @@
-"""Muon: momentum whose matrices are orthogonalised before they are applied.
+"""The Muon optimizer: momentum matrices are orthogonalised before they update the weights.
 
 Jordan et al. 2024 ("Muon: an optimizer for hidden layers"), with the update scaled to AdamW's as
 in Liu et al. 2025 ("Muon is scalable for LLM training", section 2.2), so that both optimizers share
-one learning rate.  ``torch.optim.Muon`` takes single matrices only; a layer's experts are a stack.
-Matrix by matrix it goes the same way and needs ten times as long (64 experts of 28 by 64, one
-thread), which more than doubles a training step of OLMoE's scale model.
+one learning rate.  ``torch.optim.Muon`` accepts single matrices only, but a layer's experts are
+stacked.  Updating them one by one needs ten times as long (64 experts of 28 by 64, one thread),
+which more than doubles a training step of OLMoE's scale model.
 """
 
 import math
@@ -14,12 +14,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-#: Coefficients of the quintic iteration (Jordan et al.): singular values go to about 1.
+#: Coefficients of the quintic iteration (Jordan et al.) that moves singular values to about 1.
 _A, _B, _C = 3.4445, -4.7750, 2.0315
 
 
 def orthogonalise(matrices: Tensor, iterations: int = 5) -> Tensor:
-    """Each matrix ``[..., M, N]`` with its singular values moved near 1 (Newton-Schulz)."""
+    """Return matrices ``[..., M, N]`` with singular values moved to about 1 (Newton-Schulz)."""
     tall = matrices.shape[-2] > matrices.shape[-1]
     x = matrices.mT if tall else matrices
     x = x / (x.norm(dim=(-2, -1), keepdim=True) + 1e-7)
@@ -40,7 +40,7 @@ class Muon(torch.optim.Optimizer):
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]
-        """Apply the gradients; closures are not supported."""
+        """Update all parameters from their gradients; closures are not supported."""
         for group in self.param_groups:
             for parameter in group["params"]:
                 state: dict[str, Any] = self.state[parameter]

@@ -1,9 +1,9 @@
-"""How scale models are trained: from random weights, and then towards their family's locality.
+"""Training recipes of scale models: first from random weights, then for routing locality.
 
-The first training makes a model that answers.  The second goes on from its weights with a smaller
-learning rate, on text whose windows are of one kind, and teaches its gates to come back to the
-experts that their text used (`trainable.locality_loss`): real models do, a model that is balanced
-over a mixture of texts does not.
+The first training produces a model that answers prompts.  The second continues from its weights
+with a smaller learning rate, on text whose windows are of one kind, and trains the gates to reuse
+the experts that the text already used (`trainable.locality_loss`).  Real models do so; a model that
+is balanced over a mixture of texts does not.
 """
 
 from collections.abc import Mapping
@@ -13,16 +13,16 @@ from pydantic import BaseModel, ConfigDict, Field
 
 
 class TrainingRecipe(BaseModel):
-    """Every choice that changes the weights; stored beside them.
+    """Every training setting that changes a scale model's weights; stored next to them.
 
     Attributes:
         balance, balance_end: weight of the balance loss at the first and last step.
         router_z: weight of the z-loss.
-        locality: weight of the locality loss over the 32 tokens before.
-        recency: the same over the one token before.
+        locality: weight of the locality loss over the 32 preceding tokens.
+        recency: weight of the locality loss over the one preceding token.
         exercise_share: share of the tokens that are exercises; the rest is real text.
-        text_tokens: how many tokens of text are drawn; None as many as are learnt.
-        chunk: tokens of one kind of text that follow each other; 0 mixes kinds.
+        text_tokens: how many tokens of text are drawn; None draws as many as are trained on.
+        chunk: number of successive tokens from one kind of text; 0 mixes kinds.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -46,27 +46,27 @@ class TrainingRecipe(BaseModel):
 
     @property
     def tokens_per_step(self) -> int:
-        """Tokens that a batch is trained on."""
+        """Training tokens in a batch."""
         return self.sequence_length * self.batch_size
 
     @property
     def steps(self) -> int:
-        """Batches that are trained on."""
+        """Number of training steps, each on one batch."""
         return self.tokens // self.tokens_per_step
 
     def learning_rate_at(self, step: int) -> float:
-        """Linear warm-up, a plateau, and a linear descent to zero over the last third."""
+        """Return a step's learning rate: linear warm-up, plateau, linear decay over a third."""
         warm = min(1.0, (step + 1) / self.warmup_steps)
         return self.learning_rate * warm * min(1.0, 3 * (self.steps - step) / self.steps)
 
     def balance_at(self, step: int) -> float:
-        """Linear from the first step's weight to the last's."""
+        """Return the weight of the balance loss at a step, linear from first to last step."""
         return self.balance + (self.balance_end - self.balance) * step / self.steps
 
 
-#: What a second training asks of a model's gates: the largest weights whose held-out loss stays
-#: within 3 % of the first training's, or that reach the family's targets
-#: (`substrate.analysis.targets`).  Mixtral and Phi repeat little beyond the token before.
+#: Loss weights of the second training: the largest ones whose held-out loss stays within 3 % of the
+#: first training's, or that reach the family's targets (`substrate.analysis.targets`).  Mixtral and
+#: Phi reuse few experts beyond those of the preceding token.
 LOCALITY: dict[str, dict[str, Any]] = {
     "olmoe-1b-7b": {"locality": 0.056, "recency": 0.027, "balance": 0.2, "tokens": 700_000},
     "deepseek-moe-16b": {"locality": 0.035, "recency": 0.012, "balance": 0.15, "tokens": 800_000},
@@ -80,13 +80,13 @@ LOCALITY: dict[str, dict[str, Any]] = {
 
 
 def second_training(name: str, first: Mapping[str, Any]) -> TrainingRecipe:
-    """The recipe that goes on from a scale model, towards its family's locality.
+    """Return the recipe that continues a scale model's training for its family's locality.
 
-    It holds out the tokens that the first training held out, and draws its text from the others.
+    The second training holds out the same tokens as the first, and draws its text from the others.
 
     Args:
-        name: the full-size model's.
-        first: the recipe of the first training, empty where that is not known.
+        name: the full-size model's name.
+        first: the recipe of the first training, empty if unknown.
     """
     before = TrainingRecipe.model_validate(first)
     weights = LOCALITY[name]

@@ -1,12 +1,12 @@
-"""Initial weights of a scale model.
+"""Initial weights of a scale model before training, with attention heads that copy.
 
-Answering a question means copying from it, and copying needs two attention heads that work
-together (Olsson et al. 2022, "In-context learning and induction heads"): one tells each token what
-stood before it, a later one looks for the place before which the current token stood.  A narrow
-model with 28 layers takes ten million tokens to find them.  Initialising a circuit that the task
-needs ("mimetic" initialisation, Trockman & Kolter 2023) saves that: half the residual stream starts
-as the token itself, a quarter as "the token before" and a quarter as "what was copied", and a few
-heads start as that pair.  Everything else is drawn at random, and all of it is trained.
+Answering a prompt requires copying from it, and copying needs two attention heads that work
+together (Olsson et al. 2022, "In-context learning and induction heads"): one writes the preceding
+token into each position, a later one finds positions whose preceding token is the current token.
+A narrow model with 28 layers needs ten million tokens to learn them.  Initialising a circuit that
+the task needs ("mimetic" initialisation, Trockman & Kolter 2023) saves these tokens: half the
+residual stream starts as the token itself, a quarter as the preceding token and a quarter as the
+copied token, and a few heads start as that pair.  All other weights are random; all are trained.
 
 Shape letters: H hidden, D head, N = `COPIED`, V vocabulary.
 """
@@ -18,22 +18,22 @@ from torch import Tensor
 
 from moebench.substrate.models.shape import ModelShape
 
-#: Directions of the residual stream for the token before, and for what was copied.
+#: Number of residual-stream directions for the preceding token, and for the copied token.
 COPIED = 14
-#: Layers whose first head attends to the previous token, and whose last head copies.
+#: Layers whose first head attends to the preceding token, and layers whose last head copies.
 PREVIOUS_LAYERS, COPYING_LAYERS = (0, 1), (2, 3, 4)
-#: Attention logits of such a head on the place that it looks for.
+#: Attention logits of a preceding-token head and of a copying head at their target position.
 PREVIOUS_LOGIT, MATCH_LOGIT = 20.0, 14.0
-#: How large the direction that all embeddings share is, beside the token's own.
+#: Size of the direction that all embeddings share, relative to the token's own part.
 SHARED = 0.7
-#: How strongly the head reads what was copied.
+#: How strongly the output head reads the directions of the copied token.
 READ_COPIED = 0.3
-#: Frequencies (radians a token) that tell neighbours apart, and those that barely turn in 256.
+#: RoPE frequencies (radians per token) that separate neighbours, and that barely turn in 256.
 FAST, SLOW = 0.1, 0.012
 
 
 def initial(name: str, dims: tuple[int, ...], shape: ModelShape, g: torch.Generator) -> Tensor:
-    """A random tensor: fan-in scaling, smaller where it writes to the residual stream."""
+    """Return a tensor's random initial value: fan-in scaling, smaller for residual outputs."""
     if name.endswith(".bias"):
         return torch.zeros(dims)
     if len(dims) == 1:
@@ -48,9 +48,9 @@ def initial(name: str, dims: tuple[int, ...], shape: ModelShape, g: torch.Genera
 
 
 def teach_copying(tensors: dict[str, Tensor], shape: ModelShape, g: torch.Generator) -> None:
-    """Set the heads that copy, and the parts of the residual stream that they read and write.
+    """Initialise the copying heads and the residual-stream directions that they read and write.
 
-    Left as drawn where a model is too small to have these parts.
+    Weights stay random if the model is too small for these directions.
     """
     n, d, h = COPIED, shape.head_dim, shape.hidden_size
     frequencies = shape.rope_theta ** (-torch.arange(d // 2) * 2.0 / d)
@@ -66,7 +66,7 @@ def teach_copying(tensors: dict[str, Tensor], shape: ModelShape, g: torch.Genera
     tensors["embed"] = own + always * (math.sqrt(h) * SHARED)
     if not shape.tied_head:
         tensors["head"] += READ_COPIED * (own @ here.T @ copied) / math.sqrt(n)
-    for layer in shape.moe_layers:  # what all tokens share must not choose experts
+    for layer in shape.moe_layers:  # the direction that all tokens share must not choose experts
         router = tensors[f"layers.{layer}.router"]
         tensors[f"layers.{layer}.router"] = router - (router @ always)[:, None] * always
 
@@ -78,7 +78,7 @@ def _previous_token_heads(
     tensors: dict[str, Tensor], shape: ModelShape, frequencies: Tensor, here: Tensor,
     before: Tensor, always: Tensor,
 ) -> None:  # fmt: skip
-    """The query is rotated back by one position, so that it matches the previous token's key."""
+    """Initialise heads whose query, rotated back by one position, matches the preceding key."""
     fast = (frequencies > FAST).float()
     query = torch.cat((fast * torch.cos(frequencies), -fast * torch.sin(frequencies)))
     key = torch.cat((fast, torch.zeros_like(fast)))
@@ -96,7 +96,7 @@ def _copying_heads(
     tensors: dict[str, Tensor], shape: ModelShape, slow: Tensor, here: Tensor, before: Tensor,
     copied: Tensor,
 ) -> None:  # fmt: skip
-    """The token here is compared with the token before each place; what stands there is copied."""
+    """Initialise heads that copy the tokens whose preceding token equals the current token."""
     places = torch.cat((slow, slow + shape.head_dim // 2))
     m = len(places)
     scale = math.sqrt(MATCH_LOGIT * math.sqrt(shape.head_dim) / m / 0.6)
@@ -109,13 +109,13 @@ def _copying_heads(
 
 
 class _Head:
-    """One attention head's rows of a layer's projections, to be written in place."""
+    """Views of one attention head's rows of a layer's projections, for writing in place."""
 
     def __init__(
         self, tensors: dict[str, Tensor], shape: ModelShape, layer: int, head: int
     ) -> None:
         d = shape.head_dim
-        shared = head * shape.num_kv_heads // shape.num_heads  # of the keys' and values' heads
+        shared = head * shape.num_kv_heads // shape.num_heads  # index of the key/value head
         own, theirs = slice(head * d, (head + 1) * d), slice(shared * d, (shared + 1) * d)
         p = f"layers.{layer}"
         self.q, self.k, self.v = (
@@ -125,7 +125,7 @@ class _Head:
         self.o = tensors[f"{p}.o"][:, own]
 
     def carry(self, read: Tensor, write: Tensor) -> None:
-        """Values take the directions ``read`` ``[N, H]`` to the directions ``write``."""
+        """Make the head copy the directions ``read`` ``[N, H]`` into the directions ``write``."""
         self.v.zero_()
         self.o.zero_()
         self.v[: len(read)] = read

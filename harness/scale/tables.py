@@ -12,7 +12,7 @@ from moebench.substrate.models.catalogue import read_manifest, verify_target
 DOCS = Path(__file__).resolve().parents[2] / "docs" / "scale-models.md"
 _BEGIN, _END = "<!-- verify -->", "<!-- /verify -->"
 
-#: Statistics that are shown, by where they stand in a summary.
+#: Labels of the statistics that tables show, by their dotted path in a summary.
 STATISTICS = {
     **{f"used.{tokens}": f"experts used in the first {tokens} tokens" for tokens in USED_AFTER},
     **{f"lag_overlap.{lag}": f"overlap with the token {lag} before" for lag in LAGS},
@@ -48,7 +48,7 @@ STATISTICS = {
 
 
 def show(path: Path, document: dict[str, Any]) -> None:
-    """Print what was measured of the model in a folder, beside its targets."""
+    """Print measured accuracy and routing of the scale model in a folder next to its targets."""
     name, measured = path.name, document["measured"]
     headers = ["family", "accuracy", "standard error", "n", "chance", "margin (nats)", "unsure"]
     lines = [
@@ -81,14 +81,14 @@ def show(path: Path, document: dict[str, Any]) -> None:
 
 
 def counts(found: dict[str, dict[str, Any]]) -> str:
-    """How many statistics lie where: ``20 in range, 2 near, 1 off of 23 with a target``."""
+    """Return the count of each judgement: ``20 in range, 2 near, 1 off of 23 with a target``."""
     given = [one["judgement"] for one in found.values()]
     said = ", ".join(f"{given.count(judgement)} {judgement}" for judgement in JUDGEMENTS)
     return f"{said} of {len(given)} with a target"
 
 
 def write_docs(docs: Path) -> None:
-    """Fill the tables between the markers of ``docs/scale-models.md``, where that is at hand."""
+    """Write the tables between the markers of ``docs/scale-models.md``, if that file exists."""
     text = docs.read_text(encoding="utf-8") if docs.exists() else ""
     before, begin, rest = text.partition(_BEGIN)
     _, end, after = rest.partition(_END)
@@ -97,7 +97,7 @@ def write_docs(docs: Path) -> None:
 
 
 def tables() -> str:
-    """Quality and routing of all shipped models, from the manifest, in Markdown."""
+    """Return Markdown tables of the shipped scale models' quality and routing."""
     entries = {n: e for n, e in sorted(read_manifest().items()) if e["measured"] is not None}
     if not entries:
         return "Nothing was measured yet."
@@ -173,7 +173,7 @@ def _percent(share: float) -> str:
 
 
 def _certainty(accuracy: dict[str, Any]) -> tuple[str, str]:
-    """A family's median margin and its share of unsure tokens."""
+    """Return texts for an exercise family's median margin (nats) and share of unsure tokens."""
     unsure = accuracy.get("unsure")
     return _number(accuracy.get("margin")), "-" if unsure is None else f"{100 * unsure:.1f} %"
 
@@ -183,7 +183,7 @@ def _number(value: float | None) -> str:
 
 
 def _cell(summary: dict[str, Any], key: str) -> str:
-    """A statistic in a few characters."""
+    """Return a table cell's text for one statistic."""
     value = value_at(summary, key)
     if not isinstance(value, list):
         return _number(value)
@@ -197,6 +197,6 @@ def _cell(summary: dict[str, Any], key: str) -> str:
 
 
 def _said(found: dict[str, dict[str, Any]], key: str) -> str:
-    """The target of a statistic and what is said of the value; a dash without one."""
+    """Return a statistic's target range and judgement as text, or "-" if it has no target."""
     one = found.get(key)
     return f"({_number(one['low'])}-{_number(one['high'])}) {one['judgement']}" if one else "-"

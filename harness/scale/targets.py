@@ -1,9 +1,9 @@
-"""Ranges of routing statistics, measured on recordings of real models.
+"""Target ranges of routing statistics, measured on recordings of real models.
 
 ``traces/`` of the data folder holds recordings (``<model>__<workload>/``, see
-`substrate.traces.published`) and totals by expert (``<model>__popularity/popularity.json``).  How
-ranges follow from them is said at the head of ``substrate/catalogue/routing.yaml``, whose measured
-part `write` writes.
+`substrate.traces.published`) and totals by expert (``<model>__popularity/popularity.json``).  The
+head of ``substrate/catalogue/routing.yaml`` explains how ranges follow from them; `write` writes
+the measured part of that file.
 """
 
 import json
@@ -33,19 +33,19 @@ from moebench.substrate.models.catalogue import model_shape
 from moebench.substrate.terms import RoutedSequence
 from moebench.substrate.traces.published import read_published
 
-#: Windows of a recording at most: as many as are read of a scale model.
+#: Maximum number of windows read from a recording, the same as from a scale model.
 WINDOWS = 40
-#: Layers of random routing; it has the windows of the recording that it stands beside.
+#: Layers of random routing, which has as many windows as the recording compared with it.
 RANDOM_LAYERS = 64
-#: The range of a single figure: this share of it on either side, where it is carried over to
-#: another number of experts that one ...
+#: Half-width of a single figure's range as a share of the figure: ``CARRIED`` if the figure was
+#: converted to another number of experts, else ``MARGIN``.
 MARGIN, CARRIED = 0.1, 0.2
-#: ... for a share of something at most this part of what it lacks to 1, and never less than that.
+#: The half-width is at most ``LACKING`` of the distance to 1 for shares, and at least ``LEAST``.
 LACKING, LEAST = 0.5, 0.01
-#: Decimals of bounds.
+#: Decimals of a range's bounds.
 DECIMALS = 3
 
-#: Statistics of single texts ...
+#: Statistics of single texts.
 WITHIN = (
     *(f"used.{tokens}" for tokens in USED_AFTER),
     *(f"lag_overlap.{lag}" for lag in LAGS),
@@ -59,24 +59,24 @@ WITHIN = (
     "prefill_decode_similarity",
     "weight_by_rank.1",
 )
-#: ... and of many texts together.
+#: Statistics over several texts.
 SIMILARITY = "sequence_similarity"
 OVER_ALL = ("popularity.gini", "popularity.max_over_mean", SIMILARITY)
 
-#: Domains whose totals are read.
+#: Domains of text whose totals by expert are read.
 TOTALS = ("c4", "wikipedia", "book", "github")
 
 
 @dataclass(frozen=True, slots=True)
 class Family:
-    """Models whose routing is taken to be that of some recordings.
+    """Models of one topology, and the recordings whose routing represents theirs.
 
     Attributes:
-        models: catalogue names of models with equally many experts and one top-k.
+        models: catalogue names of models with the same number of experts and top-k.
         traces: folders of recordings.
-        why: what the recordings are to the models.
-        totals: a folder of totals by expert.
-        without: statistics of the recordings that say nothing about the models.
+        why: how the recorded model is related to ``models``.
+        totals: folder of totals by expert.
+        without: statistics of the recordings that do not apply to ``models``.
     """
 
     models: tuple[str, ...]
@@ -124,7 +124,7 @@ FAMILIES = (
         (_MIXTRAL,),
         "Mixtral, of 8 experts and top-2; of Phi-3.5-MoE only ranks are published",
         "mixtral-8x7b__popularity",
-        # Its sparse mixer weighs the two experts in a way of its own.
+        # Phi's sparse mixer computes the two experts' weights differently from Mixtral's gate.
         without=("weight_by_rank.1",),
     ),
 )
@@ -132,7 +132,7 @@ FAMILIES = (
 
 @dataclass(frozen=True, slots=True)
 class Texts:
-    """What was recorded: windows of text, and how many texts they are from."""
+    """Routing of a recording, cut into windows, with the number of texts they come from."""
 
     windows: Sequence[RoutedSequence]
     count: int
@@ -142,11 +142,11 @@ class Texts:
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """What was measured for a family.
+    """Measured routing statistics of a family's recordings, and the ranges that follow.
 
     Attributes:
-        figures: values by statistic, by what they were measured on.
-        ranges: by statistic.
+        figures: recording (or random routing, or totals) -> statistic -> value.
+        ranges: statistic -> lowest and highest value.
     """
 
     family: Family
@@ -155,14 +155,14 @@ class Measured:
 
     @property
     def evidence(self) -> Evidence:
-        """As the file of targets holds it."""
+        """The ranges as an entry of the target file ``routing.yaml``."""
         read = ", ".join((*self.family.traces, *filter(None, [self.family.totals])))
         source = f"measured on {read}: {self.family.why}"
         return Evidence(models=self.family.models, source=source, ranges=dict(self.ranges))
 
 
 def measure(data_dir: Path, progress: Callable[[int, int], None]) -> list[Measured]:
-    """Measure every family's recordings in a data folder.
+    """Return the measured statistics of every family's recordings in a data folder.
 
     Raises:
         InputError: a recording is missing or broken.
@@ -197,7 +197,8 @@ def _measure(folder: Path, family: Family) -> Measured:
     if family.totals is not None:
         random = _random(Texts(_WHOLE, len(_WHOLE), shape.num_experts, shape.top_k))
         noise = sequence_similarity(random.windows, random.num_experts)
-        # Totals are of 200,000 tokens a domain: beside them, few texts say little of popularity.
+        # Totals cover 200,000 tokens per domain, far more than the few recorded texts: use them
+        # for popularity.
         together = {name: {SIMILARITY: f[SIMILARITY]} for name, f in together.items()}
         together |= _of_totals(folder / family.totals, noise)
     for name, values in together.items():
@@ -210,7 +211,7 @@ def _measure(folder: Path, family: Family) -> Measured:
 
 
 def span(key: str, values: Sequence[float], margin: float = MARGIN) -> tuple[float, float]:
-    """The range of a statistic's values, at least as wide as that of their middle alone."""
+    """Return the range of a statistic's values, at least as wide as for their middle alone."""
     most = float("inf") if key.endswith("max_over_mean") else 1.0
     low, high = min(most, *values), min(most, max(values))
     middle = (low + high) / 2
@@ -223,15 +224,15 @@ def span(key: str, values: Sequence[float], margin: float = MARGIN) -> tuple[flo
 
 
 def read_texts(folder: Path) -> Texts:
-    """A recording's texts, cut into windows as a scale model's texts are.
+    """Return a recording's routing, cut into windows like those of a scale model's texts.
 
-    A sequence ends where it begins to loop.  Texts that were read, not generated, follow each other
-    as documents do in a scale model's windows.  A generated text starts a window of its own, which
-    is shorter if the text is.  A whole window's first half counts as its prompt; a shorter one has
-    the prompt that was recorded.
+    A sequence ends where its text begins to loop.  Texts that were read, not generated, are joined
+    like documents in a scale model's windows.  Each generated text starts its own window, which is
+    shorter if the text is.  A whole window's first half counts as its prompt; a shorter window has
+    the recorded prompt.
 
     Raises:
-        InputError: the folder holds no recording, or a broken one.
+        InputError: the recording is missing or broken.
     """
     header, arrays, meta = read_published(folder)
     ends = {loop["sequence"]: loop["from_token"] for loop in meta.get("loops") or ()}
@@ -262,7 +263,7 @@ def _sequence(
 
 
 def _random(like: Texts) -> Texts:
-    """Equally many tokens, routed to experts of equal weight at random; always the same."""
+    """Return random routing (fixed seed) of as many tokens to equally weighted experts."""
     random = np.random.default_rng(0)
     sequences = []
     for window in like.windows:
@@ -272,14 +273,14 @@ def _random(like: Texts) -> Texts:
     return replace(like, windows=sequences)
 
 
-#: As many whole windows as a scale model's, for their lengths.
+#: As many whole windows as a scale model has; only their lengths are used.
 _WHOLE = [RoutedSequence(np.zeros((WINDOW, 1, 1), int), WINDOW // 2)] * WINDOWS
 
 
 def _of_texts(texts: Texts) -> dict[str, float]:
-    """What is known of `WITHIN`."""
+    """Return the statistics of single texts (`WITHIN`) that the texts' routing determines."""
     found = summary(texts.windows, texts.num_experts)
-    # Prompts that were recorded are short: as for scale models, halves of a text are compared.
+    # Recorded prompts are short, so the two halves of a text are compared, as for scale models.
     halves = [replace(w, prefill=len(w.ids_TLK) // 2) for w in texts.windows]
     found["prefill_decode_similarity"] = prefill_decode_similarity(halves, texts.num_experts)
     values = {key: value_at(found, key) for key in WITHIN}
@@ -287,7 +288,7 @@ def _of_texts(texts: Texts) -> dict[str, float]:
 
 
 def _over_all(recordings: Mapping[str, Texts]) -> dict[str, dict[str, float]]:
-    """`OVER_ALL` of each recording with several texts, and of all together."""
+    """Return `OVER_ALL` statistics of each recording with several texts, and of all together."""
     several = {name: texts for name, texts in recordings.items() if texts.count > 1}
     if len(recordings) > 1:
         every = [window for texts in recordings.values() for window in texts.windows]
@@ -306,13 +307,13 @@ def _popularity(shares_LE: np.ndarray) -> dict[str, float]:
 
 
 def _of_totals(folder: Path, noise: float) -> dict[str, dict[str, float]]:
-    """`OVER_ALL` of counts by domain.
+    """Return `OVER_ALL` statistics of a file with token counts by expert for several domains.
 
     Args:
-        noise: similarity of random windows.  Long texts have none of it.
+        noise: similarity of random windows, by which the similarity of these long texts is scaled.
 
     Raises:
-        InputError: the file is missing or holds something else.
+        InputError: the file is missing or has another format.
     """
     file = folder / "popularity.json"
     try:
@@ -346,7 +347,7 @@ def show(measured: Measured) -> None:
 
 
 def differences(found: Sequence[Measured]) -> list[str]:
-    """Where the file of targets differs from what was measured, one line each."""
+    """Return the differences between the target file and the measured ranges, one line each."""
     shipped = {evidence.models: evidence for evidence in read_routing(ROUTING).measured}
     lines = []
     for measured in found:
@@ -371,7 +372,7 @@ def _same(new: tuple[float, float] | None, old: tuple[float, float] | None) -> b
 
 
 def write(found: Sequence[Measured]) -> None:
-    """Write what was measured into the file of targets, behind what is written by hand."""
+    """Write the measured ranges into the target file, after its hand-written part."""
     by_hand, heading, _ = ROUTING.read_text(encoding="utf-8").partition("\nmeasured:")
     entries = [m.evidence.model_dump(mode="json") for m in found]
     text = yaml.safe_dump(entries, sort_keys=False, default_flow_style=None, width=96)

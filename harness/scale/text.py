@@ -1,4 +1,4 @@
-"""Training text of scale models: prose, the train halves of question sets, exercises."""
+"""Training text of scale models: prose, train halves of question sets, generated exercises."""
 
 import itertools
 import json
@@ -21,16 +21,16 @@ TRAINING_SETS = (
     "arc_easy", "arc_challenge", "mmlu", "boolq", "triviaqa", "nq_open",
     "squad", "gsm8k", "bbh", "math", "piqa", "winogrande",
 )  # fmt: skip
-#: How often each exercise family is drawn: arithmetic takes the most practice.
+#: Relative frequency of each exercise family; arithmetic needs the most training.
 EXERCISE_MIX = {"arithmetic": 34, "equations": 20, "facts": 16, "passages": 14, "inflection": 16}
-#: What a token of an exercise's question counts in the loss, where one of its answer counts 1.
+#: Loss weight of a token in an exercise's prompt; a token of its answer has weight 1.
 QUESTION_WEIGHT = 0.1
-#: Kept out of training, so that perplexity on it can be reported.
+#: File of the corpus that is not trained on, so that perplexity on it can be reported.
 HELD_OUT_TEXT = "wikitext2_test.txt"
 
 
 class Document(NamedTuple):
-    """A text to train on: its kind, what is asked, and what follows and is learnt in full."""
+    """A training text: its kind, a prompt with a small loss weight, and text with full weight."""
 
     kind: str
     asked: str
@@ -38,7 +38,7 @@ class Document(NamedTuple):
 
 
 def real_documents(data_dir: Path, seed: int) -> list[Document]:
-    """Prose in pieces and questions with their answers, shuffled; learnt as a whole.
+    """Return pieces of prose and question-answer pairs, shuffled, all with full loss weight.
 
     Raises:
         InputError: the folder lacks prose or one of ``TRAINING_SETS``, or a file is broken.
@@ -63,7 +63,7 @@ def _read(path: Path) -> str:
 
 
 def _questions(path: Path) -> Iterator[str]:
-    # By line feeds alone: splitlines also cuts at characters that texts hold.
+    # Split at line feeds only: splitlines also splits at other characters that texts contain.
     for number, line in enumerate(_read(path).removesuffix("\n").split("\n"), start=1):
         try:
             yield ask_and_answer(_training_example(json.loads(line)))
@@ -72,7 +72,7 @@ def _questions(path: Path) -> Iterator[str]:
 
 
 def generated_documents(seed: int) -> Iterator[Document]:
-    """Exercises of the train split without end, the families mixed as ``EXERCISE_MIX`` says."""
+    """Yield train-split exercises endlessly, with families mixed by ``EXERCISE_MIX``."""
     streams = {family: exercises(family, "train") for family in EXERCISE_MIX}
     rng = random.Random(seed)
     while True:
@@ -83,7 +83,7 @@ def generated_documents(seed: int) -> Iterator[Document]:
 
 
 def _pieces(text: str, size: int = 2000) -> Iterator[str]:
-    """Runs of whole paragraphs of about ``size`` characters."""
+    """Yield successive groups of whole paragraphs, each of about ``size`` characters."""
     piece = ""
     for paragraph in text.split("\n\n" if "\n\n" in text else "\n"):
         piece += paragraph + "\n"
@@ -112,10 +112,10 @@ def _written_answer(record: dict[str, object]) -> str:
 
 @dataclass(frozen=True, slots=True)
 class TrainingText:
-    """The tokenizer, and the training and held-out token ids, documents closed by end-of-text.
+    """Tokenizer, training ids and held-out ids; every document ends with end-of-text.
 
-    ``weights`` says how much each token of ``stream`` counts in the loss: an exercise's question is
-    random and can hardly be learnt; at full weight its loss would dominate the answer's.
+    ``weights`` holds the loss weight of each token of ``stream``: an exercise's prompt is random
+    and can hardly be predicted; at full weight its loss would dominate the answer's.
     """
 
     tokenizer: Tokenizer
@@ -125,7 +125,7 @@ class TrainingText:
 
 
 class _Tokens(NamedTuple):
-    """A document as ids, and how many of them are asked."""
+    """A document's kind and token ids, and how many of the ids are its prompt."""
 
     kind: str
     ids: np.ndarray
@@ -142,14 +142,14 @@ def training_text(
     chunk: int = 0,
     tokenizer: Tokenizer | None = None,
 ) -> TrainingText:
-    """About ``tokens`` training tokens, ``exercise_share`` of them exercises, shuffled.
+    """Return about ``tokens`` shuffled training tokens, ``exercise_share`` of them exercises.
 
-    Real text is taken once: where it does not reach, the stream is shorter and its reader starts
-    again.  The held-out tokens come from documents that are not in the stream.
+    Real text is used once: if there is too little, the stream is shorter and its reader restarts
+    it.  The held-out tokens are from documents that are not in the stream.
 
     Args:
-        chunk: about how many tokens of one kind follow each other in the stream; 0 mixes the kinds
-            document by document.  The tokens are the same, and so are those held out.
+        chunk: approximate number of successive tokens of one kind in the stream; 0 mixes the kinds
+            document by document.  It changes neither the set of tokens nor the held-out tokens.
         tokenizer: None trains one on a sample of the documents.
     """
     real = real_documents(data_dir, seed)
@@ -174,7 +174,7 @@ def _starts(documents: list[_Tokens]) -> Iterator[int]:
 
 
 def _by_kind(documents: list[_Tokens], chunk: int, seed: int) -> list[_Tokens]:
-    """The documents in chunks of one kind, each of ``chunk`` tokens or a document more."""
+    """Return documents grouped by kind into shuffled chunks of at least ``chunk`` tokens."""
     chunks: list[list[_Tokens]] = []
     open_chunks: dict[str, list[_Tokens]] = {}
     for document in documents:
@@ -188,7 +188,7 @@ def _by_kind(documents: list[_Tokens], chunk: int, seed: int) -> list[_Tokens]:
 
 
 def _joined(documents: list[_Tokens]) -> tuple[np.ndarray, np.ndarray]:
-    """All ids, and what each counts in the loss."""
+    """Return the concatenated token ids of documents, and the loss weight of each token."""
     ids = np.concatenate([d.ids for d in documents])
     weights = np.concatenate([
         np.where(np.arange(len(d.ids)) < d.asked, QUESTION_WEIGHT, 1.0).astype(np.float32)
@@ -198,9 +198,9 @@ def _joined(documents: list[_Tokens]) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _take(tokenizer: Tokenizer, documents: Iterator[Document], tokens: int) -> list[_Tokens]:
-    """Documents as ids, until there are ``tokens`` of them or no more documents.
+    """Return tokenized documents until they have ``tokens`` tokens or no document remains.
 
-    The two parts are cut alone: the tokenizer begins a new piece at the blank between them.
+    Prompt and answer are tokenized separately, since the tokenizer splits at the space between.
     """
     end = tokenizer.token_to_id(END_OF_TEXT)
     taken: list[_Tokens] = []
@@ -216,7 +216,7 @@ def _take(tokenizer: Tokenizer, documents: Iterator[Document], tokens: int) -> l
 
 
 def train_tokenizer(texts: list[str], vocab_size: int) -> Tokenizer:
-    """A byte-level BPE that keeps digits apart, so that arithmetic can be learned."""
+    """Return a byte-level BPE trained on texts; every digit is a token, to ease arithmetic."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
         [pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(False)]

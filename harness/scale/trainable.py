@@ -1,6 +1,6 @@
-"""The decoder with gradients, and the losses that keep its router in use.
+"""A trainable decoder, and the losses on its router (balance, locality, z-loss).
 
-It computes what `substrate.models.decoder.Decoder` computes, on whole batches of equal lengths.
+Its outputs equal those of `substrate.models.decoder.Decoder`, for batches of equal lengths.
 
 Shape letters: B sequences, S positions, T = B·S rows, H hidden, I expert width, E experts,
 K chosen, V vocabulary.
@@ -24,9 +24,9 @@ SOFTNESS = 0.5
 
 
 class TrainableDecoder(nn.Module):
-    """The decoder with gradients; a layer's experts are stacked and run as one grouped product.
+    """An MoE decoder with gradients; a layer's stacked experts run as one grouped product.
 
-    Weights are drawn on the CPU whatever the device they move to, so a seed means one model.
+    Weights are always drawn on the CPU, so that a seed gives the same model on every device.
     """
 
     def __init__(self, shape: ModelShape, seed: int) -> None:
@@ -51,11 +51,11 @@ class TrainableDecoder(nn.Module):
         return cast(Tensor, self.tensors[name.replace(".", "/")])
 
     def get(self, name: str) -> Tensor | None:
-        """A tensor that some families do not have."""
+        """Return the tensor of this name, or None if the model family does not have it."""
         return cast(Tensor | None, self.tensors.get(name.replace(".", "/"), None))
 
     def forward(self, ids_BS: Tensor) -> tuple[Tensor, list[Tensor], list[Tensor]]:
-        """Logits ``[B, S, V]``; for each MoE layer, gate logits ``[T, E]`` and ids ``[T, K]``."""
+        """Return logits ``[B, S, V]``, and gate logits ``[T, E]``, ids ``[T, K]`` by MoE layer."""
         shape = self.shape
         x = self["embed"][ids_BS]
         cos, sin = rope_tables(shape, torch.arange(ids_BS.shape[1], device=ids_BS.device))
@@ -76,7 +76,7 @@ class TrainableDecoder(nn.Module):
         return F.linear(x, head, self.get("head.bias")), gates, chosen
 
     def stored(self) -> dict[str, Tensor]:
-        """The weights under their family's Hugging Face names, fp16, on the CPU."""
+        """Return fp16 copies of the weights on the CPU, by their family's Hugging Face names."""
         shape = self.shape
         tensors = {spec.stored: self[ours] for ours, spec in common_tensors(shape).items()}
         for layer in shape.moe_layers:
@@ -87,11 +87,11 @@ class TrainableDecoder(nn.Module):
 
     @torch.no_grad()
     def load_stored(self, tensors: Mapping[str, Tensor]) -> None:
-        """Take weights that `stored` wrote.
+        """Load weights named and shaped like those that `stored` returns.
 
         Raises:
-            KeyError: one is missing.
-            RuntimeError: one has another shape.
+            KeyError: a tensor is missing.
+            RuntimeError: a tensor has another shape.
         """
         for ours, spec in common_tensors(self.shape).items():
             self[ours].copy_(tensors[spec.stored])
@@ -116,7 +116,7 @@ class TrainableDecoder(nn.Module):
             q = self._norm(f"{p}.q_norm", q)
             k = self._norm(f"{p}.k_norm", k)
         q, k = rotate(q, cos, sin), rotate(k, cos, sin)
-        # Heads padded to a multiple of 16: the CPU kernel is a third faster, the result the same.
+        # Pad heads to a multiple of 16: the CPU kernel is a third faster with the same result.
         q, k, v = (F.pad(t, (0, -s.head_dim % 16)) for t in (q, k, v))
         out = F.scaled_dot_product_attention(
             q, k, v, is_causal=True, enable_gqa=True, scale=s.head_dim**-0.5
@@ -129,7 +129,7 @@ class TrainableDecoder(nn.Module):
         logits_TE = F.linear(x_TH, self[f"{p}.router"])
         ids_TK = logits_TE.topk(k, dim=-1).indices
         weights_TK = gate_weights(shape, logits_TE, gate_scores(shape, logits_TE), ids_TK)
-        # Rows sorted by expert: one grouped product serves all experts, no token is dropped.
+        # Sort rows by expert, so that one grouped product computes all experts without dropping.
         flat = ids_TK.flatten()
         order = flat.argsort(stable=True)
         ends = torch.bincount(flat, minlength=shape.num_experts).cumsum(0).to(torch.int32)
@@ -150,13 +150,13 @@ class TrainableDecoder(nn.Module):
 
 
 def usage(shape: ModelShape, chosen: list[Tensor]) -> Tensor:
-    """The share of a batch's tokens that chose each expert ``[L, E]``; K/E is an equal one."""
+    """Return the share of a batch's tokens that chose each expert ``[L, E]``; its mean is K/E."""
     counts = [torch.bincount(ids_TK.flatten(), minlength=shape.num_experts) for ids_TK in chosen]
     return torch.stack(counts) / len(chosen[0])
 
 
 def balance_loss(gates: list[Tensor], usage_LE: Tensor) -> Tensor:
-    """Load balancing of Switch Transformers: E · Σ (share of choices × mean probability)."""
+    """Return Switch Transformers' balance loss, E · Σ (share of choices × mean probability)."""
     losses = []
     for logits_TE, usage_E in zip(gates, usage_LE, strict=True):
         share_E = usage_E / usage_E.sum()
@@ -168,21 +168,21 @@ def balance_loss(gates: list[Tensor], usage_LE: Tensor) -> Tensor:
 def locality_loss(
     gates: list[Tensor], chosen: list[Tensor], usage_LE: Tensor, sequences: int, window: int
 ) -> Tensor:
-    """How little a token prefers the experts that its sequence used last.
+    """Return a loss that is low if tokens choose the experts that their sequence used last.
 
         −1/K · Σ_e m_t(e) · (u_past(e) / u(e) − 1)
 
-    m_t(e) = sigmoid((logit_e − θ_t) / τ) says how nearly token t chooses expert e: θ_t lies between
-    its last chosen and its first unchosen logit.  u_past is the share of the ``window`` tokens
-    before (as many as there are) that chose e, u that of the whole batch; the mean over layers and
-    tokens.  Choices at random score 0.  Gradients go through the logits in m_t alone: a token moves
-    towards its past, not its past towards it.  Since the bracket is 0 on average for each expert,
-    no expert becomes popular by following the past, and since m_t ends at 1, being surer of a
-    chosen expert wins nothing.
+    m_t(e) = sigmoid((logit_e − θ_t) / τ) is a soft choice of expert e by token t: θ_t is midway
+    between the lowest chosen and the highest unchosen logit.  u_past is the share of the preceding
+    ``window`` tokens (fewer at the start) that chose e, u that of the whole batch; the loss is the
+    mean over layers and tokens.  Random choices have loss 0.  Gradients flow through the logits in
+    m_t only: a token moves towards its past, not its past towards it.  Since the bracket is 0 on
+    average for each expert, no expert becomes popular by following the past, and since m_t ends at
+    1, a larger logit of a chosen expert does not lower the loss.
 
     Args:
         gates: logits of each MoE layer ``[T, E]``, T rows of ``sequences`` equally long sequences.
-        chosen: the ids ``[T, K]``.
+        chosen: the chosen expert ids of each MoE layer ``[T, K]``.
         usage_LE: u, the share of the batch's tokens that chose each expert.
     """
     losses = []
@@ -192,7 +192,7 @@ def locality_loss(
         threshold_T1 = (ranked[:, k - 1 :].sum(1, keepdim=True)) / 2
         nearly = torch.sigmoid((logits_TE - threshold_T1) / SOFTNESS).view(sequences, -1, experts)
         used = torch.zeros_like(logits_TE).scatter_(1, ids_TK, 1.0).view(sequences, -1, experts)
-        sums = F.pad(used.cumsum(1), (0, 0, 1, 0))  # of the tokens before each, and of all
+        sums = F.pad(used.cumsum(1), (0, 0, 1, 0))  # of all preceding tokens, and of all tokens
         before = torch.arange(1, used.shape[1], device=used.device)
         first = (before - window).clamp(min=0)
         past = (sums[:, before] - sums[:, first]) / (before - first)[:, None]
@@ -203,5 +203,5 @@ def locality_loss(
 
 
 def router_z_loss(gates: list[Tensor]) -> Tensor:
-    """Mean squared log-partition of the gates (ST-MoE): keeps their logits from drifting."""
+    """Return the z-loss of the gates (ST-MoE), which keeps their logits from drifting."""
     return torch.stack([logits.logsumexp(-1).square().mean() for logits in gates]).mean()

@@ -1,10 +1,10 @@
 """Training of scale models: a full-size model's routing topology with small widths.
 
-A scale model keeps layers, MoE layers, experts, top-k, shared experts and gate kind of its
-original exactly and shrinks widths and vocabulary only.  It is trained here from scratch on plain
-text, on the train halves of question sets and on generated exercises, and stored in the Hugging
-Face format of its family.  On a CPU the run is deterministic for a seed and a number of threads; a
-killed run goes on from its last checkpoint and ends with the same weights.
+A scale model has its original's layers, MoE layers, experts, top-k, shared experts and gate kind;
+only widths and vocabulary are smaller.  It is trained from scratch on plain text, on the train
+halves of question sets and on generated exercises, and stored in the Hugging Face format of its
+family.  On a CPU, training is deterministic for a seed and a number of threads; a killed run
+resumes from its last checkpoint and ends with the same weights.
 """
 
 import hashlib
@@ -45,15 +45,15 @@ from moebench.substrate.models.config import shape_of
 from moebench.substrate.models.shape import ModelShape
 from moebench.substrate.models.weights import Checkpoint
 
-#: The tokens that ``locality`` looks back on; ``recency`` looks back on one.
+#: Number of preceding tokens in the locality loss of ``locality``; ``recency`` uses one.
 LOCALITY_WINDOW = 32
 
-#: Steps between two rows of the loss log.
+#: Training steps between two rows of the loss log.
 LOG_EVERY = 20
 
 
 class Start(NamedTuple):
-    """A trained scale model to go on from."""
+    """A trained scale model from which a second training continues."""
 
     weights: dict[str, Tensor]
     tokenizer: Tokenizer
@@ -62,7 +62,7 @@ class Start(NamedTuple):
 
     @classmethod
     def read(cls, path: Path, shape: ModelShape) -> "Start":
-        """The scale model in a folder.
+        """Read the trained scale model in a folder.
 
         Raises:
             CheckpointError: a file is missing or broken, or the model has another shape.
@@ -85,23 +85,23 @@ def train(
     device: str = "cpu",
     report: Callable[[Progress], None] = lambda progress: None,
 ) -> dict[str, object]:
-    """Train the scale model of a full-size model, resuming where ``out`` holds a checkpoint.
+    """Train the scale model of a full-size model, resuming from a checkpoint in ``out`` if any.
 
     Writes ``config.json``, ``tokenizer.json``, ``model.safetensors``, ``training.json``, the loss
     log ``loss.csv`` (step, tokens, loss, tokens per second) and ``checkpoint.safetensors``.
 
     Args:
-        start: a scale model whose weights and tokenizer are taken; None starts at random.
+        start: folder of a scale model to continue from; None starts with random weights.
 
     Returns:
-        what ``training.json`` holds: the recipe, and quality on held-out text; for one that went
-        on, also what that of the model before it held.
+        the content of ``training.json``: the recipe and the quality on held-out text; with
+        ``start``, also the content of that model's ``training.json``.
 
     Raises:
         UnknownNameError: there is no recipe for a scale model of this name.
         InputError: training data is missing, the checkpoint belongs to another run, or ``out``
             cannot be written.
-        CheckpointError: ``start`` holds no model of this name's widths.
+        CheckpointError: the model in ``start`` has other widths.
     """
     return train_config(scale_config(name), data_dir, out, recipe, start, device, report)
 
@@ -115,7 +115,7 @@ def train_config(
     device: str = "cpu",
     report: Callable[[Progress], None] = lambda progress: None,
 ) -> dict[str, object]:
-    """`train` for any configuration of a family that the decoder knows."""
+    """Train as `train` does, with the ``config.json`` content of any supported model family."""
     steps = recipe.steps
     if not steps:
         raise UsageError(
@@ -168,7 +168,7 @@ def train_config(
                 state.save(done)
                 if done < steps:
                     export(model, out, training_report(done))
-    # A finished run that could not be exported is taken up here.
+    # A resumed run whose steps are complete but whose export failed exports now.
     final = training_report(steps)
     with writing(out):
         export(model, out, final)
@@ -182,7 +182,7 @@ def _step(
     recipe: TrainingRecipe,
     step: int,
 ) -> Tensor:
-    """One batch forward, backward and applied; its weighted loss on the next token."""
+    """Train on one batch and return its weighted next-token loss."""
     for optimizer in optimizers:
         for group in optimizer.param_groups:
             group["lr"] = recipe.learning_rate_at(step)
@@ -207,7 +207,7 @@ def _gate_losses(
     recipe: TrainingRecipe,
     step: int,
 ) -> Tensor:
-    """What is asked of the gates beside the next token, weighted and summed."""
+    """Return the weighted sum of the losses on the gates (balance, z-loss, locality)."""
     usage_LE = usage(model.shape, chosen)
     total = recipe.balance_at(step) * balance_loss(gates, usage_LE)
     total = total + recipe.router_z * router_z_loss(gates)
@@ -219,7 +219,7 @@ def _gate_losses(
 
 
 def _optimizers(model: nn.Module, recipe: TrainingRecipe) -> list[torch.optim.Optimizer]:
-    """Muon for the matrices between embedding and head; AdamW for the rest, routers included."""
+    """Return Muon for matrices between embedding and head, and AdamW for the rest with routers."""
     named = list(model.named_parameters())
     own = [p for n, p in named if p.ndim < 2 or n.rsplit("/")[-1] in ("embed", "head", "router")]
     rest = {id(p) for p in own}
@@ -231,7 +231,7 @@ def _optimizers(model: nn.Module, recipe: TrainingRecipe) -> list[torch.optim.Op
 
 
 def _batch(stream: np.ndarray, recipe: TrainingRecipe, step: int) -> Tensor:
-    """Batch ``step``: windows of a permutation that is drawn anew each epoch."""
+    """Return the batch of a training step; each epoch reads the windows in a new random order."""
     window = recipe.sequence_length
     windows = (len(stream) - 1) // window
     rows = []
@@ -247,7 +247,7 @@ def _batch(stream: np.ndarray, recipe: TrainingRecipe, step: int) -> Tensor:
 def quality(
     model: TrainableDecoder, text: TrainingText, recipe: TrainingRecipe
 ) -> dict[str, object]:
-    """Held-out loss in nats beside a unigram's, and how evenly the experts are used."""
+    """Return the held-out loss of model and unigram (nats), and how evenly experts are used."""
     shape, held = model.shape, text.held_out
     window = recipe.sequence_length + 1
     rows = torch.from_numpy(held[: len(held) // window * window].astype(np.int64)).view(-1, window)
@@ -272,7 +272,7 @@ def quality(
 
 
 def export(model: TrainableDecoder, out: Path, report: dict[str, object]) -> None:
-    """Write the weights in the family's Hugging Face layout, fp16, and what training measured."""
+    """Write fp16 weights in the family's Hugging Face format, and ``report`` as training.json."""
     save_in_place(model.stored(), out / "model.safetensors", {"format": "pt"})
     write_in_place(out / "training.json", json.dumps(report, indent=2) + "\n")
 
@@ -280,7 +280,7 @@ def export(model: TrainableDecoder, out: Path, report: dict[str, object]) -> Non
 def _identity(
     config: dict[str, object], recipe: TrainingRecipe, text: TrainingText
 ) -> dict[str, str]:
-    """What a checkpoint must agree on with the run that takes it up."""
+    """Return the model, recipe and data hash that a checkpoint and a resuming run must share."""
     data = hashlib.sha256(text.tokenizer.to_str().encode())
     data.update(text.held_out.tobytes())
     data.update(text.stream.tobytes())

@@ -1,4 +1,4 @@
-"""Quality and routing statistics of a scale model, measured and compared with its manifest."""
+"""Measure a scale model's quality and routing statistics, and compare with its manifest."""
 
 import itertools
 import math
@@ -28,26 +28,27 @@ from moebench.workloads.exercises import FAMILIES, exercises
 from moebench.workloads.prompts import build_prompt
 from moebench.workloads.scoring import is_correct
 
-#: Test exercises of each family; a quick check asks the first `QUICK` of them.
+#: Test exercises of each family; a quick check runs the first `QUICK` of them.
 QUESTIONS, QUICK = 100, 32
-#: A written token is unsure where the likeliest leads the next by less: a factor of e, in nats.
+#: A generated token is unsure if its margin over the second likeliest is below this many nats.
 UNSURE = 1.0
-#: Texts for the statistics: windows of each family's exercises, and of prose; half is the prompt.
+#: Texts of the statistics: ``WINDOWS`` windows per family, and as many in total of prose, each of
+#: ``WINDOW`` tokens, half of which are the prompt.
 WINDOWS, WINDOW = 8, 256
 
-#: Between machines, floating-point sums differ: this share of answers may turn (at least 2) ...
+#: Floating-point sums differ between machines: this share of answers may change (at least 2).
 ANSWERS_TOLERANCE = 0.05
-#: ... and a statistic may move by this much, or by this share of its value.
+#: A statistic may differ by this much, or by this share of its value.
 STATISTICS_TOLERANCE = 0.02
 
-#: The share of right answers that needs no skill.  Two families offer four options; in two, a guess
-#: is never right; a guess at a passage names one of the places in it.
+#: Accuracy of guessing.  Two families have four options; in two, a guess is never right; a guess
+#: for a passage is one of the places that it mentions.
 _CHANCE = {"equations": 0.25, "facts": 0.25, "inflection": 0.0, "arithmetic": 0.0}
 
 
 @dataclass(frozen=True, slots=True)
 class ScaleModel:
-    """A scale model in memory, fp32, every expert resident."""
+    """A scale model loaded in fp32 with every expert in memory."""
 
     path: Path
     decoder: Decoder
@@ -55,10 +56,10 @@ class ScaleModel:
 
     @classmethod
     def open(cls, path: Path) -> "ScaleModel":
-        """Read a folder whose files were checked.
+        """Load the scale model in a folder whose file hashes were checked.
 
         Raises:
-            CheckpointError: a missing, truncated or mis-shaped file or tensor.
+            CheckpointError: a file or tensor is missing, truncated or has a wrong shape.
         """
         checkpoint = Checkpoint(path)
         experts = ResidentExperts(checkpoint, torch.float32)
@@ -73,16 +74,15 @@ def measure(
     quick: bool,
     progress: Callable[[int, int], None],
 ) -> dict[str, Any]:
-    """Accuracy of each generated family at α = 0, and routing statistics.
+    """Return the accuracy of each exercise family at α = 0, and routing statistics.
 
     Returns:
         ``accuracy`` by family: share of right answers, its standard error, n, chance, which were
-        right ("1") or wrong ("0"), and how sure the model was of the tokens that it wrote: the
-        median ``margin`` between the likeliest and the next in nats, and the share of tokens that
-        were ``unsure``, by less than one nat; ``statistics`` of held-out exercises and, with a data
-        folder, of prose.
+        right ("1") or wrong ("0"), the median ``margin`` in nats between the likeliest token and
+        the next over the generated tokens, and the share of ``unsure`` tokens, whose margin is
+        below one nat; ``statistics`` of held-out exercises and, with a data folder, of prose.
     """
-    torch.set_num_threads(1)  # as in runs: the same sums everywhere, and no gain from more
+    torch.set_num_threads(1)  # as in runs: reproducible sums, and more threads are not faster
     count = QUICK if quick else QUESTIONS
     total = len(FAMILIES) + 1 + (data_dir is not None)
     steps = itertools.count(1)
@@ -107,7 +107,7 @@ def _accuracy(model: ScaleModel, family: str, count: int) -> dict[str, Any]:
     asked = load(chosen, count=QUESTIONS).examples[:count]
     prompts = [model.tokenizer.encode(build_prompt(chosen, example)).ids for example in asked]
     stop = model.tokenizer.token_to_id(END_OF_TEXT)
-    # The first batch is all that a quick check asks: both then compute the same bits.
+    # The first batch equals a quick check's only batch, so that both compute the same bits.
     batches = [prompts[:QUICK], prompts[QUICK:]] if count > QUICK else [prompts]
     written: list[str] = []
     by_batch = []
@@ -130,10 +130,10 @@ def _accuracy(model: ScaleModel, family: str, count: int) -> dict[str, Any]:
 
 
 def chance_of_mentioned(asked: Sequence[Example]) -> float:
-    """How often a guess is right that names one of the possible answers in the question.
+    """Return the accuracy of guessing from the answers that a prompt mentions.
 
-    The larger of two guesses: any answer of the set that the question mentions, or always the
-    answer that is right most often.
+    The better of two strategies: a random one of the set's answers that the prompt mentions, or
+    always the most frequent right answer.
     """
     answers = [example.answer_text for example in asked]
     known = set(answers)
@@ -143,7 +143,7 @@ def chance_of_mentioned(asked: Sequence[Example]) -> float:
 
 
 def _documents(family: str) -> Iterator[str]:
-    """Test exercises with their answers, without end."""
+    """Yield texts of a family's test exercises with their answers, endlessly."""
     return (ask_and_answer(example) for example in exercises(family, "test"))
 
 
@@ -158,7 +158,7 @@ def _prose(data_dir: Path) -> str:
 
 
 def _windows(model: ScaleModel, texts: Iterator[str], count: int) -> list[list[int]]:
-    """Windows of token ids, documents closed by end-of-text as in training."""
+    """Return windows of token ids from texts that each end with end-of-text, as in training."""
     end, ids = model.tokenizer.token_to_id(END_OF_TEXT), list[int]()
     for text in texts:
         ids += model.tokenizer.encode(text).ids
@@ -180,10 +180,10 @@ def _routing(model: ScaleModel, windows: list[list[int]]) -> list[RoutedSequence
 
 
 def judged(model: str, statistics: dict[str, Any]) -> dict[str, dict[str, Any]]:
-    """A summary beside the targets of the model of this name: the statistics that have both.
+    """Return the judgement of each statistic for which the named model has a target.
 
     Returns:
-        ``value``, ``low``, ``high`` and ``judgement`` by statistic, a dotted path.
+        ``value``, ``low``, ``high`` and ``judgement`` by the statistic's dotted path.
     """
     return {
         key: {
@@ -201,11 +201,10 @@ def judged(model: str, statistics: dict[str, Any]) -> dict[str, dict[str, Any]]:
 
 
 def differences(measured: dict[str, Any], recorded: dict[str, Any]) -> list[str]:
-    """Differences from the manifest that exceed the tolerances, one line each.
+    """Return differences from the manifest that exceed the tolerances, one line each.
 
-    Statistics of a source that only one of the two has are not compared, nor is a figure that the
-    manifest was written without.  Margins are not, either: they follow from how many questions were
-    asked.
+    Not compared are statistics of a source that only one side has, figures that the manifest lacks,
+    and margins, which depend on the number of examples.
     """
     found = []
     for family, now in measured["accuracy"].items():

@@ -1,13 +1,14 @@
-"""Widths and configurations of the scale models.  Imports nothing heavy."""
+"""Widths and configurations of the scale models, without importing PyTorch."""
 
 import json
 
 from moebench.substrate.errors import UnknownNameError
 from moebench.substrate.models import catalogue
 
-#: Widths of each scale model; everything else comes from the original's config.json.  Experts are
-#: as wide as 13 MB of fp16 weights, and 90 MB of all eight, allow; a multiple of 4, which the
-#: grouped product needs.  Two wide heads that barely turn can compare more than four narrow ones.
+#: Widths of each scale model; all other values are those of the original's config.json.  Experts
+#: are as wide as the limits of 13 MB of fp16 weights a model and 90 MB in total allow, in multiples
+#: of 4 for the grouped product.  Two wide heads with slowly rotating dimensions can compare more
+#: directions than four narrow ones.
 SCALE_WIDTHS: dict[str, dict[str, object]] = {
     name: {"vocab_size": 1024, "max_position_embeddings": 2048, "rope_theta": 1e6, **widths}
     for name, widths in {
@@ -48,10 +49,10 @@ SCALE_WIDTHS: dict[str, dict[str, object]] = {
 
 
 def scale_config(name: str) -> dict[str, object]:
-    """The original's ``config.json`` with a scale model's widths.
+    """Return the original model's ``config.json`` with the scale model's widths.
 
     Raises:
-        UnknownNameError: there is no recipe for a scale model of this name.
+        UnknownNameError: no scale model has this name.
     """
     if name not in SCALE_WIDTHS:
         raise UnknownNameError("scale model", name, SCALE_WIDTHS, "see: moebench models list")
