@@ -1,1 +1,1 @@
-"""Many runs: planned, carried out by worker processes, resumed."""
+"""Sweeps of many runs: planned as cells, run by worker processes, resumed when interrupted."""

@@ -1,11 +1,11 @@
-"""Runs cells on a Ray cluster: one actor for each worker; results come back to this process.
+"""Runs sweep cells on a Ray cluster: one actor per worker; this process stores the results.
 
-Every machine needs moebench at the same version, and the same paths where weights or data are
-given.  Cells with ``machine: local`` measure: they run only where a node offers the custom resource
+Every machine needs the same moebench version, and weights and data at the same paths.  Cells with
+``machine: local`` measure times: they run only on nodes that offer the custom resource
 
     ray start --address=HEAD:6379 --resources='{"moebench-local": 1}'
 
-one at a time for each unit of it, so that no two measurements share a machine.
+one cell at a time for each unit, so that no two measurements share a machine.
 """
 
 import logging
@@ -22,23 +22,23 @@ from moebench.harness.sweep.pool import Lost, Outcome
 from moebench.harness.sweep.worker import Job, Worker
 from moebench.substrate.errors import InputError, UsageError
 
-#: The custom resource of a machine that may be measured.
+#: Ray's custom resource that marks a machine as available for measurements.
 LOCAL_RESOURCE = "moebench-local"
 
-#: How long a cluster's head may take to answer.
+#: Timeout in seconds for a connection to the cluster's head.
 CONNECT_S = 10.0
 
-#: How often it is checked that a node is left which can run the waiting cells.
+#: Interval in seconds of the check that some node can still run the waiting cells.
 PATIENCE_S = 10.0
 
 
 def connect(address: str) -> None:
-    """Join a cluster.
+    """Connect this process to a Ray cluster.
 
     Raises:
-        InputError: there is none at this address.
+        InputError: no cluster can be reached at this address.
     """
-    # Ray itself waits for minutes before it gives up on an address.
+    # Try the address first, since Ray itself waits for minutes before it gives up.
     host, _, port = address.removeprefix("ray://").rpartition(":")
     try:
         if port.isdecimal():
@@ -50,11 +50,11 @@ def connect(address: str) -> None:
 
 
 class RayWorkers:
-    """Actors of a cluster that is connected already, each begun with its first cell.
+    """Sweep workers as actors of the connected Ray cluster, each created for its first cell.
 
     Args:
-        limit: workers at most; None takes one for each CPU (or unit of the resource).
-        local: for cells that measure: each worker holds one unit of `LOCAL_RESOURCE`.
+        limit: maximum number of workers; None for one per CPU (or unit of the resource).
+        local: whether cells measure times, so that each worker needs one unit of `LOCAL_RESOURCE`.
 
     Raises:
         UsageError: no node offers what the cells need.
@@ -80,14 +80,14 @@ class RayWorkers:
         return int(found.get(self._needed, 0))
 
     def send(self, worker: int, job: Job) -> None:
-        """Start a cell, and first its actor where there is none."""
+        """Start a cell on a worker, creating its actor if there is none."""
         if worker not in self._actors:
             actor = ray.remote(num_cpus=1, max_restarts=0, resources=self._resources)(Worker)
             self._actors[worker] = actor.remote(*self._options)
         self._pending[self._actors[worker].run.remote(job, code_hash())] = worker
 
     def wait(self) -> list[tuple[int, Outcome]]:
-        """Outcomes of the first actors that have one."""
+        """Wait until an actor ends its cell, and return the outcomes by worker."""
         while True:
             ready, _ = ray.wait(list(self._pending), num_returns=1, timeout=PATIENCE_S)
             if ready:
@@ -99,16 +99,16 @@ class RayWorkers:
         worker = self._pending.pop(reference)
         try:
             return worker, ray.get(reference)
-        except RayError as error:  # the actor, its node or its result is gone
+        except RayError as error:  # the actor, its node or its result was lost
             self.release(worker)
             return worker, Lost(f"{type(error).__name__}: {' '.join(str(error).split())[:200]}")
 
     def release(self, worker: int) -> None:
-        """End an actor: its CPU may be what another one waits for."""
+        """End a worker's actor, since another actor may be waiting for its CPU."""
         if worker in self._actors:
             ray.kill(self._actors.pop(worker))
 
     def close(self) -> None:
-        """End all actors."""
+        """End all workers' actors."""
         for worker in list(self._actors):
             self.release(worker)

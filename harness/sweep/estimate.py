@@ -1,4 +1,4 @@
-"""Estimates how long a sweep takes: from stored runs of similar cells, else from constants."""
+"""Estimates of a sweep's wall time, from stored runs of similar cells, else from constants."""
 
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
@@ -7,14 +7,14 @@ from typing import Any, NamedTuple
 
 from moebench.results.spec import RunSpec
 
-#: Seconds of a core for each generated token, where no run was stored: measured on S3's scale model
-#: and a slow core, with its share of the prefill.  A replay does no mathematics.
+#: Core seconds per generated token if no similar run is stored: measured with S3's scale model on a
+#: slow core, prefill included.  A replay computes no tokens.
 LIVE_S = 0.05
 REPLAY_S = 0.005
-#: Starting a worker: importing the libraries and reading the weights.
+#: Seconds to start a worker: import the libraries and read the weights.
 START_S = 4.0
 
-#: The fields that similar cells have in common, the most similar first.
+#: Fields that similar cells share, from the most to the least similar cells.
 _LIKENESS = (
     ("system", "model", "machine", "workload", "batch", "replayed"),
     ("system", "model", "batch", "replayed"),
@@ -24,7 +24,7 @@ _LIKENESS = (
 
 
 class Estimate(NamedTuple):
-    """Wall time in seconds, and how many cells' share of it comes from stored runs."""
+    """A sweep's estimated wall time in seconds, and how many cells' time each source estimates."""
 
     seconds: float
     from_runs: int
@@ -43,10 +43,10 @@ class Estimate(NamedTuple):
 
 
 def estimate(specs: Sequence[RunSpec], runs: Iterable[dict[str, Any]], jobs: int) -> Estimate:
-    """Wall time of cells on ``jobs`` processes.
+    """Return the estimated wall time of a sweep's cells on ``jobs`` processes.
 
     Args:
-        runs: documents of the store.
+        runs: documents of stored runs.
     """
     known: dict[tuple[object, ...], list[float]] = defaultdict(list)
     for run in runs:
@@ -77,7 +77,7 @@ def _tokens(spec: dict[str, Any]) -> int:
 
 
 def duration(seconds: float) -> str:
-    """A duration in seconds, minutes or hours."""
+    """Return a duration as text in seconds, minutes or hours."""
     if seconds < 90:
         return f"{seconds:.0f} s"
     minutes = seconds / 60

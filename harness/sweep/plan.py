@@ -1,20 +1,20 @@
 """Expands a sweep's file or flags into cells: product, zip and exclude over the fields of a run.
 
-    common:  {prompts: 32, new_tokens: 64}     # the same in every cell
+    common:  {prompts: 32, new_tokens: 64}     # equal in every cell
     product:                                   # every combination
       system: [moe-ondemand, {system: smoe, set: {evict: lru}}]
       setting: [S1, S3]
-      alpha: [0.2, 0.3]                        # without effect on a system that has no α
-    zip: {batch: [1, 3], prompts: [32, 33]}    # these go together, row by row
-    exclude:                                   # cells that have all of these values
+      alpha: [0.2, 0.3]                        # ignored for a system that has no α
+    zip: {batch: [1, 3], prompts: [32, 33]}    # combined row by row
+    exclude:                                   # omits cells that have all of these values
       - {system: smoe, setting: S1, alpha: 0.2}
-    optional:                                  # such cells are left out where they cannot be
+    optional:                                  # omits such cells if they are not possible
       - {routing: real}
-    record: moebench trace record ...          # what to type where a trace is missing
+    record: moebench trace record ...          # command to suggest if a trace is missing
 
-A key is a field of `RunSpec` (`set` for its overrides) or `alpha`.  An entry may be a mapping: then
-it sets several fields at once.  `system: all` stands for every system of the catalogue.  A `trace`
-and `weights` may name their cell's own fields: `traces/{model}__{workload}`.
+A key is a field of `RunSpec` (`set` for its overrides) or `alpha`.  An entry that is a mapping sets
+several fields at once.  `system: all` means every system of the catalogue.  `trace` and `weights`
+may contain fields of their cell: `traces/{model}__{workload}`.
 """
 
 import json
@@ -42,12 +42,12 @@ from moebench.systems.options import routing_of
 from moebench.systems.registry import NATIVE, SYSTEMS
 from moebench.workloads.catalogue import workload
 
-#: Sweeps that ship, by the names of their files.
+#: Folder of the sweeps that ship; a file's name is the sweep's name.
 CATALOGUE = Path(__file__).parents[1] / "catalogue" / "sweeps"
 
 PARTS = ("common", "product", "zip", "exclude", "optional", "record")
 
-#: What a cell may be given, with its type.
+#: Keys that a cell may set, with their types.
 FIELDS: dict[str, Any] = {
     "set" if name == "overrides" else name: option.type | str | None
     if option.word
@@ -57,7 +57,7 @@ FIELDS: dict[str, Any] = {
 
 Given = dict[str, Any]
 
-#: Told, in one line, of cells that are left out.
+#: Prints one line about omitted cells.
 Say = Callable[[str], None]
 Progress = Callable[[int, int], None]
 
@@ -66,13 +66,13 @@ def cells_from_file(
     path: Path, data_dir: Path | None, say: Say = lambda line: None,
     progress: Progress = lambda done, total: None,
 ) -> list[RunSpec]:  # fmt: skip
-    """The cells of a sweep's file, or of a sweep that ships.
+    """Return the cells of a sweep's file, or of a sweep that ships.
 
     Args:
-        say: told, once each, why optional cells are left out.
+        say: called once for each reason why cells are omitted.
 
     Raises:
-        InputError, UsageError, UnknownNameError: one line with the file and what is wrong in it.
+        InputError, UsageError, UnknownNameError: the file is missing or has an invalid entry.
     """
     file = path
     if not path.exists() and len(path.parts) == 1:
@@ -95,13 +95,13 @@ def expand(
     plan: Mapping[str, Any], data_dir: Path | None, say: Say = lambda line: None,
     progress: Progress = lambda done, total: None,
 ) -> list[RunSpec]:  # fmt: skip
-    """Every cell once, in the order of the axes.
+    """Return the distinct cells of a sweep's plan, in the order of its axes.
 
     Args:
-        progress: told of combinations looked at, and of how many there are.
+        progress: called with the number of expanded combinations and their total.
 
     Raises:
-        UsageError, UnknownNameError: a key, name or value that cannot be.
+        UsageError, UnknownNameError: a key, name or value is invalid.
     """
     for key in plan:
         if key not in PARTS:
@@ -143,10 +143,10 @@ def expand(
 
 
 def _check_once(plan: Mapping[str, Any]) -> None:
-    """A key that two axes give is a slip: one would win.
+    """Refuse a key that is on two axes, since one axis would override the other.
 
-    Options of ``set`` add up, a mapping on an axis says itself what it changes, and axes win over
-    what is common.
+    Options of ``set`` are merged.  A mapping on an axis may change any field, and axes override
+    ``common``.
     """
     given = [("product", key) for key in _mapping(plan.get("product") or {}, "product")]
     for columns in _list(plan.get("zip") or []):
@@ -178,7 +178,7 @@ def _zips(part: object) -> Iterator[list[Given]]:
 
 
 def _entry(key: object, entry: object, where: str) -> list[Given]:
-    """One place on an axis: a value, several fields at once, or all systems."""
+    """Return the fields set by one axis entry: a value, a mapping of fields, or all systems."""
     if key == "system" and entry == "all" and where == "product":
         return [{"system": name} for name in sorted(SYSTEMS)]
     if isinstance(entry, Mapping) and key != "set":
@@ -189,7 +189,7 @@ def _entry(key: object, entry: object, where: str) -> list[Given]:
 
 
 def _fields(row: object, where: str) -> Given:
-    """A mapping's values, each of its field's type."""
+    """Return a mapping's values, each validated against its field's type."""
     return {str(key): _value(key, value, where) for key, value in _mapping(row, where).items()}
 
 
@@ -216,7 +216,7 @@ def _adapter(key: str) -> TypeAdapter[Any]:
 
 
 def _spelled(key: object, value: object, where: str) -> str:
-    """An option as ``--set`` takes it."""
+    """Return the value of a system option as text for ``--set``."""
     if value is None:
         return "null"
     if isinstance(value, list):
@@ -242,7 +242,7 @@ def _list(value: object) -> Sequence[Any]:
 
 
 def _merged(rows: Sequence[Given]) -> Given:
-    """Later rows win; options of a system add up."""
+    """Return the union of rows: later rows override earlier ones, and ``set`` is merged."""
     merged: Given = {}
     for row in rows:
         options = {**merged.get("set", {}), **row.get("set", {})}
@@ -251,7 +251,7 @@ def _merged(rows: Sequence[Given]) -> Given:
 
 
 def _matches(row: Given, given: Given) -> bool:
-    """Whether a cell has all of a row's values; of options, those that the row names."""
+    """Return whether a cell has all of a row's values, including the row's ``set`` options."""
     options = given.get("set", {})
     wanted = dict(row)
     return all(options.get(k) == v for k, v in wanted.pop("set", {}).items()) and all(
@@ -275,20 +275,20 @@ def _cell(given: Given, data_dir: Path | None, record: object) -> RunSpec:
     if "{" in (chosen.get("trace") or ""):
         of = resolve(data_dir, **{**chosen, "trace": None}, overrides=overrides)
         template = chosen["trace"]
-        # What named the trace is in it, and a replay takes it from there.
+        # A replay reads the model, workload etc. from the trace, so only replay options remain.
         chosen = {key: value for key, value in chosen.items() if "trace" in OPTIONS[key].on}
         chosen["trace"] = _filled("trace", template, of)
         if record is not None and not Path(chosen["trace"]).exists():
             raise InputError(f"trace {chosen['trace']} is missing; record it: {record}")
     spec = resolve(data_dir, **chosen, overrides=overrides)
     _check_names(spec.model, spec.machine)
-    if spec.trace is None and spec.routing != "real":  # else it only says what was recorded
+    if spec.trace is None and spec.routing != "real":  # a replay's workload is only a label
         workload(spec.workload)
     return spec
 
 
 def _filled(key: str, template: str, spec: RunSpec) -> str:
-    """A path with the cell's own names in it: ``traces/{model}-{workload}``."""
+    """Return a path such as ``traces/{model}-{workload}``, filled with a cell's field values."""
     fields = spec.model_dump()
     try:
         return template.format_map(fields)
@@ -307,7 +307,7 @@ def _has_alpha(system: str, route: str | None, variant: str) -> bool:
 
 @lru_cache
 def _check_names(model: str, machine: str) -> None:
-    """A name that no catalogue holds is the file's mistake, not a cell's failure."""
+    """Refuse an unknown model or machine now, as an error of the file and not of a cell."""
     model_shape(model)
     if machine != "local":
         load_profile(machine)

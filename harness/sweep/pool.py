@@ -1,8 +1,8 @@
-"""Schedules cells on several processes, and retries those whose process died.
+"""Schedules sweep cells on several processes, and retries cells whose process died.
 
-`schedule` hands cells to workers one by one, so that a finished cell is known at once and a killed
-worker costs the cell that it had.  A worker keeps to one group of cells while it lasts, because
-what they share stays in its memory.
+`schedule` sends cells to workers one by one, so that a finished cell is known at once and a killed
+worker loses only its current cell.  A worker runs one group of cells until the group is empty,
+because data shared by the group stays in the worker's memory.
 """
 
 import ctypes
@@ -21,12 +21,12 @@ from typing import NamedTuple, Protocol
 from moebench.harness.run.identity import code_hash
 from moebench.harness.sweep.worker import Failed, Finished, Job, Worker
 
-#: How often a cell is tried whose workers die; after that the cell is taken to be the cause.
+#: Number of attempts at a cell whose workers die, after which the cell counts as the cause.
 TRIES = 3
 
 
 class Lost(NamedTuple):
-    """A worker died with the cell that it had."""
+    """Outcome of a cell whose worker died while running it."""
 
     why: str
 
@@ -35,21 +35,21 @@ Outcome = Finished | Failed | Lost
 
 
 class Workers(Protocol):
-    """Where cells run.  A worker is a number below ``size`` and has at most one cell."""
+    """Workers that run cells; a worker is a number below ``size`` and runs one cell at a time."""
 
     size: int
 
     def send(self, worker: int, job: Job) -> None:
-        """Start a cell."""
+        """Start a cell on an idle worker."""
 
     def wait(self) -> list[tuple[int, Outcome]]:
-        """What became of cells, as soon as there is any; a lost worker can be sent to again."""
+        """Wait for outcomes and return them by worker; a lost worker can receive cells again."""
 
     def release(self, worker: int) -> None:
-        """Nothing more is for this worker."""
+        """Called when no cell remains for a worker."""
 
     def close(self) -> None:
-        """Stop them all, whatever they do."""
+        """Stop all workers, including those that run a cell."""
 
 
 def schedule(
@@ -57,10 +57,10 @@ def schedule(
     workers: Workers,
     started: Callable[[int, Job], None] = lambda worker, job: None,
 ) -> Iterator[tuple[int, Job, Finished | Failed]]:
-    """Carry out cells; each comes back once, with the worker that ended it.
+    """Run cells on workers, and yield each cell once with its worker and outcome.
 
     Args:
-        started: told of every cell that a worker begins.
+        started: called when a worker starts a cell.
     """
     queue = _Queue(jobs)
     busy: dict[int, Job] = {}
@@ -91,7 +91,7 @@ def schedule(
 
 
 class _Queue:
-    """Waiting cells by group; a worker that began a group continues with it."""
+    """Waiting cells by group; a worker that started a group continues with it."""
 
     def __init__(self, jobs: Iterable[Job]) -> None:
         self._groups: dict[str, list[Job]] = {}
@@ -100,7 +100,7 @@ class _Queue:
         self._own: dict[int, str] = {}
 
     def take(self, worker: int) -> Job | None:
-        """The next cell: of the worker's group, of one that nobody has, of the longest one."""
+        """Remove and return the next cell of the worker's group, a free group, or the longest."""
         if not self._groups:
             return None
         mine = self._own.get(worker)
@@ -115,12 +115,12 @@ class _Queue:
         return job
 
     def put_back(self, job: Job) -> None:
-        """A cell whose worker was lost is next in its group."""
+        """Insert a cell whose worker was lost at the front of its group."""
         self._groups.setdefault(job.group, []).insert(0, job)
 
 
 class InProcess:
-    """Runs cells in this process: no start-up time, and easy to debug."""
+    """Worker that runs cells in this process, without start-up time and easy to debug."""
 
     size = 1
 
@@ -129,48 +129,48 @@ class InProcess:
         self._job: Job | None = None
 
     def send(self, worker: int, job: Job) -> None:
-        """Remember the cell; `wait` runs it."""
+        """Store the cell, which `wait` runs."""
         self._job = job
 
     def wait(self) -> list[tuple[int, Outcome]]:
-        """Run the cell."""
+        """Run the stored cell and return its outcome."""
         assert self._job is not None
         return [(0, self._worker.run(self._job, code_hash()))]
 
     def release(self, worker: int) -> None:
-        """Nothing to do."""
+        """Do nothing: the worker is this process."""
 
     def close(self) -> None:
-        """Nothing to do."""
+        """Do nothing: the worker is this process."""
 
 
 class Processes:
-    """Processes of this computer, each begun with its first cell.
+    """Worker processes on this computer, each started for its first cell.
 
-    A process ends with this one, however this one ends: its pipe closes.
+    Every worker ends when this process ends, for any reason, because the worker's pipe closes.
     """
 
     def __init__(self, size: int, data_dir: Path | None, scratch: Path, samples: bool) -> None:
         self.size = size
         self._options = (data_dir, scratch, samples)
-        # A fork would inherit torch's threads.
+        # A forked process would inherit torch's threads.
         self._spawn = multiprocessing.get_context("spawn")
         self._running: dict[int, tuple[BaseProcess, Connection]] = {}
 
     def send(self, worker: int, job: Job) -> None:
-        """Start a cell, and first its process where there is none."""
+        """Start a cell on a worker, starting its process if there is none."""
         if worker not in self._running:
             here, there = self._spawn.Pipe()
             process = self._spawn.Process(target=_serve, args=(there, *self._options), daemon=True)
-            with _ignoring_ctrl_c():  # as the process is from its first instruction
+            with _ignoring_ctrl_c():  # the process inherits it from its first instruction on
                 process.start()
-            there.close()  # the process has its own: when it dies, ours is at its end
+            there.close()  # only the process holds this end, so its death closes the pipe
             self._running[worker] = (process, here)
-        with suppress(OSError):  # it died while it was idle: `wait` sees that
+        with suppress(OSError):  # an idle process that died is detected by `wait`
             self._running[worker][1].send((job, code_hash()))
 
     def wait(self) -> list[tuple[int, Outcome]]:
-        """Outcomes of all processes that have one."""
+        """Wait until a process sends an outcome or dies, and return the outcomes by worker."""
         of = {connection: worker for worker, (_, connection) in self._running.items()}
         return [(of[c], self._receive(of[c])) for c in wait(list(of)) if isinstance(c, Connection)]
 
@@ -185,14 +185,14 @@ class Processes:
             return Lost(f"exit code {process.exitcode}")
 
     def release(self, worker: int) -> None:
-        """End a process that has nothing to do."""
+        """End a worker's idle process."""
         if worker in self._running:
             process, connection = self._running.pop(worker)
             connection.close()
             process.join()
 
     def close(self) -> None:
-        """End all processes at once."""
+        """Kill all worker processes at once."""
         for process, _ in self._running.values():
             process.kill()
         for worker in list(self._running):
@@ -201,7 +201,7 @@ class Processes:
 
 @contextmanager
 def _ignoring_ctrl_c() -> Iterator[None]:
-    """Processes that are started inside ignore Ctrl-C: the sweep handles it."""
+    """Make processes started inside the block ignore Ctrl-C, which the sweep handles."""
     before = signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:
         yield
@@ -210,7 +210,7 @@ def _ignoring_ctrl_c() -> Iterator[None]:
 
 
 def _serve(connection: Connection, data_dir: Path | None, scratch: Path, samples: bool) -> None:
-    """A worker process: receives cells and sends outcomes until its pipe closes."""
+    """Run in a worker process: receive cells and send outcomes until the pipe closes."""
     end_with_parent()
     worker = Worker(data_dir, scratch, samples)
     with suppress(EOFError, OSError):
@@ -220,13 +220,13 @@ def _serve(connection: Connection, data_dir: Path | None, scratch: Path, samples
 
 
 def end_with_parent() -> None:
-    """Where the system can (Linux), end at once with the process that started this one.
+    """On Linux, end this process at once when its parent process ends.
 
-    A closed pipe is seen only between two cells, and a cell may learn for minutes.
+    A closed pipe is noticed only between two cells, and training in a cell may take minutes.
     """
     if sys.platform == "linux":
         set_parent_death_signal = 1
         ctypes.CDLL(None).prctl(set_parent_death_signal, signal.SIGKILL)
         parent = multiprocessing.parent_process()
-        if parent is not None and parent.pid != os.getppid():  # it ended before
+        if parent is not None and parent.pid != os.getppid():  # the parent has already ended
             os._exit(1)

@@ -27,23 +27,23 @@ from moebench.results.spec import RunSpec
 
 
 class Board(Protocol):
-    """What is told of a sweep's cells."""
+    """Display of a sweep's cells, notified when a cell starts and ends."""
 
     def started(self, worker: int, job: Job) -> None:
-        """A worker begins a cell."""
+        """Called when a worker starts a cell."""
 
     def ended(self, worker: int, job: Job, outcome: Finished | Failed) -> None:
-        """A cell is done, or failed."""
+        """Called when a worker has finished a cell or the cell has failed."""
 
 
 def title(spec: RunSpec) -> str:
-    """A cell in a few words."""
+    """Return a short title of a cell."""
     return failures.title(spec.model_dump())
 
 
 @contextmanager
 def board(total: int) -> Iterator[Board]:
-    """The display of a sweep of ``total`` cells."""
+    """Show the progress of a sweep of ``total`` cells, live on a terminal, else as lines."""
     if console.stderr().is_terminal:
         drawn = _Live(total)
         with drawn.live:
@@ -53,14 +53,14 @@ def board(total: int) -> Iterator[Board]:
 
 
 class _Lines:
-    """A line for every tenth of the cells and for every failure."""
+    """Progress of a sweep as lines: one for every tenth of the cells and for every failure."""
 
     def __init__(self, total: int) -> None:
         self._total, self._done, self._failed, self._said = total, 0, 0, 0
         self._began = time.monotonic()
 
     def started(self, worker: int, job: Job) -> None:
-        """Not shown."""
+        """Do nothing: lines show only ended cells."""
 
     def ended(self, worker: int, job: Job, outcome: Finished | Failed) -> None:
         self._done += 1
@@ -79,7 +79,7 @@ class _Lines:
 
 
 class _Live:
-    """A bar with counts and the time left, and every worker's present cell."""
+    """Live progress of a sweep: a bar with counts and time left, and every worker's cell."""
 
     def __init__(self, total: int) -> None:
         self._now: dict[int, str] = {}
