@@ -1,1 +1,1 @@
-"""The command line and what it carries out: runs, sweeps, guards, advice, scale models."""
+"""The command line and what it executes: runs, sweeps, guards, advice, scale models."""

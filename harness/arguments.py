@@ -1,4 +1,4 @@
-"""Options that several commands share, and the checks that come before any work."""
+"""Parsing of option values that several commands share, and checks before any work."""
 
 import math
 import os
@@ -13,9 +13,9 @@ from moebench.workloads.hub import is_hub
 
 
 def find_data_dir(given: Path | None) -> Path | None:
-    """The folder of evaluation sets that was given, which exists.
+    """Return the given folder of evaluation sets, or fail if it does not exist.
 
-    No other is looked for: what a command computes must not depend on what lies beside it.
+    There is no default folder: results must not depend on which folders happen to exist.
     """
     if given is not None and not (is_hub(given) or given.is_dir()):
         raise InputError(f"--data-dir {given}: no such folder")
@@ -23,10 +23,10 @@ def find_data_dir(given: Path | None) -> Path | None:
 
 
 def given_of(typed: Mapping[str, Any]) -> dict[str, Any]:
-    """Run options as they were typed, by name, as `harness.run.rules.resolve` takes them.
+    """Return typed run options, parsed, as keyword arguments of `harness.run.rules.resolve`.
 
     Raises:
-        UsageError: a value that is not written as its option's unit or kind asks.
+        UsageError: a value does not match its option's unit or kind.
     """
     parsers = {"GiB": parse_gib, "GB/s": parse_rate}
     given = {}
@@ -45,7 +45,7 @@ def given_of(typed: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def parse_overrides(pairs: list[str]) -> dict[str, str]:
-    """``key=value`` pairs of ``--set``."""
+    """Return the ``key=value`` pairs of ``--set`` as a dictionary."""
     overrides = {}
     for pair in pairs:
         key, equals, value = pair.partition("=")
@@ -56,7 +56,7 @@ def parse_overrides(pairs: list[str]) -> dict[str, str]:
 
 
 def parse_rate(option: str, text: str | None) -> float | None:
-    """A rate such as ``4GB/s`` or ``800MB/s``, in GB/s; None where none was given."""
+    """Return a rate such as ``4GB/s`` or ``800MB/s`` in GB/s, or None if none is given."""
     if text is None:
         return None
     found = re.fullmatch(r"\s*([0-9.]+(?:e-?[0-9]+)?)\s*([GM]B/s)\s*", text)
@@ -70,7 +70,7 @@ def parse_rate(option: str, text: str | None) -> float | None:
 
 
 def parse_gib(option: str, text: str | None) -> float | None:
-    """A size such as ``12GB``, ``11.5GiB`` or ``11.5``, in GiB; None where none was given."""
+    """Return a size such as ``12GB``, ``11.5GiB`` or ``11.5`` in GiB, or None if none is given."""
     if text is None:
         return None
     found = re.fullmatch(r"\s*([0-9.]+(?:e-?[0-9]+)?)\s*(GB|GiB|)\s*", text)
@@ -84,13 +84,13 @@ def parse_gib(option: str, text: str | None) -> float | None:
 
 
 def require_file(option: str, file: Path, folder_exists: bool = False) -> None:
-    """Refuse a file that can never be written, before time is spent on what goes into it.
+    """Refuse a file that cannot be written, before time is spent on computing its content.
 
     Args:
-        folder_exists: refuse a folder that would have to be made.
+        folder_exists: also refuse a file whose folder does not exist.
 
     Raises:
-        InputError: it is a folder, or its folder cannot be written.
+        InputError: ``file`` is a folder, or its folder cannot be written.
     """
     if file.is_dir():
         raise InputError(f"{option} {file}: this is a folder; give a file in it")
@@ -102,10 +102,10 @@ def require_file(option: str, file: Path, folder_exists: bool = False) -> None:
 
 
 def require_folder(option: str, folder: Path, typed: str = "") -> None:
-    """Refuse a folder that can never be written.
+    """Refuse a folder that cannot be created or written.
 
     Raises:
-        InputError: a file is in its place or above it, or there is no permission.
+        InputError: the path or a parent is a file, or permission is missing.
     """
     typed = typed or str(folder)
     nearest = next(p for p in (folder, *folder.absolute().parents) if os.path.exists(p))
@@ -116,10 +116,11 @@ def require_folder(option: str, folder: Path, typed: str = "") -> None:
 
 
 def require_new(option: str, folder: Path) -> None:
-    """Refuse a folder that is there already, or can never be written.
+    """Refuse an output folder that already exists or cannot be created.
 
     Raises:
-        UsageError, InputError: it is, or cannot.
+        UsageError: the folder exists.
+        InputError: the folder cannot be created.
     """
     if folder.exists() or folder.is_symlink():
         raise UsageError(f"{folder}: exists; give another {option}, or remove it first")
@@ -127,7 +128,7 @@ def require_new(option: str, folder: Path) -> None:
 
 
 def require_writable(store: Path, option: str = "--store") -> None:
-    """Refuse a folder that can never be written, before a run spends time on it."""
+    """Refuse a store folder that cannot be written, before a run spends time on it."""
     nearest = next(p for p in (store, *store.absolute().parents) if os.path.exists(p))
     if not nearest.is_dir():
         raise InputError(f"{option} {store}: {nearest} is not a folder; give another {option}")

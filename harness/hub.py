@@ -1,4 +1,4 @@
-"""Downloads checkpoints from the Hugging Face hub; what goes wrong is said in one line."""
+"""Downloads checkpoints from the Hugging Face hub; failures become one-line errors."""
 
 import os
 from collections.abc import Iterator
@@ -7,17 +7,18 @@ from pathlib import Path
 
 from moebench.substrate.errors import CheckpointError, InputError, UsageError
 
-#: What a run reads of a repository; original formats and other frameworks' files are left there.
+#: Files of a repository that runs read; files in original formats or for other frameworks are not
+#: downloaded.
 WANTED = ("*.json", "*.safetensors", "*.jinja", "tokenizer.model")
 UNWANTED = ("original/*", "metal/*", "onnx/*")
 
 
 def fetch(repo: str, out: Path, revision: str | None = None) -> Path:
-    """Download a repository's weights, configuration and tokenizer; files that are there stay.
+    """Download a repository's weights, configuration and tokenizer, keeping existing files.
 
-    Its configuration comes first, so that an unsupported family is named before anything else is
-    downloaded.  `huggingface_hub` resumes a download that was cut off, and finds its token in
-    ``HF_TOKEN`` or where ``hf auth login`` has put it.
+    The configuration is downloaded first, so that an unsupported family is reported before the
+    weights are downloaded.  `huggingface_hub` resumes an interrupted download, and reads its token
+    from ``HF_TOKEN`` or from the file that ``hf auth login`` wrote.
 
     Raises:
         UsageError: no such repository or revision, or its licence was not accepted.
@@ -31,7 +32,7 @@ def fetch(repo: str, out: Path, revision: str | None = None) -> Path:
 
     hub = os.environ.get("HF_ENDPOINT") or constants.ENDPOINT
     with _said(repo, revision, out, hub):
-        # Asked once, where a download would ask again and again.
+        # Request the revision once here, since each download would request it again.
         info = HfApi(endpoint=hub).model_info(repo, revision=revision)
         names = {file.rfilename for file in info.siblings or ()}
         if "config.json" not in names or not any(n.endswith(".safetensors") for n in names):

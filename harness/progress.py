@@ -1,6 +1,6 @@
-"""Progress of one piece of work: a bar on a terminal, lines in a pipe.
+"""Progress display of one task: a bar on a terminal, lines in a pipe.
 
-In a pipe a line comes for every tenth of the work, for every phase that lasts longer than two
+In a pipe, a line is printed for every tenth of the work, for every phase that lasts longer than two
 seconds, and at least every ten seconds.
 """
 
@@ -15,10 +15,10 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from moebench.substrate.progress_events import listening
 
-#: A phase that lasts longer is named; a silence that lasts longer is broken.
+#: Seconds after which a phase is named, and after which a line is printed in any case.
 NAMED_S, SILENT_S = 2.0, 10.0
 
-#: How often a pipe's lines are thought of while the work itself says nothing.
+#: Interval in seconds at which `Lines.tick` checks if a line is due.
 TICK_S = 0.5
 
 Step = Callable[[int, int], None]
@@ -26,10 +26,10 @@ Step = Callable[[int, int], None]
 
 @contextmanager
 def shown(what: str, console: Any, after_s: float = 0.0) -> Iterator[Step]:
-    """Show the progress of ``what``; yields ``step(done, total)``.  Phases are listened to.
+    """Show the progress of the task ``what`` and its phases; yield ``step(done, total)``.
 
     Args:
-        after_s: how long a pipe is told nothing.
+        after_s: seconds before the first line in a pipe.
     """
     if console.is_terminal:
         columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
@@ -53,7 +53,7 @@ def _part(name: str, done: int, total: int | None) -> str:
 
 @contextmanager
 def _ticking(tick: Callable[[], None]) -> Iterator[None]:
-    """Call it now and then from a thread, until the block ends."""
+    """Call ``tick`` every `TICK_S` seconds from a thread until the block ends."""
     over = threading.Event()
 
     def run() -> None:
@@ -74,12 +74,12 @@ def _say(line: str) -> None:
 
 
 class Lines:
-    """What a pipe is told.
+    """Progress lines of one task, printed to a pipe.
 
     Args:
-        clock: seconds, from any start.
+        clock: returns seconds from any start.
         say: prints a line.
-        after_s: nothing is said for so long of work that may be done at once.
+        after_s: seconds without lines for tenths, since the task may be short.
     """
 
     def __init__(
@@ -87,7 +87,7 @@ class Lines:
         say: Callable[[str], None] = _say, after_s: float = 0.0,
     ) -> None:  # fmt: skip
         self._what, self._clock, self._say, self._after_s = what, clock, say, after_s
-        self._lock = threading.Lock()  # the work and the ticking thread both come here
+        self._lock = threading.Lock()  # the task and the ticking thread both call methods
         self._began = self._spoke = self._entered = clock()
         self._phase: tuple[str, int, int | None] | None = None
         self._named = True
@@ -95,7 +95,7 @@ class Lines:
         self._tenth = 0
 
     def step(self, done: int, total: int) -> None:
-        """So much of the work is done."""
+        """Record that ``done`` of ``total`` units are done, and print a line for each tenth."""
         with self._lock:
             tenth = done * 10 // total
             if tenth < self._tenth:  # another part of the work has begun
@@ -109,14 +109,14 @@ class Lines:
                 self._say(f"{self._what}: {done}/{total}")
 
     def phase(self, name: str, done: int, total: int | None) -> None:
-        """The work is in this phase, so far in it."""
+        """Record the task's current phase and the progress in it."""
         with self._lock:
             if self._phase is None or self._phase[0] != name:
                 self._entered, self._named = self._clock(), False
             self._phase = (name, done, total)
 
     def tick(self) -> None:
-        """Say what is under way, if it is time to."""
+        """Print the current phase and progress, if a line is due."""
         with self._lock:
             now = self._clock()
             unnamed = not self._named and now - self._entered >= NAMED_S

@@ -1,4 +1,4 @@
-"""The settings catalogue: which model on which machine, as the papers ran them."""
+"""The settings catalogue: the papers' experimental settings, each a model on a machine."""
 
 from functools import lru_cache
 from pathlib import Path
@@ -13,16 +13,16 @@ CATALOGUE = Path(__file__).parent / "catalogue" / "settings.yaml"
 
 
 class Setting(BaseModel):
-    """One row of the catalogue.
+    """One experimental setting of a paper: model, machine, precision and limits.
 
     Attributes:
         software: the kind of software that the paper's code ran on.
         alpha: the paper's substitution threshold, for systems that have one.
-        cache_ratio, slots: how many routed experts the device keeps, as a share of all or in
-            number; without either, as many as its memory holds.
+        cache_ratio, slots: how many routed experts fit on the device, as a share of all or as a
+            count; without either, as many as its memory holds.
         input_tokens, new_tokens: lengths that the paper fixes.
-        device_memory_gib: what weights and KV cache may use of this machine's device, in GiB; None
-            is all but context and workspace.
+        device_memory_gib: device memory for weights and KV cache, in GiB; None is all but context
+            and workspace.
         free_host_gb: host memory that experts may use, in GB; None is all of the machine's.
     """
 
@@ -45,7 +45,7 @@ class Setting(BaseModel):
 
 @lru_cache
 def settings() -> dict[str, Setting]:
-    """Every setting by name."""
+    """Return all settings of the catalogue by name."""
     import yaml
 
     rows = yaml.safe_load(CATALOGUE.read_text())
@@ -53,10 +53,10 @@ def settings() -> dict[str, Setting]:
 
 
 def setting(name: str) -> Setting:
-    """A setting by name, in any case.
+    """Return the setting of a name, ignoring case.
 
     Raises:
-        UnknownNameError: no such setting.
+        UnknownNameError: no setting has this name.
     """
     found = settings().get(name.upper())
     if found is None:
@@ -65,13 +65,13 @@ def setting(name: str) -> Setting:
 
 
 def few_shot_count(asked: str, name: str, setting_name: str | None) -> int:
-    """How many worked examples stand before a workload's questions.
+    """Return the number of few-shot examples before each of a workload's prompts.
 
     Args:
-        asked: a number, or ``paper`` for the setting's paper's count.
+        asked: a number, or ``paper`` for the count in the setting's paper.
 
     Raises:
-        UsageError: it is neither, or no setting is given.
+        UsageError: ``asked`` is invalid, or is ``paper`` without a setting.
     """
     if asked == "paper":
         if setting_name is None:

@@ -1,1 +1,1 @@
-"""Hardware profiles of this computer: surveyed, calibrated and validated."""
+"""Hardware profiles of this computer: drafted from a survey, calibrated and validated."""

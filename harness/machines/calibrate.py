@@ -1,9 +1,9 @@
 """``moebench calibrate``: measures this computer with one model and writes a hardware profile.
 
-Only components are measured: operations of the device by rows and cached tokens, experts by rows on
-either side, copies one by one and in a row, what the control thread spends between them, and the
-disk by block size and depth.  No end-to-end time enters; the *error* that the profile states is how
-far the sum of its parts is from a resident model's token that took no part in the measurement.
+Only components are measured: device operations by rows and cached tokens, experts by rows on device
+and host, single and queued copies, the control thread's time between operations, and the disk by
+block size and queue depth.  No end-to-end time is used.  The profile's *error* is the relative
+difference between the summed components and a resident model's token time on a held-out prompt.
 """
 
 import statistics
@@ -43,35 +43,35 @@ from moebench.substrate.models.imported import open_checkpoint
 from moebench.substrate.models.weights import Checkpoint
 from moebench.systems.options import build
 
-#: Rows of one expert that are timed, and how often.
+#: Numbers of rows with which one expert is timed, and trials of each.
 ROWS = (*range(1, 17), 20, 24, 32, 48, 64)
 TRIALS = 9
 
-#: How often all passes are made: a computer is not equally fast from minute to minute.
+#: Repetitions of all passes, because a computer's speed varies from minute to minute.
 ROUNDS = 3
 
-#: Prompt lengths of the passes whose operations are timed, their batches, and tokens after each.
+#: Prompt lengths, batch sizes and generated tokens of the passes whose operations are timed.
 PROMPTS, BATCHES, NEW_TOKENS = (8, 40, 120), (1, 3), 12
 
-#: The length that takes no part, by which the sum of the parts is checked.
+#: Held-out prompt length, on which the sum of the components is checked.
 HELD_OUT = 72
 
-#: Copies that are timed one by one, and in a row.
+#: Number of expert copies that are timed one by one, and again queued.
 LOADS = 16
 
-#: Decoded texts with copies beside them and without, and copies beside one at most.
+#: Pairs of decoded texts with and without concurrent copies, and most copies during one text.
 PAIRS, MOST_COPIES = 5, 2048
 
 
 def calibrate(weights: Path, link_gb_s: float | None, scratch: Path) -> dict[str, Any]:
-    """Measure this computer with a checkpoint; the profile as a YAML file holds it.
+    """Measure this computer with a checkpoint and return the content of its hardware profile.
 
     Args:
-        link_gb_s: the emulated link's rate; None has the disk below the device.
-        scratch: a folder on the disk that is meant.
+        link_gb_s: the emulated link's rate; None loads experts from disk to the device.
+        scratch: a folder on the disk to measure.
 
     Raises:
-        CheckpointError, BudgetError: the checkpoint cannot be read, or does not fit into memory.
+        CheckpointError, BudgetError: the checkpoint cannot be read, or exceeds the memory.
     """
     torch.set_num_threads(1)
     disk = disk_rates(scratch)
@@ -108,7 +108,7 @@ def calibrate(weights: Path, link_gb_s: float | None, scratch: Path) -> dict[str
 
 
 class _Rig:
-    """A model that is all resident on a local machine, and the parts of it that are timed."""
+    """A fully resident model on a local machine, with methods that time its components."""
 
     def __init__(
         self, checkpoint: Checkpoint, link_gb_s: float | None, scratch: Path, stack: ExitStack
@@ -141,19 +141,19 @@ class _Rig:
         self._draw = np.random.default_rng(0)
 
     def lengths(self, wanted: Iterable[int]) -> list[int]:
-        """Prompt lengths that the model has positions for."""
+        """Return prompt lengths, reduced to the positions that the model has."""
         most = self.shape.max_positions - NEW_TOKENS
         return [min(n, most) for n in wanted]
 
     def generate(self, lengths: Sequence[int], new_tokens: int) -> list[Span]:
-        """Spans of the device while so many tokens follow prompts of random tokens."""
+        """Generate tokens after random prompts, and return the spans of device operations."""
         prompts = [self._draw.integers(2, self.shape.vocab_size, n).tolist() for n in lengths]
         first = len(self._timeline.spans)
         self._engine.generate(prompts, new_tokens)
         return [s for s in self._timeline.spans[first:] if s.lane is Lane.DEVICE]
 
     def experts_by_rows(self) -> dict[Lane, tuple[Point, ...]]:
-        """One expert at a time, others in between, so that no cache holds it."""
+        """Time experts by rows on device and host, alternating experts to avoid CPU cache hits."""
         lanes = [Lane.DEVICE, *([Lane.HOST] if self._machine.has_host_lane else [])]
         return {
             lane: tuple(
@@ -185,12 +185,12 @@ class _Rig:
             machine.wait(span)
             assert span.start_ns is not None
             assert span.end_ns is not None
-            # On the host, from when the control thread has handed it over.
+            # A host expert's time starts when the control thread has submitted it.
             times.append(span.end_ns - min(asked, span.start_ns) if on_host else span.duration_ns)
         return times
 
     def read_alone_ns(self) -> float:
-        """A record from the disk in one read; 0 where records are in memory."""
+        """Return the median time of reading a record from disk; 0 if records are in memory."""
         if self._one_read is None:
             return 0.0
         size, times = self._one_read.stride_bytes, []
@@ -202,7 +202,7 @@ class _Rig:
         return statistics.median(times)
 
     def return_ns(self) -> float:
-        """From the end of an expert on the host until its output is back."""
+        """Return the median time from a host operation's end until its output is back."""
         layer, times = self.shape.moe_layers[0], []
         for _ in range(TRIALS):
             expert = self._machine.submit(Op(OpKind.GATE, layer, (1,)), Lane.HOST)
@@ -214,10 +214,10 @@ class _Rig:
         return statistics.median(times)
 
     def beside_copies(self, load_ns: float) -> float:
-        """How many times as long operations of decode take while records are copied, at least 1.
+        """Return the slowdown of decode operations while records are copied, at least 1.
 
-        Decoded tokens with copies and without follow each other, so that both meet the computer at
-        one speed; the median of several such pairs.
+        Texts are decoded in pairs, without and with copies, so that the computer's speed is about
+        the same for both; the result is the median over the pairs.
         """
         (length,) = self.lengths((PROMPTS[-1],))
         ratios = []
@@ -242,7 +242,7 @@ class _Rig:
         return max(1.0, round(statistics.median(ratios), 4)) if ratios else 1.0
 
     def _loads(self, count: int) -> list[Op]:
-        """So many records, spread over layers and experts."""
+        """Return ``count`` load operations, spread over layers and experts."""
         ops = [
             Op(OpKind.LOAD, layer, (), (expert,))
             for layer in self.shape.moe_layers
@@ -251,7 +251,7 @@ class _Rig:
         return [ops[n * 5 % len(ops)] for n in range(count)]
 
     def copies(self) -> dict[str, float]:
-        """Records to the device, one by one and in a row, and what they cost the control thread."""
+        """Return median times (ns) of single and queued copies, and of submitting and waking up."""
         machine, client = self._machine, _Slots()
         chosen = self._loads(LOADS)
         alone, submit, wake = [], [], []
@@ -276,20 +276,20 @@ class _Rig:
 
 
 class _Slots:
-    """Sends every record to the first slot."""
+    """Client of the machine's loads that puts every record into the first slot."""
 
     def claim(self, op: Op, now_ns: int) -> tuple[Span, ...] | None:
-        """Nothing is prefetched."""
+        """Return None: no prefetches are queued."""
         return None
 
     def under_way(self, op: Op, span: Span) -> None:
-        """Nothing to remember."""
+        """Do nothing: no state depends on loads."""
 
     def arrived(self, op: Op, start_ns: int, end_ns: int) -> None:
-        """Nothing to remember."""
+        """Do nothing: no state depends on loads."""
 
     def slot_of(self, op: Op) -> int:
-        """The first."""
+        """Return the first slot for every load."""
         return 0
 
 
@@ -297,7 +297,7 @@ class _Slots:
 
 
 def _alike(op: Op) -> tuple[OpKind, tuple[int, ...]]:
-    """Equal for operations that take equally long: any layer, any experts of equal rows."""
+    """Return an operation's kind and rows, which are equal for operations of equal duration."""
     return op.kind, op.rows
 
 
@@ -312,9 +312,9 @@ def _point(times: Sequence[float], rows: int, pairs: int = 0) -> Point:
 def _by_kind(
     passes: Sequence[tuple[int, int, Sequence[Span]]],
 ) -> dict[OpKind, tuple[Point, ...]]:
-    """Points of everything but experts.
+    """Return measured points of all operations but experts, by kind.
 
-    Attention of a prefill has rows of its own; in decode, a prompt length and a batch are a point.
+    Attention has one point per prompt length and batch size.
     """
     times: dict[tuple[OpKind, int, tuple[int, int]], list[int]] = defaultdict(list)
     products: dict[tuple[OpKind, int, tuple[int, int]], list[int]] = defaultdict(list)
@@ -335,7 +335,7 @@ def _by_kind(
 
 
 def _in_decode(passes: Iterable[Sequence[Span]]) -> tuple[float, Point]:
-    """An operation of n experts of one row each takes a + b·n: a, and b as a point."""
+    """Fit a + b·n to the time of n experts of one row each; return a (ns) and b as a point."""
     times: dict[int, list[int]] = defaultdict(list)
     for spans in passes:
         for span in spans:
@@ -343,16 +343,16 @@ def _in_decode(passes: Iterable[Sequence[Span]]) -> tuple[float, Point]:
                 times[len(span.op.rows)].append(span.duration_ns)
     experts = np.concatenate([np.full(len(t), n) for n, t in times.items()])
     took = np.concatenate([np.array(t) for t in times.values()])
-    # Medians of each n, weighed by how often it came.
+    # Fit to the median of each n, weighted by the number of samples.
     middle = np.concatenate([np.full(len(t), np.median(t)) for t in times.values()])
     each, once = np.polyfit(experts, middle, 1) if len(times) > 1 else (middle[0] / experts[0], 0)
-    # Small experts are computed together, and several may take no longer than two.
+    # Small experts are computed together, so the time may not grow with n.
     once = max(0.0, float(once)) if each > 0 else 0.0
     return once, _point(list((took - once) / experts), 1)
 
 
 def _gaps(passes: Iterable[Sequence[Span]]) -> dict[str, float]:
-    """The control thread's time between two operations, and before a layer's first expert."""
+    """Return the control thread's median time between operations, and extra before experts."""
     before: dict[bool, list[int]] = defaultdict(list)
     for spans in passes:
         for one, following in pairwise(spans):
@@ -364,7 +364,7 @@ def _gaps(passes: Iterable[Sequence[Span]]) -> dict[str, float]:
 
 
 def _error(measured: Measured, spans: Sequence[Span]) -> float:
-    """How far the parts' sum is from a token's time that took no part, as a share of it."""
+    """Return the relative error of summed component times against measured tokens (median)."""
     heads = [n for n, span in enumerate(spans) if span.op.kind is OpKind.HEAD]
     shares = []
     for first, last in pairwise(heads):

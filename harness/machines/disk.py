@@ -1,4 +1,4 @@
-"""How fast a folder's disk is read, past the page cache: by block size and reads in flight."""
+"""Read rates of a folder's disk without the page cache, by block size and reads in flight."""
 
 import mmap
 import os
@@ -11,15 +11,15 @@ import numpy as np
 
 from moebench.substrate.models.expert_store import ALIGNMENT
 
-#: The file that the disk is timed with; block sizes and reads in flight.
+#: Size of the file that is read, and the block sizes and numbers of reads in flight.
 DISK_BYTES = 256 << 20
 BLOCKS, DEPTHS = (64 << 10, 256 << 10, 1 << 20, 4 << 20), (1, 4, 16)
 
 
 def disk_rates(scratch: Path) -> dict[tuple[int, int], float]:
-    """Bytes a second by block size and reads in flight, past the page cache where that can be.
+    """Return bytes/s by block size and reads in flight, without the page cache if possible.
 
-    The key (0, 1) holds the time of the smallest read, in s.
+    The key (0, 1) holds the time of the smallest read, in seconds.
     """
     scratch.mkdir(parents=True, exist_ok=True)
     path = scratch / "disk-test.bin"
@@ -31,7 +31,7 @@ def disk_rates(scratch: Path) -> dict[tuple[int, int], float]:
 
 
 def _write(path: Path) -> None:
-    block = os.urandom(1 << 20)  # what a disk could not compress away
+    block = os.urandom(1 << 20)  # random, so that no disk can compress it
     with path.open("wb") as file:
         for _ in range(DISK_BYTES // len(block)):
             file.write(block)

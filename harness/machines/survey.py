@@ -1,6 +1,7 @@
-"""What can be read of this computer for a hardware profile, and the profile's first draft.
+"""Reads this computer's hardware from system programs, and drafts a hardware profile from it.
 
-Nothing is timed: `moebench calibrate` does that.  What no program says is an estimate, and marked.
+Nothing is timed here; `moebench calibrate` measures.  Numbers that no program reports are marked as
+estimates.
 """
 
 import json
@@ -17,20 +18,20 @@ from moebench.substrate.machines.profile import HardwareProfile, load_profile, p
 from moebench.substrate.machines.profile_fields import FIELDS
 from moebench.substrate.machines.quantity import Quantity
 
-#: What a program prints, or None where it is not there or fails.
+#: Runs a program and returns its output, or None if it is missing or fails.
 Ask = Callable[[Sequence[str]], str | None]
 
-#: Whose numbers stand where nothing is known.
+#: Machine of the catalogue whose numbers replace unknown ones.
 STAND_IN = "a6000"
 
-#: A lane's bytes a second by generation of PCIe, in GB/s, after its encoding.
+#: Rate of one PCIe lane after encoding, in GB/s, by PCIe generation.
 _LANE = {1: 0.25, 2: 0.5, 3: 0.985, 4: 1.969, 5: 3.938, 6: 7.563}
-#: The share that pinned copies reach on boxes that were measured: 26 of 31.5 GB/s.
+#: Share of the link's rate that copies of page-locked memory reach as measured: 26 of 31.5 GB/s.
 _OF_LINK = 0.825
 
 
 class Reading(NamedTuple):
-    """A number that was read, or worked out from what was."""
+    """A hardware number that was read from this computer or derived from such numbers."""
 
     value: float
     unit: str
@@ -40,11 +41,11 @@ class Reading(NamedTuple):
 
 
 class Survey(NamedTuple):
-    """What was read.
+    """Names and numbers of this computer's hardware as far as programs report them.
 
     Attributes:
-        names: of ``gpu``, ``link``, ``host`` and ``disk``, those that are known.
-        readings: by field.
+        names: the known names of ``gpu``, ``link``, ``host`` and ``disk``.
+        readings: numbers by field of a hardware profile.
     """
 
     names: dict[str, str]
@@ -52,7 +53,7 @@ class Survey(NamedTuple):
 
 
 def ask(command: Sequence[str]) -> str | None:
-    """Run a program of this computer."""
+    """Run a program and return its output, or None if it is missing, fails or times out."""
     if shutil.which(command[0]) is None:
         return None
     try:
@@ -63,7 +64,7 @@ def ask(command: Sequence[str]) -> str | None:
 
 
 def survey(asked: Ask = ask, proc: Path = Path("/proc")) -> Survey:
-    """Read this computer: its card, link, processor, memory, and the disk of this folder."""
+    """Read this computer's GPU, link, processor, memory, and disk of the current folder."""
     names: dict[str, str] = {}
     readings: dict[str, Reading] = {}
     _card(asked, names, readings)
@@ -145,7 +146,7 @@ def _processor(asked: Ask, names: dict[str, str], readings: dict[str, Reading]) 
 
 
 def _flat(rows: Any) -> list[dict[str, Any]]:
-    """Lscpu's rows; newer ones nest them."""
+    """Return the rows of lscpu or lsblk as a flat list, since they may be nested."""
     found = []
     for row in rows:
         found += [row, *_flat(row.get("children", []))]
@@ -166,7 +167,7 @@ def _memory(proc: Path, readings: dict[str, Reading]) -> None:
 def _disk(asked: Ask, names: dict[str, str]) -> None:
     source = (asked(["findmnt", "-n", "-o", "SOURCE", "-T", os.curdir]) or "").strip()
     if source.startswith("/dev/"):
-        # From the partition up to the disk that it is on.
+        # List the partition and the disk that contains it.
         said = asked(["lsblk", "--json", "-s", "-o", "NAME,TYPE,MODEL,TRAN,SIZE", source])
         disks = [row for row in _flat(_json(said, "blockdevices")) if row.get("type") == "disk"]
         if disks:
@@ -185,10 +186,10 @@ def _json(text: str | None, key: str) -> Any:
 
 
 def draft(name: str, found: Survey) -> str:
-    """A profile as commented YAML: what was read, and estimates for all else.
+    """Return a profile as commented YAML, with read numbers and estimates for the others.
 
     Raises:
-        UsageError: the name is none that a profile can have.
+        UsageError: the name is invalid or a machine of the catalogue has it.
     """
     if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9@._-]*", name) or name.endswith((".yaml", ".yml")):
         raise UsageError(
@@ -237,7 +238,7 @@ def _field(field: str, reading: Reading | None, stand_in: HardwareProfile) -> li
 
 
 def _estimate(number: Quantity) -> Reading:
-    """A catalogue machine's number, and that it may be far off here."""
+    """Return a catalogue machine's number with a wide range, marked as an estimate."""
     low = min(number.value / 2, number.low.value)
     high = min(max(number.value * 2, number.high.value), number.MOST / number.UNITS[number.unit])
     if number.WHOLE:
