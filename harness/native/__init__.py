@@ -1,1 +1,1 @@
-"""Runs of third-party packages: their process, memory limit and document."""
+"""Runs of third-party packages (native systems): process, memory limit and run document."""

@@ -1,11 +1,11 @@
-"""Holds a process's memory to a number of bytes: by a control group, else by a resource limit.
+"""Limits a process's memory to a number of bytes, by a control group or else a resource limit.
 
-A control group counts the page cache that the process fills, so that files that were read before do
-not stay in memory for free.  It needs a folder of ``/sys/fs/cgroup`` that can be written (version 1
-or 2).  Where there is none, RLIMIT_DATA holds what the process allocates, and not the page cache.
+A control group also counts the page cache that the process fills, so that files read earlier do not
+stay in memory for free.  It needs a writable folder of ``/sys/fs/cgroup`` (version 1 or 2); without
+one, RLIMIT_DATA limits the process's allocations, but not the page cache.
 
-Libraries take memory too, hundreds of megabytes of it.  The limit is on top of what the process has
-when its libraries are imported, and holds from when its model is loaded: loading may need more.
+Libraries need hundreds of megabytes themselves.  The limit is added to the process's memory after
+the import of its libraries, and applies once its model is loaded, since loading may need more.
 """
 
 import os
@@ -15,17 +15,17 @@ from pathlib import Path
 
 from moebench.substrate.errors import MoeBenchError
 
-#: How often a control group is asked to shrink.
+#: Attempts at setting the limit of a control group that holds more memory.
 _TRIES = 5
 
 _ROOT = Path("/sys/fs/cgroup")
 
 
 class Limit:
-    """A limit on one process.
+    """A memory limit on one process.
 
     Args:
-        size: bytes beside the libraries.
+        size: bytes in addition to the libraries.
     """
 
     def __init__(self, size: int) -> None:
@@ -36,17 +36,17 @@ class Limit:
 
     @property
     def by(self) -> str:
-        """``cgroup`` or ``rlimit``."""
+        """The mechanism of the limit: ``cgroup`` or ``rlimit``."""
         return "rlimit" if self._group is None else "cgroup"
 
     @property
     def page_cache(self) -> bool:
-        """Whether the page cache counts."""
+        """Whether the limit includes the page cache."""
         return self._group is not None
 
     @property
     def text(self) -> str:
-        """In words."""
+        """The limit's size and mechanism in words."""
         kind = (
             "by a control group, its page cache included"
             if self.page_cache
@@ -55,11 +55,11 @@ class Limit:
         return f"{self._size / 1e6:.4g} MB beside its libraries ({kind})"
 
     def enclose(self, pid: int, model: Path) -> None:
-        """Put a process under it; nothing is limited yet.
+        """Put a process into a new control group if possible; no limit applies yet.
 
         Args:
-            model: the file or folder that it will read.  A control group is charged for pages that
-                it brings into the page cache, not for those that others brought: they are dropped.
+            model: the file or folder that the process will read.  Its cached pages are dropped, as
+                a control group counts only pages that its own processes read into the page cache.
         """
         for path in (model, *model.rglob("*")):
             if path.is_file():
@@ -72,9 +72,9 @@ class Limit:
             except OSError:
                 continue
             try:
-                # A file that is not there already is none of a control group's.
+                # Without this file the folder is no control group with a memory limit.
                 if (group / file).exists():
-                    (group / file).write_text(str(1 << 50))  # whether it can be set at all
+                    (group / file).write_text(str(1 << 50))  # fails if limits cannot be set
                     (group / "cgroup.procs").write_text(str(pid))
                     self._group = group
                     return
@@ -83,14 +83,14 @@ class Limit:
             _remove(group)
 
     def imported(self) -> None:
-        """The libraries are there: what the process has now is not counted."""
+        """Called when the libraries are imported: exclude the memory in use from the limit."""
         self._libraries = self._used()
 
     def apply(self) -> None:
-        """The model is loaded: from now on it holds.
+        """Apply the limit, when the model is loaded.
 
         Raises:
-            MoeBenchError: the process has more already, and it cannot be taken away.
+            MoeBenchError: the process holds more memory, which the kernel cannot reclaim.
         """
         total = self._libraries + self._size
         for tries_left in reversed(range(_TRIES)):
@@ -100,7 +100,7 @@ class Limit:
                 else:
                     (self._group / _limit_file(self._group)).write_text(str(total))
                 return
-            except OSError as error:  # the kernel has not freed enough yet, or cannot
+            except OSError as error:  # the kernel has not reclaimed enough memory
                 if not tries_left:
                     held = max(0, self._used() - self._libraries)
                     raise MoeBenchError(
@@ -109,12 +109,12 @@ class Limit:
                     ) from error
 
     def release(self) -> None:
-        """Remove the control group; its process has ended."""
+        """Remove the control group after its process has ended."""
         if self._group is not None:
             _remove(self._group)
 
     def _used(self) -> int:
-        """Of a control group, memory and mapped files; else what counts as data."""
+        """Return the process's bytes: anonymous and mapped pages, or VmData without a group."""
         if self._group is not None:
             lines = (self._group / "memory.stat").read_text().splitlines()
             stat = dict(line.split() for line in lines)
@@ -126,13 +126,13 @@ class Limit:
 
 
 def _groups() -> list[tuple[Path, str]]:
-    """Groups that this process is in, below which one may be made, with the file of the limit."""
+    """Return writable control groups of this process, each with its memory limit's file name."""
     found = []
     with suppress(OSError):
         for line in Path("/proc/self/cgroup").read_text().splitlines():
             _, controllers, path = line.split(":", 2)
             if controllers == "":
-                # Where a group holds processes it can hold no limited groups: beside it, then.
+                # A group with processes cannot contain limited groups, so try its parent, too.
                 for own in (_ROOT / path.lstrip("/"), (_ROOT / path.lstrip("/")).parent):
                     if own.is_relative_to(_ROOT):
                         found.append((own, "memory.max"))

@@ -1,4 +1,4 @@
-"""Starts a native system's process, talks to it, and makes sure that nothing of it is left."""
+"""Starts a third-party package's process, exchanges messages with it, and cleans up after it."""
 
 import json
 import os
@@ -19,22 +19,22 @@ from moebench.harness.native.limits import Limit
 from moebench.substrate.errors import MoeBenchError
 from moebench.systems.native.base import Job
 
-#: How long it may take to end by itself once nothing more is asked of it, in seconds.
+#: Seconds that the process has to end by itself after its input is closed.
 _FAREWELL_S = 5.0
 
 
 class NativeProcess:
-    """A package's process; as a context manager it is stopped and cleaned up, whatever happens.
+    """Process of a third-party package; a context manager that always stops and cleans it up.
 
     Args:
-        name: the native system's, for errors.
-        job: what it runs; its folder is removed at the end.
-        log: the file that gets what it prints; removed where nothing failed.
-        timeout_s: how long it may be silent.
-        limit: holds its memory; None is no limit.
+        name: the native system's name, for errors.
+        job: the process's job, whose folder is removed at the end.
+        log: the file for the process's output, removed if nothing failed.
+        timeout_s: longest time without a message.
+        limit: limit on the process's memory; None for no limit.
 
     Raises:
-        MoeBenchError: it failed, ended or was silent for too long: one line that says how.
+        MoeBenchError: the process failed, ended, or sent no message for too long.
     """
 
     def __init__(
@@ -49,7 +49,7 @@ class NativeProcess:
         Path(self._job.folder).mkdir(parents=True, exist_ok=True)
         self._log.parent.mkdir(parents=True, exist_ok=True)
         with self._log.open("wb") as log:
-            # A session of its own: Ctrl-C is ours to handle, and all that it starts can be killed.
+            # In its own session, the process gets no Ctrl-C, and its children can be killed.
             self._process = subprocess.Popen(
                 [sys.executable, "-m", "moebench.harness.native.serve"],
                 stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log,
@@ -74,7 +74,7 @@ class NativeProcess:
             with suppress(subprocess.TimeoutExpired, OSError):
                 self._stdin.close()
                 self._process.wait(_FAREWELL_S)
-        if not isinstance(error, Exception):  # nothing failed; Ctrl-C is no failure
+        if not isinstance(error, Exception):  # keep the log of failures only; Ctrl-C is none
             self._log.unlink(missing_ok=True)
         self._stop()
 
@@ -84,7 +84,7 @@ class NativeProcess:
         return self._process.stdin
 
     def _stop(self) -> None:
-        """Kill it and all that it started."""
+        """Kill the process and its children, and remove its folder and memory limit."""
         with suppress(ProcessLookupError, PermissionError):
             os.killpg(self._process.pid, signal.SIGKILL)
         self._process.wait()
@@ -97,15 +97,15 @@ class NativeProcess:
             self._limit.release()
 
     def send(self, order: Mapping[str, Any]) -> None:
-        """An order, as a line."""
+        """Send an order to the process as one line of JSON."""
         try:
             self._stdin.write(json.dumps(order).encode() + b"\n")
             self._stdin.flush()
-        except OSError:  # it has ended: what it said last tells why
+        except OSError:  # the process has ended, and its last message is the reason
             self.receive()
 
     def receive(self) -> dict[str, Any]:
-        """What it says next."""
+        """Return the next message of the process, or raise if it failed or ended."""
         line = self._line()
         if line is None:
             raise MoeBenchError(self._ended())
@@ -115,7 +115,7 @@ class NativeProcess:
         return answer
 
     def _line(self) -> bytes | None:
-        """The next line; None at the end."""
+        """Return the next line of the process's output, or None at its end."""
         assert self._process.stdout is not None
         deadline = time.monotonic() + self._timeout_s
         descriptor = self._process.stdout.fileno()
@@ -136,7 +136,7 @@ class NativeProcess:
         return line
 
     def _ended(self) -> str:
-        """How it ended without a word, in one line."""
+        """Return one line on how the process ended without an error message."""
         code = self._process.wait()
         how = f"was killed by signal {-code}" if code < 0 else f"ended with code {code}"
         if code == -signal.SIGKILL and self._limit is not None:
@@ -147,7 +147,7 @@ class NativeProcess:
 
 
 def _remove_leftovers(folder: Path) -> None:
-    """Remove folders of earlier runs that were killed with no time to do so: ``name-PID``."""
+    """Remove folders ``name-PID`` of earlier runs that were killed before they could do so."""
     name = folder.name.rpartition("-")[0]
     for other in folder.parent.glob(f"{name}-*[0-9]"):
         alive = Path("/proc", other.name.rpartition("-")[2]).exists()
@@ -156,12 +156,12 @@ def _remove_leftovers(folder: Path) -> None:
 
 
 def environment(threads: int) -> dict[str, str]:
-    """Of its process: offline, on the CPU, with so many threads."""
+    """Return a package process's environment: offline, CPU only, ``threads`` OpenMP threads."""
     root = str(Path(__file__).parents[3])
     inherited = os.environ.get("PYTHONPATH")
     return os.environ | {
         "PYTHONPATH": root if not inherited else f"{root}{os.pathsep}{inherited}",
-        "PYTHONSAFEPATH": "1",  # what lies in the current folder must not stand for a package
+        "PYTHONSAFEPATH": "1",  # a file in the current folder must not hide a package
         "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}",
         "OMP_NUM_THREADS": str(threads),
         "TOKENIZERS_PARALLELISM": "false",

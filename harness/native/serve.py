@@ -1,17 +1,18 @@
-"""A native system's process: reads orders line by line, runs the package, streams its tokens.
+"""Main program of a third-party package's process: reads orders, runs it, streams its tokens.
 
     python -m moebench.harness.native.serve
 
     stdin                                           stdout
     ─────                                           ──────
-    a `Job`                                         {"imported": versions}; no weight is read yet
+    a `Job`                                         {"imported": versions}, before reading weights
                                                     {"loaded": facts, "load_ns": t, "usage": ...}
     {"prompts", "new_tokens", "end"}, a batch       {"started": t}, then for each step
-                                                    {"tokens": one a sequence, "ns": t}
+                                                    {"tokens": one per sequence, "ns": t}
                                                     {"done": usage}
 
-Times are of the monotonic clock, taken here, as each token comes.  What packages print goes to
-stderr.  Whatever goes wrong is ``{"failed": one line}``, and a traceback on stderr.
+Times are read from the monotonic clock in this process when each token arrives.  Output that a
+package prints is redirected to stderr.  Every error is reported as ``{"failed": one line}``, with a
+traceback on stderr.
 """
 
 import ctypes
@@ -33,8 +34,8 @@ from typing import IO, Any
 from moebench.substrate.errors import MoeBenchError
 from moebench.systems.native.base import Job, Runner
 
-#: Of ``/proc/PID``, by file: bytes that came from the disk, and that were asked for by ``read``;
-#: the most memory since the program was started (``ru_maxrss`` counts what started it, too).
+#: Counters in files of ``/proc/PID``: bytes read from the disk, bytes requested by ``read``, and
+#: peak memory since the program started (``ru_maxrss`` also counts the parent's before ``exec``).
 _PROC = {
     "io": {"read_bytes": "read_bytes", "rchar": "asked_bytes"},
     "status": {"VmHWM": "peak_rss_bytes"},
@@ -42,7 +43,7 @@ _PROC = {
 
 
 def usage() -> dict[str, int]:
-    """What this process has used so far, in bytes and numbers; only what the system tells."""
+    """Return this process's page faults, switches, bytes read and peak memory, where available."""
     own = resource.getrusage(resource.RUSAGE_SELF)
     found = {"major_faults": own.ru_majflt, "minor_faults": own.ru_minflt}
     found["involuntary_switches"] = own.ru_nivcsw
@@ -57,9 +58,9 @@ def usage() -> dict[str, int]:
 
 
 def main() -> None:
-    """Serve one job."""
+    """Run one job from stdin, and exit with 1 if it fails."""
     _die_with_parent()
-    # Packages print to stdout: theirs goes where stderr does.
+    # Packages print to stdout, so redirect it to stderr and keep the original for answers.
     answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)
 
@@ -69,11 +70,11 @@ def main() -> None:
 
     try:
         _serve(_orders(sys.stdin), say)
-    except Exception as error:  # whatever a package raises
+    except Exception as error:  # a package may raise any exception
         traceback.print_exc()
         say(failed=_one_line(error))
         answers.close()
-        # Threads of a package must not keep the process.
+        # Exit at once, since threads of a package could keep the process alive.
         os._exit(1)
     os._exit(0)
 
@@ -113,25 +114,25 @@ def _serve(orders: Iterator[dict[str, Any]], say: Any) -> None:
 
 
 def _settle(folder: Path) -> None:
-    """Give back what loading alone needed, so that a limit on memory finds it free."""
+    """Free memory that only loading needed, so that the memory limit can be applied."""
     gc.collect()
-    with suppress(AttributeError):  # glibc's
+    with suppress(AttributeError):  # only glibc has malloc_trim
         ctypes.CDLL(None).malloc_trim(0)
-    for file in folder.rglob("*"):  # the page cache lets go of what is written
+    for file in folder.rglob("*"):  # only pages written to disk can leave the page cache
         if file.is_file():
             with file.open("rb") as stream:
                 os.fsync(stream.fileno())
 
 
 def _version(module: str) -> str | None:
-    with suppress(Exception):  # a module that is called otherwise than its package
+    with suppress(Exception):  # the module's name may differ from its package's
         return version(module)
     found: str | None = getattr(sys.modules[module], "__version__", None)
     return found
 
 
 def _die_with_parent() -> None:
-    """Where the system can (Linux): be killed with the process that reads the answers."""
+    """On Linux, let the kernel kill this process when its parent process ends."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
 

@@ -1,1 +1,1 @@
-"""What a run needs beside its model: machine, memory and engine, one file for each kind."""
+"""Stages of runs: machine, memory and engine, with one module for each kind of machine."""

@@ -26,14 +26,14 @@ from moebench.substrate.memory.tier import Tier
 from moebench.substrate.models.attention import attention_kind
 from moebench.substrate.models.decoder import Decoder
 
-#: What a card computes in, by the run's precision.
+#: Data type in which the GPU computes, by the run's precision.
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 
 
 class OnCard(Mapping[str, Tensor]):
-    """Common weights that are copied to the card when they are asked for.
+    """Non-expert weights that are copied to the GPU when they are accessed.
 
-    The decoder fuses some: not all of them are there twice at any time.
+    The decoder fuses some of them, so copying on access avoids two copies of all at one time.
     """
 
     def __init__(self, tensors: Mapping[str, Tensor], card: Accelerator) -> None:
@@ -53,7 +53,7 @@ class CardKind:
     """This computer's CUDA device; experts come from page-locked host memory."""
 
     def supports(self, spec: RunSpec) -> Supports:
-        """Return what can be measured with whole experts from host memory."""
+        """Return the runtime options that can be measured with whole experts from host memory."""
         return on_this_computer(spec.precision, "host memory")
 
     def offer(self, spec: RunSpec) -> Offer:
@@ -81,13 +81,13 @@ class CardKind:
             "KV cache": request.longest * spec.batch * kv_values * dtype.itemsize,
         }
         offer, fit = _offered(spec, card), memory.capacity.slots
-        if (spec.slots, spec.cache_ratio, spec.setting) == (None, None, None):  # all that is left
+        if (spec.slots, spec.cache_ratio, spec.setting) == (None, None, None):  # no limit given
             fit = min(fit, max(0, offer.count_bytes - sum(sizes.values())) // stride)
         device = Tier(card.name, fit * stride)
         slots = system.place.slots(shape, fit) or fit
         cache = ExpertCache(shape, slots, system.scope, device, stride)
         said = _fit(card, offer, {"slots": cache.slots * stride, **sizes})
-        check_common(shape, dtype, spec.precision)  # they are read into the host's memory first
+        check_common(shape, dtype, spec.precision)  # the weights are first read into host memory
         pinned = runtime.pinned_copies is not False
         records = stack.enter_context(CardRecords(weights, dtype, card, pinned))
         machine = stack.enter_context(
@@ -126,10 +126,10 @@ class CardKind:
 
 
 def _check(spec: RunSpec, memory: Memory) -> None:
-    """Refuse precisions and homes of non-expert weights that the GPU path does not compute with.
+    """Refuse precisions and locations of weights that the GPU path does not compute with.
 
     Raises:
-        UsageError: names the option, and what is allowed.
+        UsageError: the precision, expert data type or location is not supported.
     """
     if spec.precision not in DTYPES:
         raise UsageError(
@@ -149,7 +149,7 @@ def _check(spec: RunSpec, memory: Memory) -> None:
 
 
 class _Allowed(NamedTuple):
-    """Bytes of the card that weights, KV cache and experts may use, and why not more."""
+    """GPU memory that weights, KV cache and experts may use, in bytes, and the limit's reason."""
 
     count_bytes: int
     why: str
@@ -165,7 +165,7 @@ def _offered(spec: RunSpec, card: Accelerator) -> _Allowed:
 
 
 def _fit(card: Accelerator, offer: _Allowed, sizes: Mapping[str, int]) -> str:
-    """Check that the card has room, and let no more be used; what the notes say of it."""
+    """Check that the sizes fit on the GPU, limit its memory to the offer, and return a note."""
     taken, total = sum(sizes.values()), card.memory()[1]
     parts = ", ".join(f"{what} {size / 1e9:.3g} GB" for what, size in sizes.items())
     offered = f"{offer.count_bytes / 1e9:.3g} GB {offer.why}"

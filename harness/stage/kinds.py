@@ -27,7 +27,7 @@ def memory_of(spec: RunSpec, system: System, full: ModelShape, longest: int) -> 
         longest: tokens of the longest sequence, new ones included.
 
     Raises:
-        UsageError: nothing says how much is offered.
+        UsageError: no option determines the offered memory.
         BudgetError: the model does not fit.
     """
     return count_memory(spec, system, full, longest, kind_of(spec).offer(spec))

@@ -29,7 +29,7 @@ from moebench.substrate.models.expert_store import ExpertStore
 from moebench.substrate.models.formats import format_of
 from moebench.systems.policies.assign import LoadAll
 
-#: What a local machine computes in; and what it keeps experts in, unless they are quantised.
+#: Data type in which a local machine computes, and stores experts unless they are quantised.
 DTYPE = torch.float32
 
 
@@ -37,7 +37,7 @@ class LocalKind:
     """This computer's processor; experts come from its disk, or over an emulated link."""
 
     def supports(self, spec: RunSpec) -> Supports:
-        """Return what can be measured with experts from the disk, or over an emulated link."""
+        """Return runtime options that can be measured with experts from disk or emulated link."""
         if spec.emulated_link_gb_s is not None:
             return on_this_computer("fp32", "host memory")
         return on_this_computer("fp32", "the disk", {"overlap": True, "pinned_copies": None})
@@ -46,7 +46,7 @@ class LocalKind:
         """Return the memory of the setting's machine, or this computer's for a number of slots.
 
         Raises:
-            UsageError: nothing says how many experts may be on the device.
+            UsageError: no option determines how many experts may be on the device.
         """
         found = offer_of_setting(spec, raised=True)
         if found is not None:
@@ -56,7 +56,7 @@ class LocalKind:
                 "--machine local: how many experts may be on the device? give --cache-ratio, "
                 "--slots, or --setting NAME, whose machine's share is taken"
             )
-        # Its memory is the device's and the host's; the run's share or number sets the budget.
+        # One memory serves as device and host memory; the run's ratio or slots set the budget.
         free = available_bytes() or 0
         return Offer(Room("this computer", free, 0, free), raised=True)
 
@@ -74,7 +74,7 @@ class LocalKind:
         record_bytes = made.record_bytes
         device = Tier("local", memory.capacity.slots * record_bytes)
         cache = ExpertCache(shape, slots, system.scope, device, record_bytes)
-        # Making the records takes long: all checks come before.
+        # Check everything before writing the records, which takes long.
         if spec.emulated_link_gb_s is not None:
             link = EmulatedLink(spec.emulated_link_gb_s * 1e9)
             records: DiskRecords | MemoryRecords = MemoryRecords(

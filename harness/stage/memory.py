@@ -20,8 +20,9 @@ class Offer(NamedTuple):
     """The memory that a run may use.
 
     Attributes:
-        profile: the machine whose memory it is; None if it is this computer's own.
-        raised: whether the device's budget is raised where experts do not fit.
+        room: device and host memory in bytes.
+        profile: the machine that has this memory; None for this computer.
+        raised: whether the device's budget is raised if experts do not fit.
     """
 
     room: Room
@@ -30,10 +31,7 @@ class Offer(NamedTuple):
 
 
 def offer_of_setting(spec: RunSpec, raised: bool) -> Offer | None:
-    """Return the memory of the setting's machine, whose share a run on this computer gets.
-
-    None without a setting.
-    """
+    """Return the memory of the setting's machine, or None without a setting."""
     if spec.setting is None:
         return None
     profile = load_profile(setting(spec.setting).machine, spec.software)
@@ -42,7 +40,7 @@ def offer_of_setting(spec: RunSpec, raised: bool) -> Offer | None:
 
 @dataclass(frozen=True, slots=True)
 class Memory:
-    """How many experts fit on the device, and what the document must say of that.
+    """Capacity of the device in experts, with the notes on it for the run's document.
 
     Attributes:
         profile: the machine whose memory was offered; None if it is this computer's own.
@@ -53,7 +51,7 @@ class Memory:
     notes: list[str]
 
     def document(self, slots: int, expert_bytes: int) -> dict[str, int]:
-        """Return the document's ``memory``: bytes offered, and bytes of so many slots."""
+        """Return the document's ``memory``: offered bytes, and bytes of an expert and the slots."""
         return {
             "offered_device_bytes": self.capacity.offered_bytes,
             "offered_host_bytes": self.capacity.host.budget_bytes,
@@ -65,7 +63,7 @@ class Memory:
 def count_memory(
     spec: RunSpec, system: System, full: ModelShape, longest: int, offer: Offer
 ) -> Memory:
-    """Count what fits into the offered memory; the system gets to know the full-size model.
+    """Count the experts that fit into the offered memory, and set the system's full-size model.
 
     Args:
         longest: tokens of the longest sequence, new ones included.
@@ -111,7 +109,7 @@ def _notes(
     """Sentences on what is offloaded, at which precision, and where a run differs from a paper."""
     notes = [*system.remarks(full, capacity.slots)]
     total = len(full.moe_layers) * full.num_experts
-    if spec.machine != "local":  # which holds all common weights
+    if spec.machine != "local":  # a local machine holds all non-expert weights
         notes += _homes(capacity, full)
     if capacity.slots == total and {*capacity.homes} == {"device"}:
         notes.append(f"nothing is offloaded: the device holds all {total} experts")
@@ -152,7 +150,7 @@ def check_common(shape: ModelShape, dtype: torch.dtype, precision: str) -> None:
     """Refuse non-expert weights that do not fit into this computer's memory.
 
     Raises:
-        BudgetError: they do not.
+        BudgetError: the weights exceed the free memory.
     """
     size, free = shape.common_params * dtype.itemsize, available_bytes()
     if free is not None and size > free:

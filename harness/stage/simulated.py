@@ -1,4 +1,4 @@
-"""Builds stages on simulated machines: virtual time, priced by a hardware profile."""
+"""Builds stages on simulated machines, whose virtual time follows from a hardware profile."""
 
 from contextlib import ExitStack
 
@@ -20,12 +20,12 @@ from moebench.substrate.memory.host import HostRecords
 
 
 class SimulatedKind:
-    """A machine of the catalogue or of a profile's file, in virtual time."""
+    """Simulated machines, in virtual time: a hardware profile of the catalogue or a file."""
 
     def supports(self, spec: RunSpec) -> Supports:
-        """Return that every runtime option can be simulated, on a measured profile whole records.
+        """Return that all runtime options can be simulated, except forms on measured profiles.
 
-        The times of a measured profile are those of whole records.
+        A measured profile has only the times of whole records.
         """
         measured = load_profile(spec.machine, spec.software).measured
         return Supports(where=f"--machine {spec.machine}", forms=measured is None)
@@ -115,10 +115,9 @@ def _notes(
 
 
 def loading_ns(placed: int, costs: CostModel, capacity: Capacity, system: System) -> int:
-    """Return the time until non-expert weights and so many experts are on the device, in ns.
+    """Return the time to load non-expert weights and ``placed`` experts to the device, in ns.
 
-    Experts that are on the disk are read from it; non-expert weights are one file, read from front
-    to back.
+    Experts on the disk are read from it; non-expert weights are one file, read sequentially.
     """
     common_ns = capacity.common_bytes / costs.h2d_bytes_per_ns
     expert_ns = costs.ns(Op(OpKind.LOAD, 0), Lane.H2D)

@@ -24,14 +24,14 @@ from moebench.substrate.models.shape import ModelShape
 
 @dataclass(slots=True, kw_only=True)
 class Stage:
-    """A run's engine, machine and memory, and what its document says of them.
+    """A run's engine, machine and memory, and their entries in the run's document.
 
     Attributes:
-        profile: None on this computer; ``ran`` is then the model that really ran there.
-        badge: how far its times are to be trusted.
-        slots, total: experts that fit on the device, and that there are.
-        memory: bytes that the run offers to any system, and those that this one's slots take.
-        load_ns: time to bring non-expert weights and so many placed experts to the device.
+        profile: None on this computer; ``ran`` is then the model that computed there.
+        badge: origin of the run's times, such as ``measured``.
+        slots, total: experts that fit on the device, and all experts of the model.
+        memory: bytes that the run offers to any system, and bytes of this system's slots.
+        load_ns: time to load non-expert weights and a number of placed experts to the device.
         card: UUID of the CUDA device that computes, if one does.
     """
 
@@ -59,19 +59,19 @@ class Stage:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StageRequest:
-    """What a kind of machine needs to build a stage.
+    """Input of a kind of machine for building a stage.
 
     Attributes:
         full: the model that is charged.
         longest: tokens of the longest sequence, new ones included.
         model: returns the model that the engine calls; on this computer it is given the decoder
             that computes with the experts in the slots, on a simulated machine None.
-        weights: with what this computer computes; None on a simulated machine.
-        weights_name: names the file of expert records that are made from the weights.
-        ran: the model that computes on this computer, as a measured time must name it.
+        weights: weights with which this computer computes; None on a simulated machine.
+        weights_name: name of the file of expert records that are made from the weights.
+        ran: name of the model that computes on this computer, for notes on measured times.
         scratch: the folder of expert records.
         keep_timeline: keep every span, not only those of the report's timeline excerpt.
-        notes: sentences for the document beside those on machine and memory.
+        notes: sentences for the document in addition to those on machine and memory.
     """
 
     spec: RunSpec
@@ -88,16 +88,16 @@ class StageRequest:
 
 
 class StageKind(Protocol):
-    """A kind of machine that a run may be carried out on: simulated, this computer, its GPU."""
+    """A kind of machine for runs: a simulated machine, this computer, or its GPU."""
 
     def supports(self, spec: RunSpec) -> Supports:
-        """Return what this kind of machine can do for a system."""
+        """Return the runtime options of systems that this kind of machine supports."""
 
     def offer(self, spec: RunSpec) -> Offer:
         """Return the memory that the run may use.
 
         Raises:
-            UsageError: the spec does not say how much.
+            UsageError: the spec does not determine the amount.
         """
 
     def build(self, request: StageRequest, memory: Memory, stack: ExitStack) -> Stage:
@@ -112,11 +112,11 @@ class StageKind(Protocol):
 def on_this_computer(
     precision: str, source: str, more: Mapping[str, object] = MappingProxyType({})
 ) -> Supports:
-    """Return what this computer supports, which computes with whole records as they were stored.
+    """Return the runtime options of this computer, which computes with whole stored records.
 
     Args:
-        precision: of its experts.
-        source: where these are loaded from, in words.
+        precision: precision of its experts.
+        source: where experts are loaded from, in words.
         more: further attributes of `Runtime` that can have one value only.
     """
     allowed = {"expert_precision": None, "host_experts": None, **more}
