@@ -1,1 +1,1 @@
-"""Other people's evaluators ask our systems: lm-evaluation-harness and OpenCompass."""
+"""Evaluation of moebench systems with lm-evaluation-harness and OpenCompass."""

@@ -1,4 +1,4 @@
-"""Lets lm-evaluation-harness evaluate a run that was started, on task files of ours."""
+"""Runs lm-evaluation-harness on a started run, with task files written from workloads."""
 
 import os
 from collections.abc import Callable, Mapping, Sequence
@@ -13,7 +13,7 @@ from moebench.harness.evaluate.tasks import Questions
 
 __all__ = ["check", "evaluate", "version"]
 
-#: Draws for a standard error that has no formula; no metric of our tasks needs any.
+#: Bootstrap samples for standard errors without a formula, which none of the tasks' metrics need.
 BOOTSTRAP = 1
 
 
@@ -23,14 +23,14 @@ def evaluate(
     folder: Path,
     progress: Callable[[int, int], None],
 ) -> list[TaskResult]:
-    """Have every task asked and scored.
+    """Run every task with lm-eval and return the scores.
 
     Args:
-        session: of a run that was started.
-        folder: where task files are written.
-        progress: told of each kind of request, how many were answered and how many there are.
+        session: session of a started run.
+        folder: folder for the task files.
+        progress: called with answered and total requests, for each kind of request.
     """
-    # Data lie in the task files; what lm-eval reads else must not come from the network.
+    # The task files contain all data, so lm-eval must not access the network.
     os.environ |= {"HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1"}
     from lm_eval import simple_evaluate
     from lm_eval.tasks import TaskManager
@@ -64,7 +64,7 @@ def _result(questions: Questions, found: Mapping[str, Any]) -> TaskResult:
         task=name,
         workload=name,
         version=str(found["versions"][name]),
-        task_hash=hash_string(hashed),  # as lm-eval's own results have it
+        task_hash=hash_string(hashed),  # computed as in lm-eval's own results
         data=drawn.source,
         data_hash=drawn.data_hash,
         shown=len(questions.shots),
@@ -77,7 +77,7 @@ def _metric(
     key: str, value: Any, results: Mapping[str, Any], higher: Mapping[str, bool | None],
     samples: Sequence[Mapping[str, Any]], guessing: float,
 ) -> Metric:  # fmt: skip
-    """One of lm-eval's figures; its keys are ``metric,filter``."""
+    """Return one of lm-eval's scores, whose key is ``metric,filter``."""
     name, _, way = key.partition(",")
     stderr = results.get(f"{name}_stderr,{way}")
     own = sorted((s for s in samples if s["filter"] == way), key=lambda s: s["doc_id"])

@@ -1,15 +1,15 @@
-"""Task files for lm-evaluation-harness, written from workloads: nothing is read from the network.
+"""Task files for lm-evaluation-harness, written from workloads without network access.
 
 | workload | request | lm-eval's metric |
 |---|---|---|
-| with options | ``loglikelihood`` of each (`workloads.likelihood`) | ``acc``, ``acc_norm`` |
+| options | ``loglikelihood`` of each (`workloads.likelihood`) | ``acc``, ``acc_norm`` |
 | a number | ``generate_until`` | ``exact_match`` after the two filters of lm-eval's ``gsm8k`` |
-| a short text | ``generate_until`` | ``exact_match`` as lm-eval's ``triviaqa`` has it |
+| a short text | ``generate_until`` | ``exact_match`` as in lm-eval's ``triviaqa`` |
 | an exact text | ``generate_until`` | ``exact_match`` of what follows ``####``, or the first line |
 | plain text | ``loglikelihood_rolling`` | perplexity by word and byte, bits per byte |
 
-Prompts are ours, so both score the same questions; metrics and filters are lm-eval's.  Files may be
-kept and given to lm-eval's own command: ``--include_path DIR``.
+Prompts are moebench's, so that both score the same examples; metrics and filters are lm-eval's.
+The files also work with lm-eval's own command: ``--include_path DIR``.
 """
 
 import json
@@ -25,7 +25,7 @@ from moebench.workloads.example import Example
 from moebench.workloads.likelihood import continuations
 from moebench.workloads.prompts import build_prompt
 
-#: Of these tasks' form; it changes when scores of old and new files must not be compared.
+#: Version of the tasks, increased when scores of old and new files are not comparable.
 VERSION = 1.0
 
 Record = dict[str, Any]
@@ -34,7 +34,7 @@ Config = dict[str, Any]
 _EXACT: Config = {"metric": "exact_match", "aggregation": "mean", "higher_is_better": True}
 _FIRST = {"function": "take_first"}
 
-#: As lm-eval's own gsm8k.
+#: Metrics and filters of lm-eval's gsm8k.
 _NUMBER: Config = {
     "metric_list": [
         {
@@ -60,7 +60,7 @@ _NUMBER: Config = {
     ],
 }  # fmt: skip
 
-#: As lm-eval's own triviaqa.
+#: Metrics and filters of lm-eval's triviaqa.
 _SHORT: Config = {
     "metric_list": [{**_EXACT, "ignore_case": True, "ignore_punctuation": True}],
     "filter_list": [
@@ -91,12 +91,12 @@ _KINDS: dict[str, Config] = {"exact_number": _NUMBER, "text": _SHORT, "exact_tex
 
 
 def check(asked: Sequence[Questions]) -> None:
-    """Refuse what lm-eval's metrics cannot score.
+    """Refuse workloads whose answers lm-eval's metrics cannot score.
 
-    MATH's answers are equal only once typesetting is taken away, which lm-eval leaves to sympy.
+    MATH's answers must be compared without their typesetting, for which lm-eval needs sympy.
 
     Raises:
-        UsageError: there is such a workload.
+        UsageError: a workload cannot be scored.
     """
     for questions in asked:
         chosen = questions.workload
@@ -108,7 +108,7 @@ def check(asked: Sequence[Questions]) -> None:
 
 
 def write_tasks(asked: Sequence[Questions], folder: Path) -> None:
-    """Write a task's YAML file and its questions for each workload.
+    """Write each workload's task file (YAML) and its examples (JSON lines).
 
     Raises:
         UsageError: `check` refuses a workload.
@@ -140,7 +140,7 @@ def write_tasks(asked: Sequence[Questions], folder: Path) -> None:
 
 
 def _task(questions: Questions) -> tuple[Config, list[Record]]:
-    """A task's file, as far as it follows from the kind of its answers, and its questions."""
+    """Return the part of a task file that depends on the kind of answers, and the examples."""
     chosen, examples = questions.workload, questions.drawn.examples
     if chosen.metric == "perplexity":
         config: Config = {
@@ -181,7 +181,7 @@ _CHOICE: Config = {
     "metric_list": [_ACC, {**_ACC, "metric": "acc_norm"}],
 }  # fmt: skip
 
-#: As lm-eval's own winogrande: options end the context, and the rest of the sentence is weighed.
+#: Task of lm-eval's winogrande: options end the context, and the sentence's rest is scored.
 _BLANK: Config = {
     "output_type": "multiple_choice", "doc_to_text": "gold", "doc_to_choice": "choices",
     "doc_to_target": "rest", "target_delimiter": "", "metric_list": [_ACC],

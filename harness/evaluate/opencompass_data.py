@@ -1,7 +1,7 @@
-"""SMoE's five workloads as the data files that OpenCompass's own configurations read.
+"""Writes SMoE's five workloads as the data files that OpenCompass's own configurations read.
 
-OpenCompass writes its prompts itself, so our questions are taken apart again: an article from its
-question, a sentence from its word.
+OpenCompass builds its own prompts, so moebench's prompts are split into their parts: article and
+question, sentences and word.
 """
 
 import csv
@@ -22,10 +22,10 @@ _WIC = re.compile(
 
 
 class Dataset(NamedTuple):
-    """How OpenCompass calls a data set, and how its files are written below a folder.
+    """OpenCompass's name of a data set, and the function that writes its files into a folder.
 
-    ``config`` is the module of OpenCompass's that has its prompts; ``labels`` is how many texts it
-    weighs for each question, 1 where an answer is written.
+    ``config`` is OpenCompass's module with its prompts; ``labels`` is the number of texts that it
+    scores for each example, 1 if an answer is generated.
     """
 
     abbr: str
@@ -35,10 +35,10 @@ class Dataset(NamedTuple):
 
 
 def write_data(asked: Sequence[Questions], folder: Path) -> None:
-    """Write the files of these workloads' questions.
+    """Write the data files of workloads for OpenCompass.
 
     Raises:
-        InputError: a question is not in the form that OpenCompass's prompts need, or the folder
+        InputError: an example does not have the form that OpenCompass's prompts need, or the folder
             cannot be written.
     """
     try:
@@ -49,10 +49,11 @@ def write_data(asked: Sequence[Questions], folder: Path) -> None:
 
 
 def check(asked: Sequence[Questions]) -> None:
-    """Refuse what OpenCompass is not configured for.
+    """Refuse workloads and options for which OpenCompass is not configured.
 
     Raises:
-        UsageError: a workload that is none of SMoE's, or worked examples: OpenCompass has its own.
+        UsageError: a workload is not one of SMoE's, or few-shot examples are requested although
+            OpenCompass has its own.
     """
     for questions in asked:
         if questions.name not in DATASETS:
@@ -72,13 +73,13 @@ def _lines(records: Sequence[dict[str, Any]], file: Path) -> None:
 
 def _gsm8k(examples: Sequence[Example], folder: Path) -> None:
     records = [{"question": e.prompt, "answer": f"#### {e.answer}"} for e in examples]
-    # Its examples are in the prompt; the train split is read, but not used.
+    # OpenCompass's prompt contains its few-shot examples; it reads the train split without use.
     for split in ("train", "test"):
         _lines(records, folder / f"{split}.jsonl")
 
 
 def _triviaqa(examples: Sequence[Example], folder: Path) -> None:
-    """Its prompt ends the question with a question mark of its own."""
+    """Write TriviaQA's files without question marks, which OpenCompass's prompt adds."""
     folder.mkdir(parents=True, exist_ok=True)
     for split in ("dev", "test"):
         with (folder / f"trivia-{split}.qa.csv").open("w", encoding="utf-8", newline="") as file:
@@ -136,7 +137,7 @@ def _letter(example: Example) -> str:
     return example.answer_text
 
 
-#: By workload: SMoE's exam is four subjects of GAOKAO.
+#: OpenCompass's data sets by workload; SMoE's exam consists of four subjects of GAOKAO.
 DATASETS = {
     "gaokao_math_i": _gaokao("2010-2022_Math_I_MCQs"),
     "gaokao_math_ii": _gaokao("2010-2022_Math_II_MCQs"),

@@ -1,4 +1,4 @@
-"""Lets OpenCompass evaluate a run that was started: its process asks over a local socket."""
+"""Runs OpenCompass on a started run; its process sends requests over a local socket."""
 
 import csv
 import json
@@ -24,18 +24,18 @@ from moebench.substrate.errors import MoeBenchError
 
 __all__ = ["check", "evaluate", "version"]
 
-#: What OpenCompass's process imports of ours.
+#: Folder of the modules that OpenCompass's process imports from moebench.
 _THEIRS = Path(__file__).parent / "opencompass"
 
-#: The longest answer to a line of its own, in seconds, before we look whether its process lives.
+#: Seconds to wait for a request before checking that OpenCompass's process is still running.
 _LOOK_S = 1.0
 
 
 def version() -> str:
-    """The version in OpenCompass's own environment.
+    """Return the version of OpenCompass in its own environment.
 
     Raises:
-        UsageError: there is none.
+        UsageError: OpenCompass has no environment.
     """
     said = subprocess.run(
         [require_opencompass(), "-c",
@@ -54,20 +54,20 @@ def evaluate(
     folder: Path,
     progress: Callable[[int, int], None],
 ) -> list[TaskResult]:
-    """Have every task asked and scored.
+    """Run every task with OpenCompass and return the scores.
 
     Args:
-        session: of a run that was started.
-        folder: where data files are written, and OpenCompass writes what it finds.
-        progress: told of answered batches, and how many there are.
+        session: session of a started run.
+        folder: folder for data files and OpenCompass's results.
+        progress: called with the number of answered batches and their total.
 
     Raises:
-        MoeBenchError: its process failed: one line, with the file that says why.
+        MoeBenchError: OpenCompass's process failed; the error names its log file.
     """
     write_data(asked, folder / "data")
     log = folder / "opencompass.log"
     with ExitStack() as stack:
-        # A socket's path must be short, and a user's folder need not be.
+        # A socket's path must be short, so it is not in the user's folder.
         place = stack.enter_context(tempfile.TemporaryDirectory(prefix="moebench-"))
         address = str(Path(place) / "socket")
         listener = stack.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM))
@@ -114,7 +114,7 @@ def _start(
     config.write_text(text, encoding="utf-8")
     python = require_opencompass()
     with log.open("wb") as printed:
-        # In one process ("--debug"), instead of one for each data set.
+        # "--debug" makes OpenCompass use one process instead of one for each data set.
         return subprocess.Popen(
             [python.parent / "opencompass", config.absolute(), "--debug",
              "-w", (folder / "out").absolute()],
@@ -124,7 +124,7 @@ def _start(
 
 
 def _stop(process: "subprocess.Popen[bytes]") -> None:
-    """Kill it and all that it started, where it still lives."""
+    """Kill OpenCompass's process and its children, if they still run."""
     with suppress(ProcessLookupError, PermissionError):
         os.killpg(process.pid, 9)
     process.wait()
@@ -142,7 +142,7 @@ def _serve(
     listener: socket.socket, process: "subprocess.Popen[bytes]", responder: Responder,
     progress: Callable[[int], None],
 ) -> None:  # fmt: skip
-    """Answer until its process has ended; it makes a connection for each model that it builds."""
+    """Answer OpenCompass's requests until its process ends; it opens a connection per model."""
     answered = 0
     pending: dict[socket.socket, bytes] = {}
     while process.poll() is None:
@@ -168,7 +168,7 @@ def _serve(
 
 
 def answer(responder: Responder, request: Mapping[str, Any]) -> dict[str, Any]:
-    """What `opencompass/moebench_model.py` asks, answered."""
+    """Return the answer to one request of `opencompass/moebench_model.py`."""
     try:
         if request["ask"] == "token_len":
             return {"value": len(responder.encode(request["input"]))}
@@ -183,9 +183,9 @@ def answer(responder: Responder, request: Mapping[str, Any]) -> dict[str, Any]:
 def _losses(
     responder: Responder, texts: Sequence[str], masked: Sequence[int] | None
 ) -> list[float]:  # fmt: skip
-    """Mean negative log-likelihood, counted as OpenCompass's Hugging Face model counts it.
+    """Return mean negative log-likelihoods, averaged as OpenCompass's Hugging Face model does.
 
-    A whole text's is over all of its tokens, the first one included, which nothing predicts.
+    A whole text's mean is over all of its tokens, including the first, which is not predicted.
     """
     found = []
     ids = [responder.encode(text) for text in texts]
@@ -201,11 +201,11 @@ def _losses(
 
 
 def _result(questions: Questions, summary: Path, log: Path) -> TaskResult:
-    """A data set's line of the summary, and its questions from the results beside it."""
+    """Return a data set's score from the summary, and its examples' from the results file."""
     (abbr, config, *_), drawn = DATASETS[questions.name], questions.drawn
     with summary.open(encoding="utf-8", newline="") as file:
         row = next((row for row in csv.DictReader(file) if row["dataset"] == abbr), None)
-    if row is None or row["moebench"] == "-":  # it goes on where a data set fails
+    if row is None or row["moebench"] == "-":  # OpenCompass continues after a data set fails
         raise MoeBenchError(f"OpenCompass has no figure for {abbr}; see {log}")
     file_of_task = summary.parents[1] / "results" / "moebench" / f"{abbr}.json"
     items = _items(json.loads(file_of_task.read_text(encoding="utf-8")))
@@ -227,7 +227,7 @@ def _result(questions: Questions, summary: Path, log: Path) -> TaskResult:
                 value=value,
                 whole=100.0,
                 guessing=100 * questions.guessing,
-                # OpenCompass gives none; that of a share of right answers.
+                # OpenCompass reports no standard error, so use that of a proportion.
                 stderr=100 * math.sqrt(share * (1 - share) / n),
                 higher_is_better=True,
                 items=items,
@@ -237,7 +237,7 @@ def _result(questions: Questions, summary: Path, log: Path) -> TaskResult:
 
 
 def _items(results: Mapping[str, Any]) -> list[float]:
-    """Whether each question was right, where the data set's scoring says so."""
+    """Return 1.0 or 0.0 for each right or wrong example, or [] if the results lack them."""
     details = results.get("details")
     if isinstance(details, Mapping):
         details = [details[key] for key in sorted(filter(str.isdigit, details), key=int)]

@@ -1,4 +1,4 @@
-"""What an evaluator found, as the part ``evaluation`` of a run's document."""
+"""Scores of an evaluator, stored as the part ``evaluation`` of a run's document."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
@@ -7,15 +7,15 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Metric:
-    """One figure of a task, as the evaluator gives it.
+    """One score of a task, as the evaluator reports it.
 
     Attributes:
-        name: the evaluator's, with its filter or mode where it has one: ``acc``,
+        name: the evaluator's name, with its filter or mode if any: ``acc``,
             ``exact_match (strict-match)``.
-        whole: what all answers right would be: 1, or 100 where the evaluator gives percent.
-        guessing: what guessing would give, in the same unit; None where nothing can be guessed.
-        stderr: None where the evaluator gives none.
-        items: by question, in the order in which they were drawn; empty where it does not say.
+        whole: the value if all answers are right: 1, or 100 for an evaluator that uses percent.
+        guessing: the value of guessing, in the same unit; None if nothing can be guessed.
+        stderr: standard error; None if the evaluator reports none.
+        items: value of each example, in the order of drawing; empty if not reported.
     """
 
     name: str
@@ -29,15 +29,15 @@ class Metric:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TaskResult:
-    """What an evaluator found on one task.
+    """Scores of an evaluator on one task, with the versions of task and data.
 
     Attributes:
-        workload: whose questions it asked.
-        version, task_hash: the evaluator's own, which change with what it asks and how it scores.
-        data, data_hash: where the questions are from, and the hash of those that were drawn, which
-            a run of ours on the same questions has too.
-        shown: worked examples of ours before each question.
-        n: questions.
+        workload: the workload whose examples the evaluator used.
+        version, task_hash: the evaluator's own, which change with its prompts and scoring.
+        data, data_hash: source of the examples, and the hash of the drawn ones, which a moebench
+            run on the same examples has too.
+        shown: few-shot examples that moebench puts before each prompt.
+        n: number of examples.
     """
 
     task: str
@@ -59,11 +59,11 @@ def evaluation(
     requests: Mapping[str, int],
     truncated: int,
 ) -> dict[str, Any]:
-    """The document's part: plain numbers and texts.
+    """Return the part ``evaluation`` of a run's document, as plain numbers and texts.
 
     Args:
-        requests: how many were answered, by kind.
-        truncated: how many contexts lost their beginning.
+        requests: number of answered requests by kind.
+        truncated: number of contexts whose beginning was cut off.
     """
     return {
         "evaluator": evaluator,

@@ -1,4 +1,4 @@
-"""Whether an evaluator is installed, and the line that installs it."""
+"""Checks that an evaluator is installed, with the install command in the error."""
 
 import os
 from importlib.metadata import PackageNotFoundError, version
@@ -6,16 +6,16 @@ from pathlib import Path
 
 from moebench.substrate.errors import UsageError
 
-#: Where `make opencompass` puts OpenCompass, beside the checkout's own environment; the variable
-#: names another place.
+#: Folder into which `make opencompass` installs OpenCompass, next to the checkout's own
+#: environment, and the environment variable that overrides it.
 OPENCOMPASS_FOLDER, OPENCOMPASS_VARIABLE = ".venv-opencompass", "MOEBENCH_OPENCOMPASS"
 
 
 def require_lm_eval() -> str:
-    """The installed lm-eval's version.
+    """Return the version of the installed lm-eval.
 
     Raises:
-        UsageError: it is not installed.
+        UsageError: lm-eval is not installed.
     """
     try:
         return version("lm-eval")
@@ -24,7 +24,7 @@ def require_lm_eval() -> str:
 
 
 def find_opencompass() -> Path | None:
-    """The Python of OpenCompass's own environment; None where there is none."""
+    """Return the Python interpreter of OpenCompass's environment, or None if there is none."""
     named = os.environ.get(OPENCOMPASS_VARIABLE)
     folder = Path(named) if named else Path(__file__).parents[2] / OPENCOMPASS_FOLDER
     python = folder / "bin" / "python"
@@ -32,10 +32,10 @@ def find_opencompass() -> Path | None:
 
 
 def require_opencompass() -> Path:
-    """The same.
+    """Return the Python interpreter of OpenCompass's environment, or fail if there is none.
 
     Raises:
-        UsageError: there is none.
+        UsageError: OpenCompass has no environment.
     """
     found = find_opencompass()
     if found is None:

@@ -1,4 +1,4 @@
-"""What evaluators are to ask: workloads of the catalogue, with the questions that our runs draw."""
+"""Tasks for evaluators: workloads of the catalogue, with the same examples as moebench's runs."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -14,7 +14,7 @@ from moebench.workloads.workload import Workload
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Questions:
-    """A workload's questions, and the worked examples before each of them."""
+    """A workload's drawn examples, and the few-shot examples before each of them."""
 
     workload: Workload
     drawn: PromptSet
@@ -22,12 +22,12 @@ class Questions:
 
     @property
     def name(self) -> str:
-        """The workload's."""
+        """The workload's name."""
         return self.workload.name
 
     @property
     def guessing(self) -> float:
-        """The share of its questions that guessing answers."""
+        """Expected share of right answers from guessing."""
         without = (self.workload.chance or 0.0) / 100
         shares = [1 / len(e.choices) if e.choices else without for e in self.drawn.examples]
         return sum(shares) / len(shares)
@@ -37,10 +37,10 @@ def draw(
     names: Sequence[str], count: int, seed: int, few_shot: str, setting: str | None,
     data_dir: Path | None,
 ) -> list[Questions]:  # fmt: skip
-    """The questions of several workloads: those that `moebench run` draws with the same options.
+    """Draw the examples of several workloads, as `moebench run` does with the same options.
 
     Args:
-        few_shot: a number, or ``paper`` for the setting's paper's.
+        few_shot: a number, or ``paper`` for the count in the setting's paper.
 
     Raises:
         MoeBenchError: a name is unknown or given twice, or its data are missing.

@@ -1,1 +1,1 @@
-"""What OpenCompass's own process imports, from this folder: it has no `moebench` to import."""
+"""Modules for OpenCompass's process, which imports them from this folder, without `moebench`."""

@@ -1,8 +1,8 @@
-"""OpenCompass's configuration: SMoE's five workloads, with OpenCompass's own prompts and scoring.
+"""OpenCompass configuration: SMoE's five workloads, with OpenCompass's own prompts and scoring.
 
-The process that starts OpenCompass gives it a copy in which ``task`` says what is to be done:
-``socket`` and ``max_seq_len`` of the model, ``batch``, ``data``, the folder of data files, and
-``datasets``, the abbreviations of those that are asked for.
+The process that starts OpenCompass passes it a copy in which ``task`` is filled in: ``socket`` and
+``max_seq_len`` of the model, ``batch``, ``data``, the folder of data files, and ``datasets``, the
+abbreviations of the requested data sets.
 """
 
 from mmengine.config import read_base

@@ -1,7 +1,7 @@
-"""OpenCompass's model class: it hands each request to the moebench process that started it.
+"""OpenCompass model class that sends each request to the moebench process that started it.
 
-Only the standard library and OpenCompass are imported here, so that OpenCompass may live in an
-environment of its own.  A request is one line of JSON over a local socket, and so is its answer:
+Only the standard library and OpenCompass are imported here, so that OpenCompass may have its own
+environment.  A request is one line of JSON over a local socket, and so is its answer:
 
     {"ask": "generate", "inputs": [...], "max_out_len": 16, "stops": []}   {"texts": [...]}
     {"ask": "ppl", "inputs": [...], "mask_length": null}                   {"values": [...]}
@@ -18,11 +18,11 @@ from opencompass.models.base import BaseModel, LMTemplateParser
 
 
 class MoeBenchModel(BaseModel):
-    """A model that lives in another process.
+    """OpenCompass model whose computation runs in the moebench process.
 
     Args:
-        path: of the socket at which that process listens.
-        max_seq_len: tokens of the longest prompt; OpenCompass leaves examples out of longer ones.
+        path: path of the socket on which the moebench process listens.
+        max_seq_len: tokens of the longest prompt; OpenCompass omits examples from longer ones.
     """
 
     def __init__(self, path: str, max_seq_len: int = 2048, tokenizer_only: bool = False,
@@ -50,7 +50,7 @@ class MoeBenchModel(BaseModel):
         self, inputs: list[str], max_out_len: int, stopping_criteria: list[str] | None = None,
         **_: Any,
     ) -> list[str]:  # fmt: skip
-        """Greedy texts, up to the end of text or a stop."""
+        """Return greedily generated texts, up to end-of-text or a stop string."""
         asked = self._ask(
             ask="generate", inputs=[*map(str, inputs)], max_out_len=max_out_len,
             stops=stopping_criteria or [],
@@ -59,12 +59,12 @@ class MoeBenchModel(BaseModel):
         return texts
 
     def get_ppl(self, inputs: list[str], mask_length: list[int] | None = None) -> Any:
-        """Mean negative log-likelihood of each text, as OpenCompass's own models compute it."""
+        """Return each text's mean negative log-likelihood, as OpenCompass's models compute it."""
         mask = None if mask_length is None else [int(n) for n in mask_length]
         return np.array(
             self._ask(ask="ppl", inputs=[*map(str, inputs)], mask_length=mask)["values"]
         )
 
     def get_token_len(self, prompt: str, add_special_tokens: bool = True) -> int:
-        """Tokens of a prompt."""
+        """Return the number of tokens of a prompt."""
         return int(self._ask(ask="token_len", input=str(prompt))["value"])
