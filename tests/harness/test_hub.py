@@ -133,28 +133,28 @@ def test_an_unsupported_family_is_named_before_its_weights_come(hub: type[Hub]) 
         ("not a name", "not a name: not a repository's name; allowed: OWNER/NAME"),
     ],
 )
-def test_refusals_are_plain(repo: str, says: str, hub: type[Hub]) -> None:
+def test_refused_downloads_are_reported_in_one_line(repo: str, says: str, hub: type[Hub]) -> None:
     assert says in refused("models", "fetch", repo)
 
 
-def test_a_revision_that_is_none(hub: type[Hub]) -> None:
+def test_unknown_revision_is_refused(hub: type[Hub]) -> None:
     line = refused("models", "fetch", "tiny/olmoe", "--revision", "v9")
     assert "tiny/olmoe: has no revision v9" in line
 
 
-def test_a_repository_without_configuration(hub: type[Hub]) -> None:
+def test_repository_without_configuration_is_refused(hub: type[Hub]) -> None:
     (hub.root / "tiny/olmoe/config.json").unlink()
     line = refused("models", "fetch", "tiny/olmoe")
     assert "tiny/olmoe: holds no config.json with .safetensors files" in line
 
 
-def test_without_a_network(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unreachable_hub_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")
     line = refused("models", "fetch", "tiny/olmoe")
     assert "http://127.0.0.1:9 cannot be reached" in line
     assert "--weights" in line
 
 
-def test_offline_by_choice(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_offline_mode_is_named_in_the_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
     assert "HF_HUB_OFFLINE" in refused("models", "fetch", "tiny/olmoe")

@@ -93,7 +93,7 @@ def test_short_phases_that_alternate_are_not_named(pipe: Pipe) -> None:
     assert len(pipe.said) == 27 // SILENT_S
 
 
-def test_nothing_is_told_where_nobody_listens() -> None:
+def test_phase_without_a_listener_prints_nothing() -> None:
     pipe = Pipe()
     tell("load")
     pipe.wait(NAMED_S)

@@ -57,7 +57,7 @@ def test_the_example_is_short_and_uses_public_names():
 
 
 @pytest.mark.usefixtures("installed")
-def test_it_is_listed_and_run_as_the_page_says():
+def test_example_system_is_listed_and_runs():
     listed = call("list", "systems").out
     assert "cheaper\tof moebench-cheaper 0.1: An expert that is missing goes" in listed
     options = ("--set", "assign.margin=2", "--set", "evict=lfu")
@@ -75,13 +75,13 @@ def test_it_is_listed_and_run_as_the_page_says():
 
 
 @pytest.mark.usefixtures("installed")
-def test_doctor_finds_nothing_wrong_with_it():
+def test_doctor_accepts_the_example_system():
     called = call("doctor", "--system", "cheaper", "--jobs", "1")
     assert called.code == 0, called.out + called.err
     assert called.out.splitlines()[1] == "cheaper\tok\tok\tok\tok\tok"
 
 
-def test_its_own_test_passes_where_it_is_installed(site: Path, tmp_path: Path):
+def test_example_systems_own_test_passes(site: Path, tmp_path: Path):
     done = subprocess.run(
         [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-k", "loose and mixtral",
          site / "test_cheaper.py"],
@@ -92,7 +92,7 @@ def test_its_own_test_passes_where_it_is_installed(site: Path, tmp_path: Path):
     assert "2 passed" in done.stdout
 
 
-def test_what_is_said_of_decisions_exists():
+def test_methods_and_attributes_on_the_page_exist():
     """Methods and attributes that the page names."""
     plain = dict(zip(DECISIONS, ("none", "exact", "load", "none", "lru"), strict=True))
     table = re.findall(r"^\| (?:`(\w+)`)? ?\| `(\w+)\(([\w, ]*)\)` \|", PAGE, re.MULTILINE)

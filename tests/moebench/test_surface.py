@@ -144,12 +144,12 @@ def options_of(command: str) -> set[str]:
     }
 
 
-def test_commands() -> None:
+def test_every_command_has_listed_options() -> None:
     assert set(COMMANDS) == set(OPTIONS)
 
 
 @pytest.mark.parametrize("command", OPTIONS)
-def test_options(command: str) -> None:
+def test_command_has_exactly_the_listed_options(command: str) -> None:
     # A switch that is off by default may also be spelled with --no-.
     found = options_of(command)
     assert OPTIONS[command] <= found
@@ -195,7 +195,7 @@ PUBLIC = [
 ]  # fmt: skip
 
 
-def test_public_names() -> None:
+def test_package_exports_the_public_names() -> None:
     assert sorted(moebench.__all__) == sorted(PUBLIC)
     for name in PUBLIC:
         assert getattr(moebench, name) is not None
@@ -281,7 +281,7 @@ def test_a_system_of_ones_own_is_written_with_public_names(mine: Path, source: s
         assert document["lossless"]
 
 
-def test_a_run_from_python(tmp_path: Path) -> None:
+def test_run_from_python_is_stored(tmp_path: Path) -> None:
     """As the package's own description shows."""
     spec = moebench.resolve(
         None, system="moe-ondemand", setting="S3", workload="arithmetic", prompts=1, new_tokens=2

@@ -44,7 +44,7 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return built
 
 
-def test_it_holds_every_module_and_data_file_once(wheel: Path) -> None:
+def test_wheel_contains_every_file_once(wheel: Path) -> None:
     files = [f for name in (*FOREIGN, "moebench") for f in (ROOT / name).rglob("*") if f.is_file()]
     expected = {
         file.relative_to(ROOT).as_posix().removeprefix("moebench/")
@@ -56,7 +56,7 @@ def test_it_holds_every_module_and_data_file_once(wheel: Path) -> None:
     assert {name.removeprefix("moebench/") for name in names} == expected
 
 
-def test_it_runs_the_main_job_beside_foreign_packages(wheel: Path, tmp_path: Path) -> None:
+def test_installed_wheel_runs_next_to_packages_of_equal_names(wheel: Path, tmp_path: Path) -> None:
     venv.create(tmp_path / "venv", with_pip=False, symlinks=True)
     python = tmp_path / "venv" / "bin" / "python"
     site = Path(_run(python, "-c", "import sysconfig; print(sysconfig.get_path('purelib'))",

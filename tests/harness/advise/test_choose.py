@@ -32,7 +32,7 @@ def one(system, tpot, loss, alpha=None, lossless=None):
 
 
 @given(st.floats(20, 200), st.floats(-150, 0))
-def test_a_line_is_found_to_be_one(start, slope):
+def test_fit_of_a_line_has_degree_one(start, slope):
     """The paper's observation: T falls linearly with α."""
     found = fit(line(start, slope))
     assert found.degree == 1
@@ -58,7 +58,7 @@ def test_the_error_is_that_of_points_left_out():
     assert found.error_ms == pytest.approx(((3**2 + 6**2 + 6**2) / 3) ** 0.5)
 
 
-def test_two_points_are_no_fit():
+def test_two_points_give_no_fit_but_can_be_chosen():
     assert fit({0.0: 100.0, 0.5: 50.0}) is None
     assert smallest_alpha({0.0: 100.0, 0.5: 50.0}, 75) == 0.5, "what was measured"
     assert smallest_alpha({0.0: 100.0, 0.5: 50.0}, 40) is None
@@ -125,7 +125,7 @@ def test_within_a_budget_the_least_loss_comes_first():
     assert ranking.lossless.system == "exact"
 
 
-def test_no_loss_that_was_seen_is_less_than_none_that_can_be():
+def test_lossless_systems_rank_before_measured_zero_loss():
     points = [one("seen none", 40, 0, lossless=False), one("exact", 50, 0), one("slower", 55, 0)]
     ranking = rank(points, Demand(60, None), {})
     assert [c.system for c in ranking.meeting] == ["exact", "slower", "seen none"]
@@ -137,7 +137,7 @@ def test_without_a_budget_the_fastest_within_the_loss_comes_first():
     assert [(c.system, c.alpha) for c in ranking.meeting] == [("a", 0.3), ("b", None)]
 
 
-def test_a_system_stands_for_the_alpha_that_was_chosen():
+def test_system_is_ranked_by_its_chosen_alpha():
     points = [one("a", 58, 0.02, 0.3), one("a", 40, 0.01, 0.6), one("a", 90, 0, 0.0)]
     ranking = rank(points, Demand(60, None), {"a": 0.3})
     assert [c.alpha for c in ranking.meeting] == [0.3]
@@ -172,7 +172,7 @@ def test_every_system_is_ranked_once_and_on_the_right_side(found, tpot_ms, loss)
 # ----------------------------------------------------------------------------- words
 
 
-def test_what_is_said():
+def test_advice_sentence_names_system_alpha_and_lossless_alternative():
     found = rank([one("smoe", 59.5, 0.001, 0.31), one("daop", 80, 0)], Demand(60, None), {})
     said = sentence(found, Demand(60, None), "kl")
     assert said.startswith("Use smoe at α 0.31: 59.5 ms a token of 60 allowed, 0.001")
@@ -182,7 +182,7 @@ def test_what_is_said():
     assert sentence(sure, Demand(60, 0), "kl").endswith("allowed, lossless.")
 
 
-def test_how_far_the_nearest_is_is_said():
+def test_advice_without_a_match_states_distance_to_the_nearest():
     found = rank([one("smoe", 66, 0.001, 0.6), one("daop", 80, 0)], Demand(60, None), {})
     said = sentence(found, Demand(60, None), "kl")
     assert "The nearest is smoe at α 0.6: 66 ms a token" in said

@@ -27,7 +27,7 @@ def check(tiny_models, tmp_path_factory) -> partial[Report]:
     return partial(check_system, scratch=tmp_path_factory.mktemp("scratch"))
 
 
-def test_the_cases():
+def test_cases_cover_batches_budgets_and_replays():
     assert len(CASES) == len(set(CASES)) == len(TINY) == 10
     for model in {case.model for case in CASES}:
         of = [case for case in CASES if case.model == model]
@@ -46,7 +46,7 @@ def test_every_system_and_variant_conforms(check, name, variant):
     assert {found.check for found in report.findings} == set(CHECKS)
 
 
-def test_budgets_are_what_they_are_called(check):
+def test_tight_and_loose_budgets_have_expected_slots(check):
     slots = {}
     for case in TINY[:4]:
         ran = bench_in(check.keywords["scratch"]).run("moe-ondemand", "published", case)
@@ -74,7 +74,7 @@ def failed(report: Report) -> dict[str, str]:
         (broken.LosesAnOption, "options", "assign.most was set and does not arrive in Forgetful"),
     ],
 )
-def test_what_is_wrong_is_found_where_it_is(check, system, where, says):
+def test_broken_system_fails_exactly_the_check_of_its_defect(check, system, where, says):
     report = check(system, cases=FEW)
     found = failed(report)
     assert set(found) == {where}, found
@@ -113,14 +113,14 @@ def not_applicable(report: Report) -> dict[str, set[Case | None]]:
     return found
 
 
-def test_a_system_that_does_not_exist_for_a_batch(check):
+def test_unsupported_batch_size_is_not_applicable(check):
     report = check(broken.OneAtATime, cases=TINY)
     assert report.failures == []
     reason = "defined for 1 sequence(s) at once, not 3"
     assert not_applicable(report) == {reason: {case for case in TINY if case.batch == 3}}
 
 
-def test_a_system_that_exists_nowhere(check):
+def test_system_without_any_supported_model_is_not_applicable(check):
     report = check(broken.Nowhere, cases=FEW)
     assert not report.ran
     assert not_applicable(report) == {"it has no kernels": set(FEW)}
@@ -147,7 +147,7 @@ def test_a_replay_says_what_it_cannot_answer(check):
     assert set().union(*reasons.values()) == {case for case in TINY if case.replayed}
 
 
-def test_host_memory_before_the_disk(check):
+def test_system_with_experts_on_disk_conforms(check):
     report = check(broken.FromDisk, cases=FEW)
     assert report.failures == []
 
@@ -158,7 +158,7 @@ def test_a_system_that_claims_nothing_is_not_held_to_it(check):
     assert asdict(found)["case"] == asdict(FEW[0])
 
 
-def test_what_is_no_system_is_an_error(check):
+def test_check_of_unknown_name_or_non_system_is_refused(check):
     with pytest.raises(UnknownNameError):
         check("nosuch")
     with pytest.raises(UsageError, match="is not a System"):

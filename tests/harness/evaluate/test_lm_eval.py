@@ -81,7 +81,7 @@ def reference(tiny_models: None, tasks: Path) -> Any:
 
 
 @pytest.mark.parametrize(("mode", "batch"), [("decode", 1), ("prefill", 3)])
-def test_every_answer_is_the_hugging_face_backends(
+def test_responses_equal_those_of_lm_evals_hugging_face_backend(
     mode: str, batch: int, tasks: Path, reference: Any
 ) -> None:
     from moebench.harness.evaluate.lm_eval_model import RespondingLM

@@ -35,7 +35,7 @@ def data(tmp_path: Path) -> Path:
 # --------------------------------------------------------------------------- without OpenCompass
 
 
-def test_questions_are_taken_apart_again(data: Path, tmp_path: Path) -> None:
+def test_data_files_contain_the_parts_of_the_drawn_prompts(data: Path, tmp_path: Path) -> None:
     write_data(draw(TASKS, 2, 0, "0", None, data), tmp_path / "theirs")
 
     def lines(name: str) -> list[dict[str, Any]]:
@@ -165,7 +165,9 @@ def write_checkpoint(source: Path, folder: Path) -> None:
     find_opencompass() is None,
     reason="OpenCompass has no environment of its own: make opencompass makes it",
 )
-def test_every_answer_is_its_own_models(data: Path, tmp_path: Path, tiny_catalogue: Path) -> None:
+def test_responses_equal_those_of_opencompass_own_model(
+    data: Path, tmp_path: Path, tiny_catalogue: Path
+) -> None:
     checkpoint, kept = tmp_path / "checkpoint", tmp_path / "kept"
     write_checkpoint(tiny_catalogue / "scale" / SCALE_MODEL, checkpoint)
     names = ("wic", "race_middle", "triviaqa")  # the others' answers are long

@@ -118,7 +118,7 @@ def test_what_is_too_long_loses_its_beginning_and_is_counted() -> None:
     batch=st.integers(1, 4),
     room=st.integers(18, 24),
 )
-def test_groups_hold_all_in_order_and_fit(
+def test_groups_keep_order_and_fit_batch_and_length(
     sizes: list[tuple[int, int]], batch: int, room: int
 ) -> None:
     feeds = [Feed([0] * prompt, [], steps, 0) for prompt, steps in sizes]
@@ -134,7 +134,7 @@ def test_a_text_is_cut_at_whatever_stop_comes_first() -> None:
     assert before("one", ["two"]) == "one"
 
 
-def test_what_cannot_be_asked_is_said_before_anything_is_opened() -> None:
+def test_invalid_eval_options_are_refused_before_loading() -> None:
     asked = ("eval", "--engine", "lm-eval", "--tasks", "passages", "--setting", "S3")
     assert "--mode quick: allowed: decode, prefill" in refused(
         *asked, "--system", "smoe", "--mode", "quick"

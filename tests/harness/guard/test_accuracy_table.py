@@ -38,7 +38,7 @@ def test_a_table_grows_and_keeps_its_other_cells() -> None:
         (("--alphas", "2"), "alpha is 2"),
     ],
 )
-def test_what_cannot_be_is_one_line(arguments: tuple[str, ...], says: str) -> None:
+def test_invalid_options_are_refused_in_one_line(arguments: tuple[str, ...], says: str) -> None:
     called = table(*arguments)
     assert (called.code, called.err.count("\n")) == (2, 1)
     assert says in called.err

@@ -28,7 +28,7 @@ pytestmark = pytest.mark.usefixtures("tiny_models")
 Cells = dict[str, dict[str, Any]]
 
 
-def test_exit_codes():
+def test_every_verdict_has_its_exit_code():
     assert [EXIT_CODES[v] for v in Verdict] == [0, 0, 3, 1]
 
 

@@ -115,7 +115,9 @@ def test_latencies_without_a_reference_are_not_judged() -> None:
         (("--data-dir", "."), "--file"),
     ],
 )
-def test_what_cannot_be_is_one_line(desk: Path, arguments: tuple[str, ...], said: str) -> None:
+def test_invalid_guard_options_are_refused_in_one_line(
+    desk: Path, arguments: tuple[str, ...], said: str
+) -> None:
     Path("bad.yaml").write_text("cells: []")
     before = sorted(path.name for path in desk.parent.iterdir())
     assert said in refused("check", *arguments)

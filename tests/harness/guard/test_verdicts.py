@@ -177,7 +177,7 @@ def test_a_missing_reference_and_other_questions_are_not_measured():
     assert verdict(cell("11"), cell("11", data_hash="others")) is Verdict.NOT_MEASURED
 
 
-def test_the_tests_by_hand():
+def test_sign_test_and_binomial_tail_match_hand_computation():
     assert sign_test(0, 0) == 1.0
     assert sign_test(3, 0) == 1 / 8
     assert sign_test(2, 1) == (3 + 1) / 8

@@ -23,7 +23,7 @@ def short(monkeypatch, tmp_path):
 
 
 @pytest.mark.parametrize("below", [(), ("--emulated-link", "2GB/s")])
-def test_a_profile_of_this_computer_and_systems_beside_it(below, short, tiny_models):
+def test_calibrated_profile_is_complete_and_validation_compares_systems(below, short, tiny_models):
     called = call("calibrate", "--model", SCALE_MODEL, *below, "--out", "here.yaml", "--json")
     assert called.code == 0, called.err
     written = json.loads(called.out)
@@ -105,6 +105,6 @@ def test_the_summary_names_mean_worst_and_rank():
         ),
     ],
 )
-def test_bad_input(arguments, says, tmp_path, monkeypatch):
+def test_invalid_calibrate_and_validate_options_are_refused(arguments, says, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     assert says in refused(*arguments)

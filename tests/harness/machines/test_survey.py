@@ -91,7 +91,7 @@ def test_where_nothing_is_known_all_is_an_estimate_with_a_wide_range(tmp_path: P
 @pytest.mark.parametrize(
     "card", ["", "garbage", "X, [N/A], [N/A], [N/A], [N/A]", "X, nan, -1, 9, 0", "A, B, C, D, E, F"]
 )
-def test_what_makes_no_sense_is_not_read(proc: Path, card: str) -> None:
+def test_implausible_gpu_readings_become_estimates(proc: Path, card: str) -> None:
     profile = written(survey(desk(card), proc), proc)
     assert profile.gpu.memory.badge == profile.gpu.full_power.badge == "estimate"
     assert profile.link.name.startswith("unknown")

@@ -47,7 +47,7 @@ def run(system: str, *arguments: str | Path) -> dict[str, Any]:
 # ----------------------------------------------------------------------- the document
 
 
-def test_a_package_says_little_and_nothing_is_invented() -> None:
+def test_unknown_metrics_of_a_package_are_null() -> None:
     document = run("native-fake", "--prompts", "4", "--batch", "2")
     assert document["badge"] == "measured"
     assert (document["simulated"], document["interval"]) == (False, None)
@@ -75,7 +75,7 @@ def test_a_package_says_little_and_nothing_is_invented() -> None:
     ]
 
 
-def test_it_stands_in_lists_tables_and_the_report_like_any_other(here: Path) -> None:
+def test_package_run_is_listed_and_reported(here: Path) -> None:
     run("native-fake")
     listed = {row["system"]: row["what"] for row in call("list", "systems", "--json").json}
     assert listed["native-fake"] == "does as it is told"
@@ -185,7 +185,9 @@ def test_a_limit_is_said_in_the_document() -> None:
         ((*LOCAL, "--set", "loads=false"), "native-fake: ValueError: the model cannot be loaded"),
     ],
 )
-def test_refused_in_one_line(arguments: tuple[str, ...], line: str) -> None:
+def test_options_without_effect_on_a_package_are_refused(
+    arguments: tuple[str, ...], line: str
+) -> None:
     assert line in refused("run", "--system", "native-fake", *SMALL, *arguments)
     assert Store(Path(".moebench")).runs() == []
 
@@ -195,7 +197,7 @@ def test_a_package_that_is_not_installed_says_how_to_install_it() -> None:
     assert line.endswith("no-such-package not installed; type: pip install 'moebench[native]'")
 
 
-def test_other_commands_say_that_it_is_no_system_of_decisions() -> None:
+def test_doctor_refuses_a_package() -> None:
     line = refused("doctor", "--system", "native-fake")
     assert "moebench run --system native-fake --machine local" in line
 
@@ -210,7 +212,9 @@ def test_other_commands_say_that_it_is_no_system_of_decisions() -> None:
         ("native-llamacpp", "qwen2-57b-a14b", 2, "at most 1 sequence at once, 2 were asked for"),
     ],
 )
-def test_what_a_package_cannot_run(name: str, model: str, batch: int, reason: str) -> None:
+def test_unsupported_models_and_batches_are_refused_with_reason(
+    name: str, model: str, batch: int, reason: str
+) -> None:
     line = refused("run", "--system", name, "--model", model, *LOCAL, "--batch", str(batch))
     assert reason in line
 

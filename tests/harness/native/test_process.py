@@ -48,7 +48,7 @@ def carried_out(started: NativeProcess) -> None:
             started.receive()
 
 
-def test_it_streams_tokens_with_their_times(tmp_path: Path) -> None:
+def test_process_streams_tokens_with_their_times(tmp_path: Path) -> None:
     with process(tmp_path) as started:
         said = loaded(started)
         assert said["loaded"] == ["a batch of 2, 9 tokens at most"]
@@ -75,7 +75,7 @@ def test_it_streams_tokens_with_their_times(tmp_path: Path) -> None:
         ("die", r"native-fake: its process was killed by signal 9 .*; all of it: .*a\.log"),
     ],
 )
-def test_its_failure_is_one_line(tmp_path: Path, does: str, line: str) -> None:
+def test_process_failure_is_reported_in_one_line(tmp_path: Path, does: str, line: str) -> None:
     with pytest.raises(MoeBenchError) as raised:
         carried_out(process(tmp_path, does=does))
     assert re.fullmatch(line, str(raised.value))
@@ -96,7 +96,7 @@ def pids(folder: Path) -> list[int]:
     return [*map(int, found)]
 
 
-def test_one_that_hangs_is_stopped_with_all_that_it_started(tmp_path: Path) -> None:
+def test_hanging_process_is_killed_with_its_children(tmp_path: Path) -> None:
     message = r"stopped, it said nothing for 2 s; allow more with --set timeout_s"
     with pytest.raises(MoeBenchError, match=message):
         carried_out(process(tmp_path, does="hang", timeout_s=2.0))

@@ -78,7 +78,7 @@ def test_the_first_band_that_holds_decides(value: float, verdict: Verdict) -> No
     assert one.judge(measured(value)) is verdict
 
 
-def test_without_a_second_band_there_is_nothing_between() -> None:
+def test_claim_with_one_band_has_no_intermediate_verdict() -> None:
     one = claim(Band(low=-34, high=-14))
     assert one.judge(measured(-13.9)) is Verdict.NOT_REPRODUCED
 
@@ -226,7 +226,7 @@ def expanded(experiment: Experiment, changes: dict[str, Any]) -> list[tuple[Any,
     return [(s.system, s.batch, s.prompts, s.software, s.scoring, dict(s.overrides)) for s in specs]
 
 
-def test_without_changes_nothing_is_changed() -> None:
+def test_empty_changes_leave_the_sweep_unchanged() -> None:
     assert len(expanded(SEVERAL, {})) == 4
     assert ("moe-ondemand", 3, 9, "lean", "generation", {"evict": "fifo"}) in expanded(SEVERAL, {})
 

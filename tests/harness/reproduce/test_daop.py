@@ -47,7 +47,7 @@ def test_the_paper_has_three_systems_of_phi(tmp_path: Path) -> None:
     assert len({spec.system for spec in specs}) == 5
 
 
-def test_what_needs_data_says_what_to_type(tmp_path: Path) -> None:
+def test_experiments_without_data_name_the_missing_option(tmp_path: Path) -> None:
     evidence = Evidence(Store(tmp_path), None, tmp_path, quick=True)
     with pytest.raises(MissingEvidenceError, match="arc_easy lies in a data folder; give --data-"):
         evidence.specs(FIRST_TOKEN)

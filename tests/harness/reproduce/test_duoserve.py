@@ -89,7 +89,7 @@ def test_speed_ups_are_of_each_cell_and_baseline() -> None:
     )
 
 
-def test_peaks_and_their_order() -> None:
+def test_peak_memory_and_its_order_over_systems() -> None:
     def peaks(setting: str, *sizes: float) -> list[Any]:
         names = zip(("acc", "duoserve", "moesys"), sizes, strict=True)
         return [run(setting, name, 1, peak_device_bytes=size * 1e9) for name, size in names]
@@ -116,7 +116,7 @@ def test_hits_are_of_a_data_set_unless_recordings_stand_for_all() -> None:
     assert m.hits(m.BOTH_RIGHT, "equations")(Runs([recorded])) == 25
 
 
-def test_what_predictions_could_add() -> None:
+def test_predicting_share_is_predict_time_over_decode_time() -> None:
     one = run(
         "U1", "duoserve", 1, decoded_tokens=10, tpot_ms={"mean": 100.0},
         decode={"lanes": {"predict": 20.0}},
@@ -143,7 +143,7 @@ def test_spread_is_over_the_wider_baseline(tmp_path: Path, monkeypatch: pytest.M
 # ----------------------------------------------------------------------------- Fig. 2 and 4
 
 
-def test_matrices_are_those_that_were_learnt(
+def test_popularity_figures_read_the_runs_trained_matrices(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     learnt = run("U1", "duoserve", 1)

@@ -34,7 +34,7 @@ def test_regret_by_hand():
     assert within_two.refetched == 0.5
 
 
-def test_a_duel_by_hand():
+def test_duel_of_two_policies_matches_hand_computation():
     # 0 0 0 1: at 2, LRU gives up 0 and LFU 1.  0 comes sooner, so LFU is right.
     found = duel(make("evict", "lru"), make("evict", "lfu"), [one_layer(0, 0, 0, 1, 2, 0, 1)], 3, 2)
     assert (found.first, found.second) == (0, 1)

@@ -67,7 +67,7 @@ def routing(tmp_path: Path) -> counts.Routing:
     return counts.Routing(tmp_path / "trace", 1, 2, tmp_path)
 
 
-def test_sequences_are_divided(routing: counts.Routing) -> None:
+def test_routing_is_split_into_training_and_held_out_sequences(routing: counts.Routing) -> None:
     (held_out,) = routing.sequences(learnt=False)
     assert held_out.ravel().tolist() == [0, 1, 0, 2, 0, 1, 0, 2]
     assert [ids.ravel()[0] for ids in routing.sequences(learnt=True)] == [0, 3]
@@ -83,7 +83,9 @@ def test_hit_rates_are_those_of_a_hand_count(routing: counts.Routing) -> None:
     assert all(rates[name] <= rates["belady"] for rates in of.values() for name in rates)
 
 
-def test_gains_and_loads(routing: counts.Routing, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_hit_gain_and_load_reduction_match_the_papers_figures(
+    routing: counts.Routing, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The paper's own: 51 % of hits and 21 % more of them are 22 % fewer loads."""
     of = dict.fromkeys(counts.COUNTED, 0.4) | {"flashmoe": 0.617, "lru": 0.51, "belady": 0.7}
     worse = of | {"flashmoe": 0.3, "lru": 0.4}
@@ -122,7 +124,7 @@ def test_speed_ups_are_of_each_setting_and_system() -> None:
     assert times.speedups(runs, TPOT) == [2.5, 1, 0.5, 1, 2, 1.5]
 
 
-def test_sooner_adds_parts_and_averages_settings() -> None:
+def test_speed_up_sums_parts_and_averages_settings() -> None:
     def started(setting: str, system: str, load: float, ttft: float) -> Any:
         return run(setting, system, 1, load_ms=load, ttft_ms={"mean": ttft})
 
@@ -158,7 +160,7 @@ def test_the_least_split_is_found() -> None:
     assert times._least(3) == 10.5
 
 
-def test_what_differed_is_explained() -> None:
+def test_claims_that_differ_have_explanations() -> None:
     of = {claim.id: claim.explanation for claim in PAPER.claims}
     assert of["F-9 Algorithm 1"].startswith("DAOP's Algorithm 1")
     assert of["F-1 hits over LFU"] != of["F-1 hits over LRU"]

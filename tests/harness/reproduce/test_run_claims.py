@@ -168,7 +168,7 @@ def test_claims_share_cells_and_finished_ones_are_not_run_again(bench: Bench) ->
     assert bench.boards == [5]
 
 
-def test_what_was_stopped_goes_on(bench: Bench) -> None:
+def test_interrupted_claims_resume_without_finished_cells(bench: Bench) -> None:
     def stop(job: Job) -> bool:
         if len(bench.sent) == 3:
             raise KeyboardInterrupt
@@ -334,7 +334,7 @@ def test_an_exhibit_without_its_evidence_is_left_out_with_a_line(bench: Bench) -
     assert "--data-dir" in said[1]
 
 
-def test_what_was_made_says_from_what(bench: Bench) -> None:
+def test_paper_result_holds_title_and_provenance(bench: Bench) -> None:
     found = bench.paper(PaperClaims("smoe", "SMoE", (claim("B", mean, ONE),)), quick=True)
     assert (found.paper, found.title, found.quick) == ("smoe", "SMoE", True)
     assert found.provenance.keys() == {"versions", "commit", "code_hash", "created", "wall_s"}

@@ -165,7 +165,7 @@ def test_a_step_is_the_mean_of_the_settings_changes() -> None:
     assert measures.faster_steps("base, misses on the host")(runs) == pytest.approx(4 / 8)
 
 
-def test_link_host_and_prefetches() -> None:
+def test_link_host_and_prefetch_measures_match_hand_computation() -> None:
     before, after = STEPS["+Pre"], STEPS["+BA"]
     runs = Runs([
         document(tpot=2, options=STEPS["+CR"], link=6),
@@ -256,7 +256,7 @@ def test_a_curve_is_read_by_alpha() -> None:
     assert times.tolist() == pytest.approx([10, 9.7, 9.4])
 
 
-def test_the_papers_changes() -> None:
+def test_paper_changes_match_table_4() -> None:
     """Table IV, GaoKao, Deepseek: 27.2 at α = 0, 29.5 at 0.15, 27.7 at 0.35, 25.9 at 0.6."""
     changes = thresholds.paper_changes("S1", "GaoKao")
     assert changes[0.35] == pytest.approx(0.5)

@@ -155,7 +155,7 @@ def test_targets_are_measured_written_and_compared(data: Path, tmp_path: Path) -
     assert (again.code, again.json["differences"]) == (0, [])
 
 
-def test_what_cannot_be_measured_is_one_line(data: Path, here: Path) -> None:
+def test_missing_recordings_are_refused_in_one_line(data: Path, here: Path) -> None:
     assert "give --data-dir" in refused("models", "targets")
     assert "no such folder" in refused("models", "targets", "--data-dir", "nowhere")
     totals = data / "traces" / "totals" / "popularity.json"

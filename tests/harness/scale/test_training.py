@@ -138,7 +138,7 @@ def test_a_finished_run_is_not_trained_again(tmp_path: Path, whole: Path) -> Non
     assert (out / "model.safetensors").read_bytes() == (whole / "model.safetensors").read_bytes()
 
 
-def test_the_seed_is_all_that_differs(tmp_path: Path) -> None:
+def test_equal_seeds_give_equal_weights(tmp_path: Path) -> None:
     recipe = RECIPE.model_copy(update={"tokens": 5 * 32})
     other = recipe.model_copy(update={"seed": 1})
     for out, chosen in (("a", recipe), ("b", recipe), ("c", other)):
@@ -268,7 +268,7 @@ def test_a_scale_model_fits_13_mb(name: str) -> None:
     assert 2 * shape_of(scale_config(name)).total_params < 12.9e6
 
 
-def test_an_unknown_scale_model() -> None:
+def test_unknown_scale_model_names_the_nearest() -> None:
     with pytest.raises(UnknownNameError, match="olmoe-1b-7b"):
         scale_config("olmo-1b-7b")
 
@@ -325,7 +325,9 @@ def test_locality_loss_moves_a_token_towards_its_past_alone() -> None:
 # --------------------------------------------------------------------------- going on
 
 
-def test_it_goes_on_from_a_trained_model(tmp_path: Path, whole: Path) -> None:
+def test_second_training_continues_from_given_weights_and_resumes(
+    tmp_path: Path, whole: Path
+) -> None:
     recipe = RECIPE.model_copy(update={"locality": 0.1, "recency": 0.1})
     final = train(tmp_path / "on", recipe=recipe, start=whole)
     assert final["started_from"]["recipe"] == RECIPE.model_dump()

@@ -85,7 +85,7 @@ def _lose_node_of(actor: Any, cluster: Any) -> None:
     cluster.remove_node(node, allow_graceful=False)
 
 
-def test_the_command_on_a_cluster(cluster: Any) -> None:
+def test_sweep_on_a_cluster_equals_a_local_run(cluster: Any) -> None:
     cells = ("--settings", "S3", "--workloads", "arithmetic", "--prompts", "1", "--new-tokens", "3")
     called = call("sweep", "--systems", "moe-ondemand", *cells, "--ray", cluster.address)
     assert called.code == 0, called.err

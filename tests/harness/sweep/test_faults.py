@@ -40,7 +40,9 @@ def forks(tiny_models: None, tmp_path_factory: pytest.TempPathFactory) -> Iterat
 
 
 @pytest.mark.parametrize("command", [RUN, SWEEP], ids=["run", "sweep"])
-def test_a_disk_that_is_full_from_any_write_on(forks: Forks, command: tuple[str, ...]) -> None:
+def test_full_disk_at_any_write_fails_cleanly_and_resumes(
+    forks: Forks, command: tuple[str, ...]
+) -> None:
     assert forks(*command, "whole", full_at=0).code == 0
     undisturbed, writes = contents("whole"), calls()
     assert writes > 20  # else the faults would not be injected
@@ -74,7 +76,7 @@ def retried(command: tuple[str, ...]) -> tuple[str, ...]:
     return ("--retry-failed",) if command[0] == "sweep" else ()
 
 
-def test_a_clock_that_jumps(forks: Forks) -> None:
+def test_clock_jumps_do_not_change_results(forks: Forks) -> None:
     assert forks(*SWEEP, "whole").code == 0
     for number in range(max(1, POINTS // 5)):
         store = f"jumped-{number}"
@@ -83,7 +85,7 @@ def test_a_clock_that_jumps(forks: Forks) -> None:
     say("time of day jumps by up to 115 days at every reading", max(1, POINTS // 5), "equal")
 
 
-def test_several_sweeps_on_one_store_at_once(forks: Forks) -> None:
+def test_concurrent_sweeps_share_one_store(forks: Forks) -> None:
     assert forks(*SWEEP, "whole").code == 0
     for number in range(max(1, POINTS // 5)):
         store = f"shared-{number}"

@@ -84,7 +84,7 @@ def test_alpha_counts_only_where_a_system_has_one() -> None:
     assert swapped == [spec(system="smoe", overrides={"route": "exact"})]
 
 
-def test_all_systems() -> None:
+def test_system_all_expands_to_every_system() -> None:
     assert {s.system for s in cells(product={"system": "all"})} == set(SYSTEMS)
 
 
@@ -113,7 +113,7 @@ def test_all_systems() -> None:
         ({"product": {"system": "smoe", "batch": 2}}, "--prompts 1 does not fill batches of 2"),
     ],
 )
-def test_what_cannot_be_is_one_line(plan: dict[str, Any], complaint: str) -> None:
+def test_invalid_plan_is_rejected_with_one_line(plan: dict[str, Any], complaint: str) -> None:
     with pytest.raises(MoeBenchError) as caught:
         expand({"common": SMALL} | plan, None)
     assert complaint in str(caught.value)
@@ -138,7 +138,7 @@ def test_a_bad_file_is_named(here: Path, text: str, complaint: str) -> None:
     assert complaint in called.err
 
 
-def test_a_file_that_is_not_there() -> None:
+def test_missing_sweep_file_lists_shipped_sweeps() -> None:
     called = call("sweep", "no.yaml")
     assert (called.code, called.err.count("\n")) == (2, 1)
     assert (
@@ -166,7 +166,7 @@ def test_the_ablation_has_both_bases_and_adds_one_decision_a_step() -> None:
     assert whole == describe(build("smoe"))
 
 
-def test_the_windows() -> None:
+def test_smoe_window_sweep_covers_settings_and_windows() -> None:
     specs = cells_from_file(Path("smoe-window"), None)
     windows = [(spec.setting, spec.overrides["evict.window"]) for spec in specs]
     assert windows == [(s, n) for s in ("S1", "S2", "S3") for n in ("2", "4", "8", "16", "32")]

@@ -123,7 +123,7 @@ def test_a_session_opened_once_has_the_identity_of_one_opened_alone(
 
 
 @pytest.mark.parametrize("first", ["moe-ondemand", "pregated-moe"])
-def test_what_must_know_the_future_is_refused_wherever_it_stands_in_its_group(first: str) -> None:
+def test_systems_that_need_future_routing_fail_in_any_order(first: str) -> None:
     called = sweep("--systems", f"{first},pregated-moe,belady,moe-ondemand")
     assert called.code == 1, called.err
     runs = Store(Path(".moebench")).runs()
@@ -314,7 +314,7 @@ def no_folder(folder: Path) -> None:
 
 
 @pytest.mark.parametrize("spoil", [newer, corrupt, no_folder])
-def test_a_store_that_cannot_be_used(spoil: Callable[[Path], None]) -> None:
+def test_unusable_store_is_refused_and_left_unchanged(spoil: Callable[[Path], None]) -> None:
     folder = Path("spoiled")
     spoil(folder)
     before = {p: p.read_bytes() for p in (folder, *folder.rglob("*")) if p.is_file()}
