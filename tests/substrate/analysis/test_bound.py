@@ -38,7 +38,7 @@ def test_belady_is_the_optimum_less_its_free_start(steps, capacity):
     assert belady_misses(steps, capacity) == max(0, fewest_loads(steps, capacity) - capacity)
 
 
-def test_a_case_by_hand():
+def test_belady_misses_match_hand_computation():
     # Two slots.  1 2 fill them free; 3 is not worth keeping (1, 2 come sooner); 1 2 hit; 3 misses.
     assert belady_misses([[1], [2], [3], [1], [2], [3]], 2) == 2
     # Needed at once, 1 2 and then 1 3 share one hit in any order.

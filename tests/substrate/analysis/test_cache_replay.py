@@ -51,7 +51,7 @@ def test_a_step_larger_than_the_slots():
     assert done == Replayed([5], [2], [(0, 0, 2)])
 
 
-def test_what_is_placed_is_there():
+def test_placed_experts_are_hits():
     assert run([(0, (3, 4))], 4, placed=[(0, 4), (0, 5)]).hits == [1]
 
 
@@ -118,7 +118,7 @@ def test_the_engine_hits_as_often(name, scope, slots, top_k):
 
 @settings(max_examples=40, deadline=None)
 @given(st.integers(0, 2**32 - 1), st.integers(2, 7), st.sampled_from(POLICIES))
-def test_nobody_beats_belady(seed, slots, name):
+def test_no_policy_has_fewer_misses_than_belady(seed, slots, name):
     ids_TLK = np.random.default_rng(seed).permuted(np.tile(np.arange(8), (40, 1, 1)), axis=2)
     steps = token_steps(ids_TLK[:, :, :2])
     misses = [80 - run(steps, slots, p).hits[0] for p in (name, "belady")]
@@ -130,18 +130,18 @@ def test_nobody_beats_belady(seed, slots, name):
 # ---------------------------------------------------------------- what cannot be
 
 
-def test_nothing_to_replay():
+def test_replay_without_steps_is_refused():
     with pytest.raises(UsageError, match="no step"):
         run([], 4)
     with pytest.raises(UsageError, match="no step"):
         replay(make("evict", "lru"), [], topology(1, 4, 1), 2)
 
 
-def test_ids_have_no_scores():
+def test_policy_that_reads_scores_is_refused_on_ids():
     with pytest.raises(UsageError, match="LowestAverageScore reads gate scores"):
         run([(0, (1,))], 4, "score")
 
 
-def test_a_layer_without_a_slot():
+def test_fewer_slots_than_layers_are_refused():
     with pytest.raises(BudgetError, match="each of 3 layers needs one"):
         run([(0, (1,))], 2, layers=3)

@@ -60,7 +60,9 @@ def charged(what: str, model: str, published: float) -> float:
         ("an expert's bytes, as copied", "qwen2-57b-a14b", 55.05, QWEN / 1e6),
     ],
 )  # fmt: skip
-def test_rows_by_hand(what: str, model: str, published: float, by_hand: float) -> None:
+def test_component_charges_match_hand_computation(
+    what: str, model: str, published: float, by_hand: float
+) -> None:
     assert charged(what, model, published) == pytest.approx(by_hand, rel=1e-3)
 
 
@@ -88,7 +90,7 @@ def test_documents_hold_the_charge_beside_the_row() -> None:
         )  # fmt: skip
 
 
-def test_the_papers_are_there() -> None:
+def test_published_components_cover_all_papers() -> None:
     assert len(ROWS) >= 25
     assert {row.source.split()[0].rstrip("'s") for row in ROWS} == {
         "DAOP", "SMoE", "DuoServe", "FlashMoE", "MoE-Infinity"

@@ -204,7 +204,7 @@ def test_each_sequence_has_a_cache_of_its_own() -> None:
         np.testing.assert_allclose(rate, [1])
 
 
-def test_nothing_to_count() -> None:
+def test_statistics_without_tokens_or_scores_are_refused() -> None:
     empty = one_layer((0, 1))
     with pytest.raises(UsageError, match="no token"):
         popularity([RoutedSequence(empty.ids_TLK[:0], 0)], 2)
@@ -250,7 +250,7 @@ def routings(draw: st.DrawFn) -> tuple[list[RoutedSequence], int]:
 
 
 @given(routings())
-def test_shares_are_shares(case: tuple[list[RoutedSequence], int]) -> None:
+def test_statistics_stay_in_their_ranges(case: tuple[list[RoutedSequence], int]) -> None:
     sequences, experts = case
     np.testing.assert_allclose(popularity(sequences, experts).sum(1), 1)
     rows = affinity(sequences, experts).sum(2)
@@ -289,7 +289,7 @@ def test_nobody_beats_belady_and_room_never_harms_it(
 
 
 @given(routings())
-def test_a_perfect_prediction_and_the_order_of_sequences(
+def test_perfect_prediction_scores_one_and_sequence_order_is_irrelevant(
     case: tuple[list[RoutedSequence], int],
 ) -> None:
     sequences, experts = case
@@ -338,7 +338,7 @@ def test_names_of_experts_do_not_matter(
 # ----------------------------------------------------------------------------- hits of one cache
 
 
-def test_caches_by_hand() -> None:
+def test_lru_and_lfu_hits_match_hand_computation() -> None:
     steps = [[0], [1], [0], [2], [0], [1], [2]]
     # LRU with 2: miss 0, 1; hit 0; 2 evicts 1; hit 0; 1 evicts 2; 2 evicts 0.
     assert lru_hits(steps, 2) == 2

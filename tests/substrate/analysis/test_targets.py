@@ -68,7 +68,7 @@ def test_a_value_is_judged_by_the_nearer_bound() -> None:
         assert judge(value, target) == judgement, value
 
 
-def test_what_stands_at_a_path() -> None:
+def test_value_at_returns_the_value_of_a_dotted_path_or_none() -> None:
     summary_ = {"used": {"32": 0.5}, "gini": 0.1}
     assert value_at(summary_, "used.32") == 0.5
     assert value_at(summary_, "used.64") is None

@@ -302,7 +302,7 @@ class _Silent:
 
 
 @pytest.mark.parametrize("lookahead", [Lookahead.GATE, Lookahead.LAYER])
-def test_what_lookahead_ignores_is_what_it_is_blind_to(lookahead, directories):
+def test_lookahead_is_exact_when_ignored_parts_are_zero(lookahead, directories):
     """Silent experts make LAYER exact from none; silent attention makes GATE exact as well."""
     checkpoint = Checkpoint(directories["mixtral"])
     common = checkpoint.common(torch.float32)

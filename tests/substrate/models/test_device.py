@@ -163,7 +163,7 @@ def test_predictions_and_states_are_read_back_by_its_device(checkpoint) -> None:
         decoder.combine(first + 1)
 
 
-def test_what_this_finds_it_finds() -> None:
+def test_device_guards_detect_host_reads_and_mixed_devices() -> None:
     """Values read without being told, tensors of two devices, an index from host memory."""
     there = torch.empty(3, device="meta")
     with OneDevice(), NoNumbers():

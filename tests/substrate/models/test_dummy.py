@@ -13,7 +13,7 @@ from tests.substrate.models.driver import PROMPTS, run
 
 @pytest.mark.parametrize("family", FAMILIES)
 @torch.inference_mode()
-def test_they_have_the_shape_of_a_checkpoint_and_can_be_computed_with(family, directories):
+def test_dummy_weights_have_checkpoint_shapes_and_finite_logits(family, directories):
     checkpoint = Checkpoint(directories[family])
     weights = DummyWeights(checkpoint.shape)
     assert weights.distinct == checkpoint.distinct

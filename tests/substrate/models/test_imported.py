@@ -157,7 +157,7 @@ def test_a_disk_without_room_is_refused_before_anything_is_written(
         (lambda p: (p / MANIFEST).write_text("{}"), f"{MANIFEST}: not an import's manifest"),
     ],
 )
-def test_damage_is_named(damage, says, directories, tmp_path):
+def test_damaged_import_is_named_in_the_error(damage, says, directories, tmp_path):
     import_checkpoint(directories["olmoe"], tmp_path / "out", "fp32")
     damage(tmp_path / "out")
     with pytest.raises(CheckpointError, match=says):

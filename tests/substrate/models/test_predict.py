@@ -147,7 +147,9 @@ WHEN = ("before dispatch", "some experts")
 
 @pytest.mark.parametrize("when", WHEN)
 @pytest.mark.parametrize("family", FAMILIES)
-def test_the_next_layer_on_what_is_done(family, when, decoders, directories):
+def test_next_layer_prediction_uses_the_experts_computed_so_far(
+    family, when, decoders, directories
+):
     """The experts that are done and the shared ones; before dispatch, none of this layer's."""
     decoder, plain = decoders[family], PlainModel(directories[family])
     layers = decoder.shape.moe_layers

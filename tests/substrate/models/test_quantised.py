@@ -98,7 +98,7 @@ def test_zeros_stay_zeros(stored_as: str) -> None:
     ("inputs", "group"),
     [(4096, 128), (14336, 128), (1408, 128), (2880, 64), (96, 32), (56, 56), (260, 65), (4, 4)],
 )
-def test_groups(inputs: int, group: int) -> None:
+def test_group_size_divides_the_input_width(inputs: int, group: int) -> None:
     assert group_of(inputs) == group
 
 
@@ -132,7 +132,7 @@ def test_a_record_has_the_bytes_that_are_counted(stored_as, checkpoint, tmp_path
 
 
 @BOTH
-def test_what_moves_is_the_packed_size(stored_as, checkpoint, tmp_path):
+def test_loads_move_the_packed_bytes(stored_as, checkpoint, tmp_path):
     timeline, layer = Timeline(keep_all=True), checkpoint.shape.moe_layers[0]
     store = ExpertStore.build(checkpoint, tmp_path / "e.bin", stored_as)
     with DiskRecords(store) as disk, LocalMachine(disk, 2, timeline) as machine:

@@ -45,7 +45,7 @@ def made(kind: type, path: Path):
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_it_computes_what_the_decoder_does(family, directories):
+def test_differentiable_decoder_equals_the_decoder(family, directories):
     differentiable = made(DifferentiableDecoder, directories[family])
     for prompt in PROMPTS:
         (found,) = differentiable.full_logits([prompt])
@@ -56,7 +56,7 @@ def test_it_computes_what_the_decoder_does(family, directories):
 @pytest.mark.parametrize(
     ("family", "text"), [("mixtral", TEXT), ("qwen2_moe", TEXT), ("phimoe", PROMPTS[2])]
 )
-def test_it_is_the_squared_slope_of_the_labels_likelihood(family, text, directories):
+def test_sensitivity_is_the_squared_slope_of_the_labels_likelihood(family, text, directories):
     found = made(DifferentiableDecoder, directories[family]).sensitivity(text, SEED)
     decoder = made(Nudged, directories[family])
 
@@ -80,7 +80,7 @@ def test_it_is_the_squared_slope_of_the_labels_likelihood(family, text, director
     assert min(truth) > 1e-4
 
 
-def test_it_depends_on_seed_and_text_alone(directories):
+def test_sensitivity_depends_only_on_seed_and_text(directories):
     decoder = made(DifferentiableDecoder, directories["mixtral"])
     with torch.inference_mode():
         first = decoder.sensitivity(TEXT, SEED)

@@ -30,7 +30,7 @@ def compare(found: Tensor, plain: PlainModel, truth_of: Callable[[PlainModel], E
         assert (truth - plain.logits(text)[len(prompt) - 1 :]).abs().max() > 0.01
 
 
-def test_both_ways_of_computing_are_reached(decoders):
+def test_prompts_reach_both_computation_paths(decoders):
     for family in FAMILIES:
         k = decoders[family].shape.top_k
         assert sum(map(len, PROMPTS)) * k > GATHERED_PLACES >= len(PROMPTS) * k
@@ -88,7 +88,7 @@ def left_out(ids_TK: np.ndarray) -> np.ndarray:
 
 @pytest.mark.parametrize("weighed", ["over the others", "as the model's own"])
 @pytest.mark.parametrize("family", FAMILIES)
-def test_fewer_experts_than_k(family, weighed, decoders, directories):
+def test_omitted_experts_have_no_weight(family, weighed, decoders, directories):
     """Who is left out weighs nothing, whether or not the others take over its weight."""
     decoder: Decoder = decoders[family]
     seen: set[int] = set()

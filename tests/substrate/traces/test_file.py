@@ -302,6 +302,6 @@ def test_an_empty_trace_is_refused(path):
         write(path, {k: v[:0] for k, v in rows(0, 1, 1).items()})
 
 
-def test_a_folder_that_is_none(path):
+def test_folder_without_a_trace_is_refused(path):
     with pytest.raises(InputError, match="not a trace's folder"):
         open_trace(path)

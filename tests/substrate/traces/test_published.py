@@ -92,7 +92,7 @@ def test_a_text_that_was_read_can_be_taken_as_decoded(tmp_path):
         ({"ids": IDS[:0], "seq": np.zeros(0, np.int32)}, "no token"),
     ],
 )
-def test_what_does_not_fit_is_one_line(tmp_path, arrays, says):
+def test_inconsistent_arrays_are_refused_in_one_line(tmp_path, arrays, says):
     source = publish(tmp_path / "a__b", {}, **arrays)
     with pytest.raises(InputError, match=says) as caught:
         import_trace(source, tmp_path / "out")

@@ -220,7 +220,7 @@ def test_one_seed_is_one_trace(tmp_path: Path) -> None:
         ("qwen3-30b-a3b", 6, "explain", 2),
     ],
 )
-def test_what_there_is_of_real_models(
+def test_shipped_recordings_yield_the_expected_texts(
     data_dir: Path, model: str, top_k: int, workload: str, held: int
 ) -> None:
     found = recordings(model, data_dir)

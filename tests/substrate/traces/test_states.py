@@ -148,7 +148,7 @@ def test_a_replay_is_the_recorded_run_span_for_span(decoder, prefetch, precision
 
 @pytest.mark.parametrize("prefetch", READERS)
 @pytest.mark.parametrize("batch", [1, 2, 5])
-def test_whoever_recorded_and_in_whatever_batches(decoder, prefetch, batch, resident):
+def test_replay_equals_the_live_run_for_any_batch_size(decoder, prefetch, batch, resident):
     system = system_of(prefetch)
     live = generate(decoder, system, batch)
     assert generate(replayed(resident["float32"], decoder, system, batch), system, batch) == live
@@ -280,7 +280,7 @@ def test_a_text_that_is_read_and_one_that_was_recorded_are_equal(decoder, reside
             np.testing.assert_allclose(one, other, rtol=2e-3, atol=1e-4, err_msg=what)
 
 
-def test_states_come_to_those_who_ask(decoder, resident):
+def test_only_requested_states_are_read(decoder, resident):
     for also in ((), ("scores",), ("hidden",), ("embedding",), ("hidden", "embedding")):
         found = routing(resident["float16"], 0, also)
         assert (found.hidden_TLH is not None) == ("hidden" in also)
@@ -292,7 +292,7 @@ def test_states_come_to_those_who_ask(decoder, resident):
 # ----------------------------------------------------------------------------- without them
 
 
-def test_a_trace_without_states(decoder, resident, tmp_path):
+def test_trace_without_states_serves_only_policies_that_need_none(decoder, resident, tmp_path):
     record(tmp_path / "t", decoder, build("gpu-only"), states=False)
     trace, full = open_trace(tmp_path / "t"), resident["float16"]
     assert set(full.header.arrays) - set(trace.header.arrays) == {"hidden", "embedding"}
