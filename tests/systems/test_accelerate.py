@@ -154,7 +154,7 @@ def started(layers: int, experts: str, uses, **more):
     return run(made, model_of(THREE, uses), slots=4 * layers + 4, homes=homes, **more)
 
 
-def test_one_thing_at_a_time():
+def test_streamed_layers_never_overlap_computation():
     # Layer 0 is on the device: 30 + 3 + 20 + 2 = 55.  Layer 1: its common weights 55..355,
     # attention and gate until 388, four experts in 160, of which 1 and 2 are computed, and the sum.
     ran = started(1, "all", [[[(0, 1)], [(1, 2)], [(0, 3)]]])

@@ -151,7 +151,7 @@ def test_two_experts_on_the_host_degrade(resident, expected):
     assert routed(resident) == expected
 
 
-def test_more_than_two():
+def test_degradation_for_other_top_k_and_most_host():
     assert routed({4, 5}, k=3) == [0, 1, 4]  # two may stay
     assert routed({4, 5}, k=3, most_host=1) == [0, 5, 4]  # the weakest takes the best
     assert routed({4, 5}, k=3, most_host=0) == [0, 5, 4]  # two alternatives for three

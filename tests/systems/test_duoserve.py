@@ -224,7 +224,7 @@ def test_its_fetches_are_needed_loads_that_begin_early():
     assert LearnedPath().predictor is None
 
 
-def test_options():
+def test_duoserve_options_are_applied_or_refused():
     system = build("duoserve", {"slots": "5", "prefetch.trained_width": "128"})
     spelled = describe(system)
     assert (spelled["prefetch.width"], spelled["prefetch.trained_width"]) == ("2048", "128")

@@ -141,7 +141,7 @@ def test_constants_are_options():
 # --------------------------------------------------------------------------- the whole system
 
 
-def test_the_systems():
+def test_published_and_shipped_fiddler_use_their_policies():
     system = build("fiddler")
     assert type(system) is Fiddler
     assert system.lossless

@@ -241,7 +241,7 @@ def test_evicted_is_the_smallest_p_times_uses():
     assert evict.victim(np.zeros(8, dtype=bool), 7) is None
 
 
-def test_options():
+def test_finemoe_options_are_applied_or_refused():
     system = build("finemoe", {"prefetch.distance": "6"})
     assert describe(system)["prefetch.distance"] == "6"
     assert (system.lossless, system.reads_embedding, system.prefetch.capacity) == (True, True, 1000)

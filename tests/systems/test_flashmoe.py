@@ -107,7 +107,7 @@ def test_trained_for_another_model():
 
 
 @pytest.mark.parametrize("option", ["tokens", "hidden", "epochs", "cached"])
-def test_options(option):
+def test_negative_flashmoe_options_are_refused(option):
     with pytest.raises(UsageError, match=rf"evict\.{option} is -1"):
         LearnedEviction(**{option: -1})
 
@@ -175,7 +175,7 @@ def flashmoe(layers, experts):
 
 
 @pytest.mark.parametrize("top_k", [1, 2, 4])
-def test_the_system(top_k):
+def test_flashmoe_reads_each_routed_expert_once_in_prefill(top_k):
     model = small_shape(layers=3, experts=8, top_k=top_k, dense_layers=(0,))
     trace = random_trace(3, model, [[5, 3, 4], [2]], 10)
     system = flashmoe(2, 8)

@@ -148,7 +148,7 @@ def test_what_saves_nothing_is_not_fetched():
     assert prefetched({}) == []
 
 
-def test_how_many():
+def test_number_of_fetches_follows_the_option():
     forecast = {1: [(0, 1, 2)], 2: [(3, 4, 5)], 3: [(6, 7, 1)]}
     assert len(prefetched(forecast, measured=DEARER)) == 3  # the top-k
     assert len(prefetched(forecast, measured=DEARER, experts=1)) == 1
@@ -214,7 +214,7 @@ def started(**options):
     return policy
 
 
-def test_the_recurrence():
+def test_recent_scores_follow_the_recurrence():
     # α = 1/2, p = 2.  S: (.3, 0, .2, 0), then (.15, .2, .1, .15): 1 and 3 are the best two.
     policy = started()
     seen_by(policy, [[0.6, 0.0, 0.4, 0.0]])
@@ -255,7 +255,7 @@ def test_options_out_of_range_are_one_line():
 # --------------------------------------------------------------------------- the whole system
 
 
-def test_the_system():
+def test_hybrimoe_uses_its_published_policies():
     system = build("hybrimoe")
     assert type(system) is HybriMoE
     assert system.lossless

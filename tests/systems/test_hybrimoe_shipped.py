@@ -167,7 +167,7 @@ def test_budgets_and_scopes_that_do_not_do():
 # --------------------------------------------------------------------------- the whole system
 
 
-def test_the_variant():
+def test_shipped_hybrimoe_uses_its_policies_and_notes():
     system = build("hybrimoe", {}, "shipped")
     assert type(system) is system_class("hybrimoe", "shipped") is ShippedHybriMoE
     assert isinstance(system, HybriMoE)

@@ -362,7 +362,7 @@ def test_without_a_past_request_nothing_is_predicted_until_one_has_ended():
     assert [part.count(OpKind.PREDICT) for part in kinds] == [0, 2]
 
 
-def test_the_system():
+def test_moe_infinity_is_lossless_and_prefetches_speculatively():
     system = build("moe-infinity")
     assert type(system) is MoEInfinity
     assert system.lossless

@@ -136,7 +136,7 @@ def test_the_budget_ends_within_a_layer():
 # --------------------------------------------------------------------------- the system
 
 
-def test_the_system():
+def test_shipped_moe_infinity_predicts_and_calibrates_nothing():
     system = build("moe-infinity", {}, "shipped")
     assert type(system) is system_class("moe-infinity", "shipped") is ShippedMoEInfinity
     assert system.lossless

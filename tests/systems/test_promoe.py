@@ -177,7 +177,7 @@ def test_what_it_learns_and_what_is_charged(tmp_path):
         prefetch.start(shape(experts=8), None)  # type: ignore[arg-type]
 
 
-def test_options():
+def test_promoe_options_are_applied_or_refused():
     system = build("promoe", {"prefetch.stride": "1", "prefetch.chunks": "8"})
     assert describe(system)["prefetch.stride"] == "1"
     assert (system.scope, system.lossless, system.reads_hidden) == ("layer", True, True)

@@ -67,7 +67,7 @@ def test_the_prefill_pipeline_brings_the_next_layer_by_id():
     assert fetched(1, TopScorePrefetch(prefill=False).prefetch(seen, {})) == []
 
 
-def test_without_a_prediction_nothing():
+def test_no_prediction_prefetches_nothing():
     assert fetched(1, TopScorePrefetch().prefetch(view([ROW]), {})) == []
 
 

@@ -132,7 +132,7 @@ def test_substitutes_by_id():
     assert route([row], [3, 4, 5], pick="id").ids_TK.tolist() == [[0, 4, 3]]
 
 
-def test_weights():
+def test_substitute_weighs_as_itself_or_as_the_replaced_expert():
     own, replaced = (route([ROW], [3, 4, 5], weight=w) for w in ("own", "replaced"))
     assert own.ids_TK.tolist() == replaced.ids_TK.tolist() == [[0, 4, 3]]
     assert own.weigh_as_TK.tolist() == [[0, 4, 3]]
@@ -309,7 +309,7 @@ def experts_of(ids_TK):
 
 @settings(max_examples=300, deadline=None)
 @given(gates(), st.sampled_from(["best", "id"]))
-def test_invariants(seen, pick):
+def test_substitution_keeps_its_invariants_for_any_gate(seen, pick):
     resident = set(np.flatnonzero(seen.resident_E).tolist())
     plain = ExpertCacheRouter(pick=pick).route(seen)
     refined = ExpertCacheRouter(pick=pick, refine=True).route(seen)

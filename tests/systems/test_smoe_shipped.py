@@ -269,7 +269,7 @@ def test_predictions_are_made_after_misses_in_decode():
 # ----------------------------------------------------------------------------- the system
 
 
-def test_the_system():
+def test_shipped_smoe_uses_its_policies():
     system = build("smoe", {}, "shipped")
     assert type(system) is system_class("smoe", "shipped") is ShippedSMoE
     assert list(map(type, system.policies.values())) == [

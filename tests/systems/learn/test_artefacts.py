@@ -15,7 +15,7 @@ def files(folder):
     return sorted(path.name for path in folder.iterdir())
 
 
-def test_it_is_made_once(tmp_path):
+def test_artefact_is_trained_once_and_reused(tmp_path):
     file, made = tmp_path / "kept" / "some-1.safetensors", []
     for _ in range(2):
         arrays, note = kept(file, lambda: made.append(1) or LEARNT)
@@ -25,7 +25,7 @@ def test_it_is_made_once(tmp_path):
     assert files(file.parent) == [file.name]
 
 
-def test_while_one_makes_it_no_other_does(tmp_path):
+def test_artefact_is_locked_during_training(tmp_path):
     file = tmp_path / "some-1.safetensors"
 
     def make():
@@ -37,7 +37,7 @@ def test_while_one_makes_it_no_other_does(tmp_path):
     assert files(tmp_path) == [file.name]
 
 
-def test_who_waited_takes_what_the_other_made(tmp_path, monkeypatch):
+def test_waiting_process_uses_the_other_processes_artefact(tmp_path, monkeypatch):
     file = tmp_path / "some-1.safetensors"
     monkeypatch.setattr(artefacts.fcntl, "flock", lambda *_: artefacts._write(file, LEARNT))
     arrays, _ = kept(file, lambda: pytest.fail("made again"))

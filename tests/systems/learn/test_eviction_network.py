@@ -22,7 +22,7 @@ INF = float("inf")
 # ---------------------------------------------------------------- §3.2
 
 
-def test_the_papers_example():
+def test_history_features_match_the_papers_example():
     history = History(1, 6)
     assert history.r[0].tolist() == [INF] * 6
     history.step(0, [4])  # time_step 0: expert 4 is routed
@@ -37,7 +37,7 @@ def test_the_papers_example():
     assert history.features(0).tolist() == [0, 0, 0, 1, 1 / 3, 0, 0, 0, 0, 1, 0.5, 0]
 
 
-def test_nothing_was_routed_yet():
+def test_history_without_routing_has_zero_features():
     assert History(1, 3).features(0).tolist() == [0] * 6
 
 
@@ -88,7 +88,7 @@ def test_113_kb_a_layer():
     assert random_network(2, 64).bytes_per_layer == 113 * 1024
 
 
-def test_the_network_is_torchs():
+def test_numpy_network_equals_torch():
     network = random_network(3, 8)
     x = np.random.default_rng(1).random(16).astype("f4")
     layers = []
@@ -109,7 +109,7 @@ def artefacts(tmp_path_factory):
     return tmp_path_factory.mktemp("networks")
 
 
-def test_trained_once(artefacts):
+def test_network_is_trained_once_per_data_and_options(artefacts):
     told = []
     options = EvictionNetworkOptions(hidden=16, epochs=5)
     first = trained([routed()], 8, options, artefacts, lambda *done: told.append(done))
@@ -138,7 +138,7 @@ def test_equal_data_and_seed_give_equal_networks(tmp_path):
     assert all(np.array_equal(x, y) for x, y in zip(a.weights, b.weights, strict=True))
 
 
-def test_it_learns_what_recurs(artefacts):
+def test_trained_network_ranks_frequent_experts_nearer(artefacts):
     # 0 and 1 come every second token, each of the others about every sixth.
     network = trained([routed(400)], 8, EvictionNetworkOptions(hidden=32, epochs=60), artefacts)
     history = History(2, 8)
@@ -150,7 +150,7 @@ def test_it_learns_what_recurs(artefacts):
         assert distances[:2].max() < distances[2:].min()
 
 
-def test_a_broken_artefact(tmp_path):
+def test_broken_artefact_is_refused(tmp_path):
     options = EvictionNetworkOptions(hidden=8, epochs=1)
     trained([routed()], 8, options, tmp_path)
     file = next(tmp_path.glob("*"))

@@ -101,7 +101,7 @@ def test_it_learns_what_affinity_knows(taught):
     assert mlp.note["tokens"] == str(9 * 50)  # decoded tokens, one text of ten held out
 
 
-def test_the_folded_network_is_torchs(tmp_path):
+def test_folded_network_equals_torch(tmp_path):
     torch.manual_seed(0)
     sizes = widths(3, 2, 8, 64)
     network = _network(sizes, 0.1)

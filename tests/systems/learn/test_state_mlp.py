@@ -48,7 +48,7 @@ def taught(tmp_path_factory) -> tuple[StateMLPs, list[tuple[int, int]]]:
         (9, [[], [], [], [0, 1, 2, 3]]),
     ],
 )
-def test_every_layer_is_spoken_of_by_one(stride, expected):
+def test_every_layer_is_predicted_by_exactly_one_network(stride, expected):
     found = [list(targets(row, 4, stride)) for row in range(4)]
     assert found == expected
     assert sorted(chain(*found)) == [0, 1, 2, 3]
@@ -68,7 +68,7 @@ def test_they_learn_what_states_say(taught):
     assert mlps.probabilities(unseen.hidden_TLH[:, 2], 2) == {}
 
 
-def test_what_it_notes(taught):
+def test_training_notes_hold_recall_and_epochs(taught):
     mlps, told = taught
     assert mlps.note["tokens"] == str(10 * 120)  # decoded ones
     for part in ("ahead", "wrapped"):

@@ -53,7 +53,7 @@ def split(
     return loaded(found), list(found.host)
 
 
-def test_equal_costs():
+def test_division_for_equal_load_and_host_costs():
     # C = 10 and 10:  0≤0 load 7 (10|0), 10>0 host 1 (10|10), 10≤10 load 2 (20|10), host 5 (20|20).
     assert split(FOUR, [10], [10]) == ([7, 2], [1, 5])
 
@@ -75,7 +75,7 @@ def test_a_very_slow_link_still_gets_the_best_expert():
     assert split(FOUR, [1000], [10]) == ([7], [1, 5, 2])
 
 
-def test_one_and_none():
+def test_division_of_one_and_no_missing_expert():
     one = [Missing(4, 0.3, 2)]
     assert split(one, [10], [10]) == ([4], [])
     assert split(one, [1000], [1]) == ([4], [])  # as printed: T_load = T_cpu = 0 loads
@@ -106,7 +106,7 @@ def test_only_the_last_p_durations_count():
     assert split(FOUR, [10_000] + [10] * 9, [10]) == ([7], [1, 5, 2])
 
 
-def test_by_batch():
+def test_division_by_batch_rows_and_by_score():
     # First version: by rows 2(4) 1(3) 5(2) 7(1); t_load = 20, t_cpu = 10 a row.
     # load 2 (20|0), host 7 (20|10), host 5 (20|30), load 1 (40|30).
     assert split(FOUR, [20], [999], [10], by="batch") == ([2, 1], [7, 5])
@@ -117,7 +117,7 @@ def test_by_batch():
     assert split(FOUR, [20], [10], [999], by="score") == ([7, 2], [1, 5])
 
 
-def test_equal_ranks():
+def test_equal_ranks_are_ordered_by_rows_score_and_id():
     # By score: the one with more rows first, then the lower id.
     same = [Missing(1, 0.5, 1), Missing(2, 0.5, 3), Missing(3, 0.5, 1)]
     assert split(same, [1], [1000]) == ([2, 1], [3])  # load 2 (1|0), host 3 (1|1000), load 1
@@ -131,7 +131,7 @@ def test_prefill_loads_everything_by_id():
         assert split(FOUR, [1000], [1], phase="prefill", **options) == ([1, 2, 5, 7], [])
 
 
-def test_all_to_one_side():
+def test_load_all_and_host_all_use_one_side():
     def sides(policy, phase):
         found = plan(policy, FOUR, phase=phase)
         return loaded(found), list(found.host)
@@ -230,7 +230,7 @@ missing_sets = st.dictionaries(
     st.sampled_from(["score", "batch"]),
     st.sampled_from(["load", "host"]),
 )
-def test_everyone_once_and_the_two_sides_meet(missing, load, host, by, tie):
+def test_division_covers_each_expert_once_in_rank_order(missing, load, host, by, tie):
     loads, hosts = split(missing, [load], [host], [host], by=by, tie=tie)
     assert sorted(loads + hosts) == [m.expert for m in missing]
     # One descending queue, eaten from both ends: loads forwards, host backwards.

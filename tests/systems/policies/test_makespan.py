@@ -51,7 +51,7 @@ def test_what_is_on_its_way_goes_to_the_cpu_if_that_is_sooner():
     assert schedule((), (1,), ONE, (2,), 15) == ([0], [1], [], 25)
 
 
-def test_nobody_and_nothing():
+def test_schedule_without_experts_is_empty():
     assert schedule((), (), ONE) == ([], [], [], 0)
 
 

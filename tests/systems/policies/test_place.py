@@ -42,7 +42,7 @@ def test_by_id_layer_after_layer():
     ],
 )
 @pytest.mark.parametrize("scope", ["global", "layer"])
-def test_counts(policy, scope):
+def test_placement_fills_exactly_the_available_slots(policy, scope):
     everything = {(layer, e) for layer in (1, 2) for e in range(4)}
     for slots, expected in ((-2, 0), (0, 0), (1, 1), (7, 7), (8, 8), (100, 8)):
         pairs = placed(policy, slots, scope)

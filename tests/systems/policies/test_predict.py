@@ -91,7 +91,7 @@ def test_equal_predictors_are_one():
     assert system.lookaheads == {Lookahead.NORMED: 1}
 
 
-def test_unequal_predictors_are_not():
+def test_unequal_predictors_stay_separate():
     assert kinds("smoe", {"route": "predicted"}) == [NextGatesOnNormed, NextLayer]
     assert build("smoe", {"route": "predicted"}).lookaheads == {
         Lookahead.NORMED: 1, Lookahead.LAYER: 1,
@@ -109,7 +109,7 @@ def test_networks_are_their_own():
     assert len(dict.fromkeys([one, other, one])) == 2
 
 
-def test_who_predicts_nothing():
+def test_systems_have_their_default_predictors():
     assert kinds("moe-ondemand", {}) == kinds("flashmoe", {}) == kinds("duoserve", {}) == []
     assert kinds("smoe", {}) == [NextLayer]
     assert kinds("daop", {}) == [NextGatesOnNormed]
