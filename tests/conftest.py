@@ -1,4 +1,4 @@
-"""Which examples hypothesis tries: the same ones in every run, or new ones (`make fuzz`)."""
+"""Selects hypothesis's examples: the same ones in every run, or new ones (`make fuzz`)."""
 
 import os
 

@@ -1,4 +1,4 @@
-"""The map of equivalent code: old hashes by new ones, and what it refuses."""
+"""The table of equivalent code hashes maps old hashes to new ones and refuses invalid entries."""
 
 import pytest
 

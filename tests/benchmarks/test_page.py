@@ -1,4 +1,4 @@
-"""The page stays small, whatever the store: how fast it is, benchmarks.page measures."""
+"""The HTML report stays small for large stores; `benchmarks.page` measures its speed."""
 
 from pathlib import Path
 

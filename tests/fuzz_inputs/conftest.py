@@ -1,4 +1,4 @@
-"""The doors are tried on the tiny models."""
+"""Runs the fuzzing tests on the tiny models."""
 
 from tests.harness.conftest import plain_output, tiny_catalogue, tiny_models
 

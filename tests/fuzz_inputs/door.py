@@ -1,4 +1,4 @@
-"""A door is a way into moebench.  Its generator makes inputs; here each is tried and judged.
+"""Fuzzing of one kind of input (a door): cases are generated, run and judged.
 
 Every case must end in one of two ways: exit code 2 with one line that names what is wrong, and
 nothing written; or a right result.
@@ -23,7 +23,7 @@ from tests.harness.commands import Called, call
 
 
 class Verdict(StrEnum):
-    """What came of a case; the first two are right."""
+    """Outcome of a fuzzing case; only the first two are right."""
 
     REFUSED = "refused"
     RIGHT = "right"
@@ -45,7 +45,7 @@ def _anything(called: Called) -> bool:
 
 @dataclass(frozen=True)
 class Case:
-    """One input.
+    """One fuzzing input: a command with its files and the expected outcome.
 
     Attributes:
         arguments: of ``moebench``.
@@ -64,13 +64,13 @@ class Case:
 
 
 def weighted(*parts: tuple[int, SearchStrategy[Case]]) -> SearchStrategy[Case]:
-    """One of several generators, as often as their weights say."""
+    """Return a generator that draws from several generators in proportion to their weights."""
     return sampled_from([part for n, part in parts for _ in range(n)]).flatmap(lambda part: part)
 
 
 @dataclass(frozen=True)
 class Door:
-    """A way in, and what comes through it; `ready` makes what all of its cases need."""
+    """One kind of input with its generator of cases; `ready` prepares what all cases need."""
 
     name: str
     cases: SearchStrategy[Case]
@@ -90,7 +90,7 @@ def _fresh_folder() -> Iterator[Path]:
 
 
 def snapshot(folder: Path) -> dict[str, bytes | None]:
-    """Every path below a folder, with what its file holds."""
+    """Return every path below a folder with its file's content, None for folders."""
     return {
         path.as_posix(): path.read_bytes() if path.is_file() else None
         for path in sorted(folder.rglob("*"))
@@ -98,7 +98,7 @@ def snapshot(folder: Path) -> dict[str, bytes | None]:
 
 
 def judge(case: Case) -> tuple[Verdict, str]:
-    """Try a case in a folder of its own; what came of it, and what was said."""
+    """Run a case in a new folder, and return the verdict and the output."""
     with _fresh_folder() as folder:
         case.prepare(folder)
         before = snapshot(folder)
@@ -133,14 +133,14 @@ def judge(case: Case) -> tuple[Verdict, str]:
 
 @dataclass
 class Tried:
-    """What came of a door's cases; of wrong ones, the first of each kind of line."""
+    """Counts of verdicts for one door, and one wrong case for each distinct message."""
 
     verdicts: Counter[Verdict] = field(default_factory=Counter)
     wrong: dict[str, tuple[Case, str]] = field(default_factory=dict)
 
 
 def try_door(door: Door, examples: int, number: int = 0) -> Tried:
-    """Try so many cases; the same ones each time for the same number."""
+    """Run ``examples`` cases of a door; the seed ``number`` determines the cases."""
     tried = Tried()
     door.ready()
 

@@ -28,7 +28,7 @@ COLUMNS = (
 
 
 def main(cases: int, only: str | None = None) -> int:
-    """Try them; returns 1 where a case went wrong."""
+    """Run the fuzzing and return 1 if any case went wrong."""
     bad = 0
     head = ["door", "cases", *map(str, COLUMNS), "seconds"]
     print("| " + " | ".join(head) + " |\n|" + "---|" * len(head), flush=True)
@@ -49,7 +49,7 @@ def main(cases: int, only: str | None = None) -> int:
 
 
 def _with_tiny_models() -> None:
-    """Start again with a catalogue of models whose runs take milliseconds."""
+    """Restart the program with a catalogue of tiny models, whose runs take milliseconds."""
     from moebench.substrate.models import catalogue
     from tests.harness.tiny import make_catalogue
 

@@ -1,4 +1,4 @@
-"""Models: shapes of one's own, and checkpoints."""
+"""Fuzzing of model inputs: user-defined shapes, and checkpoints."""
 
 import json
 import math
@@ -71,7 +71,7 @@ def _is_number(value: object) -> bool:
 
 @st.composite
 def shapes(draw: st.DrawFn) -> Case:
-    """A field that cannot be, in a configuration or in a shape."""
+    """Generate configurations or shapes with one invalid field."""
     own = draw(st.booleans())
     base, file = (SHAPE, "m.yaml") if own else (CONFIG, draw(st.sampled_from(["m.json", "m.yml"])))
     field = draw(st.sampled_from(sorted(base)))
@@ -85,7 +85,7 @@ def shapes(draw: st.DrawFn) -> Case:
 
 @st.composite
 def lacking(draw: st.DrawFn) -> Case:
-    """A field that is missing or unknown; some have defaults."""
+    """Generate configurations with a missing or unknown field; some fields have defaults."""
     own = draw(st.booleans())
     base, file = (SHAPE, "m.yaml") if own else (CONFIG, "m.json")
     field = draw(st.sampled_from(sorted(base)))
@@ -111,7 +111,7 @@ ODD = (
 
 @st.composite
 def odd_values(draw: st.DrawFn) -> Case:
-    """Keys that some families read, with what they do not expect."""
+    """Generate configurations with unexpected values of keys that some families read."""
     family = draw(st.sampled_from(sorted(READERS)))
     key = draw(st.sampled_from(ODD))
     value = draw(st.one_of(BAD, st.sampled_from([[1], {"type": "yarn"}, {"rope_type": 3}, None,
@@ -127,7 +127,7 @@ def odd_values(draw: st.DrawFn) -> Case:
 
 @st.composite
 def raw_models(draw: st.DrawFn) -> Case:
-    """What is no model at all."""
+    """Generate files that are not models."""
     file = draw(st.sampled_from(["m.json", "m.yaml", "m.yml"]))
     text = draw(
         st.one_of(
@@ -143,7 +143,7 @@ def raw_models(draw: st.DrawFn) -> Case:
 
 @st.composite
 def right_models(draw: st.DrawFn) -> Case:
-    """Shapes of one's own, of widths that nobody ships."""
+    """Generate valid user-defined shapes with widths of no shipped model."""
     width, own = draw(st.sampled_from([32, 96, 4096])), draw(st.booleans())
     if own:
         return charging(written(SHAPE | {"expert_width": width}, "m.yaml"), "m.yaml", (), True, "")
@@ -188,7 +188,7 @@ def _names() -> tuple[str, ...]:
 
 @st.composite
 def weights(draw: st.DrawFn) -> Case:
-    """A tensor with what no weight can be, of another type or shape, or missing."""
+    """Generate checkpoints with a tensor of invalid values, type or shape, or without it."""
     number = draw(st.integers(0, 10_000))
     kind = draw(st.sampled_from(["nan", "inf", "-inf", "int", "bool", "missing", "short", "flat"]))
 
@@ -217,7 +217,7 @@ def weights(draw: st.DrawFn) -> Case:
 
 @st.composite
 def configurations(draw: st.DrawFn) -> Case:
-    """A configuration that says what is not read, or contradicts the tensors."""
+    """Generate configurations that are unsupported or contradict the tensors."""
     key, value = draw(
         st.sampled_from(
             [("quantization_config", {"quant_method": "gptq"}),
@@ -236,7 +236,7 @@ def configurations(draw: st.DrawFn) -> Case:
 
 @st.composite
 def cut_checkpoints(draw: st.DrawFn) -> Case:
-    """Bytes of a checkpoint's files changed or cut off."""
+    """Generate checkpoints with changed or truncated files."""
     file = draw(st.sampled_from(["model.safetensors", "tokenizer.json", "config.json"]))
     place, cut = draw(st.floats(0, 0.999)), draw(st.booleans())
     byte = draw(st.integers(0, 255))
@@ -252,7 +252,7 @@ def cut_checkpoints(draw: st.DrawFn) -> Case:
 
 @st.composite
 def other_files(draw: st.DrawFn) -> Case:
-    """Files beside the weights that say something else."""
+    """Generate checkpoints whose other files contradict the weights."""
     file = draw(st.sampled_from(["model.safetensors.index.json", "generation_config.json",
                                  "tokenizer_config.json"]))  # fmt: skip
     text = draw(st.sampled_from([b"{", b"[]", b"3", b"\xff", b'{"weight_map": 3}', b"[" * 3000,

@@ -1,4 +1,4 @@
-"""Outputs: places that cannot be written are refused before anything is computed or changed."""
+"""Fuzzing of output paths: unwritable ones are refused before anything is computed or changed."""
 
 import csv
 import json
@@ -40,7 +40,7 @@ def ready(folder: Path) -> None:
 
 @st.composite
 def places(draw: st.DrawFn) -> Case:
-    """A file or a folder in the way."""
+    """Generate output paths that are blocked by a file or a folder."""
     option = draw(st.sampled_from(sorted(WRITERS)))
     files = option in ("--html", "--timeline")
     typed = draw(st.sampled_from((*IN_THE_WAY, *(FOLDERS if files else FILES))))
@@ -67,7 +67,7 @@ FORMULAS = st.builds(
 
 @st.composite
 def formulas(draw: st.DrawFn) -> Case:
-    """Names that a spreadsheet would run stand in a table as text."""
+    """Generate names that a spreadsheet would execute, which tables must hold as text."""
     name = draw(FORMULAS)
     field = draw(st.sampled_from(["workload", "machine", "setting", "system"]))
 

@@ -1,4 +1,4 @@
-"""Systems of a user's own, given as ``module:Class``."""
+"""Fuzzing of user-defined systems, given as ``module:Class``."""
 
 import sys
 from itertools import count
@@ -71,7 +71,7 @@ def running(text: str, names: tuple[str, ...], good: bool | None, about: str) ->
 
 @st.composite
 def answers(draw: st.DrawFn) -> Case:
-    """A decision that answers something else."""
+    """Generate systems with a decision that returns a wrong type or value."""
     decision = draw(DECISION)
     body = draw(st.sampled_from(METHODS[decision][4]))
     names = (".py: class Own", METHODS[decision][1], "write return")
@@ -82,7 +82,7 @@ def answers(draw: st.DrawFn) -> Case:
 
 @st.composite
 def lacking(draw: st.DrawFn) -> Case:
-    """A method that is missing; route and prefetch have one already."""
+    """Generate systems without a required method; route and prefetch inherit defaults."""
     decision = draw(st.sampled_from(["evict", "assign", "place"]))
     names = ("Own", f"write def {METHODS[decision][1]}(self")
     return running(source(decision, "pass", "other"), names, False, f"{decision} lacks")
@@ -90,7 +90,7 @@ def lacking(draw: st.DrawFn) -> Case:
 
 @st.composite
 def plain_classes(draw: st.DrawFn) -> Case:
-    """Classes with fields that are no dataclasses, and fields without a type."""
+    """Generate plain classes with fields (no dataclasses), and fields without a type."""
     decision, right = draw(DECISION), METHODS
     body = right[decision][3]
     kind = draw(st.sampled_from(["policy", "system", "untyped", "object"]))
@@ -117,7 +117,7 @@ FAILS = (
 
 @st.composite
 def raising(draw: st.DrawFn) -> Case:
-    """Code that fails, when it is imported, made or asked."""
+    """Generate systems whose code fails when imported, constructed or called."""
     fails = draw(st.sampled_from(FAILS))
     place = draw(st.sampled_from(["module", "body", "made", "class"]))
     decision = draw(st.sampled_from(["assign", "place", "route"]))
@@ -136,7 +136,7 @@ def raising(draw: st.DrawFn) -> Case:
 
 @st.composite
 def raw_modules(draw: st.DrawFn) -> Case:
-    """What is no module, or has no such class."""
+    """Generate files that are not modules, or lack the named class."""
     text = draw(st.one_of(st.sampled_from(["", "Mine = 3", "class Mine: pass", "def broken(:", "\0",
                                            "Mine = None", "import sys; sys.exit(3)"]),
                           st.text(max_size=8).filter(lambda t: "\ud800" not in t)))  # fmt: skip
@@ -145,7 +145,7 @@ def raw_modules(draw: st.DrawFn) -> Case:
 
 @st.composite
 def names_of_systems(draw: st.DrawFn) -> Case:
-    """Names that are none."""
+    """Generate names that denote no system."""
     typed = draw(st.one_of(st.sampled_from(["a:", ":b", "a:b:c", "..:x", ".a:b", "a b:c", "os:path",
                                             "sys:exit", "moebench:System", "a/b.py:C"]),
                            st.text(alphabet="ab:./ ", min_size=1, max_size=5)))  # fmt: skip
@@ -154,7 +154,7 @@ def names_of_systems(draw: st.DrawFn) -> Case:
 
 @st.composite
 def right_systems(draw: st.DrawFn) -> Case:
-    """Nothing is wrong with these; a policy without options need not be a dataclass."""
+    """Generate valid systems; a policy without options need not be a dataclass."""
     decision = draw(DECISION)
     above = draw(st.sampled_from(["", "@dataclass\n", "@dataclass(kw_only=True)\n"]))
     more = draw(st.sampled_from(["", "    reserve = 0\n\n"]))

@@ -1,4 +1,4 @@
-"""Profiles of machines: files that a run is charged by."""
+"""Fuzzing of hardware profiles given as files."""
 
 import copy
 from functools import cache
@@ -30,7 +30,7 @@ def profile() -> dict[str, Any]:
 
 
 def fields() -> list[tuple[str, ...]]:
-    """Where every number of the profile stands."""
+    """Return the path of every number in the profile."""
     return [
         (part, name)
         for part, held in _shipped().items()
@@ -64,7 +64,7 @@ ABSURD = st.one_of(
 
 @st.composite
 def numbers(draw: st.DrawFn) -> Case:
-    """A number, or its unit, that cannot be; 0 is a time or a power."""
+    """Generate profiles with an invalid number or unit; 0 is invalid except for times and power."""
     changed, where = profile(), draw(st.sampled_from(fields()))
     part = changed[where[0]][where[1]]
     field = draw(st.sampled_from(["value", "value", "unit", "badge", "source", "range"]))
@@ -84,7 +84,7 @@ def numbers(draw: st.DrawFn) -> Case:
 
 @st.composite
 def possible(draw: st.DrawFn) -> Case:
-    """A number a thousand times larger or smaller: refused or computed with, always finite."""
+    """Generate profiles with a number 1000 times larger or smaller; results must be finite."""
     changed, (part, name) = profile(), draw(st.sampled_from(fields()))
     number = changed[part][name]
     number.pop("range", None)
@@ -94,7 +94,7 @@ def possible(draw: st.DrawFn) -> Case:
 
 @st.composite
 def structures(draw: st.DrawFn) -> Case:
-    """A part or a field that is missing, unknown, there twice, or something else."""
+    """Generate profiles with a missing, unknown, duplicate or wrong part or field."""
     changed = profile()
     kind = draw(st.sampled_from(["drop", "extra", "replace", "drop inner", "twice"]))
     parts = [name for name, held in changed.items() if isinstance(held, dict)]
@@ -121,7 +121,7 @@ def structures(draw: st.DrawFn) -> Case:
 
 @st.composite
 def raw_texts(draw: st.DrawFn) -> Case:
-    """What is no profile at all."""
+    """Generate files that are not profiles."""
     text = draw(
         st.one_of(
             st.sampled_from(
@@ -138,7 +138,7 @@ def raw_texts(draw: st.DrawFn) -> Case:
 
 @st.composite
 def spellings(draw: st.DrawFn) -> Case:
-    """A right file under several spellings of its path."""
+    """Generate several spellings of the path to a valid profile."""
     file = draw(st.sampled_from(["box.yaml", "box.yml", "a b.yaml", "Größe.yml"]))
     typed = draw(st.sampled_from([file, f"./{file}", f".//{file}", f"../x/../{file}"]))
     good = not typed.startswith("..")
@@ -147,7 +147,7 @@ def spellings(draw: st.DrawFn) -> Case:
 
 @st.composite
 def places(draw: st.DrawFn) -> Case:
-    """A path where there is no file."""
+    """Generate paths at which there is no file."""
     typed = draw(
         st.one_of(
             st.sampled_from(["", " ", "nowhere.yaml", "nowhere.yml", "folder.yaml", "nowhere",

@@ -1,4 +1,4 @@
-"""Stores: documents, rows and files that are not as they were written."""
+"""Fuzzing of stores: documents, rows and files that were changed after writing."""
 
 import json
 import sqlite3
@@ -21,7 +21,7 @@ READERS = (("report", "--json"), ("report",), ("report", "--csv", "out"), ("comp
 
 @cache
 def document() -> str:
-    """A real run's."""
+    """Return the document of a real run."""
     import os
     import tempfile
 
@@ -77,7 +77,7 @@ def paths(value: Any, above: tuple[str, ...] = ()) -> list[tuple[str, ...]]:
 
 @st.composite
 def fields(draw: st.DrawFn) -> Case:
-    """A field that holds something else, or is missing."""
+    """Generate documents with a field of another type or value, or without it."""
     changed = json.loads(document()) | {"run_id": BAD}
     path = draw(st.sampled_from(paths(changed)))
     place = changed
@@ -93,7 +93,7 @@ def fields(draw: st.DrawFn) -> Case:
 
 @st.composite
 def texts(draw: st.DrawFn) -> Case:
-    """What is no document at all."""
+    """Generate stored texts that are not documents."""
     text = draw(
         st.one_of(
             st.sampled_from(["", "{", "[]", "3", "null", "[" * 5000, '"x"', "{}", b"\xff\xfe", 7,
@@ -106,7 +106,7 @@ def texts(draw: st.DrawFn) -> Case:
 
 @st.composite
 def cells(draw: st.DrawFn) -> Case:
-    """A cell whose spec is none."""
+    """Generate cells with an invalid spec."""
     text = draw(st.one_of(st.sampled_from(["{", "[]", "null", '{"overrides": 3}', '{"batch": {}}',
                                            '{"system": [1]}', b"\xff", "[" * 5000, "{}"]),
                           st.text(max_size=4)))  # fmt: skip
@@ -141,7 +141,7 @@ def cells(draw: st.DrawFn) -> Case:
 
 @st.composite
 def files(draw: st.DrawFn) -> Case:
-    """A file in a store's place that is none, or of another program."""
+    """Generate files at a store's path that are not stores, or of another program."""
     content = draw(st.one_of(st.sampled_from([b"\0" * 4096, b"no database" * 500, b"x"]),
                              st.binary(min_size=1, max_size=200)))  # fmt: skip
     arguments = draw(st.sampled_from(READERS))
@@ -155,7 +155,7 @@ def files(draw: st.DrawFn) -> Case:
 
 @st.composite
 def cut_stores(draw: st.DrawFn) -> Case:
-    """Bytes of the database changed or cut off: one line, or what is left."""
+    """Generate databases with changed or truncated bytes."""
     place, cut = draw(st.floats(0, 0.999)), draw(st.booleans())
     byte = draw(st.integers(0, 255))
 
@@ -175,7 +175,7 @@ def cut_stores(draw: st.DrawFn) -> Case:
 
 @st.composite
 def names(draw: st.DrawFn) -> Case:
-    """Stores that cannot be."""
+    """Generate invalid store paths."""
     places = ["", " ", "file", "file/below", "nowhere", "/proc/nowhere", "/dev/null"]
     running = ("run", "--system", "moe-ondemand", "--setting", "S3", "--prompts", "0")
     typed = draw(st.sampled_from(places))

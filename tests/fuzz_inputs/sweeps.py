@@ -1,4 +1,4 @@
-"""Sweeps: files and options that name many runs."""
+"""Fuzzing of sweep files and options that expand to many runs."""
 
 import json
 from pathlib import Path
@@ -63,7 +63,7 @@ WRONG: dict[str, st.SearchStrategy[Any]] = {
 
 @st.composite
 def values(draw: st.DrawFn) -> Case:
-    """One field of all cells, or of an axis, that cannot be."""
+    """Generate plans with one invalid field, in all cells or on an axis."""
     field = draw(st.sampled_from(sorted(WRONG)))
     value = draw(WRONG[field])
     part = draw(st.sampled_from(["common", "product"]))
@@ -84,7 +84,7 @@ def values(draw: st.DrawFn) -> Case:
 
 @st.composite
 def options(draw: st.DrawFn) -> Case:
-    """An option of a system that cannot be."""
+    """Generate plans with an invalid option of a system."""
     key, value = draw(
         st.sampled_from(
             [("alpha", float("nan")), ("alpha", 2), ("evict", "lruu"), ("evikt", "lru"),
@@ -101,7 +101,7 @@ def options(draw: st.DrawFn) -> Case:
 
 @st.composite
 def daop_first(draw: st.DrawFn) -> Case:
-    """Layers that a model does not have."""
+    """Generate plans that name layers which a model does not have."""
     first = draw(st.sampled_from([0, -1, 6, 999, 2**70]))
     plan = {
         "common": {"new_tokens": 3, "workload": "arithmetic", "prompts": 1, "cache_ratio": 0.25},
@@ -123,7 +123,7 @@ def daop_first(draw: st.DrawFn) -> Case:
 
 @st.composite
 def axes(draw: st.DrawFn) -> Case:
-    """Axes that contradict each other, or are none."""
+    """Generate plans with contradictory or malformed axes."""
     kind = draw(
         st.sampled_from(["both", "two zips", "uneven", "unknown key", "unknown field",
                          "empty", "list", "text", "excluded", "number"])
@@ -155,7 +155,7 @@ def axes(draw: st.DrawFn) -> Case:
 
 @st.composite
 def raw_plans(draw: st.DrawFn) -> Case:
-    """What is no plan at all."""
+    """Generate files that are not plans."""
     text = draw(
         st.one_of(
             st.sampled_from(
@@ -172,7 +172,7 @@ def raw_plans(draw: st.DrawFn) -> Case:
 
 @st.composite
 def flags(draw: st.DrawFn) -> Case:
-    """Lists as they are typed."""
+    """Generate lists as typed on the command line."""
     option, value = draw(
         st.sampled_from(
             [("--batches", "1,,2"), ("--batches", "true"), ("--batches", "1;2"), ("--batches", ""),
@@ -189,7 +189,7 @@ def flags(draw: st.DrawFn) -> Case:
 
 @st.composite
 def right_plans(draw: st.DrawFn) -> Case:
-    """Nothing is wrong with these; the number of cells is known."""
+    """Generate valid plans with a known number of cells."""
     systems = draw(st.lists(st.sampled_from(["moe-ondemand", "smoe", "duoserve"]), min_size=1,
                             unique=True))  # fmt: skip
     batches = draw(st.lists(st.integers(1, 4), min_size=1, max_size=3, unique=True))

@@ -1,4 +1,4 @@
-"""Every door, with a small part of what `make fuzz` tries."""
+"""Fuzzing of every kind of input, with a small part of the cases of `make fuzz`."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Traces: published ones that are imported, and folders that are opened, shown and replayed."""
+"""Fuzzing of traces: published ones for import, and folders that are opened and replayed."""
 
 import hashlib
 import json
@@ -22,13 +22,13 @@ Arrays = dict[str, np.ndarray]
 
 
 def ids(number: int) -> np.ndarray:
-    """Chosen experts of all tokens, drawn."""
+    """Return random chosen experts of all tokens."""
     random = np.random.default_rng(number)
     return np.argsort(random.random((TOKENS, LAYERS, EXPERTS)), 2)[..., :TOP_K]
 
 
 def published(number: int, extra: tuple[str, ...] = ()) -> Arrays:
-    """What others publish: ids, and optionally scores and candidates."""
+    """Return a published trace: ids, and optionally scores and candidates."""
     chosen = ids(number)
     found: Arrays = {"ids": chosen, "seq": np.array(SEQ), "phase": np.array(PHASE)}
     if "scores" in extra:
@@ -71,7 +71,7 @@ def importing(
 
 
 def opens(folder: str) -> bool:
-    """Whether what was written can be opened, and its statistics are numbers."""
+    """Return whether a written trace can be opened and has numeric statistics."""
     from tests.harness.commands import call
 
     shown = call("trace", "info", folder, "--json")
@@ -83,7 +83,7 @@ def opens(folder: str) -> bool:
 
 @st.composite
 def imported_values(draw: st.DrawFn) -> Case:
-    """One value of one array that cannot be."""
+    """Generate published traces with one invalid value in one array."""
     arrays = published(draw(NUMBER), draw(EXTRA))
     name = draw(st.sampled_from(sorted(arrays)))
     values = arrays[name].copy()
@@ -104,7 +104,7 @@ def imported_values(draw: st.DrawFn) -> Case:
 
 @st.composite
 def imported_rows(draw: st.DrawFn) -> Case:
-    """Rows that contradict each other."""
+    """Generate published traces whose rows contradict each other."""
     arrays = published(draw(NUMBER), draw(EXTRA))
     kind = draw(st.sampled_from(["twice", "decreasing", "back", "lacking"]))
     t, layer = draw(TOKEN), draw(LAYER)
@@ -128,7 +128,7 @@ def imported_rows(draw: st.DrawFn) -> Case:
 
 @st.composite
 def imported_shapes(draw: st.DrawFn) -> Case:
-    """Arrays of another shape or type, or none."""
+    """Generate published traces with arrays of another shape or type, or without them."""
     arrays = published(draw(NUMBER), ("scores", "candidates"))
     name = draw(st.sampled_from(sorted(arrays)))
     kind = draw(
@@ -164,7 +164,7 @@ JUNK = st.one_of(
 
 @st.composite
 def imported_meta(draw: st.DrawFn) -> Case:
-    """A description with a field that says something else, or that is no JSON."""
+    """Generate published traces whose description has a wrong field or is not JSON."""
     arrays = published(draw(NUMBER))
     kind = draw(st.sampled_from(["num_experts", "missing_value", "loops", "raw", "other"]))
     if kind == "raw":
@@ -195,7 +195,7 @@ def imported_meta(draw: st.DrawFn) -> Case:
 
 @st.composite
 def imported_topology(draw: st.DrawFn) -> Case:
-    """Another model's layers and experts; a smaller top-k is none."""
+    """Generate traces with another model's layers and experts, or a smaller top-k."""
     layers, experts = draw(st.integers(1, 6)), draw(st.integers(2, 12))
     k = draw(st.integers(1, min(experts, TOP_K)))
     random = np.random.default_rng(draw(NUMBER))
@@ -212,7 +212,7 @@ def imported_topology(draw: st.DrawFn) -> Case:
 
 @st.composite
 def prompt_tokens(draw: st.DrawFn) -> Case:
-    """How many tokens are taken as the prompt."""
+    """Generate numbers of tokens to use as the prompt."""
     asked = draw(st.one_of(st.integers(-2, 8), st.sampled_from([99999, 2**40, 2**70])))
     names = ("--prompt-tokens", str(asked))
     options = (f"--prompt-tokens={asked}",)
@@ -222,7 +222,7 @@ def prompt_tokens(draw: st.DrawFn) -> Case:
 
 @st.composite
 def cut_archives(draw: st.DrawFn) -> Case:
-    """Bytes of an archive or an array changed or cut off."""
+    """Generate archives or arrays with changed or truncated bytes."""
     packed, place = draw(st.booleans()), draw(st.floats(0, 1, exclude_max=True))
     cut, byte = draw(st.booleans()), draw(st.integers(0, 255))
     file = "trace.npz" if packed else draw(st.sampled_from(["ids.npy", "seq.npy", "phase.npy"]))
@@ -238,7 +238,7 @@ def cut_archives(draw: st.DrawFn) -> Case:
 
 @st.composite
 def right_imports(draw: st.DrawFn) -> Case:
-    """Nothing is wrong with these."""
+    """Generate valid published traces."""
     arrays = published(draw(NUMBER), draw(EXTRA))
     dtype = draw(st.sampled_from(["uint8", "int32", "int64", ">i4", "uint64"]))
     arrays["ids"] = arrays["ids"].astype(dtype)
@@ -249,7 +249,7 @@ def right_imports(draw: st.DrawFn) -> Case:
 
 
 def write_trace(folder: Path, arrays: Arrays, header: dict[str, Any]) -> None:
-    """A trace whose hashes are right, whatever it holds."""
+    """Write a trace with correct hashes, whatever its content."""
     folder.mkdir()
     listed = {}
     for name, values in arrays.items():
@@ -310,7 +310,7 @@ def opening(
 
 @st.composite
 def trace_values(draw: st.DrawFn) -> Case:
-    """A trace whose arrays hold one value that cannot be."""
+    """Generate traces whose arrays hold one invalid value."""
     arrays = recorded(draw(NUMBER), draw(EXTRA))
     name = draw(st.sampled_from(sorted(arrays)))
     values = arrays[name].copy()
@@ -327,7 +327,7 @@ def trace_values(draw: st.DrawFn) -> Case:
 
 @st.composite
 def trace_headers(draw: st.DrawFn) -> Case:
-    """A header with a field that says something else."""
+    """Generate traces whose header has one wrong field."""
     arrays = recorded(0, ())
     field = draw(st.sampled_from([*HEADER, "ids_order", "predictions", "arrays", "scores"]))
     value = draw(JUNK)
@@ -340,7 +340,7 @@ def trace_headers(draw: st.DrawFn) -> Case:
 
 @st.composite
 def right_traces(draw: st.DrawFn) -> Case:
-    """Nothing is wrong with these; chosen experts' scores and candidates may both be there."""
+    """Generate valid traces; scores of chosen experts and candidates may both be present."""
     arrays = recorded(draw(NUMBER), draw(EXTRA))
     arguments = draw(st.sampled_from([SHOW, REPLAY, RECONSTRUCT]))
     return opening(arrays, HEADER, arguments, (), True, "right trace")
@@ -348,7 +348,7 @@ def right_traces(draw: st.DrawFn) -> Case:
 
 @st.composite
 def replay_lengths(draw: st.DrawFn) -> Case:
-    """More than a trace holds."""
+    """Generate replays that are longer than the trace."""
     option = draw(st.sampled_from(["--prompts", "--new-tokens", "--batch"]))
     most = {"--prompts": 2, "--new-tokens": 4, "--batch": 2}[option]
     asked = draw(st.one_of(st.integers(-2, most + 2), st.sampled_from([10**9, 2**70])))
