@@ -1,4 +1,4 @@
-"""The command line, called inside this process."""
+"""Calls the command line inside the test process."""
 
 import contextlib
 import io
@@ -17,7 +17,7 @@ SMALL = (
 
 
 class Called(NamedTuple):
-    """What a command left behind."""
+    """Exit code, stdout and stderr of a command."""
 
     code: int
     out: str
@@ -30,7 +30,7 @@ class Called(NamedTuple):
 
 
 def call(*arguments: str | Path) -> Called:
-    """`moebench` with these arguments; both streams are pipes, not terminals."""
+    """Call `moebench` with arguments; both output streams are pipes, not terminals."""
     out, err = io.StringIO(), io.StringIO()
     with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
         code = main([str(argument) for argument in arguments])
@@ -38,7 +38,7 @@ def call(*arguments: str | Path) -> Called:
 
 
 def run(system: str, *arguments: str | Path) -> dict[str, Any]:
-    """A small run's document, without an interval; what is given again replaces `SMALL`'s."""
+    """Return the document of a small run without an interval; arguments override `SMALL`."""
     called = call("run", "--system", system, *SMALL, "--no-interval", "--json", *arguments)
     assert called.code == 0, called.err
     document: dict[str, Any] = called.json
@@ -46,7 +46,7 @@ def run(system: str, *arguments: str | Path) -> dict[str, Any]:
 
 
 def refused(*arguments: str | Path) -> str:
-    """The one line of a command that is refused."""
+    """Call a command that must be refused, and return its one line."""
     called = call(*arguments)
     assert (called.code, called.out) == (2, "")
     (line,) = [text for text in called.err.splitlines() if text.startswith("moebench: ")]

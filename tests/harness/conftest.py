@@ -1,4 +1,4 @@
-"""Every test here starts in an empty folder, with no evaluation data beside it."""
+"""Every test of the harness starts in an empty folder without evaluation data."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -20,14 +20,14 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture(autouse=True)
 def plain_output(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No variable of the caller's may turn a pipe into a terminal."""
+    """Remove environment variables that could make a pipe look like a terminal."""
     for name in ("FORCE_COLOR", "TTY_COMPATIBLE", "TTY_INTERACTIVE", "COLUMNS"):
         monkeypatch.delenv(name, raising=False)
 
 
 @pytest.fixture(scope="session")
 def tiny_catalogue(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder of two models whose runs take milliseconds."""
+    """Return a catalogue folder of two tiny models, whose runs take milliseconds."""
     from tests.harness.tiny import make_catalogue
 
     return make_catalogue(tmp_path_factory.mktemp("catalogue") / "tiny")
@@ -35,7 +35,7 @@ def tiny_catalogue(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def tiny_models(tiny_catalogue: Path) -> Iterator[None]:
-    """A module's tests and their child processes find the tiny models in place of the shipped."""
+    """Replace the shipped models by the tiny ones, in a module's tests and child processes."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(catalogue, "MODELS", tiny_catalogue / "models")
         patch.setattr(catalogue, "SCALE", tiny_catalogue / "scale")
@@ -45,7 +45,7 @@ def tiny_models(tiny_catalogue: Path) -> Iterator[None]:
 
 @pytest.fixture
 def shipped_models(monkeypatch: pytest.MonkeyPatch) -> None:
-    """One test of a module with tiny models finds the shipped ones."""
+    """Restore the shipped models for one test of a module that uses the tiny ones."""
     for name, folder in SHIPPED.items():
         monkeypatch.setattr(catalogue, name, folder)
     monkeypatch.delenv(catalogue.FOLDER_VARIABLE)

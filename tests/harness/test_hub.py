@@ -1,4 +1,4 @@
-"""Fetching from a hub that is a server of this test: its files, its refusals, its absence."""
+"""Downloads from a fake hub served by this test: files, refusals, and an unreachable hub."""
 
 import hashlib
 import json
@@ -20,7 +20,7 @@ COMMIT = "0" * 40
 
 
 class Hub(BaseHTTPRequestHandler):
-    """As much of the hub's interface as a download needs; its repositories are folders."""
+    """Fake hub with the interface that a download needs; its repositories are folders."""
 
     root: Path
     asked: list[str]
@@ -77,12 +77,12 @@ class Hub(BaseHTTPRequestHandler):
             self.wfile.write(content)
 
     def log_message(self, *_: object) -> None:
-        """Say nothing."""
+        """Do nothing: requests are not logged."""
 
 
 @pytest.fixture
 def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[type[Hub]]:
-    """A hub with one repository, ``tiny/olmoe``."""
+    """Serve a hub with one repository, ``tiny/olmoe``."""
     root = tmp_path / "hub"
     folder = make_checkpoint(root / "tiny" / "olmoe", "olmoe", sharded=True, vocab_size=300)
     train_tokenizer(["Where is the cup?"], 300).save(str(folder / "tokenizer.json"))

@@ -1,4 +1,4 @@
-"""Progress in a pipe: what is said, and when, on a clock that the test turns."""
+"""Progress lines in a pipe and their times, on a clock that the test controls."""
 
 from collections.abc import Iterator
 from itertools import pairwise
@@ -11,7 +11,7 @@ from tests.harness.commands import call
 
 
 class Pipe:
-    """Lines, a clock, and what was said at which time."""
+    """Progress lines with a controlled clock, and the printed lines with their times."""
 
     def __init__(self) -> None:
         self.now = 100.0
@@ -21,7 +21,7 @@ class Pipe:
         )
 
     def wait(self, seconds: float, tick: float = 0.5) -> None:
-        """Time passes; the thread ticks."""
+        """Advance the clock, calling `Lines.tick` as the thread would."""
         end = self.now + seconds
         while self.now < end:
             self.now += tick

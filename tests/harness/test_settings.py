@@ -1,4 +1,4 @@
-"""The settings catalogue holds what the papers say, and names models and machines that exist."""
+"""The settings catalogue has the papers' values, and names existing models and machines."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""A catalogue with two tiny scale models: true Hugging Face checkpoints, random weights.
+"""A catalogue with two tiny scale models: Hugging Face checkpoints with random weights.
 
 They bear the names of the originals that they stand for, so that the settings find them; they have
 fewer and wider experts than these, so that as many bytes must be moved.
@@ -42,7 +42,7 @@ NAMES = sorted(_SCALE_WIDTHS)
 
 
 def make_catalogue(folder: Path) -> Path:
-    """What `MOEBENCH_CATALOGUE` may name; of the other models it has the shapes alone."""
+    """Write a folder for `MOEBENCH_CATALOGUE`; other models have only their shapes."""
     shutil.copytree(SHIPPED, folder / "models")
     for name, changes in _FULL.items():
         config = json.loads((SHIPPED / f"{name}.json").read_text())
@@ -54,7 +54,7 @@ def make_catalogue(folder: Path) -> Path:
 
 
 def write_scale(folder: Path, config: dict[str, object], widths: dict[str, int]) -> None:
-    """A scale model of a full-size model's configuration."""
+    """Write a scale model with a full-size model's configuration."""
     _write_checkpoint(folder, config | _SCALE | widths)
 
 

@@ -1,4 +1,4 @@
-"""docs/adding-a-system.md: its package is built, installed, run and checked as the page says."""
+"""The package of docs/adding-a-system.md is built, installed, run and checked as described."""
 
 import ast
 import os
@@ -20,14 +20,14 @@ PAGE = (ROOT / "docs" / "adding-a-system.md").read_text(encoding="utf-8")
 
 
 def files() -> dict[str, str]:
-    """The package's files: each block follows a line that begins with its name."""
+    """Return the package's files: each code block follows a line that begins with its name."""
     found = re.findall(r"^`([\w.]+)` [^\n]*\n\n```\w+\n(.*?)```", PAGE, re.MULTILINE | re.DOTALL)
     return dict(found)
 
 
 @pytest.fixture(scope="module")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder into which the page's package was installed."""
+    """Return a folder in which the page's package is installed."""
     source, site = tmp_path_factory.mktemp("source"), tmp_path_factory.mktemp("site-packages")
     for name, text in files().items():
         (source / name).write_text(text)

@@ -1,4 +1,4 @@
-"""What the repository holds: shipped weights, their size, and how git stores them."""
+"""Files of the repository: shipped weights, their size, and how git stores them."""
 
 import shutil
 import subprocess

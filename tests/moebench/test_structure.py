@@ -1,4 +1,4 @@
-"""How the packages depend on each other, and rules that every module keeps."""
+"""Dependencies between packages, and rules for every module."""
 
 import ast
 import re
@@ -64,7 +64,7 @@ NAME = re.compile(r"moebench(\.\w+)+")
 
 @cache
 def nodes(text: str) -> list[ast.AST]:
-    """The nodes of a module's syntax tree."""
+    """Return the nodes of a module's syntax tree."""
     return list(ast.walk(ast.parse(text)))
 
 

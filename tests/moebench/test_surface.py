@@ -1,4 +1,4 @@
-"""What users rely on, written down: commands, options, names, a quick start."""
+"""The public interface, written down: commands, options, names, a quick start."""
 
 import ast
 import importlib
@@ -124,7 +124,7 @@ OPTIONS = {
 
 
 def commands(group: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[str, Any]]:
-    """Every command that does something, by its words."""
+    """Return every command, by its words."""
     for name, command in group.commands.items():
         if hasattr(command, "commands"):
             yield from commands(command, (*path, name))
@@ -160,7 +160,7 @@ DOCUMENTS = [ROOT / "README.md", ROOT / "Makefile", *sorted((ROOT / "docs").glob
 
 
 def documented(file: Path) -> Iterator[list[str]]:
-    """The words of every call of `moebench` that a document shows."""
+    """Return the words of every `moebench` call that a document shows."""
     text = file.read_text().replace("\\\n", " ")
     shown = re.findall(r"^[^\w`]*(?:\w+\$ |\S*/)?moebench ([a-z].*)$", text, re.MULTILINE)
     shown += re.findall(r"`moebench ([a-z][^`]*)`", text)
@@ -244,14 +244,14 @@ class MySystem(System):
 
 
 def readme() -> str:
-    """The system that the readme shows."""
+    """Return the code of the system that the readme shows."""
     (code,) = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
     return str(code)
 
 
 @pytest.fixture
 def mine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """``mine.py`` in the current folder."""
+    """Write the readme's system as ``mine.py`` into the current folder."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", list(sys.path))
     yield tmp_path / "mine.py"
@@ -339,7 +339,7 @@ print(json.dumps(found))
 
 @pytest.fixture(scope="module")
 def imported(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[str]]:
-    """Heavy packages that each command imports, and all that ``import moebench`` does."""
+    """Return heavy packages that each command imports, and all that ``import moebench`` does."""
     done = subprocess.run(
         [sys.executable, "-c", SCRIPT.format(heavy=HEAVY, light=LIGHT)],
         cwd=tmp_path_factory.mktemp("empty"), env={**os.environ, "PYTHONPATH": str(ROOT)},

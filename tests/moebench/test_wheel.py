@@ -1,4 +1,4 @@
-"""An installation brings one import name, and works beside other packages of our folders' names."""
+"""The wheel installs one import name, and works next to packages with its folders' names."""
 
 import os
 import shutil
@@ -28,7 +28,7 @@ def _run(*command: object, cwd: Path) -> str:
 
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A wheel of this checkout, built outside of it: its build folder would be left there."""
+    """Build a wheel of this checkout outside of it, so that no build folder is left there."""
     source, out = tmp_path_factory.mktemp("source"), tmp_path_factory.mktemp("wheel")
     for name in ("pyproject.toml", "README.md", "LICENSE"):
         shutil.copy(ROOT / name, source)

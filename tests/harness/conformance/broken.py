@@ -1,4 +1,4 @@
-"""Systems that keep to something less, each in one way, and some that cannot be run everywhere."""
+"""Systems that each violate one conformance rule, and systems that cannot run everywhere."""
 
 import random
 from dataclasses import dataclass, field
@@ -21,14 +21,14 @@ class SaysLossless(ExpertCacheRouter):
 
 @dataclass(kw_only=True)
 class Substitutes(SMoE):
-    """Replaces experts and calls itself lossless."""
+    """System that replaces experts but claims to be lossless."""
 
     alpha: float = 1.0
     route: Routing = field(default_factory=SaysLossless)
 
 
 class Defers(LoadAll):
-    """Every expert's output comes one layer later, if there is one."""
+    """Assignment that defers every expert's output by one layer, if a later layer exists."""
 
     uses_host = True
     lossless: ClassVar[bool] = True
@@ -41,7 +41,7 @@ class Defers(LoadAll):
 
 @dataclass(kw_only=True)
 class WritesOther(MoEOnDemand):
-    """Another text than the resident model's."""
+    """System that generates another text than the resident model."""
 
     assign: Assignment = field(default_factory=Defers)
 
@@ -54,7 +54,7 @@ class Anybody(LeastRecentlyUsed):
 
 @dataclass(kw_only=True)
 class Draws(MoEOnDemand):
-    """Never goes the same way twice."""
+    """System whose repeated runs differ."""
 
     evict: Eviction = field(default_factory=Anybody)
 
@@ -66,14 +66,14 @@ class Divides(Prefetching):
 
 @dataclass(kw_only=True)
 class Raises(MoEOnDemand):
-    """Its own code is wrong."""
+    """System whose code raises an exception."""
 
     prefetch: Prefetching = field(default_factory=Divides)
 
 
 @dataclass(kw_only=True)
 class Forgetful(HostAll):
-    """Takes an option and does not keep it."""
+    """Assignment that accepts an option and does not store it."""
 
     most: int = 3
 
@@ -88,7 +88,7 @@ class LosesAnOption(MoEOnDemand):
 
 @dataclass(kw_only=True)
 class Refuses(LoadAll):
-    """Refuses every value without saying whose it is."""
+    """System that refuses every option value without naming the option."""
 
     share: float = 0.5
 
@@ -127,13 +127,13 @@ class Large(MoEOnDemand):
 
 @dataclass(kw_only=True)
 class KnowsAll(MoEOnDemand):
-    """Belady's."""
+    """System with Belady's eviction, which needs the future routing."""
 
     evict: Eviction = field(default_factory=Belady)
 
 
 @dataclass(kw_only=True)
 class FromDisk(DAOP):
-    """Host memory keeps a few experts."""
+    """System whose host memory keeps only a few experts."""
 
     host_experts: int | None = 5

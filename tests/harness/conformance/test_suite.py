@@ -1,4 +1,4 @@
-"""The conformance suite passes what is right and finds what is not, on two tiny models."""
+"""The conformance suite accepts correct systems and finds broken ones, on two tiny models."""
 
 from dataclasses import asdict
 from functools import partial
@@ -23,7 +23,7 @@ SUBJECTS = [(name, variant) for name in SYSTEMS for variant in variants_of(name)
 
 @pytest.fixture(scope="module")
 def check(tiny_models, tmp_path_factory) -> partial[Report]:
-    """Checks systems in these cases; what they learn from is written once."""
+    """Return a function that checks systems and writes their training data only once."""
     return partial(check_system, scratch=tmp_path_factory.mktemp("scratch"))
 
 
@@ -59,7 +59,7 @@ def test_tight_and_loose_budgets_have_expected_slots(check):
 
 
 def failed(report: Report) -> dict[str, str]:
-    """What failed, and the first line of each."""
+    """Return the failed checks with the first line of each failure."""
     found = [f for f in report.findings if f.state == "failed"]
     return {f.check: f.detail for f in reversed(found)}
 
@@ -105,7 +105,7 @@ def test_a_run_whose_slots_are_not_accounted_for_is_found(check, monkeypatch):
 
 
 def not_applicable(report: Report) -> dict[str, set[Case | None]]:
-    """Of runs that were not made: why, and where."""
+    """Return the cases that were not run, by reason."""
     found: dict[str, set[Case | None]] = {}
     for one in report.findings:
         if (one.check, one.state) == ("runs", "n/a"):

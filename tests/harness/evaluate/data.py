@@ -1,4 +1,4 @@
-"""A data folder with a few questions of every kind that evaluators score."""
+"""A data folder with a few examples of every kind that evaluators score."""
 
 import json
 from pathlib import Path
@@ -6,7 +6,7 @@ from typing import Any
 
 
 def write_data(folder: Path, questions: int = 3) -> Path:
-    """Sets in the format of `workloads.data`."""
+    """Write data sets in the format of `workloads.data`."""
     for name, record in _KINDS.items():
         (folder / name).mkdir(parents=True)
         for split in ("test", "train"):

@@ -1,4 +1,4 @@
-"""Runs of tiny models that wait for an evaluator's requests."""
+"""Sessions of tiny models for an evaluator's requests."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -17,7 +17,7 @@ from moebench.harness.run.execute import started
 def responding(
     mode: str | None = None, system: str = "gpu-only", max_length: int | None = None, **given: Any
 ) -> Iterator[EvaluatedSession]:
-    """A session whose responder answers."""
+    """Open a session whose responder answers requests."""
     spec = resolve_evaluated(
         None, mode, system=system, setting="S3", allow_overcommit=True, **given
     )

@@ -1,4 +1,4 @@
-"""lm-eval asks our systems: question by question what its own Hugging Face backend answers."""
+"""lm-eval on moebench systems: every response equals that of its own Hugging Face backend."""
 
 import json
 import os
@@ -64,7 +64,7 @@ def scale_folder() -> Path:
 
 @pytest.fixture(scope="module")
 def reference(tiny_models: None, tasks: Path) -> Any:
-    """What lm-eval's own backend finds on the same checkpoint."""
+    """Return lm-eval's results with its own backend on the same checkpoint."""
     import torch
     from lm_eval.models.huggingface import HFLM
     from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
@@ -109,7 +109,7 @@ def test_responses_equal_those_of_lm_evals_hugging_face_backend(
 
 
 def same(mine: Any, yours: Any) -> bool:
-    """Texts are equal; likelihoods but for rounding, and choices of the likeliest token exactly."""
+    """Check that texts and greedy choices are equal, and likelihoods up to rounding."""
     if isinstance(mine, str):
         return bool(mine == yours)
     if isinstance(mine, float):

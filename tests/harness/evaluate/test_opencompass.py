@@ -1,4 +1,4 @@
-"""OpenCompass asks our systems: its data files, its requests, and its own model's answers."""
+"""OpenCompass on moebench systems: data files, requests, and its own model's responses."""
 
 import json
 import math
@@ -154,7 +154,7 @@ _TOKENIZER = {
 
 
 def write_checkpoint(source: Path, folder: Path) -> None:
-    """A scale model with what transformers 4 needs to read its tokenizer."""
+    """Write a scale model with the files that transformers 4 needs for its tokenizer."""
     folder.mkdir()
     for file in source.iterdir():
         (folder / file.name).write_bytes(file.read_bytes())

@@ -1,4 +1,4 @@
-"""Requests answered through decode or in one pass, against the resident model read in one piece."""
+"""Responses computed in decode or in one pass, compared with passes of the resident model."""
 
 import pytest
 import torch
@@ -22,7 +22,7 @@ TEXTS = ["Where is the cup?\nAnswer:", "Question: the shop? the cup\nAnswer:", "
 
 
 def pairs_of(session: EvaluatedSession) -> list[Pair]:
-    """Contexts and continuations of different lengths."""
+    """Return contexts and continuations of different lengths."""
     encode = session.responder.encode
     ends = [" shop", " the cup is in the shop", " a", " Answer: the shop where"]
     return [Pair(encode(text), encode(end)) for text, end in zip(TEXTS, ends, strict=True)]
@@ -30,7 +30,7 @@ def pairs_of(session: EvaluatedSession) -> list[Pair]:
 
 @torch.inference_mode()
 def in_one_piece(session: EvaluatedSession, pair: Pair) -> tuple[float, bool]:
-    """A continuation's log-likelihood from one pass of the resident model."""
+    """Return a continuation's log-likelihood from one pass of the resident model."""
     decoder = SharedWork(session.weights.checkpoint).decoder()
     logits = decoder.full_logits([[*pair.context, *pair.continuation]])[0]
     rows = logits[len(pair.context) - 1 : -1]
@@ -41,7 +41,7 @@ def in_one_piece(session: EvaluatedSession, pair: Pair) -> tuple[float, bool]:
 
 @torch.inference_mode()
 def greedy(session: EvaluatedSession, text: str, tokens: int) -> list[int]:
-    """The resident model's choices, each from a pass over all that is there."""
+    """Return the resident model's greedy text, with a full pass for each token."""
     decoder = SharedWork(session.weights.checkpoint).decoder()
     ids = session.responder.encode(text)
     for _ in range(tokens):

@@ -1,4 +1,4 @@
-"""``moebench accuracy``: cells become rows, and a table grows."""
+"""``moebench accuracy``: cells become rows of a table that can grow."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""The guard on real cells: the same arithmetic, other arithmetic, and a router that is damaged."""
+"""The guard on real cells: equal arithmetic, other arithmetic, and a damaged router."""
 
 import copy
 import json
@@ -52,7 +52,7 @@ Measured = Callable[[Change], Cells]
 
 @pytest.fixture(scope="module")
 def plan(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """One cell; two questions can show more than rounding moves."""
+    """Return a plan of one cell, whose two prompts can show more than rounding changes."""
     file = tmp_path_factory.mktemp("plan") / "check.yaml"
     cells = [{"system": "smoe", "settings": ["D1"], "workloads": ["inflection"]}]
     file.write_text(json.dumps({"prompts": 2, "seed": 0, "cells": cells}))
@@ -61,7 +61,7 @@ def plan(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def measured(plan: Path, tiny_models: None) -> Measured:
-    """The cell under a change, measured once for all tests."""
+    """Return a function that measures the cell under a change, once for all tests."""
     known: dict[Change, Cells] = {}
 
     def measure(change: Change) -> Cells:
@@ -76,15 +76,15 @@ def measured(plan: Path, tiny_models: None) -> Measured:
 
 
 def unchanged(patch: pytest.MonkeyPatch) -> None:
-    """The program as it is."""
+    """Leave the program unchanged."""
 
 
 def again(patch: pytest.MonkeyPatch) -> None:
-    """The program as it is, measured a second time."""
+    """Leave the program unchanged, for a second measurement."""
 
 
 def in_fp64(patch: pytest.MonkeyPatch) -> None:
-    """Other arithmetic: products of twice the precision."""
+    """Change the arithmetic: compute products in twice the precision."""
     common, record = Checkpoint.common, Checkpoint.expert_record
 
     def common_64(self: Checkpoint, dtype: torch.dtype) -> dict[str, Tensor]:
@@ -98,7 +98,7 @@ def in_fp64(patch: pytest.MonkeyPatch) -> None:
 
 
 def in_another_order(patch: pytest.MonkeyPatch) -> None:
-    """Other arithmetic: each expert's inner width backwards, the same function summed otherwise."""
+    """Change the arithmetic: sum each expert's inner width in reverse order."""
     record = Checkpoint.expert_record
 
     def backwards(self: Checkpoint, layer: int, expert: int, dtype: torch.dtype) -> Tensor:
@@ -122,7 +122,7 @@ print(json.dumps(check.measure(jobs=0)))
 
 @pytest.fixture(scope="module")
 def elsewhere(plan: Path, tiny_models: None) -> Cells:
-    """Other arithmetic: two threads, and the kernels that libraries choose for other processors."""
+    """Return the cell computed with two threads and the kernels of other processors."""
     kernels = {"ATEN_CPU_CAPABILITY": "avx2", "MKL_CBWR": "COMPATIBLE"}
     # Threads that spin while they wait take minutes where their cores are busy.
     done = subprocess.run(
@@ -160,7 +160,7 @@ def two_experts_swapped(patch: pytest.MonkeyPatch) -> None:
 
 
 def best_choice_lost(patch: pytest.MonkeyPatch) -> None:
-    """In decode the expert with the lowest score stands for each token's best one."""
+    """Damage the router: in decode, replace each token's best expert by its worst."""
     route = ExpertCacheRouter.route
 
     def corrupted(self: ExpertCacheRouter, view: LayerView) -> Routed:
@@ -229,7 +229,7 @@ def test_a_broken_reference_file_is_one_line(measured, tmp_path):
 
 @pytest.fixture
 def run_check(measured: Measured, tmp_path: Path) -> Callable[..., int]:
-    """Runs the command on what the program under a change has measured; its exit code."""
+    """Return a function that runs the command on the cell as measured under a change."""
 
     def run(change: Change = unchanged, update: bool = False, as_json: bool = False) -> int:
         cells = measured(change)

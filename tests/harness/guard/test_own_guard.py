@@ -1,4 +1,4 @@
-"""A guard of one's own: file, references, exact latencies, and the CI examples' commands."""
+"""User-defined guards: file, references, exact latencies, and the commands of the CI examples."""
 
 import json
 import re
@@ -27,7 +27,7 @@ GUARD = ("check", "--file", "mine.yaml", "--references", "accepted", "--jobs", "
 
 @pytest.fixture
 def desk(here: Path) -> Path:
-    """A plan, and the machine that it names."""
+    """Write a plan, and the machine profile that it names."""
     (here / "mine.yaml").write_text(json.dumps(PLAN))
     file = here / "desk.yaml"
     file.write_text((MACHINES / "a6000.yaml").read_text())

@@ -1,4 +1,4 @@
-"""The guard's verdicts, on cells made by hand."""
+"""The guard's verdicts on hand-made cells."""
 
 import math
 from collections.abc import Sequence
@@ -21,7 +21,7 @@ FAR = 0.01
 
 
 def cell(right: str, kl: float | Sequence[float] = 0.001, **source: str) -> dict[str, Any]:
-    """A cell whose questions were right (1) or wrong (0), with one divergence or one for each."""
+    """Return a cell with right (1) and wrong (0) answers, and one divergence or one for each."""
     n = len(right)
     kls = [kl] * n if isinstance(kl, float) else list(kl)
     return {
@@ -41,7 +41,7 @@ def cell(right: str, kl: float | Sequence[float] = 0.001, **source: str) -> dict
 
 
 def moved(farther: int, of: int = 12, by: float = FAR) -> list[float]:
-    """The divergences of questions of which some are farther from the lossless model."""
+    """Return divergences of which some are farther from the lossless model."""
     return [0.001 + by] * farther + [0.001] * (of - farther)
 
 

@@ -1,4 +1,4 @@
-"""Calibrating this computer and running systems both ways, on a scale model, in short."""
+"""Calibration of this computer, and validation of the profile with systems, on a scale model."""
 
 import json
 

@@ -1,4 +1,4 @@
-"""A profile's first draft: what programs say is read, all else is an estimate."""
+"""Drafts of profiles: programs' outputs are read, all other numbers are estimates."""
 
 import json
 from collections.abc import Sequence
@@ -31,7 +31,7 @@ LSBLK = {
 
 
 def desk(card: str = "NVIDIA GeForce RTX 4090, 24564, 450.00, 4, 16") -> Ask:
-    """A computer's programs."""
+    """Return a function that answers as the programs of a computer."""
     said = {
         "nvidia-smi": f"{card}\n",
         "lscpu": json.dumps(LSCPU),

@@ -1,4 +1,4 @@
-"""Runs of packages: what their documents say and leave out, what is refused, and real packages."""
+"""Runs of third-party packages: documents, refusals, and real packages."""
 
 import json
 from importlib.util import find_spec
@@ -31,7 +31,7 @@ LOCAL = ("--machine", "local")
 
 @pytest.fixture(autouse=True)
 def fake(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Two packages of the tests' own."""
+    """Register two fake packages for the tests."""
     for name in ("fake", "absent"):
         row = ("tests.systems.native.fake", name.capitalize(), "does as it is told")
         monkeypatch.setitem(NATIVE, f"native-{name}", row)
@@ -224,7 +224,7 @@ def test_unsupported_models_and_batches_are_refused_with_reason(
 
 @pytest.fixture(scope="module")
 def wide(tmp_path_factory: pytest.TempPathFactory, tiny_models: None) -> Path:
-    """The tiny model with experts so wide that DeepSpeed moves a layer's to the disk."""
+    """Write the tiny model with experts so wide that DeepSpeed moves a layer's to the disk."""
     config = json.loads((MODELS / "qwen2-57b-a14b.json").read_text())
     config |= {"num_experts": 8, "num_experts_per_tok": 2, "num_hidden_layers": 4}
     folder = tmp_path_factory.mktemp("wide") / "wide"

@@ -1,4 +1,4 @@
-"""Whatever a package's process does, one line says it, and nothing of it is left."""
+"""A package's process: every failure is one line, and nothing is left behind."""
 
 import os
 import re
@@ -30,7 +30,7 @@ def loaded(started: NativeProcess) -> dict[str, object]:
 
 
 def gone(pid: int) -> bool:
-    """Whether a process that was killed ends; one that nobody waits for stays as a zombie."""
+    """Return whether a killed process has ended, or is a zombie that no process waits for."""
     try:
         descriptor = os.pidfd_open(pid)
     except ProcessLookupError:
@@ -40,7 +40,7 @@ def gone(pid: int) -> bool:
 
 
 def carried_out(started: NativeProcess) -> None:
-    """Load, order and listen until it fails."""
+    """Load the package, send orders and receive messages until it fails."""
     with started:
         loaded(started)
         started.send(ORDER)

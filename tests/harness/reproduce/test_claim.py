@@ -1,4 +1,4 @@
-"""Bands and verdicts, and experiments as sweeps."""
+"""Bands and verdicts of claims, and experiments as sweeps."""
 
 import math
 from typing import Any

@@ -1,4 +1,4 @@
-"""DAOP's registry, and its measuring functions on documents made by hand."""
+"""DAOP's claims, and their measuring functions on hand-made documents."""
 
 from pathlib import Path
 from typing import Any
@@ -110,7 +110,7 @@ def test_the_greatest_gain_is_over_the_slowest_that_ran() -> None:
 
 
 def energy(system: str, gpu: float, host: float) -> Any:
-    """One prompt, a token and ten decoded ones: each takes a second, in prefill as in decode."""
+    """Return a run of one prompt token and ten decoded ones, each of which takes a second."""
     return run(
         "D1", system, ttft=1000, tpot=1000,
         metrics={

@@ -1,4 +1,4 @@
-"""DuoServe-MoE's registry, and its measuring functions on documents made by hand."""
+"""DuoServe-MoE's claims, and their measuring functions on hand-made documents."""
 
 from pathlib import Path
 from types import SimpleNamespace

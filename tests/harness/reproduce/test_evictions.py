@@ -1,4 +1,4 @@
-"""FlashMoE's figures about caches, by hand."""
+"""FlashMoE's figures about caches, computed by hand."""
 
 import pytest
 

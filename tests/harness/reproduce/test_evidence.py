@@ -1,4 +1,4 @@
-"""How figures are read from runs."""
+"""Selection and averaging of figures from stored runs."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""FlashMoE's registry, and its measuring functions on small routing and documents by hand."""
+"""FlashMoE's claims, and their measuring functions on small routing and hand-made documents."""
 
 from pathlib import Path
 from typing import Any
@@ -53,7 +53,7 @@ def test_flashmoe_is_one_cell_for_both_experiments(tmp_path: Path) -> None:
 
 @pytest.fixture
 def routing(tmp_path: Path) -> counts.Routing:
-    """One layer of four experts, one a token; two sequences are learnt from."""
+    """Return routing of one layer of four experts, top-1; two sequences are for training."""
     held_out = [0, 1, 0, 2, 0, 1, 0, 2]
     sequences = [held_out, [0, 1, 2, 3] * 8, [3, 2, 1, 0] * 8]
     header = Header(model="tiny", workload="none", num_moe_layers=1, num_experts=4, top_k=1)

@@ -1,4 +1,4 @@
-"""What holds for the registries of all four papers, and for the results that ship."""
+"""Properties of the claims of all four papers, and of the shipped results."""
 
 from collections import Counter
 from importlib import import_module

@@ -1,4 +1,4 @@
-"""Reproducing with workers that make up their times: what is run, judged and kept."""
+"""Reproduction with fake workers: which cells run, and how claims are judged and stored."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -35,14 +35,14 @@ NO_DATA = Experiment("no data", {"common": {"setting": "F1", "system": "smoe", "
 
 
 def tpot(job: Job) -> float:
-    """Faster with lean software, and with each seed."""
+    """Return a TPOT that is lower with lean software and with each seed."""
     base = {"smoe": 80.0, "moe-ondemand": 100.0}[job.spec.system]
     return base / (2 if job.spec.software == "lean" else 1) - job.spec.seed
 
 
 @dataclass
 class Made(Workers):
-    """Workers that answer at once, one cell each time."""
+    """Fake workers that return made-up results at once, one cell at a time."""
 
     fails: Callable[[Job], bool]
     sent: list[Job] = field(default_factory=list)
@@ -63,14 +63,14 @@ class Made(Workers):
         return [(0, Finished(document, [], []))]
 
     def release(self, worker: int) -> None:
-        """Nothing to do."""
+        """Do nothing: there is no worker process."""
 
     def close(self) -> None:
-        """Nothing to do."""
+        """Do nothing: there is no worker process."""
 
 
 class Bench:
-    """A store, and what is asked of it."""
+    """A store with fake workers, on which claims are measured."""
 
     def __init__(self, folder: Path) -> None:
         self.evidence = Evidence(Store(folder), None, folder, quick=False)
@@ -98,13 +98,13 @@ class Bench:
         yield self
 
     def started(self, worker: int, job: Job) -> None:
-        """Not noted."""
+        """Do nothing: starts of cells are not recorded."""
 
     def ended(self, worker: int, job: Job, outcome: Finished | Failed) -> None:
-        """Not noted."""
+        """Do nothing: ends of cells are not recorded."""
 
     def asked(self) -> list[tuple[str, int, str]]:
-        """The cells since this was asked last."""
+        """Return the cells sent to workers since the last call."""
         cells = [(job.spec.system, job.spec.seed, job.spec.software) for job in self.sent]
         self.sent.clear()
         return cells
@@ -116,7 +116,7 @@ def bench(tmp_path: Path) -> Bench:
 
 
 def ratio(evidence: Evidence) -> Measured:
-    """SMoE's TPOT over that of loading on demand, in percent."""
+    """Return SMoE's TPOT over that of loading on demand, in percent."""
     return evidence.runs(PAIR).per_seed(
         lambda runs: (
             100

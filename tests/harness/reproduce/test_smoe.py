@@ -1,4 +1,4 @@
-"""SMoE's claims: how figures are read, on documents made by hand, and cells that really run."""
+"""SMoE's claims: measuring functions on hand-made documents, and cells that really run."""
 
 from pathlib import Path
 from typing import Any, cast
@@ -38,7 +38,7 @@ def document(
     alpha: float | None = 0.35, batch: int = 1, workload: str = "passages", ratio: float = 0.5,
     link: float = 8.0, host: float = 2.0, prefetch: tuple[int, int, int] = (10, 8, 9),
 ) -> dict[str, Any]:  # fmt: skip
-    """A run's document with what SMoE's figures read; four decoded tokens."""
+    """Return a run's document with the figures that SMoE's claims read, of four decoded tokens."""
     issued, top, active = prefetch
     return {
         "run_id": f"{system} {setting} {options} {batch} {workload} {alpha}",
@@ -59,7 +59,7 @@ def document(
 
 
 def ablation(setting: str, *times: float) -> list[dict[str, Any]]:
-    """A document for each step, with these TPOTs."""
+    """Return a document for each step of the ablation, with the given TPOTs."""
     return [
         document(setting=setting, tpot=tpot, options=options)
         for options, tpot in zip(STEPS.values(), times, strict=True)
@@ -297,7 +297,7 @@ def test_an_experts_time_grows_with_rows_at_some_point() -> None:
 
 
 class Made:
-    """Evidence whose runs were made by hand."""
+    """Evidence with hand-made runs."""
 
     def __init__(self) -> None:
         settings, baselines = ("S1", "S2", "S3"), ("hybrimoe", "deepspeed")
@@ -318,7 +318,7 @@ class Made:
             ]
 
     def runs(self, *experiments: Experiment) -> Runs:
-        """Those of some experiments."""
+        """Return the hand-made runs of some experiments."""
         return Runs(run for one in experiments for run in self._runs[one.name])
 
 

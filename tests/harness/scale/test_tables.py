@@ -1,4 +1,4 @@
-"""What verify says: which statistics it shows, how it judges and counts them, what it compares."""
+"""Tables of `moebench models verify`: shown statistics, judgements, counts and comparisons."""
 
 from typing import Any
 

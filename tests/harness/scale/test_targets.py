@@ -1,4 +1,4 @@
-"""Ranges measured on recordings: how texts are cut, how figures become ranges, and the file."""
+"""Target ranges from recordings: cutting of texts, ranges of figures, and the target file."""
 
 import json
 from pathlib import Path
@@ -26,7 +26,7 @@ def record(
     top_k: int = TOP_K,
     **meta: Any,
 ) -> Path:
-    """A recording of random routing; a token's first id is its place in its sequence."""
+    """Write a recording of random routing; a token's first id is its position."""
     folder.mkdir(parents=True)
     random = np.random.default_rng(len(lengths))
     tokens = sum(lengths)

@@ -64,7 +64,7 @@ LOG_EVERY = 8
 
 @pytest.fixture(scope="module", autouse=True)
 def text() -> Iterator[dict[str, int]]:
-    """Random tokens in place of the data folder's; ``seed`` stands for what it holds."""
+    """Return random training tokens; ``seed`` replaces the content of the data folder."""
     holds = {"seed": 0}
     tokenizer = train_tokenizer(["a b c"], 300)
 
@@ -87,7 +87,7 @@ def train(
 
 
 class Killed(BaseException):
-    """Stands for a signal: nothing in the program catches it."""
+    """Exception like a signal, which nothing in the program catches."""
 
 
 @dataclass
@@ -100,13 +100,13 @@ class KillAt:
 
 
 def losses(out: Path) -> list[list[str]]:
-    """The loss log without its last column, the speed."""
+    """Return the loss log without its last column, the speed."""
     return [row.split(",")[:3] for row in (out / "loss.csv").read_text().splitlines()]
 
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory: pytest.TempPathFactory, text: dict[str, int]) -> Path:
-    """A training that nothing disturbed."""
+    """Return the folder of an uninterrupted training run."""
     out = tmp_path_factory.mktemp("training") / "whole"
     said: list[Progress] = []
     train(out, report=said.append)
@@ -284,7 +284,7 @@ def test_balance_loss_is_one_for_equal_use_and_more_for_uneven() -> None:
 
 
 def local(ids: list[list[int]], window: int, use: float = 0.5) -> float:
-    """The locality loss of one sequence whose gates are sure of these choices."""
+    """Return the locality loss of one sequence whose gates strongly prefer given choices."""
     chosen = torch.tensor(ids)
     logits = torch.full((len(ids), 4), -50.0).scatter_(1, chosen, 50.0)
     return locality_loss([logits], [chosen], torch.full((1, 4), use), 1, window).item()
@@ -439,7 +439,7 @@ def test_missing_or_broken_data_is_one_line(tmp_path: Path) -> None:
 
 
 def whales(path: Path) -> Path:
-    """A data folder of one sentence, and of one question a set."""
+    """Write a data folder of one sentence, and one question in each set."""
     (path / "corpus").mkdir()
     (path / "corpus" / "prose.txt").write_text("Whales are large.\n\n" * 400)
     for name in TRAINING_SETS:

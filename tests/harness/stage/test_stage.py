@@ -1,4 +1,4 @@
-"""What loading a model takes, for OLMoE in bf16 on FlashMoE's box, by hand."""
+"""Time to load a model, for OLMoE in bf16 on FlashMoE's machine, by hand."""
 
 from dataclasses import replace
 

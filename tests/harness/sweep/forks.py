@@ -1,4 +1,4 @@
-"""Sweeps in forks of a process that has carried out a run: nothing but the sweep takes time.
+"""Sweeps in forks of a process that has executed a run, so that only the sweep takes time.
 
 Forks are killed at an instant of their own CPU time, meet a full disk or a clock that jumps
 (`faults.c`), or run several at once.
@@ -70,7 +70,7 @@ for line in sys.stdin:
 
 
 class Ended(NamedTuple):
-    """How a fork ended; of several the first that did not end with 0."""
+    """Result of a fork; of several forks, the first with a nonzero exit code."""
 
     code: int
     cpu_s: float
@@ -78,7 +78,7 @@ class Ended(NamedTuple):
 
 
 class Forks:
-    """Runs `moebench` in forks of a process that is ready."""
+    """Runs `moebench` in forks of a process that has imported everything."""
 
     def __init__(self, process: "subprocess.Popen[str]") -> None:
         self._process = process
@@ -91,7 +91,7 @@ class Forks:
         clock_s: int = 0,
         at_once: int = 1,
     ) -> Ended:
-        """Run one command.
+        """Run one command in a fork.
 
         Args:
             cpu_s: kill it after so much CPU time; 0 does not.
@@ -114,13 +114,13 @@ class Forks:
 
 
 def calls() -> int:
-    """Of the last fork with ``full_at``: how many calls changed a file of its store."""
+    """Return how many calls of the last fork with ``full_at`` changed a file of its store."""
     return int(Path("calls.txt").read_text())
 
 
 @contextmanager
 def ready_to_fork(preload: Path | None = None) -> Iterator[Forks]:
-    """A process that has carried out a run; ``preload``: the library of `faults.c`."""
+    """Start a process that has executed a run; ``preload`` is the library of `faults.c`."""
     program = f"import sys; sys.path.insert(0, {str(ROOT)!r})\n{PROGRAM}"
     command = [sys.executable, "-c", program, *CELLS, "--seeds", "0"]
     environment = os.environ | ({} if preload is None else {"LD_PRELOAD": str(preload)})
@@ -132,7 +132,7 @@ def ready_to_fork(preload: Path | None = None) -> Iterator[Forks]:
 
 
 def compiled(folder: Path) -> Path | None:
-    """The library of `faults.c`; None where there is no compiler."""
+    """Return the compiled library of `faults.c`, or None without a compiler."""
     compiler = shutil.which("cc") or shutil.which("gcc")
     if compiler is None or sys.platform != "linux":
         return None
@@ -145,12 +145,12 @@ def compiled(folder: Path) -> Path | None:
 
 
 def say(fault: str, points: int, outcome: str) -> None:
-    """A row of the fault table, which `make faults` shows."""
+    """Print a row of the fault table, which `make faults` shows."""
     print(f"\n| {fault} | {points} | {outcome} |")
 
 
 def contents(folder: str) -> dict[str, Any]:
-    """What a store holds, cell by cell, but for times of day and wall times."""
+    """Return a store's content by cell, without times of day and wall times."""
     store = Store(Path(folder))
     with closing(sqlite3.connect(store.path)) as db:
         assert db.execute("PRAGMA integrity_check").fetchone() == ("ok",)
@@ -168,7 +168,7 @@ def contents(folder: str) -> dict[str, Any]:
 
 
 def strangers(folder: str) -> list[str]:
-    """Files of a store's folder that nothing refers to: half-written ones, or those of no run."""
+    """Return files of a store's folder that are half-written or belong to no run."""
     store = Store(Path(folder))
     known = {f"samples/{run['run_id']}.parquet" for run in store.runs()}
     known |= {cell.traceback for cell in store.cells("failed") if cell.traceback}

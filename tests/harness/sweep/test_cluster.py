@@ -1,4 +1,4 @@
-"""A sweep on a Ray cluster of several nodes, one of which is lost in the middle."""
+"""A sweep on a Ray cluster of several nodes, one of which is lost during the sweep."""
 
 import os
 import signal
@@ -29,7 +29,7 @@ OPTIONS = {"include_dashboard": False, "object_store_memory": 80_000_000}
 
 @pytest.fixture(scope="module")
 def cluster(tiny_models: None) -> Iterator[Any]:
-    """A head that computes nothing, and two nodes with one processor each; tests go in order."""
+    """Start a head without CPUs, and two nodes with one CPU each; the tests' order matters."""
     from ray.cluster_utils import Cluster
 
     with pytest.MonkeyPatch.context() as patch:
@@ -75,7 +75,7 @@ def test_a_lost_node_costs_only_the_cell_that_it_had(cluster: Any) -> None:
 
 
 def _lose_node_of(actor: Any, cluster: Any) -> None:
-    """End the node that an idle actor is on, and its process: no cell of it can still end well."""
+    """Kill the node of an idle actor and its process, so that no later cell of it succeeds."""
     ask = actor.__ray_call__.remote(
         lambda _: (ray.get_runtime_context().get_node_id(), os.getpid())
     )

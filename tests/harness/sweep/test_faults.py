@@ -1,4 +1,4 @@
-"""A full disk, a clock that jumps, sweeps on one store at once: all ends as without them."""
+"""Sweeps with a full disk, a jumping clock, or concurrent sweeps end as undisturbed ones."""
 
 import random
 from collections.abc import Iterator

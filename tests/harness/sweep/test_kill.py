@@ -1,4 +1,4 @@
-"""A sweep that is killed, at any moment and any number of times, ends as one that was not."""
+"""A sweep that is killed at random moments, repeatedly, ends as an undisturbed one."""
 
 import os
 import random
@@ -89,7 +89,7 @@ class Held(MoEOnDemand):
 
 
 def open_gate() -> None:
-    """Whoever waits at the gate goes on, and nobody will wait again."""
+    """Release all processes that wait at the gate, now and later."""
     end = os.open("gate", os.O_RDWR)
     Path("gate").unlink()
     os.close(end)

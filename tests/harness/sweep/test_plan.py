@@ -1,4 +1,4 @@
-"""A sweep's file: which cells it means, and what it may not say."""
+"""Expansion of a sweep's file into cells, and refusals of invalid files."""
 
 import math
 from collections import Counter

@@ -1,4 +1,4 @@
-"""Who runs which cell, and what becomes of cells whose workers are lost."""
+"""Scheduling of cells on workers, and retries of cells whose workers are lost."""
 
 import os
 from collections import Counter
@@ -16,12 +16,12 @@ SPEC = resolve(None, system="gpu-only", setting="S3", workload="arithmetic")
 
 
 def jobs(*names: str) -> list[Job]:
-    """Cells "a1", "a2", "b1": their first letter is their group."""
+    """Return cells "a1", "a2", "b1", ..., whose first letter is their group."""
     return [Job(name, SPEC, name[0]) for name in names]
 
 
 class Scripted:
-    """Workers that finish cells one by one, the lowest first, and are lost where a test says."""
+    """Fake workers that finish cells one by one, lowest first, and are lost on request."""
 
     def __init__(self, size: int, losses: dict[str, int] | None = None) -> None:
         self.size = size

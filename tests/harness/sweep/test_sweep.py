@@ -1,4 +1,4 @@
-"""`moebench sweep` from the outside: what is run, stored, shown, and when it stops."""
+"""The command `moebench sweep`: cells run, stored and shown, and its interruption."""
 
 import json
 from collections.abc import Callable
@@ -45,14 +45,14 @@ def ids(called: Called) -> list[str]:
 
 
 def flaky(name: str, error: str = "ZeroDivisionError") -> str:
-    """A module of its own for each test: Python imports a name once."""
+    """Write a new module for each test, since Python imports a name only once."""
     Path(f"{name}.py").write_text(FLAKY.format(error=error))
     Path("broken").touch()
     return f"{name}:Flaky"
 
 
 def comparable(store: Store) -> dict[str, Any]:
-    """Every run, without when it was made and how long that took."""
+    """Return every run without its creation time and duration."""
     found = {}
     for run_ in store.runs():
         made = {k: v for k, v in run_["provenance"].items() if k not in ("created", "wall_s")}
