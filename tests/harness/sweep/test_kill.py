@@ -96,7 +96,7 @@ def open_gate() -> None:
 
 
 def hears_ctrl_c() -> None:
-    """A child of a shell's background job inherits that Ctrl-C is ignored."""
+    """Handle Ctrl-C again, which children of a shell's background job ignore by inheritance."""
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
