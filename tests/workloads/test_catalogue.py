@@ -1,4 +1,4 @@
-"""The catalogue and its draws: what exists, what is drawn, what a wrong request is told."""
+"""The catalogue of workloads and their draws, and errors for wrong requests."""
 
 import json
 import random
@@ -35,7 +35,7 @@ STATED = {
 
 @pytest.fixture
 def small(tmp_path: Path) -> Path:
-    """A data folder in which gsm8k has ten test questions and no train split."""
+    """Write a data folder in which gsm8k has ten test examples and no train split."""
     (tmp_path / "gsm8k").mkdir()
     records: list[dict[str, Any]] = [
         {"id": f"g/{i}", "prompt": f"{i}?", "choices": None, "answer": str(i), "answers": None,

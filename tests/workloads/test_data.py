@@ -1,4 +1,4 @@
-"""The strict reader: what it keeps, and the one line that every broken file is told."""
+"""The strict reader of data files, and its one-line error for every broken file."""
 
 import json
 from pathlib import Path

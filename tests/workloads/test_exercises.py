@@ -1,4 +1,4 @@
-"""Generated exercises: true, disjoint, repeatable, and to the byte what models were trained on."""
+"""Generated exercises are true, disjoint, repeatable, and equal to the models' training text."""
 
 import hashlib
 import re
@@ -59,13 +59,13 @@ def test_the_same_exercises_whenever_they_are_asked_for(
 
 
 def asked_of_inflection(example: Example) -> str:
-    """The task without names, the verb and its complement: what must not be in both halves."""
+    """Return verb and complement without names, which must not be in both splits."""
     task, sentence = example.prompt.split(": ")
     return f"{re.sub(r' of .*', '', task)}/{sentence.split(' ', 1)[1]}"
 
 
 def facts_asked(example: Example) -> tuple[dict[str, str], str, list[str]]:
-    """The table that is asked about, the value that is wanted and the four things."""
+    """Return the table, the wanted value and the four things of a facts exercise."""
     asked, things = example.prompt.removesuffix("?").split(": ")
     ((table, value),) = {
         id(table): (table, value)
@@ -154,7 +154,7 @@ def check_facts(example: Example) -> None:
 
 
 def check_passages(example: Example) -> None:
-    """The notes, read by a tiny interpreter: who is where, who holds what."""
+    """Check a passage's answer with a tiny interpreter of its sentences."""
     assert example.solution is not None
     form = r"Notes: (.*)\. Later: (.*)\. Where is (the )?(\w+)\?"
     read = re.fullmatch(form, example.prompt)

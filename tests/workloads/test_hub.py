@@ -1,4 +1,4 @@
-"""The hub's question sets, from local repositories laid out as the hub's are."""
+"""The hub's question sets, from local repositories with the hub's layout."""
 
 import json
 from pathlib import Path
@@ -57,7 +57,7 @@ ROWS: dict[str, tuple[dict[str, Any], str, object, object]] = {
 
 @pytest.fixture
 def mirror(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """An empty copy of the hub, read offline and without a cache from elsewhere."""
+    """Return an empty local copy of the hub, read offline and without another cache."""
     datasets = pytest.importorskip("datasets", reason="pip install datasets")
     monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
     monkeypatch.setattr(datasets.config, "HF_HUB_OFFLINE", True)
@@ -65,7 +65,7 @@ def mirror(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def publish(mirror: Path, folder: str, rows: list[dict[str, Any]], split: str = "test") -> Path:
-    """A repository with a card, as the hub has it; the data folder that stands for the mirror."""
+    """Write a repository with a card in the hub's layout, and return its data folder."""
     found = HUB[folder]
     repository = mirror / found.repository
     repository.mkdir(parents=True)

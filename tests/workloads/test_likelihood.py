@@ -1,4 +1,4 @@
-"""Options by likelihood: the texts that lm-eval would score, and which one is chosen."""
+"""Options scored by likelihood: texts as lm-eval scores them, and the chosen option."""
 
 import math
 from dataclasses import replace

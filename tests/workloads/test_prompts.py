@@ -1,4 +1,4 @@
-"""Prompts: the text that a model reads, to the letter."""
+"""Prompts, compared character by character."""
 
 from dataclasses import replace
 from pathlib import Path

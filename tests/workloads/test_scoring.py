@@ -1,4 +1,4 @@
-"""Scoring against hand-worked cases: what is read out of a text, and what a score is worth."""
+"""Scoring on hand-computed cases: extracted answers, scores and standard errors."""
 
 import math
 from pathlib import Path

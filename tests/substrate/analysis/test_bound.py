@@ -11,7 +11,7 @@ from moebench.substrate.analysis.bound import LeastCosts, belady_misses, least_d
 
 
 def fewest_loads(steps: list[list[int]], capacity: int) -> int:
-    """Every possible content after each step tried."""
+    """Return the fewest loads by trying every possible cache content after each step."""
 
     @lru_cache(None)
     def best(time: int, content: frozenset[int]) -> int:

@@ -1,4 +1,4 @@
-"""Counting hits: one step by hand, the engine's own counts, the bound that nobody beats."""
+"""Counted cache hits: one step by hand, the engine's own counts, and Belady as the upper bound."""
 
 import numpy as np
 import pytest
@@ -24,7 +24,7 @@ POLICIES = ["lru", "lfu", "fifo", "lifo", "arc", "lecar"]
 
 
 def run(steps, slots, policy="lru", experts=8, top_k=2, layers=1, scope="layer", **more):
-    """A replay of one sequence."""
+    """Replay one sequence with a policy, and return the counts."""
     shape = topology(layers, experts, top_k)
     return replay(make("evict", policy), [steps], shape, slots, scope, **more)
 

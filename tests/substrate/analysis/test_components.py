@@ -1,4 +1,4 @@
-"""The table of components: charges worked out by hand, and a reason wherever one is off."""
+"""The table of components: charges computed by hand, and a reason for each one that is off."""
 
 import pytest
 from pydantic import ValidationError
@@ -23,7 +23,7 @@ MIXTRAL_ATTENTION = 2 * (4096 * (4096 + 2 * 1024) + 4096 * 4096 + 4096)
 
 
 def charged(what: str, model: str, published: float) -> float:
-    """What one row of the catalogue is charged."""
+    """Return the charge of one row of the catalogue."""
     (row,) = (
         c for c in ROWS
         if c.what.startswith(what) and c.model == model and c.published[0] == published

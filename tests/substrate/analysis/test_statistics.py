@@ -1,4 +1,4 @@
-"""Routing statistics against examples worked by hand, and what must hold for any routing."""
+"""Routing statistics on hand-computed examples, and properties for any routing."""
 
 import random
 

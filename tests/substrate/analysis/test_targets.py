@@ -1,4 +1,4 @@
-"""Targets: what ships, how evidence is joined, and how a value is judged."""
+"""Routing targets: shipped ones, combination of evidence, and judgement of values."""
 
 from pathlib import Path
 

@@ -227,7 +227,7 @@ FAMILIES = (*HF_FAMILIES, *REMOTE_CONFIGS)
 def make_checkpoint(
     path: Path, family: str, *, sharded: bool = False, fused: bool = False, **changes: Any
 ) -> Path:
-    """A random checkpoint of a family under ``path``, in one file or in several with an index.
+    """Write a random checkpoint of a family to ``path``, in one file or several with an index.
 
     Args:
         fused: as transformers holds it in memory, all experts of a layer in one tensor.
@@ -244,7 +244,7 @@ def make_checkpoint(
 def write_checkpoint(
     path: Path, config: dict[str, Any], tensors: dict[str, Tensor], *, sharded: bool = False
 ) -> None:
-    """``config.json`` and safetensors, as a hub repository holds them."""
+    """Write ``config.json`` and safetensors in the format of a hub repository."""
     path.mkdir(parents=True, exist_ok=True)
     (path / "config.json").write_text(json.dumps(config))
     if not sharded:
@@ -261,7 +261,7 @@ def write_checkpoint(
 
 
 def transformers_model(family: str, **changes: Any) -> Any:
-    """Transformers' own tiny model of a family."""
+    """Return Transformers' own tiny model of a family."""
     prefix, options = HF_FAMILIES[family]
     config = getattr(transformers, f"{prefix}Config")(**{**_GQA, **options, **changes})
     return getattr(transformers, f"{prefix.removesuffix('Text')}ForCausalLM")(config)
@@ -282,7 +282,7 @@ def _save_with_transformers(
 
 
 def _remote_tensors(config: dict[str, Any]) -> dict[str, Tensor]:
-    """Both remote families' tensors under the names of their own modelling files."""
+    """Return the tensors of a remote-code family by the names of its own modelling file."""
     deepseek = config["model_type"] == "deepseek"
     gate = "gate" if deepseek else "router"
     width = config["moe_intermediate_size" if deepseek else "intermediate_size"]

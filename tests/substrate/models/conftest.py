@@ -1,4 +1,4 @@
-"""One checkpoint of each family, and its decoder."""
+"""Fixtures: one checkpoint of each family, and its decoder."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,7 +13,7 @@ from tests.substrate.models.driver import load
 
 @pytest.fixture(scope="session", autouse=True)
 def one_thread() -> Iterator[None]:
-    """Tiny matrices gain nothing from a second thread, and a busy machine loses much."""
+    """Use one thread: more are no faster for tiny matrices, and slower on a busy machine."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     yield
@@ -22,7 +22,7 @@ def one_thread() -> Iterator[None]:
 
 @pytest.fixture(scope="session")
 def directories(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """One checkpoint a family; every other one is sharded."""
+    """Write one checkpoint per family; every second one is sharded."""
     root = tmp_path_factory.mktemp("checkpoints")
     return {f: make_checkpoint(root / f, f, sharded=i % 2 > 0) for i, f in enumerate(FAMILIES)}
 

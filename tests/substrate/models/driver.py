@@ -1,4 +1,4 @@
-"""Drives a decoder's verbs, one pass after the other, as an engine would."""
+"""Drives a decoder's methods, one pass after the other, as an engine would."""
 
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
@@ -31,7 +31,7 @@ def passes(
     steps: int,
     moe: Callable[[int, int, Gate], None],
 ) -> Tensor:
-    """Logits ``[steps, B, V]`` that each greedy choice was made from: one prefill, then decode.
+    """Return logits ``[steps, B, V]`` of each greedy choice: one prefill, then decode.
 
     Args:
         moe: of a pass and a layer, all from its gate to the sum.
@@ -58,7 +58,7 @@ def run(
     choose: Choose = lambda layer, gate: gate.ids_TK,
     before_combine: Callable[[int, Gate, dict[int, int]], None] = lambda layer, gate, active: None,
 ) -> Tensor:
-    """The same with experts one by one, in an order."""
+    """Return the logits of `passes`, computing experts one by one in a given order."""
 
     def moe(step: int, layer: int, gate: Gate) -> None:
         active = decoder.dispatch(layer, choose(layer, gate), gate.ids_TK)

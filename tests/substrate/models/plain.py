@@ -1,4 +1,4 @@
-"""DeepSeek-MoE v1 and XVERSE-MoE in fp64, one token and one expert at a time."""
+"""Plain reference of DeepSeek-MoE v1 and XVERSE-MoE in fp64, one token and expert at a time."""
 
 import json
 from collections.abc import Callable, Sequence
@@ -13,7 +13,7 @@ Experts = Callable[[int, int, Tensor], Tensor]
 
 
 class PlainModel:
-    """A checkpoint and the formulas of its family."""
+    """A checkpoint with the formulas of its family, computed one token at a time."""
 
     def __init__(self, path: Path) -> None:
         self.config = config = json.loads((path / "config.json").read_text())
@@ -52,36 +52,36 @@ class PlainModel:
         return out
 
     def normed(self, layer: int, x: Tensor) -> Tensor:
-        """A state as a layer's gate and experts read it."""
+        """Return a state normalised as input of a layer's gate and experts."""
         return self._rms(x, f"model.layers.{layer}.post_attention_layernorm")
 
     def attention_normed(self, layer: int, x: Tensor) -> Tensor:
-        """A state as a layer's attention reads it."""
+        """Return a state normalised as input of a layer's attention."""
         return self._rms(x, f"model.layers.{layer}.input_layernorm")
 
     def scores(self, layer: int, y: Tensor) -> Tensor:
-        """A layer's gate on a normalised state ``[E]``."""
+        """Return a layer's gate scores of a normalised state ``[E]``."""
         return (self._w[f"model.layers.{layer}.mlp.{self._router}.weight"] @ y).softmax(0)
 
     def best(self, scores: Tensor) -> list[int]:
-        """The top-k, best first."""
+        """Return the ids of the top-k scores, best first."""
         return sorted(range(len(scores)), key=lambda e: -float(scores[e]))[: self.top_k]
 
     def weights(self, scores: Tensor, experts: Sequence[int]) -> dict[int, Tensor]:
-        """What each of the chosen experts weighs."""
+        """Return the gate weight of each chosen expert."""
         total = sum(scores[e] for e in experts) if self.config["norm_topk_prob"] else 1.0
         return {e: scores[e] / total for e in experts}
 
     def expert(self, layer: int, expert: int, y: Tensor) -> Tensor:
-        """A routed expert on a normalised state."""
+        """Return a routed expert's output for a normalised state."""
         return self._block(y, f"model.layers.{layer}.mlp.experts.{expert}")
 
     def shared(self, layer: int, y: Tensor) -> Tensor:
-        """The shared experts on a normalised state."""
+        """Return the shared experts' output for a normalised state."""
         return self._block(y, f"model.layers.{layer}.mlp.shared_experts")
 
     def own(self, layer: int, position: int, x: Tensor) -> Tensor:
-        """What the model's own routing adds."""
+        """Return a layer's MoE output with the model's own routing."""
         y = self.normed(layer, x)
         scores = self.scores(layer, y)
         weights = self.weights(scores, self.best(scores))
@@ -91,11 +91,11 @@ class PlainModel:
     # ------------------------------------------------------------------ a text
 
     def embedded(self, tokens: Sequence[int]) -> Tensor:
-        """Token embeddings ``[len, H]``."""
+        """Return token embeddings ``[len, H]``."""
         return torch.stack([self._w["model.embed_tokens.weight"][t] for t in tokens])
 
     def logits(self, tokens: Sequence[int], experts: Experts | None = None) -> Tensor:
-        """Logits ``[len, V]`` of a text; ``experts`` in place of the model's own routing."""
+        """Return logits ``[len, V]`` of a text; ``experts`` replaces the model's own routing."""
         xs = list(self.embedded(tokens))
         for layer in range(self.config["num_hidden_layers"]):
             self._attend(layer, xs)

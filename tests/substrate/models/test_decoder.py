@@ -1,4 +1,4 @@
-"""The decoder against transformers, and against a plain reference where transformers has no class.
+"""The decoder compared with transformers, or a plain reference if transformers has no class.
 
 The verbs are driven by `run`, one pass after the other, just as an engine would call them.
 """
@@ -36,7 +36,7 @@ TOLERANCE = 1e-4
 
 
 def transformers_logits(path: Path, prompt: list[int], steps: int) -> tuple[Tensor, Tensor]:
-    """One prompt alone: all prefill logits, and those of every greedy step with its own cache."""
+    """Return one prompt's prefill logits, and logits of every greedy step, from transformers."""
     model = transformers.AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32)
     return greedy_logits(model, prompt, steps)
 
@@ -121,14 +121,14 @@ def test_remote_families_agree_with_a_plain_reference(family, directories, decod
 
 
 class _Open(torch.nn.Module):
-    """A shared expert's gate whose sigmoid is one."""
+    """Gate of a shared expert whose sigmoid is one."""
 
     def forward(self, x: Tensor) -> Tensor:
         return torch.full((*x.shape[:-1], 1), float("inf"))
 
 
 def as_qwen2(path: Path) -> transformers.PreTrainedModel:
-    """DeepSeek-MoE v1 or XVERSE-MoE in transformers' Qwen2-MoE, its shared experts' gate open.
+    """Return transformers' Qwen2-MoE with the weights of DeepSeek-MoE v1 or XVERSE-MoE.
 
     That is DeepSeek's remote code in other words; of XVERSE-MoE it is what SGLang's
     ``xverse_moe.py`` and the SMoE authors' module compute.
@@ -285,7 +285,7 @@ def test_layer_lookahead_with_all_experts_is_exact_and_leaves_no_trace(family, d
 
 
 class _Silent:
-    """Experts that answer nothing."""
+    """Experts whose output is zero."""
 
     def __init__(self, experts: ResidentExperts) -> None:
         self._experts = experts
@@ -295,10 +295,10 @@ class _Silent:
         return gate_up, torch.zeros_like(down)
 
     def stacked(self, layer: int, experts: Sequence[int]) -> None:
-        """Only one by one."""
+        """Return None, so that experts are computed one by one."""
 
     def gathered(self, layer: int, experts: Tensor) -> None:
-        """Only one by one."""
+        """Return None, so that experts are computed one by one."""
 
 
 @pytest.mark.parametrize("lookahead", [Lookahead.GATE, Lookahead.LAYER])

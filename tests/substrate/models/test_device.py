@@ -1,4 +1,4 @@
-"""The decoder on a device that is not the processor: what meets there, and when it waits.
+"""The decoder on a device other than the CPU: devices of operands, and reads that wait.
 
 The device is torch's ``meta``, whose tensors have shapes and no values: values that are read
 without being told are an error.  So is an operation whose tensors are on two devices, or an index
@@ -42,7 +42,7 @@ class NoNumbers(TorchFunctionMode):
 
 
 class Card:
-    """The device; ``reads`` are the shapes of what was read back, each time."""
+    """Fake GPU; ``reads`` holds the shape of each read-back."""
 
     def __init__(self) -> None:
         self.reads: list[list[tuple[int, ...]]] = []
@@ -54,7 +54,7 @@ class Card:
         return self.put(torch.tensor(places))
 
     def read(self, *values: Tensor) -> tuple[Tensor, ...]:
-        """Zeros, as many as there are values: distinct experts for what is a choice of them."""
+        """Return zeros of the tensor's shape, or distinct experts for a choice of experts."""
         assert {value.device.type for value in values} == {"meta"}
         self.reads.append([tuple(value.shape) for value in values])
         return tuple(
@@ -66,7 +66,7 @@ class Card:
 
 
 class Experts:
-    """Records on the card, and in host memory."""
+    """Expert records on the fake GPU and in host memory."""
 
     def __init__(self, shape, on_card: Tensor) -> None:
         self._shape, self._on_card = shape, on_card

@@ -1,4 +1,4 @@
-"""Random weights in a model's shape."""
+"""Random weights with the tensors and sizes of a model's shape."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""Forced tokens, ends, and prefills from memory: what accuracy runs do beyond plain generation."""
+"""Forced tokens, early ends, and remembered prefills, which accuracy runs use."""
 
 from collections.abc import Iterator
 
@@ -128,7 +128,7 @@ def test_what_a_remembered_prefill_does_not_hold_is_refused_in_prefill_alone(che
 
 
 class Reading:
-    """A model whose state is read at every gate."""
+    """Model whose hidden state is read at every gate."""
 
     def __init__(self, model):
         self._model, self.states = model, []

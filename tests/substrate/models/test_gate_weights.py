@@ -1,4 +1,4 @@
-"""What chosen experts weigh, for every kind of gate, against the formulas one number at a time."""
+"""Gate weights of chosen experts for every kind of gate, compared with scalar formulas."""
 
 import math
 
@@ -24,7 +24,7 @@ def sigmoid(value: float) -> float:
 
 
 def sparsemixer(logits: list[float], ids: list[int]) -> list[float]:
-    """Each pick against those near it that were not picked before."""
+    """Return the sparse mixer's weights: each pick against near scores not picked before."""
     weights, picked = [], set()
     for pick in ids:
         if pick < 0:
@@ -42,7 +42,7 @@ def sparsemixer(logits: list[float], ids: list[int]) -> list[float]:
 
 
 def plain_weights(kind: GateKind, logits: list[float], ids: list[int]) -> list[float]:
-    """One row's weights; -1 is no expert."""
+    """Return the gate weights of one row; -1 means no expert."""
     if kind is GateKind.SPARSEMIXER:
         return sparsemixer(logits, ids)
     used = [e for e in ids if e >= 0]
@@ -60,7 +60,7 @@ def plain_weights(kind: GateKind, logits: list[float], ids: list[int]) -> list[f
 
 @st.composite
 def rows(draw: st.DrawFn) -> tuple[list[list[float]], list[list[int]]]:
-    """Logits ``[T, E]`` and distinct chosen experts ``[T, K]``, some of which are none."""
+    """Generate logits ``[T, E]`` and distinct chosen experts ``[T, K]``, with some missing."""
     experts = draw(st.integers(2, 6))
     k, count = draw(st.integers(1, experts)), draw(st.integers(1, 3))
     # Positive: SparseMixer's distance is relative to the pick's logit.

@@ -1,4 +1,4 @@
-"""Imported weights: what is split is what was there, an import goes on, damage is named."""
+"""Imported weights equal the checkpoint, an import resumes, and damage is named."""
 
 import os
 import shutil

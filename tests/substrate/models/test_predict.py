@@ -1,4 +1,4 @@
-"""What a model predicts of later layers, and what its policies may read, against a plain model."""
+"""Predictions of later layers, and states that policies read, compared with a plain model."""
 
 from collections.abc import Callable
 
@@ -22,7 +22,7 @@ Asked = Callable[[int, Gate, list[int]], None]
 
 
 def finish(decoder: Decoder, layer: int, gate: Gate) -> None:
-    """The rest of a layer as the model routes it."""
+    """Compute the rest of a layer with the model's own routing."""
     decoder.compute(layer, list(decoder.dispatch(layer, gate.ids_TK, gate.ids_TK)))
     decoder.shared(layer)
 
@@ -43,7 +43,7 @@ def close(found: np.ndarray, truth: Tensor) -> bool:
 
 
 def texts_of(logits: Tensor) -> list[list[int]]:
-    """Each prompt and the tokens that were fed after it."""
+    """Return each prompt with the tokens that were fed after it."""
     return [p + logits[: STEPS - 1, b].argmax(-1).tolist() for b, p in enumerate(PROMPTS)]
 
 

@@ -1,4 +1,4 @@
-"""Quantised matrices and records: errors, bytes, and products that agree."""
+"""Quantised matrices and records: errors, sizes in bytes, and products."""
 
 import pytest
 import torch
@@ -31,7 +31,7 @@ BOTH = pytest.mark.parametrize("stored_as", ["int4", "int8"])
 
 @st.composite
 def matrices(draw: st.DrawFn, dims: list[tuple[int, int]]) -> torch.Tensor:
-    """Of any size and offset; some rows are all equal."""
+    """Generate matrices of any scale and offset; some rows are constant."""
     n, k = draw(st.sampled_from(dims))
     generator = torch.Generator().manual_seed(draw(st.integers(0, 2**31)))
     spread, offset = draw(st.floats(0, 1e3)), draw(st.floats(-1e3, 1e3))

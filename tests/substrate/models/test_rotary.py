@@ -1,4 +1,4 @@
-"""Angles against transformers' own, and what a rotation must keep."""
+"""Rotary angles compared with transformers', and invariants of a rotation."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""Layers that are routed ahead: which state each of their experts reads, against a plain model."""
+"""Layers routed ahead: the state that each expert reads, compared with a plain model."""
 
 from collections.abc import Iterable
 
@@ -16,12 +16,12 @@ TOLERANCE = 1e-4
 
 
 def early(experts: Iterable[int]) -> list[int]:
-    """Those that the host computes before their layer begins: the even ones."""
+    """Return the experts with even ids, which the host computes before their layer begins."""
     return [expert for expert in experts if expert % 2 == 0]
 
 
 def decoded_ahead(decoder: Decoder, first: int) -> Tensor:
-    """Logits ``[steps, B, V]``; in decode, layers from ``first`` on are routed ahead."""
+    """Return logits ``[steps, B, V]``; decode routes layers from ``first`` on ahead."""
     shape = decoder.shape
     ahead: dict[int, np.ndarray] = {}
 
@@ -43,9 +43,10 @@ def decoded_ahead(decoder: Decoder, first: int) -> Tensor:
 
 
 class RoutedAhead:
-    """The same in formulas: a later gate chooses and weighs, on what the gate before it reads.
+    """Plain model in which a later gate chooses and weighs experts on the earlier gate's input.
 
-    That is through the norm of the layer before.  The early experts read it too, others their own.
+    The input is normalised by the earlier layer's norm.  Early experts read it too; other experts
+    read the input of their own layer.
     """
 
     def __init__(self, plain: PlainModel, prompt: int, first: int) -> None:

@@ -1,4 +1,4 @@
-"""Gradients against finite differences: what the share of a row's lowest expert is worth."""
+"""Layer sensitivities: gradients by a row's lowest expert, compared with finite differences."""
 
 from pathlib import Path
 
@@ -18,7 +18,7 @@ TEXT, SEED = PROMPTS[0], 3
 
 
 class Nudged(Decoder):
-    """Drops a fraction of what one row's lowest expert of one layer weighs, by the model's gate."""
+    """Decoder that drops a fraction of the weight of one row's lowest expert in one layer."""
 
     nudge: tuple[int, int, float] = (-1, 0, 0.0)
     share = 0.0

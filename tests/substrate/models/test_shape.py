@@ -1,4 +1,4 @@
-"""Model shapes against published totals, against transformers' own modules, and in themselves."""
+"""Model shapes compared with published totals and with transformers' modules."""
 
 import json
 from math import prod
@@ -150,7 +150,7 @@ def test_shapes_count_what_transformers_builds(family):
 
 @st.composite
 def shapes(draw) -> ModelShape:
-    """Any small shape that the decoder could compute."""
+    """Generate small shapes that the decoder can compute."""
     few, flag = st.integers(1, 6), st.booleans()
     layers, experts, kv_heads = draw(few), draw(few), draw(few)
     return ModelShape(

@@ -1,4 +1,4 @@
-"""What a layer adds, against a plain model: outputs that come later, fewer experts, substitutes.
+"""MoE sums compared with a plain model: deferred outputs, omitted experts, substitutes.
 
 The prefill is long enough that its experts run one by one; a decoded row's run together.
 """
@@ -22,7 +22,7 @@ FAMILIES = ("xverse", "deepseek")
 
 
 def compare(found: Tensor, plain: PlainModel, truth_of: Callable[[PlainModel], Experts]) -> None:
-    """Every step of every sequence; and the change is one that shows."""
+    """Check every step of every sequence, and that the change has an effect."""
     for b, prompt in enumerate(PROMPTS):
         text = prompt + found[:-1, b].argmax(-1).tolist()
         truth = plain.logits(text, truth_of(plain))[len(prompt) - 1 :]
@@ -44,7 +44,7 @@ def late(experts) -> list[int]:
 
 
 class Deferred:
-    """Odd experts' outputs are added with the next layer's, whose gate has not seen them."""
+    """Plain model that adds odd experts' outputs one layer later, after that layer's gate."""
 
     def __init__(self, plain: PlainModel) -> None:
         self._plain, self._last = plain, plain.config["num_hidden_layers"] - 1
@@ -82,7 +82,7 @@ def test_deferred_outputs_are_added_one_layer_later(family, decoders, directorie
 
 
 def left_out(ids_TK: np.ndarray) -> np.ndarray:
-    """Some rows lose their best expert, some another, some all of them."""
+    """Return a mask of the omitted experts, those with even ids: all, some or none of a row."""
     return ids_TK % 2 == 0
 
 

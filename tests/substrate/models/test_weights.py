@@ -1,4 +1,4 @@
-"""Checkpoints and expert stores: what is read equals what was written; what is broken is named."""
+"""Checkpoints and expert stores: read data equal written data, and damage is named."""
 
 import json
 import os
@@ -30,7 +30,7 @@ VICTIM = "model.layers.2.mlp.experts.7.up_proj.weight"
 
 @pytest.fixture(scope="module")
 def directories(tmp_path_factory) -> dict[tuple[str, bool], Path]:
-    """Every family, in one file and sharded."""
+    """Write checkpoints of every family, in one file and sharded."""
     root = tmp_path_factory.mktemp("checkpoints")
     return {
         (family, sharded): make_checkpoint(root / f"{family}-{sharded}", family, sharded=sharded)
@@ -44,7 +44,7 @@ def tensors_of(path: Path) -> dict[str, Tensor]:
 
 
 def stored_expert(path: Path, layer: int, expert: int) -> list[Tensor]:
-    """Gate, up, down and biases as the files spell them, whichever of their spellings they use."""
+    """Return gate, up, down and biases from a checkpoint's files, in any of their layouts."""
     tensors = tensors_of(path)
     for block, names in (
         ("mlp", ("gate_proj", "up_proj", "down_proj")),

@@ -1,4 +1,4 @@
-"""Traces in folders: whole or not there, streamed, and refused in one line when they are broken."""
+"""Traces in folders: complete or absent, streamed, and refused in one line when broken."""
 
 import json
 import os
@@ -26,7 +26,7 @@ def header(**more) -> Header:
 
 
 def rows(sequence: int, prompt: int, decoded: int, seed: int = 0) -> dict[str, np.ndarray]:
-    """One sequence's arrays."""
+    """Return the arrays of one sequence."""
     random, n = np.random.default_rng(seed), prompt + decoded
     scores = random.random((n, LAYERS, EXPERTS), dtype=np.float32)
     return {
@@ -40,7 +40,7 @@ def rows(sequence: int, prompt: int, decoded: int, seed: int = 0) -> dict[str, n
 
 
 def whole_rows(sequence: int, prompt: int, decoded: int) -> dict[str, np.ndarray]:
-    """The same with predictions, states of four numbers and an embedding."""
+    """Return the arrays of one sequence with predictions, states of four numbers and embedding."""
     return rows(sequence, prompt, decoded) | {
         "predicted": np.zeros((decoded, LAYERS - 1, EXPERTS), np.float16),
         "hidden": np.zeros((prompt + decoded, LAYERS, 4), np.float16),
@@ -211,7 +211,7 @@ def reshape(path: Path, name: str, shape: list[int]) -> None:
 
 
 def further(path: Path, name: str) -> None:
-    """Say that an array holds predictions of the layer after the next."""
+    """Change a trace's header so that array ``name`` holds predictions two layers ahead."""
     change(path, predictions={"gate": {"array": "predicted", "made": "", "further": [name]}})
 
 

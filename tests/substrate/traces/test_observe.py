@@ -1,4 +1,4 @@
-"""Reading a text routes its tokens as decoding it does; writing stops and says how sure it was."""
+"""Reading a text routes its tokens as decoding does; generation stops and reports margins."""
 
 from pathlib import Path
 

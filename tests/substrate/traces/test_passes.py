@@ -1,4 +1,4 @@
-"""A recorded trace replays to the nanosecond; an unfit one is refused."""
+"""A recorded trace replays to the nanosecond; an unsuitable trace is refused."""
 
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -35,7 +35,7 @@ SYSTEMS = [
 
 @dataclass(kw_only=True)
 class TwoLayersAhead(NextGate):
-    """Gates of two layers that follow, in prefill too."""
+    """Prefetching by the gates of the next two layers, also in prefill."""
 
     @property
     def predictor(self) -> Predictor:
@@ -59,13 +59,13 @@ def decoder_of(family: str, folder: Path) -> Decoder:
 
 @pytest.fixture(scope="module")
 def decoder(tmp_path_factory) -> Decoder:
-    """Two layers with experts, after a dense one."""
+    """Return a decoder with a dense layer and two MoE layers."""
     return decoder_of("qwen2_moe", tmp_path_factory.mktemp("qwen2_moe"))
 
 
 @pytest.fixture(scope="module")
 def three_layers(tmp_path_factory) -> Decoder:
-    """Three layers with experts."""
+    """Return a decoder with three MoE layers."""
     return decoder_of("mixtral", tmp_path_factory.mktemp("mixtral"))
 
 

@@ -1,4 +1,4 @@
-"""Published traces: small ones made by hand, and every real one that is at hand."""
+"""Published traces: small hand-made ones, and every available real one."""
 
 import json
 from pathlib import Path

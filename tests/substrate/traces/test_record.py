@@ -1,4 +1,4 @@
-"""A trace in a folder replays to the nanosecond what was recorded, for every lossless system."""
+"""A recorded trace folder replays to the nanosecond, for every lossless system."""
 
 import tempfile
 from dataclasses import dataclass, replace
@@ -37,7 +37,7 @@ FAMILIES = ("qwen2_moe", "mixtral")
 
 
 def lossless_systems() -> list[tuple[str, dict[str, str]]]:
-    """Every system that ships and can run live, with α = 0 where it has an α, and more variants."""
+    """Return all shipped systems that can run live and are lossless (α = 0), and variants."""
     found = []
     for name in SYSTEMS:
         overrides = {"alpha": "0"} if build(name).has_alpha else {}
@@ -79,7 +79,7 @@ def decoder_of(path: Path) -> Decoder:
 
 
 def calibrated(system: System, shape: ModelShape) -> None:
-    """Learners learn from routing drawn at random: what they learn does not matter here."""
+    """Train a system on random routing; the trained values do not matter here."""
     with tempfile.TemporaryDirectory() as folder:
         for policy in system.policies.values():
             if policy.calibrates:
@@ -124,7 +124,7 @@ def facts(made: Rig) -> list[tuple]:
 
 @pytest.fixture(scope="module")
 def alone(decoder):
-    """What a system does on the model itself: spans and tokens, each computed once."""
+    """Return a system's spans and tokens on the model itself, each computed once."""
 
     @cache
     def of(case: int) -> tuple[list[tuple], list]:
@@ -136,7 +136,7 @@ def alone(decoder):
 
 @pytest.fixture(scope="module")
 def resident(decoder, tmp_path_factory) -> TraceFile:
-    """What is recorded with every expert resident."""
+    """Return a trace recorded with every expert resident."""
     path = tmp_path_factory.mktemp("resident") / "t"
     record(path, decoder, "gpu-only", {}, precision="float32")
     return open_trace(path)
@@ -228,7 +228,7 @@ def test_predictions_that_nobody_asked_for_know_no_routed_expert(decoder, reside
     layers = decoder.shape.moe_layers
 
     class Asking:
-        """Asks for the same predictions along the way."""
+        """Model that also computes the same predictions during the run."""
 
         def __init__(self):
             self.said = {kind: [] for kind in LOOKAHEADS}
@@ -282,7 +282,7 @@ def test_another_model_is_refused(decoder, resident):
 class TwoLayersAhead(NextGate):
     @property
     def predictor(self) -> Predictor:
-        """In prefill too, of which a file holds no predictions."""
+        """Gates two layers ahead, also in prefill, where a file has no predictions."""
         return NextGates(layers=2, in_prefill=True)
 
 

@@ -1,4 +1,4 @@
-"""Recordings of real models, cut into texts: by hand, and every one that is at hand."""
+"""Recordings of real models, cut into texts: hand-made ones, and every available one."""
 
 import json
 from pathlib import Path
@@ -50,7 +50,7 @@ def record(
 
 
 def cut(tmp_path: Path, lengths: list[int], new_tokens: int, **more: Any) -> list[tuple[int, int]]:
-    """The texts of one recording: rows and prompt."""
+    """Return rows and prompt length of each text of one recording."""
     record(tmp_path / "traces" / f"{MODEL}__a", lengths, **more)
     return [(len(t.rows), t.prompt) for t in texts(recordings(MODEL, tmp_path), new_tokens)]
 

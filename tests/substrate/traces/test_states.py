@@ -1,4 +1,4 @@
-"""What few systems read of a trace: states, embeddings, predictions of three layers ahead.
+"""Trace data that few systems read: states, embeddings, predictions three layers ahead.
 
 The truth is the decoder itself: asked along the way, or its whole pass over a text.
 """
@@ -64,7 +64,7 @@ def decoder(checkpoint) -> Decoder:
 
 @dataclass(kw_only=True)
 class ByState(Prefetching):
-    """Fetches for the next layer the experts that the state's first entries name."""
+    """Prefetching of the next layer's experts that the first entries of the state name."""
 
     reads_scores = False
     reads_hidden = True
@@ -78,7 +78,7 @@ class ByState(Prefetching):
 
 @dataclass(kw_only=True)
 class ByEmbedding(Prefetching):
-    """Fetches for each layer the experts that the first prompt's embedding names."""
+    """Prefetching for each layer of the experts that the first prompt's embedding names."""
 
     reads_scores = False
     reads_embedding = True
@@ -96,7 +96,7 @@ class ByEmbedding(Prefetching):
 
 @dataclass(kw_only=True)
 class ThreeAhead(NextGate):
-    """Fetches what the gates of the next three layers say."""
+    """Prefetching of the experts that the gates of the next three layers predict."""
 
     @property
     def predictor(self) -> Predictor:
@@ -111,7 +111,7 @@ READERS = (ByState, ByEmbedding, ThreeAhead)
 
 
 def generate(model, system: System, batch: int) -> tuple[list, list, int]:
-    """Spans and tokens of all prompts in whole batches, and how many prefetches came in time."""
+    """Return spans and tokens of all prompts in whole batches, and the timely prefetches."""
     made: Rig = rig(system, model, slots=SLOTS)
     tokens = []
     for first in range(0, len(PROMPTS) // batch * batch, batch):
@@ -158,7 +158,7 @@ def test_replay_equals_the_live_run_for_any_batch_size(decoder, prefetch, batch,
 
 
 class Asking:
-    """Asks the decoder along the way for all that a trace stores, in its order."""
+    """Model that computes all data of a trace during the run, in the trace's order."""
 
     def __init__(self, decoder: Decoder) -> None:
         self._decoder, self.shape = decoder, decoder.shape
@@ -193,7 +193,7 @@ def asked(decoder) -> Asking:
 
 @pytest.fixture(scope="module")
 def resident(decoder, tmp_path_factory) -> dict[str, TraceFile]:
-    """What is recorded with every expert resident."""
+    """Return traces recorded with every expert resident."""
     found = {}
     for precision in ("float16", "float32"):
         path = tmp_path_factory.mktemp("resident") / precision
@@ -242,7 +242,7 @@ def test_a_replay_answers_rows_of_several_sequences(decoder, resident, batch):
 
 
 def compare_pass(decoder: Decoder, model: TracedModel, decode: bool) -> None:
-    """One pass; a batch is summed in another order than its sequences alone."""
+    """Compare one pass; a batch is summed in another order than single sequences."""
     layers = decoder.shape.moe_layers
     assert decoder.embed("decode" if decode else "prefill") == model.embed("decode")
     for layer in range(decoder.shape.num_layers):

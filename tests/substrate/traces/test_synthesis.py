@@ -1,4 +1,4 @@
-"""Drawn traces have the statistics that were asked for."""
+"""Drawn traces have the requested statistics."""
 
 import json
 from dataclasses import replace

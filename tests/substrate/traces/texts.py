@@ -1,4 +1,4 @@
-"""Routing to learn from, drawn at random."""
+"""Random routing as calibration texts."""
 
 from collections.abc import Collection
 
@@ -11,7 +11,7 @@ from moebench.substrate.terms import Learnt, RoutedSequence
 def routed_text(
     shape: ModelShape, tokens: int, prefill: int, learns_from: Collection[Learnt], seed: int = 0
 ) -> RoutedSequence:
-    """One text with what a policy says that it learns from, and nothing else."""
+    """Return one random text with exactly the data that a policy trains on."""
     random = np.random.default_rng(seed)
     layers = len(shape.moe_layers)
     scores_TLE = random.dirichlet(np.full(shape.num_experts, 4.0), (tokens, layers))
