@@ -1,4 +1,4 @@
-"""What each decision's policies are derived from."""
+"""The base class of each decision's policies."""
 
 from moebench.substrate.engine.policies import (
     Assignment,

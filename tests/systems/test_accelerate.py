@@ -1,4 +1,4 @@
-"""Accelerate: the device map, what hooks bring, and when, all by hand."""
+"""Accelerate by hand: the device map, and the order and times of its hooks' copies."""
 
 import numpy as np
 import pytest
@@ -22,7 +22,7 @@ THREE = small_shape(layers=3)
 
 
 def budget(device_bytes: int, layers: int = 4, head: int = 5) -> Budget:
-    """Layers of 10 bytes beside their experts of 3, and nothing in the KV cache."""
+    """Return a budget with layers of 10 bytes, experts of 3, and an empty KV cache."""
     return Budget(device_bytes, (10,) * layers, 0, 20, head, 3)
 
 
@@ -73,7 +73,7 @@ def test_the_host_takes_the_whole_layers_that_follow():
 
 
 def brute_force(given: Budget, model) -> int:
-    """The most layers for which all bytes, counted one by one, fit."""
+    """Return the most layers whose bytes, counted one by one, fit."""
     best = 0
     for layers in range(model.num_layers + 1):
         everything = layers == model.num_layers
@@ -147,7 +147,7 @@ def test_a_layer_that_cannot_pass_through_is_refused():
 
 
 def started(layers: int, experts: str, uses, **more):
-    """A run in which so many of three layers are on the device."""
+    """Run a model of three layers, of which the first ``layers`` are on the device."""
     made = build("accelerate", {"assign.experts": experts})
     made.place._layers = layers
     homes = ["device"] * layers + ["stream"] * (4 - layers)

@@ -111,7 +111,7 @@ def test_the_authors_figures():
 def text(
     random: np.random.Generator, sensitivity: Sequence[float] | None, layers: int = 2, k: int = 3
 ) -> RoutedSequence:
-    """40 tokens, half of them a prompt."""
+    """Return a text of 40 tokens, half of them a prompt."""
     scores = random.random((40, layers, 8))
     ids = np.argsort(-scores, axis=2)[..., :k]
     values = None if sensitivity is None else np.array(sensitivity)
@@ -162,7 +162,7 @@ def test_one_expert_a_token_is_never_dropped(tmp_path):
 
 
 def of_two_layers(right: bool) -> RoutedSequence:
-    """A prompt's and two decoded tokens, top-2; layer 1 was predicted well or badly."""
+    """Return a prompt and two decoded tokens, top-2, with good or bad predictions of layer 1."""
     ids = np.array([[[0, 1], [2, 3]], [[1, 2], [3, 0]], [[0, 3], [1, 2]]])
     scores = np.zeros((3, 2, 4))
     np.put_along_axis(scores, ids, np.array([0.6, 0.3]), axis=2)
@@ -220,7 +220,7 @@ def test_the_slots_go_where_loads_are_expected(tmp_path):
 
 
 def fetched(held: Sequence[int], *forecasts: Sequence[float], layers: int = 1) -> list[Fetch]:
-    """Of forecasts for layers 1, 2, ... where these keys of eight experts a layer are held."""
+    """Return the fetches for forecasts of layers 1, 2, ... with these keys on the device."""
     model, policy = shape(8, 2, 4), FirstMissing(layers=layers)
     slots = cache(model, 9)
     policy.start(model, slots)

@@ -1,4 +1,4 @@
-"""Loading on demand in the forms that papers measured, by hand and against literal dropping."""
+"""On-demand loading in the forms that papers measured, by hand and against real dropping."""
 
 from dataclasses import dataclass
 
@@ -56,7 +56,7 @@ def test_a_prompt_passes_through_k_slots():
 
 @dataclass(kw_only=True)
 class Drops(Assignment):
-    """Loads what is missing for one use."""
+    """Assignment that loads missing experts for one use."""
 
     def assign(self, view, active):
         return split(active, [Fetch(view.layer, e, keep=False) for e in active.absent])

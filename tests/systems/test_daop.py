@@ -27,7 +27,7 @@ from tests.systems.views import active, shape, view
 
 
 def prefill_of(tokens: dict[int, int], resident: set[int], experts: int = 8):
-    """A prefill of top-1 tokens in which each expert was chosen so often."""
+    """Return a prefill of top-1 tokens with given numbers of tokens per expert."""
     own = [[expert] for expert, n in tokens.items() for _ in range(n)]
     return view(np.zeros((len(own), experts)), 1, resident, own=own, phase="prefill")
 
@@ -70,7 +70,7 @@ def test_what_is_on_its_way_is_neither_brought_nor_replaced():
 
 
 def allocated(seen, **options):
-    """(loads, host, device) of the experts that the view's tokens use."""
+    """Return (loads, host, device) of the experts that the view's tokens use."""
     found = AllocateBySequence(**options).assign(seen, active(seen))
     return list(found.load), list(found.host), list(found.device)
 
@@ -188,7 +188,7 @@ LOAD, HOST, EXPERT = 90, 70, 10
 
 
 def decoded_layers(first: int, **overrides: str) -> Rig:
-    """A prompt of one token and one decoded token through three layers, both for experts 0 and 1.
+    """Run one prompt token and one decoded token, for experts 0 and 1, through three layers.
 
     All of them are on the device but the last layer's expert 1.
     """
@@ -256,7 +256,7 @@ def test_a_swap_evicts_its_partner_and_no_other():
 
 
 def prefill_spans(tokens: list[int], *kinds: OpKind) -> list[tuple[tuple[int, ...], int, int]]:
-    """One layer's (experts, start, end) in a prefill; experts 0 and 1 of six are on the device."""
+    """Return (experts, start, end) of a prefill layer; experts 0 and 1 of six are resident."""
     model = small_shape(layers=1, top_k=1, experts=6)
     rows = [[float(e == expert) for e in range(6)] for expert in tokens]
     system = build("daop", {"place.popularity": "[[6, 5, 4, 3, 2, 1]]"})

@@ -1,4 +1,4 @@
-"""DAOP as shipped: worked examples from the authors' lines, and its prefill to the nanosecond."""
+"""DAOP as shipped: examples worked out from the authors' code, and its prefill in ns."""
 
 from itertools import product
 
@@ -60,7 +60,7 @@ def test_a_host_expert_counts_as_busy_as_there_are_rows():
 
 
 def every_split(tokens: list[int], resident: set[int], cpu: float, load: float) -> float:
-    """The least sum over all 2^E splits, by trying them."""
+    """Return the least sum over all 2^E splits, by trying them."""
     return min(
         sum(
             cpu * n if host else (0 if e in resident else load)
@@ -91,7 +91,7 @@ def test_the_host_takes_eight_tokens_and_no_more():
 
 
 def prefill_of(tokens: list[int], resident: set[int]):
-    """A prefill of top-1 rows in which each expert was chosen so often."""
+    """Return a prefill of top-1 rows with given numbers of rows per expert."""
     own = [[expert] for expert, n in enumerate(tokens) for _ in range(n)]
     scores = np.zeros((len(own), len(tokens)))
     return view(scores, 1, resident, own=own, phase="prefill")

@@ -1,4 +1,4 @@
-"""ZeRO-Inference: what streams when, the recorded order and its end, and the bucket, by hand."""
+"""ZeRO-Inference by hand: order and times of streaming, the recorded order, and the bucket."""
 
 import numpy as np
 import pytest
@@ -22,7 +22,7 @@ SAME = [[(0, 1)], [(0, 1)]]
 
 
 def streamed(uses, experts: str = "all", slots: int = 8, **options) -> Rig:
-    """Two layers of four experts, top-2, on an engine whose control thread costs nothing."""
+    """Run two layers of four experts, top-2, with a control thread that costs no time."""
     chosen = {f"prefetch.{name}": str(value) for name, value in options.items()}
     made = build("deepspeed", {"assign.experts": experts, **chosen})
     model = model_of(TWO, uses)
@@ -112,7 +112,7 @@ def test_active_experts_alone_and_a_trace_that_does_not_hold():
 
 
 def loaded_by_pass(ran: Rig) -> list[set[tuple[int, int]]]:
-    """What was loaded in each pass, which ends with its head."""
+    """Return the loads of each pass, which ends with its head."""
     found: list[set[tuple[int, int]]] = [set()]
     for span in ran.spans:
         if span.op.kind is OpKind.LOAD:
@@ -142,7 +142,7 @@ def test_whole_layers_are_never_out_of_order():
 
 
 def ahead_of(name: str) -> list[int | None]:
-    """What of layer 1 is fetched behind the experts of layer 0, of a full-size model."""
+    """Return the fetches for layer 1 after layer 0's experts, for a full-size model."""
     full = model_shape(name)
     policy, rows = RecordedOrder(), np.eye(full.num_experts)[[0]]
     policy.full_size(full)

@@ -1,4 +1,4 @@
-"""What systems are is read off classes and docstrings; the page in docs/ says the same."""
+"""Descriptions of systems from classes and docstrings, and the page in docs/ made from them."""
 
 from dataclasses import dataclass
 from pathlib import Path

@@ -107,7 +107,7 @@ def best(*experts: int) -> list[float]:
 
 
 class Named:
-    """ExpertMLP that names the same experts always, and keeps the paths that it was shown."""
+    """ExpertMLP that always names the same experts, and keeps the paths that it received."""
 
     def __init__(self, *named: int) -> None:
         self.named = named
@@ -120,7 +120,7 @@ class Named:
 
 
 def told_by(network) -> LearnedPath:
-    """A prefetch that this network tells; a small one is charged."""
+    """Return a prefetch policy with this network; a small network is charged."""
     prefetch = LearnedPath()
     prefetch._predictor = PathPredictor(network, (3, 4))
     return prefetch

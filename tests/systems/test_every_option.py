@@ -1,4 +1,4 @@
-"""No option is silently ignored: each one that ``--set`` takes is seen where it counts, or refused.
+"""No option is silently ignored: each option of ``--set`` takes effect or is refused.
 
 Options and their types come from the classes themselves; values other than the default are made
 from the types.  An option whose type says too little needs a value in `VALUES`.
@@ -39,7 +39,7 @@ EVERY_POLICY = [(decision, name) for decision in POLICIES for name in POLICIES[d
 
 
 def others(key: str, kind: object, default: object) -> list[object]:
-    """Values that an option may have beside its default."""
+    """Return values that an option may have besides its default."""
     found = VALUES.get(key) or other_values(kind, default)
     assert found, (
         f"{key} has the type {kind}, which does not say what is allowed beside its default "
@@ -49,7 +49,7 @@ def others(key: str, kind: object, default: object) -> list[object]:
 
 
 def changes(owner: type[Policy] | type[System], prefix: str = "") -> Iterator[tuple[str, str]]:
-    """(option, another value) as ``--set`` takes them, for all of an owner's options."""
+    """Return (option, another value) as typed after ``--set``, for all of an owner's options."""
     fields = {field.name: field for field in dataclasses.fields(typing.cast(typing.Any, owner))}
     for option, kind in options_of(owner).items():
         found = others(prefix + option, kind, fields[option].default)
@@ -57,7 +57,7 @@ def changes(owner: type[Policy] | type[System], prefix: str = "") -> Iterator[tu
 
 
 def seen(system: str, overrides: dict[str, str], key: str) -> None:
-    """One more override changes its option in the built system and in the spec, and nothing else.
+    """Check that an override changes its option in system and spec, and nothing else.
 
     Args:
         overrides: what the option is an option of; ``key`` is among them.
@@ -108,7 +108,7 @@ def test_every_value_of_the_table_is_an_options():
 
 
 def loads(tree: ast.AST) -> set[str]:
-    """Names of attributes that are read."""
+    """Return the names of attributes that are read."""
     return {
         node.attr
         for node in ast.walk(tree)
@@ -117,7 +117,7 @@ def loads(tree: ast.AST) -> set[str]:
 
 
 def loads_in(cls: type) -> set[str]:
-    """Names of attributes that a class's methods read, the checks of `__post_init__` aside.
+    """Return attributes that a class's methods read, except checks in `__post_init__`.
 
     A method that a subclass overrides counts only where the subclass calls it.
     """
@@ -147,7 +147,7 @@ def test_every_option_of_a_policy_is_read(decision, name):
 
 
 class Ignores(PlacePopular):
-    """Overrides the one method that reads ``equal_layers``."""
+    """Policy that overrides the one method that reads ``equal_layers``."""
 
     def place(self, shape, slots, scope):
         return ()

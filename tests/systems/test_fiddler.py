@@ -1,4 +1,4 @@
-"""Fiddler: divisions against all 2^E, the shipped threshold, and a layer to the nanosecond."""
+"""Fiddler: divisions compared with all 2^E, the shipped threshold, and a layer in ns."""
 
 from itertools import product
 
@@ -30,14 +30,14 @@ LATENCY = st.builds(Latency, st.integers(1, 20), st.integers(0, 20), st.integers
 
 
 def sides(tokens, absent, host, takes):
-    """What the host and the device take."""
+    """Return the times of host and device for a division."""
     device = [e for e in tokens if e not in host]
     loads = takes.load * sum(e in absent for e in device)
     return takes.token * sum(tokens[e] for e in host), takes.device * len(device) + loads
 
 
 def all_divisions(tokens, absent, takes):
-    """Both sides of all 2^E."""
+    """Return both sides' times for all 2^E divisions."""
     for chosen in product((False, True), repeat=len(tokens)):
         host = [e for e, on_host in zip(tokens, chosen, strict=True) if on_host]
         yield host, sides(tokens, absent, host, takes)
@@ -93,7 +93,7 @@ def test_what_is_there_stays_on_the_device_where_that_is_as_good():
 
 
 def planned(policy, tokens, resident, phase="prefill", measured=None):
-    """(load, host, device) of a layer of top-1 rows in which each expert was chosen so often."""
+    """Return (load, host, device) of a layer of top-1 rows, given the rows per expert."""
     own = [[expert] for expert, n in enumerate(tokens) for _ in range(n)]
     scores = np.zeros((len(own), len(tokens)))
     seen = view(scores, 1, resident, own=own, phase=phase, measured=measured)
@@ -168,7 +168,7 @@ def test_one_slot_stays_empty():
 
 
 def prefill(system, tokens):
-    """Expert, start and end of each operation of a prefill; 1 and 2 of six are on the device."""
+    """Return (expert, start, end) of a prefill's operations; 1 and 2 of six are resident."""
     own = [expert for expert, n in enumerate(tokens) for _ in range(n)]
     model = FixedModel(small_shape(layers=1, top_k=1, experts=6), {(0, 0): np.eye(6)[own].tolist()})
     made = rig(system, model, slots=3, costs=FlatCosts(prices()))

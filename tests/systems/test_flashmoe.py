@@ -1,4 +1,4 @@
-"""FlashMoE: Algorithm 1 with a network that nobody trained, what it learns from, the system."""
+"""FlashMoE: Algorithm 1 with an untrained network, its training data, and the system."""
 
 import numpy as np
 import pytest
@@ -19,7 +19,7 @@ from tests.systems.views import cache, shape, view
 
 
 def ready(layers=2, experts=8, top_k=2, slots=8, scope="layer"):
-    """A policy with a network that nobody trained, at the start of a run."""
+    """Return a policy with an untrained network, at the start of a run."""
     policy = LearnedEviction()
     policy.network = random_network(layers, experts, 16)
     model = shape(experts, top_k, layers)
@@ -78,7 +78,7 @@ def test_sequences_begin_when_they_are_said_to():
     policy.start(shape(8), cache(shape(8), 8, "layer"))
 
     def victims():
-        """Of either layer."""
+        """Return the victims of either layer."""
         return [policy.victim(np.arange(16) // 8 == layer, layer * 8) for layer in (0, 1)]
 
     assert victims() == [7, 15]
@@ -113,7 +113,7 @@ def test_negative_flashmoe_options_are_refused(option):
 
 
 def record(out, ids_TLK, experts):
-    """A trace's folder: sequences of 40 tokens."""
+    """Write a trace folder with sequences of 40 tokens."""
     tokens, layers, k = ids_TLK.shape
     header = Header(model="m", workload="w", num_moe_layers=layers, num_experts=experts, top_k=k)
     with writing(out, header) as writer:

@@ -1,4 +1,4 @@
-"""HybriMoE: a layer's plan, impact against trying all that could be fetched, MRS by hand.
+"""HybriMoE: a layer's plan, impact compared with trying all fetches, and MRS by hand.
 
 The simulation has tests of its own: tests/systems/policies/test_makespan.py.
 """
@@ -40,7 +40,7 @@ TAKES = Times(token_ns=7, first_ns=0, gpu_ns=10, pcie_ns=20)
 
 
 def planned(rows, resident, in_flight=(), lanes=None, measured=MEASURED, phase="decode", **options):
-    """(device, host, load) of a layer whose experts have so many rows; scores fall with the id."""
+    """Return (device, host, load) for rows per expert; scores decrease with the id."""
     scores = np.linspace(0.5, 0.1, 8)[None]
     seen = view(
         scores, 3, resident, in_flight=in_flight, measured=costs(**measured), lanes=lanes,
@@ -95,7 +95,7 @@ def test_what_the_host_computed_can_be_admitted():
 
 
 def prefetched(forecast, held=(), k=3, measured=MEASURED, rows=1, **options):
-    """What is fetched where these (layer, expert) are held; forecasts name the best experts."""
+    """Return the fetches with these (layer, expert) resident; forecasts name the best experts."""
     model = shape(8, k, 4)
     slots = cache(model, 16)
     for layer, expert in held:

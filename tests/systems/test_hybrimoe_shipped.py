@@ -1,4 +1,4 @@
-"""HybriMoE as shipped: the published schedule's golden vectors, staging, and who leaves."""
+"""HybriMoE as shipped: golden vectors of the published schedule, staging, and evictions."""
 
 import numpy as np
 import pytest
@@ -51,7 +51,7 @@ def test_tokens_weigh_on_the_cpu_alone_and_ties_go_to_the_gpu():
 
 
 def planned(k, resident, policy=None):
-    """(load, device, host) of a layer whose row chooses 5, 2, 7, 0, ... first."""
+    """Return (load, device, host) of a layer whose row prefers 5, 2, 7, 0, ... in this order."""
     scores = np.zeros((1, 8))
     scores[:, [5, 2, 7, 0, 1, 3, 4, 6]] = np.linspace(0.3, 0.1, 8)
     seen = view(scores, k, resident)
@@ -103,7 +103,7 @@ def test_what_is_fetched_for_later_layers():
 
 
 def started(**options):
-    """Two layers of four experts; each keeps two, so that two slots are for what else it needs."""
+    """Return a policy started for two layers that keep two of four experts and stage two."""
     policy, model = LowestOfItsLayer(**options), shape(4, 1, 2)
     policy.start(model, cache(model, 6))
     assert policy.reserve == policy.transient == 2
@@ -203,7 +203,7 @@ def test_each_layer_keeps_its_share_and_staging_is_empty_in_the_end(seed, batch,
 
 
 def check_shares(made):
-    """What is kept fills all but the staging slots, in equal parts."""
+    """Check that kept experts fill all slots but staging, in equal parts."""
     held = [sum(made.cache.holds(made.cache.key(layer, e)) for e in range(8)) for layer in range(3)]
     reserve = made.engine.system.evict.reserve
     assert sum(held) == made.cache.slots - reserve

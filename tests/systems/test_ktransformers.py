@@ -1,4 +1,4 @@
-"""kTransformers by hand: a deferred expert, a prefill layer by layer, residents that change."""
+"""kTransformers by hand: a deferred expert, a layer-by-layer prefill, changing residents."""
 
 import numpy as np
 import pytest

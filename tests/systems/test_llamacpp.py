@@ -1,4 +1,4 @@
-"""llama.cpp: the split that fits, what is copied for prompts, and when; by hand, by brute force."""
+"""llama.cpp: the split that fits, and copies for prompts; by hand and by brute force."""
 
 import numpy as np
 import pytest
@@ -20,7 +20,7 @@ FOUR = shape(experts=6, top_k=2, layers=4)
 
 
 def budget(device_bytes: int, layers: int = 4) -> Budget:
-    """Layers of 10 bytes with a KV cache of 1, experts of 3; embedding and head 20."""
+    """Return a budget: layers of 10 bytes, KV cache of 1, experts of 3, embedding and head 20."""
     return Budget(device_bytes, (10,) * layers, 1, 20, 5, 3)
 
 
@@ -120,7 +120,7 @@ def test_whole_layers_need_shared_slots():
 
 
 def plan_of(used: list[list[int]], resident=(), **options):
-    """The plan of a prompt whose rows use these experts, of six, with room for copies."""
+    """Return the plan of a prompt whose rows use these of six experts, with room for copies."""
     assign = HostOrCopy(**options)
     assign.start(FOUR, cache(FOUR, 8))
     own = np.array(used)
@@ -194,7 +194,7 @@ TWO = small_shape(layers=2)
 
 
 def split_run(place: str, uses, rows: int = 1, **options: int) -> Rig:
-    """Two layers of four experts, top-2; experts of layer 0 are on the host."""
+    """Run two layers of four experts, top-2; experts of layer 0 are on the host."""
     chosen = {f"assign.{name}": str(value) for name, value in options.items()}
     made = build("llamacpp", {"place": place, **chosen})
     made.place.first = 1

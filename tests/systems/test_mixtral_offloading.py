@@ -30,7 +30,7 @@ NO_CONTROL = FlatCosts(prices())
 
 
 def one(expert: int) -> list[list[float]]:
-    """A gate of four experts that chooses one; the others rank by id."""
+    """Return a gate of four experts that chooses one; the others rank by id."""
     scores = [0.1, 0.09, 0.08, 0.07]
     scores[expert] = 0.9
     return [scores]
@@ -41,7 +41,7 @@ def spans(made: Rig) -> list[tuple[str, int, tuple[int, ...], str, int, int]]:
 
 
 def moves(made: Rig) -> list[tuple[tuple[int, int], tuple[int, int] | None]]:
-    """(layer, expert) that came, and who left for it."""
+    """Return each loaded (layer, expert) with the expert that it replaced."""
     return [
         (divmod(claim.key, 4), None if claim.victim is None else divmod(claim.victim, 4))
         for claim in made.claims

@@ -31,7 +31,7 @@ FORECAST = {layer: PAST[layer : layer + 1] for layer in range(4)}
 
 
 def text(counts_LE: np.ndarray) -> RoutedSequence:
-    """A text of top-1 tokens with this activation matrix."""
+    """Return a text of top-1 tokens with this activation matrix."""
     ids_LT = [np.repeat(np.arange(len(row)), row) for row in counts_LE]
     return RoutedSequence(np.stack(ids_LT, axis=1)[:, :, None], 1)
 
@@ -47,7 +47,7 @@ def test_the_matrix_of_a_text():
 
 
 def prefetched(layer: int, held=(), past=PAST, **options) -> list[tuple[int, int | None]]:
-    """What is fetched from a layer when ``past`` is the most similar request."""
+    """Return the fetches from a layer when ``past`` is the most similar request."""
     held_by = cache(MODEL, 12)
     for key in held:
         held_by.claim(held_by.key(*key), None)
@@ -109,7 +109,7 @@ def test_shares_of_several_rows_and_of_nothing():
 
 
 def leaving(policy: ActivationAware, keys: set[int]) -> list[int]:
-    """Who leaves, one after the other."""
+    """Return the victims one after the other."""
     order = []
     while keys:
         order.append(policy.victim(flags(keys, 12), 0))
@@ -207,7 +207,7 @@ def cosine(a: np.ndarray, b: np.ndarray) -> float:
 
 
 def passes(random: np.random.Generator, prompts: tuple[int, ...], layers: int, experts: int):
-    """Views of a prefill and two decoded tokens, layer by layer."""
+    """Return the views of a prefill and two decoded tokens, layer by layer."""
     for step in range(3):
         rows = np.repeat(np.arange(len(prompts)), [1] * len(prompts) if step else prompts)
         for layer in range(layers - 1):
@@ -311,8 +311,10 @@ LOAD, MATCH = 40, 25
 
 
 def run(learnt: bool, batches: int = 1) -> Rig:
-    """Batches of one token through three layers, each for experts 0 and 1 in layers 0 and 1, and
-    for 2 and 3 in layer 2, which past requests used there too."""
+    """Run batches of one token through three layers.
+
+    Layers 0 and 1 use experts 0 and 1, layer 2 uses 2 and 3, as past requests did.
+    """
     calm, other = [[0.6, 0.4, 0.0, 0.0]], [[0.0, 0.0, 0.6, 0.4]]
     gates = {(p, i): other if i == 2 else calm for p in range(batches) for i in range(3)}
     system = build("moe-infinity")

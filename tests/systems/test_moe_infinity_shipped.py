@@ -1,4 +1,4 @@
-"""MoE-Infinity as shipped: one queue by id, the fewest visits, and a budget that hits use up."""
+"""MoE-Infinity as shipped: a queue by id, eviction by fewest visits, a budget used up by hits."""
 
 from collections import Counter
 
@@ -79,7 +79,7 @@ def test_published_stream():
 
 
 def dispatched(steps, slots: int) -> tuple[int, set[tuple[int, int]]]:
-    """Hits, and what is there at the end, by the code's own rules, one expert after the other.
+    """Return hits and final cache content by the shipped code's rules, expert by expert.
 
     The running layer's experts are locked.  Where hits have used up the budget and nothing else is
     cached, the code's search for a victim never ends; as in the product, a free slot is taken then.

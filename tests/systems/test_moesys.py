@@ -1,4 +1,4 @@
-"""MoESys by hand: a prefill and a decoded token through a ring of two layer buffers, and of one."""
+"""MoESys by hand: a prefill and a decoded token with rings of two layer buffers and of one."""
 
 import pytest
 

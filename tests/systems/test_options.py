@@ -1,4 +1,4 @@
-"""``--set``: swapping decisions, changing options, and saying what is wrong."""
+"""``--set``: swaps of policies, changes of options, and refusals."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Systems that know the next layer's choice: nothing is fetched twice or for nothing."""
+"""Systems that know the next layer's choice fetch no expert twice or in vain."""
 
 from itertools import pairwise
 
@@ -20,7 +20,7 @@ PASSES = 6
 def replayed(
     name: str, seed: int, rows: int, slots: int
 ) -> tuple[Rig, list[tuple[int, list[int]]]]:
-    """A batch of so many sequences, and what each layer of each pass uses."""
+    """Return a replayed batch, given the experts that each layer of each pass uses."""
     trace = random_trace(seed, SHAPE, [[3] * rows], PASSES)
     (batch,) = trace.batches
     steps, system = pass_steps(batch), build(name)

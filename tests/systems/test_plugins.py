@@ -1,4 +1,4 @@
-"""Systems of other packages: what metadata offers, and what is left out of it with a line."""
+"""Systems of other packages: those offered by metadata, and refused ones with a line."""
 
 import sys
 from pathlib import Path
@@ -20,7 +20,7 @@ NotASystem = 3
 
 
 def offer(site: Path, package: str, *lines: str, group: str = "moebench.systems") -> None:
-    """The metadata of a package that offers systems, as an installer writes it."""
+    """Write the metadata of a package that offers systems, as an installer does."""
     info = site / f"{package.replace('-', '_')}-1.2.dist-info"
     info.mkdir()
     (info / "METADATA").write_text(
@@ -31,7 +31,7 @@ def offer(site: Path, package: str, *lines: str, group: str = "moebench.systems"
 
 @pytest.fixture
 def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder of installed packages, found after all others."""
+    """Return a folder of installed packages at the end of the import path."""
     monkeypatch.setattr(sys, "path", [*sys.path, str(tmp_path)])
     (tmp_path / "theirs_of_a_test.py").write_text(SOURCE)
     return tmp_path

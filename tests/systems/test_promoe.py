@@ -1,4 +1,4 @@
-"""ProMoE by hand: a stride of two, chunks that give way, and the next token's first layers."""
+"""ProMoE by hand: a stride of two, chunks that yield to loads, the next token's first layers."""
 
 from collections.abc import Iterator
 
@@ -24,7 +24,7 @@ NO_CONTROL = FlatCosts(prices(network=25))
 
 
 class Named:
-    """Networks that name experts by the layer that they are asked in."""
+    """Networks that name experts by the layer of the call."""
 
     def __init__(self, named: dict[int, dict[int, tuple[int, ...]]], layers=4, stride=2):
         self.named, self.num_layers, self.num_experts, self.stride = named, layers, 4, stride
@@ -39,7 +39,7 @@ class Named:
 
 
 def told_by(networks, **options) -> StridePrefetch:
-    """A prefetch that these networks tell."""
+    """Return a prefetch policy with these networks."""
     prefetch = StridePrefetch(**options)
     prefetch._predictor = LearnedStates(networks, (8, 16, 16))
     return prefetch

@@ -1,4 +1,4 @@
-"""§IV-C by hand: only predicted top-score experts, the highest first.  Scores in 32nds, k = 3."""
+"""SMoE's §IV-C by hand: only predicted top-score experts, best first; scores in 32nds, k = 3."""
 
 import numpy as np
 import pytest
@@ -17,7 +17,7 @@ OTHER = [1, 12, 1, 1, 1, 1, 9, 6]
 
 
 def ask(rows, phase="decode", k=3, system_alpha=0.0, **options):
-    """What is asked for layer 1 when its scores are predicted to be ``rows``."""
+    """Return the experts fetched for layer 1 when its predicted scores are ``rows``."""
     seen = view([[1] * len(rows[0])], k, phase=phase, alpha=system_alpha)
     forecast = {1: np.array(rows, dtype=np.float32) / 32}
     return fetched(1, TopScorePrefetch(**options).prefetch(seen, forecast))

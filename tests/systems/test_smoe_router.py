@@ -1,4 +1,4 @@
-"""Algorithm 1 (expert-cache router) against cases worked out by hand and a slow reference.
+"""SMoE's Algorithm 1 (expert-cache router): hand-computed cases and a slow reference.
 
 Scores are written in 32nds, so that α = 1/2 gives exact bounds.  `ROW` is the row of most cases,
 with k = 3: the model's own choice is [0, 1, 2] and S_{k+1} = 4, the score of expert 3.
@@ -29,7 +29,7 @@ TOP_4_5_0 = [6, 1, 1, 1, 12, 9, 1, 1]
 
 
 def route(rows, resident=(), alpha=0.5, *, k=3, own=None, phase="decode", **options):
-    """Route rows of 32nds; every row's experts in the order of the own choice."""
+    """Route rows of scores in 32nds; each row's experts keep the order of its own choice."""
     seen = view(rows, k, resident, own=own, phase=phase, of=32, alpha=alpha)
     return ExpertCacheRouter(**options).route(seen)
 
@@ -179,7 +179,7 @@ SHARED = [
 
 
 def as_sets(routed):
-    """Rows as sets."""
+    """Return each row's experts as a set."""
     return [set(row) for row in routed.ids_TK.tolist()]
 
 
@@ -256,7 +256,7 @@ def reference(scores, own, resident, alpha: Fraction, *, decode=True):
 
 @st.composite
 def routings(draw):
-    """Scores in 64ths (many ties), a residency, α in quarters: every bound is exact."""
+    """Generate scores in 64ths (many ties), residency, and α in quarters, so bounds are exact."""
     experts = draw(st.integers(4, 10))
     k = draw(st.sampled_from([1, 2, 3, experts - 1, experts]))
     grid = draw(st.sampled_from([st.integers(5, 11), st.integers(0, 24)]))
@@ -292,7 +292,7 @@ def test_the_router_does_what_the_text_says(case, phase):
 
 @st.composite
 def gates(draw) -> LayerView:
-    """Any softmax, any residency, any α."""
+    """Generate views with any softmax, residency and α."""
     experts = draw(st.integers(2, 16))
     rows = draw(st.integers(1, 4))
     logits = np.random.default_rng(draw(st.integers(0, 2**32))).normal(0, 0.5, (rows, experts))
@@ -303,7 +303,7 @@ def gates(draw) -> LayerView:
 
 
 def experts_of(ids_TK):
-    """All that any row uses."""
+    """Return all experts that any row uses."""
     return set(ids_TK.ravel().tolist())
 
 
@@ -333,7 +333,7 @@ def test_substitution_keeps_its_invariants_for_any_gate(seen, pick):
 
 
 def check_substitutes(seen, routed, on_hand):
-    """Only low-score experts off the device give way, to experts of the band on hand."""
+    """Check that only absent low-score experts are replaced, by resident experts of the band."""
     resident = set(np.flatnonzero(seen.resident_E).tolist())
     top_score, alpha = routed.top_score or set(), seen.alpha
     for row, own, chosen in zip(seen.scores_TE, seen.topk_ids_TK, routed.ids_TK, strict=True):

@@ -1,4 +1,4 @@
-"""The rules of SMoE's code, on the worked examples of an audit that ran its functions; α = 0.25."""
+"""Rules of SMoE's shipped code, on examples computed with its functions; α = 0.25."""
 
 import numpy as np
 import pytest
@@ -24,7 +24,7 @@ MS = 1e6
 
 
 def row(scores: dict[int, float], experts: int = 64) -> list[float]:
-    """Gate scores of one row; the others score nothing."""
+    """Return one row's gate scores; experts without a given score have zero."""
     return [scores.get(e, 0.0) for e in range(experts)]
 
 
@@ -129,7 +129,7 @@ def test_trimmed_means(values, mean):
 
 
 def waited(policy, *, host=(), loads=0, left=0, layer=0, end=1000 * MS):
-    """A layer that computed on the host for these durations (ns), and loaded."""
+    """Report a layer with loads and these host durations (ns) to the policy."""
     seen = view([[0.1] * 8], 1, layer=layer, measured=costs(host=[1e9, *host]))
     plan = Plan([], range(len(host)), (), fetches(layer, range(loads)))
     policy.waited(seen, plan, int(end), int(end + left))

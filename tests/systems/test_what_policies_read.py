@@ -1,4 +1,4 @@
-"""Policies read what they say they read: gate scores, hidden states, embeddings, the system's α.
+"""Policies read only what they declare: gate scores, states, embeddings, the system's α.
 
 Every policy is shown views that note what is looked at: prefill and decode, one row and several,
 experts everywhere and nowhere, layers that are routed ahead.  What learns is given what it says
@@ -38,7 +38,7 @@ VARIANTS = {
 
 
 class Watched(LayerView):
-    """A view that notes the names that are looked at, but for those that `Active` needs."""
+    """View that records the attributes read, except those that `Active` needs."""
 
     def __getattribute__(self, name):
         noted = object.__getattribute__(self, "__dict__").setdefault("noted", set())
@@ -48,7 +48,7 @@ class Watched(LayerView):
 
 
 class WatchedPrompts(Prompts):
-    """The same of a batch's prompts."""
+    """Prompts of a batch that record the attributes read."""
 
     noted: set[str] = set()  # noqa: RUF012
 
@@ -58,14 +58,14 @@ class WatchedPrompts(Prompts):
 
 
 class Answers:
-    """A model whose predictions favour the highest ids."""
+    """Model whose predictions favour the highest ids."""
 
     def predict(self, layer, later, done, lookahead):
         return np.tile(np.arange(EXPERTS) / 28, (2, 1))
 
 
 def views():
-    """Every kind of view that a policy may be shown, in the order of a run's layers."""
+    """Return every kind of view that a policy may receive, in the order of a run's layers."""
     random = np.random.default_rng(0)
     for phase, rows, ahead in (
         ("prefill", 4, False), ("decode", 1, False), ("decode", 2, False), ("decode", 2, True),
@@ -85,7 +85,7 @@ FITTING = {"buffers": "1"}
 
 
 def quick(decision, name):
-    """A policy of the registry as it is checked: small, and its learning takes moments."""
+    """Return options that make a policy of the registry small and quick to train."""
     known = options_of(policy_class(decision, name))
     given = dict(policy_class(decision, name).quick)
     given |= {option: value for option, value in FITTING.items() if option in known}
@@ -93,7 +93,7 @@ def quick(decision, name):
 
 
 def looks_at(policy: Policy) -> set[str]:
-    """What a policy looks at in views and prompts from learning to the last layer."""
+    """Return the attributes that a policy reads, from training to the last layer."""
     if policy.calibrates:
         with TemporaryDirectory() as folder:
             text = routed_text(MODEL, 12, 2, policy.learns_from, seed=1)
@@ -115,7 +115,7 @@ def looks_at(policy: Policy) -> set[str]:
 
 
 def evicting(policy: Eviction, keys: list[int], inside: set[int]) -> None:
-    """Bring keys into a cache of `SLOTS`; who is evicted is up to the policy."""
+    """Load keys into a cache of `SLOTS`, so that the policy chooses victims."""
     for key in [key for key in keys if key not in inside]:
         if len(inside) == SLOTS:
             victim = policy.victim(flags(inside - {*keys}, LAYERS * EXPERTS), key)
@@ -128,7 +128,7 @@ def evicting(policy: Eviction, keys: list[int], inside: set[int]) -> None:
 
 
 def asked(policy: Policy, seen: LayerView, rows: dict[int, int], inside: set[int]) -> None:
-    """Put the decision's questions about a view."""
+    """Call the decision's methods with a view."""
     if isinstance(policy, Assignment):
         policy.assign(seen, active(seen, rows))
     elif isinstance(policy, Routing):
@@ -153,7 +153,7 @@ def asked(policy: Policy, seen: LayerView, rows: dict[int, int], inside: set[int
 
 @lru_cache(None)
 def all_that_it_looks_at(decision: str, name: str) -> frozenset[str]:
-    """The same of a policy of the registry, with any of its variants."""
+    """Return the attributes that a policy of the registry reads, in any of its variants."""
     found: set[str] = set()
     for options in ({}, *VARIANTS.get((decision, name), [])):
         found |= looks_at(make(decision, name, **quick(decision, name), **options))
@@ -197,7 +197,7 @@ def test_beside_routing_only_smoes_prefetch_reads_alpha():
 
 @dataclass(kw_only=True)
 class SaysNothing(ExactRouting):
-    """Reads everything, which it does not say."""
+    """Policy that reads everything and declares nothing."""
 
     def begin_sequences(self, prompts: Prompts) -> None:
         assert prompts.embedding_BH is not None
@@ -210,7 +210,7 @@ class SaysNothing(ExactRouting):
 
 @dataclass(kw_only=True)
 class AsksActive(LoadAll):
-    """Reads scores through the active experts."""
+    """Policy that reads scores through the active experts."""
 
     def assign(self, view: LayerView, active) -> Plan:
         assert active.best[min(active.rows)] > 0

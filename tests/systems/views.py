@@ -1,4 +1,4 @@
-"""What a policy sees, made by hand: a small shape, one layer's view, a cache that is never read."""
+"""Hand-made inputs of policies: a small shape, a layer's view, a cache that is never read."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
@@ -16,7 +16,7 @@ from moebench.substrate.terms import Phase
 
 
 def shape(experts: int = 8, top_k: int = 3, layers: int = 2, **changed: Any) -> ModelShape:
-    """A model of which only the number of layers, experts and chosen experts matters."""
+    """Return a model shape in which only layers, experts and top-k matter."""
     sizes = {"hidden_size": 8, "vocab_size": 16, "num_heads": 2, "num_kv_heads": 2, "head_dim": 4}
     return ModelShape(
         family="by-hand",
@@ -31,7 +31,7 @@ def shape(experts: int = 8, top_k: int = 3, layers: int = 2, **changed: Any) -> 
 
 
 def own_choice(scores_TE: np.ndarray, k: int) -> np.ndarray:
-    """The model's own top-k, best first, ties to the lowest id."""
+    """Return the model's own top-k, best first, ties to the lowest id."""
     return np.argsort(-scores_TE, axis=1, kind="stable")[:, :k]
 
 
@@ -42,7 +42,7 @@ def costs(
     device: Iterable[float] = (),
     first: Iterable[bool] | None = None,
 ) -> Costs:
-    """Measured durations, oldest first; unless ``first`` says so, no expert was its layer's."""
+    """Return measured durations, oldest first; ``first`` marks a layer's first experts."""
     measured = Costs()
     measured.load_ns.extend(load)
     measured.host_ns.extend(host)
@@ -53,7 +53,7 @@ def costs(
 
 
 class Backlog:
-    """Lanes that are busy for a given time with what was submitted; 0 where none is given."""
+    """Lanes that stay busy for a given time; 0 where none is given."""
 
     def __init__(
         self, busy_ns: Mapping[Lane, int] | None = None, load_path: tuple[Lane, ...] = (Lane.H2D,)
@@ -65,7 +65,7 @@ class Backlog:
 
 
 def flags(experts: Iterable[int], total: int) -> np.ndarray:
-    """True for these of so many."""
+    """Return an array of ``total`` flags that is True for the given experts."""
     found = np.zeros(total, dtype=bool)
     found[list(experts)] = True
     return found
@@ -89,7 +89,7 @@ def view(
     kind: type[LayerView] = LayerView,
     hidden: np.ndarray | None = None,
 ) -> LayerView:
-    """One layer's gate: scores are ``rows / of``; ``own`` where the model breaks ties oddly."""
+    """Return one layer's view: scores are ``rows / of``; ``own`` sets the model's own choice."""
     given = np.asarray(rows)
     scores_TE = given / given.dtype.type(of) if given.dtype.kind == "f" else given / of
     tokens, experts = scores_TE.shape
@@ -126,7 +126,7 @@ def view(
 
 
 def active(seen: LayerView, rows: Mapping[int, int] | None = None) -> Active:
-    """The experts that the view's tokens use by the model's own choice, or those given."""
+    """Return the experts that the view's tokens use by the model's choice, or the given ones."""
     if rows is None:
         experts, counts = np.unique(seen.topk_ids_TK, return_counts=True)
         rows = dict(zip(experts.tolist(), counts.tolist(), strict=True))
@@ -134,7 +134,7 @@ def active(seen: LayerView, rows: Mapping[int, int] | None = None) -> Active:
 
 
 def fetched(layer: int, fetches: Iterable[Fetch]) -> list[int]:
-    """The experts of fetches, in order, all plain ones of this layer."""
+    """Return the experts of fetches in order, all plain fetches of this layer."""
     found = list(fetches)
     assert all(fetch == Fetch(layer, fetch.expert) for fetch in found)
     return [expert for _, expert, _, _ in found if expert is not None]
@@ -143,18 +143,18 @@ def fetched(layer: int, fetches: Iterable[Fetch]) -> list[int]:
 def started(
     policy: Any, experts: int = 4, layers: int = 2, slots: int = 4, scope: Scope = "global"
 ) -> Any:
-    """An eviction policy at the start of a run."""
+    """Return an eviction policy at the start of a run."""
     model = shape(experts, 1, layers)
     policy.start(model, cache(model, slots, scope))
     return policy
 
 
 def victim_of(policy: Any, *keys: int, total: int = 8) -> int | None:
-    """Which of these keys the policy evicts for some expert."""
+    """Return which of these keys the policy evicts for some expert."""
     victim: int | None = policy.victim(flags(keys, total), incoming=7)
     return victim
 
 
 def cache(model: ModelShape, slots: int, scope: Scope = "global") -> ExpertCache:
-    """Slots without bytes."""
+    """Return a cache of slots without bytes."""
     return ExpertCache(model, slots, scope, Tier("device", 0), 0)

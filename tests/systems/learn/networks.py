@@ -1,4 +1,4 @@
-"""Routing to learn from, and networks that nobody trained."""
+"""Calibration routing, and untrained networks."""
 
 from itertools import pairwise
 
@@ -8,12 +8,12 @@ from moebench.systems.learn.eviction_network import Network
 
 
 def one_layer(*tokens):
-    """A sequence of one layer ``[T, 1, K]``."""
+    """Return a sequence with routing of one layer ``[T, 1, K]``."""
     return np.array(tokens).reshape(len(tokens), 1, -1)
 
 
 def routed(tokens=120, layers=2, experts=8, seed=0):
-    """Expert 0 and 1 alternate, the third choice is drawn."""
+    """Return top-2 routing: one choice alternates between experts 0 and 1, the other is random."""
     chance = np.random.default_rng(seed)
     ids = np.empty((tokens, layers, 2), dtype=np.int64)
     ids[:, :, 0] = (np.arange(tokens) % 2)[:, None]

@@ -1,4 +1,4 @@
-"""What was learnt is kept once, whoever asks for it and however they end."""
+"""Trained artefacts are stored once, also with concurrent and failing training."""
 
 import fcntl
 

@@ -1,4 +1,4 @@
-"""DuoServe-MoE's preprocess: matrices and the state vector by hand, ExpertMLP's training."""
+"""DuoServe-MoE's preprocessing: matrices and state vector by hand, and ExpertMLP's training."""
 
 import math
 
@@ -68,7 +68,7 @@ def test_seven_layers_from_2048_to_64():
 
 
 def learnable(tokens: int, seed: int = 0) -> np.ndarray:
-    """Three layers, top-2 of eight: expert e is followed by e + 1, and that by e + 3."""
+    """Return routing of three layers, top-2 of eight: e is followed by e + 1, then by e + 3."""
     first = np.random.default_rng(seed).permuted(np.tile(np.arange(8), (tokens, 1)), axis=1)[:, :2]
     return np.stack([first, (first + 1) % 8, (first + 4) % 8], axis=1)
 

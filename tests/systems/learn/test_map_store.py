@@ -1,4 +1,4 @@
-"""FineMoE's store: cosines and redundancy by brute force, ages by hand."""
+"""FineMoE's store: cosines and redundancy by brute force, replacement by hand."""
 
 import numpy as np
 import pytest
@@ -16,7 +16,7 @@ def cosine(a, b):
 
 
 def drawn(random: np.random.Generator, count: int):
-    """Embeddings of length 1 and maps of so many iterations."""
+    """Return random embeddings of length 1 and maps of ``count`` iterations."""
     embeddings = unit(random.standard_normal((count, WIDTH)))
     return embeddings, shares(random.random((count, LAYERS, EXPERTS)))
 

@@ -1,4 +1,4 @@
-"""ProMoE's predictors: which layers they speak of, what they learn, what they are kept by."""
+"""ProMoE's predictors: predicted layers, training, and the artefact's name."""
 
 from itertools import chain
 
@@ -14,7 +14,7 @@ OPTIONS = StateMLPOptions(stride=2, width=32, tokens=4096, epochs=25, seed=0)
 
 
 def text(tokens: int, seed: int, prefill: int = 0) -> RoutedSequence:
-    """States of chance; what they say is chosen two layers later, and in the next token.
+    """Return random states that determine the routing two layers later and in the next token.
 
     The two largest numbers of a state are the experts of the layer two further on; the last layer's
     are those of the next token's layer 0, and their neighbours those of its layer 1.

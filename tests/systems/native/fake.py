@@ -1,4 +1,4 @@
-"""A package that does what a test asks of it; its process imports this module."""
+"""A fake third-party package whose process imports this module and obeys a test."""
 
 import os
 import signal
@@ -17,7 +17,7 @@ TOKEN = 7
 
 @dataclass(kw_only=True)
 class Fake(NativeSystem):
-    """Its options say how it behaves."""
+    """Fake package whose options determine its behaviour."""
 
     paper = "tests"
     requires = {}  # noqa: RUF012
@@ -31,7 +31,7 @@ class Fake(NativeSystem):
 
 @dataclass(kw_only=True)
 class Absent(Fake):
-    """A package that nobody has."""
+    """Package that is not installed."""
 
     requires = {"no_such_module": "no-such-package"}  # noqa: RUF012
 

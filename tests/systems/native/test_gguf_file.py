@@ -1,4 +1,4 @@
-"""GGUF files that we write: llama.cpp's logits are Transformers' (or, without a class, ours)."""
+"""Written GGUF files: llama.cpp's logits equal Transformers' (or the decoder's)."""
 
 from pathlib import Path
 
@@ -25,7 +25,7 @@ CHANGES = {
 
 
 def reference(path: Path, family: str) -> Tensor:
-    """Logits ``[T, V]`` of the prompt."""
+    """Return logits ``[T, V]`` of the prompt."""
     if family == "deepseek":
         return load(path).full_logits([PROMPT])[0]
     import transformers

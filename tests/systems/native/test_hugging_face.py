@@ -1,4 +1,4 @@
-"""DeepSeek-MoE v1 as a Qwen2-MoE: Transformers computes what its own graph does."""
+"""DeepSeek-MoE v1 as a Qwen2-MoE: Transformers' outputs equal those of its own graph."""
 
 from pathlib import Path
 

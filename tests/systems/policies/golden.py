@@ -1,10 +1,10 @@
-"""A published stream of requests for which the hits of many policies are known."""
+"""A published request stream with known hits of many cache policies."""
 
 import random
 
 
 def golden_trace():
-    """400 steps of 8 distinct ids, popular ones first, each step sorted."""
+    """Return 400 steps of 8 distinct ids, popular ids more often, each step sorted."""
     rng = random.Random(7)
     weights = [1 / (i + 1) ** 0.8 for i in range(64)]
     steps = []

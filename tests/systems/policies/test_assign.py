@@ -1,4 +1,4 @@
-"""Algorithm 2 in both versions, by hand.  C is what one load, or one host computation, takes."""
+"""SMoE's Algorithm 2 in both versions, by hand; C is the time of one load or host computation."""
 
 from typing import NamedTuple
 
@@ -25,7 +25,7 @@ FOUR = [Missing(1, 0.2, 3), Missing(2, 0.4, 4), Missing(5, 0.3, 2), Missing(7, 0
 
 
 def plan(policy, missing, on_device=(), in_flight=(), phase="decode", measured=None, lanes=None):
-    """What a policy does where these are missing; the device's other active experts score less."""
+    """Return a policy's plan for missing experts; the device's active experts score less."""
     scores = [0.01] * 32
     for expert, score, _ in missing:
         scores[expert] = score
@@ -38,14 +38,14 @@ def plan(policy, missing, on_device=(), in_flight=(), phase="decode", measured=N
 
 
 def loaded(found):
-    """Experts that a plan loads, in order."""
+    """Return the experts that a plan loads, in order."""
     return fetched(0, found.load)
 
 
 def split(
     missing, load, host=(1,), per_row=(1,), phase="decode", kind=Balanced, lanes=None, **options
 ):
-    """(load, host) in their orders."""
+    """Return loaded and host experts, each in their order."""
     measured = costs(load, host, per_row)
     found = plan(kind(**options), missing, phase=phase, measured=measured, lanes=lanes)
     assert list(found.device) == loaded(found)  # computed as they come

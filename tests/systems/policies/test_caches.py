@@ -33,7 +33,7 @@ EVERY = [
 
 
 def hits(name, keys, slots, experts=64, **options):
-    """Hits of single requests for experts of one layer."""
+    """Return the hits of single requests for experts of one layer."""
     steps = [(0, (key,)) for key in keys]
     policy = make("evict", name, **options)
     return sum(replay(policy, [steps], topology(1, experts, 1), slots).hits)
@@ -82,7 +82,7 @@ PAIRS = [
 
 
 def oracle(name, keys, slots):
-    """libcachesim's hits, in a thread of its own: there its random numbers start anew."""
+    """Return libcachesim's hits, in a new thread, where its random numbers restart."""
     libcachesim = pytest.importorskip("libcachesim", reason="pip install libcachesim")
     never = 2**62
     following, later = [never] * len(keys), {}
@@ -103,7 +103,7 @@ def oracle(name, keys, slots):
 
 
 def drawn(seed):
-    """Popular ids first, and a popularity that changes on the way."""
+    """Return random requests with popular ids whose popularity changes."""
     chance = random.Random(seed)
     experts = chance.choice([8, 24, 64])
     keys = []
@@ -116,7 +116,7 @@ def drawn(seed):
 
 @lru_cache
 def routed():
-    """What a trained model's third layer asked for."""
+    """Return the requests of a trained model's third layer."""
     trace = open_trace(find_trace("qwen2-57b-a14b__arithmetic"))
     return [int(e) for ids in trace.ids_TLK[:, 2] for e in sorted(ids)]
 
@@ -139,7 +139,7 @@ def test_routed_requests_as_libcachesim(theirs, ours, options, slots):
 
 
 def pattern(name, keys, slots, **options):
-    """Which requests hit."""
+    """Return which requests hit."""
     policy = make("evict", name, **options)
     outcome = []
     for end in range(1, len(keys) + 1):
@@ -186,7 +186,7 @@ def test_the_original_lecar_by_hand():
 
 
 def best_possible(keys, slots, bypass):
-    """The most hits that any choice of victims brings, by trying all."""
+    """Return the most hits of any choice of victims, by trying all."""
 
     @lru_cache(None)
     def most(now, inside):

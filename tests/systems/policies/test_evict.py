@@ -1,4 +1,4 @@
-"""LRU, LFU and its variants, and experts that stay, by hand; two golden traces.
+"""LRU, LFU with variants, and protected experts, by hand; two golden traces.
 
 When is `Eviction.used` called?  The policies only see the order of calls.  Here, as in the spec's
 trace, a *request* is one expert: ``used`` first, then (on a miss) ``victim``, ``left``,
@@ -68,7 +68,7 @@ class Slots:
         started(policy, experts, 1, capacity)
 
     def request(self, key):
-        """Whether it hit."""
+        """Request an expert, and return whether it hit."""
         self.policy.used(0, [key])
         if key in self.inside:
             return True
@@ -128,7 +128,7 @@ def test_golden_hits(policy, hits):
 
 
 def lru_hits(trace, capacity):
-    """LRU with an ordered dictionary."""
+    """Return the hits of LRU, computed with an ordered dictionary."""
     inside, hits = OrderedDict(), []
     for key in trace:
         hits.append(key in inside)
@@ -140,7 +140,7 @@ def lru_hits(trace, capacity):
 
 
 def lfu_hits(trace, capacity, *, survive, tie):
-    """LFU that looks at everything it remembers, at every miss."""
+    """Return the hits of LFU, scanning all counts at every miss."""
     inside, count, last, hits = set(), {}, {}, []
     for now, key in enumerate(trace):
         hits.append(key in inside)

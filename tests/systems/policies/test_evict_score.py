@@ -10,7 +10,7 @@ from tests.systems.views import started, victim_of, view
 
 
 def see(policy, *iterations, layer=0):
-    """Show one pass after another over a layer; each is a list of rows, or one row, in eighths."""
+    """Show passes over a layer to a policy; each is a row or a list of rows, in eighths."""
     for rows in iterations:
         rows = rows if isinstance(rows[0], list) else [rows]
         policy.observe(view(rows, 1, layer=layer, of=8))

@@ -1,4 +1,4 @@
-"""LRU in each layer's share and buffers for all: by hand, and against plain LRU."""
+"""LRU with each layer's share and common buffers: by hand, and compared with plain LRU."""
 
 import numpy as np
 import pytest
@@ -19,7 +19,7 @@ NEXT = 4
 
 
 def begun(*placed: int, staging: int = 2, slots: int = 6) -> StagedLRU:
-    """A policy for two layers of four experts, in which these keys were placed."""
+    """Return a policy for two layers of four experts, with these keys placed."""
     policy = StagedLRU(staging=staging)
     model = shape(4, 2)
     policy.start(model, cache(model, slots))
@@ -122,7 +122,7 @@ def test_buffers_are_left_empty_in_every_pool():
 
 
 def run(seed: int, slots: int, staging: int, place: object, rows: int = 1, passes: int = 8):
-    """On-demand loading of random routing; every layer's steps, and the rig."""
+    """Run on-demand loading of random routing, and return every layer's steps and the rig."""
     model = small_shape(layers=3, experts=6)
     trace = random_trace(seed, model, [[1] * rows], passes)
     system = MoEOnDemand(place=place, evict=StagedLRU(staging=staging))

@@ -1,4 +1,4 @@
-"""Means of what was measured, by hand."""
+"""Latency estimates from measured costs, by hand."""
 
 import pytest
 
@@ -13,7 +13,7 @@ from tests.systems.views import costs
 
 
 def on_host(*samples: tuple[int, float, bool]):
-    """Costs of (tokens, ns, first of its layer), oldest first."""
+    """Return host costs from (tokens, ns, first of its layer), oldest first."""
     return costs(
         host=[ns for _, ns, _ in samples],
         per_row=[ns / tokens for tokens, ns, _ in samples],

@@ -1,4 +1,4 @@
-"""The simulation of a layer: by hand, and against another one."""
+"""HybriMoE's simulated schedule of a layer: by hand, and compared with another simulation."""
 
 from math import inf
 
@@ -56,14 +56,14 @@ def test_schedule_without_experts_is_empty():
 
 
 def by_events(cached, absent, times, coming, link_ns):
-    """The same rule over sets: of all that could be next, what ends first is carried out."""
+    """Return the same rule's schedule, always executing the operation that ends first."""
     tokens = dict(enumerate([*cached, *coming, *absent]))
     own = range(len(cached))
     here, under_way = dict.fromkeys(own, 0), range(len(cached), len(cached) + len(coming))
     clock, done = [0, 0, link_ns], ([], [], [])
 
     def next_of(who):
-        """(end, who, expert) of the GPU's, the CPU's or the link's next operation."""
+        """Return (end, lane, expert) of the next operation of the GPU, the CPU or the link."""
         left = [e for e in tokens if e not in {*done[0], *done[1]}]
         away = [e for e in left if e not in here]
         if who == 0 and (begin := min((here[e] for e in left if e in here), default=inf)) < inf:

@@ -1,4 +1,4 @@
-"""Where experts start, by hand: three layers, the first dense; four experts a layer."""
+"""Initial placement by hand, for three layers (the first dense) of four experts."""
 
 import numpy as np
 import pytest
@@ -23,7 +23,7 @@ POPULARITY = [[99, 99, 99, 99], [9, 5, 5, 1], [7, 5, 0, 6]]
 
 
 def placed(policy, slots, scope="global"):
-    """The pairs in order."""
+    """Return the placed (layer, expert) pairs in order."""
     return list(policy.place(MODEL, slots, scope))
 
 

@@ -1,4 +1,4 @@
-"""Predictors by hand: what they cost and ask of the model; equal ones are one."""
+"""Predictors by hand: their costs and predictions, and merging of equal ones."""
 
 from dataclasses import replace
 
@@ -16,7 +16,7 @@ from tests.systems.views import shape, view
 
 
 class Asked:
-    """A model that answers with the number of the question."""
+    """Model whose predictions are the number of the call."""
 
     def __init__(self):
         self.questions = []
@@ -27,7 +27,7 @@ class Asked:
 
 
 def seen_at(layer, rows=2):
-    """A decoded layer of six, of which 0 and 3 are dense."""
+    """Return the view of a decoded layer of six, of which 0 and 3 are dense."""
     model = shape(4, 2, 6, dense_layers=(0, 3), dense_width=8)
     seen = view([[0.4, 0.3, 0.2, 0.1]] * rows, 2, layer=layer)
     return replace(seen, shape=model, next_layer=model.next_moe_layers[layer])
@@ -71,12 +71,12 @@ def test_nothing_is_predicted_across_a_layer_without_experts():
 
 
 def kinds(system, overrides):
-    """Kinds of a system's predictors, routing's first."""
+    """Return the classes of a system's predictors, routing's first."""
     return [type(predictor) for predictor in build(system, overrides).predictors]
 
 
 class AsRouted(NextGate):
-    """Asks what routing ahead asks."""
+    """Prefetching with the same predictor as routing ahead."""
 
     @property
     def predictor(self):
@@ -116,7 +116,7 @@ def test_systems_have_their_default_predictors():
 
 
 class FarAhead(NextGate):
-    """Gates of three layers, brought in time."""
+    """Prefetching by the gates of the next three layers."""
 
     @property
     def predictor(self):

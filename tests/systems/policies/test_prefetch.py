@@ -1,4 +1,4 @@
-"""Prefetching that several systems share, by hand.  Scores in 32nds, k = 3."""
+"""Prefetching policies that several systems share, by hand; scores in 32nds, k = 3."""
 
 import numpy as np
 import pytest

@@ -13,7 +13,7 @@ from moebench.systems.policies.split import measured_loads, split, uniform_loads
 
 
 def by_counting(experts: int, slots: int, used: int, right: Fraction) -> Fraction:
-    """Over all sets of experts that a token may use; the first ones are cached."""
+    """Return expected loads by summing over all sets of experts; the first ones are cached."""
     total, sets = Fraction(0), list(combinations(range(experts), used))
     for chosen in sets:
         missing = sum(expert >= slots for expert in chosen)
