@@ -75,7 +75,7 @@ def answers(draw: st.DrawFn) -> Case:
     decision = draw(DECISION)
     body = draw(st.sampled_from(METHODS[decision][4]))
     names = (".py: class Own", METHODS[decision][1], "write return")
-    # Where nothing must leave, nobody is asked what.
+    # Eviction is not called if no expert must leave.
     good = None if decision == "evict" else False
     return running(source(decision, body), names, good, f"{decision}: {body}")
 

@@ -112,7 +112,7 @@ def daop_first(draw: st.DrawFn) -> Case:
     def prepare(folder: Path) -> None:
         (folder / "s.yaml").write_text(yaml.safe_dump(plan))
 
-    if first > 0:  # what a cell cannot do is said beside it; the plan is shown, and the code is 1
+    if first > 0:  # the plan shows the invalid cell with its reason, and the code is 1
         return Case(
             ("run", "--system", "daop", "--setting", "S3", "--workload", "arithmetic", "--prompts",
              "1", "--new-tokens", "3", "--set", f"route.first={first}"),

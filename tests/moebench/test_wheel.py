@@ -36,7 +36,7 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for path in (ROOT / "moebench").iterdir():
         if path.name != "__pycache__":
             (source / "moebench" / path.name).symlink_to(path.resolve())
-    # Weights do not compress, and trying takes longer than all else here.
+    # Weights do not compress, and trying takes longer than the rest of this test.
     (source / "setup.cfg").write_text("[bdist_wheel]\ncompression = stored\n")
     offline = ("--no-deps", "--no-build-isolation", "--no-index", "--quiet")
     _run(sys.executable, "-m", "pip", "wheel", *offline, "-w", out, source, cwd=out)

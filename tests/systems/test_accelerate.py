@@ -155,7 +155,7 @@ def started(layers: int, experts: str, uses, **more):
 
 
 def test_streamed_layers_never_overlap_computation():
-    # Layer 0 is on the device: 30 + 3 + 20 + 2 = 55.  Layer 1: its common weights 55..355,
+    # Layer 0 is on the device: 30 + 3 + 20 + 2 = 55.  Layer 1: other weights 55..355,
     # attention and gate until 388, four experts in 160, of which 1 and 2 are computed, and the sum.
     ran = started(1, "all", [[[(0, 1)], [(1, 2)], [(0, 3)]]])
     assert of(ran, OpKind.STREAM) == [
@@ -181,7 +181,7 @@ def test_nothing_is_kept_from_token_to_token(experts, loads):
     uses = [[[(0, 1)], [(1, 2)], [(0, 3)]]] * 3
     ran = started(1, experts, uses, passes=3)
     assert len(of(ran, OpKind.LOAD)) == 3 * loads
-    moved = 3 * (loads + 3 * 10) * RECORD_BYTES  # two layers' common weights, and the head
+    moved = 3 * (loads + 3 * 10) * RECORD_BYTES  # two layers' non-expert weights, and the head
     assert ran.timeline.bytes_moved(Lane.H2D) == moved
 
 

@@ -182,7 +182,7 @@ def test_accuracy_is_the_share_of_predictions_that_were_chosen(tmp_path):
     for texts, second in (([True], 1.0), ([False], 0.0), ([True, False], 0.5)):
         place = placed(AdapMoE(), [of_two_layers(right) for right in texts], tmp_path)
         assert place.accuracies(model) == [0.0, second]
-    # What another predictor says, or nobody, is not fetched.
+    # Experts of another predictor, or of none, are not fetched.
     gate = placed(build("adapmoe", {"prefetch": "next-gate"}), [of_two_layers(True)], tmp_path)
     nobody = placed(build("adapmoe", {"prefetch": "none"}), [of_two_layers(True)], tmp_path)
     assert gate.accuracies(model) == nobody.accuracies(model) == [0.0, 0.0]

@@ -214,7 +214,7 @@ def test_host_experts_of_a_predicted_layer_start_in_the_layer_before():
         host = of_last_layer(made.spans, OpKind.EXPERT, Lane.HOST)[-1]
         attend = of_last_layer(made.spans, OpKind.ATTEND, Lane.DEVICE)[-1]
         assert (host.start_ns < attend.start_ns) is before
-    # The predicted layer asks no gate of its own, and the token ends earlier.
+    # The predicted layer computes no gate of its own, and the token ends earlier.
     assert len(of_last_layer(ahead.spans, OpKind.GATE, Lane.DEVICE)) == 1
     assert len(of_last_layer(plain.spans, OpKind.GATE, Lane.DEVICE)) == 2
     assert ahead.spans[-1].end_ns < plain.spans[-1].end_ns

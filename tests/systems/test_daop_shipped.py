@@ -104,7 +104,7 @@ def planned(tokens: list[int], resident: set[int], **options: float):
 
 
 def test_a_busy_host_expert_passes_through_the_placeholder():
-    # 3 comes for 2; 1 by the placeholder; 0 and 2 have no token, so nobody computes them.
+    # 3 replaces 2; 1 uses the placeholder; 0 and 2 have no token and are not computed.
     load, host, device = planned([0, 9, 0, 5, 1, 3], {2, 4, 5})
     assert load == [Fetch(0, 3, instead_of=2), Fetch(0, 1, keep=False)]
     assert (host, device) == ([], [4, 5, 3, 1])

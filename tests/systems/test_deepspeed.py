@@ -15,7 +15,7 @@ from tests.substrate.engine.own import model_of, of, run
 from tests.systems.views import cache, shape, view
 
 TWO = small_shape(layers=2)
-#: Elements of an expert, and of a layer's common weights.
+#: Elements of an expert, and of a layer's non-expert weights.
 EXPERT, COMMON = TWO.expert_params, TWO.layer_common_params(0)
 ALL = "stream"
 SAME = [[(0, 1)], [(0, 1)]]
@@ -31,16 +31,16 @@ def streamed(uses, experts: str = "all", slots: int = 8, **options) -> Rig:
 
 # ----------------------------------------------------------------------------- a timeline by hand
 
-# A layer's common weights take 300 on the link, an expert 40.
+# A layer's non-expert weights take 300 on the link, an expert 40.
 #
-# Prefill records.  Layer 0: common weights 0..300, attention and gate until 333, experts 0 to 3
+# Prefill records.  Layer 0: other weights 0..300, attention and gate until 333, experts 0 to 3
 # until 493, for all of which the control thread waits; 0 and 1 are computed until 513, the sum
 # until 515.  Layer 1 takes 515 as well; the head comes 1030..1330 and takes 6.
 #
-# Decode follows, from 1336, with a bucket of one layer's common weights and one expert.  At its
-# beginning: layer 0's common weights 1336..1636 and expert 0 until 1676.  The gate is known at
+# Decode follows, from 1336, with a bucket of one layer's other weights and one expert.  At its
+# beginning: layer 0's other weights 1336..1636 and expert 0 until 1676.  The gate is known at
 # 1669: 1, 2 and 3 come 1676..1796.  0 and 1 are computed until 1816, the sum until 1818, when layer
-# 1's common weights and expert 0 are asked for: 1818..2118..2158.
+# 1's other weights and expert 0 are requested: 1818..2118..2158.
 
 
 def test_whole_layers_and_the_bucket_ahead():
@@ -65,7 +65,7 @@ def test_whole_layers_and_the_bucket_ahead():
 def test_the_bucket_moves_no_byte_more_or_less(bucket):
     ran = streamed([SAME] * 3, bucket=bucket)
     assert ran.timeline.bytes_moved(Lane.H2D) == 3 * (2 * 4 + 3 * 10) * RECORD_BYTES
-    # Of each layer of each pass after the recorded one: common weights alone, or experts as well.
+    # Each layer of each pass after the recorded one: non-expert weights, maybe with experts.
     whole = max(0, -(-(bucket - COMMON) // EXPERT))
     assert ran.counts["decode"].prefetched == 2 * 2 * min(4, whole)
 
@@ -78,12 +78,12 @@ def test_without_a_bucket_nothing_overlaps_the_next_attention():
 
 
 def test_live_parameters_leave_less_to_fetch():
-    # Four experts are live; one more is allowed, and common weights are larger than that.
+    # Four experts are live; one more is allowed; the other weights are larger than that.
     ran = streamed([SAME, SAME], bucket=10**6, max_live=5 * EXPERT)
     opened = ran.counts["decode"].prefetched
     assert opened == 3  # at the pass's beginning nothing is live: 240 elements, then 3 · 96
     ahead = [row for row in of(ran, OpKind.STREAM) if row[0] == 1]
-    assert ahead[1][2] == of(ran, OpKind.COMBINE)[2][3]  # the next layer's common weights come
+    assert ahead[1][2] == of(ran, OpKind.COMBINE)[2][3]  # layer 1's non-expert weights
     assert (
         streamed([SAME, SAME], bucket=10**6, max_live=4 * EXPERT).counts["decode"].prefetched == 2
     )

@@ -74,7 +74,7 @@ def seen(system: str, overrides: dict[str, str], key: str) -> None:
     spec = resolve(None, system=system, setting="S3", overrides=overrides)
     assert spec.overrides[key] == now[key]
     assert spec != resolve(None, system=system, setting="S3", overrides=before)
-    # A document's spec builds the same system again.
+    # The spec of a document builds an equal system.
     assert describe(build(spec.system, spec.overrides))[key] == now[key]
 
 

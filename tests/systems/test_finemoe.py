@@ -116,7 +116,7 @@ def test_each_layer_finds_the_nearest_trajectory_and_the_last_the_nearest_prompt
         for layer in (0, 1):
             np.testing.assert_allclose(told[layer], running[:, layer], atol=1e-6)
             assert search.deltas(layer, 2) == pytest.approx([0, 0], abs=1e-5)
-    # What is kept of comparisons while maps come and go is what comparing anew would say.
+    # Similarities kept while maps are added and removed equal newly computed ones.
     np.testing.assert_allclose(
         search._semantic_BC[:, : store.size],
         [[cosine(e, other) for other in store.embedding_CH[: store.size]] for e in embeddings],
@@ -209,9 +209,9 @@ def test_priority_is_probability_over_distance():
     assert ask(0, {3: [[0.6, 0.3, 0.1, 0, 0, 0]]}) == [(3, 0), (3, 1)]
     # Two away now: 0.3 and 0.15; of layer 4, three away: 0.9 / 3 and 0.06 / 3.  Equal: the nearer.
     assert ask(1, {4: [[0.06, 0, 0, 0.9, 0.04, 0]]}) == [(3, 0), (4, 3), (3, 1), (4, 0)]
-    # At its own gate layer 3 is not asked for any more.
+    # At its own gate, layer 3 is not prefetched any more.
     assert ask(3, {}) == [(4, 3), (4, 0)]
-    # Behind the last layer comes the first: layer 0 is one away, layer 1 two.
+    # The first layer follows the last: layer 0 is one away, layer 1 two.
     assert ask(4, {0: [[0.2, 0.1, 0, 0, 0, 0]], 1: [[0, 0, 0.6, 0.3, 0, 0]]}) == [
         (1, 2), (0, 0), (1, 3), (0, 1),
     ]  # fmt: skip

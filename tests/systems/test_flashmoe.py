@@ -85,7 +85,7 @@ def test_sequences_begin_when_they_are_said_to():
     for layer in (0, 1):
         policy.used(layer, [7])
     assert victims() == [6, 14]
-    # Another prefill of the same sequences is no beginning.
+    # Another prefill of the same sequences is not a new beginning.
     policy.observe(view(np.eye(8)[[6]], 1, phase="prefill"))
     policy.used(0, [6])
     assert victims() == [5, 14]
@@ -181,7 +181,7 @@ def test_flashmoe_reads_each_routed_expert_once_in_prefill(top_k):
     system = flashmoe(2, 8)
     made = run(system, trace, slots=10)
     assert system.lossless
-    assert not any(claim.placed for claim in made.claims)  # starts with common weights alone
+    assert not any(claim.placed for claim in made.claims)  # starts with non-expert weights only
     prefill = made.counts["prefill"]
     # Each routed expert is read once a pass: the first finds an empty device.
     used = [len(np.unique(trace.batches[0][0].gates[layer].ids_TK)) for layer in (1, 2)]

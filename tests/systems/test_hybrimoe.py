@@ -223,7 +223,7 @@ def test_recent_scores_follow_the_recurrence():
     assert policy._scores.of(1) == pytest.approx([0, 0, 0, 0])
     assert victim_of(policy, 0, 1, 2, 3) == 2
     assert victim_of(policy, 1, 3) == 3
-    assert victim_of(policy, 0, 4) == 4  # nobody has seen layer 1
+    assert victim_of(policy, 0, 4) == 4  # layer 1 has no scores yet
     assert victim_of(policy) is None
 
 

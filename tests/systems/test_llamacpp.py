@@ -26,7 +26,7 @@ def budget(device_bytes: int, layers: int = 4) -> Budget:
 
 # ----------------------------------------------------------------------------- what fits
 
-#: All common weights and the KV cache: 20 + 4 · 11.  A layer's experts 18; copies need two of six.
+#: All non-expert weights and KV cache: 20 + 4 · 11.  A layer's experts 18; copies need two of six.
 COMMON, LAYER, STAGING = 64, 18, 6
 
 
@@ -51,7 +51,7 @@ def test_experts_of_the_fewest_first_layers_are_on_the_host(spare, n):
 
 
 def test_ngl_puts_the_last_layers_on_the_device():
-    # 20, and of each layer 10 + 1 + 18; copies 6, and 10 for common weights: four more experts.
+    # 20, and of each layer 10 + 1 + 18; copies 6, non-expert weights 10: four more experts.
     place = GpuLayers()
     room = 20 + 2 * 29 + STAGING + 4 * 3
     assert list(place.homes(FOUR, budget(room))) == ["host", "host", "device", "device"]
@@ -144,7 +144,7 @@ def test_each_micro_batch_copies_anew():
 
 
 def test_a_small_rest_is_computed_on_the_host():
-    # Four rows, three at a time: the last one uses 4, which nobody copies, and 0, which is there.
+    # Four rows, three at a time: the last uses 4, which is not copied, and 0, which is resident.
     used = [[0, 1], [0, 1], [0, 1], [0, 4]]
     assert plan_of(used, min_batch=3, micro_batch=3) == ([0, 1], [4], [0, 1], [])
     assert plan_of(used, min_batch=1, micro_batch=3) == ([0, 1, 4], [], [0, 1, 4], [0])
@@ -249,7 +249,7 @@ def test_a_layer_on_the_host_with_all_its_parts():
     assert of(ran, OpKind.ATTEND) == [(0, (), 0, 70), (1, (), 264, 294)]
     assert of(ran, OpKind.EXPERT)[:2] == [(0, (0,), 144, 199), (0, (1,), 203, 258)]
     check_order(ran.spans, ("host", "device"))
-    # For a large batch its common weights come over, 0..300, and all is computed on the device.
+    # A large batch copies the non-expert weights, 0..300, and computes all on the device.
     ran = split_run("ngl", [[[(0, 1), (0, 1)]] * 2], rows=2, min_batch=2)
     assert of(ran, OpKind.STREAM) == [(0, (), 0, 300)]
     assert {s.lane for s in ran.spans} == {Lane.DEVICE, Lane.H2D}

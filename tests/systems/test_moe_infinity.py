@@ -344,7 +344,7 @@ def test_prefetches_wait_for_the_match_and_the_match_for_the_gate():
     assert times(made, OpKind.COMBINE)[:2] == [(0, (), 59, 61), (1, (), 120, 122)]
     assert made.timeline.stall_ns() == {"host": 2 * (59 - 53)}
     assert all(s.lane is Lane.HOST for s in made.spans if s.op.kind is OpKind.PREDICT)
-    # Both of layer 2 are expected at once; 2 comes before its gate is known, 3 is on its way.
+    # Both experts of layer 2 are predicted at once; 2 arrives before its gate, 3 is in flight.
     assert [load[:3] for load in times(made, OpKind.LOAD)] == [(2, (2,), 59), (2, (3,), 99)]
     counts = made.counts["prefill"]
     assert (counts.hits, counts.in_flight, counts.loads) == (6, 0, 0)

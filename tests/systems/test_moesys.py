@@ -75,7 +75,7 @@ def test_experts_are_computed_as_they_come(two_tokens):
 def test_nothing_is_loaded_after_a_gate_and_nothing_stays(two_tokens):
     decode = two_tokens.counts["decode"]
     assert (decode.active, decode.hits, decode.in_flight, decode.loads) == (6, 2, 4, 0)
-    # Of nine experts that came for the token, six were used; every layer was asked for whole.
+    # Of nine experts loaded for the token, six were used; every layer was fetched whole.
     assert (decode.prefetched, decode.prefetched_used) == (9, 6)
     assert (decode.asked, decode.asked_all) == (3, 3)
     assert {victim for _, victim in evicted(two_tokens)} == {None}

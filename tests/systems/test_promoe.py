@@ -106,7 +106,7 @@ def test_a_token_and_the_first_layers_of_the_next():
         (1, Lane.HOST, 314, 339, (8, 16, 16, 4)),
         (3, Lane.HOST, 454, 479, (8, 16, 16, 8)),
     ]
-    # The states of pass and layer; layer 2 has no one to speak of, and prefill is not asked.
+    # States by pass and layer; layer 2 predicts no layer, and prefill has no predictions.
     assert [state for state, _ in networks.asked[:4]] == [[[1, 0]], [[1, 1]], [[1, 3]], [[2, 0]]]
     counts = made.counts["decode"]
     assert (counts.loads, counts.in_flight, counts.hits) == (1, 1, 14)

@@ -101,7 +101,7 @@ def test_what_views_hold_as_the_systems_alpha(overrides, in_use):
     system = build("smoe", overrides)
     assert system.prefetch.alpha is None
     assert system.alpha_in_use == in_use
-    # Whatever the prefetch is told of its own leaves the system's alone.
+    # The prefetch's own α does not change the system's.
     own = build("smoe", {**overrides, "prefetch.alpha": "0.1"})
     assert (own.prefetch.alpha, own.alpha_in_use) == (0.1, in_use)
 

@@ -140,7 +140,7 @@ def test_substitute_weighs_as_itself_or_as_the_replaced_expert():
 
 
 def test_without_a_rival_every_expert_is_top_score():
-    # k = E: there is no (k+1)-th score, nobody to stand in.
+    # k = E: there is no (k+1)-th score and no substitute.
     routed = route([[12, 10, 6, 4]], [], alpha=1, k=4)
     assert routed.ids_TK.tolist() == [[0, 1, 2, 3]]
     assert routed.top_score == {0, 1, 2, 3}

@@ -308,10 +308,10 @@ def test_a_worked_solutions_letters_do_not_count() -> None:
     ("name", "options", "expected"),
     [
         ("boolq", [2, 2], 50.0),
-        ("mmlu", [4, 2], 37.5),  # the mean of the questions' own
-        ("bbh", [None, 2], 25.0),  # of two kinds: nobody guesses a text
+        ("mmlu", [4, 2], 37.5),  # the mean over the examples
+        ("bbh", [None, 2], 25.0),  # two kinds: a text cannot be guessed
         ("arithmetic", [None, None], None),
-        ("truthfulqa_gen", [4, 4], None),  # its answers are written
+        ("truthfulqa_gen", [4, 4], None),  # its answers are generated
         ("text", [None], None),
     ],
 )

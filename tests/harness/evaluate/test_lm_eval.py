@@ -249,7 +249,7 @@ def test_task_files_are_for_lm_evals_own_command(data: Path) -> None:
     assert called.code == 0
     assert "--include_path files --tasks gsm8k" in called.err
     (first, _) = [json.loads(line) for line in Path("files/gsm8k.jsonl").read_text().splitlines()]
-    assert first["query"].count("Answer:") == 2  # one worked example
+    assert first["query"].count("Answer:") == 2  # one few-shot example
     assert Path("files/gsm8k.yaml").exists()
     assert not Path(".moebench").exists()
 

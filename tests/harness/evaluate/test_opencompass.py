@@ -170,7 +170,7 @@ def test_responses_equal_those_of_opencompass_own_model(
 ) -> None:
     checkpoint, kept = tmp_path / "checkpoint", tmp_path / "kept"
     write_checkpoint(tiny_catalogue / "scale" / SCALE_MODEL, checkpoint)
-    names = ("wic", "race_middle", "triviaqa")  # the others' answers are long
+    names = ("wic", "race_middle", "triviaqa")  # the other tasks' answers are long
     called = call(
         "eval", "--engine", "opencompass", "--tasks", ",".join(names), "--system", "gpu-only",
         "--setting", "S3", "--allow-overcommit", "--prompts", "2", "--batch", "2", "--data-dir",

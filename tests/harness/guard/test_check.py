@@ -124,7 +124,7 @@ print(json.dumps(check.measure(jobs=0)))
 def elsewhere(plan: Path, tiny_models: None) -> Cells:
     """Return the cell computed with two threads and the kernels of other processors."""
     kernels = {"ATEN_CPU_CAPABILITY": "avx2", "MKL_CBWR": "COMPATIBLE"}
-    # Threads that spin while they wait take minutes where their cores are busy.
+    # Threads that spin while waiting need minutes on busy cores.
     done = subprocess.run(
         [sys.executable, "-c", WITH_TWO_THREADS, str(plan)],
         env={**os.environ, **kernels, "OMP_WAIT_POLICY": "passive"},

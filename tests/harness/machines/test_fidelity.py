@@ -48,7 +48,7 @@ def test_calibrated_profile_is_complete_and_validation_compares_systems(below, s
     assert table == json.loads((short / "fidelity.json").read_text())
     assert [row["system"] for row in table["rows"]] == ["moe-ondemand", "flashmoe"]
     for row in table["rows"]:
-        # Nothing is decided by time here: what is loaded and found is the same.
+        # No decision depends on time here, so loads and hits are equal.
         assert row["bytes"]["measured"] == row["bytes"]["simulated"] > 0
         assert row["hits"]["measured"] == row["hits"]["simulated"] > 0
         assert row["agreement"] == 1.0

@@ -71,7 +71,7 @@ def test_what_programs_say_is_in_the_profile(proc: Path) -> None:
     assert profile.host.peak_fp32.flops_per_s == 16 * 64 * 5e9
     assert (profile.host.memory.value, profile.host.memory.badge) == (62, "measured")
     assert profile.disk.name == "Samsung SSD 990 PRO 2TB nvme 1.8T nvme0n1"
-    # A card of the catalogue brings its data sheet's numbers.
+    # A GPU of the catalogue has its data sheet's numbers.
     assert profile.gpu.bandwidth == load_profile("rtx4090").gpu.bandwidth
     assert profile.badge == "estimate"
 

@@ -83,7 +83,7 @@ def test_a_single_figure_has_a_margin() -> None:
 
 def test_figures_that_disagree_are_spanned() -> None:
     assert span("used.32", [0.7, 0.5, 0.6]) == (0.5, 0.7)
-    # These two say more of each other than of other texts: the margin about their middle is wider.
+    # The margin about the middle of these two values is wider than their range.
     assert span("used.32", [0.49, 0.51]) == (0.45, 0.55)
 
 

@@ -66,7 +66,7 @@ def test_a_lost_node_costs_only_the_cell_that_it_had(cluster: Any) -> None:
         for done, (worker, job, outcome) in enumerate(ended):
             assert not isinstance(outcome, Failed), outcome
             keep(store, job, outcome)
-            if done == 0:  # this worker has a cell next, which its node takes with it
+            if done == 0:  # this worker's next cell is lost with its node
                 _lose_node_of(workers._actors[worker], cluster)
     ray.shutdown()
     assert sorted(store.finished()) == sorted(job.cell_id for job in jobs)

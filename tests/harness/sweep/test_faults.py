@@ -61,7 +61,7 @@ def test_full_disk_at_any_write_fails_cleanly_and_resumes(
             assert ended.said.splitlines()[-1].startswith("moebench: "), (at, ended.said)
         if Path(store).exists():
             assert not strangers(store), at
-        # Where there is space again, the same command goes on.
+        # When there is space again, the same command resumes.
         again = forks(*command, store, *retried(command))
         assert again.code == 0, (at, again)
         assert contents(store) == undisturbed, at

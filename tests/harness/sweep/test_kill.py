@@ -40,7 +40,7 @@ def forks(tiny_models: None) -> Iterator[Forks]:
 
 def test_kills_at_random_points_change_nothing(forks: Forks) -> None:
     sweep = ("sweep", *CELLS, "--jobs", "0", "--store")
-    # Of two runs the shorter: on a busy computer one may take twice its time.
+    # Use the shorter of two runs: on a busy computer one may take twice as long.
     whole = min((forks(*sweep, store) for store in ("whole", "again")), key=itemgetter(1))
     known = min((forks(*sweep, "whole") for _ in range(2)), key=itemgetter(1))
     assert (whole.code, known.code) == (0, 0)
@@ -68,7 +68,7 @@ def test_kills_at_random_points_change_nothing(forks: Forks) -> None:
     assert any(0 < count < COUNT for count in counts), "no kill between two cells"
     assert forks(*sweep, store).code == 0
     assert contents(store) == undisturbed
-    # A kill may have come while samples were written: what it left is known as such.
+    # A kill while samples were written may leave a partial file, recognised as such.
     later = time.time() + 2 * garbage.RECENT_S
     removable = {found.path for found in garbage.find(Store(Path(store)), later).garbage}
     assert {Path(store) / name for name in strangers(store)} <= removable
@@ -116,7 +116,7 @@ def test_processes_end_with_the_sweep(forks: Forks, number: signal.Signals, code
         stderr=subprocess.PIPE, text=True, env=environment, preexec_fn=hears_ctrl_c,
     )  # fmt: skip
     assert running.stderr is not None
-    # What is done before the first cell may be told, too, on a slow computer.
+    # On a slow computer, progress before the first cell may be printed, too.
     assert any(line.startswith("sweep: ") for line in iter(running.stderr.readline, ""))
     running.send_signal(number)
     if sys.platform != "linux":  # elsewhere a worker ends with its cell

@@ -46,7 +46,7 @@ def test_hits_are_counted_before_anybody_leaves():
 
 
 def test_a_step_larger_than_the_slots():
-    # 0 1 fill the slots.  Nobody else may leave when 2 comes: the oldest of the step does.
+    # 0 1 fill the slots.  No other expert may leave for 2, so the step's oldest does.
     done = run([(0, (0, 1, 2)), (0, (1, 2))], 2, top_k=3)
     assert done == Replayed([5], [2], [(0, 0, 2)])
 
@@ -70,7 +70,7 @@ def test_what_is_refused_was_loaded_and_is_not_kept():
 
 
 def test_a_policy_may_leave_free_slots_empty():
-    # Three slots.  0 and 1 take free ones although they may not: nobody else could leave.
+    # Three slots.  0 and 1 take free slots although only 3 may: no other expert could leave.
     steps = [(0, (0, 1)), (0, (0, 2)), (0, (1, 3))]
     done = replay(Grows(keys=[3]), [steps], topology(1, 8, 2), 3)
     assert done == Replayed([6], [1], [(1, 1, 2), (2, 0, 1)])
@@ -123,7 +123,7 @@ def test_no_policy_has_fewer_misses_than_belady(seed, slots, name):
     steps = token_steps(ids_TLK[:, :, :2])
     misses = [80 - run(steps, slots, p).hits[0] for p in (name, "belady")]
     assert misses[0] >= misses[1]
-    # The bound's first misses are free: they stand for the best content to start from.
+    # The bound's first misses are free, as if it started with the best content.
     assert max(0, misses[1] - slots) >= belady_misses([ids for _, ids in steps], slots)
 
 

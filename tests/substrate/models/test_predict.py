@@ -67,7 +67,7 @@ def test_later_gates_on_this_layers_state(family, decoders, directories):
             for kind in KINDS:
                 scores_TE = decoder.predict(layer, later, (), kind)
                 said[step, layer, later, kind] = scores_TE.copy()
-        # Whichever was asked last: what was read is the layer's own state.
+        # The state read is the layer's own, whichever prediction was last.
         read[step, layer] = decoder.hidden(layer).copy()
         assert np.array_equal(decoder.hidden(layers[-1]), read[step, layer])
         finish(decoder, layer, gate)

@@ -324,4 +324,4 @@ def test_states_are_mapped_and_checked_when_they_are_asked_for(decoder, tmp_path
     file.write_bytes(data)
     whole = open_trace(tmp_path / "t").hidden_TLH
     assert whole is not None
-    assert isinstance(whole, np.memmap)  # read when it is asked for, not before
+    assert isinstance(whole, np.memmap)  # read on access, not before

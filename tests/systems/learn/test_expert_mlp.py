@@ -44,11 +44,11 @@ def test_the_state_vector():
     popularity = np.array([[0.4, 0.4, 0.2], [0.3, 0.3, 0.4], [0.5, 0.1, 0.4]])
     affinity = np.arange(18).reshape(2, 3, 3) / 20
     matrices = Matrices(popularity, affinity)
-    # Two tokens; what stands in layer 2 must not be seen.
+    # Two tokens; the routing of layer 2 must not be seen.
     ids = np.array([[[2, 0], [1, 2], [0, 1]], [[0, 1], [2, 1], [2, 0]]])
     states = matrices.states(ids, np.array([1, 2]))
     path = [[3 / 3, 1 / 3, 0, 0], [1 / 3, 2 / 3, 3 / 3, 2 / 3]]
-    # Shares as multiples of an even one, a third.
+    # Shares as multiples of the even share, a third.
     row = 3 * popularity[[1, 2]]
     came_from = 3 * np.array(
         [[*affinity[0][2], *affinity[0][0]], [*affinity[1][2], *affinity[1][1]]]
@@ -129,7 +129,7 @@ def test_too_little_to_learn_from_and_broken_artefacts(tmp_path):
 
 
 def test_it_stops_three_epochs_after_the_best(tmp_path):
-    random = np.random.default_rng(0)  # nothing to learn: what is fitted is noise
+    random = np.random.default_rng(0)  # only noise: nothing can be learnt
     texts = [RoutedSequence(random.permuted(np.tile(np.arange(8), (40, 3, 1)), axis=2)[..., :2], 0)]
     options = ExpertMLPOptions(width=64, tokens=99, epochs=99, dropout=0.0, seed=0)
     told: list[int] = []

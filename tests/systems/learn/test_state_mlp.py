@@ -70,7 +70,7 @@ def test_they_learn_what_states_say(taught):
 
 def test_training_notes_hold_recall_and_epochs(taught):
     mlps, told = taught
-    assert mlps.note["tokens"] == str(10 * 120)  # decoded ones
+    assert mlps.note["tokens"] == str(10 * 120)  # decoded tokens only
     for part in ("ahead", "wrapped"):
         assert 0.65 < float(mlps.note[f"{part}.recall"]) <= 1
         assert int(mlps.note[f"{part}.best_epoch"]) <= int(mlps.note[f"{part}.epochs"]) <= 25

@@ -48,7 +48,7 @@ def split(
     """Return loaded and host experts, each in their order."""
     measured = costs(load, host, per_row)
     found = plan(kind(**options), missing, phase=phase, measured=measured, lanes=lanes)
-    assert list(found.device) == loaded(found)  # computed as they come
+    assert list(found.device) == loaded(found)  # computed in order of arrival
     assert found.deferred == ()
     return loaded(found), list(found.host)
 

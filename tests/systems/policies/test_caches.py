@@ -179,7 +179,7 @@ def test_arc_by_hand():
 
 
 def test_the_original_lecar_by_hand():
-    # One slot: LRU and LFU always agree, there is nobody to blame, the weights stay.
+    # One slot: LRU and LFU always agree, so no regret changes the weights.
     policy = make("evict", "lecar")
     replay(policy, [[(0, (key,)) for key in (0, 1, 0, 1, 2, 0)]], topology(1, 8, 1), 1)
     assert policy.weight() == 0.5

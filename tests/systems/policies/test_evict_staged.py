@@ -68,7 +68,7 @@ def test_what_is_fetched_ahead_stays_in_its_buffer_until_it_is_used():
     # Nothing else is in a buffer; the oldest of them would go.
     assert victim(policy, 2) == NEXT + 2
     policy.used(1, [0, 3])
-    # 3 is layer 1's own now, and 1 its oldest: a buffer.  2 came in vain and goes before it.
+    # 3 is layer 1's own now, and 1 its oldest: a buffer.  2 was fetched in vain and leaves first.
     assert victim(policy, 2) == NEXT + 2
     policy.left(NEXT + 2)
     assert victim(policy, 2) == NEXT + 1
@@ -99,7 +99,7 @@ def test_without_a_share_every_slot_is_a_buffer():
     for layer, expert in ((0, 0), (1, 3), (0, 1)):
         policy.used(layer, [expert])
         policy.arrived(layer * 4 + expert)
-    # The layer that was used longest ago gives first.
+    # The layer that was used longest ago gives up an expert first.
     policy.used(1, [2])
     assert victim(policy, NEXT + 2) == 0
 

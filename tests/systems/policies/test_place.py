@@ -93,7 +93,7 @@ def test_popularity_is_learnt_from_the_texts(tmp_path):
     # 3: (1,3) (2,2)   2: (1,0) (2,1)   1: (1,1) (2,0)   0: the rest, by layer and id.
     order = [(1, 3), (2, 2), (1, 0), (2, 1), (1, 1), (2, 0), (1, 2), (2, 3)]
     assert placed(policy, 8) == order
-    # Learning again forgets what was learnt before.
+    # Calibrating again replaces the earlier popularity.
     policy.calibrate(texts[1:], MODEL, tmp_path, lambda done, total: None)
     assert policy.learnt == {"tokens": "1"}
     assert placed(policy, 4) == [(1, 1), (1, 3), (2, 1), (2, 2)]
