@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from moebench.reports.tables import dig, routing_of, system_of
+from moebench.results.document import dig, routing_of, system_of
 from moebench.results.store import Store
 
 FIGURES = {

@@ -9,9 +9,10 @@ from moebench.reports.compare.tables import Comparisons, comparisons, matrix
 from moebench.reports.compare.text import text_table as comparison_table
 from moebench.reports.sections import accuracy, claims, evaluations, failures
 from moebench.reports.sections.runs import runs_table
-from moebench.reports.tables import MISSING, Document
 from moebench.reports.text import TextTable, text_table
 from moebench.results.claims import PaperResult
+from moebench.results.document import Document
+from moebench.results.metrics import MISSING
 from moebench.results.store import Cell
 
 COMPARED = (

@@ -1,136 +1,153 @@
-"""What a stored document must be, so that whatever reads it may rely on it.
+"""Readers of run documents: values at paths, and names of what was run, as all outputs show them.
 
-Files are edited, and programs of other versions write them: a document that is not as it says
-costs its own row of a report, not the report.
+A value that a document lacks is None, so that documents of earlier versions can be read.
 """
 
-import json
 import math
-import zlib
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
-from moebench.results.spec import OPTIONS
-from moebench.substrate.files import brief
+Document = dict[str, Any]
 
-_TEXT, _NUMBER, _WHOLE, _FLAG = "text", "a number", "a whole number", "true or false"
-_PART, _NUMBERS, _TEXTS, _LIST = "an object", "an object of numbers", "an object of texts", "a list"
+#: The metric whose score is no percentage.
+PERPLEXITY = "perplexity"
 
-#: What an option of a run is kept as, by the type of its values.
-_OF_TYPE = {str: _TEXT, int: _WHOLE, float: _NUMBER, bool: _FLAG, dict: _TEXTS}
-
-#: Fields that are read as they are, and what they hold; what is null is not known.
-_KINDS = {
-    **dict.fromkeys(("badge", "run_id"), _TEXT),
-    **dict.fromkeys(("simulated", "lossless", "oracle"), _FLAG),
-    **dict.fromkeys(
-        ("spec", "provenance", "metrics", "accuracy", "bound", "interval", "measured", "evaluation",
-         "metrics.decode", "metrics.experts", "provenance.versions", "spec.options"), _PART),
-    **{f"spec.{option.name}": _OF_TYPE[option.plain] for option in OPTIONS.values()},
-    **dict.fromkeys(("accuracy.n", "accuracy.cut"), _WHOLE),
-    "measured.noisy": _FLAG,
-    "notes": _LIST,
-    **dict.fromkeys(("provenance.created", "provenance.commit", "measured.model"), _TEXT),
-    "provenance.wall_s": _NUMBER,
-    **dict.fromkeys(
-        (f"metrics.{name}" for name in (
-            "e2e_ms", "tokens_per_s", "cache_ratio", "cache_ratio_begun", "energy_j", "load_ms",
-            "repeated_4grams", "peak_device_bytes", "peak_host_bytes", "bytes_h2d", "bytes_disk",
-            "tokens_per_kj", "decoded_tokens")), _NUMBER),
-    **dict.fromkeys(
-        (f"metrics.{name}" for name in (
-            "tpot_ms", "ttft_ms", "lanes", "stall_ms", "decode.lanes", "decode.stall_ms",
-            "experts.decode", "experts.prefill", "prefetch", "routed_ahead")), _NUMBERS),
-    **dict.fromkeys(("bound.tpot_ms", "bound.ratio"), _NUMBER),
-    "memory": _NUMBERS,
-    **dict.fromkeys(
-        (f"interval.{name}" for name in ("tpot_ms", "ttft_ms", "e2e_ms", "tokens_per_s")),
-        _NUMBERS),
-    **dict.fromkeys(
-        (f"accuracy.{name}" for name in (
-            "score", "stderr", "agreement", "kl", "chance")), _NUMBER),
-    "accuracy.metric": _TEXT,
-    "accuracy.items": _PART,
-}  # fmt: skip
-
-#: Never null.
-_NEEDED = {"spec", "provenance", "spec.system", "provenance.created", "run_id"}
-#: Nor these in a document that has figures.
-_WITH_FIGURES = {"simulated", "badge", "spec.model", "spec.batch", "spec.workload"}
+#: How many standard errors a score must be above guessing to count as above it.
+ERRORS = 2.0
 
 
-def problem(document: object, run_id: str) -> str | None:
-    """What is wrong with a document: its field and value; None if nothing is.
-
-    Args:
-        run_id: under which it is stored.
-    """
-    if not isinstance(document, Mapping):
-        return f"expected an object, found {brief(document)}"
-    if document.get("run_id") != run_id:
-        return f"run_id is {brief(document.get('run_id'))}"
-    needed = _NEEDED | (_WITH_FIGURES if "metrics" in document else set())
-    for field, kind in _KINDS.items():
-        value = _at(document, field)
-        if value is None:
-            if field in needed:
-                return f"{field} is missing"
-        elif not _is(value, kind):
-            return f"{field} is {brief(value)}, expected {kind}"
-    return None
-
-
-def spec_problem(spec: object) -> str | None:
-    """The same of a cell's spec alone."""
-    if not isinstance(spec, Mapping):
-        return f"expected an object, found {brief(spec)}"
-    for field, kind in _KINDS.items():
-        value = _at({"spec": spec}, field)
-        if field.startswith("spec.") and value is not None and not _is(value, kind):
-            return f"{field} is {brief(value)}, expected {kind}"
-    return None
-
-
-def picture(kept: str | bytes | None) -> list[dict[str, Any]] | None:
-    """The records of a run's picture; None where none were kept, or something else.
-
-    Args:
-        kept: compressed, or as earlier versions kept them, as plain text.
-    """
-    if kept is None:
-        return None
-    try:
-        found = json.loads(zlib.decompress(kept) if isinstance(kept, bytes) else kept)
-    except (zlib.error, ValueError, TypeError, RecursionError):
-        return None
-    return found if isinstance(found, list) and all(map(_is_record, found)) else None
-
-
-def _is_record(span: object) -> bool:
-    if not isinstance(span, dict) or not isinstance(span.get("experts", []), list):
-        return False
-    texts = all(isinstance(span.get(name, ""), str) for name in ("lane", "kind"))
-    return texts and all(
-        span.get(name) is None or _is(span[name], _NUMBER)
-        for name in ("layer", "start_us", "end_us")
-    )
-
-
-def _at(document: Mapping[str, Any], field: str) -> Any:
+def dig(document: Mapping[str, Any], path: str) -> Any:
+    """Return the value at a dotted path ("metrics.tpot_ms.mean"), or None if a step is missing."""
     value: Any = document
-    for name in field.split("."):
-        value = value.get(name) if isinstance(value, Mapping) else None
+    for step in path.split("."):
+        value = value.get(step) if isinstance(value, Mapping) else None
     return value
 
 
-def _is(value: object, kind: str) -> bool:
-    if kind in (_NUMBERS, _TEXTS):
-        one = _NUMBER if kind == _NUMBERS else _TEXT
-        return isinstance(value, dict) and all(v is None or _is(v, one) for v in value.values())
-    if kind == _WHOLE:
-        return isinstance(value, int) and not isinstance(value, bool)
-    if kind == _NUMBER:
-        number = isinstance(value, int | float) and not isinstance(value, bool)
-        return number and math.isfinite(value)  # type: ignore[arg-type]
-    kinds = {_TEXT: str, _FLAG: bool, _PART: dict, _LIST: list}
-    return isinstance(value, kinds[kind])
+# ----------------------------------------------------------------------------- what was run
+
+
+def system_of(spec: Mapping[str, Any]) -> str:
+    """Return a system's name with its variant: ``smoe``, or ``smoe (shipped)``."""
+    variant = spec.get("variant", "published")  # earlier versions had no other
+    return spec["system"] if variant == "published" else f"{spec['system']} ({variant})"
+
+
+def set_of(spec: Mapping[str, Any]) -> str:
+    """Return the changed decisions and options of a run's system, as `--set` takes them; not α."""
+    changed = {k: v for k, v in (spec.get("overrides") or {}).items() if k != "alpha"}
+    return " ".join(f"{key}={value}" for key, value in sorted(changed.items()))
+
+
+def routing_of(spec: Mapping[str, Any]) -> str:
+    """Return the source of a run's expert choices: ``model``, ``drawn``, ``real`` or its trace."""
+    trace = spec.get("trace")
+    # Documents of earlier versions have no routing.
+    return f"trace {Path(trace).name}" if trace else spec.get("routing", "model")
+
+
+def software_of(spec: Mapping[str, Any]) -> str:
+    """Return the kind of software whose costs a run is charged with; ``native``: a package's own.
+
+    A measured run of moebench's own engine is ``lean``.
+    """
+    # Documents of earlier versions have no software.
+    return str(spec.get("software", "lean"))
+
+
+def model_of(run: Document) -> str | None:
+    """Return the model that a run's times are of: the one that ran, if they were measured."""
+    ran: str | None = dig(run, "measured.model")
+    return ran or run["spec"].get("model")
+
+
+def badge_of(run: Document) -> str:
+    """Return a run's badge; ``noisy`` is added to a measurement that spreads too far."""
+    noisy = dig(run, "measured.noisy")
+    return f"{run['badge']}, noisy" if noisy else str(run["badge"])
+
+
+def basis(run: Document) -> str:
+    """Return a run's badge, with the model that was measured if one was."""
+    ran = dig(run, "measured.model")
+    return f"{badge_of(run)} on {ran}" if ran else badge_of(run)
+
+
+# ----------------------------------------------------------------------------- scores
+
+
+def score_of(run: Document) -> float | None:
+    """Return a run's score in percent; None for a perplexity."""
+    score: float | None = dig(run, "accuracy.score")
+    return None if dig(run, "accuracy.metric") == PERPLEXITY else score
+
+
+def perplexity_of(run: Document) -> float | None:
+    """Return a run's perplexity per token; None for another score."""
+    score: float | None = dig(run, "accuracy.score")
+    return score if dig(run, "accuracy.metric") == PERPLEXITY else None
+
+
+def at_floor(score: float, stderr: float, n: int, chance: float | None, whole: float = 1) -> bool:
+    """Return whether a score cannot be told from that of guessing.
+
+    The standard error is the score's own or that of guessing, whichever is larger: if all
+    answers are wrong, the score's own is 0.
+
+    Args:
+        n: number of questions.
+        chance: score of guessing; None, which is 0, where there is nothing to guess.
+        whole: score of all answers right, 1 or 100: the unit of score, error and chance.
+    """
+    share = (chance or 0.0) / whole
+    error = max(stderr / whole, math.sqrt(share * (1 - share) / n))
+    above = score / whole - share
+    return above <= 0 or above < ERRORS * error
+
+
+def score_at_floor(run: Document) -> bool:
+    """Return whether a run's score cannot be told from that of guessing; False without a score."""
+    score, n = score_of(run), dig(run, "accuracy.n")
+    if score is None or not n:
+        return False
+    stderr = dig(run, "accuracy.stderr") or 0.0
+    return at_floor(score, stderr, n, dig(run, "accuracy.chance"), whole=100)
+
+
+# ----------------------------------------------------------------------------- time and bytes
+
+
+def span_ms(run: Document) -> float | None:
+    """Return the length of the device's timeline in ms: its busy time and its stalls."""
+    stalls = dig(run, "metrics.stall_ms") or {}
+    if not stalls:
+        total: float | None = dig(run, "metrics.e2e_ms")
+        return total
+    return float((dig(run, "metrics.lanes.device") or 0) + sum(stalls.values()))
+
+
+def busy_share(run: Document, lane: str) -> float | None:
+    """Return the share of the device's timeline in which a lane is busy."""
+    total_ms, busy_ms = span_ms(run), dig(run, f"metrics.lanes.{lane}")
+    return None if busy_ms is None or not total_ms else float(busy_ms / total_ms)
+
+
+def decode_idle_share(run: Document) -> float | None:
+    """Return the share of the device's timeline of decode in which it is idle."""
+    idle = sum((dig(run, "metrics.decode.stall_ms") or {}).values())
+    busy = dig(run, "metrics.decode.lanes.device")
+    return None if not busy else float(idle / (busy + idle))
+
+
+def gigabytes_a_token(run: Document) -> float | None:
+    """Return the gigabytes that cross the link to the device in decode, per decoded token."""
+    moved, tokens = dig(run, "metrics.decode.bytes_h2d"), dig(run, "metrics.decoded_tokens")
+    return None if moved is None or not tokens else float(moved / 1e9 / tokens)
+
+
+def slot_gigabytes(run: Document) -> float | None:
+    """Return the gigabytes of the system's expert slots; None for a third-party package."""
+    if dig(run, "metrics.process") is not None:
+        return None
+    return (dig(run, "memory.slot_bytes") or 0) / 1e9

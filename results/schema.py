@@ -1,7 +1,9 @@
 """The store's tables, version by version: a new store takes the same steps as an old one."""
 
 import sqlite3
-from collections.abc import Iterable
+
+from moebench.results.metrics import shown
+from moebench.results.spec import OPTIONS
 
 _RUNS = """
 CREATE TABLE runs (
@@ -33,72 +35,33 @@ _CELLS_OF_RUNS = """
 INSERT INTO cells SELECT run_id, 'done', spec, run_id, NULL, NULL, created FROM runs
 """
 
-#: Column of the view → path in a run's document.  Units are in the names.
-METRICS = {
-    "model": "spec.model",
-    "measured_model": "measured.model",
-    "machine": "spec.machine",
-    "batch": "spec.batch",
-    "prompts": "spec.prompts",
-    "new_tokens": "spec.new_tokens",
-    "alpha": "spec.alpha",
-    "seed": "spec.seed",
-    "scoring": "spec.scoring",
-    "tpot_ms": "metrics.tpot_ms.mean",
-    "tpot_p50_ms": "metrics.tpot_ms.p50",
-    "tpot_p90_ms": "metrics.tpot_ms.p90",
-    "tpot_p99_ms": "metrics.tpot_ms.p99",
-    "tpot_low_ms": "interval.tpot_ms.low",
-    "tpot_high_ms": "interval.tpot_ms.high",
-    "ttft_ms": "metrics.ttft_ms.mean",
-    "ttft_low_ms": "interval.ttft_ms.low",
-    "ttft_high_ms": "interval.ttft_ms.high",
-    "e2e_ms": "metrics.e2e_ms",
-    "tokens_per_s": "metrics.tokens_per_s",
-    "cache_ratio": "metrics.cache_ratio",
-    "cache_ratio_begun": "metrics.cache_ratio_begun",
-    "bytes_h2d": "metrics.bytes_h2d",
-    "bytes_disk": "metrics.bytes_disk",
-    "peak_device_bytes": "metrics.peak_device_bytes",
-    "energy_j": "metrics.energy_j",
-    "load_ms": "metrics.load_ms",
-    "bound_tpot_ms": "bound.tpot_ms",
-    "bound_ratio": "bound.ratio",
-    "repeated_4grams": "metrics.repeated_4grams",
-    "score": "accuracy.score",
-    "stderr": "accuracy.stderr",
-    "agreement": "accuracy.agreement",
-    "kl": "accuracy.kl",
-    "wall_s": "provenance.wall_s",
-    "code_hash": "provenance.code_hash",
-    "weights_hash": "provenance.weights_hash",
-}
-
-#: Columns that came with version 3.
-_SINCE_3 = (
-    "cache_ratio_begun", "tpot_low_ms", "tpot_high_ms", "ttft_low_ms", "ttft_high_ms",
-    "measured_model", "repeated_4grams",
-)  # fmt: skip
-
-
-def _view(columns: Iterable[str]) -> str:
-    paths = ", ".join(f"json_extract(document, '$.{METRICS[c]}') AS {c}" for c in columns)
-    return (
-        "CREATE VIEW metrics AS "
-        f"SELECT run_id, created, system, setting, workload, badge, {paths} FROM runs"
-    )
-
-
-_METRICS_2 = _view(column for column in METRICS if column not in _SINCE_3)
-
-#: What leads to each version from the one before.  Published steps never change.
+#: Statements that lead to each version from the one before.  Published steps never change.  The
+#: view belongs to no version: `migrate` makes it again if its SQL differs, as after a new figure.
 STEPS = {
     1: (_RUNS,),
-    2: (_CELLS, _CELLS_OF_RUNS, _METRICS_2),
-    3: ("DROP VIEW metrics", _view(METRICS)),
+    2: (_CELLS, _CELLS_OF_RUNS),
+    3: (),  # more columns in the view
     4: (),  # timelines may be compressed, which earlier code cannot read
 }
 SCHEMA_VERSION = max(STEPS)
+
+#: Columns of `runs` that the view repeats.
+_OWN = ("run_id", "created", "system", "setting", "workload", "badge")
+
+
+def view() -> str:
+    """Return the SQL of the view ``metrics``: a run's options, figures and hashes in columns."""
+    paths = {
+        option.name: f"spec.{option.name}" for option in OPTIONS.values()
+        if option.part != "follows" and option.plain is not dict and option.name not in _OWN
+    }  # fmt: skip
+    paths |= {"measured_model": "measured.model"}
+    paths |= {metric.key: metric.path for metric in shown("view")}
+    paths |= {name: f"provenance.{name}" for name in ("code_hash", "weights_hash")}
+    columns = ", ".join(
+        f"json_extract(document, '$.{path}') AS {name}" for name, path in paths.items()
+    )
+    return f"CREATE VIEW metrics AS SELECT {', '.join(_OWN)}, {columns} FROM runs"
 
 
 def migrate(db: sqlite3.Connection, version: int) -> None:
@@ -112,3 +75,7 @@ def migrate(db: sqlite3.Connection, version: int) -> None:
             db.execute(statement)
     if version < SCHEMA_VERSION:
         db.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
+    found = db.execute("SELECT sql FROM sqlite_master WHERE name = 'metrics'").fetchone()
+    if found != (view(),):
+        db.execute("DROP VIEW IF EXISTS metrics")
+        db.execute(view())

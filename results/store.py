@@ -23,10 +23,10 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
-from moebench.results.document import picture, problem, spec_problem
 from moebench.results.samples import samples_path
 from moebench.results.schema import SCHEMA_VERSION, migrate
 from moebench.results.store_hints import in_store, no_runs
+from moebench.results.validation import picture, problem, spec_problem
 from moebench.substrate.errors import InputError, IntegrityError, UnknownNameError, UsageError
 
 FILE_NAME = "runs.sqlite"

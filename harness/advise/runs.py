@@ -20,8 +20,8 @@ from moebench.harness.guard.accuracy_table import scoring_of
 from moebench.harness.sweep.execute import carry_out, jobs_of, local_workers
 from moebench.harness.sweep.plan import expand
 from moebench.harness.sweep.progress import board
-from moebench.reports.tables import Document, basis
 from moebench.results import intervals
+from moebench.results.document import Document, basis
 from moebench.results.samples import read_samples
 from moebench.results.store import Store
 from moebench.substrate.errors import UsageError

@@ -11,7 +11,7 @@ from moebench.harness.cli.parameters import DEFAULT_STORE, JSON, STORE
 from moebench.substrate.errors import UsageError
 
 if TYPE_CHECKING:
-    from moebench.reports.tables import Document
+    from moebench.results.document import Document
     from moebench.results.store import Store
 
 #: Values that runs must have, by the spec's field, separated by commas.
@@ -137,7 +137,7 @@ class _Chosen(NamedTuple):
 def _chosen(store: "Store", name: str, wanted: Wanted) -> _Chosen:
     """Return a system's runs, the oldest first, or the run whose id begins with ``name``."""
     from moebench.reports.compare.conditions import title_of
-    from moebench.reports.tables import system_of
+    from moebench.results.document import system_of
 
     named = [run for run in _runs(store) if name in (title_of(run), system_of(run["spec"]))]
     if not named:
@@ -194,7 +194,7 @@ def _runs(store: "Store") -> list["Document"]:
 
 def _is_wanted(run: "Document", wanted: Wanted) -> bool:
     """Return whether a run has one of the wanted values of each option."""
-    from moebench.reports.tables import dig, system_of
+    from moebench.results.document import dig, system_of
 
     def value(key: str) -> str:
         return system_of(run["spec"]) if key == "system" else str(dig(run, f"spec.{key}"))

@@ -1,5 +1,6 @@
 """``moebench list``: the catalogues, read without importing anything heavy."""
 
+from collections.abc import Sequence
 from enum import StrEnum
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -24,6 +25,7 @@ class Listing(StrEnum):
     policies = "policies"
     models = "models"
     options = "options"
+    figures = "figures"
 
 
 def list_(
@@ -31,12 +33,12 @@ def list_(
     long: Annotated[
         bool,
         typer.Option(
-            "--long", help="Print full descriptions of systems, or the options as a Markdown table."
+            "--long", help="Print systems in full, or options or figures as a Markdown table."
         ),
     ] = False,
     json: JSON = False,
 ) -> None:
-    """List systems, settings, machines, software, workloads, policies, models or run options."""
+    """List one catalogue: systems, settings, machines, models, run options, figures, ..."""
     if what is Listing.systems:
         console.say_refused()
     if long:
@@ -77,12 +79,12 @@ def _systems() -> list[dict[str, Any]]:
 
 
 def _describe_systems(what: Listing, json: bool) -> None:
-    """Print full descriptions of systems, or the documentation's table of options."""
-    if what is Listing.options and not json:
-        print(options_table())
+    """Print full descriptions of systems, or the documentation's table of options or figures."""
+    if what in (Listing.options, Listing.figures) and not json:
+        print(markdown(_CATALOGUES[what]()))
         return
     if what is not Listing.systems:
-        raise UsageError(f"list {what} --long: only systems and options are described at length")
+        raise UsageError(f"list {what} --long: allowed: systems, options, figures")
     from dataclasses import asdict
 
     from moebench.systems.description import described, document, natives
@@ -113,9 +115,24 @@ def _options() -> list[dict[str, Any]]:
     ]
 
 
-def options_table() -> str:
-    """Return the Markdown table of run options that `docs/sweeps.md` contains."""
-    rows = _options()
+def _figures() -> list[dict[str, Any]]:
+    """Return one row for each figure of a run, from `results.metrics`."""
+    from moebench.results.metrics import METRICS
+
+    return [
+        {
+            "column": f"`{metric.key}`",
+            "figure": metric.header,
+            "better": metric.better,
+            "definition": metric.says,
+            "view": "yes" if "view" in metric.where else None,
+        }
+        for metric in METRICS
+    ]
+
+
+def markdown(rows: Sequence[dict[str, Any]]) -> str:
+    """Return rows as the Markdown table that `docs/sweeps.md` or `docs/store.md` contains."""
     lines = [rows[0].keys(), ["---"] * len(rows[0]), *(map(_text, row.values()) for row in rows)]
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
@@ -247,4 +264,5 @@ _CATALOGUES = {
     Listing.policies: _policies,
     Listing.models: _models,
     Listing.options: _options,
+    Listing.figures: _figures,
 }

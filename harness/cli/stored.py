@@ -16,6 +16,7 @@ def show(
 ) -> None:
     """Show one stored run: results, spec, provenance, notes, and the command that repeats it."""
     from moebench.harness.run.repeat import repeat
+    from moebench.reports.sections.run import figures
     from moebench.results.store import Store
 
     opened = Store(store)
@@ -25,7 +26,7 @@ def show(
         console.print_json(document | {"repeat": command})
         return
     title = f"run {document['run_id']}"
-    console.table(title, ["figure", "value"], [list(row) for row in console.figures(document)])
+    console.table(title, ["figure", "value"], [list(row) for row in figures(document)])
     for part in ("spec", "provenance"):
         rows = [[f"{part}.{name}", _text(value)] for name, value in document[part].items()]
         console.table(part, ["field", "value"], rows)

@@ -11,7 +11,7 @@ from moebench.harness.cli.parameters import DEFAULT_STORE, STORE
 from moebench.substrate.errors import UsageError
 
 if TYPE_CHECKING:
-    from moebench.reports.tables import Document
+    from moebench.results.document import Document
 
 
 def timeline(
@@ -53,7 +53,7 @@ def write_timeline(file: Path, records: Iterable[Mapping[str, Any]], document: "
     import json
 
     from moebench.reports.formats.trace_events import trace_events
-    from moebench.reports.tables import basis, system_of
+    from moebench.results.document import basis, system_of
     from moebench.substrate.files import write_text
 
     spec = document["spec"]

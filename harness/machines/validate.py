@@ -16,7 +16,7 @@ import numpy as np
 
 from moebench.harness.one_run import opened, run
 from moebench.harness.run.rules import resolve
-from moebench.reports.tables import dig
+from moebench.results.document import dig
 from moebench.results.spec import RunSpec
 from moebench.substrate.machines.profile import load_profile
 

@@ -9,8 +9,8 @@ from typing import Any
 from moebench.harness.sweep.execute import jobs_of
 from moebench.harness.sweep.plan import expand
 from moebench.harness.sweep.worker import Job
-from moebench.reports.tables import Document, dig, system_of
 from moebench.results.claims import Measured
+from moebench.results.document import Document, dig, system_of
 from moebench.results.spec import RunSpec
 from moebench.results.store import Store
 from moebench.substrate.errors import MoeBenchError

@@ -11,7 +11,7 @@ import json
 from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
-from moebench.reports.tables import Document, dig, model_of, routing_of, system_of
+from moebench.results.document import Document, dig, model_of, routing_of, system_of
 from moebench.results.spec import OPTIONS, Option
 
 

@@ -13,8 +13,9 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from moebench.reports.compare.conditions import CONDITIONS, Condition
-from moebench.reports.tables import Document, basis, dig, model_of, routing_of, system_of
+from moebench.results.document import Document, basis, dig, model_of, routing_of, system_of
 from moebench.results.intervals import Estimate, Shares, difference
+from moebench.results.metrics import shown
 from moebench.results.samples import TokenSample
 from moebench.substrate.errors import UsageError
 
@@ -138,14 +139,17 @@ def _figures(
     runs: tuple[Document, Document], samples: tuple[Samples, Samples], paired: bool
 ) -> list[Figure]:
     figures = []
-    for title, path, of in _LATENCIES:
-        shares = [None if kept is None else of(kept) for kept in samples]
-        means = [dig(run, path) for run in runs]
-        figures.append(_figure(title, shares, paired) or _means(title, means))
-    for title, of_items in _ACCURACY:
-        items = [dig(run, "accuracy.items") for run in runs]
-        shares = [None if found is None else of_items(found) for found in items]
-        figures.append(_figure(title, shares, paired))
+    items = [dig(run, "accuracy.items") for run in runs]
+    for metric in shown("pair"):
+        if metric.time:
+            of = _LATENCIES[metric.key]
+            shares = [None if kept is None else of(kept) for kept in samples]
+            means = [metric.of(run) for run in runs]
+            figures.append(_figure(metric.header, shares, paired) or _means(metric.header, means))
+        else:
+            of_items = _ACCURACY[metric.key]
+            shares = [None if found is None else of_items(found) for found in items]
+            figures.append(_figure(metric.header, shares, paired))
     return [figure for figure in figures if figure is not None]
 
 
@@ -199,15 +203,12 @@ def _score(items: Mapping[str, Any]) -> Shares | None:
     return None if None in items["value"] else [(100.0 * value, 1.0) for value in items["value"]]
 
 
-_LATENCIES = (
-    ("TPOT (ms)", "metrics.tpot_ms.mean", _tpot),
-    ("TTFT (ms)", "metrics.ttft_ms.mean", _ttft),
-)
-_ACCURACY: tuple[tuple[str, Callable[[Mapping[str, Any]], Shares | None]], ...] = (
-    ("KL (nats a token)", _kl),
-    ("agreement (%)", _agreement),
-    ("score (%)", _score),
-)
+#: How the shares of each figure that is paired are read: latencies from the times of tokens, the
+#: others from the values of examples.
+_LATENCIES = {"tpot_ms": _tpot, "ttft_ms": _ttft}
+_ACCURACY: dict[str, Callable[[Mapping[str, Any]], Shares | None]] = {
+    "agreement": _agreement, "kl": _kl, "score": _score,
+}  # fmt: skip
 
 # ----------------------------------------------------------------------------- where it comes from
 

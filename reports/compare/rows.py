@@ -12,10 +12,9 @@ from statistics import fmean
 from typing import NamedTuple
 
 from moebench.reports.compare.conditions import Cell
-from moebench.reports.floor import ERRORS
-from moebench.reports.measures import BY_KEY, FIGURES, OF_QUESTIONS, RATIO, TPOT, Figure
-from moebench.reports.tables import Document, basis, dig, score_at_floor
+from moebench.results.document import ERRORS, Document, basis, dig, score_at_floor
 from moebench.results.intervals import Interval, mean_interval, ratio_interval
+from moebench.results.metrics import BY_KEY, RATIO, TPOT, Metric, shown
 
 
 class Value(NamedTuple):
@@ -24,7 +23,7 @@ class Value(NamedTuple):
     Attributes:
         mean: over ``n`` cells.
         interval: over them; None for a single one.
-        stderr: of the mean, over a run's questions, for `OF_QUESTIONS` alone.
+        stderr: of the mean, over a run's questions, for a score or a perplexity.
     """
 
     mean: float
@@ -76,7 +75,7 @@ def row_of(
     ordered = [cells[cell] for cell in sorted(cells)]
     runs = [run for ones in ordered for run in ones]
     values = {}
-    for figure in FIGURES:
+    for figure in shown("compare"):
         if (value := _value(figure, ordered)) is not None:
             values[figure.key] = value
     badges = ", ".join(sorted({basis(run) for run in runs}))
@@ -99,7 +98,7 @@ def _remarks(runs: Sequence[Document]) -> tuple[str, ...]:
     return tuple(found)
 
 
-def _value(figure: Figure, cells: Sequence[Sequence[Document]]) -> Value | None:
+def _value(figure: Metric, cells: Sequence[Sequence[Document]]) -> Value | None:
     """Over the cells that have it; None where none has, or one only in some of its runs."""
     each = [[figure.of(run) for run in runs] for runs in cells]
     known = [runs for runs in each if None not in runs]
@@ -107,7 +106,7 @@ def _value(figure: Figure, cells: Sequence[Sequence[Document]]) -> Value | None:
         return None
     means = [fmean(value for value in runs if value is not None) for runs in known]
     stderr = None
-    if figure.key in OF_QUESTIONS:
+    if figure.of_questions:
         errors = [
             dig(runs[0], "accuracy.stderr") or 0.0
             for runs, values in zip(cells, each, strict=True)
@@ -154,7 +153,7 @@ def with_ratios(
 def marks_of(rows: Sequence[Row]) -> dict[str, Marks]:
     """Best and second best of each figure, by its key; bounds left out."""
     found = {}
-    for figure in FIGURES:
+    for figure in shown("compare"):
         values = {row.system: row.values[figure.key] for row in rows
                   if figure.key in row.values and not row.reference}  # fmt: skip
         if figure.better and len({value.n for value in values.values()}) == 1:

@@ -28,8 +28,8 @@ from moebench.reports.compare.conditions import (
     title_of,
 )
 from moebench.reports.compare.rows import Marks, Row, marks_of, row_of, with_ratios
-from moebench.reports.measures import RATIO, TPOT
-from moebench.reports.tables import Document
+from moebench.results.document import Document
+from moebench.results.metrics import RATIO, TPOT
 from moebench.substrate.errors import UsageError
 
 WhyNot = Callable[[Document, str], str | None]

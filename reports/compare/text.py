@@ -4,9 +4,8 @@ from typing import Any
 
 from moebench.reports.compare.rows import Row
 from moebench.reports.compare.tables import Comparison
-from moebench.reports.measures import FIGURES, Figure
-from moebench.reports.tables import MISSING, written
 from moebench.reports.text import Mark, TextTable
+from moebench.results.metrics import MISSING, Metric, shown, written
 
 #: Behind a value that differs from most of its table's.
 MARK = " ≠"
@@ -46,12 +45,12 @@ def _remarks_of_all(table: Comparison) -> tuple[str, ...]:
     return each.pop() if len(each) == 1 else ()
 
 
-def _shown(table: Comparison, brief: bool) -> list[Figure]:
+def _shown(table: Comparison, brief: bool) -> list[Metric]:
     """The figures that some system has."""
     return [
         figure
-        for figure in FIGURES
-        if any(figure.key in row.values for row in table.rows) and (figure.brief or not brief)
+        for figure in shown("brief compare" if brief else "compare")
+        if any(figure.key in row.values for row in table.rows)
     ]
 
 
@@ -73,13 +72,13 @@ def _remark(row: Row, shared: tuple[str, ...]) -> str:
     return "; ".join(filter(None, [*differs, bound, *own, row.missing]))
 
 
-def _figures(row: Row, figures: list[Figure], cells: int, intervals: bool) -> list[str]:
+def _figures(row: Row, figures: list[Metric], cells: int, intervals: bool) -> list[str]:
     if row.missing:
         return ["n/a", *[""] * (len(figures) - 1)]
     return [_figure(row, figure, cells, intervals) for figure in figures]
 
 
-def _figure(row: Row, figure: Figure, cells: int, intervals: bool) -> str:
+def _figure(row: Row, figure: Metric, cells: int, intervals: bool) -> str:
     value = row.values.get(figure.key)
     if value is None:
         return MISSING
@@ -92,7 +91,7 @@ def _figure(row: Row, figure: Figure, cells: int, intervals: bool) -> str:
     return text if value.n == cells else f"{text} ({value.n} of {cells})"
 
 
-def _marks(table: Comparison, figures: list[Figure]) -> dict[tuple[int, int, int], Mark]:
+def _marks(table: Comparison, figures: list[Metric]) -> dict[tuple[int, int, int], Mark]:
     found: dict[tuple[int, int, int], Mark] = {}
     for at, row in enumerate(table.rows):
         for column, figure in enumerate(figures, 1):

@@ -10,8 +10,8 @@ from typing import Any
 
 from moebench.reports.figures.style import PALETTE, SHAPES, Spec, finished
 from moebench.reports.figures.timeline import KIND_COLOURS
-from moebench.reports.tables import MISSING
 from moebench.results.claims import Axis, Exhibit, PaperResult
+from moebench.results.metrics import MISSING
 from moebench.substrate.files import write_bytes
 
 Row = dict[str, Any]

@@ -7,14 +7,14 @@ from typing import Any
 from moebench.reports.compare.rows import Row
 from moebench.reports.compare.tables import Comparison
 from moebench.reports.formats import latex
-from moebench.reports.measures import FIGURES
 from moebench.reports.report import Report
 from moebench.reports.sections import evaluations, failures
 from moebench.reports.sections.accuracy import View
-from moebench.reports.sections.runs import fields
-from moebench.reports.tables import COLUMNS, Document, rows
+from moebench.reports.sections.runs import fields, rows
 from moebench.results.accuracy_table import AccuracyRow
 from moebench.results.csvfile import csv_text
+from moebench.results.document import Document
+from moebench.results.metrics import shown
 from moebench.results.store import Cell
 from moebench.substrate.files import write_text
 
@@ -56,10 +56,10 @@ def _runs(runs: Sequence[Document]) -> list[dict[str, Any]]:
     """A run a line: the report's figures, then every field of its spec."""
     return [
         {
-            **{column.key: row[column.key] for column in COLUMNS},
+            **row,
             **{f"spec.{name}": value for name, value in fields(run["spec"]).items()},
         }
-        for run, row in zip(runs, rows(list(runs)), strict=True)
+        for run, row in zip(runs, rows(runs), strict=True)
     ]
 
 
@@ -83,7 +83,7 @@ def _system(table: Comparison, row: Row) -> dict[str, Any]:
         "remarks": "; ".join(row.remarks),
         "runs": " ".join(row.run_ids),
     }
-    for figure in FIGURES:
+    for figure in shown("compare"):
         value, key = row.values.get(figure.key), figure.key
         low, high = (value and value.interval) or (None, None)
         marks = table.marks.get(key)

@@ -20,14 +20,14 @@ from moebench.reports.figures import comparison
 from moebench.reports.figures.style import library, system_colours
 from moebench.reports.figures.throughput import throughput as throughput_spec
 from moebench.reports.figures.timeline import LANES, SVG_LIMIT, timeline
-from moebench.reports.measures import FIGURES
 from moebench.reports.page import runs as single
 from moebench.reports.page import sections
 from moebench.reports.page.views import views
 from moebench.reports.sections import accuracy as alpha
 from moebench.reports.sections.throughput import Curve
-from moebench.reports.tables import Document, badge_of
 from moebench.results.claims import PaperResult
+from moebench.results.document import Document, badge_of
+from moebench.results.metrics import shown
 from moebench.results.store import Cell
 from moebench.results.store_hints import no_runs
 from moebench.substrate.errors import UsageError
@@ -137,8 +137,15 @@ def _data(contents: Contents, whole: Sequence[Document]) -> dict[str, Any]:
     of_lines = {name: colour for name, (colour, _) in lines.items()}
     return {
         "figures": [
-            {"key": f.key, "title": f.title, "unit": f.unit, "better": f.better, "brief": f.brief}
-            for f in FIGURES
+            {
+                "key": f.key,
+                "title": f.label,
+                "unit": f.unit,
+                "better": f.better,
+                "says": f.says,
+                "brief": "brief compare" in f.where,
+            }
+            for f in shown("compare")
         ],
         "views": found,
         "runs": single.listed(whole, contents.commands),

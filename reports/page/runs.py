@@ -4,11 +4,11 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from moebench.reports.compare.conditions import place_of, title_of
-from moebench.reports.measures import FIGURES
 from moebench.reports.page.views import base_of
 from moebench.reports.sections import fidelity
 from moebench.reports.sections.throughput import Curve
-from moebench.reports.tables import Document, badge_of, dig, model_of, routing_of, written
+from moebench.results.document import Document, badge_of, dig, model_of, routing_of
+from moebench.results.metrics import shown, written
 
 Plain = dict[str, Any]
 
@@ -30,7 +30,8 @@ def listed(runs: Sequence[Document], commands: Mapping[str, str]) -> list[Plain]
 
 def _listed(run: Document, command: str | None) -> Plain:
     spec = run["spec"]
-    values = {figure.key: figure.of(run) for figure in FIGURES}
+    figures = shown("compare")
+    values = {figure.key: figure.of(run) for figure in figures}
     return {
         "id": run["run_id"],
         "system": title_of(run),
@@ -44,7 +45,7 @@ def _listed(run: Document, command: str | None) -> Plain:
         "badge": badge_of(run),
         "simulated": bool(run["simulated"]),
         "command": command,
-        "v": {figure.key: written(value, figure.form) for figure in FIGURES
+        "v": {figure.key: written(value, figure.form) for figure in figures
               if (value := values[figure.key]) is not None},
         "tpot": values["tpot_ms"],
         "notes": fidelity.notes(run),

@@ -8,8 +8,8 @@ from moebench.reports.figures.accuracy import MEASURES, curves
 from moebench.reports.sections import accuracy as alpha
 from moebench.reports.sections import claims, evaluations, failures, fidelity
 from moebench.reports.sections.components import HEADERS, table
-from moebench.reports.tables import Document
 from moebench.results.claims import Exhibit, PaperResult
+from moebench.results.document import Document
 from moebench.results.store import Cell
 
 

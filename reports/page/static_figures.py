@@ -14,14 +14,14 @@ from moebench.reports.figures.heat import heat
 from moebench.reports.figures.style import Spec, system_colours
 from moebench.reports.figures.throughput import throughput
 from moebench.reports.figures.timeline import LANES, timeline
-from moebench.reports.measures import BY_KEY
 from moebench.reports.page import sections
 from moebench.reports.page.ablation import ablations
 from moebench.reports.page.runs import speeds
 from moebench.reports.page.views import views
 from moebench.reports.sections.accuracy import View
 from moebench.reports.sections.throughput import Curve
-from moebench.reports.tables import Document
+from moebench.results.document import Document
+from moebench.results.metrics import BY_KEY
 
 Plain = dict[str, Any]
 
@@ -128,8 +128,8 @@ def _flat(table: Plain, row: Plain) -> Plain:
         # An interval to below zero says only that there are too few values for one.
         if value["n"] > 1 and value.get("low", 0) > 0:
             flat |= {f"{key}_low": value["low"], f"{key}_high": value["high"]}
-    if "ratio_bound" in flat and "tpot_ms" in flat:
-        flat["least"] = flat["tpot_ms"] / flat["ratio_bound"]
+    if "bound_ratio" in flat and "tpot_ms" in flat:
+        flat["least"] = flat["tpot_ms"] / flat["bound_ratio"]
     return flat
 
 

@@ -13,8 +13,8 @@ from typing import Any
 from moebench.reports.compare.conditions import place_of
 from moebench.reports.compare.rows import Row, Value
 from moebench.reports.compare.tables import Comparison, comparisons
-from moebench.reports.measures import FIGURES
-from moebench.reports.tables import Document, dig, system_of, written
+from moebench.results.document import Document, dig, system_of
+from moebench.results.metrics import shown, written
 
 Plain = dict[str, Any]
 
@@ -113,7 +113,7 @@ def _row(
         "differs": dict(row.differs),
         "runs": [at[run_id] for run_id in row.run_ids],
         "v": {figure.key: _value(row.values[figure.key], figure.form)
-              for figure in FIGURES if figure.key in row.values},
+              for figure in shown("compare") if figure.key in row.values},
         "parts": _parts(runs),
         "changes": changes,
         "usual": often[_choice(first)],

@@ -9,9 +9,9 @@ from itertools import groupby
 from pathlib import Path
 from typing import NamedTuple
 
-from moebench.reports.floor import ERRORS, at_floor
-from moebench.reports.tables import MISSING, written
 from moebench.results.accuracy_table import ALPHA_TABLE, AccuracyRow, key, read_items, read_table
+from moebench.results.document import ERRORS, at_floor
+from moebench.results.metrics import MISSING, written
 from moebench.results.paper_tables import smoe_table_4, workload_of
 
 CAVEAT = (

@@ -3,9 +3,9 @@
 from collections import Counter
 from collections.abc import Iterable, Sequence
 
-from moebench.reports.tables import MISSING
 from moebench.reports.text import TextTable, text_table
 from moebench.results.claims import ClaimResult, Measured, PaperResult, Verdict
+from moebench.results.metrics import MISSING
 
 HEADERS = (
     "claim", "place", "statement", "paper", "here", "95 % interval", "unit", "verdict",

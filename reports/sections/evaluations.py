@@ -3,8 +3,9 @@
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from moebench.reports import floor
-from moebench.reports.tables import MISSING, Document, score_of, system_of
+from moebench.results import document
+from moebench.results.document import Document, score_of, system_of
+from moebench.results.metrics import MISSING
 from moebench.results.spec import OPTIONS
 
 HEADERS = (
@@ -69,7 +70,7 @@ def at_floor(metric: Mapping[str, Any], n: int) -> bool:
     """Whether a metric with a known worth of guessing is not clearly above it."""
     if metric["guessing"] is None:
         return False
-    return floor.at_floor(
+    return document.at_floor(
         metric["value"], metric["stderr"] or 0.0, n, metric["guessing"], metric["whole"]
     )
 

@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from moebench.reports.tables import routing_of, system_of
+from moebench.results.document import routing_of, system_of
 from moebench.results.store import Cell
 
 HEADERS = ("cell", "what", "error", "traceback")

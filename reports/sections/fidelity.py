@@ -8,7 +8,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from moebench.reports.tables import Document, dig
+from moebench.results.document import Document, dig
 
 TABLES = Path(__file__).parents[2] / "results" / "fidelity"
 

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from moebench.reports.tables import Document
+from moebench.results.document import Document
 from moebench.results.samples import TokenSample, read_samples
 
 #: A curve's steps at most: a hundredth of the tokens each, however many were decoded.

@@ -74,7 +74,7 @@ const systemsTable = (table) => {
     hidden ? h("p", { class: "caption" }, `${plural(hidden, "system")} hidden by the filters; ratios and marks are among all.`) : null,
     h("div", { class: "scroll" }, sortable(h("table", { class: "systems" },
       h("thead", {}, h("tr", {}, h("th", { scope: "col" }, "system"),
-        figures.map((figure) => h("th", { scope: "col", class: "number" }, figure.title, figure.unit ? h("small", {}, ` ${figure.unit}`) : null)),
+        figures.map((figure) => h("th", { scope: "col", class: "number", title: figure.says }, figure.title, figure.unit ? h("small", {}, ` ${figure.unit}`) : null)),
         badges.length > 1 ? h("th", { scope: "col" }, "badge") : null, remarks ? h("th", { scope: "col" }, "remark") : null)),
       h("tbody", {}, lines)))),
     missing.length ? h("p", { class: "caption" }, missing.map((row) => `${row.system}: ${row.missing}`).join("; "), ".") : null);

@@ -5,7 +5,7 @@ const joined = (table, rows) => rows.filter((row) => !row.missing).map((row) => 
     flat[key] = value.mean;
     if (sure(value) && value.low > 0) [flat[`${key}_low`], flat[`${key}_high`]] = [value.low, value.high];
   }
-  if (flat.ratio_bound) flat.least = flat.tpot_ms / flat.ratio_bound;
+  if (flat.bound_ratio) flat.least = flat.tpot_ms / flat.bound_ratio;
   return flat;
 });
 // Those that stand apart have charts of their own where that is asked for.
@@ -118,7 +118,7 @@ const throughputs = (found) => main(found).map((table) => {
 }).filter((one) => one.some);
 
 const bounds = (found) => main(found).map((table) => ({ name: "bound", title: label(table), click: opens(found),
-  rows: chosen(table).filter((row) => row.ratio_bound && row.tpot_ms) })).filter((one) => one.rows.length > 1);
+  rows: chosen(table).filter((row) => row.bound_ratio && row.tpot_ms) })).filter((one) => one.rows.length > 1);
 
 const SECTIONS = [
   { id: "trade", title: "Speed against accuracy", forms: { kl: ["KL", trades("kl")], agreement: ["agreement", trades("agreement")], score: ["score", trades("score")] },

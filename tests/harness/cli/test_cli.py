@@ -118,7 +118,7 @@ def test_figures_without_json_go_to_stdout_and_notes_to_stderr() -> None:
     called = call("run", "--system", "smoe", *SMALL, "--no-interval")
     assert called.code == 0
     lines = dict(line.split("\t") for line in called.out.splitlines())
-    for latency in ("TPOT", "TTFT", "TPOT lower bound", "tokens/s, prefill included"):
+    for latency in ("TPOT", "TTFT", "TPOT, lower bound", "throughput, prefill included"):
         assert "[estimate]" in lines[latency]
     assert "note: simulated on a6000 with hf-eager software: no such hardware ran" in called.err
     assert "moebench report --html" in called.err

@@ -38,7 +38,7 @@ def test_the_table_has_a_mean_of_every_figure_with_its_badge(here: Path) -> None
     assert rows["figure"] == "mean"
     assert "±" in rows["TPOT"]
     assert rows["TPOT"].endswith("ms [estimate]")
-    assert "[" not in rows["agreement with lossless"]
+    assert "[" not in rows["agreement"]
     assert "over seeds 0 to 1" in shown.err
 
 

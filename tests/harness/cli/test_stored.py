@@ -73,7 +73,7 @@ def test_show_says_where_a_run_comes_from(here: Path) -> None:
     assert {f"provenance.{name}" for name in document["provenance"]} <= {row[0] for row in rows}
     assert [text for what, text in rows if what == "note"] == document["notes"]
     (tpot,) = (text for what, text in rows if what == "TPOT")
-    assert f"{document['metrics']['tpot_ms']['mean']:.4g} ms" in tpot
+    assert f"{document['metrics']['tpot_ms']['mean']:.2f} ms" in tpot
 
 
 def test_an_unknown_run_is_one_line(here: Path) -> None:

@@ -120,8 +120,8 @@ def test_accuracy_is_compared_question_by_question() -> None:
     first, second = both()
     second["accuracy"]["items"] |= {"kl": [0.4, 0.6, 0.2], "agreed": [1, 1, 2]}
     figures = {f.title: f for f in pair.compare(first, second, (None, None)).figures}
-    assert figures["KL (nats a token)"].change.value == pytest.approx(0.1)
-    assert figures["KL (nats a token)"].change.excludes_zero
+    assert figures["KL (nats/token)"].change.value == pytest.approx(0.1)
+    assert figures["KL (nats/token)"].change.excludes_zero
     assert figures["agreement (%)"].first == pytest.approx(100 * 5 / 6)
     assert figures["score (%)"].change == (0, 0, 0, 3)
 

@@ -209,7 +209,7 @@ def test_a_system_that_does_not_exist_here_says_why() -> None:
         return "one at a time" if system == "b" and place["spec"]["batch"] == 3 else None
 
     one, three = map(text_table, tables(runs, why_not=why_not))
-    assert [line[:2] for line in one.rows] == [("a", "1.0"), ("b", "2.0")]
+    assert [line[:2] for line in one.rows] == [("a", "1.00"), ("b", "2.00")]
     assert three.rows[1][:2] == ("b", "n/a")
     assert "| b | n/a |" in markdown(three)
     assert "one at a time" in markdown(three)
@@ -252,7 +252,7 @@ def test_best_and_second_best_are_marked_and_ties_share() -> None:
     assert [text.marks.get((0, row, column)) for row in range(4)] == [
         "best", "best", "second", None,
     ]  # fmt: skip
-    assert "| **1.0** |" in markdown(text)
+    assert "| **1.00** |" in markdown(text)
 
 
 def test_scores_within_their_errors_are_not_ranked() -> None:
@@ -278,7 +278,7 @@ def test_a_small_divergence_is_not_zero() -> None:
     read["accuracy"] |= {"kl": 5e-06, "agreement": 0.99996}
     text = text_table(tables([read])[0])
     cells = dict(zip(text.headers, text.rows[0], strict=True))
-    assert cells["KL (nats)"] == "5e-06"
+    assert cells["KL (nats/token)"] == "5e-06"
     assert cells["agreement (%)"] == "99.996"
 
 

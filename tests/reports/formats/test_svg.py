@@ -99,7 +99,7 @@ def test_an_ablation_goes_down_to_the_whole_system() -> None:
         ("other base: c=3", 30.0, "base"), ("a=1 b=2", 40.0, "base"),
         ("+ its own b", 20.0, "faster"), ("+ its own a", 10.0, "faster"),
     ]  # fmt: skip
-    assert drawn(runs)[title].rows[2]["text"] == "20.0 ms, −50.0 %"
+    assert drawn(runs)[title].rows[2]["text"] == "20.00 ms, −50.0 %"
     assert list(ablations([])) == []
 
 

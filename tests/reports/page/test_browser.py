@@ -173,7 +173,7 @@ def test_best_and_second_best_are_marked_and_the_badge_said_once(browser: Any, s
 def test_a_number_leads_to_its_runs_and_commands(browser: Any, store: Path) -> None:
     tab, complaints = open_page(browser, store)
     cell = tab.locator(".systems td.number").first
-    assert "TPOT 11.0 ms" in str(cell.get_attribute("title"))
+    assert "TPOT 11.00 ms" in str(cell.get_attribute("title"))
     tab.locator(".systems tbody button").first.press("Enter")  # without a mouse
     shown = tab.locator("dialog").inner_text()
     assert "moebench run --id S1-1-smoe-gsm8k" in shown
@@ -213,8 +213,8 @@ def test_the_ablation_goes_step_by_step(browser: Any, store: Path) -> None:
     places = [shown.index(step) for step in steps]
     assert places == sorted(places)
     # 41, 31 and 11 ms in the mean over both workloads.
-    assert "31.0 ms, −24.4 %" in shown
-    assert "11.0 ms, −64.5 %" in shown
+    assert "31.00 ms, −24.4 %" in shown
+    assert "11.00 ms, −64.5 %" in shown
 
 
 def test_dark_is_dark_by_preference_and_by_switch(browser: Any, store: Path) -> None:

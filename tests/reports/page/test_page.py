@@ -82,7 +82,7 @@ def test_each_run_has_its_command_and_figures_with_the_badge(tmp_path: Path) -> 
     assert [one["id"] for one in found] == [one["run_id"] for one in RUNS]
     assert [one["command"] for one in found] == ["moebench run --x", None, None]
     assert [one["badge"] for one in found] == ["estimate", "measured", "estimate"]
-    assert found[0]["v"]["tpot_ms"] == "61.2"
+    assert found[0]["v"]["tpot_ms"] == "61.23"
     assert "tpot_ms" not in found[2]["v"]
 
 

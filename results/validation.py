@@ -1,0 +1,123 @@
+"""What a stored document must be, so that whatever reads it may rely on it.
+
+Files are edited, and programs of other versions write them: a document that is not as it says
+costs its own row of a report, not the report.
+"""
+
+import json
+import math
+import zlib
+from collections.abc import Mapping
+from typing import Any
+
+from moebench.results.document import dig
+from moebench.results.metrics import METRICS
+from moebench.results.spec import OPTIONS
+from moebench.substrate.files import brief
+
+_TEXT, _NUMBER, _WHOLE, _FLAG = "text", "a number", "a whole number", "true or false"
+_PART, _NUMBERS, _TEXTS, _LIST = "an object", "an object of numbers", "an object of texts", "a list"
+
+#: What an option of a run is kept as, by the type of its values.
+_OF_TYPE = {str: _TEXT, int: _WHOLE, float: _NUMBER, bool: _FLAG, dict: _TEXTS}
+
+#: Fields that are read as they are, and what they hold; what is null is not known.
+_KINDS = {
+    **dict.fromkeys(("badge", "run_id"), _TEXT),
+    **dict.fromkeys(("simulated", "lossless", "oracle"), _FLAG),
+    **dict.fromkeys(
+        ("spec", "provenance", "metrics", "accuracy", "bound", "interval", "measured", "evaluation",
+         "metrics.decode", "metrics.experts", "provenance.versions", "spec.options"), _PART),
+    **{f"spec.{option.name}": _OF_TYPE[option.plain] for option in OPTIONS.values()},
+    **dict.fromkeys(
+        (f"metrics.{name}" for name in (
+            "tpot_ms", "ttft_ms", "lanes", "stall_ms", "decode.lanes", "decode.stall_ms",
+            "experts.decode", "experts.prefill", "prefetch", "routed_ahead")), _NUMBERS),
+    **dict.fromkeys(
+        (f"interval.{name}" for name in ("tpot_ms", "ttft_ms", "e2e_ms", "tokens_per_s")),
+        _NUMBERS),
+    "memory": _NUMBERS,
+    **{metric.path: _NUMBER for metric in METRICS if metric.path},
+    **dict.fromkeys(("accuracy.n", "accuracy.cut"), _WHOLE),
+    "accuracy.chance": _NUMBER,
+    "measured.noisy": _FLAG,
+    "notes": _LIST,
+    **dict.fromkeys(("provenance.created", "provenance.commit", "measured.model"), _TEXT),
+    "accuracy.metric": _TEXT,
+    "accuracy.items": _PART,
+}  # fmt: skip
+
+#: Never null.
+_NEEDED = {"spec", "provenance", "spec.system", "provenance.created", "run_id"}
+#: Nor these in a document that has figures.
+_WITH_FIGURES = {"simulated", "badge", "spec.model", "spec.batch", "spec.workload"}
+
+
+def problem(document: object, run_id: str) -> str | None:
+    """What is wrong with a document: its field and value; None if nothing is.
+
+    Args:
+        run_id: under which it is stored.
+    """
+    if not isinstance(document, Mapping):
+        return f"expected an object, found {brief(document)}"
+    if document.get("run_id") != run_id:
+        return f"run_id is {brief(document.get('run_id'))}"
+    needed = _NEEDED | (_WITH_FIGURES if "metrics" in document else set())
+    for field, kind in _KINDS.items():
+        value = dig(document, field)
+        if value is None:
+            if field in needed:
+                return f"{field} is missing"
+        elif not _is(value, kind):
+            return f"{field} is {brief(value)}, expected {kind}"
+    return None
+
+
+def spec_problem(spec: object) -> str | None:
+    """The same of a cell's spec alone."""
+    if not isinstance(spec, Mapping):
+        return f"expected an object, found {brief(spec)}"
+    for field, kind in _KINDS.items():
+        value = dig({"spec": spec}, field)
+        if field.startswith("spec.") and value is not None and not _is(value, kind):
+            return f"{field} is {brief(value)}, expected {kind}"
+    return None
+
+
+def picture(kept: str | bytes | None) -> list[dict[str, Any]] | None:
+    """The records of a run's picture; None where none were kept, or something else.
+
+    Args:
+        kept: compressed, or as earlier versions kept them, as plain text.
+    """
+    if kept is None:
+        return None
+    try:
+        found = json.loads(zlib.decompress(kept) if isinstance(kept, bytes) else kept)
+    except (zlib.error, ValueError, TypeError, RecursionError):
+        return None
+    return found if isinstance(found, list) and all(map(_is_record, found)) else None
+
+
+def _is_record(span: object) -> bool:
+    if not isinstance(span, dict) or not isinstance(span.get("experts", []), list):
+        return False
+    texts = all(isinstance(span.get(name, ""), str) for name in ("lane", "kind"))
+    return texts and all(
+        span.get(name) is None or _is(span[name], _NUMBER)
+        for name in ("layer", "start_us", "end_us")
+    )
+
+
+def _is(value: object, kind: str) -> bool:
+    if kind in (_NUMBERS, _TEXTS):
+        one = _NUMBER if kind == _NUMBERS else _TEXT
+        return isinstance(value, dict) and all(v is None or _is(v, one) for v in value.values())
+    if kind == _WHOLE:
+        return isinstance(value, int) and not isinstance(value, bool)
+    if kind == _NUMBER:
+        number = isinstance(value, int | float) and not isinstance(value, bool)
+        return number and math.isfinite(value)  # type: ignore[arg-type]
+    kinds = {_TEXT: str, _FLAG: bool, _PART: dict, _LIST: list}
+    return isinstance(value, kinds[kind])
