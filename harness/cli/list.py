@@ -121,7 +121,7 @@ def _figures() -> list[dict[str, Any]]:
 
     return [
         {
-            "column": f"`{metric.key}`",
+            "column": metric.key,
             "figure": metric.header,
             "better": metric.better,
             "definition": metric.says,
@@ -157,21 +157,10 @@ def _settings() -> list[dict[str, Any]]:
 
     ready = scale_names()
     return [
-        {
-            "setting": s.name,
-            "paper": s.paper,
-            "model": s.model,
-            "machine": s.machine,
-            "software": s.software,
-            "precision": s.precision,
-            "alpha": s.alpha,
-            "cache_ratio": s.cache_ratio,
-            "slots": s.slots,
-            "device_memory_gib": s.device_memory_gib,
-            "runs": "yes" if s.model in ready else "with --weights DIR",
-        }
-        for s in settings().values()
-    ]
+        {"setting": found.pop("name"), **found,
+         "runs": "yes" if found["model"] in ready else "with --weights DIR"}
+        for found in (setting.model_dump() for setting in settings().values())
+    ]  # fmt: skip
 
 
 def _machines() -> list[dict[str, Any]]:
