@@ -30,6 +30,9 @@ class CounterExperiment:
     measure: Callable[[Evidence], Measured] | None = None
 
 
+LEAN = CounterExperiment("lean software in place of Hugging Face's", {"software": "lean"})
+
+
 @dataclass(frozen=True, slots=True)
 class Claim:
     """One figure or statement of a paper.

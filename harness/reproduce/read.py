@@ -1,11 +1,16 @@
 """How the figures of every paper are read: from runs, and from what components are charged."""
 
 from collections.abc import Callable
-from typing import Any
+from functools import wraps
+from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from moebench.harness.reproduce.evidence import Evidence, Experiment, Runs
 from moebench.results.claims import Measured
 from moebench.substrate.analysis.components import documents
+
+First = TypeVar("First")
+Result = TypeVar("Result")
+Rest = ParamSpec("Rest")
 
 #: A figure of some runs, and a claim's figure with its samples.
 Figure = Callable[[Runs], float]
@@ -21,23 +26,35 @@ LINK, HOST = "metrics.decode.lanes.h2d", "metrics.decode.lanes.host"
 DECODED, SCORE = "metrics.decoded_tokens", "accuracy.score"
 
 
+def curried(
+    function: Callable[Concatenate[First, Rest], Result],
+) -> Callable[Rest, Callable[[First], Result]]:
+    """Decorate a function so that a call without its first argument returns one that takes it.
+
+    The first argument is the runs of a `Figure` or the evidence of a `Measure`.
+    """
+
+    @wraps(function)
+    def given(*args: Rest.args, **kwargs: Rest.kwargs) -> Callable[[First], Result]:
+        return lambda first: function(first, *args, **kwargs)
+
+    return given
+
+
+@curried
 def measured(
-    figure: Figure, *experiments: Experiment, said: str = "",
+    evidence: Evidence, /, figure: Figure, *experiments: Experiment, said: str = "",
     conditions: Conditions = lambda runs, said: said, **of: Any,
-) -> Measure:  # fmt: skip
-    """Return what measures a figure of the runs of some experiments: a sample for each seed.
+) -> Measured:  # fmt: skip
+    """Measure a figure of the runs of some experiments, with one sample for each seed.
 
     Args:
         said: what the claim adds to the conditions.
         conditions: describes the runs' conditions; ``said`` alone by default.
         of: fields of the runs' specs, as in `Runs.of`; all runs by default.
     """
-
-    def measure(evidence: Evidence) -> Measured:
-        runs = evidence.runs(*experiments).of(**of)
-        return runs.per_seed(figure, conditions(runs, said))
-
-    return measure
+    runs = evidence.runs(*experiments).of(**of)
+    return runs.per_seed(figure, conditions(runs, said))
 
 
 def percent(ratio: float) -> float:

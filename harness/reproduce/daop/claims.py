@@ -14,24 +14,13 @@ from moebench.harness.reproduce.bands import (
     sign,
 )
 from moebench.harness.reproduce.claim import Claim, CounterExperiment
+from moebench.harness.reproduce.daop import experiments as e
 from moebench.harness.reproduce.daop import measures as m
-from moebench.harness.reproduce.daop.experiments import (
-    BY_RATIO,
-    FIRST_TOKEN,
-    LIVE,
-    MODELS,
-    OF_SPEED,
-    ON_REAL_SETS,
-    RECORDED,
-    SHIPPED,
-    SPEED,
-    WHOLE_ANSWERS,
-)
 from moebench.results.claims import Band
 from moebench.results.paper_tables import daop_table_5, daop_table_6
 
 _HALF = "from half to one and a half times the paper's gain; direction: its sign"
-_OF_GAIN = (*OF_SPEED, SHIPPED)
+_OF_GAIN = (*e.OF_SPEED, e.SHIPPED)
 
 #: As `paper_tables` names them.
 _TABLE_NAMES = {"D1": "mixtral-8x7b", "D2": "phi-3.5-moe"}
@@ -48,14 +37,14 @@ _ROUTING = (
     *(
         Claim(
             f"D-1 {name}", "Table II", f"{name}: expert use in prefill and decode, cosine", paper,
-            "%", _SIMILAR, m.similarity(workload), counters=(RECORDED,),
+            "%", _SIMILAR, m.similarity(workload), counters=(e.RECORDED,),
         )
         for name, (workload, paper) in _DATASETS.items()
     ),
     Claim(
         "D-1 average", "Table II", "expert use in prefill and decode, mean of the three", 90.72,
         "%", _SIMILAR, m.similarity(*(workload for workload, _ in _DATASETS.values())),
-        counters=(RECORDED,),
+        counters=(e.RECORDED,),
     ),
     Claim(
         "D-2 mean", "Fig. 5", "next layer's experts predicted by its gate on the current state",
@@ -113,9 +102,9 @@ FIG_9, FIG_10 = {"D1": 4.52, "D2": 8.21}, {"D1": 3.23, "D2": 5.03}
 _SPEED = (
     *(
         Claim(
-            f"D-4 {MODELS[setting]}", "Fig. 9", f"{MODELS[setting]}, [256, 512], DAOP", paper,
+            f"D-4 {e.MODELS[setting]}", "Fig. 9", f"{e.MODELS[setting]}, [256, 512], DAOP", paper,
             "tokens/s", quarter(paper),
-            m.at_setting(m.speed(setting, "daop", 512), "for 512 tokens"), (SPEED,), OF_SPEED,
+            m.at_setting(m.speed(setting, "daop", 512), "for 512 tokens"), (e.SPEED,), e.OF_SPEED,
         )
         for setting, paper in FIG_9.items()
     ),
@@ -123,13 +112,13 @@ _SPEED = (
         "D-4 over Fiddler", "Fig. 9", "[256, 512], DAOP over Fiddler, mean of both models", 40.4,
         "%", half(40.4, "%", _HALF),
         m.at_setting(lambda runs: m.over_fiddler(m.of_shared_ratio(runs), 512), "for 512 tokens"),
-        (SPEED,), _OF_GAIN,
+        (e.SPEED,), _OF_GAIN,
     ),
     *(
         Claim(
             f"D-5 {said}", "Fig. 9", f"Mixtral, [256, 512], {said}: less than one token/s", 1,
             "tokens/s", at_most(1, 2, "as stated; direction: less than half of DAOP's 4.52"),
-            m.at_setting(m.speed("D1", system, 512), "for 512 tokens"), (SPEED,), OF_SPEED,
+            m.at_setting(m.speed("D1", system, 512), "for 512 tokens"), (e.SPEED,), e.OF_SPEED,
         )
         for said, system in (
             ("MoE-OnDemand", "moe-ondemand"), ("DeepSpeed-MII", "deepspeed-mii"),
@@ -139,14 +128,15 @@ _SPEED = (
     Claim(
         "D-6 over Fiddler", "Fig. 10", "[256, 256], DAOP over Fiddler, mean over cache ratios",
         35.4, "%", half(35.4, "%", _HALF),
-        m.by_ratio(lambda runs: m.over_fiddler(runs, 256), "for 256 tokens"), (BY_RATIO,), _OF_GAIN,
+        m.by_ratio(lambda runs: m.over_fiddler(runs, 256), "for 256 tokens"), (e.BY_RATIO,),
+        _OF_GAIN,
     ),
     *(
         Claim(
-            f"D-6 {MODELS[setting]} 25 %", "Fig. 10",
-            f"{MODELS[setting]}, [256, 256], 25 % of experts cached, DAOP", paper, "tokens/s",
+            f"D-6 {e.MODELS[setting]} 25 %", "Fig. 10",
+            f"{e.MODELS[setting]}, [256, 256], 25 % of experts cached, DAOP", paper, "tokens/s",
             quarter(paper), m.by_ratio(m.speed(setting, "daop", 256, 0.25), "for 256 tokens"),
-            (BY_RATIO,), OF_SPEED,
+            (e.BY_RATIO,), e.OF_SPEED,
         )
         for setting, paper in FIG_10.items()
     ),
@@ -158,7 +148,7 @@ _SPEED = (
                 lambda runs, system=system: m.gain_of_length(system, runs),  # type: ignore[misc]
                 "TPOT is the same for both lengths",
             ),
-            (SPEED,), (SHIPPED, LIVE),
+            (e.SPEED,), (e.SHIPPED, e.LIVE),
         )
         for said, system in (("Fiddler", "fiddler"), ("DAOP", "daop"))
     ),
@@ -170,13 +160,13 @@ _SPEED = (
             lambda runs: m.greatest_over(("moe-ondemand", "mixtral-offloading"), runs),
             "both models, 256 and 512 tokens",
         ),
-        (SPEED,), _OF_GAIN,
+        (e.SPEED,), _OF_GAIN,
     ),
     Claim(
         "D-8 offloading", "abstract", "speed-up over Fiddler, mean over cache ratios", 1.35, "×",
         half(1.35, "×", _HALF),
         m.by_ratio(lambda runs: 1 + m.over_fiddler(runs, 256) / 100, "for 256 tokens"),
-        (BY_RATIO,), _OF_GAIN,
+        (e.BY_RATIO,), _OF_GAIN,
     ),
 )  # fmt: skip
 
@@ -194,10 +184,10 @@ TABLE_4 = {
 _ENERGY = (
     *(
         Claim(
-            f"D-9 {MODELS[setting]} {system}", "Table IV",
-            f"{MODELS[setting]}, [256, 256], {system}", paper, "tokens/kJ", quarter(paper),
+            f"D-9 {e.MODELS[setting]} {system}", "Table IV",
+            f"{e.MODELS[setting]}, [256, 256], {system}", paper, "tokens/kJ", quarter(paper),
             m.at_setting(m.efficiency(setting, system), "256 tokens, simulated powers"),
-            (SPEED,), OF_SPEED,
+            (e.SPEED,), e.OF_SPEED,
         )
         for setting, row in TABLE_4.items()
         for system, paper in row.items()
@@ -205,12 +195,13 @@ _ENERGY = (
     Claim(
         "D-9 over Fiddler", "Table IV", "tokens/kJ, DAOP over Fiddler, mean of both models", 1.50,
         "×", half(1.50, "×", _HALF),
-        m.at_setting(m.efficiency_over_fiddler, "256 tokens, simulated powers"), (SPEED,), _OF_GAIN,
+        m.at_setting(m.efficiency_over_fiddler, "256 tokens, simulated powers"), (e.SPEED,),
+        _OF_GAIN,
     ),
     Claim(
         "D-9 order", "Table IV", "share of other systems that use more energy a token than DAOP",
         1, "1", every("all of them; direction: half"),
-        m.at_setting(m.most_efficient, "256 tokens, simulated powers"), (SPEED,), OF_SPEED,
+        m.at_setting(m.most_efficient, "256 tokens, simulated powers"), (e.SPEED,), e.OF_SPEED,
     ),
 )  # fmt: skip
 
@@ -252,58 +243,58 @@ def _mean_of_others(setting: str, ratio: float) -> float:
 _ACCURACY = (
     *(
         Claim(
-            f"D-10 {MODELS[setting]}", "Table V",
-            f"{MODELS[setting]}, 25 % cached: largest change of a score that prefill decides",
+            f"D-10 {e.MODELS[setting]}", "Table V",
+            f"{e.MODELS[setting]}, 25 % cached: largest change of a score that prefill decides",
             _table_5(setting), "points",
             at_most(1.3, 3, "the paper's own largest change; direction: small"),
-            m.first_token_change(setting), (FIRST_TOKEN,),
+            m.first_token_change(setting), (e.FIRST_TOKEN,),
         )
-        for setting in MODELS
+        for setting in e.MODELS
     ),
     *(
         Claim(
-            f"D-11 {MODELS[setting]} {100 * ratio:g} %", "Table VI",
-            f"{MODELS[setting]}, {100 * ratio:g} % cached: mean change of whole answers' scores, "
+            f"D-11 {e.MODELS[setting]} {100 * ratio:g} %", "Table VI",
+            f"{e.MODELS[setting]}, {100 * ratio:g} % cached: mean change of whole answers' scores, "
             "all but mathematics",
             _mean_of_others(setting, ratio), "points",
             Bands(Band(low=-4, high=4), Band(low=-10),
                   "about what the paper's columns change; direction: a tenth is lost at most"),
-            m.others_change(setting, ratio), (WHOLE_ANSWERS,),
+            m.others_change(setting, ratio), (e.WHOLE_ANSWERS,),
         )
-        for setting in MODELS
+        for setting in e.MODELS
         for ratio in (0.375, 0.25)
     ),
     *(
         Claim(
-            f"D-11 {MODELS[setting]} exception", "Table VI",
-            f"{MODELS[setting]}, 25 % cached: mathematics' change less the others'",
+            f"D-11 {e.MODELS[setting]} exception", "Table VI",
+            f"{e.MODELS[setting]}, 25 % cached: mathematics' change less the others'",
             round(table_6(setting, "GSM8K", "exact_match", 0.25) - _mean_of_others(setting, 0.25),
                   2),
             "points",
             at_most(-5, -0.1,
                     "five points or more; direction: it falls more (this edge was 0 before it was "
                     "measured: no change at all has no direction)"),
-            m.maths_falls_more(setting), (WHOLE_ANSWERS,),
+            m.maths_falls_more(setting), (e.WHOLE_ANSWERS,),
             (
                 CounterExperiment(
                     "words written on GSM8K against TriviaQA (data folder): share unchanged",
-                    ON_REAL_SETS,
+                    e.ON_REAL_SETS,
                     m.words_change_more,
                 ),
             ),
         )
-        for setting in MODELS
+        for setting in e.MODELS
     ),
     *(
         Claim(
-            f"D-11 {MODELS[setting]} {dataset}{' ' + metric if 'rouge' in metric else ''}",
-            "Table VI", f"{MODELS[setting]}, 25 % cached: change on {dataset}, {metric}",
+            f"D-11 {e.MODELS[setting]} {dataset}{' ' + metric if 'rouge' in metric else ''}",
+            "Table VI", f"{e.MODELS[setting]}, 25 % cached: change on {dataset}, {metric}",
             table_6(setting, dataset, metric, 0.25), "points",
             not_measurable=f"the scale model cannot answer {dataset}, so that a loss is not seen; "
             f"needs the real weights: moebench run --setting {setting} --system daop "
             "--cache-ratio 0.25 --scoring generation --weights DIR --data-dir DIR",
         )
-        for setting in MODELS
+        for setting in e.MODELS
         for dataset, metric in (*_OTHERS[setting], ("GSM8K", "exact_match"))
     ),
 )  # fmt: skip

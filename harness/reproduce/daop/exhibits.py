@@ -1,47 +1,38 @@
 """DAOP's tables and figures as data."""
 
-from collections.abc import Iterable
-from typing import Any
-
 import numpy as np
 
 from moebench.harness.reproduce.claim import Show
+from moebench.harness.reproduce.daop import experiments as e
 from moebench.harness.reproduce.daop import measures as m
 from moebench.harness.reproduce.daop.claims import FIG_9, FIG_10, TABLE_1, TABLE_4
-from moebench.harness.reproduce.daop.experiments import (
-    BY_RATIO,
-    FIRST_TOKEN,
-    MODELS,
-    SPEED,
-    TIMELINES,
-    WHOLE_ANSWERS,
-)
 from moebench.harness.reproduce.evidence import Evidence, Runs
-from moebench.harness.reproduce.generated_texts import C4, over_texts, routed
+from moebench.harness.reproduce.exhibits import (
+    CHOICES,
+    EXPERT,
+    LAYER,
+    MODEL,
+    SYSTEM,
+    Row,
+    axis,
+    figure,
+    heat_rows,
+    table,
+    timeline,
+)
+from moebench.harness.reproduce.generated_texts import C4, routed
 from moebench.harness.reproduce.read import SCORE
 from moebench.harness.reproduce.timelines import decoded, spans
-from moebench.results.claims import Axis, Exhibit
+from moebench.results.claims import Exhibit
 from moebench.results.paper_tables import daop_table_5, daop_table_6, workload_of
-from moebench.substrate.analysis.statistics import popularity, prefill_decode_similarity
+from moebench.substrate.analysis.statistics import popularity
 from moebench.substrate.models.catalogue import model_shape
 
-Row = dict[str, Any]
-
-_MODEL, _SYSTEM = Axis(field="model", title="model"), Axis(field="system", title="system")
-_SPEED = Axis(field="tokens_per_s", title="speed", unit="tokens/s")
-_NAMES = {"mixtral-8x7b": MODELS["D1"], "phi-3.5-moe": MODELS["D2"]}
+_SPEED = axis("tokens_per_s", "speed", "tokens/s")
+_NAMES = {"mixtral-8x7b": e.MODELS["D1"], "phi-3.5-moe": e.MODELS["D2"]}
 
 #: Output lengths of Fig. 9; inputs have 256 tokens.
 LENGTHS = (128, 256, 512)
-
-
-def _table(number: str, title: str, columns: Iterable[Axis], rows: Iterable[Row],
-           paper: Iterable[Row], badge: str, note: str = "") -> Exhibit:  # fmt: skip
-    roman = {"I": 1, "II": 2, "III": 3, "IV": 4, "V": 5, "VI": 6}
-    return Exhibit(
-        id=f"daop-table-{roman[number]}", place=f"Table {number}", title=title, form="table",
-        columns=tuple(columns), rows=tuple(rows), paper_rows=tuple(paper), badge=badge, note=note,
-    )  # fmt: skip
 
 
 # ----------------------------------------------------------------------------- tables
@@ -50,9 +41,9 @@ def _table(number: str, title: str, columns: Iterable[Axis], rows: Iterable[Row]
 def _table_1(evidence: Evidence) -> Exhibit:
     full = {"input or output": "expert input or output"}
     parts = [(full.get(name, name), paper, what) for name, paper, what in TABLE_1]
-    return _table(
-        "I", "Mixtral 8x7B on an A100",
-        (Axis(field="part", title="part"), Axis(field="ms", title="time", unit="ms")),
+    return table(
+        "daop-table-1", "Table I", "Mixtral 8x7B on an A100",
+        (axis("part"), axis("ms", "time", "ms")),
         ({"part": name, "ms": round(m.component(what), 3)} for name, _, what in parts),
         ({"part": name, "ms": paper} for name, paper, _ in parts), "estimate",
         "as the cost model charges",
@@ -62,22 +53,13 @@ def _table_1(evidence: Evidence) -> Exhibit:
 def _table_2(evidence: Evidence) -> Exhibit:
     paper = {"c4": 90.05, "math": 90.37, "gsm8k": 91.74}
     rows = [
-        {
-            "dataset": name,
-            "share": round(
-                over_texts(
-                    evidence, m.MIXTRAL, name,
-                    lambda text: 100 * prefill_decode_similarity([text], m.EXPERTS), "",
-                ).value, 2,
-            ),
-        }
-        for name in paper
-    ]  # fmt: skip
-    return _table(
-        "II", "Similarity of expert use in prefill and decode",
-        (Axis(field="dataset", title="data set"), Axis(field="share", title="cosine", unit="%")),
-        rows, ({"dataset": name, "share": share} for name, share in paper.items()), "counted",
-        "scale model of Mixtral 8x7B",
+        {"dataset": name, "share": round(m.similarity(name)(evidence).value, 2)} for name in paper
+    ]
+    return table(
+        "daop-table-2", "Table II", "Similarity of expert use in prefill and decode",
+        (axis("dataset", "data set"), axis("share", "cosine", "%")), rows,
+        ({"dataset": name, "share": share} for name, share in paper.items()),
+        note="scale model of Mixtral 8x7B",
     )  # fmt: skip
 
 
@@ -94,49 +76,48 @@ def _table_3(evidence: Evidence) -> Exhibit:
         {"model": _NAMES[model], **dict(zip(fields, row, strict=True))}
         for model, row in paper.items()
     ]
-    return _table(
-        "III", "Models",
+    return table(
+        "daop-table-3", "Table III", "Models",
         (
-            _MODEL, Axis(field="blocks", title="blocks"), Axis(field="experts", title="experts"),
-            Axis(field="top_k", title="top-k"),
-            Axis(field="expert_b", title="expert parameters", unit="billion"),
-            Axis(field="total_b", title="parameters", unit="billion"),
+            MODEL, axis("blocks"), axis("experts"), axis("top_k", "top-k"),
+            axis("expert_b", "expert parameters", "billion"),
+            axis("total_b", "parameters", "billion"),
         ),
-        rows, stated, "counted",
+        rows, stated,
     )  # fmt: skip
 
 
 def _table_4(evidence: Evidence) -> Exhibit:
-    runs = evidence.runs(SPEED)
+    runs = evidence.runs(e.SPEED)
     rows = [
         {
-            "model": MODELS[setting], "system": system,
+            "model": e.MODELS[setting], "system": system,
             "tokens_per_kj": round(m.efficiency(setting, system)(runs), 2),
         }
         for setting, row in TABLE_4.items()
         for system in row
     ]  # fmt: skip
     paper = [
-        {"model": MODELS[setting], "system": system, "tokens_per_kj": value}
+        {"model": e.MODELS[setting], "system": system, "tokens_per_kj": value}
         for setting, row in TABLE_4.items()
         for system, value in row.items()
     ]
-    return _table(
-        "IV", "Energy efficiency, [256, 256]",
-        (_MODEL, _SYSTEM, Axis(field="tokens_per_kj", title="efficiency", unit="tokens/kJ")),
+    return table(
+        "daop-table-4", "Table IV", "Energy efficiency, [256, 256]",
+        (MODEL, SYSTEM, axis("tokens_per_kj", "efficiency", "tokens/kJ")),
         rows, paper, runs.badge,
         "simulated: powers of GPU and host, without board and memory; the paper measures the box",
     )  # fmt: skip
 
 
 def _table_5(evidence: Evidence) -> Exhibit:
-    runs = evidence.runs(FIRST_TOKEN)
+    runs = evidence.runs(e.FIRST_TOKEN)
     method = {"moe-ondemand": "official", "daop": "ours"}
     datasets = {name: workload_of("daop", name) for name in _datasets()}
     measured = [name for name, workload in datasets.items() if len(runs.of(workload=workload))]
     rows = [
         {
-            "model": MODELS[setting], "method": said,
+            "model": e.MODELS[setting], "method": said,
             **{
                 name: round(place.of(workload=datasets[name]).named(system).mean(SCORE), 2)
                 for name in measured
@@ -150,11 +131,11 @@ def _table_5(evidence: Evidence) -> Exhibit:
         said = "official" if row.method == "official" else "ours"
         names = {"model": _NAMES[row.model], "method": said}
         stated.setdefault((row.model, said), names)[row.dataset] = row.score
-    columns = [Axis(field=name, title=name, unit="%") for name in datasets]
-    return _table(
-        "V", "Accuracy where prefill alone decides, 25 % cached",
-        (_MODEL, Axis(field="method", title="method"), *columns), rows, stated.values(), "counted",
-        f"scale models, {runs[0]['spec']['prompts']} questions each: about as good as a guess",
+    columns = [axis(name, name, "%") for name in datasets]
+    return table(
+        "daop-table-5", "Table V", "Accuracy where prefill alone decides, 25 % cached",
+        (MODEL, axis("method"), *columns), rows, stated.values(),
+        note=f"scale models, {runs[0]['spec']['prompts']} questions each: about as good as a guess",
     )  # fmt: skip
 
 
@@ -163,12 +144,12 @@ def _datasets() -> list[str]:
 
 
 def _table_6(evidence: Evidence) -> Exhibit:
-    runs = evidence.runs(WHOLE_ANSWERS)
+    runs = evidence.runs(e.WHOLE_ANSWERS)
     names = list(runs.by("workload"))
     rows = []
     for (setting, system, ratio), one in runs.groups("setting", "system", "cache_ratio").items():
         cached = 100.0 if system == "moe-ondemand" else round(100 * ratio, 1)
-        row = {"model": MODELS[setting], "cached": cached}
+        row = {"model": e.MODELS[setting], "cached": cached}
         scores = {name: round(one.of(workload=name).mean(SCORE), 1) for name in names}
         rows.append({**row, **scores})
     stated: dict[tuple[str, float], Row] = {}
@@ -181,14 +162,14 @@ def _table_6(evidence: Evidence) -> Exhibit:
         )
         columns[score.dataset + metric] = "%"
         row[score.dataset + metric] = score.score
-    return _table(
-        "VI", "Accuracy of whole answers by share of experts cached",
+    return table(
+        "daop-table-6", "Table VI", "Accuracy of whole answers by share of experts cached",
         (
-            _MODEL, Axis(field="cached", title="experts cached", unit="%"),
-            *(Axis(field=name, title=name, unit="%") for name in (*names, *columns)),
+            MODEL, axis("cached", "experts cached", "%"),
+            *(axis(name, name, "%") for name in (*names, *columns)),
         ),
-        rows, stated.values(), "counted",
-        f"ours: generated families, scale models, {runs[0]['spec']['prompts']} questions each",
+        rows, stated.values(),
+        note=f"ours: generated families, scale models, {runs[0]['spec']['prompts']} questions each",
     )  # fmt: skip
 
 
@@ -199,16 +180,14 @@ def _fig_4(evidence: Evidence) -> Exhibit:
     texts = routed(evidence, m.MIXTRAL, C4)
     panels = {"all texts of C4": texts, "one text": texts[:1], "another text": texts[1:2]}
     rows = [
-        {"panel": panel, "layer": layer, "expert": expert, "share": round(100 * float(share), 2)}
+        {"panel": panel, **row}
         for panel, ones in panels.items()
-        for layer, shares in enumerate(popularity(ones, m.EXPERTS))
-        for expert, share in enumerate(shares)
+        for row in heat_rows(popularity(ones, m.EXPERTS), "layer", "expert")
     ]
-    return Exhibit(
-        id="daop-fig-4", place="Fig. 4", title="Expert activation over C4 and in single texts",
-        form="heat", x=Axis(field="expert", title="expert"), y=Axis(field="layer", title="layer"),
-        colour=Axis(field="share", title="share of choices", unit="%"), facet="panel",
-        rows=tuple(rows), badge="counted", note="scale model of Mixtral 8x7B; even use is 12.5 %",
+    return figure(
+        "daop-fig-4", "Fig. 4", "Expert activation over C4 and in single texts", "heat",
+        (EXPERT, LAYER), rows, colour=CHOICES, facet="panel",
+        note="scale model of Mixtral 8x7B; even use is 12.5 %",
     )  # fmt: skip
 
 
@@ -220,35 +199,31 @@ def _fig_5(evidence: Evidence) -> Exhibit:
         for layer, value in enumerate(layers)
         if not np.isnan(value)
     ]
-    return Exhibit(
-        id="daop-fig-5", place="Fig. 5", title="Experts predicted one layer in advance",
-        form="lines", x=Axis(field="layer", title="layer"),
-        y=Axis(field="share", title="predicted", unit="%"), series="dataset", rows=tuple(rows),
-        badge="counted", note="scale model of Mixtral 8x7B; the paper's mean is 84.11 %",
+    return figure(
+        "daop-fig-5", "Fig. 5", "Experts predicted one layer in advance", "lines",
+        (LAYER, axis("share", "predicted", "%")), rows, series="dataset",
+        note="scale model of Mixtral 8x7B; the paper's mean is 84.11 %",
     )  # fmt: skip
 
 
 def _fig_8(evidence: Evidence) -> Exhibit:
-    runs = evidence.runs(TIMELINES)
+    runs = evidence.runs(e.TIMELINES)
     titles = {
         "MoE-OnDemand": "moe-ondemand", "Pre-gated MoE": "pregated-moe", "Fiddler": "fiddler",
         "DAOP": "daop",
     }  # fmt: skip
     shown = {t: decoded(evidence, runs.named(system)) for t, system in titles.items()}
-    return Exhibit(
-        id="daop-fig-8", place="Fig. 8", title="Three layers of one decoded token",
-        form="timeline", x=Axis(field="start", title="time", unit="µs"),
-        y=Axis(field="lane", title=""), series="kind", facet="panel",
-        rows=tuple(spans(shown, 15)), badge=runs.badge,
-        note="Mixtral 8x7B, simulated; pre-gates are an oracle",
+    return timeline(
+        "daop-fig-8", "Fig. 8", "Three layers of one decoded token", spans(shown, 15), runs.badge,
+        "Mixtral 8x7B, simulated; pre-gates are an oracle",
     )  # fmt: skip
 
 
 def _fig_9(evidence: Evidence) -> Exhibit:
-    runs = evidence.runs(SPEED)
+    runs = evidence.runs(e.SPEED)
     rows = [
         {
-            "model": MODELS[setting], "length": f"[256, {tokens}]", "system": system,
+            "model": e.MODELS[setting], "length": f"[256, {tokens}]", "system": system,
             "tokens_per_s": round(m.tokens_per_s(one, tokens), 3),
         }
         for setting, place in runs.by("setting").items()
@@ -256,23 +231,21 @@ def _fig_9(evidence: Evidence) -> Exhibit:
         for system, one in place.by("system").items()
     ]  # fmt: skip
     paper = [
-        {"model": MODELS[setting], "length": "[256, 512]", "system": "daop", "tokens_per_s": speed}
-        for setting, speed in FIG_9.items()
+        {"model": e.MODELS[name], "length": "[256, 512]", "system": "daop", "tokens_per_s": speed}
+        for name, speed in FIG_9.items()
     ]
-    return Exhibit(
-        id="daop-fig-9", place="Fig. 9", title="Speed by input and output length", form="bars",
-        x=Axis(field="length", title="[input, output] in tokens"),
-        y=_SPEED.model_copy(update={"log": True}), series="system", facet="model",
-        rows=tuple(rows), paper_rows=tuple(paper), badge=runs.badge,
-        note=_from(runs),
+    return figure(
+        "daop-fig-9", "Fig. 9", "Speed by input and output length", "bars",
+        (axis("length", "[input, output] in tokens"), _SPEED.model_copy(update={"log": True})),
+        rows, runs.badge, series="system", facet="model", paper=paper, note=_from(runs),
     )  # fmt: skip
 
 
 def _fig_10(evidence: Evidence) -> Exhibit:
-    runs = evidence.runs(BY_RATIO)
+    runs = evidence.runs(e.BY_RATIO)
     rows = [
         {
-            "model": MODELS[setting], "ratio": round(100 * ratio, 1), "system": system,
+            "model": e.MODELS[setting], "ratio": round(100 * ratio, 1), "system": system,
             "tokens_per_s": round(m.tokens_per_s(one, 256), 3),
         }
         for setting, place in runs.by("setting").items()
@@ -280,14 +253,13 @@ def _fig_10(evidence: Evidence) -> Exhibit:
         for system, one in of.by("system").items()
     ]  # fmt: skip
     paper = [
-        {"model": MODELS[setting], "ratio": 25.0, "system": "daop", "tokens_per_s": speed}
+        {"model": e.MODELS[setting], "ratio": 25.0, "system": "daop", "tokens_per_s": speed}
         for setting, speed in FIG_10.items()
     ]
-    return Exhibit(
-        id="daop-fig-10", place="Fig. 10", title="Speed by share of experts cached, [256, 256]",
-        form="lines", x=Axis(field="ratio", title="experts cached", unit="%"), y=_SPEED,
-        series="system", facet="model", rows=tuple(rows), paper_rows=tuple(paper),
-        badge=runs.badge, note=_from(runs),
+    return figure(
+        "daop-fig-10", "Fig. 10", "Speed by share of experts cached, [256, 256]", "lines",
+        (axis("ratio", "experts cached", "%"), _SPEED), rows, runs.badge, series="system",
+        facet="model", paper=paper, note=_from(runs),
     )  # fmt: skip
 
 
@@ -302,12 +274,12 @@ EXHIBITS = (
     Show(_table_1),
     Show(_table_2),
     Show(_table_3),
-    Show(_table_4, (SPEED,)),
-    Show(_table_5, (FIRST_TOKEN,)),
-    Show(_table_6, (WHOLE_ANSWERS,)),
+    Show(_table_4, (e.SPEED,)),
+    Show(_table_5, (e.FIRST_TOKEN,)),
+    Show(_table_6, (e.WHOLE_ANSWERS,)),
     Show(_fig_4),
     Show(_fig_5),
-    Show(_fig_8, (TIMELINES,)),
-    Show(_fig_9, (SPEED,)),
-    Show(_fig_10, (BY_RATIO,)),
+    Show(_fig_8, (e.TIMELINES,)),
+    Show(_fig_9, (e.SPEED,)),
+    Show(_fig_10, (e.BY_RATIO,)),
 )

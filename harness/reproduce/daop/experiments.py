@@ -7,7 +7,7 @@ are read from the same runs; those of ``--quick`` decode fewer tokens.
 
 from typing import Any
 
-from moebench.harness.reproduce.claim import CounterExperiment
+from moebench.harness.reproduce.claim import LEAN, CounterExperiment
 from moebench.harness.reproduce.evidence import Experiment
 
 #: By setting, as the paper writes them.
@@ -69,21 +69,21 @@ FIRST_TOKEN = Experiment(
         "common": {"scoring": "prefill", "cache_ratio": 0.25, "few_shot": 0, "prompts": 100},
         "product": {
             "setting": ["D1", "D2"],
-            "workload": [
-                "hellaswag", "arc_easy", "arc_challenge", "piqa", "winogrande", "mmlu",
-            ],
+            "workload": ["hellaswag", "arc_easy", "arc_challenge", "piqa", "winogrande", "mmlu"],
             "system": ["daop", "moe-ondemand"],
         },
     },
-    quick={
-        "common": {"prompts": 3},
-        "product": {"workload": ["arc_easy", "piqa", "winogrande"]},
-    },
+    quick={"common": {"prompts": 3}, "product": {"workload": ["arc_easy", "piqa", "winogrande"]}},
 )  # fmt: skip
 
 #: Generated families that stand for the data sets of Table VI: GSM8K's kind, and the others.
 MATHS = ("arithmetic", "equations")
 OTHERS = ("facts", "inflection", "passages")
+
+_ANSWERING: list[dict[str, Any]] = [
+    {"system": "moe-ondemand", "cache_ratio": 0.25}, {"system": "daop", "cache_ratio": 0.25},
+    {"system": "daop", "cache_ratio": 0.375},
+]  # fmt: skip
 
 #: Table VI; ``moe-ondemand`` computes what the model does.
 WHOLE_ANSWERS = Experiment(
@@ -94,10 +94,7 @@ WHOLE_ANSWERS = Experiment(
             "setting": ["D1", "D2"],
             "workload": [*MATHS, *OTHERS],
             "system": [
-                {"system": "moe-ondemand", "cache_ratio": 0.25},
-                {"system": "daop", "cache_ratio": 0.25},
-                {"system": "daop", "cache_ratio": 0.375},
-                {"system": "daop", "cache_ratio": 0.5},
+                *_ANSWERING, {"system": "daop", "cache_ratio": 0.5},
                 {"system": "daop", "cache_ratio": 0.625, "allow_overcommit": True},
             ],
         },
@@ -105,16 +102,10 @@ WHOLE_ANSWERS = Experiment(
     quick={
         "common": {"prompts": 12},
         "product": {
-            "setting": ["D1"],
-            "workload": ["equations", "passages"],
-            "system": [
-                {"system": "moe-ondemand", "cache_ratio": 0.25},
-                {"system": "daop", "cache_ratio": 0.25},
-                {"system": "daop", "cache_ratio": 0.375},
-            ],
+            "setting": ["D1"], "workload": ["equations", "passages"], "system": _ANSWERING,
         },
     },
-)
+)  # fmt: skip
 
 # ----------------------------------------------------------------------------- counter-experiments
 
@@ -124,17 +115,14 @@ LIVE = CounterExperiment(
 )
 SHIPPED = CounterExperiment(
     "DAOP and Fiddler as their authors' code runs them",
-    {
-        "system": [
-            {"system": "daop", "variant": "shipped"}, {"system": "fiddler", "variant": "shipped"},
-            "moe-ondemand",
-        ]
-    },
+    {"system": [
+        {"system": "daop", "variant": "shipped"}, {"system": "fiddler", "variant": "shipped"},
+        "moe-ondemand",
+    ]},
 )  # fmt: skip
 PINNED = CounterExperiment(
     "the card in SMoE's box: pinned copies, PCIe 4.0, as the paper names it", {"machine": "a6000"}
 )
-LEAN = CounterExperiment("lean software in place of Hugging Face's", {"software": "lean"})
 RECORDED = CounterExperiment(
     "two recorded texts of Mixtral-8x7B-Instruct (data folder)", {"routing": "real"}
 )

@@ -146,14 +146,11 @@ def most_efficient(runs: Runs) -> float:
     return fmean(beaten)
 
 
-def charged(what: str, times: int = 1) -> Measure:
+@read.curried
+def charged(evidence: Evidence, what: str, times: int = 1) -> Measured:
     """What the simulated machine charges for a component of Table I, so many times in a row."""
-
-    def measure(evidence: Evidence) -> Measured:
-        said = "a100@daop, as the cost model charges"
-        return Measured.of([times * component(what)], "estimate", said)
-
-    return measure
+    said = "a100@daop, as the cost model charges"
+    return Measured.of([times * component(what)], "estimate", said)
 
 
 #: The fourth row of Table I.
@@ -169,24 +166,21 @@ def component(what: str) -> float:
 # ----------------------------------------------------------------------------- routing
 
 
-def similarity(*datasets: str) -> Measure:
+@read.curried
+def similarity(evidence: Evidence, *datasets: str) -> Measured:
     """Prefill and decode (Eq. 1), in percent; of several data sets the mean of their means."""
-
-    def of(evidence: Evidence, dataset: str) -> Measured:
-        return over_texts(
+    found = [
+        over_texts(
             evidence, MIXTRAL, dataset,
             lambda text: 100 * prefill_decode_similarity([text], EXPERTS),
             f"{dataset}, 64 tokens written",
-        )  # fmt: skip
-
-    def measure(evidence: Evidence) -> Measured:
-        found = [of(evidence, dataset) for dataset in datasets]
-        if len(found) == 1:
-            return found[0]
-        said = f"mean of {', '.join(datasets)}"
-        return Measured.of([one.value for one in found], "counted", said, "data sets")
-
-    return measure
+        )
+        for dataset in datasets
+    ]  # fmt: skip
+    if len(found) == 1:
+        return found[0]
+    said = f"mean of {', '.join(datasets)}"
+    return Measured.of([one.value for one in found], "counted", said, "data sets")
 
 
 #: Those of Fig. 5.
@@ -247,23 +241,19 @@ def recorded_windows_change(evidence: Evidence) -> Measured:
 # ----------------------------------------------------------------------------- accuracy
 
 
-def first_token_change(setting: str) -> Measure:
+def score_change(runs: Runs, ratio: float | None = None) -> float:
+    """DAOP's mean score less the model's own, in points."""
+    return _at(runs.named("daop"), ratio).mean(SCORE) - runs.named("moe-ondemand").mean(SCORE)
+
+
+@read.curried
+def first_token_change(evidence: Evidence, setting: str) -> Measured:
     """The largest change of a score that prefill alone decides, in points."""
-
-    def figure(runs: Runs) -> float:
-        return max(
-            abs(one.named("daop").mean(SCORE) - one.named("moe-ondemand").mean(SCORE))
-            for one in runs.of(setting=setting).by("workload").values()
-        )
-
-    def measure(evidence: Evidence) -> Measured:
-        runs = evidence.runs(FIRST_TOKEN)
-        chosen = runs.of(setting=setting)
-        n = chosen[0]["spec"]["prompts"]
-        said = f"{', '.join(chosen.by('workload'))}; {n} questions each, scale model"
-        return Measured.of([figure(runs)], "counted", said, "runs")
-
-    return measure
+    runs = evidence.runs(FIRST_TOKEN).of(setting=setting)
+    by_workload = runs.by("workload")
+    change = max(abs(score_change(one)) for one in by_workload.values())
+    said = f"{', '.join(by_workload)}; {runs[0]['spec']['prompts']} questions each, scale model"
+    return Measured.of([change], "counted", said, "runs")
 
 
 def answers_change(runs: Runs, setting: str, ratio: float, families: Iterable[str]) -> float:
@@ -272,22 +262,16 @@ def answers_change(runs: Runs, setting: str, ratio: float, families: Iterable[st
     present = [place.of(workload=name) for name in families if len(place.of(workload=name))]
     if not present:
         raise MissingEvidenceError(f"no answers of {setting} on {', '.join(families)}")
-    return fmean(
-        _at(one.named("daop"), ratio).mean(SCORE) - one.named("moe-ondemand").mean(SCORE)
-        for one in present
-    )
+    return fmean(score_change(one, ratio) for one in present)
 
 
-def whole_answers(figure: Figure, said: str) -> Measure:
+@read.curried
+def whole_answers(evidence: Evidence, figure: Figure, said: str) -> Measured:
     """A figure of whole answers."""
-
-    def measure(evidence: Evidence) -> Measured:
-        runs = evidence.runs(WHOLE_ANSWERS)
-        n = runs[0]["spec"]["prompts"]
-        names = ", ".join(runs.by("workload"))
-        return Measured.of([figure(runs)], "counted", f"{said}; {names}; {n} questions each")
-
-    return measure
+    runs = evidence.runs(WHOLE_ANSWERS)
+    n = runs[0]["spec"]["prompts"]
+    names = ", ".join(runs.by("workload"))
+    return Measured.of([figure(runs)], "counted", f"{said}; {names}; {n} questions each")
 
 
 def others_change(setting: str, ratio: float) -> Measure:

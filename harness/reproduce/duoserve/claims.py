@@ -18,21 +18,9 @@ from moebench.harness.reproduce.bands import (
     sign,
     within,
 )
-from moebench.harness.reproduce.claim import Claim, CounterExperiment
+from moebench.harness.reproduce.claim import LEAN, Claim, CounterExperiment
+from moebench.harness.reproduce.duoserve import experiments as e
 from moebench.harness.reproduce.duoserve import measures as m
-from moebench.harness.reproduce.duoserve.experiments import (
-    BOTH,
-    DATASETS,
-    LARGE,
-    LARGE_CELLS,
-    LEAN,
-    PINNED,
-    REAL_TEXTS,
-    RECORDED,
-    RING,
-    SMALL,
-    SMALL_CELLS,
-)
 from moebench.harness.reproduce.read import E2E, TPOT, TTFT, Figure, difference
 from moebench.results.claims import Band
 
@@ -42,14 +30,14 @@ _SIGN = at_least(
     "before it was measured: no difference has no direction)",
 )  # fmt: skip
 
-_claim = partial(Claim, needs=BOTH)
+_claim = partial(Claim, needs=e.BOTH)
 
 
 def _gain(id: str, place: str, statement: str, paper: float, figure: Figure, said: str) -> Claim:
     why = "from half to one and a half times the paper's gain; direction: faster"
     return _claim(
         id, place, statement, paper, "×", half(paper, "×", why), m.of_both(figure, said),
-        counters=(LEAN, RING, PINNED),
+        counters=(LEAN, e.RING, e.PINNED),
     )  # fmt: skip
 
 
@@ -67,17 +55,17 @@ _LATENCY = (
     _claim(
         "U-1 order", "Fig. 5", "share of cells and baselines that are slower in both times", 1,
         "1", every("all of them; direction: half"), m.of_both(m.faster_share, _CELLS),
-        counters=(LEAN, RING),
+        counters=(LEAN, e.RING),
     ),
     _claim(
         "U-1 MoESys", "§6.2", "share of cells in which MoESys is slowest, end-to-end", 1, "1",
         at_least(0.95, 0.5, '"much higher latency": in every cell; direction: half'),
-        m.of_both(m.slower_than_acc, "U1 to U4, both workloads"), counters=(LEAN, RING),
+        m.of_both(m.slower_than_acc, "U1 to U4, both workloads"), counters=(LEAN, e.RING),
     ),
     *(
         _gain(f"U-2 {said}", "§6.2", f"end-to-end over ACC on {said}", paper,
               m.over_acc(workload=workload), f"{workload}, mean of U1 to U4")
-        for (workload, said), paper in zip(DATASETS.items(), (1.52, 1.47), strict=True)
+        for (workload, said), paper in zip(e.DATASETS.items(), (1.52, 1.47), strict=True)
     ),
     *(
         _claim(
@@ -87,8 +75,8 @@ _LATENCY = (
         for name, said, paper, more, less in (
             ("by data set", "Orca-Math's less SQuAD's", 0.05, {"workload": "equations"},
              {"workload": "passages"}),
-            ("by model", "8x7B's less 8x22B's", None, {"setting": SMALL_CELLS},
-             {"setting": LARGE_CELLS}),
+            ("by model", "8x7B's less 8x22B's", None, {"setting": e.SMALL_CELLS},
+             {"setting": e.LARGE_CELLS}),
             ("by card", "A6000's less A5000's", None, {"setting": ("U2", "U4")},
              {"setting": ("U1", "U3")}),
         )
@@ -105,7 +93,7 @@ _LATENCY = (
     _claim(
         "U-3 broader", "Fig. 6", "spread of decode throughput over the baselines' wider one",
         None, "×", at_least(1.2, 1, "a fifth more is seen in a chart; direction: wider"),
-        m.broader, counters=(LEAN, RECORDED),
+        m.broader, counters=(LEAN, e.RECORDED),
     ),
 )  # fmt: skip
 
@@ -117,7 +105,7 @@ TABLE_2 = {
 
 
 #: By model: its experiment, its settings.
-_OF_MODEL = {"8x7B": (SMALL, SMALL_CELLS), "8x22B": (LARGE, LARGE_CELLS)}
+_OF_MODEL = {"8x7B": (e.SMALL, e.SMALL_CELLS), "8x22B": (e.LARGE, e.LARGE_CELLS)}
 
 
 def _peak(model: str, system: str, paper: float) -> Claim:
@@ -172,10 +160,10 @@ def _hit(model: str, workload: str, kind: str, paper: float) -> Claim:
         why = "at most five points below; direction: above chance (13 in 28)"
         bands = at_least(paper - 5, 13 / 28 * 100, why)
     return Claim(
-        f"U-5 {model} {DATASETS[workload]} {kind}", "Table 3",
-        f"{model} on {DATASETS[workload]}: predictor, {kind}", paper, "%", bands,
+        f"U-5 {model} {e.DATASETS[workload]} {kind}", "Table 3",
+        f"{model} on {e.DATASETS[workload]}: predictor, {kind}", paper, "%", bands,
         m.of_one(experiment, m.hits(path, workload), workload), (experiment,),
-        (RECORDED,) if model == "8x7B" else (),
+        (e.RECORDED,) if model == "8x7B" else (),
     )  # fmt: skip
 
 
@@ -196,19 +184,19 @@ _PREDICTOR = (
             (
                 CounterExperiment(
                     f"texts of GSM8K and SQuAD themselves (data folder), {setting}",
-                    {**REAL_TEXTS, "setting": setting},
+                    {**e.REAL_TEXTS, "setting": setting},
                     m.gsm8k_more(experiment),
                 ),
             ),
         )
         for model, experiment, setting, paper in (
-            ("8x7B", SMALL, "U1", 6.62), ("8x22B", LARGE, "U3", 2.05),
+            ("8x7B", e.SMALL, "U1", 6.62), ("8x22B", e.LARGE, "U3", 2.05),
         )
     ),
     Claim(
         "U-6 memory", "§6.4", "predictor: memory", 300, "MB",
         replace(_MB, why=f"{_MB.why}.  It is an option whose default is the paper's figure"),
-        m.reserved_mb, (SMALL,),
+        m.reserved_mb, (e.SMALL,),
     ),
     Claim(
         "U-6 weights", "§6.4", "predictor: its seven layers' weights in fp32", 300, "MB", _MB,
@@ -242,7 +230,7 @@ _PREDICTOR = (
             m.sufficient(experiment), (experiment,),
         )
         for model, experiment, paper, low, high in (
-            ("8x7B", SMALL, 17.5, 15, 20), ("8x22B", LARGE, 42.5, 40, 45),
+            ("8x7B", e.SMALL, 17.5, 15, 20), ("8x22B", e.LARGE, 42.5, 40, 45),
         )
     ),
     _claim(
@@ -269,7 +257,7 @@ _MATRICES = tuple(
         Bands(Band(low=1.1, high=high), Band(low=1.02, high=8),
               "visible: a tenth above the even share; not concentrated: less than "
               f"{high} times it"),
-        measure, (SMALL,),
+        measure, (e.SMALL,),
     )
     for name, said, measure, high in (
         ("popularity", "a layer's most popular expert", m.popular, 2),

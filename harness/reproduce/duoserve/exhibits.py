@@ -1,26 +1,28 @@
 """DuoServe-MoE's tables and figures as data."""
 
-from typing import Any
-
 from moebench.harness.reproduce.claim import Show
 from moebench.harness.reproduce.duoserve import measures as m
 from moebench.harness.reproduce.duoserve.claims import TABLE_2, TABLE_3
-from moebench.harness.reproduce.duoserve.experiments import (
-    BOTH,
-    CELLS,
-    DATASETS,
-    SMALL,
-)
+from moebench.harness.reproduce.duoserve.experiments import BOTH, CELLS, DATASETS, SMALL
 from moebench.harness.reproduce.evidence import Evidence
+from moebench.harness.reproduce.exhibits import (
+    CHOICES,
+    EXPERT,
+    LAYER,
+    MODEL,
+    SYSTEM,
+    Row,
+    axis,
+    figure,
+    heat_rows,
+    table,
+    timeline,
+)
 from moebench.harness.reproduce.read import E2E, TTFT
 from moebench.harness.reproduce.timelines import decoded, prefill, spans
 from moebench.reports.sections.throughput import load
-from moebench.results.claims import Axis, Exhibit
+from moebench.results.claims import Exhibit
 from moebench.substrate.models.catalogue import model_shape
-
-Row = dict[str, Any]
-
-_MODEL, _SYSTEM = Axis(field="model", title="model"), Axis(field="system", title="system")
 
 
 def _table_1(evidence: Evidence) -> Exhibit:
@@ -34,19 +36,15 @@ def _table_1(evidence: Evidence) -> Exhibit:
             "active": round((shape.total_params - idle) / 1e9, 1),
             "total": round(shape.total_params / 1e9, 1),
         })  # fmt: skip
-    return Exhibit(
-        id="duoserve-table-1", place="Table 1", title="Models", form="table",
-        columns=(
-            _MODEL, Axis(field="layers", title="layers"),
-            Axis(field="active", title="active parameters", unit="billion"),
-            Axis(field="total", title="parameters", unit="billion"),
+    return table(
+        "duoserve-table-1", "Table 1", "Models",
+        (
+            MODEL, axis("layers"), axis("active", "active parameters", "billion"),
+            axis("total", "parameters", "billion"),
         ),
-        rows=tuple(rows),
-        paper_rows=tuple(
-            {"model": name, "layers": layers, "active": active, "total": total}
-            for name, (layers, active, total) in paper.items()
-        ),
-        badge="counted",
+        rows,
+        ({"model": name, "layers": layers, "active": active, "total": total}
+         for name, (layers, active, total) in paper.items()),
     )  # fmt: skip
 
 
@@ -57,14 +55,11 @@ def _table_2(evidence: Evidence) -> Exhibit:
         ours: Row = {system: m.peak_gb(system, settings)(runs) for system in list(row)[:3]}
         ours["gpu-only"] = m.gpu_only_gb(m.MODEL_OF[name])
         rows.append({"model": name, **{system: round(gb, 2) for system, gb in ours.items()}})
-    return Exhibit(
-        id="duoserve-table-2", place="Table 2", title="Peak memory of the device", form="table",
-        columns=(
-            _MODEL, *(Axis(field=system, title=system, unit="GB") for system in TABLE_2["8x7B"])
-        ),
-        rows=tuple(rows),
-        paper_rows=tuple({"model": name, **row} for name, row in TABLE_2.items()),
-        badge="counted", note="gpu-only is counted, without a KV cache",
+    return table(
+        "duoserve-table-2", "Table 2", "Peak memory of the device",
+        (MODEL, *(axis(system, system, "GB") for system in TABLE_2["8x7B"])), rows,
+        ({"model": name, **row} for name, row in TABLE_2.items()),
+        note="gpu-only is counted, without a KV cache",
     )  # fmt: skip
 
 
@@ -77,47 +72,34 @@ def _table_3(evidence: Evidence) -> Exhibit:
         of = runs.of(setting=m.settings_of(name))
         rows.append(cell | {k: round(m.hits(path, workload)(of), 2) for k, path in paths.items()})
         paper.append(cell | {"both": both, "one": one})
-    return Exhibit(
-        id="duoserve-table-3", place="Table 3", title="What the predictor gets right",
-        form="table",
-        columns=(
-            _MODEL, Axis(field="dataset", title="data set"),
-            Axis(field="both", title="top-2", unit="%"),
-            Axis(field="one", title="at least one", unit="%"),
+    return table(
+        "duoserve-table-3", "Table 3", "What the predictor gets right",
+        (
+            MODEL, axis("dataset", "data set"), axis("both", "top-2", "%"),
+            axis("one", "at least one", "%"),
         ),
-        rows=tuple(rows), paper_rows=tuple(paper), badge="counted",
+        rows, paper,
         note="scale models; generated sums stand for Orca-Math, passages for SQuAD",
     )  # fmt: skip
 
 
+_EVEN = "scale model of Mixtral 8x7B; even use is 12.5 %"
+
+
 def _fig_2a(evidence: Evidence) -> Exhibit:
-    shares = m.matrices(evidence)["popularity"]
-    rows = [
-        {"layer": layer, "expert": expert, "share": round(100 * float(share), 2)}
-        for layer, of in enumerate(shares)
-        for expert, share in enumerate(of)
-    ]
-    return Exhibit(
-        id="duoserve-fig-2a", place="Fig. 2 a", title="Popularity of experts", form="heat",
-        x=Axis(field="expert", title="expert"), y=Axis(field="layer", title="layer"),
-        colour=Axis(field="share", title="share of choices", unit="%"), rows=tuple(rows),
-        badge="counted", note="scale model of Mixtral 8x7B; even use is 12.5 %",
+    rows = heat_rows(m.matrices(evidence)["popularity"], "layer", "expert")
+    return figure(
+        "duoserve-fig-2a", "Fig. 2 a", "Popularity of experts", "heat", (EXPERT, LAYER), rows,
+        colour=CHOICES, note=_EVEN,
     )  # fmt: skip
 
 
 def _fig_2b(evidence: Evidence) -> Exhibit:
-    first = m.matrices(evidence)["affinity"][0]
-    rows = [
-        {"before": before, "after": after, "share": round(100 * float(share), 2)}
-        for before, of in enumerate(first)
-        for after, share in enumerate(of)
-    ]
-    return Exhibit(
-        id="duoserve-fig-2b", place="Fig. 2 b", title="Affinity of layers 0 and 1", form="heat",
-        x=Axis(field="after", title="expert of layer 1"),
-        y=Axis(field="before", title="expert of layer 0"),
-        colour=Axis(field="share", title="likelihood", unit="%"), rows=tuple(rows),
-        badge="counted", note="scale model of Mixtral 8x7B; even use is 12.5 %",
+    rows = heat_rows(m.matrices(evidence)["affinity"][0], "before", "after")
+    return figure(
+        "duoserve-fig-2b", "Fig. 2 b", "Affinity of layers 0 and 1", "heat",
+        (axis("after", "expert of layer 1"), axis("before", "expert of layer 0")), rows,
+        colour=axis("share", "likelihood", "%"), note=_EVEN,
     )  # fmt: skip
 
 
@@ -129,12 +111,10 @@ def _fig_4(evidence: Evidence) -> Exhibit:
         if (spec.setting, spec.system, spec.workload) == ("U2", "duoserve", "passages")
     )
     panels = {"prefill": prefill(evidence, spec), "decode": decoded(evidence, runs)}
-    return Exhibit(
-        id="duoserve-fig-4", place="Fig. 4", title="Three layers of a prompt, and of one token",
-        form="timeline", x=Axis(field="start", title="time", unit="µs"),
-        y=Axis(field="lane", title=""), series="kind", facet="panel",
-        rows=tuple(spans(panels, 15)), badge=runs.badge,
-        note="Mixtral 8x7B on the A6000, simulated: computation, communication and prediction "
+    return timeline(
+        "duoserve-fig-4", "Fig. 4", "Three layers of a prompt, and of one token",
+        spans(panels, 15), runs.badge,
+        "Mixtral 8x7B on the A6000, simulated: computation, communication and prediction "
         "streams are lanes",
     )  # fmt: skip
 
@@ -151,10 +131,9 @@ def _fig_5(evidence: Evidence) -> Exhibit:
         for system, one in place.by("system").items()
         for said, path in (("TTFT", TTFT), ("end-to-end", E2E))
     ]  # fmt: skip
-    return Exhibit(
-        id="duoserve-fig-5", place="Fig. 5", title="TTFT and end-to-end time", form="bars",
-        x=_SYSTEM, y=Axis(field="s", title="time", unit="s", log=True), series="time",
-        facet="cell", rows=tuple(rows), badge=runs.badge,
+    return figure(
+        "duoserve-fig-5", "Fig. 5", "TTFT and end-to-end time", "bars",
+        (SYSTEM, axis("s", "time", "s", log=True)), rows, runs.badge, series="time", facet="cell",
         note=f"{runs[0]['spec']['new_tokens']} new tokens; the paper's are not stated. Its text "
         "has speed-ups alone: claims U-1 and U-2",
     )  # fmt: skip
@@ -174,11 +153,11 @@ def _fig_6(evidence: Evidence) -> Exhibit:
                  "share": p.share}
                 for p in curves[run["run_id"]]
             ]  # fmt: skip
-    return Exhibit(
-        id="duoserve-fig-6", place="Fig. 6", title="Distribution of decode throughput",
-        form="lines", x=Axis(field="tokens_per_s", title="decode", unit="tokens/s", log=True),
-        y=Axis(field="share", title="share of tokens at most as fast", unit="1"), series="system",
-        facet="cell", rows=tuple(rows), badge=runs.badge,
+    return figure(
+        "duoserve-fig-6", "Fig. 6", "Distribution of decode throughput", "lines",
+        (axis("tokens_per_s", "decode", "tokens/s", log=True),
+         axis("share", "share of tokens at most as fast", "1")),
+        rows, runs.badge, series="system", facet="cell",
         note="the paper's text states speed-ups alone: claim U-3",
     )  # fmt: skip
 

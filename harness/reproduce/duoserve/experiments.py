@@ -32,44 +32,28 @@ QUICK_TEXTS = 8
 _QUICKLY: dict[str, Any] = {"system": "duoserve", "calibrate_texts": QUICK_TEXTS}
 
 _COMMON = {"new_tokens": 64, "prompts": 16}
-_QUICK_COMMON = {"new_tokens": 16, "prompts": 2}
 _PRODUCT = {"workload": [*DATASETS], "seed": [0, 1, 2]}
 
+
+def _of_model(name: str, settings: tuple[str, ...], system: Any) -> Experiment:
+    systems = {"setting": [*settings], "system": [system, *_BASELINES]}
+    return Experiment(
+        f"duoserve {name}", {"common": _COMMON, "product": {**_PRODUCT, **systems}},
+        quick={
+            "common": {"new_tokens": 16, "prompts": 2},
+            "product": {"seed": [0], "system": [_QUICKLY, *_BASELINES]},
+        },
+    )  # fmt: skip
+
+
 #: Fig. 5 and 6, Tables 2 and 3.
-SMALL = Experiment(
-    "duoserve 8x7B",
-    {
-        "common": _COMMON,
-        "product": {**_PRODUCT, "setting": [*SMALL_CELLS], "system": ["duoserve", *_BASELINES]},
-    },
-    quick={
-        "common": _QUICK_COMMON,
-        "product": {
-            "seed": [0],
-            "system": [_QUICKLY, *_BASELINES],
-        },
-    },
-)
-LARGE = Experiment(
-    "duoserve 8x22B",
-    {
-        "common": _COMMON,
-        "product": {**_PRODUCT, "setting": [*LARGE_CELLS], "system": [_LARGE, *_BASELINES]},
-    },
-    quick={
-        "common": _QUICK_COMMON,
-        "product": {
-            "seed": [0],
-            "system": [_QUICKLY, *_BASELINES],
-        },
-    },
-)
+SMALL = _of_model("8x7B", SMALL_CELLS, "duoserve")
+LARGE = _of_model("8x22B", LARGE_CELLS, _LARGE)
 BOTH = (SMALL, LARGE)
 
 
 # ----------------------------------------------------------------------------- counter-experiments
 
-LEAN = CounterExperiment("lean software in place of Hugging Face's", {"software": "lean"})
 RECORDED = CounterExperiment(
     "routing recorded from Mixtral-8x7B-Instruct (data folder), few texts to learn from",
     {
@@ -85,11 +69,8 @@ RING = CounterExperiment(
 REAL_TEXTS = {"workload": ["gsm8k", "squad"], "system": [_QUICKLY], "seed": 0}
 PINNED = CounterExperiment(
     "ACC with pinned copies that do not block, as DuoServe's are; a predictor of few texts",
-    {
-        "system": [
-            _QUICKLY,
-            {"system": "acc", "set": {"pinned_copies": "true", "blocking_copies": "false"}},
-            _MOESYS,
-        ]
-    },
+    {"system": [
+        _QUICKLY, {"system": "acc", "set": {"pinned_copies": "true", "blocking_copies": "false"}},
+        _MOESYS,
+    ]},
 )  # fmt: skip

@@ -16,7 +16,7 @@ from moebench.harness.reproduce.duoserve.experiments import (
     SMALL_CELLS,
 )
 from moebench.harness.reproduce.evidence import Evidence, Experiment, MissingEvidenceError, Runs
-from moebench.harness.reproduce.read import E2E, TTFT, Figure, Measure, difference
+from moebench.harness.reproduce.read import E2E, TTFT, Figure, Measure, curried, difference
 from moebench.results.claims import Measured
 from moebench.results.samples import read_samples
 from moebench.substrate.machines.profile import load_profile
@@ -136,14 +136,11 @@ def gpu_only_gb(model: str, machine: str = "a6000@duoserve") -> float:
     return (size + load_profile(machine).gpu.reserved_memory.bytes) / 1e9
 
 
-def of_gpu_only(model: str) -> Measure:
+@curried
+def of_gpu_only(evidence: Evidence, model: str) -> Measured:
     """`gpu_only_gb`, counted."""
-
-    def measure(evidence: Evidence) -> Measured:
-        said = "weights in 4 bits and what the profile reserves; no KV cache"
-        return Measured.of([gpu_only_gb(model)], "counted", said)
-
-    return measure
+    said = "weights in 4 bits and what the profile reserves; no KV cache"
+    return Measured.of([gpu_only_gb(model)], "counted", said)
 
 
 def share_of_model(settings: tuple[str, ...], model: str) -> Figure:
@@ -189,14 +186,11 @@ def predicting_share(runs: Runs) -> float:
     return read.share_of_decode(runs.of(system="duoserve"), "metrics.decode.lanes.predict")
 
 
-def sufficient(experiment: Experiment) -> Measure:
+@curried
+def sufficient(evidence: Evidence, experiment: Experiment) -> Measured:
     """Epochs after which a model's predictors were best."""
-
-    def measure(evidence: Evidence) -> Measured:
-        _require_full(evidence)
-        return of_one(experiment, _epochs)(evidence)
-
-    return measure
+    _require_full(evidence)
+    return of_one(experiment, _epochs)(evidence)
 
 
 def more_epochs(evidence: Evidence) -> Measured:
@@ -219,14 +213,11 @@ def _epochs(runs: Runs) -> float:
     return fmean(float(one["best_epoch"]) for one in learnt)
 
 
-def component(what: str, machine: str, times: int = 1) -> Measure:
+@curried
+def component(evidence: Evidence, what: str, machine: str, times: int = 1) -> Measured:
     """What the simulated machine charges for the predictor, or for so many of them."""
-
-    def measure(evidence: Evidence) -> Measured:
-        (row,) = read.components(what, machine=machine)
-        return Measured.of([times * row["charged"]], "estimate", f"{row['model']} on {machine}")
-
-    return measure
+    (row,) = read.components(what, machine=machine)
+    return Measured.of([times * row["charged"]], "estimate", f"{row['model']} on {machine}")
 
 
 def reserved_mb(evidence: Evidence) -> Measured:

@@ -9,15 +9,9 @@ from moebench.harness.reproduce.bands import Bands, at_most, every, near
 from moebench.harness.reproduce.claim import Claim, CounterExperiment
 from moebench.harness.reproduce.evidence import Evidence
 from moebench.harness.reproduce.flashmoe import counts
+from moebench.harness.reproduce.flashmoe import experiments as e
 from moebench.harness.reproduce.flashmoe.claims_of_times import gain
-from moebench.harness.reproduce.flashmoe.experiments import (
-    EVICTIONS,
-    MODELS,
-    MORE_TEXTS,
-    PROMPTS_RECORDED,
-    RECORDED,
-)
-from moebench.harness.reproduce.read import Measure
+from moebench.harness.reproduce.read import Measure, curried
 from moebench.results.claims import Band, Measured
 
 CACHE = "one cache a layer, sizes of a quarter to three quarters of its experts"
@@ -26,7 +20,7 @@ CACHE = "one cache a layer, sizes of a quarter to three quarters of its experts"
 
 
 #: Recordings are of OLMoE alone; of Qwen3 more can be drawn.
-COUNTERS = {"F1": (RECORDED,), "F2": (MORE_TEXTS,)}
+COUNTERS = {"F1": (e.RECORDED,), "F2": (e.MORE_TEXTS,)}
 
 
 def over_cache_sizes(setting: str, figure: Callable[[counts.Routing], float]) -> Measure:
@@ -41,7 +35,8 @@ def over_policy(
     """A gain over another policy on OLMoE, at the cache size where it is greatest."""
     return Claim(
         f"F-1 {name}", "Fig. 6, §4.3", f"OLMoE: {statement}", paper, "%", gain(paper),
-        over_cache_sizes("F1", lambda routing: figure(routing, other)), (EVICTIONS,), (RECORDED,),
+        over_cache_sizes("F1", lambda routing: figure(routing, other)), (e.EVICTIONS,),
+        (e.RECORDED,),
     )  # fmt: skip
 
 
@@ -60,12 +55,12 @@ def fewer_loads(name: str, said: str, paper: float) -> Claim:
 HITS = (
     *(
         Claim(
-            f"F-1 {MODELS[setting]} order", "Fig. 6",
-            f"{MODELS[setting]}: share of cache sizes at which FlashMoE hits most often", 1, "1",
+            f"F-1 {e.MODELS[setting]} order", "Fig. 6",
+            f"{e.MODELS[setting]}: share of cache sizes at which FlashMoE hits most often", 1, "1",
             every('"across all cache sizes"; direction: at half of them or more'),
-            over_cache_sizes(setting, counts.first_at), (EVICTIONS,), COUNTERS[setting],
+            over_cache_sizes(setting, counts.first_at), (e.EVICTIONS,), COUNTERS[setting],
         )
-        for setting in MODELS
+        for setting in e.MODELS
     ),
     more_hits("lru", "LRU", 21),
     more_hits("lfu", "LFU", 51),
@@ -80,18 +75,17 @@ HITS = (
 # ----------------------------------------------------------------------------- F-5
 
 
-def where_belady_hits(setting: str, figure: Callable[[counts.Routing, int], float]) -> Measure:
+@curried
+def where_belady_hits(
+    evidence: Evidence, setting: str, figure: Callable[[counts.Routing, int], float]
+) -> Measured:
     """A figure at the cache size with which Belady hits most nearly 86 %."""
-
-    def measure(evidence: Evidence) -> Measured:
-        (routing, *_) = counts.routings(evidence, setting)
-        slots = counts.size_for(routing, 0.86)
-        said = f"{MODELS[setting]}, {slots} slots a layer, where Belady's hit rate is nearest 86 %"
-        return counts.measured(
-            evidence, setting, lambda one: figure(one, counts.size_for(one, 0.86)), said
-        )
-
-    return measure
+    (routing, *_) = counts.routings(evidence, setting)
+    slots = counts.size_for(routing, 0.86)
+    said = f"{e.MODELS[setting]}, {slots} slots a layer, where Belady's hit rate is nearest 86 %"
+    return counts.measured(
+        evidence, setting, lambda one: figure(one, counts.size_for(one, 0.86)), said
+    )
 
 
 def section_2_3(
@@ -101,7 +95,7 @@ def section_2_3(
     """A figure of §2.3, at the cache size with which Belady hits most nearly 86 %."""
     return Claim(
         f"F-5 {name}", "§2.3", statement, paper, unit, bands, where_belady_hits("F2", figure),
-        (EVICTIONS,), counters,
+        (e.EVICTIONS,), counters,
     )  # fmt: skip
 
 
@@ -145,7 +139,7 @@ MOTIVATION = (
                 measure=where_belady_hits("F2", against_lfu("lfu-kept")),
             ),
             CounterExperiment(
-                RECORDED.name, RECORDED.changes, where_belady_hits("F1", against_lfu("lfu"))
+                e.RECORDED.name, e.RECORDED.changes, where_belady_hits("F1", against_lfu("lfu"))
             ),
         ),
     ),
@@ -167,7 +161,7 @@ ROUTED = {32: 47, 64: 58, 128: 64, 256: 67}
 
 def routed(setting: str, tokens: int) -> Claim:
     """Experts that a prompt uses."""
-    said, model, paper = MODELS[setting], counts.MODEL_OF[setting], ROUTED[tokens]
+    said, model, paper = e.MODELS[setting], counts.MODEL_OF[setting], ROUTED[tokens]
     return Claim(
         f"F-7 {said} {tokens}", "§4.2",
         f"{said}: share of a layer's experts that a prompt of {tokens} tokens uses", paper, "%",
@@ -176,7 +170,7 @@ def routed(setting: str, tokens: int) -> Claim:
         lambda evidence: Measured.of(
             counts.used(evidence, model, tokens), "counted", "mean of layers", "texts"
         ),
-        counters=(PROMPTS_RECORDED,),
+        counters=(e.PROMPTS_RECORDED,),
     )  # fmt: skip
 
 
@@ -190,17 +184,17 @@ def growth(setting: str) -> Claim:
         return Measured.of(ratios, "counted", "256 tokens over 32", "texts")
 
     return Claim(
-        f"F-7 {MODELS[setting]} growth", "§4.2",
-        f"{MODELS[setting]}: experts used by 256 tokens over those used by 32", 1.43, "×",
+        f"F-7 {e.MODELS[setting]} growth", "§4.2",
+        f"{e.MODELS[setting]}: experts used by 256 tokens over those used by 32", 1.43, "×",
         Bands(Band(low=1.2, high=1.65), Band(low=1, high=4),
               "67 over 47, within half of the growth; direction: far below eight times"),
-        measure, counters=(PROMPTS_RECORDED,),
+        measure, counters=(e.PROMPTS_RECORDED,),
     )  # fmt: skip
 
 
 USED = tuple(
     claim
-    for setting in MODELS
+    for setting in e.MODELS
     for claim in (*(routed(setting, tokens) for tokens in ROUTED), growth(setting))
 )
 

@@ -5,20 +5,10 @@ way is reproduced, more or less of the same sign is its direction.  The paper gi
 """
 
 from moebench.harness.reproduce.bands import Bands, at_least, at_most, every, half
-from moebench.harness.reproduce.claim import Claim, CounterExperiment
+from moebench.harness.reproduce.claim import LEAN, Claim, CounterExperiment
 from moebench.harness.reproduce.evidence import Evidence, Runs
 from moebench.harness.reproduce.flashmoe import counts, times
-from moebench.harness.reproduce.flashmoe.experiments import (
-    EVICTIONS,
-    HEURISTICS,
-    IN_MEMORY,
-    LEAN,
-    MODELS,
-    MORE_TEXTS,
-    OTHERS,
-    RECORDED,
-    SYSTEMS,
-)
+from moebench.harness.reproduce.flashmoe import experiments as e
 from moebench.harness.reproduce.read import LOAD, TPOT, TTFT, measured
 from moebench.results.claims import Band, Measured
 
@@ -34,20 +24,21 @@ def gain(paper: float) -> Bands:
 
 SPEED = (
     Claim("F-2 OLMoE", "Fig. 7 b", "OLMoE: tokens/s over LRU", 22, "%", gain(22),
-          times.faster_than("F1", "lru"), (EVICTIONS,), (RECORDED, LEAN)),
+          times.faster_than("F1", "lru"), (e.EVICTIONS,), (e.RECORDED, LEAN)),
     Claim("F-2 Qwen3", "Fig. 7 e", "Qwen3: tokens/s over LRU", 7, "%", gain(7),
-          times.faster_than("F2", "lru"), (EVICTIONS,), (MORE_TEXTS,)),
+          times.faster_than("F2", "lru"), (e.EVICTIONS,), (e.MORE_TEXTS,)),
     *(
         Claim(
-            f"F-2 {MODELS[setting]} LRU", "§4.4",
-            f"{MODELS[setting]}: LRU is the best heuristic: tokens/s over the best other", None,
+            f"F-2 {e.MODELS[setting]} LRU", "§4.4",
+            f"{e.MODELS[setting]}: LRU is the best heuristic: tokens/s over the best other", None,
             "×",
             at_least(1, 0.97, "as fast as the best of LFU, LIFO and FIFO; direction: within 3 % of "
                      "it"),
-            times.best_of(setting, "lru", HEURISTICS), (EVICTIONS,),
-            (RECORDED,) if setting == "F1" else (),
+            times.of_setting(setting, lambda runs: times.best_of(runs, "lru", e.HEURISTICS)),
+            (e.EVICTIONS,),
+            (e.RECORDED,) if setting == "F1" else (),
         )
-        for setting in MODELS
+        for setting in e.MODELS
     ),
 )  # fmt: skip
 
@@ -57,8 +48,8 @@ def start(name: str, statement: str, paper: float, others: tuple[str, ...], *pat
     return Claim(
         f"F-3 {name}", "§4.2, Fig. 7 a, d", statement, paper, "×",
         half(paper, "×", "within half of the paper's gain; direction: faster"),
-        measured(times.sooner(others, *paths), SYSTEMS, said="mean of OLMoE and Qwen3"),
-        (SYSTEMS,), (LEAN,),
+        measured(times.sooner(others, *paths), e.SYSTEMS, said="mean of OLMoE and Qwen3"),
+        (e.SYSTEMS,), (LEAN,),
     )  # fmt: skip
 
 
@@ -75,7 +66,7 @@ START = (
 
 
 def _faster_share(runs: Runs) -> float:
-    return sum(one > 1 for one in times.speedups(runs, TPOT)) / (2 * len(OTHERS))
+    return sum(one > 1 for one in times.speedups(runs, TPOT)) / (2 * len(e.OTHERS))
 
 
 AGAINST = (
@@ -83,15 +74,15 @@ AGAINST = (
         "F-4 greatest", "abstract, Fig. 7 c, f",
         "greatest speed-up in tokens/s over llama.cpp, Fiddler and DAOP", 2.6, "×",
         half(2.6, "×", "within half of the paper's gain; direction: faster than one"),
-        measured(lambda runs: max(times.speedups(runs, TPOT)), SYSTEMS,
+        measured(lambda runs: max(times.speedups(runs, TPOT)), e.SYSTEMS,
                  said="the greatest of both models"),
-        (SYSTEMS,), (LEAN, IN_MEMORY),
+        (e.SYSTEMS,), (LEAN, e.IN_MEMORY),
     ),
     Claim(
         "F-4 order", "Fig. 7 c, f",
         "share of models and systems (llama.cpp, Fiddler, DAOP) that decode slower", 1, "1",
         every("faster than every one; direction: than half of them"),
-        measured(_faster_share, SYSTEMS, said="both models"), (SYSTEMS,), (LEAN, IN_MEMORY),
+        measured(_faster_share, e.SYSTEMS, said="both models"), (e.SYSTEMS,), (LEAN, e.IN_MEMORY),
     ),
 )  # fmt: skip
 
@@ -102,12 +93,12 @@ _KNOWN = "a fifth either way; direction: half to twice.  The profile knows the p
 COMPONENTS = (
     *(
         Claim(
-            f"F-6 {MODELS[setting]} loading", "§3.1, Fig. 5",
-            f"{MODELS[setting]}: share of decode that waits for experts", 70, "%",
+            f"F-6 {e.MODELS[setting]} loading", "§3.1, Fig. 5",
+            f"{e.MODELS[setting]}: share of decode that waits for experts", 70, "%",
             at_least(70, 50, '"over 70 %"; direction: more than half'),
-            measured(times.loading_share, EVICTIONS, setting=setting), (EVICTIONS,), (LEAN,),
+            measured(times.loading_share, e.EVICTIONS, setting=setting), (e.EVICTIONS,), (LEAN,),
         )
-        for setting in MODELS
+        for setting in e.MODELS
     ),
     Claim(
         "F-6 FFN", "§3.1, Fig. 5", "time of one expert's computation", 158, "µs",
@@ -136,12 +127,12 @@ DECISIONS = (
         Bands(Band(low=107, high=119), Band(low=56, high=226),
               "a twentieth either way; the width of the second hidden layer was read off this "
               "figure"),
-        _kilobytes, (EVICTIONS,),
+        _kilobytes, (e.EVICTIONS,),
     ),
     Claim(
         "F-8 time", "§3.1", "the network's time hides behind a load of 3 ms", 3000, "µs",
         at_most(1000, 3000, "hidden with room; direction: just hidden"),
-        times.network_us, (EVICTIONS,),
+        times.network_us, (e.EVICTIONS,),
     ),
     Claim(
         "F-9 search", "§4.4", "a search over all placements of 64 experts, for one layer", None,

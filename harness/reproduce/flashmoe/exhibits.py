@@ -1,23 +1,19 @@
 """FlashMoE's tables and figures."""
 
-from typing import Any
-
 from moebench.harness.reproduce.claim import Show
 from moebench.harness.reproduce.evidence import Evidence, MissingEvidenceError, Runs
+from moebench.harness.reproduce.exhibits import EXPERT, SYSTEM, axis, figure, table, timeline
 from moebench.harness.reproduce.flashmoe import counts
 from moebench.harness.reproduce.flashmoe.claims_of_caches import ROUTED
 from moebench.harness.reproduce.flashmoe.evictions import eviction_map
 from moebench.harness.reproduce.flashmoe.experiments import EVICTIONS, MODELS, SYSTEMS
 from moebench.harness.reproduce.read import LOAD, TPOT, TTFT
 from moebench.harness.reproduce.timelines import decoded, shifted
-from moebench.results.claims import Axis, Exhibit
+from moebench.results.claims import Exhibit
 from moebench.substrate.machines.profile import load_profile
 from moebench.systems.learn.eviction_network import LEARNING_RATE, WEIGHT_DECAY
 
-Row = dict[str, Any]
-
-POLICY = Axis(field="policy", title="eviction")
-SYSTEM = Axis(field="system", title="system")
+POLICY, DECODE = axis("policy", "eviction"), axis("tokens_per_s", "decode", "tokens/s")
 
 #: Fig. 2 shows so many tokens of one layer.
 SHOWN_TOKENS = 40
@@ -37,14 +33,11 @@ def table_1(evidence: Evidence) -> Exhibit:
         "hidden size": ", ".join(map(str, widths[:-1])), "activation": "SiLU",
     }  # fmt: skip
     paper = ("MSE", "AdamW", "1e-3", "1e-2", "3", "128", "SiLU")
-    return Exhibit(
-        id="flashmoe-table-1", place="Table 1", title="How the eviction network is trained",
-        form="table", columns=_columns("hyperparameter", "paper", "here"),
-        rows=tuple(
-            {"hyperparameter": name, "paper": said, "here": ours}
-            for (name, ours), said in zip(here.items(), paper, strict=True)
-        ),
-        badge="counted",
+    return table(
+        "flashmoe-table-1", "Table 1", "How the eviction network is trained",
+        map(axis, ("hyperparameter", "paper", "here")),
+        ({"hyperparameter": name, "paper": said, "here": ours}
+         for (name, ours), said in zip(here.items(), paper, strict=True)),
         note=f"Learning stopped after {network.note['epochs']} epochs.",
     )  # fmt: skip
 
@@ -60,16 +53,12 @@ def table_2(evidence: Evidence) -> Exhibit:
         ("SSD", "SK hynix P51, 7.4 GB/s read", "none" if disk is None else disk.name),
         ("free RAM", "about 1 GB", "1 GB"),
     )
-    return Exhibit(
-        id="flashmoe-table-2", place="Table 2", title="The desktop computer", form="table",
-        columns=_columns("component", "paper", "profile"),
-        rows=tuple({"component": a, "paper": b, "profile": c} for a, b, c in rows),
-        badge="datasheet", note="Simulated: no such hardware ran.",
+    return table(
+        "flashmoe-table-2", "Table 2", "The desktop computer",
+        map(axis, ("component", "paper", "profile")),
+        ({"component": a, "paper": b, "profile": c} for a, b, c in rows), badge="datasheet",
+        note="Simulated: no such hardware ran.",
     )  # fmt: skip
-
-
-def _columns(*names: str) -> tuple[Axis, ...]:
-    return tuple(Axis(field=name, title=name) for name in names)
 
 
 def figure_2(evidence: Evidence) -> Exhibit:
@@ -85,20 +74,16 @@ def figure_2(evidence: Evidence) -> Exhibit:
             left.setdefault(pair, []).append(name)
     rows = [
         {
-            "token": token,
-            "expert": expert,
-            "recent": RECENT - int(min(age, RECENT)),
+            "token": token, "expert": expert, "recent": RECENT - int(min(age, RECENT)),
             "evicted": " and ".join(who),
         }
         for token, ages in enumerate(found.age_TE)
         for expert, age in enumerate(ages)
         if (who := left.get((token, expert), [])) or age < RECENT
-    ]
-    return Exhibit(
-        id="flashmoe-fig-2", place="Fig. 2", title="Evictions of LRU and Belady", form="heat",
-        x=Axis(field="token", title="token"), y=Axis(field="expert", title="expert"),
-        colour=Axis(field="recent", title="how recently routed"), series="evicted",
-        rows=tuple(rows), badge="counted",
+    ]  # fmt: skip
+    return figure(
+        "flashmoe-fig-2", "Fig. 2", "Evictions of LRU and Belady", "heat", (axis("token"), EXPERT),
+        rows, colour=axis("recent", "how recently routed"), series="evicted",
         note=f"OLMoE, layer {layer}, {slots} slots. {RECENT}: now; 0: {RECENT} tokens ago.",
     )  # fmt: skip
 
@@ -111,11 +96,9 @@ def figure_5(evidence: Evidence) -> Exhibit:
         raise MissingEvidenceError("flashmoe-fig-5: no timeline was kept of F1")
     layers = sorted({span["layer"] for span in spans if span["layer"] >= 0})
     rows = shifted(spans, layers[len(layers) // 2 :][:2])
-    return Exhibit(
-        id="flashmoe-fig-5", place="Fig. 5", title="Two decoder layers of one token",
-        form="timeline", x=Axis(field="start", title="time", unit="µs"),
-        y=Axis(field="lane", title=""), series="kind", rows=tuple(rows), badge=runs.badge,
-        note="OLMoE, simulated. The paper: FFN 158 µs, an expert from the SSD about 3 ms.",
+    return timeline(
+        "flashmoe-fig-5", "Fig. 5", "Two decoder layers of one token", rows, runs.badge,
+        "OLMoE, simulated. The paper: FFN 158 µs, an expert from the SSD about 3 ms.", facet=None,
     )  # fmt: skip
 
 
@@ -131,11 +114,10 @@ def figure_6(evidence: Evidence) -> Exhibit:
         for size in known[0]
         for name in counts.COUNTED
     ]  # fmt: skip
-    return Exhibit(
-        id="flashmoe-fig-6", place="Fig. 6", title="Hit rate by cache size and eviction",
-        form="lines", x=Axis(field="slots", title="experts held a layer"),
-        y=Axis(field="hits", title="hit rate", unit="1"), series="policy", facet="model",
-        rows=tuple(rows), badge="counted",
+    return figure(
+        "flashmoe-fig-6", "Fig. 6", "Hit rate by cache size and eviction", "lines",
+        (axis("slots", "experts held a layer"), axis("hits", "hit rate", "1")), rows,
+        series="policy", facet="model",
         note="Routing drawn. The paper's text states ratios alone: +21 % over LRU, +51 % over LFU.",
     )  # fmt: skip
 
@@ -148,30 +130,27 @@ def used_experts(evidence: Evidence) -> Exhibit:
             found = counts.used(evidence, counts.MODEL_OF[setting], tokens)
             share = round(sum(found) / len(found), 2)
             rows.append({"model": said, "tokens": tokens, "used": share})
-    return Exhibit(
-        id="flashmoe-section-4-2", place="§4.2", title="Experts used by a prompt", form="lines",
-        x=Axis(field="tokens", title="prompt", unit="tokens", log=True),
-        y=Axis(field="used", title="experts used", unit="%"), series="model", rows=tuple(rows),
-        paper_rows=tuple(
-            {"model": "not said", "tokens": tokens, "used": share}
-            for tokens, share in ROUTED.items()
-        ),
-        badge="counted", note="Routing drawn; the paper does not say which model.",
+    return figure(
+        "flashmoe-section-4-2", "§4.2", "Experts used by a prompt", "lines",
+        (axis("tokens", "prompt", "tokens", log=True), axis("used", "experts used", "%")), rows,
+        series="model",
+        paper=({"model": "not said", "tokens": tokens, "used": share}
+               for tokens, share in ROUTED.items()),
+        note="Routing drawn; the paper does not say which model.",
     )  # fmt: skip
 
 
 def figure_7a(evidence: Evidence) -> Exhibit:
     """Loading and prefill by system."""
-    parts = {"loading": LOAD, "prefill": TTFT}
+    runs = evidence.runs(SYSTEMS)
     rows = [
         {"model": MODELS[setting], "system": system, "part": part, "s": one.mean(path) / 1e3}
-        for (setting, system), one in evidence.runs(SYSTEMS).groups("setting", "system").items()
-        for part, path in parts.items()
+        for (setting, system), one in runs.groups("setting", "system").items()
+        for part, path in (("loading", LOAD), ("prefill", TTFT))
     ]
-    return Exhibit(
-        id="flashmoe-fig-7a", place="Fig. 7 a, d", title="Loading and prefill", form="stacked",
-        x=SYSTEM, y=Axis(field="s", title="time", unit="s"), series="part", facet="model",
-        rows=tuple(rows), badge=evidence.runs(SYSTEMS).badge,
+    return figure(
+        "flashmoe-fig-7a", "Fig. 7 a, d", "Loading and prefill", "stacked",
+        (SYSTEM, axis("s", "time", "s")), rows, runs.badge, series="part", facet="model",
         note="The paper: loading 4x faster than llama.cpp, 6.8x than Fiddler and DAOP.",
     )  # fmt: skip
 
@@ -184,10 +163,9 @@ def figure_7b(evidence: Evidence) -> Exhibit:
         for setting, place in runs.by("setting").items()
         for name, one in _by_eviction(place).items()
     ]
-    return Exhibit(
-        id="flashmoe-fig-7b", place="Fig. 7 b, e", title="Decode by eviction", form="bars",
-        x=POLICY, y=Axis(field="tokens_per_s", title="decode", unit="tokens/s"), facet="model",
-        rows=tuple(rows), badge=runs.badge,
+    return figure(
+        "flashmoe-fig-7b", "Fig. 7 b, e", "Decode by eviction", "bars", (POLICY, DECODE), rows,
+        runs.badge, facet="model",
         note="The paper: FlashMoE over LRU +22 % (OLMoE), +7 % (Qwen3).",
     )  # fmt: skip
 
@@ -199,10 +177,9 @@ def figure_7c(evidence: Evidence) -> Exhibit:
         {"model": MODELS[setting], "system": system, "tokens_per_s": _speed(one)}
         for (setting, system), one in runs.groups("setting", "system").items()
     ]
-    return Exhibit(
-        id="flashmoe-fig-7c", place="Fig. 7 c, f", title="Decode by system", form="bars",
-        x=SYSTEM, y=Axis(field="tokens_per_s", title="decode", unit="tokens/s"), facet="model",
-        rows=tuple(rows), badge=runs.badge, note="The paper: up to 2.6x over existing systems.",
+    return figure(
+        "flashmoe-fig-7c", "Fig. 7 c, f", "Decode by system", "bars", (SYSTEM, DECODE), rows,
+        runs.badge, facet="model", note="The paper: up to 2.6x over existing systems.",
     )  # fmt: skip
 
 

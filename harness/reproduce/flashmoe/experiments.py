@@ -5,6 +5,8 @@ and Qwen3's own, in sequences as long as the prompts of the generated family ``f
 learn from other drawn sequences.
 """
 
+from typing import Any
+
 from moebench.harness.reproduce.claim import CounterExperiment
 from moebench.harness.reproduce.evidence import Experiment
 
@@ -17,33 +19,27 @@ OTHERS = ("llamacpp", "fiddler", "daop")
 
 MODELS = {"F1": "OLMoE", "F2": "Qwen3"}
 
-_COMMON = {"workload": "facts", "routing": "drawn"}
-_SIZES = {"setting": ["F1", "F2"], "prompts": [32, 16], "calibrate_texts": [512, 256]}
-_QUICK_COMMON = {"new_tokens": 32}
-_QUICK_SIZES = {"setting": ["F1", "F2"], "prompts": [6, 2], "calibrate_texts": [32, 8]}
 
-EVICTIONS = Experiment(
-    "flashmoe evictions",
-    {
-        "common": {**_COMMON, "system": "flashmoe", "new_tokens": 64},
-        "product": {"seed": [0, 1, 2], "set": [{"evict": name} for name in POLICIES]},
-        "zip": _SIZES,
-    },
-    quick={"common": _QUICK_COMMON, "product": {"seed": [0]}, "zip": _QUICK_SIZES},
+def _of_both_models(name: str, common: dict[str, Any], product: dict[str, Any]) -> Experiment:
+    sizes, quick_sizes = (
+        {"setting": ["F1", "F2"], "prompts": prompts, "calibrate_texts": texts}
+        for prompts, texts in (([32, 16], [512, 256]), ([6, 2], [32, 8]))
+    )
+    common = {"workload": "facts", "routing": "drawn", **common, "new_tokens": 64}
+    return Experiment(
+        f"flashmoe {name}",
+        {"common": common, "product": {"seed": [0, 1, 2], **product}, "zip": sizes},
+        quick={"common": {"new_tokens": 32}, "product": {"seed": [0]}, "zip": quick_sizes},
+    )
+
+
+EVICTIONS = _of_both_models(
+    "evictions", {"system": "flashmoe"}, {"set": [{"evict": name} for name in POLICIES]}
 )
 
-SYSTEMS = Experiment(
-    "flashmoe systems",
-    {
-        "common": {**_COMMON, "new_tokens": 64},
-        "product": {
-            "seed": [0, 1, 2],
-            # As in EVICTIONS: one cell for both.
-            "system": [{"system": "flashmoe", "set": {"evict": "flashmoe"}}, *OTHERS],
-        },
-        "zip": _SIZES,
-    },
-    quick={"common": _QUICK_COMMON, "product": {"seed": [0]}, "zip": _QUICK_SIZES},
+#: FlashMoE's cell is that of EVICTIONS, so that it runs once.
+SYSTEMS = _of_both_models(
+    "systems", {}, {"system": [{"system": "flashmoe", "set": {"evict": "flashmoe"}}, *OTHERS]}
 )
 
 #: OLMoE's recordings hold few texts: half are replayed, the network learns from the others.
@@ -69,7 +65,6 @@ PROMPTS_RECORDED = CounterExperiment(
     "recorded texts of the model (data folder)", {"routing": "real"}
 )
 
-LEAN = CounterExperiment("lean software in place of Hugging Face's", {"software": "lean"})
 IN_MEMORY = CounterExperiment(
     "the whole model in host memory (no limit of 1 GB)", {"free_host_gb": 64.0}
 )

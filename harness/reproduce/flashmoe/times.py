@@ -19,6 +19,7 @@ from moebench.harness.reproduce.read import (
     Figure,
     Measure,
     components,
+    curried,
     measured,
     percent,
     share_of_decode,
@@ -29,28 +30,20 @@ from moebench.systems.daop import THRESHOLD, swaps
 from moebench.systems.learn.eviction_network import History
 
 
-def _of_setting(figure: Figure, setting: str) -> Measure:
+def best_of(runs: Runs, name: str, others: Sequence[str]) -> float:
+    """Tokens a second with one eviction over those with the best of some others."""
+    best = min(runs.of(set={"evict": other}).mean(TPOT) for other in others)
+    return best / runs.of(set={"evict": name}).mean(TPOT)
+
+
+def of_setting(setting: str, figure: Figure) -> Measure:
+    """A figure of the runs of a setting with all evictions."""
     return measured(figure, EVICTIONS, said="decoded tokens a second", setting=setting)
 
 
 def faster_than(setting: str, other: str) -> Measure:
     """How many percent more tokens a second than with another eviction, in decode."""
-
-    def figure(runs: Runs) -> float:
-        own, its = (runs.of(set={"evict": name}).mean(TPOT) for name in ("flashmoe", other))
-        return percent(its / own)
-
-    return _of_setting(figure, setting)
-
-
-def best_of(setting: str, name: str, others: Sequence[str]) -> Measure:
-    """Tokens a second with one eviction over those with the best of some others."""
-
-    def figure(runs: Runs) -> float:
-        best = min(runs.of(set={"evict": other}).mean(TPOT) for other in others)
-        return best / runs.of(set={"evict": name}).mean(TPOT)
-
-    return _of_setting(figure, setting)
+    return of_setting(setting, lambda runs: percent(best_of(runs, "flashmoe", [other])))
 
 
 def speedups(runs: Runs, *paths: str, others: Sequence[str] = OTHERS) -> list[float]:
@@ -77,15 +70,12 @@ def loading_share(runs: Runs) -> float:
     return share_of_decode(runs.of(set={"evict": "flashmoe"}), STALL)
 
 
-def charged(what: str) -> Measure:
+@curried
+def charged(evidence: Evidence, what: str) -> Measured:
     """What the simulated machine charges for a component, the mean of both models."""
-
-    def measure(evidence: Evidence) -> Measured:
-        found = {row["model"]: row["charged"] for row in components(what)}
-        said = ", ".join(f"{model} {value:.4g}" for model, value in found.items())
-        return Measured.of([fmean(found.values())], "estimate", f"charged at batch 1: {said}")
-
-    return measure
+    found = {row["model"]: row["charged"] for row in components(what)}
+    said = ", ".join(f"{model} {value:.4g}" for model, value in found.items())
+    return Measured.of([fmean(found.values())], "estimate", f"charged at batch 1: {said}")
 
 
 # ----------------------------------------------------------------------------- on this computer

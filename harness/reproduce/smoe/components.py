@@ -1,7 +1,7 @@
 """Fig. 8 and a part of Fig. 18: how long one expert takes, as the simulated machine charges it."""
 
 from moebench.harness.reproduce.evidence import BADGES, Evidence
-from moebench.harness.reproduce.read import Measure
+from moebench.harness.reproduce.read import curried
 from moebench.results.claims import Measured
 from moebench.substrate.machines.costs import CostModel
 from moebench.substrate.machines.profile import HardwareProfile, load_profile
@@ -27,16 +27,13 @@ def load_ns(machine: str = MACHINE, model: str = MODEL) -> int:
     return costs.ns(Op(OpKind.LOAD, 0), Lane.H2D)
 
 
-def over_one_row(lane: Lane, rows: int) -> Measure:
+@curried
+def over_one_row(evidence: Evidence, lane: Lane, rows: int) -> Measured:
     """An expert's time for so many rows over that for one."""
-
-    def measure(evidence: Evidence) -> Measured:
-        profile = load_profile(MACHINE)
-        value = expert_ns(lane, rows) / expert_ns(lane, 1)
-        said = f"{MODEL}, {profile.host.cores.count} cores; what the cost model charges"
-        return Measured.of([value], charged_badge(profile, lane), said)
-
-    return measure
+    profile = load_profile(MACHINE)
+    value = expert_ns(lane, rows) / expert_ns(lane, 1)
+    said = f"{MODEL}, {profile.host.cores.count} cores; what the cost model charges"
+    return Measured.of([value], charged_badge(profile, lane), said)
 
 
 def host_over_load(evidence: Evidence) -> Measured:

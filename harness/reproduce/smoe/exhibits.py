@@ -8,27 +8,20 @@ import numpy as np
 
 from moebench.harness.reproduce.claim import Show
 from moebench.harness.reproduce.evidence import Evidence, Runs
+from moebench.harness.reproduce.exhibits import SETTING, Row, axis, figure
 from moebench.harness.reproduce.read import DECODED, HOST, LINK, TPOT, TTFT
-from moebench.harness.reproduce.smoe import measures
+from moebench.harness.reproduce.smoe import experiments as e
+from moebench.harness.reproduce.smoe import measures as m
 from moebench.harness.reproduce.smoe.components import (
     MACHINE,
     MODEL,
     charged_badge,
     expert_ns,
 )
-from moebench.harness.reproduce.smoe.experiments import (
-    ABLATION,
-    FROM_RESIDUAL,
-    MAIN,
-    PREDICTION,
-    SETTINGS,
-    STEPS,
-    THRESHOLDS,
-)
 from moebench.harness.reproduce.smoe.importance import BEFORE_SUBSTITUTION, off_device
 from moebench.harness.reproduce.smoe.instrumented import Watched, watch
 from moebench.harness.reproduce.smoe.own_parts import FIFO_BASE, HOST_BASE, LOADED_BASE
-from moebench.harness.reproduce.smoe.tables import SETTING, STEP, TABLES
+from moebench.harness.reproduce.smoe.tables import STEP, TABLES
 from moebench.harness.reproduce.smoe.thresholds import DEGREE, curve
 from moebench.harness.settings import setting
 from moebench.results.claims import Axis, Exhibit, Form
@@ -36,49 +29,43 @@ from moebench.substrate.machines.profile import load_profile
 from moebench.substrate.machines.protocol import Lane
 from moebench.substrate.models.catalogue import model_shape
 
-Row = dict[str, Any]
-
-_TPOT_MS = Axis(field="ms", title="TPOT", unit="ms")
+_TPOT_MS = axis("ms", "TPOT", "ms")
 
 
 def _figure(
     number: str, title: str, form: Form, axes: tuple[Axis, Axis], rows: Iterable[Row], badge: str,
-    *, series: str | None = None, facet: str | None = None, paper: Iterable[Row] = (),
-    note: str = "",
+    **more: Any,
 ) -> Exhibit:  # fmt: skip
-    return Exhibit(
-        id=f"smoe-fig-{number}", place=f"Fig. {number.split('-')[0]}", title=title, form=form,
-        x=axes[0], y=axes[1], series=series, facet=facet, rows=tuple(rows), badge=badge,
-        paper_rows=tuple(paper), note=note,
-    )  # fmt: skip
+    place = f"Fig. {number.split('-')[0]}"
+    return figure(f"smoe-fig-{number}", place, title, form, axes, rows, badge, **more)
 
 
 # ----------------------------------------------------------------------------- what gates say
 
 
 def _gates(evidence: Evidence) -> list[Watched]:
-    evidence.runs(ABLATION)
-    return watch(evidence, ABLATION, **STEPS[BEFORE_SUBSTITUTION])
+    evidence.runs(e.ABLATION)
+    return watch(evidence, e.ABLATION, **e.STEPS[BEFORE_SUBSTITUTION])
 
 
 def _by_rank(evidence: Evidence, of: str, field: str) -> list[Row]:
     """A list of numbers by rank, the mean over seeds."""
     seen, rows = _gates(evidence), []
-    for name in SETTINGS:
+    for name in e.SETTINGS:
         means = np.mean([getattr(one, of) for one in seen if one.setting == name], axis=0)
         model = setting(name).model
         rows += [{"model": model, "rank": i, field: float(v)} for i, v in enumerate(means, start=1)]
     return rows
 
 
-_RANK = Axis(field="rank", title="rank of the gate score")
+_RANK = axis("rank", "rank of the gate score")
 
 
 def _fig_4(evidence: Evidence) -> Exhibit:
-    k = ", ".join(f"{setting(s).model} {model_shape(setting(s).model).top_k}" for s in SETTINGS)
+    k = ", ".join(f"{setting(s).model} {model_shape(setting(s).model).top_k}" for s in e.SETTINGS)
     return _figure(
         "4", "A few active experts score high", "lines", (_RANK,
-        Axis(field="score", title="mean score, relative to the highest", unit="1")),
+        axis("score", "mean score, relative to the highest", "1")),
         _by_rank(evidence, "score_by_rank", "score"), "counted", series="model",
         note=f"decoded tokens of the scale models; active experts: {k}",
     )  # fmt: skip
@@ -87,7 +74,7 @@ def _fig_4(evidence: Evidence) -> Exhibit:
 def _fig_6(evidence: Evidence) -> Exhibit:
     return _figure(
         "6", "Use in the next 3 iterations", "lines", (_RANK,
-        Axis(field="share", title="share that is used", unit="1")),
+        axis("share", "share that is used", "1")),
         _by_rank(evidence, "reuse_by_rank", "share"), "counted", series="model",
         note="decoded tokens of the scale models",
     )  # fmt: skip
@@ -101,8 +88,8 @@ def _fig_8(evidence: Evidence) -> Exhibit:
         for batch in (1, 2, 3, 4, 6, 8, 12, 16)
     ]
     return _figure(
-        "8", "One expert's time by batch size", "lines", (Axis(field="batch", title="batch size"),
-        Axis(field="ms", title="time", unit="ms", log=True)), rows,
+        "8", "One expert's time by batch size", "lines", (axis("batch", "batch size"),
+        axis("ms", "time", "ms", log=True)), rows,
         charged_badge(profile, Lane.HOST), series="side",
         note=f"{MODEL} on {MACHINE}, as charged; every token chooses the expert; "
         f"{profile.host.cores.count} cores, where the paper's figure has 8",
@@ -113,21 +100,21 @@ def _fig_8(evidence: Evidence) -> Exhibit:
 
 
 def _fig_10(evidence: Evidence) -> Exhibit:
-    runs, rows = evidence.runs(THRESHOLDS), []
-    for name in SETTINGS:
+    runs, rows = evidence.runs(e.THRESHOLDS), []
+    for name in e.SETTINGS:
         alphas, times = curve(runs, name)
         fit = np.polyval(np.polyfit(alphas, times, DEGREE), alphas)
         for what, values in (("TPOT", times), ("fit of degree 2", fit)):
             points = zip(alphas.tolist(), values.tolist(), strict=True)
             rows += [{"setting": name, "what": what, "alpha": a, "ms": ms} for a, ms in points]
     return _figure(
-        "10", "TPOT by α", "lines", (Axis(field="alpha", title="α"), _TPOT_MS), rows, runs.badge,
+        "10", "TPOT by α", "lines", (axis("alpha", "α"), _TPOT_MS), rows, runs.badge,
         series="what", facet="setting",
     )  # fmt: skip
 
 
 def _fig_11(evidence: Evidence) -> Exhibit:
-    runs = evidence.runs(MAIN)
+    runs = evidence.runs(e.MAIN)
     rows = [
         {"setting": f"{name}, batch {batch}", "workload": w, "system": s, "ms": each.mean(TPOT)}
         for (name, batch, w, s), each in runs.groups(
@@ -135,8 +122,8 @@ def _fig_11(evidence: Evidence) -> Exhibit:
         ).items()
     ]
     return _figure(
-        "11", "TPOT of SMoE and four baselines", "bars", (Axis(field="workload", title="workload"),
-        Axis(field="ms", title="TPOT", unit="ms", log=True)), rows, runs.badge, series="system",
+        "11", "TPOT of SMoE and four baselines", "bars", (axis("workload"),
+        axis("ms", "TPOT", "ms", log=True)), rows, runs.badge, series="system",
         facet="setting", note="llama.cpp has no S2: XVERSE-MoE has no GGUF conversion. The paper's "
         "text states changes alone: claims S-1 and S-2",
     )  # fmt: skip
@@ -150,10 +137,10 @@ def _by_system(runs: Runs, path: str, field: str) -> list[Row]:
 
 
 def _fig_12(evidence: Evidence) -> Exhibit:
-    runs = evidence.runs(MAIN)
+    runs = evidence.runs(e.MAIN)
     counts = (
-        ("complete when the gate is known", measures.COMPLETE),
-        ("copies that have begun count", measures.BEGUN),
+        ("complete when the gate is known", m.COMPLETE),
+        ("copies that have begun count", m.BEGUN),
     )
     rows = [
         {**row, "count": said} for said, path in counts for row in _by_system(runs, path, "ratio")
@@ -161,17 +148,17 @@ def _fig_12(evidence: Evidence) -> Exhibit:
     paper = {"setting": "S3", "system": "smoe", "ratio": 0.71, "count": counts[1][0]}
     return _figure(
         "12", "Expert cache ratio, batch 1", "bars", (SETTING,
-        Axis(field="ratio", title="expert cache ratio", unit="1")), rows, runs.badge,
+        axis("ratio", "expert cache ratio", "1")), rows, runs.badge,
         series="system", facet="count", paper=[paper],
         note="the paper shows none of DeepSpeed, which keeps no experts",
     )  # fmt: skip
 
 
 def _fig_13(evidence: Evidence) -> Exhibit:
-    runs = evidence.runs(MAIN)
+    runs = evidence.runs(e.MAIN)
     return _figure(
         "13", "TTFT, batch 1", "bars", (SETTING,
-        Axis(field="ms", title="TTFT", unit="ms", log=True)), _by_system(runs, TTFT, "ms"),
+        axis("ms", "TTFT", "ms", log=True)), _by_system(runs, TTFT, "ms"),
         runs.badge, series="system", note="the paper's text states changes alone: claim S-4",
     )  # fmt: skip
 
@@ -184,20 +171,19 @@ _SHORT = {HOST_BASE: "host", LOADED_BASE: "load", FIFO_BASE: "FIFO"}
 _BASES = "bases: misses on the host; loaded; loaded into a cache that is first in, first out"
 
 
-def _by_step(runs: Runs, path: str, field: str, steps: Iterable[str] = STEPS) -> list[Row]:
+def _by_step(runs: Runs, path: str, field: str, steps: Iterable[str] = e.STEPS) -> list[Row]:
     return [
         {
-            "setting": name,
-            "step": _SHORT.get(step, step),
-            field: place.of(set=STEPS[step]).mean(path),
+            "setting": name, "step": _SHORT.get(step, step),
+            field: place.of(set=e.STEPS[step]).mean(path),
         }
         for name, place in runs.by("setting").items()
         for step in steps
-    ]
+    ]  # fmt: skip
 
 
 def _fig_14_tpot(evidence: Evidence) -> Exhibit:
-    runs = evidence.runs(ABLATION)
+    runs = evidence.runs(e.ABLATION)
     return _figure(
         "14-tpot", "TPOT by part, batch 1", "bars", (STEP, _TPOT_MS), _by_step(runs, TPOT, "ms"),
         runs.badge, facet="setting", note=_BASES,
@@ -205,34 +191,28 @@ def _fig_14_tpot(evidence: Evidence) -> Exhibit:
 
 
 def _fig_14_ratio(evidence: Evidence) -> Exhibit:
-    runs = evidence.runs(ABLATION)
+    runs = evidence.runs(e.ABLATION)
     return _figure(
         "14-ratio", "Expert cache ratio by part, batch 1", "bars", (STEP,
-        Axis(field="ratio", title="expert cache ratio", unit="1")),
-        _by_step(runs, measures.COMPLETE, "ratio"), runs.badge, facet="setting",
+        axis("ratio", "expert cache ratio", "1")),
+        _by_step(runs, m.COMPLETE, "ratio"), runs.badge, facet="setting",
         note=f"complete on the device when the gate is known; {_BASES}",
     )  # fmt: skip
 
 
 def _fig_15(evidence: Evidence) -> Exhibit:
-    runs, rows = evidence.runs(ABLATION), []
+    runs, rows = evidence.runs(e.ABLATION), []
     for step in (HOST_BASE, "+CE", "+CR", "+Pre"):
-        seen = watch(evidence, ABLATION, **STEPS[step])
-        for name in SETTINGS:
+        seen = watch(evidence, e.ABLATION, **e.STEPS[step])
+        for name in e.SETTINGS:
             ones = [one.importance for one in seen if one.setting == name]
-            for kind, said in (("top", "top-score"), ("low", "low-score")):
-                share = fmean(off_device(one, kind) for one in ones)  # type: ignore[arg-type]
-                rows.append(
-                    {
-                        "setting": name,
-                        "step": _SHORT.get(step, step),
-                        "experts": said,
-                        "share": share,
-                    }
-                )
+            row = {"setting": name, "step": _SHORT.get(step, step)}
+            for kind in ("top", "low"):
+                share = fmean(off_device(one, kind) for one in ones)
+                rows.append({**row, "experts": f"{kind}-score", "share": share})
     return _figure(
         "15", "Active experts that must be loaded or computed on the host", "bars", (STEP,
-        Axis(field="share", title="share of active experts of the kind", unit="1")), rows,
+        axis("share", "share of active experts of the kind", "1")), rows,
         runs.badge, series="experts", facet="setting",
     )  # fmt: skip
 
@@ -247,16 +227,16 @@ def _lanes(runs: Runs, steps: Iterable[str], lanes: dict[str, str]) -> list[Row]
         {"setting": name, "step": step, "time": said, "ms": _per_token(chosen, path)}
         for name, place in runs.by("setting").items()
         for step in steps
-        for chosen in [place.of(set=STEPS[step])]
+        for chosen in [place.of(set=e.STEPS[step])]
         for said, path in lanes.items()
     ]
 
 
-_MS_A_TOKEN = Axis(field="ms", title="time a token", unit="ms")
+_MS_A_TOKEN = axis("ms", "time a token", "ms")
 
 
 def _fig_16(evidence: Evidence) -> Exhibit:
-    runs = evidence.runs(ABLATION)
+    runs = evidence.runs(e.ABLATION)
     steps = ("+CR", "+Pre")
     rows = _lanes(runs, steps, {"PCIe": LINK})
     rows += [{**row, "time": "TPOT"} for row in _by_step(runs, TPOT, "ms", steps)]
@@ -267,30 +247,29 @@ def _fig_16(evidence: Evidence) -> Exhibit:
 
 
 def _fig_17(evidence: Evidence) -> Exhibit:
-    runs, rows = evidence.runs(PREDICTION), []
-    ways: dict[str, dict[str, str]] = {"SMoE": {}, "residual alone": FROM_RESIDUAL}
+    runs, rows = evidence.runs(e.PREDICTION), []
+    ways: dict[str, dict[str, str]] = {"SMoE": {}, "residual alone": e.FROM_RESIDUAL}
     for said, options in ways.items():
         for name, place in runs.of(set=options).by("setting").items():
-            top = measures.top_share(place)
-            rows.append({"setting": name, "way": said, "kind": "top-score", "share": top})
+            row, top = {"setting": name, "way": said}, m.top_share(place)
+            rows.append({**row, "kind": "top-score", "share": top})
             if top < 100:
-                active = measures.active_share(place)
-                kind = "active, of the others"
-                rows.append({"setting": name, "way": said, "kind": kind, "share": active})
+                active = m.active_share(place)
+                rows.append({**row, "kind": "active, of the others", "share": active})
     paper = [
         {"setting": name, "way": "SMoE", "kind": kind, "share": share}
-        for name in SETTINGS
+        for name in e.SETTINGS
         for kind, share in (("top-score", 82), ("active, of the others", 95))
     ]
     return _figure(
         "17", "What prefetched experts were", "bars", (SETTING,
-        Axis(field="share", title="share of prefetched experts", unit="%")), rows, runs.badge,
+        axis("share", "share of prefetched experts", "%")), rows, runs.badge,
         series="way", facet="kind", paper=paper, note="the paper's figures are means over settings",
     )  # fmt: skip
 
 
 def _fig_18(evidence: Evidence) -> Exhibit:
-    runs = evidence.runs(ABLATION)
+    runs = evidence.runs(e.ABLATION)
     return _figure(
         "18", "CPU and PCIe time without and with load/CPU scheduling", "bars", (STEP, _MS_A_TOKEN),
         _lanes(runs, ("+Pre", "+BA"), {"PCIe": LINK, "CPU": HOST}), runs.badge, series="time",
@@ -300,17 +279,17 @@ def _fig_18(evidence: Evidence) -> Exhibit:
 
 EXHIBITS = (
     *TABLES,
-    Show(_fig_4, (ABLATION,)),
-    Show(_fig_6, (ABLATION,)),
+    Show(_fig_4, (e.ABLATION,)),
+    Show(_fig_6, (e.ABLATION,)),
     Show(_fig_8),
-    Show(_fig_10, (THRESHOLDS,)),
-    Show(_fig_11, (MAIN,)),
-    Show(_fig_12, (MAIN,)),
-    Show(_fig_13, (MAIN,)),
-    Show(_fig_14_tpot, (ABLATION,)),
-    Show(_fig_14_ratio, (ABLATION,)),
-    Show(_fig_15, (ABLATION,)),
-    Show(_fig_16, (ABLATION,)),
-    Show(_fig_17, (PREDICTION,)),
-    Show(_fig_18, (ABLATION,)),
+    Show(_fig_10, (e.THRESHOLDS,)),
+    Show(_fig_11, (e.MAIN,)),
+    Show(_fig_12, (e.MAIN,)),
+    Show(_fig_13, (e.MAIN,)),
+    Show(_fig_14_tpot, (e.ABLATION,)),
+    Show(_fig_14_ratio, (e.ABLATION,)),
+    Show(_fig_15, (e.ABLATION,)),
+    Show(_fig_16, (e.ABLATION,)),
+    Show(_fig_17, (e.PREDICTION,)),
+    Show(_fig_18, (e.ABLATION,)),
 )

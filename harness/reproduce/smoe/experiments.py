@@ -81,10 +81,7 @@ FROM_RESIDUAL = {"prefetch.predict": "gate"}
 #: Fig. 17.
 PREDICTION = Experiment(
     "smoe prediction",
-    {
-        "common": _ONE,
-        "product": {"setting": SETTINGS, "set": [{}, FROM_RESIDUAL], **_QUESTIONS},
-    },
+    {"common": _ONE, "product": {"setting": SETTINGS, "set": [{}, FROM_RESIDUAL], **_QUESTIONS}},
     quick={"common": _QUICK_ONE, "product": _QUICK_QUESTIONS},
 )
 
@@ -107,12 +104,10 @@ _DRAWN = {"routing": "drawn", "system": _REPLAYED}
 
 SHIPPED = CounterExperiment(
     "MoE-Infinity and HybriMoE as their authors' code runs them",
-    {
-        "system": [
-            "smoe", {"system": "moe-infinity", "variant": "shipped"}, "llamacpp", "deepspeed",
-            {"system": "hybrimoe", "variant": "shipped"},
-        ]
-    },
+    {"system": [
+        "smoe", {"system": "moe-infinity", "variant": "shipped"}, "llamacpp", "deepspeed",
+        {"system": "hybrimoe", "variant": "shipped"},
+    ]},
 )  # fmt: skip
 DRAWN = CounterExperiment(
     "with routing drawn as real models' (HybriMoE predicts one layer ahead, not three)", _DRAWN

@@ -10,24 +10,18 @@ _BASE = (
     "authors' code evicts by, the step is -6 % of TPOT and +8 % of the ratio in the mean; "
     "against LRU it is between -3 and +5 % of TPOT."
 )
+_BEST = (
+    "In every cell the best baseline is HybriMoE as its paper has it, which divides what is off "
+    "the device between link and host as SMoE does. As its authors' code runs it, HybriMoE is far "
+    "slower; the paper's figure lies between the two readings of the baselines. What the paper's "
+    "own HybriMoE did, which was changed to run without quantisation, is not published."
+)
 _BEGUN = "Counted as the authors' code counts, a copy that has begun being a hit, it is reproduced."
 
 #: By the beginning of a claim's id.
 EXPLANATIONS = {
-    "S-1": (
-        "In every cell the best baseline is HybriMoE as its paper has it, which divides what is "
-        "off the device between link and host as SMoE does. As its authors' code runs it, "
-        "HybriMoE is far slower; the paper's figure lies between the two readings of the "
-        "baselines. What the paper's own HybriMoE did, which was changed to run without "
-        "quantisation, is not published."
-    ),
-    "S-2": (
-        "In every cell the best baseline is HybriMoE as its paper has it, which divides what is "
-        "off the device between link and host as SMoE does. As its authors' code runs it, "
-        "HybriMoE is far slower; the paper's figure lies between the two readings of the "
-        "baselines. What the paper's own HybriMoE did, which was changed to run without "
-        "quantisation, is not published."
-    ),
+    "S-1": _BEST,
+    "S-2": _BEST,
     "S-3": (
         "The best baseline is HybriMoE as its paper has it, which prefetches too; against the "
         "baselines' code the gain is larger where copies that have begun count. What is left of "

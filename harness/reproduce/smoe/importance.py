@@ -7,7 +7,7 @@ from typing import Literal
 import numpy as np
 
 from moebench.harness.reproduce.evidence import Evidence, Runs
-from moebench.harness.reproduce.read import DECODED, STALL, TPOT, Measure, percent
+from moebench.harness.reproduce.read import DECODED, STALL, TPOT, curried, percent
 from moebench.harness.reproduce.smoe.experiments import ABLATION, STEPS
 from moebench.harness.reproduce.smoe.instrumented import Importance, Watched, watch
 from moebench.harness.reproduce.smoe.measures import conditions
@@ -26,43 +26,32 @@ def off_device(importance: Importance, kind: Kind) -> float:
     return importance.low_absent / importance.low
 
 
-def lowered(kind: Kind, after: str, before: str) -> Callable[[Evidence], dict[int, float]]:
+@curried
+def lowered(evidence: Evidence, kind: Kind, after: str, before: str) -> dict[int, float]:
     """By seed, what a step changes in `off_device`, in percent; the mean over settings."""
-
-    def figure(evidence: Evidence) -> dict[int, float]:
-        shares: list[dict[tuple[int, str], float]] = [
-            {
-                (one.seed, one.setting): off_device(one.importance, kind)
-                for one in watch(evidence, ABLATION, **STEPS[name])
-            }
-            for name in (after, before)
-        ]
-        found: dict[int, list[float]] = {}
-        for (seed, setting), share in shares[0].items():
-            found.setdefault(seed, []).append(percent(share / shares[1][seed, setting]))
-        return {seed: fmean(changes) for seed, changes in found.items()}
-
-    return figure
+    now, then = (
+        {(one.seed, one.setting): off_device(one.importance, kind)
+         for one in watch(evidence, ABLATION, **STEPS[name])}
+        for name in (after, before)
+    )  # fmt: skip
+    found: dict[int, list[float]] = {}
+    for (seed, setting), share in now.items():
+        found.setdefault(seed, []).append(percent(share / then[seed, setting]))
+    return {seed: fmean(changes) for seed, changes in found.items()}
 
 
-def of_steps(figure: Callable[[Evidence], dict[int, float]]) -> Measure:
+@curried
+def of_steps(evidence: Evidence, figure: Callable[[Evidence], dict[int, float]]) -> Measured:
     """A figure by seed as a measurement."""
-
-    def measure(evidence: Evidence) -> Measured:
-        runs = evidence.runs(ABLATION)
-        return Measured.of(figure(evidence).values(), runs.badge, conditions(runs))
-
-    return measure
+    runs = evidence.runs(ABLATION)
+    return Measured.of(figure(evidence).values(), runs.badge, conditions(runs))
 
 
-def more_lowered(after: str, before: str) -> Callable[[Evidence], dict[int, float]]:
+@curried
+def more_lowered(evidence: Evidence, after: str, before: str) -> dict[int, float]:
     """By how many points more a step lowers top-score experts' share than low-score ones'."""
-
-    def figure(evidence: Evidence) -> dict[int, float]:
-        top, low = lowered("top", after, before)(evidence), lowered("low", after, before)(evidence)
-        return {seed: top[seed] - low[seed] for seed in top}
-
-    return figure
+    top, low = lowered("top", after, before)(evidence), lowered("low", after, before)(evidence)
+    return {seed: top[seed] - low[seed] for seed in top}
 
 
 # ----------------------------------------------------------------------------- Table I
@@ -101,16 +90,13 @@ def table_1(evidence: Evidence, setting: str = "S3") -> dict[int, dict[str, floa
     }
 
 
-def of_table_1(figure: Callable[[dict[str, float]], float]) -> Measure:
+@curried
+def of_table_1(evidence: Evidence, figure: Callable[[dict[str, float]], float]) -> Measured:
     """A figure of Table I as a measurement."""
-
-    def measure(evidence: Evidence) -> Measured:
-        runs = evidence.runs(ABLATION)
-        shares = [figure(row) for row in table_1(evidence).values()]
-        said = "every miss loaded, no substitution, no prefetching; top-score by S3's α"
-        return Measured.of(shares, runs.badge, conditions(runs, said))
-
-    return measure
+    runs = evidence.runs(ABLATION)
+    shares = [figure(row) for row in table_1(evidence).values()]
+    said = "every miss loaded, no substitution, no prefetching; top-score by S3's α"
+    return Measured.of(shares, runs.badge, conditions(runs, said))
 
 
 # ----------------------------------------------------------------------------- what gates say
@@ -124,17 +110,14 @@ def rank_correlation(values: Sequence[float]) -> float:
     return float(np.corrcoef(ascending, falling)[0, 1])
 
 
-def of_gates(figure: Callable[[Watched], float], setting: str) -> Measure:
+@curried
+def of_gates(evidence: Evidence, figure: Callable[[Watched], float], setting: str) -> Measured:
     """A figure of a model's own routing, of each seed."""
-
-    def measure(evidence: Evidence) -> Measured:
-        runs = evidence.runs(ABLATION)
-        seen = watch(evidence, ABLATION, **STEPS[BEFORE_SUBSTITUTION])
-        found = [figure(one) for one in seen if one.setting == setting]
-        said = f"{runs.of(setting=setting)[0]['spec']['model']}, decoded tokens"
-        return Measured.of(found, "counted", conditions(runs, said))
-
-    return measure
+    runs = evidence.runs(ABLATION)
+    seen = watch(evidence, ABLATION, **STEPS[BEFORE_SUBSTITUTION])
+    found = [figure(one) for one in seen if one.setting == setting]
+    said = f"{runs.of(setting=setting)[0]['spec']['model']}, decoded tokens"
+    return Measured.of(found, "counted", conditions(runs, said))
 
 
 def reuse_falls(seen: Watched) -> float:

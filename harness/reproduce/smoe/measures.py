@@ -1,6 +1,6 @@
 """How SMoE's figures are read from runs; all changes are in percent."""
 
-from collections.abc import Iterable
+from collections.abc import Sequence
 from functools import partial
 from itertools import pairwise
 from statistics import fmean
@@ -43,33 +43,26 @@ def others(runs: Runs) -> dict[str, Runs]:
     return {name: each for name, each in runs.by("system").items() if not len(ours(each))}
 
 
-def change(path: str, **of: object) -> Figure:
+@read.curried
+def change(runs: Runs, /, path: str, **of: object) -> float:
     """Against the best baseline of each workload, setting and batch: the mean over them."""
-
-    def figure(runs: Runs) -> float:
-        return percent(fmean(
-            ours(cell).mean(path) / min(one.mean(path) for one in others(cell).values())
-            for cell in runs.of(**of).groups("workload", "setting", "batch").values()
-        ))  # fmt: skip
-
-    return figure
+    return percent(fmean(
+        ours(cell).mean(path) / min(one.mean(path) for one in others(cell).values())
+        for cell in runs.of(**of).groups("workload", "setting", "batch").values()
+    ))  # fmt: skip
 
 
-def gain(path: str, setting: str) -> Figure:
+@read.curried
+def gain(runs: Runs, path: str, setting: str) -> float:
     """A cache ratio against the best baseline's, each averaged over workloads, batch 1."""
-
-    def figure(runs: Runs) -> float:
-        chosen = runs.of(setting=setting, batch=1)
-        best = max(one.mean(path) for one in others(chosen).values())
-        return percent(ours(chosen).mean(path) / best)
-
-    return figure
+    chosen = runs.of(setting=setting, batch=1)
+    best = max(one.mean(path) for one in others(chosen).values())
+    return percent(ours(chosen).mean(path) / best)
 
 
-def least(figures: Iterable[Figure]) -> Figure:
+def least(figures: Sequence[Figure]) -> Figure:
     """The smallest of several."""
-    chosen = list(figures)
-    return lambda runs: min(figure(runs) for figure in chosen)
+    return lambda runs: min(figure(runs) for figure in figures)
 
 
 def ratio(path: str, setting: str) -> Figure:
@@ -85,28 +78,21 @@ def main(figure: Figure, said: str = "best of four baselines in each cell") -> M
 # ----------------------------------------------------------------------------- steps
 
 
-def step(path: str, after: str, before: str) -> Figure:
+@read.curried
+def step(runs: Runs, path: str, after: str, before: str) -> float:
     """What a step of the ablation changes, the mean over settings."""
-
-    def figure(runs: Runs) -> float:
-        now, then = (runs.of(set=STEPS[name]).by("setting") for name in (after, before))
-        return percent(fmean(now[s].mean(path) / then[s].mean(path) for s in now))
-
-    return figure
+    now, then = (runs.of(set=STEPS[name]).by("setting") for name in (after, before))
+    return percent(fmean(now[s].mean(path) / then[s].mean(path) for s in now))
 
 
-def faster_steps(base: str) -> Figure:
+@read.curried
+def faster_steps(runs: Runs, base: str) -> float:
     """Share of steps, over all settings, in which TPOT falls."""
-    names = [base, "+CE", "+CR", "+Pre", "+BA"]
-
-    def figure(runs: Runs) -> float:
-        falls = []
-        for place in runs.by("setting").values():
-            times = [place.of(set=STEPS[name]).mean(TPOT) for name in names]
-            falls += [b < a for a, b in pairwise(times)]
-        return fmean(falls)
-
-    return figure
+    names, falls = [base, "+CE", "+CR", "+Pre", "+BA"], []
+    for place in runs.by("setting").values():
+        times = [place.of(set=STEPS[name]).mean(TPOT) for name in names]
+        falls += [b < a for a, b in pairwise(times)]
+    return fmean(falls)
 
 
 def busier_yet_faster(runs: Runs) -> float:

@@ -5,6 +5,7 @@ from functools import partial
 from moebench.harness.reproduce.bands import Bands, at_least, at_most, half_to_twice, near, sign
 from moebench.harness.reproduce.claim import Claim
 from moebench.harness.reproduce.read import LINK, TPOT
+from moebench.harness.reproduce.smoe import measures as m
 from moebench.harness.reproduce.smoe.components import host_over_load
 from moebench.harness.reproduce.smoe.experiments import ABLATION, ALONE, FROM_RESIDUAL, PREDICTION
 from moebench.harness.reproduce.smoe.importance import (
@@ -14,18 +15,7 @@ from moebench.harness.reproduce.smoe.importance import (
     of_steps,
     of_table_1,
 )
-from moebench.harness.reproduce.smoe.measures import (
-    BEGUN,
-    COMPLETE,
-    active_share,
-    busier_yet_faster,
-    faster_steps,
-    gap_change,
-    host_to_link,
-    measured,
-    step,
-    top_share,
-)
+from moebench.harness.reproduce.smoe.measures import BEGUN, COMPLETE
 from moebench.results.claims import Band
 
 HOST_BASE, LOADED_BASE, FIFO_BASE = (
@@ -33,7 +23,7 @@ HOST_BASE, LOADED_BASE, FIFO_BASE = (
 )  # fmt: skip
 
 _claim = partial(Claim, needs=(ABLATION,), counters=ALONE)
-_steps = partial(measured, said="mean over S1-S3")
+_steps = partial(m.measured, said="mean over S1-S3")
 
 # ----------------------------------------------------------------------------- Fig. 14
 
@@ -45,7 +35,7 @@ def _faster(id: str, after: str, before: str, paper: float) -> Claim:
             paper, max(5.0, abs(paper) / 2), Band(high=0),
             "from half to one and a half times the paper's change, and at least ten points wide",
         ),
-        _steps(step(TPOT, after, before), ABLATION),
+        _steps(m.step(TPOT, after, before), ABLATION),
     )  # fmt: skip
 
 
@@ -54,7 +44,7 @@ def _fuller(id: str, after: str, before: str, paper: float, path: str, said: str
         id, "Fig. 14", f"cache ratio of {after} against {said or before}, relative, batch 1", paper,
         "%",
         half_to_twice(paper, "from half to twice the paper's change; the direction is its sign"),
-        _steps(step(path, after, before), ABLATION),
+        _steps(m.step(path, after, before), ABLATION),
     )  # fmt: skip
 
 
@@ -76,7 +66,7 @@ _STEPS = [
             f"S-5 every step, {short}", "Fig. 14",
             f"share of the four steps from the {base}, on S1-S3, in which TPOT falls", 1, "1",
             at_least(0.9, 0.6, "one of twelve may be noise; the direction is that most do"),
-            measured(faster_steps(base), ABLATION),
+            m.measured(m.faster_steps(base), ABLATION),
         )
         for short, base in (("host base", HOST_BASE), ("loaded base", LOADED_BASE))
     ),
@@ -111,18 +101,18 @@ _LINK = [
     _claim(
         "S-7 link", "Fig. 16", "the link's busy time in decode, +Pre against +CR: longer", None,
         "%", sign(2, "the paper says longer without a figure: 2 % or more"),
-        _steps(step(LINK, "+Pre", "+CR"), ABLATION),
+        _steps(m.step(LINK, "+Pre", "+CR"), ABLATION),
     ),
     _claim(
         "S-7 TPOT", "Fig. 16", "TPOT of +Pre against +CR: shorter", None, "%",
         sign(-2, "the paper says shorter without a figure here: 2 % or more"),
-        _steps(step(TPOT, "+Pre", "+CR"), ABLATION),
+        _steps(m.step(TPOT, "+Pre", "+CR"), ABLATION),
     ),
     _claim(
         "S-7 both", "Fig. 16",
         "share of S1-S3 on which +Pre makes the link busier and TPOT shorter", 1, "1",
         at_least(1, 0.5, "every setting; the direction is most"),
-        measured(busier_yet_faster, ABLATION),
+        m.measured(m.busier_yet_faster, ABLATION),
     ),
 ]  # fmt: skip
 
@@ -133,14 +123,14 @@ _PREDICTION = [
         "S-8 top", "Fig. 17", "share of prefetched experts that are top-score", 82, "%",
         near(82, 10, Band(low=50),
              "ten points around the paper's figure; the direction is more than half"),
-        _steps(lambda runs: top_share(runs.of(set=_PUBLISHED)), PREDICTION), needs=(PREDICTION,),
+        _steps(lambda runs: m.top_share(runs.of(set=_PUBLISHED)), PREDICTION), needs=(PREDICTION,),
     ),
     _claim(
         "S-8 active", "Fig. 17",
         "share of prefetched experts that are active, of those that are not top-score", 95, "%",
         at_least(85, 50, "ten points below the paper's figure, or better; the direction is more "
                  "than half"),
-        measured(lambda runs: active_share(runs.of(set=_PUBLISHED)), PREDICTION,
+        m.measured(lambda runs: m.active_share(runs.of(set=_PUBLISHED)), PREDICTION,
                  said="S1-S3 together"),
         needs=(PREDICTION,),
     ),
@@ -150,7 +140,8 @@ _PREDICTION = [
         "stream alone: significantly better", None, "points",
         sign(5, "the paper says significantly without a figure: five points or more"),
         _steps(
-            lambda runs: top_share(runs.of(set=_PUBLISHED)) - top_share(runs.of(set=FROM_RESIDUAL)),
+            lambda runs: m.top_share(runs.of(set=_PUBLISHED))
+            - m.top_share(runs.of(set=FROM_RESIDUAL)),
             PREDICTION,
         ),
         needs=(PREDICTION,), counters=(),
@@ -162,13 +153,13 @@ _BALANCE = [
         "S-9 gap", "Fig. 18",
         "what +BA does to the difference of link and host time a token: narrower", None, "%",
         sign(-20, "the paper says minimises without a figure: a fifth or more"),
-        _steps(gap_change, ABLATION),
+        _steps(m.gap_change, ABLATION),
     ),
     _claim(
         "S-9 covered", "Fig. 18",
         "the host's busy time over the link's with +BA: fully covered", 1, "1",
         at_most(1, 1.25, "covered is at most 1; the direction allows a quarter more"),
-        _steps(host_to_link, ABLATION),
+        _steps(m.host_to_link, ABLATION),
     ),
     Claim(
         "S-9 third", "Fig. 18", "an expert on the host over its load, S3", 0.333, "1",

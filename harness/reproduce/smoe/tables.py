@@ -1,10 +1,10 @@
 """SMoE's Tables I, III and IV, and the steps of Fig. 14, as data."""
 
 from statistics import fmean
-from typing import Any
 
 from moebench.harness.reproduce.claim import Show
 from moebench.harness.reproduce.evidence import Evidence
+from moebench.harness.reproduce.exhibits import MODEL, SETTING, Row, axis, table
 from moebench.harness.reproduce.read import TPOT
 from moebench.harness.reproduce.smoe import measures
 from moebench.harness.reproduce.smoe.experiments import ABLATION, SETTINGS
@@ -12,25 +12,23 @@ from moebench.harness.reproduce.smoe.importance import table_1
 from moebench.harness.reproduce.smoe.own_parts import FIFO_BASE, HOST_BASE, LOADED_BASE
 from moebench.harness.settings import setting
 from moebench.results.accuracy_table import ALPHA_TABLE, read_table
-from moebench.results.claims import Axis, Exhibit
+from moebench.results.claims import Exhibit
 from moebench.results.paper_tables import smoe_table_4, workload_of
 from moebench.substrate.machines.profile import load_profile
 from moebench.substrate.models.catalogue import model_shape
 
-Row = dict[str, Any]
-
-SETTING, STEP = Axis(field="setting", title="setting"), Axis(field="step", title="step")
+STEP = axis("step")
 
 
 def _table_1(evidence: Evidence) -> Exhibit:
     shares = list(table_1(evidence).values())
     paper = {"low-score loading": 42, "top-score loading": 29, "GPU computing": 29}
-    return Exhibit(
-        id="smoe-table-1", place="Table I", title="TPOT by what it is spent on, S3", form="table",
-        columns=(Axis(field="part", title="part"), Axis(field="share", title="share", unit="%")),
-        rows=tuple({"part": p, "share": fmean(row[p] for row in shares)} for p in paper),
-        paper_rows=tuple({"part": part, "share": share} for part, share in paper.items()),
-        badge=evidence.runs(ABLATION).of(setting="S3").badge,
+    return table(
+        "smoe-table-1", "Table I", "TPOT by what it is spent on, S3",
+        (axis("part"), axis("share", "share", "%")),
+        ({"part": p, "share": fmean(row[p] for row in shares)} for p in paper),
+        ({"part": part, "share": share} for part, share in paper.items()),
+        evidence.runs(ABLATION).of(setting="S3").badge,
         note="every miss is loaded, nothing is substituted or prefetched; launches are GPU time",
     )  # fmt: skip
 
@@ -45,14 +43,13 @@ def _table_3(evidence: Evidence) -> Exhibit:
         memory = profile.gpu.memory.bytes / 2**30
         rows.append({**names, "model_gib": round(size, 1), "memory_gib": round(memory, 1)})
         paper.append({**names, "model_gib": of_paper[0], "memory_gib": of_paper[1]})
-    return Exhibit(
-        id="smoe-table-3", place="Table III", title="Model and GPU of each setting", form="table",
-        columns=(
-            SETTING, Axis(field="model", title="model"), Axis(field="gpu", title="GPU"),
-            Axis(field="model_gib", title="weights in bf16", unit="GiB"),
-            Axis(field="memory_gib", title="GPU memory", unit="GiB"),
+    return table(
+        "smoe-table-3", "Table III", "Model and GPU of each setting",
+        (
+            SETTING, MODEL, axis("gpu", "GPU"), axis("model_gib", "weights in bf16", "GiB"),
+            axis("memory_gib", "GPU memory", "GiB"),
         ),
-        rows=tuple(rows), paper_rows=tuple(paper), badge="counted",
+        rows, paper,
         note="the paper writes GB; its sizes are those of 2^30 bytes",
     )  # fmt: skip
 
@@ -68,13 +65,13 @@ def _table_4(evidence: Evidence) -> Exhibit:
         names = {"dataset": workload, "setting": score.setting}
         theirs.setdefault((workload, score.setting), names)[f"{score.alpha:g}"] = score.score
     alphas = sorted({score.alpha for score in smoe_table_4()})
-    return Exhibit(
-        id="smoe-table-4", place="Table IV", title="Accuracy by α", form="table",
-        columns=(
-            Axis(field="dataset", title="data set"), SETTING,
-            *(Axis(field=f"{alpha:g}", title=f"α = {alpha:g}", unit="%") for alpha in alphas),
+    return table(
+        "smoe-table-4", "Table IV", "Accuracy by α",
+        (
+            axis("dataset", "data set"), SETTING,
+            *(axis(f"{alpha:g}", f"α = {alpha:g}", "%") for alpha in alphas),
         ),
-        rows=tuple(ours.values()), paper_rows=tuple(theirs.values()), badge="counted",
+        ours.values(), theirs.values(),
         note="scale models; 24 questions a cell, from the committed table of moebench accuracy. On "
         "the paper's data sets they answer no better than a guess: read the generated families",
     )  # fmt: skip
@@ -95,16 +92,11 @@ def _fig_14_steps(evidence: Evidence) -> Exhibit:
         for before, after in pairs
     ]
     stated = {"+CE": (-8, 11), "+CR": (-20, 60), "+Pre": (-14, 12), "+BA": (-34, -3)}
-    return Exhibit(
-        id="smoe-fig-14-steps", place="Fig. 14", form="table",
-        title="What each part changes against the one before, mean over S1-S3",
-        columns=(
-            STEP, Axis(field="tpot", title="TPOT", unit="%"),
-            Axis(field="ratio", title="expert cache ratio", unit="%"),
-        ),
-        rows=tuple(rows),
-        paper_rows=tuple({"step": s, "tpot": t, "ratio": r} for s, (t, r) in stated.items()),
-        badge=runs.badge,
+    return table(
+        "smoe-fig-14-steps", "Fig. 14",
+        "What each part changes against the one before, mean over S1-S3",
+        (STEP, axis("tpot", "TPOT", "%"), axis("ratio", "expert cache ratio", "%")), rows,
+        ({"step": s, "tpot": t, "ratio": r} for s, (t, r) in stated.items()), runs.badge,
     )  # fmt: skip
 
 

@@ -6,7 +6,7 @@ from statistics import fmean
 import numpy as np
 
 from moebench.harness.reproduce.evidence import Evidence, MissingEvidenceError, Runs
-from moebench.harness.reproduce.read import TPOT, Figure, Measure, percent
+from moebench.harness.reproduce.read import TPOT, curried, percent
 from moebench.results.accuracy_table import ALPHA_TABLE, AccuracyRow, read_table
 from moebench.results.claims import Measured
 from moebench.results.paper_tables import SmoeScore, smoe_table_4, workload_of
@@ -52,9 +52,12 @@ def pick_error(alphas: np.ndarray, times: np.ndarray) -> float:
     return fmean(errors)
 
 
-def of_curve(figure: Callable[[np.ndarray, np.ndarray], float], setting: str) -> Figure:
+@curried
+def of_curve(
+    runs: Runs, figure: Callable[[np.ndarray, np.ndarray], float], setting: str
+) -> float:  # fmt: skip
     """A figure of a setting's curve."""
-    return lambda runs: figure(*curve(runs, setting))
+    return figure(*curve(runs, setting))
 
 
 # ----------------------------------------------------------------------------- Table IV
@@ -98,32 +101,26 @@ def at_floor(rows: Sequence[AccuracyRow]) -> bool:
     )
 
 
+@curried
 def accuracy(
-    setting: str, dataset: str | None, figure: Callable[[dict[float, float]], float]
-) -> Measure:
+    evidence: Evidence, setting: str, dataset: str | None,
+    figure: Callable[[dict[float, float]], float],
+) -> Measured:  # fmt: skip
     """A figure of changes by α in the committed table: of a data set, or of generated families."""
-
-    def measure(evidence: Evidence) -> Measured:
-        workload = None if dataset is None else workload_of("smoe", dataset)
-        rows = our_rows(setting, workload)
-        if not rows:
-            raise MissingEvidenceError(
-                f"{ALPHA_TABLE.name} has no row of {setting} {workload}; type: moebench accuracy "
-                f"--settings {setting} --data-dir DIR"
-            )
-        if at_floor(rows):
-            score = next(row for row in rows if row.alpha == 0.0)
-            raise MissingEvidenceError(
-                f"{score.model}'s scale model answers {score.score:.0f} % of {workload} "
-                f"({score.n} questions; chance {score.chance or 0:.0f} %): no better than a guess, "
-                "so that a loss could not be seen; needs the real model's weights (--weights DIR)"
-            )
-        names = list(dict.fromkeys(row.workload for row in rows))
-        return Measured.of(
-            [figure(changes(rows))],
-            "counted",
-            f"{' '.join(names)}, {rows[0].n} questions each, scale model; the committed table of "
-            "moebench accuracy",
+    workload = None if dataset is None else workload_of("smoe", dataset)
+    rows = our_rows(setting, workload)
+    if not rows:
+        raise MissingEvidenceError(
+            f"{ALPHA_TABLE.name} has no row of {setting} {workload}; type: moebench accuracy "
+            f"--settings {setting} --data-dir DIR"
         )
-
-    return measure
+    if at_floor(rows):
+        score = next(row for row in rows if row.alpha == 0.0)
+        raise MissingEvidenceError(
+            f"{score.model}'s scale model answers {score.score:.0f} % of {workload} "
+            f"({score.n} questions; chance {score.chance or 0:.0f} %): no better than a guess, "
+            "so that a loss could not be seen; needs the real model's weights (--weights DIR)"
+        )
+    names = " ".join(dict.fromkeys(row.workload for row in rows))
+    said = f"{names}, {rows[0].n} questions each, scale model; the committed table of moebench"
+    return Measured.of([figure(changes(rows))], "counted", f"{said} accuracy")

@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
+from moebench.harness.reproduce.claim import LEAN
 from moebench.harness.reproduce.duoserve import PAPER
 from moebench.harness.reproduce.duoserve import measures as m
 from moebench.harness.reproduce.duoserve.experiments import (
     LARGE,
-    LEAN,
     PINNED,
     RING,
     SMALL,

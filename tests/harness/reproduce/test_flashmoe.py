@@ -6,12 +6,12 @@ from typing import Any
 import numpy as np
 import pytest
 
+from moebench.harness.reproduce.claim import LEAN
 from moebench.harness.reproduce.evidence import Evidence, Experiment, Runs
 from moebench.harness.reproduce.flashmoe import PAPER, counts, times
 from moebench.harness.reproduce.flashmoe.experiments import (
     EVICTIONS,
     IN_MEMORY,
-    LEAN,
     POLICIES,
     SYSTEMS,
 )
