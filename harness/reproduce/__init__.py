@@ -1,1 +1,1 @@
-"""The papers' claims, tables and figures, measured again."""
+"""Reproduction of the papers: their claims, tables and figures, measured again."""

@@ -1,8 +1,8 @@
-"""What a claim is, and when it counts as reproduced.
+"""Types of claims, counter-experiments and exhibits, and the rule by which a claim is reproduced.
 
-A claim's bands are written down, with their reason, before it is measured.  A measurement in the
-first band reproduces it; one in the second has the paper's direction only.  Nothing is tuned
-towards a claim.
+A claim's bands and their reason are fixed before it is measured.  A measurement in the first band
+reproduces the claim; one in the second has the paper's direction only.  Nothing is tuned towards a
+claim.
 """
 
 from collections.abc import Callable, Iterable, Mapping
@@ -16,13 +16,14 @@ from moebench.results.claims import Exhibit, Measured, Paper, Verdict
 
 @dataclass(frozen=True, slots=True, eq=False)
 class CounterExperiment:
-    """The same claim under other conditions, to see what explains a difference.
+    """A measurement of a claim under changed conditions, to find what explains a difference.
 
     Attributes:
-        name: what is changed, in words.
+        name: description of the change.
         changes: fields of a sweep that replace those of the claim's experiments; a list replaces an
             axis.
-        measure: the figure under another reading, in the claim's unit; by default the claim's own.
+        measure: measures another reading of the figure, in the claim's unit; by default the claim's
+            own ``measure``.
     """
 
     name: str
@@ -35,19 +36,16 @@ LEAN = CounterExperiment("lean software in place of Hugging Face's", {"software"
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """One figure or statement of a paper.
+    """One figure or statement of a paper, with its bands and the function that measures it.
 
     Attributes:
-        id: of the claim, and which of its figures: "S-2 S3 b1".
-        place: where in the paper.
-        statement: what the paper says.
-        paper: its figure, in ``unit``; None where it is an order or a shape in words.
-        bands: the measured figures that reproduce it or have its direction, and why.
-        measure: the figure, from evidence.
-        needs: the experiments that it reads.
-        counters: carried out where the claim is not reproduced.
-        explanation: what explains a difference, as far as it was found (`paper_claims`).
-        not_measurable: why it cannot be measured here; then it has no bands and no measure.
+        id: claim number and figure: "S-2 S3 b1".
+        place: figure, table or section of the paper.
+        paper: the paper's figure, in ``unit``; None for an order or a shape in words.
+        needs: the experiments that ``measure`` reads.
+        counters: counter-experiments that run if the claim is not reproduced.
+        explanation: the known reason for a difference (`paper_claims`).
+        not_measurable: why the claim cannot be measured; it then has no bands and no measure.
     """
 
     id: str
@@ -63,7 +61,7 @@ class Claim:
     not_measurable: str = ""
 
     def judge(self, measured: Measured) -> Verdict:
-        """The verdict on a measurement: its value alone counts, not its interval."""
+        """Return the verdict on a measurement, from its value and not from its interval."""
         if self.bands.reproduced is not None and self.bands.reproduced.holds(measured.value):
             return Verdict.REPRODUCED
         if self.bands.direction is not None and self.bands.direction.holds(measured.value):
@@ -73,7 +71,7 @@ class Claim:
 
 @dataclass(frozen=True, slots=True)
 class Show:
-    """A table or figure of a paper: how its data are made, from which experiments."""
+    """The function that makes a table or figure of a paper, and the experiments that it needs."""
 
     make: Callable[[Evidence], Exhibit]
     needs: tuple[Experiment, ...] = ()
@@ -81,7 +79,7 @@ class Show:
 
 @dataclass(frozen=True, slots=True)
 class PaperClaims:
-    """All that is measured again of one paper."""
+    """The claims, tables and figures of one paper that are measured again."""
 
     paper: Paper
     title: str
@@ -93,10 +91,10 @@ def paper_claims(
     paper: Paper, title: str, claims: Iterable[Claim], exhibits: tuple[Show, ...],
     explanations: Mapping[str, str],
 ) -> PaperClaims:  # fmt: skip
-    """Collect a paper's claims, each with what explains a difference.
+    """Collect a paper's claims, and give each its explanation of a difference.
 
     Args:
-        explanations: by whole words with which the ids of claims begin; the longest one counts.
+        explanations: by the leading words of claim ids; the longest match applies.
     """
 
     def explained(claim: Claim) -> Claim:

@@ -1,4 +1,4 @@
-"""What claims are measured from: the runs of named experiments, a data folder, recorded routing."""
+"""The evidence for claims: the runs of named experiments, a data folder, recorded routing."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -17,12 +17,12 @@ from moebench.substrate.errors import MoeBenchError
 from moebench.substrate.traces.recordings import Recording, recordings
 from moebench.workloads.catalogue import workload
 
-#: From the worst to the best: a figure has the lowest badge of its runs.
+#: Badges of accuracy from the worst to the best; a figure has the lowest badge of its runs.
 BADGES = ("estimate", "datasheet", "calibrated", "measured")
 
 
 class MissingEvidenceError(MoeBenchError):
-    """A claim cannot be measured: a run failed, or data that it needs are not there."""
+    """Raised when a claim cannot be measured: a run failed, or data that it needs are missing."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,8 +31,8 @@ class Experiment:
 
     Attributes:
         cells: the full sweep.
-        quick: keys of ``common``, ``product`` or ``zip`` that replace the sweep's with ``--quick``;
-            None leaves out the whole key.
+        quick: keys of ``common``, ``product`` or ``zip`` that replace those of the sweep with
+            ``--quick``; the value None removes a key.
     """
 
     name: str
@@ -40,12 +40,11 @@ class Experiment:
     quick: Mapping[str, Any] = field(default_factory=dict)
 
     def plan(self, quick: bool, changes: Mapping[str, Any]) -> dict[str, Any]:
-        """The sweep that is carried out.
+        """Return the sweep to run, reduced with ``--quick`` and changed by a counter-experiment.
 
         Args:
-            changes: of a counter-experiment: what they name, all cells have instead of what the
-                sweep says; a list is an axis; options of ``set`` are added; None leaves a field
-                out.
+            changes: values of a counter-experiment, which replace those of the sweep in all cells;
+                a list is an axis; options of ``set`` are added; None removes a field.
         """
         plan = dict(self.cells)
         for part, values in (self.quick if quick else {}).items():
@@ -60,9 +59,9 @@ class Experiment:
 
 
 def _changed(plan: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
-    """A sweep without the axes that are replaced; what replaces them comes last, and so wins."""
+    """Return a sweep whose axes are replaced by changed fields, which override all others."""
     dropped = {key for key, value in changes.items() if value is None}
-    # Options are added to those of an axis; a list of them is an axis itself.
+    # Options of ``set`` are added to those of an axis; a list of options is an axis of its own.
     replaced = {key for key, value in changes.items() if key != "set" or isinstance(value, list)}
     plan = {part: _without(values, dropped) for part, values in plan.items()}
     zips = plan.get("zip", [])
@@ -77,14 +76,14 @@ def _changed(plan: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, A
 
 
 def _without(part: Any, fields: set[str]) -> Any:
-    """A part of a sweep without some fields, wherever they stand."""
+    """Return a part of a sweep from which some fields are removed at every depth."""
     if isinstance(part, Mapping):
         return {k: _without(v, fields) for k, v in part.items() if k not in fields}
     return [_without(one, fields) for one in part] if isinstance(part, list) else part
 
 
 class Runs(Sequence[Document]):
-    """Run documents, and how figures are read from them."""
+    """A sequence of run documents with methods that select runs and read figures from them."""
 
     def __init__(self, documents: Iterable[Document]) -> None:
         self._documents = list(documents)
@@ -96,33 +95,33 @@ class Runs(Sequence[Document]):
         return self._documents[at]
 
     def of(self, **fields: Any) -> "Runs":
-        """Those whose spec has these values.
+        """Return the runs whose spec has these values.
 
-        ``system`` is compared as reports name it ("smoe (shipped)"), ``set`` with all overrides but
-        α; a value may be a tuple of allowed ones.
+        ``system`` is compared with the name in reports ("smoe (shipped)"), ``set`` with all
+        overrides except α; a tuple holds several allowed values.
         """
         return Runs(run for run in self if all(_has(run, k, v) for k, v in fields.items()))
 
     def by(self, field_name: str) -> dict[Any, "Runs"]:
-        """The runs by a spec's field, in the order of their first occurrence."""
+        """Group the runs by a field of their specs, in the order of its first occurrences."""
         found: dict[Any, list[Document]] = {}
         for run in self:
             found.setdefault(_field(run, field_name), []).append(run)
         return {value: Runs(ones) for value, ones in found.items()}
 
     def groups(self, *fields: str) -> "dict[tuple[Any, ...], Runs]":
-        """The runs by several of a spec's fields, the first one outermost; each as in `by`."""
+        """Group the runs by several fields of their specs; the first field varies slowest."""
         if not fields:
             return {(): self}
         outer = self.by(fields[0]).items()
         return {(v, *vs): g for v, runs in outer for vs, g in runs.groups(*fields[1:]).items()}
 
     def named(self, *systems: str) -> "Runs":
-        """The runs of some systems in every variant."""
+        """Return the runs of some systems, in every variant."""
         return Runs(run for run in self if run["spec"]["system"] in systems)
 
     def values(self, path: str) -> list[float]:
-        """A figure of each run, by its dotted path in the document.
+        """Return a figure of each run, read at a dotted path of its document.
 
         Raises:
             MissingEvidenceError: there is no run, or one lacks the figure.
@@ -135,7 +134,7 @@ class Runs(Sequence[Document]):
         return [float(value) for value in values]
 
     def mean(self, path: str) -> float:
-        """The figure's mean over the runs.
+        """Return the mean of a figure over the runs, read at a dotted path of their documents.
 
         Raises:
             MissingEvidenceError: there is no run, or one lacks the figure.
@@ -144,16 +143,16 @@ class Runs(Sequence[Document]):
 
     @property
     def badge(self) -> str:
-        """The lowest badge of the runs."""
+        """Lowest badge of the runs."""
         return min((str(run["badge"]).split(",")[0] for run in self), key=BADGES.index)
 
     @property
     def ids(self) -> tuple[str, ...]:
-        """The runs' ids."""
+        """Ids of the runs."""
         return tuple(run["run_id"] for run in self)
 
     def per_seed(self, figure: "Callable[[Runs], float]", conditions: str = "") -> Measured:
-        """A figure of each seed's runs, their mean and its interval."""
+        """Return the mean of a figure over seeds, with its confidence interval."""
         samples = [figure(runs) for runs in self.by("seed").values()]
         return Measured.of(samples, self.badge, conditions)
 
@@ -174,14 +173,14 @@ def _has(run: Document, name: str, wanted: Any) -> bool:
 
 @dataclass(frozen=True)
 class Evidence:
-    """Where claims read what they are measured from.
+    """The source of all data that claims read, for a claim or for one of its counter-experiments.
 
     Attributes:
-        store: holds the runs of experiments that were carried out.
-        data_dir: folder of evaluation sets and recorded routing; None where there is none.
-        scratch: for what is computed once.
-        quick: fewer prompts.
-        changes: of a counter-experiment; empty for the claim itself.
+        store: holds the runs of the experiments.
+        data_dir: folder of evaluation sets and recorded routing, or None.
+        scratch: folder that keeps computed data.
+        quick: whether experiments have fewer prompts.
+        changes: changed fields of a counter-experiment; empty for the claim itself.
     """
 
     store: Store
@@ -193,24 +192,24 @@ class Evidence:
     _seen: list[str] = field(default_factory=list)
 
     def changed(self, changes: Mapping[str, Any]) -> "Evidence":
-        """The same for a counter-experiment."""
+        """Return this evidence with the changed fields of a counter-experiment."""
         return replace(self, changes=changes, _read={}, _seen=[])
 
     def watched(self) -> "Evidence":
-        """The same, which notes anew what is read from it."""
+        """Return this evidence with an empty list of used runs."""
         return replace(self, _seen=[])
 
     @property
     def used(self) -> tuple[str, ...]:
-        """Ids of the runs of all experiments that were read."""
+        """Ids of the runs that were read through this evidence."""
         return tuple(dict.fromkeys(self._seen))
 
     def specs(self, experiment: Experiment) -> list[RunSpec]:
-        """The cells of an experiment.
+        """Return the cells of an experiment as run specifications.
 
         Raises:
-            UsageError, InputError: it cannot be expanded.
-            MissingEvidenceError: it asks questions of a data folder, and there is none.
+            UsageError, InputError: the experiment cannot be expanded.
+            MissingEvidenceError: a cell needs prompts of a data folder, and there is none.
         """
         found = expand(experiment.plan(self.quick, self.changes), self.data_dir)
         if self.data_dir is None:
@@ -223,11 +222,11 @@ class Evidence:
         return found
 
     def jobs(self, experiment: Experiment) -> list[Job]:
-        """The same with their identities."""
+        """Return the cells of an experiment as jobs, with their cell ids."""
         return jobs_of(self.specs(experiment), self.data_dir)
 
     def runs(self, *experiments: Experiment) -> Runs:
-        """All runs of some experiments.
+        """Return all runs of some experiments.
 
         Raises:
             MissingEvidenceError: a cell failed.
@@ -242,11 +241,11 @@ class Evidence:
         return found
 
     def recordings(self, model: str) -> list[Recording]:
-        """The recordings of a model in the data folder.
+        """Return the routing recordings of a model in the data folder.
 
         Raises:
             MissingEvidenceError: there is no data folder.
-            InputError: it has none of the model.
+            InputError: the folder has no recording of the model.
         """
         if self.data_dir is None:
             raise MissingEvidenceError("recordings lie in a data folder; give --data-dir DIR")

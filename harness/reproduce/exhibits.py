@@ -22,7 +22,7 @@ def table(
     id: str, place: str, title: str, columns: Iterable[Axis], rows: Iterable[Row],
     paper: Iterable[Row] = (), badge: str = "counted", note: str = "",
 ) -> Exhibit:  # fmt: skip
-    """Return a table; ``paper`` are the rows that the paper prints."""
+    """Return a table exhibit; ``paper`` holds the rows that the paper prints."""
     return Exhibit(
         id=id, place=place, title=title, form="table", columns=tuple(columns), rows=tuple(rows),
         paper_rows=tuple(paper), badge=badge, note=note,
@@ -33,7 +33,7 @@ def figure(
     id: str, place: str, title: str, form: Form, axes: tuple[Axis, Axis], rows: Iterable[Row],
     badge: str = "counted", *, paper: Iterable[Row] = (), **more: Any,
 ) -> Exhibit:  # fmt: skip
-    """Return a figure with its x and y axis.
+    """Return a figure exhibit with an x and a y axis.
 
     Args:
         paper: the rows that the paper states.
@@ -49,7 +49,7 @@ def timeline(
     id: str, place: str, title: str, rows: Iterable[Row], badge: str, note: str,
     facet: str | None = "panel",
 ) -> Exhibit:  # fmt: skip
-    """Return a timeline: a bar for each span, with a line for each lane."""
+    """Return a timeline exhibit, with a bar for each span and a line for each lane."""
     axes = axis("start", "time", "µs"), Axis(field="lane", title="")
     return figure(
         id, place, title, "timeline", axes, rows, badge, series="kind", facet=facet, note=note
@@ -57,7 +57,7 @@ def timeline(
 
 
 def heat_rows(shares: Iterable[Iterable[float]], y: str, x: str) -> list[Row]:
-    """Return the rows of a heat map in percent from shares by row and column."""
+    """Return the rows of a heat map, in percent, from a matrix of shares."""
     return [
         {y: row, x: column, "share": round(100 * float(share), 2)}
         for row, of_row in enumerate(shares)

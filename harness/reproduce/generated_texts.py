@@ -1,6 +1,6 @@
-"""How a scale model routes texts of a data set, and what it writes after them: no system runs.
+"""Routing of a scale model on texts of a data set and on its continuations, without any system.
 
-Texts are kept as those that systems learn from are (`harness.run.learn`).
+The routed texts are kept in the folder of training texts of systems (`harness.run.learn`).
 """
 
 import math
@@ -20,22 +20,23 @@ from moebench.workloads.catalogue import workload
 from moebench.workloads.data import read_passages
 from moebench.workloads.draw import PASSAGE_WORDS, PromptSet, load
 
-#: C4 is no workload: its texts are read as plain ones are.
+#: C4 is not a workload, so its texts are read as plain passages.
 C4 = "c4"
 _C4_FILE = Path("corpus") / "c4_demo.txt"
 
-#: Texts of a data set, and with ``--quick``.
+#: Number of texts of a data set, in a full run and with ``--quick``.
 TEXTS, QUICK_TEXTS = 64, 16
 
 
 def routed(evidence: Evidence, model: str, dataset: str) -> list[RoutedSequence]:
-    """Prompts of up to 256 tokens and 64 written ones each, with all predictions.
+    """Return the routing of prompts of up to 256 tokens and 64 generated tokens each.
 
-    With ``routing: real`` in a counter-experiment, recordings of the model instead.
+    All predictions are included.  With ``routing: real`` in a counter-experiment, return recordings
+    of the model instead.
 
     Raises:
         MissingEvidenceError: there is no data folder, and the data set is not generated.
-        InputError: the folder does not hold it.
+        InputError: the folder does not hold the data set.
     """
     if evidence.changes.get("routing") == "real":
         return _recorded(evidence, model)
@@ -80,10 +81,10 @@ def _recorded(evidence: Evidence, model: str) -> list[RoutedSequence]:
 
 
 def recorded(evidence: Evidence, model: str, *kinds: str) -> list[RoutedSequence]:
-    """A model's recordings of some kinds of text, each up to where it loops.
+    """Return a model's recorded routing of some kinds of text, each cut where the text loops.
 
     Raises:
-        MissingEvidenceError: there is no data folder, or nothing of these kinds in it.
+        MissingEvidenceError: there is no data folder, or it has no text of these kinds.
     """
     found = [
         RoutedSequence(one.trace.ids_TLK[rows[:end]].astype(int), prompt)
@@ -103,7 +104,7 @@ def over_texts(
     figure: Callable[[RoutedSequence], float],
     said: str,
 ) -> Measured:
-    """A figure of each text that has it; the value is their mean."""
+    """Measure the mean of a figure over the texts of a data set on which it is defined."""
     found = [figure(text) for text in routed(evidence, model, dataset)]
     samples = [value for value in found if not math.isnan(value)]
     if not samples:

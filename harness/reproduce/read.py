@@ -1,4 +1,4 @@
-"""How the figures of every paper are read: from runs, and from what components are charged."""
+"""Functions that read figures from runs and from charged components, shared by all papers."""
 
 from collections.abc import Callable
 from functools import wraps
@@ -12,11 +12,11 @@ First = TypeVar("First")
 Result = TypeVar("Result")
 Rest = ParamSpec("Rest")
 
-#: A figure of some runs, and a claim's figure with its samples.
+#: A function of runs that returns a figure, and one of evidence that measures a claim.
 Figure = Callable[[Runs], float]
 Measure = Callable[[Evidence], Measured]
 
-#: Describes in words under which conditions runs were made; given what the claim itself says.
+#: A function that describes the conditions of runs; its second argument is added to them.
 Conditions = Callable[[Runs, str], str]
 
 #: Paths in a run's document: times in ms, counts, shares from 0 to 1, scores from 0 to 100.
@@ -49,8 +49,8 @@ def measured(
     """Measure a figure of the runs of some experiments, with one sample for each seed.
 
     Args:
-        said: what the claim adds to the conditions.
-        conditions: describes the runs' conditions; ``said`` alone by default.
+        said: text that the claim adds to the conditions.
+        conditions: describes the runs; by default it returns ``said`` alone.
         of: fields of the runs' specs, as in `Runs.of`; all runs by default.
     """
     runs = evidence.runs(*experiments).of(**of)
@@ -58,30 +58,30 @@ def measured(
 
 
 def percent(ratio: float) -> float:
-    """The change that a ratio is, in percent: 20 for 1.2."""
+    """Convert a ratio to a change in percent: 1.2 to 20."""
     return 100 * (ratio - 1)
 
 
 def difference(first: Figure, second: Figure) -> Figure:
-    """One figure less another."""
+    """Return the figure that is the first figure minus the second one."""
     return lambda runs: first(runs) - second(runs)
 
 
 def share_of_decode(runs: Runs, path: str) -> float:
-    """A time over that of all decoded tokens, in percent.
+    """Return a time as a share of the decode time of all runs, in percent.
 
     Args:
-        path: of the time, in ms over all decoded tokens of a run.
+        path: document path of the time, in ms over all decoded tokens of a run.
     """
     steps, tpot = runs.values(DECODED), runs.values(TPOT)
     return 100 * sum(runs.values(path)) / sum(n * ms for n, ms in zip(steps, tpot, strict=True))
 
 
 def components(what: str, **of: str) -> list[dict[str, Any]]:
-    """What the cost model charges for a component that papers state (`analysis.components`).
+    """Return the rows of charged times for a component of the papers (`analysis.components`).
 
     Args:
-        of: other fields that the rows must have: source, machine.
+        of: other fields that the rows must match: source, machine.
     """
     wanted = {"what": what, **of}
     return [row for row in documents() if wanted.items() <= row.items()]

@@ -1,6 +1,6 @@
-"""Runs what claims need, measures and judges them, and counter-experiments where they do not hold.
+"""Reproduction of papers: runs experiments, judges claims, and runs their counter-experiments.
 
-Every cell is a run of the store: a reproduction that was stopped goes on where it was.
+Every cell is a run in the store, so a reproduction that was stopped continues where it ended.
 """
 
 import time
@@ -19,27 +19,25 @@ from moebench.harness.sweep.worker import Job
 from moebench.results.claims import ClaimResult, Counter, Exhibit, PaperResult, Verdict
 from moebench.substrate.errors import IntegrityError, MoeBenchError
 
-#: Shows the progress of so many cells.
+#: Return a context manager that shows the progress of a number of cells.
 Boards = Callable[[int], AbstractContextManager[Board]]
 
-#: Told, in one line, what is being done.
+#: Print one line about the work in progress.
 Say = Callable[[str], None]
 
-#: Experiments, and the evidence that says under which conditions.
+#: Experiments to run, with the evidence whose changes apply to them.
 Wanted = tuple[Iterable[Experiment], Evidence]
 
-#: What has an explanation, and is countered.
+#: Verdicts whose claims have an explanation and counter-experiments.
 DIFFERING = (Verdict.DIRECTION_ONLY, Verdict.NOT_REPRODUCED)
 
 
 @dataclass(frozen=True, slots=True)
 class Workshop:
-    """Where and how cells are carried out.
+    """The workers, progress display and options with which cells are run.
 
     Attributes:
         opened: opens the workers.
-        board: a context manager that shows the progress of so many cells.
-        say: told what is being done.
         retry_failed: run cells again that failed before.
     """
 
@@ -52,9 +50,10 @@ class Workshop:
 def reproduce(
     papers: Sequence[PaperClaims], evidence: Evidence, workshop: Workshop
 ) -> list[PaperResult]:
-    """Carry out all experiments of some papers, then measure and judge their claims.
+    """Run all experiments of some papers, then measure and judge their claims.
 
-    Counter-experiments of what was not reproduced follow, all together: no worker waits.
+    The counter-experiments of claims that were not reproduced run afterwards, in one batch, so that
+    no worker is idle.
     """
     began = time.monotonic()
     _run([(_needed(papers), evidence)], evidence, workshop)
@@ -86,7 +85,7 @@ def reproduce(
 
 
 def cells_of(papers: Iterable[PaperClaims], evidence: Evidence) -> list[Job]:
-    """Every cell that the claims and exhibits of some papers need, once."""
+    """Return the distinct cells that the claims and exhibits of some papers need."""
     jobs, _ = _jobs(_needed(papers), evidence)
     return jobs
 
@@ -104,7 +103,7 @@ def _needed(papers: Iterable[PaperClaims]) -> list[Experiment]:
 
 
 def _run(wanted: Iterable[Wanted], evidence: Evidence, workshop: Workshop) -> None:
-    """Carry out the cells of experiments that the store does not hold, each once."""
+    """Run the distinct cells of some experiments that the store does not hold."""
     jobs: dict[str, Job] = {}
     for experiments, changed in wanted:
         found, refused = _jobs(experiments, changed)
@@ -144,7 +143,7 @@ def _jobs(experiments: Iterable[Experiment], evidence: Evidence) -> tuple[list[J
 
 
 def _measured(claim: Claim, evidence: Evidence) -> ClaimResult:
-    """A claim's figure and verdict; not measurable where its evidence is missing."""
+    """Measure and judge a claim; it is not measurable where its evidence is missing."""
     unmeasured = ClaimResult(
         id=claim.id, place=claim.place, statement=claim.statement, paper=claim.paper,
         unit=claim.unit, reproduced=claim.bands.reproduced, direction=claim.bands.direction,
@@ -170,7 +169,7 @@ def _measured(claim: Claim, evidence: Evidence) -> ClaimResult:
 
 
 def _countering(judged: Iterable[tuple[Claim, ClaimResult]], evidence: Evidence) -> list[Wanted]:
-    """The counter-experiments of claims that were not reproduced, each once."""
+    """Return the distinct counter-experiments of claims that were not reproduced."""
     wanted: dict[CounterExperiment, list[Experiment]] = {}
     for claim, result in judged:
         for counter in claim.counters if result.verdict in DIFFERING else ():
@@ -179,7 +178,7 @@ def _countering(judged: Iterable[tuple[Claim, ClaimResult]], evidence: Evidence)
 
 
 def _countered(claim: Claim, result: ClaimResult, evidence: Evidence) -> ClaimResult:
-    """A result with its counter-experiments, where it was not reproduced."""
+    """Add the measured counter-experiments to the result of a claim that was not reproduced."""
     if result.verdict not in DIFFERING:
         return result
     found = []
@@ -197,7 +196,7 @@ def _countered(claim: Claim, result: ClaimResult, evidence: Evidence) -> ClaimRe
 
 
 def _made(show: Show, evidence: Evidence, workshop: Workshop) -> Exhibit | None:
-    """A table or figure; None, and a line that says why, where its evidence is missing."""
+    """Make a table or figure; where its evidence is missing, print the reason and return None."""
     seen = evidence.watched()
     try:
         exhibit = show.make(seen)

@@ -1,4 +1,4 @@
-"""Timelines of several systems beside each other: the same layers of one token, or of a prefill."""
+"""Spans of a few layers in the timelines of runs, as rows of timeline exhibits."""
 
 from collections.abc import Iterable, Mapping
 from typing import Any
@@ -9,18 +9,18 @@ from moebench.results.spec import RunSpec
 
 Record = Mapping[str, Any]
 
-#: In the middle of a model: first layers may be routed otherwise.
+#: Number of layers shown, from the middle of a model: first layers may be routed differently.
 LAYERS = 3
 
 
 def decoded(evidence: Evidence, runs: Runs) -> list[Record]:
-    """One decoded token of the first run, as it was kept; empty where none was."""
+    """Return the kept spans of one decoded token of the first run; empty if none were kept."""
     kept = evidence.store.timeline(runs[0]["run_id"]) if len(runs) else None
     return list(kept or ())
 
 
 def prefill(evidence: Evidence, spec: RunSpec) -> list[Record]:
-    """The prefill of a cell's first prompt; runs keep none, so it is run once more."""
+    """Run the first prompt of a cell again and return the spans of its prefill, which runs drop."""
     shown = spec.model_copy(update={"prompts": 1, "new_tokens": 2})
     with opened(shown, evidence.data_dir) as session:
         records = run(session, evidence.scratch, keep_timeline=True).timeline.records()
@@ -29,7 +29,7 @@ def prefill(evidence: Evidence, spec: RunSpec) -> list[Record]:
 
 
 def shifted(records: Iterable[Record], layers: Iterable[int]) -> list[dict[str, Any]]:
-    """Rows of a timeline exhibit: the spans of some layers; time starts with the first one."""
+    """Return the spans of some layers as exhibit rows whose time starts at the first span."""
     shown = {*layers}
     chosen = [one for one in records if one["layer"] in shown]
     origin = min((one["start_us"] for one in chosen), default=0)
@@ -43,14 +43,14 @@ def shifted(records: Iterable[Record], layers: Iterable[int]) -> list[dict[str, 
 
 
 def spans(panels: Mapping[str, Iterable[Record]], first: int) -> list[dict[str, Any]]:
-    """Rows of a timeline exhibit of several panels; time starts with each panel's first span.
+    """Return the exhibit rows of several panels, each starting at its first span.
 
     Args:
         panels: records of spans, by title.
-        first: of the `LAYERS` layers that are shown, as layers of the model.
+        first: index of the first of the `LAYERS` layers that are shown.
 
     Raises:
-        MissingEvidenceError: a panel has none of these layers.
+        MissingEvidenceError: a panel has no span of these layers.
     """
     rows = []
     for title, records in panels.items():
