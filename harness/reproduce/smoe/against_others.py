@@ -1,4 +1,4 @@
-"""S-1 to S-4: SMoE against its four baselines (Fig. 11 to 13)."""
+"""SMoE's claims S-1 to S-4, against its four baselines (Fig. 11 to 13)."""
 
 from functools import partial
 
@@ -26,7 +26,7 @@ _claim = partial(Claim, needs=(MAIN,), counters=AGAINST_OTHERS)
 
 
 def _faster(paper: float) -> Bands:
-    """For a time that is so much shorter than the best baseline's."""
+    """Return the bands of a time that is shorter than the best baseline's, in percent."""
     why = "ten points around the paper's figure: its own settings differ by 14 at batch 1"
     return near(paper, 10, Band(high=0), why)
 

@@ -1,4 +1,4 @@
-"""S-11 to S-15: what α does, what gates say, and the times of one expert."""
+"""SMoE's claims S-11 to S-15: effects of α, gate scores, and the times of one expert."""
 
 from functools import partial
 
@@ -27,7 +27,7 @@ from moebench.harness.reproduce.smoe.thresholds import (
 from moebench.results.claims import Band
 from moebench.substrate.machines.protocol import Lane
 
-#: The paper's names of the models, and the α that it chooses for each.
+#: The paper's names of the models, and the α that it chooses for each model.
 MODELS = {"S1": "Deepseek", "S2": "Xverse", "S3": "Qwen"}
 OWN_ALPHA = {"S1": 0.35, "S2": 0.3, "S3": 0.25}
 DATASETS = ("GaoKao", "WiC", "triviaqa", "race", "gsm8k")

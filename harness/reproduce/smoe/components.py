@@ -1,4 +1,4 @@
-"""Fig. 8 and a part of Fig. 18: how long one expert takes, as the simulated machine charges it."""
+"""Times of one expert as the simulated machine charges them (SMoE Fig. 8 and part of Fig. 18)."""
 
 from moebench.harness.reproduce.evidence import BADGES, Evidence
 from moebench.harness.reproduce.read import curried
@@ -8,28 +8,28 @@ from moebench.substrate.machines.profile import HardwareProfile, load_profile
 from moebench.substrate.machines.protocol import Lane, Op, OpKind
 from moebench.substrate.models.catalogue import model_shape
 
-#: Fig. 8's model and card.
+#: Model and GPU of Fig. 8.
 MODEL, MACHINE = "qwen2-57b-a14b", "a6000"
 
-#: The same card beside another host, whose profile takes nothing from SMoE.
+#: A machine with the same GPU and another host, whose profile takes no number from SMoE.
 OTHER_MACHINE = "a6000@duoserve"
 
 
 def expert_ns(lane: Lane, rows: int, machine: str = MACHINE, model: str = MODEL) -> int:
-    """One expert's time on a lane, for a batch of so many tokens that all choose it."""
+    """Return the time of one expert on a lane, in ns, for ``rows`` tokens that all choose it."""
     costs = CostModel(load_profile(machine), model_shape(model), "bf16")
     return costs.ns(Op(OpKind.EXPERT, 0, (rows,), (0,)), lane)
 
 
 def load_ns(machine: str = MACHINE, model: str = MODEL) -> int:
-    """One expert's copy to the device."""
+    """Return the time to copy one expert to the device, in ns."""
     costs = CostModel(load_profile(machine), model_shape(model), "bf16")
     return costs.ns(Op(OpKind.LOAD, 0), Lane.H2D)
 
 
 @curried
 def over_one_row(evidence: Evidence, lane: Lane, rows: int) -> Measured:
-    """An expert's time for so many rows over that for one."""
+    """Return the time of an expert for ``rows`` rows over its time for one row."""
     profile = load_profile(MACHINE)
     value = expert_ns(lane, rows) / expert_ns(lane, 1)
     said = f"{MODEL}, {profile.host.cores.count} cores; what the cost model charges"
@@ -37,14 +37,14 @@ def over_one_row(evidence: Evidence, lane: Lane, rows: int) -> Measured:
 
 
 def host_over_load(evidence: Evidence) -> Measured:
-    """An expert on the host over its copy, on the other box."""
+    """Return the time of one expert on the host over the time to load it, on the second machine."""
     profile = load_profile(OTHER_MACHINE)
     value = expert_ns(Lane.HOST, 1, OTHER_MACHINE) / load_ns(OTHER_MACHINE)
     return Measured.of([value], charged_badge(profile, Lane.HOST), f"{MODEL} on {OTHER_MACHINE}")
 
 
 def charged_badge(profile: HardwareProfile, lane: Lane) -> str:
-    """The lower badge of the numbers that price an expert on a lane."""
+    """Return the lowest badge of the profile numbers that price an expert on a lane."""
     gpu, host = profile.gpu, profile.host
     numbers = (
         (gpu.bandwidth, gpu.small_read_efficiency, gpu.large_read_efficiency, gpu.tensor_efficiency)

@@ -1,4 +1,4 @@
-"""SMoE's figures as data: Fig. 4, 6, 8, 10 to 18 (second version's numbers), after its tables."""
+"""SMoE's figures as data: Fig. 4, 6, 8 and 10 to 18, numbered as in the second version."""
 
 from collections.abc import Iterable
 from statistics import fmean
@@ -49,7 +49,7 @@ def _gates(evidence: Evidence) -> list[Watched]:
 
 
 def _by_rank(evidence: Evidence, of: str, field: str) -> list[Row]:
-    """A list of numbers by rank, the mean over seeds."""
+    """Return the rows of a per-rank list of instrumented runs, averaged over seeds."""
     seen, rows = _gates(evidence), []
     for name in e.SETTINGS:
         means = np.mean([getattr(one, of) for one in seen if one.setting == name], axis=0)
@@ -166,7 +166,7 @@ def _fig_13(evidence: Evidence) -> Exhibit:
 # ----------------------------------------------------------------------------- own parts
 
 
-#: Labels that fit below bars.
+#: Labels of steps that are short enough to fit below bars.
 _SHORT = {HOST_BASE: "host", LOADED_BASE: "load", FIFO_BASE: "FIFO"}
 _BASES = "bases: misses on the host; loaded; loaded into a cache that is first in, first out"
 
@@ -218,7 +218,7 @@ def _fig_15(evidence: Evidence) -> Exhibit:
 
 
 def _per_token(runs: Runs, path: str) -> float:
-    """A lane's busy time in decode, ms a token; one sequence at a time."""
+    """Return a lane's busy time in decode, in ms per token, for runs of batch 1."""
     return sum(runs.values(path)) / sum(runs.values(DECODED))
 
 

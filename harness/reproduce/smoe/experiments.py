@@ -1,6 +1,6 @@
 """The sweeps that SMoE's claims are measured from.
 
-All have the same questions and lengths, so that a cell that two of them need is run once.
+All have the same prompts and lengths, so that a cell that two sweeps need is run once.
 """
 
 from typing import Any
@@ -10,23 +10,22 @@ from moebench.harness.reproduce.evidence import Experiment
 
 SETTINGS = ["S1", "S2", "S3"]
 
-#: Generated stand-ins for the paper's five kinds of workload.
+#: Generated families that replace the paper's five kinds of workload.
 FAMILIES = ["arithmetic", "equations", "facts", "inflection", "passages"]
 
-#: The thresholds of Table IV.
+#: The values of α in Table IV.
 ALPHAS = [round(0.05 * step, 2) for step in range(13)]
 
-#: Of every experiment.
+#: Generated tokens of every experiment, in full runs and with ``--quick``.
 LENGTHS: dict[str, Any] = {"new_tokens": 64}
 QUICK_LENGTHS: dict[str, Any] = {"new_tokens": 24}
 
-#: MoE-Infinity is shown few texts with ``--quick``: writing them takes longer than all else.
+#: With ``--quick`` MoE-Infinity is fitted on few texts: generating them dominates the run time.
 QUICK_SYSTEMS = [
     "smoe", {"system": "moe-infinity", "calibrate_texts": 8}, "llamacpp", "deepspeed", "hybrimoe",
 ]  # fmt: skip
 
-#: Fig. 11 to 13: SMoE and its four baselines.  XVERSE-MoE has no GGUF conversion, so that S2 has no
-#: cell of llama.cpp.
+#: Fig. 11 to 13: SMoE and four baselines.  S2 has no llama.cpp cell: XVERSE-MoE has no GGUF file.
 MAIN = Experiment(
     "smoe main",
     {
@@ -51,7 +50,7 @@ _QUICK_ONE: dict[str, Any] = {**QUICK_LENGTHS, "prompts": 2}
 _QUESTIONS: dict[str, Any] = {"workload": ["passages"], "seed": [0, 1, 2]}
 _QUICK_QUESTIONS: dict[str, Any] = {"seed": [0]}
 
-#: The options of each step of Fig. 14; three readings of its base.
+#: Options of each step of Fig. 14; the paper's base has three possible readings.
 STEPS: dict[str, dict[str, str]] = {
     "base, misses on the host": {
         "route": "exact", "evict": "static", "assign": "host", "prefetch": "none",
@@ -68,24 +67,24 @@ STEPS: dict[str, dict[str, str]] = {
     "+BA": {},
 }  # fmt: skip
 
-#: Fig. 14 to 18 and Table I.
+#: Runs for Fig. 14 to 18 and Table I.
 ABLATION = Experiment(
     "smoe ablation",
     {"common": _ONE, "product": {"setting": SETTINGS, "set": [*STEPS.values()], **_QUESTIONS}},
     quick={"common": _QUICK_ONE, "product": _QUICK_QUESTIONS},
 )
 
-#: The other way to predict: the next gate on what the residual stream holds before the experts.
+#: Option that predicts with the next gate on the residual stream before the experts.
 FROM_RESIDUAL = {"prefetch.predict": "gate"}
 
-#: Fig. 17.
+#: Runs for Fig. 17.
 PREDICTION = Experiment(
     "smoe prediction",
     {"common": _ONE, "product": {"setting": SETTINGS, "set": [{}, FROM_RESIDUAL], **_QUESTIONS}},
     quick={"common": _QUICK_ONE, "product": _QUICK_QUESTIONS},
 )
 
-#: Fig. 10.
+#: Runs for Fig. 10.
 THRESHOLDS = Experiment(
     "smoe thresholds",
     {"common": _ONE, "product": {"setting": SETTINGS, "alpha": ALPHAS, **_QUESTIONS}},
@@ -97,7 +96,7 @@ THRESHOLDS = Experiment(
 
 # ----------------------------------------------------------------------------- counter-experiments
 
-#: Drawn traces hold predictions of the next layer alone, where HybriMoE asks for three.
+#: Drawn traces predict the next layer only, while HybriMoE predicts three layers.
 _ONE_AHEAD = {"system": "hybrimoe", "set": {"prefetch.layers": 1}}
 _REPLAYED = ["smoe", "moe-infinity", "llamacpp", "deepspeed", _ONE_AHEAD]
 _DRAWN = {"routing": "drawn", "system": _REPLAYED}
@@ -122,10 +121,10 @@ LONG_PROMPTS = CounterExperiment(
     {**_DRAWN, "few_shot": 5, "batch": 1, "prompts": 2, "new_tokens": 4},
 )
 
-#: Of claims that compare systems.
+#: Counter-experiments of claims that compare systems.
 AGAINST_OTHERS = (SHIPPED, DRAWN, DRAWN_LEAN)
 
-#: Of claims about SMoE's own parts.
+#: Counter-experiments of claims about SMoE's own parts.
 ALONE = (
     CounterExperiment("with routing drawn as real models'", {"routing": "drawn"}),
     CounterExperiment("with lean software", {"software": "lean"}),

@@ -1,6 +1,6 @@
-"""What explains where SMoE's claims differ; written after measuring.
+"""Explanations of the differences from SMoE's claims, written after measuring.
 
-Numbers stand in counter-experiments, which are measured again with the claims.
+The numbers behind them are in counter-experiments, which are measured together with the claims.
 """
 
 _BASE = (
@@ -18,7 +18,7 @@ _BEST = (
 )
 _BEGUN = "Counted as the authors' code counts, a copy that has begun being a hit, it is reproduced."
 
-#: By the beginning of a claim's id.
+#: Explanations by the leading words of a claim's id.
 EXPLANATIONS = {
     "S-1": _BEST,
     "S-2": _BEST,

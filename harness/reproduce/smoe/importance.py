@@ -1,4 +1,4 @@
-"""Figures of watched cells: Fig. 15, Table I, and what gates say of experts (Fig. 4 and 6)."""
+"""SMoE's figures from instrumented runs: Fig. 15, Table I, and gate scores (Fig. 4 and 6)."""
 
 from collections.abc import Callable, Sequence
 from statistics import fmean
@@ -17,9 +17,9 @@ Kind = Literal["top", "low"]
 
 
 def off_device(importance: Importance, kind: Kind) -> float:
-    """Share of top-score or of low-score experts that must be loaded or computed on the host.
+    """Return the share of top- or low-score experts that must be loaded or computed on the host.
 
-    A prefetched one that is still on the way need not.
+    A prefetched expert whose copy is under way does not count.
     """
     if kind == "top":
         return importance.top_absent / importance.top
@@ -28,7 +28,7 @@ def off_device(importance: Importance, kind: Kind) -> float:
 
 @curried
 def lowered(evidence: Evidence, kind: Kind, after: str, before: str) -> dict[int, float]:
-    """By seed, what a step changes in `off_device`, in percent; the mean over settings."""
+    """Return by seed how a step changes `off_device`, in percent, averaged over settings."""
     now, then = (
         {(one.seed, one.setting): off_device(one.importance, kind)
          for one in watch(evidence, ABLATION, **STEPS[name])}
@@ -42,34 +42,31 @@ def lowered(evidence: Evidence, kind: Kind, after: str, before: str) -> dict[int
 
 @curried
 def of_steps(evidence: Evidence, figure: Callable[[Evidence], dict[int, float]]) -> Measured:
-    """A figure by seed as a measurement."""
+    """Measure a figure of the ablation that is given by seed."""
     runs = evidence.runs(ABLATION)
     return Measured.of(figure(evidence).values(), runs.badge, conditions(runs))
 
 
 @curried
 def more_lowered(evidence: Evidence, after: str, before: str) -> dict[int, float]:
-    """By how many points more a step lowers top-score experts' share than low-score ones'."""
+    """Return by seed the change of `off_device` of top-score minus that of low-score experts."""
     top, low = lowered("top", after, before)(evidence), lowered("low", after, before)(evidence)
     return {seed: top[seed] - low[seed] for seed in top}
 
 
 # ----------------------------------------------------------------------------- Table I
 
-#: What Table I is measured on: every miss is loaded, nothing is replaced or prefetched.
+#: The step that Table I is measured on: misses are loaded, nothing is replaced or prefetched.
 BEFORE_SUBSTITUTION = "+CE"
 
 
 def time_shares(runs: Runs, seen: Sequence[Watched]) -> dict[str, float]:
-    """Table I of one setting and seed, in percent of TPOT.
+    """Return Table I for the runs of one setting and seed, in percent of TPOT.
 
-    What the device waits for loads is divided as the loads are: by how many were of low-score and
-    of top-score experts.  The rest is the device, launches included.
-
-    Args:
-        runs: one cell's.
+    The device's wait for loads is divided by the numbers of low-score and top-score experts that
+    were loaded.  The rest is the device's time, launches included.
     """
-    steps = sum(runs.values(DECODED))  # one sequence at a time
+    steps = sum(runs.values(DECODED))
     waited = sum(runs.values(STALL)) / (steps * runs.mean(TPOT))
     low = sum(one.importance.low_absent for one in seen)
     top = sum(one.importance.top_absent for one in seen)
@@ -81,7 +78,7 @@ def time_shares(runs: Runs, seen: Sequence[Watched]) -> dict[str, float]:
 
 
 def table_1(evidence: Evidence, setting: str = "S3") -> dict[int, dict[str, float]]:
-    """Table I by seed."""
+    """Return the shares of Table I by seed."""
     runs = evidence.runs(ABLATION).of(setting=setting, set=STEPS[BEFORE_SUBSTITUTION])
     seen = watch(evidence, ABLATION, **STEPS[BEFORE_SUBSTITUTION])
     return {
@@ -92,7 +89,7 @@ def table_1(evidence: Evidence, setting: str = "S3") -> dict[int, dict[str, floa
 
 @curried
 def of_table_1(evidence: Evidence, figure: Callable[[dict[str, float]], float]) -> Measured:
-    """A figure of Table I as a measurement."""
+    """Measure a figure of the shares of Table I, with one sample for each seed."""
     runs = evidence.runs(ABLATION)
     shares = [figure(row) for row in table_1(evidence).values()]
     said = "every miss loaded, no substitution, no prefetching; top-score by S3's α"
@@ -103,7 +100,7 @@ def of_table_1(evidence: Evidence, figure: Callable[[dict[str, float]], float]) 
 
 
 def rank_correlation(values: Sequence[float]) -> float:
-    """Spearman's, between a rank's place (the best first) and its value; 1: always falling."""
+    """Return Spearman's correlation of rank and value, best rank first; 1 means always falling."""
     found = np.array(values)
     ascending = found.argsort(kind="stable").argsort(kind="stable")
     falling = np.arange(len(found))[::-1]
@@ -112,7 +109,7 @@ def rank_correlation(values: Sequence[float]) -> float:
 
 @curried
 def of_gates(evidence: Evidence, figure: Callable[[Watched], float], setting: str) -> Measured:
-    """A figure of a model's own routing, of each seed."""
+    """Measure a figure of a model's own routing, with one sample for each seed."""
     runs = evidence.runs(ABLATION)
     seen = watch(evidence, ABLATION, **STEPS[BEFORE_SUBSTITUTION])
     found = [figure(one) for one in seen if one.setting == setting]
@@ -121,20 +118,20 @@ def of_gates(evidence: Evidence, figure: Callable[[Watched], float], setting: st
 
 
 def reuse_falls(seen: Watched) -> float:
-    """How strictly reuse falls with the score's rank."""
+    """Return how strictly the reuse of experts falls with the rank of their score."""
     return rank_correlation(seen.reuse_by_rank)
 
 
 def inactive_reuse_falls(seen: Watched) -> float:
-    """The same of ranks below the chosen ones."""
+    """Return how strictly reuse falls with the rank of the score, over inactive ranks only."""
     return rank_correlation(seen.reuse_by_rank[seen.top_k :])
 
 
 def first_over_rival(seen: Watched) -> float:
-    """The best score over the best inactive one's, both means."""
+    """Return the mean best score over the mean best score of an inactive expert."""
     return seen.score_by_rank[0] / seen.score_by_rank[seen.top_k]
 
 
 def last_over_rival(seen: Watched) -> float:
-    """The worst active score over the best inactive one's, both means."""
+    """Return the mean worst active score over the mean best score of an inactive expert."""
     return seen.score_by_rank[seen.top_k - 1] / seen.score_by_rank[seen.top_k]

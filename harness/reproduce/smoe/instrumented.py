@@ -1,7 +1,7 @@
-"""What no document of a run holds: which experts off the device were important, and scores by rank.
+"""Instrumented runs: the importance and location of active experts, and gate scores by rank.
 
-The cells are those of an experiment; each is run once more in this process, with SMoE's assignment
-watched from outside.  What was seen is kept beside the store.
+Run documents do not hold these figures, so each cell of an experiment runs once more in this
+process, with SMoE's assignment wrapped.  The results are kept in the scratch folder.
 """
 
 import json
@@ -27,15 +27,15 @@ from moebench.substrate.terms import RoutedSequence
 
 @dataclass(slots=True)
 class Importance:
-    """Decoded tokens' own top-k, by importance and by place once their layer was routed.
+    """Counts of the top-k experts of decoded tokens, by importance and by location after routing.
 
-    An expert is top-score where its score is at least (1+α) times the best inactive one's, else
-    low-score (SMoE, Table II).  A low-score one that was replaced is not off the device.
+    An expert is top-score if its score is at least (1+α) times the best score of an inactive
+    expert, else low-score (SMoE, Table II).  Replaced low-score experts do not count as absent.
 
     Attributes:
-        top, low: how many there were.
-        top_absent, low_absent: neither on the device nor on the way to it.
-        top_in_flight, low_in_flight: on the way.
+        top, low: all experts of the kind.
+        top_absent, low_absent: experts neither on the device nor being copied to it.
+        top_in_flight, low_in_flight: experts that are being copied.
     """
 
     top: int = 0
@@ -49,7 +49,7 @@ class Importance:
         self, scores: Sequence[float], own: Sequence[int], alpha: float, absent: set[int],
         in_flight: set[int],
     ) -> None:  # fmt: skip
-        """Add one token's experts of one layer."""
+        """Add the experts of one token in one layer."""
         chosen = set(own)
         rival = max((s for e, s in enumerate(scores) if e not in chosen), default=0.0)
         top = {e for e in own if scores[e] >= (1 + alpha) * rival}
@@ -64,14 +64,12 @@ class Importance:
 
 @dataclass(slots=True)
 class Watched:
-    """A cell and what was seen of it.
+    """Results of an instrumented run of one cell.
 
     Attributes:
-        run_id: that of the cell's own run.
-        setting: its name.
-        options: of ``--set``, without α.
-        seed: of its questions.
-        top_k: experts of a token.
+        run_id: id of the cell's ordinary run.
+        options: ``--set`` options, without α.
+        seed: seed of the prompts.
         score_by_rank: mean gate score, relative to the highest.
         reuse_by_rank: share of experts of a rank that are chosen within the next 3 tokens.
     """
@@ -87,10 +85,7 @@ class Watched:
 
 
 def watch(evidence: Evidence, experiment: Experiment, **options: str) -> list[Watched]:
-    """Watch the cells of an experiment whose ``--set`` options are these.
-
-    The cells decode one sequence at a time.
-    """
+    """Run the cells of an experiment with these ``--set`` options instrumented, at batch 1."""
     specs = [s for s in evidence.specs(experiment) if _options(s) == options]
     found, shared, group = [], None, ""
     for spec in sorted(specs, key=group_of):
@@ -132,12 +127,12 @@ def _watched(session: EngineRun, scratch: Path) -> Watched:
     return seen
 
 
-#: Of each decoded token, its layers' scores and chosen experts.
+#: For each decoded token, the gate scores and the chosen experts of each layer.
 Tokens = list[list[tuple[np.ndarray, np.ndarray]]]
 
 
 def _hook(session: EngineRun, importance: Importance, alpha: float) -> Tokens:
-    """Watch a system's assignment from now on; the list grows as tokens are decoded."""
+    """Wrap a system's assignment; the returned list grows as tokens are decoded."""
     assignment = session.system.assign
     assign, first = assignment.assign, session.full.moe_layers[0]
     tokens: Tokens = []
@@ -156,7 +151,7 @@ def _hook(session: EngineRun, importance: Importance, alpha: float) -> Tokens:
 
 
 def _sequence(tokens: Tokens) -> RoutedSequence:
-    """The decoded tokens since the last call, as one sequence without its prompt."""
+    """Return the tokens decoded since the last call as one sequence, and clear the list."""
     scores_TLE = np.stack([np.stack([scores for scores, _ in token]) for token in tokens])
     ids_TLK = np.stack([np.stack([ids for _, ids in token]) for token in tokens])
     tokens.clear()

@@ -1,4 +1,4 @@
-"""S-5 to S-10: what each of SMoE's parts does (Fig. 14 to 18, Table I)."""
+"""SMoE's claims S-5 to S-10: the effect of each of its parts (Fig. 14 to 18, Table I)."""
 
 from functools import partial
 

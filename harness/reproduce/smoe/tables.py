@@ -1,4 +1,4 @@
-"""SMoE's Tables I, III and IV, and the steps of Fig. 14, as data."""
+"""SMoE's Tables I, III and IV and the ablation steps of Fig. 14, as data."""
 
 from statistics import fmean
 

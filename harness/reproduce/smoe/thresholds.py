@@ -1,4 +1,4 @@
-"""What α does: Fig. 10 (TPOT) and Table IV (accuracy)."""
+"""Effects of SMoE's α on TPOT (Fig. 10) and on accuracy (Table IV)."""
 
 from collections.abc import Callable, Iterable, Sequence
 from statistics import fmean
@@ -11,37 +11,37 @@ from moebench.results.accuracy_table import ALPHA_TABLE, AccuracyRow, read_table
 from moebench.results.claims import Measured
 from moebench.results.paper_tables import SmoeScore, smoe_table_4, workload_of
 
-#: Up to here accuracy changes little (§VI-B).
+#: The largest α at which accuracy changes little (§VI-B).
 LITTLE_UP_TO = 0.35
 
-#: The low-degree polynomial of §V-C.
+#: Degree of the polynomial of §V-C.
 DEGREE = 2
 
 
 def curve(runs: Runs, setting: str) -> tuple[np.ndarray, np.ndarray]:
-    """α, ascending, and mean TPOT in ms."""
+    """Return the values of α of a setting, ascending, and the mean TPOT of each in ms."""
     by_alpha = runs.of(setting=setting).by("alpha")
     alphas = sorted(by_alpha)
     return np.array(alphas), np.array([by_alpha[alpha].mean(TPOT) for alpha in alphas])
 
 
 def linearity(alphas: np.ndarray, times: np.ndarray) -> float:
-    """R² of the straight line through the points."""
+    """Return R² of a straight line fitted to the points."""
     fit = np.polyval(np.polyfit(alphas, times, 1), alphas)
     spread = ((times - times.mean()) ** 2).sum()
     return float(1 - ((times - fit) ** 2).sum() / spread) if spread else 0.0
 
 
 def fall(alphas: np.ndarray, times: np.ndarray) -> float:
-    """Change of TPOT from the smallest α to the largest, in percent."""
+    """Return the change of TPOT from the smallest α to the largest, in percent."""
     return percent(float(times[-1] / times[0]))
 
 
 def pick_error(alphas: np.ndarray, times: np.ndarray) -> float:
-    """How far the α that a fit picks is from the one whose TPOT is the budget (Eq. 5).
+    """Return the mean error of the α that a fit picks for a TPOT budget (Eq. 5).
 
-    Each inner point in turn is left out of the fit and its TPOT is the budget: the smallest α, in
-    steps of 0.005, whose fitted TPOT is within it, is picked; the largest where none is.
+    Each inner point in turn is left out of the fit, and its TPOT is the budget.  The fit picks the
+    smallest α, in steps of 0.005, whose fitted TPOT is within the budget, or else the largest α.
     """
     errors = []
     grid = np.linspace(alphas[0], alphas[-1], round((alphas[-1] - alphas[0]) / 0.005) + 1)
@@ -56,7 +56,7 @@ def pick_error(alphas: np.ndarray, times: np.ndarray) -> float:
 def of_curve(
     runs: Runs, figure: Callable[[np.ndarray, np.ndarray], float], setting: str
 ) -> float:  # fmt: skip
-    """A figure of a setting's curve."""
+    """Return a figure of a setting's curve of TPOT over α."""
     return figure(*curve(runs, setting))
 
 
@@ -64,7 +64,7 @@ def of_curve(
 
 
 def paper_changes(setting: str, dataset: str | None = None) -> dict[float, float]:
-    """The paper's accuracy less that at α = 0, in points, by α; of all data sets their mean."""
+    """Return the paper's change of accuracy from α = 0, in points, by α; None: all data sets."""
     rows = smoe_table_4()
     return changes(
         row for row in rows if row.setting == setting and dataset in (None, row.dataset)
@@ -72,7 +72,7 @@ def paper_changes(setting: str, dataset: str | None = None) -> dict[float, float
 
 
 def changes(rows: Iterable[AccuracyRow | SmoeScore]) -> dict[float, float]:
-    """The mean score of some rows less that at α = 0, in points, by α."""
+    """Return the change of the mean score of some rows from α = 0, in points, by α."""
     scores: dict[float, list[float]] = {}
     for row in rows:
         scores.setdefault(row.alpha, []).append(row.score)
@@ -80,12 +80,12 @@ def changes(rows: Iterable[AccuracyRow | SmoeScore]) -> dict[float, float]:
 
 
 def largest(changes: dict[float, float]) -> float:
-    """The largest change in either direction up to α = 0.35."""
+    """Return the largest absolute change up to α = 0.35."""
     return max(abs(change) for alpha, change in changes.items() if alpha <= LITTLE_UP_TO)
 
 
 def our_rows(setting: str, workload: str | None) -> list[AccuracyRow]:
-    """The committed table's rows of a workload, or of all generated families."""
+    """Return the rows of a workload in the committed α table; None: all generated families."""
     return [
         row
         for row in read_table(ALPHA_TABLE)
@@ -95,7 +95,7 @@ def our_rows(setting: str, workload: str | None) -> list[AccuracyRow]:
 
 
 def at_floor(rows: Sequence[AccuracyRow]) -> bool:
-    """Whether the model answers no better than by guessing: a lower score could not be seen."""
+    """Return whether the scores at α = 0 are at chance level, so that no loss could be seen."""
     return not any(
         row.score > (row.chance or 0) + 2 * row.stderr for row in rows if row.alpha == 0.0
     )
@@ -106,7 +106,7 @@ def accuracy(
     evidence: Evidence, setting: str, dataset: str | None,
     figure: Callable[[dict[float, float]], float],
 ) -> Measured:  # fmt: skip
-    """A figure of changes by α in the committed table: of a data set, or of generated families."""
+    """Measure a figure of accuracy changes by α; without a data set, on generated families."""
     workload = None if dataset is None else workload_of("smoe", dataset)
     rows = our_rows(setting, workload)
     if not rows:
