@@ -1,4 +1,4 @@
-"""DAOP's claims, tables and figures."""
+"""DAOP's claims, tables and figures, sorted by claim number."""
 
 from moebench.harness.reproduce.claim import Claim, paper_claims
 from moebench.harness.reproduce.daop.claims import CLAIMS

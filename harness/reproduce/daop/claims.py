@@ -1,8 +1,8 @@
-"""DAOP's claims, with bands that were written before measuring.
+"""DAOP's claims, with bands that were fixed before measuring.
 
-Rules: a speed or an efficiency within a quarter of the paper's figure is reproduced, within half
-to twice it has its direction; of a gain half to one and a half times, and its sign.  The paper
-gives no spreads.
+A speed or an efficiency is reproduced within a quarter of the paper's figure and has its direction
+from half to twice; a gain is reproduced from half to one and a half times, and has its direction
+with the same sign.  The paper states no spreads.
 """
 
 from moebench.harness.reproduce.bands import (
@@ -22,7 +22,7 @@ from moebench.results.paper_tables import daop_table_5, daop_table_6
 _HALF = "from half to one and a half times the paper's gain; direction: its sign"
 _OF_GAIN = (*e.OF_SPEED, e.SHIPPED)
 
-#: As `paper_tables` names them.
+#: Names of the models in `paper_tables`, by setting.
 _TABLE_NAMES = {"D1": "mixtral-8x7b", "D2": "phi-3.5-moe"}
 
 # ----------------------------------------------------------------------------- routing
@@ -77,7 +77,7 @@ _THERE_AND_BACK = CounterExperiment(
     "input and output, one after the other", measure=m.charged(m.ACTIVATION, times=2)
 )
 
-#: The rows of Table I: name, the paper's figure in ms, the component.
+#: Rows of Table I: name, the paper's figure in ms, and the charged component.
 TABLE_1 = (
     ("block on the CPU", 8.02, "transformer block on the host: attention, 2 experts"),
     ("block on the GPU", 1.24, "transformer block on the device: attention, gate, 2 experts, sum"),
@@ -96,7 +96,7 @@ _TABLE_1 = tuple(
 
 # ----------------------------------------------------------------------------- Fig. 9 and 10
 
-#: DAOP's tokens/s by setting: [256, 512], and [256, 256] with 25 % of the experts cached.
+#: DAOP's tokens/s by setting: for [256, 512], and for [256, 256] with 25 % of experts cached.
 FIG_9, FIG_10 = {"D1": 4.52, "D2": 8.21}, {"D1": 3.23, "D2": 5.03}
 
 _SPEED = (
@@ -172,7 +172,7 @@ _SPEED = (
 
 # ----------------------------------------------------------------------------- Table IV
 
-#: Tokens per kJ by setting and system.
+#: The paper's tokens per kJ by setting and system.
 TABLE_4 = {
     "D1": {
         "moe-ondemand": 2.63, "deepspeed-mii": 0.59, "mixtral-offloading": 2.13,
@@ -209,7 +209,7 @@ _ENERGY = (
 
 
 def _table_5(setting: str) -> float:
-    """The largest change that the paper's own table has."""
+    """Return the largest change of a score in the paper's Table V, in points."""
     rows = [row for row in daop_table_5() if row.model == _TABLE_NAMES[setting]]
     score = {(row.method, row.dataset): row.score for row in rows}
     return round(
@@ -218,7 +218,7 @@ def _table_5(setting: str) -> float:
 
 
 def table_6(setting: str, dataset: str, metric: str, ratio: float) -> float:
-    """The paper's change of a score against the model as published, in points."""
+    """Return the change of a score from that of the original model in Table VI, in points."""
     score = {
         row.cache_ratio: row.score
         for row in daop_table_6()
@@ -227,7 +227,7 @@ def table_6(setting: str, dataset: str, metric: str, ratio: float) -> float:
     return round(score[ratio] - score[1.0], 2)
 
 
-#: Columns of Table VI but GSM8K's; Phi has no TriviaQA.
+#: Columns of Table VI except GSM8K; Phi has no TriviaQA.
 _OTHERS = {
     "D1": (("TriviaQA", "exact_match"), ("BBH", "exact_match"), ("TruthfulQA", "rouge_1"),
            ("TruthfulQA", "rouge_2")),

@@ -1,4 +1,4 @@
-"""DAOP's tables and figures as data."""
+"""DAOP's tables and figures as exhibits."""
 
 import numpy as np
 
@@ -31,7 +31,7 @@ from moebench.substrate.models.catalogue import model_shape
 _SPEED = axis("tokens_per_s", "speed", "tokens/s")
 _NAMES = {"mixtral-8x7b": e.MODELS["D1"], "phi-3.5-moe": e.MODELS["D2"]}
 
-#: Output lengths of Fig. 9; inputs have 256 tokens.
+#: Output lengths of Fig. 9, in tokens; inputs have 256 tokens.
 LENGTHS = (128, 256, 512)
 
 

@@ -1,8 +1,8 @@
 """The sweeps that DAOP's claims are measured from.
 
-Prompts of five examples have about 248 tokens, the paper's 256.  Routing is drawn with the
-statistics of real Mixtral.  Speeds at an output length come from TTFT and TPOT, so that all lengths
-are read from the same runs; those of ``--quick`` decode fewer tokens.
+Prompts of five examples have about 248 tokens, the paper's prompts 256.  Routing is drawn with the
+statistics of real Mixtral.  Speeds at any output length are computed from TTFT and TPOT of the same
+runs, which decode fewer tokens with ``--quick``.
 """
 
 from typing import Any
@@ -10,13 +10,13 @@ from typing import Any
 from moebench.harness.reproduce.claim import LEAN, CounterExperiment
 from moebench.harness.reproduce.evidence import Experiment
 
-#: By setting, as the paper writes them.
+#: The paper's names of the models, by setting.
 MODELS = {"D1": "Mixtral 8x7B", "D2": "Phi-3.5-MoE"}
 
-#: Fig. 9; the second and third are of Mixtral alone, as in Table IV.
+#: Systems of Fig. 9; the second and third run Mixtral only, as in Table IV.
 SYSTEMS = ["daop", "deepspeed-mii", "mixtral-offloading", "moe-ondemand", "fiddler"]
 
-#: Expert cache ratios of Fig. 10; in bf16 the card holds 52 % of Mixtral.
+#: Expert cache ratios of Fig. 10; in bf16 the GPU holds 52 % of Mixtral.
 RATIOS = [0.25, 0.375, 0.469, 0.5]
 
 _COMMON: dict[str, Any] = {
@@ -25,7 +25,7 @@ _COMMON: dict[str, Any] = {
 _QUICK: dict[str, Any] = {"common": {"prompts": 1, "new_tokens": 96}, "product": {"seed": [0]}}
 _SEEDS = [0, 1, 2]
 
-#: Fig. 9 and Table IV.
+#: Runs for Fig. 9 and Table IV.
 SPEED = Experiment(
     "daop speed",
     {
@@ -39,7 +39,7 @@ SPEED = Experiment(
     quick=_QUICK,
 )
 
-#: Fig. 10.
+#: Runs for Fig. 10.
 BY_RATIO = Experiment(
     "daop by cache ratio",
     {
@@ -52,7 +52,7 @@ BY_RATIO = Experiment(
     quick=_QUICK,
 )  # fmt: skip
 
-#: Fig. 8 has one more; its pre-gates are an oracle.
+#: Runs for Fig. 8, which shows one more system; the pre-gates here are an oracle.
 TIMELINES = Experiment(
     "daop timelines",
     {
@@ -62,7 +62,7 @@ TIMELINES = Experiment(
     quick={"common": _QUICK["common"]},
 )
 
-#: Table V, without worked examples; what a lossless system answers is what the model does.
+#: Runs for Table V, without worked examples; lossless ``moe-ondemand`` scores as the model does.
 FIRST_TOKEN = Experiment(
     "daop first token",
     {
@@ -76,7 +76,7 @@ FIRST_TOKEN = Experiment(
     quick={"common": {"prompts": 3}, "product": {"workload": ["arc_easy", "piqa", "winogrande"]}},
 )  # fmt: skip
 
-#: Generated families that stand for the data sets of Table VI: GSM8K's kind, and the others.
+#: Generated families that replace the data sets of Table VI: GSM8K, and the others.
 MATHS = ("arithmetic", "equations")
 OTHERS = ("facts", "inflection", "passages")
 
@@ -85,7 +85,7 @@ _ANSWERING: list[dict[str, Any]] = [
     {"system": "daop", "cache_ratio": 0.375},
 ]  # fmt: skip
 
-#: Table VI; ``moe-ondemand`` computes what the model does.
+#: Runs for Table VI; ``moe-ondemand`` generates the same answers as the model.
 WHOLE_ANSWERS = Experiment(
     "daop whole answers",
     {
@@ -127,11 +127,11 @@ RECORDED = CounterExperiment(
     "two recorded texts of Mixtral-8x7B-Instruct (data folder)", {"routing": "real"}
 )
 
-#: What `WHOLE_ANSWERS` is in place of generated families: DAOP alone, whose documents compare it.
+#: Changes of `WHOLE_ANSWERS` to real data sets: DAOP only, whose documents hold the agreement.
 ON_REAL_SETS: dict[str, Any] = {
     "workload": ["gsm8k", "triviaqa"], "setting": "D1", "prompts": 4, "new_tokens": 48,
     "system": [{"system": "daop", "cache_ratio": 0.25}],
 }  # fmt: skip
 
-#: Of claims of speed and energy.
+#: Counter-experiments of claims of speed and energy.
 OF_SPEED = (PINNED, LEAN, LIVE)

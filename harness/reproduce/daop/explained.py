@@ -1,6 +1,6 @@
-"""What explains where DAOP's claims differ; written after measuring.
+"""Explanations of the differences from DAOP's claims, written after measuring.
 
-Numbers stand in counter-experiments, which are measured again with the claims.
+The numbers behind them are in counter-experiments, which are measured together with the claims.
 """
 
 _TEXTS = (
@@ -15,7 +15,7 @@ _ENERGY = (
     "Neither the link, nor the software, nor the routing explains it."
 )
 
-#: By the beginning of a claim's id.
+#: Explanations by the leading words of a claim's id.
 EXPLANATIONS = {
     "D-1": _TEXTS,
     "D-3 block on the CPU": (

@@ -1,4 +1,4 @@
-"""How DAOP's figures are read from runs and texts."""
+"""Functions that read DAOP's figures from runs and from routed texts."""
 
 from collections.abc import Iterable, Sequence
 from statistics import fmean
@@ -40,27 +40,27 @@ def _conditions(runs: Runs, said: str) -> str:
 
 
 def tokens_per_s(runs: Runs, tokens: int) -> float:
-    """With an output of so many tokens: prefill counts (§V-A).
+    """Return the mean tokens/s for an output of ``tokens`` tokens, prefill included (§V-A).
 
-    The first token takes TTFT, each other one TPOT.
+    The first token takes TTFT, each further token TPOT.
     """
     return 1e3 * tokens / (runs.mean(TTFT) + (tokens - 1) * runs.mean(TPOT))
 
 
 def speed(setting: str, system: str, tokens: int, ratio: float | None = None) -> Figure:
-    """Of one system, in tokens/s."""
+    """Return the figure of one system's speed, in tokens/s."""
     return lambda runs: tokens_per_s(_at(runs.of(setting=setting).named(system), ratio), tokens)
 
 
 def _at(runs: Runs, ratio: float | None) -> Runs:
-    """Those of a cache ratio as it was asked for: to the nearest expert."""
+    """Return the runs whose cache ratio, rounded to whole experts, is ``ratio``; None: all runs."""
     if ratio is None:
         return runs
     return Runs(run for run in runs if abs(run["spec"]["cache_ratio"] - ratio) < 0.01)
 
 
 def over_fiddler(runs: Runs, tokens: int) -> float:
-    """DAOP's gain, the mean over models and cache ratios, in percent."""
+    """Return DAOP's mean gain over Fiddler, over models and cache ratios, in percent."""
     return percent(fmean(
         tokens_per_s(one.named("daop"), tokens) / tokens_per_s(one.named("fiddler"), tokens)
         for one in runs.groups("setting", "cache_ratio").values()
@@ -68,12 +68,12 @@ def over_fiddler(runs: Runs, tokens: int) -> float:
 
 
 def of_shared_ratio(runs: Runs) -> Runs:
-    """DAOP's, Fiddler's and on-demand loading's: all have the setting's cache ratio."""
+    """Return the runs of the three systems that have the cache ratio of the setting."""
     return runs.named("daop", "fiddler", "moe-ondemand")
 
 
 def gain_of_length(system: str, runs: Runs) -> float:
-    """Of outputs of 512 tokens over 128, the mean over models, in percent."""
+    """Return the mean gain in tokens/s from 128 to 512 output tokens over models, in percent."""
     return percent(fmean(
         tokens_per_s(place.named(system), 512) / tokens_per_s(place.named(system), 128)
         for place in runs.by("setting").values()
@@ -81,7 +81,7 @@ def gain_of_length(system: str, runs: Runs) -> float:
 
 
 def greatest_over(others: Sequence[str], runs: Runs) -> float:
-    """DAOP's greatest speed-up over some others, over models and output lengths."""
+    """Return DAOP's greatest speed-up over some systems, over models and output lengths."""
     return max(
         tokens_per_s(place.named("daop"), tokens) / tokens_per_s(chosen, tokens)
         for place in runs.by("setting").values()
@@ -92,10 +92,10 @@ def greatest_over(others: Sequence[str], runs: Runs) -> float:
 
 
 def tokens_per_kj(runs: Runs, tokens: int) -> float:
-    """With an output of so many tokens: prefill's energy, and decode's in proportion.
+    """Return the tokens per kJ for an output of ``tokens`` tokens.
 
-    Idle power is drawn all the time; GPU and host work while their lanes do, in decode as
-    documents say.
+    Prefill's energy counts in full, decode's in proportion to its tokens.  Idle power is drawn all
+    the time, working power while the lane of the GPU or host is busy.
     """
     joules = [_joules(run, tokens) for run in runs]
     if not joules:
@@ -124,12 +124,12 @@ def _joules(run: dict, tokens: int) -> float:  # type: ignore[type-arg]
 
 
 def efficiency(setting: str, system: str) -> Figure:
-    """Tokens per kJ with 256 tokens out."""
+    """Return the figure of one system's tokens per kJ, for 256 output tokens."""
     return lambda runs: tokens_per_kj(runs.of(setting=setting).named(system), 256)
 
 
 def efficiency_over_fiddler(runs: Runs) -> float:
-    """The mean over models."""
+    """Return DAOP's tokens per kJ over Fiddler's, averaged over models."""
     return fmean(
         efficiency(setting, "daop")(runs) / efficiency(setting, "fiddler")(runs)
         for setting in runs.by("setting")
@@ -137,7 +137,7 @@ def efficiency_over_fiddler(runs: Runs) -> float:
 
 
 def most_efficient(runs: Runs) -> float:
-    """Share of the other systems, over both models, that DAOP is more efficient than."""
+    """Return the share of other systems, over both models, with fewer tokens per kJ than DAOP."""
     beaten = [
         efficiency(setting, "daop")(runs) > efficiency(setting, other)(runs)
         for setting, place in runs.by("setting").items()
@@ -148,17 +148,17 @@ def most_efficient(runs: Runs) -> float:
 
 @read.curried
 def charged(evidence: Evidence, what: str, times: int = 1) -> Measured:
-    """What the simulated machine charges for a component of Table I, so many times in a row."""
+    """Return the charged time of a component of Table I, ``times`` times in a row, in ms."""
     said = "a100@daop, as the cost model charges"
     return Measured.of([times * component(what)], "estimate", said)
 
 
-#: The fourth row of Table I.
+#: Component of the fourth row of Table I.
 ACTIVATION = "an expert's input or output between host and device"
 
 
 def component(what: str) -> float:
-    """The charge of a row of DAOP's Table I, in ms."""
+    """Return the charged time of a row of Table I, in ms."""
     (row,) = read.components(what, source="DAOP Table I")
     return float(row["charged"])
 
@@ -168,7 +168,7 @@ def component(what: str) -> float:
 
 @read.curried
 def similarity(evidence: Evidence, *datasets: str) -> Measured:
-    """Prefill and decode (Eq. 1), in percent; of several data sets the mean of their means."""
+    """Measure the mean similarity of expert use in prefill and decode (Eq. 1), in percent."""
     found = [
         over_texts(
             evidence, MIXTRAL, dataset,
@@ -183,12 +183,12 @@ def similarity(evidence: Evidence, *datasets: str) -> Measured:
     return Measured.of([one.value for one in found], "counted", said, "data sets")
 
 
-#: Those of Fig. 5.
+#: Data sets of Fig. 5.
 PREDICTED = ("alpaca", "math", "c4")
 
 
 def recall_by_layer(evidence: Evidence, datasets: Iterable[str] = PREDICTED) -> list[np.ndarray]:
-    """Share of each layer's experts that the layer before predicted, for each data set."""
+    """Return the share of each layer's experts that the layer before predicts, by data set."""
     return [
         prediction_by_layer(routed(evidence, MIXTRAL, dataset), Lookahead.NORMED.value)
         for dataset in datasets
@@ -196,13 +196,13 @@ def recall_by_layer(evidence: Evidence, datasets: Iterable[str] = PREDICTED) -> 
 
 
 def recall(evidence: Evidence) -> Measured:
-    """The mean over layers, of each data set."""
+    """Measure the share of predicted experts, averaged over layers, for each data set."""
     found = [100 * float(np.nanmean(layers)) for layers in recall_by_layer(evidence)]
     return Measured.of(found, "counted", "Alpaca, MATH, C4; scale model", "data sets")
 
 
 def low_at_first(evidence: Evidence) -> Measured:
-    """Predicted layers before the fifth against those after, in points."""
+    """Measure the share of predicted experts in layers 1 to 4 minus that in later layers."""
     found = [
         100 * float(np.nanmean(layers[:5]) - np.nanmean(layers[5:]))
         for layers in recall_by_layer(evidence)
@@ -211,7 +211,7 @@ def low_at_first(evidence: Evidence) -> Measured:
 
 
 def windows_change(evidence: Evidence) -> Measured:
-    """Similarity of windows of 15 tokens on GSM8K against TriviaQA, in percent."""
+    """Measure how similarity of 15-token windows on GSM8K differs from TriviaQA, in percent."""
     of = {
         name: window_similarity(routed(evidence, MIXTRAL, name), EXPERTS)
         for name in ("gsm8k", "triviaqa")
@@ -221,12 +221,12 @@ def windows_change(evidence: Evidence) -> Measured:
     return Measured.of([value], "counted", said)
 
 
-#: Models other than Mixtral of which mathematics and other texts were recorded at length.
+#: Models other than Mixtral with long recordings of mathematical and of other texts.
 ON_BOTH = ("gpt-oss-20b", "olmoe-1b-7b")
 
 
 def recorded_windows_change(evidence: Evidence) -> Measured:
-    """`windows_change` on recordings of other models: mathematics against dialogue and prose."""
+    """Measure `windows_change` on recordings of other models, mathematics against other texts."""
     found = {}
     for model in ON_BOTH:
         maths, others = (
@@ -242,13 +242,13 @@ def recorded_windows_change(evidence: Evidence) -> Measured:
 
 
 def score_change(runs: Runs, ratio: float | None = None) -> float:
-    """DAOP's mean score less the model's own, in points."""
+    """Return DAOP's mean score minus that of the unchanged model, in points."""
     return _at(runs.named("daop"), ratio).mean(SCORE) - runs.named("moe-ondemand").mean(SCORE)
 
 
 @read.curried
 def first_token_change(evidence: Evidence, setting: str) -> Measured:
-    """The largest change of a score that prefill alone decides, in points."""
+    """Measure the largest change of a score that prefill alone decides, in points."""
     runs = evidence.runs(FIRST_TOKEN).of(setting=setting)
     by_workload = runs.by("workload")
     change = max(abs(score_change(one)) for one in by_workload.values())
@@ -257,7 +257,7 @@ def first_token_change(evidence: Evidence, setting: str) -> Measured:
 
 
 def answers_change(runs: Runs, setting: str, ratio: float, families: Iterable[str]) -> float:
-    """What DAOP changes in the mean score of generated families, in points."""
+    """Return DAOP's mean change of the scores of generated families, in points."""
     place = runs.of(setting=setting)
     present = [place.of(workload=name) for name in families if len(place.of(workload=name))]
     if not present:
@@ -267,7 +267,7 @@ def answers_change(runs: Runs, setting: str, ratio: float, families: Iterable[st
 
 @read.curried
 def whole_answers(evidence: Evidence, figure: Figure, said: str) -> Measured:
-    """A figure of whole answers."""
+    """Measure a figure of the runs that score whole answers."""
     runs = evidence.runs(WHOLE_ANSWERS)
     n = runs[0]["spec"]["prompts"]
     names = ", ".join(runs.by("workload"))
@@ -275,14 +275,14 @@ def whole_answers(evidence: Evidence, figure: Figure, said: str) -> Measured:
 
 
 def others_change(setting: str, ratio: float) -> Measure:
-    """Families that stand for all of Table VI but GSM8K."""
+    """Return the measure of the score change on families for Table VI without GSM8K."""
     return whole_answers(
         lambda runs: answers_change(runs, setting, ratio, OTHERS), "all but mathematics"
     )
 
 
 def maths_falls_more(setting: str) -> Measure:
-    """Mathematics' change less the others', at 25 %."""
+    """Return the measure of the score change on mathematics minus others, 25 % cached."""
     return whole_answers(
         lambda runs: (
             answers_change(runs, setting, 0.25, MATHS) - answers_change(runs, setting, 0.25, OTHERS)
@@ -292,7 +292,7 @@ def maths_falls_more(setting: str) -> Measure:
 
 
 def words_change_more(evidence: Evidence) -> Measured:
-    """Share of decoded tokens that DAOP leaves as they were, GSM8K's less TriviaQA's, in points."""
+    """Measure the share of tokens unchanged by DAOP, on GSM8K minus on TriviaQA, in points."""
     runs = evidence.runs(WHOLE_ANSWERS)
     kept = {
         name: 100 * runs.of(workload=name).named("daop").mean("accuracy.agreement")
@@ -303,10 +303,10 @@ def words_change_more(evidence: Evidence) -> Measured:
 
 
 def by_ratio(figure: Figure, said: str) -> Measure:
-    """A figure of Fig. 10."""
+    """Return the measure of a figure of the runs for Fig. 10."""
     return measured(figure, BY_RATIO, said=said, conditions=_conditions)
 
 
 def at_setting(figure: Figure, said: str) -> Measure:
-    """A figure of Fig. 9 or Table IV."""
+    """Return the measure of a figure of the runs for Fig. 9 and Table IV."""
     return measured(figure, SPEED, said=said, conditions=_conditions)
