@@ -1,4 +1,4 @@
-"""DuoServe-MoE's claims, tables and figures."""
+"""DuoServe-MoE's claims, tables and figures, sorted by claim number."""
 
 from moebench.harness.reproduce.claim import paper_claims
 from moebench.harness.reproduce.duoserve.claims import CLAIMS

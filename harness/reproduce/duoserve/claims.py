@@ -1,7 +1,7 @@
-"""DuoServe-MoE's claims, with bands that were written before measuring.
+"""DuoServe-MoE's claims, with bands that were fixed before measuring.
 
-Rules: of a speed-up half to one and a half times the paper's gain is reproduced, faster at all is
-its direction.  The paper gives no spreads.
+A speed-up is reproduced from half to one and a half times the paper's gain; any speed-up has its
+direction.  The paper states no spreads.
 """
 
 from dataclasses import replace
@@ -97,14 +97,14 @@ _LATENCY = (
     ),
 )  # fmt: skip
 
-#: Peak GB by model: of systems, and of the whole model.
+#: Peak memory in GB by model: of each system, and of the whole model (``gpu-only``).
 TABLE_2 = {
     "8x7B": {"moesys": 4.24, "acc": 3.63, "duoserve": 3.91, "gpu-only": 25.14},
     "8x22B": {"moesys": 9.13, "acc": 8.06, "duoserve": 8.44, "gpu-only": 138.0},
 }  # fmt: skip
 
 
-#: By model: its experiment, its settings.
+#: The experiment and the settings of each model.
 _OF_MODEL = {"8x7B": (e.SMALL, e.SMALL_CELLS), "8x22B": (e.LARGE, e.LARGE_CELLS)}
 
 
@@ -142,7 +142,7 @@ _MEMORY = (
     _of_whole("8x22B", "Table 2", 6.1, Band(low=4.9, high=7.3), 15, "at most the abstract's 15 %"),
 )  # fmt: skip
 
-#: Top-2 and at least one, in percent.
+#: Hit rates of the predictor in percent: both experts right, and at least one.
 TABLE_3 = {
     ("8x7B", "equations"): (66.85, 95.45), ("8x7B", "passages"): (60.23, 92.31),
     ("8x22B", "equations"): (56.21, 90.45), ("8x22B", "passages"): (54.16, 90.31),

@@ -1,4 +1,4 @@
-"""DuoServe-MoE's tables and figures as data."""
+"""DuoServe-MoE's tables and figures as exhibits."""
 
 from moebench.harness.reproduce.claim import Show
 from moebench.harness.reproduce.duoserve import measures as m

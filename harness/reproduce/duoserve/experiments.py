@@ -1,8 +1,8 @@
 """The sweeps that DuoServe-MoE's claims are measured from.
 
-Scale models compute: drawn routing knows nothing of the layer before, which the predictor learns
-from.  Generated sums and sequences stand for Orca-Math, passages for SQuAD.  ``--quick`` shows the
-predictor few texts.
+Routing is that of scale models: drawn routing does not depend on the layer before, from which the
+predictor learns.  Generated sums and sequences replace Orca-Math, passages replace SQuAD.  With
+``--quick`` the predictor is trained on few texts.
 """
 
 from typing import Any
@@ -10,24 +10,24 @@ from typing import Any
 from moebench.harness.reproduce.claim import CounterExperiment
 from moebench.harness.reproduce.evidence import Experiment
 
-#: By setting: model and card, as the paper writes them.
+#: The paper's names of the model and the GPU, by setting.
 CELLS = {
     "U1": ("Mixtral 8x7B", "A5000"), "U2": ("Mixtral 8x7B", "A6000"),
     "U3": ("Mixtral 8x22B", "A5000"), "U4": ("Mixtral 8x22B", "A6000"),
 }  # fmt: skip
 SMALL_CELLS, LARGE_CELLS = ("U1", "U2"), ("U3", "U4")
 
-#: The paper's data sets by what stands for them.
+#: The paper's data sets, by the workload that replaces them.
 DATASETS = {"equations": "Orca-Math", "passages": "SQuAD"}
 
-#: By Table 2 the paper's MoESys holds the experts of one layer.
+#: MoESys holds the experts of one layer, as the memory in the paper's Table 2 shows.
 _MOESYS = {"system": "moesys", "slots": 8, "set": {"prefetch.buffers": 1}}
 _BASELINES: list[Any] = ["acc", _MOESYS]
 
-#: 8x22B took the authors 40 to 45 epochs (§6.4).
+#: DuoServe on 8x22B: the authors trained for 40 to 45 epochs (§6.4).
 _LARGE: dict[str, Any] = {"system": "duoserve", "set": {"prefetch.epochs": 45}}
 
-#: Texts that the predictor learns from with ``--quick``, for 20 epochs at most.
+#: Number of training texts with ``--quick``, for 20 epochs at most.
 QUICK_TEXTS = 8
 _QUICKLY: dict[str, Any] = {"system": "duoserve", "calibrate_texts": QUICK_TEXTS}
 
@@ -46,7 +46,7 @@ def _of_model(name: str, settings: tuple[str, ...], system: Any) -> Experiment:
     )  # fmt: skip
 
 
-#: Fig. 5 and 6, Tables 2 and 3.
+#: Runs for Fig. 5 and 6 and Tables 2 and 3.
 SMALL = _of_model("8x7B", SMALL_CELLS, "duoserve")
 LARGE = _of_model("8x22B", LARGE_CELLS, _LARGE)
 BOTH = (SMALL, LARGE)
@@ -65,7 +65,7 @@ RING = CounterExperiment(
     "MoESys with two layers' buffers, as its own paper has it; a predictor of few texts",
     {"system": [_QUICKLY, "acc", {"system": "moesys", "slots": 16}]},
 )
-#: What the two models' cells are on real texts: of one setting each, DuoServe alone.
+#: Changes of the two models' cells to real texts, in one setting each, with DuoServe only.
 REAL_TEXTS = {"workload": ["gsm8k", "squad"], "system": [_QUICKLY], "seed": 0}
 PINNED = CounterExperiment(
     "ACC with pinned copies that do not block, as DuoServe's are; a predictor of few texts",

@@ -1,6 +1,6 @@
-"""What explains where DuoServe-MoE's claims differ; written after measuring.
+"""Explanations of the differences from DuoServe-MoE's claims, written after measuring.
 
-Numbers stand in counter-experiments, which are measured again with the claims.
+The numbers behind them are in counter-experiments, which are measured together with the claims.
 """
 
 _ACC = (
@@ -31,7 +31,7 @@ _LINK = (
     "difference of the cards hides behind them."
 )
 
-#: By the beginning of a claim's id.
+#: Explanations by the leading words of a claim's id.
 EXPLANATIONS = {
     "U-1 TTFT least": (
         "In prefill nearly all experts are used: a MoESys that copies all of a layer copies little "

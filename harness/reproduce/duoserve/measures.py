@@ -1,4 +1,4 @@
-"""How DuoServe-MoE's figures are read from runs, and its matrices from what it learnt."""
+"""Functions that read DuoServe-MoE's figures from runs, and its matrices from trained files."""
 
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -25,19 +25,19 @@ from moebench.substrate.models.catalogue import model_shape
 PEAK = "metrics.peak_device_bytes"
 BOTH_RIGHT, ONE_RIGHT = "metrics.prefetch.all_of_top_k", "metrics.prefetch.at_least_one"
 
-#: Table 2 and Fig. 5 have two baselines.
+#: The two baselines of Table 2 and Fig. 5.
 BASELINES = ("acc", "moesys")
 
 MODEL_OF = {"8x7B": "mixtral-8x7b", "8x22B": "mixtral-8x22b"}
 
 
 def of_both(figure: Figure, said: str = "") -> Measure:
-    """A figure of both models' runs, a sample a seed."""
+    """Return the measure of a figure of both models' runs, with one sample for each seed."""
     return read.measured(figure, *BOTH, said=said, conditions=_conditions)
 
 
 def of_one(experiment: Experiment, figure: Figure, said: str = "") -> Measure:
-    """The same of one model's."""
+    """Return the measure of a figure of one model's runs, with one sample for each seed."""
     return read.measured(figure, experiment, said=said, conditions=_conditions)
 
 
@@ -55,7 +55,7 @@ def _conditions(runs: Runs, said: str) -> str:
 
 
 def speedups(runs: Runs, path: str, others: Iterable[str] = BASELINES, **of: object) -> list[float]:
-    """A baseline's time over DuoServe's, by setting, workload and baseline."""
+    """Return each baseline's time over DuoServe's, by setting, workload and baseline."""
     return [
         cell.of(system=other).mean(path) / cell.of(system="duoserve").mean(path)
         for cell in runs.of(**of).groups("setting", "workload").values()
@@ -64,41 +64,41 @@ def speedups(runs: Runs, path: str, others: Iterable[str] = BASELINES, **of: obj
 
 
 def least(path: str) -> Figure:
-    """The smallest speed-up."""
+    """Return the figure that is DuoServe's smallest speed-up over a baseline."""
     return lambda runs: min(speedups(runs, path))
 
 
 def greatest(path: str) -> Figure:
-    """The largest speed-up."""
+    """Return the figure that is DuoServe's largest speed-up over a baseline."""
     return lambda runs: max(speedups(runs, path))
 
 
 def faster_share(runs: Runs) -> float:
-    """Share of cells and baselines with a later first token and a longer end-to-end time."""
+    """Return the share of cells and baselines that have longer TTFT and end-to-end time."""
     pairs = zip(speedups(runs, TTFT), speedups(runs, E2E), strict=True)
     return fmean(first > 1 and whole > 1 for first, whole in pairs)
 
 
 def slower_than_acc(runs: Runs) -> float:
-    """Share of cells in which MoESys is the slowest of all, end-to-end."""
+    """Return the share of cells in which MoESys has the longest end-to-end time."""
     pairs = zip(speedups(runs, E2E, ["acc"]), speedups(runs, E2E, ["moesys"]), strict=True)
     return fmean(moesys > max(acc, 1) for acc, moesys in pairs)
 
 
 def over_acc(**of: object) -> Figure:
-    """The mean end-to-end speed-up over ACC of some cells."""
+    """Return the figure of the mean end-to-end speed-up over ACC in some cells."""
     return lambda runs: fmean(speedups(runs, E2E, ["acc"], **of))
 
 
 def card(settings: tuple[str, ...], path: str) -> Figure:
-    """The mean speed-up of some settings over both baselines."""
+    """Return the figure of the mean speed-up over both baselines in some settings."""
     return lambda runs: fmean(speedups(runs, path, setting=settings))
 
 
 def broader(evidence: Evidence) -> Measured:
-    """Spread of decode throughput over tokens: DuoServe's over the wider of the baselines'.
+    """Measure the spread of DuoServe's decode throughput over the wider spread of the baselines.
 
-    The standard deviation over the mean, the mean over cells.
+    The spread is the standard deviation over the mean of all tokens; cells are averaged.
     """
 
     def spread(runs: Runs) -> float:
@@ -124,12 +124,12 @@ def broader(evidence: Evidence) -> Measured:
 
 
 def peak_gb(system: str, settings: tuple[str, ...]) -> Figure:
-    """The device's peak, in GB."""
+    """Return the figure of a system's peak device memory, in GB."""
     return lambda runs: max(runs.of(system=system, setting=settings).values(PEAK)) / 1e9
 
 
 def gpu_only_gb(model: str, machine: str = "a6000@duoserve") -> float:
-    """All weights in 4 bits, and what the profile reserves, in GB."""
+    """Return the memory of all weights in 4 bits and the profile's reserved memory, in GB."""
     shape = model_shape(model)
     experts = len(shape.moe_layers) * shape.num_experts
     size = shape.common_bytes("4bit") + experts * shape.expert_bytes("4bit")
@@ -138,18 +138,18 @@ def gpu_only_gb(model: str, machine: str = "a6000@duoserve") -> float:
 
 @curried
 def of_gpu_only(evidence: Evidence, model: str) -> Measured:
-    """`gpu_only_gb`, counted."""
+    """Measure `gpu_only_gb`, which is counted without a run."""
     said = "weights in 4 bits and what the profile reserves; no KV cache"
     return Measured.of([gpu_only_gb(model)], "counted", said)
 
 
 def share_of_model(settings: tuple[str, ...], model: str) -> Figure:
-    """DuoServe's peak over a resident model's, in percent."""
+    """Return the figure of DuoServe's peak memory over that of a resident model, in percent."""
     return lambda runs: 100 * peak_gb("duoserve", settings)(runs) / gpu_only_gb(model)
 
 
 def order_of_peaks(runs: Runs) -> float:
-    """Share of settings in which ACC needs least and MoESys most."""
+    """Return the share of settings in which ACC needs the least memory and MoESys the most."""
     return fmean(
         max(p.of(system="acc").values(PEAK)) < max(p.of(system="duoserve").values(PEAK))
         < max(p.of(system="moesys").values(PEAK))
@@ -161,40 +161,40 @@ def order_of_peaks(runs: Runs) -> float:
 
 
 def hits(path: str, workload: str) -> Figure:
-    """Share of predicted layers, in percent: both, or at least one expert right."""
+    """Return the figure of the predictor's hit rate on a workload, in percent of layers."""
     return lambda runs: 100 * _on(runs.of(system="duoserve"), workload).mean(path)
 
 
 def _on(runs: Runs, workload: str) -> Runs:
-    """Those of a data set; recordings are of none of ours, and stand for each."""
+    """Return the runs of a workload; runs with recorded routing count for every workload."""
     return runs.of(workload=workload) if runs[0]["spec"]["routing"] == "model" else runs
 
 
 def orca_more(path: str) -> Figure:
-    """The predictor on Orca-Math's stand-in less on SQuAD's, in points."""
+    """Return the figure of the hit rate on Orca-Math minus that on SQuAD, in points."""
     orca, squad = DATASETS
     return difference(hits(path, orca), hits(path, squad))
 
 
 def gsm8k_more(experiment: Experiment) -> Measure:
-    """The predictor on GSM8K's own texts less on SQuAD's, in points."""
+    """Return the measure of the hit rate on real GSM8K minus real SQuAD texts, in points."""
     return of_one(experiment, difference(hits(BOTH_RIGHT, "gsm8k"), hits(BOTH_RIGHT, "squad")))
 
 
 def predicting_share(runs: Runs) -> float:
-    """The most that the prediction could add to a token: its stream's busy time, in % of TPOT."""
+    """Return the busy time of the prediction stream, in percent of TPOT."""
     return read.share_of_decode(runs.of(system="duoserve"), "metrics.decode.lanes.predict")
 
 
 @curried
 def sufficient(evidence: Evidence, experiment: Experiment) -> Measured:
-    """Epochs after which a model's predictors were best."""
+    """Measure the number of epochs after which a model's predictors were best."""
     _require_full(evidence)
     return of_one(experiment, _epochs)(evidence)
 
 
 def more_epochs(evidence: Evidence) -> Measured:
-    """8x22B's less 8x7B's."""
+    """Measure the best number of epochs on 8x22B minus that on 8x7B."""
     _require_full(evidence)
     return of_both(
         lambda runs: _epochs(runs.of(setting=LARGE_CELLS)) - _epochs(runs.of(setting=SMALL_CELLS))
@@ -215,13 +215,13 @@ def _epochs(runs: Runs) -> float:
 
 @curried
 def component(evidence: Evidence, what: str, machine: str, times: int = 1) -> Measured:
-    """What the simulated machine charges for the predictor, or for so many of them."""
+    """Measure the charged time or memory of the predictor, for ``times`` predictors."""
     (row,) = read.components(what, machine=machine)
     return Measured.of([times * row["charged"]], "estimate", f"{row['model']} on {machine}")
 
 
 def reserved_mb(evidence: Evidence) -> Measured:
-    """What the device's budget holds for the predictor."""
+    """Measure the memory that the device's budget reserves for the predictor, in MB."""
     runs = evidence.runs(SMALL).of(system="duoserve")
     held = float(runs[0]["spec"]["options"]["prefetch.memory_mb"])
     return Measured.of([held], "counted", "an option of ours, the paper's figure by default")
@@ -231,10 +231,10 @@ def reserved_mb(evidence: Evidence) -> Measured:
 
 
 def matrices(evidence: Evidence) -> Mapping[str, np.ndarray]:
-    """``popularity`` [L, E] and ``affinity`` [L-1, E, E] of 8x7B, as DuoServe learnt them.
+    """Return DuoServe's trained ``popularity`` [L, E] and ``affinity`` [L-1, E, E] of 8x7B.
 
     Raises:
-        MissingEvidenceError: what was learnt is not there any more.
+        MissingEvidenceError: the trained file does not exist any more.
     """
     runs = evidence.runs(SMALL).of(system="duoserve")
     for run in runs:
@@ -245,13 +245,13 @@ def matrices(evidence: Evidence) -> Mapping[str, np.ndarray]:
 
 
 def popular(evidence: Evidence) -> Measured:
-    """A layer's most popular expert over the even share, the mean over layers."""
+    """Measure the share of a layer's most popular expert over the even share, mean of layers."""
     found = matrices(evidence)["popularity"]
     return _matrix(found.max(1) * found.shape[1], "the most popular expert, mean over layers")
 
 
 def affine(evidence: Evidence) -> Measured:
-    """The likeliest next expert over the even share, the mean over experts of all layers."""
+    """Measure the share of an expert's likeliest successor over the even share, mean of experts."""
     found = matrices(evidence)["affinity"]
     likeliest = found.max(2) * found.shape[2]
     return _matrix(likeliest[found.sum(2) > 0], "the likeliest next expert, mean over experts")
@@ -262,5 +262,5 @@ def _matrix(values: np.ndarray, said: str) -> Measured:
 
 
 def settings_of(model: str) -> tuple[str, ...]:
-    """The settings of a model by its short name."""
+    """Return the settings of a model, by its short name."""
     return SMALL_CELLS if model == "8x7B" else LARGE_CELLS
