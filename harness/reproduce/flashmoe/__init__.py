@@ -1,4 +1,4 @@
-"""FlashMoE's claims, tables and figures."""
+"""FlashMoE's claims, tables and figures, sorted by claim number."""
 
 from moebench.harness.reproduce.claim import paper_claims
 from moebench.harness.reproduce.flashmoe import claims_of_caches, claims_of_times

@@ -1,6 +1,6 @@
-"""FlashMoE's claims of hits, evictions and experts used, counted without a machine: F-1, F-5, F-7.
+"""FlashMoE's claims F-1, F-5 and F-7 about hits, evictions and used experts, without a machine.
 
-Bands were written before measuring.
+Bands were fixed before measuring.
 """
 
 from collections.abc import Callable
@@ -19,12 +19,12 @@ CACHE = "one cache a layer, sizes of a quarter to three quarters of its experts"
 # ----------------------------------------------------------------------------- F-1
 
 
-#: Recordings are of OLMoE alone; of Qwen3 more can be drawn.
+#: Counter-experiments by setting: OLMoE has recordings, for Qwen3 more texts can be drawn.
 COUNTERS = {"F1": (e.RECORDED,), "F2": (e.MORE_TEXTS,)}
 
 
 def over_cache_sizes(setting: str, figure: Callable[[counts.Routing], float]) -> Measure:
-    """A figure of all cache sizes of Fig. 6."""
+    """Return the measure of a figure over all cache sizes of Fig. 6."""
     return lambda evidence: counts.measured(evidence, setting, figure, CACHE)
 
 
@@ -32,7 +32,7 @@ def over_policy(
     name: str, statement: str, paper: float, figure: Callable[[counts.Routing, str], float],
     other: str,
 ) -> Claim:  # fmt: skip
-    """A gain over another policy on OLMoE, at the cache size where it is greatest."""
+    """Return the claim of a gain over another policy on OLMoE, at its best cache size."""
     return Claim(
         f"F-1 {name}", "Fig. 6, §4.3", f"OLMoE: {statement}", paper, "%", gain(paper),
         over_cache_sizes("F1", lambda routing: figure(routing, other)), (e.EVICTIONS,),
@@ -41,13 +41,13 @@ def over_policy(
 
 
 def more_hits(name: str, said: str, paper: float) -> Claim:
-    """Over another policy's hit rate."""
+    """Return the claim of a gain in hit rate over another policy."""
     statement = f"greatest relative gain in hit rate over {said}"
     return over_policy(f"hits over {said}", statement, paper, counts.gain, name)
 
 
 def fewer_loads(name: str, said: str, paper: float) -> Claim:
-    """Than with another policy."""
+    """Return the claim of a saving of loads against another policy."""
     statement = f"greatest saving of loads against {said}"
     return over_policy(f"loads against {said}", statement, paper, counts.fewer_loads, name)
 
@@ -79,7 +79,7 @@ HITS = (
 def where_belady_hits(
     evidence: Evidence, setting: str, figure: Callable[[counts.Routing, int], float]
 ) -> Measured:
-    """A figure at the cache size with which Belady hits most nearly 86 %."""
+    """Measure a figure at the cache size with which Belady's hit rate is nearest 86 %."""
     (routing, *_) = counts.routings(evidence, setting)
     slots = counts.size_for(routing, 0.86)
     said = f"{e.MODELS[setting]}, {slots} slots a layer, where Belady's hit rate is nearest 86 %"
@@ -92,7 +92,7 @@ def section_2_3(
     name: str, statement: str, paper: float, unit: str, bands: Bands,
     figure: Callable[[counts.Routing, int], float], counters: tuple[CounterExperiment, ...] = (),
 ) -> Claim:  # fmt: skip
-    """A figure of §2.3, at the cache size with which Belady hits most nearly 86 %."""
+    """Return a claim of §2.3, at the cache size with which Belady's hit rate is nearest 86 %."""
     return Claim(
         f"F-5 {name}", "§2.3", statement, paper, unit, bands, where_belady_hits("F2", figure),
         (e.EVICTIONS,), counters,
@@ -100,7 +100,7 @@ def section_2_3(
 
 
 def against_lfu(lfu: str) -> Callable[[counts.Routing, int], float]:
-    """Evictions at which LRU's choice is better than an LFU's, in percent."""
+    """Return the figure of evictions at which LRU's victim is better than LFU's, in percent."""
     return lambda routing, slots: 100 * counts.lru_against(lfu, routing, slots).share
 
 
@@ -160,7 +160,7 @@ ROUTED = {32: 47, 64: 58, 128: 64, 256: 67}
 
 
 def routed(setting: str, tokens: int) -> Claim:
-    """Experts that a prompt uses."""
+    """Return the claim of the share of experts that a prompt of some length uses."""
     said, model, paper = e.MODELS[setting], counts.MODEL_OF[setting], ROUTED[tokens]
     return Claim(
         f"F-7 {said} {tokens}", "§4.2",
@@ -175,7 +175,7 @@ def routed(setting: str, tokens: int) -> Claim:
 
 
 def growth(setting: str) -> Claim:
-    """It grows more slowly than the prompt."""
+    """Return the claim that the number of used experts grows more slowly than the prompt."""
 
     def measure(evidence: Evidence) -> Measured:
         model = counts.MODEL_OF[setting]

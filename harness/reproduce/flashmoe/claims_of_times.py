@@ -1,7 +1,7 @@
-"""FlashMoE's claims of speed, of loading and of what decisions cost: F-2 to F-4, F-6, F-8, F-9.
+"""FlashMoE's claims F-2 to F-4, F-6, F-8 and F-9 about speed, loading and the cost of decisions.
 
-Bands were written before measuring.  One rule for gains: within half of the paper's figure either
-way is reproduced, more or less of the same sign is its direction.  The paper gives no spreads.
+Bands were fixed before measuring.  A gain is reproduced within half of the paper's figure either
+way; any gain of the same sign has its direction.  The paper states no spreads.
 """
 
 from moebench.harness.reproduce.bands import Bands, at_least, at_most, every, half
@@ -14,7 +14,7 @@ from moebench.results.claims import Band, Measured
 
 
 def gain(paper: float) -> Bands:
-    """For a gain in percent."""
+    """Return the bands of a gain in percent."""
     return half(
         paper, "%", "within half of the paper's figure, which has no spread; direction: any gain"
     )
@@ -44,7 +44,7 @@ SPEED = (
 
 
 def start(name: str, statement: str, paper: float, others: tuple[str, ...], *paths: str) -> Claim:
-    """Start-up, the mean of both models."""
+    """Return a claim of start-up time, averaged over both models."""
     return Claim(
         f"F-3 {name}", "§4.2, Fig. 7 a, d", statement, paper, "×",
         half(paper, "×", "within half of the paper's gain; direction: faster"),

@@ -1,7 +1,7 @@
-"""What is counted from routing alone, without a machine: hits, evictions, experts used.
+"""Counts from FlashMoE's routing alone, without a machine: hits, evictions and used experts.
 
-The sequences are those that the runs of `EVICTIONS` replay, and the network learns from the same
-others; one cache a layer, prompts token by token.
+The sequences are those that the runs of `EVICTIONS` replay, and the network is trained on the same
+other sequences.  Each layer has its own cache; prompts are read token by token.
 """
 
 from collections.abc import Callable, Sequence
@@ -28,10 +28,10 @@ from moebench.substrate.traces.synthesis import Synthesis, Topology, synthesize
 from moebench.systems.flashmoe import LearnedEviction
 from moebench.systems.registry import make
 
-#: Cache sizes of Fig. 6, as shares of a layer's experts; with an eighth every policy is forced.
+#: Cache sizes of Fig. 6, as shares of a layer's experts; an eighth leaves policies no choice.
 SHARES = (0.25, 0.375, 0.5, 0.625, 0.75)
 
-#: Beside those that run: LFU as a textbook has it, and the bound.
+#: Counted policies: those that run, textbook LFU (``lfu-kept``) and the bound (``belady``).
 COUNTED = ("flashmoe", "lru", "lfu", "lfu-kept", "lifo", "fifo", "arc", "lecar", "belady")
 
 MODEL_OF = {"F1": "olmoe-1b-7b", "F2": "qwen3-30b-a3b"}
@@ -40,7 +40,7 @@ Rates = dict[int, dict[str, float]]
 
 
 class Routing(NamedTuple):
-    """A trace; its first ``replayed`` sequences are held out, the network learns from the last."""
+    """A trace whose first ``replayed`` sequences are held out; the last ones train the network."""
 
     trace: Path
     replayed: int
@@ -49,11 +49,11 @@ class Routing(NamedTuple):
 
     @property
     def experts(self) -> int:
-        """Of a layer."""
+        """Number of experts in a layer."""
         return open_trace(self.trace).header.num_experts
 
     def sequences(self, learnt: bool) -> list[np.ndarray]:
-        """Chosen experts ``[T, L, K]`` of each."""
+        """Return the chosen experts ``[T, L, K]`` of each training or held-out sequence."""
         trace = open_trace(self.trace)
         rows = trace.sequences
         chosen = rows[self.replayed :][-self.learnt :] if learnt else rows[: self.replayed]
@@ -61,7 +61,7 @@ class Routing(NamedTuple):
 
 
 def routings(evidence: Evidence, setting: str) -> list[Routing]:
-    """The routing of a setting, once a seed.
+    """Return the routing of a setting, for each seed.
 
     Raises:
         MissingEvidenceError: the counter-experiment is of another setting.
@@ -83,7 +83,7 @@ def routings(evidence: Evidence, setting: str) -> list[Routing]:
 def measured(
     evidence: Evidence, setting: str, figure: Callable[[Routing], float], conditions: str
 ) -> Measured:
-    """A figure of each seed's routing."""
+    """Measure a figure of a setting's routing, with one sample for each seed."""
     known = routings(evidence, setting)
     tokens = sum(map(len, known[0].sequences(learnt=True)))
     said = f"{conditions}; {known[0].replayed} sequences, the network learnt from {tokens} tokens"
@@ -95,7 +95,7 @@ def measured(
 
 @lru_cache
 def network(routing: Routing) -> LearnedEviction:
-    """The eviction networks, learnt or kept; the runs' own."""
+    """Return the eviction networks of the runs, trained now or read from the kept file."""
     learnt = cast(LearnedEviction, make("evict", "flashmoe"))
     texts = [RoutedSequence(ids, 0) for ids in routing.sequences(learnt=True)]
     layers, k = texts[0].ids_TLK.shape[1:]
@@ -104,7 +104,7 @@ def network(routing: Routing) -> LearnedEviction:
 
 
 def policy(routing: Routing, name: str) -> Eviction:
-    """An eviction policy by its name in `COUNTED`."""
+    """Return an eviction policy by its name in `COUNTED`."""
     if name == "flashmoe":
         return network(routing)
     options = {"survive": "true", "tie": "id"} if name == "lfu-kept" else {}
@@ -113,24 +113,24 @@ def policy(routing: Routing, name: str) -> Eviction:
 
 @lru_cache
 def rates(routing: Routing) -> Rates:
-    """Fig. 6: hit rate by slots a layer and policy."""
+    """Return the hit rates of Fig. 6, by slots per layer and policy."""
     sizes = [round(share * routing.experts) for share in SHARES]
     policies = {name: policy(routing, name) for name in COUNTED}
     return hit_rates(routing.sequences(learnt=False), routing.experts, sizes, policies)
 
 
 def gain(routing: Routing, other: str) -> float:
-    """The greatest gain of FlashMoE's hit rate over another policy's, over sizes, in percent."""
+    """Return the largest gain of FlashMoE's hit rate over a policy's, over sizes, in percent."""
     return max(100 * (of["flashmoe"] / of[other] - 1) for of in rates(routing).values())
 
 
 def fewer_loads(routing: Routing, other: str) -> float:
-    """How many loads it saves at the size where it saves most of them, in percent."""
+    """Return the largest saving of loads by FlashMoE against a policy, over sizes, in percent."""
     return max(100 * (1 - (1 - of["flashmoe"]) / (1 - of[other])) for of in rates(routing).values())
 
 
 def first_at(routing: Routing) -> float:
-    """Share of cache sizes at which no other policy that can be had hits as often."""
+    """Return the share of cache sizes at which FlashMoE beats every realizable policy."""
     realizable = [name for name in COUNTED if name not in ("flashmoe", "belady")]
     best = [of["flashmoe"] > max(of[name] for name in realizable) for of in rates(routing).values()]
     return sum(best) / len(best)
@@ -141,7 +141,7 @@ def first_at(routing: Routing) -> float:
 
 @lru_cache
 def size_for(routing: Routing, belady: float) -> int:
-    """Slots a layer with which Belady's hit rate comes nearest to a share; a multiple of 8."""
+    """Return the slots per layer with which Belady's hit rate is nearest ``belady``."""
     oracle = {"belady": policy(routing, "belady")}
     sizes = range(16, routing.experts, 8)
     found = hit_rates(routing.sequences(learnt=False), routing.experts, sizes, oracle)
@@ -150,7 +150,7 @@ def size_for(routing: Routing, belady: float) -> int:
 
 @lru_cache
 def rates_at(routing: Routing, slots: int) -> dict[str, float]:
-    """Hit rates of LRU and Belady."""
+    """Return the hit rates of LRU and Belady with some slots per layer."""
     policies = {name: policy(routing, name) for name in ("lru", "belady")}
     texts = routing.sequences(learnt=False)
     return hit_rates(texts, routing.experts, [slots], policies)[slots]
@@ -158,14 +158,14 @@ def rates_at(routing: Routing, slots: int) -> dict[str, float]:
 
 @lru_cache
 def regret_of(routing: Routing, name: str, slots: int) -> Regret:
-    """What became of a policy's victims."""
+    """Return the re-use and idle time of the experts that a policy evicts."""
     texts = routing.sequences(learnt=False)
     return regret(policy(routing, name), texts, routing.experts, slots)
 
 
 @lru_cache
 def lru_against(lfu: str, routing: Routing, slots: int) -> Duel:
-    """§2.3: whose victims are better where they differ."""
+    """Return how often LRU's victims are better than LFU's, where they differ (§2.3)."""
     texts = routing.sequences(learnt=False)
     return duel(policy(routing, "lru"), policy(routing, lfu), texts, routing.experts, slots)
 
@@ -174,7 +174,7 @@ def lru_against(lfu: str, routing: Routing, slots: int) -> Duel:
 
 
 def used(evidence: Evidence, model: str, tokens: int) -> list[float]:
-    """Share of a layer's experts that a text of so many tokens uses, of each text, in percent.
+    """Return the share of a layer's experts that each text uses in ``tokens`` tokens, in percent.
 
     Raises:
         MissingEvidenceError: no text is that long.
@@ -192,7 +192,7 @@ def _used(ids_TLK: np.ndarray, tokens: int, experts: int) -> float:
 
 
 def _texts(evidence: Evidence, model: str) -> Sequence[tuple[np.ndarray, int]]:
-    """Prompts of 256 tokens, drawn; or what was recorded, up to where it loops."""
+    """Return drawn prompts of 256 tokens, or recordings cut where they loop, with their experts."""
     shape = model_shape(model)
     if evidence.changes.get("routing") == "real":
         return [

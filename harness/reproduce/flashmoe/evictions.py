@@ -1,7 +1,7 @@
 """FlashMoE's figures about caches, from recorded sequences ``[T, L, K]`` (§2.3, §4.3).
 
-One cache a layer, tokens one by one, a token's own experts protected, empty at the start (see
-`substrate.analysis.cache_replay`).  Steps here are tokens, as in the paper.
+Each layer has its own cache, which starts empty, and tokens are replayed one by one with their own
+experts protected (see `substrate.analysis.cache_replay`).  Steps are tokens, as in the paper.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -23,7 +23,7 @@ Sequences = Sequence[np.ndarray]
 def hit_rates(
     sequences: Sequences, num_experts: int, slots: Iterable[int], policies: Mapping[str, Eviction]
 ) -> dict[int, dict[str, float]]:
-    """Fig. 6: hit rate by slots a layer and policy, all layers together."""
+    """Return the hit rate of all layers by slots per layer and policy (Fig. 6)."""
     steps, shape = _prepared(sequences, num_experts)
     layers = shape.num_layers
     return {
@@ -37,11 +37,11 @@ def hit_rates(
 
 @dataclass(frozen=True, slots=True)
 class EvictionMap:
-    """Fig. 2, for one layer: colours are ``age_TE``, crosses and circles are ``evicted``.
+    """Data of Fig. 2 for one layer: ages of experts (colours) and evictions (marks).
 
     Attributes:
-        age_TE: tokens since an expert was routed, 0 for now; infinite before the first time.
-        evicted: by policy, the pairs (token, expert) at which an expert left.
+        age_TE: tokens since an expert was last routed; infinite before its first use.
+        evicted: pairs (token, expert) of each policy's evictions.
     """
 
     age_TE: np.ndarray
@@ -51,7 +51,7 @@ class EvictionMap:
 def eviction_map(
     ids_TLK: np.ndarray, layer: int, num_experts: int, slots: int, policies: Mapping[str, Eviction]
 ) -> EvictionMap:
-    """Which experts each policy evicts, and when, in one layer of one sequence."""
+    """Return the evictions of each policy in one layer of one sequence."""
     steps, shape = _prepared([ids_TLK[:, layer : layer + 1]], num_experts)
     age_TE = np.full((len(ids_TLK), num_experts), np.inf)
     age = np.full(num_experts, np.inf)
@@ -68,12 +68,12 @@ def eviction_map(
 
 @dataclass(frozen=True, slots=True)
 class Regret:
-    """What became of evicted experts.
+    """Statistics of a policy's evictions.
 
     Attributes:
-        evictions: how many there were.
-        refetched: share that was wanted again within the next few tokens (§2.3: 5).
-        idle: mean tokens between an expert's last use and its eviction: "eviction delay".
+        evictions: number of evictions.
+        refetched: share of evicted experts used again within the next few tokens (§2.3: 5).
+        idle: mean tokens between an expert's last use and its eviction ("eviction delay").
     """
 
     evictions: int
@@ -84,7 +84,7 @@ class Regret:
 def regret(
     policy: Eviction, sequences: Sequences, num_experts: int, slots: int, within: int = 5
 ) -> Regret:
-    """§2.3 for one policy with so many slots a layer."""
+    """Replay a policy and return the statistics of its evictions (§2.3)."""
     steps, shape = _prepared(sequences, num_experts)
     return regret_of(replay(policy, steps, shape, slots * shape.num_layers), steps, shape, within)
 
@@ -92,10 +92,10 @@ def regret(
 def regret_of(
     done: Replayed, sequences: Sequence[Sequence[Step]], shape: ModelShape, within: int = 5
 ) -> Regret:
-    """The same of a replay that was made; `replay`'s own sequences."""
+    """Return the statistics of evictions of a finished replay of ``sequences``."""
     flat = [step for steps in sequences for step in steps]
-    uses: dict[int, list[int]] = {}  # by key, the tokens that used it
-    token = [0] * len(flat)  # of each step: how many steps its layer had before
+    uses: dict[int, list[int]] = {}  # the tokens that use an expert, by key
+    token = [0] * len(flat)  # the token of each step, counted in its layer
     seen = [0] * shape.num_layers
     for now, (layer, experts) in enumerate(flat):
         token[now] = seen[layer]
@@ -114,7 +114,7 @@ def regret_of(
 
 @dataclass(frozen=True, slots=True)
 class Duel:
-    """Evictions at which two policies disagreed: how often each chose the later next use."""
+    """Counts of evictions with different victims, by the policy whose victim is used later."""
 
     first: int
     second: int
@@ -122,14 +122,14 @@ class Duel:
 
     @property
     def share(self) -> float:
-        """The first's share of what was not equal."""
+        """Share of unequal evictions at which the first policy's victim is used later."""
         return self.first / max(self.first + self.second, 1)
 
 
 def duel(
     first: Eviction, second: Eviction, sequences: Sequences, num_experts: int, slots: int
 ) -> Duel:
-    """§2.3, LRU against LFU: whose victims, where they differ, are better; the first's leave."""
+    """Count which policy's victims are used later, where they differ; evict the first's (§2.3)."""
     steps, shape = _prepared(sequences, num_experts)
     rivals = _Rivals(first, second)
     replay(rivals, steps, shape, slots * shape.num_layers)
@@ -137,7 +137,7 @@ def duel(
 
 
 class _Rivals(Eviction):
-    """Two policies that see the same cache, and Belady's, which knows the next uses."""
+    """Two policies on one cache, judged by Belady's, which knows the next uses."""
 
     clairvoyant: ClassVar[bool] = True
 

@@ -1,4 +1,4 @@
-"""FlashMoE's tables and figures."""
+"""FlashMoE's tables and figures as exhibits."""
 
 from moebench.harness.reproduce.claim import Show
 from moebench.harness.reproduce.evidence import Evidence, MissingEvidenceError, Runs
@@ -15,15 +15,15 @@ from moebench.systems.learn.eviction_network import LEARNING_RATE, WEIGHT_DECAY
 
 POLICY, DECODE = axis("policy", "eviction"), axis("tokens_per_s", "decode", "tokens/s")
 
-#: Fig. 2 shows so many tokens of one layer.
+#: Number of tokens that Fig. 2 shows.
 SHOWN_TOKENS = 40
 
-#: An expert that was not routed for so long has no colour.
+#: Number of tokens after which an unused expert has no colour.
 RECENT = 12
 
 
 def table_1(evidence: Evidence) -> Exhibit:
-    """Hyperparameters."""
+    """Return Table 1: the hyperparameters of the eviction network."""
     (routing, *_) = counts.routings(evidence, "F1")
     network = counts.network(routing).network
     widths = [weights.shape[2] for weights in network.weights]
@@ -43,7 +43,7 @@ def table_1(evidence: Evidence) -> Exhibit:
 
 
 def table_2(evidence: Evidence) -> Exhibit:
-    """The desktop computer, as its profile has it."""
+    """Return Table 2: the desktop computer in the paper and in its profile."""
     profile = load_profile("rtx5070ti")
     disk = profile.disk
     rows = (
@@ -62,7 +62,7 @@ def table_2(evidence: Evidence) -> Exhibit:
 
 
 def figure_2(evidence: Evidence) -> Exhibit:
-    """Which experts LRU and Belady evict, and when, in one layer of a text."""
+    """Return Fig. 2: the evictions of LRU and Belady in one layer of a text."""
     (routing, *_) = counts.routings(evidence, "F1")
     ids = routing.sequences(learnt=False)[0][:SHOWN_TOKENS]
     policies = {name: counts.policy(routing, name) for name in ("lru", "belady")}
@@ -89,7 +89,7 @@ def figure_2(evidence: Evidence) -> Exhibit:
 
 
 def figure_5(evidence: Evidence) -> Exhibit:
-    """What the device, the link and the disk do in decode."""
+    """Return Fig. 5: a timeline of device, link and disk in decode."""
     runs = evidence.runs(EVICTIONS).of(setting="F1", set={"evict": "flashmoe"}, seed=0)
     spans = decoded(evidence, runs)
     if not spans:
@@ -103,7 +103,7 @@ def figure_5(evidence: Evidence) -> Exhibit:
 
 
 def figure_6(evidence: Evidence) -> Exhibit:
-    """Hit rate by cache size and policy."""
+    """Return Fig. 6: the hit rate by cache size and policy."""
     rows = [
         {
             "model": said, "policy": name, "slots": size,
@@ -123,7 +123,7 @@ def figure_6(evidence: Evidence) -> Exhibit:
 
 
 def used_experts(evidence: Evidence) -> Exhibit:
-    """§4.2, which has no figure: experts used by prompt length."""
+    """Return a figure of §4.2, which has none: experts used by prompt length."""
     rows = []
     for setting, said in MODELS.items():
         for tokens in ROUTED:
@@ -141,7 +141,7 @@ def used_experts(evidence: Evidence) -> Exhibit:
 
 
 def figure_7a(evidence: Evidence) -> Exhibit:
-    """Loading and prefill by system."""
+    """Return Fig. 7 a and d: loading and prefill time by system."""
     runs = evidence.runs(SYSTEMS)
     rows = [
         {"model": MODELS[setting], "system": system, "part": part, "s": one.mean(path) / 1e3}
@@ -156,7 +156,7 @@ def figure_7a(evidence: Evidence) -> Exhibit:
 
 
 def figure_7b(evidence: Evidence) -> Exhibit:
-    """Decoded tokens a second by eviction."""
+    """Return Fig. 7 b and e: decode speed by eviction policy."""
     runs = evidence.runs(EVICTIONS)
     rows = [
         {"model": MODELS[setting], "policy": name, "tokens_per_s": _speed(one)}
@@ -171,7 +171,7 @@ def figure_7b(evidence: Evidence) -> Exhibit:
 
 
 def figure_7c(evidence: Evidence) -> Exhibit:
-    """Decoded tokens a second by system."""
+    """Return Fig. 7 c and f: decode speed by system."""
     runs = evidence.runs(SYSTEMS)
     rows = [
         {"model": MODELS[setting], "system": system, "tokens_per_s": _speed(one)}

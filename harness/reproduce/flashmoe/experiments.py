@@ -1,8 +1,8 @@
-"""What FlashMoE's claims are measured from.
+"""The sweeps that FlashMoE's claims are measured from.
 
-The paper's traces (TriviaQA) are not published.  Routing is drawn with the statistics of OLMoE's
-and Qwen3's own, in sequences as long as the prompts of the generated family ``facts``.  Evictions
-learn from other drawn sequences.
+The paper's traces (TriviaQA) are not published.  Routing is drawn with the statistics of OLMoE and
+Qwen3, in sequences as long as the prompts of the generated family ``facts``.  Eviction networks are
+trained on other drawn sequences.
 """
 
 from typing import Any
@@ -10,11 +10,11 @@ from typing import Any
 from moebench.harness.reproduce.claim import CounterExperiment
 from moebench.harness.reproduce.evidence import Experiment
 
-#: Fig. 6 and 7 b, e: the network, heuristics, and policies that adapt.
+#: Policies of Fig. 6 and 7 b, e: the network, heuristics and adaptive policies.
 POLICIES = ("flashmoe", "lru", "lfu", "lifo", "fifo", "arc", "lecar")
 HEURISTICS = ("lfu", "lifo", "fifo")
 
-#: Fig. 7 c, f.
+#: Other systems of Fig. 7 c, f.
 OTHERS = ("llamacpp", "fiddler", "daop")
 
 MODELS = {"F1": "OLMoE", "F2": "Qwen3"}
@@ -37,12 +37,12 @@ EVICTIONS = _of_both_models(
     "evictions", {"system": "flashmoe"}, {"set": [{"evict": name} for name in POLICIES]}
 )
 
-#: FlashMoE's cell is that of EVICTIONS, so that it runs once.
+#: Runs for Fig. 7 a, c, d, f; FlashMoE's cell equals one of `EVICTIONS`, so that it runs once.
 SYSTEMS = _of_both_models(
     "systems", {}, {"system": [{"system": "flashmoe", "set": {"evict": "flashmoe"}}, *OTHERS]}
 )
 
-#: OLMoE's recordings hold few texts: half are replayed, the network learns from the others.
+#: OLMoE's recordings hold few texts: half are replayed, the others train the network.
 RECORDED = CounterExperiment(
     "routing recorded from OLMoE (data folder), in place of drawn",
     {
@@ -51,7 +51,7 @@ RECORDED = CounterExperiment(
     },
 )  # fmt: skip
 
-#: Of Qwen3, whose network is shown fewest texts with ``--quick``.
+#: More training texts for Qwen3, whose network has the fewest with ``--quick``.
 MORE_TEXTS = CounterExperiment(
     "the network shown 32 texts",
     {
@@ -60,7 +60,7 @@ MORE_TEXTS = CounterExperiment(
     },
 )  # fmt: skip
 
-#: Recordings end before 256 tokens of a text: only what they hold can be counted.
+#: Recordings hold fewer than 256 tokens of a text, so that longer prompts cannot be counted.
 PROMPTS_RECORDED = CounterExperiment(
     "recorded texts of the model (data folder)", {"routing": "real"}
 )

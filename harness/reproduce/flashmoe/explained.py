@@ -1,6 +1,6 @@
-"""What explains differences from FlashMoE's claims, written after measuring.
+"""Explanations of the differences from FlashMoE's claims, written after measuring.
 
-Numbers are of the ``--quick`` run's cells, or of cells of the full run where that is said.
+Numbers are from cells of the ``--quick`` run, or from cells of the full run where stated.
 """
 
 _DATA = (
@@ -29,7 +29,7 @@ _MODEL = (
     "what is drawn here; Qwen3's figures are near the paper's at every length."
 )
 
-#: By the beginning of a claim's id.
+#: Explanations by the leading words of a claim's id.
 EXPLANATIONS = {
     "F-1 OLMoE": _DATA,
     "F-1 Qwen3": _DATA,

@@ -1,4 +1,4 @@
-"""What FlashMoE's claims say of times: of runs, of components, of decisions on this computer."""
+"""FlashMoE's times: of runs, of charged components, and of decisions on this computer."""
 
 import math
 import time
@@ -31,26 +31,26 @@ from moebench.systems.learn.eviction_network import History
 
 
 def best_of(runs: Runs, name: str, others: Sequence[str]) -> float:
-    """Tokens a second with one eviction over those with the best of some others."""
+    """Return the decode speed with one eviction policy over the best of some others."""
     best = min(runs.of(set={"evict": other}).mean(TPOT) for other in others)
     return best / runs.of(set={"evict": name}).mean(TPOT)
 
 
 def of_setting(setting: str, figure: Figure) -> Measure:
-    """A figure of the runs of a setting with all evictions."""
+    """Return the measure of a figure of a setting's runs with all eviction policies."""
     return measured(figure, EVICTIONS, said="decoded tokens a second", setting=setting)
 
 
 def faster_than(setting: str, other: str) -> Measure:
-    """How many percent more tokens a second than with another eviction, in decode."""
+    """Return the measure of FlashMoE's gain in decode speed over another policy, in percent."""
     return of_setting(setting, lambda runs: percent(best_of(runs, "flashmoe", [other])))
 
 
 def speedups(runs: Runs, *paths: str, others: Sequence[str] = OTHERS) -> list[float]:
-    """Others' time over FlashMoE's, by setting and system.
+    """Return other systems' time over FlashMoE's, by setting and system.
 
     Args:
-        paths: of the times that are added up.
+        paths: document paths of the times that are added up.
     """
     return [
         sum(place.of(system=other).mean(path) for path in paths)
@@ -61,18 +61,18 @@ def speedups(runs: Runs, *paths: str, others: Sequence[str] = OTHERS) -> list[fl
 
 
 def sooner(others: Sequence[str], *paths: str) -> Figure:
-    """Others' time over FlashMoE's, the mean over settings and others."""
+    """Return the figure of other systems' time over FlashMoE's, averaged over settings."""
     return lambda runs: fmean(speedups(runs, *paths, others=others))
 
 
 def loading_share(runs: Runs) -> float:
-    """Share of decode in which the device waits for experts, in percent."""
+    """Return the share of decode in which the device waits for experts, in percent."""
     return share_of_decode(runs.of(set={"evict": "flashmoe"}), STALL)
 
 
 @curried
 def charged(evidence: Evidence, what: str) -> Measured:
-    """What the simulated machine charges for a component, the mean of both models."""
+    """Measure the charged time of a component, averaged over both models."""
     found = {row["model"]: row["charged"] for row in components(what)}
     said = ", ".join(f"{model} {value:.4g}" for model, value in found.items())
     return Measured.of([fmean(found.values())], "estimate", f"charged at batch 1: {said}")
@@ -82,7 +82,7 @@ def charged(evidence: Evidence, what: str) -> Measured:
 
 
 def _timed_us(work: Callable[[], object], repeats: int) -> float:
-    """The median time of a call."""
+    """Return the median time of a call, in µs."""
     times = []
     for _ in range(repeats):
         began = time.perf_counter_ns()
@@ -92,7 +92,7 @@ def _timed_us(work: Callable[[], object], repeats: int) -> float:
 
 
 def network_us(evidence: Evidence) -> Measured:
-    """The network's inputs and its answer, for one layer."""
+    """Measure the time of the network's inputs and output for one layer, in µs."""
     (routing, *_) = counts.routings(evidence, "F1")
     known, ids = counts.network(routing), routing.sequences(learnt=False)[0]
     history = History(ids.shape[1], routing.experts)
@@ -103,12 +103,12 @@ def network_us(evidence: Evidence) -> Measured:
     return Measured.of([found], "measured", "numpy on one core of this computer; median of 500")
 
 
-#: Qwen3's, and the time to read one of its experts (§3.1).
+#: Number of Qwen3's layers, and the time to read one of its experts (§3.1).
 LAYERS, READ_MS = 48, 3.0
 
 
 def _prompt_of_a_layer() -> LayerView:
-    """256 tokens, 8 of 128 experts each by chance; three sixteenths of them are on the device."""
+    """Return a view of 256 tokens with 8 random experts of 128, 24 of them on the device."""
     random = np.random.default_rng(0)
     experts, k = 128, 8
     resident = np.zeros(experts, dtype=bool)
@@ -122,14 +122,14 @@ def _prompt_of_a_layer() -> LayerView:
 
 
 def swaps_ms(evidence: Evidence) -> Measured:
-    """Algorithm 1 of DAOP for a prompt of 256 tokens, over all layers of 128 experts."""
+    """Measure the time of DAOP's Algorithm 1 for a prompt of 256 tokens in all layers, in ms."""
     view = _prompt_of_a_layer()
     found = _timed_us(lambda: swaps(view, THRESHOLD), 100) * LAYERS / 1e3
     return Measured.of([found], "measured", "our Algorithm 1 on one core of this computer")
 
 
 def swaps_and_reads_ms(evidence: Evidence) -> Measured:
-    """The same with the reads that it asks for, one after the other."""
+    """Measure the time of DAOP's Algorithm 1 and of its expert reads in sequence, in ms."""
     decided = swaps_ms(evidence)
     loaded = LAYERS * len(swaps(_prompt_of_a_layer(), THRESHOLD))
     said = f"{loaded} experts at {READ_MS:g} ms, and {decided.value:.1f} ms to decide"
@@ -137,9 +137,9 @@ def swaps_and_reads_ms(evidence: Evidence) -> Measured:
 
 
 def search_s(evidence: Evidence) -> Measured:
-    """A search over all 2^E splits of a layer's experts between host and device, for 64 experts.
+    """Measure the time to search all 2^64 splits of a layer's experts over host and device, in s.
 
-    Extrapolated from what 8 to 14 experts take, by the growth for each expert more.
+    The time is extrapolated from 8 to 14 experts, by the growth for each further expert.
     """
     sizes = (8, 10, 12, 14)
     times = [_timed_us(lambda n=size: _least(n), 3) for size in sizes]  # type: ignore[misc]
@@ -150,7 +150,7 @@ def search_s(evidence: Evidence) -> Measured:
 
 
 def _least(experts: int) -> float:
-    """The least time of any split: the host's part beside the loads."""
+    """Return the least time of any split of experts, whose host part and loads overlap."""
     costs = [(3.5 * (e % 5), 30.0) for e in range(experts)]
     return min(
         max(
