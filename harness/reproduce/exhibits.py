@@ -14,8 +14,6 @@ def axis(field: str, title: str = "", unit: str = "", *, log: bool = False) -> A
 
 
 MODEL, SYSTEM, SETTING = axis("model"), axis("system"), axis("setting")
-EXPERT, LAYER = axis("expert"), axis("layer")
-CHOICES = axis("share", "share of choices", "%")
 
 
 def table(

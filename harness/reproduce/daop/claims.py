@@ -5,14 +5,7 @@ from half to twice; a gain is reproduced from half to one and a half times, and 
 with the same sign.  The paper states no spreads.
 """
 
-from moebench.harness.reproduce.bands import (
-    Bands,
-    at_most,
-    every,
-    half,
-    quarter,
-    sign,
-)
+from moebench.harness.reproduce.bands import Bands, at_most, every, half, quarter, sign
 from moebench.harness.reproduce.claim import Claim, CounterExperiment
 from moebench.harness.reproduce.daop import experiments as e
 from moebench.harness.reproduce.daop import measures as m

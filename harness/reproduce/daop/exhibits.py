@@ -7,19 +7,7 @@ from moebench.harness.reproduce.daop import experiments as e
 from moebench.harness.reproduce.daop import measures as m
 from moebench.harness.reproduce.daop.claims import FIG_9, FIG_10, TABLE_1, TABLE_4
 from moebench.harness.reproduce.evidence import Evidence, Runs
-from moebench.harness.reproduce.exhibits import (
-    CHOICES,
-    EXPERT,
-    LAYER,
-    MODEL,
-    SYSTEM,
-    Row,
-    axis,
-    figure,
-    heat_rows,
-    table,
-    timeline,
-)
+from moebench.harness.reproduce.exhibits import MODEL, Row, axis, figure, heat_rows, table, timeline
 from moebench.harness.reproduce.generated_texts import C4, routed
 from moebench.harness.reproduce.read import SCORE
 from moebench.harness.reproduce.timelines import decoded, spans
@@ -104,7 +92,7 @@ def _table_4(evidence: Evidence) -> Exhibit:
     ]
     return table(
         "daop-table-4", "Table IV", "Energy efficiency, [256, 256]",
-        (MODEL, SYSTEM, axis("tokens_per_kj", "efficiency", "tokens/kJ")),
+        (MODEL, axis("system"), axis("tokens_per_kj", "efficiency", "tokens/kJ")),
         rows, paper, runs.badge,
         "simulated: powers of GPU and host, without board and memory; the paper measures the box",
     )  # fmt: skip
@@ -186,8 +174,8 @@ def _fig_4(evidence: Evidence) -> Exhibit:
     ]
     return figure(
         "daop-fig-4", "Fig. 4", "Expert activation over C4 and in single texts", "heat",
-        (EXPERT, LAYER), rows, colour=CHOICES, facet="panel",
-        note="scale model of Mixtral 8x7B; even use is 12.5 %",
+        (axis("expert"), axis("layer")), rows, colour=axis("share", "share of choices", "%"),
+        facet="panel", note="scale model of Mixtral 8x7B; even use is 12.5 %",
     )  # fmt: skip
 
 
@@ -201,7 +189,7 @@ def _fig_5(evidence: Evidence) -> Exhibit:
     ]
     return figure(
         "daop-fig-5", "Fig. 5", "Experts predicted one layer in advance", "lines",
-        (LAYER, axis("share", "predicted", "%")), rows, series="dataset",
+        (axis("layer"), axis("share", "predicted", "%")), rows, series="dataset",
         note="scale model of Mixtral 8x7B; the paper's mean is 84.11 %",
     )  # fmt: skip
 

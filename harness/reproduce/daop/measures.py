@@ -6,15 +6,7 @@ from statistics import fmean
 import numpy as np
 
 from moebench.harness.reproduce import read
-from moebench.harness.reproduce.daop.experiments import (
-    BY_RATIO,
-    FIRST_TOKEN,
-    MATHS,
-    ON_REAL_SETS,
-    OTHERS,
-    SPEED,
-    WHOLE_ANSWERS,
-)
+from moebench.harness.reproduce.daop import experiments as e
 from moebench.harness.reproduce.evidence import Evidence, MissingEvidenceError, Runs
 from moebench.harness.reproduce.generated_texts import over_texts, recorded, routed
 from moebench.harness.reproduce.read import SCORE, TPOT, TTFT, Figure, Measure, measured, percent
@@ -249,7 +241,7 @@ def score_change(runs: Runs, ratio: float | None = None) -> float:
 @read.curried
 def first_token_change(evidence: Evidence, setting: str) -> Measured:
     """Measure the largest change of a score that prefill alone decides, in points."""
-    runs = evidence.runs(FIRST_TOKEN).of(setting=setting)
+    runs = evidence.runs(e.FIRST_TOKEN).of(setting=setting)
     by_workload = runs.by("workload")
     change = max(abs(score_change(one)) for one in by_workload.values())
     said = f"{', '.join(by_workload)}; {runs[0]['spec']['prompts']} questions each, scale model"
@@ -268,7 +260,7 @@ def answers_change(runs: Runs, setting: str, ratio: float, families: Iterable[st
 @read.curried
 def whole_answers(evidence: Evidence, figure: Figure, said: str) -> Measured:
     """Measure a figure of the runs that score whole answers."""
-    runs = evidence.runs(WHOLE_ANSWERS)
+    runs = evidence.runs(e.WHOLE_ANSWERS)
     n = runs[0]["spec"]["prompts"]
     names = ", ".join(runs.by("workload"))
     return Measured.of([figure(runs)], "counted", f"{said}; {names}; {n} questions each")
@@ -277,7 +269,7 @@ def whole_answers(evidence: Evidence, figure: Figure, said: str) -> Measured:
 def others_change(setting: str, ratio: float) -> Measure:
     """Return the measure of the score change on families for Table VI without GSM8K."""
     return whole_answers(
-        lambda runs: answers_change(runs, setting, ratio, OTHERS), "all but mathematics"
+        lambda runs: answers_change(runs, setting, ratio, e.OTHERS), "all but mathematics"
     )
 
 
@@ -285,7 +277,8 @@ def maths_falls_more(setting: str) -> Measure:
     """Return the measure of the score change on mathematics minus others, 25 % cached."""
     return whole_answers(
         lambda runs: (
-            answers_change(runs, setting, 0.25, MATHS) - answers_change(runs, setting, 0.25, OTHERS)
+            answers_change(runs, setting, 0.25, e.MATHS)
+            - answers_change(runs, setting, 0.25, e.OTHERS)
         ),
         "mathematics against the others",
     )
@@ -293,10 +286,10 @@ def maths_falls_more(setting: str) -> Measure:
 
 def words_change_more(evidence: Evidence) -> Measured:
     """Measure the share of tokens unchanged by DAOP, on GSM8K minus on TriviaQA, in points."""
-    runs = evidence.runs(WHOLE_ANSWERS)
+    runs = evidence.runs(e.WHOLE_ANSWERS)
     kept = {
         name: 100 * runs.of(workload=name).named("daop").mean("accuracy.agreement")
-        for name in ON_REAL_SETS["workload"]
+        for name in e.ON_REAL_SETS["workload"]
     }
     said = ", ".join(f"{name} {value:.1f} %" for name, value in kept.items())
     return Measured.of([kept["gsm8k"] - kept["triviaqa"]], "counted", f"tokens unchanged: {said}")
@@ -304,9 +297,9 @@ def words_change_more(evidence: Evidence) -> Measured:
 
 def by_ratio(figure: Figure, said: str) -> Measure:
     """Return the measure of a figure of the runs for Fig. 10."""
-    return measured(figure, BY_RATIO, said=said, conditions=_conditions)
+    return measured(figure, e.BY_RATIO, said=said, conditions=_conditions)
 
 
 def at_setting(figure: Figure, said: str) -> Measure:
     """Return the measure of a figure of the runs for Fig. 9 and Table IV."""
-    return measured(figure, SPEED, said=said, conditions=_conditions)
+    return measured(figure, e.SPEED, said=said, conditions=_conditions)

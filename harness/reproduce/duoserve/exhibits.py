@@ -5,19 +5,7 @@ from moebench.harness.reproduce.duoserve import measures as m
 from moebench.harness.reproduce.duoserve.claims import TABLE_2, TABLE_3
 from moebench.harness.reproduce.duoserve.experiments import BOTH, CELLS, DATASETS, SMALL
 from moebench.harness.reproduce.evidence import Evidence
-from moebench.harness.reproduce.exhibits import (
-    CHOICES,
-    EXPERT,
-    LAYER,
-    MODEL,
-    SYSTEM,
-    Row,
-    axis,
-    figure,
-    heat_rows,
-    table,
-    timeline,
-)
+from moebench.harness.reproduce.exhibits import MODEL, axis, figure, heat_rows, table, timeline
 from moebench.harness.reproduce.read import E2E, TTFT
 from moebench.harness.reproduce.timelines import decoded, prefill, spans
 from moebench.reports.sections.throughput import load
@@ -52,7 +40,7 @@ def _table_2(evidence: Evidence) -> Exhibit:
     runs, rows = evidence.runs(*BOTH), []
     for name, row in TABLE_2.items():
         settings = m.settings_of(name)
-        ours: Row = {system: m.peak_gb(system, settings)(runs) for system in list(row)[:3]}
+        ours = {system: m.peak_gb(system, settings)(runs) for system in list(row)[:3]}
         ours["gpu-only"] = m.gpu_only_gb(m.MODEL_OF[name])
         rows.append({"model": name, **{system: round(gb, 2) for system, gb in ours.items()}})
     return table(
@@ -89,8 +77,9 @@ _EVEN = "scale model of Mixtral 8x7B; even use is 12.5 %"
 def _fig_2a(evidence: Evidence) -> Exhibit:
     rows = heat_rows(m.matrices(evidence)["popularity"], "layer", "expert")
     return figure(
-        "duoserve-fig-2a", "Fig. 2 a", "Popularity of experts", "heat", (EXPERT, LAYER), rows,
-        colour=CHOICES, note=_EVEN,
+        "duoserve-fig-2a", "Fig. 2 a", "Popularity of experts", "heat",
+        (axis("expert"), axis("layer")), rows, colour=axis("share", "share of choices", "%"),
+        note=_EVEN,
     )  # fmt: skip
 
 
@@ -133,7 +122,8 @@ def _fig_5(evidence: Evidence) -> Exhibit:
     ]  # fmt: skip
     return figure(
         "duoserve-fig-5", "Fig. 5", "TTFT and end-to-end time", "bars",
-        (SYSTEM, axis("s", "time", "s", log=True)), rows, runs.badge, series="time", facet="cell",
+        (axis("system"), axis("s", "time", "s", log=True)), rows, runs.badge, series="time",
+        facet="cell",
         note=f"{runs[0]['spec']['new_tokens']} new tokens; the paper's are not stated. Its text "
         "has speed-ups alone: claims U-1 and U-2",
     )  # fmt: skip

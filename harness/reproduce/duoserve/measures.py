@@ -8,13 +8,7 @@ import numpy as np
 from safetensors.numpy import load_file
 
 from moebench.harness.reproduce import read
-from moebench.harness.reproduce.duoserve.experiments import (
-    BOTH,
-    DATASETS,
-    LARGE_CELLS,
-    SMALL,
-    SMALL_CELLS,
-)
+from moebench.harness.reproduce.duoserve import experiments as e
 from moebench.harness.reproduce.evidence import Evidence, Experiment, MissingEvidenceError, Runs
 from moebench.harness.reproduce.read import E2E, TTFT, Figure, Measure, curried, difference
 from moebench.results.claims import Measured
@@ -33,7 +27,7 @@ MODEL_OF = {"8x7B": "mixtral-8x7b", "8x22B": "mixtral-8x22b"}
 
 def of_both(figure: Figure, said: str = "") -> Measure:
     """Return the measure of a figure of both models' runs, with one sample for each seed."""
-    return read.measured(figure, *BOTH, said=said, conditions=_conditions)
+    return read.measured(figure, *e.BOTH, said=said, conditions=_conditions)
 
 
 def of_one(experiment: Experiment, figure: Figure, said: str = "") -> Measure:
@@ -172,7 +166,7 @@ def _on(runs: Runs, workload: str) -> Runs:
 
 def orca_more(path: str) -> Figure:
     """Return the figure of the hit rate on Orca-Math minus that on SQuAD, in points."""
-    orca, squad = DATASETS
+    orca, squad = e.DATASETS
     return difference(hits(path, orca), hits(path, squad))
 
 
@@ -190,15 +184,15 @@ def predicting_share(runs: Runs) -> float:
 def sufficient(evidence: Evidence, experiment: Experiment) -> Measured:
     """Measure the number of epochs after which a model's predictors were best."""
     _require_full(evidence)
-    return of_one(experiment, _epochs)(evidence)
+    return of_one(experiment, _epochs())(evidence)
 
 
 def more_epochs(evidence: Evidence) -> Measured:
     """Measure the best number of epochs on 8x22B minus that on 8x7B."""
     _require_full(evidence)
-    return of_both(
-        lambda runs: _epochs(runs.of(setting=LARGE_CELLS)) - _epochs(runs.of(setting=SMALL_CELLS))
-    )(evidence)
+    return of_both(difference(_epochs(setting=e.LARGE_CELLS), _epochs(setting=e.SMALL_CELLS)))(
+        evidence
+    )
 
 
 def _require_full(evidence: Evidence) -> None:
@@ -208,8 +202,9 @@ def _require_full(evidence: Evidence) -> None:
         )
 
 
-def _epochs(runs: Runs) -> float:
-    learnt = [run["provenance"]["learnt"]["prefetch"] for run in runs.of(system="duoserve")]
+@curried
+def _epochs(runs: Runs, /, **of: object) -> float:
+    learnt = [run["provenance"]["learnt"]["prefetch"] for run in runs.of(system="duoserve", **of)]
     return fmean(float(one["best_epoch"]) for one in learnt)
 
 
@@ -222,7 +217,7 @@ def component(evidence: Evidence, what: str, machine: str, times: int = 1) -> Me
 
 def reserved_mb(evidence: Evidence) -> Measured:
     """Measure the memory that the device's budget reserves for the predictor, in MB."""
-    runs = evidence.runs(SMALL).of(system="duoserve")
+    runs = evidence.runs(e.SMALL).of(system="duoserve")
     held = float(runs[0]["spec"]["options"]["prefetch.memory_mb"])
     return Measured.of([held], "counted", "an option of ours, the paper's figure by default")
 
@@ -236,7 +231,7 @@ def matrices(evidence: Evidence) -> Mapping[str, np.ndarray]:
     Raises:
         MissingEvidenceError: the trained file does not exist any more.
     """
-    runs = evidence.runs(SMALL).of(system="duoserve")
+    runs = evidence.runs(e.SMALL).of(system="duoserve")
     for run in runs:
         for name in run["provenance"].get("kept", ()):
             if "expert-mlp" in name and (file := Path(evidence.scratch) / name).exists():
@@ -263,4 +258,4 @@ def _matrix(values: np.ndarray, said: str) -> Measured:
 
 def settings_of(model: str) -> tuple[str, ...]:
     """Return the settings of a model, by its short name."""
-    return SMALL_CELLS if model == "8x7B" else LARGE_CELLS
+    return e.SMALL_CELLS if model == "8x7B" else e.LARGE_CELLS

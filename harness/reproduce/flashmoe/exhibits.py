@@ -2,7 +2,7 @@
 
 from moebench.harness.reproduce.claim import Show
 from moebench.harness.reproduce.evidence import Evidence, MissingEvidenceError, Runs
-from moebench.harness.reproduce.exhibits import EXPERT, SYSTEM, axis, figure, table, timeline
+from moebench.harness.reproduce.exhibits import SYSTEM, axis, figure, table, timeline
 from moebench.harness.reproduce.flashmoe import counts
 from moebench.harness.reproduce.flashmoe.claims_of_caches import ROUTED
 from moebench.harness.reproduce.flashmoe.evictions import eviction_map
@@ -82,8 +82,9 @@ def figure_2(evidence: Evidence) -> Exhibit:
         if (who := left.get((token, expert), [])) or age < RECENT
     ]  # fmt: skip
     return figure(
-        "flashmoe-fig-2", "Fig. 2", "Evictions of LRU and Belady", "heat", (axis("token"), EXPERT),
-        rows, colour=axis("recent", "how recently routed"), series="evicted",
+        "flashmoe-fig-2", "Fig. 2", "Evictions of LRU and Belady", "heat",
+        (axis("token"), axis("expert")), rows, colour=axis("recent", "how recently routed"),
+        series="evicted",
         note=f"OLMoE, layer {layer}, {slots} slots. {RECENT}: now; 0: {RECENT} tokens ago.",
     )  # fmt: skip
 

@@ -10,20 +10,11 @@ from typing import cast
 
 import numpy as np
 
+from moebench.harness.reproduce import read
 from moebench.harness.reproduce.evidence import Evidence, Runs
 from moebench.harness.reproduce.flashmoe import counts
 from moebench.harness.reproduce.flashmoe.experiments import EVICTIONS, OTHERS
-from moebench.harness.reproduce.read import (
-    STALL,
-    TPOT,
-    Figure,
-    Measure,
-    components,
-    curried,
-    measured,
-    percent,
-    share_of_decode,
-)
+from moebench.harness.reproduce.read import STALL, TPOT, Figure, Measure, percent
 from moebench.results.claims import Measured
 from moebench.substrate.engine.decisions import LayerView
 from moebench.systems.daop import THRESHOLD, swaps
@@ -38,7 +29,7 @@ def best_of(runs: Runs, name: str, others: Sequence[str]) -> float:
 
 def of_setting(setting: str, figure: Figure) -> Measure:
     """Return the measure of a figure of a setting's runs with all eviction policies."""
-    return measured(figure, EVICTIONS, said="decoded tokens a second", setting=setting)
+    return read.measured(figure, EVICTIONS, said="decoded tokens a second", setting=setting)
 
 
 def faster_than(setting: str, other: str) -> Measure:
@@ -67,13 +58,13 @@ def sooner(others: Sequence[str], *paths: str) -> Figure:
 
 def loading_share(runs: Runs) -> float:
     """Return the share of decode in which the device waits for experts, in percent."""
-    return share_of_decode(runs.of(set={"evict": "flashmoe"}), STALL)
+    return read.share_of_decode(runs.of(set={"evict": "flashmoe"}), STALL)
 
 
-@curried
+@read.curried
 def charged(evidence: Evidence, what: str) -> Measured:
     """Measure the charged time of a component, averaged over both models."""
-    found = {row["model"]: row["charged"] for row in components(what)}
+    found = {row["model"]: row["charged"] for row in read.components(what)}
     said = ", ".join(f"{model} {value:.4g}" for model, value in found.items())
     return Measured.of([fmean(found.values())], "estimate", f"charged at batch 1: {said}")
 

@@ -5,12 +5,7 @@ from functools import partial
 from moebench.harness.reproduce.bands import Bands, at_least, near
 from moebench.harness.reproduce.claim import Claim
 from moebench.harness.reproduce.read import TPOT, TTFT, difference
-from moebench.harness.reproduce.smoe.experiments import (
-    AGAINST_OTHERS,
-    LONG_PROMPTS,
-    MAIN,
-    SETTINGS,
-)
+from moebench.harness.reproduce.smoe.experiments import AGAINST_OTHERS, LONG_PROMPTS, MAIN, SETTINGS
 from moebench.harness.reproduce.smoe.measures import (
     BEGUN,
     COMPLETE,

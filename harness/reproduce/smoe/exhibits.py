@@ -12,12 +12,7 @@ from moebench.harness.reproduce.exhibits import SETTING, Row, axis, figure
 from moebench.harness.reproduce.read import DECODED, HOST, LINK, TPOT, TTFT
 from moebench.harness.reproduce.smoe import experiments as e
 from moebench.harness.reproduce.smoe import measures as m
-from moebench.harness.reproduce.smoe.components import (
-    MACHINE,
-    MODEL,
-    charged_badge,
-    expert_ns,
-)
+from moebench.harness.reproduce.smoe.components import MACHINE, MODEL, charged_badge, expert_ns
 from moebench.harness.reproduce.smoe.importance import BEFORE_SUBSTITUTION, off_device
 from moebench.harness.reproduce.smoe.instrumented import Watched, watch
 from moebench.harness.reproduce.smoe.own_parts import FIFO_BASE, HOST_BASE, LOADED_BASE

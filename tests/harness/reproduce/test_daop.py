@@ -10,7 +10,9 @@ from moebench.harness.reproduce.daop import measures as m
 from moebench.harness.reproduce.daop.experiments import (
     BY_RATIO,
     FIRST_TOKEN,
+    MATHS,
     OF_SPEED,
+    OTHERS,
     SHIPPED,
     SPEED,
     TIMELINES,
@@ -153,11 +155,11 @@ def test_changes_of_answers_are_against_what_the_model_answers() -> None:
         run("D1", "daop", workload="passages", score=45.0, ratio=0.25),
         run("D1", "daop", workload="passages", score=52.0, ratio=0.375),
     ])  # fmt: skip
-    assert m.answers_change(runs, "D1", 0.25, m.MATHS) == -30
-    assert m.answers_change(runs, "D1", 0.25, m.OTHERS) == -5
-    assert m.answers_change(runs, "D1", 0.375, m.OTHERS) == 2
+    assert m.answers_change(runs, "D1", 0.25, MATHS) == -30
+    assert m.answers_change(runs, "D1", 0.25, OTHERS) == -5
+    assert m.answers_change(runs, "D1", 0.375, OTHERS) == 2
     with pytest.raises(MissingEvidenceError, match="no answers of D2"):
-        m.answers_change(runs, "D2", 0.25, m.MATHS)
+        m.answers_change(runs, "D2", 0.25, MATHS)
 
 
 # ----------------------------------------------------------------------------- texts
