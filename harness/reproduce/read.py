@@ -63,7 +63,7 @@ def percent(ratio: float) -> float:
 
 
 def difference(first: Figure, second: Figure) -> Figure:
-    """Return the figure that is the first figure minus the second one."""
+    """Return a function from runs to the first figure minus the second one."""
     return lambda runs: first(runs) - second(runs)
 
 

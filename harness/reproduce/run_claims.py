@@ -122,7 +122,7 @@ def _run(wanted: Iterable[Wanted], evidence: Evidence, workshop: Workshop) -> No
 
 
 def _jobs(experiments: Iterable[Experiment], evidence: Evidence) -> tuple[list[Job], list[str]]:
-    """The cells of experiments, once each; and why some cannot be expanded."""
+    """Return the distinct cells of experiments, and the errors of those that cannot be expanded."""
     unique = {experiment.name: experiment for experiment in experiments}
     jobs: dict[str, Job] = {}
     refused = []

@@ -40,12 +40,12 @@ def tokens_per_s(runs: Runs, tokens: int) -> float:
 
 
 def speed(setting: str, system: str, tokens: int, ratio: float | None = None) -> Figure:
-    """Return the figure of one system's speed, in tokens/s."""
+    """Return a function from runs to the speed of one system, in tokens/s."""
     return lambda runs: tokens_per_s(_at(runs.of(setting=setting).named(system), ratio), tokens)
 
 
 def _at(runs: Runs, ratio: float | None) -> Runs:
-    """Return the runs whose cache ratio, rounded to whole experts, is ``ratio``; None: all runs."""
+    """Return the runs whose cache ratio is ``ratio`` up to rounding; None: all runs."""
     if ratio is None:
         return runs
     return Runs(run for run in runs if abs(run["spec"]["cache_ratio"] - ratio) < 0.01)
@@ -116,7 +116,7 @@ def _joules(run: dict, tokens: int) -> float:  # type: ignore[type-arg]
 
 
 def efficiency(setting: str, system: str) -> Figure:
-    """Return the figure of one system's tokens per kJ, for 256 output tokens."""
+    """Return a function from runs to one system's tokens per kJ, for 256 output tokens."""
     return lambda runs: tokens_per_kj(runs.of(setting=setting).named(system), 256)
 
 
@@ -267,14 +267,14 @@ def whole_answers(evidence: Evidence, figure: Figure, said: str) -> Measured:
 
 
 def others_change(setting: str, ratio: float) -> Measure:
-    """Return the measure of the score change on families for Table VI without GSM8K."""
+    """Return a function that measures DAOP's score change on all families but mathematics."""
     return whole_answers(
         lambda runs: answers_change(runs, setting, ratio, e.OTHERS), "all but mathematics"
     )
 
 
 def maths_falls_more(setting: str) -> Measure:
-    """Return the measure of the score change on mathematics minus others, 25 % cached."""
+    """Return a function that measures DAOP's score change on mathematics minus other families."""
     return whole_answers(
         lambda runs: (
             answers_change(runs, setting, 0.25, e.MATHS)
@@ -296,10 +296,10 @@ def words_change_more(evidence: Evidence) -> Measured:
 
 
 def by_ratio(figure: Figure, said: str) -> Measure:
-    """Return the measure of a figure of the runs for Fig. 10."""
+    """Return a function that measures a figure of the runs for Fig. 10."""
     return measured(figure, e.BY_RATIO, said=said, conditions=_conditions)
 
 
 def at_setting(figure: Figure, said: str) -> Measure:
-    """Return the measure of a figure of the runs for Fig. 9 and Table IV."""
+    """Return a function that measures a figure of the runs for Fig. 9 and Table IV."""
     return measured(figure, e.SPEED, said=said, conditions=_conditions)

@@ -26,12 +26,12 @@ MODEL_OF = {"8x7B": "mixtral-8x7b", "8x22B": "mixtral-8x22b"}
 
 
 def of_both(figure: Figure, said: str = "") -> Measure:
-    """Return the measure of a figure of both models' runs, with one sample for each seed."""
+    """Return a function that measures a figure of both models' runs, one sample a seed."""
     return read.measured(figure, *e.BOTH, said=said, conditions=_conditions)
 
 
 def of_one(experiment: Experiment, figure: Figure, said: str = "") -> Measure:
-    """Return the measure of a figure of one model's runs, with one sample for each seed."""
+    """Return a function that measures a figure of one model's runs, one sample a seed."""
     return read.measured(figure, experiment, said=said, conditions=_conditions)
 
 
@@ -58,12 +58,12 @@ def speedups(runs: Runs, path: str, others: Iterable[str] = BASELINES, **of: obj
 
 
 def least(path: str) -> Figure:
-    """Return the figure that is DuoServe's smallest speed-up over a baseline."""
+    """Return a function from runs to DuoServe's smallest speed-up over a baseline."""
     return lambda runs: min(speedups(runs, path))
 
 
 def greatest(path: str) -> Figure:
-    """Return the figure that is DuoServe's largest speed-up over a baseline."""
+    """Return a function from runs to DuoServe's largest speed-up over a baseline."""
     return lambda runs: max(speedups(runs, path))
 
 
@@ -80,12 +80,12 @@ def slower_than_acc(runs: Runs) -> float:
 
 
 def over_acc(**of: object) -> Figure:
-    """Return the figure of the mean end-to-end speed-up over ACC in some cells."""
+    """Return a function from runs to the mean end-to-end speed-up over ACC in some cells."""
     return lambda runs: fmean(speedups(runs, E2E, ["acc"], **of))
 
 
 def card(settings: tuple[str, ...], path: str) -> Figure:
-    """Return the figure of the mean speed-up over both baselines in some settings."""
+    """Return a function from runs to the mean speed-up over both baselines in some settings."""
     return lambda runs: fmean(speedups(runs, path, setting=settings))
 
 
@@ -118,7 +118,7 @@ def broader(evidence: Evidence) -> Measured:
 
 
 def peak_gb(system: str, settings: tuple[str, ...]) -> Figure:
-    """Return the figure of a system's peak device memory, in GB."""
+    """Return a function from runs to a system's peak device memory, in GB."""
     return lambda runs: max(runs.of(system=system, setting=settings).values(PEAK)) / 1e9
 
 
@@ -132,13 +132,13 @@ def gpu_only_gb(model: str, machine: str = "a6000@duoserve") -> float:
 
 @curried
 def of_gpu_only(evidence: Evidence, model: str) -> Measured:
-    """Measure `gpu_only_gb`, which is counted without a run."""
+    """Measure the memory of a fully resident model, in GB, which is counted without a run."""
     said = "weights in 4 bits and what the profile reserves; no KV cache"
     return Measured.of([gpu_only_gb(model)], "counted", said)
 
 
 def share_of_model(settings: tuple[str, ...], model: str) -> Figure:
-    """Return the figure of DuoServe's peak memory over that of a resident model, in percent."""
+    """Return a function from runs to DuoServe's peak memory, in percent of a resident model's."""
     return lambda runs: 100 * peak_gb("duoserve", settings)(runs) / gpu_only_gb(model)
 
 
@@ -155,7 +155,7 @@ def order_of_peaks(runs: Runs) -> float:
 
 
 def hits(path: str, workload: str) -> Figure:
-    """Return the figure of the predictor's hit rate on a workload, in percent of layers."""
+    """Return a function from runs to the predictor's hit rate on a workload, in percent."""
     return lambda runs: 100 * _on(runs.of(system="duoserve"), workload).mean(path)
 
 
@@ -165,13 +165,13 @@ def _on(runs: Runs, workload: str) -> Runs:
 
 
 def orca_more(path: str) -> Figure:
-    """Return the figure of the hit rate on Orca-Math minus that on SQuAD, in points."""
+    """Return a function from runs to the hit rate on Orca-Math minus that on SQuAD, in points."""
     orca, squad = e.DATASETS
     return difference(hits(path, orca), hits(path, squad))
 
 
 def gsm8k_more(experiment: Experiment) -> Measure:
-    """Return the measure of the hit rate on real GSM8K minus real SQuAD texts, in points."""
+    """Return a function that measures the hit rate on GSM8K minus that on SQuAD, in points."""
     return of_one(experiment, difference(hits(BOTH_RIGHT, "gsm8k"), hits(BOTH_RIGHT, "squad")))
 
 

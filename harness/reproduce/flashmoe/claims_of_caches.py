@@ -24,7 +24,7 @@ COUNTERS = {"F1": (e.RECORDED,), "F2": (e.MORE_TEXTS,)}
 
 
 def over_cache_sizes(setting: str, figure: Callable[[counts.Routing], float]) -> Measure:
-    """Return the measure of a figure over all cache sizes of Fig. 6."""
+    """Return a function that measures a figure over all cache sizes of Fig. 6."""
     return lambda evidence: counts.measured(evidence, setting, figure, CACHE)
 
 
@@ -100,7 +100,7 @@ def section_2_3(
 
 
 def against_lfu(lfu: str) -> Callable[[counts.Routing, int], float]:
-    """Return the figure of evictions at which LRU's victim is better than LFU's, in percent."""
+    """Return a function that counts evictions where LRU's victim beats LFU's, in percent."""
     return lambda routing, slots: 100 * counts.lru_against(lfu, routing, slots).share
 
 

@@ -150,7 +150,7 @@ def size_for(routing: Routing, belady: float) -> int:
 
 @lru_cache
 def rates_at(routing: Routing, slots: int) -> dict[str, float]:
-    """Return the hit rates of LRU and Belady with some slots per layer."""
+    """Return the hit rates of LRU and Belady with ``slots`` slots per layer."""
     policies = {name: policy(routing, name) for name in ("lru", "belady")}
     texts = routing.sequences(learnt=False)
     return hit_rates(texts, routing.experts, [slots], policies)[slots]
@@ -158,7 +158,7 @@ def rates_at(routing: Routing, slots: int) -> dict[str, float]:
 
 @lru_cache
 def regret_of(routing: Routing, name: str, slots: int) -> Regret:
-    """Return the re-use and idle time of the experts that a policy evicts."""
+    """Return the statistics of a policy's evictions with ``slots`` slots per layer."""
     texts = routing.sequences(learnt=False)
     return regret(policy(routing, name), texts, routing.experts, slots)
 

@@ -28,12 +28,12 @@ def best_of(runs: Runs, name: str, others: Sequence[str]) -> float:
 
 
 def of_setting(setting: str, figure: Figure) -> Measure:
-    """Return the measure of a figure of a setting's runs with all eviction policies."""
+    """Return a function that measures a figure of a setting's runs with all eviction policies."""
     return read.measured(figure, EVICTIONS, said="decoded tokens a second", setting=setting)
 
 
 def faster_than(setting: str, other: str) -> Measure:
-    """Return the measure of FlashMoE's gain in decode speed over another policy, in percent."""
+    """Return a function that measures FlashMoE's gain in decode speed over a policy, in percent."""
     return of_setting(setting, lambda runs: percent(best_of(runs, "flashmoe", [other])))
 
 
@@ -52,7 +52,7 @@ def speedups(runs: Runs, *paths: str, others: Sequence[str] = OTHERS) -> list[fl
 
 
 def sooner(others: Sequence[str], *paths: str) -> Figure:
-    """Return the figure of other systems' time over FlashMoE's, averaged over settings."""
+    """Return a function from runs to other systems' mean time over FlashMoE's."""
     return lambda runs: fmean(speedups(runs, *paths, others=others))
 
 

@@ -44,7 +44,7 @@ def _gates(evidence: Evidence) -> list[Watched]:
 
 
 def _by_rank(evidence: Evidence, of: str, field: str) -> list[Row]:
-    """Return the rows of a per-rank list of instrumented runs, averaged over seeds."""
+    """Return exhibit rows of a figure by score rank, averaged over seeds."""
     seen, rows = _gates(evidence), []
     for name in e.SETTINGS:
         means = np.mean([getattr(one, of) for one in seen if one.setting == name], axis=0)

@@ -42,7 +42,7 @@ def lowered(evidence: Evidence, kind: Kind, after: str, before: str) -> dict[int
 
 @curried
 def of_steps(evidence: Evidence, figure: Callable[[Evidence], dict[int, float]]) -> Measured:
-    """Measure a figure of the ablation that is given by seed."""
+    """Measure a figure of the ablation that returns one value for each seed."""
     runs = evidence.runs(ABLATION)
     return Measured.of(figure(evidence).values(), runs.badge, conditions(runs))
 
@@ -109,7 +109,7 @@ def rank_correlation(values: Sequence[float]) -> float:
 
 @curried
 def of_gates(evidence: Evidence, figure: Callable[[Watched], float], setting: str) -> Measured:
-    """Measure a figure of a model's own routing, with one sample for each seed."""
+    """Measure a figure of the gate scores of one setting, with one sample for each seed."""
     runs = evidence.runs(ABLATION)
     seen = watch(evidence, ABLATION, **STEPS[BEFORE_SUBSTITUTION])
     found = [figure(one) for one in seen if one.setting == setting]

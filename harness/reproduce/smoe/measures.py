@@ -61,12 +61,12 @@ def gain(runs: Runs, path: str, setting: str) -> float:
 
 
 def least(figures: Sequence[Figure]) -> Figure:
-    """Return the figure that is the smallest of several figures."""
+    """Return a function from runs to the smallest of several figures."""
     return lambda runs: min(figure(runs) for figure in figures)
 
 
 def ratio(path: str, setting: str) -> Figure:
-    """Return the figure of SMoE's cache ratio on a setting, in percent, at batch 1."""
+    """Return a function from runs to SMoE's cache ratio on a setting, in percent, at batch 1."""
     return lambda runs: 100 * ours(runs.of(setting=setting, batch=1)).mean(path)
 
 
