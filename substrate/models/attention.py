@@ -1,7 +1,7 @@
-"""A layer's attention: what its rows ask, what they leave in the cache, and what they find there.
+"""Attention of a decoder layer: queries, KV-cache entries and the attention outputs.
 
-An *entry* is what one position leaves: ``[slots, D]``.  Shape letters: T rows (all tokens of this
-pass), t rows of one sequence, H hidden, D head width.
+An *entry* is what one position stores in the KV cache: ``[slots, D]``.  Shape letters: T rows (all
+tokens of this pass), t rows of one sequence, H hidden, D head width.
 """
 
 from collections.abc import Mapping
@@ -16,14 +16,14 @@ from moebench.substrate.models.shape import AttentionWindow, ModelShape, yarn_ms
 
 
 class GroupedQueryAttention:
-    """Heads of queries share heads of keys and values; an entry holds keys above values."""
+    """Grouped-query attention; a KV-cache entry holds the keys of all heads, then the values."""
 
     def __init__(self, shape: ModelShape, common: Mapping[str, Tensor], layer: int) -> None:
         self._shape = shape
         ours, order = f"layers.{layer}", half_split(shape)
 
         def projection(suffix: str = "") -> Tensor:
-            """Queries, keys and values as one matrix or bias: one product, not three."""
+            """Return the Q, K and V weights (or biases) as one matrix: one product, not three."""
             rows = [common[f"{ours}.{n}{suffix}"] for n in "qkv"]
             return torch.cat([*(_arranged(r, order) for r in rows[:2]), rows[2]])
 
@@ -35,53 +35,53 @@ class GroupedQueryAttention:
                 Norm(shape, _arranged(common[f"{ours}.{n}_norm"], order)) for n in "qk"
             )
         elif shape.qk_norm == "l2" and layer not in shape.nope_layers:
-            # It comes after the rotation, which changes no length.
+            # Llama 4 normalises after the rotation; the order is free, as rotation keeps lengths.
             self._q_norm = self._k_norm = Norm(shape, self._qkv.new_ones(shape.head_dim))
         self._sinks = common.get(f"{ours}.sinks")
         self._o_transposed = common[f"{ours}.o"].T
         self._o_bias = common.get(f"{ours}.o.bias")
-        #: By what products of queries and keys are multiplied; None is 1 / √D.
+        #: Factor of the products of queries and keys; None is 1 / √D.
         self._scale: float | None = None
         self._grouped = shape.num_heads != shape.num_kv_heads
 
     @staticmethod
     def entry(shape: ModelShape) -> tuple[int, int]:
-        """The dimensions of a cache entry."""
+        """Return the dimensions of a KV-cache entry, ``(slots, D)``."""
         return 2 * shape.num_kv_heads, shape.head_dim
 
     @staticmethod
     def split(shape: ModelShape, entries: Tensor) -> tuple[Tensor, Tensor]:
-        """Keys and values of entries ``[..., slots, position, D]``: views."""
+        """Return views of the keys and values in entries ``[..., slots, position, D]``."""
         keys, values = entries.chunk(2, dim=-3)
         return keys, values
 
     def project(self, y_TH: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
-        """Queries ``[T, heads, D]`` and entries ``[T, slots, D]`` of normalised rows."""
+        """Return the queries ``[T, heads, D]`` and KV entries ``[T, slots, D]`` of normed rows."""
         s = self._shape
         qkv = self._normed(F.linear(y_TH, self._qkv, self._qkv_bias))
         heads = rotate(qkv.view(-1, s.num_heads + 2 * s.num_kv_heads, s.head_dim), cos, sin)
         return heads[:, : s.num_heads], heads[:, s.num_heads :]
 
     def _normed(self, qkv: Tensor) -> Tensor:
-        """Norms and clipping of the families that have them."""
+        """Apply the norms of queries and keys and the clipping, if the model has them."""
         s, d = self._shape, self._shape.head_dim
         if self._q_norm is not None:
             q, k, v = torch.split(qkv, [s.num_heads * d, *2 * [s.num_kv_heads * d]], dim=-1)
             if s.qk_norm != "full":
                 q, k = (t.reshape(*t.shape[:-1], -1, d) for t in (q, k))
             qkv = torch.cat((self._q_norm(q).flatten(1), self._k_norm(k).flatten(1), v), dim=-1)
-        # OLMoE clips what its norms give.
+        # OLMoE clips after its norms.
         return qkv if s.clip_qkv is None else qkv.clamp(-s.clip_qkv, s.clip_qkv)
 
     def attend(
         self, queries: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None = None
     ) -> Tensor:
-        """What one sequence's rows find ``[t, heads · D]``: several are a prompt from its start.
+        """Return the attention output ``[t, heads · D]`` of one sequence's rows.
 
         Args:
-            queries: ``[t, heads, D]``.
+            queries: ``[t, heads, D]``; more than one row is a prompt from its start.
             keys, values: of all positions that the last row sees ``[1, kv heads, position, D]``.
-            mask: which positions each row sees ``[t, position]``; None is its own and all before.
+            mask: the positions that each row sees ``[t, position]``; None is causal.
         """
         if self._sinks is not None:
             return self._attend_with_sinks(self._sinks, queries, keys, values, mask)
@@ -99,7 +99,7 @@ class GroupedQueryAttention:
     def _attend_with_sinks(
         self, sinks: Tensor, queries: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None
     ) -> Tensor:
-        """A sink takes its head's share of the softmax and has no value (gpt-oss)."""
+        """Return the output of attention with one sink logit a head in the softmax (gpt-oss)."""
         t, heads, d = queries.shape
         kv_heads, count = keys.shape[1:3]
         # [kv heads, queries that share one · t, position]
@@ -115,17 +115,17 @@ class GroupedQueryAttention:
         return out.view(heads, t, -1).transpose(0, 1).reshape(t, -1)
 
     def add(self, x_TH: Tensor, found: Tensor) -> Tensor:
-        """The residual plus what was found, projected back."""
+        """Return the residual plus the output projection of the attention output."""
         x_TH = torch.addmm(x_TH, found, self._o_transposed)
         return x_TH if self._o_bias is None else x_TH + self._o_bias
 
 
 class MultiHeadLatentAttention(GroupedQueryAttention):
-    """DeepSeek-V2's: an entry is one compressed vector and one rotated key, shared by all heads.
+    """DeepSeek-V2's attention: a KV entry is one compressed vector and one rotated key.
 
-    The matrices that would expand an entry to each head's keys and values are applied to queries
-    and results instead (arXiv 2405.04434, section 2.1.2): the cache is read as it is, as the keys
-    of a single head, whose first part is its values.
+    All heads share the entry.  The matrices that would expand it to each head's keys and values are
+    applied to queries and results instead (arXiv 2405.04434, section 2.1.2): the cache is read as
+    the keys of a single head, whose first part is also its values.
     """
 
     def __init__(self, shape: ModelShape, common: Mapping[str, Tensor], layer: int) -> None:
@@ -139,7 +139,7 @@ class MultiHeadLatentAttention(GroupedQueryAttention):
         down = common[f"{ours}.kv_down"]
         k_rope = _arranged(down[m.kv_lora_rank :], order)
         self._projection = torch.cat((q, down[: m.kv_lora_rank], k_rope))
-        # The original gives this norm no epsilon of its own.
+        # The original module leaves this norm at its default epsilon.
         self._kv_norm = Norm(shape, common[f"{ours}.kv_norm"], eps=1e-6)
         up = common[f"{ours}.kv_up"].view(shape.num_heads, -1, m.kv_lora_rank)
         self._k_up = up[:, : m.qk_nope_head_dim].contiguous()
@@ -154,18 +154,18 @@ class MultiHeadLatentAttention(GroupedQueryAttention):
 
     @staticmethod
     def entry(shape: ModelShape) -> tuple[int, int]:
-        """One slot: the compressed vector, then the rotated key."""
+        """Return the dimensions of an entry: one slot, with compressed vector and rotated key."""
         assert shape.latent is not None
         return 1, shape.latent.kv_lora_rank + shape.latent.qk_rope_head_dim
 
     @staticmethod
     def split(shape: ModelShape, entries: Tensor) -> tuple[Tensor, Tensor]:
-        """Entries are keys; their compressed part is the values."""
+        """Return the entries as keys, and their compressed part as values."""
         assert shape.latent is not None
         return entries, entries[..., : shape.latent.kv_lora_rank]
 
     def project(self, y_TH: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
-        """Queries of compressed keys, and entries."""
+        """Return the queries, mapped to the space of compressed keys, and the KV entries."""
         s, m = self._shape, self._latent
         both = F.linear(y_TH, self._projection)
         q, compressed, k_rope = torch.split(
@@ -183,19 +183,19 @@ class MultiHeadLatentAttention(GroupedQueryAttention):
     def attend(
         self, queries: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None = None
     ) -> Tensor:
-        """As of one head of keys; what is found is expanded afterwards."""
+        """Attend to the compressed entries as one KV head, then expand the output to all heads."""
         found = super().attend(queries, keys, values, mask)
         found = found.view(len(queries), self._shape.num_heads, -1).transpose(0, 1)
         return torch.bmm(found, self._v_up).transpose(0, 1).reshape(len(queries), -1)
 
 
 def attention_kind(shape: ModelShape) -> type[GroupedQueryAttention]:
-    """The class of a model's attention."""
+    """Return the attention class of a model."""
     return GroupedQueryAttention if shape.latent is None else MultiHeadLatentAttention
 
 
 def _arranged(rows: Tensor, order: Tensor | None, dim: int = 0) -> Tensor:
-    """Rows (or values) of heads, those of each head in an order."""
+    """Return a tensor whose rows are permuted within each attention head; None keeps the order."""
     if order is None:
         return rows
     heads = torch.unflatten(rows, dim, (-1, len(order)))
@@ -203,21 +203,21 @@ def _arranged(rows: Tensor, order: Tensor | None, dim: int = 0) -> Tensor:
 
 
 class CacheWindow:
-    """Every layer's views into one sequence's KV cache for one pass, cut once and not per layer."""
+    """Views of all layers into one sequence's KV cache for one pass."""
 
     def __init__(self, shape: ModelShape, cache: Tensor, start: int, end: int) -> None:
         past = cache[:, :end].transpose(1, 2)[:, None]  # [layer, 1, slots, position, D]
         keys, values = attention_kind(shape).split(shape, past)
         self.keys, self.values = list(keys.unbind(0)), list(values.unbind(0))
-        #: Where this pass's entries go: [position, slots, D] a layer.
+        #: Views for the entries of this pass, one a layer: [position, slots, D].
         self.new = cache[:, start:end].unbind(0)
-        #: Of each layer, which positions each row sees; None is its own and all before.
+        #: Attention mask of each layer; None is causal.
         self.masks: list[Tensor | None] = [None] * shape.num_layers
         if shape.window is not None:
             self._narrow(shape.window, start, end)
 
     def _narrow(self, window: AttentionWindow, start: int, end: int) -> None:
-        """Hide what the window's layers do not see."""
+        """Hide the positions outside the attention window from the layers that have one."""
         first = window.first(end - 1)
         if not first:
             return

@@ -1,6 +1,7 @@
-"""A layer's routed experts on their way from the gate's choice to the layer's sum.
+"""The routed experts of one layer: inputs, outputs and weighted sum, after the gate has chosen.
 
-Shape letters: T rows (all tokens of this pass), K chosen experts of each, H hidden.
+A *place* is one (row, rank) pair: a token and one of its chosen experts, as a flat index.  Shape
+letters: T rows (all tokens of this pass), K chosen experts of each, H hidden.
 """
 
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -16,12 +17,12 @@ from moebench.substrate.models.device import Device
 from moebench.substrate.models.fused import grouped_swiglu
 from moebench.substrate.terms import Ids
 
-#: An expert's output ``[n, H]`` on so many rows ``[n, H]``.
+#: Returns an expert's output ``[n, H]`` for its input rows ``[n, H]``.
 Compute = Callable[[int, Tensor], Tensor]
 
 
 def places_of(ids_TK: Ids) -> dict[int, list[int]]:
-    """For each active expert, ascending, the flat (row, rank) places that it fills."""
+    """Return the flat (row, rank) indices that each active expert fills, by ascending expert."""
     places: dict[int, list[int]] = {}
     for place, expert in enumerate(ids_TK.ravel().tolist()):
         places.setdefault(expert, []).append(place)
@@ -32,27 +33,27 @@ def places_of(ids_TK: Ids) -> dict[int, list[int]]:
 def _read(
     state: Tensor, rows: list[int] | Tensor, places: list[int] | Tensor, weights: Tensor | None
 ) -> Tensor:
-    """What the experts of some places read ``[n, H]``: their rows, weighed if their weights are."""
+    """Return the expert inputs ``[n, H]`` of some places, multiplied by input weights if any."""
     read = state[rows]
     return read if weights is None else read * weights.view(-1, 1)[places].to(read.dtype)
 
 
 @dataclass(slots=True)
 class Block:
-    """One layer's experts.  Some may be computed while later layers are: it keeps what they read.
+    """Inputs, weights and outputs of one layer's experts, kept until all outputs are summed.
 
     Attributes:
-        device: where it is computed.
+        device: where the sum is computed.
         state: the rows that experts read ``[T, H]``.
-        on_host: the same in host memory, if experts are computed there.
-        weights: of each (row, rank) place ``[T, K]``.
+        on_host: a copy of ``state`` in host memory, if experts are computed there.
+        weights: of each place ``[T, K]``.
         ids: the expert of each place, or -1.
-        places: those that each active expert fills.
+        places: the places that each active expert fills.
         outputs: of each place ``[T·K, H]``.
-        together: these were computed in one product.
-        input_weights: by what each place's expert multiplies what it reads ``[T, K]``, if it does.
-        done: experts whose outputs are there.
-        deferred: of the active experts, those that the next layer adds.
+        together: all outputs were computed in one product.
+        input_weights: factors of the experts' inputs ``[T, K]``, if the model has them.
+        done: experts whose outputs are known.
+        deferred: active experts whose outputs the next layer adds.
     """
 
     layer: int
@@ -69,7 +70,7 @@ class Block:
     deferred: frozenset[int] = frozenset()
 
     def compute(self, experts: Collection[int], compute: Compute) -> None:
-        """Fill these experts' places."""
+        """Compute the outputs of some experts on the device."""
         if not self.together:
             index, top_k = self.device.index, self.weights.shape[1]
             for expert in experts:
@@ -80,7 +81,7 @@ class Block:
         self.done.update(experts)
 
     def compute_on_host(self, experts: Collection[int], compute: Compute) -> None:
-        """The same in host memory; the outputs are then copied to the device."""
+        """Compute the outputs of some experts in host memory and copy them to the device."""
         if not self.together:
             device, top_k, weights = self.device, self.weights.shape[1], self.input_weights
             assert self.on_host is not None, "no expert was to be computed on the host"
@@ -94,7 +95,7 @@ class Block:
         self.done.update(experts)
 
     def compute_stacked(self, experts: Sequence[int], gate_up: Tensor, down: Tensor) -> None:
-        """The same in one grouped product on a CPU, with the experts' matrices in their order."""
+        """Compute some experts in one grouped product on a CPU; matrices are in their order."""
         top_k, filled = self.weights.shape[1], [self.places[expert] for expert in experts]
         places = torch.tensor(list(chain.from_iterable(filled)))
         ends = torch.tensor(list(accumulate(map(len, filled))), dtype=torch.int32)
@@ -103,16 +104,16 @@ class Block:
         self.done.update(experts)
 
     def take(self, outputs: Mapping[int, Tensor]) -> None:
-        """Fill experts' places with what was computed before the layer was dispatched."""
+        """Store expert outputs that were computed before the layer was dispatched."""
         for expert, out in outputs.items():
             self.outputs[self.device.index(self.places[expert])] = self.device.put(out)
         self.done.update(outputs)
 
     def weights_now(self) -> Tensor:
-        """Weights ``[T, K]`` of this layer's sum: what is deferred weighs nothing.
+        """Return the weights ``[T, K]`` of this layer's sum, 0 for deferred experts.
 
         Raises:
-            IntegrityError: an expert of it was never computed.
+            IntegrityError: an expert of the sum was never computed.
         """
         self._check(self.places.keys() - self.deferred)
         if not self.deferred:
@@ -120,10 +121,10 @@ class Block:
         return self.weights.masked_fill(self.filled_by(self.deferred), 0)
 
     def late_sum(self) -> Tensor:
-        """The weighted sum ``[T, H]`` of what was deferred.
+        """Return the weighted sum ``[T, H]`` of the deferred experts' outputs.
 
         Raises:
-            IntegrityError: an expert of it was never computed.
+            IntegrityError: a deferred expert was never computed.
         """
         self._check(self.deferred)
         outputs_TKH = self.outputs.view(*self.weights.shape, -1)
@@ -131,7 +132,7 @@ class Block:
         return torch.bmm(late.to(outputs_TKH.dtype)[:, None], outputs_TKH).squeeze(1)
 
     def filled_by(self, experts: Collection[int]) -> Tensor:
-        """Which places some experts fill ``[T, K]``."""
+        """Return a boolean mask ``[T, K]`` of the places that some experts fill."""
         chosen = set(experts)
         filled = torch.tensor([e in chosen for e in self.ids])
         return self.device.put(filled).view(self.weights.shape)
@@ -142,13 +143,13 @@ class Block:
 
 
 class RoutedAhead(NamedTuple):
-    """A layer that was routed early: with these logits and scores.
+    """Gate results of a layer that was routed one layer early, and its first host outputs.
 
     Attributes:
-        on_host: the state ``[T, H]`` by which it was, in host memory.
-        places: those of its experts.
+        on_host: the state ``[T, H]`` that it was routed by, in host memory.
+        places: the places that each active expert fills.
         outputs: of experts that are computed already, in host memory.
-        input_weights: as of the `Block`, in host memory.
+        input_weights: as in `Block`, in host memory.
     """
 
     on_host: Tensor | None

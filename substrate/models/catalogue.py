@@ -1,7 +1,7 @@
-"""Full-size models, their scale models, and hardware profiles: data, found by name.
+"""Catalogue of full-size models and of their scale models (small trained stand-ins), by name.
 
 A folder of scale models holds ``NAME/`` for each, and ``manifest.json``: for each name the SHA-256
-of its files, its size, how it was trained and what was measured of it.
+of its files, its size, its training and its measured statistics.
 """
 
 import hashlib
@@ -16,20 +16,20 @@ from moebench.substrate.models.config import read_shape, shape_of
 from moebench.substrate.models.fields import shape_of_fields
 from moebench.substrate.models.shape import ModelShape
 
-#: The variable that names a folder with ``models/`` and ``scale/`` in place of those that ship.
+#: Environment variable of a folder whose ``models/`` and ``scale/`` replace those that ship.
 FOLDER_VARIABLE = "MOEBENCH_CATALOGUE"
 
 _FOLDER = Path(os.environ.get(FOLDER_VARIABLE) or Path(__file__).parents[1] / "catalogue")
 MODELS = _FOLDER / "models"
 SCALE = _FOLDER / "scale"
 
-#: What a scale model's folder holds.
+#: Files of a scale model's folder.
 SCALE_FILES = ("config.json", "tokenizer.json", "model.safetensors", "training.json")
 
-#: What the manifest says of each.
+#: Keys of a manifest entry.
 _ENTRY = {"files", "bytes", "parameters", "training", "data", "measured"}
 
-#: What a scale model may choose freely; all else of its shape is its original's.
+#: Shape fields in which a scale model may differ from its original.
 _FREE = {
     "hidden_size", "vocab_size", "num_heads", "num_kv_heads", "head_dim", "expert_width",
     "dense_width", "shared_width", "max_positions", "rope_theta", "rope_type", "rope_scaling",
@@ -38,24 +38,24 @@ _FREE = {
 
 
 def model_names() -> list[str]:
-    """Every full-size model whose shape is known."""
+    """Return the names of all full-size models in the catalogue."""
     return sorted(path.stem for path in MODELS.glob("*.json"))
 
 
-#: What to type for a model that the catalogue lacks.
+#: Part of error messages: how to name a model that the catalogue lacks.
 ANOTHER = "any other: --model path/to/config.json, or a .yaml of its shape"
 
 
 def is_file(model: str) -> bool:
-    """Whether a model is named by the path of its configuration or shape."""
+    """Return whether a model name is the path of a configuration or shape file."""
     return model.endswith((".json", ".yaml", ".yml"))
 
 
 def model_shape(name: str) -> ModelShape:
-    """The shape of a full-size model, by name, or of any by a path.
+    """Return the shape of a model that is given by its catalogue name or by a file's path.
 
     Args:
-        name: of the catalogue; or the path of a ``config.json``, or of the same as YAML, or of a
+        name: a catalogue name, or the path of a ``config.json``, of its keys as YAML, or of a
             YAML file with `ModelShape`'s own fields.
 
     Raises:
@@ -77,25 +77,25 @@ def model_shape(name: str) -> ModelShape:
 
 
 def scale_names() -> list[str]:
-    """Models whose scale model ships with moebench."""
+    """Return the names of the models whose scale model ships with moebench."""
     return sorted(path.parent.name for path in SCALE.glob("*/config.json"))
 
 
 def scale_path(name: str) -> Path:
-    """Where a scale model's checkpoint lies (it may not exist)."""
+    """Return the folder of a model's scale checkpoint, which may not exist."""
     return SCALE / name
 
 
 def verify_target(path: Path) -> str:
-    """What ``moebench models verify`` calls it: its name if it ships, else its folder."""
+    """Return a scale model's argument to ``moebench models verify``: shipped name or folder."""
     return path.name if path.parent == SCALE else path.as_posix()
 
 
 def check_topology(full: ModelShape, found: ModelShape, where: Path) -> None:
-    """A scale model differs from its original in widths, positions and vocabulary only.
+    """Check that a scale model differs from its original in widths, positions and vocabulary only.
 
     Raises:
-        CheckpointError: it differs in something else.
+        CheckpointError: the shapes differ in another field.
     """
     wanted, has = ({**s.model_dump(), "shared": s.shared_width > 0} for s in (full, found))
     for field, value in wanted.items():
@@ -114,12 +114,12 @@ def _text(value: object) -> str:
 
 
 def manifest_file(folder: Path) -> Path:
-    """The manifest of a folder of scale models."""
+    """Return the path of the manifest of a folder of scale models."""
     return folder / "manifest.json"
 
 
 def read_manifest(folder: Path = SCALE) -> dict[str, Any]:
-    """The entries of a folder's manifest by model; empty where there is none.
+    """Return the manifest entries of a folder of scale models by name, empty without a manifest.
 
     Raises:
         InputError: the file is no manifest.
@@ -140,7 +140,7 @@ def read_manifest(folder: Path = SCALE) -> dict[str, Any]:
 
 
 def file_hashes(path: Path) -> dict[str, str]:
-    """SHA-256 of each of a scale model's files.
+    """Return the SHA-256 of each file of a scale model.
 
     Raises:
         CheckpointError: a file is missing or cannot be read.
@@ -156,10 +156,10 @@ def file_hashes(path: Path) -> dict[str, str]:
 
 
 def check_files(path: Path) -> dict[str, Any]:
-    """A scale model's manifest entry, its files' hashes checked.
+    """Check the hashes of a scale model's files and return its manifest entry.
 
     Raises:
-        CheckpointError: the manifest has no entry for it, or a file differs from it.
+        CheckpointError: the manifest has no entry for the model, or a file's hash differs.
     """
     entry = read_manifest(path.parent).get(path.name)
     if entry is None:

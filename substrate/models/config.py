@@ -1,6 +1,6 @@
 """Reads Hugging Face's ``config.json`` into a `ModelShape`: one reader for each ``model_type``.
 
-Every spelling of every family stands here and nowhere else.
+No other module knows the key names of a model family.
 """
 
 import json
@@ -26,7 +26,7 @@ Config = Mapping[str, Any]
 
 
 def read_shape(path: Path) -> ModelShape:
-    """The shape that a ``config.json`` describes.
+    """Return the shape that a ``config.json`` file describes.
 
     Raises:
         CheckpointError: the file is missing, is not JSON, or describes no supported model.
@@ -35,7 +35,7 @@ def read_shape(path: Path) -> ModelShape:
 
 
 def read_config(path: Path) -> dict[str, Any]:
-    """A ``config.json`` as it is.
+    """Return the JSON object of a ``config.json`` file.
 
     Raises:
         CheckpointError: the file is missing, or is no JSON object.
@@ -44,13 +44,13 @@ def read_config(path: Path) -> dict[str, Any]:
 
 
 def shape_of(config: Config, where: str = "config.json") -> ModelShape:
-    """The shape that a configuration describes.
+    """Return the shape that a configuration's keys describe.
 
     Raises:
         CheckpointError: an unknown ``model_type``, or a key that is missing or out of range.
     """
     model_type = config.get("model_type")
-    if model_type == "llama4":  # text inside a model that sees, too
+    if model_type == "llama4":  # A multimodal model nests the text model's configuration.
         inner = config.get("text_config") or {}
         if not isinstance(inner, Mapping):
             raise CheckpointError(f"{where}: text_config is {brief(inner)}; allowed: an object")
@@ -79,7 +79,7 @@ def shape_of(config: Config, where: str = "config.json") -> ModelShape:
 
 
 def common_fields(c: Config) -> dict[str, Any]:
-    """Keys that every Hugging Face decoder configuration spells alike."""
+    """Return the shape fields whose keys are equal in all Hugging Face decoder configurations."""
     heads = c["num_attention_heads"]
     rope: Config = c.get("rope_parameters") or c.get("rope_scaling") or {}
     return {
@@ -99,12 +99,12 @@ def common_fields(c: Config) -> dict[str, Any]:
 
 
 def _given(c: Config, key: str, default: object) -> Any:
-    """What a key says; null is silence, and 0 is not."""
+    """Return a key's value, or the default if the key is missing or null."""
     return default if c.get(key) is None else c[key]
 
 
 def _rope(c: Config, rope: Config) -> dict[str, Any]:
-    """How positions are rotated; the keys are the same in all families that have them."""
+    """Return the rotary-embedding fields, whose keys are equal in all model families."""
     kind = rope.get("rope_type") or rope.get("type") or "default"
     share = rope.get("partial_rotary_factor", c.get("partial_rotary_factor", 1.0))
     fields: dict[str, Any] = {"rope_type": kind}
@@ -138,7 +138,7 @@ def _rope(c: Config, rope: Config) -> dict[str, Any]:
 
 
 def _sliding(c: Config, layers: Iterable[int]) -> dict[str, Any]:
-    """A window over the last positions, where it is shorter than the model's texts."""
+    """Return the sliding-window field, or nothing if the window covers all positions."""
     size, layers = c.get("sliding_window"), tuple(layers)
     if not size or not layers or size >= c.get("max_position_embeddings", 4096):
         return {}
@@ -146,7 +146,7 @@ def _sliding(c: Config, layers: Iterable[int]) -> dict[str, Any]:
 
 
 def _groups(c: Config) -> dict[str, Any]:
-    """Experts in groups, where that limits the choice."""
+    """Return the expert-group field, or nothing if groups do not limit the gate's choice."""
     count, opened = c.get("n_group") or 1, c.get("topk_group") or 1
     return {"gate_groups": (count, opened)} if opened < count else {}
 
@@ -156,13 +156,13 @@ def _softmax_gate(renormalise: bool) -> GateKind:
 
 
 def _sparse_step_dense_layers(c: Config) -> tuple[int, ...]:
-    """Qwen's rule: listed layers, and all but every ``decoder_sparse_step``-th, are dense."""
+    """Return Qwen's dense layers: listed ones, and all but each ``decoder_sparse_step``-th."""
     step, listed = c.get("decoder_sparse_step", 1), c.get("mlp_only_layers") or ()
     return tuple(i for i in range(c["num_hidden_layers"]) if i in listed or (i + 1) % step)
 
 
 def _num_experts(c: Config) -> int:
-    """Transformers 5 writes ``num_local_experts`` where the hub's files say ``num_experts``."""
+    """Return ``num_experts``, which Transformers 5 writes as ``num_local_experts``."""
     return int(c["num_experts"] if "num_experts" in c else c["num_local_experts"])
 
 
@@ -207,13 +207,13 @@ def _qwen3_moe(c: Config) -> dict[str, Any]:
 
 
 def _deepseek_v1(c: Config) -> dict[str, Any]:
-    """DeepSeek-MoE v1 (remote code)."""
+    """Return the shape fields of DeepSeek-MoE v1 (remote code on the hub)."""
     _refuse(c, "attention_bias", True, default=False)
     return _deepseek(c)
 
 
 def _deepseek(c: Config) -> dict[str, Any]:
-    """What DeepSeek-MoE v1, DeepSeek-V2 and GLM-4.5 spell alike."""
+    """Return the fields whose keys DeepSeek-MoE v1, DeepSeek-V2 and GLM-4.5 share."""
     first, step = c.get("first_k_dense_replace", 0), c.get("moe_layer_freq", 1)
     return {
         "num_experts": c["n_routed_experts"],
@@ -249,10 +249,10 @@ def _refuse(c: Config, key: str, value: object, default: object) -> None:
 
 
 def _xverse(c: Config) -> dict[str, Any]:
-    """XVERSE-MoE (remote code).
+    """Return the shape fields of XVERSE-MoE (remote code on the hub).
 
-    Names and mathematics are those of SGLang's ``xverse_moe.py`` and of the SMoE authors' module.
-    The two differ in one thing, whether a silent configuration renormalises: it must say.
+    Tensor names and computation follow SGLang's ``xverse_moe.py`` and the SMoE authors' module.
+    They differ in the default of ``norm_topk_prob``, so the configuration must have this key.
     """
     if "norm_topk_prob" not in c:
         raise ValueError(

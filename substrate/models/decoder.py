@@ -1,4 +1,4 @@
-"""One compact decoder for all families: the real mathematics behind the model's verbs.
+"""The decoder that computes the forward pass of all model families (implements `Model`).
 
 Shape letters: B sequences, T rows (all tokens of this pass), H hidden, E experts, K chosen.
 """
@@ -27,21 +27,22 @@ from moebench.substrate.models.shape import ROPE_TYPES, ModelShape
 from moebench.substrate.models.states import Foreseen, Prefilled
 from moebench.substrate.terms import Gate, Ids, Lookahead, Phase, Scores
 
-#: More (row, rank) places than this are a prefill: experts then run one by one on all their rows.
+#: Most (row, rank) places that are computed in one product.  More places are a prefill, in which
+#: experts run one by one, each on all its rows.
 GATHERED_PLACES = 64
 
 
 class Decoder:
-    """The real mathematics, on torch, in one dtype.
+    """The forward pass of a model, computed with torch in one dtype.
 
     Results do not depend on the order in which a layer's experts are computed: outputs are
     gathered and summed by rank, so a lossless system reproduces the resident model bit for bit.
 
     Args:
-        common: tensors of the device.
-        reuse_predictions: let a complete prediction stand for the next layer's attention and gate.
-            Only where time is virtual: on a real machine it would make a measured step vanish.
-        reads_state: the gate's read-back brings the state, too, which host experts compute with.
+        common: non-expert weights, on the device.
+        reuse_predictions: use a complete prediction as the next layer's attention and gate.  Only
+            for virtual time: on a real machine, the layer's measured time would be missing.
+        reads_state: the gate's read-back includes the state, with which host experts compute.
     """
 
     def __init__(
@@ -92,14 +93,14 @@ class Decoder:
                 "shorten the prompts or --new-tokens"
             )
         dims = (s.num_layers, longest, *attention_kind(s).entry(s))
-        #: For each sequence ``[layer, position, *entry]``.
+        #: KV cache of each sequence: ``[layer, position, *entry]``.
         self._caches = [self._embedding.new_zeros(dims) for _ in prompts]
         self._rotations = Rotations(s, longest, self._embedding.dtype, self._device)
         self._ahead = None
-        #: By layer, those that were routed ahead and have not been summed.
+        #: Layers that were routed ahead and have not been summed.
         self._routed_ahead: dict[int, RoutedAhead] = {}
-        #: The layer that was dispatched last, until the next one's gate; by layer, those of which
-        #: not all outputs were added; and the one that deferred some to this layer.
+        #: The layer that was dispatched last (until the next gate); all layers with outputs that
+        #: were not added yet; and the layer that deferred outputs to the current one.
         self._block: Block | None = None
         self._blocks: dict[int, Block] = {}
         self._carried: Block | None = None
@@ -111,7 +112,7 @@ class Decoder:
         self.history: list[Tensor] = []
 
     def embed(self, phase: Phase) -> int:
-        """Rows of all sequences, one after the other: ``[T, H]``."""
+        """Embed the next tokens of all sequences as rows ``[T, H]`` and return T."""
         self._new = (
             [len(p) for p in self._tokens] if phase == "prefill" else [1] * len(self._tokens)
         )
@@ -127,15 +128,15 @@ class Decoder:
         return len(ids)
 
     def attend(self, layer: int) -> None:
-        """Pre-normed attention added to the residual."""
+        """Add the layer's attention output to the residual."""
         ahead = self._ahead
         self._x = ahead.attended if ahead else self._attended(layer, self._x)
 
     def _attended(self, layer: int, x_TH: Tensor) -> Tensor:
-        """Residual plus attention over cached and new positions, which enter the cache.
+        """Return the residual plus attention, and write the new positions to the KV cache.
 
-        Only `embed` moves the cache's length, so a prediction may run the next layer here: what it
-        writes lies beyond that layer's length and is overwritten by the true pass.
+        Only `embed` changes the cache's length, so a prediction may run the next layer here: its
+        entries are beyond the cached positions, and the true pass overwrites them.
         """
         w = self._layers[layer]
         attention = w.attention
@@ -143,7 +144,7 @@ class Decoder:
         return attention.add(x_TH, self._found(layer, attention, q, kv))
 
     def _found(self, layer: int, attention: GroupedQueryAttention, q: Tensor, kv: Tensor) -> Tensor:
-        """What every row finds among its sequence's positions ``[T, heads · D]``."""
+        """Return the attention output of all rows ``[T, heads · D]``, one sequence at a time."""
         single = len(self._new) == 1
         queries = (q,) if single else torch.split(q, self._new)
         entries = (kv,) if single else torch.split(kv, self._new)
@@ -157,7 +158,7 @@ class Decoder:
     # ------------------------------------------------------------------ the MoE block
 
     def gate(self, layer: int) -> Gate:
-        """Score the normalised hidden state; the choice is torch's top-k of the scores."""
+        """Return the gate scores of the normalised state and the model's own top-k experts."""
         self._y, self._logits, self._scores = own = self._scored(layer, self._x, self._ahead)
         self._ahead, self._block = None, None
         self._shared_out: Tensor | None = None
@@ -166,7 +167,7 @@ class Decoder:
         _, logits, scores = own
         ids = own_choice(self.shape, logits, scores)
         state = (self._y,) if self._reads_state else ()
-        # The one place in a layer where the control thread waits for the device.
+        # The control thread waits for the device only here in each layer.
         scores, ids, *read = self._device.read(scores, ids, *state)
         self._read_state = read[0] if read else None
         return Gate(scores.numpy(), ids.numpy())
@@ -174,14 +175,14 @@ class Decoder:
     def _scored(
         self, layer: int, x: Tensor, ahead: Foreseen | None = None
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Normalised state ``[T, H]``, gate logits and scores ``[T, E]`` of a layer."""
+        """Return a layer's normalised state ``[T, H]``, gate logits and scores ``[T, E]``."""
         if ahead:
             return ahead.scored
         y = self._layers[layer].mlp_norm(x)
         return y, *self._layers[layer].gated(y)
 
     def dispatch(self, layer: int, ids_TK: Ids, weigh_as_TK: Ids) -> dict[int, int]:
-        """Group rows by expert and fix the weights."""
+        """Group rows by expert, fix the experts' weights, and return each expert's row count."""
         ids = weigh_as = self._device.put(torch.from_numpy(ids_TK))
         if weigh_as_TK is not ids_TK:
             weigh_as = self._device.put(torch.from_numpy(weigh_as_TK))
@@ -203,10 +204,10 @@ class Decoder:
         return {expert: len(filled) for expert, filled in places.items()}
 
     def _gathered(self, layer: int, ids_TK: Tensor, read_as_TK: Tensor | None) -> Tensor | None:
-        """Outputs of every (row, rank) place ``[T·K, H]`` in one product, where that is cheaper.
+        """Return the outputs of all (row, rank) places ``[T·K, H]`` from one product, if cheaper.
 
-        Only what `compute` was called for enters a sum, so this is no shortcut in time: the
-        machine still says when each expert could have been computed.
+        This changes no measured time: the machine still times every expert for which `compute` is
+        called, and only those enter the sum.
         """
         if ids_TK.numel() > GATHERED_PLACES:
             return None
@@ -222,7 +223,7 @@ class Decoder:
         return torch.bmm(F.silu(gate) * up, matrices[1]).squeeze(1)
 
     def compute(self, layer: int, experts: Sequence[int]) -> None:
-        """SwiGLU of experts on the rows that chose them."""
+        """Compute the SwiGLU of experts on the rows that chose them."""
         block = self._blocks[layer]
         stacked = None if block.together else self.experts.stacked(layer, experts)
         if stacked is None:
@@ -231,7 +232,7 @@ class Decoder:
             block.compute_stacked(experts, *stacked)
 
     def compute_on_host(self, layer: int, experts: Sequence[int], ahead: bool = False) -> None:
-        """The same with the host's matrices; ``ahead`` on the state that the layer is routed by."""
+        """Compute experts with the host's matrices; ``ahead``: on the state of early routing."""
         swiglu = partial(self._swiglu, layer, on_host=True)
         if ahead:
             self._routed_ahead[layer].compute(experts, self.shape.top_k, swiglu)
@@ -242,13 +243,13 @@ class Decoder:
         return self._expert(rows, *self.experts.matrices(layer, expert, on_host))
 
     def shared(self, layer: int) -> None:
-        """Shared experts on all rows."""
+        """Compute the shared experts on all rows."""
         self._shared_out = self._layers[layer].shared_experts(self._y)
 
     def combine(self, layer: int) -> None:
-        """Residual plus routed and shared experts."""
+        """Add the outputs of routed and shared experts to the residual."""
         block, routed = self._blocks[layer], self._routed_ahead.pop(layer, None)
-        if not block.deferred:  # otherwise the host may not have come to it
+        if not block.deferred:  # The host may still be computing deferred experts.
             del self._blocks[layer]
         if routed is not None:
             block.take(routed.outputs)
@@ -262,19 +263,19 @@ class Decoder:
             self._x = self._x + carried.late_sum()
 
     def _mixed(self, block: Block, weights_TK: Tensor) -> Tensor:
-        """Residual plus shared experts plus the weighted sum over ranks ``[T, H]``."""
+        """Return the residual plus shared experts plus the weighted sum over ranks ``[T, H]``."""
         x = self._x if self._shared_out is None else self._x + self._shared_out
         outputs_TKH = block.outputs.view(*weights_TK.shape, -1)
         weights_T1K = weights_TK.to(x.dtype)[:, None]
         return torch.baddbmm(x[:, None], weights_T1K, outputs_TKH).squeeze(1)
 
     def dense(self, layer: int) -> None:
-        """Residual plus a dense SwiGLU block."""
+        """Add the output of a dense layer's SwiGLU block to the residual."""
         w = self._layers[layer]
         self._x = self._x + fused_swiglu(w.mlp_norm(self._x), *w.dense)
 
     def predict(self, layer: int, later: int, done: Sequence[int], lookahead: Lookahead) -> Scores:
-        """A later layer's scores: by its gate on this layer's state, or on its partial output."""
+        """Return predicted gate scores of a later layer, from this layer's state or part output."""
         if lookahead is Lookahead.NORMED:
             return self._numpy(self._layers[later].gated(self._y)[1])
         if lookahead is Lookahead.GATE:
@@ -292,12 +293,12 @@ class Decoder:
         if block is not None:
             weights, complete = block.weights, len(done) == len(block.places)
             exact = complete and not block.deferred and self._carried is None
-            if not complete:  # an expert that is not done yet weighs nothing
+            if not complete:  # The prediction leaves out experts that are not computed yet.
                 weights = weights * block.filled_by(done)
             mixed = self._mixed(block, weights)
         attended = self._attended(layer + 1, mixed)
         scored = self._scored(layer + 1, attended)
-        # Of several predictions the last one is in the KV cache.
+        # The KV cache holds the entries of the last prediction.
         exact = exact and self._reuse_predictions
         self._ahead = Foreseen(mixed, attended, scored) if exact else None
         return self._numpy(scored[2])
@@ -307,16 +308,16 @@ class Decoder:
         return array
 
     def _unattended(self, later: int, lookahead: Lookahead) -> Tensor:
-        """What a later layer's gate reads if its attention is the identity."""
+        """Return a later layer's gate input under the assumption of identity attention."""
         x = self._y if self._shared_out is None else self._y + self._shared_out
         x = x + self._x if lookahead is Lookahead.SHARED_RESIDUAL else x
         return x + self._layers[later].attention_norm(x)
 
     def route_ahead(self, layer: int, ids_TK: Ids) -> None:
-        """Keep this layer's normalised state, and what the next layer's gate says of it."""
+        """Store the gate results of a layer that is routed on the layer before's state."""
         logits, scores = self._layers[layer].gated(self._y)
         read_as = None
-        if self.shape.weighs_input:  # as far as is known: what is dispatched may weigh otherwise
+        if self.shape.weighs_input:  # These weights are provisional: `dispatch` may set others.
             ids = self._device.put(torch.from_numpy(ids_TK))
             read_as = gate_weights(self.shape, logits, scores, ids, True)
             (read_as,) = self._device.read(read_as)
@@ -328,15 +329,16 @@ class Decoder:
         """Add these experts' outputs one layer later."""
         assert self._block is not None, "dispatch comes before"
         self._block.deferred = frozenset(experts)
-        self._ahead = None if experts else self._ahead  # they are in what was predicted
+        # A stored prediction includes the outputs that are now deferred.
+        self._ahead = None if experts else self._ahead
 
     def hidden(self, layer: int) -> np.ndarray:
-        """The normalised state ``[T, H]``, by which a later layer is routed ahead, too."""
+        """Return the normalised state ``[T, H]``, which also routes a later layer ahead."""
         state = self._read_state
         return self._numpy(self._y.float()) if state is None else state.float().numpy()
 
     def embedding(self) -> np.ndarray:
-        """Mean token embedding of each prompt ``[B, H]``."""
+        """Return the mean token embedding of each prompt ``[B, H]``."""
         prompts = map(self._device.index, self._prompts)
         return self._numpy(
             torch.stack([self._embedding[prompt].float().mean(0) for prompt in prompts])
@@ -345,7 +347,7 @@ class Decoder:
     # ------------------------------------------------------------------ the end of a pass
 
     def head(self) -> list[int]:
-        """Append and return the next token of each sequence: a forced one, or its own choice."""
+        """Append and return the next token of each sequence: its forced token or the argmax."""
         last = self._device.put(torch.from_numpy(np.cumsum(self._new) - 1))
         return self._choose(self._head(self._x[last]))
 
@@ -361,26 +363,26 @@ class Decoder:
         return chosen
 
     def pass_logits(self) -> list[Tensor]:
-        """Logits ``[rows, V]`` of each sequence at every position of the last pass."""
+        """Return each sequence's logits ``[rows, V]`` at all positions of the last pass."""
         return list(torch.split(self._head(self._x), self._new))
 
     def _head(self, x: Tensor) -> Tensor:
         return F.linear(self._final_norm(x), self._head_weight, self._head_bias).float()
 
     def prefilled(self) -> Prefilled:
-        """What the prefill that just ended left behind."""
+        """Return copies of the KV caches and logits of the prefill that just ended."""
         caches = [cache[:, :n].clone() for cache, n in zip(self._caches, self._cached, strict=True)]
         return Prefilled(caches, self.history[0])
 
     def take_prefill(self, prefilled: Prefilled) -> list[int]:
-        """After `begin`: go on as if these prompts had just been prefilled; the first tokens."""
+        """Restore a stored prefill of the prompts after `begin`, and return the first tokens."""
         self._cached = [cache.shape[1] for cache in prefilled.caches]
         for mine, theirs in zip(self._caches, prefilled.caches, strict=True):
             mine[:, : theirs.shape[1]] = theirs
         return self._choose(prefilled.logits)
 
     def full_logits(self, texts: Sequence[Sequence[int]]) -> list[Tensor]:
-        """Lossless logits ``[len, V]`` of whole texts in one batched pass: the reference.
+        """Return the lossless reference logits ``[len, V]`` of whole texts from one batched pass.
 
         Every expert is resident and the model's own top-k is used.
         """

@@ -1,39 +1,39 @@
-"""How a decoder's numbers get to the device that computes, and back."""
+"""Tensor transfers between host memory and the device on which a decoder computes."""
 
 from typing import Protocol
 
 from torch import Tensor
 
-#: What picks rows of a tensor: numbers, or, on a device, a tensor of them that is there.
+#: Row indices of a tensor: a list, or a tensor that is already on the device.
 Index = list[int] | Tensor
 
 
 class Device(Protocol):
-    """Where a decoder computes.  Only `read` makes the calling thread wait."""
+    """A device on which a decoder computes.  Only `read` makes the calling thread wait."""
 
     def put(self, values: Tensor) -> Tensor:
-        """Values from host memory on the device; what is submitted later sees them."""
+        """Copy values from host memory to the device, for operations that are submitted later."""
 
     def index(self, places: list[int]) -> Index:
-        """Places by which a tensor of the device is indexed."""
+        """Return row indices in the form that indexes a tensor of the device."""
 
     def read(self, *values: Tensor) -> tuple[Tensor, ...]:
-        """Values of the device in host memory, once they are computed."""
+        """Wait until values of the device are computed, and return them in host memory."""
 
 
 class Cpu:
-    """The processor: everything is where it is needed."""
+    """The CPU as the decoder's device: no value needs a copy."""
 
     def put(self, values: Tensor) -> Tensor:
-        """The values themselves."""
+        """Return the values unchanged: the device's memory is host memory."""
         return values
 
     def index(self, places: list[int]) -> Index:
-        """The places themselves."""
+        """Return the row indices unchanged."""
         return places
 
     def read(self, *values: Tensor) -> tuple[Tensor, ...]:
-        """The values themselves."""
+        """Return the values unchanged: they are computed and in host memory."""
         return values
 
 

@@ -1,4 +1,4 @@
-"""Random weights in a model's shape: copying and computing with them costs what its own would."""
+"""Random weights in a model's shape, to measure times without the model's checkpoint."""
 
 import math
 
@@ -8,18 +8,15 @@ from torch import Tensor
 from moebench.substrate.models.naming import common_tensors
 from moebench.substrate.models.shape import ModelShape
 
-#: So many numbers of experts are made at most.  They are far more than any cache of a processor or
-#: of a disk holds, so that every copy comes from where a real one would.
+#: Most distinct random numbers of all experts: far more than the caches of a processor or a disk
+#: hold, so that every copy reads from the same memory as with real weights.
 MOST_VALUES = 1 << 30
 
 
 class DummyWeights:
-    """Random weights, the same for every run; what a model says with them is noise.
+    """Random weights, equal in every run; a model generates noise with them.
 
-    Where all experts together have more than `MOST_VALUES` numbers, several share a record.
-
-    Args:
-        most: in place of `MOST_VALUES`.
+    If all experts together have more than ``most`` numbers, several experts share a record.
     """
 
     store = None
@@ -30,7 +27,7 @@ class DummyWeights:
         self.distinct = min(total, max(1, most // shape.expert_params))
 
     def common(self, dtype: torch.dtype) -> dict[str, Tensor]:
-        """Every tensor that is not a routed expert's, by our name; norms do not scale."""
+        """Return random non-expert weights by moebench's tensor names; all norm weights are 1."""
         generator = torch.Generator().manual_seed(0)
         return {
             name: torch.ones(spec.dims, dtype=dtype)
@@ -40,7 +37,7 @@ class DummyWeights:
         }
 
     def expert_record(self, layer: int, expert: int, dtype: torch.dtype) -> Tensor:
-        """One routed expert as a flat record ``[3·I·H]``."""
+        """Return the random weights of a routed expert as a flat record ``[3·I·H]``."""
         seed = 1 + layer * self.shape.num_experts + expert
         generator = torch.Generator().manual_seed(seed)
         scale = 1 / math.sqrt(self.shape.hidden_size)
@@ -50,5 +47,5 @@ class DummyWeights:
 
 
 def _drawn(dims: tuple[int, ...], dtype: torch.dtype, generator: torch.Generator) -> Tensor:
-    """Of a size at which states neither vanish nor grow beyond all bounds."""
+    """Return random weights, scaled so that hidden states neither vanish nor overflow."""
     return torch.empty(dims, dtype=dtype).normal_(0, 1 / math.sqrt(dims[-1]), generator=generator)
