@@ -1,4 +1,4 @@
-"""Expert records in one file: the disk tier, whose records can be read one by one."""
+"""Expert store: a file of expert records (an expert's weights as bytes), the disk tier."""
 
 import fcntl
 import os
@@ -21,47 +21,47 @@ ALIGNMENT = 4096
 
 
 class Weights(Protocol):
-    """What a model computes with: a checkpoint's weights, or dummies in its shape.
+    """The weights of a model: a checkpoint's, or random ones in the model's shape.
 
     Attributes:
-        distinct: how many experts have records of their own; counted through all layers, the n-th
-            has that of the (n mod distinct)-th.
-        store: where they are records of a file already; else None.
+        distinct: number of experts with a record of their own; counted through all layers, the n-th
+            expert shares the record of the (n mod distinct)-th.
+        store: the file in which the experts are records already, or None.
     """
 
     shape: ModelShape
 
     @property
     def distinct(self) -> int:
-        """See above."""
+        """Number of experts with a record of their own."""
 
     @property
     def store(self) -> "ExpertStore | None":
-        """See above."""
+        """Existing file of expert records, or None."""
 
     def common(self, dtype: torch.dtype) -> dict[str, Tensor]:
-        """Every tensor that is not a routed expert's, by our name."""
+        """Return all non-expert weights by moebench's tensor names."""
 
     def expert_record(self, layer: int, expert: int, dtype: torch.dtype) -> Tensor:
-        """One routed expert as a flat record ``[3·I·H]``."""
+        """Return a routed expert's weights as a flat record ``[3·I·H]``."""
 
 
 def own_records(weights: Weights) -> Iterator[tuple[int, int]]:
-    """Layer and expert of each record that is no other expert's."""
+    """Return (layer, expert) of all experts with a record of their own."""
     shape = weights.shape
     return islice(product(shape.moe_layers, range(shape.num_experts)), weights.distinct)
 
 
 def stored_record(weights: Weights, layer: int, expert: int, made: RecordFormat) -> Tensor:
-    """One routed expert's record in a format."""
+    """Return a routed expert's record in the format ``made``."""
     return made.encode(weights.expert_record(layer, expert, made.state_dtype))
 
 
 def require_room(path: Path, needed: int, option: str) -> None:
-    """Refuse to begin with records for which a disk has no room.
+    """Check that the disk of ``path`` has ``needed`` bytes free for expert records.
 
     Raises:
-        CheckpointError: it has fewer bytes free.
+        CheckpointError: fewer bytes are free.
     """
     free = shutil.disk_usage(path.parent).free
     if needed > free:
@@ -73,14 +73,14 @@ def require_room(path: Path, needed: int, option: str) -> None:
 
 @dataclass(frozen=True, slots=True)
 class ExpertStore:
-    """Expert records in one file, aligned, readable one by one: the disk tier itself."""
+    """A file of aligned expert records, which can be read one by one."""
 
     path: Path
     shape: ModelShape
     stored_as: StoredAs
     #: As in `Weights`; None is all experts.
     distinct: int | None = None
-    #: What a record holds.
+    #: Format of the records.
     format: RecordFormat = field(init=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -88,22 +88,22 @@ class ExpertStore:
 
     @property
     def record_bytes(self) -> int:
-        """Bytes that a record holds."""
+        """Bytes of a record without padding."""
         return self.format.record_bytes
 
     @property
     def stride_bytes(self) -> int:
-        """Distance between the starts of two records."""
+        """Bytes between the starts of two neighbouring records."""
         return -(-self.record_bytes // ALIGNMENT) * ALIGNMENT
 
     def offset(self, layer: int, expert: int) -> int:
-        """Where an expert's record starts."""
+        """Return the byte offset of an expert's record in the file."""
         index = self.shape.moe_layers.index(layer) * self.shape.num_experts + expert
         return index % self._count * self.stride_bytes
 
     @classmethod
     def build(cls, weights: Weights, path: Path, stored_as: StoredAs) -> "ExpertStore":
-        """Write every expert's record, in place by a rename; a finished store is reused."""
+        """Write all expert records and return the store, or reuse a finished one at ``path``."""
         if weights.store is not None and weights.store.stored_as == stored_as:
             return weights.store
         store = cls(path, weights.shape, stored_as, weights.distinct)
@@ -114,7 +114,7 @@ class ExpertStore:
         partial = path.with_suffix(".partial")
         descriptor = os.open(partial, os.O_RDWR | os.O_CREAT, 0o644)
         with os.fdopen(descriptor, "r+b") as file:
-            # A second run waits here, and then finds the first one's store finished.
+            # A second run waits for this lock, and then finds the first run's store finished.
             fcntl.flock(file, fcntl.LOCK_EX)
             if store._finished():
                 partial.unlink(missing_ok=True)
@@ -134,7 +134,7 @@ class ExpertStore:
 
     @property
     def total_bytes(self) -> int:
-        """Bytes of the whole file."""
+        """Size of the file in bytes."""
         return self._count * self.stride_bytes
 
     @property

@@ -1,4 +1,4 @@
-"""Fields that describe a model, checked before anything is made of them."""
+"""Checks of the configuration fields of a model, before a `ModelShape` is made from them."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -29,10 +29,10 @@ _MAY_BE_0 = {
 
 
 def check_counts(config: Mapping[str, Any]) -> None:
-    """Refuse counts that are no whole numbers, or far from what any model has.
+    """Check that all counts in a ``config.json`` are whole numbers in a plausible range.
 
     Raises:
-        InputError: names the key and its value.
+        InputError: a count is not; the message names its key and value.
     """
     for key in _COUNTS:
         if config.get(key) is not None:
@@ -41,11 +41,11 @@ def check_counts(config: Mapping[str, Any]) -> None:
 
 
 def shape_of_fields(fields: Mapping[str, Any], where: str) -> ModelShape:
-    """The shape that its own fields give: `ModelShape`'s, of which a few have defaults here.
+    """Return the `ModelShape` with the given fields; some required ones have defaults here.
 
     Args:
         fields: ``num_layers``, ``hidden_size``, ``vocab_size``, ``num_heads``, ``num_experts``,
-            ``top_k``, ``expert_width``, and whatever else differs from the defaults.
+            ``top_k``, ``expert_width``, and every other field that differs from its default.
 
     Raises:
         CheckpointError: a field is missing, unknown or out of range.
@@ -62,11 +62,11 @@ def shape_of_fields(fields: Mapping[str, Any], where: str) -> ModelShape:
 
 
 def first_line(error: Exception) -> str:
-    """What is wrong, in one line that names the field and its value."""
+    """Return an exception's message in one line, with the field and value for pydantic errors."""
     if isinstance(error, ValidationError):
         detail = error.errors()[0]
         field = ".".join(map(str, detail["loc"]))
-        if not field:  # several fields contradict each other; the message names them
+        if not field:  # Several fields contradict each other; the message names them.
             return f"shape: {detail['msg']}"
         return f"{field} is {brief(detail['input'])}: {detail['msg']}"
     return (str(error).splitlines() or [type(error).__name__])[0]

@@ -1,9 +1,9 @@
-"""What the engine asks of a model, step by step, and where a model finds its experts.
+"""The `Model` protocol, the steps of a forward pass, and the `Experts` protocol, expert matrices.
 
-A `Model` answers; it never decides.  The engine calls its verbs in order (embed, attend, gate,
-dispatch, compute, ..., combine, head) and a machine prices or times each.
-`substrate.models.decoder.Decoder` does the real mathematics, `substrate.traces.passes.TracedModel`
-answers the same verbs from a recorded trace.
+The engine makes all decisions and calls a model's methods in order (embed, attend, gate, dispatch,
+compute, ..., combine, head); a machine prices or times each call.
+`substrate.models.decoder.Decoder` computes the forward pass, and
+`substrate.traces.passes.TracedModel` replays a recorded trace.
 
 Shape letters: B sequences, T rows (all tokens of this pass), H hidden, E experts, K chosen.
 """
@@ -22,29 +22,30 @@ if TYPE_CHECKING:
 
 
 class Experts(Protocol):
-    """Where the mathematics finds an expert's matrices: in memory, or in the slots of a device."""
+    """Access to the matrices of experts, in memory or in the slots of a device."""
 
     def matrices(self, layer: int, expert: int, on_host: bool = False) -> "tuple[Matrix, ...]":
-        """Gate above up ``[2·I, H]``, and down ``[H, I]``; where the host finds them, for it.
+        """Return gate over up ``[2·I, H]``, down ``[H, I]`` and their biases ``[2·I]``, ``[H]``.
 
-        They may be packed.  Then their biases ``[2·I]`` and ``[H]``, if experts have some.
+        Matrices may be packed.  Models without expert biases have none.  ``on_host``: return those
+        in host memory.
         """
 
     def stacked(self, layer: int, experts: Sequence[int]) -> "tuple[Tensor, ...] | None":
-        """Copies of several experts' matrices: ``[n, 2·I, H]`` and ``[n, H, I]``.
+        """Return copies of n experts' matrices, ``[n, 2·I, H]`` and ``[n, H, I]``, or None.
 
-        Only where that is cheaper than one product for each; else None.
+        None means that a product for each expert is cheaper.
         """
 
     def gathered(self, layer: int, experts: "Tensor") -> "tuple[Tensor, Tensor] | None":
-        """Several experts' matrices, transposed: ``[n, H, 2·I]`` and ``[n, I, H]``.
+        """Return n experts' matrices, transposed: ``[n, H, 2·I]`` and ``[n, I, H]``, or None.
 
-        Only where all are in memory and small; else None.
+        None unless all experts are in memory and small.
         """
 
 
 class Model(Protocol):
-    """The verbs of a forward pass.  One pass is a prefill of B prompts or one token for each."""
+    """The steps of a forward pass: a prefill of B prompts, or one token of each sequence."""
 
     shape: ModelShape
 
@@ -54,25 +55,25 @@ class Model(Protocol):
         new_tokens: int,
         forced: Sequence[Sequence[int]] = (),
     ) -> None:
-        """Start a batch: prompts as token ids, and how many tokens each will generate at most.
+        """Start a batch of prompts (token ids) that generate at most ``new_tokens`` tokens each.
 
-        ``forced`` holds, for each sequence, tokens that are taken instead of its own first choices.
+        ``forced`` holds, for each sequence, tokens that replace the first ones that it chooses.
         """
 
     def embed(self, phase: Phase) -> int:
-        """Feed the prompts, or the last chosen tokens; returns the number of rows T."""
+        """Embed the prompts or the last chosen tokens, and return the number of rows T."""
 
     def attend(self, layer: int) -> None:
-        """Attention of a layer, its KV cache extended."""
+        """Compute a layer's attention and extend its KV cache."""
 
     def gate(self, layer: int) -> Gate:
-        """Scores of all experts and the model's own choice."""
+        """Return the gate scores of all experts and the model's own top-k choice."""
 
     def dispatch(self, layer: int, ids_TK: Ids, weigh_as_TK: Ids) -> dict[int, int]:
-        """Fix the experts of each row; returns active experts (ascending) with their row counts.
+        """Set each row's experts, and return the row counts of active experts by ascending id.
 
-        ``weigh_as_TK`` names, position by position, the expert whose gate weight is used.  -1
-        stands for no expert: it weighs nothing, and gates that renormalise do so over the others.
+        ``weigh_as_TK`` has the expert whose gate weight each position uses.  -1 is no expert:
+        its weight is 0, and gates that renormalise do so over the other experts.
         """
 
     def compute(self, layer: int, experts: Sequence[int]) -> None:
@@ -85,7 +86,7 @@ class Model(Protocol):
         """
 
     def defer(self, layer: int, experts: Sequence[int]) -> None:
-        """Outputs of these active experts are added by the next layer's `combine`."""
+        """Leave the outputs of these active experts to the next layer's `combine`."""
 
     def shared(self, layer: int) -> None:
         """Compute the shared experts on all rows."""
@@ -94,28 +95,27 @@ class Model(Protocol):
         """Add the weighted sum of the routed experts, and the shared ones, to the residual."""
 
     def dense(self, layer: int) -> None:
-        """The feed-forward block of a layer without routed experts."""
+        """Compute the feed-forward block of a layer without routed experts."""
 
     def predict(self, layer: int, later: int, done: Sequence[int], lookahead: Lookahead) -> Scores:
-        """Scores ``[T, E]`` that a later layer's gate would give, from the experts ``done``.
+        """Return predicted gate scores ``[T, E]`` of a later layer, from the experts ``done``.
 
         Raises:
-            UsageError: this model makes no predictions of that kind.
+            UsageError: the model makes no predictions of that kind.
         """
 
     def route_ahead(self, layer: int, ids_TK: Ids) -> None:
-        """Route ``layer`` one layer early: by its gate on the state that the current one has read.
+        """Route ``layer`` one layer early, with its gate on the current layer's gate input.
 
-        These scores weigh its experts, of which ``ids_TK`` will be dispatched; that state is what
-        `compute_on_host` reads of those that it computes ahead.  Its own gate is still asked for
-        what it would have chosen.
+        The layer's experts ``ids_TK`` are weighed by these scores, and `compute_on_host` computes
+        them ahead on that state.  `gate` is still called and returns the layer's own choice.
         """
 
     def hidden(self, layer: int) -> "np.ndarray":
-        """The state ``[T, H]`` that the layer's gate has read; the current one's, of one ahead."""
+        """Return the gate input ``[T, H]`` of the current layer, also for a layer routed ahead."""
 
     def embedding(self) -> "np.ndarray":
-        """Mean token embedding of each prompt ``[B, H]``."""
+        """Return the mean token embedding of each prompt ``[B, H]``."""
 
     def head(self) -> list[int]:
-        """Choose each sequence's next token (greedy; ties to the lowest id)."""
+        """Choose and return each sequence's next token (greedy; ties to the lowest id)."""
