@@ -1,7 +1,7 @@
-"""What a record holds: an expert's numbers as a checkpoint has them, or quantised and packed.
+"""Formats of expert records (an expert's weights as bytes): full precision or quantised.
 
-Whatever counts, moves or keeps records asks the format for their bytes; whatever computes with one
-asks it for the expert's matrices.
+Code that counts, moves or stores records uses the format's sizes; code that computes with a record
+uses the format's ``matrices``.
 """
 
 import torch
@@ -10,16 +10,16 @@ from torch import Tensor
 from moebench.substrate.models.quantised import PACKINGS, PackedMatrix, order
 from moebench.substrate.models.shape import ExpertDtype, ModelShape, check_quantises
 
-#: What experts are stored as.
+#: Storage type of experts.
 StoredAs = torch.dtype | ExpertDtype
 
 
 def unpack(shape: ModelShape, record: Tensor) -> tuple[Tensor, ...]:
-    """Records ``[..., 3·I·H]`` as two matrices each, without copying.
+    """Return the matrices in full-precision records ``[..., 3·I·H]``, without copying.
 
     Returns:
-        gate above up ``[..., 2·I, H]``, and down ``[..., H, I]``; where experts have biases, then
-        these: ``[..., 2·I]`` and ``[..., H]``.
+        gate over up ``[..., 2·I, H]`` and down ``[..., H, I]``; if experts have biases, also these:
+        ``[..., 2·I]`` and ``[..., H]``.
     """
     width, hidden = shape.expert_width, shape.hidden_size
     lead, half = record.shape[:-1], 2 * width * hidden
@@ -32,14 +32,14 @@ def unpack(shape: ModelShape, record: Tensor) -> tuple[Tensor, ...]:
 
 
 class FullPrecision:
-    """A record is the expert's flat numbers ``[3·I·H]``, biases after them.
+    """Record format with the expert's weights in one dtype, flat ``[3·I·H]``, then its biases.
 
     Attributes:
         dtype: of a record's elements.
-        state_dtype: what experts read and write, and what records are made from.
-        values: elements of a record.
-        name: tells files with records apart.
-        notes: what a reader of a run's figures must know.
+        state_dtype: dtype of experts' inputs and outputs, and of the weights that are encoded.
+        values: number of elements of a record.
+        name: identifies the format in the names of files with records.
+        notes: remarks that are printed with a run's figures.
     """
 
     def __init__(self, shape: ModelShape, dtype: torch.dtype) -> None:
@@ -50,26 +50,25 @@ class FullPrecision:
         self.notes: list[str] = []
 
     def encode(self, record: Tensor) -> Tensor:
-        """As it is."""
+        """Return the flat record unchanged: this format stores it directly."""
         return record
 
     def rounded(self, record: Tensor) -> Tensor:
-        """As it is."""
+        """Return the flat record unchanged: this format rounds no weight."""
         return record
 
     def matrices(self, record: Tensor) -> tuple[Tensor, ...]:
-        """The expert's matrices, as `unpack` finds them."""
+        """Return the expert's matrices and biases as views of its record (`unpack`)."""
         return unpack(self._shape, record)
 
 
 class Quantised:
-    """A record is the bytes of two packed matrices, gate above up and down.
+    """Record format with the bytes of two quantised, packed matrices: gate over up, and down.
 
-    Attributes:
-        As of `FullPrecision`.
+    Attributes are as in `FullPrecision`.
 
     Raises:
-        UsageError: such experts cannot be quantised.
+        UsageError: the model's experts cannot be quantised.
     """
 
     dtype, state_dtype = torch.uint8, torch.float32
@@ -88,18 +87,18 @@ class Quantised:
         self.notes = [f"experts are kept and moved as packed {stored_as} and multiplied {how}"]
 
     def encode(self, record: Tensor) -> Tensor:
-        """A flat record ``[3·I·H]``, quantised and packed: uint8."""
+        """Quantise and pack a flat record ``[3·I·H]``, and return its bytes (uint8)."""
         matrices = unpack(self._shape, record)
         return torch.cat([p.pack(m) for p, m in zip(self._packings, matrices, strict=True)])
 
     def rounded(self, record: Tensor) -> Tensor:
-        """What the quantised numbers stand for, as a flat record."""
+        """Quantise a flat record, and return the dequantised weights as a flat record."""
         matrices = unpack(self._shape, record)
         both = zip(self._packings, matrices, strict=True)
         return torch.cat([p.rounded(m).to(record.dtype).flatten() for p, m in both])
 
     def matrices(self, record: Tensor) -> tuple[PackedMatrix, ...]:
-        """The expert's matrices where they lie."""
+        """Return the expert's packed matrices as views of its record."""
         gate_up, down = self._packings
         first = self._first_bytes
         return PackedMatrix(gate_up, record[:first]), PackedMatrix(down, record[first:])
@@ -109,10 +108,10 @@ RecordFormat = FullPrecision | Quantised
 
 
 def format_of(shape: ModelShape, stored_as: StoredAs) -> RecordFormat:
-    """The format of a model's records.
+    """Return the record format of a model's experts.
 
     Raises:
-        UsageError: its experts cannot be quantised.
+        UsageError: the model's experts cannot be quantised.
     """
     if isinstance(stored_as, torch.dtype):
         return FullPrecision(shape, stored_as)

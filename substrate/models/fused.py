@@ -1,4 +1,4 @@
-"""A decoder layer's common weights, fused where that saves a product; and what experts compute."""
+"""Non-expert weights of a decoder layer with fused projections, and the functions of experts."""
 
 from collections.abc import Callable, Mapping
 from functools import partial
@@ -13,12 +13,12 @@ from moebench.substrate.models.naming import PROJECTIONS
 from moebench.substrate.models.quantised import PackedMatrix
 from moebench.substrate.models.shape import ModelShape
 
-#: One matrix of an expert: its numbers, or packed.
+#: One matrix of an expert, as a tensor or packed.
 Matrix = Tensor | PackedMatrix
 
 
 def fused_swiglu(x: Tensor, gate_up: Matrix, down: Matrix) -> Tensor:
-    """A gated block whose gate stands above its up projection: ``[2·I, H]`` and ``[H, I]``."""
+    """Return SwiGLU of rows ``x``, with gate and up stacked ``[2·I, H]``, and down ``[H, I]``."""
     gate, up = _product(x, gate_up).chunk(2, dim=-1)
     return _product(F.silu(gate) * up, down)
 
@@ -28,13 +28,13 @@ def _product(x: Tensor, matrix: Matrix) -> Tensor:
 
 
 def grouped_swiglu(x: Tensor, gate_up: Tensor, down: Tensor, ends: Tensor) -> Tensor:
-    """Several experts' gated blocks, ``[n, 2·I, H]`` and ``[n, H, I]``, each on rows of its own.
+    """Return SwiGLU of n experts ``[n, 2·I, H]``, ``[n, H, I]``, each on its own rows.
 
-    The same bits as `fused_swiglu` one by one, which a CPU computes in just that way.
+    On a CPU the result is bit-identical to `fused_swiglu` for each expert.
 
     Args:
-        x: rows ``[T, H]``, those of the first expert first.
-        ends: where each expert's rows end, int32 ``[n]``.
+        x: rows ``[T, H]``, in the order of the experts.
+        ends: end index of each expert's rows, int32 ``[n]``.
     """
     gate, up = F.grouped_mm(x, gate_up.mT, offs=ends).chunk(2, dim=-1)
     return F.grouped_mm(F.silu(gate) * up, down.mT, offs=ends)
@@ -44,21 +44,21 @@ def clamped_swiglu(
     x: Tensor, gate_up: Tensor, down: Tensor, gate_up_bias: Tensor, down_bias: Tensor,
     *, limit: float, alpha: float,
 ) -> Tensor:  # fmt: skip
-    """The same with biases, clamped projections and up + 1 (gpt-oss)."""
+    """Return gpt-oss's variant of SwiGLU: biases, clamped projections, and up + 1."""
     gate, up = F.linear(x, gate_up, gate_up_bias).chunk(2, dim=-1)
     gate, up = gate.clamp(max=limit), up.clamp(-limit, limit)
     return F.linear((up + 1) * gate * (alpha * gate).sigmoid(), down, down_bias)
 
 
 def expert_function(shape: ModelShape) -> Callable[..., Tensor]:
-    """What a routed expert computes from rows and its matrices, as `Experts` gives them."""
+    """Return the function that computes a routed expert from input rows and its matrices."""
     if shape.swiglu_limit is None:
         return fused_swiglu
     return partial(clamped_swiglu, limit=shape.swiglu_limit, alpha=shape.swiglu_alpha)
 
 
 class FusedLayer:
-    """One layer's common weights, fused where that saves a product."""
+    """The non-expert weights of one layer, with projections fused where that saves a product."""
 
     def __init__(self, shape: ModelShape, common: Mapping[str, Tensor], layer: int) -> None:
         def get(name: str) -> Tensor | None:
@@ -85,12 +85,12 @@ class FusedLayer:
             self.shared = feed_forward("shared")
 
     def gated(self, y: Tensor) -> tuple[Tensor, Tensor]:
-        """Logits and scores ``[T, E]`` of the gate on a normalised state."""
+        """Return the gate's logits and scores ``[T, E]`` for a normalised state."""
         logits = F.linear(y, self._router, self._router_bias)
         return logits, gate_scores(self._shape, logits, self._correction)
 
     def shared_experts(self, y: Tensor) -> Tensor:
-        """SwiGLU of the shared experts as one block, scaled by a sigmoid gate if it has one."""
+        """Return the shared experts' output, scaled by their sigmoid gate if there is one."""
         out = fused_swiglu(y, *self.shared)
         if self.shared_gate is not None:
             out = out * F.linear(y, self.shared_gate).sigmoid()

@@ -1,15 +1,15 @@
-"""A checkpoint that was split once: common weights as they were, and every expert as one record.
+"""Imported checkpoints: a folder with non-expert weights and one record for each expert.
 
-``moebench models import`` writes a folder; runs on it read its common weights at their start and
-nothing else.  The folder holds
+``moebench models import`` writes the folder; runs on it read only the non-expert weights at their
+start.  The folder holds
 
 - ``config.json`` and the tokenizer's files, copied;
-- ``common-*.safetensors``: tensors that are no routed expert's, by our names, as they were stored;
+- ``common-*.safetensors``: non-expert weights by moebench's tensor names, in their stored dtype;
 - ``experts.bin``: an `ExpertStore`;
 - ``import.json``: SHA-256 of each file and of each record.  It is written last.
 
-Until then ``import.partial`` holds these hashes line by line, so that an import that was killed
-goes on.  What it names is hashed again before it is believed.
+During the import, ``import.partial`` holds these hashes line by line, so that a killed import can
+be resumed.  The parts that it names are hashed again first.
 """
 
 import fcntl
@@ -36,18 +36,18 @@ from moebench.substrate.models.weights import DTYPES, Checkpoint, ResidentExpert
 
 MANIFEST, JOURNAL, RECORDS = "import.json", "import.partial", "experts.bin"
 
-#: What else a folder of weights may hold that a run uses.
+#: Other files of a checkpoint that a run uses, if they exist.
 COPIED = (
     "config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json",
     "special_tokens_map.json", "chat_template.jinja", "training.json",
 )  # fmt: skip
 
-#: Says how many parts of how many are done.
+#: Called with the numbers of finished parts and of all parts.
 Report = Callable[[int, int], None]
 
 
 class Imported(Checkpoint):
-    """A folder that `import_checkpoint` wrote, in place of the checkpoint that it was made from.
+    """A folder that `import_checkpoint` wrote, used as a `Checkpoint`.
 
     Raises:
         CheckpointError: a file is missing or has another size.
@@ -67,11 +67,11 @@ class Imported(Checkpoint):
 
     @property
     def files(self) -> list[Path]:
-        """The files with weights."""
+        """Paths of all files with weights."""
         return [self.path / name for name in (*self.manifest["files"], RECORDS)]
 
     def common(self, dtype: torch.dtype) -> dict[str, Tensor]:
-        """Every tensor that is not a routed expert's, by our name."""
+        """Return all non-expert weights by moebench's tensor names."""
         found: dict[str, Tensor] = {}
         for name in self.manifest["files"]:
             if not name.endswith(".safetensors"):
@@ -86,24 +86,24 @@ class Imported(Checkpoint):
         return found
 
     def expert_record(self, layer: int, expert: int, dtype: torch.dtype) -> Tensor:
-        """One routed expert as a flat record."""
+        """Return a routed expert's weights as a flat record ``[3·I·H]``."""
         assert self.store is not None
         with self.store.path.open("rb") as file:
             return _record(file, self.store, layer, expert).to(dtype)
 
     def content_hash(self) -> str:
-        """Of what was imported: known, not read again."""
+        """Return the hash of the imported weights from the manifest, without reading them."""
         content: str = self.manifest["content"]
         return content
 
     def close(self) -> None:
-        """Nothing stays open."""
+        """Do nothing: no file stays open."""
 
     def verify(self, report: Report = lambda done, of: None) -> None:
-        """Hash every file and every record again.
+        """Hash every file and every record again and compare with the manifest.
 
         Raises:
-            CheckpointError: one differs from the manifest.
+            CheckpointError: a hash differs.
         """
         assert self.store is not None
         store, hashes = self.store, self.manifest["records"]
@@ -123,7 +123,7 @@ class Imported(Checkpoint):
 
 
 class MappedExperts:
-    """Records of a store as they lie on the disk: the system's page cache holds what is used."""
+    """Experts of a memory-mapped store; the operating system's page cache holds those in use."""
 
     def __init__(self, store: ExpertStore) -> None:
         self._shape, self._store = store.shape, store
@@ -137,25 +137,25 @@ class MappedExperts:
         }
 
     def matrices(self, layer: int, expert: int, on_host: bool = False) -> tuple[Tensor, ...]:
-        """Gate above up ``[2·I, H]``, and down ``[H, I]``; then their biases, if there are."""
+        """Return gate over up ``[2·I, H]``, down ``[H, I]`` and their biases, if any, as views."""
         return unpack(self._shape, self._rows[self._first[layer] + expert])
 
     def stacked(self, layer: int, experts: Sequence[int]) -> tuple[Tensor, ...] | None:
-        """Copies of several small experts' matrices."""
+        """Return copies of several small experts' matrices, or None for large ones."""
         if not stacks(self._shape, self._rows, len(experts)):
             return None
         rows = torch.tensor(experts) + self._first[layer]
         return unpack(self._shape, self._rows.index_select(0, rows))
 
     def gathered(self, layer: int, experts: Tensor) -> None:
-        """Never: that would copy what the page cache holds."""
+        """Return None: gathering would copy experts that are in the page cache."""
 
 
 def open_checkpoint(path: Path) -> Checkpoint:
-    """A folder of weights: imported ones, or a Hugging Face checkpoint.
+    """Open a folder of weights: an import or a Hugging Face checkpoint.
 
     Raises:
-        CheckpointError: neither, or broken.
+        CheckpointError: the folder is neither of them, or is broken.
     """
     if not (path / MANIFEST).exists() and (path / JOURNAL).exists():
         raise CheckpointError(f"{path}: an import has not finished; {_again(path)}")
@@ -165,10 +165,10 @@ def open_checkpoint(path: Path) -> Checkpoint:
 def every_expert(
     checkpoint: Checkpoint, dtype: torch.dtype, stored_as: StoredAs | None = None
 ) -> ResidentExperts | MappedExperts:
-    """All experts: of imported weights in that dtype as they lie on the disk, else in memory.
+    """Return access to all experts: mapped from an import of that dtype, or loaded into memory.
 
     Args:
-        stored_as: round their numbers as packed ones are; None is as they are.
+        stored_as: round the weights to this type; None leaves them unrounded.
     """
     store = checkpoint.store
     if stored_as is None and store is not None and store.stored_as == dtype:
@@ -182,10 +182,10 @@ def every_expert(
 def import_checkpoint(
     source: Path, out: Path, precision: str, report: Report = lambda done, of: None
 ) -> Imported:
-    """Split a checkpoint into common weights and expert records.
+    """Split a checkpoint into non-expert weights and expert records.
 
-    One expert is read after the other, and each shard is let go afterwards: this takes the memory
-    of less than two experts and the largest group of common weights.
+    Experts are read one by one, and shards are closed after each: the import needs memory for less
+    than two experts and the largest group of non-expert weights.
 
     Raises:
         CheckpointError: the source is broken, or ``out`` has no room or holds another import.
@@ -230,7 +230,7 @@ def import_checkpoint(
 def _write_common(
     checkpoint: Checkpoint, out: Path, journal: TextIO, known: dict[str, str]
 ) -> dict[str, str]:
-    """Common weights, a file for each layer; and what is copied.  Returns the files' hashes."""
+    """Write non-expert weights, a file a layer, copy other files, and return the files' hashes."""
     groups: dict[str, list[str]] = {}
     for name in checkpoint.common_names:
         parts = name.split(".")
@@ -258,7 +258,7 @@ def _write_records(
     checkpoint: Checkpoint, store: ExpertStore, file: BinaryIO, journal: TextIO,
     known: dict[str, str], report: Report,
 ) -> list[str]:  # fmt: skip
-    """Every record that is not there yet.  Returns the records' hashes."""
+    """Write all expert records that an earlier attempt did not, and return all records' hashes."""
     experts, hashes = list(_experts(store.shape)), []
     for n, (layer, expert) in enumerate(experts):
         key = f"{layer}/{expert}"
@@ -292,7 +292,7 @@ def _write_manifest(
     partial.replace(out / MANIFEST)
 
 
-# ----------------------------------------------------------------------------- parts of it
+# ----------------------------------------------------------------------------- helpers
 
 
 def _experts(shape: ModelShape) -> Iterator[tuple[int, int]]:
@@ -300,7 +300,7 @@ def _experts(shape: ModelShape) -> Iterator[tuple[int, int]]:
 
 
 def _record(file: BinaryIO, store: ExpertStore, layer: int, expert: int) -> Tensor:
-    """A record as it is in the file; zeros where that ends before it does."""
+    """Read an expert's record, padded with zeros if the file ends before the record."""
     file.seek(store.offset(layer, expert))
     content = bytearray(store.record_bytes)
     file.readinto(content)  # type: ignore[attr-defined]
@@ -321,7 +321,7 @@ def _file_hash(file: Path) -> str:
 
 
 def _identity(checkpoint: Checkpoint, precision: str) -> str:
-    """What tells sources apart without reading them: configuration, files' sizes and times."""
+    """Return a hash of a checkpoint's configuration and its files' sizes and times."""
     stats = [(file.name, file.stat()) for file in checkpoint.files]
     listed = [(name, stat.st_size, stat.st_mtime_ns) for name, stat in stats]
     config = (checkpoint.path / "config.json").read_text()
@@ -329,7 +329,7 @@ def _identity(checkpoint: Checkpoint, precision: str) -> str:
 
 
 def _known(journal: TextIO, identity: str) -> dict[str, str]:
-    """Hashes of what an earlier attempt at the same import has written."""
+    """Return the hashes of the parts that an earlier attempt at this import has written."""
     journal.seek(0)
     first, *lines = journal.read().splitlines() or [""]
     if first == identity:

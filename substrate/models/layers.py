@@ -1,4 +1,4 @@
-"""The pieces of a decoder layer as pure functions: the decoder and the trainer share them.
+"""Norm, SwiGLU and gate of a decoder layer, shared by the decoder and the scale-model trainer.
 
 Shape letters: T tokens (rows), H hidden, E experts, K chosen experts a token, D head width.
 """
@@ -13,10 +13,10 @@ from moebench.substrate.models.shape import GateKind, ModelShape
 
 
 class Norm:
-    """RMSNorm or LayerNorm over the last dimension, in fp32 as the original models do it.
+    """RMSNorm or LayerNorm over the last dimension, in fp32 as in the original models.
 
-    x / sqrt(mean(x²) + eps) is computed as √H · x / hypot(‖x‖, √(H·eps)): on one row of a CPU this
-    takes half as long as torch's own function, and a decoded token asks for a hundred norms.
+    x / sqrt(mean(x²) + eps) is computed as √H · x / hypot(‖x‖, √(H·eps)): for one row on a CPU this
+    takes half as long as torch's own function, and a decoded token needs about a hundred norms.
     """
 
     def __init__(
@@ -34,7 +34,7 @@ class Norm:
         self._floor = torch.tensor(math.sqrt(width * eps), device=weight.device)
 
     def __call__(self, x: Tensor) -> Tensor:
-        """Normalised rows of the same shape and dtype."""
+        """Return the normalised rows, in the shape and dtype of the input."""
         if self._layer_norm:
             return F.layer_norm(x, (x.shape[-1],), self._weight, self._bias, self._eps)
         y = x.float()
@@ -43,17 +43,16 @@ class Norm:
 
 
 def swiglu(x_TH: Tensor, gate_IH: Tensor, up_IH: Tensor, down_HI: Tensor) -> Tensor:
-    """A gated feed-forward block: an expert, the shared experts, or a dense layer."""
+    """Return the SwiGLU feed-forward block of an expert, the shared experts, or a dense layer."""
     return F.linear(F.silu(F.linear(x_TH, gate_IH)) * F.linear(x_TH, up_IH), down_HI)
 
 
 def gate_scores(shape: ModelShape, logits_TE: Tensor, bias_E: Tensor | None = None) -> Tensor:
-    """The scores by which a router ranks experts, fp32 ``[T, E]``.
+    """Return the scores by which a gate ranks experts, fp32 ``[T, E]``.
 
-    For a softmax gate these are its probabilities, whether or not the chosen ones are
-    renormalised later: the importance that SMoE and DAOP compare.  A sigmoid gate with a
-    correction bias ranks by the biased sigmoid.  The softmax of the logits orders SparseMixer and
-    top-k-first gates as their own logits do.
+    For a softmax gate they are its probabilities before any renormalisation, which SMoE and DAOP
+    compare.  A sigmoid gate with a correction bias ranks by the biased sigmoid.  SparseMixer and
+    top-k-first gates rank by logits; the softmax keeps this order.
     """
     logits_TE = logits_TE.float()
     if shape.gate is GateKind.SIGMOID_BIAS_TOPK_RENORM:
@@ -65,12 +64,12 @@ def gate_scores(shape: ModelShape, logits_TE: Tensor, bias_E: Tensor | None = No
 
 
 def own_choice(shape: ModelShape, logits_TE: Tensor, scores_TE: Tensor) -> Tensor:
-    """The model's own top-k ``[T, K]``, best first.
+    """Return the ids of the model's own top-k experts ``[T, K]``, best first.
 
-    Where groups limit it, those are open whose best expert (of a softmax), or whose two best
-    together (of a biased sigmoid), rank highest.
+    If groups limit the choice, the open groups are those with the highest best score (softmax), or
+    the highest sum of the two best scores (biased sigmoid).
     """
-    # These choose by logits; a softmax or sigmoid keeps their order but can merge neighbours.
+    # These gates choose by logits; softmax and sigmoid keep the order but can create ties.
     by_logits = (GateKind.SPARSEMIXER, GateKind.TOPK_SOFTMAX, GateKind.TOPK_SIGMOID)
     ranked_TE = logits_TE.float() if shape.gate in by_logits else scores_TE
     if shape.gate_groups is not None:
@@ -87,11 +86,11 @@ def own_choice(shape: ModelShape, logits_TE: Tensor, scores_TE: Tensor) -> Tenso
 def gate_weights(
     shape: ModelShape, logits_TE: Tensor, scores_TE: Tensor, ids_TK: Tensor, fewer: bool = False
 ) -> Tensor:
-    """The weights that the model's gate gives to *any* chosen experts, fp32 ``[T, K]``.
+    """Return the gate weights of arbitrarily chosen experts, fp32 ``[T, K]``.
 
     Args:
         scores_TE: the `gate_scores` of these logits.
-        fewer: some ids are -1: no expert, which weighs nothing.
+        fewer: some ids are -1: no expert, whose weight is 0.
 
     For the model's own top-k this is the published gate.  For a substitution it is the chosen
     experts' own gate scores, renormalised exactly where the model renormalises its own top-k.
@@ -107,7 +106,7 @@ def gate_weights(
             if unused is not None:
                 chosen = chosen.masked_fill(unused, float("-inf"))
             weights = chosen.softmax(dim=-1)
-        case GateKind.SIGMOID_BIAS_TOPK_RENORM:  # the bias chooses, it does not weigh
+        case GateKind.SIGMOID_BIAS_TOPK_RENORM:  # The bias affects the choice, not the weights.
             weights = logits_TE.float().sigmoid().gather(-1, ids_TK)
         case GateKind.SPARSEMIXER:
             weights = _sparsemixer_weights(shape, logits_TE.float(), ids_TK, unused)
@@ -115,7 +114,7 @@ def gate_weights(
         weights = weights.masked_fill(unused, 0)
     if shape.gate in (GateKind.SOFTMAX_TOPK_RENORM, GateKind.SIGMOID_BIAS_TOPK_RENORM):
         total = weights.sum(dim=-1, keepdim=True)
-        if unused is not None:  # a token may use no expert at all
+        if unused is not None:  # A token without any expert would divide by 0.
             total = total.masked_fill(unused.all(dim=-1, keepdim=True), 1)
         weights = weights / total
     scale = shape.routed_scaling_factor
@@ -125,10 +124,10 @@ def gate_weights(
 def _sparsemixer_weights(
     shape: ModelShape, logits_TE: Tensor, ids_TK: Tensor, unused_TK: Tensor | None
 ) -> Tensor:
-    """SparseMixer-v2 (Phi-3.5-MoE): each pick is weighed by a softmax over its near rivals.
+    """Return SparseMixer-v2 weights (Phi-3.5-MoE): a softmax over each pick and its near experts.
 
-    A rival is near when its distance to the pick, relative to the larger magnitude, is at most
-    twice the jitter; earlier picks no longer compete.
+    An expert is near if its logit's distance to the pick's, relative to the larger magnitude, is at
+    most twice the jitter.  Earlier picks are excluded.
     """
     weights = []
     remaining = logits_TE
