@@ -10,7 +10,7 @@ from typing import Literal
 
 from moebench.substrate.models.shape import ModelShape
 
-#: Values of MXFP4 that share a scale, and the bytes that hold them.
+#: Number of MXFP4 values that share a scale, and their bytes.
 BLOCK, BLOCK_BYTES = 32, 16
 
 
@@ -19,12 +19,12 @@ class TensorSpec:
     """A tensor's name on disk and the dimensions that it must have.
 
     Attributes:
-        dims: of what is read.
-        whole: of what is stored, where that holds all experts of a layer; else None.
-        expert: which of them is read.
-        transposed: it is stored ``[in, out]``.
-        rows: which of its ``out`` are read: from, up to, and in steps of.
-        scales: the name of its blocks' scales, if it is stored as MXFP4.
+        dims: dimensions of the part that is read.
+        whole: dimensions of the stored tensor if it holds all experts of a layer, else None.
+        expert: index of the expert that is read.
+        transposed: the tensor is stored ``[in, out]``.
+        rows: the ``out`` rows that are read: start, stop and step.
+        scales: name of the tensor with the block scales, if it is stored as MXFP4.
     """
 
     stored: str
@@ -38,13 +38,13 @@ class TensorSpec:
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """How a checkpoint spells the feed-forward part; all else is spelled alike.
+    """Tensor names of a checkpoint's feed-forward part; all other names are equal in all families.
 
     Attributes:
-        fused: how one tensor holds gate and up projections of all experts: ``rows`` is
-            ``[E, 2·I, H]``, ``columns`` is ``[E, H, 2·I]``, ``interleaved`` the same with gate and
-            up in turn, and ``mxfp4`` that transposed, in packed blocks.  None is three tensors for
-            each expert.
+        fused: form of the tensor with gate and up projections of all experts: ``rows`` is
+            ``[E, 2·I, H]``, ``columns`` is ``[E, H, 2·I]``, ``interleaved`` is ``columns`` with
+            alternating gate and up, and ``mxfp4`` is ``interleaved`` transposed, in packed blocks.
+            None is three tensors for each expert.
     """
 
     block: str = "mlp"
@@ -58,8 +58,8 @@ class Layout:
 _W = ("w1", "w3", "w2")
 _LLAMA4 = Layout(block="feed_forward", gate="router", shared="shared_expert", fused="columns")
 
-#: Each family's layouts: first the one that is written; where there are more, the newer fused one
-#: (`save_pretrained(save_original_format=False)`), or text inside a model that sees, too.
+#: Layouts of each family.  The first one is used for writing; others are the newer fused layout
+#: (`save_pretrained(save_original_format=False)`) or a text model inside a multimodal one.
 _FAMILIES: dict[str, tuple[Layout, ...]] = {
     "deepseek": (Layout(),),
     "deepseek_v2": (Layout(), Layout(fused="rows")),
@@ -87,14 +87,14 @@ PROJECTIONS = ("gate", "up", "down")
 
 
 def written_layout(shape: ModelShape) -> Layout:
-    """The layout in which a family's checkpoints are written."""
+    """Return the layout in which a model family's checkpoints are written."""
     return _FAMILIES[shape.family][0]
 
 
 def layout_of(shape: ModelShape, names: Container[str]) -> Layout:
-    """The layout of a checkpoint that holds tensors of these names; if none fits, the written one.
+    """Return the layout of a checkpoint with these tensor names, or the written one if none fits.
 
-    What is missing is then named as users know it.
+    Errors about missing tensors then have the names that users know.
     """
     for layout in _FAMILIES[shape.family]:
         spec = expert_tensors(shape, shape.moe_layers[0], 0, layout)["gate"]
@@ -114,9 +114,9 @@ def _feed_forward(prefix: str, layout: Layout, hidden: int, width: int) -> dict[
 def expert_tensors(
     shape: ModelShape, layer: int, expert: int, layout: Layout | None = None
 ) -> dict[str, TensorSpec]:
-    """A routed expert's tensors in the order of its record.
+    """Return the specs of a routed expert's tensors, in the order of its record.
 
-    ``gate`` and ``up`` ``[I, H]``, ``down`` ``[H, I]``; their biases where the family has them.
+    ``gate`` and ``up`` ``[I, H]``, ``down`` ``[H, I]``, and their biases if the family has them.
     """
     layout = layout or written_layout(shape)
     prefix = f"{layout.prefix}model.layers.{layer}.{layout.block}.experts"
@@ -206,7 +206,7 @@ def _latent_attention(shape: ModelShape, ours: str, theirs: str) -> dict[str, Te
 
 
 def layer_tensors(shape: ModelShape, layer: int, layout: Layout) -> dict[str, TensorSpec]:
-    """A layer's tensors, routed experts apart."""
+    """Return the specs of a layer's tensors without its routed experts."""
     ours, theirs = f"layers.{layer}", f"model.layers.{layer}"
     specs = _attention(shape, layer)
     specs |= _norm(f"{ours}.attention_norm", f"{theirs}.input_layernorm", shape)
@@ -230,7 +230,7 @@ def layer_tensors(shape: ModelShape, layer: int, layout: Layout) -> dict[str, Te
 
 
 def common_tensors(shape: ModelShape, layout: Layout | None = None) -> dict[str, TensorSpec]:
-    """Every tensor that is not a routed expert's, by our name."""
+    """Return the specs of all non-expert tensors by moebench's tensor names."""
     layout = layout or written_layout(shape)
     vocabulary = (shape.vocab_size, shape.hidden_size)
     specs = {"embed": TensorSpec("model.embed_tokens.weight", vocabulary)}

@@ -1,15 +1,15 @@
-"""Matrices in 4 or 8 bits: how numbers are rounded, packed and multiplied.
+"""Matrices quantised to 4 or 8 bits: rounding, packing and products.
 
 ==========  ==========================================================================
-``int4``    some inputs of a row, a group, share a scale and a zero point: the number n from 0 to
-            15 stands for (n - 8) · scale + zero.  Two numbers a byte.
-``int8``    a row shares a scale: n from -127 to 127 stands for n · scale.
+``int4``    a group of inputs in a row shares a scale and a zero point: the code n from 0 to 15
+            has the value (n - 8) · scale + zero.  A byte holds two codes.
+``int8``    a row shares a scale: the code n from -127 to 127 has the value n · scale.
 ==========  ==========================================================================
 
-Scales and zero points are bf16, and numbers are rounded by them as they are stored: what a number
-stands for is at most half a scale from the weight.  Where torch has a product of packed numbers for
-a matrix's sizes it is used: inputs and outputs are bf16, sums fp32.  Other matrices are unpacked to
-fp32 for each product.
+Scales and zero points are rounded to bf16 before the codes are computed, so a code's value is at
+most half a scale from the weight.  If torch has a product of packed codes for a matrix's sizes, it
+is used: inputs and outputs are bf16, sums fp32.  Other matrices are unpacked to fp32 for each
+product.
 
 Shape letters: N rows (outputs), K inputs, G groups.
 """
@@ -22,52 +22,52 @@ from torch import Tensor
 
 from moebench.substrate.models.shape import GROUPS, ExpertDtype, group_of, packed_bytes
 
-#: torch's products want multiples of so many rows, and of so many inputs.
+#: torch's products of packed codes need multiples of these numbers of rows and inputs.
 ROWS, INPUTS = 16, 32
 
-#: Of a group of zeros, so that nothing is divided by it.
+#: Lower bound of scales, so that a group of zeros has no division by zero.
 LEAST_SCALE = 1e-30
 
-#: Numbers of a zero point's own size have a scale of at least this share of it: rounded to bf16 it
-#: is off by at most half of that scale.
+#: Lower bound of a scale as a share of the zero point: the rounding of the zero point to bf16 is
+#: then at most half a scale.
 LEAST_SHARE = 1 / 120
 
 
 class Packing(Protocol):
-    """How a matrix ``[N, K]`` is stored; `pack`'s bytes are uint8 ``[size_bytes]``.
+    """A packed storage format of a matrix ``[N, K]``; its bytes are uint8 ``[size_bytes]``.
 
     Attributes:
-        together: torch multiplies it as it is packed.
+        together: torch has a product of the packed codes.
     """
 
     size_bytes: int
     together: bool
 
     def pack(self, matrix: Tensor) -> Tensor:
-        """A matrix's numbers, then its scales."""
+        """Quantise a matrix, and return the bytes of its codes, then of its scales."""
 
     def rounded(self, matrix: Tensor) -> Tensor:
-        """What its packed numbers stand for, fp32 ``[N, K]``."""
+        """Quantise a matrix, and return the dequantised values, fp32 ``[N, K]``."""
 
     def linear(self, x: Tensor, packed: Tensor) -> Tensor:
-        """Rows ``[T, K]`` times the packed matrix: ``[T, N]`` in the rows' dtype."""
+        """Multiply rows ``[T, K]`` by the packed matrix: ``[T, N]`` in the rows' dtype."""
 
 
 class PackedMatrix(NamedTuple):
-    """A packed matrix where it lies."""
+    """The bytes of a quantised matrix with their storage format."""
 
     packing: Packing
     packed: Tensor
 
     def linear(self, x: Tensor) -> Tensor:
-        """Rows ``[T, K]`` times the matrix: ``[T, N]``."""
+        """Multiply rows ``[T, K]`` by the packed matrix: ``[T, N]``."""
         return self.packing.linear(x, self.packed)
 
 
 class Int4:
-    """A scale and a zero point a group; see the module's docstring.
+    """4-bit storage format of a matrix, with a scale and a zero point for each group of inputs.
 
-    torch's product wants numbers in an order that depends on the processor (`order`).
+    The order of codes for torch's product depends on the processor (`order`).
     """
 
     def __init__(self, rows: int, inputs: int) -> None:
@@ -77,23 +77,24 @@ class Int4:
         self.together = not rows % ROWS and self._group in GROUPS
 
     def _quantised(self, matrix: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Numbers ``[N, G, K/G]`` from 0 to 15; scales and zero points ``[N, G, 1]`` in fp32."""
+        """Return codes ``[N, G, K/G]`` from 0 to 15; scales, zero points ``[N, G, 1]`` in fp32."""
         grouped = matrix.float().view(self._rows, self._groups, self._group)
         low, high = grouped.amin(-1, keepdim=True), grouped.amax(-1, keepdim=True)
         middle = (low + high) / 2
         least = torch.maximum((high - low) / 15, middle.abs() * LEAST_SHARE)
         scales = _up(least.clamp_(min=LEAST_SCALE))
-        zeros = (middle + scales / 2).bfloat16().float()  # of 16 numbers, 8 are below it
+        # The zero point is code 8 of 0 to 15, so it is half a scale above the middle.
+        zeros = (middle + scales / 2).bfloat16().float()
         numbers = ((grouped - zeros) / scales).round_().add_(8).clamp_(0, 15)
         return numbers, scales, zeros
 
     def rounded(self, matrix: Tensor) -> Tensor:
-        """What its packed numbers stand for."""
+        """Quantise a matrix, and return the dequantised values, fp32 ``[N, K]``."""
         numbers, scales, zeros = self._quantised(matrix)
         return torch.addcmul(zeros, numbers.sub_(8), scales).view(self._rows, self._inputs)
 
     def pack(self, matrix: Tensor) -> Tensor:
-        """Numbers, then scale and zero point of each row's groups: bf16 ``[G, N, 2]``."""
+        """Return the bytes of the codes, then of scales and zero points, bf16 ``[G, N, 2]``."""
         numbers, scales, zeros = self._quantised(matrix)
         flat = numbers.to(torch.int32).view(self._rows, self._inputs)
         if self.together:
@@ -104,7 +105,7 @@ class Int4:
         return torch.cat((values.flatten(), both.view(torch.uint8).flatten()))
 
     def linear(self, x: Tensor, packed: Tensor) -> Tensor:
-        """The product."""
+        """Multiply rows ``[T, K]`` by the packed matrix: ``[T, N]`` in the rows' dtype."""
         ends = self._rows * self._inputs // 2
         values = packed[:ends].view(self._rows, -1)
         both = packed[ends:].view(torch.bfloat16).view(self._groups, self._rows, 2)
@@ -121,7 +122,7 @@ class Int4:
 
 
 class Int8:
-    """A scale a row; see the module's docstring."""
+    """8-bit storage format of a matrix, with a scale for each row."""
 
     def __init__(self, rows: int, inputs: int) -> None:
         self._rows, self._inputs = rows, inputs
@@ -129,24 +130,24 @@ class Int8:
         self.together = not rows % ROWS and not inputs % INPUTS
 
     def _quantised(self, matrix: Tensor) -> tuple[Tensor, Tensor]:
-        """Numbers ``[N, K]`` from -127 to 127, and scales ``[N, 1]`` in fp32."""
+        """Return codes ``[N, K]`` from -127 to 127, and scales ``[N, 1]`` in fp32."""
         wide = matrix.float()
         scales = _up((wide.abs().amax(-1, keepdim=True) / 127).clamp_(min=LEAST_SCALE))
         return (wide / scales).round_(), scales
 
     def rounded(self, matrix: Tensor) -> Tensor:
-        """What its packed numbers stand for."""
+        """Quantise a matrix, and return the dequantised values, fp32 ``[N, K]``."""
         numbers, scales = self._quantised(matrix)
         return numbers * scales
 
     def pack(self, matrix: Tensor) -> Tensor:
-        """Numbers, then scales: bf16 ``[N]``."""
+        """Return the bytes of the codes, then of the rows' scales, bf16 ``[N]``."""
         numbers, scales = self._quantised(matrix)
         values = numbers.to(torch.int8).view(torch.uint8).flatten()
         return torch.cat((values, scales.flatten().bfloat16().view(torch.uint8)))
 
     def linear(self, x: Tensor, packed: Tensor) -> Tensor:
-        """The product."""
+        """Multiply rows ``[T, K]`` by the packed matrix: ``[T, N]`` in the rows' dtype."""
         ends = self._rows * self._inputs
         values = packed[:ends].view(torch.int8).view(self._rows, self._inputs)
         scales = packed[ends:].view(torch.bfloat16)
@@ -159,13 +160,13 @@ PACKINGS: dict[ExpertDtype, type[Int4] | type[Int8]] = {"int4": Int4, "int8": In
 
 
 def order() -> str:
-    """A name for the order in which torch packs numbers of 4 bits: of processor and version."""
+    """Return a name of torch's order of packed int4 codes, from processor and torch version."""
     processor = torch.backends.cpu.get_cpu_capability().lower()
     return f"{processor}-torch{torch.__version__}"
 
 
 def _up(values: Tensor) -> Tensor:
-    """Positive numbers rounded up to bf16, in fp32."""
+    """Round positive numbers up to bf16, and return them in fp32."""
     near = values.bfloat16()
     above = torch.nextafter(near, torch.full_like(near, torch.inf))
     return torch.where(near.float() < values, above, near).float()

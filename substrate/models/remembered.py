@@ -1,8 +1,8 @@
-"""Prefills that were computed before: for many runs that differ in decode only.
+"""A cache of computed prefills, for many runs of one model that differ in decode only.
 
-An accuracy table asks the same questions again and again, of systems that prefill exactly and
-approximate in decode.  `RememberedPrefills` computes each batch's prefill once; afterwards it
-answers the prefill's verbs from memory, as a trace would, and lets the decoder go on from there.
+The runs of an accuracy table repeat the same prompts, with systems that prefill exactly and
+approximate in decode.  `RememberedPrefills` computes each batch's prefill once, replays it in later
+runs, and lets the decoder continue from its KV cache.
 """
 
 from collections.abc import Sequence
@@ -22,15 +22,15 @@ class _Known(NamedTuple):
     left: Prefilled
 
 
-#: By the batch's prompts; share one between decoders of the same weights.
+#: Known prefills by the prompts of their batch, shared by decoders of the same weights.
 Prefills = dict[tuple[tuple[int, ...], ...], _Known]
 
 
 class RememberedPrefills:
-    """A `Model` over a decoder: known prefills from memory, everything else computed.
+    """A `Model` that replays known prefills from memory and computes the rest with a decoder.
 
     Raises:
-        UsageError: a system routes a prefill otherwise than the model; such a prefill is its own.
+        UsageError: a system changes the routing of a prefill, so no other run can use it.
     """
 
     def __init__(self, decoder: Decoder, prefills: Prefills) -> None:
@@ -43,12 +43,12 @@ class RememberedPrefills:
         new_tokens: int,
         forced: Sequence[Sequence[int]] = (),
     ) -> None:
-        """Start a batch."""
+        """Start a batch of prompts in the decoder."""
         self._key = tuple(tuple(prompt) for prompt in prompts)
         self._decoder.begin(prompts, new_tokens, forced)
 
     def embed(self, phase: Phase) -> int:
-        """Start a pass; a known prefill leaves the decoder untouched until its head."""
+        """Start a pass, and return its rows T; a known prefill calls the decoder only in `head`."""
         self._phase = phase
         self._known = self._prefills.get(self._key) if phase == "prefill" else None
         self._gates: dict[int, Gate] = {}
@@ -56,12 +56,12 @@ class RememberedPrefills:
         return sum(map(len, self._key)) if self._known else self._decoder.embed(phase)
 
     def attend(self, layer: int) -> None:
-        """Attention, unless it is remembered."""
+        """Compute a layer's attention, except in a known prefill."""
         if not self._known:
             self._decoder.attend(layer)
 
     def gate(self, layer: int) -> Gate:
-        """The layer's gate."""
+        """Return a layer's gate scores and own choice, stored ones in a known prefill."""
         self._gated = layer
         if self._known:
             return self._known.gates[layer]
@@ -72,7 +72,7 @@ class RememberedPrefills:
         return gate
 
     def dispatch(self, layer: int, ids_TK: Ids, weigh_as_TK: Ids) -> dict[int, int]:
-        """Active experts with their rows."""
+        """Return the row counts of active experts, and check that a prefill's routing is exact."""
         if self._phase == "prefill":
             own = (self._known.gates if self._known else self._gates)[layer].ids_TK
             if not (np.array_equal(ids_TK, own) and np.array_equal(weigh_as_TK, own)):
@@ -83,50 +83,50 @@ class RememberedPrefills:
         return dict(zip(experts.tolist(), rows.tolist(), strict=True))
 
     def compute(self, layer: int, experts: Sequence[int]) -> None:
-        """Experts, unless they are remembered."""
+        """Compute experts on the device, except in a known prefill."""
         if not self._known:
             self._decoder.compute(layer, experts)
 
     def compute_on_host(self, layer: int, experts: Sequence[int], ahead: bool = False) -> None:
-        """The same."""
+        """Compute experts on the host, except in a known prefill."""
         if not self._known:
             self._decoder.compute_on_host(layer, experts, ahead)
 
     def shared(self, layer: int) -> None:
-        """Shared experts, unless they are remembered."""
+        """Compute the shared experts, except in a known prefill."""
         if not self._known:
             self._decoder.shared(layer)
 
     def combine(self, layer: int) -> None:
-        """The layer's sum, unless it is remembered."""
+        """Add the experts' outputs to the residual, except in a known prefill."""
         if not self._known:
             self._decoder.combine(layer)
 
     def dense(self, layer: int) -> None:
-        """A dense block, unless it is remembered."""
+        """Compute a dense layer's feed-forward block, except in a known prefill."""
         if not self._known:
             self._decoder.dense(layer)
 
     def predict(self, layer: int, later: int, done: Sequence[int], lookahead: Lookahead) -> Scores:
-        """The decoder's prediction, in decode."""
+        """Return the decoder's prediction of a later layer's scores; fail in prefill."""
         self._only_in_decode()
         return self._decoder.predict(layer, later, done, lookahead)
 
     def route_ahead(self, layer: int, ids_TK: Ids) -> None:
-        """The decoder's, in decode."""
+        """Route a layer ahead in the decoder."""
         self._decoder.route_ahead(layer, ids_TK)
 
     def defer(self, layer: int, experts: Sequence[int]) -> None:
-        """The decoder's, in decode."""
+        """Defer experts' outputs in the decoder; fail in prefill."""
         self._only_in_decode()
         self._decoder.defer(layer, experts)
 
     def hidden(self, layer: int) -> np.ndarray:
-        """The state that the last gate has read."""
+        """Return the hidden state that the last gate has read."""
         return self._known.states[self._gated] if self._known else self._decoder.hidden(layer)
 
     def embedding(self) -> np.ndarray:
-        """The decoder's: no prefill is needed for it."""
+        """Return the decoder's mean token embeddings, which need no prefill."""
         return self._decoder.embedding()
 
     def _only_in_decode(self) -> None:
@@ -134,7 +134,7 @@ class RememberedPrefills:
             raise UsageError("only exact prefills can be remembered; run each system alone")
 
     def head(self) -> list[int]:
-        """The next tokens; a prefill that was just computed is remembered."""
+        """Return the next tokens, and store a prefill that was just computed."""
         if self._known:
             return self._decoder.take_prefill(self._known.left)
         chosen = self._decoder.head()
