@@ -1,1 +1,1 @@
-"""Model shapes, checkpoints, and the decoder that computes them."""
+"""Model shapes, checkpoints, and the decoder that computes the forward pass."""

@@ -1,7 +1,7 @@
-"""Where each tensor of a checkpoint lives: our names, Hugging Face's names, and the dimensions.
+"""Tensor names of checkpoints: moebench's names, Hugging Face's names, and dimensions.
 
-One table of layouts replaces every "if the model is ..." of loading, saving, validating and
-training.  Dimensions follow torch's ``Linear``: ``[out, in]``.
+Loading, saving, validation and training share one table of layouts and have no code of their own
+for a model family.  Dimensions follow torch's ``Linear``: ``[out, in]``.
 """
 
 from collections.abc import Container

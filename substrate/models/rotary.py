@@ -1,7 +1,7 @@
-"""Rotary positions: the angles of each way to stretch them, and what every layer of a pass reads.
+"""Rotary position embeddings: frequencies of each scaling type, and cosines and sines of a pass.
 
-Weights are arranged by `half_split`, so that one rotation serves every convention: pairs of values
-stand half a head apart, and what a family does not rotate turns by the angle zero.
+Weights are permuted by `half_split`, so that one rotation serves every convention: pairs of values
+are half a head apart, and values that a family does not rotate have the angle zero.
 """
 
 import math
@@ -15,14 +15,14 @@ from moebench.substrate.models.shape import ModelShape, RopeScaling
 
 
 def rotated_width(shape: ModelShape) -> int:
-    """The width of the heads that are rotated, unrotated values of them included."""
+    """Return the width of the rotated heads, including their unrotated values."""
     return shape.head_dim if shape.latent is None else shape.latent.qk_rope_head_dim
 
 
 def half_split(shape: ModelShape) -> Tensor | None:
-    """The order of a rotated head's rows in which pairs stand half a head apart; None: as stored.
+    """Return the row order of a head in which pairs are half a head apart; None: the stored one.
 
-    Queries and keys are arranged alike, so their products stay what they are.
+    Queries and keys are permuted equally, so their products do not change.
     """
     width = rotated_width(shape)
     rotary = shape.rotary_dim or width
@@ -35,7 +35,7 @@ def half_split(shape: ModelShape) -> Tensor | None:
 
 
 def frequencies(shape: ModelShape, long: bool = False) -> tuple[Tensor, float]:
-    """Angles per position ``[D / 2]``, fp32, and what multiplies their cosines and sines.
+    """Return the angles per position ``[D / 2]``, fp32, and the factor of cosines and sines.
 
     Args:
         long: the text is longer than longrope's ``original_max_positions``.
@@ -62,7 +62,7 @@ def frequencies(shape: ModelShape, long: bool = False) -> tuple[Tensor, float]:
 
 
 def _llama3(inverse: Tensor, scaling: RopeScaling) -> Tensor:
-    """Long waves are stretched, short ones are not, and those between are in part."""
+    """Return Llama 3's frequencies: low ones are divided by the factor, high ones are kept."""
     low, high = scaling.low_freq_factor, scaling.high_freq_factor
     turns = scaling.original_max_positions * inverse / (2 * math.pi)
     kept = ((turns - low) / (high - low)).clamp(0, 1)
@@ -70,11 +70,11 @@ def _llama3(inverse: Tensor, scaling: RopeScaling) -> Tensor:
 
 
 def _yarn(inverse: Tensor, scaling: RopeScaling, theta: float) -> Tensor:
-    """The same by a ramp over dimensions (https://arxiv.org/abs/2309.00071, section 3.2)."""
+    """Return YaRN's frequencies, a ramp over dimensions (arXiv 2309.00071, section 3.2)."""
     width = 2 * len(inverse)
 
     def dimension(turns: float) -> float:
-        """The one that turns so often over the original positions."""
+        """Return the dimension that makes ``turns`` turns over the original positions."""
         length = scaling.original_max_positions / (turns * 2 * math.pi)
         return width * math.log(length) / (2 * math.log(theta))
 
@@ -88,7 +88,7 @@ def _yarn(inverse: Tensor, scaling: RopeScaling, theta: float) -> Tensor:
 
 
 def rope_tables(shape: ModelShape, positions: Tensor, long: bool = False) -> tuple[Tensor, Tensor]:
-    """Cosines and (half-negated, see `rotate`) sines, each ``[..., D]`` for positions ``[...]``."""
+    """Return cosines and half-negated sines (see `rotate`) ``[..., D]`` of positions ``[...]``."""
     inverse, factor = frequencies(shape, long)
     angles = positions[..., None].float() * inverse.to(positions.device)
     cos, sin = angles.cos(), angles.sin()
@@ -98,10 +98,10 @@ def rope_tables(shape: ModelShape, positions: Tensor, long: bool = False) -> tup
 
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Rotary embedding in the half-split convention of Hugging Face.
+    """Apply the rotary embedding in the half-split convention of Hugging Face.
 
-    ``sin`` comes from `rope_tables` with its first half negated: rolling by half a head then stands
-    for "swap the halves and negate the first".
+    The first half of ``sin`` is negated by `rope_tables`, so rolling by half a head is equal to
+    swapping the halves and negating the first.
     """
     return torch.addcmul(x * cos, x.roll(x.shape[-1] // 2, -1), sin)
 
@@ -111,7 +111,7 @@ Turn = tuple[Tensor, Tensor]
 
 
 class Rotations:
-    """By what a batch's queries and keys are rotated, in each layer of each pass.
+    """Cosines and sines that rotate a batch's queries and keys, for each layer of each pass.
 
     Args:
         longest: positions of the longest sequence, new tokens included.
@@ -124,7 +124,7 @@ class Rotations:
         positions = torch.arange(longest)
         tables = rope_tables(shape, positions)
         scaling = shape.rope_scaling
-        #: Longer texts have other angles, which stand below.
+        #: Longest text with the original angles; the second half of the tables is for longer ones.
         self._original = None
         if shape.rope_type == "longrope" and scaling is not None:
             self._original = scaling.original_max_positions
@@ -133,7 +133,7 @@ class Rotations:
         self._cos, self._sin = (device.put(table.to(dtype)) for table in tables)
 
     def turns(self, starts: Sequence[int], ends: Sequence[int]) -> list[Turn]:
-        """Of the next pass, by layer.  Sequences have new rows from a start to an end."""
+        """Return the next pass's cosines and sines by layer, for rows from starts to ends."""
         shape, rows = self._shape, list[int]()
         for start, end in zip(starts, ends, strict=True):
             longer = self._original is not None and end > self._original
@@ -145,7 +145,7 @@ class Rotations:
         at = self._device.index(rows)
         cos, sin = (table[at, None].expand(turned) for table in (self._cos, self._sin))
         if shape.latent is None:
-            # Values pass through the rotation with angle zero: one cache write serves both.
+            # Values are rotated by zero, so that one cache write stores keys and values.
             still = cos.new_ones(len(rows), kv_heads, width)
             cos, sin = torch.cat((cos, still), dim=1), torch.cat((sin, still * 0), dim=1)
         turns = [(cos, sin)] * shape.num_layers
@@ -156,7 +156,7 @@ class Rotations:
         return turns
 
     def _unrotated(self, rows: Sequence[int], like: Tensor) -> Turn:
-        """Of layers without rotary positions: queries may be scaled by theirs."""
+        """Return cosines and sines for layers without rotation; cosines may scale queries."""
         scales, temperature = torch.ones_like(like), self._shape.nope_temperature
         if temperature is not None:
             steps = torch.floor((torch.tensor(rows).float() + 1) / temperature.floor)

@@ -1,7 +1,7 @@
-"""The shape of a Mixture-of-Experts model, and what follows from it: parameters, bytes, layers.
+"""The shape of a Mixture-of-Experts model, with its parameter counts, bytes and MoE layers.
 
-A `ModelShape` holds numbers only.  Costs, memory budgets, the decoder and the synthesiser all read
-it; `substrate.models.config` makes one from a Hugging Face configuration.
+A `ModelShape` holds numbers only.  Costs, memory budgets, the decoder and trace synthesis use it;
+`substrate.models.config` makes one from a Hugging Face configuration.
 """
 
 import math
@@ -24,17 +24,17 @@ BITS_PER_WEIGHT: dict[str, float] = {
     "fp32": 32, "bf16": 16, "fp16": 16, "4bit": 4.15625, "2bit": 3.015625,
 }  # fmt: skip
 
-#: So many inputs of a row share a scale and a zero point in int4.  Rows that this does not divide
-#: have groups of the next size that does: these are the sizes that torch multiplies packed.
+#: Group sizes in int4, for which torch has packed products: inputs of a row that share a scale and
+#: a zero point.  A row has groups of the first size that divides its length.
 GROUPS = (128, 64, 32)
 
-#: A scale, and a zero point, in bytes: bf16.
+#: Bytes of a scale or a zero point (bf16).
 SCALE_BYTES = 2
 
-#: Ways to stretch rotary positions that `substrate.models.rotary` knows.
+#: Rotary scaling types that `substrate.models.rotary` computes.
 ROPE_TYPES = ("default", "linear", "llama3", "longrope", "yarn")
 
-#: No number of a shape is larger, far from where arithmetic ends.
+#: Largest allowed number in a shape, far below every limit of arithmetic.
 MOST = 10**9
 MOST_LAYERS = 10_000
 
@@ -51,7 +51,7 @@ Whole = Annotated[int, BeforeValidator(_no_truth_value)]
 
 
 class GateKind(StrEnum):
-    """How gate logits become the weights of the chosen experts."""
+    """Rules that turn gate logits into the weights of the chosen experts."""
 
     SOFTMAX_TOPK = "softmax_topk"
     SOFTMAX_TOPK_RENORM = "softmax_topk_renorm"
@@ -73,15 +73,15 @@ class LatentAttention(BaseModel):
 
 
 class RopeScaling(BaseModel):
-    """How rotary positions are stretched beyond the lengths that a model was first trained on.
+    """Parameters that stretch rotary positions beyond the lengths of a model's first training.
 
     Attributes:
-        attention_factor: multiplies cosines and sines; of longrope in texts of up to
-            ``original_max_positions``, in longer ones it is ``long_attention_factor``.
-        mscale_all_dim: DeepSeek's: attention is scaled by its factor's square.
-        beta_fast, beta_slow, truncate: yarn's.
-        low_freq_factor, high_freq_factor: llama3's.
-        short_factor, long_factor: longrope's, for each frequency.
+        attention_factor: factor of cosines and sines; longrope uses it for texts of up to
+            ``original_max_positions``, and ``long_attention_factor`` for longer ones.
+        mscale_all_dim: DeepSeek scales attention by the square of its `yarn_mscale`.
+        beta_fast, beta_slow, truncate: for yarn.
+        low_freq_factor, high_freq_factor: for llama3.
+        short_factor, long_factor: for longrope, one for each frequency.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -101,12 +101,12 @@ class RopeScaling(BaseModel):
 
 
 def yarn_mscale(factor: float, mscale: float) -> float:
-    """By what yarn multiplies attention's logits, half of it on either side."""
+    """Return YaRN's factor of rotated queries and of rotated keys."""
     return 1.0 if factor <= 1 else 0.1 * mscale * math.log(factor) + 1.0
 
 
 class AttentionWindow(BaseModel):
-    """Layers whose rows see the last ``size`` positions only, or those of their own chunk."""
+    """Layers whose attention is limited to the last ``size`` positions or to a row's own chunk."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -115,16 +115,16 @@ class AttentionWindow(BaseModel):
     layers: tuple[int, ...]
 
     def first(self, position: int) -> int:
-        """The first position that a row sees."""
+        """Return the first position that the row at ``position`` sees."""
         if self.kind == "chunked":
             return position // self.size * self.size
         return max(0, position - self.size + 1)
 
 
 class Temperature(BaseModel):
-    """Llama 4's scale of the queries of layers without rotary positions.
+    """Llama 4's scale of queries in layers without rotary positions.
 
-    It is log(1 + floor((position + 1) / floor)) · scale + 1.
+    The scale is log(1 + floor((position + 1) / floor)) · scale + 1.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -134,10 +134,10 @@ class Temperature(BaseModel):
 
 
 class ModelShape(BaseModel):
-    """Every number of a decoder that placement, costs and mathematics need.
+    """All numbers of a decoder that placement, costs and the forward pass need.
 
-    Parameter counts are exact (they reproduce the published totals); byte counts follow from the
-    precision of storage.  "Common" is all that is not a routed expert.
+    Parameter counts are exact and reproduce the published totals; byte counts follow from the
+    storage precision.  "Common" parameters are all that are not a routed expert's.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
@@ -153,16 +153,16 @@ class ModelShape(BaseModel):
     qkv_bias: bool = False
     output_bias: bool = False
     attention_sinks: bool = False
-    #: ``l2`` has no weights, and none in layers without rotary positions.
+    #: ``l2`` has no weights, and layers without rotary positions have no ``l2`` norm.
     qk_norm: Literal["none", "head", "full", "l2"] = "none"
     latent: LatentAttention | None = None
     clip_qkv: Number | None = None
     rope_theta: Number = Field(default=10_000.0, gt=0)
     rope_type: str = "default"
     rope_scaling: RopeScaling | None = None
-    #: Of a head's values, how many are rotated; None is all.
+    #: Number of rotated values of a head; None is all.
     rotary_dim: Whole | None = Field(default=None, gt=0, le=MOST)
-    #: Neighbours are rotated together, not values that are half a head apart.
+    #: A rotated pair is two neighbouring values, not two values half a head apart.
     rope_interleaved: bool = False
     nope_layers: tuple[int, ...] = ()
     nope_temperature: Temperature | None = None
@@ -178,7 +178,7 @@ class ModelShape(BaseModel):
     top_k: Count
     expert_width: Count
     expert_bias: bool = False
-    #: gpt-oss clamps its experts' projections to this; its gate's sigmoid has this slope.
+    #: gpt-oss: bound of an expert's clamped projections, and slope of the sigmoid in its SwiGLU.
     swiglu_limit: Number | None = None
     swiglu_alpha: Number = 1.0
     dense_layers: tuple[int, ...] = ()
@@ -188,7 +188,7 @@ class ModelShape(BaseModel):
     gate: GateKind
     gate_bias: bool = False
     gate_jitter: Number = 0.01
-    #: Experts in so many groups, of which so many may be chosen from.
+    #: Number of expert groups, and number of groups from which a token may choose.
     gate_groups: tuple[int, int] | None = None
     routed_scaling_factor: Number = 1.0
 
@@ -210,12 +210,12 @@ class ModelShape(BaseModel):
 
     @property
     def weighs_input(self) -> bool:
-        """Whether a gate's weight multiplies what an expert reads, not what it gives (Llama 4)."""
+        """Whether a gate weight multiplies an expert's input instead of its output (Llama 4)."""
         return self.gate is GateKind.TOPK_SIGMOID
 
     @property
     def corrects_scores(self) -> bool:
-        """Whether the gate's bias is added to scores and chooses, or to logits and weighs, too."""
+        """Whether the gate's bias only corrects scores for the choice; else it is in the logits."""
         return self.gate is GateKind.SIGMOID_BIAS_TOPK_RENORM
 
     @cached_property
@@ -225,15 +225,15 @@ class ModelShape(BaseModel):
 
     @cached_property
     def moe_rows(self) -> dict[int, int]:
-        """The row of each MoE layer in arrays that have one for each of them (``L``).
+        """Row of each MoE layer in arrays with one row for each MoE layer (dimension ``L``).
 
-        Everything else names a layer by its index among all of the decoder's.
+        Elsewhere a layer is named by its index among all decoder layers.
         """
         return {layer: row for row, layer in enumerate(self.moe_layers)}
 
     @cached_property
     def next_moe_layers(self) -> dict[int, int | None]:
-        """For each MoE layer the next one; None for the last."""
+        """Next MoE layer of each MoE layer; None for the last."""
         return dict(zip_longest(self.moe_layers, self.moe_layers[1:]))
 
     # ------------------------------------------------------------------------- parameters
@@ -273,7 +273,7 @@ class ModelShape(BaseModel):
 
     @property
     def norm_params(self) -> int:
-        """Parameters of one normalisation over the hidden state."""
+        """Parameters of one norm over the hidden state."""
         return self.hidden_size * (2 if self.norm == "layer" else 1)
 
     @property
@@ -288,20 +288,20 @@ class ModelShape(BaseModel):
 
     @property
     def own_head_params(self) -> int:
-        """Parameters of the head that the embedding does not hold."""
+        """Parameters of the output head that are not shared with the embedding."""
         return self.vocab_size * self.head_bias if self.tied_head else self.head_params
 
     def layer_common_params(self, layer: int) -> int:
-        """Parameters of a layer that are not routed experts."""
+        """Return the number of non-expert parameters of a layer."""
         params = self.attention_params + 2 * self.norm_params
         if layer in self.dense_layers:
             return params + 3 * self.hidden_size * self.dense_width
         return params + self.shared_params + self.hidden_size * self.shared_gated + self.gate_params
 
     def layer_common_tensors(self, layer: int) -> int:
-        """How many tensors hold these: what a framework brings one by one."""
+        """Return the number of non-expert tensors of a layer, which frameworks copy one by one."""
         norms = 2 * (2 if self.norm == "layer" else 1)
-        if self.latent is not None:  # queries; keys and values down, normalised, up; output
+        if self.latent is not None:  # The tensors are q, kv_down, kv_norm, kv_up and o.
             attention = 5
         else:
             attention = 4 + 3 * self.qkv_bias + self.output_bias + self.attention_sinks
@@ -313,24 +313,24 @@ class ModelShape(BaseModel):
 
     @property
     def common_params(self) -> int:
-        """All parameters that are not routed experts."""
+        """Number of all non-expert parameters."""
         layers = sum(self.layer_common_params(i) for i in range(self.num_layers))
         return self.embedding_params + self.own_head_params + self.norm_params + layers
 
     @property
     def routed_params(self) -> int:
-        """All routed experts' parameters."""
+        """Number of parameters of all routed experts."""
         return len(self.moe_layers) * self.num_experts * self.expert_params
 
     @property
     def total_params(self) -> int:
-        """The model's size, as published."""
+        """Number of all parameters, as published."""
         return self.common_params + self.routed_params
 
     # ------------------------------------------------------------------------- bytes
 
     def expert_bytes(self, precision: Precision | ExpertDtype) -> int:
-        """Bytes of one routed expert as stored and moved."""
+        """Return the bytes of one routed expert at a storage precision."""
         if precision in BITS_PER_WEIGHT:
             return stored_bytes(self.expert_params, cast(Precision, precision))
         stored_as = cast(ExpertDtype, precision)
@@ -338,34 +338,34 @@ class ModelShape(BaseModel):
 
     @property
     def expert_dims(self) -> tuple[tuple[int, int], tuple[int, int]]:
-        """Rows and inputs of an expert's matrices: gate above up, and down."""
+        """Dimensions (rows, inputs) of an expert's two matrices: gate over up, and down."""
         return (2 * self.expert_width, self.hidden_size), (self.hidden_size, self.expert_width)
 
     def common_bytes(self, precision: Precision) -> int:
-        """Bytes of everything that is always resident, KV cache apart."""
+        """Return the bytes of all non-expert weights at a storage precision."""
         return stored_bytes(self.common_params, precision)
 
     @property
     def kv_values_per_token_layer(self) -> int:
-        """Values that one token adds to one layer's KV cache."""
+        """Number of values that one token adds to one layer's KV cache."""
         if self.latent is not None:
             return self.latent.kv_lora_rank + self.latent.qk_rope_head_dim
         return 2 * self.num_kv_heads * self.head_dim
 
     def kv_bytes_per_token(self, precision: Precision = "bf16") -> int:
-        """Bytes that one token adds to the whole KV cache."""
+        """Return the bytes that one token adds to the KV cache of all layers."""
         return stored_bytes(self.num_layers * self.kv_values_per_token_layer, precision)
 
 
 def stored_bytes(params: int, precision: Precision) -> int:
-    """Bytes that a number of weights takes at a precision, rounded to the nearest byte."""
+    """Return the bytes of ``params`` weights at a precision, rounded to the nearest byte."""
     return round(params * BITS_PER_WEIGHT[precision] / 8)
 
 
 def group_of(inputs: int) -> int:
-    """How many inputs of a row share a scale in int4: the largest of `GROUPS` that divides it.
+    """Return the int4 group size of a row: the largest of `GROUPS` that divides its length.
 
-    Where none does, the largest divisor up to the largest group.
+    If none does, return the largest divisor up to the largest group.
     """
     divisors = [*GROUPS, *range(GROUPS[0], 0, -1)]
     group: int = next(size for size in divisors if inputs % size == 0)
@@ -373,17 +373,17 @@ def group_of(inputs: int) -> int:
 
 
 def packed_bytes(rows: int, inputs: int, stored_as: ExpertDtype) -> int:
-    """Bytes of a matrix with its scales; in int4 with its zero points."""
+    """Return the bytes of a quantised matrix with its scales and, in int4, its zero points."""
     if stored_as == "int8":
         return rows * inputs + rows * SCALE_BYTES
     return rows * inputs // 2 + rows * (inputs // group_of(inputs)) * 2 * SCALE_BYTES
 
 
 def check_quantises(shape: ModelShape, stored_as: ExpertDtype) -> None:
-    """Refuse experts that cannot be quantised.
+    """Check that the experts of a model can be quantised.
 
     Raises:
-        UsageError: they have biases, or an odd number of inputs.
+        UsageError: the experts have biases, or an odd number of inputs.
     """
     if shape.expert_bias:
         raise UsageError(

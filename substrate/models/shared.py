@@ -1,4 +1,4 @@
-"""Work that runs of the same weights share: experts in memory, prefills, reference logits."""
+"""Data shared by runs of the same weights: experts in memory, prefills, reference logits."""
 
 from collections.abc import Sequence
 from functools import cached_property
@@ -16,13 +16,13 @@ from moebench.substrate.models.weights import Checkpoint
 
 
 class SharedWork:
-    """What one process keeps between runs of one checkpoint; nothing here changes a result.
+    """Weights, prefills and reference logits that one process keeps between runs of a checkpoint.
 
     Args:
-        checkpoint: the weights; a run of others must not share.
-        expert_dtype: what runs quantise experts to; the reference has them as they are.
-        remember: keep prefills and reference logits too.  For runs that ask small models the same
-            questions again: a long text of a full-size model would fill the memory.
+        checkpoint: the weights of all runs that share this object.
+        expert_dtype: type to which runs quantise experts; the reference does not quantise them.
+        remember: also keep prefills and reference logits, for repeated prompts of small models:
+            long texts of a full-size model would fill the memory.
     """
 
     def __init__(
@@ -32,7 +32,7 @@ class SharedWork:
         expert_dtype: ExpertDtype | None = None,
     ) -> None:
         self.checkpoint, self._expert_dtype = checkpoint, expert_dtype
-        with torch.inference_mode(False):  # gradients pass through no inference tensor
+        with torch.inference_mode(False):  # Inference tensors have no gradients.
             self._common = checkpoint.common(torch.float32)
             self._exact = every_expert(checkpoint, torch.float32)
         self._reference = Decoder(checkpoint.shape, self._common, self._exact)
@@ -41,31 +41,31 @@ class SharedWork:
 
     @cached_property
     def _experts(self) -> Experts:
-        """What runs compute with: quantised experts as the numbers that these stand for."""
+        """Experts that runs compute with; quantised ones are dequantised to fp32."""
         if self._expert_dtype is None:
             return self._exact
         with torch.inference_mode(False):
             return every_expert(self.checkpoint, torch.float32, self._expert_dtype)
 
     def decoder(self, reuse_predictions: bool = False) -> Decoder:
-        """A decoder with every expert in memory."""
+        """Return a decoder with all experts in memory."""
         return Decoder(self.checkpoint.shape, self._common, self._experts, reuse_predictions)
 
     def differentiable(self) -> DifferentiableDecoder:
-        """A decoder with gradients, and every expert in memory."""
+        """Return a decoder with gradients and with all experts in memory."""
         with torch.inference_mode(False):
             return DifferentiableDecoder(self.checkpoint.shape, self._common, self._experts)
 
     def remembering(self, decoder: Decoder) -> Model:
-        """The decoder, with prefills from memory where they are kept."""
+        """Return a model that replays known prefills, or the decoder if prefills are not kept."""
         return decoder if self._prefills is None else RememberedPrefills(decoder, self._prefills)
 
     def lossless(self, texts: Sequence[Sequence[int]], starts: Sequence[int]) -> list[Tensor]:
-        """Log-probabilities ``[len - start, V]`` of the lossless model after each text's start.
+        """Return log-probabilities ``[len - start, V]`` of the lossless model for each text.
 
         Args:
             texts: token ids.
-            starts: for each text, the first position whose successor is asked for.
+            starts: for each text, the first position whose next token is predicted.
         """
         keys = [tuple(text) for text in texts]
         known = self._lossless if self._prefills is not None else {}

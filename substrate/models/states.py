@@ -1,4 +1,4 @@
-"""What a decoder keeps for later: a prediction that comes true, and a finished prefill."""
+"""Stored intermediate results of a decoder: an exact prediction, and a finished prefill."""
 
 from typing import NamedTuple
 
@@ -6,10 +6,10 @@ from torch import Tensor
 
 
 class Foreseen(NamedTuple):
-    """A prediction that is no guess: every active expert was done, so it is the next layer's truth.
+    """An exact prediction of the next layer's attention and gate, made with all experts done.
 
-    Where time is virtual the next layer takes it instead of computing the same bits again; the
-    machine charges both.
+    In virtual time the next layer uses it instead of computing the same bits again; the machine
+    charges both.
     """
 
     mixed: Tensor
@@ -18,7 +18,7 @@ class Foreseen(NamedTuple):
 
 
 class Prefilled(NamedTuple):
-    """The result of a prefill: each sequence's KV cache, and the logits ``[B, V]``."""
+    """The result of a prefill: the KV cache of each sequence, and the logits ``[B, V]``."""
 
     caches: list[Tensor]
     logits: Tensor

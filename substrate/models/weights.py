@@ -1,8 +1,8 @@
-"""Checkpoints in, experts out: safetensors to common weights and one record per expert.
+"""Reads safetensors checkpoints into non-expert weights and one record for each routed expert.
 
-A *record* is one routed expert as a flat run of numbers: gate ``[I, H]``, up ``[I, H]`` and down
-``[H, I]``, in this order, then their biases if it has some.  It is what moves between tiers, what
-fills a slot, and what is read from disk in one piece.  Nothing here ever unpickles.
+A *record* is one routed expert's weights as a flat array: gate ``[I, H]``, up ``[I, H]`` and down
+``[H, I]``, in this order, then their biases if there are any.  A record is the unit that moves
+between tiers, fills a slot, and is read from disk.  Pickle files are never read.
 """
 
 import hashlib
@@ -28,25 +28,25 @@ from moebench.substrate.models.naming import (
 from moebench.substrate.models.packed import unpacked
 from moebench.substrate.models.shape import ModelShape
 
-#: Names the file that holds each tensor.
+#: Index file, with the name of the file that holds each tensor.
 INDEX = "model.safetensors.index.json"
 
-#: What a checkpoint's weights may be stored as: safetensors' names, and ours.
+#: Allowed dtypes of a checkpoint's weights: safetensors' names, and moebench's.
 STORED_AS = {"BF16": "bf16", "F16": "fp16", "F32": "fp32"}
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 
 
 class Checkpoint:
-    """A directory in the Hugging Face format: ``config.json`` and ``*.safetensors``.
+    """A checkpoint directory in the Hugging Face format: ``config.json`` and ``*.safetensors``.
 
-    Opening reads headers only and checks that every tensor the family needs is there and has its
-    dimensions; weights are read when asked for.
+    The constructor reads headers only, and checks that all tensors of the family exist with their
+    dimensions; weights are read by later calls.
 
     Raises:
         CheckpointError: a missing, truncated or mis-shaped file or tensor.
     """
 
-    #: Where its experts' records are already, if it was imported.
+    #: Existing store of its expert records, if it was imported.
     store: ExpertStore | None = None
 
     def __init__(self, path: Path) -> None:
@@ -64,7 +64,7 @@ class Checkpoint:
         for layer in self.shape.moe_layers:
             for expert in range(self.shape.num_experts):
                 self._check(self._expert(layer, expert).values())
-                if self._layout.fused:  # one tensor holds all of them
+                if self._layout.fused:  # One tensor holds all experts of a layer.
                     break
 
     def _shards(self) -> list[Path]:
@@ -87,7 +87,7 @@ class Checkpoint:
         return [self.path / name for name in names]
 
     def _file(self, file: Path) -> Any:
-        """A shard, open."""
+        """Return a shard's open safetensors file."""
         if file not in self._open:
             try:
                 self._open[file] = cast(Any, safe_open(file, framework="pt")).__enter__()
@@ -98,7 +98,7 @@ class Checkpoint:
         return self._open[file]
 
     def _stored(self, name: str) -> Any:
-        """A tensor's dimensions, type and parts; None where there is no such tensor."""
+        """Return a slice object of a stored tensor, or None if there is no such tensor."""
         file = self._holder.get(name)
         return None if file is None else self._file(file).get_slice(name)
 
@@ -131,7 +131,7 @@ class Checkpoint:
         return expert_tensors(self.shape, layer, expert, self._layout)
 
     def _read(self, spec: TensorSpec, dtype: torch.dtype) -> Tensor:
-        """A tensor, or the part of one that is meant: no more of the file is read."""
+        """Read a tensor, or only the part of a stored tensor that its spec names."""
         if spec.whole is None:
             tensor: Tensor = self._file(self._holder[spec.stored]).get_tensor(spec.stored)
             return self._finite(spec.stored, tensor).to(dtype)
@@ -147,7 +147,7 @@ class Checkpoint:
         return self._finite(spec.stored, tensor).to(dtype)
 
     def _finite(self, name: str, tensor: Tensor) -> Tensor:
-        """Refuse weights that are no numbers: they would spread to every token after them."""
+        """Check that all weights are finite: NaN would spread to all later tokens."""
         if not torch.isfinite(tensor).all():
             wrong = tensor[~torch.isfinite(tensor)]
             raise CheckpointError(
@@ -158,36 +158,36 @@ class Checkpoint:
 
     @property
     def files(self) -> list[Path]:
-        """The files with weights."""
+        """Paths of all files with weights."""
         return sorted({*self._holder.values()})
 
     def common(self, dtype: torch.dtype) -> dict[str, Tensor]:
-        """Every tensor that is not a routed expert's, by our name."""
+        """Return all non-expert weights by moebench's tensor names."""
         return {ours: self._read(spec, dtype) for ours, spec in self._common.items()}
 
     def common_part(self, names: Iterable[str]) -> dict[str, Tensor]:
-        """Some of these, as they are stored."""
+        """Return some non-expert weights by moebench's names, in their stored dtypes."""
         dtypes = {name: STORED_AS[self._stored(self._common[name].stored).get_dtype()]
                   for name in names}  # fmt: skip
         return {name: self._read(self._common[name], DTYPES[as_]) for name, as_ in dtypes.items()}
 
     @property
     def common_names(self) -> list[str]:
-        """Our names of the tensors that are not routed experts'."""
+        """Names of all non-expert tensors in moebench's naming."""
         return list(self._common)
 
     def expert_record(self, layer: int, expert: int, dtype: torch.dtype) -> Tensor:
-        """One routed expert as a flat record ``[3·I·H]``, biases after it."""
+        """Return a routed expert's weights as a flat record ``[3·I·H]``, then its biases."""
         specs = self._expert(layer, expert).values()
         return torch.cat([self._read(spec, dtype).flatten() for spec in specs])
 
     @property
     def distinct(self) -> int:
-        """Every expert is itself."""
+        """Number of experts: each one has a record of its own."""
         return len(self.shape.moe_layers) * self.shape.num_experts
 
     def content_hash(self) -> str:
-        """A hash of the configuration and of every weight file, for provenance."""
+        """Return a hash of the configuration and of all weight files, for provenance."""
         digest = hashlib.sha256()
         for file in [self.path / "config.json", *self.files]:
             with file.open("rb") as stream:
@@ -195,14 +195,14 @@ class Checkpoint:
         return digest.hexdigest()[:16]
 
     def close(self) -> None:
-        """Release the files, and the memory that maps them; what is asked for opens them again."""
+        """Close the files and unmap their memory; later reads open them again."""
         while self._open:
             _, file = self._open.popitem()
             file.__exit__(None, None, None)
 
 
 def _check_quantisation(path: Path, config: Mapping[str, Any], shape: ModelShape) -> None:
-    """Refuse a way of quantising that is not read here."""
+    """Check that the checkpoint is not quantised, or in a supported format."""
     for key in ("quantization_config", "compression_config"):
         said = config.get(key)
         if not said:
@@ -216,21 +216,21 @@ def _check_quantisation(path: Path, config: Mapping[str, Any], shape: ModelShape
             )
 
 
-#: From so many experts on, of at most so many bytes each, one grouped product of their copies takes
-#: less time than a product for each: calls cost more than bytes.
+#: Least number of experts, and most bytes of each, for which one grouped product of their copies
+#: takes less time than a product for each: calls cost more than copied bytes.
 STACK_EXPERTS, STACK_BYTES = 3, 256 << 10
 
-#: A grouped product wants rows of matrices that begin at multiples of so many bytes.
+#: A grouped product needs matrix rows that begin at multiples of this many bytes.
 STACK_STRIDE = 16
 
 
 def stacks(shape: ModelShape, like: Tensor, count: int) -> bool:
-    """Whether so many experts, kept as a tensor is, are computed in one grouped product."""
+    """Return whether ``count`` experts, stored like a tensor, are computed in one product."""
     size = like.element_size()
     return (
         count >= STACK_EXPERTS
-        and like.dtype in DTYPES.values()  # a grouped product knows no others
-        and not shape.expert_bias  # a grouped product adds none
+        and like.dtype in DTYPES.values()  # Grouped products support no other dtype.
+        and not shape.expert_bias  # Grouped products add no biases.
         and shape.expert_params * size <= STACK_BYTES
         and not shape.hidden_size * size % STACK_STRIDE
         and not shape.expert_width * size % STACK_STRIDE
@@ -238,15 +238,15 @@ def stacks(shape: ModelShape, like: Tensor, count: int) -> bool:
     )
 
 
-#: Experts up to this size are cheaper to gather into one product than to call one by one.
+#: Experts of up to this size are cheaper to gather into one product than to compute one by one.
 GATHER_BYTES = 1 << 20
 
 
 class ResidentExperts:
-    """Every expert in memory: the model as if nothing was tight.
+    """All experts of a model in memory, without offloading.
 
     Args:
-        stored_as: round their numbers as packed ones are; None is as they are.
+        stored_as: round the weights to this type; None leaves them unrounded.
     """
 
     def __init__(
@@ -254,7 +254,7 @@ class ResidentExperts:
     ) -> None:
         shape = self._shape = weights.shape
         made = format_of(shape, stored_as or dtype)
-        # A gathered product knows no biases.
+        # A gathered product adds no biases.
         small = shape.expert_params * dtype.itemsize <= GATHER_BYTES
         self._gathers = small and not shape.expert_bias
         self._layers: dict[int, tuple[Tensor, Tensor]] = {}
@@ -264,7 +264,7 @@ class ResidentExperts:
                 unpack(shape, made.rounded(weights.expert_record(layer, expert, dtype)))
                 for expert in range(shape.num_experts)
             ]
-            # Stored transposed, [E, H, 2·I] and [E, I, H]: batched products of one row want it so.
+            # Batched products of one row are fastest with [E, H, 2·I] and [E, I, H].
             gate_up, down, *biases = zip(*records, strict=True)
             self._layers[layer] = (
                 torch.stack(gate_up).transpose(1, 2).contiguous(),
@@ -274,7 +274,7 @@ class ResidentExperts:
                 self._biases[layer] = (torch.stack(biases[0]), torch.stack(biases[1]))
 
     def matrices(self, layer: int, expert: int, on_host: bool = False) -> tuple[Tensor, ...]:
-        """Gate above up ``[2·I, H]``, and down ``[H, I]``; then their biases, if there are."""
+        """Return gate over up ``[2·I, H]``, down ``[H, I]`` and their biases, if any, as views."""
         gate_up, down = self._layers[layer]
         if not self._biases:
             return gate_up[expert].T, down[expert].T
@@ -282,19 +282,19 @@ class ResidentExperts:
         return gate_up[expert].T, down[expert].T, gate_up_bias[expert], down_bias[expert]
 
     def stacked(self, layer: int, experts: Sequence[int]) -> tuple[Tensor, ...] | None:
-        """Several small experts' matrices: ``[n, 2·I, H]`` and ``[n, H, I]``."""
+        """Return n small experts' matrices, ``[n, 2·I, H]`` and ``[n, H, I]``, or None."""
         gate_up, down = self._layers[layer]
         if not stacks(self._shape, gate_up, len(experts)):
             return None
-        if len(experts) == len(gate_up):  # ascending, therefore all in their order
+        if len(experts) == len(gate_up):  # Ids are ascending, so these are all in order.
             return gate_up.mT, down.mT
         chosen = torch.tensor(experts)
         return gate_up.index_select(0, chosen).mT, down.index_select(0, chosen).mT
 
     def gathered(self, layer: int, experts: Tensor) -> tuple[Tensor, Tensor] | None:
-        """The same for several experts, transposed: ``[n, H, 2·I]`` and ``[n, I, H]``.
+        """Return n experts' matrices, transposed: ``[n, H, 2·I]`` and ``[n, I, H]``, or None.
 
-        None if they are too large to be copied, or have biases.
+        None if the experts are too large to copy, or have biases.
         """
         if not self._gathers:
             return None
