@@ -1,1 +1,1 @@
-"""Routing traces: recorded, imported, drawn, and replayed."""
+"""Routing traces: recording, import, synthesis, and replay."""

@@ -1,4 +1,4 @@
-"""Traces that ship with moebench, and how a trace is found by name."""
+"""Catalogue of the traces that ship with moebench, and lookup of a trace by name."""
 
 from pathlib import Path
 
@@ -8,15 +8,15 @@ SHIPPED = Path(__file__).parents[1] / "catalogue" / "traces"
 
 
 def trace_names() -> list[str]:
-    """The shipped traces."""
+    """Return the names of all shipped traces."""
     return sorted(path.parent.name for path in SHIPPED.glob("*/trace.json"))
 
 
 def find_trace(name: str) -> Path:
-    """A trace's folder: a path, or the name of a shipped one.
+    """Return the folder of a trace that is given by its path or by a shipped trace's name.
 
     Raises:
-        InputError: there is neither.
+        InputError: there is no such folder and no such shipped trace.
     """
     if name in trace_names():
         return SHIPPED / name

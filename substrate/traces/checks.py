@@ -1,6 +1,7 @@
-"""What the arrays of a trace may hold, whether it is opened or imported.
+"""Checks of the values in a trace's arrays, used when a trace is opened or imported.
 
-A message names the array, the place of the first bad value, the value, and what is allowed.
+An error message names the array, the position of the first bad value, the value, and the allowed
+values.
 """
 
 from typing import NoReturn
@@ -9,25 +10,26 @@ import numpy as np
 
 from moebench.substrate.errors import InputError
 
-#: The largest number that a column of a trace holds (int32).
+#: The largest number that a column of a trace can hold (int32).
 MOST = 2**31 - 1
 
-#: Rows whose values are looked at together: a trace's scores may be larger than memory.
+#: Number of rows that are checked at once: a trace's scores may be larger than memory.
 _BLOCK = 4096
 
 
-#: What an array's values may be, by its name.
+
+#: Allowed range of an array's values, by its name.
 _RANGES = {"sequence": (0, MOST), "position": (0, MOST), "phase": (0, 1), "chosen": (-1, MOST)}
 
 
 def check_array(where: str, name: str, values: np.ndarray, experts: int) -> None:
-    """Refuse an array of a trace that holds what it cannot.
+    """Check that an array of a trace has the right kind of numbers and only allowed values.
 
     Args:
-        name: as `substrate.traces.file` lists them.
+        name: an array's name from `substrate.traces.file`.
 
     Raises:
-        InputError: the first such value, or another kind of number.
+        InputError: a value is not allowed, or the array has another kind of numbers.
     """
     kind = np.integer if name in _RANGES or name in ("ids", "candidates") else np.floating
     if not np.issubdtype(values.dtype, kind):
@@ -37,15 +39,15 @@ def check_array(where: str, name: str, values: np.ndarray, experts: int) -> None
     elif kind is np.integer:
         check_experts(where, name, values, experts)
     else:
-        # What was not asked for is NaN: predictions of others' routing, too.
+        # Predictions that were not made are NaN.
         check_scores(where, name, values, nan=name.startswith("predicted"))
 
 
 def check_range(where: str, name: str, values: np.ndarray, low: int, high: int) -> None:
-    """Refuse whole numbers outside a range.
+    """Check that all whole numbers of an array are in a range.
 
     Raises:
-        InputError: the first of them.
+        InputError: a number is outside; the message names the first one.
     """
     wrong = (values < low) | (values > high)
     if wrong.any():
@@ -53,10 +55,10 @@ def check_range(where: str, name: str, values: np.ndarray, low: int, high: int) 
 
 
 def check_experts(where: str, name: str, ids: np.ndarray, experts: int) -> None:
-    """Refuse ids ``[T, L, K]`` of experts that there are not, or that a layer has twice.
+    """Check that expert ids ``[T, L, K]`` are below ``experts`` and unique for a token and layer.
 
     Raises:
-        InputError: the first of them.
+        InputError: an id is not; the message names the first one.
     """
     if not ids.size:
         return
@@ -80,14 +82,14 @@ def check_experts(where: str, name: str, ids: np.ndarray, experts: int) -> None:
 def check_scores(
     where: str, name: str, values: np.ndarray, negative: bool = True, nan: bool = False
 ) -> None:
-    """Refuse scores that are no numbers, or infinite.
+    """Check that all scores are finite numbers.
 
     Args:
-        negative: whether less than 0 is allowed.
-        nan: whether NaN is, which stands for a prediction that was not made.
+        negative: allow scores below 0.
+        nan: allow NaN, which marks a prediction that was not made.
 
     Raises:
-        InputError: the first of them.
+        InputError: a score is not allowed; the message names the first one.
     """
     for start in range(0, len(values), _BLOCK):
         block = values[start : start + _BLOCK]

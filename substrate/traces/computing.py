@@ -1,4 +1,4 @@
-"""A decoder whose experts are chosen by a trace: real mathematics, recorded routing."""
+"""A decoder that computes every operation, but with the routing of a recorded trace."""
 
 from collections.abc import Sequence
 
@@ -10,11 +10,11 @@ from moebench.substrate.traces.passes import Batches, TracedModel
 
 
 class RoutedDecoder:
-    """Computes all that a decoder does, and answers what the trace holds.
+    """A `Model` that computes with a decoder and returns the gates and tokens of a trace.
 
-    Gates, predictions and logits are computed, as for a text of its own, and the recorded ones are
-    used; chosen experts are weighed by the decoder's gate.  So a machine on the wall clock measures
-    a model whose weights are dummies with the routing of one that was trained.
+    Gates, predictions and logits are computed and then replaced by the recorded ones; the experts'
+    weights are those of the decoder's gate.  A wall-clock machine can thus time random weights with
+    the routing of a trained model.
     """
 
     def __init__(self, trace: Batches, decoder: Decoder) -> None:
@@ -30,35 +30,35 @@ class RoutedDecoder:
         new_tokens: int,
         forced: Sequence[Sequence[int]] = (),
     ) -> None:
-        """Take the next recorded batch."""
+        """Start the next recorded batch in the trace and in the decoder."""
         self._recorded.begin(prompts, new_tokens, forced)
         self._decoder.begin(prompts, new_tokens)
 
     def embed(self, phase: Phase) -> int:
-        """Take the next recorded pass."""
+        """Start the next recorded pass, and return the decoder's number of rows."""
         self._recorded.embed(phase)
         return self._decoder.embed(phase)
 
     def gate(self, layer: int) -> Gate:
-        """Compute the gate; the recorded one."""
+        """Compute a layer's gate, but return the recorded gate."""
         self._decoder.gate(layer)
         return self._recorded.gate(layer)
 
     def predict(self, layer: int, later: int, done: Sequence[int], lookahead: Lookahead) -> Scores:
-        """Compute the prediction; the recorded one."""
+        """Compute a prediction, but return the recorded scores."""
         if lookahead is not Lookahead.EXACT:
             self._decoder.predict(layer, later, done, lookahead)
         return self._recorded.predict(layer, later, done, lookahead)
 
     def hidden(self, layer: int) -> np.ndarray:
-        """The recorded state that the last gate read."""
+        """Return the recorded hidden state that the last gate read."""
         return self._recorded.hidden(layer)
 
     def embedding(self) -> np.ndarray:
-        """The recorded embeddings."""
+        """Return the recorded embeddings of the prompts."""
         return self._recorded.embedding()
 
     def head(self) -> list[int]:
-        """Compute the logits; the recorded tokens."""
+        """Compute the logits, but return the recorded tokens."""
         self._decoder.head()
         return self._recorded.head()

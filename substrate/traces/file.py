@@ -1,4 +1,4 @@
-"""Routing traces in a folder: one ``.npy`` file an array, and a header that says what they are.
+"""Trace folders: one ``.npy`` file for each array of a routing trace, and a JSON header.
 
     trace.json            version, model, source, what was recorded, each array's SHA-256
     ids.npy               [T, L, K]    chosen experts, as ``ids_order`` says
@@ -9,16 +9,16 @@
     scores.npy            [T, L, E]    gate scores of all experts
     top_scores.npy        [T, L, K]    instead, where only the chosen ones' are known
     candidates.npy        [T, L, C]    best-ranked experts beyond the top-k, in rank buckets
-    predicted*.npy        [D, L-n, E]  what layer l said of layer l+n's scores; NaN: not asked
+    predicted*.npy        [D, L-n, E]  layer l's prediction of layer l+n's scores; NaN: not made
     hidden.npy            [T, L, H]    the states that the gates read
     embedding.npy         [S, H]       each sequence's mean token embedding of its prompt
 
 T tokens in recorded order, D of them decoded, S sequences, L MoE layers, E experts, K chosen, H the
-width of the model that computed.  Everything but ``ids``, ``sequence``, ``position``, ``phase`` and
-``chosen`` is optional.  Nothing is pickled, all can be memory-mapped.
-`substrate.traces.writer` writes one.
+hidden width of the recorded model.  All arrays except ``ids``, ``sequence``, ``position``,
+``phase`` and ``chosen`` are optional.  No array is pickled, and all can be memory-mapped.
+`substrate.traces.writer` writes a trace.
 
-Version 2 added predictions of more than the next layer, states and embeddings; version 1 is read.
+Version 2 added states, embeddings and predictions beyond the next layer; version 1 can be read.
 """
 
 import hashlib
@@ -38,23 +38,23 @@ from moebench.substrate.traces.checks import check_array
 VERSION = 2
 HEADER = "trace.json"
 
-#: An expert's id takes two bytes at most.
+#: Expert ids have at most two bytes.
 MOST_EXPERTS = 2**16
 MOST_LAYERS = 10_000
 
-#: How the chosen experts of a token are listed: best first, in buckets of ranks (1-2, 3-4, 5-8,
-#: 9-16; ascending ids inside one), or by ascending id.
+#: Order of a token's chosen experts: best first, in buckets of ranks (1-2, 3-4, 5-8, 9-16;
+#: ascending ids inside a bucket), or by ascending id.
 IdsOrder = Literal["score", "rank buckets", "id"]
 
-#: Arrays with one value a token, their types; the prefix of those with one row a decoded token; and
-#: that with one a sequence.
+#: Arrays with one value a token and their types; the prefix of arrays with one row a decoded token;
+#: and the array with one row a sequence.
 COLUMNS = {"sequence": "int32", "position": "int32", "phase": "uint8", "chosen": "int32"}
 _DECODED = "predicted"
 _BY_SEQUENCE = "embedding"
 
 
 class Array(BaseModel):
-    """One file of a trace."""
+    """Header entry of an array file: dtype, shape and SHA-256."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -64,11 +64,12 @@ class Array(BaseModel):
 
 
 class Prediction(BaseModel):
-    """Scores predicted for later layers, and how they were made.
+    """Header entry of predicted gate scores: the arrays that hold them, and their origin.
 
     Attributes:
-        array: holds those for the next MoE layer.
-        further: hold those for the second, the third, ... that follows.
+        array: name of the array for the next MoE layer.
+        made: how the predictions were made.
+        further: names of the arrays for the second, third, ... MoE layer that follows.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -79,21 +80,21 @@ class Prediction(BaseModel):
 
     @property
     def arrays(self) -> tuple[str, ...]:
-        """By distance, from the next layer on."""
+        """Names of all arrays by distance, beginning with the next MoE layer."""
         return (self.array, *self.further)
 
 
 class Header(BaseModel):
-    """What a trace is.
+    """Header of a trace: its model, workload, dimensions, contents and source.
 
     Attributes:
-        model: a name of the catalogue where there is one.
-        workload: what was asked.
-        scores: what the scores mean; None where there are none.
+        model: a catalogue name, if the catalogue has the model.
+        workload: kind of the prompts.
+        scores: meaning of the scores; None without scores.
         predictions: by kind of lookahead.
-        lossless: whether the tokens are the model's own: no expert was substituted.
-        source: where it comes from: weights, system, prompts; or repository and licence.
-        notes: what must be known to read results.
+        lossless: the tokens are the model's own, because no expert was substituted.
+        source: origin: weights, system and prompts, or repository and licence.
+        notes: remarks that are needed to interpret results.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -115,29 +116,29 @@ class Header(BaseModel):
 
     @property
     def ids_type(self) -> str:
-        """The smallest type that holds an expert's id."""
+        """Name of the smallest integer type that holds an expert id."""
         return "uint8" if self.num_experts <= 256 else "uint16"
 
     def layers_ahead(self, kind: Lookahead) -> int:
-        """Of how many of the MoE layers that follow predictions of a kind are held."""
+        """Return the number of following MoE layers with predictions of a kind."""
         found = self.predictions.get(kind)
         return 0 if found is None else len(found.arrays)
 
     @property
     def holds(self) -> tuple[str, ...]:
-        """What it holds beside the chosen experts, in words."""
+        """Descriptions of all contents other than the chosen experts."""
         ahead = [f"{kind} predictions {self.layers_ahead(kind)} ahead" for kind in self.predictions]
         return (*ahead, *(words for what, words in WORDS.items() if self.has(what)))
 
     def has(self, what: Learnt) -> bool:
-        """Whether it holds this of its tokens or sequences."""
+        """Return whether the trace has scores, or an array of this name."""
         return self.scores is not None if what == "scores" else what in self.arrays
 
     def row_shape(self, array: str) -> tuple[int, ...]:
-        """The shape of an array's rows; a length that is free is taken as it is.
+        """Return the required shape of an array's rows; free lengths are those of the array.
 
         Raises:
-            KeyError: a trace has no such array.
+            KeyError: the format has no such array.
         """
         layers, experts, k = self.num_moe_layers, self.num_experts, self.top_k
         if array.startswith(_DECODED):
@@ -155,9 +156,9 @@ class Header(BaseModel):
 
 
 class _Arrays(Mapping[str, np.ndarray]):
-    """A trace's arrays by name, each read and checked when it is first asked for.
+    """The arrays of a trace by name; each is read and checked at its first use.
 
-    Most runs read few of them, and a trace may hold gigabytes.
+    Most runs read few arrays, and a trace may hold gigabytes.
     """
 
     def __init__(self, path: Path, header: Header) -> None:
@@ -165,11 +166,11 @@ class _Arrays(Mapping[str, np.ndarray]):
         self._read: dict[str, np.ndarray] = {}
 
     def __getitem__(self, name: str) -> np.ndarray:
-        """Views of memory-mapped files.
+        """Return an array as a view of its memory-mapped file.
 
         Raises:
-            InputError: the array is not what was written.
-            KeyError: the trace holds none of this name.
+            InputError: the file was changed or is broken.
+            KeyError: the trace has no array of this name.
         """
         if name not in self._read:
             if name not in self._header.arrays:
@@ -188,14 +189,14 @@ class _Arrays(Mapping[str, np.ndarray]):
 
 
 class TraceFile:
-    """A trace that was opened: its header, and its arrays by name.
+    """An open trace: its header, and its arrays by name.
 
     Attributes:
-        hash: 16 hex digits over the header, which holds every array's hash.
+        hash: 16 hex digits of a hash of the header, which has every array's hash.
         ids_TLK: chosen experts.
         sequences: for each sequence, its rows in order of position.
-        prompts: for each sequence, how many of its rows are prefill.
-        embedding_SH: each prompt's mean token embedding, by sequence, where it was recorded.
+        prompts: for each sequence, the number of its prefill rows.
+        embedding_SH: each prompt's mean token embedding, by sequence, or None if not recorded.
     """
 
     def __init__(self, path: Path, header: Header, arrays: Mapping[str, np.ndarray]) -> None:
@@ -208,7 +209,7 @@ class TraceFile:
         for name, array in header.arrays.items():
             if name.startswith(_DECODED) and array.shape[0] != decoded.sum():
                 raise _broken(path, f"{name} has {array.shape[0]} rows for {decoded.sum()} tokens")
-        #: Where a decoded token's row stands among the decoded ones.
+        #: Index of a decoded token's row among the decoded rows.
         self.decoded_row = np.cumsum(decoded) - 1
         order = np.lexsort((arrays["position"], arrays["sequence"]))
         ends = np.flatnonzero(np.diff(arrays["sequence"][order])) + 1
@@ -223,38 +224,38 @@ class TraceFile:
 
     @property
     def scores_TLE(self) -> np.ndarray | None:
-        """Gate scores of all experts, where they were recorded."""
+        """Gate scores of all experts, or None if they were not recorded."""
         return self.arrays.get("scores")
 
     @property
     def hidden_TLH(self) -> np.ndarray | None:
-        """The states that the gates read, where they were recorded."""
+        """Hidden states that the gates read, or None if they were not recorded."""
         return self.arrays.get("hidden")
 
     def predicted(self, kind: Lookahead, ahead: int = 1) -> np.ndarray | None:
-        """Predictions of a kind of the layers that are so many MoE layers ahead ``[D, L-n, E]``."""
+        """Return predictions for ``ahead`` MoE layers later ``[D, L-n, E]``, or None."""
         if ahead > self.header.layers_ahead(kind):
             return None
         return self.arrays[self.header.predictions[kind].arrays[ahead - 1]]
 
     def passes(self, sequence: int) -> int:
-        """Passes that a sequence can be replayed for: a prefill and its decoded tokens.
+        """Return the number of replayable passes of a sequence: a prefill and its decoded tokens.
 
-        Where the prompt was not recorded, the first decoded token stands for it.
+        If the prompt was not recorded, the first decoded token is the prefill.
         """
         return len(self.sequences[sequence]) - max(self.prompts[sequence], 1) + 1
 
     def prompt(self, sequence: int) -> int:
-        """Rows of the replayed prefill."""
+        """Return the number of rows of a sequence's replayed prefill."""
         return max(self.prompts[sequence], 1)
 
 
 def open_trace(path: Path) -> TraceFile:
-    """Open a trace.  What was checked is remembered as long as its files do not change.
+    """Open a trace, and cache it with its checked arrays until one of its files changes.
 
     Raises:
-        InputError: missing, incomplete, changed since it was written, or of a newer version; for
-            an array that not every run reads, when it is first asked for.
+        InputError: the trace is missing, incomplete, of a newer version, or was changed; optional
+            arrays are checked at their first use.
     """
     try:
         states = [(f.name, f.stat().st_size, f.stat().st_mtime_ns) for f in sorted(path.iterdir())]
@@ -270,10 +271,10 @@ def _opened(path: Path, states: tuple[tuple[str, int, int], ...]) -> TraceFile:
 
 
 def read_header(path: Path) -> Header:
-    """The header of a trace alone.
+    """Read and check the header of a trace, without its arrays.
 
     Raises:
-        InputError: there is none, it is broken, or from a newer version.
+        InputError: the header is missing, broken, or from a newer version.
     """
     file = path / HEADER
     if not file.is_file():
