@@ -17,7 +17,6 @@ MOST = 2**31 - 1
 _BLOCK = 4096
 
 
-
 #: Allowed range of an array's values, by its name.
 _RANGES = {"sequence": (0, MOST), "position": (0, MOST), "phase": (0, 1), "chosen": (-1, MOST)}
 

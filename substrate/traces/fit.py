@@ -1,9 +1,9 @@
-"""Finds the recipe whose drawn texts have the routing statistics of real models.
+"""Search for the recipe whose synthesized routing has the statistics of real models.
 
-A recipe's variances and correlations are searched (its depth profile, recall and spread stay) so
-that what is drawn lies in the model's targets (`analysis.targets`).  The same random numbers are
-drawn for every recipe, so the loss is a function of five numbers alone, and a search finds the same
-recipe each time.
+The search varies a recipe's variances and correlations (not its depth profile, recall and spread)
+until the statistics of synthesized texts are in the model's targets (`analysis.targets`).  All
+recipes use the same random numbers, so the loss is a function of five numbers only, and the search
+is reproducible.
 """
 
 from collections.abc import Callable, Mapping
@@ -29,19 +29,19 @@ from moebench.substrate.terms import RoutedSequence
 from moebench.substrate.traces.recipes import SynthesisRecipe
 from moebench.substrate.traces.synthesis import NEW_TOKENS, PROMPT, Synthesis, Topology
 
-#: Drawn texts that a recipe is judged by.
+#: Number of texts that are synthesized to evaluate a recipe.
 TEXTS = 16
-#: Layers that are drawn: so many that they have about as many experts together, for equal noise.
+#: Total number of experts in the synthesized layers, about equal for all models, for equal noise.
 EXPERTS = 256
-#: Texts and layers whose caches are replayed, which takes long.
+#: Numbers of texts and of layers for the slow replay of caches.
 CACHED, CACHES = 4, 3
 
-#: Where a search starts: static, ar1, rho, common, prefill.
+#: Start of the search: static, ar1, rho, common, prefill.
 START = (0.3, 0.3, 0.6, 0.4, 0.9)
-#: Recipes that are tried from there.
+#: Number of recipes that a search tries.
 STEPS = 120
 
-#: How much the middle of a range is preferred to its edge.
+#: Weight of the loss term that prefers the middle of a target's range to its edge.
 CENTRE = 0.01
 
 
@@ -49,11 +49,11 @@ def fit(
     recipe: SynthesisRecipe, topology: Topology, targets: Mapping[str, Target],
     progress: Callable[[int, int], None] = lambda done, total: None, steps: int = STEPS,
 ) -> SynthesisRecipe:  # fmt: skip
-    """The best recipe that an evolution strategy finds, (1+1)-ES with an adapted step.
+    """Return the best recipe that an evolution strategy finds: (1+1)-ES with an adapted step.
 
     Args:
-        recipe: what is searched is replaced in it.
-        progress: told of tried and of all recipes.
+        recipe: the recipe in which the searched numbers are replaced.
+        progress: called with the numbers of tried and of all recipes.
     """
     random = np.random.default_rng(0)
     best, step = _free(START), 0.6
@@ -69,7 +69,7 @@ def fit(
 
 
 def loss(recipe: SynthesisRecipe, topology: Topology, targets: Mapping[str, Target]) -> float:
-    """How far drawn texts are from the targets: 1 for a statistic at the edge of *near*."""
+    """Return a recipe's loss: each statistic's squared distance to its target, 1 at ``NEAR``."""
     total = 0.0
     for name, value in drawn_statistics(recipe, topology).items():
         if name in targets:
@@ -83,12 +83,13 @@ def loss(recipe: SynthesisRecipe, topology: Topology, targets: Mapping[str, Targ
 def drawn_statistics(
     recipe: SynthesisRecipe, topology: Topology, seed: int = 0
 ) -> dict[str, float]:
-    """Statistics of texts as targets are measured on, by their dotted path into `summary`.
+    """Return the statistics of synthesized texts by their dotted path into `summary`.
 
-    Those that need predictions or scores are left out: other numbers of the recipe make them.
+    Texts have the lengths of those that targets are measured on.  Statistics of predictions and
+    scores are left out, as they depend on other numbers of the recipe.
 
     Args:
-        seed: draws the texts; the same ones for every recipe.
+        seed: random seed of the texts, equal for all recipes.
     """
     layers, experts = topology.layers, topology.experts
     few = topology._replace(layers=min(layers, max(3, EXPERTS // experts)))
@@ -123,14 +124,14 @@ def drawn_statistics(
 
 
 def _free(numbers: tuple[float, ...]) -> np.ndarray:
-    """Searched numbers as ones of any size: logarithms of odds, for variances of noise's."""
+    """Map a recipe's five searched numbers to unbounded ones: log odds, log ratios to noise."""
     static, ar1, *odds = numbers
     logits = [np.log(x / (1 - x)) for x in odds]
     return np.array([*np.log([static, ar1]) - np.log(1 - static - ar1), *logits])
 
 
 def _bound(recipe: SynthesisRecipe, free: np.ndarray) -> SynthesisRecipe:
-    """The recipe with such numbers, to three decimals; extreme ones are cut off."""
+    """Return the recipe with the numbers of a free vector, clipped, rounded to three decimals."""
     free = np.clip(free, -6, 6)
     shares = np.exp([*free[:2], 0.0])
     numbers = [*(shares / shares.sum())[:2], *1 / (1 + np.exp(-free[2:]))]

@@ -1,4 +1,4 @@
-"""What a model writes and how it routes, with every expert resident: no system, no machine."""
+"""Greedy generation and routing of a model with all experts resident, without any system."""
 
 from collections.abc import Iterator, Sequence
 
@@ -14,9 +14,9 @@ from moebench.substrate.terms import LOOKAHEADS, Gate, Lookahead, Phase, RoutedS
 def write(
     decoder: Decoder, prompts: Sequence[Sequence[int]], new_tokens: int, stop: int | None
 ) -> list[list[int]]:
-    """What the model writes after each prompt, greedily, as one batch.
+    """Return the tokens that the model generates greedily for a batch of prompts.
 
-    A text ends before the token ``stop``, or after ``new_tokens``.
+    A text ends before the token ``stop``, or after ``new_tokens`` tokens.
     """
     decoder.begin(prompts, new_tokens)
     written: list[list[int]] = [[] for _ in prompts]
@@ -34,14 +34,14 @@ def write(
 
 
 def margins(logits: Sequence[Tensor], lengths: Sequence[int]) -> np.ndarray:
-    """How sure a model was of what it wrote greedily, in nats.
+    """Return the gap of each generated token's log-probability to the second-best one, in nats.
 
     Args:
-        logits: of each step, ``[B, V]``.
-        lengths: tokens written of each text; later steps of it do not count.
+        logits: ``[B, V]`` of each step.
+        lengths: number of generated tokens of each text; later steps are left out.
 
     Returns:
-        of each token written, text by text, the likeliest token's log-probability less the next's.
+        one value for each generated token, text by text.
     """
     best = torch.stack([step.topk(2).values for step in logits])
     lead_SB = (best[..., 0] - best[..., 1]).numpy()
@@ -56,15 +56,15 @@ def read(
     lookaheads: Sequence[Lookahead] = LOOKAHEADS,
     states: bool = False,
 ) -> list[RoutedSequence]:
-    """How the model routes texts, and what it predicts, as one batch in one pass.
+    """Return a model's routing and predictions for texts, computed as one batch in one pass.
 
-    The first ``prefill`` tokens of each count as its prompt.  A token's routing depends on what
-    came before it only, so the others are routed exactly as if they were decoded one by one.
-    All kinds of predictions are made; of layers run ahead with no routed expert computed, which is
-    the least that SMoE knows.  Numbers are kept in half precision.
+    The first ``prefill`` tokens of each text are its prompt.  A token's routing depends only on
+    earlier tokens, so the others are routed exactly as if they were decoded one by one.  Layers are
+    run ahead (`Lookahead.LAYER`) with no routed expert computed, SMoE's worst case.  Numbers are
+    kept in half precision.
 
     Args:
-        states: keep the states that gates read, and the prompts' embeddings, too.
+        states: also keep the hidden states that gates read, and the prompts' embeddings.
     """
     means: Sequence[np.ndarray | None] = [None] * len(texts)
     if states:
@@ -105,7 +105,7 @@ def read(
 def _layers(
     decoder: Decoder, phase: Phase, lookaheads: Sequence[Lookahead] = ()
 ) -> Iterator[tuple[int, Gate, dict[Lookahead, np.ndarray]]]:
-    """One pass as the engine runs it; each MoE layer, its gate, what it predicts of the next."""
+    """Run one pass, and yield each MoE layer, its gate and its predictions of the next layer."""
     shape = decoder.shape
     decoder.embed(phase)
     for layer in range(shape.num_layers):

@@ -1,12 +1,12 @@
-"""Routing traces: what the router saw, recorded once and replayed against every system.
+"""Routing traces in memory: recording from a model, and replay as a `Model` for any system.
 
-A trace answers the engine's verbs exactly as the model did, without its mathematics.  As long as a
-system's routing is lossless its gates on the trace equal those on the live model; a system that
-substitutes experts sees the scores of the recorded text, not of the text it would have written.
-Predictions are those of the recording system: what a prediction from partly computed layers sees
-depends on which experts were resident then.
+A replayed trace returns the gates and tokens of the recorded model without its computation.  With
+lossless routing, a system's gates on the trace equal those on the live model; a system that
+substitutes experts has the scores of the recorded text, not of the text that it would generate.
+Predictions are those of the recording system: predictions from partly computed layers depend on the
+experts that were resident then.
 
-Here a trace is in memory; `substrate.traces.file` keeps one in a folder.
+`substrate.traces.file` stores a trace in a folder.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -24,11 +24,11 @@ from moebench.substrate.terms import Gate, Ids, Lookahead, Phase, Scores
 
 @dataclass(slots=True)
 class PassTrace:
-    """One pass of one batch: gate and prediction of every MoE layer, and the tokens chosen.
+    """One recorded pass of a batch: gates and predictions of all MoE layers, and chosen tokens.
 
-    ``rows`` holds one count a sequence; ``predicted`` holds, for each kind of prediction, the
-    scores ``[T, E]`` that one layer predicted for a later one; ``hidden`` holds the states
-    ``[T, H]`` that layers' gates read, where a policy asked for them.
+    ``rows`` is the row count of each sequence; ``predicted`` has, for each kind of prediction, the
+    scores ``[T, E]`` that one layer predicted for a later one; ``hidden`` has the states ``[T, H]``
+    that layers' gates read, if a policy used them.
     """
 
     rows: tuple[int, ...]
@@ -40,7 +40,7 @@ class PassTrace:
 
 @dataclass(slots=True)
 class RoutingTrace:
-    """All passes of all batches, in order; ``embeddings`` of the batches that were asked for it."""
+    """All recorded passes of all batches, with ``embeddings`` of the batches that used them."""
 
     shape: ModelShape
     batches: list[list[PassTrace]] = field(default_factory=list)
@@ -48,23 +48,23 @@ class RoutingTrace:
 
 
 class Batches(Protocol):
-    """What is replayed: batches in order, each with its passes; both may be made on demand."""
+    """Recorded batches in order, each with its passes; both may be read on demand."""
 
     @property
     def shape(self) -> ModelShape:
-        """The model that routed so; its widths are not read."""
+        """Shape of the recorded model; replay does not use its widths."""
 
     @property
     def batches(self) -> Iterable[Sequence[PassTrace]]:
-        """The prefill of a batch is its first pass."""
+        """Passes of each batch; the first pass is the prefill."""
 
     @property
     def embeddings(self) -> Mapping[int, np.ndarray]:
-        """By batch, the mean token embedding of each prompt, where it was recorded."""
+        """Mean token embedding of each prompt, by batch, for batches that recorded it."""
 
 
 class Recorder:
-    """A model that writes down what it answers.  The verbs are the model's own."""
+    """A `Model` that forwards all calls to another model and records the results in a trace."""
 
     def __init__(self, model: Model) -> None:
         self._model = model
@@ -86,7 +86,7 @@ class Recorder:
         self.trace.batches.append([])
 
     def embed(self, phase: Phase) -> int:
-        """Start a pass."""
+        """Start a pass in the model and in the trace."""
         rows = self._model.embed(phase)
         lengths = self._lengths
         self._pass = PassTrace(lengths if phase == "prefill" else (1,) * len(lengths))
@@ -94,38 +94,38 @@ class Recorder:
         return rows
 
     def gate(self, layer: int) -> Gate:
-        """Record a layer's gate."""
+        """Return the model's gate scores and choice for a layer, and record them."""
         gate = self._model.gate(layer)
         self._pass.gates[layer] = Gate(gate.scores_TE.copy(), gate.ids_TK.copy())
         self._gated = layer
         return gate
 
     def predict(self, layer: int, later: int, done: Sequence[int], lookahead: Lookahead) -> Scores:
-        """Record a prediction."""
+        """Return the model's predicted scores, and record them."""
         scores = self._model.predict(layer, later, done, lookahead)
         self._pass.predicted.setdefault(lookahead, {})[layer, later] = scores.copy()
         return scores
 
     def hidden(self, layer: int) -> np.ndarray:
-        """Record a state that a policy reads."""
+        """Return the hidden state that the last gate read, and record it."""
         state = self._model.hidden(layer)
         self._pass.hidden[self._gated] = state.copy()
         return state
 
     def embedding(self) -> np.ndarray:
-        """Record the prompts' embeddings."""
+        """Return the prompts' mean token embeddings, and record them."""
         means = self._model.embedding()
         self.trace.embeddings[len(self.trace.batches) - 1] = means.copy()
         return means
 
     def head(self) -> list[int]:
-        """Record the choice."""
+        """Return the model's next tokens, and record them."""
         self._pass.chosen = self._model.head()
         return self._pass.chosen
 
 
 class TracedModel:
-    """Answers the engine from a trace, batch by batch in the recorded order."""
+    """A `Model` that replays a trace, batch by batch in the recorded order, without computing."""
 
     def __init__(self, trace: Batches) -> None:
         self.shape = trace.shape
@@ -139,7 +139,7 @@ class TracedModel:
         new_tokens: int,
         forced: Sequence[Sequence[int]] = (),
     ) -> None:
-        """Take the next recorded batch; what was forced then is in it."""
+        """Start the next recorded batch; its tokens include those forced at recording."""
         self._batch, batch = next(self._batches, (0, None))
         if not batch or len(batch) < new_tokens:
             have = "no further batch" if batch is None else f"{len(batch)} passes"
@@ -155,21 +155,21 @@ class TracedModel:
         self._passes = chain([prefill], passes)
 
     def embed(self, phase: Phase) -> int:
-        """Take the next recorded pass."""
+        """Start the next recorded pass, and return its number of rows."""
         self._pass = next(self._passes)
         return sum(self._pass.rows)
 
     def attend(self, layer: int) -> None:
-        """No mathematics."""
+        """Do nothing: a replay computes no attention."""
 
     def gate(self, layer: int) -> Gate:
-        """The recorded gate."""
+        """Return a layer's recorded gate scores and choice."""
         self._gated = layer
         return self._pass.gates[layer]
 
     def dispatch(self, layer: int, ids_TK: Ids, weigh_as_TK: Ids) -> dict[int, int]:
-        """Active experts (ascending) with their rows."""
-        if len(ids_TK) == 1:  # the common case: no expert twice
+        """Return the row counts of active experts by ascending id."""
+        if len(ids_TK) == 1:  # The common case, which has no expert twice.
             rows = dict.fromkeys(sorted(ids_TK.tolist()[0]), 1)
             rows.pop(-1, None)
             return rows
@@ -178,22 +178,22 @@ class TracedModel:
         return dict(zip(experts.tolist(), counts[experts].tolist(), strict=True))
 
     def compute(self, layer: int, experts: Sequence[int]) -> None:
-        """No mathematics."""
+        """Do nothing: a replay computes no expert."""
 
     def compute_on_host(self, layer: int, experts: Sequence[int], ahead: bool = False) -> None:
-        """No mathematics."""
+        """Do nothing: a replay computes no expert on the host."""
 
     def shared(self, layer: int) -> None:
-        """No mathematics."""
+        """Do nothing: a replay computes no shared expert."""
 
     def combine(self, layer: int) -> None:
-        """No mathematics."""
+        """Do nothing: a replay has no expert outputs to add."""
 
     def dense(self, layer: int) -> None:
-        """No mathematics."""
+        """Do nothing: a replay computes no dense layer."""
 
     def predict(self, layer: int, later: int, done: Sequence[int], lookahead: Lookahead) -> Scores:
-        """The recorded prediction; of what a later gate chose itself, the recorded choice."""
+        """Return the recorded prediction; for `Lookahead.EXACT`, the later gate's own choice."""
         if lookahead is Lookahead.EXACT:
             return self._chosen(later)
         predicted = self._pass.predicted.get(lookahead, {})
@@ -206,7 +206,7 @@ class TracedModel:
         return predicted[layer, later]
 
     def _chosen(self, layer: int) -> Scores:
-        """A gate's choice as scores ``[T, E]``: K for its first expert down to 1, else 0."""
+        """Return a gate's choice as scores ``[T, E]``: K for the first expert down to 1, else 0."""
         ids_TK = self._pass.gates[layer].ids_TK
         rows, k = ids_TK.shape
         scores_TE = np.zeros((rows, self.shape.num_experts), np.float32)
@@ -214,27 +214,27 @@ class TracedModel:
         return scores_TE
 
     def route_ahead(self, layer: int, ids_TK: Ids) -> None:
-        """No mathematics."""
+        """Do nothing: recorded gates do not depend on early routing."""
 
     def defer(self, layer: int, experts: Sequence[int]) -> None:
-        """No mathematics."""
+        """Do nothing: a replay has no expert outputs to defer."""
 
     def hidden(self, layer: int) -> np.ndarray:
-        """The recorded state that the last gate read."""
+        """Return the recorded hidden state that the last gate read."""
         state = self._pass.hidden.get(self._gated)
         if state is None:
             raise UsageError("the trace holds no hidden states; run the system live")
         return state
 
     def embedding(self) -> np.ndarray:
-        """The recorded embeddings."""
+        """Return the recorded mean token embeddings of the batch's prompts."""
         means = self._embeddings.get(self._batch)
         if means is None:
             raise UsageError("the trace holds no embeddings; run the system live")
         return means
 
     def head(self) -> list[int]:
-        """The recorded tokens."""
+        """Return the recorded next tokens."""
         return self._pass.chosen
 
 

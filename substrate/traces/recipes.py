@@ -1,7 +1,7 @@
-"""Recipes of drawn routing: one for each family whose routing was measured.
+"""Recipes for synthesized routing: one for each model family whose routing was measured.
 
-``catalogue/recipes.yaml`` holds them by model.  Those of shipped models were found by
-`substrate.traces.fit`: what is drawn by them lies in the model's targets.
+``catalogue/recipes.yaml`` holds the recipes by model.  Recipes of shipped models were found by
+`substrate.traces.fit`: the statistics of their synthesized routing are in the model's targets.
 """
 
 from dataclasses import asdict
@@ -16,22 +16,22 @@ from moebench.substrate.errors import InputError, UnknownNameError, UsageError
 
 RECIPES = Path(__file__).parents[1] / "catalogue" / "recipes.yaml"
 
-#: Recall of predictions where none is published of a model (Mixtral's; DAOP, Fig. 5).
+#: Recall of predictions for models without a published one: Mixtral's (DAOP, Fig. 5).
 RECALL = 0.84
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, config=ConfigDict(extra="forbid"))
 class SynthesisRecipe:
-    """What a drawn trace should look like.
+    """Parameters of the random process that synthesizes a trace (`substrate.traces.synthesis`).
 
     Attributes:
-        static, ar1: variances of the logits, as means over layers; noise has the rest.
+        static, ar1: variances of the logits' parts, as means over layers; noise has the rest of 1.
         rho: AR(1) coefficient from token to token.
         common: share of the static variance that all sequences have in common.
-        depth: static and AR(1) variance of the first, middle and last layer, over the mean's.
+        depth: static and AR(1) variance of the first, middle and last layer, relative to the mean.
         prefill: correlation of a sequence's static part in prefill with that in decode.
-        recall: share of a layer's top-k that the layer before predicts; None predicts nothing.
-        spread: standard deviation of logits as the gate's softmax sees them.
+        recall: share of a layer's top-k that the layer before predicts; None: no predictions.
+        spread: standard deviation of the logits that the gate's softmax reads.
     """
 
     static: float
@@ -62,10 +62,10 @@ class SynthesisRecipe:
 
 @cache
 def recipes(file: Path = RECIPES) -> dict[str, SynthesisRecipe]:
-    """All recipes, by model.
+    """Return all recipes in a file by model.
 
     Raises:
-        InputError: the file cannot be read, or holds something else.
+        InputError: the file cannot be read, or holds no recipes.
     """
     try:
         found = yaml.safe_load(file.read_text(encoding="utf-8"))
@@ -79,10 +79,10 @@ def recipes(file: Path = RECIPES) -> dict[str, SynthesisRecipe]:
 
 
 def family(name: str) -> SynthesisRecipe:
-    """The recipe of a model whose routing was measured.
+    """Return the recipe of a model whose routing was measured.
 
     Raises:
-        UnknownNameError: nothing is published of it.
+        UnknownNameError: there is no recipe of that name.
     """
     if name not in recipes():
         raise UnknownNameError("family", name, recipes(), "or give --static and the others")
@@ -90,20 +90,20 @@ def family(name: str) -> SynthesisRecipe:
 
 
 def recall_of(model: str) -> float:
-    """The share of a layer's top-k that is predicted in a model's family."""
+    """Return the recall of a model's next-layer predictions, or the default recall."""
     recipe = recipes().get(model)
     return RECALL if recipe is None or recipe.recall is None else recipe.recall
 
 
 def as_yaml(model: str, recipe: SynthesisRecipe) -> str:
-    """A recipe as a line of the file."""
+    """Return a recipe as a line of the recipe file."""
     numbers = asdict(recipe) | {"depth": list(recipe.depth)}
     text = yaml.safe_dump(numbers, sort_keys=False, default_flow_style=True, width=1000)
     return f"{model}: {text.strip()}"
 
 
 def write_recipe(model: str, recipe: SynthesisRecipe) -> None:
-    """Put a recipe into the file, in place of the model's."""
+    """Write a recipe to the recipe file, replacing the model's present one."""
     lines = RECIPES.read_text(encoding="utf-8").splitlines()
     kept = [line for line in lines if line.partition(":")[0] != model]
     place = next((i for i, line in enumerate(lines) if line.startswith(f"{model}:")), len(lines))
