@@ -69,7 +69,7 @@ def fit(
 
 
 def loss(recipe: SynthesisRecipe, topology: Topology, targets: Mapping[str, Target]) -> float:
-    """Return a recipe's loss: each statistic's squared distance to its target, 1 at ``NEAR``."""
+    """Return a recipe's loss: sum of squared distances to the targets, in units of ``NEAR``."""
     total = 0.0
     for name, value in drawn_statistics(recipe, topology).items():
         if name in targets:

@@ -1,10 +1,10 @@
-"""Traces that others published: ids by token and layer, with or without scores.
+"""Import of routing traces that others published: expert ids by token and layer, maybe scores.
 
-A source folder holds ``meta.json`` and ``trace.npz``, or one ``.npy`` an array: ``ids [T, L, K]``,
-``seq [T]``, ``phase [T]`` (0 prefill, 1 decode), and where known ``scores [T, L, K]`` of the chosen
-experts and ``candidates [T, L, C]``.  Ids of a row that the source does not have are all 255; such
-a row takes the ids of the nearest later token of its sequence, else of the nearest earlier one, and
-the header says how many there were.
+A source folder holds ``meta.json`` and ``trace.npz``, or one ``.npy`` for each array: ``ids [T, L,
+K]``, ``seq [T]``, ``phase [T]`` (0 prefill, 1 decode), and if known ``scores [T, L, K]`` of the
+chosen experts and ``candidates [T, L, C]``.  Ids of a row that the source lacks are all 255; such a
+row gets the ids of the nearest later token of its sequence, else of the nearest earlier one, and a
+note in the header has the share of such rows.
 """
 
 import re
@@ -23,20 +23,20 @@ from moebench.substrate.traces.writer import writing
 #: The file that describes a published trace.
 META = "meta.json"
 
-#: What marks a row that the source does not have.
+#: Expert id that marks a row that the source lacks.
 MISSING = 255
 
-#: Tokens that are written at once.
+#: Number of tokens that are written at once.
 BLOCK = 4096
 
 
 class Published(NamedTuple):
-    """A published trace in memory, in this format's terms.
+    """A published trace in memory, converted to the format of `substrate.traces.file`.
 
     Attributes:
-        header: as a trace's header says it, without the files' hashes.
+        header: the trace's header without file hashes.
         arrays: by the names of `substrate.traces.file`.
-        meta: the source's own description.
+        meta: the contents of the source's ``meta.json``.
     """
 
     header: Header
@@ -47,16 +47,16 @@ class Published(NamedTuple):
 def import_trace(
     folder: Path, out: Path, model: str | None = None, prompt_tokens: int | None = None
 ) -> Header:
-    """Bring a published trace into the format of `substrate.traces.file`.
+    """Convert a published trace to the format of `substrate.traces.file`, and write it to ``out``.
 
     Args:
-        model: a name of the catalogue or the path of a shape; else the folder's name up to ``__``.
-        prompt_tokens: take so many tokens of each sequence as its prompt and the others as decoded,
-            whatever the source says.  A token's routing depends on what came before it only, so a
-            text that was read in one pass is routed as if it had been decoded.
+        model: a catalogue name or the path of a shape; None: the folder's name up to ``__``.
+        prompt_tokens: length of each sequence's prompt, in place of the source's phases; later
+            tokens count as decoded.  A token's routing depends only on earlier tokens, so a text
+            that was read in one pass is routed as if it had been decoded.
 
     Raises:
-        InputError: the folder holds no rows of tokens, or something broken.
+        InputError: the folder holds no rows of tokens, or broken files.
         UsageError: ``out`` exists, or the model has other layers or experts.
     """
     if out.exists():
@@ -73,17 +73,17 @@ def import_trace(
 
 
 def model_of(folder: Path) -> str:
-    """The model that a folder is named for: ``olmoe-1b-7b`` of ``olmoe-1b-7b__prose``."""
+    """Return the model name in a folder's name: ``olmoe-1b-7b`` for ``olmoe-1b-7b__prose``."""
     return re.sub(r"-k\d+$", "", folder.resolve().name.split("__")[0])
 
 
 def read_published(
     folder: Path, model: str | None = None, prompt_tokens: int | None = None
 ) -> Published:
-    """A published trace in memory; see `import_trace`.
+    """Read a published trace into memory; arguments are as in `import_trace`.
 
     Raises:
-        InputError: the folder holds no rows of tokens, or something broken.
+        InputError: the folder holds no rows of tokens, or broken files.
     """
     meta, arrays = _read(folder)
     ids, sequence, phase = arrays["ids"], arrays["seq"], arrays["phase"]
@@ -118,7 +118,7 @@ def read_published(
         k: meta[k] for k in ("source", "licence", "precision", "sampling") if k in meta
     }
     if "scores" in arrays:
-        # Renormalised over the chosen experts, their scores sum to 1.
+        # Scores that are renormalised over the chosen experts sum to 1.
         renormalised = float(arrays["scores"].sum(2, dtype=np.float64).mean()) > 0.98
         source["top_scores"] = "of the chosen experts" if renormalised else "of all experts"
     if "native_top_k" in meta:
@@ -170,7 +170,7 @@ def _read(folder: Path) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
 
 
 def _check_shapes(folder: Path, arrays: dict[str, np.ndarray]) -> None:
-    """Refuse arrays that are missing, empty, or not of the same tokens, layers and top-k."""
+    """Check that all required arrays exist, with equal numbers of tokens, layers and top-k."""
     for name, ndim in (("ids", 3), ("seq", 1), ("phase", 1)):
         if name not in arrays:
             raise InputError(f"{folder}: has no array {name}; an import needs ids, seq and phase")
@@ -193,7 +193,7 @@ def _check_shapes(folder: Path, arrays: dict[str, np.ndarray]) -> None:
 
 
 def _check_values(folder: Path, arrays: dict[str, np.ndarray]) -> None:
-    """Refuse wrong types, numbers out of range, and sequences or phases out of order."""
+    """Check the arrays' types and ranges, and the order of sequences and phases."""
     check_range(str(folder), "seq", arrays["seq"], 0, MOST)
     check_range(str(folder), "phase", arrays["phase"], 0, 1)
     if "scores" in arrays:
@@ -217,7 +217,7 @@ def _check_values(folder: Path, arrays: dict[str, np.ndarray]) -> None:
 
 
 def _loops(file: Path, meta: dict[str, Any], seq: np.ndarray) -> None:
-    """Where sequences begin to loop, as a run of recordings reads it."""
+    """Check the ``loops`` in ``meta.json``: the tokens at which sequences begin to repeat."""
     loops = meta.get("loops") or []
     if not isinstance(loops, list) or not all(isinstance(loop, dict) for loop in loops):
         _refuse(file, "loops", loops, "a list of {sequence, from_token, ...}")
@@ -251,7 +251,7 @@ def _order(meta: dict[str, Any]) -> IdsOrder:
 
 
 def _check_candidates(folder: Path, candidates: np.ndarray, ids: np.ndarray, experts: int) -> None:
-    """The best-ranked experts hold the chosen ones."""
+    """Check that a token's candidates (best-ranked experts) include all its chosen experts."""
     check_experts(str(folder), "candidates", candidates, experts)
     missing = ~(ids[..., :, None] == candidates[..., None, :]).any(3)
     if missing.any():
@@ -263,7 +263,7 @@ def _check_candidates(folder: Path, candidates: np.ndarray, ids: np.ndarray, exp
 
 
 def _check_model(folder: Path, model: str | None, header: Header) -> None:
-    """A model whose shape is known has these layers and experts; a smaller top-k may have run."""
+    """Check a trace's layers and experts against the model's shape; top-k may be smaller."""
     if model is None and header.model not in model_names():
         return
     shape = model_shape(header.model)
@@ -277,7 +277,7 @@ def _check_model(folder: Path, model: str | None, header: Header) -> None:
 
 
 def what_it_is_for(trace: TraceFile) -> list[str]:
-    """What can be done with a trace that lacks decode steps, or other sequences to learn from."""
+    """Return notes on the use of a trace without decoded tokens, or with only one sequence."""
     found = []
     decoded = sum(map(len, trace.sequences)) - sum(trace.prompts)
     if not decoded:
@@ -294,14 +294,14 @@ def what_it_is_for(trace: TraceFile) -> list[str]:
 
 
 def _positions(sequence: np.ndarray) -> np.ndarray:
-    """Each token's place in its sequence."""
+    """Return each token's position in its sequence, from 0."""
     starts = np.concatenate([[0], np.flatnonzero(sequence[1:] != sequence[:-1]) + 1])
     lengths = np.diff(starts, append=len(sequence))
     return np.asarray(np.arange(len(sequence)) - np.repeat(starts, lengths))
 
 
 def _nearest(missing_TL: np.ndarray, sequence: np.ndarray) -> np.ndarray:
-    """For each token and layer the token whose row stands in for it ``[T, L]``: itself if known."""
+    """Return the token whose row fills each token and layer ``[T, L]``: itself if not missing."""
     tokens, layers = missing_TL.shape
     known = np.repeat(np.arange(tokens)[:, None], layers, axis=1)
     for number in np.unique(sequence):

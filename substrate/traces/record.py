@@ -1,19 +1,18 @@
-"""Recording a trace while a system runs: a model that writes down what it answers.
+"""Recording of a routing trace to files while a system runs on a computing model.
 
-Every pass is appended to the trace's files as it ends.
+Every pass is appended to the trace's files when it ends.
 
-Scores that are kept in half precision are rounded before the recorded system sees them: otherwise a
-replay would decide otherwise where two scores differ by less than a rounding.  The mathematics goes
-on with its own numbers, and the model's choice is recorded as it was made.
+Scores, states and embeddings that are stored in half precision are rounded before the recorded
+system reads them; otherwise a replay could decide differently where two scores differ by less than
+the rounding.  The model computes with unrounded numbers, and its own choice is recorded.
 
-States and embeddings are rounded in the same way.  Of every decoded token later layers are
-predicted in every way:
+All kinds of predictions are recorded for every decoded token:
 
-- ``gate`` and ``normed`` depend on nothing but the token: what every system would see.  ``gate`` is
-  asked of the next three layers (HybriMoE), the others of the next one.
-- ``layer`` depends on the experts that are on the device.  Where the recorded system asks for it,
-  the answer is kept as that system saw it, and its own replay is exact.  Otherwise no routed expert
-  counts as computed: the least that a system knows then.
+- ``gate`` and ``normed`` depend on the token only, so they are valid for every system.  ``gate`` is
+  recorded for the next three layers (HybriMoE), the others for the next one.
+- ``layer`` depends on the experts that are on the device.  If the recorded system uses it, its own
+  predictions are recorded, and its replay is exact.  Otherwise the prediction uses no routed
+  expert: the worst case for a system.
 """
 
 from collections.abc import Collection, Sequence
@@ -30,7 +29,7 @@ from moebench.substrate.traces.writer import TraceWriter
 
 Kept = Literal["float16", "float32"]
 
-#: How each kind of prediction was made, if the recorded system did not ask for it.
+#: Origin of each kind of prediction that the recorded system does not use itself.
 MADE = {
     Lookahead.GATE: "later norms and gates on each layer's post-attention state",
     Lookahead.NORMED: "the next gate on the state that each layer's own gate reads",
@@ -38,21 +37,21 @@ MADE = {
 }
 
 
-#: Of how many of the MoE layers that follow each kind is recorded.
+#: Number of following MoE layers for which each kind of prediction is recorded.
 AHEAD = {Lookahead.GATE: 3, Lookahead.NORMED: 1, Lookahead.LAYER: 1}
 
 
 def array_of(kind: Lookahead, ahead: int) -> str:
-    """The array that holds recorded predictions of a kind, of the layers so many ahead."""
+    """Return the name of the array with predictions of a kind for ``ahead`` MoE layers later."""
     return f"predicted_{kind.value}" + (f"_{ahead}" if ahead > 1 else "")
 
 
 class TraceRecorder:
-    """A model that appends to a trace what it answers.  The verbs are the model's own.
+    """A `Model` that forwards all calls to another model and appends the results to a trace.
 
     Args:
-        precision: of all recorded numbers, and of those that the recorded system sees.
-        states: whether the states that gates read and the prompts' embeddings are recorded.
+        precision: of all recorded numbers, and of those that the recorded system reads.
+        states: also record the hidden states that gates read, and the prompts' embeddings.
     """
 
     def __init__(
@@ -72,7 +71,7 @@ class TraceRecorder:
         new_tokens: int,
         forced: Sequence[Sequence[int]] = (),
     ) -> None:
-        """Start a batch."""
+        """Start a batch in the model, and number its sequences in the trace."""
         self._model.begin(prompts, new_tokens, forced)
         self._prompts = [list(prompt) for prompt in prompts]
         self._lengths = [0] * len(prompts)
@@ -82,7 +81,7 @@ class TraceRecorder:
             self._embedding = self._model.embedding().astype(self._dtype)
 
     def embed(self, phase: Phase) -> int:
-        """Start a pass."""
+        """Start a pass in the model, and allocate the arrays of its records."""
         rows = self._model.embed(phase)
         layers, s = len(self.shape.moe_layers), self.shape
         self._phase = phase
@@ -90,7 +89,7 @@ class TraceRecorder:
         self._ids = np.empty((rows, layers, s.top_k), np.int64)
         self._hidden: list[np.ndarray] = []
         decoded = rows if phase == "decode" else 0
-        #: By kind and distance, ``[D, L-n, E]``.
+        #: Predictions by kind and distance n, ``[D, L-n, E]``.
         self._predicted = {
             (kind, ahead): np.full(
                 (decoded, max(layers - ahead, 0), s.num_experts), np.nan, self._dtype
@@ -101,7 +100,7 @@ class TraceRecorder:
         return rows
 
     def gate(self, layer: int) -> Gate:
-        """Record a layer's gate."""
+        """Record a layer's gate, and return it with rounded scores."""
         return self._record(layer, self._model.gate(layer))
 
     def _record(self, layer: int, gate: Gate) -> Gate:
@@ -113,11 +112,11 @@ class TraceRecorder:
         return Gate(self._rounded(gate.scores_TE), gate.ids_TK)
 
     def dispatch(self, layer: int, ids_TK: Ids, weigh_as_TK: Ids) -> dict[int, int]:
-        """The model's own."""
+        """Set the experts of each row in the model, and return their row counts."""
         return self._model.dispatch(layer, ids_TK, weigh_as_TK)
 
     def predict(self, layer: int, later: int, done: Sequence[int], lookahead: Lookahead) -> Scores:
-        """Record a prediction that the system asked for in decode."""
+        """Return the model's prediction, rounded, and record it in decode."""
         scores = self._model.predict(layer, later, done, lookahead)
         row = self.shape.moe_rows[layer]
         predicted = self._predicted.get((lookahead, self.shape.moe_rows[later] - row))
@@ -126,28 +125,28 @@ class TraceRecorder:
         return self._rounded(scores)
 
     def hidden(self, layer: int) -> np.ndarray:
-        """The state that the last gate read, which is recorded anyway."""
+        """Return the hidden state that the last gate read, rounded; `gate` records it."""
         return self._rounded(self._model.hidden(layer))
 
     def embedding(self) -> np.ndarray:
-        """The prompts' embeddings, which are recorded anyway."""
+        """Return the prompts' mean token embeddings, rounded; `begin` records them."""
         return self._rounded(self._model.embedding())
 
     def combine(self, layer: int) -> None:
-        """Before the layer ends, predict what the system did not ask for."""
+        """Record the predictions that the system did not make, and end the layer in the model."""
         row, layers = self.shape.moe_rows[layer], self.shape.moe_layers
         for (kind, ahead), predicted in self._predicted.items() if self._phase == "decode" else ():
             if row + ahead >= len(layers):
                 continue
             later = layers[row + ahead]
             if kind is Lookahead.LAYER and later != layer + 1:
-                continue  # a layer can be run ahead only if no other is between
+                continue  # Only the directly following layer can be run ahead.
             if np.isnan(predicted[:, row]).any():
                 predicted[:, row] = self._model.predict(layer, later, (), kind)
         self._model.combine(layer)
 
     def head(self) -> list[int]:
-        """The pass ends: append it."""
+        """Return the model's next tokens, and append the finished pass to the trace."""
         chosen = self._model.head()
         prefill = self._phase == "prefill"
         counts = [len(p) for p in self._prompts] if prefill else [1] * len(self._prompts)
@@ -176,22 +175,22 @@ class TraceRecorder:
         return chosen
 
     def _stated(self) -> dict[str, np.ndarray]:
-        """The states of a pass, and in a prefill its prompts' embeddings."""
+        """Return the arrays of a pass's hidden states and, in a prefill, prompt embeddings."""
         if not self._states:
             return {}
         prompts = len(self._prompts) if self._phase == "prefill" else 0
         return {"hidden": np.stack(self._hidden, axis=1), "embedding": self._embedding[:prompts]}
 
     def _rounded(self, scores: Scores) -> Scores:
-        """As a replay will give them."""
+        """Return scores rounded to the recorded precision, as a replay returns them."""
         return scores.astype(self._dtype).astype(np.float32)
 
 
 def recorded_predictions(asks: Collection[Lookahead], system: str) -> dict[Lookahead, Prediction]:
-    """What a trace's header says of its predictions.
+    """Return the predictions in the header of a trace that is recorded with a system.
 
     Raises:
-        UsageError: a system asks for one that traces do not hold.
+        UsageError: the system uses a kind of prediction that traces do not hold.
     """
     for kind in sorted({*asks} - {*MADE}):
         raise UsageError(
@@ -209,7 +208,7 @@ def recorded_predictions(asks: Collection[Lookahead], system: str) -> dict[Looka
 
 
 def header_of(shape: ModelShape, name: str, workload: str) -> Header:
-    """The header of a trace that is recorded from a model that computes."""
+    """Return the header of a trace that is recorded from a computing model."""
     return Header(
         model=name,
         workload=workload,

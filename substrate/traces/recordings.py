@@ -1,21 +1,21 @@
-"""Recordings of real models in a data folder, cut into texts that a run can replay.
+"""Published recordings of real models in a data folder, cut into texts that a run can replay.
 
 A data folder holds published recordings (`substrate.traces.published`) as
-``traces/<model>__<workload>``.  Those of one model are few and long, so each sequence is cut into
-texts of a prompt and its decoded tokens, as long as a run asks for:
+``traces/<model>__<workload>``.  A model has few and long ones, so each sequence is cut into texts:
+a prompt and its decoded tokens, of the length of a run.
 
-- A sequence ends where its source found that it loops (``loops`` of ``meta.json``).
-- Its prompt is its recorded prefill.  Where only one phase was recorded, and for every further
-  text of a sequence, the first 64 tokens are the prompt: a token's routing depends on what came
-  before it only.
-- What remains of a sequence after its whole texts is left out; a sequence that is too short for
-  one is one shorter text.
+- A sequence ends where it begins to repeat itself (``loops`` of ``meta.json``).
+- The prompt of its first text is the recorded prefill.  If only one phase was recorded, and for
+  later texts of the sequence, the first 64 tokens of the text are its prompt: a token's routing
+  depends only on earlier tokens.
+- The rest of a sequence after its whole texts is left out; a sequence that is too short for a whole
+  text is one shorter text.
 
-Texts are listed round-robin over the recordings.  A run replays at most the first half of them:
-systems that learn are shown others.
+Texts are listed round-robin over the recordings.  A run replays at most the first half of them; the
+others are for systems that are fitted to routing.
 
-Scores that were not recorded are reconstructed (`substrate.traces.scores`), and what a layer
-predicts of the next one is drawn: with the recall that is published of the model's family.
+Scores that were not recorded are reconstructed (`substrate.traces.scores`), and predictions of the
+next layer are synthesized with the published recall of the model's family.
 """
 
 from collections.abc import Iterator, Sequence
@@ -37,7 +37,7 @@ from moebench.substrate.traces.scores import Reconstruction, spread_of
 from moebench.substrate.traces.synthesis import DrawnPredictions
 from moebench.substrate.traces.writer import writing
 
-#: Tokens that stand for a prompt where none was recorded.
+#: Length of a text's prompt in tokens, if no prompt was recorded.
 PROMPT_TOKENS = 64
 
 #: The folder of recordings in a data folder.
@@ -46,11 +46,11 @@ FOLDER = "traces"
 
 @dataclass(frozen=True, slots=True)
 class Recording:
-    """One published recording of a model.
+    """One published recording of a model's routing.
 
     Attributes:
         trace: in memory.
-        ends: for each sequence, how many of its tokens are ordinary text.
+        ends: for each sequence, the number of its tokens before it begins to repeat itself.
     """
 
     trace: TraceFile
@@ -58,7 +58,7 @@ class Recording:
 
 
 class Text(NamedTuple):
-    """A part of a recorded sequence that is replayed: rows of its recording, prompt first."""
+    """A replayable part of a recorded sequence: rows of its recording, prompt first."""
 
     recording: Recording
     rows: np.ndarray
@@ -66,15 +66,15 @@ class Text(NamedTuple):
 
     @property
     def passes(self) -> int:
-        """Passes that it can be replayed for: the prefill and its decoded tokens."""
+        """Number of replayable passes: the prefill and one for each decoded token."""
         return len(self.rows) - self.prompt + 1
 
 
 def recordings(model: str, data_dir: Path) -> list[Recording]:
-    """The recordings of a model in a data folder: of its name, its layers and its experts.
+    """Return the recordings in a data folder that fit a model's name, layers and experts.
 
-    A model's name may be followed by more (``mixtral-8x7b-instruct``).  Of recordings that ran with
-    different top-k, those with the largest are taken.
+    The name may have a suffix (``mixtral-8x7b-instruct``).  Of recordings with different top-k,
+    only those with the largest are returned.
 
     Raises:
         InputError: there are none, or one is broken.
@@ -120,7 +120,7 @@ def _read(folder: Path, model: str) -> Recording:
 
 
 def texts(found: Sequence[Recording], new_tokens: int) -> list[Text]:
-    """All texts of recordings, of ``new_tokens`` passes each where a sequence is long enough.
+    """Return all texts of recordings, with ``new_tokens`` passes if a sequence is long enough.
 
     Raises:
         InputError: no sequence holds a prompt and a decoded token.
@@ -137,7 +137,7 @@ def _texts(recording: Recording, new_tokens: int) -> Iterator[Text]:
     trace = recording.trace
     for rows, end, prefill in zip(trace.sequences, recording.ends, trace.prompts, strict=True):
         prompt = prefill if 0 < prefill < len(rows) else PROMPT_TOKENS
-        start, length = 0, prompt + new_tokens - 1  # the last new token is not read any more
+        start, length = 0, prompt + new_tokens - 1  # The last new token is not an input.
         while start + length <= end:
             yield Text(recording, rows[start : start + length], prompt)
             start += length
@@ -147,17 +147,17 @@ def _texts(recording: Recording, new_tokens: int) -> Iterator[Text]:
 
 
 def replayable(listed: Sequence[Text]) -> int:
-    """How many of the texts a run may replay: the others are for systems that learn."""
+    """Return the number of texts that a run may replay; the others are for fitting systems."""
     return len(listed) - len(listed) // 2
 
 
 def workload_of(listed: Sequence[Text]) -> str:
-    """What was asked when they were recorded: ``math+prose``."""
+    """Return the joined workload names of the texts' recordings, such as ``math+prose``."""
     return "+".join(trace.header.workload for trace in _traces(listed))
 
 
 def _traces(listed: Sequence[Text]) -> list[TraceFile]:
-    """The recordings that texts are from, each once."""
+    """Return the distinct traces from which texts were cut."""
     return list({text.recording.trace.path: text.recording.trace for text in listed}.values())
 
 
@@ -165,7 +165,7 @@ def _traces(listed: Sequence[Text]) -> list[TraceFile]:
 
 
 def recorded_header(model: str, chosen: Sequence[Text]) -> Header:
-    """The header of texts of one model as a trace."""
+    """Return the header of a trace that consists of the chosen texts of one model."""
     used = _traces(chosen)
     first = used[0].header
     orders = {trace.header.ids_order for trace in used}
@@ -178,7 +178,7 @@ def recorded_header(model: str, chosen: Sequence[Text]) -> Header:
         num_moe_layers=first.num_moe_layers,
         num_experts=first.num_experts,
         top_k=first.top_k,
-        # Ranks that one recording does not tell apart are not claimed for the others.
+        # Recordings with different orders have only the order by id in common.
         ids_order=orders.pop() if len(orders) == 1 else "id",
         scores=reconstruction.note,
         predictions={kind: Prediction(array="predicted", made=made) for kind in LOOKAHEADS},
@@ -191,7 +191,7 @@ def write_texts(model: str, chosen: Sequence[Text], seed: int, out: Path) -> Non
     """Write texts of recordings as a trace, with scores and predictions for every system.
 
     Args:
-        seed: draws the predictions.
+        seed: random seed of the predictions.
 
     Raises:
         UsageError: ``out`` exists.
