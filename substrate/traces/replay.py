@@ -1,7 +1,7 @@
-"""From a trace's folder to passes that the engine replays, and to routing statistics.
+"""Reads an open trace as batches of passes for the engine, or as sequences for statistics.
 
-Sequences are stored one by one; batches are formed here.  The B sequences of a batch go in lock
-step, a row each, until the shortest ends.  Arrays are read once a pass.
+A trace stores sequences one by one; this module forms batches.  Each decode pass has one row of
+each of the B sequences, until the shortest ends.  Arrays are read once a pass.
 """
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -21,7 +21,7 @@ _NO_ROWS = np.empty(0, np.int64)
 
 
 class _Rows(NamedTuple):
-    """The rows of one pass, those of each sequence, and where they stand among decoded rows."""
+    """Row indices of one pass, row counts of its sequences, and indices among decoded rows."""
 
     rows: np.ndarray
     counts: tuple[int, ...]
@@ -29,13 +29,13 @@ class _Rows(NamedTuple):
 
 
 class ReplayedBatch(Sequence[PassTrace]):
-    """The passes of a few sequences in lock step, made one after the other."""
+    """The passes of a batch of recorded sequences, each read from the trace when it is indexed."""
 
     def __init__(self, replay: "Replay", sequences: Sequence[int]) -> None:
         trace = replay.trace
         self._replay = replay
         self._rows = [trace.sequences[s] for s in sequences]
-        #: Rows of each sequence's prefill.
+        #: Number of prefill rows of each sequence.
         self.prompts = tuple(trace.prompt(s) for s in sequences)
         self._passes = min(replay.new_tokens, *(trace.passes(s) for s in sequences))
 
@@ -64,12 +64,12 @@ class Replay:
 
     Attributes:
         shape: of the model that is charged; it has the trace's layers, experts and top-k.
-        sequences: how many are replayed, in whole batches.
-        new_tokens: passes of each batch at most.
-        lookaheads: the predictions that the replayed system asks for, and of how many of the MoE
-            layers that follow.
-        hidden: whether it reads the states that gates read.
-        reconstruction: stands in for scores that were not recorded.
+        sequences: number of replayed sequences, in whole batches.
+        new_tokens: highest number of passes of each batch.
+        lookaheads: kinds of predictions that the system uses, with the number of following MoE
+            layers of each.
+        hidden: the system uses the hidden states that gates read.
+        reconstruction: replaces scores that were not recorded.
     """
 
     trace: TraceFile
@@ -86,7 +86,7 @@ class Replay:
 
     @property
     def embeddings(self) -> Mapping[int, np.ndarray]:
-        """By batch, where they were recorded."""
+        """Mean token embedding of each prompt, by batch; empty if not recorded."""
         means_SH = self.trace.embedding_SH
         if means_SH is None:
             return {}
@@ -98,16 +98,16 @@ class Replay:
 
     @property
     def batches(self) -> Iterator[ReplayedBatch]:
-        """One after the other."""
+        """Iterator over all batches."""
         for first in range(0, self.sequences, self.batch):
             yield self.batch_at(first)
 
     def batch_at(self, first: int) -> ReplayedBatch:
-        """The batch whose first sequence is ``first``."""
+        """Return the batch whose first sequence is ``first``."""
         return ReplayedBatch(self, range(first, first + self.batch))
 
     def read(self, pass_: _Rows, predicted: bool) -> PassTrace:
-        """One pass, its arrays read at once."""
+        """Read the gates, predictions, states and tokens of one pass from the trace."""
         trace, layers = self.trace, self.shape.moe_layers
         ids_LTK = _by_layer(trace.ids_TLK[pass_.rows], np.int64)
         scores_LTE = _by_layer(self._scores(pass_.rows), np.float32)
@@ -139,13 +139,13 @@ class Replay:
 
 
 def check_topology(name: str, header: Header, shape: ModelShape) -> None:
-    """Refuse to replay a trace as the routing of a model that has other layers or experts.
+    """Check that a trace and a model have equal MoE layers, experts and top-k.
 
     Args:
-        name: what the message calls the trace.
+        name: the trace's name in the error message.
 
     Raises:
-        UsageError: they differ.
+        UsageError: one of them differs.
     """
     has = (header.num_moe_layers, header.num_experts, header.top_k)
     wanted = (len(shape.moe_layers), shape.num_experts, shape.top_k)
@@ -161,16 +161,16 @@ def _topology(layers: int, experts: int, top_k: int) -> str:
 
 
 def _by_layer(values_TLX: np.ndarray, dtype: type) -> np.ndarray:
-    """Each layer's rows together, ``[L, T, X]``."""
+    """Return a contiguous copy of an array with layers first, ``[L, T, X]``."""
     return np.ascontiguousarray(values_TLX.swapaxes(0, 1), dtype=dtype)
 
 
 def routings(
     trace: TraceFile, tokens: int | None = None, also: Collection[Learnt] = ()
 ) -> list[RoutedSequence]:
-    """The first sequences that hold so many tokens, or all.
+    """Return a trace's first sequences up to a total number of tokens, or all sequences.
 
-    One sequence at least; at least two where there are two, for what is learnt on one of them.
+    Return at least two if there are two, so that one of them is left for fitting.
     """
     found: list[RoutedSequence] = []
     seen = 0
@@ -183,10 +183,10 @@ def routings(
 
 
 def routing(trace: TraceFile, sequence: int, also: Collection[Learnt] = ()) -> RoutedSequence:
-    """One sequence, with the scores and the predictions of the next layer that were recorded.
+    """Return one sequence with its recorded scores and predictions of the next layer.
 
     Args:
-        also: states and embeddings come where they are named here, and were recorded.
+        also: include recorded states or embeddings that are named here.
     """
     rows, prompt = trace.sequences[sequence], trace.prompts[sequence]
     predicted = {}

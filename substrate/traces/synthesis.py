@@ -1,17 +1,18 @@
-"""Drawn routing: traces with given statistics, for models whose routing only papers describe.
+"""Synthesis of routing traces with given statistics, for models without recorded routing.
 
 For each sequence, layer and expert the gate's logit is the sum of
 
     static(e) + AR1(t, e) + noise(t, e)
 
-with variances that sum to one; the k largest are chosen.  The static part makes popularity: a share
-of it is common to all sequences, the rest is the sequence's own.  AR(1) with coefficient ρ makes
-recency.  Layers differ: ``depth`` scales both between the first, middle and last layer, and noise
-takes what they leave.  In prefill the sequence's own part is another draw that correlates with
-decode's.  A prediction is the next layer's logits plus noise: its recall at k follows from their
-correlation, which is found by bisection.
+with variances that sum to one; the k largest are chosen.  The static part models popularity: a
+share of it is common to all sequences, the rest is the sequence's own.  AR(1) with coefficient ρ
+models recency.  ``depth`` scales both variances between the first, middle and last layer, and noise
+has the rest.  In prefill the sequence's own part is another sample that correlates with decode's.
+A prediction is the next layer's logits plus noise: its recall at k depends on their correlation,
+which is found by bisection.
 
-What a trace became is measured on the trace (`compared`), beside the targets of real models.
+`compared` measures the statistics of a synthesized trace and compares them with the targets of real
+models.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -34,7 +35,7 @@ from moebench.substrate.traces.file import Header, Prediction
 from moebench.substrate.traces.recipes import SynthesisRecipe
 from moebench.substrate.traces.writer import writing
 
-#: Tokens of a prompt and new ones of the texts that targets are measured on: 256 are read.
+#: Prompt and new tokens of the texts on which targets are measured: 256 of them are inputs.
 PROMPT, NEW_TOKENS = 128, 129
 
 _BISECTIONS = 12
@@ -44,7 +45,7 @@ _BISECTIONS = 12
 
 
 class Topology(NamedTuple):
-    """What of a model's shape its routing depends on."""
+    """The numbers of a model's shape that determine the form of its routing."""
 
     layers: int
     experts: int
@@ -52,15 +53,15 @@ class Topology(NamedTuple):
 
     @classmethod
     def of(cls, shape: ModelShape) -> "Topology":
-        """A model's MoE layers, experts and top-k."""
+        """Return the numbers of a model's MoE layers and experts, and its top-k."""
         return cls(len(shape.moe_layers), shape.num_experts, shape.top_k)
 
 
 class Drawn(NamedTuple):
-    """One sequence: T tokens of its prompt and D decoded ones.
+    """Synthesized routing of one sequence with T tokens, D of them decoded.
 
     Attributes:
-        predicted_DLE: predictions ``[D, L-1, E]`` of each next layer; None where none are drawn.
+        predicted_DLE: predictions ``[D, L-1, E]`` of each next layer, or None without predictions.
     """
 
     ids_TLK: np.ndarray
@@ -69,7 +70,7 @@ class Drawn(NamedTuple):
 
 
 class Synthesis:
-    """Draws sequences of a model's routing, one after the other, from one seed."""
+    """Generator of synthesized routing: draws sequences one after the other from one seed."""
 
     def __init__(self, topology: Topology, recipe: SynthesisRecipe, seed: int) -> None:
         self.topology, self.recipe, self.seed = topology, recipe, seed
@@ -78,7 +79,7 @@ class Synthesis:
         self._common = self._normal(layers, experts)
         profile = np.interp(np.linspace(0, 2, layers), (0, 1, 2), recipe.depth)
         lasting = np.array([[recipe.static], [recipe.ar1]]) * profile
-        # At most .95 lasts: some noise is always left.
+        # The static and AR(1) variances are at most 0.95 together, so that some noise is left.
         lasting = lasting / np.maximum(1, lasting.sum(0) / 0.95)
         self._static_std, self._ar1_std = np.sqrt(lasting, dtype=np.float32)[..., None]
         self._noise_std = np.sqrt(1 - lasting.sum(0), dtype=np.float32)[:, None]
@@ -90,7 +91,7 @@ class Synthesis:
         return self._random.standard_normal(shape, dtype=np.float32)
 
     def draw(self, prompt: int, new_tokens: int) -> Drawn:
-        """One sequence: its prompt and ``new_tokens - 1`` decoded tokens; the last is not read."""
+        """Draw the routing of a sequence with a prompt and ``new_tokens - 1`` decoded tokens."""
         r, tokens = self.recipe, prompt + new_tokens - 1
         layers, experts, top_k = self.topology
         own, other = self._normal(2, layers, experts)
@@ -110,23 +111,23 @@ class Synthesis:
         return Drawn(ids, _softmax(r.spread * logits), predicted)
 
     def _static(self, own: np.ndarray) -> np.ndarray:
-        """The static part of a sequence's logits ``[L, E]``: the common one and its own."""
+        """Return the static part of a sequence's logits ``[L, E]``, from common and own part."""
         return np.asarray(
             self._static_std * _correlated(self._common, own, self.recipe.common**0.5)
         )
 
 
 def _correlated(these: np.ndarray, fresh: np.ndarray, correlation: float) -> np.ndarray:
-    """Normal values that correlate with others, from fresh ones."""
+    """Mix two arrays of standard normal values so that the result correlates with the first."""
     return np.asarray(correlation * these + (1 - correlation**2) ** 0.5 * fresh)
 
 
 class DrawnPredictions:
-    """Predictions of gate scores: the true logits and noise.
+    """Generator of synthesized predictions of gate scores: the true logits plus noise.
 
     Args:
-        recall: the share of the true top-k that a prediction's top-k holds, on the mean.
-        spread: standard deviation of logits as the gate's softmax sees them.
+        recall: mean share of the true top-k in a prediction's top-k.
+        spread: standard deviation of the logits that the gate's softmax reads.
     """
 
     def __init__(self, experts: int, top_k: int, recall: float, spread: float) -> None:
@@ -134,14 +135,14 @@ class DrawnPredictions:
         self._spread = spread
 
     def of(self, logits: np.ndarray, random: np.random.Generator) -> np.ndarray:
-        """Predicted scores ``[..., E]``, for logits of variance one."""
+        """Return predicted scores ``[..., E]`` for true logits of variance one."""
         wrong = random.standard_normal(logits.shape, dtype=np.float32)
         return _softmax(self._spread * _correlated(logits, wrong, self._correlation))
 
     def of_scores(self, scores: np.ndarray, random: np.random.Generator) -> np.ndarray:
-        """Predicted scores ``[..., E]`` where only the order of true scores is known.
+        """Return predicted scores ``[..., E]`` from the order of true scores only.
 
-        Normal logits are drawn and dealt in that order; equal scores take turns at random.
+        Normal logits are drawn and assigned in that order; equal scores are ordered at random.
         """
         ranked = np.lexsort((random.random(scores.shape), -scores), axis=-1)
         drawn = random.standard_normal(scores.shape, dtype=np.float32)
@@ -151,7 +152,7 @@ class DrawnPredictions:
 
 
 def correlation_for_recall(experts: int, top_k: int, recall: float) -> float:
-    """The correlation of two normal vectors whose top-k share this part, on 4,000 pairs."""
+    """Return the correlation of logits at which predictions have a recall, from 4,000 pairs."""
     random = np.random.default_rng(0)
     truth, wrong = random.standard_normal((2, 4000, experts), dtype=np.float32)
     best = np.argpartition(-truth, top_k - 1, axis=1)[:, :top_k]
@@ -166,9 +167,9 @@ def correlation_for_recall(experts: int, top_k: int, recall: float) -> float:
 
 
 def prefill_for_similarity(topology: Topology, recipe: SynthesisRecipe, similarity: float) -> float:
-    """The recipe's ``prefill`` that makes prefill and decode so similar (`statistics`' cosine).
+    """Return the ``prefill`` of a recipe at which prefill and decode have a cosine similarity.
 
-    It is measured on eight texts of 128 prompt and 128 decoded tokens, and four layers at most.
+    It is measured on eight texts of 128 prompt and 128 decoded tokens, and at most four layers.
     """
     few = topology._replace(layers=min(4, topology.layers))
 
@@ -184,7 +185,7 @@ def prefill_for_similarity(topology: Topology, recipe: SynthesisRecipe, similari
 def _bisect(
     of: Callable[[float], float], wanted: float, low: float, high: float, steps: int = _BISECTIONS
 ) -> float:
-    """Where a rising function reaches a value; the nearer end if it does not."""
+    """Return the argument at which a rising function reaches a value, clipped to the interval."""
     if of(high) <= wanted:
         return high
     for _ in range(steps):
@@ -199,7 +200,7 @@ def _softmax(logits: np.ndarray) -> np.ndarray:
 
 
 def drawn_header(topology: Topology, recipe: SynthesisRecipe, seed: int, model: str) -> Header:
-    """The header of a drawn trace: all that it depends on but its sequences' lengths."""
+    """Return the header of a synthesized trace, which does not depend on the sequences' lengths."""
     made = f"drawn, recall {recipe.recall} asked"
     kinds = () if recipe.recall is None else LOOKAHEADS
     return Header(
@@ -219,10 +220,10 @@ def synthesize(
     synthesis: Synthesis, model: str, prompts: Sequence[int], new_tokens: int, out: Path,
     progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> None:  # fmt: skip
-    """Write a drawn trace; memory is that of one sequence.
+    """Write a synthesized trace, with only one sequence in memory at a time.
 
     Args:
-        prompts: tokens of each sequence's prompt.
+        prompts: prompt length of each sequence in tokens.
 
     Raises:
         UsageError: ``out`` exists.
@@ -245,18 +246,18 @@ def synthesize(
             progress(s + 1, len(prompts))
 
 
-# ----------------------------------------------------------------------------- what it became
+# ----------------------------------------------------------------------------- comparison
 
 
 class Compared(NamedTuple):
-    """A statistic of a drawn trace; without a target, the other two are None."""
+    """A statistic of a synthesized trace, with its target and judgement or None."""
 
     drawn: float
     target: Target | None
     judgement: Judgement | None
 
 
-#: What is shown of a drawn trace: dotted paths into `statistics.summary`.
+#: Statistics that are shown for a synthesized trace: dotted paths into `statistics.summary`.
 SHOWN = (
     *(f"used.{tokens}" for tokens in USED_AFTER),
     *(f"lag_overlap.{lag}" for lag in LAGS),
@@ -275,9 +276,10 @@ SHOWN = (
 def compared(
     sequences: Sequence[RoutedSequence], experts: int, targets: Mapping[str, Target]
 ) -> dict[str, Compared]:
-    """The statistics of drawn sequences beside targets; those that are too short have none.
+    """Return the statistics of synthesized sequences with their targets and judgements.
 
-    Most depend on the texts' length: targets are of 128 prompt and 128 decoded tokens.
+    Statistics for which the sequences are too short are left out.  Most depend on the texts'
+    length: targets are for 128 prompt and 128 decoded tokens.
     """
     measured = summary(sequences, experts)
     found = {}

@@ -1,7 +1,6 @@
-"""Writes a trace's folder row by row; its format is in `substrate.traces.file`.
+"""Writes a trace's folder row by row, in the format of `substrate.traces.file`.
 
-A folder is written under another name and renamed when it is complete, so whatever is named as a
-trace is whole.
+The folder is written under a temporary name and renamed when it is complete.
 """
 
 import hashlib
@@ -23,7 +22,7 @@ _HEADER_BYTES = 192
 
 
 class TraceWriter:
-    """Appends rows to a trace that is not there yet; memory is that of one `append`."""
+    """Writer of a new trace that appends rows to its files; only the rows of a call use memory."""
 
     def __init__(self, folder: Path, header: Header) -> None:
         self._folder, self._header = folder, header
@@ -31,7 +30,7 @@ class TraceWriter:
         self._rows: dict[str, int] = {}
 
     def append(self, **arrays: np.ndarray) -> None:
-        """Add rows; every call names the same arrays."""
+        """Add rows to all arrays; every call has the same array names."""
         for name, values in arrays.items():
             if name not in self._files:
                 fixed = self._header.ids_type if name in ("ids", "candidates") else None
@@ -46,11 +45,11 @@ class TraceWriter:
             self._rows[name] += len(values)
 
     def describe(self, **fields: Any) -> None:
-        """Change what the header says."""
+        """Change fields of the trace's header."""
         self._header = self._header.model_copy(update=fields)
 
     def finish(self) -> None:
-        """Complete every file and write the header."""
+        """Write the final sizes of all array files, and the header."""
         arrays = {}
         for name, (stream, dtype, row_shape) in self._files.items():
             shape = (self._rows[name], *row_shape)
@@ -67,18 +66,18 @@ class TraceWriter:
         (self._folder / HEADER).write_text(text + "\n", encoding="utf-8")
 
     def close(self) -> None:
-        """Let go of the files."""
+        """Close all array files."""
         for stream, _, _ in self._files.values():
             stream.close()
 
 
 @contextmanager
 def writing(out: Path, header: Header) -> Iterator[TraceWriter]:
-    """Write a trace; it appears under its name when the block ends, and not if the block fails.
+    """Context manager that writes a trace, and renames it to ``out`` if the block succeeds.
 
     Raises:
         UsageError: the folder exists.
-        OSError: nothing can be written there.
+        OSError: the folder cannot be written.
     """
     if out.exists():
         raise UsageError(f"{out}: exists; give another --out, or remove it first")
@@ -97,7 +96,7 @@ def writing(out: Path, header: Header) -> Iterator[TraceWriter]:
 
 
 def _npy_header(dtype: "np.dtype[Any]", shape: tuple[int, ...]) -> bytes:
-    """A version 1.0 header of fixed length, so that the number of rows can be written last."""
+    """Return a version 1.0 ``.npy`` header of fixed length, which can be overwritten later."""
     text = repr({"descr": dtype.str, "fortran_order": False, "shape": shape})
     length = _HEADER_BYTES - 10
     return b"\x93NUMPY\x01\x00" + length.to_bytes(2, "little") + f"{text:<{length - 1}}\n".encode()
