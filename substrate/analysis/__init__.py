@@ -1,1 +1,1 @@
-"""Figures of routing and of runs: statistics, cache hits, lower bounds."""
+"""Analysis of routing and runs: statistics, cache hit rates, lower bounds of time."""

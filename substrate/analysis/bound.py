@@ -1,23 +1,24 @@
-"""Lower bound of decoding time: what no system can save on a platform, for a trace.
+"""Lower bound of decoding time of any system on a machine, for the routing of a trace.
 
-A decoded batch needs, whatever the policy,
+Under every policy, a decoded batch needs time on these resources:
 
-    device   the common weights once a token, and every active expert that the host does not take
-    link     Belady's misses of the device's slots, less those that the host takes
-    host     what it takes
-    disk     Belady's misses of the slots and host memory together, where experts are on the disk
-    control  launches, decisions and reading back of a token, and the submission of each expert
+    device   the non-expert weights once a token, and all active experts not computed on the host
+    link     Belady's misses of the device's slots, without experts computed on the host
+    host     the experts that it computes
+    disk     Belady's misses of slots and host memory together, if experts are on the disk
+    control  launches, decisions and read-back of a token, and the submission of each expert
 
-so its time T is at least the largest of these.  With N active experts, M and R the two numbers of
+Its time T is at least the largest of them.  With N active experts, M and R the two numbers of
 misses, d, h, c, r the least time of an expert on the device, on the host, on the link and from the
-disk, W and w the common work on the device and of the control thread, s its least for an expert:
+disk, W and w the common work on the device and of the control thread, s the control thread's least
+time for an expert:
 
-    T ≥ (W + d·N) / (1 + d/h)        the host takes at most T/h experts off the device
-    T ≥ M / (1/c + 1/h)              and at most T/h misses off the link
-    T ≥ R·r                          the host reads what it computes, too
+    T ≥ (W + d·N) / (1 + d/h)        the host computes at most T/h experts for the device
+    T ≥ M / (1/c + 1/h)              and saves at most T/h misses on the link
+    T ≥ R·r                          experts computed on the host are also read
     T ≥ w + s·N
 
-Without a host the first two are W + d·N and M·c.
+Without host computation the first two are W + d·N and M·c.
 """
 
 from collections.abc import Iterable, Sequence
@@ -27,10 +28,10 @@ from heapq import heappop, heappush
 
 @dataclass(frozen=True, slots=True)
 class LeastCosts:
-    """Unavoidable work, in ns: ``common`` a token; one expert on ``device``, ``link``, ``host``.
+    """Least times in ns: ``common`` of a token; ``device``, ``link``, ``host`` of an expert.
 
-    ``host`` is None for a system that never computes there.  ``read`` is one expert from the disk;
-    of the control thread, ``control`` is a token's and ``submit`` one expert's.
+    ``host`` is None for a system that never computes experts on the host.  ``read`` is one expert's
+    read from the disk; the control thread needs ``control`` a token and ``submit`` an expert.
     """
 
     common: float
@@ -43,11 +44,11 @@ class LeastCosts:
 
 
 def belady_misses(steps: Sequence[Sequence[int]], capacity: int) -> int:
-    """Misses of Belady's MIN with bypass, the first ``capacity`` of them free.
+    """Return the misses of Belady's MIN with bypass, without the first ``capacity`` misses.
 
-    Each step (a layer of one pass) needs all its keys at once; what is kept after it are the keys
-    that are used again soonest.  The free misses stand for the best content that the cache could
-    have had at the start, so no policy that starts from any content loads less.
+    Each step (a layer of one pass) needs all its keys at once; after it, the cache keeps the keys
+    that are used again soonest.  The free misses are those that the best initial content of the
+    cache would save, so no policy with any initial content loads less.
     """
     never = len(steps)
     following: list[dict[int, int]] = [{} for _ in steps]
@@ -55,8 +56,8 @@ def belady_misses(steps: Sequence[Sequence[int]], capacity: int) -> int:
     for time in range(len(steps) - 1, -1, -1):
         following[time] = {key: last.get(key, never) for key in steps[time]}
         last.update(dict.fromkeys(steps[time], time))
-    next_use: dict[int, int] = {}  # of what is kept
-    farthest: list[tuple[int, int]] = []  # heap of (-next use, key); may hold outdated entries
+    next_use: dict[int, int] = {}  # next use of each key in the cache
+    farthest: list[tuple[int, int]] = []  # heap of (-next use, key), may have outdated entries
     misses = 0
     for nexts in following:
         misses += sum(key not in next_use for key in nexts)
@@ -76,12 +77,12 @@ def belady_misses(steps: Sequence[Sequence[int]], capacity: int) -> int:
 def least_decode_ns(
     used: Iterable[Iterable[Sequence[int]]], slots: int, costs: LeastCosts, held: int = 0
 ) -> float:
-    """Lower bound of a batch's decoding time.
+    """Return the lower bound of a batch's decoding time, in ns.
 
     Args:
         used: for each token, the keys that each layer used, in order.
-        slots: experts on the device at once.
-        held: experts there and in host memory at once, where a read costs anything.
+        slots: number of experts that fit on the device.
+        held: number of experts that fit on the device and in host memory, if reads cost time.
     """
     tokens = [list(layers) for layers in used]
     steps = [keys for layers in tokens for keys in layers]

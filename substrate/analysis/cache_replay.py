@@ -1,26 +1,27 @@
-"""How often a cache policy hits on recorded routing: no model, no machine, no time.
+"""Hit rates of cache policies on recorded routing, without a model, a machine or times.
 
 A *hit* is a chosen expert that has a slot when its layer's gate is known.  A *step* is one layer of
-one pass: the distinct experts that it uses.  A step goes as in the engine
-(`substrate.engine.loop`, everything loaded on demand, nothing prefetched):
+one pass: the distinct experts that it uses.  A step is processed as in the engine
+(`substrate.engine.loop`) with loads on demand and no prefetches:
 
-    the policy is told all of the step's experts; those that have a slot hit and are pinned
-    the others are loaded in the order given (ascending ids, as the engine does), each into a free
-      slot or a victim's, and pinned
-    when no other expert can be evicted, one of the step itself is: it was computed by then
-    pins end
+    the policy receives all experts of the step; those that have a slot are hits and are protected
+    the others are loaded in the given order (ascending ids, as in the engine), each into a free
+      slot or a victim's, and are protected
+    if no other expert can be evicted, an expert of the step itself is: it has been computed then
+    protection ends
 
-So a run of a system with this policy, on demand and without prefetching, hits exactly as often.
+So a run of a system with this policy, on demand and without prefetching, has the same hit rate.
 
-`hit_rate` counts under each of the definitions that are in use (``docs/caches.md``):
+`hit_rate` counts by one of three definitions (``docs/caches.md``):
 
-- ``steps``: as above.  A step's experts are asked for together and protect each other; prefill and
-  decode; sequences go through one cache.
-- ``requests``: the same, each request by itself, nothing protected: the textbook's cache.
-- ``statistics``: as `substrate.analysis.statistics.hit_rates` and `moebench trace info` count.
-  Single requests of decode alone, a cache of its own for each sequence and layer, whose first
-  misses, as many as it has slots, are free: they stand for what was placed before.  Belady's is
-  `substrate.analysis.bound.belady_misses` there: whole steps, with bypass.
+- ``steps``: as above.  A step's experts are requested together and protect each other; prefill and
+  decode count; all sequences use one cache.
+- ``requests``: as ``steps``, but each request is its own step, without protection: the textbook's
+  cache.
+- ``statistics``: as in `substrate.analysis.statistics.hit_rates` and `moebench trace info`.  Only
+  single requests of decode count, each sequence and layer has its own cache, and as many first
+  misses as it has slots are free: earlier placement would save them.  Belady's misses are those of
+  `substrate.analysis.bound.belady_misses`: whole steps, with bypass.
 
 Shape letters: T tokens, L MoE layers, K chosen experts a token.
 """
@@ -40,10 +41,10 @@ from moebench.substrate.memory.tier import Tier
 from moebench.substrate.models.shape import GateKind, ModelShape
 from moebench.substrate.terms import RoutedSequence
 
-#: A layer, counted over those with experts, and what it uses.
+#: A layer, as an index among MoE layers, and the experts that it uses.
 Step = tuple[int, Sequence[int]]
 
-#: At which step an expert left, and for whom, as keys ``layer · E + expert``: (step, victim, new).
+#: An eviction (step, victim, new expert), with experts as keys ``layer · E + expert``.
 Evicted = tuple[int, int, int]
 
 Counting = Literal["steps", "requests", "statistics"]
@@ -52,7 +53,7 @@ COUNTINGS = get_args(Counting)
 
 @dataclass(slots=True)
 class Replayed:
-    """What became of the requests, by layer ``[L]``; every eviction in order."""
+    """Result of a replay: requests and hits by layer ``[L]``, and all evictions in order."""
 
     requests: list[int]
     hits: list[int]
@@ -60,7 +61,7 @@ class Replayed:
 
     @property
     def hit_rate(self) -> float:
-        """Hits over requests, all layers together."""
+        """Hits divided by requests, over all layers."""
         return sum(self.hits) / sum(self.requests)
 
 
@@ -68,18 +69,18 @@ class Replayed:
 
 
 def token_steps(ids_TLK: np.ndarray, order: Literal["id", "recorded"] = "id") -> list[Step]:
-    """Token by token, layer by layer; experts by ascending id, or as the trace lists them."""
+    """Return the steps of a sequence, one for each token and layer, with experts in an order."""
     ordered = np.sort(ids_TLK, axis=2) if order == "id" else ids_TLK
     return [(layer, ids) for token in ordered.tolist() for layer, ids in enumerate(token)]
 
 
 def requests(steps: Iterable[Step]) -> list[Step]:
-    """Every request a step of its own."""
+    """Split steps so that each expert request is a step of its own."""
     return [(layer, (expert,)) for layer, experts in steps for expert in experts]
 
 
 def topology(layers: int, experts: int, top_k: int) -> ModelShape:
-    """A shape of which only layers, experts and top-k mean anything: all that a policy reads."""
+    """Return a shape with given layers, experts and top-k, and placeholders for other fields."""
     return ModelShape(
         family="routing-only", num_layers=layers, num_experts=experts, top_k=top_k,
         hidden_size=1, vocab_size=1, num_heads=1, num_kv_heads=1, head_dim=1, expert_width=1,
@@ -99,17 +100,17 @@ def replay(
     *,
     placed: Iterable[tuple[int, int]] = (),
 ) -> Replayed:
-    """Run sequences after each other through one cache.
+    """Replay the steps of sequences, one after the other, through one cache with a policy.
 
     Args:
-        sequences: the steps of each.
-        slots: experts that are held at once, over all layers; with ``scope="layer"`` each of the
-            layers has the same number, and what is left over is not used.
-        placed: pairs (layer, expert) that are there before the first step.
+        sequences: the steps of each sequence.
+        slots: number of slots over all layers; with ``scope="layer"`` each layer has an equal
+            share, and remaining slots are not used.
+        placed: pairs (layer, expert) that are in the cache before the first step.
 
     Raises:
         BudgetError: not even one expert fits into each pool.
-        UsageError: no step, or a policy that asks for gate scores, which ids do not have.
+        UsageError: there is no step, or the policy reads gate scores, which a replay lacks.
     """
     if not any(map(len, sequences)):
         raise UsageError("the routing holds no step to replay")
@@ -118,7 +119,7 @@ def replay(
             f"{type(policy).__name__} reads gate scores; a replay of ids has none: run the trace "
             "(moebench run --trace)"
         )
-    # Whatever does not pin more than one expert at once may hold less than the top-k.
+    # `ExpertCache` requires top-k slots, but steps of single requests need only one.
     roomy = shape.model_copy(update={"top_k": 1}) if slots < shape.top_k else shape
     cache = ExpertCache(roomy, slots, scope, Tier("device", 0), 0)
     if policy.clairvoyant:
@@ -135,11 +136,11 @@ def replay(
 
 
 class _Pool:
-    """Slots that lend each other; ``allowed`` and ``held`` are views of bytes over all keys."""
+    """A pool of shared slots; ``allowed`` and ``held`` are array views of masks over all keys."""
 
     def __init__(self, free: int, keys: int) -> None:
         self.free = free
-        # Bytes are written one by one much faster than arrays; policies read arrays.
+        # Writing single bytes is much faster than writing array elements; policies read arrays.
         self.may_leave, self.inside = bytearray(keys), bytearray(keys)
         self.allowed = np.frombuffer(self.may_leave, dtype=bool)
         self.held = np.frombuffer(self.inside, dtype=bool)
@@ -166,7 +167,7 @@ class _Run:
             pool, base, asked = pools[layer], layer * experts_a_layer, len(experts)
             inside, may_leave = pool.inside, pool.may_leave
             counted[layer] += asked
-            if asked == 1:  # the same as below: there is no other expert to protect
+            if asked == 1:  # A shortcut for one expert: there is no other one to protect.
                 key = base + experts[0]
                 if inside[key]:
                     hits[layer] += 1
@@ -190,14 +191,14 @@ class _Run:
             self.now += 1
 
     def place(self, layer: int, expert: int) -> None:
-        """There from the start."""
+        """Put an expert into the cache before the first step."""
         pool, key = self.pools[layer], layer * self.experts + expert
         pool.free -= 1
         self.policy.placed(key)
         pool.inside[key] = pool.may_leave[key] = 1
 
     def load(self, key: int, pool: _Pool) -> bool:
-        """Into a free slot or a victim's; False if the policy refuses: through the cache."""
+        """Load an expert into a free slot or a victim's; return False if the policy refuses."""
         policy, victim = self.policy, None
         if not pool.free or not policy.grows(key):
             victim = policy.victim(pool.allowed, key)
@@ -224,17 +225,17 @@ def hit_rate(
     make: Callable[[], Eviction], sequences: Sequence[RoutedSequence], shape: ModelShape,
     slots: int, counting: Counting = "steps", scope: Scope = "layer",
 ) -> float:  # fmt: skip
-    """A policy's hits over requests.
+    """Return a cache policy's hit rate on sequences, under one of the three definitions.
 
     Args:
-        make: makes the policy anew.
+        make: returns a new policy.
         shape: layers, experts and top-k (`topology`).
-        slots: experts that a layer holds; with ``scope="global"`` so many times the layers, lent
-            to all of them.
+        slots: slots of a layer; with ``scope="global"`` all layers share ``slots`` times the number
+            of layers.
 
     Raises:
-        UsageError: nothing was decoded, where decode alone counts; or the policy needs more than
-            ids; or a scope that this counting does not have.
+        UsageError: the policy needs more than ids, or the definition excludes this scope or needs
+            decoded tokens and there are none.
     """
     if counting == "statistics":
         return _of_statistics(make, sequences, shape, slots, scope)

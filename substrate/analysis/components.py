@@ -1,8 +1,8 @@
-"""Published times of components beside what the cost model charges for the same operations.
+"""Comparison of published times of components with the cost model's times of their operations.
 
-The rows stand in ``catalogue/components.yaml``; nothing here knows one by name.  A row names
-operations with their sizes, a machine, a kind of software, a model and a precision, and how the
-published figure was measured.  A row outside `TOLERANCE` says why.
+``catalogue/components.yaml`` has a row for each component: operations with their sizes, a machine,
+a kind of software, a model and a precision, and how the published figure was measured.  A row
+outside `TOLERANCE` has the reason.
 """
 
 from collections.abc import Iterable
@@ -25,17 +25,17 @@ from moebench.substrate.models.shape import Precision
 
 CATALOGUE = Path(__file__).parents[1] / "catalogue" / "components.yaml"
 
-#: How far a charge may be from the published figure without a reason: 15 %.
+#: Largest deviation of a charge from the published figure that needs no reason: 15 %.
 TOLERANCE = 0.15
 
-#: How a figure was measured: the time that operations take on their lanes; from the first's
-#: submission to the last's end, one after the other; the control thread's time to submit them; the
-#: bytes that they move or read.
+#: How a figure was measured: ``lanes``: the sum of the operations' times on their lanes;
+#: ``elapsed``: from the first submission to the last end, one after the other; ``control``: the
+#: control thread's time to submit them; ``bytes``: the bytes that they move or read.
 Measure = Literal["lanes", "elapsed", "control", "bytes"]
 
 Unit = Literal["us", "ms", "KB", "MB", "1"]
 
-#: Nanoseconds, or bytes, in a unit.  A ratio of two figures has unit 1.
+#: Nanoseconds or bytes of each unit.  A ratio of two figures has unit 1.
 _UNITS: dict[Unit, float] = {"us": 1e3, "ms": 1e6, "KB": 1e3, "MB": 1e6, "1": 1.0}
 
 _TRANSFERS = {
@@ -48,7 +48,7 @@ _TRANSFERS = {
 
 
 class Operation(Inert):
-    """One operation; see `Op` for its sizes.  Without a lane: the link or disk, or the device."""
+    """An operation of a component, with sizes as in `Op`; the default lane depends on its kind."""
 
     op: OpKind
     lane: Lane | None = None
@@ -58,23 +58,23 @@ class Operation(Inert):
 
     @property
     def where(self) -> Lane:
-        """The lane that it is put on."""
+        """Lane to which the operation is submitted."""
         return self.lane or _TRANSFERS.get(self.op, Lane.DEVICE)
 
     def built(self) -> Op:
-        """As the cost model takes it; each cached token is a pair of one query."""
+        """Return the cost model's `Op`, with one query that attends to each cached token."""
         experts = tuple(range(len(self.rows))) if self.op is OpKind.EXPERT else ()
         return Op(self.op, 0, self.rows, experts, self.context, self.context, self.network)
 
 
 class Component(Inert):
-    """One published figure.
+    """A published time or size of a component, with the operations that the cost model charges.
 
     Attributes:
-        source: paper and place, or file and line of its code.
-        published: one number, or the lowest and the highest that are published, in `unit`.
-        over: the charge is divided by that of these operations.
-        why: what explains a charge outside `TOLERANCE`; None inside.
+        source: paper and section, or file and line of its code.
+        published: one number, or the lowest and the highest published number, in `unit`.
+        over: operations whose charge divides the charge of ``ops``.
+        why: reason of a charge outside `TOLERANCE`, or None.
     """
 
     what: str = Field(min_length=1)
@@ -101,11 +101,11 @@ class Component(Inert):
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """A component and its charge.
+    """A published component with the cost model's charge and the ratio of the two.
 
     Attributes:
         charged: in the component's unit.
-        ratio: charged over published; over its nearer end where a range is published, 1 inside it.
+        ratio: charged over published; for a published range, over its nearer end, and 1 inside.
     """
 
     component: Component
@@ -114,13 +114,13 @@ class Comparison:
 
     @property
     def agrees(self) -> bool:
-        """Whether the charge is within `TOLERANCE` of what is published."""
+        """Whether the charge is within `TOLERANCE` of the published figure."""
         return abs(self.ratio - 1) <= TOLERANCE
 
 
 @cache
 def components() -> tuple[Component, ...]:
-    """Every published figure, in the order of the catalogue."""
+    """Return all published components, in the order of the catalogue."""
     import yaml
 
     rows = yaml.safe_load(CATALOGUE.read_text(encoding="utf-8"))
@@ -128,7 +128,7 @@ def components() -> tuple[Component, ...]:
 
 
 def compare(component: Component) -> Comparison:
-    """Charge a component's operations."""
+    """Return the cost model's charge for a component, compared with the published figure."""
     profile = load_profile(component.machine, component.software)
     costs = CostModel(profile, model_shape(component.model), component.precision)
     charged = _charge(costs, component.measure, component.ops) / _UNITS[component.unit]
@@ -139,7 +139,7 @@ def compare(component: Component) -> Comparison:
 
 
 def documents() -> list[dict[str, Any]]:
-    """Every component with its charge, in its unit, its ratio and whether it agrees."""
+    """Return all components as plain dictionaries, with charge, ratio and agreement."""
     return [
         {
             **one.component.model_dump(mode="json", exclude={"ops", "over"}),
@@ -152,7 +152,7 @@ def documents() -> list[dict[str, Any]]:
 
 
 def _charge(costs: CostModel, measure: Measure, operations: Iterable[Operation]) -> float:
-    """What operations are charged, in ns or bytes."""
+    """Return the cost model's charge for operations, in ns or bytes."""
     ops = [(operation.built(), operation.where) for operation in operations]
     match measure:
         case "lanes":
