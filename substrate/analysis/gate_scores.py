@@ -12,7 +12,7 @@ from moebench.substrate.terms import RoutedSequence
 
 
 def score_skew(sequences: Sequence[RoutedSequence]) -> np.ndarray:
-    """Mean gate score by rank ``[E]`` of decoded tokens, relative to rank 1 (SMoE, Fig. 4).
+    """Return decoded tokens' mean gate score by rank ``[E]``, relative to rank 1 (SMoE, Fig. 4).
 
     Raises:
         UsageError: no sequence has scores of decoded tokens.
@@ -27,10 +27,10 @@ def score_skew(sequences: Sequence[RoutedSequence]) -> np.ndarray:
 
 
 def weight_by_rank(sequences: Sequence[RoutedSequence]) -> np.ndarray:
-    """Share of the decoded tokens' applied weight by rank of the chosen expert ``[K]``.
+    """Return the share of decoded tokens' expert weights by rank of the chosen expert ``[K]``.
 
-    Weights of a token and layer are its chosen experts' scores, made to sum to one.  Unlike
-    `score_skew` it needs no scores of experts that were not chosen.
+    Weights of a token and layer are its chosen experts' scores, normalised to sum to one.  Unlike
+    `score_skew`, this needs no scores of experts that were not chosen.
 
     Raises:
         UsageError: no sequence has scores of decoded tokens.
@@ -49,9 +49,10 @@ def weight_by_rank(sequences: Sequence[RoutedSequence]) -> np.ndarray:
 def low_scores(
     sequences: Sequence[RoutedSequence], alphas: Sequence[float]
 ) -> tuple[np.ndarray, np.ndarray]:
-    """How much of a token's top-k SMoE would let go if it were off the device, by α.
+    """Return SMoE's low-score experts as shares of the active ones and of their scores, by α.
 
-    Low-score is an active expert below (1+α) times the best inactive one's score (SMoE, Eq. 1).
+    A low-score expert is active, with a score below (1+α) times the best inactive one's (SMoE,
+    Eq. 1).  SMoE can substitute it if it is not on the device.
 
     Returns:
         the low-score experts' share of the decoded tokens' active experts, and their share of the

@@ -1,6 +1,6 @@
-"""Routing statistics of recorded sequences, each as the paper that published it defines it.
+"""Routing statistics of recorded sequences, each with the definition of its paper.
 
-They read plain arrays, so a live model and a recorded trace are measured alike.
+They read plain arrays, so they are equal for a live model and for a recorded trace.
 
 Shape letters: T tokens of a sequence, L MoE layers, K chosen experts a token, E experts.
 """
@@ -16,16 +16,16 @@ from moebench.substrate.analysis.gate_scores import low_scores, score_skew, weig
 from moebench.substrate.errors import UsageError
 from moebench.substrate.terms import RoutedSequence
 
-#: Of each token, the experts that one layer requests.
+#: The experts that one layer requests for each token.
 Steps = Sequence[Sequence[int]]
 
-#: Decoded tokens of a window (DAOP, section VI-B).
+#: Number of decoded tokens of a window (DAOP, section VI-B).
 WINDOW = 15
 
-#: The α of `summary`'s low-score experts.
+#: Values of α for the low-score experts of `summary`.
 LOW_SCORE_ALPHAS = (0.1, 0.35, 0.6)
 
-#: After how many tokens `summary` counts the experts used, and the lags of its overlaps.
+#: Numbers of tokens after which `summary` counts used experts, and the lags of its overlaps.
 USED_AFTER = (32, 64, 128, 256)
 LAGS = (1, 2, 4, 8, 16, 32)
 
@@ -34,7 +34,7 @@ CACHE_SIZES = {"eighth": 1, "quarter": 2, "half": 4, "three_quarters": 6}
 
 
 def popularity(sequences: Sequence[RoutedSequence], num_experts: int) -> np.ndarray:
-    """Each layer's share of choices that fall on an expert ``[L, E]`` (DuoServe, Eq. 2).
+    """Return each expert's share of its layer's choices ``[L, E]`` (DuoServe, Eq. 2).
 
     Raises:
         UsageError: there is no token to count.
@@ -44,7 +44,7 @@ def popularity(sequences: Sequence[RoutedSequence], num_experts: int) -> np.ndar
 
 
 def concentration(popularity_LE: np.ndarray) -> dict[str, np.ndarray]:
-    """How unevenly each layer uses its experts ``[L]``.
+    """Return four measures of how unevenly each layer uses its experts, each ``[L]``.
 
     ``gini`` is 0 and ``entropy`` (normalised by ln E) is 1 for equal use; ``max_over_mean`` and
     ``min_over_mean`` are the most and the least used expert's share of the fair share 1/E.
@@ -63,10 +63,10 @@ def concentration(popularity_LE: np.ndarray) -> dict[str, np.ndarray]:
 
 
 def concentration_within(sequences: Sequence[RoutedSequence], num_experts: int) -> dict[str, float]:
-    """``gini`` and ``max_over_mean`` of a layer's expert use in one sequence (`concentration`).
+    """Return mean ``gini`` and ``max_over_mean`` of expert use in one sequence (`concentration`).
 
-    The mean over layers, then over sequences.  Prompt and decoded tokens count alike.  Short
-    sequences look more uneven than long ones: compare sequences of one length.
+    Both are means over layers, then over sequences, of prompt and decoded tokens.  Short sequences
+    are more uneven than long ones: compare sequences of one length.
 
     Raises:
         UsageError: there is no token to count.
@@ -79,10 +79,10 @@ def concentration_within(sequences: Sequence[RoutedSequence], num_experts: int) 
 
 
 def sequence_similarity(sequences: Sequence[RoutedSequence], num_experts: int) -> float:
-    """Cosine of a layer's expert use in two sequences: the mean over all pairs and layers.
+    """Return the cosine of a layer's expert use in two sequences, a mean over pairs and layers.
 
-    Use is the share of a sequence's tokens, prompt and decoded alike, that chose an expert.  NaN
-    where there are less than two sequences.
+    Use is the share of a sequence's tokens, prompt and decoded, that chose an expert.  NaN for
+    fewer than two sequences.
     """
     uses = [_used(s.ids_TLK, num_experts).mean(0) for s in sequences if len(s.ids_TLK)]
     if len(uses) < 2:
@@ -91,20 +91,20 @@ def sequence_similarity(sequences: Sequence[RoutedSequence], num_experts: int) -
 
 
 def mean_cosine(use_NLE: np.ndarray) -> float:
-    """Cosine of a layer's expert use ``[E]`` in two of N texts: the mean over all pairs and layers.
+    """Return the cosine of a layer's expert use in two of N texts, a mean over pairs and layers.
 
-    N is at least 2; no text's layer uses nothing.
+    N is at least 2, and every text uses at least one expert of each layer.
     """
     unit_NLE = use_NLE / np.linalg.norm(use_NLE, axis=2, keepdims=True)
     # The squared length of a sum of N unit vectors is N plus twice the cosines of all pairs.
     squared_L = (unit_NLE.sum(0) ** 2).sum(1)
     texts = len(use_NLE)
-    # Of texts that share nothing, rounding would leave something below 0.
+    # Rounding could make the mean negative for texts without common experts.
     return max(float(np.mean(squared_L - texts) / (texts * (texts - 1))), 0.0)
 
 
 def affinity(sequences: Sequence[RoutedSequence], num_experts: int) -> np.ndarray:
-    """P(next choice is expert j | this layer chose i) ``[L-1, E, E]`` (DuoServe, Eq. 3).
+    """Return P(next layer chooses expert j | a layer chose i) ``[L-1, E, E]`` (DuoServe, Eq. 3).
 
     Rows of experts that were never chosen are zero; all others sum to one.
 
@@ -119,11 +119,11 @@ def affinity(sequences: Sequence[RoutedSequence], num_experts: int) -> np.ndarra
 def recall_from_history(
     sequences: Sequence[RoutedSequence], num_experts: int
 ) -> tuple[float, float]:
-    """How well affinity and popularity alone predict a layer: two recalls at k.
+    """Return recall at k of predictions from affinity alone, and from popularity alone.
 
-    The share of a layer's choices among the k experts that are likeliest after the previous
-    layer's choice, and among the k that are chosen most.  Learnt on every second sequence, tested
-    on the others; NaN where there are less than two sequences or layers.
+    Recall is the share of a layer's choices among the k experts that are likeliest after the
+    previous layer's choice, or among the k that are chosen most.  Both are fitted on every second
+    sequence and tested on the others; NaN for fewer than two sequences or layers.
     """
     known, rest = sequences[::2], sequences[1::2]
     if not rest or rest[0].ids_TLK.shape[1] < 2:
@@ -141,10 +141,10 @@ def recall_from_history(
 def reuse_by_rank(
     sequences: Sequence[RoutedSequence], num_experts: int, ahead: int = 3
 ) -> np.ndarray:
-    """P(an expert of this rank is chosen within the next ``ahead`` decoded tokens), by rank.
+    """Return P(an expert is chosen within the next ``ahead`` decoded tokens) by its rank.
 
-    SMoE, Fig. 11 (first version) and Fig. 6 (second).  ``[E]`` where every sequence has scores,
-    else ``[K]``: the ranks of unchosen experts are not known then.  NaN where nothing was decoded.
+    SMoE, Fig. 11 (first version) and Fig. 6 (second).  ``[E]`` if all sequences have scores, else
+    ``[K]``: without scores, unchosen experts have no rank.  NaN without decoded tokens.
     """
     scored = all(s.scores_TLE is not None for s in sequences)
     shares = []
@@ -164,10 +164,10 @@ def reuse_by_rank(
 
 
 def used_share(sequences: Sequence[RoutedSequence], num_experts: int, tokens: int) -> float:
-    """Share of a layer's experts that a sequence's first ``tokens`` tokens use.
+    """Return the share of a layer's experts that a sequence's first ``tokens`` tokens use.
 
-    Prompt and decoded tokens count alike: a token's routing depends on the text alone.  The mean
-    over layers and over sequences that long; NaN where there is none.
+    Prompt and decoded tokens count, as a token's routing depends on the text only.  The result is a
+    mean over layers and over sequences of that length; NaN if there is none.
     """
     shares = [
         _used(s.ids_TLK[:tokens], num_experts).any(0).mean()
@@ -178,9 +178,9 @@ def used_share(sequences: Sequence[RoutedSequence], num_experts: int, tokens: in
 
 
 def lag_overlap(sequences: Sequence[RoutedSequence], lag: int) -> np.ndarray:
-    """Share of a decoded token's experts that the token ``lag`` before chose too, by layer ``[L]``.
+    """Return the share of experts that a decoded token and the one ``lag`` before share ``[L]``.
 
-    NaN where no sequence is long enough.
+    NaN if no sequence is long enough.
     """
     shares = []
     for s in _any(sequences):
@@ -193,9 +193,9 @@ def lag_overlap(sequences: Sequence[RoutedSequence], lag: int) -> np.ndarray:
 
 
 def prefill_decode_similarity(sequences: Sequence[RoutedSequence], num_experts: int) -> float:
-    """Cosine of a layer's expert use in prefill and in decode (DAOP, Eq. 1).
+    """Return the mean cosine of a layer's expert use in prefill and in decode (DAOP, Eq. 1).
 
-    The mean over the layers of a sequence, then over sequences; NaN where nothing was decoded.
+    The mean is over the layers of a sequence, then over sequences; NaN without decoded tokens.
     """
     cosines = []
     for s in sequences:
@@ -208,12 +208,12 @@ def prefill_decode_similarity(sequences: Sequence[RoutedSequence], num_experts: 
 def window_similarity(
     sequences: Sequence[RoutedSequence], num_experts: int, window: int = WINDOW
 ) -> float:
-    """Cosine of a layer's expert use in successive windows of decoded tokens (DAOP, section VI-B).
+    """Return the mean cosine of expert use in successive decode windows (DAOP, section VI-B).
 
-    The paper gives the window, 15 tokens, and the measure, but not which windows it compares: here
-    each with the next one.  They do not overlap, start with the first decoded token, and what is
-    left at the end is no window.  The mean over the layers and pairs of a sequence, then over
-    sequences; NaN where none decoded two windows.
+    The paper states the window, 15 tokens, and the measure, but not which windows it compares:
+    moebench compares each with the next one.  Windows do not overlap and begin with the first
+    decoded token; remaining tokens at the end are left out.  The mean is over the layers and pairs
+    of a sequence, then over sequences; NaN if no sequence has two windows.
     """
     cosines = []
     for s in sequences:
@@ -228,9 +228,9 @@ def window_similarity(
 
 
 def prediction_by_layer(sequences: Sequence[RoutedSequence], lookahead: str) -> np.ndarray:
-    """Share of each layer's top-k that the layer before predicted ``[L]`` (DAOP, Fig. 5).
+    """Return the share of a layer's top-k that the layer before predicted ``[L]`` (DAOP, Fig. 5).
 
-    NaN where no prediction was recorded: always for the first layer.
+    NaN for layers without recorded predictions, such as the first layer.
     """
     layers = _any(sequences)[0].ids_TLK.shape[1]
     found, asked = np.zeros(layers), np.zeros(layers)
@@ -248,12 +248,12 @@ def prediction_by_layer(sequences: Sequence[RoutedSequence], lookahead: str) -> 
 
 
 def hit_rates(sequences: Sequence[RoutedSequence], sizes: Sequence[int]) -> dict[str, np.ndarray]:
-    """Hit rate of a cache for each layer, decode only, by ``sizes`` (experts a layer holds).
+    """Return decode hit rates of LRU, LFU and Belady caches by ``sizes`` (slots of a layer).
 
-    ``lru``, ``lfu`` and ``belady`` (MIN with bypass), means over layers and requests.  Each
-    sequence has a cache of its own: then one text, which is all that many a recording holds, and
-    many texts are measured alike.  Its first misses, as many as it holds, are free for every
-    policy: they stand for what was placed before.  NaN where nothing was decoded.
+    ``lru``, ``lfu`` and ``belady`` (MIN with bypass) are means over layers and requests.  Each
+    sequence has its own cache, so that recordings of one text and of many texts are comparable.  As
+    many first misses as a cache has slots are free for every policy: earlier placement would save
+    them.  NaN without decoded tokens.
     """
     decoded = [s.ids_TLK[s.prefill :] for s in _any(sequences)]
     requests = sum(ids.size for ids in decoded)
@@ -276,10 +276,10 @@ def hit_rates(sequences: Sequence[RoutedSequence], sizes: Sequence[int]) -> dict
 
 
 def lru_hits(steps: Steps, capacity: int) -> int:
-    """Hits of a cache that evicts what was not used for longest.
+    """Return the number of hits of an LRU cache, which evicts the least recently used expert.
 
-    A step's requests come in the order of their ids, none is protected, and the cache starts empty.
-    Any other policy is counted by `substrate.analysis.cache_replay`.
+    A step's requests are in the order of their ids, none is protected, and the cache starts empty.
+    `substrate.analysis.cache_replay` counts other policies.
     """
     cache = OrderedDict[int, None]()
     hits = 0
@@ -296,9 +296,9 @@ def lru_hits(steps: Steps, capacity: int) -> int:
 
 
 def lfu_hits(steps: Steps, capacity: int) -> int:
-    """The same of a cache that evicts what was used least often since it came, then the lowest id.
+    """Return the number of hits of an LFU cache, which evicts the least used, then lowest id.
 
-    Counts start at 1 and are dropped at eviction, as in FlashMoE's comparison.
+    Counts start at 1 and are deleted at eviction, as in FlashMoE's comparison.
     """
     counts: dict[int, int] = {}
     hits = 0
@@ -314,11 +314,11 @@ def lfu_hits(steps: Steps, capacity: int) -> int:
     return hits
 
 
-# ----------------------------------------------------------------------------- all of them
+# ----------------------------------------------------------------------------- summary
 
 
 def summary(sequences: Sequence[RoutedSequence], num_experts: int) -> dict[str, Any]:
-    """All statistics as plain numbers and lists; what was not recorded is None.
+    """Return all statistics as plain numbers and lists, with None for missing ones.
 
     Cache sizes are those of ``CACHE_SIZES``, rounded down, at least one expert.
 
@@ -371,7 +371,7 @@ def summary(sequences: Sequence[RoutedSequence], num_experts: int) -> dict[str, 
 
 
 def _plain(value: Any) -> Any:
-    """Arrays as lists, four decimals, None for NaN."""
+    """Convert arrays to lists, round numbers to four decimals, and replace NaN by None."""
     if isinstance(value, dict):
         return {key: _plain(inner) for key, inner in value.items()}
     if isinstance(value, np.ndarray | list):
@@ -381,11 +381,11 @@ def _plain(value: Any) -> Any:
     return value
 
 
-# ----------------------------------------------------------------------------- pieces
+# ----------------------------------------------------------------------------- helpers
 
 
 def _known_mean(values: np.ndarray) -> float:
-    """Mean of what is not NaN; NaN where nothing is known."""
+    """Return the mean of all values that are not NaN, or NaN if there is none."""
     known = values[~np.isnan(values)]
     return float(known.mean()) if len(known) else float("nan")
 
@@ -397,31 +397,31 @@ def _any(sequences: Sequence[RoutedSequence]) -> Sequence[RoutedSequence]:
 
 
 def _used(ids_TLK: np.ndarray, num_experts: int) -> np.ndarray:
-    """Whether a token chose an expert ``[T, L, E]``."""
+    """Return a boolean array of the experts that each token chose ``[T, L, E]``."""
     used = np.zeros((*ids_TLK.shape[:2], num_experts), dtype=bool)
     np.put_along_axis(used, ids_TLK, True, axis=2)
     return used
 
 
 def _together(ids_TLK: np.ndarray, num_experts: int) -> np.ndarray:
-    """How often neighbouring layers chose a pair of experts ``[L-1, E, E]``."""
+    """Return how often two neighbouring layers chose each pair of experts ``[L-1, E, E]``."""
     used = _used(ids_TLK, num_experts).astype(np.float32).transpose(1, 2, 0)
     return np.asarray(used[:-1] @ used[1:].transpose(0, 2, 1), dtype=np.float64)
 
 
 def _cosine(these: np.ndarray, those: np.ndarray) -> np.ndarray:
-    """Cosine of the last axes of two arrays; neither may hold a vector of zeros."""
+    """Return the cosine over the last axes of two arrays without zero vectors."""
     norms = np.linalg.norm(these, axis=-1) * np.linalg.norm(those, axis=-1)
     return np.asarray((these * those).sum(-1) / norms)
 
 
 def _best(scores: np.ndarray, k: int) -> np.ndarray:
-    """The k best of the last axis; ties to the lowest id."""
+    """Return the ids of the k highest scores on the last axis; ties to the lowest id."""
     return np.argsort(-scores, axis=-1, kind="stable")[..., :k]
 
 
 def _ranked(ids_TLK: np.ndarray, scores_TLE: np.ndarray) -> np.ndarray:
-    """All experts by rank ``[T, L, E]``: the chosen ones as the model ranked them, first."""
+    """Return all expert ids by rank ``[T, L, E]``: the chosen ones first, in their order."""
     k = ids_TLK.shape[2]
     scores = scores_TLE.astype(np.float64)
     chosen = scores.max() + np.arange(k, 0, -1, dtype=np.float64) if scores.size else np.zeros(k)
@@ -430,5 +430,5 @@ def _ranked(ids_TLK: np.ndarray, scores_TLE: np.ndarray) -> np.ndarray:
 
 
 def _shared(these: np.ndarray, those: np.ndarray) -> np.ndarray:
-    """Which of ``these`` ids ``[..., K]`` are among ``those`` ``[..., N]``."""
+    """Return a boolean array: which ids in ``these`` ``[..., K]`` are in ``those`` ``[..., N]``."""
     return np.asarray((these[..., :, None] == those[..., None, :]).any(-1))

@@ -1,7 +1,7 @@
-"""Targets of routing statistics: the ranges in which real models of a family lie.
+"""Targets of routing statistics: ranges of their values in real models of a family.
 
-``catalogue/routing.yaml`` holds evidence: what was published, and what was measured on recorded
-traces (its head says how).  A target is the range that spans all evidence for a model.
+``catalogue/routing.yaml`` holds evidence: published ranges, and ranges measured on recorded traces
+(described in its first lines).  A target is the range that spans all evidence for a model.
 """
 
 from collections.abc import Mapping
@@ -16,7 +16,7 @@ from moebench.substrate.errors import InputError
 
 ROUTING = Path(__file__).parents[1] / "catalogue" / "routing.yaml"
 
-#: A value this share away from the nearer bound is still near.
+#: Largest relative distance from the nearer bound at which a value is still "near".
 NEAR = 0.15
 
 Judgement = Literal["in range", "near", "off"]
@@ -24,14 +24,14 @@ JUDGEMENTS: tuple[Judgement, ...] = get_args(Judgement)
 
 
 class Target(NamedTuple):
-    """The range of a statistic over real models of a family, and where it is known from."""
+    """The range of a statistic over real models of a family, and the sources of the range."""
 
     low: float
     high: float
     source: str
 
     def spanning(self, other: Self | None) -> "Target":
-        """The range that spans this one and another."""
+        """Return the smallest range that includes this range and another."""
         if other is None:
             return self
         sources = dict.fromkeys((other.source, self.source))
@@ -45,12 +45,12 @@ def _ascending(bounds: tuple[float, float]) -> tuple[float, float]:
 
 
 class Evidence(BaseModel):
-    """Ranges from one source.
+    """Ranges of routing statistics from one source.
 
     Attributes:
-        models: whose ranges they are, by their catalogue names.
-        source: where they are from.
-        ranges: lowest and highest value by statistic: a dotted path into `statistics.summary`.
+        models: catalogue names of the models with these ranges.
+        source: origin of the ranges.
+        ranges: lowest and highest value by statistic, a dotted path into `statistics.summary`.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -61,7 +61,7 @@ class Evidence(BaseModel):
 
 
 class Routing(BaseModel):
-    """All evidence: written by hand, and by ``moebench models targets --write``."""
+    """All evidence: published, and measured with ``moebench models targets --write``."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -70,10 +70,10 @@ class Routing(BaseModel):
 
 
 def read_routing(file: Path = ROUTING) -> Routing:
-    """The evidence in a file.
+    """Read the evidence for routing statistics from a file.
 
     Raises:
-        InputError: the file cannot be read, or holds something else.
+        InputError: the file cannot be read, or holds no evidence.
     """
     try:
         return Routing.model_validate(yaml.safe_load(file.read_text(encoding="utf-8")))
@@ -99,15 +99,15 @@ def _all() -> dict[str, dict[str, Target]]:
 
 
 def targets(model: str) -> Mapping[str, Target]:
-    """A model's targets by statistic, a dotted path into `statistics.summary`.
+    """Return a model's targets by statistic, a dotted path into `statistics.summary`.
 
-    Empty where nothing is known of a model of this name.
+    Empty if there is no evidence for the model.
     """
     return _all().get(model, {})
 
 
 def value_at(summary: Mapping[str, Any], key: str) -> Any:
-    """What stands in a summary at a dotted path; None where nothing does."""
+    """Return the value at a dotted path of a summary, or None if there is none."""
     value: Any = summary
     for part in key.split("."):
         value = value.get(part) if isinstance(value, Mapping) else None
@@ -115,7 +115,7 @@ def value_at(summary: Mapping[str, Any], key: str) -> Any:
 
 
 def judge(value: float, target: Target) -> Judgement:
-    """Whether a value lies in a target's range, within 15 % of the nearer bound, or farther off."""
+    """Return whether a value is in a target's range, within 15 % of its nearer bound, or off."""
     if target.low <= value <= target.high:
         return "in range"
     bound = target.low if value < target.low else target.high
