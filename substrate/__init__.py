@@ -1,4 +1,5 @@
-"""What every system runs on: models, machines, memory, the engine, routing traces, analysis.
+"""The parts that all systems share: models, machines, memory, engine, routing traces, analysis.
 
-Imports point down this list: errors and terms, models, machines, memory, engine, analysis, traces.
+A package imports only earlier ones of: errors and terms, models, machines, memory, engine,
+analysis, traces.
 """

@@ -1,12 +1,12 @@
-"""Names that several packages choose among.  Imports nothing, so that ``--help`` is quick."""
+"""Names of precisions and dtypes, in a module without imports, so that ``--help`` is fast."""
 
 from typing import Literal
 
-#: How weights are stored; their bits are `substrate.models.shape.BITS_PER_WEIGHT`.
+#: Storage precisions of weights; their bits are `substrate.models.shape.BITS_PER_WEIGHT`.
 Precision = Literal["fp32", "bf16", "fp16", "4bit", "2bit"]
 
-#: What routed experts are really quantised to (`substrate.models.quantised`).
+#: Types to which routed experts are quantised for computation (`substrate.models.quantised`).
 ExpertDtype = Literal["int8", "int4"]
 
-#: The kind of software whose costs the control thread is charged, unless another is chosen.
+#: Default kind of software, which determines the control thread's costs.
 DEFAULT_SOFTWARE = "lean"

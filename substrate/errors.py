@@ -1,7 +1,7 @@
-"""Everything that can go wrong, as one small tree.
+"""Exception classes of moebench.
 
-MoeBenchError                 base: the message says what, where, what is allowed, what to type
-├── UsageError                the user asked for something that does not exist or cannot be
+MoeBenchError                 base: the message has problem, place, allowed values and fix
+├── UsageError                an option has an unknown, impossible or contradictory value
 │   ├── UnknownNameError      a name that no catalogue holds; lists the nearest ones
 │   └── NotApplicableError    a system that does not exist for this model or batch
 ├── InputError                a file is missing, broken or of the wrong shape
@@ -10,7 +10,7 @@ MoeBenchError                 base: the message says what, where, what is allowe
 ├── BudgetError               a memory budget is too small for what must be in it
 └── IntegrityError            an invariant of the substrate was broken: a bug, never the user
 
-The command line turns every one but IntegrityError into one line and exit code 2.
+The command line prints all but IntegrityError as one line and exits with code 2.
 """
 
 import difflib
@@ -18,20 +18,20 @@ from collections.abc import Iterable
 
 
 class MoeBenchError(Exception):
-    """Base of every error that moebench raises on purpose."""
+    """Base class of all exceptions that moebench raises on purpose."""
 
 
 class UsageError(MoeBenchError):
-    """An option, or a combination of options, that cannot be."""
+    """An option or a combination of options is not allowed."""
 
 
 class UnknownNameError(UsageError):
-    """A name that a catalogue does not hold.
+    """A name is not in its catalogue; the message lists the nearest names.
 
     Args:
-        kind: what was looked up, as a user would call it ("system", "setting", ...).
-        name: what the user typed.
-        known: every name that would have been right.
+        kind: the kind of name in users' words ("system", "setting", ...).
+        name: the name that the user typed.
+        known: all allowed names.
     """
 
     def __init__(self, kind: str, name: str, known: Iterable[str], hint: str = "") -> None:
@@ -42,7 +42,7 @@ class UnknownNameError(UsageError):
 
 
 class NotApplicableError(UsageError):
-    """A system that does not exist for this model or batch; comparisons show it as *n/a*."""
+    """A system does not support this model or batch; comparisons show it as *n/a*."""
 
 
 class InputError(MoeBenchError):
@@ -58,8 +58,8 @@ class ProfileError(InputError):
 
 
 class BudgetError(MoeBenchError):
-    """A memory budget is too small for what must be resident at once."""
+    """A memory budget is too small for the data that must be resident at once."""
 
 
 class IntegrityError(MoeBenchError):
-    """An invariant of the substrate was broken.  This is a bug in moebench or in a system."""
+    """An invariant of the substrate was broken, by a bug in moebench or in a system."""

@@ -1,7 +1,7 @@
-"""Files of the user's: read with one line of what is wrong, written as a whole or not at all.
+"""Reading of user files with one-line errors, and writing of files in one atomic step.
 
-A parser may fail in any way on a file that somebody else wrote.  Every reader here turns whatever
-its parser raises into one `InputError`, or the subclass that it is given.
+A parser can raise any exception for a broken file.  The readers in this module convert it into one
+`InputError`, or into the subclass in ``error``.
 """
 
 import hashlib
@@ -22,27 +22,27 @@ Kind = type[InputError]
 
 
 def read_text(path: Path, error: Kind = InputError, hint: str = "") -> str:
-    """A file's text.
+    """Read a UTF-8 text file.
 
     Args:
-        hint: what would have been right, after the reason.
+        hint: text about allowed files, which the message has after the reason.
 
     Raises:
-        InputError: it cannot be read, or is not UTF-8.
+        InputError: the file cannot be read, or is not UTF-8.
     """
     try:
         return path.read_text(encoding="utf-8")
     except OSError as problem:
         raise error(f"{path}: cannot be read ({problem.strerror or problem}){hint}") from problem
-    except ValueError as problem:  # not UTF-8, or a path that no file can have
+    except ValueError as problem:  # The file is not UTF-8, or the path is invalid.
         raise error(f"{path}: not UTF-8 text ({problem}){hint}") from problem
 
 
 def read_json(path: Path, error: Kind = InputError) -> Any:
-    """What a JSON file holds; NaN and infinities as Python writes them are read.
+    """Read a JSON file; NaN and infinities as Python writes them are allowed.
 
     Raises:
-        InputError: it cannot be read, is no JSON, or names a key twice.
+        InputError: the file cannot be read, is no JSON, or has a key twice.
     """
     text = read_text(path, error)
     with _as(error, f"{path}: not valid JSON"):
@@ -50,10 +50,10 @@ def read_json(path: Path, error: Kind = InputError) -> Any:
 
 
 def read_mapping(path: Path, error: Kind = InputError) -> dict[str, Any]:
-    """What a JSON file holds, which is an object.
+    """Read a JSON file that must hold an object.
 
     Raises:
-        InputError: as `read_json`, or it holds something else.
+        InputError: as `read_json`, or the file does not hold an object.
     """
     found = read_json(path, error)
     if not isinstance(found, dict):
@@ -62,27 +62,27 @@ def read_mapping(path: Path, error: Kind = InputError) -> dict[str, Any]:
 
 
 def read_yaml(path: Path, error: Kind = InputError, hint: str = "") -> Any:
-    """What a YAML file holds.
+    """Read a YAML file.
 
     Raises:
-        InputError: it cannot be read, is no YAML, or names a key twice.
+        InputError: the file cannot be read, is no YAML, or has a key twice.
     """
     return parse_yaml(read_text(path, error, hint), f"{path}: not valid YAML", error, hint)
 
 
 def parse_yaml(text: str, what: str, error: Kind = InputError, hint: str = "") -> Any:
-    """What a text in YAML holds.
+    """Parse a text in YAML.
 
     Args:
-        what: begins the message.
+        what: beginning of the error message.
 
     Raises:
-        InputError: it is no YAML, or names a key twice.
+        InputError: the text is no YAML, or has a key twice.
     """
     import yaml
 
     class Loader(yaml.SafeLoader):
-        """YAML without anything executable; a key that is there twice is a mistake."""
+        """Safe YAML loader (no Python objects) that rejects duplicate keys."""
 
         def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> Any:
             seen = set()
@@ -101,7 +101,7 @@ def parse_yaml(text: str, what: str, error: Kind = InputError, hint: str = "") -
 
 
 def _loaded(loader: Any, text: str) -> Any:
-    """As `yaml.safe_load`, of which the loader is a subclass."""
+    """Parse a YAML text with a loader class, as `yaml.load` does."""
     open_ = loader(text)
     try:
         return open_.get_single_data()
@@ -116,14 +116,14 @@ def _line(node: Any) -> str:
 def read_array(
     path: Path, sha256: str | None = None, mapped: bool = False, error: Kind = InputError
 ) -> "np.ndarray":
-    """The array of an ``.npy`` file; nothing is unpickled.
+    """Read the array of an ``.npy`` file, without unpickling.
 
     Args:
-        sha256: of the file as it was written.
-        mapped: leave it in the file until it is asked for.
+        sha256: expected hash of the file.
+        mapped: map the file into memory instead of reading it.
 
     Raises:
-        InputError: it cannot be read, holds no plain array, or is not what was written.
+        InputError: the file cannot be read, holds no plain array, or has another hash.
     """
     import numpy as np
 
@@ -139,10 +139,10 @@ def read_array(
 
 
 def read_arrays(path: Path, names: tuple[str, ...], error: Kind = InputError) -> dict[str, Any]:
-    """The arrays of these names that an ``.npz`` file holds.
+    """Read the arrays of an ``.npz`` file that have one of the given names.
 
     Raises:
-        InputError: it cannot be read, or holds no plain arrays.
+        InputError: the file cannot be read, or holds no plain arrays.
     """
     import numpy as np
 
@@ -154,7 +154,7 @@ def read_arrays(path: Path, names: tuple[str, ...], error: Kind = InputError) ->
 
 @contextmanager
 def _as(error: Kind, what: str, hint: str = "") -> Iterator[None]:
-    """Whatever a parser raises, as one line; what was raised on purpose passes."""
+    """Context manager that converts a parser's exceptions into one-line errors."""
     try:
         yield
     except MoeBenchError:
@@ -165,9 +165,9 @@ def _as(error: Kind, what: str, hint: str = "") -> Iterator[None]:
         raise error(f"{what} (nested too deeply){hint}") from problem
     except MemoryError as problem:
         raise error(f"{what} (it asks for more memory than there is){hint}") from problem
-    except Exception as problem:  # parsers promise no exception of their own
+    except Exception as problem:  # Parsers can raise any exception for a broken file.
         reason = " ".join(str(problem).split()) or type(problem).__name__
-        if "pickle" in reason:  # NumPy's advice is to allow it
+        if "pickle" in reason:  # NumPy's message advises to allow pickles.
             reason = "it holds Python objects, not numbers"
         raise error(f"{what} ({reason[:200]}){hint}") from problem
 
@@ -182,29 +182,29 @@ def _each_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def brief(value: object) -> str:
-    """A value as a message shows it, in at most 60 characters."""
+    """Return a value's `repr` for an error message, in at most 60 characters."""
     try:
         text = repr(value)
-    except (RecursionError, ValueError):  # a value that holds itself, a number of 5,000 digits
+    except (RecursionError, ValueError):  # `repr` fails for cycles and for very long integers.
         text = f"a {type(value).__name__}"
     return text if len(text) <= 60 else f"{text[:57]}..."
 
 
 def brief_word(value: object) -> str:
-    """The same of what was typed: a word is shown without quotes."""
+    """Return a typed value for an error message, in at most 60 characters, without quotes."""
     return brief(value)[1:-1] if isinstance(value, str) and len(value) < 50 else brief(value)
 
 
 def write_text(path: Path, text: str) -> None:
-    """Put ``text`` at ``path`` as UTF-8; see `write_bytes`."""
+    """Write ``text`` to ``path`` as UTF-8 in one atomic step (`write_bytes`)."""
     write_bytes(path, text.encode())
 
 
 def write_bytes(path: Path, content: bytes) -> None:
-    """Put ``content`` at ``path`` in one step; its folder is created.
+    """Write ``content`` to ``path`` in one atomic step, and create its folder.
 
     Raises:
-        InputError: it cannot be written; what was there before is untouched.
+        InputError: the file cannot be written; an existing file is unchanged.
     """
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -215,7 +215,7 @@ def write_bytes(path: Path, content: bytes) -> None:
                 file.write(content)
                 file.flush()
                 os.fsync(file.fileno())
-                os.chmod(file.name, 0o644)  # a temporary file is its owner's alone
+                os.chmod(file.name, 0o644)  # Only the owner can read a temporary file.
                 os.replace(file.name, path)
             except BaseException:
                 os.unlink(file.name)
@@ -225,13 +225,13 @@ def write_bytes(path: Path, content: bytes) -> None:
 
 
 def whole(value: object, what: str, low: int, high: int, error: Kind = InputError) -> int:
-    """A whole number in a range; a truth value is none.
+    """Return a value after the check that it is an integer (no bool) in a range.
 
     Args:
-        what: the file and the field.
+        what: the file and the field, for the message.
 
     Raises:
-        InputError: it is something else; names the field, the value and the range.
+        InputError: the value is not; the message has the field, the value and the range.
     """
     if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
         _refuse(error, what, value, f"a whole number from {low} to {high}")

@@ -1,7 +1,7 @@
-"""Which files of its store a run reads, so that its document can name them.
+"""Record of the store files that a run reads, so that the run's document can list them.
 
-What is learnt or prepared before a run is kept and read again by others; a file that no run names
-can be removed (`results.garbage`).
+The store keeps fitted and prepared files for later runs; a file that no run's document lists can be
+removed (`results.garbage`).
 """
 
 from collections.abc import Iterator
@@ -13,7 +13,7 @@ _USED: ContextVar[set[Path] | None] = ContextVar("_USED", default=None)
 
 
 def use(path: Path) -> Path:
-    """Note, and return, a file or folder that the present run reads from its store."""
+    """Record and return a file or folder that the current run reads from its store."""
     found = _USED.get()
     if found is not None:
         found.add(path)
@@ -22,7 +22,7 @@ def use(path: Path) -> Path:
 
 @contextmanager
 def noting() -> Iterator[set[Path]]:
-    """Collect what `use` is told inside."""
+    """Context manager that collects the paths with which `use` is called inside."""
     found: set[Path] = set()
     token = _USED.set(found)
     try:
@@ -32,6 +32,6 @@ def noting() -> Iterator[set[Path]]:
 
 
 def below(folder: Path, found: set[Path]) -> list[str]:
-    """Those in a folder, relative to it, in order."""
+    """Return the paths that are inside a folder, relative to it and sorted."""
     inside = (path for path in found if path.is_relative_to(folder))
     return sorted(path.relative_to(folder).as_posix() for path in inside)

@@ -1,4 +1,4 @@
-"""Which part of a run is under way: who shows progress listens, who works tells.
+"""Progress events: code reports the phase of a run, and a registered callback displays it.
 
 The phases of a run are ``load``, ``calibrate``, ``prefill``, ``decode`` and ``scoring``.
 """
@@ -7,14 +7,14 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 
-#: Told the phase, and how much of it is done of how much, where that is known.
+#: Called with the phase, its finished work, and its total work if known.
 Listener = Callable[[str, int, int | None], None]
 
 _LISTENER: ContextVar[Listener | None] = ContextVar("_LISTENER", default=None)
 
 
 def tell(phase: str, done: int = 0, total: int | None = None) -> None:
-    """Say what is under way; nothing happens where nobody listens."""
+    """Report the current phase of a run to the registered callback, if there is one."""
     listener = _LISTENER.get()
     if listener is not None:
         listener(phase, done, total)
@@ -22,7 +22,7 @@ def tell(phase: str, done: int = 0, total: int | None = None) -> None:
 
 @contextmanager
 def listening(listener: Listener) -> Iterator[None]:
-    """Have what `tell` is told inside."""
+    """Context manager that registers a callback for the phases that `tell` reports inside."""
     token = _LISTENER.set(listener)
     try:
         yield

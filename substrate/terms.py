@@ -1,7 +1,7 @@
-"""Types shared by models, the engine, policies and traces.  Imports no torch.
+"""Types shared by models, the engine, policies and traces, in a module without torch.
 
 Shape letters: T rows (all tokens of a pass), E experts, K chosen experts a token, L MoE layers,
-H the width of the model that computes, which may be a scale model's.
+H the hidden width of the computing model, which may be a scale model.
 """
 
 from collections.abc import Mapping
@@ -12,10 +12,10 @@ from typing import Literal, NamedTuple
 import numpy as np
 
 Phase = Literal["prefill", "decode"]
-#: What may be known of recorded tokens beside the chosen experts, and learnt from: predictions are
-#: those of the system's own predictors, sensitivity is known where a model computes.
+#: Data of recorded tokens, in addition to chosen experts, from which systems can be fitted.
+#: Predictions are those of the system's own predictors; sensitivity needs a computing model.
 Learnt = Literal["scores", "hidden", "embedding", "predictions", "sensitivity"]
-#: What of these a trace must hold where it is asked for, in words.
+#: Names in messages of the kinds of data that a trace must hold for systems that need them.
 WORDS: dict[Learnt, str] = {
     "scores": "gate scores", "hidden": "hidden states", "embedding": "embeddings",
 }  # fmt: skip
@@ -24,28 +24,28 @@ Scores = np.ndarray
 
 
 class Lookahead(StrEnum):
-    """What a prefetcher's prediction of the next layer's gate scores is computed from."""
+    """Kinds of predictions of a later layer's gate scores, by the data they are computed from."""
 
-    # Enum's own hash is a Python function; predictions are looked up by it in every layer.
+    # Predictions are looked up by kind in every layer, and Enum's own hash is slow Python code.
     __hash__ = str.__hash__
 
     NONE = "none"
     GATE = "gate"  # next norm and gate on this layer's post-attention state (Mixtral-Offloading)
     NORMED = "normed"  # next gate on what this layer's gate reads: its own normed state (DAOP §III)
     LAYER = "layer"  # resident and shared experts, next attention, next gate (SMoE §IV-C)
-    # The state that this layer's gate read plus its shared experts, next gate (SMoE's code), and
-    # the same plus the residual (its code for DeepSeek).
+    # Next gate on this layer's gate input plus its shared experts (SMoE's code), and on that plus
+    # the residual (SMoE's code for DeepSeek).
     SHARED = "shared"
     SHARED_RESIDUAL = "shared_residual"
     EXACT = "exact"  # the later gate's own choice: known where recorded routing is replayed
 
 
-#: The kinds of prediction that traces hold; the others are answered by a model that computes.
+#: The kinds of prediction that traces hold.
 LOOKAHEADS = (Lookahead.GATE, Lookahead.NORMED, Lookahead.LAYER)
 
 
 class Gate(NamedTuple):
-    """What a layer's router says: scores ``[T, E]`` and the model's own choice ``[T, K]``."""
+    """Output of a layer's gate: scores ``[T, E]`` and ids of the model's own choice ``[T, K]``."""
 
     scores_TE: Scores
     ids_TK: Ids
@@ -53,13 +53,13 @@ class Gate(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class RoutedSequence:
-    """What the router did with one sequence, prompt first.
+    """Routing of one sequence of T tokens, prompt first, with optional scores and states.
 
     ``ids_TLK`` are the chosen experts, best first; ``prefill`` of the T tokens are the prompt.
-    Optional are all gate scores; for each kind of lookahead, what a layer predicted of the next MoE
-    layer's scores; the states that the gates read; the prompt's mean token embedding; and how
-    sensitive each layer is to the share of a token's lowest expert (`DifferentiableDecoder`).  A
-    prediction that was not made is NaN; the last layer's is not read.
+    Optional are all gate scores; each layer's predictions of the next MoE layer's scores, by kind
+    of lookahead; the hidden states that the gates read; the prompt's mean token embedding; and each
+    layer's sensitivity to the share of a token's lowest expert (`DifferentiableDecoder`).  A
+    prediction that was not made is NaN; the last layer's is not used.
     """
 
     ids_TLK: np.ndarray
