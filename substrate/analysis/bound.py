@@ -10,9 +10,7 @@ Under every policy, a decoded batch needs time on these resources:
 
 Its time T is at least the largest of them.  With N active experts, M and R the two numbers of
 misses, d, h, c, r the least time of an expert on the device, on the host, on the link and from the
-disk, W and w the common work on the device and of the control thread, s the control thread's least
-time for an expert:
-
+disk, W and w the common work on the device and of the control thread, s its least for an expert:
     T ≥ (W + d·N) / (1 + d/h)        the host computes at most T/h experts for the device
     T ≥ M / (1/c + 1/h)              and saves at most T/h misses on the link
     T ≥ R·r                          experts computed on the host are also read

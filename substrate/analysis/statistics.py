@@ -252,8 +252,7 @@ def hit_rates(sequences: Sequence[RoutedSequence], sizes: Sequence[int]) -> dict
 
     ``lru``, ``lfu`` and ``belady`` (MIN with bypass) are means over layers and requests.  Each
     sequence has its own cache, so that recordings of one text and of many texts are comparable.  As
-    many first misses as a cache has slots are free for every policy: earlier placement would save
-    them.  NaN without decoded tokens.
+    many first misses as a cache has slots are free (placed before).  NaN without decoded tokens.
     """
     decoded = [s.ids_TLK[s.prefill :] for s in _any(sequences)]
     requests = sum(ids.size for ids in decoded)

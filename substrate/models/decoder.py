@@ -314,7 +314,7 @@ class Decoder:
         return x + self._layers[later].attention_norm(x)
 
     def route_ahead(self, layer: int, ids_TK: Ids) -> None:
-        """Store the gate results of a layer that is routed on the layer before's state."""
+        """Store the gate results of a layer, computed early from the previous layer's state."""
         logits, scores = self._layers[layer].gated(self._y)
         read_as = None
         if self.shape.weighs_input:  # These weights are provisional: `dispatch` may set others.
@@ -326,11 +326,10 @@ class Decoder:
         )
 
     def defer(self, layer: int, experts: Sequence[int]) -> None:
-        """Add these experts' outputs one layer later."""
+        """Leave the outputs of these active experts to the next layer's sum."""
         assert self._block is not None, "dispatch comes before"
         self._block.deferred = frozenset(experts)
-        # A stored prediction includes the outputs that are now deferred.
-        self._ahead = None if experts else self._ahead
+        self._ahead = None if experts else self._ahead  # A prediction includes deferred outputs.
 
     def hidden(self, layer: int) -> np.ndarray:
         """Return the normalised state ``[T, H]``, which also routes a later layer ahead."""

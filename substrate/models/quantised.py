@@ -83,8 +83,7 @@ class Int4:
         middle = (low + high) / 2
         least = torch.maximum((high - low) / 15, middle.abs() * LEAST_SHARE)
         scales = _up(least.clamp_(min=LEAST_SCALE))
-        # The zero point is code 8 of 0 to 15, so it is half a scale above the middle.
-        zeros = (middle + scales / 2).bfloat16().float()
+        zeros = (middle + scales / 2).bfloat16().float()  # the value of code 8
         numbers = ((grouped - zeros) / scales).round_().add_(8).clamp_(0, 15)
         return numbers, scales, zeros
 

@@ -1,7 +1,6 @@
 """Checks of the values in a trace's arrays, used when a trace is opened or imported.
 
-An error message names the array, the position of the first bad value, the value, and the allowed
-values.
+Error messages name the array, the position of the first bad value, the value, and allowed values.
 """
 
 from typing import NoReturn

@@ -68,7 +68,6 @@ class Prediction(BaseModel):
 
     Attributes:
         array: name of the array for the next MoE layer.
-        made: how the predictions were made.
         further: names of the arrays for the second, third, ... MoE layer that follows.
     """
 

@@ -98,7 +98,7 @@ class Replay:
 
     @property
     def batches(self) -> Iterator[ReplayedBatch]:
-        """Iterator over all batches."""
+        """Iterator over all replayed batches."""
         for first in range(0, self.sequences, self.batch):
             yield self.batch_at(first)
 
