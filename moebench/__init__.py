@@ -17,6 +17,7 @@ _HOMES = {
     "Eviction": "moebench.substrate.engine.policies",
     "ExpertCache": "moebench.substrate.memory.cache",
     "Fetch": "moebench.substrate.engine.decisions",
+    "Form": "moebench.substrate.models.shape",
     "Forecast": "moebench.substrate.engine.decisions",
     "ForwardPass": "moebench.substrate.engine.decisions",
     "HardwareProfile": "moebench.substrate.machines.profile",

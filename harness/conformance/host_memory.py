@@ -6,7 +6,8 @@ from collections.abc import Iterable, Sequence
 from moebench.harness.conformance.invariants import BrokenError, must, times
 from moebench.substrate.machines.protocol import Lane, OpKind, Span
 
-Expert = tuple[int, int]
+#: Form, layer and expert of a record.
+Expert = tuple[int, int, int]
 
 
 def check_host_memory(spans: Sequence[Span], placed: Iterable[Expert], records: int) -> None:
@@ -21,12 +22,12 @@ def check_host_memory(spans: Sequence[Span], placed: Iterable[Expert], records: 
         BrokenError: a condition does not hold.
     """
     _check_occupancy(spans, records)
-    if all(span.op.share == 1 for span in spans):  # a record stays while it is copied in chunks
+    if all(span.op.chunk is None for span in spans):  # a record that is copied in chunks stays
         _check_least_recently_used(spans, placed, records)
 
 
 def _expert(span: Span) -> Expert:
-    return span.op.layer, span.op.experts[0]
+    return span.op.form, span.op.layer, span.op.experts[0]
 
 
 def _uses(span: Span) -> bool:

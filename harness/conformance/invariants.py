@@ -39,9 +39,10 @@ def times(span: Span) -> tuple[int, int]:
 
 @dataclass
 class _Stay:
-    """One expert in a slot, from its transfer's start to the last operation that reads it."""
+    """One record in a slot, from its transfer's start to the last operation that reads it."""
 
     key: int
+    form: int
     slot: int
     start_ns: int
     ready_ns: int
@@ -54,7 +55,8 @@ def check_timeline(
     *,
     num_experts: int,
     capacity: int,
-    record_bytes: int = 0,
+    num_layers: int = 0,
+    record_bytes: Sequence[int] = (),
     common_bytes: int = 0,
     budget_bytes: int | None = None,
     writes_back: bool = False,
@@ -66,8 +68,9 @@ def check_timeline(
         spans: in the order of submission.
         events: the events of `watch.watch_slots`; claims before the run are marked as placed.
         capacity: slots.
-        record_bytes, common_bytes, budget_bytes: bytes of an expert, of all else, and of the
-            device.
+        num_layers: number of layers of the model; needed if records have several forms.
+        record_bytes: bytes of a record in each form; without them, bytes are not checked.
+        common_bytes, budget_bytes: bytes of all else on the device, and of the device.
         writes_back: whether victims are copied back.
         reads_unfinished: whether the system declares that it computes on unfinished copies.
 
@@ -75,7 +78,8 @@ def check_timeline(
         BrokenError: a condition does not hold.
     """
     check_lanes(spans)
-    stays = _Slots(spans, num_experts, writes_back, reads_unfinished).stays(events)
+    made = _Slots(spans, num_layers, num_experts, record_bytes, writes_back, reads_unfinished)
+    stays = made.stays(events)
     _check_slots(stays, capacity)
     _check_occupancy(stays, capacity, record_bytes, common_bytes, budget_bytes)
 
@@ -103,7 +107,9 @@ class _Slots:
     """Pairs claims with transfers and write-backs, and device computations with what they read."""
 
     spans: Sequence[Span]
+    num_layers: int
     num_experts: int
+    record_bytes: Sequence[int]
     writes_back: bool
     reads_unfinished: bool
     current: dict[int, _Stay] = field(default_factory=dict)
@@ -135,7 +141,8 @@ class _Slots:
         return found
 
     def _keys(self, span: Span) -> list[int]:
-        return [span.op.layer * self.num_experts + e for e in span.op.experts]
+        row = span.op.form * self.num_layers + span.op.layer
+        return [row * self.num_experts + e for e in span.op.experts]
 
     def _reads(self, span: Span) -> None:
         start, end = times(span)
@@ -160,7 +167,8 @@ class _Slots:
         must(event.key not in self.current, "an expert has two slots")
         must(event.slot not in self.owners, "a slot has two owners")
         start, ready = (0, 0) if event.placed else self._transfer(event)
-        self.current[event.key] = _Stay(event.key, event.slot, start, ready, ready)
+        form = event.key // (self.num_layers * self.num_experts) if self.num_layers else 0
+        self.current[event.key] = _Stay(event.key, form, event.slot, start, ready, ready)
         self.owners[event.slot] = event.key
         self.all.append(self.current[event.key])
 
@@ -183,21 +191,28 @@ class _Slots:
         if not left:
             raise BrokenError(f"{claim} and nothing came")
         must(left[0] >= claim.before, "a transfer began before it had a slot")
-        chunks = round(1 / self.spans[left[0]].op.share)
+        first = self.spans[left[0]].op
+        chunks = 1 if first.chunk is None else first.chunk[1]
         taken, self.unclaimed[claim.key] = left[:chunks], left[chunks:]
         parts = [self.spans[index] for index in taken]
-        must({part.op.share for part in parts} == {1 / chunks}, "chunks of different sizes")
-        ready = times(parts[-1])[1] if len(parts) == chunks else NEVER
-        return times(parts[0])[0], ready
+        in_order = [(number, chunks) for number in range(len(parts))]
+        must(chunks == 1 or [p.op.chunk for p in parts] == in_order, "chunks in another order")
+        if len(parts) < chunks:
+            return times(parts[0])[0], NEVER
+        moved = sum(part.moved_bytes for part in parts)
+        whole = self.record_bytes[first.form] if self.record_bytes else moved
+        must(moved == whole, f"a transfer of {moved} bytes, a record in its form has {whole}")
+        return times(parts[0])[0], times(parts[-1])[1]
 
 
 def _check_slots(stays: Sequence[_Stay], capacity: int) -> None:
-    """Check that a slot is overwritten only after the last operation that reads its content."""
+    """Check that a slot holds one form and is overwritten only after its last read."""
     by_slot: dict[int, list[_Stay]] = defaultdict(list)
     for stay in stays:
         by_slot[stay.slot].append(stay)
     must(set(by_slot) <= set(range(capacity)), "a slot that there is not")
     for slot, following in by_slot.items():
+        must(len({stay.form for stay in following}) == 1, f"slot {slot} held several forms")
         for before, after in pairwise(following):
             if after.start_ns < before.last_read_ns:
                 raise BrokenError(
@@ -207,16 +222,22 @@ def _check_slots(stays: Sequence[_Stay], capacity: int) -> None:
 
 
 def _check_occupancy(
-    stays: Sequence[_Stay], capacity: int, record: int, common: int, budget: int | None
+    stays: Sequence[_Stay],
+    capacity: int,
+    sizes: Sequence[int],
+    common: int,
+    budget: int | None,
 ) -> None:
-    """Check that experts in use or under way fit at every instant, ignoring slot numbers."""
-    changes = [(s.start_ns, 1) for s in stays if s.last_read_ns > s.start_ns]
-    changes += [(s.last_read_ns, -1) for s in stays if s.last_read_ns > s.start_ns]
-    held = 0
-    for _, change in sorted(changes):
+    """Check that records in use or under way fit at every instant, ignoring slot numbers."""
+    busy = [s for s in stays if s.last_read_ns > s.start_ns]
+    changes = [(s.last_read_ns, -1, s.form) for s in busy]
+    changes += [(s.start_ns, 1, s.form) for s in busy]
+    held, held_bytes = 0, common
+    for _, change, form in sorted(changes):
         held += change
+        held_bytes += change * sizes[form] if sizes else 0
         must(held <= capacity, "more experts at once than there are slots")
-        must(budget is None or common + held * record <= budget, "more bytes than the device has")
+        must(budget is None or held_bytes <= budget, "more bytes than the device has")
 
 
 # ----------------------------------------------------------------------------- order

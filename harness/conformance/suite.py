@@ -196,11 +196,16 @@ def check_invariants(ran: Run) -> None:
     """
     stage, engine = ran.stage, ran.stage.engine
     spans, system, cache = stage.timeline.spans, engine.system, engine.cache
+    shape, spec = engine.model.shape, ran.session.spec
+    stored_as = spec.expert_dtype or system.expert_precision or spec.precision
     check_timeline(
         spans,
         ran.events,
-        num_experts=engine.model.shape.num_experts,
-        capacity=cache.slots,
+        num_experts=shape.num_experts,
+        num_layers=shape.num_layers,
+        capacity=cache.capacity,
+        record_bytes=[form.record_bytes(ran.session.full, stored_as) for form in system.forms],
+        budget_bytes=stage.device.budget_bytes,
         writes_back=system.evict.writes_back,
         reads_unfinished=system.reads_unfinished,
     )
@@ -213,7 +218,7 @@ def check_invariants(ran: Run) -> None:
     memory = stage.machine.host_memory
     if memory is not None:
         claims = (event for event in ran.events if isinstance(event, Claim) and event.placed)
-        placed = [cache.expert_of(claim.key) for claim in claims]
+        placed = [(0, *cache.expert_of(claim.key)) for claim in claims]
         check_host_memory(spans, placed, memory.capacity)
     ratio = bound(engine, ran.generations)["ratio"]
     must(ratio is None or ratio >= 1, f"it is faster than its lower bound: {ratio} of it")

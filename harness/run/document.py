@@ -329,7 +329,7 @@ def bound(engine: Engine, generations: Sequence[Generation]) -> dict[str, float 
     steps = sum(len(g.steps_ns) for g in generations)
     if not steps:
         return {"tpot_ms": None, "ratio": None}
-    slots, memory = engine.cache.slots, engine.machine.host_memory
+    slots, memory = engine.cache.capacity, engine.machine.host_memory
     held = slots + (memory.capacity if memory is not None else 0)
     least = sum(
         least_decode_ns(g.used, slots, least_costs(engine, len(g.tokens)), held)
@@ -342,7 +342,9 @@ def bound(engine: Engine, generations: Sequence[Generation]) -> dict[str, float 
 def least_costs(engine: Engine, batch: int) -> LeastCosts:
     """Return the machine's time for each operation that no system can avoid."""
     machine, shape = engine.machine, engine.model.shape
+    forms = range(engine.cache.forms)
     one = Op(OpKind.EXPERT, 0, (1,), (0,))
+    each = [Op(OpKind.EXPERT, 0, (1,), (0,), form=form) for form in forms]
     per_layer = [OpKind.ATTEND, OpKind.GATE, OpKind.COMBINE]
     if shape.shared_width:
         per_layer.append(OpKind.SHARED)
@@ -365,20 +367,23 @@ def least_costs(engine: Engine, batch: int) -> LeastCosts:
     )
     return LeastCosts(
         common=sum(machine.estimate_ns(op, Lane.DEVICE) for op in common),
-        device=machine.estimate_ns(one, Lane.DEVICE),
-        link=machine.estimate_ns(Op(OpKind.LOAD, 0), machine.load_path[-1]),
-        host=machine.estimate_ns(one, Lane.HOST) if uses_host else None,
-        read=least_read_ns(machine),
+        device=min(machine.estimate_ns(op, Lane.DEVICE) for op in each),
+        link=min(
+            machine.estimate_ns(Op(OpKind.LOAD, 0, form=form), machine.load_path[-1])
+            for form in forms
+        ),
+        host=min(machine.estimate_ns(op, Lane.HOST) for op in each) if uses_host else None,
+        read=min(least_read_ns(machine, form) for form in forms),
         control=launches + layers * machine.decision_ns + (layers + 1) * machine.sync_ns,
         submit=submit,
     )
 
 
-def least_read_ns(machine: Machine) -> int:
+def least_read_ns(machine: Machine, form: int = 0) -> int:
     """Return the time to read one expert record from disk in a queue; 0 if none is on disk."""
     if machine.host_memory is None:
         return 0
-    return machine.estimate_ns(Op(OpKind.READ, 0, queued=True), Lane.DISK)
+    return machine.estimate_ns(Op(OpKind.READ, 0, form=form, queued=True), Lane.DISK)
 
 
 def involuntary_switches() -> int:

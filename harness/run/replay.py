@@ -285,7 +285,14 @@ def _notes(session: ReplaySession) -> list[str]:
             notes.append(f"predictions as recorded: {header.predictions[kind].made}")
     if not header.lossless:
         notes.append("the recorded system substituted experts: the text is not the model's own")
-    if not session.system.lossless:
+    system = session.system
+    if len(system.forms) > 1:
+        names = ", ".join(form.name for form in system.forms[1:])
+        notes.append(
+            f"records in other forms ({names}) are charged; the trace does not follow the text "
+            f"that {spec.title} would have written with them"
+        )
+    if not (system.route.lossless_at(system.alpha) and system.assign.lossless):
         notes.append(
             f"{spec.title} substitutes experts; the trace does not follow the text that it "
             "would have written"

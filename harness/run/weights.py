@@ -97,10 +97,11 @@ class OpenWeights:
         """Return a decoder with all experts in memory, and the model that the engine calls.
 
         The latter remembers prefills.  A remembered prefill has gates and states, but neither
-        predictions nor the logits of other tokens than the last one.
+        predictions nor the logits of other tokens than the last one.  With records of several forms
+        each system's prefill is its own.
         """
-        decoder = self.sharing().decoder(reuse_predictions=True)
-        anew = scoring == "prefill"
+        decoder = self.sharing().decoder(reuse_predictions=True, forms=system.forms)
+        anew = scoring == "prefill" or len(system.forms) > 1
         anew = anew or any(predictor.in_prefill for predictor in system.predictors)
         return decoder, decoder if anew else self.sharing().remembering(decoder)
 

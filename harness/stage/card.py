@@ -119,7 +119,7 @@ class CardKind:
             notes=[*notes, *memory.notes],
             slots=cache.slots,
             total=len(shape.moe_layers) * shape.num_experts,
-            memory=memory.document(cache.slots, stride),
+            memory=memory.document(cache.slot_bytes, stride),
             load_ns=lambda placed: 0,
             card=card.uuid,
         )

@@ -121,6 +121,6 @@ class LocalKind:
             notes=[*notes, *memory.notes],
             slots=cache.slots,
             total=len(shape.moe_layers) * shape.num_experts,
-            memory=memory.document(cache.slots, record_bytes),
+            memory=memory.document(cache.slot_bytes, record_bytes),
             load_ns=lambda placed: 0,
         )

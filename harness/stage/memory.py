@@ -50,13 +50,13 @@ class Memory:
     profile: HardwareProfile | None
     notes: list[str]
 
-    def document(self, slots: int, expert_bytes: int) -> dict[str, int]:
-        """Return the document's ``memory``: offered bytes, and bytes of an expert and the slots."""
+    def document(self, slot_bytes: int, expert_bytes: int) -> dict[str, int]:
+        """Return the document's ``memory``: bytes offered, of all slots, and of an expert."""
         return {
             "offered_device_bytes": self.capacity.offered_bytes,
             "offered_host_bytes": self.capacity.host.budget_bytes,
             "expert_bytes": expert_bytes,
-            "slot_bytes": slots * expert_bytes,
+            "slot_bytes": slot_bytes,
         }
 
 
@@ -98,6 +98,7 @@ def count_memory(
             own_bytes=system.device_bytes,
             most_slots=partial(system.most_slots, full),
             host_experts=system.host_experts,
+            forms=system.forms,
         )
     )
     return Memory(capacity, offer.profile, _notes(spec, system, full, capacity, offer.room.device))

@@ -1,5 +1,6 @@
 """Builds stages on simulated machines, whose virtual time follows from a hardware profile."""
 
+from collections.abc import Sequence
 from contextlib import ExitStack
 
 from moebench.harness.stage.memory import Memory, Offer
@@ -15,8 +16,9 @@ from moebench.substrate.machines.protocol import Lane, Op, OpKind
 from moebench.substrate.machines.simulated import SimulatedMachine
 from moebench.substrate.machines.timeline import Timeline
 from moebench.substrate.memory.cache import ExpertCache
-from moebench.substrate.memory.capacity import Capacity, Room
+from moebench.substrate.memory.capacity import Capacity, Room, slots_by_form
 from moebench.substrate.memory.host import HostRecords
+from moebench.substrate.models.shape import Form
 
 
 class SimulatedKind:
@@ -51,6 +53,7 @@ class SimulatedKind:
             module_hooks=runtime.module_hooks,
             fused_experts=system.assign.whole_layers(request.full),
             parallel_reads=runtime.parallel_reads,
+            forms=runtime.forms,
         )
         timeline = Timeline(request.keep_timeline)
         records = None
@@ -64,8 +67,12 @@ class SimulatedKind:
             overlap=runtime.overlap,
             blocking_copies=runtime.blocking_copies,
         )
-        slots = system.place.slots(shape, capacity.slots) or capacity.slots
-        cache = ExpertCache(shape, slots, system.scope, capacity.device, costs.record_bytes)
+        fit, *more = slots_by_form(runtime.forms, costs.form_bytes, capacity.slots)
+        slots = system.place.slots(shape, fit) or fit
+        cache = ExpertCache(
+            shape, slots, system.scope, capacity.device, costs.record_bytes,
+            list(zip(more, costs.form_bytes[1:], strict=True)),
+        )  # fmt: skip
         engine = Engine(
             system, model, machine, cache, timeline, capacity.homes, capacity.streams_from_disk
         )
@@ -78,10 +85,15 @@ class SimulatedKind:
             host=capacity.host,
             profile=profile,
             badge=profile.badge,
-            notes=[*_notes(request, memory, machine, total), *request.notes, *memory.notes],
+            notes=[
+                *_notes(request, memory, machine, total),
+                *_forms(runtime.forms, cache, costs),
+                *request.notes,
+                *memory.notes,
+            ],
             slots=cache.slots,
             total=total,
-            memory=memory.document(cache.slots, costs.record_bytes),
+            memory=memory.document(cache.slot_bytes, costs.record_bytes),
             load_ns=lambda placed: loading_ns(placed, costs, capacity, system),
         )
 
@@ -110,6 +122,21 @@ def _notes(
             f"{request.spec.title} computes experts whose copy is still under way (in_flight) on "
             "whatever their slots hold: its time is simulated, its results would be wrong; "
             "accuracy here is that of the right weights"
+        )
+    return notes
+
+
+def _forms(forms: Sequence[Form], cache: ExpertCache, costs: CostModel) -> list[str]:
+    """Sentences on the slots of each form of records, where there are several."""
+    if len(forms) == 1:
+        return []
+    each = zip(forms, cache.form_pools, costs.form_bytes, strict=True)
+    slots = [f"{sum(n)} of {form.name} ({size / 1e6:.4g} MB)" for form, n, size in each]
+    notes = [f"slots by form of record: {', '.join(slots)}"]
+    parts = [form.name for form in forms if form.share < 1]
+    if parts:
+        notes.append(
+            f"records in part ({', '.join(parts)}) are charged, the model computes whole ones"
         )
     return notes
 

@@ -33,12 +33,14 @@ class Fetch(NamedTuple):
         instead_of: the expert of the same layer whose slot it takes; None asks `Eviction`.
         keep: whether it stays until it is evicted; otherwise its slot is free again as soon as it
             has been computed.
+        form: the form in which the record is copied and held, an index into `System.forms`.
     """
 
     layer: int
     expert: int | None
     instead_of: int | None = None
     keep: bool = True
+    form: int = 0
 
 
 #: To `map` over many fetches: their layers, and their experts.
@@ -121,6 +123,10 @@ def best_scores(scores_TE: Scores) -> Scores:
     return best
 
 
+#: No expert is computed in another form than 0.
+IN_FORM_0: Mapping[int, int] = {}
+
+
 class Plan(NamedTuple):
     """What happens to a layer's active experts; each stands in exactly one of the three lists.
 
@@ -134,6 +140,8 @@ class Plan(NamedTuple):
             this layer is absent.
         again: experts of ``load`` that are copied once more, each as often as it stands here: a
             prompt is computed in micro-batches, and the device keeps no copy between them.
+        forms: by expert, the form in which it is computed.  Another one is computed in the best
+            form that is complete on the device, or that ``load`` brings; on the host in form 0.
     """
 
     device: Sequence[int]
@@ -141,6 +149,7 @@ class Plan(NamedTuple):
     deferred: Sequence[int] = ()
     load: Sequence[Fetch] = ()
     again: Sequence[int] = ()
+    forms: Mapping[int, int] = IN_FORM_0
 
 
 def split(active: Active, load: Sequence[Fetch] = (), host: Sequence[int] = ()) -> Plan:
@@ -217,7 +226,7 @@ class LayerView:
         whole_layers: whether a layer's experts are brought as one, as the system's assignment says.
         hidden_TH: the state that the gate reads, for policies that say ``reads_hidden``.
         whereabouts: where this layer's experts are, from `Policy.observe` on: one by one, or as
-            masks ``resident_E`` and ``in_flight_E``.
+            masks ``resident_E`` and ``in_flight_E``, in any form; its ``forms`` has each form's.
         absent: the experts in use that were neither, once these are known.
     """
 

@@ -9,7 +9,7 @@ Where the system routes a layer ahead, its host experts start while the layer be
 Prefill runs the same loop with many rows an expert.  Nothing here knows a system by name.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from itertools import takewhile
 from typing import cast
@@ -19,9 +19,11 @@ import numpy as np
 from moebench.substrate.engine.counts import Tally
 from moebench.substrate.engine.decisions import (
     EXPERT_OF,
+    IN_FORM_0,
     Active,
     ForwardPass,
     LayerView,
+    Plan,
     Prompts,
 )
 from moebench.substrate.engine.operations import operations
@@ -36,6 +38,7 @@ from moebench.substrate.engine.records import (
     Layer,
     Loads,
     check,
+    forms_of,
     rows_of,
 )
 from moebench.substrate.engine.system import System
@@ -84,6 +87,7 @@ class Engine:
         self._whole_layers = system.assign.whole_layers(model.shape)
         self._synchronises = system.synchronises
         self._reads_unfinished = system.reads_unfinished
+        self._several = cache.forms > 1
         self._reads_hidden = system.reads_hidden
         self._reads_embedding = system.reads_embedding
 
@@ -239,7 +243,10 @@ class Engine:
             plan = self.system.assign.assign(then, active)
         check(plan, active, then)
         self.model.route_ahead(layer, routed.ids_TK)
-        on_host = {e: self._ops.host_expert(layer, e, rows[e], early=True) for e in plan.host}
+        on_host = {
+            e: self._ops.host_expert(layer, e, rows[e], early=True, form=plan.forms.get(e, 0))
+            for e in plan.host
+        }
         self._ahead = Ahead(expected_TK, routed, plan, on_host)
 
     def _decide(self, view: LayerView, ahead: Ahead | None) -> Layer:
@@ -256,34 +263,59 @@ class Engine:
             plan = system.assign.assign(view, active)
             keys = self.cache.keys(layer, rows)
             # An expert that the host computes may leave the device at any time.
-            all_here = len(plan.device) == len(keys)
-            self.cache.pin(keys if all_here else self.cache.keys(layer, plan.device))
-            system.evict.used(layer, rows)
+            there, coming, forms = active.resident, active.in_flight, IN_FORM_0
+            if self._several:
+                forms, there, coming = self._choose_forms(view, plan, rows, there)
+            else:
+                all_here = len(plan.device) == len(keys)
+                self.cache.pin(keys if all_here else self.cache.keys(layer, plan.device))
+                system.evict.used(layer, rows)
         check(plan, active, view)
         self.machine.elapse(decisions=1)
-        there = active.resident
         if self._reads_unfinished:
-            there = [*there, *active.in_flight]
+            there = [*there, *coming]
         here = tuple(there)
         if here != tuple(plan.device[: len(here)]):
             here = tuple(takewhile(there.__contains__, plan.device))
-        return Layer(view, routed, rows, keys, active, plan, ahead, there, here)
+        return Layer(view, routed, rows, keys, active, plan, ahead, there, here, coming, forms)
+
+    def _choose_forms(
+        self, view: LayerView, plan: Plan, rows: Iterable[int], resident: Iterable[int]
+    ) -> tuple[dict[int, int], list[int], list[int]]:
+        """Choose each expert's form where records have several; protect and use these records.
+
+        Returns:
+            forms that are not 0, by expert; experts that are complete in their form, and those that
+            are on their way in it.
+        """
+        forms, where = forms_of(plan, view), view.whereabouts.forms
+        for form in range(self.cache.forms):
+            used = [e for e in rows if forms.get(e, 0) == form]
+            here = [e for e in used if e in plan.device]
+            self.cache.pin(self.cache.keys(view.layer, here, form))
+            self.system.evict.used(form * self.model.shape.num_layers + view.layer, used)
+        there = [e for e in resident if where[forms.get(e, 0)].is_resident(e)]
+        coming = [e for e in plan.device if e not in there and where[forms.get(e, 0)].is_held(e)]
+        return forms, there, coming
 
     def _load(self, now: Layer) -> Loads:
         """Submit transfers: first, as they take longest and cost the control thread least."""
         arrivals, load = {}, now.plan.load
-        if not (load or now.active.in_flight):
+        if not (load or now.coming):
             return NO_LOADS
-        for e in now.active.in_flight:
+        for e in now.coming:
             if e in now.plan.device and e not in now.there:
-                arrivals[e] = self.transfers.arrival(now.view.layer, e)
+                arrivals[e] = self.transfers.arrival(now.view.layer, e, now.forms.get(e, 0))
         loaded = self.transfers.demand(load) if load else {}
+        waiting = load[len(loaded) :]
+        if self._several:  # what comes in another form than it is computed in is for later layers
+            loaded = {e: at for e, at in loaded.items() if at.op.form == now.forms.get(e, 0)}
         arrivals |= loaded
         for e in now.plan.again:
-            again = self.transfers.again(now.view.layer, e)
+            again = self.transfers.again(now.view.layer, e, now.forms.get(e, 0))
             if e in arrivals:
                 arrivals[e] = again
-        return Loads(arrivals, load[len(loaded) :])
+        return Loads(arrivals, waiting)
 
     def _compute_on_host(self, now: Layer) -> HostWork:
         layer, rows, plan = now.view.layer, now.rows, now.plan
@@ -292,20 +324,31 @@ class Engine:
         due = list(now.ahead.on_host.values()) if now.ahead else []
         # Otherwise the control thread has waited for the gate, which follows the attention.
         after = (self._attended,) if now.ahead else ()
-        due += [self._ops.host_expert(layer, e, rows[e], after) for e in plan.host]
+        ops, forms = self._ops, now.forms
+        due += [ops.host_expert(layer, e, rows[e], after, form=forms.get(e, 0)) for e in plan.host]
         if not plan.deferred:
             return HostWork(due, ())
         self.model.defer(layer, plan.deferred)
-        deferred = [self._ops.host_expert(layer, e, rows[e], after) for e in plan.deferred]
+        deferred = [
+            ops.host_expert(layer, e, rows[e], after, form=forms.get(e, 0)) for e in plan.deferred
+        ]
         return HostWork(due, deferred)
 
     def _compute_here(self, now: Layer) -> list[Span]:
-        """Compute experts that are on the device already, as one operation."""
+        """Compute experts that are on the device already, as one operation of each form."""
         if not now.here:
             return []
         here, rows = now.here, now.rows
-        each = tuple([rows[e] for e in here])
-        return [self._ops.device_experts(Op(_EXPERT, now.view.layer, each, here))]
+        if not now.forms:
+            each = tuple([rows[e] for e in here])
+            return [self._ops.device_experts(Op(_EXPERT, now.view.layer, each, here))]
+        done, forms = [], now.forms
+        for form in sorted({forms.get(e, 0) for e in here}):
+            experts = tuple([e for e in here if forms.get(e, 0) == form])
+            each = tuple([rows[e] for e in experts])
+            op = Op(_EXPERT, now.view.layer, each, experts, form=form)
+            done.append(self._ops.device_experts(op))
+        return done
 
     def _compute_shared(self, layer: int) -> None:
         if self.model.shape.shared_width:
@@ -318,7 +361,9 @@ class Engine:
             self.machine.wait(back)
             host_ns = cast(int, back.end_ns)
         coming = [
-            self.transfers.arrival(view.layer, e) for e in np.flatnonzero(view.in_flight_E).tolist()
+            self.transfers.arrival(view.layer, e, form)
+            for form, where in enumerate(view.whereabouts.forms)
+            for e in np.flatnonzero(where.in_flight_E).tolist()
         ]
         brought = [loads.arrivals[e] for e in map(EXPERT_OF, now.plan.load) if e in loads.arrivals]
         if coming or brought:  # the link is in order
@@ -329,19 +374,21 @@ class Engine:
 
     def _compute_arrivals(self, now: Layer, loads: Loads, reads: list[Span]) -> None:
         """Compute the device's other experts in their order, each as soon as it is there."""
-        layer, rows, arrivals = now.view.layer, now.rows, loads.arrivals
+        layer, rows, arrivals, forms = now.view.layer, now.rows, loads.arrivals, now.forms
         for e in now.plan.device[len(now.here) :]:
+            form = forms.get(e, 0) if forms else 0
             if e in arrivals:
-                reads.append(self._ops.device_expert(layer, e, rows[e], (arrivals[e],)))
+                reads.append(self._ops.device_expert(layer, e, rows[e], (arrivals[e],), form))
             elif e in now.there:
-                reads.append(self._ops.device_expert(layer, e, rows[e], ()))
+                reads.append(self._ops.device_expert(layer, e, rows[e], (), form))
         self.transfers.computed(reads)
         # More loads than slots: each waits for a computed expert to leave.
         for fetch in loads.waiting:
             arrival = self.transfers.demand_when_free(fetch)
-            e = cast(int, fetch.expert)
-            if e in now.plan.device:
-                self.transfers.computed([self._ops.device_expert(layer, e, rows[e], (arrival,))])
+            e, form = cast(int, fetch.expert), fetch.form
+            if e in now.plan.device and form == forms.get(e, 0):
+                read = self._ops.device_expert(layer, e, rows[e], (arrival,), form)
+                self.transfers.computed([read])
 
     def _combine(self, layer: int, on_host: HostWork) -> None:
         """Sum the outputs once the host's are back, with those deferred by the layer before."""
@@ -354,6 +401,9 @@ class Engine:
         """The layer's experts can be evicted again; what happened is counted."""
         view, routed, tally = now.view, now.routed, self.tally
         self.transfers.layer_ends(now.keys)
+        if now.forms:
+            keys = [self.cache.key(view.layer, e, form) for e, form in now.forms.items()]
+            self.transfers.layer_ends(keys)
         tally.experts(view.phase, now.rows, now.active, now.plan)
         tally.prefetches(view, routed, now.rows, self.transfers.take_started(view.layer))
         if tally.routing(view, routed) and self._lossless:

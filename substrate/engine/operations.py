@@ -27,18 +27,18 @@ class _LayerOps(dict[tuple[OpKind, int, int], Op]):
         return op
 
 
-class _ExpertOps(dict[tuple[int, int, int], Op]):
-    """An operation of one expert by layer, expert and rows: thousands are asked for in a second."""
+class _ExpertOps(dict[tuple[int, int, int, int], Op]):
+    """An operation of one expert by layer, expert, rows and form: thousands come in a second."""
 
     def __init__(self, kind: OpKind) -> None:
         super().__init__()
         self._kind = kind
 
-    def __missing__(self, key: tuple[int, int, int]) -> Op:
+    def __missing__(self, key: tuple[int, int, int, int]) -> Op:
         if len(self) >= _KEPT:
             self.clear()
-        layer, expert, rows = key
-        op = self[key] = op_of(self._kind, layer, (rows,), (expert,))
+        layer, expert, rows, form = key
+        op = self[key] = op_of(self._kind, layer, (rows,), (expert,), form)
         return op
 
 
@@ -92,24 +92,28 @@ class Operations:
 
     def device_experts(self, op: Op) -> Span:
         """Several experts of a layer that are on the device."""
-        return self._machine.submit(op, _DEVICE, (), self._model.compute, op.layer, op.experts)
+        work = self._model.compute
+        return self._machine.submit(op, _DEVICE, (), work, op.layer, op.experts, op.form)
 
-    def device_expert(self, layer: int, expert: int, rows: int, after: Sequence[Span]) -> Span:
+    def device_expert(
+        self, layer: int, expert: int, rows: int, after: Sequence[Span], form: int = 0
+    ) -> Span:
         """One expert on the device, once it is there."""
-        op = _EXPERT_OPS[layer, expert, rows]
-        return self._machine.submit(op, _DEVICE, after, self._model.compute, layer, op.experts)
+        op = _EXPERT_OPS[layer, expert, rows, form]
+        work = self._model.compute
+        return self._machine.submit(op, _DEVICE, after, work, layer, op.experts, form)
 
     def host_expert(
-        self, layer: int, expert: int, rows: int, after: Sequence[Span] = (), early: bool = False
-    ) -> Span:
+        self, layer: int, expert: int, rows: int, after: Sequence[Span] = (), early: bool = False,
+        form: int = 0,
+    ) -> Span:  # fmt: skip
         """One expert on the host; its small output comes back over d2h.
 
         An ``early`` one is of a layer that is routed ahead.
         """
-        key = (layer, expert, rows)
-        op, work = _EXPERT_OPS[key], self._model.compute_on_host
-        span = self._machine.submit(op, _HOST, after, work, layer, op.experts, early)
-        return self._machine.submit(_RETURN_OPS[key], _D2H, (span,))
+        op, work = _EXPERT_OPS[layer, expert, rows, form], self._model.compute_on_host
+        span = self._machine.submit(op, _HOST, after, work, layer, op.experts, early, form)
+        return self._machine.submit(_RETURN_OPS[layer, expert, rows, 0], _D2H, (span,))
 
     # ------------------------------------------------------------------ predictions
 
@@ -228,19 +232,22 @@ class DividedOperations(Operations):
 
     def device_experts(self, op: Op) -> Span:
         """The same of several experts."""
-        return self.device(op, (), self._model.compute, op.layer, op.experts)
+        return self.device(op, (), self._model.compute, op.layer, op.experts, op.form)
 
-    def device_expert(self, layer: int, expert: int, rows: int, after: Sequence[Span]) -> Span:
+    def device_expert(
+        self, layer: int, expert: int, rows: int, after: Sequence[Span], form: int = 0
+    ) -> Span:
         """The same of an expert."""
-        op = _EXPERT_OPS[layer, expert, rows]
-        return self.device(op, after, self._model.compute, layer, op.experts)
+        op = _EXPERT_OPS[layer, expert, rows, form]
+        return self.device(op, after, self._model.compute, layer, op.experts, form)
 
     def host_expert(
-        self, layer: int, expert: int, rows: int, after: Sequence[Span] = (), early: bool = False
-    ) -> Span:
+        self, layer: int, expert: int, rows: int, after: Sequence[Span] = (), early: bool = False,
+        form: int = 0,
+    ) -> Span:  # fmt: skip
         """The same as elsewhere; the device gets the layer's state before any expert's output."""
         self._send()
-        return super().host_expert(layer, expert, rows, after, early)
+        return super().host_expert(layer, expert, rows, after, early, form)
 
     def _send(self) -> None:
         if self._on_host is not None:

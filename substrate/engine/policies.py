@@ -294,7 +294,11 @@ class Eviction(Policy):
         self.arrived(key)
 
     def used(self, layer: int, experts: Iterable[int]) -> None:
-        """A layer uses these experts, wherever they were."""
+        """A layer uses these experts, wherever they were.
+
+        Where records have several forms, ``layer`` is ``form · layers + layer``, as in keys, and
+        each form is told of its own.
+        """
 
     def arrived(self, key: int) -> None:
         """An expert was given a slot by a transfer."""

@@ -4,7 +4,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 from moebench.substrate.engine.decisions import (
     EXPERT_OF,
@@ -17,6 +17,7 @@ from moebench.substrate.engine.decisions import (
 )
 from moebench.substrate.errors import UsageError
 from moebench.substrate.machines.protocol import Span
+from moebench.substrate.memory.residency import InForms
 from moebench.substrate.terms import Ids
 
 
@@ -37,7 +38,8 @@ class Layer(NamedTuple):
 
     ``rows`` and ``keys`` are of all its experts, ascending; ``active`` and ``plan`` of those that
     had not begun on the host already.  ``there`` are those that the device can compute at once, and
-    ``here`` those of them that lead the plan: it does.
+    ``here`` those of them that lead the plan: it does.  ``coming`` are those on their way, and
+    ``forms`` holds the form in which an expert is computed, where that is not form 0.
     """
 
     view: LayerView
@@ -49,6 +51,8 @@ class Layer(NamedTuple):
     ahead: Ahead | None
     there: Sequence[int]
     here: tuple[int, ...]
+    coming: Sequence[int]
+    forms: Mapping[int, int]
 
 
 class Loads(NamedTuple):
@@ -106,7 +110,7 @@ def check(plan: Plan, active: Active, view: LayerView) -> None:
     Raises:
         UsageError: the system's assignment made a mistake.
     """
-    device, host, deferred, load, again = plan
+    device, host, deferred, load, again, _ = plan
     planned = [*device, *host, *deferred] if host or deferred else device
     if len(planned) != len(active.rows) or not set(planned).issuperset(active.rows):
         raise UsageError(
@@ -144,9 +148,48 @@ def _check_fetches(
             f"layer {layer}: the device is to compute {sorted(needed - fetched)}, which it does "
             "not have and the plan does not load"
         )
-    for expert in fetched.difference(active.absent):
-        if expert is None or view.resident_E[expert] or view.in_flight_E[expert]:
+    forms = view.whereabouts.forms
+    for fetch in load:
+        expert, form = fetch.expert, fetch.form
+        check_form(form, len(forms))
+        if expert is None or forms[form].is_held(expert):
             raise UsageError(
                 f"layer {layer}: the plan loads expert {expert}, which "
                 + ("is none" if expert is None else "is on the device or on its way already")
             )
+
+
+def check_form(form: int, forms: int) -> None:
+    """Refuse a form that a system does not declare.
+
+    Raises:
+        UsageError: names the allowed ones.
+    """
+    if not 0 <= form < forms:
+        raise UsageError(f"form {form} of a record; allowed: 0 to {forms - 1} (`System.forms`)")
+
+
+def forms_of(plan: Plan, view: LayerView) -> dict[int, int]:
+    """Return the forms of experts that are not computed in form 0, where records have several.
+
+    Raises:
+        UsageError: there is no such form, or an expert is not in it and the plan does not load it.
+    """
+    where, found = cast(InForms, view.whereabouts), dict[int, int]()
+    loads = {fetch.expert: fetch.form for fetch in plan.load}
+    for form in (*loads.values(), *plan.forms.values()):
+        check_form(form, len(where.forms))
+    for expert in plan.device:
+        there, loaded = where.is_held(expert), loads.get(expert)
+        form = where.best(expert) if there else 0
+        if loaded is not None:
+            form = min(form, loaded) if where.is_resident(expert) else loaded
+        named = plan.forms.get(expert, form)
+        if named != form and named != loaded and not where.forms[named].is_held(expert):
+            raise UsageError(
+                f"layer {view.layer}: the plan computes expert {expert} in form {named}, in which "
+                "it is not on the device, and which it does not load"
+            )
+        found[expert] = named
+    found |= {expert: plan.forms.get(expert, 0) for expert in (*plan.host, *plan.deferred)}
+    return {expert: form for expert, form in found.items() if form}

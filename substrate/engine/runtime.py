@@ -1,33 +1,11 @@
 """What a system asks of the machine that runs it, and what a kind of machine supports."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
 
 from moebench.substrate.errors import UsageError
-from moebench.substrate.models.shape import Precision
-
-
-class Form(NamedTuple):
-    """A form in which an expert's record is held and moved: a precision, or a part of the record.
-
-    A policy names a form by its index in `Runtime.forms`; the machine prices its bytes.
-
-    Attributes:
-        name: as notes and refusals name it.
-        dtype: its precision; None is the one in which the run stores experts.
-        share: the part of the record that it holds, more than 0 and at most 1.
-    """
-
-    name: str = "full"
-    dtype: Precision | None = None
-    share: float = 1.0
-
-    @property
-    def full(self) -> bool:
-        """Whether it is the whole record in the run's own precision."""
-        return self.dtype is None and self.share == 1.0
+from moebench.substrate.models.shape import Form, Precision
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,6 +60,22 @@ class Supports:
     where: str
     forms: bool = True
     only: Mapping[str, tuple[object, str]] = field(default_factory=dict)
+
+
+def check_forms(forms: Sequence[Form]) -> None:
+    """Check the forms that a system declares.
+
+    Raises:
+        UsageError: names the first that it cannot have.
+    """
+    first, *more = forms or (None,)
+    if first is None or not first.full:
+        raise UsageError(f"form 0 is {first}; allowed: the whole record, Form()")
+    for form in more:
+        if not (0 < form.share <= 1 and 0 < form.pool < 1):
+            raise UsageError(f"{form}; allowed: share more than 0 to 1, pool between 0 and 1")
+    if sum(form.pool for form in more) >= 1:
+        raise UsageError("the pools of further forms leave no slot to form 0; allowed: less than 1")
 
 
 def refuse(system: str, runtime: Runtime, supports: Supports) -> None:

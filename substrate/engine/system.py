@@ -14,10 +14,10 @@ from moebench.substrate.engine.policies import (
     Prefetching,
     Routing,
 )
-from moebench.substrate.engine.runtime import Form, Runtime
+from moebench.substrate.engine.runtime import Runtime, check_forms
 from moebench.substrate.errors import UsageError
 from moebench.substrate.memory.cache import ExpertCache, Scope
-from moebench.substrate.models.shape import ModelShape, Precision
+from moebench.substrate.models.shape import Form, ModelShape, Precision
 from moebench.substrate.terms import Lookahead
 
 
@@ -50,7 +50,7 @@ class System:
     paper: ClassVar[str] = ""
     #: The most sequences at once that it is defined for; None is any number.
     max_batch: ClassVar[int | None] = None
-    #: The forms in which it holds expert records; `Fetch.form` is an index into them.
+    #: The forms in which it holds expert records, best first; `Fetch.form` is an index into them.
     forms: ClassVar[tuple[Form, ...]] = (Form(),)
 
     place: Placement
@@ -77,6 +77,7 @@ class System:
             raise UsageError(f"alpha is {self.alpha}; allowed: 0 to 1 (SMoE uses 0 to 0.6)")
         if self.host_experts is not None and self.host_experts < 2:
             raise UsageError(f"host_experts is {self.host_experts}; allowed: 2 or more")
+        check_forms(self.forms)
 
     def why_not(self, shape: ModelShape, batch: int) -> str | None:
         """Why it does not exist for a model or a batch, in a few words; None if it does."""
@@ -117,7 +118,8 @@ class System:
     @property
     def lossless(self) -> bool:
         """Whether the tokens are those of the model with everything resident."""
-        return self.route.lossless_at(self.alpha) and self.assign.lossless
+        own = self.route.lossless_at(self.alpha) and self.assign.lossless
+        return own and all(form.full for form in self.forms)
 
     def most_slots(self, shape: ModelShape) -> int | None:
         """How many experts it keeps on the device at most; None takes all that fit."""

@@ -7,10 +7,10 @@ moment it is dropped.  A committed prefetch is a load that begins early: it wait
 
 from collections import defaultdict
 from collections.abc import Collection, Sequence
-from typing import cast
 
 from moebench.substrate.engine.decisions import EXPERT_OF, Fetch
 from moebench.substrate.engine.policies import Eviction, Placement
+from moebench.substrate.engine.records import check_form
 from moebench.substrate.errors import UsageError
 from moebench.substrate.machines.protocol import Lane, Machine, Op, OpKind, Span, op_of
 from moebench.substrate.machines.timeline import Timeline
@@ -27,7 +27,7 @@ class _LoadOps(dict[int, Op]):
 
     def __missing__(self, key: int) -> Op:
         layer, expert = self._cache.expert_of(key)
-        op = self[key] = op_of(OpKind.LOAD, layer, (), (expert,))
+        op = self[key] = op_of(OpKind.LOAD, layer, (), (expert,), self._cache.form_of(key))
         return op
 
 
@@ -44,9 +44,12 @@ class Transfers:
         homes: Sequence[Home] = (), streams_from_disk: bool = False,
     ) -> None:  # fmt: skip
         self.evict, self.machine, self.cache = evict, machine, cache
-        self._timeline, self._costs = timeline, timeline.costs
+        self._timeline, self._add_load = timeline, timeline.costs.load_ns.append
         self._homes, self._streams_from_disk = homes, streams_from_disk
         self._experts = cache.shape.num_experts
+        self._several = cache.forms > 1
+        #: Keys of one form of records.
+        self._keys = cache.key(0, 0, form=1)
         self._ops = _LoadOps(cache)
         #: The last transfer of each key, from when it is under way.
         self._arrivals: dict[int, Span] = {}
@@ -111,6 +114,8 @@ class Transfers:
         with machine.lock:  # a machine that waits for what a load follows lets go of it meanwhile
             for fetch in wanted:
                 key = fetch[0] * self._experts + fetch[1]  # type: ignore[operator]
+                if fetch[4]:
+                    key = self._key(fetch)
                 after = self._claim(fetch, key, machine.now_ns())
                 if after is None:
                     break
@@ -128,7 +133,7 @@ class Transfers:
             with self.machine.lock:
                 now_ns = self.machine.now_ns()
                 if cache.holds(key):  # a prefetch of it began during a wait
-                    return self._arrival(fetch.layer, cast(int, fetch.expert))
+                    return self._arrival(key)
                 after = self._claim(fetch, key, now_ns)
                 if after is None:
                     after = self._claim_soon(fetch, key, now_ns)
@@ -140,15 +145,15 @@ class Transfers:
                     f"{type(self.evict).__name__} finds no expert to evict for one that layer "
                     f"{fetch.layer} must load; swap it: --set evict=lru"
                 )
-            self.machine.wait(self._arrival(*cache.expert_of(arriving[0])))
+            self.machine.wait(self._arrival(arriving[0]))
 
-    def again(self, layer: int, expert: int) -> Span:
+    def again(self, layer: int, expert: int, form: int = 0) -> Span:
         """Copy an expert's record once more, to where it is."""
-        return self.machine.submit(self._ops[self.cache.key(layer, expert)], Lane.H2D)
+        return self.machine.submit(self._ops[self.cache.key(layer, expert, form)], Lane.H2D)
 
-    def arrival(self, layer: int, expert: int) -> Span:
+    def arrival(self, layer: int, expert: int, form: int = 0) -> Span:
         """The transfer that is bringing an expert, which its layer needs now."""
-        return self._arrival(layer, expert)
+        return self._arrival(self.cache.key(layer, expert, form))
 
     def common(self, layer: int) -> Span:
         """The transfer that brings a layer's common weights, or (-1) the head, for this pass."""
@@ -161,7 +166,7 @@ class Transfers:
             cache.read_by(reads)
             if self._passing:
                 for span in reads:
-                    for key in cache.keys(span.op.layer, span.op.experts):
+                    for key in cache.keys(span.op.layer, span.op.experts, span.op.form):
                         self._let_go(key, span)
 
     def drop_unused(self, layer: int) -> None:
@@ -193,9 +198,12 @@ class Transfers:
         Args:
             since_ns: when those can begin that were not asked for before: now, if that is later.
         """
-        experts, ops, held = self._experts, self._ops, self.cache.held
+        experts, keys, ops, held = self._experts, self._keys, self._ops, self.cache.held
         try:
-            asked = {fetch[0] * experts + fetch[1]: fetch for fetch in wanted}  # type: ignore
+            if self._several:
+                asked = {f[4] * keys + f[0] * experts + f[1]: f for f in wanted}  # type: ignore
+            else:
+                asked = {fetch[0] * experts + fetch[1]: fetch for fetch in wanted}  # type: ignore
         except TypeError:
             if None not in map(EXPERT_OF, wanted):
                 raise
@@ -203,6 +211,10 @@ class Transfers:
                 "a speculative prefetch must name an expert; a layer's common weights are "
                 'fetched ahead by one whose discipline is "committed"'
             ) from None
+        if self._several:
+            for fetch in wanted:
+                check_form(fetch.form, self.cache.forms)
+        absent = [ops[key] for key in asked if not held[key]]
         before, self._wanted = self._wanted, asked
         now_ns, waited = self.machine.now_ns(), self._since_ns
         since: list[int] = []
@@ -210,7 +222,6 @@ class Transfers:
             new = {key: waited.get(key, 0) if key in before else since_ns for key in asked}
             self._since_ns = {key: ns for key, ns in new.items() if ns > now_ns}
             since = [ns for key, ns in new.items() if not held[key]]
-        absent = [ops[key] for key in asked if not held[key]]
         self.machine.prefetch(absent, self, chunks, since)
 
     def commit(self, wanted: Sequence[Fetch]) -> None:
@@ -231,10 +242,13 @@ class Transfers:
     def claim(self, op: Op, now_ns: int) -> tuple[Span, ...] | None:
         """Give a prefetch a slot, unless the expert has one or none can be evicted."""
         layer, expert = op.layer, op.experts[0]
-        key = layer * self._experts + expert
+        key = op.form * self._keys + layer * self._experts + expert
         if self.cache.holds(key):
             return None
-        after = self._claim(self._wanted[key], key, now_ns, spare=self._wanted)
+        fetch = self._wanted[key]
+        if fetch[4] != op.form:  # without several forms, `speculate` has not looked at it
+            check_form(fetch.form, self.cache.forms)
+        after = self._claim(fetch, key, now_ns, spare=self._wanted)
         if after is not None:
             self._started[layer].append(expert)
             self._speculative.add(key)
@@ -243,16 +257,21 @@ class Transfers:
 
     def under_way(self, op: Op, span: Span) -> None:
         """Remember what a computation that needs the expert must wait for."""
-        self._arrivals[op.layer * self._experts + op.experts[0]] = span
+        key = op.layer * self._experts + op.experts[0]
+        if op.form:
+            key += op.form * self._keys
+        self._arrivals[key] = span
 
     def arrived(self, op: Op, start_ns: int, end_ns: int) -> None:
         """The record can be read from ``end_ns`` on."""
         key = op.layer * self._experts + op.experts[0]
+        if op.form:
+            key += op.form * self._keys
         self.cache.arrive(key, end_ns)
         if key in self._speculative:
             self._speculative.remove(key)
         else:
-            self._costs.load_ns.append(end_ns - start_ns)
+            self._add_load(end_ns - start_ns)
         if self._passing:
             self._pass_on(key)
 
@@ -324,13 +343,13 @@ class Transfers:
         """Whether a fetch may have a slot without one that is kept leaving its own."""
         if not (self._transient and fetch.keep):
             return True
-        return self._holding - len(self._passing) < self.cache.slots - self._transient
+        return self._holding - len(self._passing) < self.cache.capacity - self._transient
 
     def _named(self, fetch: Fetch) -> int | None:
         """The key of the expert that a fetch replaces, if it is still there."""
         if fetch.instead_of is None:
             return None
-        key = self.cache.key(fetch.layer, fetch.instead_of)
+        key = self.cache.key(fetch.layer, fetch.instead_of, fetch.form)
         return key if self.cache.holds(key) else None
 
     def _give(self, fetch: Fetch, key: int, victim: int | None, now_ns: int) -> tuple[Span, ...]:
@@ -345,7 +364,8 @@ class Transfers:
             if self._timeline.keeping:
                 self._timeline.note("evict", now_ns, *self.cache.expert_of(victim))
             if self.evict.writes_back:
-                after = (self.machine.write_back(*self.cache.expert_of(victim), slot, now_ns),)
+                (layer, expert), form = self.cache.expert_of(victim), self.cache.form_of(victim)
+                after = (self.machine.write_back(layer, expert, slot, now_ns, form),)
         if fetch.keep:
             self.evict.arrived(key)
         else:
@@ -361,8 +381,7 @@ class Transfers:
             self._holding -= 1
             self.cache.let_go(key, last_use)
 
-    def _arrival(self, layer: int, expert: int) -> Span:
-        key = self.cache.key(layer, expert)
+    def _arrival(self, key: int) -> Span:
         span = self._arrivals.get(key)
         if span is None or span.end_ns is None:
             self.machine.finish(self._ops[key])
@@ -371,14 +390,15 @@ class Transfers:
 
     def _key(self, fetch: Fetch) -> int:
         assert fetch.expert is not None, "common weights are streamed, not loaded into a slot"
-        return fetch.layer * self._experts + fetch.expert
+        check_form(fetch.form, self.cache.forms)
+        return self.cache.key(fetch.layer, fetch.expert, fetch.form)
 
     def _is_here(self, fetch: Fetch) -> bool:
         """Whether what a fetch brings is on the device or on its way."""
         if fetch.expert is None:
             streamed = bool(self._homes) and self._homes[fetch.layer] == "stream"
             return not streamed or fetch.layer in self._streams
-        return self.cache.holds(self.cache.key(fetch.layer, fetch.expert))
+        return self.cache.holds(self._key(fetch))
 
     def _stream(self, layer: int) -> Span:
         op, after = op_of(OpKind.STREAM, layer, ()), []

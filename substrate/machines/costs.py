@@ -6,11 +6,18 @@ pays for launching, copying, waiting and deciding is separate (`control_ns`), be
 the lanes; it depends on the profile's kind of software.
 """
 
+from collections.abc import Sequence
 from itertools import pairwise
 
 from moebench.substrate.machines.profile import HardwareProfile
 from moebench.substrate.machines.protocol import Lane, Op, OpKind
-from moebench.substrate.models.shape import ExpertDtype, ModelShape, Precision, stored_bytes
+from moebench.substrate.models.shape import (
+    ExpertDtype,
+    Form,
+    ModelShape,
+    Precision,
+    stored_bytes,
+)
 
 #: Reads below this many bytes do not reach a GPU's streaming bandwidth (facts: 20 MB).
 LARGE_READ_BYTES = 20_000_000
@@ -34,8 +41,11 @@ class CostModel:
         pinned: whether experts are copied from pinned host memory; None is the profile's own.
         module_hooks: every tensor off the device is brought by itself, by its module's hook.
         fused_experts: a layer's routed experts are one module, whose tensors all of them share.
+        forms: the forms of expert records.
 
     Attributes:
+        form_bytes: bytes of one expert's record in each form.
+        record_bytes: bytes of one expert's record in form 0.
         synchronous: the control thread itself computes what is on the device.
     """
 
@@ -51,13 +61,17 @@ class CostModel:
         pinned: bool | None = None,
         module_hooks: bool = False,
         fused_experts: bool = False,
+        forms: Sequence[Form] = (Form(),),
     ) -> None:
         self.profile = profile
         self.shape = shape
         self.precision: Precision = precision
         self.expert_precision: Precision | ExpertDtype = expert_precision or precision
         gpu, host, software = profile.gpu, profile.host, profile.software
-        self.record_bytes = shape.expert_bytes(self.expert_precision)
+        stored_as = self.expert_precision
+        self.form_bytes = tuple(form.record_bytes(shape, stored_as) for form in forms)
+        self.record_bytes = self.form_bytes[0]
+        self._form_params = [round(shape.expert_params * form.share) for form in forms]
         self._large = gpu.bandwidth.bytes_per_s * gpu.large_read_efficiency.ratio / 1e9
         self._small = gpu.bandwidth.bytes_per_s * gpu.small_read_efficiency.ratio / 1e9
         self._flops = gpu.tensor_bf16.flops_per_s * gpu.tensor_efficiency.ratio / 1e9
@@ -156,7 +170,8 @@ class CostModel:
             shape, layer = self.shape, op.layer
             params = shape.own_head_params if layer < 0 else shape.layer_common_params(layer)
             return stored_bytes(params, self.precision)
-        return round(self.record_bytes * op.share)
+        size = self.form_bytes[op.form]
+        return size if op.chunk is None else round(size * (1 / op.chunk[1]))
 
     def _weights(self, op: Op) -> list[tuple[int, int]]:
         """What an operation reads and multiplies: parameters, and rows of each block of them."""
@@ -170,7 +185,7 @@ class CostModel:
                 attention = [(s.attention_params + s.norm_params, rows[0])] if op.context else []
                 return attention + [(s.gate_params + s.norm_params, r) for r in rows]
             case OpKind.EXPERT:
-                return [(s.expert_params, r) for r in rows]
+                return [(self._form_params[op.form], r) for r in rows]
             case OpKind.SHARED:
                 return [(s.shared_params, rows[0])]
             case OpKind.DENSE:
@@ -206,9 +221,9 @@ class CostModel:
         return time
 
     def _stored(self, op: Op, params: int) -> int:
-        return (
-            self.record_bytes if op.kind is OpKind.EXPERT else stored_bytes(params, self.precision)
-        )
+        if op.kind is OpKind.EXPERT:
+            return self.form_bytes[op.form]
+        return stored_bytes(params, self.precision)
 
     def _attention(self, op: Op, bytes_per_ns: float, flops_per_ns: float) -> float:
         """Keys and values read, and products of queries with them; 0 for other operations."""

@@ -310,7 +310,7 @@ class LocalMachine:
         """Let the loader go on with a prefetch that has begun before all others that are needed."""
         self._loader.finish(op)
 
-    def write_back(self, layer: int, expert: int, slot: int, since_ns: int) -> Span:
+    def write_back(self, layer: int, expert: int, slot: int, since_ns: int, form: int = 0) -> Span:
         """Copy a slot back to host memory; a disk is not written."""
         if self._host is None:
             raise UsageError(

@@ -64,7 +64,7 @@ class MeasuredCosts(CostModel):
         if op.kind is OpKind.RETURN:
             return times.return_ns
         if op.kind is OpKind.LOAD:
-            return self._load_ns * op.share
+            return self._load_ns if op.chunk is None else self._load_ns * (1 / op.chunk[1])
         if lane is Lane.DEVICE and op.kind is OpKind.EXPERT:
             experts = sum(interpolated(times.device[op.kind], rows) for rows in op.rows)
             return times.operation_ns + experts

@@ -70,7 +70,8 @@ class Op:
     prediction, else the pass's rows.
     ``context`` counts the cached tokens that attention reads, ``pairs`` the products of a query
     with a key that it computes, both summed over the batch's sequences.  ``network`` holds a
-    policy's own network's widths, input to output.  ``share`` is the part of a record that moves.
+    policy's own network's widths, input to output.  ``form`` is the form of the experts' records,
+    ``chunk`` which of how many equal parts of a record a transfer moves; None is all of it.
     ``queued`` says of a read that the disk had others to do when it was asked for.
     ``sizes`` is all that its price depends on: the experts of a layer cost alike, and so do layers,
     but for their common weights (``STREAM``).
@@ -83,21 +84,22 @@ class Op:
     context: int
     pairs: int
     network: tuple[int, ...]
-    share: float
+    form: int
+    chunk: tuple[int, int] | None
     queued: bool
     sizes: Hashable = field(repr=False, compare=False)
 
     # Written out: what is generated would call a `__post_init__` for ``sizes``.
     def __init__(
         self, kind: OpKind, layer: int, rows: tuple[int, ...] = (), experts: tuple[int, ...] = (),
-        context: int = 0, pairs: int = 0, network: tuple[int, ...] = (), share: float = 1.0,
-        queued: bool = False,
+        context: int = 0, pairs: int = 0, network: tuple[int, ...] = (), form: int = 0,
+        chunk: tuple[int, int] | None = None, queued: bool = False,
     ) -> None:  # fmt: skip
         self.kind, self.layer, self.rows, self.experts = kind, layer, rows, experts
         self.context, self.pairs, self.network = context, pairs, network
-        self.share, self.queued = share, queued
-        of_layer = layer if kind is _STREAM else None
-        self.sizes = (kind, rows, context, pairs, network, share, queued, of_layer)
+        self.form, self.chunk, self.queued = form, chunk, queued
+        part = layer if kind is _STREAM else chunk
+        self.sizes = (kind, rows, context, pairs, network, form, queued, part)
 
 
 @lru_cache(maxsize=1 << 14)
@@ -109,10 +111,10 @@ def _stand_in(sizes: Hashable) -> object:
 @lru_cache(maxsize=1 << 14)
 def op_of(
     kind: OpKind, layer: int, rows: tuple[int, ...], experts: tuple[int, ...] = (),
-    share: float = 1.0, queued: bool = False,
+    form: int = 0, chunk: tuple[int, int] | None = None, queued: bool = False,
 ) -> Op:  # fmt: skip
     """One object for operations that come again with every token."""
-    op = Op(kind, layer, rows, experts, share=share, queued=queued)
+    op = Op(kind, layer, rows, experts, form=form, chunk=chunk, queued=queued)
     op.sizes = _stand_in(op.sizes)
     return op
 
@@ -292,7 +294,7 @@ class Machine(Protocol):
     def finish(self, op: Op) -> None:
         """Bring the chunks that are left of a prefetch that has begun, as a needed load."""
 
-    def write_back(self, layer: int, expert: int, slot: int, since_ns: int) -> Span:
+    def write_back(self, layer: int, expert: int, slot: int, since_ns: int, form: int = 0) -> Span:
         """Copy an evicted expert's record in a slot back to the host, from ``since_ns`` on."""
 
     def backlog_ns(self, lane: Lane) -> int:

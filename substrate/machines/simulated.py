@@ -78,16 +78,25 @@ class SimulatedMachine:
         self._measured = timeline.costs
         self.decision_ns, self.sync_ns = costs.decision_ns, costs.sync_ns
         self._blocking_copies = blocking_copies
-        self._waits_each_layer, self._synchronous = costs.waits_each_layer, costs.synchronous
+        self._waits_each_layer = costs.waits_each_layer
+        if costs.synchronous:
+            self.submit = self._submit_synchronous  # type: ignore[method-assign]
         self._lost_beside_copies = costs.lost_beside_copies
         #: Without overlap, what was submitted last: all lanes are idle once it has ended.
         self._last: Span | None = None
-        self._add = timeline.add if overlap else self._add_last
+        self._add = timeline.add
+        if not overlap:
+            self._place = self._place_last  # type: ignore
+            self._add = self._add_last
         #: Of the last expert on the host.
         self._host_layer = -1
         self.load_path = (_DISK, _H2D) if host_memory is not None else (_H2D,)
-        self.host_memory, self._record_bytes = host_memory, costs.record_bytes
-        self._record_ns = costs.ns(Op(OpKind.LOAD, 0), _H2D)
+        self.host_memory = host_memory
+        #: Time on the link and bytes of a record, by form.
+        self._records = [
+            (costs.ns(Op(OpKind.LOAD, 0, form=form), _H2D), size)
+            for form, size in enumerate(costs.form_bytes)
+        ]
         self._parallel_reads = parallel_reads and overlap
         self.lock = RLock()
         self._now = 0
@@ -142,8 +151,6 @@ class SimulatedMachine:
         cannot end before it is.
         """
         value = None if work is None else work(*args)
-        if self._synchronous and op.kind is _PREDICT:
-            lane = _DEVICE
         price = self._prices[lane].get(op.sizes) or self._price(op, lane)
         first_launch, control, duration = price
         now = self._now
@@ -156,8 +163,6 @@ class SimulatedMachine:
                 self._measured.device_ns.append(took / len(op.rows))
             elif self._waits_each_layer and op.kind is _COMBINE:
                 self.wait(span)
-            if self._synchronous:
-                self._now = span.end_ns  # type: ignore[assignment]
         elif lane is _HOST and op.kind is _EXPERT:
             span = self._host_expert(op, since, duration, after, launched)
         elif lane is _H2D or lane is _DISK:
@@ -169,6 +174,16 @@ class SimulatedMachine:
         else:
             span = self._place(op, lane, since, duration, after, launched)
         span.value = value
+        return span
+
+    def _submit_synchronous(
+        self, op: Op, lane: Lane, after: Sequence[Span] = (), work: Work | None = None, *args: Any
+    ) -> Span:
+        """The same where the control thread itself computes what is on the device."""
+        lane = _DEVICE if op.kind is _PREDICT else lane
+        span = SimulatedMachine.submit(self, op, lane, after, work, *args)
+        if lane is _DEVICE:
+            self._now = span.end_ns  # type: ignore[assignment]
         return span
 
     def _host_expert(
@@ -204,7 +219,7 @@ class SimulatedMachine:
         if self.host_memory is not None:
             began, brought = self._read(op, since_ns, after)
             after = (*after, *brought)
-        duration, moved = self._record_ns, self._record_bytes
+        duration, moved = self._records[op.form]
         span = self._place(op, _H2D, since_ns, duration, after, 0, moved)
         if self.host_memory is not None:
             self.host_memory.used(op, span)
@@ -232,16 +247,16 @@ class SimulatedMachine:
             after = (*after, last_use)
         asked = max([since_ns, *(cast(int, span.end_ns) for span in after)])
         queued = self._parallel_reads and asked < self._free[_DISK]
-        read = op_of(OpKind.READ, op.layer, (), op.experts, queued=queued)
-        duration = self.costs.ns(read, _DISK)
-        span = self._place(read, _DISK, since_ns, duration, after, 0, self._record_bytes)
+        read = op_of(OpKind.READ, op.layer, (), op.experts, op.form, queued=queued)
+        duration, moved = self.costs.ns(read, _DISK), self._records[op.form][1]
+        span = self._place(read, _DISK, since_ns, duration, after, 0, moved)
         memory.bring(op, span)
         return span, (span,)
 
-    def write_back(self, layer: int, expert: int, slot: int, since_ns: int) -> Span:
+    def write_back(self, layer: int, expert: int, slot: int, since_ns: int, form: int = 0) -> Span:
         """A record on its way back to the host."""
-        op = op_of(OpKind.WRITE_BACK, layer, (), (expert,))
-        duration, moved = self.costs.ns(op, Lane.D2H), self._record_bytes
+        op = op_of(OpKind.WRITE_BACK, layer, (), (expert,), form)
+        duration, moved = self.costs.ns(op, Lane.D2H), self._records[form][1]
         return self._place(op, Lane.D2H, since_ns, duration, (), 0, moved)
 
     def backlog_ns(self, lane: Lane) -> int:
@@ -258,8 +273,6 @@ class SimulatedMachine:
         not_before_ns: int = 0, moved_bytes: int = 0,
     ) -> Span:  # fmt: skip
         """Put an operation behind its lane's last: submitted at ``since_ns``, ended not before."""
-        if self._last is not None:
-            after = (*after, self._last)
         start = free = self._free[lane]
         cause, late, behind = "", 0, 0
         if since_ns > free:
@@ -282,6 +295,14 @@ class SimulatedMachine:
         span = Span(op, lane, start, end, start - free - late, cause, late, moved_bytes)
         self._add(span)
         return span
+
+    def _place_last(
+        self, op: Op, lane: Lane, since_ns: int, duration_ns: int, after: Sequence[Span],
+        *more: int,
+    ) -> Span:  # fmt: skip
+        """The same behind the operation that was submitted before it."""
+        after = after if self._last is None else (*after, self._last)
+        return SimulatedMachine._place(self, op, lane, since_ns, duration_ns, after, *more)
 
     def _add_last(self, span: Span) -> None:
         self._last = span
@@ -371,8 +392,8 @@ class SimulatedMachine:
 
     def _next_chunk(self, begun: _Begun, since_ns: int) -> None:
         op, chunks = begun.op, begun.chunks
-        record, done = self._record_bytes, begun.done
-        part = op_of(op.kind, op.layer, op.rows, op.experts, 1 / chunks)
+        record, done = self._records[op.form][1], begun.done
+        part = op_of(op.kind, op.layer, op.rows, op.experts, op.form, (done, chunks))
         moved = record * (done + 1) // chunks - record * done // chunks
         duration = self.costs.ns(part, _H2D)
         span = self._place(part, _H2D, since_ns, duration, begun.after, 0, moved)

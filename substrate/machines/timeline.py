@@ -32,7 +32,7 @@ def _recent() -> "deque[float]":
 
 @dataclass(slots=True)
 class Costs:
-    """What the last operations took on this machine, in ns, oldest first.
+    """What the last operations took on this machine, in ns, oldest first, whatever their form.
 
     Each list starts with one estimate, so that the first decision has something to go by.
 

@@ -12,8 +12,9 @@
     │ let go      it only passed through: the slot is free once its last reader has ended        │
     └────────────────────────────────────────────────────────────────────────────────────────────┘
 
-An expert's *key* is ``layer · E + expert``: it indexes all that is kept of experts, one by one or
-as a vector.  Times are integer nanoseconds of the machine's clock.
+A record's *key* is ``(form · layers + layer) · E + expert``.  It indexes all that is kept of
+records, one by one or as a vector.  Each form has slots of its own.  Times are integer nanoseconds
+of the machine's clock.
 """
 
 from array import array
@@ -25,7 +26,7 @@ import numpy as np
 
 from moebench.substrate.errors import BudgetError, IntegrityError, UsageError
 from moebench.substrate.machines.protocol import Span
-from moebench.substrate.memory.residency import Whereabouts
+from moebench.substrate.memory.residency import InForms, Whereabouts
 from moebench.substrate.memory.tier import Tier
 from moebench.substrate.models.shape import ModelShape
 
@@ -48,8 +49,13 @@ def _instants(keys: int) -> tuple["array[int]", np.ndarray]:
     return times, np.frombuffer(times, dtype=np.int64)
 
 
-def equal_pools(shape: ModelShape, slots: int, scope: Scope, tier: Tier) -> tuple[int, ...]:
+def equal_pools(
+    shape: ModelShape, slots: int, scope: Scope, tier: Tier, least: int | None = None
+) -> tuple[int, ...]:
     """One pool of all slots, or the same number of slots for each MoE layer.
+
+    Args:
+        least: slots that there must be; None is as many as a token uses experts of a layer.
 
     Raises:
         BudgetError: not even one layer's pinned experts fit.
@@ -57,7 +63,7 @@ def equal_pools(shape: ModelShape, slots: int, scope: Scope, tier: Tier) -> tupl
     layers = len(shape.moe_layers)
     slots = min(slots, layers * shape.num_experts)
     pools = layers if scope == "layer" else 1
-    if slots // pools < 1 or slots < shape.top_k:
+    if slots // pools < 1 or slots < (shape.top_k if least is None else least):
         raise BudgetError(
             f"{tier.name} memory: room for {slots} experts, one token of one layer pins "
             f"{shape.top_k}" + (f" and each of {layers} layers needs one" if pools > 1 else "")
@@ -71,11 +77,12 @@ class _Pool:
 
     Attributes:
         free: slots without an expert.
+        record_bytes: bytes of a slot.
         mask: who can be evicted, over all keys, at the latest instant that was asked for.
     """
 
-    def __init__(self, free: list[int], keys: int) -> None:
-        self.free = free
+    def __init__(self, free: list[int], keys: int, record_bytes: int) -> None:
+        self.free, self.record_bytes = free, record_bytes
         self.flags, self.mask = _flags(keys)
         self.mask.flags.writeable = False
 
@@ -88,7 +95,17 @@ class ExpertCache:
         slots: how many experts fit at once; or how many of each MoE layer, which may be none.
         scope: one pool for all layers, or one for each layer: equal shares of ``slots``.  Where
             these are given for each layer, the scope is the layer.
-        tier: charged ``record_bytes`` when a slot is used for the first time.
+        tier: charged a slot's bytes when the slot is used for the first time.
+        record_bytes: bytes of a slot.
+        more: of each form of records after form 0, its number of slots and the bytes of a slot.
+
+    Attributes:
+        forms: the number of forms.
+        pools: the numbers of slots that lend each other, of form 0: of all layers together, or of
+            each MoE layer.
+        slots: the slots of form 0.
+        capacity: the slots of all forms.
+        slot_bytes: the bytes of all slots.
 
     Raises:
         BudgetError: not even one layer's pinned experts fit.
@@ -102,6 +119,7 @@ class ExpertCache:
         scope: Scope,
         tier: Tier,
         record_bytes: int,
+        more: Sequence[tuple[int, int]] = (),
     ) -> None:
         experts = shape.num_experts
         if isinstance(slots, int):
@@ -114,16 +132,25 @@ class ExpertCache:
                 )
         self.shape = shape
         self.scope: Scope = scope
-        #: Slots that lend each other: of all layers together, or of each MoE layer.
-        self.pools = tuple(slots)
-        self.slots = sum(slots)
-        self._tier, self._record_bytes = tier, record_bytes
-        self._experts = experts
-        #: Each layer's keys.
-        self._rows = [slice(n * experts, (n + 1) * experts) for n in range(shape.num_layers)]
-        total = shape.num_layers * experts
+        sizes = [record_bytes, *(size for _, size in more)]
+        self.forms = len(sizes)
+        #: Of each form, as `pools`.
+        self.form_pools = [tuple(slots)]
+        self.form_pools += [equal_pools(shape, count, scope, tier, least=1) for count, _ in more]
+        self.pools, self.slots = self.form_pools[0], sum(slots)
+        if more:
+            self.whereabouts = self._in_forms  # type: ignore[method-assign]
+        self.capacity = sum(map(sum, self.form_pools))
+        self.slot_bytes = sum(sum(p) * n for p, n in zip(self.form_pools, sizes, strict=True))
+        self._tier, self._experts, self._layers = tier, experts, shape.num_layers
+        #: Keys of one form.
+        self._keys = shape.num_layers * experts
+        #: Each layer's keys, form by form.
+        rows = self.forms * shape.num_layers
+        self._rows = [slice(n * experts, (n + 1) * experts) for n in range(rows)]
+        total = rows * experts
         self._slot_of = [-1] * total
-        self._owner_of = [-1] * self.slots
+        self._owner_of = [-1] * self.capacity
         #: The last computation that was submitted to read each.
         self._reader: list[Span | None] = [None] * total
         # Changes go key by key, most questions too; some are put to all keys at once.
@@ -140,39 +167,56 @@ class ExpertCache:
         self._released: set[int] = set()
         self._due_ns = NEVER
         self._idle_ns, self._idle_all = _instants(total)
-        ends = list(accumulate(self.pools))
+        each = [(n, size) for p, size in zip(self.form_pools, sizes, strict=True) for n in p]
+        ends = accumulate(n for n, _ in each)
         self._pools = [
-            _Pool(list(range(end - 1, end - slots - 1, -1)), total)
-            for end, slots in zip(ends, self.pools, strict=True)
+            _Pool(list(range(end - 1, end - n - 1, -1)), total, size)
+            for end, (n, size) in zip(ends, each, strict=True)
         ]
         # By key, the pool of its slot: that of all layers, or its own layer's.
         self._pool_of = [self._pools[0]] * total
-        if scope == "layer":
-            for pool, layer in zip(self._pools, shape.moe_layers, strict=True):
-                self._pool_of[self._rows[layer]] = [pool] * experts
+        of_layers = list(self._pools)
+        for form in range(self.forms):
+            first = form * shape.num_layers
+            for layer in shape.moe_layers:
+                pool = of_layers.pop(0) if scope == "layer" else of_layers[form]
+                self._pool_of[self._rows[first + layer]] = [pool] * experts
         #: Slots that were let go: where they will be free, and their last use.
         self._draining: list[tuple[int, _Pool, Span]] = []
         self._charged: set[int] = set()
 
     # ------------------------------------------------------------------ questions
 
-    def key(self, layer: int, expert: int) -> int:
-        """The index of an expert in every array here."""
-        return layer * self._experts + expert
+    def key(self, layer: int, expert: int, form: int = 0) -> int:
+        """The index of a record in every array here."""
+        return form * self._keys + layer * self._experts + expert
 
     def expert_of(self, key: int) -> tuple[int, int]:
         """The layer and the expert of a key."""
-        return divmod(key, self._experts)
+        row, expert = divmod(key, self._experts)
+        return row % self._layers, expert
 
-    def keys(self, layer: int, experts: Iterable[int]) -> list[int]:
-        """The keys of several experts of a layer."""
+    def form_of(self, key: int) -> int:
+        """The form of a key's record."""
+        return key // self._keys
+
+    def keys(self, layer: int, experts: Iterable[int], form: int = 0) -> list[int]:
+        """The keys of several experts of a layer in one form."""
         first = layer * self._experts
+        if form:
+            first += form * self._keys
         return [first + expert for expert in experts]
 
     def whereabouts(self, layer: int, now_ns: int) -> Whereabouts:
         """Where the experts of a layer are at this instant."""
         row = self._rows[layer]
         return Whereabouts(self._ready_ns[row], self.held[row], now_ns)
+
+    def _in_forms(self, layer: int, now_ns: int) -> Whereabouts:
+        """The same where records have several forms."""
+        rows = self._rows[layer :: self._layers]
+        each = [Whereabouts(self._ready_ns[row], self.held[row], now_ns) for row in rows]
+        return InForms(each, now_ns)
 
     def holds(self, key: int) -> bool:
         """Whether the expert has a slot, complete or arriving."""
@@ -285,7 +329,10 @@ class ExpertCache:
 
     def _pool_row(self, incoming: int) -> slice:
         """Keys whose experts may be in the slots of the incoming one's pool."""
-        return slice(None) if self.scope == "global" else self._rows[incoming // self._experts]
+        if self.scope == "layer":
+            return self._rows[incoming // self._experts]
+        first = incoming // self._keys * self._keys
+        return slice(first, first + self._keys)
 
     def _over_keys(self, row: slice, mask: Mask) -> Mask:
         """A mask of some keys as one of all."""
@@ -303,12 +350,12 @@ class ExpertCache:
         if slot_of[key] >= 0:
             raise IntegrityError(f"expert {key} already has a slot")
         if victim is None:
-            free = self._pool_of[key].free
-            if not free:
+            pool = self._pool_of[key]
+            if not pool.free:
                 raise IntegrityError(f"expert {key} was to have a free slot, its pool has none")
-            slot = free.pop()
+            slot = pool.free.pop()
             if slot not in self._charged:
-                self._tier.reserve("experts", self._record_bytes)
+                self._tier.reserve("experts", pool.record_bytes)
                 self._charged.add(slot)
         else:
             slot = slot_of[victim]
@@ -361,19 +408,23 @@ class ExpertCache:
 
     def read_by(self, spans: Iterable[Span]) -> None:
         """Computations that read pinned experts were submitted; their operations name them."""
-        readers, computed = self._reader, self._computed
+        readers, computed = self._reader, self._computed.add
         for span in spans:
-            first = span.op.layer * self._experts
-            for expert in span.op.experts:
-                readers[first + expert] = span
-                computed.add(first + expert)
+            op = span.op
+            first = op.layer * self._experts
+            if op.form:
+                first += op.form * self._keys
+            for expert in op.experts:
+                key = first + expert
+                readers[key] = span
+                computed(key)
 
     def check_integrity(self) -> None:
         """Raise IntegrityError unless slots, owners and pins agree."""
         held = np.flatnonzero(self.held_all).tolist()
         free = [slot for pool in self._pools for slot in pool.free]
         free += [slot for slot, _, _ in self._draining]
-        if sorted([*(self._slot_of[key] for key in held), *free]) != list(range(self.slots)):
+        if sorted([*(self._slot_of[key] for key in held), *free]) != list(range(self.capacity)):
             raise IntegrityError("slots are lost or owned twice")
         if any(self._owner_of[self._slot_of[key]] != key for key in held):
             raise IntegrityError("a slot's owner does not know it")

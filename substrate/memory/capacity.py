@@ -7,7 +7,13 @@ from typing import Literal, NamedTuple, get_args
 from moebench.substrate.errors import BudgetError, UsageError
 from moebench.substrate.machines.profile import HardwareProfile
 from moebench.substrate.memory.tier import Tier
-from moebench.substrate.models.shape import ExpertDtype, ModelShape, Precision, stored_bytes
+from moebench.substrate.models.shape import (
+    ExpertDtype,
+    Form,
+    ModelShape,
+    Precision,
+    stored_bytes,
+)
 
 #: Where a layer's common weights are: on the device, in host memory where the host computes them,
 #: or in host memory and streamed to the device for every pass.  The head, which may follow the
@@ -125,6 +131,7 @@ class Request:
         most_slots: returns how many experts it keeps there at most, once ``homes`` has chosen; None
             is all that fit.
         host_experts: how many experts it keeps in host memory at most; None is all that fit.
+        forms: the forms of its expert records; host memory has a record of each precision.
     """
 
     room: Room
@@ -143,6 +150,7 @@ class Request:
     own_bytes: int = 0
     most_slots: Callable[[], int | None] = lambda: None
     host_experts: int | None = None
+    forms: Sequence[Form] = (Form(),)
 
     @property
     def experts(self) -> int:
@@ -166,6 +174,12 @@ class Request:
         """One expert as this system stores it."""
         precision = self.expert_precision
         return self.plain_record_bytes if precision is None else self.shape.expert_bytes(precision)
+
+    @property
+    def host_record_bytes(self) -> int:
+        """One expert in each precision in which this system moves it."""
+        others = {form.dtype for form in self.forms} - {None}
+        return self.record_bytes + sum(self.shape.expert_bytes(dtype) for dtype in others if dtype)
 
     @property
     def kv_bytes(self) -> int:
@@ -233,6 +247,19 @@ class Request:
         return chosen
 
 
+def slots_by_form(forms: Sequence[Form], sizes: Sequence[int], slots: int) -> list[int]:
+    """Divide the device's bytes for experts among the slots of each form of records.
+
+    Args:
+        sizes: bytes of a record in each form.
+        slots: records of form 0 that fit into these bytes.
+    """
+    whole = slots * sizes[0]
+    more = [int(form.pool * whole) // size for form, size in zip(forms[1:], sizes[1:], strict=True)]
+    taken = sum(count * size for count, size in zip(more, sizes[1:], strict=True))
+    return [(whole - taken) // sizes[0], *more]
+
+
 def plan(request: Request) -> Capacity:
     """Reserve everything that is always resident, then count the slots that are left.
 
@@ -257,9 +284,10 @@ def plan(request: Request) -> Capacity:
     host.reserve("common weights", 0 if streams_from_disk else sum(elsewhere))
     host.reserve("KV cache", kv_elsewhere)
     on_disk = request.host_experts is not None and request.host_experts < total
-    from_disk = on_disk or total * record > host.free_bytes
+    on_host = total * request.host_record_bytes
+    from_disk = on_disk or on_host > host.free_bytes
     if not from_disk:
-        host.reserve("experts", total * record)
+        host.reserve("experts", on_host)
 
     fits, wanted = device.free_bytes // record, budget.slots(chosen)
     most = request.most_slots()

@@ -15,7 +15,8 @@ from moebench.substrate.memory.tier import Tier
 #: Records that host memory must hold at least: one is read while the one before moves on.
 READ_BUFFERS = 2
 
-_Key = tuple[int, int]
+#: Form, layer and expert.  A record of any form has room for a whole one.
+_Key = tuple[int, int, int]
 
 
 class HostRecords:
@@ -131,4 +132,4 @@ class HostRecords:
 
 
 def _key(op: Op) -> _Key:
-    return op.layer, op.experts[0]
+    return op.form, op.layer, op.experts[0]

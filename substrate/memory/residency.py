@@ -37,9 +37,18 @@ class Whereabouts:
                 absent.append(expert)
         return resident, in_flight, absent
 
+    @property
+    def forms(self) -> Sequence["Whereabouts"]:
+        """Where the experts are in each form of their records."""
+        return (self,)
+
     def is_resident(self, expert: int) -> bool:
         """Whether an expert is complete on the device."""
         return self._ready_ns[expert] <= self._now_ns
+
+    def is_held(self, expert: int) -> bool:
+        """Whether an expert is complete on the device, or on its way to it."""
+        return bool(self._held[expert])
 
     @property
     def resident_E(self) -> Mask:
@@ -54,3 +63,33 @@ class Whereabouts:
         if self._in_flight is None:
             self._in_flight = np.frombuffer(self._held, dtype=bool) > self.resident_E
         return self._in_flight
+
+
+class InForms(Whereabouts):
+    """Where experts are in any form: complete in one, or on their way in one, or neither.
+
+    Args:
+        forms: where they are in each form.
+    """
+
+    __slots__ = ("_forms",)
+
+    def __init__(self, forms: Sequence[Whereabouts], now_ns: int) -> None:
+        super().__init__(
+            list(map(min, *(one._ready_ns for one in forms))),
+            bytes(map(max, *(one._held for one in forms))),
+            now_ns,
+        )
+        self._forms = forms
+
+    @property
+    def forms(self) -> Sequence[Whereabouts]:
+        """Where the experts are in each form of their records."""
+        return self._forms
+
+    def best(self, expert: int) -> int:
+        """Return the first form in which an expert is complete; without one, is on its way."""
+        for form, one in enumerate(self._forms):
+            if one.is_resident(expert):
+                return form
+        return next((form for form, one in enumerate(self._forms) if one.is_held(expert)), 0)

@@ -69,9 +69,9 @@ class Block:
     done: set[int] = field(default_factory=set)
     deferred: frozenset[int] = frozenset()
 
-    def compute(self, experts: Collection[int], compute: Compute) -> None:
-        """Compute the outputs of some experts on the device."""
-        if not self.together:
+    def compute(self, experts: Collection[int], compute: Compute, alone: bool = False) -> None:
+        """Compute the outputs of some experts on the device; ``alone``: each by its own product."""
+        if alone or not self.together:
             index, top_k = self.device.index, self.weights.shape[1]
             for expert in experts:
                 places = self.places[expert]
@@ -80,9 +80,11 @@ class Block:
                 self.outputs[index(places)] = compute(expert, read)
         self.done.update(experts)
 
-    def compute_on_host(self, experts: Collection[int], compute: Compute) -> None:
+    def compute_on_host(
+        self, experts: Collection[int], compute: Compute, alone: bool = False
+    ) -> None:
         """Compute the outputs of some experts in host memory and copy them to the device."""
-        if not self.together:
+        if alone or not self.together:
             device, top_k, weights = self.device, self.weights.shape[1], self.input_weights
             assert self.on_host is not None, "no expert was to be computed on the host"
             if weights is not None:

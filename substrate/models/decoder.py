@@ -43,6 +43,7 @@ class Decoder:
         reuse_predictions: use a complete prediction as the next layer's attention and gate.  Only
             for virtual time: on a real machine, the layer's measured time would be missing.
         reads_state: the gate's read-back includes the state, with which host experts compute.
+        more: the experts as their records are in form 1 and further ones.
     """
 
     def __init__(
@@ -53,6 +54,7 @@ class Decoder:
         reuse_predictions: bool = False,
         device: Device = CPU,
         reads_state: bool = True,
+        more: Sequence[Experts] = (),
     ) -> None:
         if shape.rope_type not in ROPE_TYPES:
             raise UsageError(
@@ -60,7 +62,8 @@ class Decoder:
                 f"allowed: {', '.join(ROPE_TYPES)}"
             )
         self.shape = shape
-        self.experts, self._expert = experts, expert_function(shape)
+        self.experts, self._forms = experts, (experts, *more)
+        self._expert = expert_function(shape)
         self._device, self._reads_state = device, reads_state
         self._reuse_predictions = reuse_predictions
         self._ahead: Foreseen | None = None
@@ -222,25 +225,32 @@ class Decoder:
         gate, up = torch.bmm(rows, matrices[0]).chunk(2, dim=-1)
         return torch.bmm(F.silu(gate) * up, matrices[1]).squeeze(1)
 
-    def compute(self, layer: int, experts: Sequence[int]) -> None:
+    def compute(self, layer: int, experts: Sequence[int], form: int = 0) -> None:
         """Compute the SwiGLU of experts on the rows that chose them."""
         block = self._blocks[layer]
+        if form:
+            block.compute(experts, partial(self._swiglu, layer, form=form), alone=True)
+            return
         stacked = None if block.together else self.experts.stacked(layer, experts)
         if stacked is None:
             block.compute(experts, partial(self._swiglu, layer))
         else:
             block.compute_stacked(experts, *stacked)
 
-    def compute_on_host(self, layer: int, experts: Sequence[int], ahead: bool = False) -> None:
+    def compute_on_host(
+        self, layer: int, experts: Sequence[int], ahead: bool = False, form: int = 0
+    ) -> None:
         """Compute experts with the host's matrices; ``ahead``: on the state of early routing."""
-        swiglu = partial(self._swiglu, layer, on_host=True)
+        swiglu = partial(self._swiglu, layer, on_host=True, form=form)
         if ahead:
             self._routed_ahead[layer].compute(experts, self.shape.top_k, swiglu)
         else:
-            self._blocks[layer].compute_on_host(experts, swiglu)
+            self._blocks[layer].compute_on_host(experts, swiglu, alone=form > 0)
 
-    def _swiglu(self, layer: int, expert: int, rows: Tensor, on_host: bool = False) -> Tensor:
-        return self._expert(rows, *self.experts.matrices(layer, expert, on_host))
+    def _swiglu(
+        self, layer: int, expert: int, rows: Tensor, on_host: bool = False, form: int = 0
+    ) -> Tensor:
+        return self._expert(rows, *self._forms[form].matrices(layer, expert, on_host))
 
     def shared(self, layer: int) -> None:
         """Compute the shared experts on all rows."""

@@ -76,10 +76,12 @@ class Model(Protocol):
         its weight is 0, and gates that renormalise do so over the other experts.
         """
 
-    def compute(self, layer: int, experts: Sequence[int]) -> None:
-        """Compute active experts on their rows, on the device."""
+    def compute(self, layer: int, experts: Sequence[int], form: int = 0) -> None:
+        """Compute active experts on their rows, on the device, from records in a form."""
 
-    def compute_on_host(self, layer: int, experts: Sequence[int], ahead: bool = False) -> None:
+    def compute_on_host(
+        self, layer: int, experts: Sequence[int], ahead: bool = False, form: int = 0
+    ) -> None:
         """Compute active experts on the host; ``ahead`` is before `dispatch`, after `route_ahead`.
 
         May be called from another thread than the other verbs, until `combine` adds their outputs.

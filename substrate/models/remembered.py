@@ -82,15 +82,17 @@ class RememberedPrefills:
         experts, rows = np.unique(ids_TK, return_counts=True)
         return dict(zip(experts.tolist(), rows.tolist(), strict=True))
 
-    def compute(self, layer: int, experts: Sequence[int]) -> None:
+    def compute(self, layer: int, experts: Sequence[int], form: int = 0) -> None:
         """Compute experts on the device, except in a known prefill."""
         if not self._known:
-            self._decoder.compute(layer, experts)
+            self._decoder.compute(layer, experts, form)
 
-    def compute_on_host(self, layer: int, experts: Sequence[int], ahead: bool = False) -> None:
+    def compute_on_host(
+        self, layer: int, experts: Sequence[int], ahead: bool = False, form: int = 0
+    ) -> None:
         """Compute experts on the host, except in a known prefill."""
         if not self._known:
-            self._decoder.compute_on_host(layer, experts, ahead)
+            self._decoder.compute_on_host(layer, experts, ahead, form)
 
     def shared(self, layer: int) -> None:
         """Compute the shared experts, except in a known prefill."""

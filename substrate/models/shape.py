@@ -8,7 +8,7 @@ import math
 from enum import StrEnum
 from functools import cached_property
 from itertools import zip_longest
-from typing import Annotated, Literal, cast
+from typing import Annotated, Literal, NamedTuple, cast
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
@@ -355,6 +355,33 @@ class ModelShape(BaseModel):
     def kv_bytes_per_token(self, precision: Precision = "bf16") -> int:
         """Return the bytes that one token adds to the KV cache of all layers."""
         return stored_bytes(self.num_layers * self.kv_values_per_token_layer, precision)
+
+
+class Form(NamedTuple):
+    """A form in which an expert's record is held and moved: a precision, or a part of the record.
+
+    A policy names a form by its index in `System.forms`; the machine prices its bytes.
+
+    Attributes:
+        name: as notes and refusals name it.
+        dtype: its precision; None is the one in which the run stores experts.
+        share: the part of the record that it holds, more than 0 and at most 1.
+        pool: the part of the device's bytes for experts that its slots take; form 0 has the rest.
+    """
+
+    name: str = "full"
+    dtype: ExpertDtype | None = None
+    share: float = 1.0
+    pool: float = 0.0
+
+    @property
+    def full(self) -> bool:
+        """Whether it is the whole record in the run's own precision."""
+        return self.dtype is None and self.share == 1.0
+
+    def record_bytes(self, shape: ModelShape, stored_as: Precision | ExpertDtype) -> int:
+        """Return the bytes of one record, where the run stores experts as ``stored_as``."""
+        return round(shape.expert_bytes(self.dtype or stored_as) * self.share)
 
 
 def stored_bytes(params: int, precision: Precision) -> int:

@@ -1,7 +1,6 @@
 """Data shared by runs of the same weights: experts in memory, prefills, reference logits."""
 
 from collections.abc import Sequence
-from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -11,7 +10,7 @@ from moebench.substrate.models.imported import every_expert
 from moebench.substrate.models.protocol import Experts, Model
 from moebench.substrate.models.remembered import Prefills, RememberedPrefills
 from moebench.substrate.models.sensitivity import DifferentiableDecoder
-from moebench.substrate.models.shape import ExpertDtype
+from moebench.substrate.models.shape import ExpertDtype, Form
 from moebench.substrate.models.weights import Checkpoint
 
 
@@ -36,25 +35,33 @@ class SharedWork:
             self._common = checkpoint.common(torch.float32)
             self._exact = every_expert(checkpoint, torch.float32)
         self._reference = Decoder(checkpoint.shape, self._common, self._exact)
+        self._rounded: dict[ExpertDtype, Experts] = {}
         self._prefills: Prefills | None = {} if remember else None
         self._lossless: dict[tuple[int, ...], Tensor] = {}
 
-    @cached_property
-    def _experts(self) -> Experts:
-        """Experts that runs compute with; quantised ones are dequantised to fp32."""
-        if self._expert_dtype is None:
+    def _experts(self, dtype: ExpertDtype | None) -> Experts:
+        """Return the experts that runs compute with; quantised ones are dequantised to fp32."""
+        if dtype is None:
             return self._exact
-        with torch.inference_mode(False):
-            return every_expert(self.checkpoint, torch.float32, self._expert_dtype)
+        if dtype not in self._rounded:
+            with torch.inference_mode(False):
+                self._rounded[dtype] = every_expert(self.checkpoint, torch.float32, dtype)
+        return self._rounded[dtype]
 
-    def decoder(self, reuse_predictions: bool = False) -> Decoder:
-        """Return a decoder with all experts in memory."""
-        return Decoder(self.checkpoint.shape, self._common, self._experts, reuse_predictions)
+    def decoder(
+        self, reuse_predictions: bool = False, forms: Sequence[Form] = (Form(),)
+    ) -> Decoder:
+        """Return a decoder with all experts in memory, in the precision of each form."""
+        each = [self._experts(form.dtype or self._expert_dtype) for form in forms]
+        return Decoder(
+            self.checkpoint.shape, self._common, each[0], reuse_predictions, more=each[1:]
+        )
 
     def differentiable(self) -> DifferentiableDecoder:
         """Return a decoder with gradients and with all experts in memory."""
+        experts = self._experts(self._expert_dtype)
         with torch.inference_mode(False):
-            return DifferentiableDecoder(self.checkpoint.shape, self._common, self._experts)
+            return DifferentiableDecoder(self.checkpoint.shape, self._common, experts)
 
     def remembering(self, decoder: Decoder) -> Model:
         """Return a model that replays known prefills, or the decoder if prefills are not kept."""

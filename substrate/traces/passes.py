@@ -177,10 +177,12 @@ class TracedModel:
         experts = counts.nonzero()[0]
         return dict(zip(experts.tolist(), counts[experts].tolist(), strict=True))
 
-    def compute(self, layer: int, experts: Sequence[int]) -> None:
+    def compute(self, layer: int, experts: Sequence[int], form: int = 0) -> None:
         """Do nothing: a replay computes no expert."""
 
-    def compute_on_host(self, layer: int, experts: Sequence[int], ahead: bool = False) -> None:
+    def compute_on_host(
+        self, layer: int, experts: Sequence[int], ahead: bool = False, form: int = 0
+    ) -> None:
         """Do nothing: a replay computes no expert on the host."""
 
     def shared(self, layer: int) -> None:

@@ -33,18 +33,22 @@ State = TypeVar("State")
 
 
 def pools(shape: ModelShape, cache: ExpertCache, make: Callable[[int], State]) -> list[State]:
-    """Return, for each key, the state of its pool: one pool for all layers, or one for each layer.
+    """Return, for each key, the state of its pool: one for all layers or for each, in every form.
 
     Args:
         make: creates a pool's state from its number of slots.
     """
-    if cache.scope == "global":
-        return [make(cache.slots)] * (shape.num_layers * shape.num_experts)
-    # Dense layers have no experts: their states are never used.
-    sizes = [1] * shape.num_layers
-    for layer, size in zip(shape.moe_layers, cache.pools, strict=True):
-        sizes[layer] = max(size, 1)
-    return [state for size in sizes for state in [make(size)] * shape.num_experts]
+    found: list[State] = []
+    for of_form in cache.form_pools:
+        if cache.scope == "global":
+            found += [make(of_form[0])] * (shape.num_layers * shape.num_experts)
+            continue
+        # Dense layers have no experts: their states are never used.
+        sizes = [1] * shape.num_layers
+        for layer, size in zip(shape.moe_layers, of_form, strict=True):
+            sizes[layer] = max(size, 1)
+        found += [state for size in sizes for state in [make(size)] * shape.num_experts]
+    return found
 
 
 class ByCount:
@@ -136,7 +140,7 @@ class NeverEvict(Eviction):
         Raises:
             BudgetError: the staging slots are all slots or more.
         """
-        self._staged = np.zeros(shape.num_layers * shape.num_experts, dtype=bool)
+        self._staged = np.zeros(len(cache.held), dtype=bool)
         self.reserve = self.staging * (len(shape.moe_layers) if cache.scope == "layer" else 1)
         if self.reserve >= cache.slots:
             raise BudgetError(
@@ -261,8 +265,8 @@ class LeastFrequentlyUsed(Eviction):
 
     def start(self, shape: ModelShape, cache: ExpertCache) -> None:
         """Set all use counts to zero."""
-        self._count = [0] * (shape.num_layers * shape.num_experts)
         self._pools = pools(shape, cache, lambda slots: ByCount())
+        self._count = [0] * len(self._pools)
         self._experts = shape.num_experts
 
     def used(self, layer: int, experts: Iterable[int]) -> None:

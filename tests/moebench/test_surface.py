@@ -187,7 +187,7 @@ def test_documents_show_commands() -> None:
 
 PUBLIC = [
     "Active", "Assignment", "Budget", "Costs", "Engine", "Eviction", "ExpertCache", "Fetch",
-    "Forecast", "ForwardPass", "HardwareProfile", "Home", "Lane", "LayerView", "Lookahead",
+    "Forecast", "Form", "ForwardPass", "HardwareProfile", "Home", "Lane", "LayerView", "Lookahead",
     "ModelShape", "MoeBenchError", "NO_EXPERT", "Op", "OpKind", "Placement", "Plan", "Policy",
     "Predictor", "Prefetching", "Prompts", "Routed", "RoutedSequence", "Routing", "RunSpec",
     "Store", "System", "UsageError", "best_scores", "build", "fetches", "prepare", "resolve",

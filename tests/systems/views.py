@@ -137,7 +137,7 @@ def fetched(layer: int, fetches: Iterable[Fetch]) -> list[int]:
     """Return the experts of fetches in order, all plain fetches of this layer."""
     found = list(fetches)
     assert all(fetch == Fetch(layer, fetch.expert) for fetch in found)
-    return [expert for _, expert, _, _ in found if expert is not None]
+    return [fetch.expert for fetch in found if fetch.expert is not None]
 
 
 def started(

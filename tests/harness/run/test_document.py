@@ -176,7 +176,7 @@ def machine(
     """``decision_ns`` 0 is a machine on which the control thread costs nothing."""
 
     def estimate_ns(op: Op, lane: Lane) -> int:
-        return ESTIMATES[op.kind, lane] - 100 * op.queued
+        return (ESTIMATES[op.kind, lane] - 100 * op.queued) // (1 + op.form)
 
     def control_ns(op: Op, lane: Lane) -> int:
         if not decision_ns:
@@ -193,15 +193,15 @@ def machine(
 
 def engine(
     slots: int = 2, shared_width: int = 0, uses_host: bool = False, dense: Sequence[int] = (),
-    on: Machine | None = None,
+    on: Machine | None = None, forms: int = 1,
 ) -> Engine:  # fmt: skip
-    """Two MoE layers, and dense ones if asked for."""
+    """Two MoE layers, and dense ones if asked for; ``slots`` for records in each form."""
     shape = SimpleNamespace(moe_layers=(1, 2), dense_layers=dense, shared_width=shared_width)
     return cast(Engine, SimpleNamespace(
         machine=on or machine(Lane.H2D, decision_ns=0),
         model=SimpleNamespace(shape=shape),
         system=SimpleNamespace(assign=SimpleNamespace(uses_host=uses_host)),
-        cache=SimpleNamespace(slots=slots),
+        cache=SimpleNamespace(slots=slots, capacity=slots * forms, forms=forms),
     ))  # fmt: skip
 
 
@@ -240,6 +240,12 @@ def test_least_costs_of_experts_on_the_disk() -> None:
     assert (least.link, least.read) == (400, 1000)
 
 
+def test_least_costs_of_several_forms_are_those_of_the_cheapest() -> None:
+    on = machine(Lane.DISK, Lane.H2D, host_records=5)
+    least = least_costs(engine(on=on, uses_host=True, forms=2), batch=1)
+    assert (least.device, least.link, least.host, least.read) == (2, 200, 25, 500)
+
+
 def test_figures_of_host_memory() -> None:
     assert host_memory_figures(machine(Lane.H2D)) is None
     on = machine(Lane.DISK, Lane.H2D, host_records=5)
@@ -252,6 +258,14 @@ def test_bound_by_the_link() -> None:
     run = generation(0, [100, 1100, 2100], used=used)
     # Device: two steps of 60 and six experts of 4 are 144; the link: 2 · 400.
     assert bound(engine(), [run]) == {"tpot_ms": ms(400), "ratio": 2.5}
+
+
+def test_bound_by_the_link_with_two_forms() -> None:
+    # With two slots of each form, Belady hits 0 and 1 again.
+    used = [[[0, 1], [0, 2]], [[3, 1], [4, 5]], [[6, 7]]]
+    run = generation(0, [100, 1100, 2100, 3100], used=used)
+    # Eight experts miss, four of them for nothing; each of the others is half of 400 on the link.
+    assert bound(engine(forms=2), [run])["tpot_ms"] == ms(4 * 200 / 3)
 
 
 def test_bound_by_the_disk_or_by_the_control_thread() -> None:

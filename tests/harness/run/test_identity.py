@@ -90,7 +90,7 @@ EDITS = {
     "substrate/models/layers.py": ["code"],
     "substrate/new.py": ["code"],
     "workloads/scoring.py": ["code"],
-    "harness/run/measure.py": ["code"],
+    "harness/run/document.py": ["code"],
     "systems/smoe.py": ["smoe"],
     "systems/daop.py": ["daop"],
     "systems/baselines.py": ["moe-ondemand"],

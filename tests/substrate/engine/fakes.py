@@ -86,6 +86,8 @@ class FixedModel:
         #: (pass, layer, expert) in the order of computation; those of them on an older state.
         self.computed: list[tuple[int, int, int]] = []
         self.stale: list[tuple[int, int, int]] = []
+        #: By (pass, layer, expert), the form from which it was computed, where that is not 0.
+        self.forms: dict[tuple[int, int, int], int] = {}
         #: (pass, layer, later layer, experts that were done), one for each prediction.
         self.predicted: list[tuple[int, int, int, tuple[int, ...]]] = []
         #: (pass, layer, experts) whose outputs come one layer later.
@@ -122,11 +124,14 @@ class FixedModel:
         self._active = dict(zip(experts.tolist(), rows.tolist(), strict=True))
         return self._active
 
-    def compute(self, layer: int, experts: Sequence[int]) -> None:
+    def compute(self, layer: int, experts: Sequence[int], form: int = 0) -> None:
         self.computed += [(self._pass, layer, expert) for expert in experts]
+        self.forms |= {(self._pass, layer, expert): form for expert in experts if form}
 
-    def compute_on_host(self, layer: int, experts: Sequence[int], ahead: bool = False) -> None:
-        self.compute(layer, experts)
+    def compute_on_host(
+        self, layer: int, experts: Sequence[int], ahead: bool = False, form: int = 0
+    ) -> None:
+        self.compute(layer, experts, form)
         if ahead:
             assert self.ahead[-1] == (self._pass, layer), "routed ahead, and not dispatched"
             self.stale += [(self._pass, layer, expert) for expert in experts]
@@ -165,7 +170,7 @@ class FlatCosts:
     """Stands in for `CostModel`: one price for each operation on each lane.
 
     An expert operation costs and launches once for each of its experts, a part of a record costs
-    that part.  A layer's common weights are ten records.
+    that part, and a form its bytes' part of form 0.  A layer's common weights are ten records.
     """
 
     def __init__(
@@ -177,22 +182,24 @@ class FlatCosts:
         sync_ns: int = 0,
         decision_ns: int = 0,
         waits: bool = False,
+        form_bytes: Sequence[int] = (RECORD_BYTES,),
     ) -> None:
         self._lanes = dict(lanes)
         self._launch_ns, self.copy_submit_ns = launch_ns, submit_ns
         self.load_submit_ns = submit_ns
         self.sync_ns, self.decision_ns = sync_ns, decision_ns
-        self.record_bytes = RECORD_BYTES
+        self.record_bytes, self.form_bytes = RECORD_BYTES, form_bytes
         self.waits_each_layer, self.synchronous = waits, False
         self.lost_beside_copies = 0.0
 
     def ns(self, op: Op, lane: Lane) -> int:
         if op.queued:
             return self._lanes[lane, op.kind, "queued"]
-        return round(self._lanes[lane, op.kind] * _experts_in(op) * op.share)
+        part = self.form_bytes[op.form] / RECORD_BYTES / (op.chunk[1] if op.chunk else 1)
+        return round(self._lanes[lane, op.kind] * _experts_in(op) * part)
 
     def moved_bytes(self, op: Op) -> int:
-        return RECORD_BYTES * (10 if op.kind is OpKind.STREAM else 1)
+        return 10 * RECORD_BYTES if op.kind is OpKind.STREAM else self.form_bytes[op.form]
 
     def price(self, op: Op, lane: Lane) -> tuple[int, int, int]:
         return self.first_launch_ns(op, lane), self.control_ns(op, lane), self.ns(op, lane)
@@ -368,11 +375,13 @@ def rig(
     host_records: int | None = None,
     homes: Sequence[Home] = (),
     streams_from_disk: bool = False,
+    more: Sequence[int] = (),
 ) -> Rig:
     """Wire a system on a simulated machine; its experts are placed when this returns.
 
     Args:
         host_records: where experts are on the disk, how many fit into host memory.
+        more: slots of form 1 and further ones, whose bytes ``costs`` has.
     """
     costs = costs or FlatCosts(prices(), launch_ns=1, submit_ns=1, sync_ns=2, decision_ns=3)
     timeline = Timeline(keep_all=True)
@@ -384,8 +393,10 @@ def rig(
         overlap=system.overlap,
         blocking_copies=system.blocking_copies,
     )
-    tier = Tier("device", int(np.sum(slots)) * costs.record_bytes)
-    cache = ExpertCache(model.shape, slots, scope or system.scope, tier, costs.record_bytes)
+    forms = list(zip(more, costs.form_bytes[1:], strict=True))
+    size = int(np.sum(slots)) * costs.record_bytes + sum(count * of for count, of in forms)
+    tier = Tier("device", size)
+    cache = ExpertCache(model.shape, slots, scope or system.scope, tier, costs.record_bytes, forms)
     events = watch_slots(cache, timeline)
     needed = watch_needed(machine, costs.copy_submit_ns)
     phases: list[tuple[Phase, int]] = []

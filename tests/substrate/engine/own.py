@@ -234,7 +234,9 @@ def run(
         ran.spans,
         ran.events,
         num_experts=model.shape.num_experts,
-        capacity=ran.cache.slots,
+        num_layers=model.shape.num_layers,
+        capacity=ran.cache.capacity,
+        budget_bytes=ran.tier.budget_bytes,
         writes_back=made.evict.writes_back,
     )
     check_order(ran.spans, more.get("homes", ()), deferred)

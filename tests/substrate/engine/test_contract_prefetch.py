@@ -225,6 +225,6 @@ def test_of_experts_operations_so_many_are_kept(monkeypatch):
     usual = operations._ExpertOps(OpKind.EXPERT)
     monkeypatch.setattr(operations, "_KEPT", 2)
     few = operations._ExpertOps(OpKind.EXPERT)
-    keys = [(layer, expert, 1) for layer in range(2) for expert in range(3)]
+    keys = [(layer, expert, 1, 0) for layer in range(2) for expert in range(3)]
     assert [few[key] for key in keys] == [usual[key] for key in keys]
     assert len(few) == 2

@@ -60,16 +60,16 @@ def check_memory(case: Case, made: Rig) -> None:
         made.events,
         num_experts=case.shape.num_experts,
         capacity=made.cache.slots,
-        record_bytes=RECORD_BYTES,
+        record_bytes=(RECORD_BYTES,),
         budget_bytes=made.tier.budget_bytes,
         writes_back=made.engine.system.evict.writes_back,
     )
     made.cache.check_integrity()
     if case.host_records is not None:
-        placed = [made.cache.expert_of(claim.key) for claim in made.claims if claim.placed]
+        placed = [(0, *made.cache.expert_of(claim.key)) for claim in made.claims if claim.placed]
         check_host_memory(made.spans, placed, case.host_records)
     # A slot is charged when it is first used, and never again.
-    used = len({claim.slot for claim in made.claims}) * made.cache._record_bytes
+    used = len({claim.slot for claim in made.claims}) * RECORD_BYTES
     assert made.tier.used_bytes == made.tier.peak_bytes == used <= made.tier.budget_bytes
 
 
@@ -90,7 +90,8 @@ def check_transfers(case: Case, made: Rig, generations: Sequence[Generation]) ->
     uses += sum(counts.host for counts in made.counts.values())
     reads = sum(span.op.kind is OpKind.READ for span in made.spans)
     assert reads <= (uses if case.host_records else 0)
-    whole = sum(span.op.share for span in made.spans if span.op.kind is OpKind.LOAD)
+    loads = [span.op.chunk for span in made.spans if span.op.kind is OpKind.LOAD]
+    whole = sum(1 / chunk[1] if chunk else 1 for chunk in loads)
     each = sum(c.loads + c.prefetched + c.unchosen for c in made.counts.values())
     if case.system == "moesys":  # which fetches for a pass that may not come
         assert whole >= each
@@ -120,11 +121,11 @@ def check_needed_first(made: Rig) -> None:
     begun: dict[tuple[int, int], int] = defaultdict(int)
     turns = list(made.turns)
     for span in made.spans:
-        if span.op.kind is OpKind.LOAD and span.op.share < 1:
+        if span.op.kind is OpKind.LOAD and span.op.chunk:
             expert = span.op.layer, span.op.experts[0]
             if begun[expert] and id(span) not in needed:
                 turns.append((span.lane, span.start_ns))
-            begun[expert] = (begun[expert] + 1) % round(1 / span.op.share)
+            begun[expert] = (begun[expert] + 1) % span.op.chunk[1]
     for asked, load in made.needed:
         assert not [at for lane, at in turns if lane is load.lane and asked <= at < load.start_ns]
 

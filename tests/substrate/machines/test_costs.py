@@ -192,12 +192,12 @@ def test_layers_that_differ_are_streamed_at_their_own_price():
     assert prices[0] != prices[1] == prices[2]
 
 
-@pytest.mark.parametrize("share", [1 / 2, 1 / 4, 1 / 7])
-def test_a_part_of_a_record_costs_its_bytes_and_every_part_the_fixed_time(share):
-    part = Op(OpKind.LOAD, 0, share=share)
+@pytest.mark.parametrize("chunks", [2, 4, 7])
+def test_a_part_of_a_record_costs_its_bytes_and_every_part_the_fixed_time(chunks):
+    share, part = 1 / chunks, Op(OpKind.LOAD, 0, chunk=(1, chunks))
     assert COSTS.moved_bytes(part) == round(EXPERT_BYTES * share)
     assert COSTS.ns(part, Lane.H2D) == pytest.approx(2_500 + EXPERT_BYTES * share / 26, abs=1)
-    read = Op(OpKind.READ, 0, share=share)
+    read = Op(OpKind.READ, 0, chunk=(1, chunks))
     assert COSTS.ns(read, Lane.DISK) == pytest.approx(50_000 + EXPERT_BYTES * share / 4.6, abs=1)
 
 

@@ -102,12 +102,12 @@ def watched_block(card: FakeCard) -> type[Block]:
             for expert in experts:
                 card.access(("output", id(self), expert), write)
 
-        def compute(self, experts: Any, compute: Any) -> None:
-            super().compute(experts, compute)
+        def compute(self, experts: Any, compute: Any, alone: bool = False) -> None:
+            super().compute(experts, compute, alone)
             self._access(experts, True)
 
-        def compute_on_host(self, experts: Any, compute: Any) -> None:
-            super().compute_on_host(experts, compute)
+        def compute_on_host(self, experts: Any, compute: Any, alone: bool = False) -> None:
+            super().compute_on_host(experts, compute, alone)
             self._access(experts, True)
 
         def weights_now(self) -> Any:

@@ -117,7 +117,7 @@ def test_a_system_that_reads_alone_is_charged_for_it(alone_ns, parallel_reads, n
         (Op(OpKind.PREDICT, 0, (1, 1), (), 0, 0), Lane.DEVICE, 20),
         (Op(OpKind.PREDICT, 0, (1,), (), 20, 20), Lane.DEVICE, 130),
         (Op(OpKind.LOAD, 0, (), (0,)), Lane.H2D, 800),
-        (Op(OpKind.LOAD, 0, (), (0,), share=0.25), Lane.H2D, 200),
+        (Op(OpKind.LOAD, 0, (), (0,), chunk=(3, 4)), Lane.H2D, 200),
         (Op(OpKind.RETURN, 0, (1,), (0,)), Lane.D2H, 3),
     ],
 )

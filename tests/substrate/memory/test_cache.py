@@ -12,19 +12,22 @@ from moebench.substrate.memory.cache import NEVER, ExpertCache
 from moebench.substrate.memory.tier import Tier
 from tests.substrate.engine.fakes import small_shape
 
-RECORD = 7
+#: Bytes of a record in form 0, and in form 1 where there is one.
+RECORD, SMALL = 7, 2
 
 
 def cache_of(
-    slots: int | list[int], scope="global", budget: int | None = None, **dims
+    slots: int | list[int], scope="global", budget: int | None = None, more=(), **dims
 ) -> ExpertCache:
-    tier = Tier("device", int(np.sum(slots)) * RECORD if budget is None else budget)
-    return ExpertCache(small_shape(**dims), slots, scope, tier, RECORD)
+    size = int(np.sum(slots)) * RECORD + sum(count * record for count, record in more)
+    tier = Tier("device", size if budget is None else budget)
+    return ExpertCache(small_shape(**dims), slots, scope, tier, RECORD, more)
 
 
 def computation(cache: ExpertCache, key: int, end_ns: int | None) -> Span:
-    layer, expert = divmod(key, cache.shape.num_experts)
-    return Span(Op(OpKind.EXPERT, layer, (1,), (expert,)), Lane.DEVICE, 0, end_ns)
+    row, expert = divmod(key, cache.shape.num_experts)
+    form, layer = divmod(row, cache.shape.num_layers)
+    return Span(Op(OpKind.EXPERT, layer, (1,), (expert,), form=form), Lane.DEVICE, 0, end_ns)
 
 
 # ----------------------------------------------------------------------------- tiers
@@ -192,6 +195,26 @@ def test_slots_that_are_not_one_number_for_each_layer_are_refused(slots):
     assert "\n" not in str(error.value)
 
 
+# ----------------------------------------------------------------------------- forms
+
+
+def test_records_of_another_form_have_keys_and_slots_of_their_own():
+    cache = cache_of(3, layers=2, more=[(2, SMALL)])
+    assert (cache.slots, cache.capacity, cache.slot_bytes) == (3, 5, 3 * RECORD + 2 * SMALL)
+    assert [cache.key(1, 2), cache.key(1, 2, form=1)] == [6, 2 * 4 + 6]
+    assert cache.expert_of(14) == cache.expert_of(6) == (1, 2)
+    assert [cache.form_of(6), cache.form_of(14)] == [0, 1]
+    assert cache.keys(1, [0, 3], form=1) == [12, 15]
+    cache.claim(14, None)
+    assert cache._tier.used_bytes == SMALL
+    cache.arrive(14, 5)
+    assert cache.whereabouts(1, 5).divide([2]) == ([2], [], [])
+    full, small = cache.whereabouts(1, 5).forms
+    assert (full.is_held(2), small.is_resident(2)) == (False, True)
+    assert not cache.evictable(6, 9).any(), "no record leaves for one of another form"
+    assert np.flatnonzero(cache.evictable(8, 9)).tolist() == [14]
+
+
 # ----------------------------------------------------------------------------- letting go
 
 
@@ -264,7 +287,14 @@ class CacheMachine(RuleBasedStateMachine):
             slots = data.draw(st.integers(self.layers if scope == "layer" else 1, total))
             sizes = [slots // self.layers] * self.layers if scope == "layer" else [slots]
         self.sizes, self.scope = sizes, "layer" if scope == "unequal" else scope
-        self.cache = cache_of(slots, self.scope, layers=self.layers, experts=self.experts, top_k=1)
+        more = []
+        if data.draw(st.booleans()):  # records of a second form, in slots of their own
+            pools = 1 if self.scope == "global" else self.layers
+            each = data.draw(st.integers(1, total // pools))
+            more, self.sizes = [(each * pools, SMALL)], [*sizes, *[each] * pools]
+        self.records = (1 + len(more)) * total
+        dims = {"layers": self.layers, "experts": self.experts, "top_k": 1}
+        self.cache = cache_of(slots, self.scope, more=more, **dims)
         self.now = 1
         #: key → [ready, read until]; pinned keys; those whose computation was submitted.
         self.held: dict[int, list[int]] = {}
@@ -274,10 +304,11 @@ class CacheMachine(RuleBasedStateMachine):
         self.left: list[tuple[int, Span]] = []
 
     def key(self, data) -> int:
-        return data.draw(st.integers(0, self.layers * self.experts - 1))
+        return data.draw(st.integers(0, self.records - 1))
 
     def pool_of(self, key: int) -> int:
-        return 0 if self.scope == "global" else key // self.experts
+        row = key // self.experts
+        return row // self.layers if self.scope == "global" else row
 
     def pool(self, key: int) -> list[int]:
         """Keys that compete with this one."""
@@ -356,7 +387,7 @@ class CacheMachine(RuleBasedStateMachine):
 
     @rule(data=st.data())
     def choose(self, data):
-        keys = data.draw(st.sets(st.integers(0, self.layers * self.experts - 1), max_size=4))
+        keys = data.draw(st.sets(st.integers(0, self.records - 1), max_size=4))
         keys -= self.pinned
         self.cache.pin(sorted(keys))
         self.pinned |= keys
@@ -385,14 +416,26 @@ class CacheMachine(RuleBasedStateMachine):
             return
         cache, now = self.cache, self.now
         cache.check_integrity()
-        assert len({cache.slot_of(k) for k in self.held}) == len(self.held) <= cache.slots
-        everyone = range(self.layers * self.experts)
+        assert len({cache.slot_of(k) for k in self.held}) == len(self.held) <= cache.capacity
+        everyone, total = range(self.records), self.layers * self.experts
+        charged = RECORD * sum(key < total for key in self.held)
+        charged += SMALL * sum(key >= total for key in self.held)
+        tier = cache._tier
+        assert charged <= tier.used_bytes <= cache.slot_bytes <= tier.budget_bytes
         assert [cache.holds(k) for k in everyone] == [k in self.held for k in everyone]
         for layer in range(self.layers):
-            keys = everyone[layer * self.experts : (layer + 1) * self.experts]
-            resident = [self.held.get(k, [NEVER])[0] <= now for k in keys]
-            flying = [k in self.held and self.held[k][0] > now for k in keys]
-            there = cache.whereabouts(layer, now)
+            there, each = cache.whereabouts(layer, now), []
+            for form, where in enumerate(there.forms):
+                keys = [cache.key(layer, expert, form) for expert in range(self.experts)]
+                assert keys[0] == form * total + layer * self.experts
+                each.append([
+                    "" if k not in self.held else "here" if self.held[k][0] <= now else "coming"
+                    for k in keys
+                ])  # fmt: skip
+                assert where.resident_E.tolist() == [state == "here" for state in each[-1]]
+                assert where.in_flight_E.tolist() == [state == "coming" for state in each[-1]]
+            resident = ["here" in states for states in zip(*each, strict=True)]
+            flying = ["coming" in s and "here" not in s for s in zip(*each, strict=True)]
             assert there.resident_E.tolist() == resident
             assert there.in_flight_E.tolist() == flying
             one_by_one = there.divide(range(self.experts))
