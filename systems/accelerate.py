@@ -39,13 +39,7 @@ Deviations and readings:
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
-from moebench.substrate.engine.policies import (
-    Assignment,
-    Eviction,
-    Placement,
-    Prefetching,
-    Routing,
-)
+from moebench.substrate.engine.policies import Assignment, Eviction, Placement, Prefetching, Routing
 from moebench.substrate.engine.system import System
 from moebench.substrate.memory.cache import Scope
 from moebench.substrate.memory.capacity import Budget, Home

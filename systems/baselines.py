@@ -19,13 +19,7 @@ machine's profile that overlap computation.  With the first and the last row it 
 
 from dataclasses import dataclass, field
 
-from moebench.substrate.engine.policies import (
-    Assignment,
-    Eviction,
-    Placement,
-    Prefetching,
-    Routing,
-)
+from moebench.substrate.engine.policies import Assignment, Eviction, Placement, Prefetching, Routing
 from moebench.substrate.engine.system import System
 from moebench.substrate.errors import UsageError
 from moebench.substrate.models.shape import ModelShape

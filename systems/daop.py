@@ -42,14 +42,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from moebench.substrate.engine.decisions import (
-    Active,
-    Fetch,
-    LayerView,
-    Plan,
-    Routed,
-    split,
-)
+from moebench.substrate.engine.decisions import Active, Fetch, LayerView, Plan, Routed, split
 from moebench.substrate.engine.policies import (
     Assignment,
     Eviction,

@@ -51,13 +51,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from moebench.substrate.engine.decisions import Fetch, Forecast, LayerView
-from moebench.substrate.engine.policies import (
-    Assignment,
-    Eviction,
-    Placement,
-    Prefetching,
-    Routing,
-)
+from moebench.substrate.engine.policies import Assignment, Eviction, Placement, Prefetching, Routing
 from moebench.substrate.engine.system import System
 from moebench.substrate.memory.cache import ExpertCache, Scope
 from moebench.substrate.memory.capacity import Budget, Home

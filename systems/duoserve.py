@@ -48,13 +48,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from moebench.substrate.engine.decisions import (
-    Fetch,
-    Forecast,
-    LayerView,
-    best_scores,
-    fetches,
-)
+from moebench.substrate.engine.decisions import Fetch, Forecast, LayerView, best_scores, fetches
 from moebench.substrate.engine.policies import (
     Assignment,
     Eviction,

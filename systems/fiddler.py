@@ -44,13 +44,7 @@ from itertools import accumulate, product
 from typing import Literal, NamedTuple
 
 from moebench.substrate.engine.decisions import Active, Fetch, LayerView, Plan, split
-from moebench.substrate.engine.policies import (
-    Assignment,
-    Eviction,
-    Placement,
-    Prefetching,
-    Routing,
-)
+from moebench.substrate.engine.policies import Assignment, Eviction, Placement, Prefetching, Routing
 from moebench.substrate.engine.system import System
 from moebench.systems.policies.evict import OnePlaceholder
 from moebench.systems.policies.latency import check_history, host_ns_per_token, mean_of_last

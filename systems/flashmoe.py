@@ -46,13 +46,7 @@ from typing import ClassVar
 import numpy as np
 
 from moebench.substrate.engine.decisions import LayerView, Prompts
-from moebench.substrate.engine.policies import (
-    Assignment,
-    Eviction,
-    Placement,
-    Prefetching,
-    Routing,
-)
+from moebench.substrate.engine.policies import Assignment, Eviction, Placement, Prefetching, Routing
 from moebench.substrate.engine.system import System
 from moebench.substrate.errors import UsageError
 from moebench.substrate.memory.cache import ExpertCache, Mask, Scope

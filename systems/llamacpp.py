@@ -41,13 +41,7 @@ from dataclasses import dataclass, field
 from typing import ClassVar
 
 from moebench.substrate.engine.decisions import Active, Fetch, LayerView, Plan
-from moebench.substrate.engine.policies import (
-    Assignment,
-    Eviction,
-    Placement,
-    Prefetching,
-    Routing,
-)
+from moebench.substrate.engine.policies import Assignment, Eviction, Placement, Prefetching, Routing
 from moebench.substrate.engine.system import System
 from moebench.substrate.errors import BudgetError, UsageError
 from moebench.substrate.memory.cache import ExpertCache, Scope

@@ -43,13 +43,7 @@ Deviations and readings, where the sources are silent:
 from dataclasses import dataclass, field
 from functools import partial
 
-from moebench.substrate.engine.policies import (
-    Assignment,
-    Eviction,
-    Placement,
-    Prefetching,
-    Routing,
-)
+from moebench.substrate.engine.policies import Assignment, Eviction, Placement, Prefetching, Routing
 from moebench.substrate.engine.system import System
 from moebench.systems.policies.assign import LoadAll
 from moebench.systems.policies.evict_staged import StagedLRU

@@ -39,13 +39,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from moebench.substrate.engine.decisions import Active, LayerView, Plan, fetches
-from moebench.substrate.engine.policies import (
-    Assignment,
-    Eviction,
-    Placement,
-    Prefetching,
-    Routing,
-)
+from moebench.substrate.engine.policies import Assignment, Eviction, Placement, Prefetching, Routing
 from moebench.substrate.engine.system import System
 from moebench.substrate.memory.cache import ExpertCache, Mask
 from moebench.substrate.models.shape import ModelShape

@@ -38,13 +38,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from moebench.substrate.engine.decisions import Fetch, Forecast, LayerView
-from moebench.substrate.engine.policies import (
-    Assignment,
-    Eviction,
-    Placement,
-    Prefetching,
-    Routing,
-)
+from moebench.substrate.engine.policies import Assignment, Eviction, Placement, Prefetching, Routing
 from moebench.substrate.engine.system import System
 from moebench.substrate.errors import BudgetError, UsageError
 from moebench.substrate.memory.cache import ExpertCache

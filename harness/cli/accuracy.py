@@ -7,31 +7,26 @@ from typing import Annotated
 import typer
 
 from moebench.harness import console
-from moebench.harness.cli.parameters import DATA_DIR, DEFAULT_STORE, JSON, STORE
+from moebench.harness.cli.parameters import DATA_DIR, DEFAULT_STORE, JSON, STORE, option
 from moebench.substrate.errors import UsageError
 
 
 def accuracy(
-    settings: Annotated[str, typer.Option(help="Settings, separated by commas.")] = "S1,S2,S3",
+    settings: Annotated[str, option("Settings, separated by commas.")] = "S1,S2,S3",
     workloads: Annotated[
         str | None,
-        typer.Option(
-            help="Workloads, separated by commas [the generated families and SMoE's five sets]."
-        ),
+        option("Workloads, separated by commas [the generated families and SMoE's five sets]."),
     ] = None,
-    alphas: Annotated[
-        str | None, typer.Option(help="Values of α, separated by commas [SMoE's 13].")
-    ] = None,
+    alphas: Annotated[str | None, option("Values of α, separated by commas [SMoE's 13].")] = None,
     system: Annotated[
-        str, typer.Option(help="System to measure; its routing must have a threshold α.")
+        str, option("System to measure; its routing must have a threshold α.")
     ] = "smoe",
-    prompts: Annotated[int, typer.Option(min=1, help="Examples scored in each cell.")] = 50,
-    seed: Annotated[int, typer.Option(min=0, help="Random seed for drawing the examples.")] = 0,
-    jobs: Annotated[int, typer.Option(min=1, help="Number of worker processes.")] = os.cpu_count()
-    or 1,
+    prompts: Annotated[int, option("Examples scored in each cell.", min=1)] = 50,
+    seed: Annotated[int, option("Random seed for drawing the examples.", min=0)] = 0,
+    jobs: Annotated[int, option("Number of worker processes.", min=1)] = os.cpu_count() or 1,
     out: Annotated[
         Path | None,
-        typer.Option(help="CSV file to update; its other cells are kept [alpha.csv of the store]."),
+        option("CSV file to update; its other cells are kept [alpha.csv of the store]."),
     ] = None,
     data_dir: DATA_DIR = None,
     store: STORE = DEFAULT_STORE,
@@ -68,17 +63,14 @@ def _split(typed: str | None) -> list[str]:
 
 def check(
     file: Annotated[
-        Path | None,
-        typer.Option(help="YAML file with the cells to check, as of a sweep [the shipped cells]."),
+        Path | None, option("YAML file with the cells to check, as of a sweep [the shipped cells].")
     ] = None,
     references: Annotated[
-        Path | None, typer.Option(help="With --file: folder that holds the accepted figures.")
+        Path | None, option("With --file: folder that holds the accepted figures.")
     ] = None,
-    update: Annotated[
-        bool, typer.Option(help="Accept the figures measured now as the reference.")
-    ] = False,
+    update: Annotated[bool, option("Accept the figures measured now as the reference.")] = False,
     jobs: Annotated[
-        int, typer.Option(min=0, help="Number of worker processes; 0 runs in this one.")
+        int, option("Number of worker processes; 0 runs in this one.", min=0)
     ] = os.cpu_count() or 1,
     data_dir: DATA_DIR = None,
     json: JSON = False,

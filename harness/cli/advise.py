@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from moebench.harness.cli.options import Changed, takes
-from moebench.harness.cli.parameters import DATA_DIR, DEFAULT_STORE, JSON, STORE
+from moebench.harness.cli.parameters import DATA_DIR, DEFAULT_STORE, JSON, STORE, option
 
 if TYPE_CHECKING:
     from moebench.harness.advise.choose import By, Candidate, Demand
@@ -33,26 +33,22 @@ TO_TRY = 3
 def advise(
     *,
     tpot_ms: Annotated[
-        float | None, typer.Option("--tpot-ms", min=0, help="Highest acceptable TPOT, in ms.")
+        float | None, option("Highest acceptable TPOT, in ms.", "--tpot-ms", min=0)
     ] = None,
     accuracy_loss: Annotated[
-        float | None, typer.Option(min=0, help="Highest acceptable loss, in the unit of --by.")
+        float | None, option("Highest acceptable loss, in the unit of --by.", min=0)
     ] = None,
     by: Annotated[
         str,
-        typer.Option(
-            help="Loss: kl (nats per token), agreement (% of differing tokens) or score (points)."
-        ),
+        option("Loss: kl (nats per token), agreement (% of differing tokens) or score (points)."),
     ] = "kl",
     given: dict[str, Any],
-    systems: Annotated[str | None, typer.Option(help="Systems, separated by commas [all].")] = None,
+    systems: Annotated[str | None, option("Systems, separated by commas [all].")] = None,
     alphas: Annotated[
-        str | None,
-        typer.Option(help="Values of α to measure first, separated by commas [0 to 0.6 by 0.1]."),
+        str | None, option("Values of α to measure first, separated by commas [0 to 0.6 by 0.1].")
     ] = None,
     jobs: Annotated[
-        int,
-        typer.Option(min=0, help="Number of worker processes [one per core]; 0 runs in this one."),
+        int, option("Number of worker processes [one per core]; 0 runs in this one.", min=0)
     ] = os.cpu_count() or 1,
     data_dir: DATA_DIR = None,
     store: STORE = DEFAULT_STORE,

@@ -22,9 +22,7 @@ from moebench.harness.cli import (
     trace,
     usage_errors,
 )
-from moebench.harness.cli import (
-    list as listing,
-)
+from moebench.harness.cli import list as listing
 from moebench.harness.cli.completion import CompletingGroup
 from moebench.harness.cli.usage_errors import adapt_options, check_typed, with_value
 

@@ -4,11 +4,9 @@ import json as json_text
 from pathlib import Path
 from typing import Annotated, Any
 
-import typer
-
 from moebench.harness import console
 from moebench.harness.cli.options import Changed, takes
-from moebench.harness.cli.parameters import DATA_DIR, DEFAULT_STORE, JSON, STORE
+from moebench.harness.cli.parameters import DATA_DIR, DEFAULT_STORE, JSON, STORE, option
 from moebench.substrate.errors import InputError, UsageError
 
 #: The systems that `moebench validate` runs by default.
@@ -27,9 +25,7 @@ CHANGED = {
 
 @takes(*MEASURED, **CHANGED)
 def calibrate(
-    out: Annotated[
-        Path, typer.Option(help="File to write the profile to; its name ends in .yaml.")
-    ],
+    out: Annotated[Path, option("File to write the profile to; its name ends in .yaml.")],
     given: dict[str, Any],
     store: STORE = DEFAULT_STORE,
     json: JSON = False,
@@ -81,29 +77,22 @@ def calibrate(
     prompts=Changed(default=4, min=1), new_tokens=Changed(default=16, min=2),
 )  # fmt: skip
 def validate(
-    profile: Annotated[Path, typer.Option(help="Profile written by moebench calibrate.")],
+    profile: Annotated[Path, option("Profile written by moebench calibrate.")],
     given: dict[str, Any],
     systems: Annotated[
-        str | None, typer.Option(help="Systems, separated by commas [seven of different kinds].")
+        str | None, option("Systems, separated by commas [seven of different kinds].")
     ] = None,
     set_: Annotated[
-        list[str] | None,
-        typer.Option("--set", help="Option of one system, as system.key=value; repeatable."),
+        list[str] | None, option("Option of one system, as system.key=value; repeatable.", "--set")
     ] = None,
-    repeats: Annotated[
-        int, typer.Option(min=1, help="Measured runs of each system; the median is used.")
-    ] = 3,
+    repeats: Annotated[int, option("Measured runs of each system; the median is used.", min=1)] = 3,
     data_dir: DATA_DIR = None,
     store: STORE = DEFAULT_STORE,
-    out: Annotated[Path | None, typer.Option(help="File to write the table to, as JSON.")] = None,
+    out: Annotated[Path | None, option("File to write the table to, as JSON.")] = None,
     json: JSON = False,
 ) -> None:
     """Compare measured with simulated latencies of systems on this computer."""
-    from moebench.harness.arguments import (
-        find_data_dir,
-        require_file,
-        require_writable,
-    )
+    from moebench.harness.arguments import find_data_dir, require_file, require_writable
 
     checkpoint, link_gb_s = _measured(given)
     if out is not None:

@@ -4,10 +4,8 @@ import json as json_text
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
-import typer
-
 from moebench.harness import console
-from moebench.harness.cli.parameters import DEFAULT_STORE, JSON, STORE
+from moebench.harness.cli.parameters import DEFAULT_STORE, JSON, STORE, argument, option
 from moebench.substrate.errors import UsageError
 
 if TYPE_CHECKING:
@@ -20,26 +18,24 @@ Wanted = Mapping[str, str | None]
 
 def compare(
     runs: Annotated[
-        list[str] | None, typer.Argument(help="Two run ids or two systems, to compare pairwise.")
+        list[str] | None, argument("Two run ids or two systems, to compare pairwise.")
     ] = None,
-    systems: Annotated[str | None, typer.Option(help="Systems, separated by commas [all].")] = None,
+    systems: Annotated[str | None, option("Systems, separated by commas [all].")] = None,
     settings: Annotated[
-        str | None, typer.Option(help="Settings, separated by commas; see moebench list settings.")
+        str | None, option("Settings, separated by commas; see moebench list settings.")
     ] = None,
     workloads: Annotated[
-        str | None, typer.Option(help="Workloads to average over, separated by commas [all].")
+        str | None, option("Workloads to average over, separated by commas [all].")
     ] = None,
     batches: Annotated[
-        str | None, typer.Option(help="Batch sizes, one table for each, separated by commas [all].")
+        str | None, option("Batch sizes, one table for each, separated by commas [all].")
     ] = None,
     mixed: Annotated[
         str | None,
-        typer.Option(
-            help="Conditions that may differ within a table and are marked: software, prompts, ..."
-        ),
+        option("Conditions that may differ within a table and are marked: software, prompts, ..."),
     ] = None,
     store: STORE = DEFAULT_STORE,
-    markdown: Annotated[bool, typer.Option("--markdown", help="Print Markdown.")] = False,
+    markdown: Annotated[bool, option("Print Markdown.", "--markdown")] = False,
     json: JSON = False,
 ) -> None:
     """Compare stored systems under equal conditions: bytes, precision, prompts, software."""

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from moebench.harness import console
-from moebench.harness.cli.parameters import DATA_DIR, DEFAULT_STORE, JSON, STORE
+from moebench.harness.cli.parameters import DATA_DIR, DEFAULT_STORE, JSON, STORE, option
 from moebench.substrate.errors import MoeBenchError, UsageError
 
 if TYPE_CHECKING:
@@ -22,16 +22,12 @@ if TYPE_CHECKING:
 def doctor(
     system: Annotated[
         str | None,
-        typer.Option(
-            help="Check a system instead of the installation: a name, module:Class, or all."
-        ),
+        option("Check a system instead of the installation: a name, module:Class, or all."),
     ] = None,
     variant: Annotated[
-        str | None,
-        typer.Option(help="Variant of the system to check: published or shipped [both]."),
+        str | None, option("Variant of the system to check: published or shipped [both].")
     ] = None,
-    jobs: Annotated[int, typer.Option(min=1, help="Number of worker processes.")] = os.cpu_count()
-    or 1,
+    jobs: Annotated[int, option("Number of worker processes.", min=1)] = os.cpu_count() or 1,
     data_dir: DATA_DIR = None,
     store: STORE = DEFAULT_STORE,
     json: JSON = False,

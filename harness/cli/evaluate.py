@@ -4,10 +4,8 @@ import json as json_module
 from pathlib import Path
 from typing import Annotated, Any
 
-import typer
-
 from moebench.harness.cli.options import Changed, takes
-from moebench.harness.cli.parameters import DATA_DIR, DEFAULT_STORE, JSON, STORE
+from moebench.harness.cli.parameters import DATA_DIR, DEFAULT_STORE, JSON, STORE, option
 from moebench.results.spec import OPTIONS
 
 #: An evaluator computes answers, and chooses questions itself.
@@ -17,37 +15,29 @@ OFFERED = [name for name, option in OPTIONS.items() if "evaluated" in option.on]
 @takes(*OFFERED, batch=Changed("Requests decoded together."),
        seed=Changed("Random seed for drawing the examples.", default=0, min=0))  # fmt: skip
 def evaluate(
-    engine: Annotated[str, typer.Option(help="Evaluator: lm-eval or opencompass.")],
-    tasks: Annotated[str, typer.Option(help="Workloads, separated by commas.")],
+    engine: Annotated[str, option("Evaluator: lm-eval or opencompass.")],
+    tasks: Annotated[str, option("Workloads, separated by commas.")],
     given: dict[str, Any],
-    prompts: Annotated[int, typer.Option(min=1, help="Examples of each task.")] = 32,
+    prompts: Annotated[int, option("Examples of each task.", min=1)] = 32,
     few_shot: Annotated[
-        str,
-        typer.Option(
-            help="Worked examples before each question; paper: as many as the paper used."
-        ),
+        str, option("Worked examples before each question; paper: as many as the paper used.")
     ] = "0",
     mode: Annotated[
         str | None,
-        typer.Option(
-            help="How likelihoods are computed: by decode [default] or by one prefill pass."
-        ),
+        option("How likelihoods are computed: by decode [default] or by one prefill pass."),
     ] = None,
     max_length: Annotated[
-        int | None, typer.Option(help="Longest text in tokens [2048, or the model's maximum].")
+        int | None, option("Longest text in tokens [2048, or the model's maximum].")
     ] = None,
     task_files: Annotated[
-        Path | None,
-        typer.Option(help="With lm-eval: write the task files to this folder and exit."),
+        Path | None, option("With lm-eval: write the task files to this folder and exit.")
     ] = None,
     keep: Annotated[
-        Path | None, typer.Option(help="Folder in which the evaluator's own files are kept.")
+        Path | None, option("Folder in which the evaluator's own files are kept.")
     ] = None,
     data_dir: DATA_DIR = None,
     store: STORE = DEFAULT_STORE,
-    force: Annotated[
-        bool, typer.Option(help="Evaluate again even if the result is stored.")
-    ] = False,
+    force: Annotated[bool, option("Evaluate again even if the result is stored.")] = False,
     json: JSON = False,
 ) -> None:
     """Evaluate a system with lm-eval or OpenCompass on local data; store and show the scores."""

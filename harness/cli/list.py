@@ -4,10 +4,8 @@ from collections.abc import Sequence
 from enum import StrEnum
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
-
 from moebench.harness import console
-from moebench.harness.cli.parameters import JSON
+from moebench.harness.cli.parameters import JSON, option
 from moebench.substrate.errors import UsageError
 
 if TYPE_CHECKING:
@@ -31,10 +29,7 @@ class Listing(StrEnum):
 def list_(
     what: Listing,
     long: Annotated[
-        bool,
-        typer.Option(
-            "--long", help="Print systems in full, or options or figures as a Markdown table."
-        ),
+        bool, option("Print systems in full, or options or figures as a Markdown table.", "--long")
     ] = False,
     json: JSON = False,
 ) -> None:

@@ -8,7 +8,7 @@ import typer
 
 from moebench.harness import console
 from moebench.harness.cli.options import Changed, takes
-from moebench.harness.cli.parameters import DATA_DIR, DEFAULT_STORE, JSON, STORE
+from moebench.harness.cli.parameters import DATA_DIR, DEFAULT_STORE, JSON, STORE, argument, option
 from moebench.results.spec import OPTIONS
 from moebench.substrate.errors import InputError, UsageError
 
@@ -24,8 +24,8 @@ app = typer.Typer(
 
 @app.command()
 def init(
-    name: Annotated[str, typer.Argument(help="Name of the machine; the file is NAME.yaml.")],
-    force: Annotated[bool, typer.Option("--force", help="Overwrite an existing file.")] = False,
+    name: Annotated[str, argument("Name of the machine; the file is NAME.yaml.")],
+    force: Annotated[bool, option("Overwrite an existing file.", "--force")] = False,
 ) -> None:
     """Write a commented profile of this computer; numbers that cannot be read are estimates."""
     from moebench.harness.machines.survey import draft, survey
@@ -56,10 +56,8 @@ def init(
 
 @app.command()
 def show(
-    machine: Annotated[str, typer.Argument(help="Profile's name, or a .yaml file.")],
-    software: Annotated[
-        str | None, typer.Option(help="Kind of software; see moebench list software.")
-    ] = None,
+    machine: Annotated[str, argument("Profile's name, or a .yaml file.")],
+    software: Annotated[str | None, option("Kind of software; see moebench list software.")] = None,
     json_: JSON = False,
 ) -> None:
     """Show every number of a profile with its unit, range, badge, source and effect."""
@@ -92,11 +90,9 @@ def show(
 
 @app.command()
 def diff(
-    first: Annotated[str, typer.Argument(help="Profile's name, or a .yaml file.")],
-    second: Annotated[str, typer.Argument(help="Profile's name, or a .yaml file.")],
-    software: Annotated[
-        str | None, typer.Option(help="Kind of software; see moebench list software.")
-    ] = None,
+    first: Annotated[str, argument("Profile's name, or a .yaml file.")],
+    second: Annotated[str, argument("Profile's name, or a .yaml file.")],
+    software: Annotated[str | None, option("Kind of software; see moebench list software.")] = None,
     json_: JSON = False,
 ) -> None:
     """Show the numbers that differ between two profiles."""
@@ -155,9 +151,7 @@ def _text(value: Any) -> str:
 
 
 @app.command()
-def components(
-    json_: JSON = False,
-) -> None:
+def components(json_: JSON = False) -> None:
     """Compare published component times with the cost model's times."""
     from moebench.reports.sections.components import HEADERS, table
     from moebench.substrate.analysis.components import documents
@@ -179,7 +173,7 @@ def components(
 def sensitivity(
     given: dict[str, Any],
     tokens: Annotated[
-        int, typer.Option(min=2, help="Tokens of the first batch to replay at each end of a range.")
+        int, option("Tokens of the first batch to replay at each end of a range.", min=2)
     ] = 17,
     data_dir: DATA_DIR = None,
     store: STORE = DEFAULT_STORE,

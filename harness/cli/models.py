@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from moebench.harness import console
-from moebench.harness.cli.parameters import JSON
+from moebench.harness.cli.parameters import JSON, argument, option
 from moebench.substrate.errors import InputError, UnknownNameError, UsageError
 
 if TYPE_CHECKING:
@@ -50,35 +50,25 @@ def list_(json: JSON = False) -> None:
 
 @app.command()
 def train(
-    name: Annotated[str, typer.Argument(help="See: moebench models list.")],
-    data_dir: Annotated[
-        Path | None, typer.Option(help="Folder that contains the training sets.")
-    ] = None,
+    name: Annotated[str, argument("See: moebench models list.")],
+    data_dir: Annotated[Path | None, option("Folder that contains the training sets.")] = None,
     start: Annotated[
         Path | None,
-        typer.Option(
-            "--from", help="Trained model to fine-tune towards the routing locality of its family."
-        ),
+        option("Trained model to fine-tune towards the routing locality of its family.", "--from"),
     ] = None,
-    out: Annotated[
-        Path | None, typer.Option(help="[default: .moebench/models/NAME, or NAME-local]")
-    ] = None,
+    out: Annotated[Path | None, option("[default: .moebench/models/NAME, or NAME-local]")] = None,
     tokens: Annotated[
-        int | None,
-        typer.Option(min=1, help="Training tokens [4M; with --from 400k to 800k]."),
+        int | None, option("Training tokens [4M; with --from 400k to 800k].", min=1)
     ] = None,
     seed: Annotated[
         int | None,
-        typer.Option(
-            min=0, help="Random seed for weights and data [0; with --from the earlier one]."
-        ),
+        option("Random seed for weights and data [0; with --from the earlier one].", min=0),
     ] = None,
     balance: Annotated[
-        float | None,
-        typer.Option(min=0, help="Weight of the load-balancing loss [0.08, decreasing to half]."),
+        float | None, option("Weight of the load-balancing loss [0.08, decreasing to half].", min=0)
     ] = None,
-    device: Annotated[Device, typer.Option(help="PyTorch device to train on.")] = Device.cpu,
-    threads: Annotated[int, typer.Option(min=1, help="Number of CPU threads.")] = 1,
+    device: Annotated[Device, option("PyTorch device to train on.")] = Device.cpu,
+    threads: Annotated[int, option("Number of CPU threads.", min=1)] = 1,
 ) -> None:
     """Train a scale model; the same command resumes an interrupted training."""
     from moebench.harness.arguments import find_data_dir
@@ -123,22 +113,16 @@ def train(
 
 @app.command("import")
 def import_(
-    source: Annotated[
-        Path, typer.Argument(metavar="DIR", help="Folder of a Hugging Face checkpoint.")
-    ],
+    source: Annotated[Path, argument("Folder of a Hugging Face checkpoint.", metavar="DIR")],
     out: Annotated[
-        Path | None,
-        typer.Option(help="[default: .moebench/weights/NAME; of a scale model, models]"),
+        Path | None, option("[default: .moebench/weights/NAME; of a scale model, models]")
     ] = None,
     dtype: Annotated[
         str | None,
-        typer.Option(
-            help="Precision of the expert records: fp32 [computation precision], bf16 or fp16."
-        ),
+        option("Precision of the expert records: fp32 [computation precision], bf16 or fp16."),
     ] = None,
     scale: Annotated[
-        str | None,
-        typer.Option(help="Import the checkpoint as the scale model of this full-size model."),
+        str | None, option("Import the checkpoint as the scale model of this full-size model.")
     ] = None,
 ) -> None:
     """Split a checkpoint into non-expert weights and expert records, or import a scale model."""
@@ -188,9 +172,9 @@ def _import_weights(source: Path, out: Path | None, precision: str) -> None:
 
 @app.command()
 def fetch(
-    repo: Annotated[str, typer.Argument(metavar="REPO", help="Repository on the hub: OWNER/NAME.")],
-    out: Annotated[Path | None, typer.Option(help="[default: .moebench/hub/OWNER/NAME]")] = None,
-    revision: Annotated[str | None, typer.Option(help="Branch, tag or commit [main].")] = None,
+    repo: Annotated[str, argument("Repository on the hub: OWNER/NAME.", metavar="REPO")],
+    out: Annotated[Path | None, option("[default: .moebench/hub/OWNER/NAME]")] = None,
+    revision: Annotated[str | None, option("Branch, tag or commit [main].")] = None,
 ) -> None:
     """Download a checkpoint from the Hugging Face hub; existing files are kept."""
     from moebench.harness.hub import fetch as download
@@ -206,19 +190,15 @@ def fetch(
 @app.command()
 def verify(
     target: Annotated[
-        str | None,
-        typer.Argument(metavar="NAME|DIR", help="Scale model or folder of imported weights."),
+        str | None, argument("Scale model or folder of imported weights.", metavar="NAME|DIR")
     ] = None,
-    all_: Annotated[bool, typer.Option("--all", help="Verify every shipped scale model.")] = False,
+    all_: Annotated[bool, option("Verify every shipped scale model.", "--all")] = False,
     data_dir: Annotated[
-        Path | None,
-        typer.Option(help="Folder of evaluation sets; adds routing statistics on prose."),
+        Path | None, option("Folder of evaluation sets; adds routing statistics on prose.")
     ] = None,
-    quick: Annotated[
-        bool, typer.Option(help="Use 32 exercises of each family instead of 100.")
-    ] = False,
+    quick: Annotated[bool, option("Use 32 exercises of each family instead of 100.")] = False,
     write: Annotated[
-        bool, typer.Option(help="Update the manifest and the table in the documentation.")
+        bool, option("Update the manifest and the table in the documentation.")
     ] = False,
     json: JSON = False,
 ) -> None:
@@ -267,11 +247,9 @@ def _verify_weights(path: Path, json: bool) -> None:
 @app.command()
 def targets(
     data_dir: Annotated[
-        Path | None, typer.Option(help="Data folder whose traces/ contains the recordings.")
+        Path | None, option("Data folder whose traces/ contains the recordings.")
     ] = None,
-    write: Annotated[
-        bool, typer.Option(help="Write the measured ranges to the target file.")
-    ] = False,
+    write: Annotated[bool, option("Write the measured ranges to the target file.")] = False,
     json: JSON = False,
 ) -> None:
     """Measure the routing of real models' recordings and compare it with the target file."""

@@ -1,13 +1,24 @@
-"""Typer options that several commands share."""
+"""Typer options that several commands share, and short forms of Typer's constructors."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
-STORE = Annotated[Path, typer.Option(help="Folder in which results are stored.", show_default=True)]
+
+def option(text: str, *names: str, **more: Any) -> Any:
+    """Return a Typer option with its help text; ``names`` replace the parameter's own name."""
+    return typer.Option(*names, help=text, **more)
+
+
+def argument(text: str, **more: Any) -> Any:
+    """Return a Typer argument with its help text."""
+    return typer.Argument(help=text, **more)
+
+
+STORE = Annotated[Path, option("Folder in which results are stored.", show_default=True)]
 DEFAULT_STORE = Path(".moebench")
-JSON = Annotated[bool, typer.Option("--json", help="Print one JSON document on stdout.")]
+JSON = Annotated[bool, option("Print one JSON document on stdout.", "--json")]
 DATA_DIR = Annotated[
-    Path | None, typer.Option(help="Folder of evaluation sets, or hub: [generated sets only].")
+    Path | None, option("Folder of evaluation sets, or hub: [generated sets only].")
 ]

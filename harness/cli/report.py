@@ -6,10 +6,8 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
-
 from moebench.harness import console
-from moebench.harness.cli.parameters import DEFAULT_STORE, JSON, STORE
+from moebench.harness.cli.parameters import DEFAULT_STORE, JSON, STORE, option
 from moebench.substrate.errors import UsageError
 
 if TYPE_CHECKING:
@@ -31,29 +29,19 @@ LISTED = 50
 
 
 def report(
-    html: Annotated[
-        Path | None, typer.Option(help="File to write the offline HTML page to.")
-    ] = None,
-    csv: Annotated[Path | None, typer.Option(help="Folder for the tables as CSV.")] = None,
-    latex: Annotated[Path | None, typer.Option(help="Folder for the tables as LaTeX.")] = None,
-    figures: Annotated[
-        Path | None, typer.Option(help="Folder for the figures as SVG and PDF.")
-    ] = None,
-    markdown: Annotated[bool, typer.Option("--markdown", help="Print Markdown.")] = False,
-    intervals: Annotated[
-        bool, typer.Option("--intervals", help="Print 95 % intervals after means.")
-    ] = False,
+    html: Annotated[Path | None, option("File to write the offline HTML page to.")] = None,
+    csv: Annotated[Path | None, option("Folder for the tables as CSV.")] = None,
+    latex: Annotated[Path | None, option("Folder for the tables as LaTeX.")] = None,
+    figures: Annotated[Path | None, option("Folder for the figures as SVG and PDF.")] = None,
+    markdown: Annotated[bool, option("Print Markdown.", "--markdown")] = False,
+    intervals: Annotated[bool, option("Print 95 % intervals after means.", "--intervals")] = False,
     accuracy: Annotated[
         Path | None,
-        typer.Option(
-            help="Table of moebench accuracy [alpha.csv of the store, else the shipped one]."
-        ),
+        option("Table of moebench accuracy [alpha.csv of the store, else the shipped one]."),
     ] = None,
     claims: Annotated[
         Path | None,
-        typer.Option(
-            help="Folder written by moebench reproduce [claims in the store, else the shipped one]."
-        ),
+        option("Folder written by moebench reproduce [claims in the store, else the shipped one]."),
     ] = None,
     store: STORE = DEFAULT_STORE,
     json: JSON = False,
@@ -66,9 +54,9 @@ def report(
 
     if html is not None:
         require_file("--html", html)
-    for option, folder in (("--csv", csv), ("--latex", latex), ("--figures", figures)):
+    for name, folder in (("--csv", csv), ("--latex", latex), ("--figures", figures)):
         if folder is not None:
-            require_folder(option, folder)
+            require_folder(name, folder)
     opened = Store(store)
     runs, failed = opened.runs(), opened.cells("failed")
     console.say_left_out(opened)

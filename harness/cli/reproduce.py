@@ -7,10 +7,8 @@ from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-import typer
-
 from moebench.harness import console
-from moebench.harness.cli.parameters import DATA_DIR, DEFAULT_STORE, JSON, STORE
+from moebench.harness.cli.parameters import DATA_DIR, DEFAULT_STORE, JSON, STORE, option
 
 if TYPE_CHECKING:
     from moebench.harness.reproduce.claim import PaperClaims
@@ -30,23 +28,14 @@ class Which(StrEnum):
 def reproduce(
     paper: Which,
     quick: Annotated[
-        bool, typer.Option("--quick", help="Use fewer prompts; takes minutes instead of hours.")
+        bool, option("Use fewer prompts; takes minutes instead of hours.", "--quick")
     ] = False,
-    jobs: Annotated[int, typer.Option(min=1, help="Number of worker processes.")] = os.cpu_count()
-    or 1,
-    retry_failed: Annotated[
-        bool, typer.Option("--retry-failed", help="Run failed cells again.")
-    ] = False,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="List the cells and exit.")] = False,
-    markdown: Annotated[
-        bool, typer.Option("--markdown", help="Print Markdown, with explanations.")
-    ] = False,
-    out: Annotated[
-        Path | None, typer.Option(help="Folder for the results [claims in the store].")
-    ] = None,
-    figures: Annotated[
-        Path | None, typer.Option(help="Folder for the figures as SVG and PDF.")
-    ] = None,
+    jobs: Annotated[int, option("Number of worker processes.", min=1)] = os.cpu_count() or 1,
+    retry_failed: Annotated[bool, option("Run failed cells again.", "--retry-failed")] = False,
+    dry_run: Annotated[bool, option("List the cells and exit.", "--dry-run")] = False,
+    markdown: Annotated[bool, option("Print Markdown, with explanations.", "--markdown")] = False,
+    out: Annotated[Path | None, option("Folder for the results [claims in the store].")] = None,
+    figures: Annotated[Path | None, option("Folder for the figures as SVG and PDF.")] = None,
     data_dir: DATA_DIR = None,
     store: STORE = DEFAULT_STORE,
     json: JSON = False,

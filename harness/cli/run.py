@@ -4,10 +4,8 @@ import json as json_
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
-
 from moebench.harness.cli.options import takes
-from moebench.harness.cli.parameters import DATA_DIR, DEFAULT_STORE, JSON, STORE
+from moebench.harness.cli.parameters import DATA_DIR, DEFAULT_STORE, JSON, STORE, option
 from moebench.results.spec import OPTIONS
 
 if TYPE_CHECKING:
@@ -19,21 +17,18 @@ def run(
     given: dict[str, Any],
     seeds: Annotated[
         int | None,
-        typer.Option(
+        option(
+            "Number of seeds, counted from --seed; prints means and 95 % intervals.",
             min=2,
             max=1000,
-            help="Number of seeds, counted from --seed; prints means and 95 % intervals.",
         ),
     ] = None,
     data_dir: DATA_DIR = None,
     store: STORE = DEFAULT_STORE,
-    timeline: Annotated[
-        Path | None, typer.Option(help="File to write a Perfetto trace to.")
-    ] = None,
-    force: Annotated[bool, typer.Option(help="Run again even if the result is stored.")] = False,
+    timeline: Annotated[Path | None, option("File to write a Perfetto trace to.")] = None,
+    force: Annotated[bool, option("Run again even if the result is stored.")] = False,
     no_interval: Annotated[
-        bool,
-        typer.Option("--no-interval", help="Do not compute the intervals of simulated latencies."),
+        bool, option("Do not compute the intervals of simulated latencies.", "--no-interval")
     ] = False,
     json: JSON = False,
 ) -> None:

@@ -3,14 +3,12 @@
 import json as json_text
 from typing import Annotated, Any
 
-import typer
-
 from moebench.harness import console
-from moebench.harness.cli.parameters import DEFAULT_STORE, JSON, STORE
+from moebench.harness.cli.parameters import DEFAULT_STORE, JSON, STORE, argument, option
 
 
 def show(
-    run: Annotated[str, typer.Argument(help="Run id, or its first characters.")],
+    run: Annotated[str, argument("Run id, or its first characters.")],
     store: STORE = DEFAULT_STORE,
     json: JSON = False,
 ) -> None:
@@ -41,7 +39,7 @@ def _text(value: Any) -> str:
 
 
 def rm(
-    runs: Annotated[list[str], typer.Argument(help="Run ids, or their first characters.")],
+    runs: Annotated[list[str], argument("Run ids, or their first characters.")],
     store: STORE = DEFAULT_STORE,
 ) -> None:
     """Remove all named runs and their samples from the store; remove none if one is unknown."""
@@ -56,7 +54,7 @@ def rm(
 
 def gc(
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="List what would be removed; remove nothing.")
+        bool, option("List what would be removed; remove nothing.", "--dry-run")
     ] = False,
     store: STORE = DEFAULT_STORE,
     json: JSON = False,

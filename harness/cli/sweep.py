@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from moebench.harness.cli.options import Changed, takes_axes
-from moebench.harness.cli.parameters import DATA_DIR, DEFAULT_STORE, JSON, STORE
+from moebench.harness.cli.parameters import DATA_DIR, DEFAULT_STORE, JSON, STORE, argument, option
 
 if TYPE_CHECKING:
     from moebench.harness.sweep.execute import Open
@@ -26,26 +26,21 @@ QUICK_S = 0.8
 def sweep(
     axes: dict[str, str],
     file: Annotated[
-        Path | None, typer.Argument(help="YAML file of axes, or a shipped sweep: standard, ...")
+        Path | None, argument("YAML file of axes, or a shipped sweep: standard, ...")
     ] = None,
     set_: Annotated[
         list[str] | None,
-        typer.Option("--set", help="Option of the systems in all cells, as key=value; repeatable."),
+        option("Option of the systems in all cells, as key=value; repeatable.", "--set"),
     ] = None,
     jobs: Annotated[
-        int | None,
-        typer.Option(min=0, help="Number of worker processes [one per core]; 0 runs in this one."),
+        int | None, option("Number of worker processes [one per core]; 0 runs in this one.", min=0)
     ] = None,
-    ray: Annotated[
-        str | None, typer.Option(help="Run on a Ray cluster: its address, or auto.")
-    ] = None,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="List the cells and exit.")] = False,
-    force: Annotated[bool, typer.Option("--force", help="Run stored cells again.")] = False,
-    retry_failed: Annotated[
-        bool, typer.Option("--retry-failed", help="Run failed cells again.")
-    ] = False,
+    ray: Annotated[str | None, option("Run on a Ray cluster: its address, or auto.")] = None,
+    dry_run: Annotated[bool, option("List the cells and exit.", "--dry-run")] = False,
+    force: Annotated[bool, option("Run stored cells again.", "--force")] = False,
+    retry_failed: Annotated[bool, option("Run failed cells again.", "--retry-failed")] = False,
     no_samples: Annotated[
-        bool, typer.Option("--no-samples", help="Do not keep the time of every token.")
+        bool, option("Do not keep the time of every token.", "--no-samples")
     ] = False,
     data_dir: DATA_DIR = None,
     store: STORE = DEFAULT_STORE,

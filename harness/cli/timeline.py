@@ -4,10 +4,8 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
-
 from moebench.harness import console
-from moebench.harness.cli.parameters import DEFAULT_STORE, STORE
+from moebench.harness.cli.parameters import DEFAULT_STORE, STORE, argument, option
 from moebench.substrate.errors import UsageError
 
 if TYPE_CHECKING:
@@ -15,9 +13,9 @@ if TYPE_CHECKING:
 
 
 def timeline(
-    run: Annotated[str, typer.Argument(help="Run id, or its first characters.")],
+    run: Annotated[str, argument("Run id, or its first characters.")],
     out: Annotated[
-        Path | None, typer.Option(help="File to write the Perfetto trace to [RUN.trace.json].")
+        Path | None, option("File to write the Perfetto trace to [RUN.trace.json].")
     ] = None,
     store: STORE = DEFAULT_STORE,
 ) -> None:

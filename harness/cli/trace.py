@@ -9,7 +9,7 @@ import typer
 
 from moebench.harness import console
 from moebench.harness.cli.options import Changed, takes
-from moebench.harness.cli.parameters import JSON
+from moebench.harness.cli.parameters import JSON, argument, option
 from moebench.harness.cli.trace_caches import caches
 from moebench.substrate.errors import UsageError
 
@@ -24,7 +24,7 @@ app = typer.Typer(
 #: Tokens that a trace's statistics are measured on.
 STATISTICS_TOKENS = 4096
 
-OUT = Annotated[Path, typer.Option(help="Folder to write the trace to; it must not exist.")]
+OUT = Annotated[Path, option("Folder to write the trace to; it must not exist.")]
 
 
 class Kept(StrEnum):
@@ -43,34 +43,26 @@ class Kept(StrEnum):
 )  # fmt: skip
 def record(
     out: Annotated[
-        Path,
-        typer.Option(
-            help="Folder to write the trace to; with several traces, their parent folder."
-        ),
+        Path, option("Folder to write the trace to; with several traces, their parent folder.")
     ],
     given: dict[str, Any],
     workload: Annotated[
         str | None,
-        typer.Option(
-            "--workload", "--workloads", help="Workloads, separated by commas; one trace for each."
-        ),
+        option("Workloads, separated by commas; one trace for each.", "--workload", "--workloads"),
     ] = None,
-    all_: Annotated[bool, typer.Option("--all", help="Record every shipped scale model.")] = False,
+    all_: Annotated[bool, option("Record every shipped scale model.", "--all")] = False,
     scores: Annotated[
-        Kept,
-        typer.Option(
-            help="Type of the stored scores; a float32 trace replays exactly as the live run."
-        ),
+        Kept, option("Type of the stored scores; a float32 trace replays exactly as the live run.")
     ] = Kept.float16,
     states: Annotated[
         bool | None,
-        typer.Option(
+        option(
+            "Record hidden states and embeddings as well [for scale models].",
             "--states/--no-states",
-            help="Record hidden states and embeddings as well [for scale models].",
             show_default=False,
         ),
     ] = None,
-    data_dir: Annotated[Path | None, typer.Option(help="Folder of evaluation sets.")] = None,
+    data_dir: Annotated[Path | None, option("Folder of evaluation sets.")] = None,
 ) -> None:
     """Record the routing of a run; with float16 the run itself uses the rounded scores."""
     from moebench.harness.arguments import find_data_dir
@@ -84,14 +76,10 @@ def record(
 
 @app.command()
 def info(
-    trace: Annotated[
-        str, typer.Argument(metavar="DIR", help="Folder of a trace, or a shipped trace's name.")
-    ],
+    trace: Annotated[str, argument("Folder of a trace, or a shipped trace's name.", metavar="DIR")],
     tokens: Annotated[
         int,
-        typer.Option(
-            min=1, help="Compute statistics over the first sequences, up to this number of tokens."
-        ),
+        option("Compute statistics over the first sequences, up to this number of tokens.", min=1),
     ] = STATISTICS_TOKENS,
     json: JSON = False,
 ) -> None:
@@ -133,18 +121,14 @@ app.command()(caches)
 
 @app.command("import")
 def import_(
-    source: Annotated[
-        Path, typer.Argument(metavar="FOLDER", help="Folder with meta.json and its arrays.")
-    ],
+    source: Annotated[Path, argument("Folder with meta.json and its arrays.", metavar="FOLDER")],
     out: OUT,
     model: Annotated[
-        str | None, typer.Option(help="Model of the catalogue [the one that meta.json names].")
+        str | None, option("Model of the catalogue [the one that meta.json names].")
     ] = None,
     prompt_tokens: Annotated[
         int | None,
-        typer.Option(
-            min=1, help="Number of tokens that are the prompt; the others count as decoded."
-        ),
+        option("Number of tokens that are the prompt; the others count as decoded.", min=1),
     ] = None,
 ) -> None:
     """Import a published trace of chosen experts, with or without gate scores."""
@@ -186,44 +170,36 @@ def _how_to_use(trace: Path, model: str) -> str:
 
 @app.command()
 def synthesize(
-    model: Annotated[str, typer.Option(help="Model whose layers, experts and top-k are used.")],
+    model: Annotated[str, option("Model whose layers, experts and top-k are used.")],
     out: OUT,
-    like: Annotated[str | None, typer.Option(help="Model whose fitted recipe is used.")] = None,
+    like: Annotated[str | None, option("Model whose fitted recipe is used.")] = None,
     static: Annotated[
-        float | None, typer.Option(help="Share of score variance that is constant in a sequence.")
+        float | None, option("Share of score variance that is constant in a sequence.")
     ] = None,
     ar1: Annotated[
-        float | None,
-        typer.Option(help="Share of score variance that follows an AR(1) process over tokens."),
+        float | None, option("Share of score variance that follows an AR(1) process over tokens.")
     ] = None,
-    rho: Annotated[float | None, typer.Option(help="Coefficient of the AR(1) process.")] = None,
+    rho: Annotated[float | None, option("Coefficient of the AR(1) process.")] = None,
     noise: Annotated[
-        float | None,
-        typer.Option(help="Share of score variance that is white noise [the remainder]."),
+        float | None, option("Share of score variance that is white noise [the remainder].")
     ] = None,
     common: Annotated[
-        float | None,
-        typer.Option(help="Share of the constant part that all sequences have in common."),
+        float | None, option("Share of the constant part that all sequences have in common.")
     ] = None,
     depth: Annotated[
-        str | None,
-        typer.Option(help="Constant variance of the first, middle and last layer over the mean."),
+        str | None, option("Constant variance of the first, middle and last layer over the mean.")
     ] = None,
     prefill_similarity: Annotated[
-        float | None, typer.Option(help="Cosine similarity of expert use in prefill and decode.")
+        float | None, option("Cosine similarity of expert use in prefill and decode.")
     ] = None,
     recall: Annotated[
-        float | None, typer.Option(help="Recall of the prediction of the next layer's top-k.")
+        float | None, option("Recall of the prediction of the next layer's top-k.")
     ] = None,
-    spread: Annotated[
-        float | None, typer.Option(help="Standard deviation of the gate logits.")
-    ] = None,
-    sequences: Annotated[int, typer.Option(min=1, help="Number of sequences.")] = 32,
-    prompt_tokens: Annotated[
-        int, typer.Option(min=1, help="Prompt tokens of each sequence.")
-    ] = 128,
-    new_tokens: Annotated[int, typer.Option(min=1, help="Decoded tokens of each sequence.")] = 129,
-    seed: Annotated[int, typer.Option(min=0, help="Random seed.")] = 0,
+    spread: Annotated[float | None, option("Standard deviation of the gate logits.")] = None,
+    sequences: Annotated[int, option("Number of sequences.", min=1)] = 32,
+    prompt_tokens: Annotated[int, option("Prompt tokens of each sequence.", min=1)] = 128,
+    new_tokens: Annotated[int, option("Decoded tokens of each sequence.", min=1)] = 129,
+    seed: Annotated[int, option("Random seed.", min=0)] = 0,
     json: JSON = False,
 ) -> None:
     """Draw a trace with given routing statistics and compare it with real models' routing."""
@@ -296,10 +272,10 @@ def _asked(model: str, similarity: float | None, recall: float | None) -> dict[s
 def fit(
     models: Annotated[
         list[str] | None,
-        typer.Argument(help="Shipped scale models, separated by commas [all].", show_default=False),
+        argument("Shipped scale models, separated by commas [all].", show_default=False),
     ] = None,
     write: Annotated[
-        bool, typer.Option("--write", help="Write the fitted recipes to the shipped file.")
+        bool, option("Write the fitted recipes to the shipped file.", "--write")
     ] = False,
 ) -> None:
     """Fit the synthesis recipes to the routing statistics of real models; takes minutes per model.

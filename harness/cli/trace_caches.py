@@ -3,10 +3,8 @@
 from functools import partial
 from typing import Annotated, Any
 
-import typer
-
 from moebench.harness import console
-from moebench.harness.cli.parameters import JSON
+from moebench.harness.cli.parameters import JSON, argument, option
 from moebench.substrate.errors import UsageError
 
 #: Policies that need nothing but the ids of chosen experts.
@@ -17,29 +15,22 @@ EIGHTHS = (1, 2, 3, 4, 6)
 
 
 def caches(
-    trace: Annotated[
-        str, typer.Argument(metavar="DIR", help="Folder of a trace, or a shipped trace's name.")
-    ],
-    policies: Annotated[str, typer.Option(help="Cache policies, separated by commas.")] = POLICIES,
+    trace: Annotated[str, argument("Folder of a trace, or a shipped trace's name.", metavar="DIR")],
+    policies: Annotated[str, option("Cache policies, separated by commas.")] = POLICIES,
     slots: Annotated[
         str | None,
-        typer.Option(
-            help="Cache sizes in experts per layer, separated by commas [shares of all experts]."
-        ),
+        option("Cache sizes in experts per layer, separated by commas [shares of all experts]."),
     ] = None,
     count: Annotated[
-        str,
-        typer.Option(
-            help="How accesses are counted: steps, requests, or statistics (as in trace info)."
-        ),
+        str, option("How accesses are counted: steps, requests, or statistics (as in trace info).")
     ] = "steps",
-    scope: Annotated[str, typer.Option(help="Scope of a cache: layer, or global.")] = "layer",
+    scope: Annotated[str, option("Scope of a cache: layer, or global.")] = "layer",
     set_: Annotated[
         list[str] | None,
-        typer.Option("--set", help="Option of one policy, as policy.option=value; repeatable."),
+        option("Option of one policy, as policy.option=value; repeatable.", "--set"),
     ] = None,
     sequences: Annotated[
-        int | None, typer.Option(min=1, help="Number of sequences, from the first [all].")
+        int | None, option("Number of sequences, from the first [all].", min=1)
     ] = None,
     json_: JSON = False,
 ) -> None:

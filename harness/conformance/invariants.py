@@ -222,11 +222,7 @@ def _check_slots(stays: Sequence[_Stay], capacity: int) -> None:
 
 
 def _check_occupancy(
-    stays: Sequence[_Stay],
-    capacity: int,
-    sizes: Sequence[int],
-    common: int,
-    budget: int | None,
+    stays: Sequence[_Stay], capacity: int, sizes: Sequence[int], common: int, budget: int | None
 ) -> None:
     """Check that records in use or under way fit at every instant, ignoring slot numbers."""
     busy = [s for s in stays if s.last_read_ns > s.start_ns]

@@ -69,11 +69,7 @@ def write_rows(documents: Sequence[Document], out: Path) -> None:
     for document in documents:
         chosen = workload(document["spec"]["workload"])
         rows.append(
-            row_from_run(
-                document,
-                generated=chosen.source == "generated",
-                category=chosen.category,
-            )
+            row_from_run(document, generated=chosen.source == "generated", category=chosen.category)
         )
     new = {key(row) for row in rows}
     others = [row for row in (read_table(out) if out.exists() else []) if key(row) not in new]

@@ -25,14 +25,8 @@ from moebench.substrate.engine.loop import Engine
 from moebench.substrate.machines.local import LocalMachine
 from moebench.substrate.machines.measured_times import Measured, Point, interpolated, shape_hash
 from moebench.substrate.machines.protocol import Lane, Op, OpKind, Span
-from moebench.substrate.machines.records import (
-    DiskRecords,
-    EmulatedLink,
-    MemoryRecords,
-)
-from moebench.substrate.machines.records import (
-    rows as memory_rows,
-)
+from moebench.substrate.machines.records import DiskRecords, EmulatedLink, MemoryRecords
+from moebench.substrate.machines.records import rows as memory_rows
 from moebench.substrate.machines.timeline import Timeline
 from moebench.substrate.memory.cache import ExpertCache
 from moebench.substrate.memory.slots import SlotExperts
@@ -309,9 +303,7 @@ def _point(times: Sequence[float], rows: int, pairs: int = 0) -> Point:
     )  # fmt: skip
 
 
-def _by_kind(
-    passes: Sequence[tuple[int, int, Sequence[Span]]],
-) -> dict[OpKind, tuple[Point, ...]]:
+def _by_kind(passes: Sequence[tuple[int, int, Sequence[Span]]]) -> dict[OpKind, tuple[Point, ...]]:
     """Return measured points of all operations but experts, by kind.
 
     Attention has one point per prompt length and batch size.

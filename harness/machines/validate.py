@@ -160,11 +160,7 @@ def summary(rows: Sequence[Document]) -> Document:
     """Return mean and worst errors, and the rank correlation of TPOT (Spearman's ρ)."""
     tpot = [abs(row["tpot_ms"]["error"]) for row in rows]
     ttft = [abs(row["ttft_ms"]["error"]) for row in rows]
-    figures = {
-        "tpot_mean": statistics.mean(tpot),
-        "tpot_worst": max(tpot),
-        "ttft_worst": max(ttft),
-    }
+    figures = {"tpot_mean": statistics.mean(tpot), "tpot_worst": max(tpot), "ttft_worst": max(ttft)}
     return {
         **{name: round(value, 4) for name, value in figures.items()},
         "rank_correlation": _rank_correlation(

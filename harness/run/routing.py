@@ -27,11 +27,7 @@ from moebench.substrate.models.catalogue import model_shape
 from moebench.substrate.traces.catalogue import find_trace
 from moebench.substrate.traces.file import Header, TraceFile, open_trace
 from moebench.substrate.traces.recipes import recipes
-from moebench.substrate.traces.recordings import (
-    recorded_header,
-    replayable,
-    write_texts,
-)
+from moebench.substrate.traces.recordings import recorded_header, replayable, write_texts
 from moebench.substrate.traces.synthesis import Synthesis, Topology, drawn_header, synthesize
 from moebench.systems.learn.artefacts import content_hash
 from moebench.workloads.draw import PromptSet

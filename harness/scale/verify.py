@@ -69,10 +69,7 @@ class ScaleModel:
 
 
 def measure(
-    model: ScaleModel,
-    data_dir: Path | None,
-    quick: bool,
-    progress: Callable[[int, int], None],
+    model: ScaleModel, data_dir: Path | None, quick: bool, progress: Callable[[int, int], None]
 ) -> dict[str, Any]:
     """Return the accuracy of each exercise family at α = 0, and routing statistics.
 

@@ -29,12 +29,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from moebench.harness.run.rules import resolve
 from moebench.results.spec import OPTIONS, RunSpec
-from moebench.substrate.errors import (
-    InputError,
-    NotApplicableError,
-    UnknownNameError,
-    UsageError,
-)
+from moebench.substrate.errors import InputError, NotApplicableError, UnknownNameError, UsageError
 from moebench.substrate.files import brief, read_yaml
 from moebench.substrate.machines.profile import load_profile
 from moebench.substrate.models.catalogue import model_shape

@@ -55,10 +55,7 @@ def write_csv(
 def _runs(runs: Sequence[Document]) -> list[dict[str, Any]]:
     """A run a line: the report's figures, then every field of its spec."""
     return [
-        {
-            **row,
-            **{f"spec.{name}": value for name, value in fields(run["spec"]).items()},
-        }
+        {**row, **{f"spec.{name}": value for name, value in fields(run["spec"]).items()}}
         for run, row in zip(runs, rows(runs), strict=True)
     ]
 

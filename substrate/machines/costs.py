@@ -11,13 +11,7 @@ from itertools import pairwise
 
 from moebench.substrate.machines.profile import HardwareProfile
 from moebench.substrate.machines.protocol import Lane, Op, OpKind
-from moebench.substrate.models.shape import (
-    ExpertDtype,
-    Form,
-    ModelShape,
-    Precision,
-    stored_bytes,
-)
+from moebench.substrate.models.shape import ExpertDtype, Form, ModelShape, Precision, stored_bytes
 
 #: Reads below this many bytes do not reach a GPU's streaming bandwidth (facts: 20 MB).
 LARGE_READ_BYTES = 20_000_000

@@ -55,10 +55,7 @@ def simulated(
         tokens: how many were generated.
     """
     parts = {}
-    for name, part, lane in (
-        ("gpu", profile.gpu, Lane.DEVICE),
-        ("host", profile.host, Lane.HOST),
-    ):
+    for name, part, lane in (("gpu", profile.gpu, Lane.DEVICE), ("host", profile.host, Lane.HOST)):
         if part.idle_power is None or part.full_power is None:
             reason = f"profile {profile.name} states no idle and full power of its {name}"
             return figures({}, "simulated", reason, tokens)

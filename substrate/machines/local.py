@@ -24,15 +24,7 @@ from torch import Tensor
 
 from moebench.substrate.errors import UsageError
 from moebench.substrate.machines.loader import Job, Loader, start_thread
-from moebench.substrate.machines.protocol import (
-    Lane,
-    Op,
-    OpKind,
-    Span,
-    TransferClient,
-    Work,
-    op_of,
-)
+from moebench.substrate.machines.protocol import Lane, Op, OpKind, Span, TransferClient, Work, op_of
 from moebench.substrate.machines.records import MemoryRecords, Records, RecordsInMemory, rows
 from moebench.substrate.machines.timeline import Timeline, cause_of
 from moebench.substrate.models.fused import expert_function

@@ -57,8 +57,7 @@ FIELDS = {
         "nvbandwidth, or bandwidthTest --memory=pinned, host to device",
     ),
     "link.pinned_d2h": Field(
-        "TPOT of systems that write back or send states to the host",
-        "the same, device to host",
+        "TPOT of systems that write back or send states to the host", "the same, device to host"
     ),
     "link.pageable_h2d": Field(
         "TPOT of systems whose copies are from pageable memory",

@@ -9,12 +9,7 @@ from moebench.substrate.machines.protocol import Lane, Machine, Op, OpKind, Span
 from moebench.substrate.terms import Phase
 
 #: What the device waited for, by what it depended on; otherwise by that one's lane.
-_CAUSES = {
-    OpKind.LOAD: "load",
-    OpKind.READ: "load",
-    OpKind.STREAM: "load",
-    OpKind.RETURN: "host",
-}
+_CAUSES = {OpKind.LOAD: "load", OpKind.READ: "load", OpKind.STREAM: "load", OpKind.RETURN: "host"}
 _LANE_NAMES = {lane: lane.value for lane in Lane}
 
 #: How many measured durations of each kind are kept.

@@ -7,13 +7,7 @@ from typing import Literal, NamedTuple, get_args
 from moebench.substrate.errors import BudgetError, UsageError
 from moebench.substrate.machines.profile import HardwareProfile
 from moebench.substrate.memory.tier import Tier
-from moebench.substrate.models.shape import (
-    ExpertDtype,
-    Form,
-    ModelShape,
-    Precision,
-    stored_bytes,
-)
+from moebench.substrate.models.shape import ExpertDtype, Form, ModelShape, Precision, stored_bytes
 
 #: Where a layer's common weights are: on the device, in host memory where the host computes them,
 #: or in host memory and streamed to the device for every pass.  The head, which may follow the

@@ -12,11 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from moebench.substrate.errors import IntegrityError, UsageError
-from moebench.substrate.models.attention import (
-    CacheWindow,
-    GroupedQueryAttention,
-    attention_kind,
-)
+from moebench.substrate.models.attention import CacheWindow, GroupedQueryAttention, attention_kind
 from moebench.substrate.models.block import Block, RoutedAhead, places_of
 from moebench.substrate.models.device import CPU, Device
 from moebench.substrate.models.fused import FusedLayer, expert_function, fused_swiglu

@@ -64,10 +64,7 @@ _FAMILIES: dict[str, tuple[Layout, ...]] = {
     "deepseek": (Layout(),),
     "deepseek_v2": (Layout(), Layout(fused="rows")),
     "glm4_moe": (Layout(), Layout(fused="rows")),
-    "gpt_oss": (
-        Layout(gate="router", fused="interleaved"),
-        Layout(gate="router", fused="mxfp4"),
-    ),
+    "gpt_oss": (Layout(gate="router", fused="interleaved"), Layout(gate="router", fused="mxfp4")),
     "llama4_text": (_LLAMA4, replace(_LLAMA4, prefix="language_model.")),
     "mixtral": (Layout(block="block_sparse_moe", projections=_W), Layout(fused="rows")),
     "olmoe": (Layout(), Layout(fused="rows")),
@@ -75,10 +72,7 @@ _FAMILIES: dict[str, tuple[Layout, ...]] = {
         Layout(block="block_sparse_moe", projections=_W),
         Layout(gate="router", fused="rows"),
     ),
-    "qwen2_moe": (
-        Layout(shared="shared_expert"),
-        Layout(shared="shared_expert", fused="rows"),
-    ),
+    "qwen2_moe": (Layout(shared="shared_expert"), Layout(shared="shared_expert", fused="rows")),
     "qwen3_moe": (Layout(), Layout(fused="rows")),
     "xverse": (Layout(gate="router"),),
 }

@@ -19,12 +19,7 @@ from moebench.substrate.files import brief, read_mapping
 from moebench.substrate.models.config import read_config, shape_of
 from moebench.substrate.models.expert_store import ExpertStore, Weights
 from moebench.substrate.models.formats import StoredAs, format_of, unpack
-from moebench.substrate.models.naming import (
-    TensorSpec,
-    common_tensors,
-    expert_tensors,
-    layout_of,
-)
+from moebench.substrate.models.naming import TensorSpec, common_tensors, expert_tensors, layout_of
 from moebench.substrate.models.packed import unpacked
 from moebench.substrate.models.shape import ModelShape
 

@@ -20,13 +20,7 @@ import numpy as np
 from moebench.substrate.traces.file import IdsOrder, TraceFile
 
 #: Standard deviation of a gate's logits, by the prefix of a model's name.
-SPREADS = {
-    "mixtral": 1.6,
-    "deepseek": 1.25,
-    "gpt-oss": 0.8,
-    "qwen3": 1.0,
-    "gemma": 1.15,
-}
+SPREADS = {"mixtral": 1.6, "deepseek": 1.25, "gpt-oss": 0.8, "qwen3": 1.0, "gemma": 1.15}
 DEFAULT_SPREAD = 1.1
 
 #: Ends of the rank buckets.

@@ -5,13 +5,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from moebench.substrate.engine.decisions import (
-    Fetch,
-    Forecast,
-    LayerView,
-    best_scores,
-    fetches,
-)
+from moebench.substrate.engine.decisions import Fetch, Forecast, LayerView, best_scores, fetches
 from moebench.substrate.engine.policies import Predictor, Prefetching
 from moebench.substrate.errors import UsageError
 from moebench.systems.policies.predict import ExactNextGate, NextGates

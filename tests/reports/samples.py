@@ -57,7 +57,7 @@ RUN: dict[str, Any] = {
                 "stated": True,
                 "tpot_ms": [6.1, -10.2],
                 "ttft_ms": [6.2, -10.5],
-            },
+            }
         ],
     },
     "accuracy": {

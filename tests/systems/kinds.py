@@ -1,12 +1,6 @@
 """The base class of each decision's policies."""
 
-from moebench.substrate.engine.policies import (
-    Assignment,
-    Eviction,
-    Placement,
-    Prefetching,
-    Routing,
-)
+from moebench.substrate.engine.policies import Assignment, Eviction, Placement, Prefetching, Routing
 
 KINDS = {
     "place": Placement,

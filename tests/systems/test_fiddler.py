@@ -181,11 +181,7 @@ def prefill(system, tokens):
         spans = [s for s in made.spans if s.op.kind is kind and s.lane is lane]
         return [(s.op.experts, s.start_ns, s.end_ns) for s in spans]
 
-    return (
-        of(OpKind.LOAD, Lane.H2D),
-        of(OpKind.EXPERT, Lane.HOST),
-        of(OpKind.EXPERT, Lane.DEVICE),
-    )
+    return (of(OpKind.LOAD, Lane.H2D), of(OpKind.EXPERT, Lane.HOST), of(OpKind.EXPERT, Lane.DEVICE))
 
 
 POPULAR = {"place.popularity": "[[0, 9, 8, 0, 0, 0]]"}

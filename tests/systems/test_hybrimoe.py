@@ -13,12 +13,7 @@ from moebench.substrate.errors import BudgetError, UsageError
 from moebench.substrate.machines.protocol import Lane, OpKind
 from moebench.substrate.terms import Lookahead
 from moebench.substrate.traces.passes import TracedModel
-from moebench.systems.hybrimoe import (
-    HybriMoE,
-    ImpactDriven,
-    MakespanSchedule,
-    MinusRecentScore,
-)
+from moebench.systems.hybrimoe import HybriMoE, ImpactDriven, MakespanSchedule, MinusRecentScore
 from moebench.systems.options import build
 from moebench.systems.policies.makespan import Times, schedule
 from moebench.systems.policies.predict import NextGates

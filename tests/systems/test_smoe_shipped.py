@@ -89,11 +89,7 @@ A, B, C = 0, 1, 2
 
 @pytest.mark.parametrize(
     ("queue", "host", "load", "expected"),
-    [
-        ([A, B, C], 1, 3, ([B], [A, C])),
-        ([B, C, A], 1, 1, ([C], [B, A])),
-        ([A], 1, 0.1, ([], [A])),
-    ],
+    [([A, B, C], 1, 3, ([B], [A, C])), ([B, C, A], 1, 1, ([C], [B, A])), ([A], 1, 0.1, ([], [A]))],
 )
 def test_division(queue, host, load, expected):
     assert divided(queue, load, host) == expected

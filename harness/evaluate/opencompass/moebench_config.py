@@ -12,9 +12,7 @@ from opencompass.runners import LocalRunner
 from opencompass.tasks import OpenICLEvalTask, OpenICLInferTask
 
 with read_base():
-    from opencompass.configs.datasets.GaokaoBench.GaokaoBench_gen_5cfe9e import (
-        GaokaoBench_datasets,
-    )
+    from opencompass.configs.datasets.GaokaoBench.GaokaoBench_gen_5cfe9e import GaokaoBench_datasets
     from opencompass.configs.datasets.gsm8k.gsm8k_gen_1d7fe4 import gsm8k_datasets
     from opencompass.configs.datasets.race.race_gen_69ee4f import race_datasets
     from opencompass.configs.datasets.SuperGLUE_WiC.SuperGLUE_WiC_ppl_312de9 import WiC_datasets

@@ -83,10 +83,7 @@ def test_a_measurement_goes_before_a_prediction():
     assert smallest_alpha({**measured, asked: 65.0}, 65.5) == asked
 
 
-@given(
-    st.dictionaries(st.sampled_from(ALPHAS), st.floats(10, 200), min_size=3),
-    st.floats(5, 250),
-)
+@given(st.dictionaries(st.sampled_from(ALPHAS), st.floats(10, 200), min_size=3), st.floats(5, 250))
 def test_what_is_chosen_is_in_budget_and_nothing_measured_below_it_is(measured, budget):
     chosen = smallest_alpha(measured, budget)
     if chosen is None:

@@ -56,10 +56,7 @@ def refused(*arguments: str | Path) -> str:
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
-        (
-            (*SMOE, "--system", "smeo"),
-            r"unknown system 'smeo'; nearest: smoe, .*list systems",
-        ),
+        ((*SMOE, "--system", "smeo"), r"unknown system 'smeo'; nearest: smoe, .*list systems"),
         ((*SMOE, "--system", "zzz"), r"known: .*daop, .*gpu-only, .*smoe"),
         ((*SMOE, "--setting", "S33"), r"unknown setting 'S33'; .*S3.*list settings"),
         ((*SMOE, "--machine", "a600"), r"unknown machine 'a600'; nearest: .*a6000"),

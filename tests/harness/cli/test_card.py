@@ -139,10 +139,7 @@ def test_an_interrupt_ends_the_run_and_stores_nothing(cards, monkeypatch) -> Non
     ("arguments", "says"),
     [
         (("--device", "cuda"), "this computer is meant; add --machine local"),
-        (
-            ("--device", "tpu", "--machine", "local"),
-            "--device tpu: Input should be 'cpu'",
-        ),
+        (("--device", "tpu", "--machine", "local"), "--device tpu: Input should be 'cpu'"),
         ((*CUDA, "--emulated-link", "4GB/s"), "behind its own link; give one"),
         ((*CUDA, "--page-cache", "keep"), "behind its own link; give one"),
         ((*CUDA, "--precision", "4bit"), "allowed with --device cuda: bf16, fp16, fp32"),

@@ -5,11 +5,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from moebench.harness.evaluate.session import (
-    EvaluatedSession,
-    prepare_evaluated,
-    resolve_evaluated,
-)
+from moebench.harness.evaluate.session import EvaluatedSession, prepare_evaluated, resolve_evaluated
 from moebench.harness.run.execute import started
 
 

@@ -6,11 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from moebench.harness.evaluate.responder import Feed, Pair, Responder, before
-from moebench.harness.evaluate.session import (
-    EvaluatedSession,
-    prepare_evaluated,
-    resolve_evaluated,
-)
+from moebench.harness.evaluate.session import EvaluatedSession, prepare_evaluated, resolve_evaluated
 from moebench.substrate.errors import UsageError
 from moebench.substrate.models.shared import SharedWork
 from tests.harness.commands import refused

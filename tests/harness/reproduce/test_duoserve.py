@@ -11,12 +11,7 @@ from safetensors.numpy import save_file
 from moebench.harness.reproduce.claim import LEAN
 from moebench.harness.reproduce.duoserve import PAPER
 from moebench.harness.reproduce.duoserve import measures as m
-from moebench.harness.reproduce.duoserve.experiments import (
-    LARGE,
-    PINNED,
-    RING,
-    SMALL,
-)
+from moebench.harness.reproduce.duoserve.experiments import LARGE, PINNED, RING, SMALL
 from moebench.harness.reproduce.evidence import Evidence, Experiment, MissingEvidenceError, Runs
 from moebench.harness.reproduce.read import E2E, TTFT, difference
 from moebench.harness.reproduce.timelines import decoded, prefill, spans

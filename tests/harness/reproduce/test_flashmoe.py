@@ -9,12 +9,7 @@ import pytest
 from moebench.harness.reproduce.claim import LEAN
 from moebench.harness.reproduce.evidence import Evidence, Experiment, Runs
 from moebench.harness.reproduce.flashmoe import PAPER, counts, times
-from moebench.harness.reproduce.flashmoe.experiments import (
-    EVICTIONS,
-    IN_MEMORY,
-    POLICIES,
-    SYSTEMS,
-)
+from moebench.harness.reproduce.flashmoe.experiments import EVICTIONS, IN_MEMORY, POLICIES, SYSTEMS
 from moebench.harness.reproduce.read import LOAD, TPOT, TTFT
 from moebench.results.store import Store
 from moebench.substrate.traces.file import Header

@@ -47,8 +47,7 @@ def resident(scratch) -> tuple[list[list[int]], torch.Tensor]:
 
 @pytest.mark.parametrize("machine", [None, "local"])
 @pytest.mark.parametrize(
-    ("system", "given"),
-    [("gpu-only", {}), ("moe-ondemand", {}), ("smoe", {"alpha": 0.0})],
+    ("system", "given"), [("gpu-only", {}), ("moe-ondemand", {}), ("smoe", {"alpha": 0.0})]
 )
 def test_lossless_systems_write_the_resident_models_tokens(
     system, given, machine, scratch, resident

@@ -257,11 +257,7 @@ def change_machine(folder: Path) -> None:
 
 @pytest.mark.parametrize(
     ("change", "hashed"),
-    [
-        (change_weights, "weights"),
-        (change_tokenizer, "tokenizer"),
-        (change_machine, "profile"),
-    ],
+    [(change_weights, "weights"), (change_tokenizer, "tokenizer"), (change_machine, "profile")],
 )
 def test_every_input_is_part_of_the_identity(
     own: RunSpec, tmp_path: Path, change: Callable[[Path], None], hashed: str

@@ -28,12 +28,7 @@ from moebench.harness.scale.text import (
     train_tokenizer,
     training_text,
 )
-from moebench.harness.scale.trainable import (
-    TrainableDecoder,
-    balance_loss,
-    locality_loss,
-    usage,
-)
+from moebench.harness.scale.trainable import TrainableDecoder, balance_loss, locality_loss, usage
 from moebench.harness.scale.training import train_config
 from moebench.harness.scale.widths import SCALE_WIDTHS, scale_config
 from moebench.substrate.errors import CheckpointError, InputError, UnknownNameError, UsageError

@@ -58,8 +58,7 @@ def test_excluded_cells_have_all_of_the_values() -> None:
 def test_an_entry_may_set_several_fields() -> None:
     lru = {"system": "smoe", "set": {"evict": "lru", "prefetch": "none"}}
     found = cells(
-        {"set": {"alpha": 0.1}},
-        product={"system": ["smoe", lru], "set": [{}, {"scope": "layer"}]},
+        {"set": {"alpha": 0.1}}, product={"system": ["smoe", lru], "set": [{}, {"scope": "layer"}]}
     )
     options = [s.overrides for s in found]
     assert options == [

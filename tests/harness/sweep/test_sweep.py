@@ -109,9 +109,7 @@ def test_cells_of_one_group_share_and_change_nothing() -> None:
         {"workload": "facts"}, {"setting": None, "model": "qwen2-57b-a14b", "machine": "a6000"},
     ],
 )  # fmt: skip
-def test_a_session_opened_once_has_the_identity_of_one_opened_alone(
-    change: dict[str, Any],
-) -> None:
+def test_a_session_opened_once_has_the_identity_of_one_opened_alone(change: dict[str, Any]) -> None:
     base = {
         "system": "gpu-only", "setting": "S3", "workload": "arithmetic", "prompts": 1,
         "new_tokens": 3,

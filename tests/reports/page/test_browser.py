@@ -46,8 +46,7 @@ def open_page(browser: Any, file: Path, width: int = 1280, **kind: Any) -> tuple
     tab.on("pageerror", lambda error: complaints.append(f"error: {error}"))
     tab.on("dialog", dismiss)
     tab.on(
-        "console",
-        lambda m: complaints.append(m.text) if m.type in ("error", "warning") else None,
+        "console", lambda m: complaints.append(m.text) if m.type in ("error", "warning") else None
     )
     tab.on(
         "request",

@@ -11,14 +11,7 @@ from moebench.reports.sections.claims import (
     paper_figure,
     summary,
 )
-from moebench.results.claims import (
-    Band,
-    ClaimResult,
-    Counter,
-    Measured,
-    PaperResult,
-    Verdict,
-)
+from moebench.results.claims import Band, ClaimResult, Counter, Measured, PaperResult, Verdict
 
 MISSING = "–"
 

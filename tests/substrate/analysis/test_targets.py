@@ -6,13 +6,7 @@ import numpy as np
 import pytest
 
 from moebench.substrate.analysis.statistics import summary
-from moebench.substrate.analysis.targets import (
-    Target,
-    judge,
-    read_routing,
-    targets,
-    value_at,
-)
+from moebench.substrate.analysis.targets import Target, judge, read_routing, targets, value_at
 from moebench.substrate.errors import InputError
 from moebench.substrate.terms import RoutedSequence
 

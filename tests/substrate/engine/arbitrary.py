@@ -8,13 +8,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from moebench.substrate.engine.decisions import NO_EXPERT, Fetch, Plan, Routed
-from moebench.substrate.engine.policies import (
-    Assignment,
-    Eviction,
-    Placement,
-    Prefetching,
-    Routing,
-)
+from moebench.substrate.engine.policies import Assignment, Eviction, Placement, Prefetching, Routing
 from moebench.substrate.engine.system import System
 from moebench.systems.policies.evict import LeastRecentlyUsed
 from moebench.systems.policies.predict import NextGates

@@ -72,9 +72,7 @@ def test_one_side_alone(planned, told):
 def hit_on_a_copy(load, **options):
     """A prefetch of layer 1's expert 2 starts at 0; layer 1's gate, at 88, chooses 0 and 2."""
     made = system(
-        place=Placed(pairs=[(0, 0), (0, 1), (1, 0)]),
-        prefetch=Asks(opens=[Fetch(1, 2)]),
-        **options,
+        place=Placed(pairs=[(0, 0), (0, 1), (1, 0)]), prefetch=Asks(opens=[Fetch(1, 2)]), **options
     )
     costs = FlatCosts(prices(load=load))
     ran = rig(made, model_of(TWO, [[[(0, 1)], [(0, 2)]]]), slots=4, costs=costs)

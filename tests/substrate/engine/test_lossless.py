@@ -23,12 +23,7 @@ from moebench.substrate.models.weights import Checkpoint, ResidentExperts
 from moebench.systems.options import build
 from moebench.systems.policies.evict import LeastRecentlyUsed
 from moebench.systems.policies.route import ExactRouting
-from tests.substrate.engine.arbitrary import (
-    AnyAssignment,
-    AnyCommitted,
-    AnyPlacement,
-    AnyPrefetch,
-)
+from tests.substrate.engine.arbitrary import AnyAssignment, AnyCommitted, AnyPlacement, AnyPrefetch
 from tests.substrate.engine.fakes import FlatCosts, prices, rig
 from tests.substrate.models.checkpoints import make_checkpoint
 

@@ -112,15 +112,7 @@ DECODE = [
 
 COSTS = FlatCosts(
     prices(
-        attend=400,
-        gate=20,
-        expert=50,
-        combine=10,
-        predict=30,
-        head=40,
-        load=300,
-        host=200,
-        back=15,
+        attend=400, gate=20, expert=50, combine=10, predict=30, head=40, load=300, host=200, back=15
     ),
     launch_ns=5,
     submit_ns=3,

@@ -69,10 +69,7 @@ def test_attention_is_a_line_over_pairs_for_each_number_of_rows():
     assert interpolated(points, 10, 10) == 1000
 
 
-@given(
-    ns=st.lists(st.floats(0, 1e9), min_size=1, max_size=6),
-    rows=st.integers(1, 64),
-)
+@given(ns=st.lists(st.floats(0, 1e9), min_size=1, max_size=6), rows=st.integers(1, 64))
 def test_no_time_between_points_is_beyond_its_neighbours(ns, rows):
     points = line(*((2**n, value) for n, value in enumerate(ns)))
     got = interpolated(points, rows)

@@ -109,10 +109,7 @@ def test_what_a_remembered_prefill_does_not_hold_is_refused_in_prefill_alone(che
     model.embed("prefill")
     model.attend(0)
     model.gate(0)
-    asked = [
-        lambda: model.defer(0, [1]),
-        lambda: model.predict(0, 1, (), Lookahead.GATE),
-    ]
+    asked = [lambda: model.defer(0, [1]), lambda: model.predict(0, 1, (), Lookahead.GATE)]
     for ask in asked:
         with pytest.raises(UsageError, match="only exact prefills can be remembered") as error:
             ask()

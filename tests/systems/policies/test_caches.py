@@ -157,12 +157,7 @@ def test_lifo_by_hand():
 def test_lifo_passes_over_the_current_step():
     # Slots 0 1 2, all from earlier steps; the step {3, 4} puts 3 in 2's place.  3 is then the
     # newest, but in use: 4 takes 1's place.
-    done = replay(
-        make("evict", "lifo"),
-        [[(0, (0, 1, 2)), (0, (3, 4))]],
-        topology(1, 8, 2),
-        3,
-    )
+    done = replay(make("evict", "lifo"), [[(0, (0, 1, 2)), (0, (3, 4))]], topology(1, 8, 2), 3)
     assert [(victim, new) for _, victim, new in done.evicted] == [(2, 3), (1, 4)]
 
 

@@ -34,12 +34,7 @@ def test_by_id_layer_after_layer():
 
 @pytest.mark.parametrize(
     "policy",
-    [
-        PlaceById(),
-        PlacePopular(popularity=POPULARITY),
-        PlaceByFirstLayers(),
-        PlaceAtRandom(),
-    ],
+    [PlaceById(), PlacePopular(popularity=POPULARITY), PlaceByFirstLayers(), PlaceAtRandom()],
 )
 @pytest.mark.parametrize("scope", ["global", "layer"])
 def test_placement_fills_exactly_the_available_slots(policy, scope):

@@ -34,8 +34,7 @@ def seen_at(layer, rows=2):
 
 
 @pytest.mark.parametrize(
-    ("kind", "lookahead"),
-    [(NextGates, Lookahead.GATE), (NextGatesOnNormed, Lookahead.NORMED)],
+    ("kind", "lookahead"), [(NextGates, Lookahead.GATE), (NextGatesOnNormed, Lookahead.NORMED)]
 )
 @pytest.mark.parametrize(
     ("layers", "layer", "later"),
