@@ -116,4 +116,4 @@ def test_limits_are_said():
     (missing,) = found.lists["It does not exist for:"]
     assert missing.endswith(": no kernels")
     assert "Notes of its runs (mixtral-8x7b, 64 slots):" not in found.lists
-    assert found.what.startswith("What systems are is read off classes")  # it has no docstring
+    assert found.what.startswith("Descriptions of systems from classes")  # it has no docstring

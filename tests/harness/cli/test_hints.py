@@ -41,9 +41,26 @@ def program() -> Any:
     return typer.main.get_command(app)
 
 
+def docstrings(tree: ast.Module) -> dict[int, ast.expr]:
+    """Return the docstrings of a module, by identity."""
+    found = {}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef) and ast.get_docstring(
+            node
+        ):
+            (first, *_) = node.body
+            assert isinstance(first, ast.Expr)
+            found[id(first.value)] = first.value
+    return found
+
+
 def texts(path: Path) -> Iterator[tuple[int, str]]:
-    """Every string of a file with its line; what is filled in is the word X."""
+    """Yield every string of a file with its line; X stands for values that are filled in.
+
+    Of a docstring, which may be prose about moebench, only what is in backticks.
+    """
     tree = ast.parse(path.read_text(encoding="utf-8"))
+    prose = docstrings(tree)
     inside = {
         id(part) for node in ast.walk(tree) if isinstance(node, ast.JoinedStr)
         for part in node.values
@@ -52,8 +69,9 @@ def texts(path: Path) -> Iterator[tuple[int, str]]:
         if isinstance(node, ast.JoinedStr):
             parts = [str(p.value) if isinstance(p, ast.Constant) else "X" for p in node.values]
             yield node.lineno, "".join(parts)
-        elif id(node) not in inside and isinstance(getattr(node, "value", None), str):
-            yield node.lineno, node.value  # type: ignore[attr-defined]
+        elif id(node) not in inside and isinstance(text := getattr(node, "value", None), str):
+            quoted = "; ".join(re.findall(r"`+([^`]+)`+", text)) if id(node) in prose else text
+            yield node.lineno, quoted  # type: ignore[attr-defined]
 
 
 def commands(text: str) -> Iterator[list[str]]:
