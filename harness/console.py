@@ -7,9 +7,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from moebench.reports.sections.run import figures
 from moebench.reports.text import TextTable
-from moebench.results.document import system_of
 from moebench.results.store_hints import in_store
 
 if TYPE_CHECKING:
@@ -118,10 +116,9 @@ def say_refused(names: Collection[str] | None = None) -> None:
 
 def show_run(document: dict[str, Any], store: Path) -> None:
     """Print one run's figures, each latency with its badge, and its notes."""
-    spec = document["spec"]
-    title = f"{system_of(spec)} · {spec['setting'] or spec['model']} · {spec['machine']}"
-    rows = [[name, text] for name, text in figures(document)]
-    table(f"{title} · {spec['workload']} · batch {spec['batch']}", ["figure", "value"], rows)
+    from moebench.reports.sections.run import figures, title_of
+
+    table(title_of(document), ["figure", "value"], [list(row) for row in figures(document)])
     for note in document["notes"]:
         say(f"note: {note}")
     moving = [one["field"] for one in (document.get("interval") or {}).get("fields", [])[:3]]

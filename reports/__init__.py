@@ -1,1 +1,1 @@
-"""Tables, figures and the HTML report; reads the store and knows nothing of torch."""
+"""Tables, charts and the HTML page, made from stored documents alone, without torch."""

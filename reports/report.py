@@ -1,4 +1,4 @@
-"""Every table of the report as text, in the order in which a reader needs them."""
+"""Every table of the report as text, in reading order."""
 
 import re
 from collections.abc import Iterable, Sequence
@@ -9,32 +9,32 @@ from moebench.reports.compare.tables import Comparisons, comparisons, matrix
 from moebench.reports.compare.text import text_table as comparison_table
 from moebench.reports.sections import accuracy, claims, evaluations, failures
 from moebench.reports.sections.runs import runs_table
-from moebench.reports.text import TextTable, text_table
+from moebench.reports.text import MISSING, TextTable, text_table
 from moebench.results.claims import PaperResult
 from moebench.results.document import Document
-from moebench.results.metrics import MISSING
 from moebench.results.store import Cell
 
 COMPARED = (
-    "× best: TPOT over that of the fastest system that is no bound. × bound: TPOT over the least "
-    "that the machine and the system's own slots allow. Means over workloads and seeds; best and "
-    "second best are marked where systems differ, scores only beyond two standard errors."
+    "× best: TPOT over that of the fastest system, bounds excluded. × bound: TPOT over the least "
+    "that machine and routing allow with the system's own slots. Figures are means over workloads "
+    "and seeds; best and second best are marked where systems differ, scores only beyond two "
+    "standard errors."
 )
 INTERVALS = (
     "In brackets: 95 % intervals of the mean by Student's t, over workloads by seeds as if these "
     "were drawn at random."
 )
 BESIDE = (
-    "TPOT over that of the fastest system of the same column; a dash: no run there. Only runs "
-    "under equal conditions share a column."
+    "TPOT over that of the fastest system of the same column; a dash: no run. A column holds only "
+    "runs under equal conditions."
 )
 
 
 class Report(NamedTuple):
-    """All that the textual outputs show.
+    """Contents of the report's text outputs.
 
     Attributes:
-        tables: by the name of a file without its suffix.
+        tables: tables by file name without its suffix.
         left_out: sentences about runs that no comparison holds.
     """
 
@@ -51,18 +51,18 @@ def report(
     brief: bool = False,
     intervals: bool = False,
 ) -> Report:
-    """Comparisons first, then accuracy, claims, what evaluators found, single runs and failures.
+    """Return the report: comparisons, accuracy, claims, evaluations, single runs and failures.
 
     Args:
         brief: only figures that fit into a terminal.
-        intervals: intervals behind means.
+        intervals: append intervals to means.
     """
     compared = comparisons(runs)
     tables = [
         (f"comparison-{table.title}", comparison_table(table, brief, intervals))
         for table in compared.tables
     ]
-    if tables:  # said once, under the last
+    if tables:  # notes are only under the last table
         name, last = tables[-1]
         notes = (COMPARED, INTERVALS) if intervals else (COMPARED,)
         tables[-1] = name, last._replace(notes=notes)
@@ -81,11 +81,11 @@ def report(
     tables += [(f"claims-{one.paper}", claims.table(one, brief)) for one in reproduced]
     if found := evaluations.lines(runs):
         headers = evaluations.HEADERS
-        title = "what evaluators found"
+        title = "results of evaluators"
         tables.append(
             ("evaluations", text_table(title, headers, found, notes=[evaluations.CAPTION]))
         )
-    # Of a run that does not say even this there is nothing to show; it is in what was left out.
+    # A run without system or badge cannot be shown; `left_out` names it.
     named = [run for run in runs if not {"spec.system", "badge"} & {*lacks(run)}]
     if named:
         tables.append(("runs", runs_table(named, f"{len(named)} runs", brief)))
@@ -109,7 +109,7 @@ def _verdicts(view: accuracy.View) -> TextTable:
 
 
 def _by_name(tables: Iterable[tuple[str, TextTable]]) -> dict[str, TextTable]:
-    """Names that a file may have, each once."""
+    """Return the tables by distinct names that are valid file names."""
     found: dict[str, TextTable] = {}
     for title, table in tables:
         name = re.sub(r"[^0-9A-Za-z.]+", "-", title).strip("-.")[:80]

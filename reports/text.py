@@ -1,4 +1,4 @@
-"""A table of text, for every output but the page: a terminal, Markdown, LaTeX."""
+"""Tables of text for terminal, Markdown and LaTeX."""
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
@@ -6,18 +6,20 @@ from typing import Literal, NamedTuple
 
 Mark = Literal["", "best", "second"]
 
-#: How a cell of numbers begins, where it is not empty.
+MISSING = "–"  # an en dash, the usual mark of an empty cell
+
+#: Beginning of a cell in a column of numbers, or an empty cell.
 _NUMBER = re.compile(r"[-+−]?\d|–$|n/a$|$")
 
 
 class TextTable(NamedTuple):
-    """Cells of text.
+    """A table of text with groups of rows and marked cells.
 
     Attributes:
-        said: what holds for all of it, as one line under the title; may be empty.
-        groups: rows, group by group; each has a cell for each header.
-        marks: of the cells that are best or second best in their column, by group, row and column.
-        notes: how it is to be read, a sentence or two each.
+        said: facts about the whole table, as one line under the title; may be empty.
+        groups: rows by group, with a cell for each header.
+        marks: best and second best cells of their column, by group, row and column.
+        notes: explanations below the table.
     """
 
     title: str
@@ -29,12 +31,12 @@ class TextTable(NamedTuple):
 
     @property
     def rows(self) -> list[tuple[str, ...]]:
-        """Of all groups."""
+        """The rows of all groups."""
         return [row for group in self.groups for row in group]
 
     @property
     def numbers(self) -> list[bool]:
-        """Of each column, whether all of its cells are numbers."""
+        """For each column, whether all of its cells are numbers."""
         return [all(map(_NUMBER.match, column)) for column in zip(*self.rows, strict=True)]
 
 
@@ -45,12 +47,12 @@ def text_table(
     said: str = "",
     notes: Iterable[str] = (),
 ) -> TextTable:
-    """A table of one group without marks."""
+    """Return a table of one group without marks."""
     return TextTable(title, tuple(headers), (tuple(map(tuple, rows)),), said, {}, tuple(notes))
 
 
 def markdown(table: TextTable) -> str:
-    """For a document; the best of a column is bold, the second best in italics."""
+    """Return a table as Markdown; the best of a column is bold, the second best in italics."""
     around = {"": "", "best": "**", "second": "*"}
     lines = [
         [
@@ -68,7 +70,7 @@ def markdown(table: TextTable) -> str:
     return "\n".join([f"### {_plain(table.title)}", "", *above, *drawn, *below, ""])
 
 
-#: What Markdown would take for its own.
+#: Escapes of Markdown's special characters.
 _SPECIAL = str.maketrans({c: f"\\{c}" for c in "\\|*_`<>[]"} | {"\n": " "})
 
 

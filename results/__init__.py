@@ -1,1 +1,1 @@
-"""The store of runs, and the reference tables that are committed."""
+"""Run results: options, figures, the store of runs, and the committed reference tables."""

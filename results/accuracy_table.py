@@ -1,7 +1,7 @@
-"""The committed accuracy tables: what α does to scores, agreement and KL on the scale models.
+"""The committed accuracy tables: scores, agreement and KL of the scale models by α.
 
-    results/accuracy/alpha.csv           a line a cell
-    results/accuracy/alpha.items.csv     which questions each cell got right, for paired tests
+    results/accuracy/alpha.csv           one row per cell (system, workload, α)
+    results/accuracy/alpha.items.csv     which examples each cell got right, for paired tests
 
 Scores, standard errors and chance are in percent, agreement and cache ratio are shares, KL is in
 nats per decoded token.
@@ -14,6 +14,7 @@ from typing import Annotated, Any, NamedTuple
 from pydantic import BeforeValidator, Field, ValidationError
 
 from moebench.results.csvfile import TableRow, csv_text, read_rows
+from moebench.results.document import dig
 from moebench.results.paper_tables import Percent, Share
 from moebench.substrate.errors import InputError
 from moebench.substrate.files import write_text
@@ -23,28 +24,28 @@ ALPHA_TABLE = Path(__file__).parent / "accuracy" / "alpha.csv"
 
 
 def _bool(value: object) -> object:
-    """Only the two words that are written; pydantic alone would also take "yes" and "1"."""
+    """Return a bool for "true" or "false" alone; pydantic would also accept "yes" and "1"."""
     if isinstance(value, bool) or value in ("true", "false"):
         return value in (True, "true")
     raise ValueError("expected true or false")
 
 
 class AccuracyRow(TableRow):
-    """One cell: a system at one α on one workload.
+    """A row of the accuracy table: a system's scores at one α on one workload.
 
     Attributes:
-        generated: whether the questions are generated exercises rather than a real dataset.
-        category: the workload's, as in SMoE section VI-A.
+        generated: whether the examples are generated exercises rather than a real dataset.
+        category: category of the workload in SMoE section VI-A.
         alpha: SMoE's substitution threshold; 0 is the model's own top-k.
-        scoring: what passed through the system: how the answers were produced.
-        n: scored questions.
+        scoring: how the answers were produced.
+        n: scored examples.
         score, stderr: percent of right answers and the standard error of that share.
-        chance: percent that guessing scores; None where there are no options.
+        chance: score of guessing in percent; None if there are no options to choose from.
         agreement: share of decoded tokens that the lossless model would choose too.
         kl: mean KL divergence from the lossless model, nats per decoded token.
         cache_ratio: share of active experts found on the device during decode.
-        cut: answers that reached the allowed length before they ended; None where none was written,
-            and in tables of earlier versions, which do not say it.
+        cut: answers that reached the allowed length before they ended; None if none was generated,
+            and in tables of earlier versions.
     """
 
     setting: str
@@ -72,7 +73,7 @@ class AccuracyRow(TableRow):
 
 
 class Key(NamedTuple):
-    """What identifies a cell of a table, in the order in which cells are written."""
+    """Fields that identify a row of the table, in sorting order."""
 
     setting: str
     generated: bool
@@ -83,18 +84,18 @@ class Key(NamedTuple):
 
 
 class ItemRow(TableRow):
-    """Which questions a run got right: a 1 or a 0 each, in the order in which they were asked."""
+    """Right (1) and wrong (0) answers of a run, in the order of its examples."""
 
     run_id: str
     items: str = Field(pattern="^[01]+$")
 
 
-#: How many decimals each number is written with.
+#: Decimals of each number.
 _DECIMALS = {
     "alpha": 4, "score": 4, "stderr": 4, "chance": 4, "agreement": 6, "kl": 6, "cache_ratio": 6,
 }  # fmt: skip
 
-#: Where a run's document holds what a row repeats.
+#: Path in a run's document of each column that a row repeats.
 _PATHS = {
     **{name: f"spec.{name}" for name in
        ("setting", "model", "system", "workload", "alpha", "scoring", "seed")},
@@ -108,12 +109,12 @@ _PATHS = {
 
 
 def key(row: AccuracyRow) -> Key:
-    """The cell of a row."""
+    """Return the key of a row."""
     return Key(**{name: getattr(row, name) for name in Key._fields})
 
 
 def read_table(path: Path) -> list[AccuracyRow]:
-    """The rows of a table, in its order.
+    """Read the rows of a table, in order.
 
     Raises:
         InputError: a column or a value is wrong, or two lines are the same cell; one line that
@@ -125,11 +126,11 @@ def read_table(path: Path) -> list[AccuracyRow]:
 
 
 def write_table(path: Path, rows: Iterable[AccuracyRow]) -> None:
-    """Write a table in the order of its cells, numbers with fixed decimals, in one step.
+    """Write a table atomically, sorted by `Key`, with fixed decimals.
 
     Raises:
-        InputError: two rows are the same cell, or the file cannot be written; what was there before
-            is untouched.
+        InputError: two rows are the same cell, or the file cannot be written; the former
+            file is untouched.
     """
     ordered = sorted(rows, key=key)
     _check_distinct(ordered, str(path))
@@ -139,12 +140,12 @@ def write_table(path: Path, rows: Iterable[AccuracyRow]) -> None:
 
 
 def row_from_run(document: Mapping[str, Any], *, generated: bool, category: str) -> AccuracyRow:
-    """The row of a run's document; the rest says what the document does not hold.
+    """Return the table row of a run's document; the other arguments are not in the document.
 
     Raises:
         InputError: the run was not scored, has no α, or lacks another column's value.
     """
-    values = {name: _dig(document, path) for name, path in _PATHS.items()}
+    values = {name: dig(document, path) for name, path in _PATHS.items()}
     values |= {"generated": generated, "category": category}
     try:
         return AccuracyRow.model_validate(values)
@@ -158,29 +159,29 @@ def row_from_run(document: Mapping[str, Any], *, generated: bool, category: str)
 
 
 def items_from_run(document: Mapping[str, Any]) -> str | None:
-    """Which questions a run got right, as "0110...".
+    """Return a run's right and wrong answers as "0110...".
 
-    None where its document does not say, or where answers are worth something between 0 and 1.
+    None if its document does not hold them, or if answers score between 0 and 1.
     """
-    items = _dig(document, "accuracy.items")
+    items = dig(document, "accuracy.items")
     if isinstance(items, str):
         return items or None
-    values = [value for value in _dig(document, "accuracy.items.value") or () if value is not None]
+    values = [value for value in dig(document, "accuracy.items.value") or () if value is not None]
     if not values or any(value not in (0, 1) for value in values):
         return None
     return "".join(str(int(value)) for value in values)
 
 
 def items_path(table: Path) -> Path:
-    """The file of items beside a table: ``alpha.csv`` has ``alpha.items.csv``."""
+    """Return the path of a table's items: ``alpha.items.csv`` for ``alpha.csv``."""
     return table.with_suffix(".items.csv")
 
 
 def read_items(table: Path) -> dict[str, str]:
-    """Right and wrong answers ("0110...") by run id, from the file beside a table; {} without one.
+    """Read a table's right and wrong answers ("0110...") by run id; {} without such a file.
 
     Raises:
-        InputError: a line is wrong, or a run stands there twice.
+        InputError: a line is wrong, or a run is listed twice.
     """
     path = items_path(table)
     if not path.exists():
@@ -194,7 +195,7 @@ def read_items(table: Path) -> dict[str, str]:
 
 
 def write_items(table: Path, items: Mapping[str, str]) -> None:
-    """Write the items beside a table, by run id, in one step.
+    """Write a table's right and wrong answers by run id, atomically.
 
     Raises:
         InputError: it cannot be written.
@@ -216,10 +217,3 @@ def _text(name: str, value: object) -> str:
     if isinstance(value, bool):
         return str(value).lower()
     return f"{value:.{_DECIMALS[name]}f}" if name in _DECIMALS else str(value)
-
-
-def _dig(document: Mapping[str, Any], path: str) -> Any:
-    value: Any = document
-    for step in path.split("."):
-        value = value.get(step) if isinstance(value, Mapping) else None
-    return value

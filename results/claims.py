@@ -1,6 +1,6 @@
-"""What came of a paper's claims, tables and figures when they were measured here.
+"""Measured claims, tables and figures of the papers, as data models and JSON files.
 
-One JSON file a paper:
+There is one JSON file for each paper:
 
     results/claims/smoe.json       what ships, from a full run
     .moebench/claims/smoe.json     a user's own
@@ -20,7 +20,7 @@ from moebench.results.intervals import mean_interval
 from moebench.substrate.errors import InputError
 from moebench.substrate.files import write_text
 
-#: What ships.
+#: Results that ship with moebench.
 FOLDER = Path(__file__).parent / "claims"
 
 Paper = Literal["smoe", "daop", "duoserve", "flashmoe"]
@@ -32,7 +32,7 @@ class _Part(BaseModel):
 
 
 class Verdict(StrEnum):
-    """What a claim's measurement says of it."""
+    """Verdict on a claim after its measurement."""
 
     REPRODUCED = "reproduced"
     DIRECTION_ONLY = "direction only"
@@ -41,13 +41,13 @@ class Verdict(StrEnum):
 
 
 class Band(_Part):
-    """Values from ``low`` to ``high``, both included; None is open."""
+    """A range of values from ``low`` to ``high``, both included; None is no limit."""
 
     low: float | None = None
     high: float | None = None
 
     def holds(self, value: float) -> bool:
-        """Whether the value is in the band."""
+        """Return whether a value is in the band."""
         return (self.low is None or value >= self.low) and (self.high is None or value <= self.high)
 
     def __str__(self) -> str:
@@ -57,14 +57,14 @@ class Band(_Part):
 
 
 class Measured(_Part):
-    """A figure of ours, in the claim's unit.
+    """A measured figure of a claim, in the claim's unit.
 
     Attributes:
-        samples: one for each seed, text or whatever ``over`` names; the value is their mean.
-        low, high: its 95 % confidence interval (Student's t over the samples); None for one sample.
-        over: what the samples are of: "seeds", "workloads".
-        badge: the lowest one of the runs; "counted" where no time is in it.
-        conditions: under which it was measured, in words.
+        samples: one value for each seed, text or whatever ``over`` names; ``value`` is their mean.
+        low, high: 95 % confidence interval (Student's t over the samples); None for one sample.
+        over: what there is a sample of: "seeds", "workloads".
+        badge: the lowest badge of the runs; "counted" if the figure contains no time.
+        conditions: conditions of the measurement, in words.
     """
 
     value: float
@@ -79,7 +79,7 @@ class Measured(_Part):
     def of(
         cls, samples: Iterable[float], badge: str, conditions: str = "", over: str = "seeds"
     ) -> "Measured":
-        """The mean of some samples, with its interval."""
+        """Return the mean of some samples with its interval."""
         values = tuple(map(_short, samples))
         low, high = map(_short, mean_interval(values) or (math.nan, math.nan))
         several = len(values) > 1
@@ -91,12 +91,12 @@ class Measured(_Part):
 
 
 def _short(value: float) -> float:
-    """Six digits: what is below them is rounding."""
+    """Round to six significant digits."""
     return float(f"{value:.6g}")
 
 
 class Counter(_Part):
-    """A counter-experiment: the same claim under other conditions.
+    """A counter-experiment: a claim measured again under other conditions.
 
     Attributes:
         name: what was changed.
@@ -109,17 +109,17 @@ class Counter(_Part):
 
 
 class ClaimResult(_Part):
-    """A claim, what it was measured as, and the verdict.
+    """A claim of a paper with its measurement and verdict.
 
     Attributes:
-        id: of the paper's claim, and which of its figures: "S-2 S3 b1".
-        place: where in the paper.
-        paper: the paper's figure; None where it states an order or a shape in words.
-        unit: of all figures.
+        id: id of the claim and of one of its figures: "S-2 S3 b1".
+        place: table, figure or section of the paper.
+        paper: the paper's figure; None if the paper states an order or a shape in words.
+        unit: unit of all figures.
         reproduced, direction: bands that were fixed before measuring, with their reason ``why``.
-        reason: why it is not measurable; empty otherwise.
+        reason: why the claim is not measurable; empty otherwise.
         explanation: what explains a difference, as far as it is known.
-        runs: ids of the runs behind it.
+        runs: ids of the runs that it was measured with.
     """
 
     id: str
@@ -139,7 +139,7 @@ class ClaimResult(_Part):
 
 
 class Axis(_Part):
-    """What an exhibit shows along one direction."""
+    """One axis of a figure, or one column of a table."""
 
     field: str
     title: str
@@ -156,13 +156,13 @@ class Exhibit(_Part):
     Attributes:
         id: "smoe-fig-11".
         place: "Fig. 11".
-        form: how it is drawn; a table shows `columns`.
+        form: kind of chart, or a table, which shows `columns`.
         x, y: a figure's axes; ``y`` of a heat map is its rows, ``colour`` its values.
         series: the field that tells lines or colours apart.
         facet: the field that tells panels apart.
-        rows: ours, by field.
-        paper_rows: what the paper states, with the same fields.
-        note: what a reader must know.
+        rows: measured values, by field.
+        paper_rows: values that the paper states, with the same fields.
+        note: caption.
     """
 
     id: str
@@ -183,10 +183,10 @@ class Exhibit(_Part):
 
 
 class PaperResult(_Part):
-    """All of a paper.
+    """All measured claims, tables and figures of one paper.
 
     Attributes:
-        quick: whether fewer prompts were used than for what ships.
+        quick: whether fewer prompts were used than for the results that ship.
         provenance: versions, commit, hashes, when; wall time in seconds.
     """
 
@@ -199,16 +199,16 @@ class PaperResult(_Part):
 
 
 def read(folder: Path = FOLDER) -> list[PaperResult]:
-    """The papers of a folder, in the order of `PAPERS`; those without a file are left out.
+    """Read a folder's results by paper, in the order of `PAPERS`, without papers that have no file.
 
     Raises:
-        InputError: a file is not what `write` writes.
+        InputError: a file is damaged.
     """
     return [_read(file) for paper in PAPERS if (file := folder / f"{paper}.json").exists()]
 
 
 def write(result: PaperResult, folder: Path) -> Path:
-    """Put a paper's results into a folder; what was there of it is replaced.
+    """Write a paper's results to its file in a folder, replacing an earlier file.
 
     Raises:
         InputError: it cannot be written.

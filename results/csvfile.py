@@ -1,4 +1,4 @@
-"""CSV files with strict columns: read into frozen models; texts that a spreadsheet may open."""
+"""CSV files: strict reading into frozen models, and writing that is safe for spreadsheets."""
 
 import csv
 import io
@@ -13,7 +13,7 @@ from moebench.substrate.errors import InputError
 
 
 class TableRow(BaseModel):
-    """One line of a file whose columns are the model's fields, in their order."""
+    """Base class of a CSV row: the file's columns are the model's fields, in their order."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
@@ -22,9 +22,9 @@ Row = TypeVar("Row", bound=TableRow)
 
 
 def read_rows(path: Path, row: type[Row]) -> list[Row]:
-    """Every line of a file, in its order; an empty cell is None.
+    """Read every row of a file, in order; an empty cell is None.
 
-    The last columns may be absent where the model's fields have defaults.
+    The last columns may be absent if their fields have defaults.
 
     Raises:
         InputError: the file is absent or not UTF-8, its columns are not the model's, or a value is
@@ -47,31 +47,31 @@ def read_rows(path: Path, row: type[Row]) -> list[Row]:
 
 
 def csv_text(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """Header and rows as CSV with line feeds; what a spreadsheet would run is made text."""
+    """Return header and rows as CSV with line feeds; what looks like a formula is quoted."""
     text = io.StringIO()
     safe = ([_as_text(cell) for cell in row] for row in [header, *rows])
     csv.writer(text, lineterminator="\n").writerows(safe)
     return text.getvalue()
 
 
-#: How a cell begins that a spreadsheet takes for a formula.
+#: First characters of cells that spreadsheets take for formulas.
 _FORMULA = ("=", "+", "-", "@", "\t", "\r", "\n")
 
 
 def _as_text(cell: str) -> str:
-    """A cell behind an apostrophe where it is a formula and no number."""
+    """Return a cell with an apostrophe before it if a spreadsheet would take it for a formula."""
     if not cell.startswith(_FORMULA):
         return cell
     return cell if re.fullmatch(r"[-+][0-9.]+(e[-+]?[0-9]+)?", cell) else f"'{cell}"
 
 
 def _as_written(cell: str) -> str:
-    """What `_as_text` was given."""
+    """Return a cell without the apostrophe that `_as_text` adds."""
     return cell[1:] if cell.startswith("'") and cell[1:].startswith(_FORMULA) else cell
 
 
 def _columns(path: Path, found: list[str], row: type[TableRow]) -> list[str]:
-    """The columns that a file has; the model's."""
+    """Return a file's columns after checking that they are the model's, in order."""
     wanted = list(row.model_fields)
     while wanted and wanted[-1] not in found and not row.model_fields[wanted[-1]].is_required():
         wanted.pop()
@@ -95,7 +95,7 @@ def _parse(path: Path, line: int, cells: list[str], names: list[str], row: type[
 
 
 def _first(error: ValidationError) -> str:
-    """The first error that pydantic reports, in one line."""
+    """Return the first error that pydantic reports, in one line."""
     detail = error.errors()[0]
     where = ".".join(map(str, detail["loc"]))
     shown = "an empty cell" if detail["input"] is None else repr(detail["input"])

@@ -34,12 +34,6 @@ def system_of(spec: Mapping[str, Any]) -> str:
     return spec["system"] if variant == "published" else f"{spec['system']} ({variant})"
 
 
-def set_of(spec: Mapping[str, Any]) -> str:
-    """Return the changed decisions and options of a run's system, as `--set` takes them; not α."""
-    changed = {k: v for k, v in (spec.get("overrides") or {}).items() if k != "alpha"}
-    return " ".join(f"{key}={value}" for key, value in sorted(changed.items()))
-
-
 def routing_of(spec: Mapping[str, Any]) -> str:
     """Return the source of a run's expert choices: ``model``, ``drawn``, ``real`` or its trace."""
     trace = spec.get("trace")
@@ -63,7 +57,7 @@ def model_of(run: Document) -> str | None:
 
 
 def badge_of(run: Document) -> str:
-    """Return a run's badge; ``noisy`` is added to a measurement that spreads too far."""
+    """Return a run's badge, with ``noisy`` added if a measurement spreads too far."""
     noisy = dig(run, "measured.noisy")
     return f"{run['badge']}, noisy" if noisy else str(run["badge"])
 
@@ -96,8 +90,8 @@ def at_floor(score: float, stderr: float, n: int, chance: float | None, whole: f
     answers are wrong, the score's own is 0.
 
     Args:
-        n: number of questions.
-        chance: score of guessing; None, which is 0, where there is nothing to guess.
+        n: number of examples.
+        chance: score of guessing; None, which counts as 0, if there is nothing to guess.
         whole: score of all answers right, 1 or 100: the unit of score, error and chance.
     """
     share = (chance or 0.0) / whole
@@ -113,41 +107,3 @@ def score_at_floor(run: Document) -> bool:
         return False
     stderr = dig(run, "accuracy.stderr") or 0.0
     return at_floor(score, stderr, n, dig(run, "accuracy.chance"), whole=100)
-
-
-# ----------------------------------------------------------------------------- time and bytes
-
-
-def span_ms(run: Document) -> float | None:
-    """Return the length of the device's timeline in ms: its busy time and its stalls."""
-    stalls = dig(run, "metrics.stall_ms") or {}
-    if not stalls:
-        total: float | None = dig(run, "metrics.e2e_ms")
-        return total
-    return float((dig(run, "metrics.lanes.device") or 0) + sum(stalls.values()))
-
-
-def busy_share(run: Document, lane: str) -> float | None:
-    """Return the share of the device's timeline in which a lane is busy."""
-    total_ms, busy_ms = span_ms(run), dig(run, f"metrics.lanes.{lane}")
-    return None if busy_ms is None or not total_ms else float(busy_ms / total_ms)
-
-
-def decode_idle_share(run: Document) -> float | None:
-    """Return the share of the device's timeline of decode in which it is idle."""
-    idle = sum((dig(run, "metrics.decode.stall_ms") or {}).values())
-    busy = dig(run, "metrics.decode.lanes.device")
-    return None if not busy else float(idle / (busy + idle))
-
-
-def gigabytes_a_token(run: Document) -> float | None:
-    """Return the gigabytes that cross the link to the device in decode, per decoded token."""
-    moved, tokens = dig(run, "metrics.decode.bytes_h2d"), dig(run, "metrics.decoded_tokens")
-    return None if moved is None or not tokens else float(moved / 1e9 / tokens)
-
-
-def slot_gigabytes(run: Document) -> float | None:
-    """Return the gigabytes of the system's expert slots; None for a third-party package."""
-    if dig(run, "metrics.process") is not None:
-        return None
-    return (dig(run, "memory.slot_bytes") or 0) / 1e9

@@ -1,7 +1,7 @@
-"""What lies in a store and no run of it refers to, and what a process left half-written.
+"""Unreferenced and half-written files in a run store.
 
-Runs themselves are never among it, nor what somebody else put there: only files of the kinds, and
-with the names, that moebench writes are looked at.
+Runs themselves are never garbage, nor are files of other programs: only files whose names match
+the patterns below are considered.
 """
 
 import re
@@ -15,24 +15,24 @@ from moebench.results.samples import FOLDER as SAMPLES
 from moebench.results.store import Store
 from moebench.substrate.errors import InputError, UsageError
 
-#: What changed less than this long ago may belong to a run that is not over yet.
+#: A file that changed less than this long ago may belong to an unfinished run.
 RECENT_S = 3600.0
 
 _RUN = "[0-9a-f]{12}"
-#: By folder, the names of what a run or a cell owns: the group is its id.
+#: File names by folder that belong to one run or cell, whose id is the group.
 _OWNED = {
     SAMPLES: re.compile(rf"({_RUN})\.parquet"),
     "failures": re.compile(rf"({_RUN})\.txt"),
     "evaluations": re.compile(rf"({_RUN})"),
 }
-#: By folder, the names of what is prepared or learnt before runs, which name it.
+#: File names by folder that are prepared or trained before runs, whose documents name them.
 _PREPARED = {
     "calibration": re.compile(r"[a-z-]+-[0-9a-f]{16}\.safetensors"),
     "experts": re.compile(r"[\w.-]+\.bin"),
     "routing": re.compile(r"(drawn|real)-[0-9a-f]+-[0-9a-f]+"),
     "native": re.compile(r"[\w.-]+\.gguf"),
 }
-#: What a process writes under before it renames it, and what a package's process keeps for itself.
+#: Temporary file names by folder, and files of third-party packages' processes.
 _HALF_WRITTEN = {
     SAMPLES: re.compile(rf"\.{_RUN}\.\d+\.partial"),
     "failures": re.compile(rf"{_RUN}\.partial"),
@@ -45,11 +45,11 @@ _HALF_WRITTEN = {
 
 
 class Garbage(NamedTuple):
-    """A file or folder that can go.
+    """A file or folder that can be removed.
 
     Attributes:
         size: bytes of all files in it.
-        why: in a few words.
+        why: reason in a few words.
     """
 
     path: Path
@@ -58,10 +58,10 @@ class Garbage(NamedTuple):
 
 
 class Found(NamedTuple):
-    """What can go, and what was left although it may be unused.
+    """Result of `find`.
 
     Attributes:
-        notes: why, a line each.
+        notes: reasons for keeping files that may be unused, a line each.
     """
 
     garbage: list[Garbage]
@@ -69,10 +69,10 @@ class Found(NamedTuple):
 
 
 def find(store: Store, now: float | None = None) -> Found:
-    """Look through a store's folder; nothing is removed.
+    """Find the garbage in a store's folder without removing it.
 
     Args:
-        now: seconds since 1970, as files' times of change are; None is the present.
+        now: seconds since 1970; None is the present.
 
     Raises:
         UsageError: there is no store.
@@ -135,17 +135,17 @@ def _matching(folder: Path, pattern: re.Pattern[str]) -> Iterator[Path]:
 
 
 def _size(path: Path) -> tuple[int, float]:
-    """Bytes, and when the last of its files changed."""
+    """Return the bytes of a file or folder, and the last time that it changed."""
     inside = [path, *(path.rglob("*") if path.is_dir() else ())]
     states = [one.lstat() for one in inside]
     return sum(s.st_size for s in states), max(s.st_mtime for s in states)
 
 
 def remove(garbage: list[Garbage]) -> None:
-    """Remove what `find` found; what went meanwhile is no fault.
+    """Remove what `find` found; a file that is already gone is no error.
 
     Raises:
-        InputError: something cannot be removed; what came before it is gone.
+        InputError: something cannot be removed; the entries before it are removed.
     """
     for path, _, _ in garbage:
         try:

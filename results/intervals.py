@@ -1,9 +1,9 @@
-"""How sure a mean over questions is: 95 % t intervals of one run, and of the difference of two.
+"""95 % t intervals over prompts: of a run's mean, and of the difference of two runs.
 
-A figure is a ratio of sums over questions: nats over decoded tokens, time over decoded steps.  Its
-error is that of the questions' residuals ``part - ratio × whole`` (the linearised ratio
-estimator; Cochran, Sampling Techniques, 3rd edition, section 2.11).  An interval is over the
-questions, as a sample of all that could have been asked; nothing else is in it.
+A figure is a ratio of sums over prompts: nats over decoded tokens, time over decoded steps.  Its
+error is that of the prompts' residuals ``part - ratio × whole`` (the linearised ratio
+estimator; Cochran, Sampling Techniques, 3rd edition, section 2.11).  An interval covers the choice
+of prompts, as a sample of all possible ones, and no other uncertainty.
 """
 
 import math
@@ -12,22 +12,22 @@ from typing import NamedTuple
 
 import numpy as np
 
-#: Of all intervals, those that should hold the true figure.
+#: Confidence level: the share of intervals that should contain the true figure.
 LEVEL = 0.95
 
-#: A question's part and whole: nats and tokens, ns and steps.
+#: Part and whole of each prompt: nats and tokens, ns and steps.
 Shares = Sequence[tuple[float, float]]
 
 
 class Interval(NamedTuple):
-    """The two ends, in the figure's own unit."""
+    """Low and high end of a confidence interval, in the figure's own unit."""
 
     low: float
     high: float
 
 
 class Estimate(NamedTuple):
-    """A figure and its 95 % interval over ``n`` questions; no ends where there is only one."""
+    """A figure and its 95 % interval over ``n`` prompts; a single prompt has no interval."""
 
     value: float
     low: float | None
@@ -36,24 +36,24 @@ class Estimate(NamedTuple):
 
     @property
     def half(self) -> float | None:
-        """Half of its width."""
+        """Half of the interval's width; None without an interval."""
         return None if self.high is None else self.high - self.value
 
     @property
     def excludes_zero(self) -> bool:
-        """Whether the figure is surely not 0, as far as questions go."""
+        """Whether the interval excludes 0; False without an interval."""
         return self.low is not None and self.high is not None and not self.low <= 0 <= self.high
 
 
 def mean_interval(values: Sequence[float]) -> Interval | None:
-    """Of the mean of independent values that are about normal; None for fewer than two."""
+    """Return the interval of the mean of independent, normal values; None for fewer than two."""
     return ratio_interval(values, [1.0] * len(values))
 
 
 def ratio_interval(over: Sequence[float], under: Sequence[float]) -> Interval | None:
-    """Of mean(over) / mean(under), whose values belong together in pairs; None for fewer than two.
+    """Return the interval of mean(over) / mean(under) of paired values; None for fewer than two.
 
-    What both values of a pair have in common, such as a hard workload, is not in it.
+    It excludes what both values of a pair have in common, such as a hard workload.
     """
     found = ratio(list(zip(over, under, strict=True)))
     if found is None or found.low is None or found.high is None:
@@ -62,7 +62,7 @@ def ratio_interval(over: Sequence[float], under: Sequence[float]) -> Interval | 
 
 
 def ratio(shares: Shares) -> Estimate | None:
-    """Sum of parts over sum of wholes, with its interval; None where there is no whole."""
+    """Return the sum of parts over the sum of wholes with its interval; None without a whole."""
     found = _residuals(shares)
     if found is None:
         return None
@@ -71,13 +71,13 @@ def ratio(shares: Shares) -> Estimate | None:
 
 
 def difference(first: Shares, second: Shares, paired: bool) -> Estimate | None:
-    """The second's ratio minus the first's, with its interval; None where one has none.
+    """Return the second sample's ratio minus the first's, with its interval; None if one has none.
 
     Args:
-        paired: both are of the same questions, in the same order: what a question adds to both
-            is no uncertainty.  Otherwise they are independent samples (Welch).
+        paired: both are of the same prompts, in the same order, so that only the differences
+            within pairs count.  Otherwise they are independent samples (Welch).
     """
-    if paired:  # a question that one of them has nothing of is no pair
+    if paired:  # a prompt without a whole in one sample is no pair
         pairs = [(a, b) for a, b in zip(first, second, strict=True) if a[1] > 0 and b[1] > 0]
         first, second = [a for a, _ in pairs], [b for _, b in pairs]
     one, other = _residuals(first), _residuals(second)
@@ -95,7 +95,7 @@ def difference(first: Shares, second: Shares, paired: bool) -> Estimate | None:
 
 
 def _residuals(shares: Shares) -> tuple[float, np.ndarray] | None:
-    """The ratio, and by how much each question's share moves it."""
+    """Return the ratio, and the linearised residual of each prompt, ``[n]``."""
     rows = np.array([row for row in shares if row[1] > 0], dtype=float)
     if not len(rows):
         return None
@@ -105,7 +105,7 @@ def _residuals(shares: Shares) -> tuple[float, np.ndarray] | None:
 
 
 def _error(residuals: np.ndarray) -> tuple[int, float, float]:
-    """How many there are, the variance of their mean, and its degrees of freedom."""
+    """Return the residuals' count, the variance of their mean, and its degrees of freedom."""
     n = len(residuals)
     return n, float(residuals.var(ddof=1) / n) if n > 1 else 0.0, n - 1
 

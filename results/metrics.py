@@ -1,46 +1,22 @@
-"""The figures of a run: each is one row of `METRICS`, which every output reads.
+"""The table of a run's figures: name, unit, digits and places of display of each.
 
-The store's SQL view, the CSV files, the tables of the report and of the terminal, comparisons, the
-page, means over seeds and the documentation take name, unit, digits and direction from here.  A new
-figure costs two files: its row here, and the code that puts it into the run's document.
-
-    Metric("reads_per_token", path="metrics.reads_per_token", label="reads", unit="1/token",
-           form=".3f", better="less", says="reads from the disk per decoded token",
-           where=VIEW | RUNS)
+The SQL view, CSV files, tables, the page, the commands and `docs/store.md` read this table.  A new
+figure is one row here, and the code that computes it.
 """
 
-from collections.abc import Callable
-from functools import partial
-from typing import Any, Literal, NamedTuple
+from collections.abc import Callable, Iterator
+from typing import Literal, NamedTuple, get_args
 
-from moebench.results.document import (
-    Document,
-    busy_share,
-    decode_idle_share,
-    dig,
-    gigabytes_a_token,
-    perplexity_of,
-    score_of,
-    slot_gigabytes,
-)
+from moebench.results.document import Document, dig, perplexity_of, score_of
 
-#: Outputs that show a figure: the SQL view ``metrics``; the table of runs, and its narrow form on a
-#: terminal; comparisons, and their narrow form; means over seeds; pairs of runs.
-Where = Literal["view", "runs", "brief runs", "compare", "brief compare", "seeds", "pair"]
-
-VIEW: frozenset[Where] = frozenset({"view"})
-RUNS: frozenset[Where] = frozenset({"runs"})
-BRIEF_RUNS: frozenset[Where] = frozenset({"runs", "brief runs"})
-COMPARE: frozenset[Where] = frozenset({"compare"})
-BRIEF_COMPARE: frozenset[Where] = frozenset({"compare", "brief compare"})
-SEEDS: frozenset[Where] = frozenset({"seeds"})
-PAIR: frozenset[Where] = frozenset({"pair"})
-
-MISSING = "–"  # an en dash is what a reader expects in an empty cell
+#: Where figures are shown: the SQL view, tables of single runs (and ``runs.csv``), comparisons (and
+#: the page), the figures of one run, means over seeds, pairs of runs.  A brief table fits into a
+#: terminal.
+Where = Literal["view", "runs", "brief runs", "compare", "brief compare", "run", "seeds", "pair"]
 
 
 def written(value: float, form: str) -> str:
-    """Return a number as text, without a percent sign; only 0 and 100 % are written so."""
+    """Return a number as text, without a percent sign; only 0 looks like 0, only 100 % like 100."""
     text = format(value, form).removesuffix("%")
     if form.endswith("%"):
         if value != 0 and float(text) == 0:
@@ -54,147 +30,199 @@ def written(value: float, form: str) -> str:
 
 
 class Metric(NamedTuple):
-    """A figure of a run.
+    """One figure of a run: how it is read, named, formatted and explained.
 
     Attributes:
-        key: name of its column in the SQL view, the CSV files and the page.
-        path: dotted path in a run's document; "" if the figure is only derived.
-        derived: computes the figure from a document, in place of reading ``path``.
-        unit: "%" for a share, which is stored from 0 to 1 unless ``form`` has no percent sign.
-        form: its digits, as in `format`.
-        better: which values are better; None if neither is.
-        says: its definition, for the documentation.
-        time: a latency, or derived from one: it is shown together with the run's badge.
-        ends: path of its interval in the document; "" if it has none.
-        of_questions: it has a standard error over the run's examples (``accuracy.stderr``).
+        key: its column in the SQL view, in CSV files and in the page's data.
+        path: dotted path in the document; "" if the figure is derived.
+        unit: of the figure as it is shown; "" for a pure number.
+        form: digits, as in `format`; a share (``%``) is stored from 0 to 1.
+        says: explanation in one line, for the documentation.
+        of: reads a derived figure, or one that shares its path with another.
+        better: which values are better; None if neither.
+        scale: stored value of one displayed unit, such as 1e9 for bytes shown in GB.
+        time: whether it is a time, or derived from times, and is shown with the run's badge.
+        ends: path of its interval: an object with ``low`` and ``high``.
+        of_questions: whether ``accuracy.stderr`` is its standard error over questions.
     """
 
     key: str
+    path: str
     label: str
-    unit: str = ""
-    form: str = ".2f"
+    unit: str
+    form: str
+    says: str
+    where: frozenset[Where]
+    of: Callable[[Document], float | None] | None = None
     better: Literal["less", "more"] | None = None
-    says: str = ""
-    where: frozenset[Where] = frozenset()
-    path: str = ""
-    derived: Callable[[Document], float | None] | None = None
+    scale: float = 1
     time: bool = False
     ends: str = ""
     of_questions: bool = False
 
     @property
     def header(self) -> str:
-        """Label with the unit in parentheses."""
+        """The label with its unit."""
         return f"{self.label} ({self.unit})" if self.unit else self.label
 
-    def of(self, run: Document) -> Any:
-        """Return the figure of a run; None if the run lacks it."""
-        return self.derived(run) if self.derived else dig(run, self.path)
+    @property
+    def factor(self) -> float:
+        """Factor from a stored to a displayed value."""
+        return 100 if self.form.endswith("%") else 1 / self.scale
 
-    def text(self, value: float | None) -> str:
-        """Return a value with its unit, or a dash for None."""
-        if value is None:
-            return MISSING
-        return f"{written(value, self.form)} {self.unit}".rstrip()
+    def read(self, run: Document) -> float | None:
+        """Return the figure as a run's document stores it, or None."""
+        value: float | None = self.of(run) if self.of else dig(run, self.path)
+        return value
 
+    def text(self, value: float) -> str:
+        """Return a stored value as text, in the figure's unit but without it."""
+        return written(value / self.scale, self.form)
 
-# fmt: off
-METRICS = (
-    Metric("tpot_ms", "TPOT", "ms", ".2f", "less", "mean time of a decoded step",
-           VIEW | BRIEF_RUNS | BRIEF_COMPARE | SEEDS | PAIR, "metrics.tpot_ms.mean",
-           time=True, ends="interval.tpot_ms"),
-    Metric("tpot_p50_ms", "TPOT, median", "ms", says="median time of a decoded step",
-           where=VIEW, path="metrics.tpot_ms.p50", time=True),
-    Metric("tpot_p90_ms", "TPOT, 90 %", "ms", says="90th percentile of the time of a decoded step",
-           where=VIEW, path="metrics.tpot_ms.p90", time=True),
-    Metric("tpot_p99_ms", "TPOT, 99 %", "ms", says="99th percentile of the time of a decoded step",
-           where=VIEW, path="metrics.tpot_ms.p99", time=True),
-    Metric("tpot_low_ms", "TPOT, low end", "ms", says="low end of the interval of TPOT",
-           where=VIEW | RUNS, path="interval.tpot_ms.low", time=True),
-    Metric("tpot_high_ms", "TPOT, high end", "ms", says="high end of the interval of TPOT",
-           where=VIEW | RUNS, path="interval.tpot_ms.high", time=True),
-    Metric("ratio_best", "× best", says="TPOT over that of the fastest system of a comparison",
-           where=BRIEF_COMPARE, derived=lambda run: None),  # it needs the other rows of a table
-    Metric("bound_tpot_ms", "lower bound", "ms", says="least TPOT for this machine and routing",
-           where=VIEW | RUNS, path="bound.tpot_ms", time=True),
-    # Not ranked: the bound is that of the system's own slots.
-    Metric("bound_ratio", "× bound", says="TPOT over its lower bound",
-           where=VIEW | BRIEF_RUNS | BRIEF_COMPARE, path="bound.ratio"),
-    Metric("ttft_ms", "TTFT", "ms", ".1f", "less", "mean time to the first token of a batch",
-           VIEW | BRIEF_RUNS | BRIEF_COMPARE | SEEDS | PAIR, "metrics.ttft_ms.mean",
-           time=True, ends="interval.ttft_ms"),
-    Metric("ttft_low_ms", "TTFT, low end", "ms", ".1f", says="low end of the interval of TTFT",
-           where=VIEW, path="interval.ttft_ms.low", time=True),
-    Metric("ttft_high_ms", "TTFT, high end", "ms", ".1f", says="high end of the interval of TTFT",
-           where=VIEW, path="interval.ttft_ms.high", time=True),
-    Metric("e2e_ms", "end to end", "ms", ".1f", "less", "mean time of a whole batch",
-           VIEW | SEEDS, "metrics.e2e_ms", time=True, ends="interval.e2e_ms"),
-    Metric("tokens_per_s", "throughput", "tokens/s", ".2f", "more",
-           "generated tokens of all sequences per second, prefill included",
-           VIEW | RUNS | SEEDS, "metrics.tokens_per_s", time=True, ends="interval.tokens_per_s"),
-    Metric("decoded_tokens", "decoded tokens", "", "d", says="decoded tokens of all sequences",
-           where=VIEW, path="metrics.decoded_tokens"),
-    Metric("load_ms", "loading", "ms", ".1f", "less", "loading time of the model before the run",
-           VIEW, "metrics.load_ms", time=True),
-    Metric("cache_ratio", "cache ratio, complete", "%", ".1%", "more",
-           "active experts that are complete on the device when their gate is known",
-           VIEW | RUNS | BRIEF_COMPARE | SEEDS, "metrics.cache_ratio"),
-    Metric("cache_ratio_begun", "cache ratio, begun", "%", ".1%", "more",
-           "active experts that are complete or under way when their gate is known",
-           VIEW | RUNS | BRIEF_COMPARE, "metrics.cache_ratio_begun"),
-    Metric("gb_per_token", "moved", "GB/token", ".3f", "less",
-           "weights moved over the link per decoded token", BRIEF_COMPARE,
-           derived=gigabytes_a_token),
-    Metric("bytes_h2d", "moved to the device", "bytes", "d", "less",
-           "bytes moved to the device, prefill included", VIEW, "metrics.bytes_h2d"),
-    Metric("bytes_disk", "read from disk", "bytes", "d", "less",
-           "bytes read from the disk, prefill included", VIEW, "metrics.bytes_disk"),
-    Metric("device_idle", "device idle", "%", ".1%", "less",
-           "share of the device's timeline of decode in which it is idle", COMPARE,
-           derived=decode_idle_share),
-    Metric("device_busy", "device busy", "%", ".0%", says="busy share of the device",
-           where=RUNS, derived=partial(busy_share, lane="device")),
-    Metric("link_busy", "link busy", "%", ".0%", says="busy share of the link to the device",
-           where=RUNS, derived=partial(busy_share, lane="h2d")),
-    Metric("host_busy", "host busy", "%", ".0%", says="busy share of the host's processor",
-           where=RUNS, derived=partial(busy_share, lane="host")),
-    Metric("slots_gb", "slots", "GB", says="device memory of the system's expert slots",
-           where=COMPARE, derived=slot_gigabytes),
-    Metric("peak_device_bytes", "peak device memory", "bytes", "d", "less",
-           "highest use of device memory", VIEW, "metrics.peak_device_bytes"),
-    Metric("peak_host_bytes", "peak host memory", "bytes", "d", "less",
-           "highest use of host memory", VIEW, "metrics.peak_host_bytes"),
-    Metric("energy_j", "energy", "J", ".1f", "less", "energy of the run, without loading",
-           VIEW, "metrics.energy_j"),
-    Metric("tokens_per_kj", "energy efficiency", "tokens/kJ", ".1f", "more",
-           "generated tokens per kilojoule", VIEW | BRIEF_COMPARE, "metrics.tokens_per_kj"),
-    Metric("agreement", "agreement", "%", ".1%", "more",
-           "decoded tokens that equal the lossless model's choice on the same prefix",
-           VIEW | BRIEF_RUNS | BRIEF_COMPARE | SEEDS | PAIR, "accuracy.agreement"),
-    Metric("kl", "KL", "nats/token", ".3g", "less",
-           "mean KL divergence of next-token distributions from the lossless model's",
-           VIEW | RUNS | BRIEF_COMPARE | SEEDS | PAIR, "accuracy.kl"),
-    Metric("score", "score", "%", ".1f", "more",
-           "score of the workload's metric; in the view also a perplexity",
-           VIEW | BRIEF_RUNS | BRIEF_COMPARE | SEEDS | PAIR, "accuracy.score", score_of,
-           of_questions=True),
-    Metric("perplexity", "perplexity", "", ".2f", "less", "perplexity of plain text per token",
-           BRIEF_RUNS | BRIEF_COMPARE | SEEDS, "accuracy.score", perplexity_of, of_questions=True),
-    Metric("stderr", "± standard error", "", ".1f", says="standard error of the score",
-           where=VIEW | BRIEF_RUNS, path="accuracy.stderr"),
-    Metric("cut", "answers cut", "", "d", says="answers that ended at --new-tokens",
-           where=BRIEF_RUNS, path="accuracy.cut"),
-    Metric("repeated_4grams", "repeated 4-grams", "%", ".0%", None,
-           "share of 4-grams that occur earlier in their generated text",
-           VIEW | RUNS, "metrics.repeated_4grams"),
-    Metric("wall_s", "computation", "s", ".1f", says="wall-clock time of computing the run",
-           where=VIEW, path="provenance.wall_s"),
-)
-# fmt: on
-BY_KEY = {metric.key: metric for metric in METRICS}
-TPOT, RATIO = "tpot_ms", "ratio_best"
+    def full(self, value: float) -> str:
+        """Return a stored value as text, with its unit."""
+        return f"{self.text(value)} {self.unit}".rstrip()
 
 
-def shown(where: Where) -> tuple[Metric, ...]:
-    """Return the figures that an output shows, in their order."""
-    return tuple(metric for metric in METRICS if where in metric.where)
+def _stall_share(run: Document) -> float | None:
+    """Return the share of decoding time in which the device was idle."""
+    idle = sum((dig(run, "metrics.decode.stall_ms") or {}).values())
+    busy = dig(run, "metrics.decode.lanes.device")
+    return None if not busy else idle / (busy + idle)
+
+
+def _gigabytes_a_token(run: Document) -> float | None:
+    """Return the GB of weights that were copied to the device in decode, per decoded token."""
+    moved, tokens = dig(run, "metrics.decode.bytes_h2d"), dig(run, "metrics.decoded_tokens")
+    return None if moved is None or not tokens else moved / 1e9 / tokens
+
+
+def _slot_gigabytes(run: Document) -> float | None:
+    """Return the GB of a system's expert slots; None for a third-party package."""
+    taken = dig(run, "memory.slot_bytes")
+    return (taken or 0) / 1e9 if dig(run, "metrics.process") is None else None
+
+
+def _busy(lane: str) -> Callable[[Document], float | None]:
+    """Return a reader of a lane's busy time as a share of the run's time."""
+
+    def share(run: Document) -> float | None:
+        lanes, stalls = (dig(run, f"metrics.{name}") or {} for name in ("lanes", "stall_ms"))
+        # The device lane's busy time and its stalls add up to the run's time.
+        total = (lanes.get("device") or 0) + sum(stalls.values())
+        if not stalls:
+            total = dig(run, "metrics.e2e_ms")
+        return lanes[lane] / total if total and lane in lanes else None
+
+    return share
+
+
+def _with_spread(time: Metric, ends: frozenset[Where] = frozenset({"view"})) -> Iterator[Metric]:
+    """Yield a time's row, the rows of its interval's ends, and those of its percentiles."""
+    stem, ms = time.key.removesuffix("_ms"), "_ms" if time.key.endswith("_ms") else ""
+    yield time
+    for end in ("low", "high"):
+        says = f"{end} end of {time.label} over the ranges of the profile's numbers"
+        yield Metric(f"{stem}_{end}{ms}", f"{time.ends}.{end}", f"{time.label}, {end} end",
+                     time.unit, time.form, says, ends, time=True)  # fmt: skip
+    for p in (50, 90, 99) if time.path.endswith(".mean") else ():
+        path, label = time.path.replace("mean", f"p{p}"), f"{time.label} p{p}"
+        yield Metric(f"{stem}_p{p}{ms}", path, label, time.unit, time.form,
+                     f"{p}th percentile of {time.label}", _VIEW, time=True)  # fmt: skip
+
+
+_ALL: frozenset[Where] = frozenset(get_args(Where))
+_SCORED: frozenset[Where] = _ALL - {"view", "pair"}
+_SHARE: frozenset[Where] = frozenset({"view", "runs", "compare", "brief compare", "run"})
+_COMPARED: frozenset[Where] = frozenset({"compare", "brief compare"})
+_RUNS: frozenset[Where] = frozenset({"runs"})
+_VIEW: frozenset[Where] = frozenset({"view"})
+_SHOWN: frozenset[Where] = frozenset({"view", "run"})
+
+METRICS: tuple[Metric, ...] = (
+    *_with_spread(Metric(
+        "tpot_ms", "metrics.tpot_ms.mean", "TPOT", "ms", ".2f", "mean time of a decoded step",
+        _ALL, better="less", time=True, ends="interval.tpot_ms"), _VIEW | _RUNS),
+    Metric("ratio_best", "", "× best", "", ".2f",
+           "TPOT over that of the fastest system of a comparison", _COMPARED),
+    Metric("bound_tpot_ms", "bound.tpot_ms", "TPOT bound", "ms", ".2f",
+           "least TPOT that machine and routing allow with the system's own slots",
+           _SHOWN | {"runs"}, time=True),
+    # Neither is better: a system with fewer slots has a higher bound.
+    Metric("bound_ratio", "bound.ratio", "× bound", "", ".2f", "TPOT over its bound",
+           _SHARE | {"brief runs"}),
+    *_with_spread(Metric(
+        "ttft_ms", "metrics.ttft_ms.mean", "TTFT", "ms", ".1f",
+        "mean time from a batch's start to its first tokens",
+        _ALL, better="less", time=True, ends="interval.ttft_ms")),
+    *_with_spread(Metric(
+        "e2e_ms", "metrics.e2e_ms", "end-to-end time", "ms", ".1f",
+        "mean time from a batch's start to its last token",
+        _VIEW | {"seeds"}, better="less", time=True, ends="interval.e2e_ms")),
+    *_with_spread(Metric(
+        "tokens_per_s", "metrics.tokens_per_s", "throughput", "tokens/s", ".2f",
+        "generated tokens over the end-to-end time, prefill included",
+        _SHOWN | {"runs", "seeds"}, better="more", time=True, ends="interval.tokens_per_s")),
+    Metric("decoded_tokens", "metrics.decoded_tokens", "decoded tokens", "", ",.0f",
+           "generated tokens without each text's first", _VIEW),
+    Metric("load_ms", "metrics.load_ms", "load time", "ms", ".1f",
+           "time to load weights before the first batch", _VIEW, time=True),
+    Metric("cache_ratio", "metrics.cache_ratio", "cache ratio, complete", "%", ".1%",
+           "share of a decoded layer's experts that were complete on the device at the gate",
+           _SHARE | {"seeds"}, better="more"),
+    Metric("cache_ratio_begun", "metrics.cache_ratio_begun", "cache ratio, complete or under way",
+           "%", ".1%", "share that was complete or whose copy had been submitted at the gate",
+           _SHARE, better="more"),
+    Metric("gb_per_token", "", "moved", "GB/token", ".3f",
+           "weights copied to the device in decode", _COMPARED, _gigabytes_a_token, "less"),
+    Metric("bytes_h2d", "metrics.bytes_h2d", "moved over the link", "GB", ".3f",
+           "bytes copied to the device", _SHOWN, scale=1e9),
+    Metric("bytes_disk", "metrics.bytes_disk", "read from disk", "GB", ".3f",
+           "bytes read from the disk", _SHOWN, scale=1e9),
+    Metric("device_idle", "", "device idle", "%", ".1%",
+           "share of decoding time in which the device was idle", frozenset({"compare"}),
+           _stall_share, "less"),
+    *(Metric(f"{lane}_busy", "", f"{lane} busy", "%", ".0%",
+             f"share of the run's time in which the {lane} was busy", _RUNS,
+             _busy("h2d" if lane == "link" else lane))
+      for lane in ("device", "link", "host")),
+    Metric("slots_gb", "", "slots", "GB", ".2f", "device memory of the expert slots",
+           frozenset({"compare"}), _slot_gigabytes),
+    Metric("peak_device_bytes", "metrics.peak_device_bytes", "peak device memory", "GB", ".2f",
+           "most bytes used on the device", _SHOWN, scale=1e9),
+    Metric("peak_host_bytes", "metrics.peak_host_bytes", "peak host memory", "GB", ".2f",
+           "most bytes used in host memory", _VIEW, scale=1e9),
+    Metric("energy_j", "metrics.energy_j", "energy", "J", ".1f",
+           "energy of GPU and host, idle power included", _SHOWN),
+    Metric("tokens_per_kj", "metrics.tokens_per_kj", "energy efficiency", "tokens/kJ", ".1f",
+           "generated tokens over energy", _COMPARED | _SHOWN, better="more"),
+    Metric("score", "accuracy.score", "score", "%", ".1f",
+           "score of the answers; the view's column also holds perplexities",
+           _ALL, score_of, "more", of_questions=True),
+    Metric("perplexity", "accuracy.score", "perplexity", "", ".2f",
+           "perplexity of plain text per token", _SCORED, perplexity_of, "less", of_questions=True),
+    Metric("stderr", "accuracy.stderr", "± stderr", "", ".1f",
+           "standard error of score or perplexity over questions", _VIEW | {"runs", "brief runs"}),
+    Metric("cut", "accuracy.cut", "answers cut", "", ".0f",
+           "answers that reached the allowed length before they ended",
+           _SHOWN | {"runs", "brief runs"}),
+    Metric("agreement", "accuracy.agreement", "agreement", "%", ".1%",
+           "share of decoded tokens equal to the lossless model's", _ALL, better="more"),
+    Metric("kl", "accuracy.kl", "KL", "nats/token", ".3g",
+           "KL divergence from the lossless model; 0 for a lossless system",
+           _ALL - {"brief runs"}, better="less"),
+    Metric("repeated_4grams", "metrics.repeated_4grams", "repeated 4-grams", "%", ".1%",
+           "share of 4-grams that occurred before in the same text", _SHOWN | {"runs"}),
+    Metric("wall_s", "provenance.wall_s", "wall-clock time", "s", ".1f",
+           "elapsed time of the run itself", _VIEW),
+)  # fmt: skip
+
+
+def shown(where: Where) -> list[Metric]:
+    """Return the figures that are shown in one place, in the order of the table."""
+    return [metric for metric in METRICS if where in metric.where]
+
+
+def metric_of(key: str) -> Metric:
+    """Return the figure of a key."""
+    return next(metric for metric in METRICS if metric.key == key)

@@ -1,4 +1,4 @@
-"""The papers' own tables; `results/papers/README.md` says where each number stands in print."""
+"""Numbers printed in the papers, as data; `results/papers/README.md` names their sources."""
 
 from functools import lru_cache
 from pathlib import Path
@@ -31,7 +31,7 @@ class SmoeScore(TableRow):
 
 
 class SmoeChange(TableRow):
-    """What SMoE's text (section VI-B) says of a figure.
+    """A change of TPOT or TTFT that SMoE's text (section VI-B) states.
 
     Attributes:
         setting: S1, S3, or "all" for the mean over S1-S3.
@@ -52,7 +52,7 @@ class DaopScore(TableRow):
         method: the model as published, or DAOP.
         cache_ratio: share of experts on the GPU (ECR); None where none is printed.
         metric: None in Table V, which names none.
-        score: in percent.
+        score: percent.
     """
 
     model: Literal["mixtral-8x7b", "phi-3.5-moe"]
@@ -70,28 +70,28 @@ class _Dataset(TableRow):
 
 
 def smoe_table_4() -> list[SmoeScore]:
-    """SMoE, Table IV: accuracy by α; 13 α, 5 datasets, 3 settings."""
+    """Read SMoE's Table IV: accuracy by α; 13 α, 5 datasets, 3 settings."""
     return read_rows(FOLDER / "smoe_table_4.csv", SmoeScore)
 
 
 def smoe_figures() -> list[SmoeChange]:
-    """SMoE, section VI-B: changes of TPOT and TTFT that the text states of its figures."""
+    """Read the changes of TPOT and TTFT that SMoE's section VI-B states."""
     return read_rows(FOLDER / "smoe_figures.csv", SmoeChange)
 
 
 def daop_table_5() -> list[DaopScore]:
-    """DAOP, Table V: accuracy of the first generated token."""
+    """Read DAOP's Table V: accuracy of the first generated token."""
     return read_rows(FOLDER / "daop_table_5.csv", DaopScore)
 
 
 def daop_table_6() -> list[DaopScore]:
-    """DAOP, Table VI: accuracy of whole generations by cache ratio."""
+    """Read DAOP's Table VI: accuracy of whole generations by cache ratio."""
     return read_rows(FOLDER / "daop_table_6.csv", DaopScore)
 
 
 @lru_cache
 def workload_of(paper: Literal["smoe", "daop"], dataset: str) -> str:
-    """The workload that stands for a paper's dataset.
+    """Return the name of the workload that represents a paper's dataset.
 
     Raises:
         KeyError: the paper has no such dataset.

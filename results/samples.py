@@ -1,4 +1,4 @@
-"""What a run's means are made of: one Parquet file a run, one row a token.
+"""Per-token samples of a run, from which its means are computed: one Parquet file per run.
 
     .moebench/samples/RUN_ID.parquet
 
@@ -23,7 +23,7 @@ FOLDER = "samples"
 
 
 class TokenSample(NamedTuple):
-    """One token of one batch; the columns of the file but the run's."""
+    """Time and active experts of one token step of one batch: a row without its ``run_id``."""
 
     batch: int
     step: int
@@ -32,21 +32,21 @@ class TokenSample(NamedTuple):
 
 
 class Runs(Protocol):
-    """The part of a store that is asked here."""
+    """Interface of the run store that `samples_of_run` uses: its folder and its documents."""
 
     directory: Path
 
     def get(self, run_id: str) -> dict[str, Any] | None:
-        """The document of a run, or None."""
+        """Return the document of a run, or None if the store has no such run."""
 
 
 def samples_path(directory: Path, run_id: str) -> Path:
-    """Where the store in ``directory`` keeps a run's samples."""
+    """Return the path of a run's samples in the store in ``directory``."""
     return directory / FOLDER / f"{run_id}.parquet"
 
 
 def write_samples(directory: Path, run_id: str, samples: Sequence[TokenSample]) -> Path:
-    """Write a run's samples, all of them or none.
+    """Write a run's samples to their Parquet file, atomically.
 
     Raises:
         InputError: the file cannot be written; what was there is left as it was.
@@ -60,8 +60,8 @@ def write_samples(directory: Path, run_id: str, samples: Sequence[TokenSample]) 
     run = pyarrow.array([run_id] * len(samples), pyarrow.string())
     table = pyarrow.table([run, *arrays], names=["run_id", *TokenSample._fields])
     file = samples_path(directory, run_id)
-    # Two processes may write the same run: each its own half, and either whole is right.
-    # Readers of the whole folder pass over names that begin with a dot.
+    # Two processes may write the same run; each writes a file of its own name, and either is right.
+    # Readers of the whole folder skip names that begin with a dot.
     half_written = file.with_name(f".{run_id}.{os.getpid()}.partial")
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
@@ -77,10 +77,10 @@ def write_samples(directory: Path, run_id: str, samples: Sequence[TokenSample]) 
 
 @contextmanager
 def samples_of_run(store: Runs, run_id: str, samples: Sequence[TokenSample]) -> Iterator[None]:
-    """Write a run's samples, if there are any, before what is done inside, which stores the run.
+    """Context manager that writes a run's samples, if any, before its body stores the run.
 
-    Where that fails the file goes again: no samples stay without a run.  Ctrl-C may come when the
-    run is stored already; then they stay.
+    If the body fails, the file is deleted: no samples remain without a run.  If Ctrl-C arrives
+    after the run was stored, they remain.
 
     Raises:
         InputError: the file cannot be written.
@@ -98,7 +98,7 @@ def samples_of_run(store: Runs, run_id: str, samples: Sequence[TokenSample]) -> 
 
 
 def read_samples(directory: Path, run_id: str) -> list[TokenSample] | None:
-    """A run's samples, or None where none were kept.
+    """Return a run's samples, or None if none were kept.
 
     Raises:
         InputError: the file is damaged.

@@ -1,9 +1,8 @@
-"""The store's tables, version by version: a new store takes the same steps as an old one."""
+"""SQL tables of the run store, their versions, and migration; a new store takes every step."""
 
 import sqlite3
 
 from moebench.results.metrics import shown
-from moebench.results.spec import OPTIONS
 
 _RUNS = """
 CREATE TABLE runs (
@@ -35,37 +34,41 @@ _CELLS_OF_RUNS = """
 INSERT INTO cells SELECT run_id, 'done', spec, run_id, NULL, NULL, created FROM runs
 """
 
-#: Statements that lead to each version from the one before.  Published steps never change.  The
-#: view belongs to no version: `migrate` makes it again if its SQL differs, as after a new figure.
-STEPS = {
+#: Columns of the view that tell runs apart, and their paths in a run's document.
+FACTS = {
+    **{name: f"spec.{name}" for name in (
+        "model", "machine", "batch", "prompts", "new_tokens", "alpha", "seed", "scoring")},
+    "measured_model": "measured.model",
+    "code_hash": "provenance.code_hash",
+    "weights_hash": "provenance.weights_hash",
+}  # fmt: skip
+
+
+def view() -> str:
+    """Return the SQL of the view ``metrics``: a column for each fact and figure of a run."""
+    paths = FACTS | {metric.key: metric.path for metric in shown("view")}
+    columns = ", ".join(f"json_extract(document, '$.{path}') AS {c}" for c, path in paths.items())
+    return (
+        "CREATE VIEW metrics AS "
+        f"SELECT run_id, created, system, setting, workload, badge, {columns} FROM runs"
+    )
+
+
+#: Statements that lead to each version from the one before.  Published steps never change.  No step
+#: creates the view, which `migrate` keeps up to date: a new figure is no new version.
+STEPS: dict[int, tuple[str, ...]] = {
     1: (_RUNS,),
     2: (_CELLS, _CELLS_OF_RUNS),
-    3: (),  # more columns in the view
+    3: (),  # the view had more columns
     4: (),  # timelines may be compressed, which earlier code cannot read
 }
 SCHEMA_VERSION = max(STEPS)
 
-#: Columns of `runs` that the view repeats.
-_OWN = ("run_id", "created", "system", "setting", "workload", "badge")
-
-
-def view() -> str:
-    """Return the SQL of the view ``metrics``: a run's options, figures and hashes in columns."""
-    paths = {
-        option.name: f"spec.{option.name}" for option in OPTIONS.values()
-        if option.part != "follows" and option.plain is not dict and option.name not in _OWN
-    }  # fmt: skip
-    paths |= {"measured_model": "measured.model"}
-    paths |= {metric.key: metric.path for metric in shown("view")}
-    paths |= {name: f"provenance.{name}" for name in ("code_hash", "weights_hash")}
-    columns = ", ".join(
-        f"json_extract(document, '$.{path}') AS {name}" for name, path in paths.items()
-    )
-    return f"CREATE VIEW metrics AS SELECT {', '.join(_OWN)}, {columns} FROM runs"
-
 
 def migrate(db: sqlite3.Connection, version: int) -> None:
     """Bring a store of ``version`` (0: empty) to the present one, inside the caller's transaction.
+
+    The view is made again if its SQL differs from `view`.
 
     Raises:
         sqlite3.Error: nothing is changed once the caller rolls back.
@@ -75,7 +78,7 @@ def migrate(db: sqlite3.Connection, version: int) -> None:
             db.execute(statement)
     if version < SCHEMA_VERSION:
         db.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
-    found = db.execute("SELECT sql FROM sqlite_master WHERE name = 'metrics'").fetchone()
-    if found != (view(),):
+    kept = db.execute("SELECT sql FROM sqlite_master WHERE name = 'metrics'").fetchone()
+    if kept != (view(),):
         db.execute("DROP VIEW IF EXISTS metrics")
         db.execute(view())

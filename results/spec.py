@@ -1,4 +1,4 @@
-"""The options of a run: each is a field of `RunSpec` and is described there, once.
+"""The options of a run: each is a field of `RunSpec`, annotated with its description.
 
 The command line, sweeps, comparisons, refusals and documentation read these descriptions
 (`OPTIONS`).  A new option therefore costs two files: its field here, and the code that uses it.
@@ -24,11 +24,11 @@ if TYPE_CHECKING:
     from moebench.substrate.engine.system import System
     from moebench.systems.native.base import NativeSystem
 
-#: How a run produces and scores its answers; see `harness.run.live`.
+#: How a run produces and scores its answers.
 Scoring = Literal["fixed-length", "generation", "likelihood", "prefill"]
 
-#: Where a run's choice of experts comes from: the model that computes (or a trace of it), a trace
-#: drawn with the statistics of real models, or recordings of the real model.
+#: Source of a run's expert choices: the model that computes (or a trace of it), a trace drawn with
+#: the statistics of real models, or recordings of the real model.
 Routing = Literal["model", "drawn", "real"]
 
 PageCache = Literal["bypass", "keep"]
@@ -36,20 +36,20 @@ PageCache = Literal["bypass", "keep"]
 #: The processor or the CUDA device of this computer.
 LocalDevice = Literal["cpu", "cuda"]
 
-#: Prompts of a run where none are asked for; rounded up to whole batches.
+#: Default number of prompts; rounded up to whole batches.
 DEFAULT_PROMPTS = 32
 
-#: No number of an option is larger: more is a slip of the pen.
+#: Largest number that an option accepts: a larger one is a typing error.
 MOST = 10**7
 
-#: What an option is in a comparison: a *place* tells tables apart, a *condition* must be equal in a
-#: table, a *cell* is one of the texts over which a table averages, runs that differ in *system* are
-#: rows of their own, and what *follows* is determined by the others.
+#: Role of an option in a comparison.  A *place* tells tables apart, a *condition* must be equal in
+#: a table, a *cell* is one of the texts over which a table averages, runs that differ in *system*
+#: are rows of their own, and an option that *follows* is determined by the others.
 Part = Literal["place", "condition", "cell", "system", "follows"]
 
-#: Kinds of run.  A run is of one kind by where it runs (``simulated``, ``local``, ``card``,
-#: ``native``) and of one by where routing comes from (``computed``, ``trace``, ``drawn``,
-#: ``real``); besides, an evaluator may ask the questions (``evaluated``).
+#: Kinds of run.  A run has one kind by its machine (``simulated``, ``local``, ``card``, ``native``)
+#: and one by its source of routing (``computed``, ``trace``, ``drawn``, ``real``); besides, an
+#: evaluator may choose the prompts (``evaluated``).
 Kind = Literal[
     "simulated", "local", "card", "native", "computed", "trace", "drawn", "real", "evaluated"
 ]
@@ -57,7 +57,7 @@ Kind = Literal[
 #: All kinds of run.
 EVERY: frozenset[Kind] = frozenset(get_args(Kind))
 
-#: Why an option has no effect on a kind of run, as the user reads it.
+#: Error messages for options without effect, by kind of run.
 WHY: dict[Kind, str] = {
     "simulated": "{option} {value}: this computer is meant; add --machine local",
     "card": (
@@ -74,19 +74,19 @@ WHY: dict[Kind, str] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Option:
-    """What is said of an option of a run beside its range.
+    """Description of an option of a run, except its range.
 
     Attributes:
         help: one line for ``--help``, with a full stop.
-        detail: what else the documentation's table says.
-        part: its part in a comparison.
+        detail: more text for the documentation's table.
+        part: its role in a comparison.
         rank: conditions are shown in this order, then in the order of the options.
         named: whether a comparison names this condition even where all runs have its default.
-        on: the kinds of run on which it has an effect; on others it is refused (`WHY`).
-        own: whether runs that share weights and questions (or a trace) may differ in it: never,
+        on: kinds of run on which it has an effect; on others it is refused (`WHY`).
+        own: whether runs that share weights and prompts (or a trace) may differ in it: never,
             always, or in replays alone.
-        axis: its name on `moebench sweep`, as a parameter; "" is in a sweep's file only.
-        typed: its name on the command line, as a parameter; "" is the field's name.
+        axis: its parameter of `moebench sweep`; "" if only a sweep's file has it.
+        typed: its parameter on the command line; "" for the field's name.
         unit: of a value that is typed as text with its unit, the unit of the field.
         word: a word that may be typed in place of a number.
         shown: the default as ``--help`` shows it; "" shows a field's own where it is a number.
@@ -119,17 +119,17 @@ class Option:
 
     @property
     def flag(self) -> str:
-        """How it is typed: ``--device-memory`` for ``device_memory_gib``."""
+        """The option's flag: ``--device-memory`` for ``device_memory_gib``."""
         return f"--{(self.typed or self.name).replace('_', '-')}"
 
     @property
     def plain(self) -> Any:
-        """The type of its values without their range: str, int, float, bool or dict."""
+        """Type of its values without their range: str, int, float, bool or dict."""
         return str if get_origin(self.type) is Literal else get_origin(self.type) or self.type
 
 
 class RunSpec(BaseModel):
-    """One run: a system on a model on a machine, with its input.
+    """Configuration of one run: system, model, machine and input.
 
     Two runs with equal specs, code and data give equal results; the spec's hash is the run's id.
     """
@@ -250,24 +250,24 @@ class RunSpec(BaseModel):
 
     @property
     def title(self) -> str:
-        """The system's name and variant: ``smoe``, or ``smoe (shipped)``."""
+        """Name and variant of the system: ``smoe``, or ``smoe (shipped)``."""
         return self.system if self.variant == "published" else f"{self.system} ({self.variant})"
 
     def make_system(self) -> "System":
-        """Build the system of this run, anew."""
+        """Build a new instance of the run's system."""
         from moebench.systems.options import build
 
         return build(self.system, self.overrides, self.variant)
 
     def make_native(self) -> "NativeSystem":
-        """Build the native system of this run, anew."""
+        """Build a new instance of the run's third-party package adapter."""
         from moebench.systems.options import build_native
 
         return build_native(self.system, self.overrides)
 
     @property
     def native(self) -> bool:
-        """Whether a third-party package runs by itself."""
+        """Whether the system is a third-party package with its own engine."""
         return self.system in NATIVE
 
     @property
@@ -287,7 +287,7 @@ TYPED_ONLY = {
 
 
 def options_of(spec: type[BaseModel]) -> dict[str, Option]:
-    """The options of a model's fields by name, in the fields' order.
+    """Return the options of a pydantic model's fields by name, in the fields' order.
 
     Raises:
         TypeError: a field has no `Option`.
@@ -305,12 +305,12 @@ def options_of(spec: type[BaseModel]) -> dict[str, Option]:
     return found
 
 
-#: Every option of a run by its name: the fields of `RunSpec`, and what is typed alone.
+#: Every option of a run by name: the fields of `RunSpec`, and `TYPED_ONLY`.
 OPTIONS = options_of(RunSpec) | TYPED_ONLY
 
 
 def kinds(chosen: Mapping[str, Any]) -> tuple[Kind, Kind]:
-    """The kinds of a run: by where it runs, and by where its routing comes from."""
+    """Return a run's kinds: by its machine, and by its source of routing."""
     where: Kind = "simulated"
     if chosen["system"] in NATIVE:
         where = "native"

@@ -1,12 +1,12 @@
-"""A user's runs: one SQLite file in `.moebench/`, each run one row, each write one transaction.
+"""The store of a user's runs: one SQLite file, each run one row, each write one transaction.
 
     .moebench/runs.sqlite     the store: `runs`, sweeps' `cells`, the view `metrics`
-    .moebench/runs.sqlite-wal, -shm     SQLite's own, present while somebody writes
+    .moebench/runs.sqlite-wal, -shm     SQLite's own, present while a process writes
     .moebench/samples/RUN_ID.parquet    see `results.samples`
-    .moebench/failures/CELL_ID.txt      where a cell failed
+    .moebench/failures/CELL_ID.txt      traceback of a cell that failed
 
-Reading an absent store finds no runs and creates nothing.  Several processes may write at once:
-SQLite's write-ahead log lets one in at a time and a killed writer leaves the rows as they were.
+Reading an absent store finds no runs and creates nothing.  Several processes may write:
+SQLite's write-ahead log admits one at a time, and a killed writer leaves the rows unchanged.
 """
 
 import difflib
@@ -30,17 +30,17 @@ from moebench.results.validation import picture, problem, spec_problem
 from moebench.substrate.errors import InputError, IntegrityError, UnknownNameError, UsageError
 
 FILE_NAME = "runs.sqlite"
-#: How long a writer waits for the others before it gives up.
+#: Seconds that a writer waits for other writers before it fails.
 BUSY_S = 30.0
 
 _INSERT = "INSERT OR REPLACE INTO runs VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)"
 _INSERT_CELL = "INSERT OR REPLACE INTO cells VALUES (?, ?, ?, ?, ?, ?, ?)"
-#: A cell that failed with other code, or before its inputs could be hashed, had another id.
+#: A cell that failed with other code, or before its inputs were hashed, has another id.
 _FORGET_FAILURE = "DELETE FROM cells WHERE state != 'done' AND spec = ? AND cell_id != ?"
 
 _BROKEN = "{} is damaged or not a moebench store ({}); move it away or give another --store"
 
-#: What SQLite's primary result codes mean to a user.
+#: Error messages by SQLite's primary result code.
 _MEANINGS = {
     sqlite3.SQLITE_NOTADB: _BROKEN,
     sqlite3.SQLITE_CORRUPT: _BROKEN,
@@ -53,12 +53,12 @@ _MEANINGS = {
     sqlite3.SQLITE_BUSY: "{} is held by another process ({}); wait for it and try again",
 }
 
-#: What SQLite says where it cannot make its -shm file: a read-only folder, a full disk.
+#: Result codes if SQLite cannot create its -shm file: read-only folder, full disk.
 _NO_SHM = {sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_READONLY, sqlite3.SQLITE_IOERR}
 
 
 def run_key(spec: dict[str, Any], **hashes: str) -> str:
-    """Name a run by what determines it: 12 hex digits over its spec and its inputs' hashes.
+    """Return a run's id: 12 hex digits of a hash over its spec and its inputs' hashes.
 
     Pure: the order of keys does not matter, every value does.
 
@@ -73,15 +73,15 @@ State = Literal["queued", "done", "failed"]
 
 
 class Cell(NamedTuple):
-    """One combination that a sweep asks for; its state is kept when the sweep has ended.
+    """One configuration of a sweep, and the state of its run, which outlives the sweep.
 
     Attributes:
-        cell_id: its run's id; on a local machine, where each measurement is a run of its own, an
-            id that all of the cell's measurements share.
+        cell_id: id of its run; on a local machine, where each measurement is a run of its own, an
+            id that all measurements of the cell share.
         spec: the resolved spec.
-        run_id: of the run that finished it, the latest one.
-        error: what went wrong, in one line.
-        traceback: the file that says where, relative to the store's folder.
+        run_id: id of the latest run that finished it.
+        error: error message in one line.
+        traceback: file with the traceback, relative to the store's folder.
         updated: ISO 8601, UTC.
     """
 
@@ -95,7 +95,7 @@ class Cell(NamedTuple):
 
 
 class Store:
-    """The runs of one directory.  Holds no connection between calls, so workers may share it.
+    """The run store of one directory.  It holds no connection between calls: workers may share it.
 
     Every method raises InputError, one line, where the file cannot be read or written.
 
@@ -106,7 +106,7 @@ class Store:
     def __init__(self, directory: Path) -> None:
         self.directory = directory
         self.path = directory / FILE_NAME
-        #: What a reading left out, by run or cell: a line each.
+        #: Reasons why reading left out a run or cell, a line each.
         self.left_out: dict[str, str] = {}
 
     def put(
@@ -115,12 +115,12 @@ class Store:
         timeline: list[dict[str, Any]] | None = None,
         cell: tuple[str, dict[str, Any]] | None = None,
     ) -> None:
-        """Keep a run, and that its cell is done; a run that is there already is replaced.
+        """Store a run, replacing an earlier one of its id, and mark its cell as done.
 
         Args:
             document: a run's JSON; `run_id` and `provenance.created` (ISO 8601, UTC) must be there.
-            timeline: span records for the picture, times in microseconds.
-            cell: the cell's id and resolved spec; None for a run's own.
+            timeline: span records of the timeline excerpt, times in microseconds.
+            cell: the cell's id and resolved spec; None for those of the run.
 
         Raises:
             IntegrityError: the document is not plain JSON (NaN included) or lacks those keys.
@@ -137,14 +137,14 @@ class Store:
             self._traceback(cell_id).unlink(missing_ok=True)
 
     def queue(self, cells: Iterable[tuple[str, dict[str, Any]]]) -> None:
-        """Note cells (id, resolved spec) as wanted; their earlier states are dropped."""
+        """Mark cells (id, resolved spec) as queued, replacing their earlier states."""
         now = _now()
         rows = [(i, "queued", _dump(s, "spec"), None, None, None, now) for i, s in cells]
         with self._transaction() as db:
             db.executemany(_INSERT_CELL, rows)
 
     def fail(self, cell_id: str, spec: dict[str, Any], error: str, traceback: str) -> None:
-        """Keep a cell's failure: one line in the store, all of it in a file beside it."""
+        """Store a cell's failure: its message in the database, its traceback in a file."""
         line = " ".join(error.split())
         file = self._traceback(cell_id)
         with self._errors():
@@ -159,7 +159,7 @@ class Store:
             db.execute(_FORGET_FAILURE, (text, cell_id))
 
     def cells(self, state: State | None = None) -> list[Cell]:
-        """Every cell, or those in one state, in the order of their last change."""
+        """Return all cells, or those in one state, in the order of their last change."""
         found = self._read("SELECT * FROM cells ORDER BY updated, cell_id", since=2)
         cells = []
         for cell_id, kept, text, *rest in found:
@@ -169,22 +169,22 @@ class Store:
         return [cell for cell in cells if state in (None, cell.state)]
 
     def finished(self) -> dict[str, str]:
-        """The run that finished each cell, by the cell's id."""
+        """Return the id of the run that finished each cell, by the cell's id."""
         query = "SELECT cell_id, run_id FROM cells WHERE state = 'done'"
         return dict(self._read(query, since=2) or self._read("SELECT run_id, run_id FROM runs"))
 
     def get(self, run_id: str) -> dict[str, Any] | None:
-        """The document of a run, or None."""
+        """Return the document of a run, or None if the store has no such run."""
         rows = self._read("SELECT document FROM runs WHERE run_id = ?", run_id)
         return self._load(rows[0][0]) if rows else None
 
     def timeline(self, run_id: str) -> list[dict[str, Any]] | None:
-        """The span records kept with a run (microseconds), or None where none were."""
+        """Return the span records stored with a run (microseconds), or None."""
         rows = self._read("SELECT timeline FROM runs WHERE run_id = ?", run_id)
         return picture(rows[0][0]) if rows else None
 
     def timelines(self) -> dict[str, list[dict[str, Any]]]:
-        """The spans of all runs that kept some, by run id; not what happened at an instant."""
+        """Return all runs' stored spans by run id, without records of instants."""
         rows = self._read("SELECT run_id, timeline FROM runs WHERE timeline IS NOT NULL")
         return {
             run_id: [record for record in picture(kept) or [] if not record.get("instant")]
@@ -192,21 +192,21 @@ class Store:
         }
 
     def runs(self) -> list[dict[str, Any]]:
-        """Every run's document, oldest first; `left_out` says which are not as they should be."""
+        """Return the valid documents of all runs, oldest first; `left_out` names damaged ones."""
         rows = self._read("SELECT run_id, document FROM runs ORDER BY created, run_id")
         found = (self._sound(f"run {i}", text, partial(problem, run_id=i)) for i, text in rows)
         return [document for document in found if document is not None]
 
     def ids(self) -> list[str]:
-        """Every run's id, in order."""
+        """Return all run ids in alphabetical order."""
         return [run_id for (run_id,) in self._read("SELECT run_id FROM runs ORDER BY run_id")]
 
     def find(self, prefix: str) -> dict[str, Any]:
-        """The document of the one run whose id is, or else begins with, ``prefix``.
+        """Return the document of the run whose id is ``prefix``, or else begins with it.
 
         Raises:
-            UnknownNameError: no run's id begins so.
-            UsageError: several do, or the store holds no run at all.
+            UnknownNameError: no run's id begins with it.
+            UsageError: several ids do, or the store holds no run.
         """
         ids = self.ids()
         if not ids:
@@ -226,7 +226,7 @@ class Store:
         return document
 
     def remove(self, run_ids: Sequence[str]) -> None:
-        """Forget runs, the cells that they finished, and their samples."""
+        """Delete runs, the cells that they finished, and their samples."""
         ids = [(run_id,) for run_id in run_ids]
         with self._transaction() as db:
             db.executemany("DELETE FROM runs WHERE run_id = ?", ids)
@@ -236,13 +236,13 @@ class Store:
                 samples_path(self.directory, run_id).unlink(missing_ok=True)
 
     def compact(self) -> None:
-        """Give back to the disk what removed runs took."""
+        """Shrink the database file by the space of removed runs."""
         with self._errors(), closing(self._connect("rw")) as db:
             self._check(db)
             db.execute("VACUUM")
 
     def schema(self) -> int | None:
-        """The version of the store's tables, or None where there is no store."""
+        """Return the version of the store's tables, or None if there is no store."""
         with self._errors():
             if not self.path.exists():
                 return None
@@ -258,23 +258,23 @@ class Store:
 
     @contextmanager
     def _transaction(self) -> Iterator[sqlite3.Connection]:
-        """All of what is written inside, or nothing; creates and migrates the store."""
+        """Context manager of one write transaction; creates and migrates the store."""
         with self._errors():
             self.directory.mkdir(parents=True, exist_ok=True)
             with closing(self._connect("rwc")) as db:
                 self._check(db)
-                # SQLite's own waiting does not cover this switch when two create the store.
+                # SQLite's busy timeout does not cover this switch by two processes at once.
                 _retry(lambda: db.execute("PRAGMA journal_mode = WAL"))
                 db.execute("BEGIN IMMEDIATE")
-                migrate(db, _version(db))  # asked again: another process may have been first
+                migrate(db, _version(db))  # read again: another process may have migrated it
                 yield db
                 db.execute("COMMIT")
 
     def _check(self, db: sqlite3.Connection) -> int:
-        """The version of the store; 0 where it has no table yet.
+        """Return the version of the store; 0 if it has no table yet.
 
         Raises:
-            InputError: a newer moebench wrote it, or it is somebody else's database.
+            InputError: a newer moebench wrote it, or it is the database of another program.
         """
         # One read transaction: another process may be creating the table at this moment.
         db.execute("BEGIN")
@@ -291,7 +291,7 @@ class Store:
         return version if tables else 0
 
     def _read(self, query: str, *values: str, since: int = 1) -> list[tuple[Any, ...]]:
-        """Rows; none where the store is absent or older than version ``since``."""
+        """Return a query's rows; none if the store is absent or older than version ``since``."""
         with self._errors():
             if not self.path.exists():
                 return []
@@ -303,7 +303,7 @@ class Store:
                 return self._query("ro&immutable=1", query, values, since)
 
     def _at_rest(self) -> bool:
-        """Whether nobody writes: only then does reading without SQLite's locks miss nothing."""
+        """Return whether no process writes, so that reading without SQLite's locks is complete."""
         log = self.path.with_name(FILE_NAME + "-wal")
         return not log.exists() or log.stat().st_size == 0
 
@@ -325,7 +325,7 @@ class Store:
     def _sound(
         self, what: str, text: str, wrong_with: Callable[[Any], str | None]
     ) -> dict[str, Any] | None:
-        """A document; None where it is not as it should be, and `left_out` says why."""
+        """Return a document, or None if it is damaged, with the reason in `left_out`."""
         try:
             document = json.loads(text)
             reason = wrong_with(document)
@@ -339,13 +339,13 @@ class Store:
 
     @contextmanager
     def _errors(self) -> Iterator[None]:
-        """Turn whatever SQLite or the file system says into one line."""
+        """Context manager that turns errors of SQLite and the file system into an `InputError`."""
         try:
             yield
         except sqlite3.Error as error:
             meaning = _MEANINGS.get(_code(error), "{} cannot be used ({}); give another --store")
             raise InputError(meaning.format(self.path, error)) from error
-        except UnicodeDecodeError as error:  # Python reads what SQLite says of a damaged file
+        except UnicodeDecodeError as error:  # Python decodes SQLite's messages about a damaged file
             raise InputError(_BROKEN.format(self.path, error)) from error
         except OSError as error:
             reason = error.strerror or str(error)
@@ -353,7 +353,7 @@ class Store:
 
 
 def _retry(action: Callable[[], object]) -> None:
-    """Repeat while another process holds the file, at most `BUSY_S` seconds."""
+    """Repeat an action while another process holds the file, for at most `BUSY_S` seconds."""
     deadline = time.monotonic() + BUSY_S
     while True:
         try:
@@ -375,7 +375,7 @@ def _now() -> str:
 
 
 def _code(error: sqlite3.Error) -> int:
-    """The primary result code; errors that Python itself raises count as general ones."""
+    """Return SQLite's primary result code; errors raised by Python count as general ones."""
     return getattr(error, "sqlite_errorcode", sqlite3.SQLITE_ERROR) & 0xFF
 
 
@@ -394,6 +394,6 @@ def _row(document: dict[str, Any], timeline: list[dict[str, Any]] | None) -> tup
     spec = document.get("spec", {})
     names = [spec.get(key) for key in ("system", "setting", "workload")]
     texts = _dump(spec, "spec"), _dump(document, "document")
-    # Spans are much alike: a tenth of the bytes.
+    # Spans are repetitive: compression saves nine tenths of the bytes.
     picture = None if timeline is None else zlib.compress(_dump(timeline, "timeline").encode())
     return (run_id, created, *names, document.get("badge"), *texts, picture)

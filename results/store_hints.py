@@ -1,18 +1,18 @@
-"""What a command needs to be typed with, so that it reads the same store."""
+"""Parts of suggested commands that name the run store."""
 
 import shlex
 from pathlib import Path
 
-#: Where results are kept unless another place is named.
+#: Default folder of the run store.
 DEFAULT = Path(".moebench")
 
 
 def in_store(directory: Path | str) -> str:
-    """What a command needs to read a store: nothing, or the option that names it."""
+    """Return the ``--store`` option that names a store; "" for the default store."""
     return "" if Path(directory) == DEFAULT else f" --store {shlex.quote(str(directory))}"
 
 
 def no_runs(directory: Path | str) -> str:
-    """What is said of a store without runs."""
+    """Return the error message for a store without runs."""
     advice = f"moebench run --system smoe --setting S3{in_store(directory)}"
     return f"no runs in {directory}; run: {advice}"

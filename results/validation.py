@@ -1,7 +1,6 @@
-"""What a stored document must be, so that whatever reads it may rely on it.
+"""Validation of stored documents: the type of each field that readers rely on.
 
-Files are edited, and programs of other versions write them: a document that is not as it says
-costs its own row of a report, not the report.
+Files may be edited or written by other versions: a report leaves out a damaged document only.
 """
 
 import json
@@ -18,46 +17,51 @@ from moebench.substrate.files import brief
 _TEXT, _NUMBER, _WHOLE, _FLAG = "text", "a number", "a whole number", "true or false"
 _PART, _NUMBERS, _TEXTS, _LIST = "an object", "an object of numbers", "an object of texts", "a list"
 
-#: What an option of a run is kept as, by the type of its values.
+#: How an option is stored, by the type of its values.
 _OF_TYPE = {str: _TEXT, int: _WHOLE, float: _NUMBER, bool: _FLAG, dict: _TEXTS}
 
-#: Fields that are read as they are, and what they hold; what is null is not known.
+#: Type of each field that is read unchecked; null means unknown.  A figure with a path of two steps
+#: is a number; one with three steps is in an object of numbers.
 _KINDS = {
     **dict.fromkeys(("badge", "run_id"), _TEXT),
     **dict.fromkeys(("simulated", "lossless", "oracle"), _FLAG),
     **dict.fromkeys(
         ("spec", "provenance", "metrics", "accuracy", "bound", "interval", "measured", "evaluation",
+         "memory",
          "metrics.decode", "metrics.experts", "provenance.versions", "spec.options"), _PART),
     **{f"spec.{option.name}": _OF_TYPE[option.plain] for option in OPTIONS.values()},
-    **dict.fromkeys(
-        (f"metrics.{name}" for name in (
-            "tpot_ms", "ttft_ms", "lanes", "stall_ms", "decode.lanes", "decode.stall_ms",
-            "experts.decode", "experts.prefill", "prefetch", "routed_ahead")), _NUMBERS),
-    **dict.fromkeys(
-        (f"interval.{name}" for name in ("tpot_ms", "ttft_ms", "e2e_ms", "tokens_per_s")),
-        _NUMBERS),
-    "memory": _NUMBERS,
-    **{metric.path: _NUMBER for metric in METRICS if metric.path},
+    **{
+        path if path.count(".") == 1 else path.rpartition(".")[0]:
+            _NUMBER if path.count(".") == 1 else _NUMBERS
+        for path in (metric.path for metric in METRICS) if path
+    },
     **dict.fromkeys(("accuracy.n", "accuracy.cut"), _WHOLE),
-    "accuracy.chance": _NUMBER,
     "measured.noisy": _FLAG,
     "notes": _LIST,
     **dict.fromkeys(("provenance.created", "provenance.commit", "measured.model"), _TEXT),
+    **dict.fromkeys(
+        (f"metrics.{name}" for name in (
+            "lanes", "stall_ms", "decode.lanes", "decode.stall_ms", "experts.decode",
+            "experts.prefill", "prefetch", "routed_ahead")), _NUMBERS),
+    **dict.fromkeys(
+        (f"memory.{name}" for name in (
+            "offered_device_bytes", "offered_host_bytes", "slot_bytes")), _NUMBER),
+    "accuracy.chance": _NUMBER,
     "accuracy.metric": _TEXT,
     "accuracy.items": _PART,
 }  # fmt: skip
 
-#: Never null.
+#: Fields that are never null.
 _NEEDED = {"spec", "provenance", "spec.system", "provenance.created", "run_id"}
-#: Nor these in a document that has figures.
+#: Fields that are not null either in a document with figures.
 _WITH_FIGURES = {"simulated", "badge", "spec.model", "spec.batch", "spec.workload"}
 
 
 def problem(document: object, run_id: str) -> str | None:
-    """What is wrong with a document: its field and value; None if nothing is.
+    """Return the first invalid field of a document with its value, or None if all are valid.
 
     Args:
-        run_id: under which it is stored.
+        run_id: id under which the document is stored.
     """
     if not isinstance(document, Mapping):
         return f"expected an object, found {brief(document)}"
@@ -75,7 +79,7 @@ def problem(document: object, run_id: str) -> str | None:
 
 
 def spec_problem(spec: object) -> str | None:
-    """The same of a cell's spec alone."""
+    """Return the first invalid field of a sweep cell's spec, or None if all are valid."""
     if not isinstance(spec, Mapping):
         return f"expected an object, found {brief(spec)}"
     for field, kind in _KINDS.items():
@@ -86,10 +90,10 @@ def spec_problem(spec: object) -> str | None:
 
 
 def picture(kept: str | bytes | None) -> list[dict[str, Any]] | None:
-    """The records of a run's picture; None where none were kept, or something else.
+    """Return a run's stored spans (its timeline excerpt), or None if absent or damaged.
 
     Args:
-        kept: compressed, or as earlier versions kept them, as plain text.
+        kept: compressed JSON, or plain JSON from earlier versions.
     """
     if kept is None:
         return None

@@ -1,6 +1,5 @@
 """``moebench list``: the catalogues, read without importing anything heavy."""
 
-from collections.abc import Sequence
 from enum import StrEnum
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -23,17 +22,17 @@ class Listing(StrEnum):
     policies = "policies"
     models = "models"
     options = "options"
-    figures = "figures"
+    metrics = "metrics"
 
 
 def list_(
     what: Listing,
     long: Annotated[
-        bool, option("Print systems in full, or options or figures as a Markdown table.", "--long")
+        bool, option("Print systems in full, or options or metrics as a Markdown table.", "--long")
     ] = False,
     json: JSON = False,
 ) -> None:
-    """List one catalogue: systems, settings, machines, models, run options, figures, ..."""
+    """List one catalogue: systems, settings, machines, models, run options, metrics, ..."""
     if what is Listing.systems:
         console.say_refused()
     if long:
@@ -74,12 +73,12 @@ def _systems() -> list[dict[str, Any]]:
 
 
 def _describe_systems(what: Listing, json: bool) -> None:
-    """Print full descriptions of systems, or the documentation's table of options or figures."""
-    if what in (Listing.options, Listing.figures) and not json:
-        print(markdown(_CATALOGUES[what]()))
+    """Print every system with all its parts, every option or figure, as the documentation does."""
+    if what in (Listing.options, Listing.metrics) and not json:
+        print(markdown(what))
         return
     if what is not Listing.systems:
-        raise UsageError(f"list {what} --long: allowed: systems, options, figures")
+        raise UsageError(f"list {what} --long: allowed: systems, options, metrics")
     from dataclasses import asdict
 
     from moebench.systems.description import described, document, natives
@@ -110,24 +109,26 @@ def _options() -> list[dict[str, Any]]:
     ]
 
 
-def _figures() -> list[dict[str, Any]]:
-    """Return one row for each figure of a run, from `results.metrics`."""
+def _metrics() -> list[dict[str, Any]]:
+    """Return every figure of a run, as `results.metrics` describes it."""
     from moebench.results.metrics import METRICS
 
     return [
         {
-            "column": metric.key,
-            "figure": metric.header,
+            "figure": metric.key,
+            "path": metric.path or "derived",
+            "shown as": metric.header,
             "better": metric.better,
-            "definition": metric.says,
-            "view": "yes" if "view" in metric.where else None,
+            "SQL view": "yes" if "view" in metric.where else None,
+            "what": metric.says,
         }
         for metric in METRICS
     ]
 
 
-def markdown(rows: Sequence[dict[str, Any]]) -> str:
-    """Return rows as the Markdown table that `docs/sweeps.md` or `docs/store.md` contains."""
+def markdown(what: Listing) -> str:
+    """Return a list as the table of `docs/sweeps.md` (options) or `docs/store.md` (metrics)."""
+    rows = _CATALOGUES[what]()
     lines = [rows[0].keys(), ["---"] * len(rows[0]), *(map(_text, row.values()) for row in rows)]
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
@@ -248,5 +249,5 @@ _CATALOGUES = {
     Listing.policies: _policies,
     Listing.models: _models,
     Listing.options: _options,
-    Listing.figures: _figures,
+    Listing.metrics: _metrics,
 }

@@ -1,42 +1,39 @@
-"""Means and intervals over runs that differ only in their seed."""
+"""Several runs that differ in their seed alone: means, and how sure they are."""
 
 from collections.abc import Mapping, Sequence
 
 from moebench.harness import console
-from moebench.results.document import Document, basis, system_of
+from moebench.reports.sections.run import title_of
+from moebench.results.document import Document, basis
 from moebench.results.intervals import LEVEL, mean_interval
-from moebench.results.metrics import shown, written
+from moebench.results.metrics import shown
 
 
 def means(documents: Sequence[Document]) -> dict[str, dict[str, float]]:
-    """Return mean, interval and number of runs of each figure that all runs have, by its path."""
+    """Return the mean of each figure that all runs have, its interval and count, by path."""
     found = {}
     for metric in shown("seeds"):
-        values = [metric.of(document) for document in documents]
-        if any(value is None for value in values):
-            continue
-        numbers = [float(value) for value in values]
-        ends = mean_interval(numbers)
+        values = [value for run in documents if (value := metric.read(run)) is not None]
+        ends = mean_interval(values) if len(values) == len(documents) else None
         if ends is not None:
-            n, (low, high) = len(numbers), ends
-            found[metric.path] = {"mean": sum(numbers) / n, "low": low, "high": high, "n": n}
+            mean = sum(values) / len(values)
+            found[metric.path] = {
+                "mean": mean, "low": ends.low, "high": ends.high, "n": len(values),
+            }  # fmt: skip
     return found
 
 
 def show_means(documents: Sequence[Document], found: Mapping[str, Mapping[str, float]]) -> None:
-    """Print a table of the means, and below it the runs that they are of."""
-    spec = documents[0]["spec"]
+    """Print a table of the means, and below it over what they are."""
     badges = " / ".join(dict.fromkeys(map(basis, documents)))
     rows = []
     for metric in shown("seeds"):
         mean = found.get(metric.path)
-        if mean is None or metric.of(documents[0]) is None:
-            continue
-        half = written((mean["high"] - mean["low"]) / 2, metric.form)
-        text = f"{written(mean['mean'], metric.form)} ± {half} {metric.unit}".rstrip()
-        rows.append([metric.label, f"{text} [{badges}]" if metric.time else text])
-    title = f"{system_of(spec)} · {spec['setting'] or spec['model']} · {spec['machine']}"
-    console.table(f"{title} · {spec['workload']} · batch {spec['batch']}", ["figure", "mean"], rows)
+        if mean is not None and metric.read(documents[0]) is not None:
+            half = metric.text((mean["high"] - mean["low"]) / 2)
+            text = f"{metric.text(mean['mean'])} ± {half} {metric.unit}".rstrip()
+            rows.append([metric.label, f"{text} [{badges}]" if metric.time else text])
+    console.table(title_of(documents[0]), ["figure", "mean"], rows)
     seeds = [document["spec"]["seed"] for document in documents]
     out = console.stderr()
     out.print(

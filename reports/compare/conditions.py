@@ -1,4 +1,4 @@
-"""Which runs may be compared: the one rule that tables, charts and commands share.
+"""The rule that decides which runs may be compared, shared by tables, charts and commands.
 
 Every option of a run has one part in a comparison, which is stated with the option
 (`moebench.results.spec.Option.part`).  It says what a table is about (its *place*), or what must be
@@ -16,11 +16,11 @@ from moebench.results.spec import OPTIONS, Option
 
 
 class Condition(NamedTuple):
-    """What must be equal in a comparison: how it is called, read from a run, and written.
+    """A property that must be equal in a comparison: its name, reader and text.
 
     Attributes:
-        default: left unsaid where all runs have it.
-        quiet: said only where runs differ in it.
+        default: text that is not printed if all runs have it.
+        quiet: whether it is printed only if runs differ in it.
         instead_of: the option whose effect this condition compares, in place of its value.
     """
 
@@ -45,12 +45,12 @@ def _expert_precision(run: Document) -> str:
 
 
 def _hash(path: str) -> Callable[[Document], str]:
-    """The beginning of a hash: names may differ where the content is the same."""
+    """Return a reader of a hash's first 8 digits: names may differ while the content is equal."""
     return lambda run: str(dig(run, path) or "none")[:8]
 
 
 def condition_of(option: Option) -> Condition:
-    """The condition that an option's value is equal."""
+    """Return the condition that an option's value is equal."""
 
     def text(value: Any) -> str:
         if not option.unit:
@@ -65,7 +65,7 @@ def condition_of(option: Option) -> Condition:
     )
 
 
-#: What is compared in place of an option's value, and what no option says.
+#: Conditions that replace an option's value, and those that belong to no option.
 _FIRST = (
     Condition("device-memory", lambda run: dig(run, "memory.offered_device_bytes"), _gigabytes,
               instead_of="device_memory_gib"),
@@ -80,7 +80,7 @@ _LAST = (
 
 
 def conditions(options: Iterable[Option]) -> tuple[Condition, ...]:
-    """Every condition of these options, in the order in which they are shown."""
+    """Return every condition of these options, in display order."""
     replaced = {condition.instead_of for condition in (*_FIRST, *_LAST)}
     plain = [one for one in options if one.part == "condition" and one.name not in replaced]
     return (*_FIRST, *map(condition_of, sorted(plain, key=lambda one: one.rank)), *_LAST)
@@ -88,20 +88,20 @@ def conditions(options: Iterable[Option]) -> tuple[Condition, ...]:
 
 CONDITIONS = conditions(OPTIONS.values())
 
-#: Of these a figure is a mean; runs of unlike ones are no more comparable than unlike conditions.
+#: A figure is a mean over these; runs that differ in them are not comparable either.
 OF_CELLS = ("workloads", "seed")
 
-#: What a table may be asked to mix.
+#: Names that ``--mixed`` accepts.
 NAMES = (*(condition.name for condition in CONDITIONS), *OF_CELLS)
 
 
 def conditions_of(run: Document) -> dict[str, str]:
-    """A run's conditions by name, as text."""
+    """Return a run's conditions by name, as text."""
     return {condition.name: condition.text(condition.of(run)) for condition in CONDITIONS}
 
 
 class Place(NamedTuple):
-    """What a table is about: runs of other places stand in other tables."""
+    """Comparison group: what all runs of a table have in common; each group has its own tables."""
 
     where: str
     batch: int
@@ -113,13 +113,13 @@ class Place(NamedTuple):
 
     @property
     def title(self) -> str:
-        """In a few words."""
+        """Short title: where, batch and routing."""
         kind = "" if self.routing == "model" else f", routing {self.routing}"
         return f"{self.where}, batch {self.batch}{kind}"
 
     @property
     def parts(self) -> dict[str, str]:
-        """What the title leaves out."""
+        """Properties that the title does not contain, by name."""
         return {
             "model": self.model,
             "machine": self.machine,
@@ -129,10 +129,10 @@ class Place(NamedTuple):
 
 
 def place_of(run: Document) -> Place:
-    """The place that a run belongs to."""
+    """Return the comparison group of a run."""
     spec = run["spec"]
     where = spec.get("setting") or f"{spec.get('model')} on {spec.get('machine')}"
-    # A trace's name holds its workload, which is averaged over.
+    # A trace's name contains its workload, over which tables average.
     routing = "replayed" if spec.get("trace") else routing_of(spec)
     return Place(
         where, spec.get("batch", 1), routing, str(model_of(run)), str(spec.get("machine")),
@@ -141,7 +141,7 @@ def place_of(run: Document) -> Place:
 
 
 class Cell(NamedTuple):
-    """The texts that a run read."""
+    """Input set of a run: workload, seed and hash of the data."""
 
     workload: str
     seed: str
@@ -149,19 +149,19 @@ class Cell(NamedTuple):
 
     @property
     def title(self) -> str:
-        """In words."""
+        """Workload and seed as text."""
         return f"{self.workload}, seed {self.seed}"
 
 
 def cell_of(run: Document) -> Cell:
-    """What a run read: another sample of the same workload is another cell."""
+    """Return a run's input set: another sample of the same workload is another one."""
     spec = run["spec"]
     data = dig(run, "provenance.trace_hash") or dig(run, "provenance.data_hash")
     return Cell(str(spec.get("workload")), str(spec.get("seed", 0)), str(data))
 
 
 def title_of(run: Document) -> str:
-    """How a run's system is called in a comparison: with all that was chosen in it."""
+    """Return the name of a run's system in comparisons, with all of its changed options."""
     spec = run["spec"]
     chosen = dict(spec.get("overrides") or {})
     if "alpha" not in chosen and spec.get("alpha") is not None:
@@ -179,17 +179,17 @@ def title_of(run: Document) -> str:
 
 
 def lacks(run: Document) -> list[str]:
-    """What a comparison needs of a document and it does not hold: another version's, or damaged."""
+    """Return the fields that a comparison needs and the document lacks."""
     needed = ("spec.system", "spec.workload", "spec.machine", "spec.model", "metrics", "badge",
               "simulated", "provenance")  # fmt: skip
     return [path for path in needed if dig(run, path) is None]
 
 
 def newest(runs: Iterable[Document]) -> tuple[list[Document], list[Document]]:
-    """Of runs that were asked for alike, those that read what the last one did; and the others.
+    """Split runs into those whose inputs are the newest for their spec, and older ones.
 
-    A store keeps runs of earlier code, weights, questions and profiles.  Measurements that were
-    repeated with the same of all of these stay together.
+    A store keeps runs of earlier code, weights, prompts and profiles.  Repeated measurements
+    with equal inputs stay together.
     """
     alike: dict[str, list[Document]] = {}
     for run in runs:

@@ -1,25 +1,25 @@
-"""Two runs beside each other: paired differences with intervals, and where they come from.
+"""Comparison of two runs: paired differences with intervals, and the parts that explain them.
 
-Questions that both runs read are pairs; where they read others, the samples are independent.
-Intervals are those of `results.intervals`: over questions (batches, for times), not over seeds, and
-not over what the machine's numbers may be.
+Prompts that both runs read are pairs; other prompts are independent samples.  Intervals are those
+of `results.intervals`: over prompts (batches, for times), not over seeds or the uncertainty of the
+hardware profile.
 
-The device's time line of decode is its busy time and its idle time by cause, so the difference of
+The device's decoding time consists of busy time and idle time by cause, so the difference of
 two TPOTs is the sum of these parts' differences.
 """
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from moebench.reports.compare.conditions import CONDITIONS, Condition
 from moebench.results.document import Document, basis, dig, model_of, routing_of, system_of
 from moebench.results.intervals import Estimate, Shares, difference
-from moebench.results.metrics import shown
+from moebench.results.metrics import Metric, shown
 from moebench.results.samples import TokenSample
 from moebench.substrate.errors import UsageError
 
-#: Beside `CONDITIONS`, what two runs have in common unless it is allowed to differ.
+#: Conditions of a pair in addition to `CONDITIONS`.
 PLACES = (
     Condition("model", model_of),
     Condition("machine", lambda run: run["spec"].get("machine")),
@@ -32,21 +32,30 @@ NAMES = tuple(condition.name for condition in EVERY)
 
 DECISIONS = ("place", "route", "assign", "prefetch", "evict")
 
-#: Every token of a run, None where none was kept.
+#: Samples of every token of a run; None if none were kept.
 Samples = Sequence[TokenSample] | None
 
 
 class Figure(NamedTuple):
-    """A figure of both runs, and the second minus the first."""
+    """A figure of both runs in its displayed unit, and the second minus the first."""
 
-    title: str
+    metric: Metric
     first: float
     second: float
     change: Estimate
 
+    @property
+    def title(self) -> str:
+        """The figure's label with its unit."""
+        return self.metric.header
+
+    def text(self, value: float) -> str:
+        """Return a value of the figure as text."""
+        return self.metric.text(value / self.metric.factor)
+
 
 class Part(NamedTuple):
-    """A part of decode, for each step or token, of both runs; None where a run has none."""
+    """Time or count of one part of decode in both runs, per step or token; None if absent."""
 
     title: str
     first: float | None
@@ -54,20 +63,20 @@ class Part(NamedTuple):
 
     @property
     def change(self) -> float:
-        """The second minus the first; what is not there counts as 0."""
+        """Second value minus the first; None counts as 0."""
         return (self.second or 0.0) - (self.first or 0.0)
 
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """What `compare` finds.
+    """Result of `compare`.
 
     Attributes:
         figures: times, accuracy; with intervals.
-        times: what a decoded step of the device's time line consists of, in ms.
-        counts: what was done for a decoded token.
+        times: parts of the device's time in a decoded step, in ms.
+        counts: counts for a decoded token.
         decisions: policies and options that differ: name → (first, second).
-        paired: whether both read the same questions.
+        paired: whether both read the same prompts.
         differing: conditions that differ, and were allowed to: name → (first, second).
     """
 
@@ -82,7 +91,7 @@ class Comparison:
 
 
 def differing(first: Document, second: Document) -> dict[str, tuple[str, str]]:
-    """Conditions in which two runs differ, each with both values."""
+    """Return the conditions in which two runs differ, with both values."""
     both = {c.name: (c.text(c.of(first)), c.text(c.of(second))) for c in EVERY}
     return {name: values for name, values in both.items() if values[0] != values[1]}
 
@@ -90,7 +99,7 @@ def differing(first: Document, second: Document) -> dict[str, tuple[str, str]]:
 def compare(
     first: Document, second: Document, samples: tuple[Samples, Samples], mixed: Collection[str] = ()
 ) -> Comparison:
-    """Set two runs beside each other.
+    """Compare two runs.
 
     Args:
         samples: the times of the first run's tokens and of the second's.
@@ -127,7 +136,7 @@ def compare(
 
 
 def _same_questions(first: Document, second: Document) -> bool:
-    """Whether both read the same prompts in the same batches."""
+    """Return whether both runs read the same prompts in the same batches."""
     same = ("spec.prompts", "spec.batch", "spec.workload", "provenance.data_hash")
     return all(dig(first, path) == dig(second, path) for path in same)
 
@@ -139,80 +148,58 @@ def _figures(
     runs: tuple[Document, Document], samples: tuple[Samples, Samples], paired: bool
 ) -> list[Figure]:
     figures = []
-    items = [dig(run, "accuracy.items") for run in runs]
     for metric in shown("pair"):
-        if metric.time:
-            of = _LATENCIES[metric.key]
-            shares = [None if kept is None else of(kept) for kept in samples]
-            means = [metric.of(run) for run in runs]
-            figures.append(_figure(metric.header, shares, paired) or _means(metric.header, means))
-        else:
-            of_items = _ACCURACY[metric.key]
-            shares = [None if found is None else of_items(found) for found in items]
-            figures.append(_figure(metric.header, shares, paired))
-    return [figure for figure in figures if figure is not None]
+        values = [metric.read(run) for run in runs]
+        if None not in values:
+            each = [shares(metric.key, *one) for one in zip(runs, samples, strict=True)]
+            found = _figure(metric, each, paired)
+            if found is None:  # what the figure is a mean of was not kept
+                first, second = (metric.factor * value for value in values if value is not None)
+                found = Figure(metric, first, second, Estimate(second - first, None, None, 0))
+            figures.append(found)
+    return figures
 
 
-def _figure(title: str, shares: Sequence[Shares | None], paired: bool) -> Figure | None:
-    first, second = shares
+def shares(key: str, run: Document, samples: Samples = None) -> Shares | None:
+    """Return the sums and counts that a figure is a mean of; None if the run does not hold them.
+
+    One pair a batch for times (ms, steps), one a question for accuracy; shares in percent.
+    """
+    if key in ("tpot_ms", "ttft_ms"):
+        sums: dict[int, tuple[float, float]] = {}
+        for sample in samples or ():
+            if bool(sample.step) == (key == "tpot_ms"):
+                ms, steps = sums.get(sample.batch, (0.0, 0.0))
+                sums[sample.batch] = ms + sample.ns / 1e6, steps + 1
+        return list(sums.values()) or None
+    items = dig(run, "accuracy.items")
+    if items is None or key not in _ITEMS:
+        return None
+    name, factor = _ITEMS[key]
+    counts = [1.0] * len(items[name]) if key == "score" else items["decoded"]
+    if None in items[name]:
+        return None
+    return [(factor * value, n) for value, n in zip(items[name], counts, strict=True)]
+
+
+#: Lists of ``accuracy.items`` that figures are means of, with the factor of the displayed unit.
+_ITEMS = {"kl": ("kl", 1.0), "agreement": ("agreed", 100.0), "score": ("value", 100.0)}
+
+
+def _figure(metric: Metric, each: Sequence[Shares | None], paired: bool) -> Figure | None:
+    first, second = each
     if first is None or second is None:
         return None
     change = difference(first, second, paired)
     if change is None:
         return None
     one, other = (sum(a for a, _ in rows) / sum(b for _, b in rows) for rows in (first, second))
-    return Figure(title, one, other, change)
+    return Figure(metric, one, other, change)
 
-
-def _means(title: str, means: Sequence[float | None]) -> Figure | None:
-    """A figure without an interval, where the times of tokens were not kept."""
-    first, second = means
-    if first is None or second is None:
-        return None
-    return Figure(title, first, second, Estimate(second - first, None, None, 0))
-
-
-def _tpot(samples: Sequence[TokenSample]) -> Shares:
-    """Decode time in ms and steps of each batch."""
-    return _by_batch([sample for sample in samples if sample.step])
-
-
-def _ttft(samples: Sequence[TokenSample]) -> Shares:
-    return _by_batch([sample for sample in samples if not sample.step])
-
-
-def _by_batch(samples: Sequence[TokenSample]) -> Shares:
-    found: dict[int, tuple[float, float]] = {}
-    for sample in samples:
-        ms, steps = found.get(sample.batch, (0.0, 0.0))
-        found[sample.batch] = ms + sample.ns / 1e6, steps + 1
-    return list(found.values())
-
-
-def _kl(items: Mapping[str, Any]) -> Shares | None:
-    if None in items["kl"]:
-        return None
-    return list(zip(items["kl"], items["decoded"], strict=True))
-
-
-def _agreement(items: Mapping[str, Any]) -> Shares:
-    return [(100.0 * a, d) for a, d in zip(items["agreed"], items["decoded"], strict=True)]
-
-
-def _score(items: Mapping[str, Any]) -> Shares | None:
-    return None if None in items["value"] else [(100.0 * value, 1.0) for value in items["value"]]
-
-
-#: How the shares of each figure that is paired are read: latencies from the times of tokens, the
-#: others from the values of examples.
-_LATENCIES = {"tpot_ms": _tpot, "ttft_ms": _ttft}
-_ACCURACY: dict[str, Callable[[Mapping[str, Any]], Shares | None]] = {
-    "agreement": _agreement, "kl": _kl, "score": _score,
-}  # fmt: skip
 
 # ----------------------------------------------------------------------------- where it comes from
 
-#: Paths below ``metrics``, of all decoded tokens.
+#: Counts over all decoded tokens: title and path below ``metrics``.
 _COUNTS = (
     ("active experts", "experts.decode.active"),
     ("hits: on the device in time", "experts.decode.hits"),
@@ -230,14 +217,14 @@ _COUNTS = (
 
 
 def _steps(run: Document, samples: Samples) -> float:
-    """Decoded steps of all batches."""
+    """Return the number of decoded steps of all batches."""
     if samples is not None:
         return sum(sample.step > 0 for sample in samples)
     return (dig(run, "metrics.decoded_tokens") or 0) / (run["spec"].get("batch") or 1)
 
 
 def _times(runs: tuple[Document, Document]) -> list[tuple[str, str]]:
-    """What the device's time line of decode consists of: paths below ``metrics``, in ms."""
+    """Return titles and paths (below ``metrics``) of the parts of the device's decoding time."""
     causes = {cause for run in runs for cause in dig(run, "metrics.decode.stall_ms") or {}}
     waits = [(f"device waits for {cause}", f"decode.stall_ms.{cause}") for cause in sorted(causes)]
     return [("device computes", "decode.lanes.device"), *waits]
@@ -246,7 +233,7 @@ def _times(runs: tuple[Document, Document]) -> list[tuple[str, str]]:
 def _parts(
     paths: Sequence[tuple[str, str]], runs: tuple[Document, Document], each: tuple[float, float]
 ) -> list[Part]:
-    """Those that a run has more of than 0."""
+    """Return the parts that are above 0 in a run, each divided by steps or tokens."""
     found = []
     for title, path in paths:
         scale = 1e6 if title.startswith("MB") else 1.0
@@ -260,12 +247,12 @@ def _parts(
 
 
 def _decisions(first: Mapping[str, Any], second: Mapping[str, Any]) -> dict[str, tuple[str, str]]:
-    """Resolved options that differ, decisions first."""
+    """Return the resolved options that differ, decisions first."""
     one, other = first.get("options") or {}, second.get("options") or {}
     own = [*DECISIONS, *sorted({*one, *other} - set(DECISIONS))]
     both = {key: (str(one.get(key, "-")), str(other.get(key, "-"))) for key in own}
     changed = {key for key, (a, b) in both.items() if a != b}
-    # What another policy's options are says nothing beside its name.
+    # The options of a different policy add nothing to its name.
     return {
         key: both[key] for key in own if key in changed and key.split(".")[0] not in changed - {key}
     }
@@ -277,23 +264,23 @@ HEADERS = ("figure", "first", "second", "second − first", "95 % interval")
 
 
 def title_of(run: Document) -> str:
-    """A run in a few words: its system, what was changed in it, its id."""
+    """Return a run's title: its system, changed options and id."""
     spec = run["spec"]
     changed = [f"{key}={value}" for key, value in sorted((spec.get("overrides") or {}).items())]
     return " ".join([system_of(spec), *changed, f"[{run['run_id']}]"])
 
 
 def place_of(found: Comparison) -> str:
-    """What the comparison is about."""
+    """Return the title of a comparison: setting or model, workload and batch."""
     spec = found.first["spec"]
     where = spec.get("setting") or f"{spec['model']} on {spec['machine']}"
     return f"{where}, {spec['workload']}, batch {spec['batch']}"
 
 
 def lines(found: Comparison) -> list[list[str]]:
-    """The tables' lines as text: figures, then parts of a step, then counts of a token."""
+    """Return the rows of text: figures, then parts of a step, then counts of a token."""
     rows = [
-        [f.title, _short(f.first), _short(f.second), _signed(f.change.value), _ends(f.change)]
+        [f.title, f.text(f.first), f.text(f.second), _signed(f.change.value), _ends(f.change)]
         for f in found.figures
     ]
     rows += [_line(f"{part.title} (ms a step)", part) for part in found.times]
@@ -320,7 +307,7 @@ def _ends(change: Estimate) -> str:
 
 
 def over(found: Comparison) -> str:
-    """Over what the intervals are."""
+    """Return a sentence about what the intervals are over."""
     spec = found.first["spec"]
     units = "questions" if spec.get("batch") == 1 else "questions (of times, over batches)"
     if found.paired:
@@ -329,8 +316,8 @@ def over(found: Comparison) -> str:
 
 
 def sentence(found: Comparison) -> str:
-    """Which is faster, by how much, and what made the difference."""
-    tpot = next((f for f in found.figures if f.title.startswith("TPOT")), None)
+    """Return a sentence: which run is faster, by how much, and why."""
+    tpot = next((f for f in found.figures if f.metric.key == "tpot_ms"), None)
     one, other = title_of(found.first), title_of(found.second)
     if tpot is None:
         return f"{one} and {other}: one of them decoded nothing."
@@ -344,7 +331,7 @@ def sentence(found: Comparison) -> str:
     slow, fast = (other, one) if change.value > 0 else (one, other)
     ratio = max(tpot.first, tpot.second) / min(tpot.first, tpot.second)
     said = f"{slow} takes {abs(change.value):.3g} ms more a token than {fast} ({ratio:.2f}×)"
-    # Parts that matter: a tenth of the difference, or more.
+    # Name only parts above a tenth of the difference.
     causes = [part for part in found.times if sign * part.change > 0.1 * abs(change.value)]
     causes.sort(key=lambda part: -sign * part.change)
     if causes:
@@ -363,7 +350,7 @@ def _said(decisions: Mapping[str, tuple[str, str]]) -> str:
 
 
 def document(found: Comparison) -> dict[str, Any]:
-    """All of it as plain values, for JSON."""
+    """Return a comparison as plain values, for JSON."""
     return {
         "first": found.first["run_id"],
         "second": found.second["run_id"],
@@ -384,7 +371,7 @@ def document(found: Comparison) -> dict[str, Any]:
 
 
 def markdown(found: Comparison) -> str:
-    """The comparison for a document."""
+    """Return a comparison as Markdown."""
     heads = ("figure", title_of(found.first), title_of(found.second), *HEADERS[3:])
     rows = [heads, ["---"] * len(heads), *lines(found)]
     text = "\n".join("| " + " | ".join(row) + " |" for row in rows)

@@ -1,9 +1,8 @@
 """The rows of a comparison: means over cells, ratios to the fastest, best and second best.
 
-A figure is the mean over cells; runs of one cell that were measured again are first averaged.
-Intervals are Student's, at 95 %, over workloads by seeds: how much the mean would differ with other
-workloads and seeds of this kind, where those here count as drawn at random from such.  They say
-nothing about a profile's uncertainty, which each run's own interval does.
+A figure is the mean over cells; repeated measurements of one cell are averaged first.  Intervals
+are Student's, at 95 %, over workloads by seeds, as if these were drawn at random.  They do not
+include a profile's uncertainty, which each run's own interval states.
 """
 
 from collections.abc import Mapping, Sequence
@@ -14,16 +13,18 @@ from typing import NamedTuple
 from moebench.reports.compare.conditions import Cell
 from moebench.results.document import ERRORS, Document, basis, dig, score_at_floor
 from moebench.results.intervals import Interval, mean_interval, ratio_interval
-from moebench.results.metrics import BY_KEY, RATIO, TPOT, Metric, shown
+from moebench.results.metrics import Metric, metric_of, shown
+
+TPOT, RATIO = "tpot_ms", "ratio_best"
 
 
 class Value(NamedTuple):
-    """A figure of a row.
+    """Mean of a figure in a row.
 
     Attributes:
-        mean: over ``n`` cells.
-        interval: over them; None for a single one.
-        stderr: of the mean, over a run's questions, for a score or a perplexity.
+        mean: mean over ``n`` cells.
+        interval: interval over the cells; None for a single one.
+        stderr: standard error of the mean over examples, for scores and perplexities alone.
     """
 
     mean: float
@@ -33,18 +34,17 @@ class Value(NamedTuple):
 
 
 class Row(NamedTuple):
-    """A system in a table.
+    """A system's row in a table.
 
     Attributes:
-        system: its title, with all that was chosen in it.
-        values: by a figure's key; without those that some run lacks.
-        badge: what its latencies are; several, where its runs differ.
-        run_ids: its runs, cell by cell.
-        differs: by condition, the text of each that differs from most of the table's; empty unless
-            the table was asked to mix.
-        reference: why it is no competitor but a bound; empty for any other.
-        remarks: what its scores cannot say: those at their floor, answers that were cut.
-        missing: why there is no run, for a system that does not exist here.
+        system: title of the system with its changed options.
+        values: means by a figure's key, without figures that some run lacks.
+        badge: badge of its latencies; several, if its runs differ.
+        run_ids: ids of its runs, cell by cell.
+        differs: conditions, as text, that differ from those of most rows; only with ``--mixed``.
+        reference: why it is a bound rather than a competitor; empty for a competitor.
+        remarks: limits of its scores: at chance level, answers that were cut.
+        missing: why there is no run, for a system that is not applicable.
     """
 
     system: str
@@ -58,20 +58,20 @@ class Row(NamedTuple):
 
 
 class Marks(NamedTuple):
-    """The systems that are best in a figure, and second best; ties share a place."""
+    """Systems that are best and second best in a figure; ties share a rank."""
 
     best: frozenset[str]
     second: frozenset[str]
 
     def place(self, system: str) -> int | None:
-        """1, 2, or None for any other system."""
+        """Return a system's rank: 1, 2, or None for any other."""
         return 1 if system in self.best else 2 if system in self.second else None
 
 
 def row_of(
     system: str, cells: Mapping[Cell, Sequence[Document]], differs: Mapping[str, str]
 ) -> Row:
-    """The row of a system's runs, cell by cell; without its ratio to the best."""
+    """Return the row of a system's runs by cell, without its ratio to the best."""
     ordered = [cells[cell] for cell in sorted(cells)]
     runs = [run for ones in ordered for run in ones]
     values = {}
@@ -84,14 +84,14 @@ def row_of(
 
 
 def _reference(runs: Sequence[Document]) -> str:
-    """Why a row bounds the others; empty where it does not."""
+    """Return why a row is a bound for the others; "" if it is not."""
     return "knows the future" if any(run.get("oracle") for run in runs) else ""
 
 
 def _remarks(runs: Sequence[Document]) -> tuple[str, ...]:
     found = []
     if flat := sorted({str(run["spec"]["workload"]) for run in runs if score_at_floor(run)}):
-        found.append(f"score at its floor: {', '.join(flat)}")
+        found.append(f"score at chance level: {', '.join(flat)}")
     cut, n = (sum(dig(run, f"accuracy.{key}") or 0 for run in runs) for key in ("cut", "n"))
     if cut:
         found.append(f"{cut} of {n} answers cut at --new-tokens")
@@ -99,8 +99,8 @@ def _remarks(runs: Sequence[Document]) -> tuple[str, ...]:
 
 
 def _value(figure: Metric, cells: Sequence[Sequence[Document]]) -> Value | None:
-    """Over the cells that have it; None where none has, or one only in some of its runs."""
-    each = [[figure.of(run) for run in runs] for runs in cells]
+    """Return a figure's mean over the cells that have it; None if none, or part of a cell, has."""
+    each = [[figure.read(run) for run in runs] for runs in cells]
     known = [runs for runs in each if None not in runs]
     if not known or any({None} < {*runs} for runs in each):
         return None
@@ -119,13 +119,13 @@ def _value(figure: Metric, cells: Sequence[Sequence[Document]]) -> Value | None:
 def with_ratios(
     rows: Sequence[Row], systems: Mapping[str, Mapping[Cell, Sequence[Document]]]
 ) -> list[Row]:
-    """The rows with each one's TPOT over that of the fastest that is no bound."""
+    """Return the rows with their ratio of TPOT to the fastest competitor's."""
     timed = [row for row in rows if TPOT in row.values]
     racing = [row for row in timed if not row.reference] or timed
     if not racing:
         return list(rows)
     best = min(racing, key=lambda row: (row.values[TPOT].mean, row.system))
-    of = BY_KEY[TPOT].of
+    of = metric_of(TPOT).read
 
     def by_cell(row: Row) -> dict[Cell, float]:
         found = {}
@@ -151,7 +151,7 @@ def with_ratios(
 
 
 def marks_of(rows: Sequence[Row]) -> dict[str, Marks]:
-    """Best and second best of each figure, by its key; bounds left out."""
+    """Return best and second best of each figure by its key, without bounds."""
     found = {}
     for figure in shown("compare"):
         values = {row.system: row.values[figure.key] for row in rows
@@ -164,7 +164,7 @@ def marks_of(rows: Sequence[Row]) -> dict[str, Marks]:
 
 
 def _places(values: Mapping[str, Value], sign: int) -> list[frozenset[str]]:
-    """Systems from the best down; those that cannot be told from a place's first share it."""
+    """Rank systems, best first; a system that cannot be told from the first of a rank shares it."""
     places: list[list[str]] = []
     for system in sorted(values, key=lambda name: sign * values[name].mean):
         value = values[system]

@@ -1,12 +1,9 @@
-"""Systems beside each other: tables of runs that may be compared, as plain values.
+"""Comparison tables: comparable runs sorted into tables of systems, as plain values.
 
-`comparisons` sorts runs into tables by the rule of `reports.compare.conditions`.  Within one place,
-runs
-under the conditions that most systems share make the main table; others stand in tables of their
+`comparisons` sorts runs by the rule of `reports.compare.conditions`.  Within one group, runs
+under the conditions that most systems share make the main table; others have tables of their
 own, each with the reason.  A table holds every system that read all of its cells (workload, seed),
-so that no mean is over other texts than its neighbour's.
-
-What the figures are means over, and what their intervals say: `reports.compare.rows`.
+so that all of its means are over the same texts.  `reports.compare.rows` computes them.
 """
 
 from collections import Counter
@@ -27,23 +24,22 @@ from moebench.reports.compare.conditions import (
     place_of,
     title_of,
 )
-from moebench.reports.compare.rows import Marks, Row, marks_of, row_of, with_ratios
+from moebench.reports.compare.rows import RATIO, TPOT, Marks, Row, marks_of, row_of, with_ratios
 from moebench.results.document import Document
-from moebench.results.metrics import RATIO, TPOT
 from moebench.substrate.errors import UsageError
 
 WhyNot = Callable[[Document, str], str | None]
 
 
 class Comparison(NamedTuple):
-    """A table: what its systems have in common, and a row for each, fastest first.
+    """One comparison table: common conditions of its systems, and a row for each, fastest first.
 
     Attributes:
-        title: tells it from every other table that was made with it.
-        common: conditions by name, as text; of the cells, workloads and seeds.
-        apart: why it stands apart from its place's main table: by the condition's name, its own
-            text and that table's; empty for the main table.
-        marks: by a figure's key, where systems differ in it.
+        title: title that differs from those of all other tables.
+        common: conditions by name, as text, with workloads and seeds.
+        apart: conditions in which it is not comparable with its group's main table, by name: its
+            own text and that table's; empty for the main table.
+        marks: best and second best by a figure's key, if systems differ in it.
     """
 
     place: Place
@@ -56,13 +52,13 @@ class Comparison(NamedTuple):
 
     @property
     def reason(self) -> str:
-        """Why it stands apart, in words; empty for a main table."""
+        """Why it is not comparable with the main table, in words; empty for a main table."""
         parts = [f"{name} {own}, not {other}" for name, (own, other) in self.apart.items()]
-        return f"apart from the table above: {'; '.join(parts)}" if parts else ""
+        return f"not comparable with the table above: {'; '.join(parts)}" if parts else ""
 
     @property
     def said(self) -> str:
-        """What all of its systems have in common, in one line."""
+        """Conditions that all of its systems have in common, in one line."""
         plain = {c.name: c.default for c in CONDITIONS}
         plain["expert-precision"] = self.place.precision
         quiet = {c.name for c in CONDITIONS if c.quiet}
@@ -75,7 +71,7 @@ class Comparison(NamedTuple):
 
 
 class Comparisons(NamedTuple):
-    """All tables of some runs, and what stands in none of them.
+    """All tables of some runs, and sentences about runs that are in none.
 
     Attributes:
         left_out: sentences about runs that no table holds.
@@ -93,11 +89,11 @@ def comparisons(
     mixed: Collection[str] = (),
     why_not: WhyNot = lambda run, system: None,
 ) -> Comparisons:
-    """Every table of these runs, place by place in the order of their titles, main tables first.
+    """Return every table of these runs, sorted by group, main tables first.
 
     Args:
         mixed: conditions that may differ within a table.
-        why_not: why a system, by its title, does not exist in the place of a run; None if it does.
+        why_not: returns why a system is not applicable in a run's group, or None.
 
     Raises:
         UsageError: ``mixed`` names none of `NAMES`.
@@ -112,15 +108,15 @@ def comparisons(
                 f"run {run.get('run_id')} lacks {', '.join(gone)}: another version wrote it, or it "
                 "is damaged"
             )
-        elif "evaluation" not in run:  # what an evaluator asked is no workload to compare
+        elif "evaluation" not in run:  # an evaluator's prompts are no workload to compare
             whole.append(run)
     kept, older = newest(whole)
     if older:
         names = ", ".join(str(run["run_id"]) for run in older[:5])
         more = ", ..." if len(older) > 5 else ""
         left_out.append(
-            f"{len(older)} runs are left out, as a later one of the same spec read other code, "
-            f"weights, questions or figures of the hardware: {names}{more}"
+            f"{len(older)} runs are left out, as a newer run of the same spec used other code, "
+            f"weights, prompts or hardware figures: {names}{more}"
         )
     places: dict[Place, list[Document]] = {}
     for run in kept:
@@ -134,7 +130,7 @@ def comparisons(
 
 
 class _Found(NamedTuple):
-    """The runs of one table: what is equal in them, and the systems' runs by cell."""
+    """Runs of one table: their equal conditions, and the systems' runs by cell."""
 
     conditions: Mapping[str, str]
     cells: frozenset[Cell]
@@ -154,7 +150,7 @@ def _tables_of(
         for equal, systems in alike.items()
         for cells, holders in _by_cells(systems, mixed)
     ]
-    # The main table: of most systems, then of most cells.
+    # The main table has most systems, then most cells.
     found.sort(key=lambda one: (-len(one.systems), -len(one.cells), *one.conditions.values()))
     main = found[0]
     usual = _usual([_conditions(cells) for cells in main.systems.values()])
@@ -165,7 +161,7 @@ def _tables_of(
 def _by_cells(
     systems: Mapping[str, Mapping[Cell, Sequence[Document]]], mixed: Collection[str]
 ) -> list[tuple[frozenset[Cell], dict[str, Mapping[Cell, Sequence[Document]]]]]:
-    """For each set of cells that some system read, all systems that read all of it."""
+    """Return, for each set of cells that a system read, all systems that read all of it."""
 
     def key(cell: Cell) -> Cell:
         # Another number of prompts is another sample.
@@ -190,11 +186,11 @@ def _by_cells(
 def _table(
     place: Place, found: _Found, main: _Found, there: Mapping[str, str], absent: Sequence[Row]
 ) -> Comparison:
-    """A table.
+    """Build one table.
 
     Args:
-        main: the place's main table.
-        there: what is usual in it, without what may be mixed.
+        main: runs of the group's main table.
+        there: usual conditions of the main table, without those that may be mixed.
     """
     each = {name: _conditions(cells) for name, cells in found.systems.items()}
     common = _usual(list(each.values()))
@@ -222,7 +218,7 @@ def _table(
 
 
 def _conditions(cells: Mapping[Cell, Sequence[Document]]) -> dict[str, str]:
-    """By name, as text; more than one where a system's own runs differ."""
+    """Return a system's conditions by name, as text; several values if its runs differ."""
     each = [conditions_of(run) for runs in cells.values() for run in runs]
     texts = {c.name: ", ".join(sorted({one[c.name] for one in each})) for c in CONDITIONS}
     workloads = ", ".join(sorted({cell.workload for cell in cells}))
@@ -232,15 +228,15 @@ def _conditions(cells: Mapping[Cell, Sequence[Document]]) -> dict[str, str]:
 
 
 def _usual(conditions: Sequence[Mapping[str, str]]) -> dict[str, str]:
-    """The text that most systems have, by name."""
+    """Return the most frequent text of each condition, by name."""
     return {name: Counter(one[name] for one in conditions).most_common(1)[0][0] for name in NAMES}
 
 
 def refuse_mixtures(tables: Iterable[Comparison], mixed: Collection[str] = ()) -> None:
-    """Do not accept runs that have to stand apart.
+    """Refuse runs that are not comparable.
 
     Raises:
-        UsageError: some have; which, in what, and how to go on.
+        UsageError: some are not; the message names them, the condition and a remedy.
     """
     for table in tables:
         for name, (own, other) in table.apart.items():
@@ -256,7 +252,7 @@ def refuse_mixtures(tables: Iterable[Comparison], mixed: Collection[str] = ()) -
 
 
 def _named(tables: Sequence[Comparison]) -> list[Comparison]:
-    """The tables with titles that tell each from all others."""
+    """Return the tables with distinct titles."""
     same: dict[str, list[Comparison]] = {}
     for table in tables:
         same.setdefault(table.place.title, []).append(table)
@@ -265,22 +261,22 @@ def _named(tables: Sequence[Comparison]) -> list[Comparison]:
     for table in tables:
         title = ", ".join([table.place.title, *_distinct(table, same[table.place.title])])
         counts[title] += 1
-        # Other questions of the same workloads have no name of their own.
+        # Other prompts of the same workloads have no name: number the tables.
         found.append(table._replace(title=f"{title} ({n})" if (n := counts[title]) > 1 else title))
     return found
 
 
 def _distinct(table: Comparison, others: Sequence[Comparison]) -> list[str]:
-    """What of a table differs among tables of one title."""
+    """Return the conditions of a table that differ among tables of one title."""
     each = [{**one.place.parts, **one.common} for one in others]
     own = {**table.place.parts, **table.common}
     if all(one["expert-precision"] == one["precision"] for one in each):
-        del own["expert-precision"]  # said already
+        del own["expert-precision"]  # the precision states it already
     return [f"{name} {text}" for name, text in own.items() if len({o[name] for o in each}) > 1]
 
 
 class Matrix(NamedTuple):
-    """Tables by systems: each one's ratio to the best of its table; None where it has no run."""
+    """Ratios to the best, ``[table][system]``; None if a table has no run of a system."""
 
     titles: tuple[str, ...]
     systems: tuple[str, ...]
@@ -288,10 +284,10 @@ class Matrix(NamedTuple):
 
 
 def matrix(tables: Sequence[Comparison]) -> Matrix:
-    """Ratios to the best, for a heat map; tables of a single system have nothing to compare.
+    """Return the ratios to the best for a heat map, of tables with two systems or more.
 
-    Settings have an α of their own, so a system's is left out where its table has no other of it.
-    Systems stand in the order of how many tables they are in, then of their mean ratio.
+    A system's α is omitted if its table has no other one of it, as settings have an α of their own.
+    Systems are sorted by their number of tables, then by their mean ratio.
     """
     shown = [table for table in tables if sum(RATIO in row.values for row in table.rows) > 1]
     ratios = [
@@ -315,7 +311,7 @@ def matrix(tables: Sequence[Comparison]) -> Matrix:
 
 
 def _names(table: Comparison) -> list[str]:
-    """The systems' titles, without their α where that tells them apart from no other."""
+    """Return the systems' titles, without α if the title is unique without it."""
     short = [
         " ".join(part for part in row.system.split(" ") if not part.startswith("alpha="))
         for row in table.rows

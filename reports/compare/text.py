@@ -4,19 +4,19 @@ from typing import Any
 
 from moebench.reports.compare.rows import Row
 from moebench.reports.compare.tables import Comparison
-from moebench.reports.text import Mark, TextTable
-from moebench.results.metrics import MISSING, Metric, shown, written
+from moebench.reports.text import MISSING, Mark, TextTable
+from moebench.results.metrics import Metric, shown, written
 
-#: Behind a value that differs from most of its table's.
+#: Mark after a value that differs from those of most rows.
 MARK = " ≠"
 
 
 def text_table(table: Comparison, brief: bool = False, intervals: bool = False) -> TextTable:
-    """A comparison's rows as text.
+    """Return a comparison as a table of text.
 
     Args:
         brief: only figures that fit into a terminal.
-        intervals: each mean's interval behind it, where there is one.
+        intervals: append each mean's interval, if there is one.
     """
     figures = _shown(table, brief)
     words = _words(table)
@@ -33,20 +33,20 @@ def text_table(table: Comparison, brief: bool = False, intervals: bool = False) 
 
 
 def said(table: Comparison) -> str:
-    """What all rows have in common, and why the table stands apart."""
+    """Return what all rows have in common, and why the table is apart from the main one."""
     badges = {row.badge for row in table.rows if not row.missing}
     badge = f"all {badges.pop()}" if len(badges) == 1 else ""
     return "; ".join(filter(None, [table.said, badge, *_remarks_of_all(table), table.reason]))
 
 
 def _remarks_of_all(table: Comparison) -> tuple[str, ...]:
-    """Remarks that are the same for every row."""
+    """Return the remarks if they are equal for every row, else none."""
     each = {row.remarks for row in table.rows if not row.missing}
     return each.pop() if len(each) == 1 else ()
 
 
 def _shown(table: Comparison, brief: bool) -> list[Metric]:
-    """The figures that some system has."""
+    """Return the figures that some system has."""
     return [
         figure
         for figure in shown("brief compare" if brief else "compare")
@@ -55,7 +55,7 @@ def _shown(table: Comparison, brief: bool) -> list[Metric]:
 
 
 def _words(table: Comparison) -> dict[str, list[str]]:
-    """The columns of words: badges where rows differ in them, and remarks where there are any."""
+    """Return the columns of words: badges, if rows differ in them, and remarks, if any."""
     found = {}
     if len({row.badge for row in table.rows if not row.missing}) > 1:
         found["badge"] = [row.badge for row in table.rows]
@@ -82,11 +82,11 @@ def _figure(row: Row, figure: Metric, cells: int, intervals: bool) -> str:
     value = row.values.get(figure.key)
     if value is None:
         return MISSING
-    text = written(value.mean, figure.form)
+    text = figure.text(value.mean)
     if value.stderr is not None:
         text += f" ± {written(value.stderr, '.2g')}"
     if intervals and value.interval is not None:
-        low, high = (written(end, figure.form) for end in value.interval)
+        low, high = (figure.text(end) for end in value.interval)
         text += f" [{low}, {high}]" if low != high else ""
     return text if value.n == cells else f"{text} ({value.n} of {cells})"
 
@@ -102,7 +102,7 @@ def _marks(table: Comparison, figures: list[Metric]) -> dict[tuple[int, int, int
 
 
 def document(table: Comparison) -> dict[str, Any]:
-    """The table as plain values, for JSON."""
+    """Return a comparison as plain values, for JSON."""
     return {
         "title": table.title,
         "place": table.place._asdict(),

@@ -1,22 +1,19 @@
-"""Scores, agreement and KL against α, from the accuracy table."""
+"""Charts of score, agreement and KL against α, from the accuracy table."""
 
 from collections import Counter
 from collections.abc import Iterable
 from typing import Any
 
-from moebench.reports.figures.style import PALETTE, SHAPES, Spec, axis, finished, tooltip
+from moebench.reports.figures.style import PALETTE, SHAPES, Spec, axis, finished, tooltip, trimmed
 from moebench.reports.sections.accuracy import Series
+from moebench.results.metrics import metric_of
 
-#: What is drawn against α: its title, and how an axis writes it.
-MEASURES = {
-    "score": ("score (%), ± standard error", "~f"),
-    "agreement": ("agreement (%)", "~%"),
-    "kl": ("KL (nats per token)", "~f"),
-}
+#: Figures that are drawn against α.
+MEASURES = ("score", "agreement", "kl")
 
 
 def curves(series: Iterable[Series], measure: str) -> tuple[Spec, list[dict[str, Any]]] | None:
-    """A measure against α, a mark a workload; the score with its standard errors.
+    """Return the chart of one measure against α, a curve per workload; scores have standard errors.
 
     Args:
         series: workloads of one setting.
@@ -41,7 +38,8 @@ def curves(series: Iterable[Series], measure: str) -> tuple[Spec, list[dict[str,
     if not values:
         return None
     names = list(dict.fromkeys(value["workload"] for value in values))
-    title, form = MEASURES[measure]
+    metric = metric_of(measure)
+    title = metric.header + (", ± standard error" if measure == "score" else "")
     legend = {"title": None, "orient": "top", "columns": 3}
     colours = [PALETTE[i % len(PALETTE)] for i in range(len(names))]
     shapes = [SHAPES[i % len(SHAPES)] for i in range(len(names))]
@@ -59,12 +57,12 @@ def curves(series: Iterable[Series], measure: str) -> tuple[Spec, list[dict[str,
     spec = {
         "encoding": {
             "x": {"field": "alpha", "type": "quantitative", "axis": axis("α", "~g", grid=False)},
-            "y": {"field": "value", "type": "quantitative", "axis": axis(title, form),
-                  "scale": {"zero": measure == "kl"}},
+            "y": {"field": "value", "type": "quantitative",
+                  "axis": axis(title, trimmed(metric.form)), "scale": {"zero": measure == "kl"}},
             "color": {"field": "workload", "type": "nominal", "legend": legend,
                       "scale": {"domain": names, "range": colours}},
             "tooltip": tooltip(("workload", "workload"), ("alpha", "α", "~g"),
-                               ("value", measure, ".4"), ("n", "n", "d")),
+                               ("value", metric.header, metric.form), ("n", "n", "d")),
         },
         "layer": layers,
     }  # fmt: skip
@@ -72,7 +70,7 @@ def curves(series: Iterable[Series], measure: str) -> tuple[Spec, list[dict[str,
 
 
 def _named(series: Iterable[Series]) -> list[tuple[str, Series]]:
-    """Each curve with its workload's name, and its scoring where one workload has several."""
+    """Return each curve with its workload's name, and its scoring if the workload has several."""
     ones = list(series)
     counts = Counter(one.workload for one in ones)
     return [

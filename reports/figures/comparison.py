@@ -1,10 +1,11 @@
-"""Figures of systems beside each other; their rows are those of `reports.page.views`."""
+"""Charts that compare systems; `reports.page.views` makes their rows."""
 
 from collections.abc import Mapping
 
-from moebench.reports.figures.style import Spec, axis, coloured, finished, tooltip
+from moebench.reports.figures.style import Spec, axis, coloured, finished, tooltip, trimmed
+from moebench.results.metrics import metric_of
 
-#: The parts of a token's time: the device works, or waits for something.
+#: Parts of a token's time and their colours: the device computes, or waits.
 PARTS = {
     "device busy": "#0072b2",
     "waits for load": "#e69f00",
@@ -16,12 +17,10 @@ PARTS = {
 _TPOT = "tpot_ms"
 _WHO = [("system", "system"), ("table", "in"), ("badge", "badge")]
 
-#: What speed is bought with: its title, and how it is written.
-TRADES = {
-    "kl": ("KL (nats per token; 0 is the lossless model)", ".2~g"),
-    "agreement": ("agreement with the lossless model (%)", ".1%"),
-    "score": ("score (%)", "~g"),
-}
+_TITLE = metric_of(_TPOT).header
+
+#: Figures of accuracy that TPOT is drawn against.
+TRADES = ("kl", "agreement", "score")
 
 
 def _q(field: str, title: str | None, form: str | None = None, **scale: object) -> Spec:
@@ -34,27 +33,27 @@ def _legend(columns: int = 4) -> Spec:
 
 
 def trade(measure: str, colours: Mapping[str, str]) -> Spec:
-    """TPOT against a measure of accuracy, a point a row; ``front``: it is on the Pareto front.
+    """Return the chart of TPOT against accuracy, a point per row; ``front`` marks the Pareto front.
 
     Args:
         measure: one of `TRADES`.
-        colours: of the systems.
+        colours: colour of each system.
     """
-    title, form = TRADES[measure]
-    field = measure
-    y = _q(field, title, form, zero=False, padding=10)
-    if measure == "kl":  # lossless systems have 0, which no logarithmic axis shows
+    metric, field = metric_of(measure), measure
+    y = _q(field, metric.header, trimmed(metric.form), zero=False, padding=10)
+    if measure == "kl":  # lossless systems have KL 0, which a logarithmic axis cannot show
         y["scale"] = {"type": "symlog", "constant": 1e-4, "domainMin": 0}
     front = [{"filter": "datum.front"}]
     return finished(
         {
             "transform": [{"filter": f"isValid(datum.{_TPOT}) && isValid(datum.{measure})"}],
             "encoding": {
-                "x": _q(_TPOT, "TPOT (ms); left is faster", zero=False, padding=14),
+                "x": _q(_TPOT, f"{_TITLE}; left is faster", zero=False, padding=14),
                 "y": y,
                 "color": {"field": "base", "type": "nominal", "legend": _legend()},
                 "tooltip": tooltip(
-                    *_WHO, (_TPOT, "TPOT (ms)", ".4~g"), (field, title.partition(" (")[0], form)
+                    *_WHO, (_TPOT, _TITLE, metric_of(_TPOT).form),
+                    (field, metric.header, metric.form),
                 ),
             },
             "layer": [
@@ -89,7 +88,7 @@ def trade(measure: str, colours: Mapping[str, str]) -> Spec:
     )  # fmt: skip
 
 
-#: What TPOT is drawn over.
+#: Horizontal axes of `lines`: title and number format.
 OVER = {
     "batch": ("batch (sequences decoded together)", "d"),
     "alpha": ("α (substitution threshold)", "~g"),
@@ -97,11 +96,10 @@ OVER = {
 }
 
 
-def lines(over: str, colours: Mapping[str, str], measure: str = "tpot_ms") -> Spec:
-    """TPOT, or the share of hits, over one of `OVER`: a line a system, with intervals."""
+def lines(over: str, colours: Mapping[str, str], measure: str = _TPOT) -> Spec:
+    """Return the chart of TPOT or cache hits over one of `OVER`, a line per system."""
     field = measure
-    title, form = ("TPOT (ms)", ".4~g") if measure == "tpot_ms" else (
-        "experts complete at the gate (%)", ".1%")  # fmt: skip
+    metric = metric_of(measure)
     x_title, x_form = OVER[over]
     x = _q(over, x_title, x_form, zero=False, nice=False, padding=14)
     if over == "batch":
@@ -115,10 +113,10 @@ def lines(over: str, colours: Mapping[str, str], measure: str = "tpot_ms") -> Sp
             "transform": [{"filter": f"isValid(datum.{field}) && isValid(datum.{over})"}],
             "encoding": {
                 "x": x,
-                "y": _q(field, title, "~%" if measure != "tpot_ms" else None),
+                "y": _q(field, metric.header, trimmed(metric.form) if measure != _TPOT else None),
                 "color": {"field": "line", "type": "nominal", "legend": _legend(3)},
                 "tooltip": tooltip(*_WHO, (over, x_title.partition(" (")[0], x_form),
-                                   (field, title, form)),
+                                   (field, metric.header, metric.form)),
             },
             "layer": [
                 {"mark": {"type": "line", "strokeWidth": 1.5}},
@@ -132,12 +130,12 @@ def lines(over: str, colours: Mapping[str, str], measure: str = "tpot_ms") -> Sp
             ],
         },
         240,
-        coloured("line", colours) | ({"log": {"y": [field]}} if measure == "tpot_ms" else {}),
+        coloured("line", colours) | ({"log": {"y": [field]}} if measure == _TPOT else {}),
     )  # fmt: skip
 
 
 def where_time_goes(share: bool) -> Spec:
-    """A token's time by part, a bar a system: in ms, or as a share of TPOT.
+    """Return the chart of a token's time by part, a bar per system: in ms, or as a share of TPOT.
 
     Rows: ``system``, ``part`` (of `PARTS`), ``ms``, ``share``, ``order``, ``rank``.
     """
@@ -163,7 +161,7 @@ def where_time_goes(share: bool) -> Spec:
 
 
 def ablation() -> Spec:
-    """What each decision changes, from a system without it to the whole one: a bar a step.
+    """Return the ablation chart: TPOT of each step from the reduced to the whole system.
 
     Rows: ``step`` (what is restored), ``rank``, ``tpot`` (ms), ``text``, ``kind``.
     """
@@ -172,10 +170,10 @@ def ablation() -> Spec:
             "encoding": {
                 "y": {"field": "step", "type": "nominal", "axis": axis(None, grid=False)
                       | {"labelLimit": 240, "labelExpr": "split(datum.label, '|')"}},
-                "x": {"field": "tpot", "type": "quantitative", "axis": axis("TPOT (ms)"),
+                "x": {"field": "tpot", "type": "quantitative", "axis": axis(_TITLE),
                       "scale": {"zero": True}},
-                "tooltip": tooltip(("step", "step"), ("system", "system"), ("tpot", "TPOT (ms)",
-                                   ".4~g"), ("text", "change"), ("badge", "badge")),
+                "tooltip": tooltip(("step", "step"), ("system", "system"), ("tpot", _TITLE,
+                                   metric_of(_TPOT).form), ("text", "change"), ("badge", "badge")),
             },
             "layer": [
                 {"mark": {"type": "bar", "height": {"band": 0.7}},
@@ -193,18 +191,20 @@ def ablation() -> Spec:
 
 
 def bound() -> Spec:
-    """TPOT and the least (``least``) that machine and routing allow with the system's slots."""
+    """Return the chart of TPOT and its lower bound (``least``), a row per system."""
+    ratio = metric_of("bound_ratio")
     return finished(
         {
             "encoding": {
                 "y": {"field": "system", "type": "nominal",
                       "axis": axis(None, grid=False) | {"labelLimit": 200}},
-                "tooltip": tooltip(("system", "system"), (_TPOT, "TPOT (ms)", ".4~g"),
-                                   ("least", "bound (ms)", ".4~g"),
-                                   ("bound_ratio", "TPOT / bound", ".2f"),
+                "tooltip": tooltip(("system", "system"), (_TPOT, _TITLE, metric_of(_TPOT).form),
+                                   ("least", metric_of("bound_tpot_ms").header,
+                                    metric_of("bound_tpot_ms").form),
+                                   ("bound_ratio", ratio.header, ratio.form),
                                    ("badge", "badge")),
                 "x": {"field": _TPOT, "type": "quantitative", "scale": {"zero": False},
-                      "axis": axis("TPOT (ms): bound to achieved")},
+                      "axis": axis(f"{_TITLE}: bound to achieved")},
             },
             "layer": [
                 {"mark": {"type": "rule", "strokeWidth": 1.5, "color": "var(--muted)"},
@@ -217,7 +217,7 @@ def bound() -> Spec:
                           "color": "#0072b2"}},
                 {"mark": {"type": "text", "align": "left", "dx": 9, "color": "var(--ink)"},
                  "encoding": {"text": {"field": "bound_ratio", "type": "quantitative",
-                                       "format": ".2f"}}},
+                                       "format": ratio.form}}},
             ],
         },
         {"step": 24},

@@ -1,4 +1,4 @@
-"""The papers' tables and figures: as Vega-Lite specs with their data, as rows of text, as files.
+"""The papers' tables and figures as Vega-Lite specs with data, as rows of text, and as files.
 
 The value axis bears the badge in its title.  What a paper's text states stands as marks of its own
 beside ours: hollow diamonds, whatever the form.
@@ -10,34 +10,31 @@ from typing import Any
 
 from moebench.reports.figures.style import PALETTE, SHAPES, Spec, finished
 from moebench.reports.figures.timeline import KIND_COLOURS
+from moebench.reports.text import MISSING
 from moebench.results.claims import Axis, Exhibit, PaperResult
-from moebench.results.metrics import MISSING
 from moebench.substrate.files import write_bytes
 
 Row = dict[str, Any]
 
-#: Neither ours nor on any background alone.
+#: Colour of the papers' values: readable on both backgrounds, and no system's colour.
 PAPER_COLOUR = "#868e96"
 
-#: Pixels of one panel.
+#: Size of one panel in pixels.
 WIDTH, HEIGHT = 260, 190
 
-#: Axes of which each panel has its own; a shared one lets panels be compared.
+#: Axes that each panel has for itself; shared axes make panels comparable.
 _OWN_AXES = {"lines": "xy", "points": "xy", "heat": "xy", "timeline": ""}
 
-#: In the cells of a heat map.
-_MARKS = ("cross", "circle", "square", "triangle-up")
-
-#: Two more than systems have: an exhibit may compare ten policies.
+#: Colours of a series: two more than systems have, as an exhibit may compare ten policies.
 _COLOURS = (*PALETTE, "#5c4a1f", "#1f5c57")
 
 _LEGEND = {"title": None, "orient": "top", "columns": 4}
 
 
 def spec(exhibit: Exhibit) -> Spec | None:
-    """The figure with its data, for a browser or a file; None for a table.
+    """Return a figure's Vega-Lite spec with its data, or None for a table.
 
-    One panel is as wide as its place (``width: container``), several have `WIDTH`.
+    One panel is as wide as its container (``width: container``), several have `WIDTH`.
     """
     draw = _FORMS.get(exhibit.form)
     if draw is None or exhibit.x is None or exhibit.y is None:
@@ -54,13 +51,13 @@ def spec(exhibit: Exhibit) -> Spec | None:
 
 
 def headers(exhibit: Exhibit) -> list[str]:
-    """Of `lines`: titles with units; figures of a paper stand beside ours."""
+    """Return the headers of `lines`: titles with units, and a column for the paper's values."""
     named = [_title(axis) or axis.field for axis in _columns(exhibit)]
     return [*named, *(["paper"] if exhibit.paper_rows and _value(exhibit) else [])]
 
 
 def lines(exhibit: Exhibit) -> list[list[str]]:
-    """A row for each of ours, then those that only the paper has."""
+    """Return the measured rows with the paper's values, then rows that only the paper has."""
     columns, value = _columns(exhibit), _value(exhibit)
     keys = [axis.field for axis in columns if axis != value]
     stated = {tuple(row.get(key) for key in keys): row for row in exhibit.paper_rows}
@@ -79,10 +76,10 @@ def lines(exhibit: Exhibit) -> list[list[str]]:
 
 
 def write(results: Iterable[PaperResult], folder: Path) -> list[Path]:
-    """Every figure as ``ID.svg`` and ``ID.pdf``; tables are left out.
+    """Write every figure as ``ID.svg`` and ``ID.pdf``, without tables.
 
     Raises:
-        InputError: one cannot be written.
+        InputError: a file cannot be written.
     """
     import vl_convert  # its JavaScript takes a while to start
 
@@ -118,7 +115,7 @@ def _columns(exhibit: Exhibit) -> list[Axis]:
 
 
 def _value(exhibit: Exhibit) -> Axis | None:
-    """What is measured; a table and a timeline have no single one."""
+    """Return the axis of the measured value; None for a table or timeline, which have several."""
     if exhibit.form in ("table", "timeline"):
         return None
     return exhibit.colour if exhibit.form == "heat" else exhibit.y
@@ -141,7 +138,7 @@ def _cell(value: object) -> str:
 
 
 def _bars(exhibit: Exhibit, x: Axis, y: Axis) -> list[Spec]:
-    """Bars from zero; points where the axis is logarithmic and has no zero to begin at."""
+    """Return bars from zero, or points on a logarithmic axis, which has no zero."""
     encoding = {"x": _category(exhibit, x), "y": _scaled(exhibit, y), "tooltip": _tooltip(exhibit)}
     encoding["color"] = _colour(exhibit) if exhibit.series else {"value": PALETTE[0]}
     if exhibit.series:
@@ -221,7 +218,7 @@ _FORMS: dict[str, Callable[[Exhibit, Axis, Axis], list[Spec]]] = {
 
 
 def _paper(exhibit: Exhibit, x: Axis, y: Axis) -> Spec:
-    """What the paper states, as marks of its own."""
+    """Return the layer of the paper's values."""
     rows = [dict(row) for row in exhibit.paper_rows]
     if exhibit.form == "heat" and exhibit.colour is not None:
         place = {"x": _category(exhibit, x), "y": _category(exhibit, y)}
@@ -246,7 +243,7 @@ def _paper(exhibit: Exhibit, x: Axis, y: Axis) -> Spec:
 
 
 def _cumulated(exhibit: Exhibit, x: Axis, y: Axis) -> list[Row]:
-    """The paper's parts at the heights at which they end."""
+    """Return the paper's stacked parts with cumulated values."""
     rank = {name: i for i, name in enumerate(_names(exhibit.rows, exhibit.series))}
     ordered = sorted(
         exhibit.paper_rows, key=lambda row: rank.get(row.get(exhibit.series or ""), 99)
@@ -264,7 +261,7 @@ def _cumulated(exhibit: Exhibit, x: Axis, y: Axis) -> list[Row]:
 
 
 def _names(rows: Iterable[Row], field: str | None) -> list[Any]:
-    """The values of a field, in the order of the rows, without what is empty."""
+    """Return the distinct values of a field in row order, without empty ones."""
     return [name for name in dict.fromkeys(row.get(field) for row in rows if field) if name != ""]
 
 
@@ -274,7 +271,7 @@ def _numbers(exhibit: Exhibit, axis: Axis) -> list[float]:
 
 
 def _category(exhibit: Exhibit, axis: Axis) -> Spec:
-    """Names in the order of the rows; numbers in theirs, upwards on a vertical axis."""
+    """Return a categorical channel: names in row order, numbers sorted."""
     names = _names((*exhibit.rows, *exhibit.paper_rows), axis.field)
     numeric = all(isinstance(name, int | float) for name in names)
     upright = axis is exhibit.y
@@ -291,7 +288,7 @@ def _category(exhibit: Exhibit, axis: Axis) -> Spec:
 
 
 def _along(exhibit: Exhibit, axis: Axis) -> Spec:
-    """Numbers on an axis of numbers, names in the order of the rows."""
+    """Return a quantitative channel, or a categorical one if the values are names."""
     numbers = _numbers(exhibit, axis)
     if len(numbers) < len(exhibit.rows) + len(exhibit.paper_rows):
         return _category(exhibit, axis)
@@ -301,20 +298,20 @@ def _along(exhibit: Exhibit, axis: Axis) -> Spec:
 
 
 def _scaled(exhibit: Exhibit, axis: Axis) -> Spec:
-    """The values."""
+    """Return the quantitative channel of an axis, with the badge in its title."""
     scale: Spec = {"scale": {"type": "log"}} if axis.log else {}
     shown = {"title": _title(axis, exhibit.badge), "tickCount": 5}
     return {"field": axis.field, "type": "quantitative", "axis": shown} | scale
 
 
 def _beside(exhibit: Exhibit) -> Spec:
-    """A place for each name of the series within a category."""
+    """Return the channel that offsets the series' marks within a category."""
     names = list(_colours(exhibit))
     return {"field": exhibit.series, "type": "nominal", "scale": {"domain": names}}
 
 
 def _colours(exhibit: Exhibit) -> dict[Any, str]:
-    """A colour for each name of the series; grey for those that only the paper has."""
+    """Return a colour for each name of the series; grey for names that only the paper has."""
     own = _names(exhibit.rows, exhibit.series)
     spare = iter(_COLOURS * (1 + len(own) // len(_COLOURS)))
     colours = {name: KIND_COLOURS.get(str(name)) or next(spare) for name in own}
@@ -331,7 +328,7 @@ def _colour(exhibit: Exhibit) -> Spec:
 
 
 def _shape(exhibit: Exhibit, shapes: Sequence[str] = SHAPES) -> Spec:
-    # The colours' own domain: then both share a legend.
+    # With the domain of the colours, shape and colour share a legend.
     names = list(_colours(exhibit))
     return {
         "field": exhibit.series, "type": "nominal", "sort": names,
@@ -351,7 +348,7 @@ def _tooltip(exhibit: Exhibit) -> list[Spec]:
 
 
 def _panels(exhibit: Exhibit, layers: list[Spec]) -> Spec:
-    """One panel, or one for each value of the facet."""
+    """Return the spec with one panel, or one for each value of the facet."""
     rank = {name: i for i, name in enumerate(_names(exhibit.rows, exhibit.series))}
     rows = [
         {**row, "_order": rank.get(row.get(exhibit.series or ""))}
@@ -362,7 +359,7 @@ def _panels(exhibit: Exhibit, layers: list[Spec]) -> Spec:
     names = _names((*exhibit.rows, *exhibit.paper_rows), exhibit.facet)
     if not exhibit.facet or len(names) < 2:
         return finished({"data": {"values": rows}, "layer": layers}, HEIGHT)
-    # A facet has one source of data: which rows are the paper's is said by a field.
+    # A facet has one source of data: a field marks the paper's rows.
     theirs = [row for layer in layers for row in layer.get("data", {}).get("values", [])]
     of = [{**row, "_paper": False} for row in rows] + [{**row, "_paper": True} for row in theirs]
     inside = []
@@ -373,7 +370,7 @@ def _panels(exhibit: Exhibit, layers: list[Spec]) -> Spec:
         inside.append(kept | {"transform": [*filters, *layer.get("transform", [])]})
     whole = finished({}, HEIGHT)
     shared = {key: whole[key] for key in ("usermeta", "config")}
-    # A container's width is for one panel alone.
+    # Only a single panel can have its container's width.
     shared["config"] = {key: v for key, v in shared["config"].items() if key != "autosize"}
     return shared | {
         "data": {"values": of},

@@ -1,11 +1,11 @@
-"""The heat map as a figure: tables by systems, coloured by the ratio to each table's best."""
+"""The heat map: tables by systems, coloured by the ratio of TPOT to each table's best."""
 
 from typing import Any
 
 from moebench.reports.compare.tables import Matrix
 from moebench.reports.figures.style import Spec, axis, finished
 
-#: Light to dark: worse stands out on paper; one hue, for all eyes.
+#: Light to dark, so that high ratios stand out; one hue, for colour-blind readers.
 RAMP = ["#fffdf2", "#fff0b8", "#fedc84", "#feb54a", "#f98e25", "#e0640c", "#b54304", "#7d2c05"]
 
 #: A ratio above this share of the scale is written in white.
@@ -13,7 +13,7 @@ _DARK = 0.6
 
 
 def heat(beside: Matrix) -> tuple[Spec, list[dict[str, Any]]]:
-    """The spec and its rows: ``table``, ``system``, ``ratio``, the scale's worst in ``worst``."""
+    """Return the spec and its rows: ``table``, ``system``, ``ratio``, ``worst`` (scale's end)."""
     found = [ratio for ratios in beside.ratios for ratio in ratios if ratio is not None]
     worst = max(4.0, *found)
     rows = [
@@ -26,7 +26,7 @@ def heat(beside: Matrix) -> tuple[Spec, list[dict[str, Any]]]:
     spec = {
         "encoding": {
             "x": {"field": "system", "type": "nominal", "sort": list(beside.systems),
-                  "axis": axis("TPOT, over that of the fastest system", grid=False)
+                  "axis": axis("TPOT relative to the fastest system", grid=False)
                   | {"orient": "top", "labelAngle": -45}},
             "y": {"field": "table", "type": "nominal", "sort": list(beside.titles),
                   "axis": axis(None, grid=False) | {"labelLimit": 320}},

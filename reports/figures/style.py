@@ -1,12 +1,12 @@
-"""What all figures share: colours that colour-blind readers can tell apart, and scales.
+"""Shared style of all charts: colours for colour-blind readers, axes, tooltips and scales.
 
-Which names and values occur is known only where rows are: a spec says in its ``usermeta`` how its
-scales follow from them, and the page's `fitted` (templates/js/charts.js) fits them before drawing.
+A spec has no rows, on which scales depend: its ``usermeta`` states how scales follow from them, and
+`fitted` (templates/js/charts.js and formats/svg.py) applies it before drawing.
 
-``usermeta.colours``: the field that is coloured, each known name's colour, spare ones for others.
-``usermeta.log``: by channel, the fields whose axis is logarithmic where their values span a decade.
-``usermeta.sort``: by channel, the field whose names stand in the order of the rows' ``rank``.
-``usermeta.room``: by channel, the field whose axis leaves room for text behind its largest value.
+``usermeta.colours``: the coloured field, the colours of known names, and spare ones for others.
+``usermeta.log``: by channel, the fields whose axis is logarithmic if their values span a decade.
+``usermeta.sort``: by channel, the field whose names are sorted by the rows' ``rank``.
+``usermeta.room``: by channel, the field whose axis leaves room for text after its largest value.
 """
 
 from collections.abc import Iterable, Mapping
@@ -25,7 +25,7 @@ DECADE = 10
 
 
 def system_colours(systems: Iterable[str]) -> dict[str, tuple[str, str]]:
-    """A colour and a shape for each system; as 8 and 7 have no factor in common, 56 pairs."""
+    """Return a colour and a shape for each system: 56 distinct pairs, as 8 and 7 are coprime."""
     return {
         system: (PALETTE[i % len(PALETTE)], SHAPES[i % len(SHAPES)])
         for i, system in zip(count(), systems, strict=False)
@@ -33,17 +33,22 @@ def system_colours(systems: Iterable[str]) -> dict[str, tuple[str, str]]:
 
 
 def coloured(field: str, known: Mapping[str, str], spare: Iterable[str] = PALETTE) -> Spec:
-    """The ``usermeta`` of a colour scale."""
+    """Return the ``usermeta`` of a colour scale."""
     return {"colours": {"field": field, "known": dict(known), "spare": list(spare)}}
 
 
 def axis(title: str | None, form: str | None = None, grid: bool = True) -> Spec:
-    """An axis with a title, and how it writes numbers."""
+    """Return an axis with a title and a number format."""
     return {"title": title, "grid": grid, "tickCount": 6} | ({"format": form} if form else {})
 
 
+def trimmed(form: str) -> str:
+    """Return a number format without trailing zeros, for an axis."""
+    return f"{form[:-1]}~{form[-1]}"
+
+
 def tooltip(*fields: tuple[str, str] | tuple[str, str, str]) -> list[Spec]:
-    """Fields with their titles, and a number's form; of strings without one."""
+    """Return a tooltip channel: fields with their titles, and number formats except for strings."""
     return [
         {"field": one[0], "title": one[1]}
         | ({"type": "quantitative", "format": one[2]} if len(one) == 3 else {"type": "nominal"})
@@ -52,7 +57,7 @@ def tooltip(*fields: tuple[str, str] | tuple[str, str, str]) -> list[Spec]:
 
 
 def finished(spec: Spec, height: int | Spec, meta: Spec | None = None) -> Spec:
-    """The spec at the width of its place, with the report's own shape of axes and legends."""
+    """Return a spec with its container's width and the report's style of axes and legends."""
     return spec | {
         "width": "container",
         "height": height,
@@ -76,8 +81,8 @@ def finished(spec: Spec, height: int | Spec, meta: Spec | None = None) -> Spec:
 
 @cache
 def library() -> str:
-    """Vega, Vega-Lite and vega-embed as one script that defines `vegaEmbed` (about 900 kB)."""
-    # Unpacking the libraries takes seconds: only where a page is made.
+    """Return Vega, Vega-Lite and vega-embed as one script that defines `vegaEmbed`, 900 kB."""
+    # Unpacking the libraries takes seconds, so only pages import them.
     import altair as alt
     import vl_convert
 

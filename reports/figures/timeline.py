@@ -1,11 +1,11 @@
-"""What ran in one decoded token: one row a lane, one bar an operation."""
+"""Chart of one decoded token's operations: a row per lane, a bar per operation."""
 
 from moebench.reports.figures.style import Spec, axis, coloured, finished, tooltip
 
 LANES = ["device", "h2d", "d2h", "host", "disk", "predict"]
 
-#: One colour for each kind of operation, the same in every figure: blues and greens compute on the
-#: device, warm colours move weights, greys are small.  They differ in lightness too.
+#: Colour of each kind of operation in every chart: blue and green for computation on the device,
+#: warm colours for transfers of weights, grey for short operations.  They differ in lightness too.
 KIND_COLOURS = {
     "attend": "#2463b0",
     "dense": "#5b8fd0",
@@ -25,17 +25,17 @@ KIND_COLOURS = {
 
 _SPARE = ["#b5452c", "#7a5cb8", "#d9b23c", "#5f6b7a"]
 
-#: Above this many bars a canvas is smoother than as many SVG nodes.
+#: Number of bars above which a canvas is faster than SVG nodes.
 SVG_LIMIT = 3000
 
 
 def timeline() -> Spec:
-    """The picture of a token of one system, or of two beside each other.
+    """Return the chart of one token, of one system or of two.
 
-    Rows: ``row`` (lane, with its system where there are two), ``rank`` (its place), ``kind``,
+    Rows: ``row`` (lane, with its system if there are two), ``rank`` (its position), ``kind``,
     ``layer``, ``experts`` (text), ``start``, ``end``, ``us`` (all in microseconds).
     """
-    # Plain wheel keeps scrolling the page; only with Ctrl does it zoom.
+    # The plain wheel scrolls the page; it zooms only with Ctrl.
     pan = {
         "name": "pan",
         "bind": "scales",

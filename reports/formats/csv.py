@@ -1,4 +1,4 @@
-"""The report's tables as files: CSV with numbers as they are stored, LaTeX as they are shown."""
+"""The report's tables as files: CSV with stored numbers, LaTeX with displayed text."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -26,13 +26,13 @@ def write_csv(
     accuracy: Sequence[View] = (),
     failed: Sequence[Cell] = (),
 ) -> list[Path]:
-    """Write ``runs.csv``, and where there are any comparisons, accuracy, evaluations and failures.
+    """Write ``runs.csv``, and files of comparisons, accuracy, evaluations and failures, if any.
 
     Returns:
         The files written.
 
     Raises:
-        InputError: one cannot be written.
+        InputError: a file cannot be written.
     """
     files = {"runs.csv": _csv(_runs(runs))}
     if report.compared.tables:
@@ -53,7 +53,7 @@ def write_csv(
 
 
 def _runs(runs: Sequence[Document]) -> list[dict[str, Any]]:
-    """A run a line: the report's figures, then every field of its spec."""
+    """Return a row per run: the report's columns, then every field of its spec."""
     return [
         {**row, **{f"spec.{name}": value for name, value in fields(run["spec"]).items()}}
         for run, row in zip(runs, rows(runs), strict=True)
@@ -61,7 +61,7 @@ def _runs(runs: Sequence[Document]) -> list[dict[str, Any]]:
 
 
 def _comparison(table: Comparison) -> list[dict[str, Any]]:
-    """A system a line: what it shares with the others, then each figure with its interval."""
+    """Return a row per system: the table's conditions, then each figure with its interval."""
     shared = {
         "table": table.title,
         **table.place._asdict(),
@@ -80,8 +80,8 @@ def _system(table: Comparison, row: Row) -> dict[str, Any]:
         "remarks": "; ".join(row.remarks),
         "runs": " ".join(row.run_ids),
     }
-    for figure in shown("compare"):
-        value, key = row.values.get(figure.key), figure.key
+    for key in (metric.key for metric in shown("compare")):
+        value = row.values.get(key)
         low, high = (value and value.interval) or (None, None)
         marks = table.marks.get(key)
         found |= {
@@ -93,13 +93,13 @@ def _system(table: Comparison, row: Row) -> dict[str, Any]:
 
 
 def write_latex(report: Report, directory: Path) -> list[Path]:
-    """Write each table as a file to be ``\\input``, and ``report.tex``, a document of all of them.
+    """Write each table as a file for ``\\input``, and ``report.tex``, a document with all tables.
 
     Returns:
         The files written.
 
     Raises:
-        InputError: one cannot be written.
+        InputError: a file cannot be written.
     """
     files = {f"{name}.tex": latex.latex(table) for name, table in report.tables.items()}
     files["report.tex"] = latex.document(report.tables)
@@ -107,7 +107,7 @@ def write_latex(report: Report, directory: Path) -> list[Path]:
 
 
 def _csv(lines: Sequence[Mapping[str, Any]]) -> str:
-    """A column for each key of any line; an empty cell for None, numbers with all their digits."""
+    """Return CSV with a column for each key of any row; None is empty, numbers have all digits."""
     names = list(dict.fromkeys(name for line in lines for name in line))
     texts = [
         ["" if (value := line.get(name)) is None else str(value) for name in names]

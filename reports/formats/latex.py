@@ -1,7 +1,7 @@
-r"""Tables of text as LaTeX: a `tabular` with booktabs' rules each, to be `\input`.
+r"""Tables of text as LaTeX: a `tabular` with the rules of booktabs for each, for `\input`.
 
-Every special character is escaped, and one that pdfLaTeX has no glyph for is written by its number,
-so that a table compiles whatever stands in it.
+Special characters are escaped, and characters without a glyph in pdfLaTeX are replaced by their
+code points, so that every table compiles.
 """
 
 import re
@@ -20,17 +20,17 @@ _SPECIAL = {
     "°": r"$^\circ$", "“": "``", "”": "''", "’": "'", "§": r"\S{}",
 }  # fmt: skip
 
-#: A number in powers of ten, as `format` writes a very small or large one.
+#: A number with an exponent, as `format` writes very small and large ones.
 _POWER = re.compile(r"(?<![\w.])(\d+(?:\.\d+)?)e([+-]\d+)(?!\w)")
 
-#: More rows than this are no table for a page.
+#: Most rows of a table that the document includes.
 LONG = 60
 
 _AROUND = {"": "{}", "best": r"\textbf{{{}}}", "second": r"\underline{{{}}}"}
 
 
 def latex(table: TextTable) -> str:
-    """The `tabular`: numbers to the right, a column's best bold, its second best underlined."""
+    """Return a table's `tabular`: numbers right-aligned, best bold, second best underlined."""
     groups = [
         "".join(
             _line(
@@ -51,9 +51,9 @@ def latex(table: TextTable) -> str:
 
 
 def document(tables: Mapping[str, TextTable]) -> str:
-    """A document of all tables, by the names of their files: it compiles as it is.
+    """Return a LaTeX document that includes all tables by file name.
 
-    A long table is named instead.
+    A table of more than `LONG` rows is only named.
     """
     parts = [
         f"\\section*{{{escaped(table.title)}}}\n"
@@ -70,7 +70,7 @@ def document(tables: Mapping[str, TextTable]) -> str:
             "\\documentclass{article}",
             "\\usepackage[a4paper,margin=15mm]{geometry}",
             "\\usepackage{booktabs,graphicx,textcomp}",
-            # No wider than the page; a table that is narrow keeps its size.
+            # Shrink tables that are wider than the page.
             "\\newsavebox{\\tablebox}",
             "\\newcommand{\\fitted}[1]{\\sbox{\\tablebox}{#1}\\ifdim\\wd\\tablebox>\\linewidth"
             "\\resizebox{\\linewidth}{!}{\\usebox{\\tablebox}}\\else\\usebox{\\tablebox}\\fi}",
@@ -83,7 +83,7 @@ def document(tables: Mapping[str, TextTable]) -> str:
 
 
 def escaped(text: str) -> str:
-    """Text in which nothing is a command."""
+    """Return text with all LaTeX commands escaped."""
     pieces = _POWER.split(text)  # text, mantissa, exponent, text, ...
     found = [_plain(pieces[0])]
     for mantissa, exponent, after in zip(pieces[1::3], pieces[2::3], pieces[3::3], strict=True):

@@ -1,4 +1,4 @@
-"""Figures as SVG and PDF files, drawn without a browser."""
+"""The page's charts as SVG and PDF files, drawn without a browser."""
 
 import json
 import math
@@ -12,7 +12,7 @@ from moebench.reports.figures.style import DECADE, Spec
 from moebench.reports.page.static_figures import Still
 from moebench.substrate.files import write_bytes
 
-#: Wide enough for a text's whole column, in pixels at 72 to the inch.
+#: Width of a text column, in pixels at 72 per inch.
 WIDTH = 560
 
 #: The page's colours on paper.
@@ -34,7 +34,7 @@ def write_figures(figures: Sequence[Still], directory: Path) -> list[Path]:
         The files written.
 
     Raises:
-        InputError: one cannot be written.
+        InputError: a file cannot be written.
     """
     import vl_convert  # its JavaScript takes a while to start
 
@@ -55,18 +55,18 @@ def write_figures(figures: Sequence[Still], directory: Path) -> list[Path]:
 
 
 def fitted(figure: Still) -> Spec:
-    """The spec with its rows and a width, its scales fitted to them as the page does.
+    """Return a chart's spec with its rows, a width, and scales that follow from its ``usermeta``.
 
-    See `reports.figures.style` for what a spec's ``usermeta`` asks for; the page's own way is
-    `fitted` in templates/js/charts.js.
+    `reports.figures.style` defines ``usermeta``; `fitted` in templates/js/charts.js does the same
+    on the page.
     """
     spec, rows = deepcopy(figure.spec), figure.rows
     meta = spec.pop("usermeta", {})
     spec |= {"data": {"values": rows}, "width": WIDTH, "description": figure.title}
     if isinstance(spec.get("mark"), dict):
-        spec["mark"].pop("point", None)  # invisible: for the pointer alone
+        spec["mark"].pop("point", None)  # invisible points are only for the mouse
     layers = spec.get("layer")
-    if layers is not None:  # a layer of values that no row has would stretch the axis to nowhere
+    if layers is not None:  # a layer of values that no row has would break the axis
         spec["layer"] = [one for one in layers if _has(rows, one)]
     if "colours" in meta:
         _colour(spec, meta["colours"], rows, figure.shapes)
@@ -100,7 +100,7 @@ def _has(rows: Sequence[Mapping[str, Any]], layer: Spec) -> bool:
 def _colour(
     spec: Spec, asked: Spec, rows: Sequence[Mapping[str, Any]], shapes: Mapping[str, str]
 ) -> None:
-    """A colour, and where points have one a shape, for each name that occurs."""
+    """Set a colour, and a shape of points if they have one, for each name that occurs."""
     found = list(dict.fromkeys(row[asked["field"]] for row in rows))
     known, spare = asked["known"], asked["spare"]
     names = [*(n for n in known if n in found), *(n for n in found if n not in known)]
@@ -117,7 +117,7 @@ def _colour(
 
 
 def _log(channel: Spec, values: Sequence[float], name: str) -> None:
-    """A logarithmic axis where values span a decade."""
+    """Make a channel's axis logarithmic if its values span a decade."""
     positive = [value for value in values if value > 0]
     if not positive or math.log10(max(positive) / min(positive)) < math.log10(DECADE):
         return

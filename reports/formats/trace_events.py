@@ -1,10 +1,10 @@
 """A timeline in Chrome's trace-event format; opens in Perfetto (ui.perfetto.dev).
 
-A process for each group of lanes, a thread for each lane.  Spans are complete events (``X``).
-Flows (``s``, ``t``, ``f``) lead from what brings weights to what uses them: from a read of the disk
+A group of lanes is a process, a lane a thread.  Spans are complete events (``X``).
+Flows (``s``, ``t``, ``f``) lead from a transfer of weights to its uses: from a disk read
 to the copies and host computations of its record, from a load to the computations of its expert,
-from a stream of common weights to the attention or head that waits for it.  Tokens, evictions and
-cancelled prefetches are instants (``i``).
+from a stream of non-expert weights to the attention or head that waits for it.  Tokens, evictions
+and cancelled prefetches are instants (``i``).
 
 The format: docs.google.com/document/d/1CvAClvFfyA5R-PhYUmn5OOQtYMH4h6I0nSsKchNAySU
 """
@@ -23,7 +23,7 @@ GROUPS = {
     "disk": ("disk",),
 }
 
-#: What a thread is called, where its lane's name says too little.
+#: Names of threads whose lane's name is too short.
 THREADS = {"h2d": "h2d: host to device", "d2h": "d2h: device to host", "predict": "prediction"}
 
 #: Instants by kind, with the thread that they are on.
@@ -31,14 +31,14 @@ INSTANTS = {"evict": "evictions", "cancel": "cancelled prefetches"}
 
 
 class _Row(NamedTuple):
-    """Where a lane's events stand."""
+    """Process and thread of a lane's events."""
 
     pid: int
     tid: int
 
 
 def _rows() -> tuple[dict[str, _Row], list[Event]]:
-    """The place of every lane and kind of instant, and the events that name them."""
+    """Return process and thread of every lane and kind of instant, and their naming events."""
     rows: dict[str, _Row] = {}
     named: list[Event] = []
     beside = {"device": ("evict",), "link": ("cancel",)}
@@ -62,11 +62,11 @@ def _named(what: str, name: str, row: _Row, index: int) -> list[Event]:
 
 
 def trace_events(records: Iterable[Record], about: Mapping[str, Any]) -> dict[str, Any]:
-    """The whole file, as JSON holds it.
+    """Return the content of the file, as JSON values.
 
     Args:
-        records: of `Timeline.picture`, or as the store keeps them.
-        about: what the timeline is of; said in ``otherData``.
+        records: span records of `Timeline.picture`, or from the store.
+        about: description of the run, for ``otherData``.
     """
     rows, events = _rows()
     every = sorted(records, key=lambda record: record["start_us"])
@@ -74,7 +74,7 @@ def trace_events(records: Iterable[Record], about: Mapping[str, Any]) -> dict[st
     found = [_span(record, rows) for record in spans]
     found += [_instant(record, rows) for record in every if record.get("instant")]
     found += [event for flow in enumerate(_flows(spans)) for event in _flow(*flow, rows)]
-    # A flow's event stands behind the span that it belongs to.
+    # A flow's event must follow its span.
     found.sort(key=lambda event: (event["ts"], event["ph"] != "X"))
     return {
         "traceEvents": events + found,
@@ -92,7 +92,7 @@ def _span(record: Record, rows: Mapping[str, _Row]) -> Event:
         "cat": record["kind"],
         **rows[record["lane"]]._asdict(),
         "ts": record["start_us"],
-        # An end that is no end of its own: the next span may begin there, to the nanosecond.
+        # Rounded to the nanosecond, as the next span may begin at this span's end.
         "dur": round(record["end_us"] - record["start_us"], 3),
         "args": {key: record[key] for key in told if key in record},
     }
@@ -112,20 +112,20 @@ def _instant(record: Record, rows: Mapping[str, _Row]) -> Event:
 
 
 class _Flow(NamedTuple):
-    """A span that brings weights, and the spans that use them, in order."""
+    """A span that transfers weights, and the spans that use them, in order."""
 
     source: Record
     uses: list[Record]
 
 
 def _flows(spans: Sequence[Record]) -> list[_Flow]:
-    """Every transfer with a use.
+    """Return every transfer that has a use.
 
-    A span uses what was brought last of its expert, and began before it: a system that reads
+    A span uses the last transfer of its expert that began before it: a system that reads
     unfinished copies begins before their end.
     """
     flows: list[_Flow] = []
-    #: By what moved and by layer and expert: the last one.
+    #: The last transfer by destination, layer and expert.
     last: dict[tuple[str, int, int | None], _Flow] = {}
     for span in spans:
         for key in _used(span):
@@ -139,7 +139,7 @@ def _flows(spans: Sequence[Record]) -> list[_Flow]:
 
 
 def _brought(span: Record) -> tuple[str, int, int | None] | None:
-    """What a span brings: where to, and which weights."""
+    """Return destination, layer and expert of the weights that a span transfers, or None."""
     kind, layer, lane = span["kind"], span["layer"], span["lane"]
     if kind in ("load", "read"):
         return ("host" if kind == "read" else "device"), layer, span["experts"][0]
@@ -149,7 +149,7 @@ def _brought(span: Record) -> tuple[str, int, int | None] | None:
 
 
 def _used(span: Record) -> list[tuple[str, int, int | None]]:
-    """The weights that a span reads, and where."""
+    """Return location, layer and expert of the weights that a span uses."""
     kind, layer, lane = span["kind"], span["layer"], span["lane"]
     if kind == "expert":
         return [("host" if lane == "host" else "device", layer, e) for e in span["experts"]]
@@ -163,7 +163,7 @@ def _used(span: Record) -> list[tuple[str, int, int | None]]:
 
 
 def _flow(number: int, flow: _Flow, rows: Mapping[str, _Row]) -> list[Event]:
-    """One start, steps, one end; each in its span, at the instant that it begins."""
+    """Return a flow's events: start, steps and end, each at the beginning of its span."""
     name = f"{flow.source['kind']} L{flow.source['layer']}"
     spans = [flow.source, *flow.uses]
     phases = ["s", *["t"] * (len(flow.uses) - 1), "f"]

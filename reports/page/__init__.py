@@ -1,1 +1,1 @@
-"""The data of the HTML page: plain values, each once, that its own scripts show."""
+"""The HTML page: its data as plain values, which the page's own scripts display."""

@@ -1,4 +1,4 @@
-"""Ablations among a table's rows: a chain of systems, each with one decision more of its own."""
+"""Ablations among a table's rows: chains of systems with one changed decision less per step."""
 
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
@@ -8,9 +8,9 @@ Plain = dict[str, Any]
 
 
 def ablations(rows: Sequence[Plain]) -> Iterator[tuple[str, list[Plain]]]:
-    """For each system with a chain of three or more: its name, and a row a step.
+    """Yield the name and the steps of each system with a chain of three or more.
 
-    Bases that lie on no such chain come first.  As `ablations` in templates/js/figures.js.
+    Other bases come first.  `ablations` in templates/js/figures.js does the same.
     """
     families: dict[str, list[Plain]] = {}
     for row in rows:
@@ -28,7 +28,7 @@ def ablations(rows: Sequence[Plain]) -> Iterator[tuple[str, list[Plain]]]:
 
 
 def _chain(rows: Sequence[Plain]) -> tuple[list[Plain], list[Plain]]:
-    """The longest chain from the most reduced system to the whole one, and what is not on it."""
+    """Return the longest chain from the most reduced to the whole system, and the other rows."""
     whole = min(
         (row for row in rows if not row["changes"]),
         key=lambda row: (-row["usual"], row["alpha"] or 0),
@@ -36,7 +36,7 @@ def _chain(rows: Sequence[Plain]) -> tuple[list[Plain], list[Plain]]:
     )
     if whole is None:
         return [], []
-    # Of several α the whole system's; a step that routes exactly has none.
+    # Steps have the whole system's α, or none if they route exactly.
     parts = [row for row in rows if row["changes"] and row["alpha"] in (whole["alpha"], None)]
     parts.sort(key=lambda row: len(row["changes"]))
     chains = [[whole]]
@@ -49,7 +49,7 @@ def _chain(rows: Sequence[Plain]) -> tuple[list[Plain], list[Plain]]:
 
 
 def _named(row: Plain) -> str:
-    """The changed decisions, in lines of two."""
+    """Return the changed decisions, two a line."""
     texts = [f"{key}={value}" for key, value in row["changes"].items()]
     return "|".join(" ".join(texts[at : at + 2]) for at in range(0, len(texts), 2))
 

@@ -1,8 +1,7 @@
-"""One HTML page about some runs: readable without a network, without a server, for years.
+"""The report as one HTML page that needs no network and no server.
 
-The page holds its data once, compressed, the drawing libraries once, and small scripts that show
-what is asked for.  Whatever a run's document says is shown as text, never as markup; the page's own
-policy forbids it to fetch anything.
+The page contains its compressed data, the drawing libraries, and small scripts.  Content of run
+documents is shown as text, never as markup; the page's security policy forbids all requests.
 """
 
 import base64
@@ -27,7 +26,7 @@ from moebench.reports.sections import accuracy as alpha
 from moebench.reports.sections.throughput import Curve
 from moebench.results.claims import PaperResult
 from moebench.results.document import Document, badge_of
-from moebench.results.metrics import shown
+from moebench.results.metrics import METRICS
 from moebench.results.store import Cell
 from moebench.results.store_hints import no_runs
 from moebench.substrate.errors import UsageError
@@ -35,31 +34,29 @@ from moebench.substrate.files import write_text
 
 TEMPLATES = Path(__file__).parents[1] / "templates"
 
-#: What a badge promises about a latency.
+#: Meaning of each badge.
 BADGES = {
-    "measured": "wall-clock time on the machine that is named",
-    "emulated link": "host memory is this computer's too, behind a copy thread of a limited rate",
-    "noisy": "it spreads from batch to batch by more than a tenth of its median",
+    "measured": "wall-clock time on the named machine",
+    "emulated link": "a copy thread with a limited rate emulates the link to host memory",
+    "noisy": "the times of batches spread by more than a tenth of their median",
     "calibrated": "simulated, with a hardware profile fitted to measurements on that machine",
-    "datasheet": "simulated, and published figures of the hardware decide it; never run there",
-    "estimate": "simulated, and estimates in the hardware profile decide it; never run there",
+    "datasheet": "simulated, mainly from published figures of the hardware; never run on it",
+    "estimate": "simulated, mainly from estimates in the hardware profile; never run on it",
 }
 
 
 class Contents(NamedTuple):
-    """What a page is about.
+    """Contents of a page.  The section of an empty field is omitted.
 
     Attributes:
-        runs: documents in the order in which they are shown.
-        commands: what repeats a run, by its id.
-        timelines: span records by run id, for the runs that kept a picture (microseconds).
+        runs: documents in display order.
+        commands: command that repeats a run, by its id.
+        timelines: span records by run id, for the runs with a timeline excerpt (microseconds).
         accuracy: the accuracy table, from `reports.sections.accuracy.load`.
         failed: cells of sweeps that have no run.
         curves: distributions of decode throughput, from `reports.sections.throughput.load`.
         components: from `substrate.analysis.components.documents`.
         claims: from `results.claims.read`.
-
-    Whatever is empty leaves its section out.
     """
 
     runs: Sequence[Document]
@@ -73,10 +70,10 @@ class Contents(NamedTuple):
 
 
 def render(contents: Contents, out: Path, source: str = "the store") -> None:
-    """Write the report; the page's folder is created.
+    """Write the page, creating its folder.
 
     Args:
-        source: where the runs come from, for the page and for the error.
+        source: name of the store, for the page and the error.
 
     Raises:
         UsageError: there is no run.
@@ -89,7 +86,7 @@ def render(contents: Contents, out: Path, source: str = "the store") -> None:
 
 
 def page(contents: Contents, source: str) -> str:
-    """The report as one string; pure."""
+    """Return the page as one string; pure."""
     environment = Environment(
         loader=FileSystemLoader(TEMPLATES),
         autoescape=True,
@@ -128,7 +125,7 @@ def page(contents: Contents, source: str) -> str:
 
 
 def _data(contents: Contents, whole: Sequence[Document]) -> dict[str, Any]:
-    """What the page shows at once; documents and pictures are unpacked when they are asked for."""
+    """Return the data that the page shows at once; it unpacks documents and timelines on demand."""
     found = views(contents.runs, {run["run_id"]: at for at, run in enumerate(whole)})
     rows = [row for view in found for row in view["rows"] if "missing" not in row]
     bases = system_colours(dict.fromkeys(row["base"] for row in rows))
@@ -137,15 +134,8 @@ def _data(contents: Contents, whole: Sequence[Document]) -> dict[str, Any]:
     of_lines = {name: colour for name, (colour, _) in lines.items()}
     return {
         "figures": [
-            {
-                "key": f.key,
-                "title": f.label,
-                "unit": f.unit,
-                "better": f.better,
-                "says": f.says,
-                "brief": "brief compare" in f.where,
-            }
-            for f in shown("compare")
+            {name: getattr(metric, name) for name in ("key", "label", "unit", "form", "better")}
+            for metric in METRICS
         ],
         "views": found,
         "runs": single.listed(whole, contents.commands),
@@ -171,6 +161,6 @@ def _data(contents: Contents, whole: Sequence[Document]) -> dict[str, Any]:
 
 
 def _packed(value: Any) -> str:
-    """JSON, compressed as browsers can undo it by themselves."""
+    """Return a value as JSON, compressed in a format that browsers decompress."""
     text = json.dumps(value, ensure_ascii=False, separators=(",", ":"))
     return base64.b64encode(zlib.compress(text.encode(), 9)).decode()

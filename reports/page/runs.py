@@ -1,4 +1,4 @@
-"""The single runs as plain values: what is listed of each, its document, its picture."""
+"""Single runs as plain values: list entry, document and timeline excerpt of each."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -8,30 +8,28 @@ from moebench.reports.page.views import base_of
 from moebench.reports.sections import fidelity
 from moebench.reports.sections.throughput import Curve
 from moebench.results.document import Document, badge_of, dig, model_of, routing_of
-from moebench.results.metrics import shown, written
+from moebench.results.metrics import shown
 
 Plain = dict[str, Any]
 
-#: Curves have this many points at most: more are not seen, and a page of 2,000 runs would be large.
+#: Most points of a curve: more are invisible, and would make a page of 2,000 runs large.
 POINTS = 50
 
-#: More pictures than this would be most of a page.
+#: Most timeline excerpts of a page: they are its largest part.
 PICTURES = 1000
 
 
 def listed(runs: Sequence[Document], commands: Mapping[str, str]) -> list[Plain]:
-    """One flat record a run.
+    """Return one flat record per run.
 
     Args:
-        commands: what repeats a run, by its id, where that is known.
+        commands: command that repeats a run, by its id, if known.
     """
     return [_listed(run, commands.get(run["run_id"])) for run in runs]
 
 
 def _listed(run: Document, command: str | None) -> Plain:
     spec = run["spec"]
-    figures = shown("compare")
-    values = {figure.key: figure.of(run) for figure in figures}
     return {
         "id": run["run_id"],
         "system": title_of(run),
@@ -45,15 +43,15 @@ def _listed(run: Document, command: str | None) -> Plain:
         "badge": badge_of(run),
         "simulated": bool(run["simulated"]),
         "command": command,
-        "v": {figure.key: written(value, figure.form) for figure in figures
-              if (value := values[figure.key]) is not None},
-        "tpot": values["tpot_ms"],
+        "v": {figure.key: figure.text(value) for figure in shown("compare")
+              if (value := figure.read(run)) is not None},
+        "tpot": dig(run, "metrics.tpot_ms.mean"),
         "notes": fidelity.notes(run),
     }  # fmt: skip
 
 
 def documents(runs: Sequence[Document]) -> list[Document]:
-    """The documents without their answers to single questions, which the store has."""
+    """Return the documents without their answers to single prompts, which the store has."""
     found = []
     for run in runs:
         accuracy = dig(run, "accuracy")
@@ -67,7 +65,7 @@ def documents(runs: Sequence[Document]) -> list[Document]:
 def pictured(
     runs: Sequence[Document], timelines: Mapping[str, list[dict[str, Any]]], limit: int = PICTURES
 ) -> list[bool]:
-    """Which runs' pictures are in the page: all, or of many one a system in each place."""
+    """Return which runs' timelines the page has: all, or at most one per system and group."""
     kept = [bool(timelines.get(run["run_id"])) for run in runs]
     if sum(kept) > limit:
         first: dict[Any, int] = {}
@@ -82,10 +80,10 @@ def pictured(
 def pictures(
     runs: Sequence[Document], timelines: Mapping[str, list[dict[str, Any]]], kept: Sequence[bool]
 ) -> list[Plain | None]:
-    """Spans by column, in nanoseconds; starts as differences, which are short.
+    """Return the runs' spans by column, in nanoseconds; starts are differences, which are short.
 
     Args:
-        kept: from `pictured`.
+        kept: result of `pictured`.
     """
     return [
         _picture(timelines[run["run_id"]]) if keep else None
@@ -94,7 +92,7 @@ def pictures(
 
 
 def _picture(kept: Sequence[Mapping[str, Any]]) -> Plain:
-    # What happened at an instant has no bar: `moebench timeline` shows it.
+    # Instants have no bar; `moebench timeline` shows them.
     records = [record for record in kept if not record.get("instant")]
     lanes, kinds = ([*dict.fromkeys(str(r[name]) for r in records)] for name in ("lane", "kind"))
     starts = [round(record["start_us"] * 1000) for record in records]
@@ -111,7 +109,7 @@ def _picture(kept: Sequence[Mapping[str, Any]]) -> Plain:
 
 
 def speeds(runs: Sequence[Document], curves: Mapping[str, Curve]) -> list[list[float] | None]:
-    """Each run's decode throughput at equal steps of the share of tokens (tokens/s)."""
+    """Return each run's decode throughput (tokens/s) at equal steps of the share of tokens."""
     return [_speeds(curves.get(run["run_id"]) or []) for run in runs]
 
 
@@ -119,7 +117,7 @@ def _speeds(curve: Curve) -> list[float] | None:
     if not curve:
         return None
     steps = min(POINTS, len(curve) - 1) or 1
-    # Four digits are finer than a screen.
+    # Four digits are finer than a screen's resolution.
     return [
         float(f"{curve[round(i * (len(curve) - 1) / steps)].tokens_per_s:.4g}")
         for i in range(steps + 1)

@@ -1,4 +1,4 @@
-"""Sections that are tables of text: fidelity, claims, accuracy, evaluators, failures."""
+"""The page's sections of text tables: fidelity, claims, accuracy, evaluators, failures."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
@@ -14,7 +14,7 @@ from moebench.results.store import Cell
 
 
 class Part(NamedTuple):
-    """A table of a section: a title of its own (may be empty), headers, cells of text."""
+    """A table of a section: its title (may be empty), headers and cells of text."""
 
     title: str
     headers: Sequence[str]
@@ -22,12 +22,12 @@ class Part(NamedTuple):
 
 
 class Section(NamedTuple):
-    """A section that is there where it has something to show.
+    """A section of the page, omitted if it has no rows.
 
     Attributes:
-        name: its anchor.
-        caption: what the tables mean.
-        folded: a line under which the tables are folded; empty: they are open.
+        name: anchor of the section.
+        caption: explanation of the tables.
+        folded: summary under which the tables are folded; empty if they are open.
     """
 
     name: str
@@ -43,11 +43,11 @@ def tables(
     results: Sequence[PaperResult],
     components: Sequence[Mapping[str, Any]],
 ) -> dict[str, Section]:
-    """The sections that have rows, by name."""
+    """Return the sections that have rows, by name."""
     found = [
         Section(
             "fidelity",
-            "Simulated beside measured",
+            "Simulated and measured times",
             [Part(*one) for one in fidelity.parts()],
             fidelity.CAPTION,
         ),
@@ -70,8 +70,8 @@ def tables(
             "failures",
             "Failed cells",
             [Part("", failures.HEADERS, failures.lines(failed))],
-            "Cells of sweeps that have no run. A traceback is a file in the store's folder; "
-            "moebench sweep with --retry-failed runs them again.",
+            "Failed configurations of sweeps. Tracebacks are files in the store's folder; moebench "
+            "sweep --retry-failed runs them again.",
         ),
     ]
     if components:
@@ -81,10 +81,10 @@ def tables(
                 "components",
                 "Components of the simulated machines",
                 [Part("", HEADERS, shown.rows)],
-                "Times of single operations that the papers and their authors' code state, beside "
-                "what the cost model charges for the same operation on that machine; the ratio is "
-                "to the nearer end of a published range. Where a profile takes its number from a "
-                "row, the row agrees by construction.",
+                "Published times of single operations, from the papers and their authors' code, "
+                "and the cost model's charge for the same operation on that machine; the ratio is "
+                "to the nearer end of a published range. A row from which a profile takes its "
+                "number agrees by construction.",
                 f"{shown.summary}.",
             )
         )
@@ -92,7 +92,7 @@ def tables(
 
 
 def papers(results: Sequence[PaperResult]) -> list[dict[str, Any]]:
-    """Of each paper its tables and figures: title, note, and a figure's spec or a table's cells."""
+    """Return each paper's tables and figures with title, note, and spec or cells."""
     return [
         {"title": result.title, "exhibits": [_exhibit(one) for one in result.exhibits]}
         for result in results
@@ -110,7 +110,7 @@ def _exhibit(one: Exhibit) -> dict[str, Any]:
 
 
 def accuracy(index: int, view: alpha.View) -> dict[str, Any]:
-    """One setting's accuracy: its tables, and small multiples with their rows."""
+    """Return one setting's accuracy: its tables, and its charts with their rows."""
     drawn = []
     for generated, what in ((False, "real datasets"), (True, "generated exercises")):
         chosen = [one for one in view.series if one.generated == generated]

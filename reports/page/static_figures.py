@@ -1,7 +1,7 @@
-"""The page's charts as it first shows them: each spec with its rows, for figures that are files.
+"""The page's charts for files: each spec with the rows that the page shows first.
 
-What the page's scripts choose is chosen here alike: main tables alone, of each system its usual α,
-changed decisions only where they are the subject (`templates/js/figures.js`).
+The choices are those of `templates/js/figures.js`: main tables only, each system's usual α, and
+changed decisions only in ablations.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -21,17 +21,17 @@ from moebench.reports.page.views import views
 from moebench.reports.sections.accuracy import View
 from moebench.reports.sections.throughput import Curve
 from moebench.results.document import Document
-from moebench.results.metrics import BY_KEY
+from moebench.results.metrics import metric_of
 
 Plain = dict[str, Any]
 
 
 class Still(NamedTuple):
-    """A figure.
+    """A chart with its rows.
 
     Attributes:
-        title: its section and table: a file's name.
-        shapes: a shape for each system that its points may be of.
+        title: its section and table; also the file's name.
+        shapes: shape of each system's points.
     """
 
     title: str
@@ -41,14 +41,14 @@ class Still(NamedTuple):
 
 
 class _Table(NamedTuple):
-    """A table of the page with its rows, every mean by its figure's key."""
+    """A table of the page with its rows, which hold every mean under its figure's key."""
 
     plain: Plain
     rows: list[Plain]
 
     @property
     def usual(self) -> list[Plain]:
-        """One row a system, as published, of several α that which most runs chose."""
+        """One row per unchanged system, with the α that most runs chose."""
         found: dict[str, Plain] = {}
         rows = [row for row in self.rows if "ratio_best" in row and not row["changes"]]
         for row in sorted(rows, key=lambda row: (-row["usual"], row["alpha"] or 0)):
@@ -63,11 +63,11 @@ def stills(
     curves: Mapping[str, Curve] | None = None,
     timelines: Mapping[str, list[dict[str, Any]]] | None = None,
 ) -> list[Still]:
-    """Every figure that has something to show.
+    """Return every chart that has rows.
 
     Args:
-        runs: those that a comparison can hold; see `reports.compare.conditions.lacks`.
-        beside: the heat map's ratios.
+        runs: documents that are complete by `reports.compare.conditions.lacks`.
+        beside: ratios of the heat map.
         curves: distributions of decode throughput by run id.
         timelines: spans of one token by run id (microseconds).
     """
@@ -125,7 +125,7 @@ def _flat(table: Plain, row: Plain) -> Plain:
     flat = row | {"table": table["title"], "batch": table["batch"], "short": row["line"] + alpha}
     for key, value in row["v"].items():
         flat[key] = value["mean"]
-        # An interval to below zero says only that there are too few values for one.
+        # An interval that reaches below zero is over too few values to be shown.
         if value["n"] > 1 and value.get("low", 0) > 0:
             flat |= {f"{key}_low": value["low"], f"{key}_high": value["high"]}
     if "bound_ratio" in flat and "tpot_ms" in flat:
@@ -134,11 +134,11 @@ def _flat(table: Plain, row: Plain) -> Plain:
 
 
 def _trade(table: _Table, measure: str) -> list[Plain]:
-    """Points of speed and accuracy, those on the Pareto front marked; bounds are not on it."""
+    """Return points of speed and accuracy; ``front`` marks the Pareto front, without bounds."""
     rows = [row for row in table.rows if measure in row and "tpot_ms" in row and not row["changes"]]
     if len({row[measure] for row in rows}) < 2:
         return []
-    sign = 1 if BY_KEY[measure].better == "less" else -1
+    sign = 1 if metric_of(measure).better == "less" else -1
     best, found = inf, []
     for row in sorted(rows, key=lambda row: (row["tpot_ms"], sign * row[measure])):
         front = not row["reference"] and sign * row[measure] < best
@@ -181,7 +181,7 @@ def _speeds(table: _Table, runs: Sequence[Document], curves: Mapping[str, Curve]
 def _token(
     table: _Table, runs: Sequence[Document], timelines: Mapping[str, list[dict[str, Any]]]
 ) -> list[Plain]:
-    """One decoded token of the two fastest systems that kept it, on one workload."""
+    """Return the spans of one decoded token, of the two fastest systems that kept one."""
     kept: dict[str, dict[str, Document]] = {}
     for row in table.usual:
         ones = {
@@ -208,7 +208,7 @@ def _rank(lane: str) -> int:
 
 
 def _over(tables: Sequence[_Table], over: str) -> Iterator[tuple[str, list[Plain]]]:
-    """Lines over batch, α or cache ratio, of tables that differ in nothing else."""
+    """Yield titles and rows of line charts over batch, α or cache ratio."""
     group: Callable[[_Table], Any] = {
         "batch": lambda table: table.plain["overBatch"],
         "ratio": lambda table: table.plain["overRatio"],
@@ -218,7 +218,7 @@ def _over(tables: Sequence[_Table], over: str) -> Iterator[tuple[str, list[Plain
     for table in tables:
         groups.setdefault(group(table), []).append(table)
     for ones in groups.values():
-        if over == "batch":  # of tables of one batch, the one with most systems
+        if over == "batch":  # of several tables of one batch, take the one with most systems
             largest = sorted(ones, key=lambda table: len(table.rows))
             ones = list({table.plain["batch"]: table for table in largest}.values())
         rows = [

@@ -1,8 +1,7 @@
-"""The comparisons as plain values: tables, and a row a system, for every choice of workload.
+"""Comparisons as plain values for the page: tables and rows, for every choice of workload.
 
-Tables and charts of the page are drawn from the same rows.  A row's means are over all of its
-cells; one view is over all workloads, and one over each by itself, so that the page's filter never
-has to average: `reports.compare.rows` is the only place that does.
+The page's tables and charts use the same rows.  One view is over all workloads, and one over each
+workload, so that the page's filter need not average: only `reports.compare.rows` does.
 """
 
 from collections import Counter
@@ -14,17 +13,17 @@ from moebench.reports.compare.conditions import place_of
 from moebench.reports.compare.rows import Row, Value
 from moebench.reports.compare.tables import Comparison, comparisons
 from moebench.results.document import Document, dig, system_of
-from moebench.results.metrics import shown, written
+from moebench.results.metrics import Metric, shown, written
 
 Plain = dict[str, Any]
 
 
 def views(runs: Sequence[Document], at: Mapping[str, int]) -> list[Plain]:
-    """All workloads together, then each by itself where there are several.
+    """Return the view of all workloads together, then of each if there are several.
 
     Args:
-        runs: in the order of the page.
-        at: each run's place in it, by its id.
+        runs: documents in the page's order.
+        at: index of each run on the page, by its id.
     """
     workloads = sorted({str(dig(run, "spec.workload")) for run in runs if "evaluation" not in run})
     found = [_view(runs, at, "")]
@@ -69,7 +68,7 @@ def _table(table: Comparison) -> Plain:
 
 
 def _name_series(plain: list[Plain], tables: Sequence[Comparison]) -> None:
-    """Number the sets of tables that differ in nothing but what a line is drawn over.
+    """Number the sets of tables that differ only in the horizontal axis of a line chart.
 
     Over batches the number of prompts may differ, over cache ratios the bytes of the device.
     """
@@ -91,7 +90,7 @@ def _row(
     at: Mapping[str, int],
     often: Counter[tuple[Any, ...]],
 ) -> Plain:
-    """A system of a table; ``usual`` is how many runs of its place chose its α."""
+    """Return a system's row; ``usual`` is the number of runs in its group that chose its α."""
     if row.missing:
         return {"system": row.system, "base": row.system, "rank": rank, "missing": row.missing}
     runs = [by_id[run_id] for run_id in row.run_ids]
@@ -112,7 +111,7 @@ def _row(
         "reference": row.reference,
         "differs": dict(row.differs),
         "runs": [at[run_id] for run_id in row.run_ids],
-        "v": {figure.key: _value(row.values[figure.key], figure.form)
+        "v": {figure.key: _value(row.values[figure.key], figure)
               for figure in shown("compare") if figure.key in row.values},
         "parts": _parts(runs),
         "changes": changes,
@@ -120,22 +119,22 @@ def _row(
     }  # fmt: skip
 
 
-def _value(value: Value, form: str) -> Plain:
-    """A mean and its text; the interval's ends where there is one."""
-    found: Plain = {"mean": _short(value.mean), "text": written(value.mean, form), "n": value.n}
+def _value(value: Value, figure: Metric) -> Plain:
+    """Return a mean with its text, interval and standard error, if it has them."""
+    found: Plain = {"mean": _short(value.mean), "text": figure.text(value.mean), "n": value.n}
     if value.interval is not None:
         low, high = value.interval
         found |= {"low": _short(low), "high": _short(high),
-                  "half": written((high - low) / 2, form)}  # fmt: skip
+                  "half": figure.text((high - low) / 2)}  # fmt: skip
     if value.stderr is not None:
         found["stderr"] = written(value.stderr, ".2g")
     return found
 
 
 def _parts(runs: Sequence[Document]) -> Plain | None:
-    """What the device did in a decoded token (ms): worked, or waited for what; None if unknown.
+    """Return the device's time in a decoded token by part (ms), or None if unknown.
 
-    The device lane's time in decode, split as counted and scaled to the runs' mean TPOT.
+    Parts are busy time and waits by cause, scaled so that they add up to the runs' mean TPOT.
     """
     each = []
     for run in runs:
@@ -152,17 +151,17 @@ def _parts(runs: Sequence[Document]) -> Plain | None:
 
 
 def base_of(run: Document) -> str:
-    """A system without what was chosen in it."""
+    """Return a system's name without its changed options."""
     return system_of(run["spec"]) + (" (oracle)" if run.get("oracle") else "")
 
 
 def _choice(run: Document) -> tuple[Any, ...]:
-    """A system with its α in a place: how often it was run says which α is its usual one."""
+    """Return a key of a run's group, system and α; the most frequent one has the usual α."""
     spec = run["spec"]
     return (place_of(run) if "simulated" in run else None, spec.get("system"),
             spec.get("variant"), spec.get("alpha"))  # fmt: skip
 
 
 def _short(number: float) -> float:
-    """Six digits: what is below them is rounding."""
+    """Round to six significant digits."""
     return float(f"{number:.6g}")

@@ -1,6 +1,6 @@
-"""Accuracy and α: the committed table beside the paper's, and what the change with α amounts to.
+"""Accuracy by α: the committed table next to the paper's, and verdicts on the change with α.
 
-Pure: rows in, tables and verdicts out; `load` alone reads files.
+All functions but `load` are pure.
 """
 
 import math
@@ -9,23 +9,23 @@ from itertools import groupby
 from pathlib import Path
 from typing import NamedTuple
 
+from moebench.reports.text import MISSING
 from moebench.results.accuracy_table import ALPHA_TABLE, AccuracyRow, key, read_items, read_table
 from moebench.results.document import ERRORS, at_floor
-from moebench.results.metrics import MISSING, written
+from moebench.results.metrics import metric_of, written
 from moebench.results.paper_tables import smoe_table_4, workload_of
 
 CAVEAT = (
-    "Scale models: the papers' routing topology with small trained weights, not the papers' "
-    "weights. Levels cannot be compared with the paper's; the change with α can."
+    "Scale models have the papers' routing topology, but small trained weights of their own. "
+    "Compare the change with α with the paper's, not the level of the scores."
 )
 METHOD = (
-    "Negligible up to α: there and at every smaller α the score is within 2 standard errors of the "
-    "score at α = 0; one comparison in twenty exceeds that by chance, and a change that so few "
-    "questions cannot show is not thereby absent. At its floor: the score at α = 0 is within 2 "
-    "standard errors of guessing, so nothing can be said of it. Cut: answers that reached the "
-    "allowed length before they ended. Paired standard errors are over the same "
-    "questions. Agreement and KL compare the next tokens with "
-    "the lossless model's and change long before a score does."
+    "Negligible up to α: at this and every smaller α the score is within 2 standard errors of the "
+    "score at α = 0; one comparison in twenty exceeds that by chance, and few examples cannot show "
+    "a small change. At chance level: the score at α = 0 is within 2 standard errors of guessing, "
+    "so a loss cannot be seen. Answers cut: they reached the allowed length before they ended. "
+    "Paired standard errors are over the same examples. Agreement and KL compare the next tokens "
+    "with the lossless model's and change long before a score does."
 )
 
 #: "Negligible when the substitution threshold is below 0.35" (SMoE, section VI-B).
@@ -37,7 +37,7 @@ Items = Mapping[str, str]
 
 
 class Series(NamedTuple):
-    """One workload's cells by α, everything else equal."""
+    """Accuracy rows of one workload by α, everything else equal."""
 
     setting: str
     system: str
@@ -57,20 +57,20 @@ class Change(NamedTuple):
 
     @property
     def negligible(self) -> bool:
-        """Whether it is within `ERRORS` standard errors of none."""
+        """Whether the change is within `ERRORS` standard errors of 0."""
         return self.points == 0 or abs(self.points) < ERRORS * self.stderr
 
 
 class Verdict(NamedTuple):
-    """What α does to one workload.
+    """Effect of α on one workload's score and agreement.
 
     Attributes:
-        start: the cell at α = 0; None where there is none, and then no change either.
-        changes: one for each α above 0.
-        negligible_up_to: the largest α at and below which every change is negligible (0 where the
+        start: row at α = 0; None, without changes, if there is none.
+        changes: change at each α above 0.
+        negligible_up_to: largest α at and below which every change is negligible (0 if the
             first is not); None without changes.
-        visible: the change that the largest standard error hides, in points; None without changes.
-        falls: for each of `AGREEMENTS`, the smallest α whose agreement is under it, or None.
+        visible: smallest change that is visible at every α, in points; None without changes.
+        falls: for each of `AGREEMENTS`, the smallest α with a lower agreement, or None.
     """
 
     series: Series
@@ -82,7 +82,7 @@ class Verdict(NamedTuple):
 
     @property
     def at_floor(self) -> bool:
-        """Whether the score at α = 0 is not clearly above guessing: then α has nothing to lower."""
+        """Whether the score at α = 0 is at chance level, so that α cannot lower it."""
         start = self.start
         return start is not None and at_floor(
             start.score, start.stderr, start.n, start.chance, whole=100
@@ -93,9 +93,9 @@ class Line(NamedTuple):
     """One line of a table by α.
 
     Attributes:
-        values: one an α, None where there is no such cell; agreement is a share.
-        errors: standard errors beside the values, or empty.
-        form: how a value is written, as in `format`.
+        values: value at each α, or None; agreement is a share.
+        errors: standard errors of the values, or empty.
+        form: number format, as in `format`.
     """
 
     name: str
@@ -116,7 +116,7 @@ class Line(NamedTuple):
 
 
 class Block(NamedTuple):
-    """A group of lines: real datasets, generated exercises, or the paper's."""
+    """A titled group of lines: real datasets, generated exercises, or the paper's values."""
 
     title: str
     lines: list[Line]
@@ -128,10 +128,10 @@ class Block(NamedTuple):
 
 
 class View(NamedTuple):
-    """Everything that is shown of one setting and system.
+    """Tables and verdicts of one setting and system.
 
     Attributes:
-        origin: where the table is from, and which code made it.
+        origin: source of the table, and the code that made it.
     """
 
     title: str
@@ -144,12 +144,12 @@ class View(NamedTuple):
 
     @property
     def headers(self) -> list[str]:
-        """Of every block as text."""
+        """Column headers of every block: workload, n, measure, and each α."""
         return ["workload", "n", "α", *(f"{alpha:g}" for alpha in self.alphas)]
 
     @property
     def verdict_lines(self) -> list[list[str]]:
-        """The verdicts as text."""
+        """The verdicts as rows of text."""
         return [verdict_cells(one) for one in self.verdicts]
 
 
@@ -157,20 +157,20 @@ class View(NamedTuple):
 
 
 def load(path: Path = ALPHA_TABLE) -> list[View]:
-    """The views of a table and its items.
+    """Read a table and its items, and return their views.
 
     Raises:
-        InputError: the table is not there, or it or its items are broken.
+        InputError: the table is absent, or a file is damaged.
     """
     where = "shipped with moebench" if path == ALPHA_TABLE else str(path)
     return views(read_table(path), read_items(path), where)
 
 
 def views(rows: Sequence[AccuracyRow], items: Items, where: str = "computed here") -> list[View]:
-    """One view for each setting and system.
+    """Return one view for each setting and system.
 
     Args:
-        where: the table's file, in words.
+        where: description of the table's file.
     """
 
     def group(one: Series) -> tuple[str, str]:
@@ -183,7 +183,7 @@ def views(rows: Sequence[AccuracyRow], items: Items, where: str = "computed here
 
 
 def series(rows: Sequence[AccuracyRow]) -> list[Series]:
-    """The rows as curves over α; real datasets before generated exercises."""
+    """Group the rows into curves over α, real datasets before generated exercises."""
 
     def curve(row: AccuracyRow) -> tuple[str, str, bool, str, str]:
         return row.setting, row.system, row.generated, row.workload, row.scoring
@@ -193,11 +193,11 @@ def series(rows: Sequence[AccuracyRow]) -> list[Series]:
 
 
 def verdict(one: Series, items: Items) -> Verdict:
-    """What α does to a workload's score and agreement.
+    """Return the effect of α on a workload's score and agreement.
 
     Args:
-        items: right and wrong answers ("0110...") by run id; changes are paired where both runs
-            have theirs over the same questions.
+        items: right and wrong answers ("0110...") by run id; changes are paired if both runs
+            have them for the same examples.
     """
     start = next((row for row in one.rows if row.alpha == 0), None)
     above = [row for row in one.rows if row.alpha > 0]
@@ -218,9 +218,9 @@ def verdict(one: Series, items: Items) -> Verdict:
 
 
 def change(start: AccuracyRow, row: AccuracyRow, items: Items) -> Change:
-    """The change of the score from ``start`` to ``row``.
+    """Return the change of the score from ``start`` to ``row``.
 
-    Paired, the standard error is that of the mean of the questions' differences; otherwise that of
+    The standard error is that of the mean difference of paired examples, or otherwise that of
     the difference of two independent shares, which is larger.
     """
     before, after = items.get(start.run_id, ""), items.get(row.run_id, "")
@@ -237,7 +237,7 @@ def change(start: AccuracyRow, row: AccuracyRow, items: Items) -> Change:
 
 
 def paper_scores(setting: str) -> dict[str, dict[float, float]]:
-    """SMoE's Table IV for a setting: percent by workload and α; {} for a setting not in it."""
+    """Return SMoE's Table IV for a setting: percent by workload and α; {} for other settings."""
     found: dict[str, dict[float, float]] = {}
     for cell in smoe_table_4():
         if cell.setting == setting:
@@ -256,7 +256,7 @@ VERDICT_HEADERS = (
 
 
 def verdict_cells(one: Verdict) -> list[str]:
-    """A verdict as text, a cell for each of `VERDICT_HEADERS`."""
+    """Return a verdict as text, a cell for each of `VERDICT_HEADERS`."""
     start, last = one.start, one.changes[-1] if one.changes else None
     kinds = sorted({"paired" if step.paired else "unpaired" for step in one.changes})
     paper = None if last is None else paper_change(one.series, last.alpha)
@@ -277,18 +277,18 @@ def verdict_cells(one: Verdict) -> list[str]:
 
 def _negligible(one: Verdict) -> str:
     if one.at_floor:
-        return "at its floor"
+        return "at chance level"
     return "none" if one.negligible_up_to == 0 else _text(one.negligible_up_to, "g")
 
 
 def paper_change(one: Series, alpha: float) -> float | None:
-    """The paper's change of the score from α = 0 to α, in points; None without such a cell."""
+    """Return the paper's change of the score from α = 0 to α, in points; None if it has none."""
     scores = {} if one.generated else paper_scores(one.setting).get(one.workload, {})
     return scores[alpha] - scores[0.0] if {0.0, alpha} <= scores.keys() else None
 
 
 def summary(verdicts: Sequence[Verdict]) -> str:
-    """In how many workloads the paper's statement on α holds here, and where it is not tested."""
+    """Return a sentence: in how many workloads the paper's statement on α holds."""
     parts = []
     for generated, what in ((False, "real datasets"), (True, "generated families")):
         tested = [
@@ -307,7 +307,7 @@ def summary(verdicts: Sequence[Verdict]) -> str:
         )
     flat = [one.series.workload for one in verdicts if one.at_floor]
     if flat:
-        text += f" At their floor at α = 0, so nothing to lower and not counted: {', '.join(flat)}."
+        text += f" Not counted, as they are at chance level at α = 0: {', '.join(flat)}."
     return text
 
 
@@ -347,19 +347,25 @@ def _lines(one: Series, alphas: list[float]) -> list[Line]:
         return tuple(None if cell is None else getattr(cell, name) for cell in cells)
 
     n, cut = _counts(one.rows), values("cut")
+    score, answers, *more = map(metric_of, ("score", "cut", "agreement", "kl"))
     return [
         Line(
-            one.workload, f"score (%), {one.scoring}", n, values("score"), values("stderr"), ".1f"
+            one.workload,
+            f"{score.header}, {one.scoring}",
+            n,
+            values("score"),
+            values("stderr"),
+            score.form,
         ),
-        Line("", "agreement (%)", "", values("agreement"), (), ".1%"),
-        Line("", "KL (nats)", "", values("kl"), (), ".3g"),
-        *([Line("", "answers cut", "", cut, (), "g")] if any(cut) else []),
+        *(Line("", metric.header, "", values(metric.key), (), metric.form) for metric in more),
+        *([Line("", answers.header, "", cut, (), answers.form)] if any(cut) else []),
     ]
 
 
 def _paper_lines(first: Series, alphas: list[float]) -> list[Line]:
+    score = metric_of("score")
     return [
-        Line(workload, "score (%)", "", tuple(map(scores.get, alphas)), (), ".1f")
+        Line(workload, score.header, "", tuple(map(scores.get, alphas)), (), score.form)
         for workload, scores in paper_scores(first.setting).items()
         if not scores.keys().isdisjoint(alphas)
     ]

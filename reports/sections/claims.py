@@ -1,11 +1,10 @@
-"""The papers' claims as rows of text: what a paper says, what came out here, the verdict."""
+"""The papers' claims as rows of text: statement, measurement and verdict."""
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
 
-from moebench.reports.text import TextTable, text_table
+from moebench.reports.text import MISSING, TextTable, text_table
 from moebench.results.claims import ClaimResult, Measured, PaperResult, Verdict
-from moebench.results.metrics import MISSING
 
 HEADERS = (
     "claim", "place", "statement", "paper", "here", "95 % interval", "unit", "verdict",
@@ -20,15 +19,15 @@ CAPTION = (
 
 
 def lines(result: PaperResult) -> list[list[str]]:
-    """A row for each claim of a paper, a cell for each of `HEADERS`."""
+    """Return a row for each claim of a paper, a cell for each of `HEADERS`."""
     return [_line(claim) for claim in result.claims]
 
 
 def table(result: PaperResult, brief: bool = False) -> TextTable:
-    """A paper's claims with their verdicts.
+    """Return the table of a paper's claims and verdicts.
 
     Args:
-        brief: without bands and conditions.
+        brief: omit bands and conditions.
     """
     shown = HEADERS[: HEADERS.index("reproduced if")] if brief else HEADERS
     rows = [line[: len(shown)] for line in lines(result)]
@@ -37,24 +36,24 @@ def table(result: PaperResult, brief: bool = False) -> TextTable:
 
 
 def summary(results: Iterable[PaperResult]) -> str:
-    """How many claims have which verdict."""
+    """Return the number of claims by verdict, as text."""
     counts = Counter(claim.verdict for result in results for claim in result.claims)
     said = [f"{counts[verdict]} {verdict}" for verdict in Verdict if counts[verdict]]
     return f"{counts.total()} claims: {', '.join(said)}"
 
 
 def paper_figure(claim: ClaimResult) -> str:
-    """The paper's figure as text; an order or a shape has none."""
+    """Return the paper's figure as text; a dash if the claim is about an order or a shape."""
     return MISSING if claim.paper is None else f"{claim.paper:.4g}"
 
 
 def figure(measured: Measured | None) -> str:
-    """Our figure as text."""
+    """Return the measured figure as text."""
     return MISSING if measured is None else f"{measured.value:.4g}"
 
 
 def ends(measured: Measured | None) -> str:
-    """Its interval as text, with what it is over."""
+    """Return the interval of a measured figure as text, with its samples."""
     if measured is None or measured.low is None or measured.high is None:
         return MISSING
     return f"{measured.low:.4g} to {measured.high:.4g} ({len(measured.samples)} {measured.over})"
@@ -82,7 +81,7 @@ def _line(claim: ClaimResult) -> list[str]:
 
 
 def markdown(results: Sequence[PaperResult]) -> str:
-    """Every claim with its bands, its explanation and its counter-experiments."""
+    """Return all claims as Markdown, with bands, explanations and counter-experiments."""
     parts = [f"{summary(results)}.", "", CAPTION, ""]
     for result in results:
         parts += [f"## {result.title}", "", _made(result), ""]
@@ -107,7 +106,7 @@ def _row(cells: Sequence[str]) -> str:
 
 
 def _difference(claim: ClaimResult) -> list[str]:
-    """What a reader must know of a claim that was not reproduced."""
+    """Return the explanation of a claim that was not reproduced, in Markdown paragraphs."""
     found = [f"**{claim.id}** ({claim.verdict}). "]
     if claim.reason:
         found[0] += claim.reason

@@ -1,4 +1,4 @@
-"""The table of components as text: published times beside what the cost model charges for them."""
+"""The table of components as text: published times and the cost model's charges for them."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -11,19 +11,19 @@ HEADERS = (
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """Rows as text, and in one sentence how many of them agree."""
+    """Rows as text, and a sentence with the number of rows that agree."""
 
     rows: list[tuple[str, ...]]
     summary: str
 
 
 def table(components: Sequence[Mapping[str, Any]]) -> Table:
-    """Components, as `substrate.analysis.components.documents` gives them, in their order."""
+    """Return the table of components from `substrate.analysis.components.documents`."""
     agree = sum(row["agrees"] for row in components)
     return Table(
         list(map(_row, components)),
-        f"{agree} of {len(components)} within 15 % of what is published; of the other "
-        f"{len(components) - agree} the column says why not",
+        f"{agree} of {len(components)} within 15 % of the published time; the column 'why' "
+        f"explains the other {len(components) - agree}",
     )
 
 

@@ -1,11 +1,10 @@
-"""What evaluators found, beside our own scoring of the same questions: rows of text."""
+"""Results of evaluators next to moebench's scores on the same examples, as rows of text."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from moebench.results import document
-from moebench.results.document import Document, score_of, system_of
-from moebench.results.metrics import MISSING
+from moebench.reports.text import MISSING
+from moebench.results.document import Document, at_floor, score_of, system_of
 from moebench.results.spec import OPTIONS
 
 HEADERS = (
@@ -14,25 +13,25 @@ HEADERS = (
 )  # fmt: skip
 
 CAPTION = (
-    "A row a metric, in the evaluator's own unit, with its standard error.  Floor: no better than "
-    "guessing, or within two standard errors of it; what a system costs in accuracy cannot be seen "
-    "there.  Our own score: of a run of the same system, model and machine on the same questions, "
-    "with its way of scoring."
+    "Each row is a metric, in the evaluator's own unit, with its standard error.  Floor: no better "
+    "than guessing, or within two standard errors of it: a loss of accuracy cannot be seen.  "
+    "Our own score: moebench's score, and its way of scoring, in a run of the same system, model "
+    "and machine on the same examples."
 )
 
-#: What must be equal where an evaluation stands beside a run of ours.  Not how many experts fit:
-#: the two plan the KV cache for texts of other lengths.
+#: Options that must be equal in an evaluation and a run next to it.  The number of experts that fit
+#: may differ: the two plan the KV cache for texts of different lengths.
 _SAME = [
     name for name, option in OPTIONS.items()
     if "evaluated" in option.on and option.part not in ("cell", "follows")
 ]  # fmt: skip
 
-#: Ways of scoring that ask what a mode asks.
+#: Ways of scoring that correspond to an evaluator's mode.
 _WAYS = {"decode": ("generation", "likelihood"), "prefill": ("prefill",)}
 
 
 def lines(runs: Sequence[Document]) -> list[list[str]]:
-    """A row for each metric of each task of each evaluation among these runs."""
+    """Return a row for each metric of each task of each evaluation among these runs."""
     return [
         [
             run["run_id"],
@@ -63,20 +62,20 @@ def _alpha(spec: Mapping[str, Any]) -> str:
 
 def _value(metric: Mapping[str, Any], n: int) -> str:
     stderr = "" if metric["stderr"] is None else f" ± {metric['stderr']:.2g}"
-    return f"{metric['value']:.4g}{stderr}" + (" (floor)" if at_floor(metric, n) else "")
+    return f"{metric['value']:.4g}{stderr}" + (" (floor)" if metric_at_floor(metric, n) else "")
 
 
-def at_floor(metric: Mapping[str, Any], n: int) -> bool:
-    """Whether a metric with a known worth of guessing is not clearly above it."""
+def metric_at_floor(metric: Mapping[str, Any], n: int) -> bool:
+    """Return whether an evaluator's metric cannot be told from the score of guessing."""
     if metric["guessing"] is None:
         return False
-    return document.at_floor(
+    return at_floor(
         metric["value"], metric["stderr"] or 0.0, n, metric["guessing"], metric["whole"]
     )
 
 
 def _ours(run: Document, task: Mapping[str, Any], runs: Sequence[Document]) -> Iterator[str]:
-    """Scores of our own runs on the same questions."""
+    """Yield the scores of moebench's own runs on the same examples, as text."""
     ways = _WAYS[run["evaluation"]["mode"]]
     for other in runs:
         spec, accuracy = other["spec"], other.get("accuracy") or {}

@@ -1,4 +1,4 @@
-"""How far a calibrated profile was from the machine that it describes, where that was validated.
+"""Errors of calibrated hardware profiles against measurements, from their validation.
 
 ``results/fidelity/`` holds tables of `moebench validate`, each with the hash of its profile.
 """
@@ -15,13 +15,13 @@ TABLES = Path(__file__).parents[2] / "results" / "fidelity"
 
 @lru_cache
 def tables(folder: Path = TABLES) -> dict[str, Document]:
-    """Stored tables by the hash of the profile that they validate."""
+    """Return the stored validation tables by the hash of their profile."""
     found = (json.loads(file.read_text(encoding="utf-8")) for file in sorted(folder.glob("*.json")))
     return {table["profile_hash"]: table for table in found}
 
 
 def notes(run: Document) -> list[str]:
-    """What a run's reader must know of its profile; nothing if it was not validated."""
+    """Return a note on the errors of a run's profile; empty if it was not validated."""
     table: dict[str, Any] | None = tables(TABLES).get(dig(run, "provenance.profile_hash") or "")
     if table is None:
         return []
@@ -40,15 +40,15 @@ HEADERS = (
 )  # fmt: skip
 
 CAPTION = (
-    "Tables of moebench validate that ship: the same systems, prompts and lengths, measured on a "
-    "computer and simulated on its calibrated profile. They hold for that computer. Resident "
-    "token: the error of the resident model right before and after, by which the computer itself "
-    "had moved since it was calibrated."
+    "Results of moebench validate that ship: the same systems, prompts and lengths, measured on a "
+    "computer and simulated with its calibrated profile. They hold for that computer alone. "
+    "Resident token: error for the resident model right before and after a system's runs, which "
+    "shows the computer's drift since its calibration."
 )
 
 
 def parts() -> list[tuple[str, tuple[str, ...], list[list[str]]]]:
-    """Each stored table as text: a title, headers, a row a system."""
+    """Return each stored table as text: title, headers, a row per system."""
     return [(_title(one), HEADERS, list(map(_row, one["rows"]))) for one in tables(TABLES).values()]
 
 

@@ -1,9 +1,9 @@
-"""The table of single runs: differing options and figures as columns, common ones stated once."""
+"""The table of single runs: a column for what differs, a line for what is equal."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from moebench.reports.text import TextTable, text_table
+from moebench.reports.text import MISSING, TextTable, text_table
 from moebench.results.document import (
     Document,
     badge_of,
@@ -11,88 +11,110 @@ from moebench.results.document import (
     model_of,
     routing_of,
     score_at_floor,
-    set_of,
     software_of,
     system_of,
 )
-from moebench.results.metrics import MISSING, Metric, shown, written
+from moebench.results.metrics import shown
 
 
-class Name(NamedTuple):
-    """A column of words that says what was run, or what its score cannot show.
+class Column(NamedTuple):
+    """A column of the table.
 
     Attributes:
-        of: reads the word from a run.
-        chosen: it was chosen, so it is stated once if it is the same for all runs.
+        of: reads its value from a document; None if the document lacks it.
+        text: writes a value that is not None.
+        brief: whether a terminal's table has it, too.
+        chosen: whether it tells what was run, not what came out; if it is equal for all runs, it is
+            written once above the table.
     """
 
     key: str
     header: str
     of: Callable[[Document], Any]
+    text: Callable[[Any], str] = str
+    brief: bool = True
     chosen: bool = True
 
 
-def _option(name: str) -> Name:
-    return Name(name, name, lambda run: run["spec"].get(name))
+def _set_of(run: Document) -> str | None:
+    """Return the changed options of a run's system as ``--set`` takes them, without α."""
+    changed = {k: v for k, v in (dig(run, "spec.overrides") or {}).items() if k != "alpha"}
+    return " ".join(f"{key}={value}" for key, value in sorted(changed.items())) or None
 
 
-NAMES = (
-    Name("run", "run", lambda run: run["run_id"], chosen=False),
-    Name("system", "system", lambda run: system_of(run["spec"])
-         + (" (oracle)" if run.get("oracle") else ""), chosen=False),
-    Name("set", "set", lambda run: set_of(run["spec"]) or None),
-    *map(_option, ("setting", "machine")),
-    Name("software", "software", lambda run: software_of(run["spec"])),
-    _option("workload"),
-    Name("routing", "routing", lambda run: routing_of(run["spec"])),
-    Name("model", "model", model_of),
-    _option("batch"),
-    Name("alpha", "α", lambda run: run["spec"].get("alpha", dig(run, "spec.options.alpha"))),
-    Name("badge", "badge", badge_of),
+def _field(name: str) -> Column:
+    return Column(name, name, lambda run: dig(run, f"spec.{name}"))
+
+
+_CHOICES = (
+    Column("run", "run", lambda run: run["run_id"], chosen=False),
+    Column("system", "system", lambda run: system_of(run["spec"])
+           + (" (oracle)" if run.get("oracle") else ""), chosen=False),
+    Column("set", "set", _set_of),
+    _field("setting"),
+    _field("machine"),
+    Column("software", "software", lambda run: software_of(run["spec"])),
+    _field("workload"),
+    Column("routing", "routing", lambda run: routing_of(run["spec"])),
+    Column("model", "model", model_of),
+    _field("batch"),
+    Column("alpha", "α", lambda run: run["spec"].get("alpha", dig(run, "spec.options.alpha")),
+           "{:g}".format),  # the papers' own letter
+    Column("badge", "badge", badge_of),
 )  # fmt: skip
-#: Stated after the figures.
-FLOOR = Name("floor", "at chance level", lambda run: "yes" if score_at_floor(run) else None)
+_FLOOR = Column(
+    "floor", "at chance level", lambda run: "yes" if score_at_floor(run) else None, chosen=False
+)
 
-#: Fields of a spec that the columns above show, and those that only follow from others.
-_SHOWN = {name.key for name in NAMES} | {
-    "variant", "overrides", "trace", "options", "slots", "cache_ratio"
-}  # fmt: skip
+
+def columns() -> list[Column]:
+    """Return every column: what was run, then the figures of `results.metrics`."""
+    figures = [
+        Column(one.key, one.header, one.read, one.text, "brief runs" in one.where, chosen=False)
+        for one in shown("runs")
+    ]
+    return [*_CHOICES, *figures, _FLOOR]
+
+
+def cell(column: Column, value: object) -> str:
+    """Return a value as text; a dash for None."""
+    return MISSING if value is None else column.text(value)
 
 
 def rows(runs: Sequence[Document]) -> list[dict[str, Any]]:
-    """Return one flat row per run: names and figures by key, numbers as the document holds them."""
-    columns: list[Name | Metric] = [*NAMES, *shown("runs"), FLOOR]
-    return [{column.key: column.of(run) for column in columns} for run in runs]
+    """Return one flat row a run, keyed by `Column.key`, with the document's own numbers."""
+    return [{column.key: column.of(run) for column in columns()} for run in runs]
 
 
-def cell(column: Name | Metric, value: Any) -> str:
-    """Return a row's value as text without its unit; a dash for None."""
-    if value is None:
-        return MISSING
-    return written(value, column.form) if isinstance(column, Metric) else f"{value}"
+#: Fields of a spec that have a column, and those that follow from others.
+_SHOWN = {
+    "system", "variant", "overrides", "setting", "machine", "software", "model", "workload",
+    "batch", "alpha", "routing", "trace", "options", "slots", "cache_ratio",
+}  # fmt: skip
 
 
 def runs_table(
     runs: Sequence[Document], title: str, brief: bool = False, once: bool = True
 ) -> TextTable:
-    """Return a table with one row per run, and a column for each option in which runs differ.
+    """Return a table with one row per run, and a column for every spec field in which runs differ.
 
     Args:
-        brief: only the columns that fit into a terminal.
-        once: state above the table, once, what is the same for all of several runs.
+        brief: only columns that fit into a terminal.
+        once: write values that are equal for all of several runs once, above the table.
     """
     found = rows(runs)
-
-    def values(column: Name | Metric) -> set[Any]:
-        return {row[column.key] for row in found}
-
-    shared = [name for name in NAMES if once and name.chosen and len(values(name)) == 1 < len(runs)]
-    names = [name for name in NAMES if name not in shared]
-    figures: list[Name | Metric] = [*shown("brief runs" if brief else "runs"), FLOOR]
-    if once:
-        names = [name for name in names if values(name) != {None}]
-        figures = [figure for figure in figures if values(figure) != {None}]
+    shared: list[Column] = []
+    kept: list[Column] = []
+    for column in columns():
+        if column.brief or not brief:
+            values = {row[column.key] for row in found}
+            if once and column.chosen and len(values) == 1 < len(found):
+                shared.append(column)
+            elif values != {None} or not once:
+                kept.append(column)
     more = _differing(runs)
+    names = [column for column in kept if column in _CHOICES]
+    figures = [column for column in kept if column not in _CHOICES]
     lines = [
         [
             *(cell(column, row[column.key]) for column in names),
@@ -103,13 +125,15 @@ def runs_table(
     ]
     headers = [*(c.header for c in names), *more, *(c.header for c in figures)]
     said = ", ".join(
-        f"{name.header} {found[0][name.key]}" for name in shared if found[0][name.key] is not None
+        f"{column.header} {cell(column, found[0][column.key])}"
+        for column in shared
+        if found[0][column.key] is not None
     )
     return text_table(title, headers, lines, f"all: {said}" if said else "")
 
 
 def _differing(runs: Sequence[Document]) -> dict[str, list[str]]:
-    """Fields of specs that no column shows and in which runs differ, a text for each run."""
+    """Return spec fields without a column in which runs differ, as a text for each run."""
     each = [fields({k: v for k, v in run["spec"].items() if k not in _SHOWN}) for run in runs]
     return {
         name: texts
@@ -119,7 +143,7 @@ def _differing(runs: Sequence[Document]) -> dict[str, list[str]]:
 
 
 def fields(spec: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
-    """Every field of a spec as text, what is nested with a dotted name; "" for None."""
+    """Return every field of a spec as text, nested ones with dotted names; "" for None."""
     found: dict[str, str] = {}
     for name, value in spec.items():
         if isinstance(value, Mapping):

@@ -1,8 +1,7 @@
 """Distributions of decode throughput over tokens: the curves of DuoServe-MoE, Fig. 6.
 
 A mean does not show how tokens differ; a system that predicts experts varies more than one that
-loads them all on demand (section 6.2).  Curves come from the samples that the
-store keeps beside its runs.
+loads them all on demand (section 6.2).  Curves are computed from the samples in the store.
 """
 
 from collections.abc import Iterable, Sequence
@@ -12,12 +11,12 @@ from typing import NamedTuple
 from moebench.results.document import Document
 from moebench.results.samples import TokenSample, read_samples
 
-#: A curve's steps at most: a hundredth of the tokens each, however many were decoded.
+#: Most steps of a curve: each is at least a hundredth of the tokens.
 STEPS = 100
 
 
 class Point(NamedTuple):
-    """The share of a run's decoded tokens that came at this speed or slower."""
+    """A point of a curve: the share of decoded tokens at this speed or slower."""
 
     tokens_per_s: float
     share: float
@@ -28,7 +27,7 @@ Curve = Sequence[Point]
 
 
 def load(directory: Path, runs: Iterable[Document]) -> dict[str, Curve]:
-    """The curves of the runs, by run id, that have samples of decoded tokens.
+    """Return the curves of the runs that have samples of decoded tokens, by run id.
 
     Args:
         directory: the store's folder.
@@ -39,7 +38,7 @@ def load(directory: Path, runs: Iterable[Document]) -> dict[str, Curve]:
     """
     found = {}
     for run in runs:
-        # One run at a time: a sweep's samples together need not fit into memory.
+        # Read one run at a time: a sweep's samples together may not fit into memory.
         samples = read_samples(directory, run["run_id"])
         if samples and (points := curve(samples, run["spec"]["batch"])):
             found[run["run_id"]] = points
@@ -47,16 +46,15 @@ def load(directory: Path, runs: Iterable[Document]) -> dict[str, Curve]:
 
 
 def curve(samples: Iterable[TokenSample], batch: int) -> Curve:
-    """The distribution of decode throughput over tokens; empty where nothing was decoded.
+    """Return the distribution of decode throughput over tokens; empty if nothing was decoded.
 
-    A decoded step gives every sequence of its batch a token: batch / step time, for each of them.
-    Prefill (step 0) is left out, as in the paper.
+    A token's throughput is batch / step time.  Prefill (step 0) is excluded, as in the paper.
     """
     speeds = sorted(batch * 1e9 / sample.ns for sample in samples if sample.step > 0)
     if not speeds:
         return []
     steps = min(len(speeds), STEPS)
-    # Always a speed that occurred, never one between two: a curve shows no speed that no token had.
+    # Use speeds that occurred, never interpolated ones.
     last = [-(-step * len(speeds) // steps) - 1 for step in range(1, steps + 1)]
     points = [Point(speeds[at], step / steps) for step, at in enumerate(last, 1)]
     return [Point(speeds[0], 0.0), *points]

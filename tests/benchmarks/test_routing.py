@@ -64,7 +64,7 @@ def test_the_table_of_a_setting() -> None:
     ]
     (found,) = by_setting(runs).values()
     text = "\n".join(lines("D1", found))
-    assert "| system | TPOT ms model | TPOT ms drawn | TPOT ms real | TTFT ms model" in text
+    assert "| system | TPOT (ms) model | TPOT (ms) drawn | TPOT (ms) real | TTFT (ms) model" in text
     assert "| daop | 2.00 | 3.00 | – | 2.0 |" in text
     assert "| smoe | 1.00 | 4.00 | 5.00 | 1.0 |" in text
     assert "| model, drawn | 2 | -1.00 | -1.00 | daop/smoe |" in text

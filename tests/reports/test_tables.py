@@ -10,15 +10,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from moebench.reports.sections.run import plus_minus
-from moebench.reports.sections.runs import FLOOR, NAMES, cell, rows, runs_table
-from moebench.reports.text import TextTable
-from moebench.results.document import basis, dig, routing_of, span_ms, system_of
-from moebench.results.metrics import METRICS, MISSING, shown, written
+from moebench.reports.sections.runs import cell, columns, rows, runs_table
+from moebench.reports.text import MISSING, TextTable
+from moebench.results.document import basis, dig, routing_of, system_of
+from moebench.results.metrics import metric_of, shown, written
 from tests.reports.samples import RUN, measured_run, run, traced_run
 
 ROOT = Path(__file__).parents[2]
-COLUMNS = (*NAMES, *shown("runs"), FLOOR)
-BY_KEY = {column.key: column for column in COLUMNS}
+BY_KEY = {column.key: column for column in columns()}
 
 
 def test_a_row_holds_the_documents_numbers() -> None:
@@ -81,7 +80,7 @@ def test_an_interval_is_written_around_its_figure(low: float, high: float, text:
 
 
 def test_every_column_is_in_every_row_and_no_other() -> None:
-    keys = [column.key for column in COLUMNS]
+    keys = [column.key for column in columns()]
     for row in rows([run(), traced_run()]):
         assert sorted(row) == sorted(keys)
     assert len(set(keys)) == len(keys)
@@ -92,9 +91,9 @@ def test_what_a_run_lacks_is_a_dash_and_not_a_zero() -> None:
     lacking = {key for key, value in row.items() if value is None}
     assert lacking == {
         "setting", "alpha", "tpot_ms", "tpot_low_ms", "tpot_high_ms", "bound_tpot_ms",
-        "bound_ratio",
-        "cache_ratio", "cache_ratio_begun", "repeated_4grams", "score", "stderr", "agreement", "kl",
-        "device_busy", "link_busy", "host_busy", "set", "perplexity", "floor", "cut",
+        "bound_ratio", "cache_ratio", "cache_ratio_begun", "repeated_4grams", "score", "stderr",
+        "agreement", "kl", "device_busy", "link_busy", "host_busy", "set", "perplexity", "floor",
+        "cut",
     }  # fmt: skip
     assert {cell(BY_KEY[key], row[key]) for key in lacking} == {MISSING}
 
@@ -125,19 +124,19 @@ def test_cells_are_written_in_the_headers_unit(key: str, value: object, text: st
 def test_headers_name_units() -> None:
     assert BY_KEY["tpot_ms"].header == "TPOT (ms)"
     assert BY_KEY["system"].header == "system"
-    assert all(metric.unit for metric in METRICS if metric.time)
+    assert all(metric.unit for metric in shown("runs") if metric.time)
 
 
 def test_the_narrow_table_keeps_the_badge_beside_its_latencies() -> None:
-    wide, narrow = (runs_table([run()], "runs", brief, once=False) for brief in (False, True))
-    assert {"run", "badge", "TPOT (ms)", "TTFT (ms)", "score (%)"} <= {*narrow.headers}
-    assert {*narrow.headers} < {*wide.headers}
+    keys = {key for key, column in BY_KEY.items() if column.brief}
+    assert {"run", "badge", "tpot_ms", "ttft_ms", "score"} <= keys < {*BY_KEY}
 
 
 def test_without_stalls_shares_are_of_the_whole_run() -> None:
     document = run()
     document["metrics"]["stall_ms"] = {}
-    assert span_ms(document) == RUN["metrics"]["e2e_ms"]
+    busy = metric_of("device_busy").read(document)
+    assert busy == RUN["metrics"]["lanes"]["device"] / RUN["metrics"]["e2e_ms"]
 
 
 def test_alpha_may_stand_in_the_spec_itself() -> None:
@@ -161,16 +160,22 @@ def test_dig_goes_through_nothing() -> None:
     ],
 )
 def test_reports_and_results_import_nothing_heavy(module: str) -> None:
-    """They know nothing of torch nor of what is above; of the substrate, errors and files."""
-    # Options name the catalogue's systems and types, in modules that import nothing themselves.
-    light = ("moebench.substrate.choices", "moebench.systems.registry", "moebench.systems.plugins")
+    """They know nothing of torch nor of what is above; of what is below, modules without torch.
+
+    The options of a run (`results.spec`) name precisions, kinds of software and systems.
+    """
     substrate = ("moebench.substrate.errors", "moebench.substrate.files")
-    allowed = ("moebench.reports", "moebench.results", *substrate, *light)
+    of_spec = (
+        "moebench.substrate.choices",
+        "moebench.systems.registry",
+        "moebench.systems.plugins",
+    )
+    folders = ("moebench.substrate", "moebench.systems")
+    allowed = ("moebench.reports", "moebench.results", *substrate, *of_spec)
     script = (
         f"import sys, {module}\n"
         "bad = [m for m in sys.modules if m == 'torch' or m.startswith('moebench.')\n"
-        f"       and not m.startswith({allowed})\n"
-        "       and m not in ('moebench.substrate', 'moebench.systems')]\n"
+        f"       and not m.startswith({allowed}) and m not in {folders}]\n"
         "raise SystemExit(f'imported: {bad}' if bad else 0)"
     )
     found = subprocess.run(

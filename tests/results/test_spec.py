@@ -10,7 +10,7 @@ from pydantic import BaseModel, Field
 from typer.testing import CliRunner
 
 from moebench.harness.arguments import given_of
-from moebench.harness.cli.list import _options, markdown
+from moebench.harness.cli.list import Listing, markdown
 from moebench.harness.cli.options import takes, takes_axes
 from moebench.harness.run import repeat, rules
 from moebench.harness.run.rules import refuse, resolve
@@ -56,7 +56,7 @@ def test_precisions_are_those_with_a_size() -> None:
 
 def test_the_documentation_holds_the_table() -> None:
     """Else: `moebench list options --long`, into `docs/sweeps.md`."""
-    assert markdown(_options()) in (ROOT / "docs" / "sweeps.md").read_text(encoding="utf-8")
+    assert markdown(Listing.options) in (ROOT / "docs" / "sweeps.md").read_text(encoding="utf-8")
 
 
 # ----------------------------------------------------------------------------- one more option
@@ -114,8 +114,9 @@ def test_a_new_field_is_refused_where_it_has_no_effect_and_repeated(more: Option
         refuse({"system": "smoe", "quantum": 2}, "trace")
     refuse({"system": "smoe", "quantum": 2}, "drawn")
     assert repeat._options({"quantum": 2}) == ["--quantum", "2"]
-    row = "| --quantum | quantum | --quanta | 1 | Tokens of a step. | trace |"
-    assert row in markdown(_options())
+    assert "| --quantum | quantum | --quanta | 1 | Tokens of a step. | trace |" in markdown(
+        Listing.options
+    )
 
 
 # ----------------------------------------------------------------------------- kinds of run

@@ -1,4 +1,4 @@
-// Elements are made by h() from text alone: nothing that a document says is ever parsed as markup.
+// h() makes elements from text alone: content of documents is never parsed as markup.
 const h = (tag, attributes, ...children) => {
   const element = document.createElement(tag);
   for (const [name, value] of Object.entries(attributes ?? {})) {
@@ -11,7 +11,7 @@ const h = (tag, attributes, ...children) => {
 };
 const byId = (id) => document.getElementById(id);
 
-// JSON that Python's zlib compressed.
+// Unpacks JSON that Python's zlib compressed.
 const unpack = async (id) => {
   const bytes = Uint8Array.from(atob(byId(id).textContent), (c) => c.charCodeAt(0));
   const stream = new Blob([bytes]).stream().pipeThrough(new DecompressionStream("deflate"));
@@ -26,15 +26,15 @@ const plural = (count, one) => `${count} ${one}${count === 1 ? "" : "s"}`;
 
 const command = (text) =>
   text === null
-    ? h("p", { class: "caption" }, "The command that made it is not known.")
+    ? h("p", { class: "caption" }, "The command of this run is not known.")
     : h("div", { class: "command" }, h("code", {}, text),
         h("button", { type: "button", onclick: (event) => {
-          // Without a secure context there is no clipboard: then the text is marked for the keys.
+          // Without a secure context there is no clipboard: select the text for copying by hand.
           if (navigator.clipboard) navigator.clipboard.writeText(text).then(() => { event.target.textContent = "copied"; });
           else getSelection().selectAllChildren(event.target.previousSibling);
         } }, "copy"));
 
-// A table whose headers sort it.  A cell sorts by its data-v, or by its text.
+// Makes a table sortable by its headers: by each cell's data-v, or by its text.
 const sortable = (table) => {
   const heads = [...table.tHead.rows[0].cells];
   const key = (row, at) => {
@@ -55,7 +55,7 @@ const sortable = (table) => {
         const rows = [...body.rows].map((row) => [key(row, at), row]);
         const gone = ([number, text]) => Number.isNaN(number) && (text === "" || text === "–");
         rows.sort(([a], [b]) => {
-          if (gone(a) !== gone(b)) return gone(a) ? 1 : -1; // what is missing stays last
+          if (gone(a) !== gone(b)) return gone(a) ? 1 : -1; // missing values stay last
           const order = Number.isNaN(a[0]) || Number.isNaN(b[0]) ? a[1].localeCompare(b[1]) : a[0] - b[0];
           return down ? -order : order;
         });

@@ -1,10 +1,10 @@
-// Charts: a spec without data, the rows that the filters leave, scales that fit them.
+// Charts: specs without data, drawn with the filtered rows and scales that fit them.
 const DRAWN = new WeakMap();
 
-// The spec with its rows, and with scales for the names and values that occur: see figures/style.py.
+// Returns a spec with its rows, and scales for their names and values; see figures/style.py.
 const fitted = (given, rows, width) => {
   const spec = structuredClone(given), meta = spec.usermeta ?? {};
-  if (rows === null) return spec; // its data are in it
+  if (rows === null) return spec; // the spec contains its data
   spec.data = { values: rows };
   if (meta.colours) {
     const { field, known, spare } = meta.colours;
@@ -21,7 +21,7 @@ const fitted = (given, rows, width) => {
   for (const [channel, field] of Object.entries(meta.sort ?? {})) {
     spec.encoding[channel].sort = [...new Set(rows.toSorted((a, b) => a.rank - b.rank).map((row) => row[field]))];
   }
-  // A layer of values that no row has would stretch the axis to nowhere.
+  // A layer of values that no row has would break the axis.
   const has = (field) => field === undefined || rows.some((row) => row[field] !== undefined);
   if (spec.layer) spec.layer = spec.layer.filter((layer) => has(layer.encoding?.y?.field));
   for (const [channel, field] of Object.entries(meta.room ?? {})) {
@@ -37,7 +37,7 @@ const fitted = (given, rows, width) => {
       spec.encoding[channel].axis.title += ", logarithmic";
     }
   }
-  // A bar has its height, however many there are.
+  // Bars have a fixed height.
   if (spec.height.step) spec.height = given.height.step * new Set(rows.map((row) => row[spec.encoding.y.field])).size;
   if (width < 480) {
     for (const one of [spec, ...(spec.layer ?? [])]) for (const channel of Object.values(one.encoding ?? {})) {
@@ -48,7 +48,7 @@ const fitted = (given, rows, width) => {
   return spec;
 };
 
-// Colours of the page, so that a chart changes with its theme.
+// CSS variables as colours, so that charts follow the page's theme.
 const CONFIG = {
   background: "transparent",
   axis: { labelColor: "var(--ink)", titleColor: "var(--muted)", gridColor: "var(--rule)", domainColor: "var(--rule)", tickColor: "var(--rule)", labelLimit: 200 },
@@ -74,7 +74,7 @@ const draw = async (chart) => {
     console.error(error);
   }
 };
-// A figure is drawn when it comes near the screen: a page of many opens at once.
+// Charts are drawn when they come near the screen, so that large pages open at once.
 const near = new IntersectionObserver(
   (entries) => entries.filter((entry) => entry.isIntersecting).forEach((entry) => { near.unobserve(entry.target); draw(entry.target); }),
   { rootMargin: "400px" },

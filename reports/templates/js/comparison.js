@@ -1,12 +1,12 @@
-// The heat map, and for each place its table of systems; others apart from it, with the reason.
+// The heat map, and for each group its table of systems; tables that are not comparable are below it.
 const figureOf = Object.fromEntries(data.figures.map((figure) => [figure.key, figure]));
 const unitOf = (figure) => (figure.unit ? ` ${figure.unit}` : "");
 
-// A value in words: its unit, what it is a mean over, its interval, its runs.
+// The tooltip of a value: unit, number of cells, interval, runs.
 const told = (figure, row) => {
   const value = row.v[figure.key];
   const runs = row.runs.map((at) => data.runs[at].id);
-  return [`${row.system}: ${figure.title} ${value.text}${unitOf(figure)}`,
+  return [`${row.system}: ${figure.label} ${value.text}${unitOf(figure)}`,
     value.n > 1 ? `mean over ${value.n} cells` : null,
     value.half === undefined ? null : `95 % interval ± ${value.half}`,
     value.stderr === undefined ? null : `standard error ${value.stderr}`,
@@ -14,31 +14,31 @@ const told = (figure, row) => {
     "click for the commands"].filter(Boolean).join("\n");
 };
 
-// A row's runs with the value of each and the command that repeats it.
+// Dialog with a row's runs, their values, and the commands that repeat them.
 const detail = (table, row) => {
   const dialog = byId("detail");
   const figures = data.figures.filter((figure) => row.v[figure.key]);
   const lines = figures.map((figure) => {
     const value = row.v[figure.key];
-    return h("tr", {}, h("th", { scope: "row" }, figure.title), h("td", { class: "number" }, value.text),
+    return h("tr", {}, h("th", { scope: "row" }, figure.label), h("td", { class: "number" }, value.text),
       h("td", {}, figure.unit), h("td", { class: "number" }, value.half === undefined ? "" : `± ${value.half}`),
       row.runs.map((at) => h("td", { class: "number" }, data.runs[at].v[figure.key] ?? "")));
   });
   dialog.replaceChildren(h("div", {},
     h("button", { type: "button", onclick: () => dialog.close(), autofocus: true }, "close"),
     h("h3", {}, `${row.system}, ${table.title}`), h("p", { class: "caption" }, table.said),
-    row.reference ? h("p", { class: "note" }, `A bound, no competitor: ${row.reference}.`) : null,
+    row.reference ? h("p", { class: "note" }, `A bound, not a competitor: ${row.reference}.`) : null,
     h("div", { class: "scroll" }, h("table", {},
       h("thead", {}, h("tr", {}, ["figure", "mean", "unit", "95 % interval"].map((text) => h("th", { scope: "col" }, text)),
         row.runs.map((at) => h("th", { scope: "col", class: "number" }, `${data.runs[at].workload}, seed ${data.runs[at].seed}`)))),
       h("tbody", {}, lines))),
-    h("h4", {}, "Runs, and how to repeat them"),
+    h("h4", {}, "Runs and the commands that repeat them"),
     row.runs.map((at) => h("div", {}, h("a", { href: `#run-${at}`, onclick: () => { dialog.close(); openRun(at); } }, `run ${data.runs[at].id}`),
       ` ${data.runs[at].workload}, seed ${data.runs[at].seed} `, chip(data.runs[at].badge), command(data.runs[at].command)))));
   dialog.showModal();
 };
 
-// An interval of two values says next to nothing: it is in the details alone.
+// An interval over two values is almost useless: only the dialog shows it.
 const sure = (value) => value.half !== undefined && value.n > 2 && value.low < value.high;
 const MAIN = ["tpot_ms", "ratio_best"];
 
@@ -70,20 +70,20 @@ const systemsTable = (table) => {
   const hidden = table.all - rows.length;
   return h("div", { class: "comparison", "data-table": table.index },
     h("p", { class: "caption" }, badges.length === 1 ? [chip(badges[0]), " "] : null, table.said, "."),
-    table.reason ? h("p", { class: "note" }, `Stands ${table.reason}.`) : null,
-    hidden ? h("p", { class: "caption" }, `${plural(hidden, "system")} hidden by the filters; ratios and marks are among all.`) : null,
+    table.reason ? h("p", { class: "note" }, `This table is ${table.reason}.`) : null,
+    hidden ? h("p", { class: "caption" }, `${plural(hidden, "system")} hidden by the filters; ratios and marks refer to all systems.`) : null,
     h("div", { class: "scroll" }, sortable(h("table", { class: "systems" },
       h("thead", {}, h("tr", {}, h("th", { scope: "col" }, "system"),
-        figures.map((figure) => h("th", { scope: "col", class: "number", title: figure.says }, figure.title, figure.unit ? h("small", {}, ` ${figure.unit}`) : null)),
+        figures.map((figure) => h("th", { scope: "col", class: "number" }, figure.label, figure.unit ? h("small", {}, ` ${figure.unit}`) : null)),
         badges.length > 1 ? h("th", { scope: "col" }, "badge") : null, remarks ? h("th", { scope: "col" }, "remark") : null)),
       h("tbody", {}, lines)))),
     missing.length ? h("p", { class: "caption" }, missing.map((row) => `${row.system}: ${row.missing}`).join("; "), ".") : null);
 };
 
-// The fastest that is no bound, among all of a table's systems.
+// The fastest competitors among all of a table's systems.
 const winner = (table) => table.marks.tpot_ms?.[0] ?? [];
 
-// A main table stands open, folded where there are many; those apart are folded beneath it.
+// Main tables are open, up to OPEN of them; tables that are not comparable are folded below.
 const OPEN = 6;
 const places = (tables) => {
   const found = Map.groupBy ? Map.groupBy(tables, (table) => table.place + table.model + table.machine + table.simulated) : new Map();
@@ -115,7 +115,7 @@ const tables = (found) => places(found).map((group, at) => {
 
 // ------------------------------------------------------------------ heat map
 
-// Light to dark on paper, dark to light on a dark page: worse always stands out; one hue for all eyes.
+// Light to dark, and reversed on a dark page: high ratios stand out; one hue for colour-blind readers.
 const RAMPS = {
   light: ["#fffdf2", "#fff0b8", "#fedc84", "#feb54a", "#f98e25", "#e0640c", "#b54304", "#7d2c05"],
   dark: ["#1d2329", "#352b1c", "#533b15", "#7a5110", "#a86b10", "#d68a1d", "#f8b24a", "#ffe2a6"],
@@ -129,7 +129,7 @@ const rampColour = (t) => {
   return { background: `rgb(${mixed.join(" ")})`, ink: luminance > 0.55 ? "#14181d" : "#ffffff" };
 };
 
-// Of several α of a system, the one that most runs of the place chose; of equal ones the least.
+// Sorts a system's rows by how many runs chose their α; of equally frequent ones the lowest is first.
 const usual = (a, b) => b.usual - a.usual || (a.alpha ?? 0) - (b.alpha ?? 0);
 const lines = (table, variants) => {
   const found = new Map();
@@ -137,7 +137,7 @@ const lines = (table, variants) => {
   for (const row of rows.sort(usual)) if (!found.has(row.line)) found.set(row.line, row);
   return found;
 };
-// The rows of the map: of each table the systems, the least TPOT of those that are no bound.
+// The rows of the heat map: each table's systems, and the lowest TPOT of its competitors.
 const heatRows = (found) => found.filter((table) => !table.reason || byId("apart").checked).map((table) => {
   const systems = lines(table, byId("variants").checked);
   const racing = [...systems.values()].filter((row) => !row.reference).map((row) => row.v.tpot_ms.mean);
@@ -157,7 +157,7 @@ const heatMap = (rows) => {
     if (!row) return h("td", { class: "empty" }, "·");
     const ratio = row.v.tpot_ms.mean / best;
     const { background, ink } = rampColour(Math.log(Math.max(ratio, 1)) / Math.log(worst));
-    const text = `${row.system} in ${table.title}: TPOT ${row.v.tpot_ms.text} ms, ${ratio.toFixed(2)} times the least` +
+    const text = `${row.system} in ${table.title}: TPOT ${row.v.tpot_ms.text} ms, ${ratio.toFixed(2)} times the lowest` +
       (row.reference ? `; a bound: ${row.reference}` : "") + `\n${row.badge}; click for runs and commands`;
     const cell = h("td", { class: `${ratio === 1 ? "best" : ""}${row.reference ? " reference" : ""}`, title: text, "data-ratio": ratio,
       onclick: () => detail(table, row) }, ratio < 100 ? ratio.toFixed(2) : ratio.toFixed(0));
@@ -171,7 +171,7 @@ const heatMap = (rows) => {
   const ramp = h("span", { class: "ramp" }, "1× (best)", h("i", {}), `${worst.toPrecision(2)}×, logarithmic`);
   ramp.querySelector("i").style.background = `linear-gradient(to right, ${RAMPS[theme()].join(", ")})`;
   return h("div", {}, h("div", { class: "scroll" }, h("table", { class: "heat" },
-    h("thead", {}, h("tr", {}, h("th", {}, "TPOT over the least"), h("th", { scope: "col" }, "least, ms"), order.map((line) => h("th", { scope: "col" }, line)))),
+    h("thead", {}, h("tr", {}, h("th", {}, "TPOT over the lowest"), h("th", { scope: "col" }, "lowest (ms)"), order.map((line) => h("th", { scope: "col" }, line)))),
     h("tbody", {}, body))), ramp);
 };
 const reveal = (index) => {
@@ -179,7 +179,7 @@ const reveal = (index) => {
   if (fold) fold.open = true;
 };
 
-// In one line: who is fastest, in how many rows of the map.
+// One line: the fastest systems, and in how many rows of the heat map.
 const verdict = (rows) => {
   const counts = new Map();
   for (const { systems, best } of rows) for (const [line, row] of systems) {
@@ -187,5 +187,5 @@ const verdict = (rows) => {
   }
   if (!rows.length) return "";
   const order = [...counts].sort((a, b) => b[1] - a[1] || a[0].localeCompare(b[0]));
-  return `Least time per output token (TPOT), in ${plural(rows.length, "comparison")}: ${order.map(([line, n]) => `${line} in ${n}`).join(", ")}.`;
+  return `Fastest system (lowest TPOT) in ${plural(rows.length, "comparison")}: ${order.map(([line, n]) => `${line} in ${n}`).join(", ")}.`;
 };

@@ -1,4 +1,4 @@
-// Which figures the shown tables give; a section without one is not there.
+// Charts of the shown tables; a section without charts is omitted.
 const joined = (table, rows) => rows.filter((row) => !row.missing).map((row) => {
   const flat = { ...row, table: table.title, batch: table.batch, short: row.line + (row.alpha === null ? "" : ` α=${row.alpha}`) };
   for (const [key, value] of Object.entries(row.v)) {
@@ -8,13 +8,13 @@ const joined = (table, rows) => rows.filter((row) => !row.missing).map((row) => 
   if (flat.bound_ratio) flat.least = flat.tpot_ms / flat.bound_ratio;
   return flat;
 });
-// Those that stand apart have charts of their own where that is asked for.
+// Main tables, and if the box is checked also those that are not comparable with them.
 const main = (found) => (byId("apart").checked ? found : found.filter((table) => !table.reason));
-// A system once, with its usual α; those with changed decisions where that is asked for.
+// One row per system, with its usual α; changed decisions only if the box is checked.
 const chosen = (table) => joined(table, [...lines(table, byId("variants").checked).values()].sort((a, b) => a.rank - b.rank));
-// Which rows no other of them beats in both speed and accuracy; bounds do not count.
+// Marks the Pareto front: rows that no other competitor beats in both speed and accuracy.
 const markFront = (rows, measure) => {
-  const less = measure === "kl" ? (a, b) => a < b : (a, b) => a > b;
+  const less = figureOf[measure].better === "less" ? (a, b) => a < b : (a, b) => a > b;
   let best = null;
   for (const row of rows.toSorted((a, b) => a.tpot_ms - b.tpot_ms || (less(a[measure], b[measure]) ? -1 : 1))) {
     row.front = !row.reference && (best === null || less(row[measure], best));
@@ -29,7 +29,7 @@ const opens = (found) => (datum) => {
 };
 const label = (table) => (table.reason ? table.title : table.place);
 
-// Lines over batch, α or cache ratio.  A line that has one point only is left out.
+// Lines over batch, α or cache ratio, without lines of a single point.
 const overs = (found, over, name = `over-${over}`) => {
   const group = { batch: "overBatch", ratio: "overRatio" }[over];
   const groups = new Map();
@@ -38,7 +38,7 @@ const overs = (found, over, name = `over-${over}`) => {
     groups.set(key, [...(groups.get(key) ?? []), table]);
   }
   return [...groups.values()].map((all) => {
-    // Tables that differ in the number of prompts alone: of one batch, that of most systems.
+    // Of several tables of one batch, which differ in the number of prompts, take the one with most systems.
     const tables = over !== "batch" ? all : all.filter((table) => table === all.filter((one) => one.batch === table.batch)
       .sort((a, b) => b.rows.length - a.rows.length)[0]);
     const taken = (table) => over !== "alpha" ? [...lines(table, over === "ratio" || byId("variants").checked).values()]
@@ -71,12 +71,12 @@ const times = (form) => (found) => main(found).map((table) => {
   return { name: `time-${form}`, title: label(table), rows: parts, some: rows.length > 1, click: opens(found) };
 }).filter((one) => one.some);
 
-// A chain of systems in which each has one changed decision less than the one before, down to none.
+// Ablations: chains of systems in which each has fewer changed decisions than the one before, down to none.
 const ablations = (found) => found.flatMap((table) => {
   const families = new Map();
   for (const row of table.rows.filter((one) => !one.missing && one.v.tpot_ms)) families.set(row.base, [...(families.get(row.base) ?? []), row]);
   return [...families].map(([base, rows]) => {
-    // Of several α, the whole system's usual one; a step that routes exactly has none.
+    // Steps have the whole system's usual α, or none if they route exactly.
     const whole = rows.filter((row) => !Object.keys(row.changes).length).sort(usual)[0];
     if (!whole) return null;
     const part = (row) => row.alpha === whole.alpha || row.alpha === null;
@@ -84,7 +84,7 @@ const ablations = (found) => found.flatMap((table) => {
       Object.keys(a.changes).length < Object.keys(b.changes).length;
     const sorted = rows.filter((row) => row === whole || (Object.keys(row.changes).length && part(row)))
       .sort((a, b) => Object.keys(a.changes).length - Object.keys(b.changes).length);
-    // The longest chain down to the whole system.
+    // Find the longest chain down to the whole system.
     const chains = new Map();
     for (const row of sorted) {
       const best = sorted.filter((one) => less(one, row) && chains.has(one)).map((one) => chains.get(one)).sort((a, b) => b.length - a.length)[0];
@@ -121,20 +121,20 @@ const bounds = (found) => main(found).map((table) => ({ name: "bound", title: la
   rows: chosen(table).filter((row) => row.bound_ratio && row.tpot_ms) })).filter((one) => one.rows.length > 1);
 
 const SECTIONS = [
-  { id: "trade", title: "Speed against accuracy", forms: { kl: ["KL", trades("kl")], agreement: ["agreement", trades("agreement")], score: ["score", trades("score")] },
-    caption: "A point a system, its values of α joined by a line. The dashed steps are the Pareto front: no system here is both faster and closer to the lossless model than those on it; bounds are left out of it." },
+  { id: "trade", title: "Speed against accuracy", forms: Object.fromEntries(["kl", "agreement", "score"].map((key) => [key, [figureOf[key].label, trades(key)]])),
+    caption: "Each point is a system; a line joins its values of α. Dashed: the Pareto front; no other system is both faster and closer to the lossless model than one on it. Bounds are excluded." },
   { id: "over", title: "TPOT over batch, α and cache ratio", forms: { batch: ["batch", (t) => [overs(main(t), "batch"), overs(t, "batch")].find((ones) => ones.length) ?? []], alpha: ["α", (t) => overs(t, "alpha")], ratio: ["cache ratio", (t) => overs(t, "ratio")] },
-    caption: "Bars are 95 % intervals of the mean over workloads and seeds, where these repeat. Along the axis the bytes of the device differ (cache ratio), or the number of prompts may (batch); at one place of it all is equal." },
-  { id: "time", title: "Where the time goes", forms: { share: ["share of TPOT", times("share")], ms: ["ms a token", times("ms")] },
-    caption: "The device's time in a decoded token: it computes, or waits for experts to be loaded, for experts computed on the host, or for the thread that launches its work." },
+    caption: "Mean TPOT of each system; bars are 95 % intervals over workloads and seeds, if there are several. All conditions are equal at each value of the horizontal axis; along it, device memory (cache ratio) or the number of prompts (batch) may differ." },
+  { id: "time", title: "Parts of TPOT", forms: { share: ["share of TPOT", times("share")], ms: ["ms per token", times("ms")] },
+    caption: "The device's time per decoded token: it computes, or waits for loads of experts, for experts computed on the host, or for the control thread, which launches its work." },
   { id: "ablation", title: "Ablation", forms: { steps: ["steps", ablations] },
-    caption: "From the most reduced system down to the whole one: what each decision of its own adds, and by how much TPOT changes from the step before. Another base that lies on no such path stands first." },
-  { id: "hits", title: "Cache hits by system and size", forms: { ratio: ["cache ratio", (t) => overs(t, "ratio", "hits")] },
-    caption: "Of the experts that a decoded layer uses, the share that was complete on the device when the layer's gate was known." },
-  { id: "throughput", title: "Decode throughput of single tokens", forms: { all: ["all", throughputs] },
-    caption: "A curve a run: the share of its decoded tokens that came at this speed or slower (DuoServe-MoE, Fig. 6). Further right is faster, steeper is steadier; dashes tell workloads apart. The speed of a token is the batch over the time of its step; prefill is left out." },
-  { id: "bound", title: "Distance to the bound", forms: { all: ["all", bounds] },
-    caption: "The tick is the least TPOT that machine and routing allow with the system's own slots, the point what it reached; the number is their ratio. A system with fewer slots has a higher bound." },
+    caption: "TPOT from the most reduced system (top) to the complete one (bottom). Each step restores a decision of the system; the percentage is the change from the step before. Other reduced systems are listed first." },
+  { id: "hits", title: "Cache hits by cache size", forms: { ratio: ["cache ratio", (t) => overs(t, "ratio", "hits")] },
+    caption: "Share of the experts used by a decoded layer that were complete on the device when the layer's gate was known." },
+  { id: "throughput", title: "Distribution of decode throughput over tokens", forms: { all: ["all", throughputs] },
+    caption: "Each curve is a run: the share of its decoded tokens at this throughput or less (DuoServe-MoE, Fig. 6). Further right is faster, steeper is more uniform; dash patterns distinguish workloads. A token's throughput is batch / step time; prefill is excluded." },
+  { id: "bound", title: "TPOT and its lower bound", forms: { all: ["all", bounds] },
+    caption: "Tick: the least TPOT that machine and routing allow with the system's own slots. Point: its TPOT. Number: their ratio. A system with fewer slots has a higher bound." },
 ];
 
 const SHOWN = 4;

@@ -1,4 +1,4 @@
-// What is shown: one workload or the mean over all, and of each other dimension what is not left out.
+// Filters: one workload or the mean over all, and the values that each other dimension excludes.
 const state = { workload: "", out: { where: new Set(), batch: new Set(), base: new Set(), badge: new Set() } };
 const DIMENSIONS = { where: "setting", batch: "batch", base: "system", badge: "badge" };
 
@@ -10,7 +10,7 @@ const rowShown = (row) => row.missing ? allowed("base", row.base.split(" ")[0]) 
 const runShown = (run) => allowed("where", run.where) && allowed("batch", run.batch) && allowed("base", run.base) &&
   badgeAllowed(run.badge) && (state.workload === "" || run.workload === state.workload);
 
-// The tables of the chosen view that have rows left, each with these rows.
+// The tables of the chosen view with their filtered rows, without empty tables.
 const shown = () => {
   const { tables, rows } = view();
   const found = tables.map((table, index) => ({ ...table, index, rows: [], all: 0 }));

@@ -1,4 +1,4 @@
-// The single runs: a folded line each, filled when it is opened.
+// The list of single runs: a folded line each, filled when it is opened.
 const listOf = (pairs) => h("dl", {}, pairs.map(([name, value]) => [h("dt", {}, name), h("dd", {}, value)]).flat());
 const flat = (values, prefix = "") => Object.entries(values ?? {}).flatMap(([name, value]) =>
   value !== null && typeof value === "object" && !Array.isArray(value) && Object.keys(value).length
@@ -6,15 +6,17 @@ const flat = (values, prefix = "") => Object.entries(values ?? {}).flatMap(([nam
 
 const latencyTable = (run, doc) => {
   const names = ["mean", "p50", "p90", "p99"];
-  const text = (value) => (value === null || value === undefined ? "–" : value.toFixed(2));
-  const line = (title, value) => h("tr", {}, h("th", { scope: "row" }, title), names.map((name) => h("td", { class: "number", "data-v": value?.[name] }, text(value?.[name]))));
-  const single = (title, value) => line(title, { mean: value });
+  const digits = (key) => Number(figureOf[key].form[1]);
+  const text = (key, value) => (value === null || value === undefined ? "–" : value.toFixed(digits(key)));
+  const line = (key, value, more = "") => h("tr", {}, h("th", { scope: "row" }, figureOf[key].label + more),
+    names.map((name) => h("td", { class: "number", "data-v": value?.[name] }, text(key, value?.[name]))));
+  const single = (key, value, more) => line(key, { mean: value }, more);
   const interval = doc.interval?.tpot_ms;
   return [h("p", {}, `Times in ms, ${basisOf(run)} `, chip(run.badge), interval
-      ? ` TPOT ${interval.low.toFixed(2)} to ${interval.high === null ? "?" : interval.high.toFixed(2)} ms over the ranges of the profile's numbers` : ""),
+      ? ` TPOT ${text("tpot_ms", interval.low)} to ${interval.high === null ? "?" : text("tpot_ms", interval.high)} ms over the ranges of the profile's numbers` : ""),
     h("div", { class: "scroll" }, h("table", {}, h("thead", {}, h("tr", {}, h("th", {}, "ms"), names.map((name) => h("th", { scope: "col", class: "number" }, name)))),
-      h("tbody", {}, line("TPOT", doc.metrics?.tpot_ms), line("TTFT", doc.metrics?.ttft_ms), single("end to end, one batch", doc.metrics?.e2e_ms),
-        single("loading before it", doc.metrics?.load_ms), single(`bound of TPOT${run.simulated ? "" : " (computed)"}`, doc.bound?.tpot_ms))))];
+      h("tbody", {}, line("tpot_ms", doc.metrics?.tpot_ms), line("ttft_ms", doc.metrics?.ttft_ms), single("e2e_ms", doc.metrics?.e2e_ms),
+        single("load_ms", doc.metrics?.load_ms), single("bound_tpot_ms", doc.bound?.tpot_ms, run.simulated ? "" : " (computed)"))))];
 };
 
 const runBody = async (at) => {
@@ -23,13 +25,13 @@ const runBody = async (at) => {
   const lanes = doc.metrics?.lanes ?? {}, fields = doc.interval?.fields ?? [];
   return [
     [...(doc.notes ?? []), ...run.notes].map((note) => h("p", { class: "note" }, note)),
-    h("h4", {}, "Repeat it"), command(run.command), latencyTable(run, doc),
-    h("p", {}, data.figures.filter((one) => run.v[one.key]).map((one) => `${one.title} ${run.v[one.key]}${unitOf(one)}`).join("; ")),
+    h("h4", {}, "Command that repeats the run"), command(run.command), latencyTable(run, doc),
+    h("p", {}, data.figures.filter((one) => run.v[one.key]).map((one) => `${one.label} ${run.v[one.key]}${unitOf(one)}`).join("; ")),
     doc.accuracy ? h("p", {}, `Accuracy: ${doc.accuracy.metric}, n = ${doc.accuracy.n}, ± ${doc.accuracy.stderr}.`)
-      : h("p", { class: "caption" }, "This run did no mathematics: it has no accuracy."),
-    Object.keys(lanes).length ? h("p", {}, "Busy, over the whole run: ", Object.entries(lanes).filter(([, ms]) => ms).map(([lane, ms]) => `${lane} ${ms.toFixed(1)} ms`).join(", "),
-      "; the device waited: ", Object.entries(doc.metrics.stall_ms ?? {}).map(([cause, ms]) => `${cause} ${ms.toFixed(1)} ms`).join(", ") || "never", ".") : null,
-    fields.length ? folded("Numbers of the profile that move its latencies most", () => h("div", { class: "scroll" }, h("table", {},
+      : h("p", { class: "caption" }, "No accuracy: this run replayed recorded routing and generated no text."),
+    Object.keys(lanes).length ? h("p", {}, "Busy time over the whole run: ", Object.entries(lanes).filter(([, ms]) => ms).map(([lane, ms]) => `${lane} ${ms.toFixed(1)} ms`).join(", "),
+      "; waiting time of the device: ", Object.entries(doc.metrics.stall_ms ?? {}).map(([cause, ms]) => `${cause} ${ms.toFixed(1)} ms`).join(", ") || "none", ".") : null,
+    fields.length ? folded("Numbers of the hardware profile with the largest effect on its latencies", () => h("div", { class: "scroll" }, h("table", {},
       h("thead", {}, h("tr", {}, ["field", "low", "high", "range", "TPOT at low, high (%)", "TTFT at low, high (%)"].map((text) => h("th", { scope: "col" }, text)))),
       h("tbody", {}, fields.map((one) => h("tr", {}, [one.field, one.low, one.high, one.stated ? "stated" : "assumed", (one.tpot_ms ?? []).join(", "), (one.ttft_ms ?? []).join(", ")]
         .map((text) => h("td", {}, String(text))))))))) : null,

@@ -1,4 +1,4 @@
-// Everything that follows from the filters is made anew when they change.
+// Renders everything that depends on the filters again when they change.
 const refresh = () => {
   const found = shown();
   const runs = data.runs.filter(runShown).length;
@@ -6,8 +6,8 @@ const refresh = () => {
   const rows = heatRows(found), heat = heatMap(rows);
   byId("verdict").textContent = verdict(rows);
   byId("heat").replaceChildren(heat ?? h("p", { class: "note" }, found.length
-    ? "Nothing to compare: no two systems here ran under the same conditions. The tables say how they differ."
-    : "The filters leave no run."));
+    ? "Nothing to compare: no two systems ran under equal conditions. The tables state the differences."
+    : "No run matches the filters."));
   byId("tables").replaceChildren(...tables(found));
   byId("left-out").replaceChildren(...view().leftOut.map((text) => h("p", { class: "note" }, text)));
   byId("charts").replaceChildren(...[...SECTIONS.map((section) => chartSection(section, found)), timelineSection(found)].filter(Boolean));

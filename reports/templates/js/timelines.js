@@ -1,4 +1,4 @@
-// One decoded token of two systems, beside each other on one axis.
+// Timelines of one decoded token of two systems on one axis.
 const spansOf = (picture, prefix, rank) => {
   let start = 0;
   return picture.kind.map((kind, i) => {
@@ -26,7 +26,7 @@ const timelineSection = (found) => {
   const show = async () => {
     const rows = within[where.value][1], chosen = [...new Set([a.value, b.value])].map((at) => rows[at]);
     const workloads = chosen.map((row) => row.runs.filter((at) => data.pictured[at]));
-    // The same questions for both, where both have them.
+    // Choose a workload that both systems have, if there is one.
     const same = workloads[0].find((at) => workloads.every((ones) => ones.some((other) => data.runs[other].workload === data.runs[at].workload))) ?? workloads[0][0];
     const runs = workloads.map((ones) => ones.find((at) => data.runs[at].workload === data.runs[same].workload) ?? ones[0]);
     const pictures = await later("pictures");
@@ -40,5 +40,5 @@ const timelineSection = (found) => {
   fill();
   return h("section", { id: "timelines" }, h("h2", {}, "One decoded token, two systems"),
     h("div", { class: "pickers" }, h("label", {}, "in ", where), h("label", {}, "A: ", a), h("label", {}, "B: ", b)), place,
-    h("p", { class: "caption" }, "A row a lane, a bar an operation. The device computes; h2d loads experts, d2h returns what the host computed. What was still under way when the token began is cut there."));
+    h("p", { class: "caption" }, "Each row is a lane, each bar an operation. device: computation; h2d: loads of experts; d2h: results of the host. Operations that were under way when the token began are cut at its beginning."));
 };

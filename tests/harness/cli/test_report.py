@@ -39,7 +39,7 @@ def test_runs_that_may_not_be_compared_stand_apart_with_the_reason() -> None:
     stored(run("a"), run("b", system="lru"), run("c", system="lfu", prompts=8))
     called = call("report", "--markdown")
     assert called.code == 0
-    assert "apart from the table above: prompts 8, not 32" in called.out
+    assert "not comparable with the table above: prompts 8, not 32" in called.out
     assert called.err == ""
 
 

@@ -165,6 +165,6 @@ def test_a_document_and_a_table() -> None:
     assert plain["sentence"] == pair.sentence(found)
     assert plain["figures"][0]["low"] == pytest.approx(3)
     text = pair.markdown(found)
-    assert "| TPOT (ms) | 6 | 9 | +3 | +3 to +3 |" in text
+    assert "| TPOT (ms) | 6.00 | 9.00 | +3 | +3 to +3 |" in text
     widths = {line.count("|") for line in text.splitlines() if line.startswith("|")}
     assert widths == {6}

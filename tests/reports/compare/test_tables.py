@@ -111,7 +111,7 @@ def test_what_differs_stands_apart_is_refused_or_marked(name: str, other: dict[s
     main, apart = tables(runs)
     assert [row.system for row in main.rows] == ["a", "b"]
     assert [row.system for row in apart.rows] == ["odd"]
-    assert apart.reason.startswith(f"apart from the table above: {name} ")
+    assert apart.reason.startswith(f"not comparable with the table above: {name} ")
     assert main.reason == ""
     assert main.title != apart.title
     with pytest.raises(UsageError, match=rf"S3, batch 1: odd has {name} .*--mixed {name}"):

@@ -105,7 +105,7 @@ def test_every_figure_is_drawn_without_a_network(browser: Any, store: Path) -> N
 def test_the_first_screen_says_who_is_fastest(browser: Any, store: Path) -> None:
     tab, _ = open_page(browser, store)
     said = tab.locator("#verdict").inner_text()
-    assert said == "Least time per output token (TPOT), in 4 comparisons: smoe in 4."
+    assert said == "Fastest system (lowest TPOT) in 4 comparisons: smoe in 4."
     rows = tab.locator(".heat tbody tr")
     assert rows.count() == 4
     assert texts(tab, ".heat tbody tr:first-child td") == ["11.0", "1.00", "1.91", "36.45"]
@@ -180,7 +180,7 @@ def test_a_number_leads_to_its_runs_and_commands(browser: Any, store: Path) -> N
     tab.locator("dialog a").first.click()
     tab.wait_for_selector(".run[open][data-state=filled]")
     body = tab.locator(".run[open]").inner_text()
-    for part in ("Repeat it", "versions.torch", "2.13.0", "profile_hash"):
+    for part in ("Command that repeats the run", "versions.torch", "2.13.0", "profile_hash"):
         assert part in body
     assert "null" not in tab.locator("dialog").inner_text()
     assert complaints == []

@@ -105,8 +105,7 @@ def test_the_summary_counts() -> None:
     (view,) = views(ROWS, ITEMS)
     assert view.summary == (
         "No visible change of the score up to α = 0.35 in 0 of 1 real datasets and in 0 of 1 "
-        "generated families. At their floor at α = 0, so nothing to lower and not counted: "
-        "passages."
+        "generated families. Not counted, as they are at chance level at α = 0: passages."
     )
 
 
@@ -181,9 +180,9 @@ def test_a_score_at_its_floor_shows_no_change_and_counts_for_nothing(
     ]
     (view,) = views(rows, {})
     assert "No workload that scores above guessing" in view.summary
-    assert "not counted: gsm8k" in view.summary
+    assert "at chance level at α = 0: gsm8k" in view.summary
     (line,) = view.verdict_lines
-    assert line[VERDICT_HEADERS.index("negligible up to α")] == "at its floor"
+    assert line[VERDICT_HEADERS.index("negligible up to α")] == "at chance level"
 
 
 def test_cut_answers_have_a_line_where_there_are_any() -> None:
@@ -191,4 +190,4 @@ def test_cut_answers_have_a_line_where_there_are_any() -> None:
     assert cut.blocks[0].lines[-1][:2] == ("", "answers cut")
     assert cut.blocks[0].lines[-1].texts == ["0", "3"]
     (whole,) = views([row(cut=0)], {})
-    assert whole.blocks[0].lines[-1].measure == "KL (nats)"
+    assert whole.blocks[0].lines[-1].measure == "KL (nats/token)"

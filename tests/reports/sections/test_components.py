@@ -28,7 +28,7 @@ def test_figures_carry_their_units() -> None:
 def test_the_summary_counts() -> None:
     summary = table(ROWS).summary
     assert summary.startswith("1 of 2 within 15 %")
-    assert "of the other 1 " in summary
+    assert "explains the other 1" in summary
 
 
 @pytest.mark.parametrize("shown", [True, False])

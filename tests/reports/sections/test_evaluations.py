@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from moebench.reports.sections.evaluations import HEADERS, at_floor, lines
+from moebench.reports.sections.evaluations import HEADERS, lines, metric_at_floor
 from tests.reports.samples import run
 
 ACC = {
@@ -76,7 +76,7 @@ def test_a_floor_is_what_guessing_may_give(
     value: float, whole: float, guessing: float | None, floor: bool
 ) -> None:
     metric = ACC | {"value": value, "whole": whole, "guessing": guessing}
-    assert at_floor(metric, 20) == floor
+    assert metric_at_floor(metric, 20) == floor
     shown = lines([evaluated(value=value, whole=whole, guessing=guessing)])[0][-3]
     assert shown.endswith("(floor)") == floor
 
