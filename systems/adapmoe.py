@@ -69,22 +69,8 @@ from typing import ClassVar, Literal
 
 import numpy as np
 
-from moebench.substrate.engine.decisions import (
-    NO_EXPERT,
-    Fetch,
-    Forecast,
-    LayerView,
-    Routed,
-    best_scores,
-)
-from moebench.substrate.engine.policies import (
-    Assignment,
-    Eviction,
-    Placement,
-    Predictor,
-    Prefetching,
-    Routing,
-)
+from moebench.substrate.engine.decisions import NO_EXPERT, Fetch, Forecast, LayerView, Routed
+from moebench.substrate.engine.policies import Assignment, Eviction, Placement, Prefetching, Routing
 from moebench.substrate.engine.system import System
 from moebench.substrate.errors import UsageError
 from moebench.substrate.memory.cache import ExpertCache, Mask, Scope
@@ -95,6 +81,7 @@ from moebench.systems.policies.checks import require_at_least
 from moebench.systems.policies.evict_staged import StagedLRU
 from moebench.systems.policies.place import last_ids
 from moebench.systems.policies.predict import NextGatesOnNormed
+from moebench.systems.policies.prefetch import ranked
 from moebench.systems.policies.split import measured_loads, split, uniform_loads
 
 #: T of the authors' run.py, and the share of droppable experts that it drops on Mixtral.
@@ -173,12 +160,9 @@ class AdaptiveGating(Routing):
         return {"sensitivity": f"measured: {first:.3g} in the first layer, {last:.3g} in the last"}
 
     def calibrate(
-        self,
-        sequences: Sequence[RoutedSequence],
-        shape: ModelShape,
-        artefacts: Path,
+        self, sequences: Sequence[RoutedSequence], shape: ModelShape, artefacts: Path,
         progress: Callable[[int, int], None],
-    ) -> None:
+    ) -> None:  # fmt: skip
         """Average the sensitivities over the texts, scaled to the authors' operating point."""
         known = [(text.sensitivity_L, len(text.ids_TLK)) for text in sequences]
         measured = [(values, tokens) for values, tokens in known if values is not None]
@@ -194,17 +178,11 @@ class AdaptiveGating(Routing):
         self._measured = np.maximum(mean_L, 1e-30)
 
     def limits(self, shape: ModelShape) -> np.ndarray:
-        """Return sqrt(T / s_l) of each layer with experts.
-
-        Raises:
-            UsageError: the number of sensitivities is not the model's number of layers.
-        """
-        layers = len(shape.moe_layers)
+        """Return sqrt(T / s_l) of each layer with experts; refuse any other number of s_l."""
+        layers, values_L = len(shape.moe_layers), self._measured
         if self.sensitivity:
             values_L = np.array(self.sensitivity, dtype=float)
-        elif self._measured is not None:
-            values_L = self._measured
-        else:
+        elif values_L is None:
             values_L = measured_by_the_authors(layers)
         if len(values_L) != layers:
             raise UsageError(
@@ -275,12 +253,9 @@ class PlaceBySplit(Placement):
         self._predicted = Lookahead.NONE if predictor is None else predictor.lookahead
 
     def calibrate(
-        self,
-        sequences: Sequence[RoutedSequence],
-        shape: ModelShape,
-        artefacts: Path,
+        self, sequences: Sequence[RoutedSequence], shape: ModelShape, artefacts: Path,
         progress: Callable[[int, int], None],
-    ) -> None:
+    ) -> None:  # fmt: skip
         """Keep the texts: their experts can be counted only when the gating is calibrated."""
         self._texts = sequences
 
@@ -350,8 +325,7 @@ class PlaceBySplit(Placement):
 class FirstMissing(Prefetching):
     """Fetches one expert: the best-scored of the next layer's predicted top-k that is missing.
 
-    Attributes:
-        layers: how many later layers are searched if nothing of the next one is missing.
+    If nothing of the next layer is missing, the next ``layers`` are searched.
     """
 
     layers: int = 1
@@ -362,7 +336,7 @@ class FirstMissing(Prefetching):
         require_at_least("prefetch", self, layers=1)
 
     @property
-    def predictor(self) -> Predictor:
+    def predictor(self) -> NextGatesOnNormed:
         """Predictor that runs later layers' gates on the state that this layer's gate reads."""
         return NextGatesOnNormed(layers=self.layers)
 
@@ -373,8 +347,7 @@ class FirstMissing(Prefetching):
     def prefetch(self, view: LayerView, forecast: Forecast) -> Sequence[Fetch]:
         """Return the best predicted expert not on the device or under way; none in prefill."""
         for layer, predicted_TE in forecast.items():
-            order = np.argsort(-best_scores(predicted_TE), kind="stable").tolist()
-            for expert in order[: view.shape.top_k]:
+            for expert in ranked(predicted_TE)[: view.shape.top_k]:
                 if not self._cache.holds(self._cache.key(layer, expert)):
                     return (Fetch(layer, expert),)
         return ()

@@ -43,14 +43,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from moebench.substrate.engine.decisions import Active, Fetch, LayerView, Plan, Routed, split
-from moebench.substrate.engine.policies import (
-    Assignment,
-    Eviction,
-    Placement,
-    Predictor,
-    Prefetching,
-    Routing,
-)
+from moebench.substrate.engine.policies import Assignment, Eviction, Placement, Prefetching, Routing
 from moebench.substrate.engine.system import System
 from moebench.substrate.errors import UsageError
 from moebench.substrate.memory.cache import Scope
@@ -102,10 +95,8 @@ class PlaceByActivation(PlaceByPopularity):
         def by_activation(pairs: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
             return sorted(pairs, key=lambda pair: (-count[pair[0]][pair[1]], pair))
 
-        ranked = [
-            by_activation((layer, e) for e in range(shape.num_experts))
-            for layer in shape.moe_layers
-        ]
+        experts = range(shape.num_experts)
+        ranked = [by_activation((layer, e) for e in experts) for layer in shape.moe_layers]
         placed = [pair for order in ranked for pair in order[:each]]
         return placed + by_activation(pair for order in ranked for pair in order[each:])[:rest]
 
@@ -114,21 +105,16 @@ class PlaceByActivation(PlaceByPopularity):
 class AllocateBySequence(Assignment):
     """Loads the experts that Algorithm 1 swaps in prefill; computes all others where they are.
 
-    Attributes:
-        threshold: a host expert needs more than this many times its device expert's tokens.
+    A swapped host expert has more than ``threshold`` times its device expert's tokens.
     """
 
     threshold: float = THRESHOLD
 
     reads_scores = False
+    uses_host = True
 
     def __post_init__(self) -> None:
         require_at_least("assign", self, threshold=1)
-
-    @property
-    def uses_host(self) -> bool:  # type: ignore[override]
-        """Whether the host computes experts: always, those not on the device."""
-        return True
 
     def assign(self, view: LayerView, active: Active) -> Plan:
         """Plan the layer: Algorithm 1's swaps in prefill, no migration in decode (§IV-C).
@@ -172,10 +158,8 @@ class PredictedRouting(Routing):
         require_at_least("route", self, first=1, most_host=0)
 
     def full_size(self, shape: ModelShape) -> None:
-        """Refuse a first predicted layer that the model does not have.
-
-        The paper's value is allowed for any model: one with fewer layers predicts none.
-        """
+        """Refuse a first predicted layer that the model does not have."""
+        # The paper's value is allowed for any model: one with fewer layers predicts none.
         if self.first > max(PAPERS_FIRST, shape.num_layers - 1):
             raise UsageError(
                 f"route.first is {self.first}; allowed: 1 to {shape.num_layers - 1}, the model's "
@@ -187,7 +171,7 @@ class PredictedRouting(Routing):
         return False
 
     @property
-    def predictor(self) -> Predictor:
+    def predictor(self) -> NextGatesOnNormed:
         """Predictor that runs the next gate on the input of this layer's gate (§III)."""
         return NextGatesOnNormed()
 
@@ -208,10 +192,8 @@ class PredictedRouting(Routing):
         most = max(1, view.shape.top_k - 1) if self.most_host is None else self.most_host
         resident = view.resident_E
         too_many = [expert for expert in own if not resident[expert]][most:]
-        spare = sorted(
-            (e for e in range(len(scores)) if resident[e] and e not in own),
-            key=lambda e: (-scores[e], e),
-        )
+        spare = [e for e in range(len(scores)) if resident[e] and e not in own]
+        spare.sort(key=lambda e: (-scores[e], e))
         # The lowest-scored expert is replaced first; without a spare one the original is kept.
         replaced = dict(zip(reversed(too_many), spare, strict=False))
         return [replaced.get(expert, expert) for expert in own]

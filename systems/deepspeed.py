@@ -64,14 +64,18 @@ from moebench.systems.policies.place import experts_of
 from moebench.systems.policies.route import ExactRouting
 
 
+def everywhere(home: Home, shape: ModelShape) -> Sequence[Home]:
+    """Return one location of the non-expert weights of every layer and of the head."""
+    return (home,) * (shape.num_layers + 1)
+
+
 @dataclass(kw_only=True)
 class Streamed(Placement):
     """Places only the embedding on the device: layers and head are streamed."""
 
     def homes(self, shape: ModelShape, budget: Budget) -> Sequence[Home]:
         """Return ``stream`` for every layer and the head."""
-        streamed: Home = "stream"
-        return (streamed,) * (shape.num_layers + 1)
+        return everywhere("stream", shape)
 
     def place(self, shape: ModelShape, slots: int, scope: Scope) -> Iterable[tuple[int, int]]:
         """Return no expert."""
@@ -134,10 +138,9 @@ class RecordedOrder(Prefetching):
         return self._follow(view.layer + 1, view.next_layer, live, held)
 
     def _follow(self, first: int, last: int, live: int, held: int) -> list[Fetch]:
-        """Return the recorded parameters of layers ``first`` to ``last``, while there is room.
+        """Return recorded parameters of layers ``first`` to ``last`` beside ``live`` elements.
 
-        Args:
-            live, held: elements and experts now on the device.
+        ``held`` experts are now on the device.
         """
         if self._trace != "complete":
             return []
@@ -195,8 +198,7 @@ class ResidentOrStreamed(Streamed):
 
     def homes(self, shape: ModelShape, budget: Budget) -> Sequence[Home]:
         """Return ``device`` for every layer and the head if all fits, else ``stream``."""
-        on_device: Home = "device"
-        resident = (on_device,) * (shape.num_layers + 1)
+        resident = everywhere("device", shape)
         self.fits = budget.slots(resident) >= len(shape.moe_layers) * shape.num_experts
         return resident if self.fits else super().homes(shape, budget)
 

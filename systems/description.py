@@ -39,12 +39,9 @@ class Description:
     Attributes:
         what: the first sentence of its docstring.
         paper: the publication; "" for a plain baseline or bound.
-        module: the module that implements it.
         decisions: names of the five policies, as for ``--set``.
         options: options of the system that differ from `System`'s defaults, and its own ones.
-        lossless: whether the tokens are the resident model's.
         calibration: number of calibration texts by decision.
-        routing: whether it runs on computed or replayed routing.
         slots, common, host, disk: what it keeps in each tier, and what the host computes.
         max_batch: most sequences at once; None is any number.
         notes: the notes of its runs for `NOTED`.
@@ -91,13 +88,9 @@ class Description:
     @property
     def lists(self) -> dict[str, list[str]]:
         """Bullet lists below the system's table, by heading."""
-        missing = _missing(self.not_for)
         model, slots = NOTED
-        found = {
-            f"Notes of its runs ({model}, {slots} slots):": self.notes,
-            **missing,
-            **self.deviations,
-        }
+        notes = {f"Notes of its runs ({model}, {slots} slots):": self.notes}
+        found = notes | _missing(self.not_for) | self.deviations
         return {heading: bullets for heading, bullets in found.items() if bullets}
 
 
@@ -110,37 +103,19 @@ def described(names: Iterable[str] = tuple(SYSTEMS)) -> Iterator[Description]:
 
 
 def description(name: str, variant: Variant = "published") -> Description:
-    """Return the description of one variant of one system.
-
-    Raises:
-        UnknownNameError, UsageError: the system does not exist, or cannot be built.
-    """
+    """Return the description of one variant of one system."""
     system = build(name, variant=variant)
-    cls = type(system)
+    cls, policies = type(system), system.policies
     return Description(
-        system=name,
-        variant=variant,
-        what=_what(cls),
-        paper=cls.paper,
-        module=cls.__module__,
+        system=name, variant=variant, what=_what(cls), paper=cls.paper, module=cls.__module__,
         decisions={decision: describe(system)[decision] for decision in DECISIONS},
-        options=_options(system),
-        lossless=_lossless(system),
-        calibration={
-            decision: policy.calibration_texts
-            for decision, policy in system.policies.items()
-            if policy.calibrates
-        },
+        options=_options(system), lossless=_lossless(system),
+        calibration={d: p.calibration_texts for d, p in policies.items() if p.calibrates},
         routing="replayed only" if system.clairvoyant else "computed or replayed",
-        slots=_slots(system),
-        common=_common(system),
-        host=_host(system),
-        disk=_disk(system),
-        max_batch=cls.max_batch,
-        notes=[*system.remarks(model_shape(NOTED[0]), NOTED[1])],
-        not_for=_not_for(system),
-        deviations=_deviations(_docstrings(cls)),
-    )
+        slots=_slots(system), common=_common(system), host=_host(system), disk=_disk(system),
+        max_batch=cls.max_batch, notes=[*system.remarks(model_shape(NOTED[0]), NOTED[1])],
+        not_for=_not_for(system), deviations=_deviations(_docstrings(cls)),
+    )  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

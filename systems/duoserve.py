@@ -3,8 +3,7 @@
 "DuoServe-MoE: Dual-Phase Expert Prefetch and Cache Scheduling for Efficient MoE LLM Inference"
 (Y. Zhang et al., arXiv 2509.07379).  Prefill uses nearly all experts, so they stream through k
 slots while earlier ones compute.  A decoded token uses k experts of a layer: a small network
-predicts them from the experts of earlier layers, and they are loaded while the previous layer
-computes.
+predicts them from earlier layers' experts, and they are loaded while the previous layer computes.
 
     paper                               moebench
     ─────                               ────────
@@ -48,7 +47,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from moebench.substrate.engine.decisions import Fetch, Forecast, LayerView, best_scores, fetches
+from moebench.substrate.engine.decisions import Fetch, Forecast, LayerView, fetches
 from moebench.substrate.engine.policies import (
     Assignment,
     Eviction,
@@ -69,6 +68,7 @@ from moebench.systems.policies.assign import LoadAll
 from moebench.systems.policies.checks import require_at_least, require_learnt_for
 from moebench.systems.policies.evict import FirstInFirstOut
 from moebench.systems.policies.place import PlaceNothing
+from moebench.systems.policies.prefetch import ranked
 from moebench.systems.policies.route import ExactRouting
 
 
@@ -124,27 +124,18 @@ class LearnedPath(Prefetching):
         return {} if self.network is None else self.network.note
 
     def calibrate(
-        self,
-        sequences: Sequence[RoutedSequence],
-        shape: ModelShape,
-        artefacts: Path,
+        self, sequences: Sequence[RoutedSequence], shape: ModelShape, artefacts: Path,
         progress: Callable[[int, int], None] = lambda done, total: None,
-    ) -> None:
+    ) -> None:  # fmt: skip
         """Count the matrices and train ExpertMLP, or load it if trained on these texts (§4)."""
         layers, experts = len(shape.moe_layers), shape.num_experts
-        options = ExpertMLPOptions(
-            self.trained_width, self.tokens, self.epochs, self.dropout, self.seed
-        )
-        self.network = trained(sequences, experts, options, artefacts, progress)
+        chosen = (self.trained_width, self.tokens, self.epochs, self.dropout, self.seed)
+        self.network = trained(sequences, experts, ExpertMLPOptions(*chosen), artefacts, progress)
         charged = widths(layers, shape.top_k, experts, self.width)
         self._predictor = PathPredictor(self.network, charged)
 
     def start(self, shape: ModelShape, cache: ExpertCache) -> None:
-        """Take the popularity of experts from the calibration.
-
-        Raises:
-            UsageError: the predictor was trained for another model.
-        """
+        """Take the popularity of experts from the calibration, which must be of this model."""
         self._popularity = np.zeros((len(shape.moe_layers), shape.num_experts))
         self._rows = shape.moe_rows
         if self.network is None:
@@ -173,16 +164,13 @@ class LearnedPath(Prefetching):
             return self._first(layer)
         if layer not in forecast:
             return ()
-        likeliest = np.argsort(-best_scores(forecast[layer]), kind="stable")
-        return fetches(layer, likeliest[: view.shape.top_k].tolist())
+        return fetches(layer, ranked(forecast[layer])[: view.shape.top_k])
 
 
 class PathPredictor(Predictor):
     """Runs ExpertMLP on the experts that each row's token has used so far (§5.3).
 
-    Args:
-        network: the trained network that predicts.
-        charged: layer widths of the paper's network, whose operations are charged.
+    The operations of the paper's network are charged, whose layer widths are ``charged``.
     """
 
     lane: ClassVar[Lane] = Lane.PREDICT
@@ -192,8 +180,7 @@ class PathPredictor(Predictor):
 
     def op(self, view: LayerView) -> Op:
         """Return the cost of ExpertMLP's seven layers, on the prediction stream."""
-        rows = (view.forward.rows,)
-        return Op(OpKind.PREDICT, view.layer, rows, network=self._charged)
+        return Op(OpKind.PREDICT, view.layer, (view.forward.rows,), network=self._charged)
 
     def forecast(self, view: LayerView, model: Model, done: Sequence[int]) -> Forecast:
         """Return ExpertMLP's probabilities of the next layer's experts for each row."""
@@ -207,11 +194,7 @@ class PathPredictor(Predictor):
 
 @dataclass(kw_only=True)
 class DuoServe(System):
-    """DuoServe-MoE with the paper's policies for all five decisions.
-
-    Attributes:
-        slots: most experts on the device; 0 is the model's k (§5.1).
-    """
+    """DuoServe-MoE with the paper's policies, and at most ``slots`` experts; 0 is k (§5.1)."""
 
     paper = "arXiv 2509.07379"
 

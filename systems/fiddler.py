@@ -38,7 +38,7 @@ Deviations and readings:
 - The paper's beams, up to 16, are sequences of a batch.
 """
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from itertools import accumulate, product
 from typing import Literal, NamedTuple
@@ -65,16 +65,10 @@ def least_sum(tokens: Mapping[int, int], absent: Collection[int], takes: Latency
     """Return the experts that the host computes in the division with the least sum of costs.
 
     Each term of the sum depends on one expert's side only, so each is minimised by itself.
-
-    Args:
-        tokens: number of tokens of each active expert.
-        absent: the active experts that are not on the device.
+    ``tokens`` has all active experts, ``absent`` those of them that are not on the device.
     """
-    return [
-        e
-        for e, n in tokens.items()
-        if n * takes.token < takes.device + (takes.load if e in absent else 0)
-    ]
+    loads = {e: takes.load if e in absent else 0 for e in tokens}
+    return [e for e, n in tokens.items() if n * takes.token < takes.device + loads[e]]
 
 
 def least_max(tokens: Mapping[int, int], absent: Collection[int], takes: Latency) -> list[int]:
@@ -100,10 +94,7 @@ def least_max(tokens: Mapping[int, int], absent: Collection[int], takes: Latency
 
 #: The quantity that a division minimises.
 Objective = Literal["max", "sum"]
-LEAST: dict[Objective, Callable[[Mapping[int, int], Collection[int], Latency], list[int]]] = {
-    "max": least_max,
-    "sum": least_sum,
-}
+LEAST = {"max": least_max, "sum": least_sum}
 
 
 def divided(view: LayerView, active: Active, minimise: Objective, takes: Latency) -> Plan:
@@ -134,11 +125,8 @@ class LoadOrCompute(Assignment):
     def assign(self, view: LayerView, active: Active) -> Plan:
         """Divide the layer by the mean times of the last operations, in both phases."""
         costs, last = view.costs, self.history
-        takes = Latency(
-            token=host_ns_per_token(costs, last),
-            device=mean_of_last(costs.device_ns, last),
-            load=mean_of_last(costs.load_ns, last),
-        )
+        device, load = mean_of_last(costs.device_ns, last), mean_of_last(costs.load_ns, last)
+        takes = Latency(token=host_ns_per_token(costs, last), device=device, load=load)
         return divided(view, active, self.minimise, takes)
 
 

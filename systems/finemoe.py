@@ -129,9 +129,8 @@ class MapSearch(Predictor):
 
     def op(self, view: LayerView) -> Op:
         """Return the cost of the products of each sequence's new numbers with the store's."""
-        numbers = (self._experts if view.phase == "decode" else 0) + (
-            self._width if view.next_layer is None else 0
-        )
+        numbers = self._experts if view.phase == "decode" else 0
+        numbers += self._width if view.next_layer is None else 0
         rows = len(view.forward.sequences)
         return Op(OpKind.PREDICT, view.layer, (rows,), network=(numbers, max(1, self.store.size)))
 
@@ -179,9 +178,8 @@ class MapSearch(Predictor):
     def _keep(self) -> None:
         """Store the iteration's maps, and update the cosines and products with the new entries."""
         store = self.store
-        for b, (embedding_H, map_LE) in enumerate(
-            zip(self._embedding_BH, self._map_TLE, strict=False)
-        ):
+        iterations = zip(self._embedding_BH, self._map_TLE, strict=False)
+        for b, (embedding_H, map_LE) in enumerate(iterations):
             at = store.add(embedding_H, map_LE, self._semantic_BC[b], self._products_TC[b])
             self._semantic_BC[:, at] = self._embedding_BH @ embedding_H
             self._products_TC[:, at] = (self._map_TLE * map_LE).sum(axis=(1, 2))
@@ -229,17 +227,10 @@ class MatchedMaps(Prefetching):
         return MapStore(self.capacity, layers, shape.num_experts, width, semantic)
 
     def calibrate(
-        self,
-        sequences: Sequence[RoutedSequence],
-        shape: ModelShape,
-        artefacts: Path,
+        self, sequences: Sequence[RoutedSequence], shape: ModelShape, artefacts: Path,
         progress: Callable[[int, int], None] = lambda done, total: None,
-    ) -> None:
-        """Fill the store with the texts' decoded tokens.
-
-        Raises:
-            UsageError: the texts have no scores or no embedding.
-        """
+    ) -> None:  # fmt: skip
+        """Fill the store with decoded tokens of texts that have scores and embeddings."""
         for text in sequences:
             if text.scores_TLE is None or text.embedding_H is None:
                 raise UsageError(
@@ -258,11 +249,7 @@ class MatchedMaps(Prefetching):
                 self._iterations += 1
 
     def start(self, shape: ModelShape, cache: ExpertCache) -> None:
-        """Begin with a copy of the store that calibration filled.
-
-        Raises:
-            UsageError: the store was filled for another model.
-        """
+        """Begin with a copy of the store that calibration filled, for this model."""
         self._expected: dict[int, list[tuple[Fetch, float]]] = {}
         store = self._store(shape, shape.hidden_size)
         if self._filled is not None:

@@ -52,12 +52,7 @@ from moebench.substrate.errors import UsageError
 from moebench.substrate.memory.cache import ExpertCache, Mask, Scope
 from moebench.substrate.models.shape import ModelShape
 from moebench.substrate.terms import RoutedSequence
-from moebench.systems.learn.eviction_network import (
-    EvictionNetworkOptions,
-    History,
-    first_tokens,
-    trained,
-)
+from moebench.systems.learn import eviction_network
 from moebench.systems.policies.assign import LoadAll
 from moebench.systems.policies.checks import require_at_least, require_learnt_for
 from moebench.systems.policies.evict import least
@@ -109,28 +104,18 @@ class LearnedEviction(Eviction):
         return self.network.note if hasattr(self, "network") else {}
 
     def calibrate(
-        self,
-        sequences: Sequence[RoutedSequence],
-        shape: ModelShape,
-        artefacts: Path,
+        self, sequences: Sequence[RoutedSequence], shape: ModelShape, artefacts: Path,
         progress: Callable[[int, int], None] = lambda done, total: None,
-    ) -> None:
-        """Train the networks on these texts, or load those trained on them before.
-
-        Raises:
-            UsageError: there is nothing to train on.
-            InputError: the stored networks are damaged.
-        """
-        known = first_tokens([text.ids_TLK for text in sequences], self.tokens)
-        options = EvictionNetworkOptions(self.hidden, self.epochs, self.cached, self.seed)
-        self.network = trained(known, shape.num_experts, options, artefacts, progress)
+    ) -> None:  # fmt: skip
+        """Train the networks on these texts, or load those trained on them before."""
+        known = eviction_network.first_tokens([text.ids_TLK for text in sequences], self.tokens)
+        chosen = (self.hidden, self.epochs, self.cached, self.seed)
+        options = eviction_network.EvictionNetworkOptions(*chosen)
+        experts = shape.num_experts
+        self.network = eviction_network.trained(known, experts, options, artefacts, progress)
 
     def start(self, shape: ModelShape, cache: ExpertCache) -> None:
-        """Begin with an empty history.
-
-        Raises:
-            UsageError: no network was trained, or it was trained for another model.
-        """
+        """Begin with an empty history; refuse to without networks trained for this model."""
         if not hasattr(self, "network"):
             raise UsageError("evict=flashmoe learns from recorded routing: calibrate it first")
         require_learnt_for("evict=flashmoe was trained for", shape, self.network.biases[-1].shape)
@@ -142,7 +127,8 @@ class LearnedEviction(Eviction):
 
     def begin_sequences(self, prompts: Prompts) -> None:
         """Begin a new history in every layer."""
-        self._history = History(len(self._shape.moe_layers), self._shape.num_experts)
+        layers, experts = len(self._shape.moe_layers), self._shape.num_experts
+        self._history = eviction_network.History(layers, experts)
         self._in_prompt = False
         self._stale: set[int] = set(self._shape.moe_layers)
 

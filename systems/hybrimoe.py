@@ -52,23 +52,8 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from moebench.substrate.engine.decisions import (
-    Active,
-    Fetch,
-    Forecast,
-    LayerView,
-    Plan,
-    best_scores,
-    fetches,
-)
-from moebench.substrate.engine.policies import (
-    Assignment,
-    Eviction,
-    Placement,
-    Predictor,
-    Prefetching,
-    Routing,
-)
+from moebench.substrate.engine.decisions import Active, Fetch, Forecast, LayerView, Plan, fetches
+from moebench.substrate.engine.policies import Assignment, Eviction, Placement, Prefetching, Routing
 from moebench.substrate.engine.system import System
 from moebench.substrate.errors import UsageError
 from moebench.substrate.memory.cache import ExpertCache, Mask, Scope
@@ -110,13 +95,11 @@ class MakespanSchedule(Assignment):
 
         here, coming, away = map(by_load, (active.resident, active.in_flight, active.absent))
         order = [*here, *coming, *away]
-        loads = [tuple(rows[e] for e in kind) for kind in (here, away, coming)]
-        found = schedule(
-            loads[0], loads[1], measured(view.costs, self.history), loads[2],
-            max(map(view.lanes.backlog_ns, view.lanes.load_path)) if coming or away else 0,
-        )  # fmt: skip
-        host = [order[n] for n in found.cpu]
-        load = [order[n] for n in found.pcie]
+        cached, arriving, missing = (tuple(rows[e] for e in kind) for kind in (here, coming, away))
+        link_ns = max(map(view.lanes.backlog_ns, view.lanes.load_path)) if coming or away else 0
+        times = measured(view.costs, self.history)
+        found = schedule(cached, missing, times, arriving, link_ns)
+        host, load = [order[n] for n in found.cpu], [order[n] for n in found.pcie]
         if self.admit:
             load += [e for e in host if e in away]
         return Plan([order[n] for n in found.gpu], host, (), fetches(view.layer, load))
@@ -149,7 +132,7 @@ class ImpactDriven(Prefetching):
         check_history(self.history, "prefetch.history")
 
     @property
-    def predictor(self) -> Predictor:
+    def predictor(self) -> NextGates:
         """Predictor that runs later layers' gates on this layer's state."""
         return NextGates(layers=self.layers, in_prefill=self.prefill)
 
@@ -162,10 +145,7 @@ class ImpactDriven(Prefetching):
         if not forecast:
             return ()
         k, times = view.shape.top_k, measured(view.costs, self.history)
-        later = [
-            LaterLayer(layer, predicted_TE, k, self._cache, times)
-            for layer, predicted_TE in forecast.items()
-        ]
+        later = [LaterLayer(at, p_TE, k, self._cache, times) for at, p_TE in forecast.items()]
         wanted: list[Fetch] = []
         for _ in range(self.experts or k):
             best = max(later, key=lambda one: one.impact_ns)
@@ -180,15 +160,14 @@ def expected(predicted_TE: np.ndarray, k: int) -> dict[int, int]:
     ids_TK = (-predicted_TE).argsort(axis=1, kind="stable")[:, :k]
     if len(ids_TK) == 1:
         return dict.fromkeys(ids_TK[0].tolist(), 1)
-    tokens, score = Counter(ids_TK.ravel().tolist()), best_scores(predicted_TE)
+    tokens, score = Counter(ids_TK.ravel().tolist()), predicted_TE.max(axis=0)
     return dict(sorted(tokens.items(), key=lambda item: (-item[1], -score[item[0]], item[0])))
 
 
 class LaterLayer:
     """A later layer's predicted experts, and the makespan that caching one of them saves.
 
-    Attributes:
-        impact_ns: the largest saving of makespan by one more cached expert; 0 if none saves time.
+    ``impact_ns`` is the largest saving by one more cached expert; 0 if none saves time.
     """
 
     def __init__(
@@ -233,9 +212,7 @@ class LaterLayer:
 class RecentScores:
     """MRS: exponentially weighted average S of each expert's scores among the p highest.
 
-    Args:
-        smoothing: α, the weight of the newest scores.
-        top: p; 0 is twice the model's top-k.
+    ``smoothing`` is α, the weight of the newest scores; ``top`` is p, 0 is twice the model's top-k.
     """
 
     def __init__(self, shape: ModelShape, smoothing: float, top: int) -> None:

@@ -93,8 +93,7 @@ class Division(NamedTuple):
 def two_ended(cached: Sequence[int], absent: Sequence[int], costs: Costs) -> Division:
     """Divide the list (HSS): the GPU's next head, if it ends no later than the CPU's next tail.
 
-    Args:
-        cached, absent: tokens of the experts, descending; the list is ``cached`` + ``absent``.
+    The list is ``cached`` + ``absent``, each the tokens of its experts, descending.
     """
     tokens = [*cached, *absent]
     gpu: list[int] = []
@@ -139,8 +138,7 @@ class TwoEnded(Assignment):
         """Divide one row's experts by `two_ended`; for several rows, load all absent experts."""
         if view.forward.rows > 1:
             # In the first and the last layer the staging slots are free.
-            ends = (view.shape.moe_layers[0], view.shape.moe_layers[-1])
-            keep = view.layer not in ends
+            keep = view.layer not in (view.shape.moe_layers[0], view.shape.moe_layers[-1])
             return split(active, [Fetch(view.layer, e, keep=keep) for e in active.absent])
         rank = {e: place for place, e in enumerate(view.topk_ids_TK[0].tolist())}
         order = sorted(active.rows, key=lambda e: (e in active.absent, rank.get(e, len(rank))))
@@ -148,16 +146,15 @@ class TwoEnded(Assignment):
         away = len(active.absent)
         found = two_ended([1] * (len(order) - away), [1] * away, costs)
         device, host = [order[n] for n in found.gpu], [order[n] for n in found.cpu]
-        load = fetches(view.layer, [e for e in device if e in active.absent])
-        return Plan(device, host, (), load)
+        load = [e for e in device if e in active.absent]
+        return Plan(device, host, (), fetches(view.layer, load))
 
 
 @dataclass(kw_only=True)
 class AfterNext(Prefetching):
     """Stages the layer after the next for several rows; fetches the next layer's highest S for one.
 
-    Attributes:
-        size: how many experts of the next layer to fetch if they are missing.
+    For one row, ``size`` experts of the next layer are fetched if they are missing.
     """
 
     size: int = 0
@@ -185,11 +182,9 @@ class AfterNext(Prefetching):
         """Return all experts of the layer after the next, transient; or some of the next layer."""
         shape = view.shape
         if view.forward.rows > 1:
-            row = shape.moe_rows[view.layer] + 2
+            row, experts = shape.moe_rows[view.layer] + 2, range(shape.num_experts)
             after = shape.moe_layers[row : row + 1]
-            return [
-                Fetch(layer, e, keep=False) for layer in after for e in range(shape.num_experts)
-            ]
+            return [Fetch(layer, e, keep=False) for layer in after for e in experts]
         if not self.size:
             return ()
         assert view.next_layer is not None
@@ -210,19 +205,13 @@ class CodedScores(RecentScores):
 class LowestOfItsLayer(Eviction):
     """Evicts the lowest S of the incoming expert's layer; of equal ones the least recently used.
 
-    Attributes:
-        as_coded: compute S of the first row only and as `CodedScores`, like the code.
+    With ``as_coded``, S is computed of the first row only and as `CodedScores`, like the code.
     """
 
     as_coded: bool = False
 
     def start(self, shape: ModelShape, cache: ExpertCache) -> None:
-        """Reserve staging slots for one layer's experts.
-
-        Raises:
-            BudgetError: fewer than one slot a layer remains.
-            UsageError: layers have separate pools of slots.
-        """
+        """Reserve staging slots for one layer's experts; refuse fewer other slots than layers."""
         experts, layers = shape.num_experts, len(shape.moe_layers)
         if cache.scope == "layer":
             raise UsageError(

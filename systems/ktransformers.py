@@ -84,13 +84,12 @@ class Hybrid(Assignment):
     update: bool = False
 
     reads_scores = False
+    uses_host = True
 
     def __post_init__(self) -> None:
         for option in ("defer", "threshold"):
-            if getattr(self, option) < 0:
-                raise UsageError(
-                    f"assign.{option} is {getattr(self, option)}; allowed: 0 (none) or more"
-                )
+            if (given := getattr(self, option)) < 0:
+                raise UsageError(f"assign.{option} is {given}; allowed: 0 (none) or more")
         if self.update and not self.threshold:
             raise UsageError(
                 "assign.update=true counts in layer-wise prefill, which assign.threshold=0 "
@@ -98,21 +97,12 @@ class Hybrid(Assignment):
             )
 
     @property
-    def uses_host(self) -> bool:  # type: ignore[override]
-        """Whether the host computes experts: always, those not on the device."""
-        return True
-
-    @property
     def lossless(self) -> bool:  # type: ignore[override]
         """Whether no output is deferred to a later layer."""
         return not self.defer
 
     def start(self, shape: ModelShape, cache: ExpertCache) -> None:
-        """Reserve slots for one layer, or one for each layer if layers have separate pools.
-
-        Raises:
-            BudgetError: the device has fewer slots.
-        """
+        """Reserve slots of one staged layer, or one of each layer's pool; refuse too few slots."""
         staged = len(shape.moe_layers) if cache.scope == "layer" else shape.num_experts
         self.reserve = staged if self.threshold else 0
         if self.reserve > cache.slots:

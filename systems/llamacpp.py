@@ -70,13 +70,11 @@ def staging(shape: ModelShape) -> int:
 class StaticSplit(Placement):
     """Base of llama.cpp's splits: all experts of the layers from ``first`` on are on the device.
 
-    Attributes:
-        n: N of the llama.cpp flag; None is the best that fits.
+    Option ``n`` is N of llama.cpp's command-line ``flag``; None is the best that fits.
     """
 
     n: int | None = None
 
-    #: Command-line flag of llama.cpp for this split.
     flag: ClassVar[str]
 
     def __post_init__(self) -> None:
@@ -103,11 +101,7 @@ class StaticSplit(Placement):
         return placed <= budget.slots(homes)
 
     def homes(self, shape: ModelShape, budget: Budget) -> Sequence[Home]:
-        """Return the locations of non-expert weights for the given N, or the best that fits.
-
-        Raises:
-            BudgetError: the given N does not fit.
-        """
+        """Return locations of non-expert weights for the given N, which must fit, or the best."""
         layers = shape.num_layers
         best = next((f for f in range(layers) if self.fits(f, shape, budget)), layers)
         self.first = best if self.n is None else self.count(min(self.n, layers), shape)
@@ -169,14 +163,10 @@ class HostOrCopy(Assignment):
     micro_batch: int = 512
 
     reads_scores = False
+    uses_host = True
 
     def __post_init__(self) -> None:
         require_at_least("assign", self, min_batch=1, micro_batch=1)
-
-    @property
-    def uses_host(self) -> bool:  # type: ignore[override]
-        """Whether the host computes experts: always, those of small batches."""
-        return True
 
     def start(self, shape: ModelShape, cache: ExpertCache) -> None:
         """Check whether the device has room for copies."""

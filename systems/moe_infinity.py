@@ -118,11 +118,7 @@ def largest(values: np.ndarray, most: int) -> list[int]:
 
 
 class Collection:
-    """EAMC: activation matrices of past requests, each as X = L · E cells.
-
-    Args:
-        capacity: N, the most matrices that are stored.
-    """
+    """EAMC: at most N (``capacity``) activation matrices of past requests, of X = L · E cells."""
 
     def __init__(self, capacity: int, cells: int) -> None:
         self.size, self._capacity = 0, capacity
@@ -165,10 +161,8 @@ class SimilarRequests(Predictor):
     Each layer adds its products to those of the layers before; the sum equals the whole product,
     which is charged.
 
-    Args:
-        collection: matrices of past requests; requests that end are added to it.
-        match: which matrix is compared: that of the ``iteration`` or of the ``request``.
-        entries: how many of the closest matrices are summed, for each sequence.
+    Requests that end are added to the collection.  ``match`` and ``entries`` are options of
+    `MatchedPrefetch`.
     """
 
     lane: ClassVar[Lane] = Lane.HOST
@@ -215,8 +209,7 @@ class SimilarRequests(Predictor):
     def op(self, view: LayerView) -> Op:
         """Return the cost of the product of each sequence's matrix with the whole collection."""
         compared = len(view.forward.sequences) * self._collection.size
-        widths = (self._rEAM_BX.shape[1], compared)
-        return Op(OpKind.PREDICT, view.layer, (1,), network=widths)
+        return Op(OpKind.PREDICT, view.layer, (1,), network=(self._rEAM_BX.shape[1], compared))
 
     def forecast(self, view: LayerView, model: Model, done: Sequence[int]) -> Forecast:
         """Return the tokens of each expert in the closest matrices, ``[1, E]`` for every layer."""
@@ -266,26 +259,19 @@ class MatchedPrefetch(Prefetching):
         return {"requests": str(min(len(self._calibrated), self.capacity))}
 
     def calibrate(
-        self,
-        sequences: Sequence[RoutedSequence],
-        shape: ModelShape,
-        artefacts: Path,
+        self, sequences: Sequence[RoutedSequence], shape: ModelShape, artefacts: Path,
         progress: Callable[[int, int], None] = lambda done, total: None,
-    ) -> None:
+    ) -> None:  # fmt: skip
         """Keep the texts' activation matrices as those of past requests."""
         self._calibrated = [activation_matrix(text, shape.num_experts) for text in sequences]
 
     def start(self, shape: ModelShape, cache: ExpertCache) -> None:
-        """Begin with a collection of the calibration texts only.
-
-        Raises:
-            UsageError: the texts were routed by another model.
-        """
+        """Begin with a collection of the calibration texts only, routed by this model."""
         layers, experts = len(shape.moe_layers), shape.num_experts
         collection = Collection(self.capacity, layers * experts)
         for counts_LE in self._calibrated:
-            learnt = "prefetch=activation-match was calibrated with"
-            require_learnt_for(learnt, shape, counts_LE.shape)
+            known = counts_LE.shape
+            require_learnt_for("prefetch=activation-match was calibrated with", shape, known)
             collection.insert(counts_LE.ravel())
         self._similar = SimilarRequests(shape, collection, self.match, self.entries)
         self._forecast: Forecast | None = None
@@ -331,8 +317,7 @@ class ActivationAware(Eviction):
     p is from the last prediction, 0 for layers without one; before any prediction it is the share
     of each expert in what the running requests have used so far.
 
-    Attributes:
-        epsilon: ε, which orders experts with p = 0: those of later layers are evicted first.
+    ``epsilon`` is ε, which orders experts with p = 0: those of later layers are evicted first.
     """
 
     epsilon: float = 1e-8

@@ -64,8 +64,7 @@ class QueueById(Assignment):
 class FewestVisits(Eviction):
     """Evicts the expert with the fewest visits of the whole run; ties by id, then by layer.
 
-    Attributes:
-        charges_hits: hits use up the free slots' budget as loads do; otherwise only loads do.
+    With ``charges_hits``, hits use up the free slots' budget as loads do; otherwise only loads do.
     """
 
     charges_hits: bool = True
@@ -83,8 +82,7 @@ class FewestVisits(Eviction):
 
     def used(self, layer: int, experts: Iterable[int]) -> None:
         """Count one visit of each expert, and charge it to the budget."""
-        base = layer * self._experts
-        keys = [base + expert for expert in experts]
+        keys = [layer * self._experts + expert for expert in experts]
         self._rank[keys] += self._visit
         self._fit = set(keys[: self._room])
         self._room = max(0, self._room - len(keys))

@@ -55,12 +55,9 @@ from moebench.systems.policies.route import ExactRouting
 class WholeLayer(Prefetching):
     """Fetches all experts of a layer, by id, into the buffer of the layer computed last.
 
-    With N buffers this is the layer N later, in both phases and without a prediction.  No expert is
-    kept after its layer, unless there are buffers for all layers.
-
-    Attributes:
-        buffers: N, layers whose experts are on the device or under way to it; fewer if the device
-            has no room for N.
+    With N ``buffers`` this is the layer N later, in both phases and without a prediction: N layers'
+    experts are on the device or under way to it, fewer if the device has no room for N.  No expert
+    is kept after its layer, unless there are buffers for all layers.
     """
 
     buffers: int = 2
@@ -80,12 +77,7 @@ class WholeLayer(Prefetching):
         return min(self.buffers, slots // shape.num_experts)
 
     def start(self, shape: ModelShape, cache: ExpertCache) -> None:
-        """Set up the ring of buffers.
-
-        Raises:
-            BudgetError: the device has no room for one buffer.
-            UsageError: layers have separate pools of slots.
-        """
+        """Set up the ring of buffers; at least one must fit, in slots that layers share."""
         if cache.scope == "layer" and min(cache.pools) < shape.num_experts:
             raise UsageError(
                 "prefetch=whole-layer hands slots from layer to layer: leave out scope=layer"

@@ -70,11 +70,7 @@ def routing_of(name: str, overrides: Mapping[str, str], variant: str = "publishe
 
 
 def build_native(name: str, overrides: Mapping[str, str] | None = None) -> NativeSystem:
-    """Return a third-party package's adapter with its options changed.
-
-    Args:
-        name: see `systems.registry.NATIVE`.
-        overrides: ``offload=cpu`` changes one of its options.
+    """Return a third-party package's adapter with its options changed: ``{"offload": "cpu"}``.
 
     Raises:
         UnknownNameError: an unknown option.

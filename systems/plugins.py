@@ -21,13 +21,7 @@ NAME = re.compile(r"(?!all$)[a-z0-9][a-z0-9._-]*")
 
 
 class Plugin(NamedTuple):
-    """A system that another installed package provides.
-
-    Attributes:
-        value: ``module:Class``.
-        package: name and version of the package.
-        summary: the package's one-line summary.
-    """
+    """A system ``module:Class`` of another package, and its name, version and one-line summary."""
 
     value: str
     package: str
@@ -35,10 +29,9 @@ class Plugin(NamedTuple):
 
 
 class Plugins(NamedTuple):
-    """Systems that installed packages offer, by name: usable ones and refused ones.
+    """Systems that installed packages offer, by name: usable ones, and refused ones' reasons.
 
-    Attributes:
-        refused: the reason, by name, or by folder for a package with broken metadata.
+    The reason for a package with broken metadata is listed by folder.
     """
 
     usable: dict[str, Plugin]
@@ -46,11 +39,7 @@ class Plugins(NamedTuple):
 
 
 def plugins(own: Collection[str]) -> Plugins:
-    """Return the systems of all installed packages.
-
-    Args:
-        own: names of moebench's own systems, which no package may use.
-    """
+    """Return the systems of all installed packages, which may not use moebench's ``own`` names."""
     usable: dict[str, Plugin] = {}
     offered, unreadable = _offered(tuple(sys.path))
     refused = dict(unreadable)
@@ -74,10 +63,9 @@ def plugins(own: Collection[str]) -> Plugins:
 
 @lru_cache(maxsize=1)
 def _offered(path: tuple[str, ...]) -> tuple[dict[str, list[Plugin]], dict[str, str]]:
-    """Return offered systems by name; of a package that is found twice, only the first counts.
+    """Return offers by system name, and by folder why a package cannot be read.
 
-    Returns:
-        the offers by system name, and by folder the reason why a package cannot be read.
+    Of a package that is found twice, only the first counts.
     """
     found: dict[str, list[Plugin]] = defaultdict(list)
     unreadable: dict[str, str] = {}
@@ -111,8 +99,6 @@ def _offers(package: Distribution) -> tuple[str, list[tuple[str, Plugin]]]:
     about = package.metadata
     package_name = re.sub(r"[-_.]+", "-", about["Name"]).lower()
     said = f"{package_name} {about['Version']}"
+    summary = ("Summary" in about and about["Summary"]) or ""
     entries = package.entry_points.select(group=GROUP)
-    summary = "Summary" in about and about["Summary"]
-    return package_name, [
-        (entry.name, Plugin(entry.value, said, summary or "")) for entry in entries
-    ]
+    return package_name, [(e.name, Plugin(e.value, said, summary)) for e in entries]

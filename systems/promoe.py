@@ -51,14 +51,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from moebench.substrate.engine.decisions import (
-    Fetch,
-    Forecast,
-    LayerView,
-    Prompts,
-    best_scores,
-    fetches,
-)
+from moebench.substrate.engine.decisions import Fetch, Forecast, LayerView, Prompts, fetches
 from moebench.substrate.engine.policies import (
     Assignment,
     Eviction,
@@ -79,14 +72,14 @@ from moebench.systems.policies.assign import LoadAll
 from moebench.systems.policies.checks import require_at_least, require_learnt_for
 from moebench.systems.policies.evict import LeastRecentlyUsed
 from moebench.systems.policies.place import PlaceById
+from moebench.systems.policies.prefetch import ranked
 from moebench.systems.policies.route import ExactRouting
 
 
 def likeliest(p_TE: np.ndarray, experts: int) -> list[int]:
     """Return the union of the rows' likeliest ``experts`` experts, likeliest first; ties by id."""
     wanted = set(np.argsort(-p_TE, axis=1, kind="stable")[:, :experts].ravel().tolist())
-    best_E = best_scores(p_TE)
-    return sorted(wanted, key=lambda e: (-best_E[e], e))
+    return [e for e in ranked(p_TE) if e in wanted]
 
 
 @dataclass(kw_only=True)
@@ -135,31 +128,22 @@ class StridePrefetch(Prefetching):
         return {} if self._predictor is None else self._predictor.networks.note
 
     def calibrate(
-        self,
-        sequences: Sequence[RoutedSequence],
-        shape: ModelShape,
-        artefacts: Path,
+        self, sequences: Sequence[RoutedSequence], shape: ModelShape, artefacts: Path,
         progress: Callable[[int, int], None] = lambda done, total: None,
-    ) -> None:
+    ) -> None:  # fmt: skip
         """Train the predictors, or load those trained on the same texts."""
-        options = StateMLPOptions(
-            self.stride, self.trained_width, self.tokens, self.epochs, self.seed
-        )
+        chosen = (self.stride, self.trained_width, self.tokens, self.epochs, self.seed)
+        options = StateMLPOptions(*chosen)
         networks = trained(sequences, shape.num_experts, options, artefacts, progress)
         self._predictor = LearnedStates(networks, (shape.hidden_size, self.width, self.width))
 
     def start(self, shape: ModelShape, cache: ExpertCache) -> None:
-        """Begin without predictions.
-
-        Raises:
-            UsageError: the predictors were trained for another model.
-        """
+        """Begin without predictions; refuse predictors of another model."""
         self._expected: dict[int, list[Fetch]] = {}
-        if self._predictor is None:
-            return
-        networks = self._predictor.networks
-        trained_for = (networks.num_layers, networks.num_experts)
-        require_learnt_for("prefetch=stride was trained for", shape, trained_for)
+        if self._predictor is not None:
+            networks = self._predictor.networks
+            known = (networks.num_layers, networks.num_experts)
+            require_learnt_for("prefetch=stride was trained for", shape, known)
 
     def begin_sequences(self, prompts: Prompts) -> None:
         """Forget the predictions of the last batch."""
@@ -183,9 +167,7 @@ class StridePrefetch(Prefetching):
 class LearnedStates(Predictor):
     """Runs a layer's network on each row's state, on the host, in the background.
 
-    Args:
-        networks: the trained networks, one for each layer.
-        charged: widths of the charged network's layers, up to the last hidden layer.
+    ``charged`` are the widths of the charged network's layers, up to the last hidden layer.
     """
 
     lane: ClassVar[Lane] = Lane.HOST
@@ -205,9 +187,8 @@ class LearnedStates(Predictor):
 
     def op(self, view: LayerView) -> Op:
         """Return the cost of one network for all rows."""
-        out = len(self._targets(view)) * view.shape.num_experts
-        rows = (view.forward.rows,)
-        return Op(OpKind.PREDICT, view.layer, rows, network=(*self._charged, out))
+        network = (*self._charged, len(self._targets(view)) * view.shape.num_experts)
+        return Op(OpKind.PREDICT, view.layer, (view.forward.rows,), network=network)
 
     def forecast(self, view: LayerView, model: Model, done: Sequence[int]) -> Forecast:
         """Return the probability that each expert of the target layers is chosen."""

@@ -23,258 +23,155 @@ if TYPE_CHECKING:
     from moebench.substrate.engine.system import System
     from moebench.systems.native.base import NativeSystem
 
-#: name → (module, class, one line)
+#: name → (module in this package, class, one line)
 SYSTEMS: dict[str, tuple[str, str, str]] = {
-    "gpu-only": (
-        "moebench.systems.baselines",
-        "GpuOnly",
-        "everything resident on the device: no offloading",
-    ),
-    "moe-ondemand": (
-        "moebench.systems.baselines",
-        "MoEOnDemand",
-        "load after the gate, LRU, no prefetch",
-    ),
-    "acc": (
-        "moebench.systems.baselines",
-        "ACC",
-        "copy after the gate, compute, drop: pageable, nothing beside it",
-    ),
-    "moesys": (
-        "moebench.systems.moesys",
-        "MoESys",
-        "fetch all experts of the next layer, two layer buffers",
-    ),
-    "ktransformers": (
-        "moebench.systems.ktransformers",
-        "KTransformers",
-        "hot experts resident, the others on the host, none moved in decode",
-    ),
-    "accelerate": (
-        "moebench.systems.accelerate",
-        "Accelerate",
-        "device map in layer order, each module brought for each use",
-    ),
-    "deepspeed": (
-        "moebench.systems.deepspeed",
-        "DeepSpeed",
-        "ZeRO-Inference: layers streamed in recorded order",
-    ),
-    "deepspeed-mii": (
-        "moebench.systems.deepspeed",
-        "DeepSpeedMII",
-        "resident, or streamed by ZeRO-Inference where it does not fit",
-    ),
-    "llamacpp": (
-        "moebench.systems.llamacpp",
-        "LlamaCpp",
-        "static layers on the device, the rest computed on the host",
-    ),
-    "smoe": (
-        "moebench.systems.smoe",
-        "SMoE",
-        "substitute low-score experts, prefetch top-score ones",
-    ),
-    "daop": (
-        "moebench.systems.daop",
-        "DAOP",
-        "swap in prefill, compute on the host one layer ahead",
-    ),
-    "duoserve": (
-        "moebench.systems.duoserve",
-        "DuoServe",
-        "stream through k slots, a learned path ahead",
-    ),
-    "flashmoe": (
-        "moebench.systems.flashmoe",
-        "FlashMoE",
-        "experts on disk, a learned eviction a layer",
-    ),
-    "promoe": (
-        "moebench.systems.promoe",
-        "ProMoE",
-        "learnt predictors two layers ahead, in chunks that give way to needed loads",
-    ),
-    "finemoe": (
-        "moebench.systems.finemoe",
-        "FineMoE",
-        "fetch and evict by the most similar of past iterations",
-    ),
-    "pregated-moe": (
-        "moebench.systems.pregated_moe",
-        "PreGatedMoE",
-        "each gate chooses for the next layer: timed with an oracle, on replays alone",
-    ),
-    "belady": (
-        "moebench.systems.belady",
-        "BeladyBound",
-        "the offline bound: exact prediction, Belady's eviction, on replays alone",
-    ),
-    "moe-infinity": (
-        "moebench.systems.moe_infinity",
-        "MoEInfinity",
-        "prefetch and evict by the most similar past requests",
-    ),
-    "mixtral-offloading": (
-        "moebench.systems.mixtral_offloading",
-        "MixtralOffloading",
-        "LRU in each layer, the next gate's experts into shared buffers",
-    ),
-    "adapmoe": (
-        "moebench.systems.adapmoe",
-        "AdapMoE",
-        "drop what matters little, divide slots by expected loads, fetch one expert ahead",
-    ),
-    "hybrimoe": (
-        "moebench.systems.hybrimoe",
-        "HybriMoE",
-        "simulate each layer over CPU, GPU and link; prefetch by impact",
-    ),
-    "fiddler": (
-        "moebench.systems.fiddler",
-        "Fiddler",
-        "popular experts stay; load the others or compute on the host",
-    ),
-}
+    "gpu-only": ("baselines", "GpuOnly", "everything resident on the device: no offloading"),
+    "moe-ondemand": ("baselines", "MoEOnDemand", "load after the gate, LRU, no prefetch"),
+    "acc": ("baselines", "ACC", "copy after the gate, compute, drop: pageable, nothing beside it"),
+    "moesys": ("moesys", "MoESys", "fetch all experts of the next layer, two layer buffers"),
+    "ktransformers": ("ktransformers", "KTransformers",
+        "hot experts resident, the others on the host, none moved in decode"),
+    "accelerate": ("accelerate", "Accelerate",
+        "device map in layer order, each module brought for each use"),
+    "deepspeed": ("deepspeed", "DeepSpeed", "ZeRO-Inference: layers streamed in recorded order"),
+    "deepspeed-mii": ("deepspeed", "DeepSpeedMII",
+        "resident, or streamed by ZeRO-Inference where it does not fit"),
+    "llamacpp": ("llamacpp", "LlamaCpp",
+        "static layers on the device, the rest computed on the host"),
+    "smoe": ("smoe", "SMoE", "substitute low-score experts, prefetch top-score ones"),
+    "daop": ("daop", "DAOP", "swap in prefill, compute on the host one layer ahead"),
+    "duoserve": ("duoserve", "DuoServe", "stream through k slots, a learned path ahead"),
+    "flashmoe": ("flashmoe", "FlashMoE", "experts on disk, a learned eviction a layer"),
+    "promoe": ("promoe", "ProMoE",
+        "learnt predictors two layers ahead, in chunks that give way to needed loads"),
+    "finemoe": ("finemoe", "FineMoE", "fetch and evict by the most similar of past iterations"),
+    "pregated-moe": ("pregated_moe", "PreGatedMoE",
+        "each gate chooses for the next layer: timed with an oracle, on replays alone"),
+    "belady": ("belady", "BeladyBound",
+        "the offline bound: exact prediction, Belady's eviction, on replays alone"),
+    "moe-infinity": ("moe_infinity", "MoEInfinity",
+        "prefetch and evict by the most similar past requests"),
+    "mixtral-offloading": ("mixtral_offloading", "MixtralOffloading",
+        "LRU in each layer, the next gate's experts into shared buffers"),
+    "adapmoe": ("adapmoe", "AdapMoE",
+        "drop what matters little, divide slots by expected loads, fetch one expert ahead"),
+    "hybrimoe": ("hybrimoe", "HybriMoE",
+        "simulate each layer over CPU, GPU and link; prefetch by impact"),
+    "fiddler": ("fiddler", "Fiddler",
+        "popular experts stay; load the others or compute on the host"),
+}  # fmt: skip
 
 #: Variant of a system: the algorithm of its paper, or the behaviour of its authors' code.
 Variant = Literal["published", "shipped"]
 
 #: Systems whose authors' code differs from their paper: name → (module, class, one line).
 SHIPPED: dict[str, tuple[str, str, str]] = {
-    "smoe": (
-        "moebench.systems.smoe_shipped",
-        "ShippedSMoE",
-        "substitutes in set order, FIFO, one prefetch, unfinished copies",
-    ),
-    "daop": (
-        "moebench.systems.daop_shipped",
-        "ShippedDAOP",
-        "swaps paired by position, a placeholder in prefill, copies that block",
-    ),
-    "moe-infinity": (
-        "moebench.systems.moe_infinity_shipped",
-        "ShippedMoEInfinity",
-        "on demand, one queue by id, the fewest visits ever leave",
-    ),
-    "mixtral-offloading": (
-        "moebench.systems.mixtral_offloading_shipped",
-        "ShippedMixtralOffloading",
-        "no speculation; each load copies an expert back, and no copy overlaps",
-    ),
-    "hybrimoe": (
-        "moebench.systems.hybrimoe_shipped",
-        "ShippedHybriMoE",
-        "a two-ended greedy by constants, staged prefill, no prefetch in decode",
-    ),
-    "fiddler": (
-        "moebench.systems.fiddler_shipped",
-        "ShippedFiddler",
-        "constants for costs, their least sum, nothing overlaps",
-    ),
-}
+    "smoe": ("smoe_shipped", "ShippedSMoE",
+        "substitutes in set order, FIFO, one prefetch, unfinished copies"),
+    "daop": ("daop_shipped", "ShippedDAOP",
+        "swaps paired by position, a placeholder in prefill, copies that block"),
+    "moe-infinity": ("moe_infinity_shipped", "ShippedMoEInfinity",
+        "on demand, one queue by id, the fewest visits ever leave"),
+    "mixtral-offloading": ("mixtral_offloading_shipped", "ShippedMixtralOffloading",
+        "no speculation; each load copies an expert back, and no copy overlaps"),
+    "hybrimoe": ("hybrimoe_shipped", "ShippedHybriMoE",
+        "a two-ended greedy by constants, staged prefill, no prefetch in decode"),
+    "fiddler": ("fiddler_shipped", "ShippedFiddler",
+        "constants for costs, their least sum, nothing overlaps"),
+}  # fmt: skip
 
 #: Third-party packages that run a checkpoint themselves, on this computer: name → (module, class,
 #: one line).  They do not consist of five decisions, and ``all`` does not include them.
 NATIVE: dict[str, tuple[str, str, str]] = {
-    "native-accelerate": (
-        "moebench.systems.native.accelerate",
-        "NativeAccelerate",
-        "the package itself: weights on the disk or the host, brought by hooks",
-    ),
-    "native-deepspeed": (
-        "moebench.systems.native.deepspeed",
-        "NativeDeepSpeed",
-        "the package itself: ZeRO-Inference from NVMe or the host",
-    ),
-    "native-llamacpp": (
-        "moebench.systems.native.llamacpp",
-        "NativeLlamaCpp",
-        "the package itself: a GGUF file, mapped",
-    ),
-}
+    "native-accelerate": ("native.accelerate", "NativeAccelerate",
+        "the package itself: weights on the disk or the host, brought by hooks"),
+    "native-deepspeed": ("native.deepspeed", "NativeDeepSpeed",
+        "the package itself: ZeRO-Inference from NVMe or the host"),
+    "native-llamacpp": ("native.llamacpp", "NativeLlamaCpp",
+        "the package itself: a GGUF file, mapped"),
+}  # fmt: skip
 
 #: decision → name → (module, class)
 POLICIES: dict[str, dict[str, tuple[str, str]]] = {
     "place": {
-        "by-id": ("moebench.systems.policies.place", "PlaceById"),
-        "by-layer": ("moebench.systems.smoe_shipped", "PlaceByLayer"),
-        "front-loading": ("moebench.systems.policies.place", "PlaceByFirstLayers"),
-        "random": ("moebench.systems.policies.place", "PlaceAtRandom"),
-        "popular": ("moebench.systems.policies.place", "PlacePopular"),
-        "activation": ("moebench.systems.daop", "PlaceByActivation"),
-        "last-ids": ("moebench.systems.policies.place", "PlaceLastIds"),
-        "split": ("moebench.systems.adapmoe", "PlaceBySplit"),
-        "device-map": ("moebench.systems.accelerate", "DeviceMap"),
-        "n-cpu-moe": ("moebench.systems.llamacpp", "CpuMoE"),
-        "ngl": ("moebench.systems.llamacpp", "GpuLayers"),
-        "streamed": ("moebench.systems.deepspeed", "Streamed"),
-        "resident-or-streamed": ("moebench.systems.deepspeed", "ResidentOrStreamed"),
-        "none": ("moebench.systems.policies.place", "PlaceNothing"),
+        "by-id": ("policies.place", "PlaceById"),
+        "by-layer": ("smoe_shipped", "PlaceByLayer"),
+        "front-loading": ("policies.place", "PlaceByFirstLayers"),
+        "random": ("policies.place", "PlaceAtRandom"),
+        "popular": ("policies.place", "PlacePopular"),
+        "activation": ("daop", "PlaceByActivation"),
+        "last-ids": ("policies.place", "PlaceLastIds"),
+        "split": ("adapmoe", "PlaceBySplit"),
+        "device-map": ("accelerate", "DeviceMap"),
+        "n-cpu-moe": ("llamacpp", "CpuMoE"),
+        "ngl": ("llamacpp", "GpuLayers"),
+        "streamed": ("deepspeed", "Streamed"),
+        "resident-or-streamed": ("deepspeed", "ResidentOrStreamed"),
+        "none": ("policies.place", "PlaceNothing"),
     },
     "route": {
-        "exact": ("moebench.systems.policies.route", "ExactRouting"),
-        "expert-cache": ("moebench.systems.smoe", "ExpertCacheRouter"),
-        "set-order": ("moebench.systems.smoe_shipped", "SetOrderRouter"),
-        "predicted": ("moebench.systems.daop", "PredictedRouting"),
-        "adaptive": ("moebench.systems.adapmoe", "AdaptiveGating"),
+        "exact": ("policies.route", "ExactRouting"),
+        "expert-cache": ("smoe", "ExpertCacheRouter"),
+        "set-order": ("smoe_shipped", "SetOrderRouter"),
+        "predicted": ("daop", "PredictedRouting"),
+        "adaptive": ("adapmoe", "AdaptiveGating"),
     },
     "assign": {
-        "load": ("moebench.systems.policies.assign", "LoadAll"),
-        "host-or-copy": ("moebench.systems.llamacpp", "HostOrCopy"),
-        "one-use": ("moebench.systems.policies.assign", "LoadForOneUse"),
-        "host": ("moebench.systems.policies.assign", "HostAll"),
-        "balanced": ("moebench.systems.policies.assign", "Balanced"),
-        "optimal": ("moebench.systems.policies.assign", "Optimal"),
-        "one-ended": ("moebench.systems.smoe_shipped", "OneEnded"),
-        "hybrid": ("moebench.systems.ktransformers", "Hybrid"),
-        "by-sequence": ("moebench.systems.daop", "AllocateBySequence"),
-        "queue-by-id": ("moebench.systems.moe_infinity_shipped", "QueueById"),
-        "by-sequence-shipped": ("moebench.systems.daop_shipped", "AllocateAsShipped"),
-        "makespan": ("moebench.systems.hybrimoe", "MakespanSchedule"),
-        "two-ended": ("moebench.systems.hybrimoe_shipped", "TwoEnded"),
-        "load-or-compute": ("moebench.systems.fiddler", "LoadOrCompute"),
-        "load-or-compute-shipped": ("moebench.systems.fiddler_shipped", "LoadOrComputeAsShipped"),
+        "load": ("policies.assign", "LoadAll"),
+        "host-or-copy": ("llamacpp", "HostOrCopy"),
+        "one-use": ("policies.assign", "LoadForOneUse"),
+        "host": ("policies.assign", "HostAll"),
+        "balanced": ("policies.assign", "Balanced"),
+        "optimal": ("policies.assign", "Optimal"),
+        "one-ended": ("smoe_shipped", "OneEnded"),
+        "hybrid": ("ktransformers", "Hybrid"),
+        "by-sequence": ("daop", "AllocateBySequence"),
+        "queue-by-id": ("moe_infinity_shipped", "QueueById"),
+        "by-sequence-shipped": ("daop_shipped", "AllocateAsShipped"),
+        "makespan": ("hybrimoe", "MakespanSchedule"),
+        "two-ended": ("hybrimoe_shipped", "TwoEnded"),
+        "load-or-compute": ("fiddler", "LoadOrCompute"),
+        "load-or-compute-shipped": ("fiddler_shipped", "LoadOrComputeAsShipped"),
     },
     "prefetch": {
-        "none": ("moebench.systems.policies.prefetch", "NoPrefetch"),
-        "next-gate": ("moebench.systems.policies.prefetch", "NextGate"),
-        "next-exact": ("moebench.systems.policies.prefetch", "NextExact"),
-        "pre-gate": ("moebench.systems.pregated_moe", "FetchChosen"),
-        "whole-layer": ("moebench.systems.moesys", "WholeLayer"),
-        "recorded": ("moebench.systems.deepspeed", "RecordedOrder"),
-        "top-score": ("moebench.systems.smoe", "TopScorePrefetch"),
-        "first-predicted": ("moebench.systems.smoe_shipped", "FirstPredicted"),
-        "first-missing": ("moebench.systems.adapmoe", "FirstMissing"),
-        "expert-mlp": ("moebench.systems.duoserve", "LearnedPath"),
-        "activation-match": ("moebench.systems.moe_infinity", "MatchedPrefetch"),
-        "impact": ("moebench.systems.hybrimoe", "ImpactDriven"),
-        "after-next": ("moebench.systems.hybrimoe_shipped", "AfterNext"),
-        "stride": ("moebench.systems.promoe", "StridePrefetch"),
-        "expert-map": ("moebench.systems.finemoe", "MatchedMaps"),
+        "none": ("policies.prefetch", "NoPrefetch"),
+        "next-gate": ("policies.prefetch", "NextGate"),
+        "next-exact": ("policies.prefetch", "NextExact"),
+        "pre-gate": ("pregated_moe", "FetchChosen"),
+        "whole-layer": ("moesys", "WholeLayer"),
+        "recorded": ("deepspeed", "RecordedOrder"),
+        "top-score": ("smoe", "TopScorePrefetch"),
+        "first-predicted": ("smoe_shipped", "FirstPredicted"),
+        "first-missing": ("adapmoe", "FirstMissing"),
+        "expert-mlp": ("duoserve", "LearnedPath"),
+        "activation-match": ("moe_infinity", "MatchedPrefetch"),
+        "impact": ("hybrimoe", "ImpactDriven"),
+        "after-next": ("hybrimoe_shipped", "AfterNext"),
+        "stride": ("promoe", "StridePrefetch"),
+        "expert-map": ("finemoe", "MatchedMaps"),
     },
     "evict": {
-        "static": ("moebench.systems.policies.evict", "NeverEvict"),
-        "only-named": ("moebench.systems.policies.evict", "OnlyNamed"),
-        "lru": ("moebench.systems.policies.evict", "LeastRecentlyUsed"),
-        "lfu": ("moebench.systems.policies.evict", "LeastFrequentlyUsed"),
-        "staged-lru": ("moebench.systems.policies.evict_staged", "StagedLRU"),
-        "fifo": ("moebench.systems.policies.evict", "FirstInFirstOut"),
-        "lifo": ("moebench.systems.policies.evict", "LastInFirstOut"),
-        "arc": ("moebench.systems.policies.caches", "AdaptiveReplacement"),
-        "lecar": ("moebench.systems.policies.caches", "LeastRegret"),
-        "belady": ("moebench.systems.policies.evict_belady", "Belady"),
-        "flashmoe": ("moebench.systems.flashmoe", "LearnedEviction"),
-        "score": ("moebench.systems.policies.evict", "LowestAverageScore"),
-        "mrs": ("moebench.systems.hybrimoe", "MinusRecentScore"),
-        "mrs-shipped": ("moebench.systems.hybrimoe_shipped", "LowestOfItsLayer"),
-        "least-expected": ("moebench.systems.finemoe", "LeastExpected"),
-        "load-order": ("moebench.systems.smoe_shipped", "LoadOrder"),
-        "activation-aware": ("moebench.systems.moe_infinity", "ActivationAware"),
-        "fewest-visits": ("moebench.systems.moe_infinity_shipped", "FewestVisits"),
-        "swap": ("moebench.systems.daop", "OnlySwaps"),
-        "swap-placeholder": ("moebench.systems.daop_shipped", "SwapsAndPlaceholder"),
-        "placeholder": ("moebench.systems.policies.evict", "OnePlaceholder"),
+        "static": ("policies.evict", "NeverEvict"),
+        "only-named": ("policies.evict", "OnlyNamed"),
+        "lru": ("policies.evict", "LeastRecentlyUsed"),
+        "lfu": ("policies.evict", "LeastFrequentlyUsed"),
+        "staged-lru": ("policies.evict_staged", "StagedLRU"),
+        "fifo": ("policies.evict", "FirstInFirstOut"),
+        "lifo": ("policies.evict", "LastInFirstOut"),
+        "arc": ("policies.caches", "AdaptiveReplacement"),
+        "lecar": ("policies.caches", "LeastRegret"),
+        "belady": ("policies.evict_belady", "Belady"),
+        "flashmoe": ("flashmoe", "LearnedEviction"),
+        "score": ("policies.evict", "LowestAverageScore"),
+        "mrs": ("hybrimoe", "MinusRecentScore"),
+        "mrs-shipped": ("hybrimoe_shipped", "LowestOfItsLayer"),
+        "least-expected": ("finemoe", "LeastExpected"),
+        "load-order": ("smoe_shipped", "LoadOrder"),
+        "activation-aware": ("moe_infinity", "ActivationAware"),
+        "fewest-visits": ("moe_infinity_shipped", "FewestVisits"),
+        "swap": ("daop", "OnlySwaps"),
+        "swap-placeholder": ("daop_shipped", "SwapsAndPlaceholder"),
+        "placeholder": ("policies.evict", "OnePlaceholder"),
     },
 }
 
@@ -291,13 +188,16 @@ def variants_of(name: str) -> tuple[Variant, ...]:
     return ("published", "shipped") if name in SHIPPED else ("published",)
 
 
+def _listed(module: str, name: str) -> Any:
+    return getattr(import_module(f"moebench.systems.{module}"), name)
+
+
 def system_class(name: str, variant: str = "published") -> "type[System]":
     """Return the class of a system's name, or of ``module:Class`` for one of your own.
 
     Raises:
         UnknownNameError: the system does not exist.
-        UsageError: a foreign module cannot be imported or lacks the class, or the system does not
-            have the variant.
+        UsageError: a foreign class cannot be imported, or the system does not have the variant.
     """
     if variant not in get_args(Variant):
         raise UsageError(f"--variant {variant}: allowed: {', '.join(get_args(Variant))}")
@@ -308,14 +208,12 @@ def system_class(name: str, variant: str = "published") -> "type[System]":
     known = SYSTEMS if variant == "published" else SHIPPED
     if name not in known:
         return _plugged_in(name, variant)
-    module, attribute, _ = known[name]
-    return cast("type[System]", getattr(import_module(module), attribute))
+    return cast("type[System]", _listed(*known[name][:2]))
 
 
 def native_class(name: str) -> "type[NativeSystem]":
     """Return the adapter class of a third-party package, by a name in `NATIVE`."""
-    module, attribute, _ = NATIVE[name]
-    return cast("type[NativeSystem]", getattr(import_module(module), attribute))
+    return cast("type[NativeSystem]", _listed(*NATIVE[name][:2]))
 
 
 def _plugged_in(name: str, variant: str) -> "type[System]":
@@ -340,11 +238,7 @@ def _plugged_in(name: str, variant: str) -> "type[System]":
 
 
 def _foreign(value: str, said: str) -> "type[System]":
-    """Return the class ``module:Class`` of a module outside moebench.
-
-    Args:
-        said: the user's option, for error messages.
-    """
+    """Return the class ``module:Class`` of a foreign module; errors name the option ``said``."""
     from moebench.substrate.engine.system import System
 
     module, _, attribute = value.partition(":")
@@ -362,18 +256,13 @@ def _foreign(value: str, said: str) -> "type[System]":
 
 
 def policy_class(decision: str, name: str) -> "type[Policy]":
-    """Return the class of a policy's name.
-
-    Raises:
-        UnknownNameError: the policy does not exist for this decision.
-    """
+    """Return the class of a policy's name; refuse a name that this decision does not have."""
     if decision not in POLICIES:
         raise UnknownNameError("decision", decision, POLICIES)
     known = POLICIES[decision]
     if name not in known:
         raise UnknownNameError(f"{decision} policy", name, known)
-    module, attribute = known[name]
-    return cast("type[Policy]", getattr(import_module(module), attribute))
+    return cast("type[Policy]", _listed(*known[name]))
 
 
 def make(decision: str, name: str, **options: Any) -> "Policy":
@@ -383,7 +272,8 @@ def make(decision: str, name: str, **options: Any) -> "Policy":
 
 def name_of(decision: str, policy: "Policy") -> str:
     """Return a policy's name in the registry, or its class name if it is not listed."""
+    kind = type(policy)
     for name, (module, attribute) in POLICIES[decision].items():
-        if (type(policy).__module__, type(policy).__name__) == (module, attribute):
+        if (kind.__module__, kind.__name__) == (f"moebench.systems.{module}", attribute):
             return name
-    return type(policy).__name__
+    return kind.__name__

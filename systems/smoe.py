@@ -44,14 +44,7 @@ from typing import ClassVar, Literal
 import numpy as np
 
 from moebench.substrate.engine.decisions import Fetch, Forecast, LayerView, Routed, fetches
-from moebench.substrate.engine.policies import (
-    Assignment,
-    Eviction,
-    Placement,
-    Predictor,
-    Prefetching,
-    Routing,
-)
+from moebench.substrate.engine.policies import Assignment, Eviction, Placement, Prefetching, Routing
 from moebench.substrate.engine.system import System
 from moebench.substrate.errors import UsageError
 from moebench.systems.policies.assign import Balanced
@@ -104,11 +97,8 @@ class ExpertCacheRouter(Routing):
         left_over: list[tuple[int, int]] = []  # (token, place) of low-score experts not replaced
         for t, token in enumerate(tokens):
             # Places are best first: the lowest-scored expert is replaced first.
-            replaceable = [
-                place
-                for place in reversed(token.low_score)
-                if (e := token.own[place]) not in top_set and not on_device(e)
-            ]
+            candidates = [(place, token.own[place]) for place in reversed(token.low_score)]
+            replaceable = [p for p, e in candidates if e not in top_set and not on_device(e)]
             if not replaceable:
                 continue
             substitutes = [e for e in token.similar() if e in top_set or on_device(e)]  # E_s
@@ -198,7 +188,7 @@ class TopScorePrefetch(Prefetching):
             raise UsageError(f"prefetch.chunks is {self.chunks}; allowed: 1 to 64")
 
     @property
-    def predictor(self) -> Predictor:
+    def predictor(self) -> NextLayer | NextGates:
         """Predictor of the next layer's scores."""
         return NextLayer() if self.predict == "layer" else NextGates()
 
@@ -213,10 +203,8 @@ class TopScorePrefetch(Prefetching):
         k, band = view.shape.top_k, 1 + (view.alpha if self.alpha is None else self.alpha)
         predicted_TE = forecast[layer]
         ranked = (-predicted_TE).argsort(kind="stable")[:, : k + 1]  # only k + 1 are read
-        rows = [
-            _top_score(scores, best, k, band)
-            for scores, best in zip(predicted_TE.tolist(), ranked.tolist(), strict=True)
-        ]
+        pairs = zip(predicted_TE.tolist(), ranked.tolist(), strict=True)
+        rows = [_top_score(scores, best, k, band) for scores, best in pairs]
         wanted = rows[0]
         if len(rows) > 1:  # a single row is already in order
             for expert, score in (item for row in rows[1:] for item in row.items()):
@@ -228,8 +216,7 @@ class TopScorePrefetch(Prefetching):
 def _top_score(scores: list[float], best: list[int], k: int, band: float) -> dict[int, float]:
     """Return experts of one row's top-k that score at least ``band`` · S_{k+1}, best first.
 
-    Args:
-        best: the row's k + 1 best experts, or k if the model has no more.
+    ``best`` are the row's k + 1 best experts, or k if the model has no more.
     """
     least = band * scores[best[k]] if k < len(best) else 0.0
     found = {}

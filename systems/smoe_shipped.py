@@ -48,14 +48,7 @@ from moebench.substrate.engine.decisions import (
     fetches,
     split,
 )
-from moebench.substrate.engine.policies import (
-    Assignment,
-    Eviction,
-    Placement,
-    Predictor,
-    Prefetching,
-    Routing,
-)
+from moebench.substrate.engine.policies import Assignment, Eviction, Placement, Prefetching, Routing
 from moebench.substrate.engine.system import System
 from moebench.substrate.machines.protocol import Op, OpKind, op_of
 from moebench.substrate.memory.cache import ExpertCache, Mask, Scope
@@ -104,12 +97,9 @@ class SetOrderRouter(Routing):
         shared = frozenset().union(*(top for _, top in tops))  # C
         begun = (view.resident_E | view.in_flight_E).tolist()  # rule 9: from its submission on
         there = {*shared, *(e for e, here in enumerate(begun) if here)}
-        ids_TK = np.array(
-            [
-                self.replaced(scores, k, rival, alpha, there)
-                for scores, (rival, _) in zip(view.scores, tops, strict=True)
-            ]
-        )
+        pairs = zip(view.scores, tops, strict=True)
+        routed = [self.replaced(scores, k, rival, alpha, there) for scores, (rival, _) in pairs]
+        ids_TK = np.array(routed)
         return Routed(ids_TK, ids_TK, shared)
 
     def replaced(
@@ -222,9 +212,7 @@ class LoadOrder(FirstInFirstOut):
             return super().victim(allowed, incoming)
         order = self._pools[incoming]
         weight, average = len(order) + 1, self._scores.average
-        values = {
-            key: average(key) * weight + place for place, key in enumerate(order) if allowed[key]
-        }
+        values = {k: average(k) * weight + place for place, k in enumerate(order) if allowed[k]}
         return min(values, key=values.__getitem__, default=None)
 
 
@@ -275,7 +263,7 @@ class FirstPredicted(Prefetching):
     discipline = "committed"
 
     @property
-    def predictor(self) -> Predictor:
+    def predictor(self) -> NextGateWithoutAttention:
         """Predictor that runs the next gate without attention."""
         return NextGateWithoutAttention()
 

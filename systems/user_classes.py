@@ -28,12 +28,9 @@ from moebench.substrate.files import brief
 
 #: Base class of each decision's policies.
 BASES: dict[str, type[Policy]] = {
-    "place": Placement,
-    "route": Routing,
-    "assign": Assignment,
-    "prefetch": Prefetching,
+    "place": Placement, "route": Routing, "assign": Assignment, "prefetch": Prefetching,
     "evict": Eviction,
-}
+}  # fmt: skip
 
 _OURS = str(Path(__file__).parents[1])
 
@@ -44,11 +41,7 @@ def is_own(kind: type) -> bool:
 
 
 def check_class(kind: type) -> None:
-    """Refuse a class with fields that Python would ignore.
-
-    Raises:
-        UsageError: the class must be changed; the message states how.
-    """
+    """Refuse a class with fields that Python would ignore, and state how to change it."""
     for one in kind.__mro__:
         if one is object or not is_own(one):
             continue
@@ -71,9 +64,8 @@ def check_class(kind: type) -> None:
 
 
 def _of_class(hints: dict[str, Any], name: str) -> bool:
-    return typing.get_origin(hints.get(name)) is typing.ClassVar or hints.get(name) is (
-        typing.ClassVar
-    )
+    hint = hints.get(name)
+    return typing.ClassVar in (hint, typing.get_origin(hint))
 
 
 def _place(kind: type) -> str:
@@ -86,11 +78,7 @@ def _place(kind: type) -> str:
 
 
 def made(decision: str, factory: Callable[[], Any], system: type[System]) -> Any:
-    """Return a decision of a system, made by the factory of its field.
-
-    Raises:
-        UsageError: the policy cannot be made, or has another base class.
-    """
+    """Return a decision of a system, made by its field's factory; refuse other base classes."""
     base = BASES[decision]
     try:
         policy = factory()
@@ -142,12 +130,9 @@ _ANSWERS: dict[str, tuple[str, Callable[[Any], bool], str]] = {
     "route": ("route", _routed, "Routed(ids_TK, weigh_as_TK), two arrays of whole numbers"),
     "assign": ("assign", lambda value: isinstance(value, Plan), "a Plan, for example split(...)"),
     "prefetch": ("prefetch", _fetches, "a list of Fetch(layer, expert)"),
-    "evict": (
-        "victim",
-        lambda value: value is None or _whole(value),
-        "one of the allowed keys, a whole number, or None",
-    ),
-}
+    "evict": ("victim", lambda value: value is None or _whole(value),
+        "one of the allowed keys, a whole number, or None"),
+}  # fmt: skip
 
 
 def guard(decision: str, policy: Any) -> Any:
@@ -177,12 +162,8 @@ def _owner(kind: type, name: str) -> type:
 
 
 def blamed(error: Exception, what: str) -> UsageError | None:
-    """Return an error raised in the user's own code as one line with its place, else None.
-
-    Args:
-        what: the system's name; only ``module:Class`` names a user's file.
-    """
-    if ":" not in what:
+    """Return an error raised in the user's own code as one line with its place, else None."""
+    if ":" not in what:  # only ``module:Class`` names a user's file
         return None
     frames = traceback.extract_tb(error.__traceback__)
     own = [

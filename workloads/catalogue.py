@@ -5,6 +5,8 @@ A score is comparable only at the same number of few-shot examples, and the pape
 measures latency sets its own limit.
 """
 
+from typing import Any
+
 from moebench.substrate.errors import UnknownNameError
 from moebench.workloads.exercises import FAMILIES
 from moebench.workloads.workload import Category, Likelihood, Metric, Paper, Workload
@@ -14,11 +16,7 @@ DEFAULT_WORKLOAD = "passages"
 
 
 def workload(name: str) -> Workload:
-    """Return the workload with this name.
-
-    Raises:
-        UnknownNameError: no workload has this name.
-    """
+    """Return the workload with this name, or raise `UnknownNameError`."""
     if name not in _CATALOGUE:
         raise UnknownNameError("workload", name, _CATALOGUE)
     return _CATALOGUE[name]
@@ -35,82 +33,50 @@ def few_shot_of(workload: Workload, paper: str | None) -> int:
     ``paper`` is a name of ``Paper``, or None.  The caller checks whether examples are available (a
     train split, a prompt that fits the model).
     """
-    for name, count in workload.few_shot_in.items():
-        if name == paper:
-            return count
-    return workload.few_shot
+    counts = workload.few_shot_in.items()
+    return next((count for name, count in counts if name == paper), workload.few_shot)
 
 
 _SMOE: dict[Paper, int] = {"SMoE": 0}
 
 
-def _options(
-    name: str,
-    title: str,
-    category: Category,
-    likelihood: Likelihood,
-    papers: dict[Paper, int] | None = None,
-    *,
-    per_byte: bool = False,
-    train: bool = True,
-) -> Workload:
-    """Return a multiple-choice workload; answers are limited to a letter and a few words."""
-    return Workload(
-        name=name,
-        title=title,
-        category=category,
-        source=(name,),
-        metric="choice",
-        few_shot_in=papers or {},
-        likelihood=likelihood,
-        per_byte=per_byte,
-        max_new_tokens=16,
-        train_split_available=train,
-    )
-
-
 def _free(
-    name: str,
-    title: str,
-    category: Category,
-    metric: Metric,
-    tokens: int,
-    papers: dict[Paper, int] | None = None,
-    *,
-    source: str | None = None,
-    likelihood: Likelihood | None = None,
-    train: bool = True,
-) -> Workload:
+    name: str, title: str, category: Category, metric: Metric, tokens: int,
+    papers: dict[Paper, int] | None = None, *, train: bool = True, **others: Any,
+) -> Workload:  # fmt: skip
+    """Return a workload; ``others`` are further fields of it."""
+    source = {"source": "generated" if name in FAMILIES else (name,)}
     return Workload(
-        name=name,
-        title=title,
-        category=category,
-        source="generated" if name in FAMILIES else (source or name,),
-        metric=metric,
-        few_shot_in=papers or {},
-        likelihood=likelihood,
-        max_new_tokens=tokens,
-        train_split_available=train,
-    )
+        name=name, title=title, category=category, metric=metric, max_new_tokens=tokens,
+        few_shot_in=papers or {}, train_split_available=train, **(source | others),
+    )  # fmt: skip
 
 
-def _gaokao(subject: str, title: str) -> Workload:
-    return _options(f"gaokao_{subject}", title, "exam", "letters", _SMOE, train=False)
+def _options(
+    name: str, title: str, category: Category, likelihood: Likelihood,
+    papers: dict[Paper, int] | None = None, **others: Any,
+) -> Workload:  # fmt: skip
+    """Return a multiple-choice workload; answers are limited to a letter and a few words."""
+    return _free(name, title, category, "choice", 16, papers, likelihood=likelihood, **others)
+
+
+def _gaokao(name: str, subject: str) -> Workload:
+    title = f"GAOKAO-Bench, {subject}"
+    return _options(f"gaokao_{name}", title, "exam", "letters", _SMOE, train=False)
 
 
 # SMoE, section VI-A, names OpenCompass's basic prompts and no counts: these prompts have no
 # examples, except four on GSM8K.  DAOP's counts are in its section V-A.
 _GAOKAO = (
-    _gaokao("math_i", "GAOKAO-Bench, mathematics I"),
-    _gaokao("math_ii", "GAOKAO-Bench, mathematics II"),
-    _gaokao("history", "GAOKAO-Bench, history"),
-    _gaokao("biology", "GAOKAO-Bench, biology"),
-)
+    _gaokao("math_i", "mathematics I"), _gaokao("math_ii", "mathematics II"),
+    _gaokao("history", "history"), _gaokao("biology", "biology"),
+)  # fmt: skip
 _ALL = (
     *_GAOKAO,
     _options(
-        "gaokao", "GAOKAO-Bench, four subjects", "exam", "letters", _SMOE, train=False
-    ).model_copy(update={"source": tuple(subject.name for subject in _GAOKAO)}),
+        "gaokao", "GAOKAO-Bench, four subjects", "exam", "letters", _SMOE, train=False,
+        source=tuple(subject.name for subject in _GAOKAO),
+    ),
     _options("arc_easy", "ARC-Easy", "exam", "texts", {"DAOP": 0}, per_byte=True),
     _options("arc_challenge", "ARC-Challenge", "exam", "texts", {"DAOP": 25}, per_byte=True),
     _options("mmlu", "MMLU", "exam", "letters", {"DAOP": 5}),
@@ -124,7 +90,7 @@ _ALL = (
     _options("truthfulqa", "TruthfulQA, one true answer (MC1)", "knowledge", "texts", train=False),
     _free(
         "truthfulqa_gen", "TruthfulQA, in the model's own words", "knowledge", "rouge", 64,
-        {"DAOP": 0}, source="truthfulqa", train=False,
+        {"DAOP": 0}, source=("truthfulqa",), train=False,
     ),
     _options("race_middle", "RACE-middle", "understanding", "letters", _SMOE),
     _free("squad", "SQuAD v1.1", "understanding", "text", 32, {"DuoServe-MoE": 0}),
@@ -140,8 +106,8 @@ _ALL = (
     _free("equations", "Generated sums and sequences", "exam", "exact_number", 32),
     _free("inflection", "Generated sentences to inflect", "language", "exact_text", 32),
     _free(
-        "facts", "Generated questions on learnt facts", "knowledge", "exact_text", 64
-    ).model_copy(update={"chance": 25.0}),
+        "facts", "Generated questions on learnt facts", "knowledge", "exact_text", 64, chance=25.0
+    ),
     _free("passages", "Generated stories of moves", "understanding", "exact_text", 32),
     _free(
         "bbh", "BIG-Bench Hard, direct answers", "reasoning", "exact_text", 64, {"DAOP": 3},
@@ -158,7 +124,8 @@ _ALL = (
     _free("sharegpt", "ShareGPT, first user turns", "chat", "none", 256, {"DAOP": 0}),
     _free("mt_bench", "MT-Bench, first turns", "chat", "none", 512, train=False),
     _free(
-        "text", "Plain text: WikiText-2", "language modelling", "perplexity", 128, source="corpus"
-    ).model_copy(update={"template": "{prompt}"}),
+        "text", "Plain text: WikiText-2", "language modelling", "perplexity", 128,
+        source=("corpus",), template="{prompt}",
+    ),
 )  # fmt: skip
 _CATALOGUE = {entry.name: entry for entry in _ALL}

@@ -54,11 +54,7 @@ def read_examples(path: Path) -> list[Example]:
 
 
 def read_records(records: Iterable[tuple[str, Mapping[str, object]]], split: str) -> list[Example]:
-    """Return the examples of records that are not from a file, each with its position for errors.
-
-    Raises:
-        InputError: a record is not in the format.
-    """
+    """Return the examples of records from elsewhere, each with its position for errors."""
     return _read(records, _with_all_keys, split)
 
 
@@ -92,15 +88,12 @@ def read_passages(path: Path, words: int) -> list[Example]:
     spans = [found.span() for found in re.finditer(r"\S+", text)]
     if len(spans) < words:
         raise InputError(f"{path}: has {len(spans)} words; allowed: {words} or more, one passage")
-    return [
-        Example(
-            id=f"{path.stem}/{first // words}",
-            prompt=text[spans[first][0] : spans[first + words - 1][1]],
-            choices=None,
-            answer="",
-        )
-        for first in range(0, len(spans) - words + 1, words)
-    ]
+    found = []
+    for number in range(len(spans) // words):
+        (begin, _), (_, end) = spans[number * words], spans[(number + 1) * words - 1]
+        passage = text[begin:end]
+        found.append(Example(id=f"{path.stem}/{number}", prompt=passage, choices=None, answer=""))
+    return found
 
 
 def _text_of(path: Path, wanted: str) -> str:
@@ -124,10 +117,7 @@ def _record(line: str) -> Mapping[str, object]:
         record = json.loads(line, object_pairs_hook=_without_repeats)
     except json.JSONDecodeError as error:
         _refuse(f"is not JSON ({error.msg} at column {error.colno})", "one JSON object per line")
-    except (
-        ValueError,
-        RecursionError,
-    ) as error:  # a number or a nesting beyond the parser's limits
+    except (ValueError, RecursionError) as error:  # beyond the parser's limits for numbers, nesting
         _refuse(f"is not JSON ({error})", "one JSON object per line")
     if not isinstance(record, dict):
         _refuse(f"is {_kind(record)}, not a JSON object", "one JSON object per line")
@@ -179,13 +169,10 @@ def _example(record: Mapping[str, object], stem: str) -> Example:
     else:
         answer = _index(record["answer"], len(choices))
     return Example(
-        id=_text("id", record["id"]),
-        prompt=_text("prompt", record["prompt"]),
-        choices=choices,
-        answer=answer,
-        answers=answers,
+        id=_text("id", record["id"]), prompt=_text("prompt", record["prompt"]),
+        choices=choices, answer=answer, answers=answers,
         solution=_text("solution", record["solution"]) if "solution" in record else None,
-    )
+    )  # fmt: skip
 
 
 def _text(key: str, value: object) -> str:

@@ -41,28 +41,19 @@ class PromptSet:
 
 
 def load(
-    workload: Workload,
-    split: Split = "test",
-    count: int | None = None,
-    seed: int = 0,
-    data_dir: Path | None = None,
-    or_fewer: bool = False,
-) -> PromptSet:
+    workload: Workload, split: Split = "test", count: int | None = None, seed: int = 0,
+    data_dir: Path | None = None, or_fewer: bool = False,
+) -> PromptSet:  # fmt: skip
     """Draw ``count`` prompts of a split without replacement; all, in file order, for ``None``.
 
     The draw is ``random.Random(seed).sample`` over the full list, kept in drawn order, so a sample
-    is not biased towards the file's beginning and is the same on every machine.
-
-    With ``or_fewer``, a split that holds fewer than ``count`` prompts returns all of them.
-
-    ``data_dir`` holds one folder per data set; ``hub:`` in its place means the Hugging Face
-    hub (``workloads.hub``).
+    is not biased towards the file's beginning and is the same on every machine.  With ``or_fewer``,
+    a split that holds fewer than ``count`` prompts returns all of them.  ``data_dir`` holds one
+    folder per data set; ``hub:`` in its place means the Hugging Face hub (``workloads.hub``).
 
     Raises:
-        UsageError: the workload needs a data folder and there is none, or ``count`` or ``split``
-            is invalid.
-        InputError: a folder or split is missing, a file is broken, or ``count`` is more than
-            there are.
+        UsageError: the workload needs a data folder, or ``count`` or ``split`` is invalid.
+        InputError: a folder or split is missing, a file is broken, or ``count`` is too large.
     """
     if split not in SPLITS:
         raise UsageError(f"split {split!r} does not exist; allowed: {', '.join(SPLITS)}")
@@ -75,13 +66,9 @@ def load(
         raise InputError(f"{source}: {count} prompts wanted, {len(examples)} available")
     chosen = examples if count is None else random.Random(seed).sample(examples, count)
     return PromptSet(
-        examples=tuple(chosen),
-        source=source,
-        split=split,
-        seed=seed,
-        available=len(examples),
+        examples=tuple(chosen), source=source, split=split, seed=seed, available=len(examples),
         data_hash=_content_hash(chosen),
-    )
+    )  # fmt: skip
 
 
 @lru_cache(maxsize=8)
@@ -122,9 +109,8 @@ def _files(
     workload: Workload, folders: tuple[str, ...], split: Split, data_dir: Path
 ) -> list[Path]:
     """Return the split's file in each of the workload's folders, and check that all exist."""
-    names = {name: f"{name}.jsonl" for name in SPLITS}
-    if workload.metric == "perplexity":
-        names = TEXT_FILES
+    jsonl = {name: f"{name}.jsonl" for name in SPLITS}
+    names = TEXT_FILES if workload.metric == "perplexity" else jsonl
     files = [data_dir / folder / names[split] for folder in folders]
     for file in files:
         if not file.parent.is_dir():

@@ -1,5 +1,6 @@
 """The `Example` type: a prompt, its options and its reference answer; and its text for a model."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from moebench.substrate.errors import InputError
@@ -46,19 +47,17 @@ def ask_and_answer(example: Example) -> str:
     return f"{ask(example)} {example.solution}\n#### {example.answer_text}"
 
 
+def listed(options: Sequence[str]) -> str:
+    """Return a prompt's final block of options, one ``\\nA. text`` line each."""
+    lines = zip(LETTERS, options, strict=False)
+    return "".join(f"\n{letter}. {text}" for letter, text in lines)
+
+
 def stem(example: Example) -> str:
-    """Return the prompt without its final block of options, one ``\\nA. text`` line each.
-
-    A prompt without options is its own stem.
-
-    Raises:
-        InputError: it has options, but does not end in them.
-    """
+    """Return the prompt without its final block of options, in which it must end if it has any."""
     if example.choices is None:
         return example.prompt
-    lines = zip(LETTERS, example.choices, strict=False)
-    block = "".join(f"\n{letter}. {text}" for letter, text in lines)
-    bare = example.prompt.removesuffix(block)
+    bare = example.prompt.removesuffix(listed(example.choices))
     if bare == example.prompt or not bare.strip():
         raise InputError(
             f"{example.id}: the prompt is not a question followed by its options; "

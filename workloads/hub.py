@@ -17,7 +17,7 @@ from typing import Any, Literal
 
 from moebench.substrate.errors import InputError, UsageError
 from moebench.workloads.data import read_records
-from moebench.workloads.example import LETTERS, Example
+from moebench.workloads.example import LETTERS, Example, listed
 from moebench.workloads.scoring import boxed
 
 PREFIX = "hub:"
@@ -126,9 +126,7 @@ def _repeats_an_option(record: Mapping[str, object]) -> bool:
 
 
 def _options(question: str, choices: list[str], answer: int) -> dict[str, object]:
-    lines = zip(LETTERS, choices, strict=False)
-    block = "".join(f"\n{letter}. {text}" for letter, text in lines)
-    return {"prompt": question + block, "choices": choices, "answer": answer}
+    return {"prompt": question + listed(choices), "choices": choices, "answer": answer}
 
 
 def _free(question: str, answers: list[str]) -> dict[str, object]:
@@ -149,7 +147,6 @@ def _orca_math(row: Row) -> dict[str, object]:
 
 
 def _math(row: Row) -> dict[str, object]:
-
     solution = row["solution"]
     answer = boxed(solution[max(solution.rfind("\\boxed{"), 0) :])
     return {"prompt": row["problem"], "answer": answer or solution, "solution": solution}

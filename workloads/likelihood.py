@@ -53,19 +53,15 @@ def continuations(
     """
     check_shots(workload, example, shots)
     asked = _asked(workload, example)
-    worked = (_asked(workload, shot) for shot in shots)
-    answered = [
-        one.prompt + one.texts[_right(shot)] for one, shot in zip(worked, shots, strict=True)
-    ]
+    worked = [(_asked(workload, shot), _right(shot)) for shot in shots]
+    answered = [one.prompt + one.texts[right] for one, right in worked]
     return Continuations("\n\n".join([*answered, asked.prompt]), asked.texts, asked.uncounted)
 
 
 def choose(
-    workload: Workload,
-    texts: Sequence[str],
-    log_likelihoods: Sequence[float],
+    workload: Workload, texts: Sequence[str], log_likelihoods: Sequence[float],
     per_byte: bool | None = None,
-) -> int:
+) -> int:  # fmt: skip
     """Return the 0-based index of the likeliest option; the first of equal ones.
 
     Args:

@@ -20,9 +20,6 @@ def build_prompt(workload: Workload, example: Example, shots: Sequence[Example] 
     ``shots`` precede it, in the given order, with their worked solutions (without calculator
     marks) and answers.  The prompt ends without a blank, so that the first generated token has
     its own.
-
-    Raises:
-        UsageError: the example is among its own few-shot examples, answer included.
     """
     check_shots(workload, example, shots)
     asked = workload.template.replace("{prompt}", example.prompt)
@@ -46,11 +43,7 @@ def split_cue(prompt: str) -> tuple[str, str]:
 
 
 def check_shots(workload: Workload, example: Example, shots: Sequence[Example]) -> None:
-    """Check that an example is not among its own few-shot examples.
-
-    Raises:
-        UsageError: the example is among its own few-shot examples.
-    """
+    """Raise `UsageError` if an example is among its own few-shot examples, answer included."""
     if any(shot.prompt == example.prompt for shot in shots):
         raise UsageError(
             f"workload {workload.name}: {example.id} is among its own few-shot examples; "
@@ -59,10 +52,7 @@ def check_shots(workload: Workload, example: Example, shots: Sequence[Example]) 
 
 
 def without_calculator_marks(text: str) -> str:
-    """Remove GSM8K's marks of calculator calls, such as ``<<48/2=24>>``.
-
-    Other uses of ``<<`` or ``>>`` (a shift in a programming answer) stay.
-    """
+    """Remove GSM8K's marks of calculator calls, such as ``<<48/2=24>>``; keep other ``<<``."""
     return _CALCULATOR_MARK.sub("", text)
 
 

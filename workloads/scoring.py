@@ -73,11 +73,7 @@ class Rouge:
 
 
 def score(values: Iterable[float], metric: Metric) -> Score:
-    """Return the score of the examples' values in [0, 1], which ``item_value`` returns.
-
-    Raises:
-        UsageError: there are no values, so there is no mean.
-    """
+    """Return the score of the examples' values in [0, 1], which ``item_value`` returns."""
     items = [float(value) for value in values]
     if not items:
         raise UsageError("no answers to score; give --prompts 1 or more")
@@ -90,14 +86,8 @@ def score(values: Iterable[float], metric: Metric) -> Score:
 def perplexity(log_likelihoods: Sequence[float], tokens: Sequence[int]) -> Score:
     """Return perplexity per token over passages: exp(-sum of log-likelihoods / number of tokens).
 
-    Args:
-        log_likelihoods: of each passage, in nats.
-        tokens: number of counted tokens of each passage.
-
-    The standard error treats passages as independent: the delta method on a ratio of sums.
-
-    Raises:
-        UsageError: no tokens were counted.
+    ``log_likelihoods`` are in nats, of all counted tokens of each passage.  The standard error
+    treats passages as independent: the delta method on a ratio of sums.
     """
     total = sum(tokens)
     if total < 1:
@@ -119,10 +109,8 @@ def metric_of(workload: Workload, example: Example) -> Metric:
 def item_value(workload: Workload, example: Example, text: str) -> float:
     """Return the value in [0, 1] of the text that a model generated for an example.
 
-    1.0 or 0.0 for right or wrong, ROUGE-1's F-measure where that is the metric.
-
-    Raises:
-        UsageError: the workload has no reference answers.
+    1.0 or 0.0 for right or wrong, ROUGE-1's F-measure where that is the metric.  A workload without
+    reference answers is a `UsageError`.
     """
     metric = metric_of(workload, example)
     if metric == "rouge":
@@ -151,11 +139,7 @@ def chance(workload: Workload, examples: Sequence[Example]) -> float | None:
 
 
 def is_correct(workload: Workload, example: Example, text: str) -> bool:
-    """Return whether the generated text has the full value 1.
-
-    Raises:
-        UsageError: the workload has no reference answers.
-    """
+    """Return whether the generated text has the full value 1."""
     return item_value(workload, example, text) == 1.0
 
 
@@ -175,22 +159,15 @@ def rouge(workload: Workload, example: Example, text: str) -> Rouge:
     right = example.answer if isinstance(example.answer, str) else options[example.answer]
     rouge1, rouge2 = nearest({right, *(example.answers or ())})
     wrong1, wrong2 = nearest(option for option in options if option != right)
-    return Rouge(
-        rouge1=rouge1,
-        rouge2=rouge2,
-        true1=rouge1 > wrong1 if options else None,
-        true2=rouge2 > wrong2 if options else None,
-    )
+    nearer = (rouge1 > wrong1, rouge2 > wrong2) if options else (None, None)
+    return Rouge(rouge1=rouge1, rouge2=rouge2, true1=nearer[0], true2=nearer[1])
 
 
 def extract(metric: Metric, text: str, stop: tuple[str, ...] = (), options: int = 26) -> str:
     """Return the answer in a generated text, normalised for comparison; empty if none is found.
 
     ``stop`` strings and the end-of-text token end the text; ``options`` is the number of letters,
-    from A, that name an option.
-
-    Raises:
-        UsageError: the metric compares no extracted answer.
+    from A, that name an option.  A metric that compares no answers is a `UsageError`.
     """
     text = cut(text, stop)
     if metric == "exact_number":

@@ -37,10 +37,8 @@ def content_hash(description: object, arrays: Iterable[np.ndarray] = ()) -> str:
 def kept(file: Path, make: Callable[[], Artefact]) -> Artefact:
     """Return the artefact in a file; create and write it first if there is no file.
 
-    Of several processes that need it at once, one creates it and the others wait.
-
-    Raises:
-        InputError: the existing file cannot be read.
+    Of several processes that need it at once, one creates it and the others wait.  An existing file
+    that cannot be read is an `InputError`.
     """
     from safetensors import SafetensorError, safe_open
 
@@ -54,9 +52,8 @@ def kept(file: Path, make: Callable[[], Artefact]) -> Artefact:
             arrays = {name: found.get_tensor(name) for name in found.keys()}  # noqa: SIM118
             return Artefact(arrays, found.metadata() or {})
     except (OSError, SafetensorError) as error:
-        raise InputError(
-            f"{file}: cannot be read ({error}); remove it, and it is made again"
-        ) from error
+        message = f"{file}: cannot be read ({error}); remove it, and it is made again"
+        raise InputError(message) from error
 
 
 @contextmanager

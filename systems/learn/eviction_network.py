@@ -132,8 +132,7 @@ def features(ids_TLK: np.ndarray, num_experts: int) -> np.ndarray:
 def labels(ids_TLK: np.ndarray, num_experts: int, cached: int = 0) -> tuple[np.ndarray, np.ndarray]:
     """Return each expert's distance to its next use by Belady's rule, and the mask, ``[L, T, E]``.
 
-    Args:
-        cached: slots of a layer whose content under Belady limits the mask; 0 does not limit it.
+    The mask is limited to what Belady keeps in ``cached`` slots of a layer; 0 does not limit it.
     """
     tokens, layers, _ = ids_TLK.shape
     horizon = max(1, num_experts * 3 // 4)
@@ -172,23 +171,18 @@ def _held_by_belady(ids_TLK: np.ndarray, num_experts: int, slots: int) -> np.nda
 
 
 def trained(
-    sequences: Sequence[np.ndarray],
-    num_experts: int,
-    options: EvictionNetworkOptions,
-    artefacts: Path,
-    progress: Callable[[int, int], None] = lambda done, total: None,
-) -> Network:
+    sequences: Sequence[np.ndarray], num_experts: int, options: EvictionNetworkOptions,
+    artefacts: Path, progress: Callable[[int, int], None] = lambda done, total: None,
+) -> Network:  # fmt: skip
     """Return networks trained on sequences ``[T, L, K]``, or read them from ``artefacts``.
 
     Raises:
         UsageError: there is not a single pair of tokens to learn from.
-        InputError: the stored artefact cannot be read.
     """
     if sum(len(ids) for ids in sequences) < 2:
         raise UsageError("evict=flashmoe: the calibration data holds less than two tokens")
-    name = content_hash(
-        [VERSION, num_experts, asdict(options)], (ids.astype(np.int32) for ids in sequences)
-    )
+    data = (ids.astype(np.int32) for ids in sequences)
+    name = content_hash([VERSION, num_experts, asdict(options)], data)
 
     def learn() -> Artefact:
         import torch
@@ -205,11 +199,9 @@ def trained(
 
 
 def _fit(
-    sequences: Sequence[np.ndarray],
-    num_experts: int,
-    options: EvictionNetworkOptions,
+    sequences: Sequence[np.ndarray], num_experts: int, options: EvictionNetworkOptions,
     progress: Callable[[int, int], None],
-) -> Network:
+) -> Network:  # fmt: skip
     """Train the independent networks of all layers at once, with Table 1's settings."""
     import torch
 

@@ -134,20 +134,13 @@ class ExpertMLP:
 
 
 def trained(
-    sequences: Sequence[RoutedSequence],
-    num_experts: int,
-    options: ExpertMLPOptions,
-    artefacts: Path,
-    progress: Callable[[int, int], None] = lambda done, total: None,
-) -> ExpertMLP:
+    sequences: Sequence[RoutedSequence], num_experts: int, options: ExpertMLPOptions,
+    artefacts: Path, progress: Callable[[int, int], None] = lambda done, total: None,
+) -> ExpertMLP:  # fmt: skip
     """Return a predictor trained on these texts, or read it from ``artefacts``.
-
-    Args:
-        progress: called with the epochs done and the most to do.
 
     Raises:
         UsageError: there are too few tokens or layers to learn from.
-        InputError: the stored artefact cannot be read.
     """
     paths = [s.ids_TLK[s.prefill if s.prefill < len(s.ids_TLK) else 0 :] for s in sequences]
     paths = _first(paths, options.tokens)
@@ -160,12 +153,10 @@ def trained(
 
     def learn() -> Artefact:
         mlp = _fit(paths, num_experts, options, progress)
-        arrays = {
-            "popularity": mlp.matrices.popularity_LE,
-            "affinity": mlp.matrices.affinity_LEE,
-            **{f"weight{i}": w for i, w in enumerate(mlp.weights)},
-            **{f"bias{i}": b for i, b in enumerate(mlp.biases)},
-        }
+        counted = mlp.matrices
+        arrays = {"popularity": counted.popularity_LE, "affinity": counted.affinity_LEE}
+        arrays |= {f"weight{i}": w for i, w in enumerate(mlp.weights)}
+        arrays |= {f"bias{i}": b for i, b in enumerate(mlp.biases)}
         return Artefact(arrays, mlp.note)
 
     arrays, note = kept(artefacts / f"expert-mlp-{name}.safetensors", learn)
@@ -184,11 +175,9 @@ def _first(paths: Sequence[np.ndarray], tokens: int) -> list[np.ndarray]:
 
 
 def _fit(
-    paths: Sequence[np.ndarray],
-    num_experts: int,
-    options: ExpertMLPOptions,
+    paths: Sequence[np.ndarray], num_experts: int, options: ExpertMLPOptions,
     progress: Callable[[int, int], None],
-) -> ExpertMLP:
+) -> ExpertMLP:  # fmt: skip
     import torch
 
     learnt, held_out = _split(paths)

@@ -25,11 +25,9 @@ def shares(scores: np.ndarray) -> np.ndarray:
 
 
 class MapStore:
-    """Expert maps of past iterations, each with its prompt's embedding.
+    """Expert maps of at most C (``capacity``) past iterations, each with its prompt's embedding.
 
-    Args:
-        capacity: C, the maximum number of maps.
-        semantic: d/L, the weight of the embedding's cosine in the redundancy of a map.
+    ``semantic`` is d/L, the weight of the embedding's cosine in the redundancy of a map.
     """
 
     def __init__(
@@ -69,14 +67,11 @@ class MapStore:
         self, embedding_H: np.ndarray, map_LE: np.ndarray, semantic_C: np.ndarray,
         products_C: np.ndarray,
     ) -> int:  # fmt: skip
-        """Add a map; a full store replaces the map that the new one makes most redundant.
+        """Add a map and return its index; it replaces the most redundant map of a full store.
 
         Args:
             semantic_C: cosines of its embedding with each stored one.
             products_C: its products with each stored map.
-
-        Returns:
-            The map's index in the store.
         """
         square = float((map_LE * map_LE).sum())
         at = self.size

@@ -59,21 +59,14 @@ class Trained(NamedTuple):
 
 
 def train(
-    parameters: "Sequence[torch.nn.Parameter]",
-    optimizer: "torch.optim.Optimizer",
-    losses: "Callable[..., torch.Tensor]",
-    data: "Sequence[torch.Tensor]",
-    split: int,
-    epochs: int,
-    patience: int,
-    generator: "torch.Generator",
-    progress: Callable[[int, int], None],
-) -> Trained:
-    """Train on the tokens before ``split`` and validate on the others.
+    parameters: "Sequence[torch.nn.Parameter]", optimizer: "torch.optim.Optimizer",
+    losses: "Callable[..., torch.Tensor]", data: "Sequence[torch.Tensor]", split: int, epochs: int,
+    patience: int, generator: "torch.Generator", progress: Callable[[int, int], None],
+) -> Trained:  # fmt: skip
+    """Train on the tokens before ``split`` of all data ``[L, N, ...]``; validate on the others.
 
     Args:
         losses: each network's loss ``[L]``, from the parameters and some tokens of all data.
-        data: arrays of ``[L, N, ...]``.
         progress: called with the epochs done and the most to do.
     """
     import torch

@@ -116,20 +116,13 @@ class _Data(NamedTuple):
 
 
 def trained(
-    sequences: Sequence[RoutedSequence],
-    num_experts: int,
-    options: StateMLPOptions,
-    artefacts: Path,
-    progress: Callable[[int, int], None] = lambda done, total: None,
-) -> StateMLPs:
+    sequences: Sequence[RoutedSequence], num_experts: int, options: StateMLPOptions,
+    artefacts: Path, progress: Callable[[int, int], None] = lambda done, total: None,
+) -> StateMLPs:  # fmt: skip
     """Return predictors trained on these texts, or read them from ``artefacts``.
-
-    Args:
-        progress: called with the epochs done and the most to do.
 
     Raises:
         UsageError: there are too few tokens to learn from.
-        InputError: the stored artefact cannot be read.
     """
     texts = _decoded(sequences, options.tokens)
     tokens = sum(len(ids) for ids, _ in texts)
@@ -138,9 +131,8 @@ def trained(
             "prefetch=stride learns from routed texts with hidden states: at least four tokens, "
             "of few texts; give --calibrate-from another workload, or --set prefetch=none"
         )
-    name = content_hash(
-        [VERSION, num_experts, asdict(options)], [array for text in texts for array in text]
-    )
+    data = [array for text in texts for array in text]
+    name = content_hash([VERSION, num_experts, asdict(options)], data)
 
     def learn() -> Artefact:
         import torch
@@ -165,15 +157,13 @@ def trained(
         return Artefact(arrays, note)
 
     arrays, note = kept(artefacts / f"state-mlp-{name}.safetensors", learn)
-    stacks = {
-        part: Stack(*([arrays[f"{part}.{of}{i}"] for i in range(3)] for of in ("weight", "bias")))
-        for part in ("ahead", "wrapped")
-        if f"{part}.weight0" in arrays
-    }
+
+    def stack(part: str) -> Stack:
+        return Stack(*([arrays[f"{part}.{of}{i}"] for i in range(3)] for of in ("weight", "bias")))
+
+    ahead = stack("ahead") if "ahead.weight0" in arrays else None
     layers = texts[0][0].shape[1]
-    return StateMLPs(
-        stacks["wrapped"], stacks.get("ahead"), options.stride, layers, num_experts, note
-    )
+    return StateMLPs(stack("wrapped"), ahead, options.stride, layers, num_experts, note)
 
 
 def _decoded(
@@ -238,10 +228,8 @@ def _fit(
     scaled = weights[0] / std.transpose(0, 2, 1)
     biases[0] = biases[0] - mean @ scaled
     fitted = Stack([scaled, *weights[1:]], biases)
-    recall = [
-        _recall(fitted.probabilities(x_MTH[m, split:], m), ids_MTLK[m, split:])
-        for m in range(networks)
-    ]
+    predicted = [fitted.probabilities(x_MTH[m, split:], m) for m in range(networks)]
+    recall = [_recall(p_TO, ids_MTLK[m, split:]) for m, p_TO in enumerate(predicted)]
     said = {"epochs": str(done.epochs), "best_epoch": str(done.best_epoch)}
     return fitted, said | {"recall": f"{np.mean(recall):.4f}"}
 

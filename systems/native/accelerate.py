@@ -93,10 +93,8 @@ def runner(job: Job) -> Runner:
     load = transformers.AutoModelForCausalLM.from_pretrained
     if options["offload"] == "disk" and options["read"] == "mmap":
         where: Any = {"": "disk"} if most is None else "auto"
-        model = load(
-            job.model, dtype=torch.float32, device_map=where, max_memory=most,
-            offload_folder=job.folder,
-        )  # fmt: skip
+        kept: Any = {"device_map": where, "max_memory": most, "offload_folder": job.folder}
+        model = load(job.model, dtype=torch.float32, **kept)
     else:
         model = load(job.model, dtype=torch.float32).eval()
         if options["offload"] == "cpu":

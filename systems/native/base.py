@@ -50,23 +50,16 @@ class Job:
 
 
 class Runner(Protocol):
-    """A package with its model loaded.
-
-    Attributes:
-        facts: sentences for the run's notes on how the model was loaded.
-    """
+    """A package with its model loaded; ``facts`` are sentences for the run's notes on loading."""
 
     facts: Sequence[str]
 
     def generate(
         self, prompts: Sequence[Sequence[int]], new_tokens: int, end: int | None, put: Put
     ) -> None:
-        """Decode greedily; call ``put`` with each step's tokens at once.
+        """Decode a batch greedily; call ``put`` with each step's tokens at once.
 
-        Args:
-            prompts: token ids of a batch.
-            new_tokens: at most, for each prompt; exactly as many where ``end`` is None.
-            end: the token that ends a text.
+        Each prompt gets at most ``new_tokens``, exactly as many without a token ``end`` of texts.
         """
 
 
@@ -118,11 +111,7 @@ class NativeSystem(ABC):
         return [name for module, name in found if importlib.util.find_spec(module) is None]
 
     def check_installed(self, name: str) -> None:
-        """Check that all required packages are installed.
-
-        Raises:
-            UsageError: with the command that installs them.
-        """
+        """Refuse to run without the required packages; state the command that installs them."""
         missing = self.missing()
         if missing:
             raise UsageError(
@@ -133,9 +122,7 @@ class NativeSystem(ABC):
     def model_file(self, checkpoint: "Checkpoint", content: str, folder: Path) -> Path:
         """Return the file or folder that the package reads: the checkpoint, or a converted one.
 
-        Args:
-            content: the hash of the checkpoint's content.
-            folder: the folder of files converted from checkpoints.
+        Converted files are in ``folder``, named by the hash of the checkpoint's ``content``.
         """
         return checkpoint.path
 

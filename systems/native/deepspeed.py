@@ -41,8 +41,7 @@ class NativeDeepSpeed(HuggingFaceSystem):
 
     Attributes:
         offload: where weights are stored between uses.
-        buffers: host buffers for reads from NVMe, each as large as the largest tensor
-            (``buffer_count``).
+        buffers: host buffers (``buffer_count``) for NVMe, each as large as the largest tensor.
     """
 
     paper = "SC 2022, arXiv 2207.00032; DeepSpeed 0.19"
@@ -86,11 +85,8 @@ def runner(job: Job) -> Runner:
     deepspeed.init_distributed(dist_backend="gloo")
     offload: dict[str, Any] = {"device": job.options["offload"], "pin_memory": False}
     if nvme:
-        offload |= {
-            "nvme_path": job.folder,
-            "buffer_count": job.options["buffers"],
-            "buffer_size": _largest_tensor(Path(job.model)),
-        }
+        offload |= {"nvme_path": job.folder, "buffer_count": job.options["buffers"]}
+        offload["buffer_size"] = _largest_tensor(Path(job.model))
     config = {
         "train_micro_batch_size_per_gpu": job.batch,
         "zero_optimization": {"stage": 3, "offload_param": offload},
@@ -100,9 +96,8 @@ def runner(job: Job) -> Runner:
     load = transformers.AutoModelForCausalLM.from_pretrained
     model = load(job.model, dtype=torch.float32).eval()
     engine, *_ = deepspeed.initialize(model=model, config=config)
-    streaming = Streaming(
-        engine.module, [swapped(engine.module)] if nvme else [], synced_gpus=False
-    )
+    facts = [swapped(engine.module)] if nvme else []
+    streaming = Streaming(engine.module, facts, synced_gpus=False)
     streaming.kept = kept  # type: ignore[attr-defined]
     return streaming
 

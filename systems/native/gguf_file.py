@@ -25,13 +25,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class _Architecture:
-    """Features of llama.cpp's implementation of a model family.
+    """Features of llama.cpp's implementation of a model family (``general.architecture``).
 
-    Attributes:
-        name: ``general.architecture``.
-        gate: the only gate that its graph has.
-        permuted: whether it rotates pairs of neighbours.
-        dense: whether it supports leading dense layers.
+    Its graph has only this ``gate``; ``permuted`` ones rotate pairs of neighbours, and ``dense``
+    ones support leading dense layers.
     """
 
     name: str
@@ -73,11 +70,7 @@ def why_not(shape: ModelShape) -> str | None:
 
 
 def write_gguf(checkpoint: "Checkpoint", path: Path) -> Path:
-    """Write the GGUF file under a temporary name and rename it; reuse a finished file.
-
-    Raises:
-        CheckpointError: the checkpoint cannot be read.
-    """
+    """Write the GGUF file under a temporary name and rename it; reuse a finished file."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.with_suffix(".lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
@@ -186,25 +179,18 @@ def _tensors(
         yield _name(ours), tensor.numpy()
     width = shape.expert_width
     for layer in shape.moe_layers:
-        records = [
-            unpack(shape, checkpoint.expert_record(layer, expert, torch.float32))
-            for expert in range(shape.num_experts)
-        ]
-        gate_up = torch.stack([pair[0] for pair in records])
-        parts = {
-            "gate": gate_up[:, :width],
-            "up": gate_up[:, width:],
-            "down": torch.stack([pair[1] for pair in records]),
-        }
+        experts = range(shape.num_experts)
+        records = [checkpoint.expert_record(layer, e, torch.float32) for e in experts]
+        pairs = zip(*(unpack(shape, record) for record in records), strict=True)
+        gate_up, down = map(torch.stack, pairs)
+        parts = {"gate": gate_up[:, :width], "up": gate_up[:, width:], "down": down}
         for part, tensor in parts.items():
             yield f"blk.{layer}.ffn_{part}_exps.weight", tensor.contiguous().numpy()
 
 
 def _name(ours: str) -> str:
     """Return llama.cpp's name of a tensor, with ``.bias`` or ``.weight`` at the end."""
-    base, kind = (
-        (ours.removesuffix(".bias"), "bias") if ours.endswith(".bias") else (ours, "weight")
-    )
+    base, kind = ours.removesuffix(".bias"), "bias" if ours.endswith(".bias") else "weight"
     if base in _WHOLE:
         return f"{_WHOLE[base]}.{kind}"
     _, layer, part = base.split(".", 2)

@@ -86,40 +86,26 @@ def _qwen2_config(shape: "ModelShape") -> dict[str, Any]:
     from moebench.substrate.models.shape import GateKind
 
     return {
-        "architectures": ["Qwen2MoeForCausalLM"],
-        "model_type": "qwen2_moe",
-        "hidden_size": shape.hidden_size,
+        "architectures": ["Qwen2MoeForCausalLM"], "model_type": "qwen2_moe",
+        "hidden_size": shape.hidden_size, "hidden_act": "silu", "qkv_bias": shape.qkv_bias,
         "intermediate_size": shape.dense_width or shape.expert_width,
         "moe_intermediate_size": shape.expert_width,
         "shared_expert_intermediate_size": shape.shared_width,
-        "num_hidden_layers": shape.num_layers,
-        "num_attention_heads": shape.num_heads,
-        "num_key_value_heads": shape.num_kv_heads,
-        "num_experts": shape.num_experts,
-        "num_experts_per_tok": shape.top_k,
-        "norm_topk_prob": shape.gate is GateKind.SOFTMAX_TOPK_RENORM,
-        "mlp_only_layers": list(shape.dense_layers),
-        "decoder_sparse_step": 1,
-        "qkv_bias": shape.qkv_bias,
-        "hidden_act": "silu",
-        "max_position_embeddings": shape.max_positions,
-        "rms_norm_eps": shape.norm_eps,
-        "rope_theta": shape.rope_theta,
-        "tie_word_embeddings": shape.tied_head,
-        "vocab_size": shape.vocab_size,
-        "eos_token_id": None,
-        "bos_token_id": None,
+        "num_hidden_layers": shape.num_layers, "mlp_only_layers": list(shape.dense_layers),
+        "num_attention_heads": shape.num_heads, "num_key_value_heads": shape.num_kv_heads,
+        "num_experts": shape.num_experts, "num_experts_per_tok": shape.top_k,
+        "norm_topk_prob": shape.gate is GateKind.SOFTMAX_TOPK_RENORM, "decoder_sparse_step": 1,
+        "max_position_embeddings": shape.max_positions, "rms_norm_eps": shape.norm_eps,
+        "rope_theta": shape.rope_theta, "tie_word_embeddings": shape.tied_head,
+        "vocab_size": shape.vocab_size, "eos_token_id": None, "bos_token_id": None,
         "torch_dtype": "float32",
-    }
+    }  # fmt: skip
 
 
 class Streaming:
-    """A Transformers model whose ``generate`` streams tokens.
+    """A Transformers model in evaluation mode, whose ``generate`` streams tokens.
 
-    Args:
-        model: in evaluation mode.
-        facts: sentences for the run's notes.
-        options: more arguments of ``generate``.
+    ``facts`` are sentences for the run's notes, ``options`` more arguments of ``generate``.
     """
 
     def __init__(self, model: Any, facts: Sequence[str], **options: Any) -> None:

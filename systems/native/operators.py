@@ -48,12 +48,9 @@ def built(names: Iterable[str]) -> bool:
 
 
 def check(names: Iterable[str]) -> None:
-    """Check that operators are compiled, rather than compile them or wait for a build.
+    """Raise `MoeBenchError` if an operator is not compiled, or a build's lock exists.
 
     PyTorch's build leaves its lock behind when it is killed, and every later build waits for it.
-
-    Raises:
-        MoeBenchError: an operator is not compiled, or a lock exists.
     """
     for name in names:
         lock = extensions() / name / "lock"
@@ -71,11 +68,7 @@ def check(names: Iterable[str]) -> None:
 
 
 def build() -> None:
-    """Compile missing operators; without libaio's headers, only those that do not need them.
-
-    Raises:
-        MoeBenchError: another process builds them, or was killed while it did.
-    """
+    """Compile missing operators; without libaio's headers, only those that do not need them."""
     use()
     os.environ.setdefault("DS_ACCELERATOR", "cpu")
     os.environ.setdefault("MAX_JOBS", str(os.cpu_count() or 1))

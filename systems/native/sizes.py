@@ -8,14 +8,9 @@ _UNITS = {"B": 1, "KB": 1e3, "MB": 1e6, "GB": 1e9, "KIB": 2**10, "MIB": 2**20, "
 
 
 def parse_size(option: str, text: str, *words: str) -> int:
-    """Return the bytes of a size such as ``600MB``.
+    """Return the bytes of a size such as ``600MB``; raise `UsageError` if the text is no size.
 
-    Args:
-        option: name of the option, for the error.
-        words: other values that the option allows, for the error.
-
-    Raises:
-        UsageError: the text is not a size.
+    The error names the option, and the ``words`` that it allows as well.
     """
     found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([KMG]I?B|B)", text.strip().upper())
     size = 0 if found is None else round(float(found[1]) * _UNITS[found[2]])

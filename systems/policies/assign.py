@@ -49,11 +49,7 @@ class LoadForOneUse(Assignment):
         return shape.family in FUSED if self.experts == "family" else self.experts == "all"
 
     def start(self, shape: ModelShape, cache: ExpertCache) -> None:
-        """Check that the slots hold all experts of a layer if they are loaded together.
-
-        Raises:
-            BudgetError: the experts of a layer do not fit.
-        """
+        """Refuse slots that cannot hold all experts of a layer, if these are loaded together."""
         room = min(cache.pools)
         if self.whole_layers(shape) and room < shape.num_experts:
             raise BudgetError(
@@ -78,11 +74,7 @@ class HostAll(Assignment):
     """
 
     reads_scores = False
-
-    @property
-    def uses_host(self) -> bool:  # type: ignore[override]
-        """True: in decode the host computes every missing expert."""
-        return True
+    uses_host = True
 
     def assign(self, view: LayerView, active: Active) -> Plan:
         """Return a plan: in prefill load all absent experts, in decode compute them on the host."""
@@ -106,13 +98,10 @@ class LinkOrHost(Assignment):
     history: int = 10
     link: Literal["printed", "backlog"] = "backlog"
 
+    uses_host = True
+
     def __post_init__(self) -> None:
         check_history(self.history)
-
-    @property
-    def uses_host(self) -> bool:  # type: ignore[override]
-        """True: in decode the host computes experts when the link falls behind."""
-        return True
 
     def assign(self, view: LayerView, active: Active) -> Plan:
         """Divide the absent experts in decode; load all of them in prefill (first version §4.1)."""
@@ -120,19 +109,14 @@ class LinkOrHost(Assignment):
             return split(active, fetches(view.layer, active.absent))
         if not active.absent:
             return split(active)
-        free_ns = 0
-        if self.link == "backlog":
-            free_ns = max(map(view.lanes.backlog_ns, view.lanes.load_path))
+        backlogs_ns = map(view.lanes.backlog_ns, view.lanes.load_path)
+        free_ns = max(backlogs_ns) if self.link == "backlog" else 0
         load, host = self.divide(view, active, free_ns)
         return split(active, fetches(view.layer, load), host)
 
     @abstractmethod
     def divide(self, view: LayerView, active: Active, free_ns: int) -> tuple[list[int], list[int]]:
-        """Return the absent experts to load and those to compute on the host, each in order.
-
-        Args:
-            free_ns: time until the link is free, in ns.
-        """
+        """Return the experts to load and those for the host; ``free_ns`` until the link is free."""
 
     def mean(self, durations: Sequence[float]) -> float:
         """Return the mean of the last p durations."""
@@ -170,11 +154,9 @@ class Balanced(LinkOrHost):
         costs, rows, by_score = view.costs, active.rows, self.by == "score"
         load_ns = self.mean(costs.load_ns)
         host_ns = self.mean(costs.host_ns if by_score else costs.host_ns_per_row)
-        if by_score:
-            queue = best_first(active)
-        else:
-            score = active.best
-            queue = sorted(active.absent, key=lambda e: (-rows[e], -score[e], e))
+        queue = best_first(active)
+        if not by_score:
+            queue.sort(key=lambda e: (-rows[e], -active.best[e], e))
         load: list[int] = []
         host: list[int] = []
         t_load, t_cpu = float(free_ns), 0.0

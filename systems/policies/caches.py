@@ -79,8 +79,7 @@ class _Arc:
             self.T2[key] = None
             return
         self.T1[key] = None
-        # Keep |T1| + |B1| ≤ c and all four ≤ 2c.  The paper drops a ghost before it replaces; the
-        # result is the same.
+        # Keep |T1| + |B1| ≤ c and all four ≤ 2c.  (The paper does so before it replaces: the same.)
         if len(self.T1) + len(self.B1) > self.c and self.B1:
             self.B1.popitem(last=False)
         if len(self.T1) + len(self.T2) + len(self.B1) + len(self.B2) > 2 * self.c:
@@ -248,9 +247,7 @@ class LeastRegret(Eviction):
         keys = shape.num_layers * shape.num_experts
         self._count = [0] * keys  # uses of resident experts
         self._count_then = [0] * keys  # uses of evicted experts when they were evicted
-        self._pools = pools(
-            shape, cache, lambda slots: _LeCaR(slots, self.variant, self.lr, self.seed)
-        )
+        self._pools = pools(shape, cache, lambda n: _LeCaR(n, self.variant, self.lr, self.seed))
 
     def weight(self, layer: int = 0) -> float:
         """Return LRU's weight in the pool of a layer."""

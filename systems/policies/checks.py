@@ -5,15 +5,7 @@ from moebench.substrate.models.shape import ModelShape
 
 
 def require_at_least(decision: str, policy: object, **least: float) -> None:
-    """Check that options of a policy are None or not below their least value.
-
-    Args:
-        decision: prefix of the options' names in ``--set``, such as "prefetch".
-        least: least value of each option.
-
-    Raises:
-        UsageError: an option is too small.
-    """
+    """Raise `UsageError` if a policy's option ``--set decision.name`` is below its least value."""
     for name, allowed in least.items():
         value = getattr(policy, name)
         if value is not None and not value >= allowed:
@@ -21,25 +13,18 @@ def require_at_least(decision: str, policy: object, **least: float) -> None:
 
 
 def require_above_zero(decision: str, policy: object, *names: str) -> None:
-    """Check that options of a policy are above zero.
-
-    Raises:
-        UsageError: an option is not above zero.
-    """
+    """Raise `UsageError` if one of these options of a policy is not above zero."""
     for name in names:
         if not getattr(policy, name) > 0:
             raise UsageError(f"{decision}.{name} is {getattr(policy, name)}; allowed: above 0")
 
 
 def require_learnt_for(learnt: str, shape: ModelShape, known: tuple[int, ...]) -> None:
-    """Check that a trained policy was trained for a model with as many layers and experts.
+    """Raise `UsageError` if a policy was trained for a model of another size.
 
     Args:
         learnt: the policy and how it was trained: "prefetch=stride was trained for".
         known: numbers of MoE layers and of experts in training.
-
-    Raises:
-        UsageError: the model has other numbers.
     """
     has = (len(shape.moe_layers), shape.num_experts)
     if has != known:

@@ -124,8 +124,7 @@ class NeverEvict(Eviction):
     """Keeps placed experts; loaded experts replace each other in a few staging slots.
 
     Attributes:
-        staging: slots that placement leaves empty for loaded experts, in each layer where layers do
-            not share slots.
+        staging: slots of each pool that placement leaves empty for loaded experts.
     """
 
     staging: int = 2
@@ -135,11 +134,7 @@ class NeverEvict(Eviction):
         self.reserve = self.staging
 
     def start(self, shape: ModelShape, cache: ExpertCache) -> None:
-        """Mark all staging slots as empty and compute their number.
-
-        Raises:
-            BudgetError: the staging slots are all slots or more.
-        """
+        """Mark all staging slots as empty; refuse as many of them as there are slots."""
         self._staged = np.zeros(len(cache.held), dtype=bool)
         self.reserve = self.staging * (len(shape.moe_layers) if cache.scope == "layer" else 1)
         if self.reserve >= cache.slots:
@@ -175,11 +170,7 @@ class OnePlaceholder(Eviction):
     reserve = 1
 
     def start(self, shape: ModelShape, cache: ExpertCache) -> None:
-        """Compute how many slots stay empty.
-
-        Raises:
-            BudgetError: no other slots remain.
-        """
+        """Compute how many slots stay empty; refuse a cache without others."""
         self.reserve = len(shape.moe_layers) if cache.scope == "layer" else 1
         if self.reserve >= cache.slots:
             raise BudgetError(

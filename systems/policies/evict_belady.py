@@ -35,19 +35,11 @@ class Belady(Eviction):
     def set_future(
         self, steps: Sequence[tuple[int, Sequence[int]]], may_refuse: bool = False
     ) -> None:
-        """Set all future steps as pairs of a layer and the experts that it uses.
-
-        Args:
-            may_refuse: whether an incoming expert can do without a slot.
-        """
+        """Set all future steps, and whether an incoming expert can do without a slot."""
         self._steps, self._may_refuse = steps, may_refuse
 
     def start(self, shape: ModelShape, cache: ExpertCache) -> None:
-        """Compute when each key is used again, from the last step to the first.
-
-        Raises:
-            UsageError: the future is not known, or bypass is not possible.
-        """
+        """Compute when each key is used again, from the last step to the first."""
         if not hasattr(self, "_steps"):
             raise UsageError(
                 "evict=belady needs to know the future: replay recorded routing (--trace)"
@@ -60,18 +52,14 @@ class Belady(Eviction):
         self._experts, self._now = shape.num_experts, 0
         total = shape.num_layers * shape.num_experts
         #: All future uses in order, and for each the step at which its key is used next.
-        self._uses = [
-            layer * shape.num_experts + expert
-            for layer, experts in self._steps
-            for expert in experts
-        ]
+        steps = [[layer * shape.num_experts + e for e in used] for layer, used in self._steps]
+        self._uses = [key for keys in steps for key in keys]
         self._following = [_NEVER] * len(self._uses)
         later, at = [_NEVER] * total, len(self._uses)
-        for time in range(len(self._steps) - 1, -1, -1):
-            at -= len(self._steps[time][1])
-            for i in range(at, at + len(self._steps[time][1])):
-                self._following[i] = later[self._uses[i]]
-            for key in self._uses[at : at + len(self._steps[time][1])]:
+        for time, keys in reversed([*enumerate(steps)]):
+            at -= len(keys)
+            self._following[at : at + len(keys)] = [later[key] for key in keys]
+            for key in keys:
                 later[key] = time
         self._uses.append(-1)
         #: The step at which each key is used next, negated: the farther, the smaller.
@@ -81,11 +69,7 @@ class Belady(Eviction):
         self._farthest: list[list[tuple[int, int]]] = pools(shape, cache, lambda slots: [])
 
     def used(self, layer: int, experts: Iterable[int]) -> None:
-        """Advance to the next step and update the next uses of its experts.
-
-        Raises:
-            UsageError: the step differs from the known future.
-        """
+        """Advance to the next step, which must be as foreseen; update its experts' next uses."""
         base, at = layer * self._experts, self._now
         for expert in experts:
             key = base + expert

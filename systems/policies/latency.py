@@ -8,11 +8,7 @@ from moebench.substrate.machines.timeline import COSTS_KEPT, Costs
 
 
 def check_history(history: int, option: str = "assign.history") -> None:
-    """Check that no more durations are to be averaged than are kept.
-
-    Raises:
-        UsageError: ``history`` is out of range.
-    """
+    """Raise `UsageError` if more durations are to be averaged than are kept."""
     if not 1 <= history <= COSTS_KEPT:
         raise UsageError(f"{option} is {history}; allowed: 1 to {COSTS_KEPT}")
 
@@ -29,11 +25,9 @@ def host_ns_per_token(costs: Costs, history: int) -> float:
 
 
 def host_line(costs: Costs, history: int) -> tuple[float, float]:
-    """Return ns per token and ns of offset of the last ``history`` expert computations on the host.
+    """Return ns per token of the last ``history`` host experts, and ns more of a layer's first one.
 
-    Returns:
-        ns of each token, and the mean ns by which a layer's first host expert exceeds its tokens'
-        time; 0 if it does not or no sample tells.
+    The latter is its mean time beyond that of its tokens; 0 if there is none or no sample tells.
     """
     recent = _on_host(costs, history)
     per_token = _per_token([sample for sample in recent if not sample[2]] or recent)

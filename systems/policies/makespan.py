@@ -25,11 +25,8 @@ class Times(NamedTuple):
 
 def measured(costs: Costs, history: int) -> Times:
     """Return the mean times of the last ``history`` operations of each kind."""
-    return Times(
-        *host_line(costs, history),
-        mean_of_last(costs.device_ns, history),
-        mean_of_last(costs.load_ns, history),
-    )
+    gpu_ns, pcie_ns = (mean_of_last(ns, history) for ns in (costs.device_ns, costs.load_ns))
+    return Times(*host_line(costs, history), gpu_ns, pcie_ns)
 
 
 class Schedule(NamedTuple):
@@ -46,12 +43,9 @@ class Schedule(NamedTuple):
 
 @lru_cache(maxsize=1 << 14)
 def schedule(
-    cached: tuple[int, ...],
-    absent: tuple[int, ...],
-    times: Times,
-    coming: tuple[int, ...] = (),
-    link_ns: float = 0,
-) -> Schedule:
+    cached: tuple[int, ...], absent: tuple[int, ...], times: Times,
+    coming: tuple[int, ...] = (), link_ns: float = 0,
+) -> Schedule:  # fmt: skip
     """Divide experts over GPU, CPU and PCIe: repeatedly commit the operation that ends first.
 
         GPU   cached experts and those that have arrived, most tokens first

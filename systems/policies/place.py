@@ -26,11 +26,7 @@ class PlaceById(Placement):
 def experts_of(
     layers: Iterable[int], shape: ModelShape, scope: Scope = "global"
 ) -> list[tuple[int, int]]:
-    """Return all experts of these layers as (layer, expert), for placements of whole layers.
-
-    Raises:
-        UsageError: each layer has slots of its own.
-    """
+    """Return all experts of whole layers as (layer, expert); refuse layers with own slots."""
     if scope == "layer":
         raise UsageError(
             "this system places whole layers, which share the device's slots; allowed: "
@@ -76,11 +72,7 @@ class PlaceByFirstLayers(Placement):
 
 @dataclass(kw_only=True)
 class PlaceAtRandom(Placement):
-    """Places experts drawn at random from all layers (kTransformers).
-
-    Attributes:
-        seed: seed of the draw.
-    """
+    """Places experts drawn at random from all layers (kTransformers)."""
 
     seed: int = 42
 
@@ -115,9 +107,8 @@ def _as_far_as_there_is_room(
 class PlaceByPopularity(Placement):
     """Base of placements that count how often each expert is used.
 
-    Attributes:
-        popularity: uses of each expert as ``[layer][expert]`` over all layers, in place of
-            calibration; rows of dense layers are ignored.
+    ``popularity`` has the uses as ``[layer][expert]`` over all layers, in place of calibration;
+    rows of dense layers are ignored.
     """
 
     popularity: Sequence[Sequence[float]] = ()
@@ -137,12 +128,9 @@ class PlaceByPopularity(Placement):
         return {"tokens": str(self._tokens)} if self._tokens else {}
 
     def calibrate(
-        self,
-        sequences: Sequence[RoutedSequence],
-        shape: ModelShape,
-        artefacts: Path,
+        self, sequences: Sequence[RoutedSequence], shape: ModelShape, artefacts: Path,
         progress: Callable[[int, int], None],
-    ) -> None:
+    ) -> None:  # fmt: skip
         """Count how often each expert is used in the calibration texts."""
         counts_LE = np.zeros((shape.num_layers, shape.num_experts))
         self._tokens = 0
@@ -159,11 +147,7 @@ class PlaceByPopularity(Placement):
         return text.ids_TLK
 
     def counts(self, shape: ModelShape) -> Sequence[Sequence[float]]:
-        """Return the uses of each expert as ``[layer][expert]``.
-
-        Raises:
-            UsageError: no counts are known, or they are not one row per layer.
-        """
+        """Return the uses of each expert as ``[layer][expert]``; refuse missing or wrong ones."""
         if not self._counts:
             raise UsageError(
                 f"{type(self).__name__} places by popularity and knows none: calibrate it, or give "

@@ -6,9 +6,15 @@ from dataclasses import dataclass
 import numpy as np
 
 from moebench.substrate.engine.decisions import Fetch, Forecast, LayerView, best_scores, fetches
-from moebench.substrate.engine.policies import Predictor, Prefetching
+from moebench.substrate.engine.policies import Prefetching
 from moebench.substrate.errors import UsageError
 from moebench.systems.policies.predict import ExactNextGate, NextGates
+
+
+def ranked(predicted_TE: np.ndarray) -> list[int]:
+    """Return all experts by descending best score of any row, ties by id."""
+    order: list[int] = np.argsort(-best_scores(predicted_TE), kind="stable").tolist()
+    return order
 
 
 @dataclass(kw_only=True)
@@ -35,7 +41,7 @@ class NextGate(Prefetching):
             raise UsageError(f"prefetch.experts is {self.experts}; allowed: 0 (the top-k) or more")
 
     @property
-    def predictor(self) -> Predictor:
+    def predictor(self) -> NextGates:
         """Predictor that runs the next layer's gate on this layer's state."""
         return NextGates()
 
@@ -43,8 +49,7 @@ class NextGate(Prefetching):
         """Return fetches by descending predicted score, ties by id; none in prefill."""
         wanted: list[Fetch] = []
         for layer, predicted_TE in forecast.items():
-            order = np.argsort(-best_scores(predicted_TE), kind="stable").tolist()
-            wanted += fetches(layer, order[: self.experts or view.shape.top_k])
+            wanted += fetches(layer, ranked(predicted_TE)[: self.experts or view.shape.top_k])
         return wanted
 
 
@@ -55,7 +60,7 @@ class NextExact(Prefetching):
     reads_scores = False
 
     @property
-    def predictor(self) -> Predictor:
+    def predictor(self) -> ExactNextGate:
         """Oracle that returns the next gate's recorded choice."""
         return ExactNextGate()
 

@@ -18,11 +18,8 @@ def uniform_loads(experts: int, used_J: Sequence[float], accuracy: float) -> lis
         loads(s) = Σ_j  q_j · ( j · (1 - s/E)  -  a · (1 - C(s, j) / C(E, j)) )
 
     the misses if every set of experts is as likely to be cached as any other, less one if there is
-    one and the prefetch was right.  For eight experts and j ≤ 2 these are dp.py's terms.
-
-    Args:
-        used_J: the probability that a token uses 1, 2, ... experts.
-        accuracy: the probability that the one prefetched expert is needed.
+    one and the prefetch was right.  For eight experts and j ≤ 2 these are dp.py's terms.  q_1, q_2,
+    ... is ``used_J``, and a is ``accuracy``.
     """
 
     def expected(slots: int, used: int) -> float:
@@ -39,9 +36,7 @@ def measured_loads(experts: int, tokens: Iterable[Sequence[int]], accuracy: floa
     """Return a layer's loads per token for 0 to all slots, with LRU's misses on recorded tokens.
 
     An expert is a hit if fewer other experts than there are slots were used since its last use.
-
-    Args:
-        tokens: the experts that each token of a text used, one after the other.
+    ``tokens`` are the experts that each token of a text used, one after the other.
     """
     recent = list(range(experts))  # most recently used first
     #: Counts by recency rank: uses of all experts, and of each token's least recently used one.

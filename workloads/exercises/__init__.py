@@ -15,6 +15,7 @@ memorising the training split never answers a test question.
 
 import random
 from collections.abc import Callable, Iterator
+from itertools import count
 from typing import Literal
 
 from moebench.workloads.example import Example
@@ -38,18 +39,13 @@ def exercises(family: str, split: Split, seed: int = 0) -> Iterator[Example]:
     draw = FAMILIES[family]
     wanted = 0 if split == "test" else 1
     seen: set[str] = set()
-    index = 0
-    while True:
+    for index in count():
         # Arithmetic was the first family: its stream has no family name.
         stream = f"{seed}/{index}" if family == "arithmetic" else f"{family}/{seed}/{index}"
         exercise = draw(random.Random(stream))
-        index += 1
         if exercise.half == wanted and exercise.question not in seen:
             seen.add(exercise.question)
             yield Example(
-                id=f"{family}/{split}/{seed}/{index - 1}",
-                prompt=exercise.question,
-                choices=exercise.choices,
-                answer=exercise.answer,
-                solution=exercise.solution,
-            )
+                id=f"{family}/{split}/{seed}/{index}", prompt=exercise.question,
+                choices=exercise.choices, answer=exercise.answer, solution=exercise.solution,
+            )  # fmt: skip
