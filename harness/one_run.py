@@ -32,11 +32,7 @@ def prepare(spec: RunSpec, data_dir: Path | None) -> Prepared:
 
 @contextmanager
 def opened(spec: RunSpec, data_dir: Path | None) -> Iterator[Prepared]:
-    """Prepare a run; its files are closed at the end of the context.
-
-    Raises:
-        MoeBenchError: as `prepare`.
-    """
+    """Prepare a run; its files are closed at the end of the context."""
     session = prepare(spec, data_dir)
     try:
         yield session
@@ -45,11 +41,9 @@ def opened(spec: RunSpec, data_dir: Path | None) -> Iterator[Prepared]:
 
 
 def run(
-    session: Prepared,
-    scratch: Path,
-    progress: Progress = lambda done, total: None,
+    session: Prepared, scratch: Path, progress: Progress = lambda done, total: None,
     keep_timeline: bool = False,
-) -> Outcome:
+) -> Outcome:  # fmt: skip
     """Run a prepared session on the engine or in a package's process.
 
     Args:

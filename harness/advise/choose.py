@@ -39,7 +39,6 @@ class Fit:
         low, high: the least and the largest measured α.
         error_ms, worst_ms: root mean squared and largest error, each point predicted from all
             others.
-        points: number of measured points.
     """
 
     coefficients: tuple[float, ...]

@@ -182,14 +182,10 @@ def _candidate(
     directory: Path, document: Document, reference: Document | None, by: By
 ) -> Candidate:
     return Candidate(
-        system=document["spec"]["system"],
-        alpha=document["spec"]["alpha"],
-        tpot=tpot_of(directory, document),
-        loss=_loss(document, reference, by),
-        lossless=document["lossless"],
-        run_id=document["run_id"],
-        badge=basis(document),
-    )
+        system=document["spec"]["system"], alpha=document["spec"]["alpha"],
+        tpot=tpot_of(directory, document), loss=_loss(document, reference, by),
+        lossless=document["lossless"], run_id=document["run_id"], badge=basis(document),
+    )  # fmt: skip
 
 
 def tpot_of(directory: Path, document: Document) -> intervals.Estimate:

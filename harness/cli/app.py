@@ -72,23 +72,12 @@ def _moebench(
         typer.echo(context.get_help())
 
 
-app.command()(run.run)
-app.command()(sweep.sweep)
-app.command("list")(listing.list_)
-app.command()(compare.compare)
-app.command()(report.report)
-app.command()(stored.show)
-app.command()(stored.rm)
-app.command()(stored.gc)
-app.command()(accuracy.accuracy)
-app.command()(accuracy.check)
-app.command()(advise.advise)
-app.command()(timeline.timeline)
-app.command()(calibrate.calibrate)
-app.command()(calibrate.validate)
-app.command("eval")(evaluate.evaluate)
-app.command()(reproduce.reproduce)
-app.command()(doctor.doctor)
+for command in (
+    run.run, sweep.sweep, listing.list_, compare.compare, report.report, stored.show, stored.rm,
+    stored.gc, accuracy.accuracy, accuracy.check, advise.advise, timeline.timeline,
+    calibrate.calibrate, calibrate.validate, evaluate.evaluate, reproduce.reproduce, doctor.doctor,
+):  # fmt: skip
+    app.command({"list_": "list", "evaluate": "eval"}.get(command.__name__))(command)
 
 
 def main(arguments: list[str] | None = None) -> int:

@@ -26,10 +26,8 @@ CHANGED = {
 @takes(*MEASURED, **CHANGED)
 def calibrate(
     out: Annotated[Path, option("File to write the profile to; its name ends in .yaml.")],
-    given: dict[str, Any],
-    store: STORE = DEFAULT_STORE,
-    json: JSON = False,
-) -> None:
+    given: dict[str, Any], store: STORE = DEFAULT_STORE, json: JSON = False,
+) -> None:  # fmt: skip
     """Measure each component of this computer and write its hardware profile."""
     from moebench.harness.arguments import require_file, require_writable
 

@@ -6,7 +6,7 @@ import re
 import shutil
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -52,16 +52,9 @@ Checked = tuple[str, bool, str]
 def _check_installation(data_dir: Path | None, store: Path, json: bool) -> int:
     """Print one line per check; return 0 if every check passed, else 1."""
     checks: list[Callable[[], Checked]] = [
-        _moebench,
-        _python,
-        _platform,
-        _torch,
-        _packages,
-        _scale_models,
-        _profiles,
-        lambda: _data(data_dir),
-        lambda: _store(store),
-    ]
+        _moebench, _python, _platform, _torch, _packages, _scale_models, _profiles,
+        lambda: _data(data_dir), lambda: _store(store),
+    ]  # fmt: skip
     found = [check() for check in checks]
     if json:
         keys = ("check", "ok", "detail")
@@ -124,14 +117,13 @@ def _scale_models() -> Checked:
     from moebench.substrate.models.weights import Checkpoint
 
     try:
-        sizes = [_describe(name, Checkpoint(scale_path(name))) for name in scale_names()]
+        sizes = [
+            f"{name} ({Checkpoint(scale_path(name)).shape.total_params / 1e6:.1f} M parameters)"
+            for name in scale_names()
+        ]
     except MoeBenchError as error:
         return "scale models", False, str(error)
     return "scale models", bool(sizes), ", ".join(sizes) or "none installed; reinstall moebench"
-
-
-def _describe(name: str, checkpoint: Any) -> str:
-    return f"{name} ({checkpoint.shape.total_params / 1e6:.1f} M parameters)"
 
 
 def _profiles() -> Checked:

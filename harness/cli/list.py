@@ -115,15 +115,12 @@ def _metrics() -> list[dict[str, Any]]:
 
     return [
         {
-            "figure": metric.key,
-            "path": metric.path or "derived",
-            "shown as": metric.header,
-            "better": metric.better,
-            "SQL view": "yes" if "view" in metric.where else None,
+            "figure": metric.key, "path": metric.path or "derived", "shown as": metric.header,
+            "better": metric.better, "SQL view": "yes" if "view" in metric.where else None,
             "what": metric.says,
         }
         for metric in METRICS
-    ]
+    ]  # fmt: skip
 
 
 def markdown(what: Listing) -> str:
@@ -175,14 +172,11 @@ def _software() -> list[dict[str, Any]]:
 
     return [
         {
-            "software": s.name,
-            "layer_us": s.layer.ns / 1e3,
-            "expert_us": s.expert.ns / 1e3,
-            "launch_us": s.launch.ns / 1e3,
-            "what": s.description,
+            "software": s.name, "layer_us": s.layer.ns / 1e3, "expert_us": s.expert.ns / 1e3,
+            "launch_us": s.launch.ns / 1e3, "what": s.description,
         }
         for s in map(load_software, software_names())
-    ]
+    ]  # fmt: skip
 
 
 def _workloads() -> list[dict[str, Any]]:
@@ -191,14 +185,11 @@ def _workloads() -> list[dict[str, Any]]:
     found = [workload(name) for name in workload_names()]
     return [
         {
-            "workload": w.name,
-            "category": w.category,
-            "metric": w.metric,
-            "source": "generated" if w.source == "generated" else "--data-dir",
-            "what": w.title,
+            "workload": w.name, "category": w.category, "metric": w.metric,
+            "source": "generated" if w.source == "generated" else "--data-dir", "what": w.title,
         }
         for w in found
-    ]
+    ]  # fmt: skip
 
 
 def _policies() -> list[dict[str, Any]]:
@@ -228,26 +219,18 @@ def _models() -> list[dict[str, Any]]:
         shape = model_shape(name)
         rows.append(
             {
-                "model": name,
-                "params_b": f"{shape.total_params / 1e9:.2f}",
-                "layers": shape.num_layers,
-                "experts": f"{shape.num_experts}, top-{shape.top_k}",
+                "model": name, "params_b": f"{shape.total_params / 1e9:.2f}",
+                "layers": shape.num_layers, "experts": f"{shape.num_experts}, top-{shape.top_k}",
                 "expert_mb_bf16": f"{shape.expert_bytes('bf16') / 1e6:.1f}",
                 "common_gb_bf16": f"{shape.common_bytes('bf16') / 1e9:.2f}",
                 "scale_model": "ships" if name in scale_names() else None,
             }
-        )
+        )  # fmt: skip
     return rows
 
 
 _CATALOGUES = {
-    Listing.systems: _systems,
-    Listing.settings: _settings,
-    Listing.machines: _machines,
-    Listing.software: _software,
-    Listing.workloads: _workloads,
-    Listing.policies: _policies,
-    Listing.models: _models,
-    Listing.options: _options,
-    Listing.metrics: _metrics,
-}
+    Listing.systems: _systems, Listing.settings: _settings, Listing.machines: _machines,
+    Listing.software: _software, Listing.workloads: _workloads, Listing.policies: _policies,
+    Listing.models: _models, Listing.options: _options, Listing.metrics: _metrics,
+}  # fmt: skip

@@ -121,15 +121,9 @@ def _write_page(
     from moebench.substrate.analysis.components import documents
 
     contents = Contents(
-        runs,
-        repeats(store, runs),
-        store.timelines(),
-        views,
-        failed,
-        throughput.load(store.directory, runs),
-        documents(),
-        claims,
-    )
+        runs, repeats(store, runs), store.timelines(), views, failed,
+        throughput.load(store.directory, runs), documents(), claims,
+    )  # fmt: skip
     render(contents, out, str(store.directory))
     console.say(f"{len(runs)} runs in {out} ({os.path.getsize(out) / 1e6:.1f} MB)")
 

@@ -145,7 +145,6 @@ def _show_plan(
 
     Args:
         known: of cells that were run before, whether they are stored or failed.
-        jobs: processes.
     """
     from moebench.harness import console
     from moebench.harness.cli.usage_errors import adapt_options

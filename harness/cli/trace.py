@@ -93,18 +93,15 @@ def info(
     dict(opened.arrays)  # a broken one is said here, not by the first run that reads it
     header, measured = opened.header, routings(opened, tokens)
     document = {
-        "trace": trace,
-        "hash": opened.hash,
-        **header.model_dump(mode="json"),
-        "holds": list(header.holds),
-        "sequences": len(opened.sequences),
+        "trace": trace, "hash": opened.hash, **header.model_dump(mode="json"),
+        "holds": list(header.holds), "sequences": len(opened.sequences),
         "tokens": {
             "prefill": sum(opened.prompts),
             "decode": len(opened.ids_TLK) - sum(opened.prompts),
         },
         "measured_sequences": len(measured),
         "statistics": summary(measured, header.num_experts),
-    }
+    }  # fmt: skip
     if json:
         console.print_json(document)
         return
@@ -220,16 +217,9 @@ def synthesize(
     require_new("--out", out)
     topology = Topology.of(model_shape(model))
     recipe = _recipe(
-        like,
-        noise,
-        depth,
-        static=static,
-        ar1=ar1,
-        rho=rho,
-        common=common,
-        recall=recall,
+        like, noise, depth, static=static, ar1=ar1, rho=rho, common=common, recall=recall,
         spread=spread,
-    )
+    )  # fmt: skip
     if prefill_similarity is not None:
         prefill = prefill_for_similarity(topology, recipe, prefill_similarity)
         recipe = replace(recipe, prefill=prefill)

@@ -92,12 +92,10 @@ def _header(session: LiveSession) -> Header:
     spec, sample = session.spec, session.sample
     source = {
         "weights": spec.weights or f"scale model of {spec.model}",
-        "weights_hash": session.hashes["weights"],
-        "system": spec.system,
-        "run_id": session.run_id,
+        "weights_hash": session.hashes["weights"], "system": spec.system, "run_id": session.run_id,
         "spec": spec.model_dump(mode="json"),
         "data": f"{sample.source}: {len(sample.examples)} of {sample.available}",
         "data_hash": sample.data_hash,
-    }
+    }  # fmt: skip
     header = header_of(session.weights.checkpoint.shape, spec.model, spec.workload)
     return header.model_copy(update={"source": source, "lossless": session.system.lossless})

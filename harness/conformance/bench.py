@@ -15,7 +15,7 @@ import torch
 from moebench.harness.conformance.cases import Case, spec_of
 from moebench.harness.conformance.watch import Claim, LetGo, WatchedModel, watch_slots
 from moebench.harness.run.execute import EngineRun, prepare
-from moebench.harness.run.learn import calibrate
+from moebench.harness.run.learn import calibrate, silent
 from moebench.harness.run.live import LiveSession
 from moebench.harness.stage.stage import Stage
 from moebench.results.spec import RunSpec
@@ -118,8 +118,8 @@ class Bench:
         with ExitStack() as stack, torch.inference_mode():
             try:
                 stage = session.open(self.scratch, True, stack)
-                learnable = partial(session.learnable, self.scratch, _silent)
-                calibrate(session.system, session.full, learnable, self.scratch, _silent)
+                learnable = partial(session.learnable, self.scratch, silent)
+                calibrate(session.system, session.full, learnable, self.scratch, silent)
                 events = watch_slots(stage.engine.cache, stage.timeline)
                 stage.start()
             except BudgetError as error:
@@ -141,10 +141,6 @@ class Bench:
 
     def _key(self, spec: RunSpec) -> str:
         return f"{spec.model} {spec.batch} {spec.routing}"
-
-
-def _silent(done: int, total: int) -> None:
-    """Report no progress."""
 
 
 @lru_cache(maxsize=1)

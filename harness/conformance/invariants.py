@@ -50,24 +50,15 @@ class _Stay:
 
 
 def check_timeline(
-    spans: Sequence[Span],
-    events: Sequence[Claim | LetGo],
-    *,
-    num_experts: int,
-    capacity: int,
-    num_layers: int = 0,
-    record_bytes: Sequence[int] = (),
-    common_bytes: int = 0,
-    budget_bytes: int | None = None,
-    writes_back: bool = False,
-    reads_unfinished: bool = False,
-) -> None:
+    spans: Sequence[Span], events: Sequence[Claim | LetGo], *, num_experts: int, capacity: int,
+    num_layers: int = 0, record_bytes: Sequence[int] = (), common_bytes: int = 0,
+    budget_bytes: int | None = None, writes_back: bool = False, reads_unfinished: bool = False,
+) -> None:  # fmt: skip
     """Check lanes, slots and bytes at every instant.
 
     Args:
         spans: in the order of submission.
         events: the events of `watch.watch_slots`; claims before the run are marked as placed.
-        capacity: slots.
         num_layers: number of layers of the model; needed if records have several forms.
         record_bytes: bytes of a record in each form; without them, bytes are not checked.
         common_bytes, budget_bytes: bytes of all else on the device, and of the device.

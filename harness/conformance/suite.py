@@ -89,12 +89,9 @@ class Report:
 
 
 def check_system(
-    system: str | type[System],
-    variant: Variant = "published",
-    cases: Sequence[Case] = CASES,
-    progress: Callable[[int, int], None] = lambda done, total: None,
-    scratch: Path | None = None,
-) -> Report:
+    system: str | type[System], variant: Variant = "published", cases: Sequence[Case] = CASES,
+    progress: Callable[[int, int], None] = lambda done, total: None, scratch: Path | None = None,
+) -> Report:  # fmt: skip
     """Check a system in all cases and return the findings.
 
     Args:

@@ -121,11 +121,9 @@ class RespondingLM(TemplateLM):
 
     def _windows(self, text: str) -> list[tuple[None, Ids, Ids]]:
         rolling = utils.get_rolling_token_windows(
-            token_list=self.tok_encode(text),
-            prefix_token=self.prefix_token_id,
-            max_seq_len=self.max_length,
-            context_len=1,
-        )
+            token_list=self.tok_encode(text), prefix_token=self.prefix_token_id,
+            max_seq_len=self.max_length, context_len=1,
+        )  # fmt: skip
         return [(None, *utils.make_disjoint_window(window)) for window in rolling]
 
     def _batches(self, requests: Sequence[Any]) -> Iterator[Sequence[Any]]:

@@ -18,16 +18,12 @@ BOOTSTRAP = 1
 
 
 def evaluate(
-    session: EvaluatedSession,
-    asked: Sequence[Questions],
-    folder: Path,
+    session: EvaluatedSession, asked: Sequence[Questions], folder: Path,
     progress: Callable[[int, int], None],
-) -> list[TaskResult]:
+) -> list[TaskResult]:  # fmt: skip
     """Run every task with lm-eval and return the scores.
 
     Args:
-        session: session of a started run.
-        folder: folder for the task files.
         progress: called with answered and total requests, for each kind of request.
     """
     # The task files contain all data, so lm-eval must not access the network.
@@ -39,12 +35,10 @@ def evaluate(
 
     write_tasks(asked, folder)
     found = simple_evaluate(
-        model=RespondingLM(session, progress),
-        tasks=[questions.name for questions in asked],
+        model=RespondingLM(session, progress), tasks=[questions.name for questions in asked],
         task_manager=TaskManager(include_path=str(folder), include_defaults=False),
-        bootstrap_iters=BOOTSTRAP,
-        log_samples=True,
-    )
+        bootstrap_iters=BOOTSTRAP, log_samples=True,
+    )  # fmt: skip
     return [_result(questions, found) for questions in asked]
 
 
@@ -82,10 +76,8 @@ def _metric(
     stderr = results.get(f"{name}_stderr,{way}")
     own = sorted((s for s in samples if s["filter"] == way), key=lambda s: s["doc_id"])
     return Metric(
-        name=name if way == "none" else f"{name} ({way})",
-        value=float(value),
+        name=name if way == "none" else f"{name} ({way})", value=float(value),
         stderr=float(stderr) if isinstance(stderr, int | float) else None,
-        guessing=None if "per" in name else guessing,
-        higher_is_better=higher.get(name),
+        guessing=None if "per" in name else guessing, higher_is_better=higher.get(name),
         items=[float(s[name]) for s in own if isinstance(s[name], int | float)],
-    )
+    )  # fmt: skip

@@ -32,11 +32,7 @@ _LOOK_S = 1.0
 
 
 def version() -> str:
-    """Return the version of OpenCompass in its own environment.
-
-    Raises:
-        UsageError: OpenCompass has no environment.
-    """
+    """Return the version of OpenCompass in its own environment."""
     said = subprocess.run(
         [require_opencompass(), "-c",
          "from importlib.metadata import version; print(version('opencompass'))"],
@@ -49,15 +45,12 @@ def version() -> str:
 
 
 def evaluate(
-    session: EvaluatedSession,
-    asked: Sequence[Questions],
-    folder: Path,
+    session: EvaluatedSession, asked: Sequence[Questions], folder: Path,
     progress: Callable[[int, int], None],
-) -> list[TaskResult]:
+) -> list[TaskResult]:  # fmt: skip
     """Run every task with OpenCompass and return the scores.
 
     Args:
-        session: session of a started run.
         folder: folder for data files and OpenCompass's results.
         progress: called with the number of answered batches and their total.
 
@@ -94,20 +87,15 @@ def _start(
     session: EvaluatedSession, asked: Sequence[Questions], folder: Path, address: str, log: Path
 ) -> "subprocess.Popen[bytes]":
     task = {
-        "socket": address,
-        "max_seq_len": session.max_length,
-        "batch": session.spec.batch,
+        "socket": address, "max_seq_len": session.max_length, "batch": session.spec.batch,
         "data": str((folder / "data").absolute()),
         "datasets": [DATASETS[questions.name].abbr for questions in asked],
-    }
+    }  # fmt: skip
     environment = os.environ | {
-        "PYTHONPATH": str(_THEIRS),
-        "HF_HUB_OFFLINE": "1",
-        "HF_DATASETS_OFFLINE": "1",
-        "TRANSFORMERS_OFFLINE": "1",
-        "HF_DATASETS_CACHE": str((folder / "cache").absolute()),
+        "PYTHONPATH": str(_THEIRS), "HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1",
+        "TRANSFORMERS_OFFLINE": "1", "HF_DATASETS_CACHE": str((folder / "cache").absolute()),
         "CUDA_VISIBLE_DEVICES": "",
-    }
+    }  # fmt: skip
     config = folder / "moebench_config.py"
     template = (_THEIRS / config.name).read_text(encoding="utf-8")
     text = re.sub(r"(?m)^task: dict = .*$", lambda _: f"task = {task!r}", template)

@@ -37,7 +37,6 @@ class TaskResult:
         data, data_hash: source of the examples, and the hash of the drawn ones, which a moebench
             run on the same examples has too.
         shown: few-shot examples that moebench puts before each prompt.
-        n: number of examples.
     """
 
     task: str
@@ -52,13 +51,9 @@ class TaskResult:
 
 
 def evaluation(
-    evaluator: str,
-    version: str,
-    mode: str,
-    results: Sequence[TaskResult],
-    requests: Mapping[str, int],
-    truncated: int,
-) -> dict[str, Any]:
+    evaluator: str, version: str, mode: str, results: Sequence[TaskResult],
+    requests: Mapping[str, int], truncated: int,
+) -> dict[str, Any]:  # fmt: skip
     """Return the part ``evaluation`` of a run's document, as plain numbers and texts.
 
     Args:
@@ -66,10 +61,6 @@ def evaluation(
         truncated: number of contexts whose beginning was cut off.
     """
     return {
-        "evaluator": evaluator,
-        "version": version,
-        "mode": mode,
-        "requests": dict(requests),
-        "truncated": truncated,
-        "tasks": [asdict(result) for result in results],
-    }
+        "evaluator": evaluator, "version": version, "mode": mode, "requests": dict(requests),
+        "truncated": truncated, "tasks": [asdict(result) for result in results],
+    }  # fmt: skip

@@ -48,14 +48,11 @@ def about(
         session,
         sample=PromptSet(
             examples=tuple(example for one in drawn for example in one.examples),
-            source=" + ".join(one.source for one in drawn),
-            split="test",
-            seed=drawn[0].seed,
-            available=sum(one.available for one in drawn),
-            data_hash=hashes["data"],
+            source=" + ".join(one.source for one in drawn), split="test", seed=drawn[0].seed,
+            available=sum(one.available for one in drawn), data_hash=hashes["data"],
         ),
         hashes=session.hashes | hashes,
-    )
+    )  # fmt: skip
 
 
 def _content(asked: Sequence[Questions]) -> list[Any]:

@@ -1,29 +1,17 @@
 """Sessions for evaluators: weights and a system; prompts arrive as requests."""
 
-from collections.abc import Callable
-from contextlib import ExitStack
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, get_args
 
 from moebench.harness.evaluate.responder import Mode, Responder
-from moebench.harness.run.learn import Learnable
+from moebench.harness.run.live import ComputingSession
 from moebench.harness.run.rules import refuse, resolve
-from moebench.harness.run.session import Session
-from moebench.harness.run.weights import (
-    OpenWeights,
-    computing_system,
-    open_weights,
-    own_hashes,
-    under,
-)
-from moebench.harness.stage.kinds import memory_of, open_stage
-from moebench.harness.stage.stage import Stage
+from moebench.harness.run.weights import computing_system, open_weights, own_hashes
 from moebench.results.spec import RunSpec
 from moebench.substrate.engine.records import Generation
 from moebench.substrate.errors import UsageError
 from moebench.substrate.models.decoder import Decoder
-from moebench.substrate.models.protocol import Model
 from moebench.workloads.draw import PromptSet
 
 MODES = get_args(Mode)
@@ -39,7 +27,7 @@ NO_PROMPTS = PromptSet(
 
 
 @dataclass(slots=True, kw_only=True)
-class EvaluatedSession(Session):
+class EvaluatedSession(ComputingSession):
     """A run on the engine that answers an evaluator's requests.
 
     Attributes:
@@ -47,8 +35,6 @@ class EvaluatedSession(Session):
             for it.  Longer ones lose their beginning, as in lm-eval.
     """
 
-    weights: OpenWeights
-    data_dir: Path | None
     max_length: int
     responder: Responder = field(init=False)
 
@@ -62,43 +48,16 @@ class EvaluatedSession(Session):
         """Number of tokens of the longest text, new ones included."""
         return self.max_length
 
-    def varied(self, spec: RunSpec) -> "EvaluatedSession":
-        """Return the run of another spec on the same weights."""
-        system, hashes = under(spec, self.hashes, self.data_dir)
-        weights = replace(self.weights, shared=None, expert_dtype=spec.expert_dtype)
-        return replace(self, spec=spec, system=system, hashes=hashes, weights=weights)
+    @property
+    def note(self) -> str:
+        """Note about the longest text."""
+        return f"an evaluator asked; memory is planned for texts of up to {self.max_length} tokens"
 
-    def check_memory(self) -> None:
-        """Refuse a run whose weights and longest text do not fit into memory.
-
-        Raises:
-            BudgetError, UsageError: it does not fit.
-        """
-        memory_of(self.spec, self.system, self.full, self.longest)
-
-    def learnable(self, scratch: Path, progress: Callable[[int, int], None]) -> Learnable:
-        """Return the routing of calibration texts that the lossless model generates."""
-        return self.weights.learnable(self.spec, self.system, self.data_dir, scratch, progress)
-
-    def open(self, scratch: Path, keep_timeline: bool, stack: ExitStack) -> Stage:
-        """Open the stage of the machine that the spec names, with memory for the longest text."""
-        note = f"an evaluator asked; memory is planned for texts of up to {self.max_length} tokens"
-        request = self.weights.request(
-            self.spec, self.system, self.longest, self._model, scratch, keep_timeline, note
-        )
-        return open_stage(request, stack)
-
-    def _model(self, decoder: Decoder | None) -> Model:
-        """Return the model that the engine calls: the given decoder, or one with all experts."""
-        model: Model | None = decoder
-        if decoder is None:
-            decoder, found = self.weights.resident(self.spec.scoring, self.system)
-            model = self.wrap(found)
+    def attach(self, decoder: Decoder) -> None:
+        """Answer requests with the decoder's logits."""
         self.responder = Responder(
             self.weights, self.spec.batch, decoder, self.max_length, self.mode
         )
-        assert model is not None
-        return model
 
     def written(self, generation: Generation) -> list[list[int]]:
         """Return the generated tokens, without the tokens that decode was forced to take."""
@@ -107,10 +66,6 @@ class EvaluatedSession(Session):
     def accuracy(self) -> dict[str, Any]:
         """Return agreement and KL, without scores, which the evaluator computes."""
         return self.responder.accuracy()
-
-    def close(self) -> None:
-        """Release the weights' files."""
-        self.weights.checkpoint.close()
 
 
 def resolve_evaluated(data_dir: Path | None, mode: str | None, **given: Any) -> RunSpec:
@@ -144,21 +99,13 @@ def prepare_evaluated(
 
     Args:
         max_length: tokens of the longest text, new ones included; at most the model's positions.
-
-    Raises:
-        MoeBenchError: one line that says what, where and what is allowed.
     """
     system, weights = computing_system(spec), open_weights(spec)
     positions = weights.checkpoint.shape.max_positions
     if max_length is not None and not 2 <= max_length <= positions:
         raise UsageError(f"--max-length {max_length}: allowed: 2 to {positions}, the model's own")
     return EvaluatedSession(
-        spec=spec,
-        system=system,
-        full=weights.full,
-        sample=NO_PROMPTS,
-        hashes=weights.hashes | own_hashes(spec, system, data_dir) | {"data": ""},
-        weights=weights,
-        data_dir=data_dir,
-        max_length=max_length or min(MAX_LENGTH, positions),
-    )
+        spec=spec, system=system, full=weights.full, sample=NO_PROMPTS,
+        hashes=weights.hashes | own_hashes(spec, system, data_dir) | {"data": ""}, weights=weights,
+        data_dir=data_dir, max_length=max_length or min(MAX_LENGTH, positions),
+    )  # fmt: skip

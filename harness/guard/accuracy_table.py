@@ -49,15 +49,11 @@ def cells(
         raise UsageError(f"--workloads {','.join(unscored)}: no reference answers to score")
     return [
         resolve(
-            data_dir,
-            **given,
-            setting=setting,
-            workload=name,
-            alpha=alpha,
+            data_dir, **given, setting=setting, workload=name, alpha=alpha,
             scoring=scoring_of(workload(name)),
         )
         for name, setting, alpha in product(workloads, settings, alphas)
-    ]
+    ]  # fmt: skip
 
 
 def write_rows(documents: Sequence[Document], out: Path) -> None:

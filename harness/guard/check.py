@@ -48,18 +48,12 @@ def subset() -> dict[str, RunSpec]:
     plan = yaml.safe_load(SUBSET.read_text())
     return {
         f"{row['system']} {setting} {name}": resolve(
-            None,
-            system=row["system"],
-            setting=setting,
-            workload=name,
-            prompts=plan["prompts"],
-            seed=plan["seed"],
-            allow_overcommit=row["system"] == "gpu-only",
-            scoring="generation",
+            None, system=row["system"], setting=setting, workload=name, prompts=plan["prompts"],
+            seed=plan["seed"], allow_overcommit=row["system"] == "gpu-only", scoring="generation",
         )
         for row in plan["cells"]
         for setting, name in product(row["settings"], row["workloads"])
-    }
+    }  # fmt: skip
 
 
 class Guarded(NamedTuple):
@@ -69,7 +63,6 @@ class Guarded(NamedTuple):
         specs: by the cell's name.
         references: the file of accepted results.
         update: the command that accepts the new results.
-        data_dir: the folder of evaluation sets.
     """
 
     specs: dict[str, RunSpec]
@@ -119,13 +112,10 @@ def _computed_by(document: Document) -> tuple[str, int] | None:
 def _cell(document: Document, arithmetic: str) -> dict[str, Any]:
     source = document["provenance"]
     return {
-        "accuracy": document["accuracy"],
-        "alpha": document["spec"]["alpha"],
-        "data_hash": source["data_hash"],
-        "weights_hash": source["weights_hash"],
-        "arithmetic": arithmetic,
-        "latency": latency(document),
-    }
+        "accuracy": document["accuracy"], "alpha": document["spec"]["alpha"],
+        "data_hash": source["data_hash"], "weights_hash": source["weights_hash"],
+        "arithmetic": arithmetic, "latency": latency(document),
+    }  # fmt: skip
 
 
 # ----------------------------------------------------------------------------- the command

@@ -70,7 +70,6 @@ def compare(
     Args:
         now: cells as `harness.guard.check.measure` returns them.
         references: the accepted cells in the same format.
-        update: the command that accepts cells.
     """
     findings: list[Finding] = []
     other_arithmetic: list[Pair] = []
@@ -131,11 +130,9 @@ def _direction(pairs: Sequence[Pair], found: Mapping[str, int]) -> Verdict:
     """
     (score, agreement, kl), (old_score, old_agreement, old_kl) = _figures(pairs)
     gains = (
-        score - old_score,
-        agreement - old_agreement,
-        old_kl - kl,
+        score - old_score, agreement - old_agreement, old_kl - kl,
         found["closer"] - found["farther"],
-    )
+    )  # fmt: skip
     if any(gain < 0 for gain in gains):
         return Verdict.REGRESSED
     return Verdict.IMPROVED if any(gain > 0 for gain in gains) else Verdict.PASS

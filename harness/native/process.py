@@ -65,11 +65,9 @@ class NativeProcess:
         return self
 
     def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
+        self, kind: type[BaseException] | None, error: BaseException | None,
         trace: TracebackType | None,
-    ) -> None:
+    ) -> None:  # fmt: skip
         if error is None:
             with suppress(subprocess.TimeoutExpired, OSError):
                 self._stdin.close()

@@ -6,11 +6,10 @@ is known from outside is under ``metrics.process``: memory, page faults, bytes f
 
 import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
 
 import torch
 
@@ -18,10 +17,10 @@ from moebench.harness.native.limits import Limit
 from moebench.harness.native.process import NativeProcess
 from moebench.harness.run.accuracy import Accuracy
 from moebench.harness.run.document import Result, document_of, generated_tokens, unknown
-from moebench.harness.run.identity import run_id, system_hash
+from moebench.harness.run.identity import system_hash
 from moebench.harness.run.live import decoded, open_inputs, up_to
 from moebench.harness.run.questions import Question
-from moebench.harness.run.session import Outcome
+from moebench.harness.run.session import Outcome, Prepared
 from moebench.harness.run.weights import OpenWeights, named
 from moebench.harness.stage.kinds import memory_of
 from moebench.harness.stage.local import DTYPE
@@ -32,7 +31,6 @@ from moebench.substrate.files_read import below, noting, use
 from moebench.substrate.machines import energy
 from moebench.substrate.machines.profile import DEFAULT_SOFTWARE
 from moebench.substrate.machines.timeline import Timeline
-from moebench.substrate.models.shape import ModelShape
 from moebench.substrate.models.shared import SharedWork
 from moebench.substrate.models.weights import Checkpoint
 from moebench.substrate.progress_events import tell
@@ -40,7 +38,6 @@ from moebench.systems.native.base import LOCAL, Job, NativeSystem
 from moebench.systems.native.sizes import parse_size
 from moebench.systems.options import build, describe
 from moebench.workloads.catalogue import workload
-from moebench.workloads.draw import PromptSet
 from moebench.workloads.workload import Workload
 
 #: Tokens of the first batch that are written before anything is timed.
@@ -51,37 +48,14 @@ _COUNTERS = ("read_bytes", "asked_bytes", "major_faults", "minor_faults")
 
 
 @dataclass(slots=True, kw_only=True)
-class NativeSession:
-    """A prepared run of a third-party package; implements `harness.run.session.Prepared`.
+class NativeSession(Prepared):
+    """A prepared run of a third-party package."""
 
-    Attributes:
-        full: the model whose weights run.
-        sample: the prompts.
-        hashes: by name, the content of everything that the run reads.
-    """
-
-    spec: RunSpec
-    full: ModelShape
-    sample: PromptSet
-    hashes: dict[str, str]
     system: NativeSystem
     weights: OpenWeights
     workload: Workload
     questions: list[Question]
     accuracy: Accuracy = field(init=False)
-    _run_id: str | None = field(default=None, init=False)
-
-    @property
-    def run_id(self) -> str:
-        """Run id, unique for each measurement on this computer."""
-        if self._run_id is None:
-            self._run_id = run_id(self.spec, **self.hashes)
-        return self._run_id
-
-    @property
-    def unknown_latencies(self) -> Sequence[str]:
-        """Empty: all latencies are known, since tokens are timed as they are streamed."""
-        return ()
 
     @property
     def longest(self) -> int:
@@ -113,14 +87,12 @@ class NativeSession:
         content = self.hashes["weights"]
         model = use(self.system.model_file(self.weights.checkpoint, content, scratch / "native"))
         return Job(
-            adapter=type(self.system).__module__,
-            libraries=list(self.system.libraries),
+            adapter=type(self.system).__module__, libraries=list(self.system.libraries),
             model=str(model.absolute()),
             folder=str((scratch / "native" / f"{self.spec.system}-{os.getpid()}").absolute()),
             options={name: getattr(self.system, name) for name in describe(self.system)},
-            context=self.longest,
-            batch=self.spec.batch,
-        )
+            context=self.longest, batch=self.spec.batch,
+        )  # fmt: skip
 
     def limit_bytes(self) -> int | None:
         """Return the process's memory limit beyond its libraries, in bytes; None if unlimited."""
@@ -132,13 +104,12 @@ class NativeSession:
         capacity = memory_of(ours, build("moe-ondemand"), self.full, self.longest).capacity
         shape, size = self.weights.checkpoint.shape, DTYPE.itemsize
         experts = capacity.slots * shape.expert_params * size
-        common = shape.total_params * size - _experts(shape) * shape.expert_params * size
+        common = (
+            shape.total_params * size
+            - len(shape.moe_layers) * shape.num_experts * shape.expert_params * size
+        )
         kv = self.longest * self.spec.batch * shape.kv_bytes_per_token()
         return common + experts + kv
-
-
-def _experts(shape: Any) -> int:
-    return len(shape.moe_layers) * int(shape.num_experts)
 
 
 def _checked(spec: RunSpec, checkpoint: Checkpoint) -> NativeSystem:
@@ -159,24 +130,15 @@ def _checked(spec: RunSpec, checkpoint: Checkpoint) -> NativeSystem:
 
 
 def prepare(spec: RunSpec, data_dir: Path | None) -> NativeSession:
-    """Open weights and prompts, and check that the package is installed.
-
-    Raises:
-        MoeBenchError: one line that says what, where and what is allowed.
-    """
+    """Open weights and prompts, and check that the package is installed."""
     spec.make_native().check_installed(spec.system)
     found = open_inputs(spec, data_dir)
     system = _checked(spec, found.weights.checkpoint)
     return NativeSession(
-        spec=spec,
-        system=system,
-        full=found.weights.full,
-        sample=found.sample,
-        hashes=found.hashes | {"system": system_hash(system)},
-        weights=found.weights,
-        workload=workload(spec.workload),
-        questions=found.questions,
-    )
+        spec=spec, system=system, full=found.weights.full, sample=found.sample,
+        hashes=found.hashes | {"system": system_hash(system)}, weights=found.weights,
+        workload=workload(spec.workload), questions=found.questions,
+    )  # fmt: skip
 
 
 # ------------------------------------------------------------------------- the run
@@ -285,12 +247,9 @@ def _score(session: NativeSession, rows: slice, generation: Generation) -> None:
 
 
 def _result(
-    session: NativeSession,
-    generations: list[Generation],
-    told: _Told,
-    limit: Limit | None,
+    session: NativeSession, generations: list[Generation], told: _Told, limit: Limit | None,
     meter: energy.Meter,
-) -> Result:
+) -> Result:  # fmt: skip
     spec, system, checkpoint = session.spec, session.system, session.weights.checkpoint
     ran = named(spec, checkpoint)
     end = session.weights.end if spec.scoring == "generation" else None
@@ -302,12 +261,9 @@ def _result(
         ran=ran,
         lossless=system.lossless,
         memory={
-            "offered_device_bytes": None,
-            "offered_host_bytes": None,
-            "expert_bytes": checkpoint.shape.expert_params * DTYPE.itemsize,
-            "slot_bytes": None,
-            "limit_bytes": session.limit_bytes(),
-            "limited_by": None if limit is None else limit.by,
+            "offered_device_bytes": None, "offered_host_bytes": None,
+            "expert_bytes": checkpoint.shape.expert_params * DTYPE.itemsize, "slot_bytes": None,
+            "limit_bytes": session.limit_bytes(), "limited_by": None if limit is None else limit.by,
             "page_cache_limited": None if limit is None else limit.page_cache,
         },
         notes=_notes(session, ran, told, limit),
@@ -322,7 +278,7 @@ def _result(
         bound={"tpot_ms": None, "ratio": None},
         versions=told.versions,
         provenance={"threads": system.threads},
-    )
+    )  # fmt: skip
 
 
 def _notes(session: NativeSession, ran: str, told: _Told, limit: Limit | None) -> list[str]:
@@ -335,7 +291,5 @@ def _notes(session: NativeSession, ran: str, told: _Told, limit: Limit | None) -
         f"{ran} ran in fp32, measured on this computer's CPU: {versions}, in a process of its own "
         f"with {threads} thread{'s' if threads > 1 else ''}; {WARM_UP} tokens before it were not "
         "timed",
-        held,
-        *session.system.remarks(),
-        *told.facts,
-    ]
+        held, *session.system.remarks(), *told.facts,
+    ]  # fmt: skip

@@ -17,7 +17,6 @@ class Bands:
         reproduced: figures that reproduce the claim; None if it cannot be measured.
         direction: figures that agree with the paper in direction only; None if there is no such
             range.
-        why: the reason for both.
     """
 
     reproduced: Band | None = None

@@ -134,11 +134,7 @@ class Runs(Sequence[Document]):
         return [float(value) for value in values]
 
     def mean(self, path: str) -> float:
-        """Return the mean of a figure over the runs, read at a dotted path of their documents.
-
-        Raises:
-            MissingEvidenceError: there is no run, or one lacks the figure.
-        """
+        """Return the mean of a figure over the runs, read at a dotted path of their documents."""
         return fmean(self.values(path))
 
     @property
@@ -178,7 +174,6 @@ class Evidence:
     Attributes:
         store: holds the runs of the experiments.
         data_dir: folder of evaluation sets and recorded routing, or None.
-        scratch: folder that keeps computed data.
         quick: whether experiments have fewer prompts.
         changes: changed fields of a counter-experiment; empty for the claim itself.
     """

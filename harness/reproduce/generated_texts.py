@@ -39,7 +39,7 @@ def routed(evidence: Evidence, model: str, dataset: str) -> list[RoutedSequence]
         InputError: the folder does not hold the data set.
     """
     if evidence.changes.get("routing") == "real":
-        return _recorded(evidence, model)
+        return [text for one in evidence.recordings(model) for text in routings(one.trace)]
     sample = _sample(evidence, dataset)
     spec = resolve(evidence.data_dir, system="gpu-only", model=model, machine="h200",
                    allow_overcommit=True)  # fmt: skip
@@ -76,10 +76,6 @@ def _sample(evidence: Evidence, dataset: str) -> PromptSet:
     )  # fmt: skip
 
 
-def _recorded(evidence: Evidence, model: str) -> list[RoutedSequence]:
-    return [text for one in evidence.recordings(model) for text in routings(one.trace)]
-
-
 def recorded(evidence: Evidence, model: str, *kinds: str) -> list[RoutedSequence]:
     """Return a model's recorded routing of some kinds of text, each cut where the text loops.
 
@@ -98,12 +94,9 @@ def recorded(evidence: Evidence, model: str, *kinds: str) -> list[RoutedSequence
 
 
 def over_texts(
-    evidence: Evidence,
-    model: str,
-    dataset: str,
-    figure: Callable[[RoutedSequence], float],
+    evidence: Evidence, model: str, dataset: str, figure: Callable[[RoutedSequence], float],
     said: str,
-) -> Measured:
+) -> Measured:  # fmt: skip
     """Measure the mean of a figure over the texts of a data set on which it is defined."""
     found = [figure(text) for text in routed(evidence, model, dataset)]
     samples = [value for value in found if not math.isnan(value)]

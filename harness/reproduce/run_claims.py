@@ -69,12 +69,10 @@ def reproduce(
         claims = [_countered(claim, result, evidence) for claim, result in pairs]
         exhibits = [made for show in paper.exhibits if (made := _made(show, evidence, workshop))]
         provenance = {
-            "versions": versions(),
-            "commit": commit(),
-            "code_hash": code_hash(),
+            "versions": versions(), "commit": commit(), "code_hash": code_hash(),
             "created": datetime.now(UTC).isoformat(timespec="seconds"),
             "wall_s": round(time.monotonic() - began, 1),
-        }
+        }  # fmt: skip
         results.append(
             PaperResult(
                 paper=paper.paper, title=paper.title, quick=evidence.quick, provenance=provenance,

@@ -183,19 +183,14 @@ def engine_result(
         memory=stage.memory,
         notes=stage.notes,
         metrics={
-            **expert_figures(engine),
-            **lane_figures(stage.timeline),
+            **expert_figures(engine), **lane_figures(stage.timeline),
             "host_memory": host_memory_figures(engine.machine),
-            "peak_device_bytes": stage.device.peak_bytes,
-            "peak_host_bytes": stage.host.peak_bytes,
+            "peak_device_bytes": stage.device.peak_bytes, "peak_host_bytes": stage.host.peak_bytes,
             **_energy(stage, generations),
         },
-        load_ns=load_ns,
-        switches=switches,
-        accuracy=session.accuracy(),
-        bound=bound(engine, generations),
-        provenance=session.origin,
-    )
+        load_ns=load_ns, switches=switches, accuracy=session.accuracy(),
+        bound=bound(engine, generations), provenance=session.origin,
+    )  # fmt: skip
 
 
 def _energy(stage: Stage, generations: Sequence[Generation]) -> dict[str, Any]:
@@ -251,11 +246,9 @@ def latencies(generations: Sequence[Generation]) -> dict[str, Any]:
     whole, tokens = durations_ns(generations), generated_tokens(generations)
     return {
         "decoded_tokens": tokens - sum(len(g.tokens) for g in generations),
-        "tpot_ms": spread(steps),
-        "ttft_ms": spread([g.ttft_ns for g in generations]),
-        "e2e_ms": ms(float(np.mean(whole))),
-        "tokens_per_s": round(tokens / (sum(whole) / 1e9), 4),
-    }
+        "tpot_ms": spread(steps), "ttft_ms": spread([g.ttft_ns for g in generations]),
+        "e2e_ms": ms(float(np.mean(whole))), "tokens_per_s": round(tokens / (sum(whole) / 1e9), 4),
+    }  # fmt: skip
 
 
 def expert_figures(engine: Engine) -> dict[str, Any]:
@@ -269,11 +262,8 @@ def expert_figures(engine: Engine) -> dict[str, Any]:
             for phase, n in engine.tally.by_phase.items()
         },
         "prefetch": {
-            "issued": c.prefetched,
-            "top_score": c.prefetched_top_score,
-            "active": c.prefetched_active,
-            "used": c.prefetched_used,
-            "asked": c.asked,
+            "issued": c.prefetched, "top_score": c.prefetched_top_score,
+            "active": c.prefetched_active, "used": c.prefetched_used, "asked": c.asked,
             "all_of_top_k": ratio(c.asked_all, c.asked),
             "at_least_one": ratio(c.asked_any, c.asked),
         },
@@ -282,7 +272,7 @@ def expert_figures(engine: Engine) -> dict[str, Any]:
             "right": ratio(c.routed_ahead_right, c.routed_ahead),
             "degraded": ratio(c.degraded, c.routed_ahead),
         },
-    }
+    }  # fmt: skip
 
 
 def lane_figures(timeline: Timeline) -> dict[str, Any]:
@@ -408,14 +398,12 @@ def steadiness(generations: Sequence[Generation], switches: int | None) -> dict[
         low, median, high = (round(float(x), 6) for x in np.percentile(means, (25, 50, 75)))
         tpot, spread = {"median": median, "low": low, "high": high}, (high - low) / median
     return {
-        "batches": len(generations),
-        "tpot_ms": tpot,
+        "batches": len(generations), "tpot_ms": tpot,
         "spread": None if spread is None else round(spread, 4),
         "noisy": spread is not None and spread > NOISY,
-        "load_average": round(os.getloadavg()[0], 2),
-        "cores": os.cpu_count(),
+        "load_average": round(os.getloadavg()[0], 2), "cores": os.cpu_count(),
         "involuntary_switches": switches,
-    }
+    }  # fmt: skip
 
 
 # ------------------------------------------------------------------------- texts that loop
@@ -456,22 +444,16 @@ def _provenance(session: Prepared, result: Result) -> dict[str, Any]:
         here = f"{accelerator.Cuda().name}; {here}"
     calibration = None if profile is None else profile.calibration
     return {
-        "versions": {**versions(), **result.versions},
-        "commit": commit(),
-        "code_hash": code_hash(),
-        "system_hash": hashes["system"],
-        "machine": here if profile is None else spec.machine,
+        "versions": {**versions(), **result.versions}, "commit": commit(), "code_hash": code_hash(),
+        "system_hash": hashes["system"], "machine": here if profile is None else spec.machine,
         "profile": None if profile is None else profile.description,
         "profile_hash": None if profile is None else hashes["profile"],
         "profile_error": None if calibration is None else calibration.error.ratio,
         "weights": spec.weights or f"scale model of {spec.model}",
-        "weights_hash": hashes["weights"],
-        "data": f"{sample.source}: {drawn}, seed {sample.seed}",
-        "data_hash": hashes["data"],
-        "threads": torch.get_num_threads(),
-        "created": datetime.now(UTC).isoformat(timespec="seconds"),
-        "learnt": {},
-    }
+        "weights_hash": hashes["weights"], "data": f"{sample.source}: {drawn}, seed {sample.seed}",
+        "data_hash": hashes["data"], "threads": torch.get_num_threads(),
+        "created": datetime.now(UTC).isoformat(timespec="seconds"), "learnt": {},
+    }  # fmt: skip
 
 
 def processor() -> str:

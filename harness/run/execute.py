@@ -34,32 +34,15 @@ EngineRun = LiveSession | ReplaySession
 
 
 def prepare(spec: RunSpec, data_dir: Path | None) -> EngineRun:
-    """Open the inputs of a run on the engine (weights and prompts, or a trace); build its system.
-
-    Args:
-        data_dir: the folder of evaluation sets, if any.
-
-    Raises:
-        MoeBenchError: one line that says what, where and what is allowed.
-    """
+    """Open the inputs of a run on the engine and build its system."""
     return replay.prepare(spec, data_dir) if spec.replays else live.prepare(spec, data_dir)
 
 
 def run(
-    session: EngineRun,
-    scratch: Path,
-    progress: Progress = lambda done, total: None,
+    session: EngineRun, scratch: Path, progress: Progress = lambda done, total: None,
     keep_timeline: bool = False,
-) -> Outcome:
-    """Run a prepared session on the engine.
-
-    Args:
-        scratch: where expert records are kept for a local machine, and fitted policies.
-        keep_timeline: keep every span, not only those of the report's excerpt.
-
-    Raises:
-        MoeBenchError: anything that the user can mend; nothing was stored.
-    """
+) -> Outcome:  # fmt: skip
+    """Run a prepared session on the engine (arguments as in `harness.one_run.run`)."""
     with started(session, scratch, progress, keep_timeline) as ready, torch.inference_mode():
         generations = _generate(session, ready.stage, progress)
         written = ready.document(generations)
@@ -74,9 +57,6 @@ def started(
     """Open a session's stage, calibrate its system and place its experts.
 
     What is generated must be generated in torch's inference mode.
-
-    Raises:
-        MoeBenchError: anything that the user can mend.
     """
     began = time.monotonic()
     # The scale model's products are too small to share between threads.

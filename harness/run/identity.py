@@ -25,13 +25,9 @@ from moebench.systems.native.base import NativeSystem
 
 #: Our modules that any result may depend on.  Those of systems count where a system imports them.
 SHARED = (
-    "substrate",
-    "workloads",
-    "harness/settings.py",
-    "harness/stage",
-    "harness/native",
+    "substrate", "workloads", "harness/settings.py", "harness/stage", "harness/native",
     "harness/run",
-)
+)  # fmt: skip
 _SHARED_MODULES = ("moebench.substrate", "moebench.workloads", "moebench.harness")
 _INSTALLED = ("site-packages", "dist-packages")
 _ROOT = Path(__file__).parents[2]

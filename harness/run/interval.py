@@ -24,7 +24,7 @@ import numpy as np
 import torch
 
 from moebench.harness.run.document import with_interval
-from moebench.harness.run.learn import calibrate
+from moebench.harness.run.learn import calibrate, silent
 from moebench.harness.run.live import LiveSession
 from moebench.harness.run.replay import ReplaySession
 from moebench.harness.stage.memory import Offer, count_memory
@@ -111,8 +111,8 @@ class Piece(NamedTuple):
 
 def recorded(session: LiveSession | ReplaySession, scratch: Path, tokens: int) -> Piece:
     """Record the routing of a run's first tokens, after its system was calibrated."""
-    learnable = partial(session.learnable, scratch, _silent)
-    calibrate(session.system, session.full, learnable, scratch, _silent)
+    learnable = partial(session.learnable, scratch, silent)
+    calibrate(session.system, session.full, learnable, scratch, silent)
     recorders: list[Recorder] = []
 
     def record(model: Model) -> Model:
@@ -125,10 +125,6 @@ def recorded(session: LiveSession | ReplaySession, scratch: Path, tokens: int) -
         stage.start()
         recording.begin(stage, tokens)
         return Piece(recorders[0].trace, recording.longest)
-
-
-def _silent(done: int, total: int) -> None:
-    """Report no progress."""
 
 
 def effects_on(

@@ -128,6 +128,10 @@ def folder(scratch: Path) -> Path:
     return scratch / "calibration"
 
 
+def silent(done: int, total: int) -> None:
+    """Report no progress."""
+
+
 def calibrate(
     system: System, shape: ModelShape, learnable: Callable[[], Learnable], scratch: Path,
     progress: Progress,
@@ -266,16 +270,13 @@ def written(
     arrays, _ = kept(folder / f"routing-{name}.safetensors", write_texts)
     found = [
         RoutedSequence(
-            arrays[f"ids.{i}"],
-            arrays[f"prefill.{i}"].item(),
-            scores_TLE=arrays.get(f"scores.{i}"),
-            hidden_TLH=arrays.get(f"hidden.{i}"),
-            embedding_H=arrays.get(f"embedding.{i}"),
+            arrays[f"ids.{i}"], arrays[f"prefill.{i}"].item(), scores_TLE=arrays.get(f"scores.{i}"),
+            hidden_TLH=arrays.get(f"hidden.{i}"), embedding_H=arrays.get(f"embedding.{i}"),
             predicted_TLE={kind.value: arrays[f"{kind}.{i}"] for kind in kinds},
             sensitivity_L=arrays.get(f"sensitivity.{i}"),
         )
         for i in range(count)
-    ]
+    ]  # fmt: skip
     return Learnable(found, f"{chosen.name}: {count} texts, train split")
 
 

@@ -12,11 +12,12 @@ through decode as well: otherwise the first token of an answer, which is all of 
 have letters, would come from an exact prefill.
 """
 
+from abc import abstractmethod
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 
 import torch
 from tokenizers import Tokenizer
@@ -50,36 +51,29 @@ from moebench.workloads.workload import Workload
 
 
 @dataclass(slots=True, kw_only=True)
-class LiveSession(Session):
-    """A live run: it computes tokens from weights and prompts."""
+class ComputingSession(Session):
+    """A run on the engine that computes tokens from weights."""
 
     weights: OpenWeights
     data_dir: Path | None
-    workload: Workload
-    questions: list[Question]
-    answers: "Answers" = field(init=False)
 
     @property
-    def longest(self) -> int:
-        """Tokens of the longest text, new ones included."""
-        return max(q.length for q in self.questions) + self.spec.new_tokens
+    @abstractmethod
+    def note(self) -> str:
+        """Note about the texts for which memory is planned."""
 
-    def varied(self, spec: RunSpec) -> "LiveSession":
+    @abstractmethod
+    def attach(self, decoder: Decoder) -> None:
+        """Called when the decoder is known that computes the answers."""
+
+    def varied(self, spec: RunSpec) -> Self:
         """Return the run of another spec on the same weights and prompts."""
         system, hashes = under(spec, self.hashes, self.data_dir)
         weights = replace(self.weights, shared=None, expert_dtype=spec.expert_dtype)
         return replace(self, spec=spec, system=system, hashes=hashes, weights=weights)
 
-    def share(self, shared: SharedWork | None) -> SharedWork:
-        """Use experts, prefills and reference logits of an earlier run."""
-        return self.weights.share(shared)
-
     def check_memory(self) -> None:
-        """Refuse a run whose weights and longest text do not fit into memory.
-
-        Raises:
-            BudgetError, UsageError: it does not fit.
-        """
+        """Refuse a run whose weights and longest text do not fit into memory."""
         memory_of(self.spec, self.system, self.full, self.longest)
 
     def learnable(self, scratch: Path, progress: Callable[[int, int], None]) -> Learnable:
@@ -87,14 +81,9 @@ class LiveSession(Session):
         return self.weights.learnable(self.spec, self.system, self.data_dir, scratch, progress)
 
     def open(self, scratch: Path, keep_timeline: bool, stack: ExitStack) -> Stage:
-        """Open the stage of the machine that the spec names."""
-        lengths = [len(q.prompt) for q in self.questions]
-        note = (
-            f"prompts of {min(lengths)} to {max(lengths)} tokens, as the computing model's own "
-            "tokenizer counts them"
-        )
+        """Open the stage of the machine that the spec names, with memory for the longest text."""
         request = self.weights.request(
-            self.spec, self.system, self.longest, self._model, scratch, keep_timeline, note
+            self.spec, self.system, self.longest, self._model, scratch, keep_timeline, self.note
         )
         return open_stage(request, stack)
 
@@ -104,9 +93,44 @@ class LiveSession(Session):
         if decoder is None:
             decoder, found = self.weights.resident(self.spec.scoring, self.system)
             model = self.wrap(found)
-        self.answers = Answers(self, decoder)
+        self.attach(decoder)
         assert model is not None
         return model
+
+    def close(self) -> None:
+        """Release the weights' files."""
+        self.weights.checkpoint.close()
+
+
+@dataclass(slots=True, kw_only=True)
+class LiveSession(ComputingSession):
+    """A live run: it computes tokens from weights and prompts."""
+
+    workload: Workload
+    questions: list[Question]
+    answers: "Answers" = field(init=False)
+
+    @property
+    def longest(self) -> int:
+        """Tokens of the longest text, new ones included."""
+        return max(q.length for q in self.questions) + self.spec.new_tokens
+
+    def share(self, shared: SharedWork | None) -> SharedWork:
+        """Use experts, prefills and reference logits of an earlier run."""
+        return self.weights.share(shared)
+
+    @property
+    def note(self) -> str:
+        """Note about the lengths of the prompts."""
+        lengths = [len(q.prompt) for q in self.questions]
+        return (
+            f"prompts of {min(lengths)} to {max(lengths)} tokens, as the computing model's own "
+            "tokenizer counts them"
+        )
+
+    def attach(self, decoder: Decoder) -> None:
+        """Score answers with the decoder's logits."""
+        self.answers = Answers(self, decoder)
 
     def answer(self, stage: Stage, rows: slice) -> list[Generation]:
         """Run a batch of prompts and add its answers to the accuracy."""
@@ -133,10 +157,6 @@ class LiveSession(Session):
         """Return scores, agreement and KL."""
         return self.answers.accuracy.document()
 
-    def close(self) -> None:
-        """Release the weights' files."""
-        self.weights.checkpoint.close()
-
 
 class Inputs(NamedTuple):
     """Opened inputs of a live or native run: weights, prompts and their hashes."""
@@ -148,14 +168,7 @@ class Inputs(NamedTuple):
 
 
 def open_inputs(spec: RunSpec, data_dir: Path | None) -> Inputs:
-    """Open the weights, draw the prompts, and check that they fit together.
-
-    Args:
-        data_dir: the folder of evaluation sets, if any.
-
-    Raises:
-        MoeBenchError: one line that says what, where and what is allowed.
-    """
+    """Open the weights, draw the prompts, and check that they fit together."""
     weights = open_weights(spec)
     sample, questions = questions_of(spec, data_dir, weights.texts)
     check_questions(spec, sample, questions, weights.checkpoint)
@@ -163,25 +176,15 @@ def open_inputs(spec: RunSpec, data_dir: Path | None) -> Inputs:
 
 
 def prepare(spec: RunSpec, data_dir: Path | None) -> LiveSession:
-    """Open the inputs of a live run and build its system.
-
-    Raises:
-        MoeBenchError: one line that says what, where and what is allowed.
-    """
+    """Open the inputs of a live run and build its system."""
     assert not spec.replays, "harness.one_run.prepare opens traces too"
     system = computing_system(spec)
     weights, sample, questions, hashes = open_inputs(spec, data_dir)
     return LiveSession(
-        spec=spec,
-        system=system,
-        full=weights.full,
-        sample=sample,
-        hashes=hashes | own_hashes(spec, system, data_dir),
-        weights=weights,
-        data_dir=data_dir,
-        workload=workload(spec.workload),
-        questions=questions,
-    )
+        spec=spec, system=system, full=weights.full, sample=sample,
+        hashes=hashes | own_hashes(spec, system, data_dir), weights=weights, data_dir=data_dir,
+        workload=workload(spec.workload), questions=questions,
+    )  # fmt: skip
 
 
 # ----------------------------------------------------------------------------- answers

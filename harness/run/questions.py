@@ -46,10 +46,8 @@ class ChatTemplate:
 
         given: dict[str, Any] = {
             "conversations": [[{"role": "user", "content": question}]],
-            "chat_template": self.source,
-            "add_generation_prompt": True,
-            **self.tokens,
-        }
+            "chat_template": self.source, "add_generation_prompt": True, **self.tokens,
+        }  # fmt: skip
         try:
             rendered: Any = render_jinja_template(**given)
         except (TemplateError, TypeError, ValueError) as error:
@@ -191,7 +189,6 @@ class Question:
         continuations: what decode is forced to take: the cue alone where the model writes its
             answer, the cue and an option's text where options are weighed.
         counted: for each continuation, the place of its first token whose likelihood counts.
-        texts: the options' texts.
     """
 
     prompt: list[int]

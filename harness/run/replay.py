@@ -111,17 +111,10 @@ class ReplaySession(Session):
         # This computer computes with random weights in the model's shape.
         weights = DummyWeights(self.full) if spec.machine == "local" else None
         request = StageRequest(
-            spec=spec,
-            system=self.system,
-            full=self.full,
-            longest=self.longest,
-            model=self._model,
-            weights=weights,
-            weights_name=f"random-{content}",
-            ran=f"{spec.model}'s shape, {size}",
-            scratch=scratch,
-            keep_timeline=keep_timeline,
-        )
+            spec=spec, system=self.system, full=self.full, longest=self.longest, model=self._model,
+            weights=weights, weights_name=f"random-{content}", ran=f"{spec.model}'s shape, {size}",
+            scratch=scratch, keep_timeline=keep_timeline,
+        )  # fmt: skip
         stage = open_stage(request, stack)
         stage.notes += ([] if weights is None else _random_weights(weights)) + _notes(self)
         return stage
@@ -171,11 +164,7 @@ class ReplaySession(Session):
 
 
 def prepare(spec: RunSpec, data_dir: Path | None) -> ReplaySession:
-    """Open the trace of a run, or plan the drawn one, and check it against the charged model.
-
-    Raises:
-        MoeBenchError: one line that says what, where and what is allowed.
-    """
+    """Open the trace of a run, or plan the drawn one, and check it against the charged model."""
     source, full = source_of(spec, data_dir), model_shape(spec.model)
     top_k = source.header.top_k
     if top_k != full.top_k and top_k < full.num_experts:

@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol, Self
+from typing import Any, Self
 
 from moebench.harness.run.identity import run_id
 from moebench.harness.run.learn import Learnable
@@ -30,8 +30,9 @@ class Outcome:
     generations: list[Generation]
 
 
-class Prepared(Protocol):
-    """Interface of any prepared run: a `Session`, or a third-party package's run.
+@dataclass(slots=True, kw_only=True)
+class Prepared(ABC):
+    """A run with opened inputs: a `Session`, or a third-party package's run.
 
     Attributes:
         full: the model that is charged, or that a local run's stands for.
@@ -43,52 +44,6 @@ class Prepared(Protocol):
     full: ModelShape
     sample: PromptSet
     hashes: dict[str, str]
-
-    @property
-    def run_id(self) -> str:
-        """Run id: equal for equal results, and unique for each measurement on this computer."""
-
-    @property
-    def unknown_latencies(self) -> Sequence[str]:
-        """Names of latencies that the run cannot determine."""
-
-    def varied(self, spec: RunSpec) -> Self:
-        """Return the run of another spec of the same group, on the inputs that are open already."""
-
-    def share(self, shared: SharedWork | None) -> SharedWork | None:
-        """Share computed work with runs of the same weights; None for a replay.
-
-        Args:
-            shared: an earlier run's, of the same weights and prompts.
-        """
-
-    def check_memory(self) -> None:
-        """Refuse a run that does not fit into memory, if that is known before its stage is opened.
-
-        Raises:
-            BudgetError, UsageError: it does not fit.
-        """
-
-    def close(self) -> None:
-        """Close the opened inputs."""
-
-
-@dataclass(slots=True, kw_only=True)
-class Session(ABC):
-    """A run on the engine: live, a replay, or one that answers an evaluator's requests.
-
-    Attributes:
-        full, sample, hashes: as in `Prepared`.
-        system: built once, for this run alone.
-        wrap: put around the model, for example to record what it returns.
-    """
-
-    spec: RunSpec
-    full: ModelShape
-    sample: PromptSet
-    hashes: dict[str, str]
-    system: System
-    wrap: Callable[[Model], Model] = lambda model: model
     _run_id: str | None = field(default=None, init=False)
 
     @property
@@ -107,16 +62,6 @@ class Session(ABC):
     def unknown_latencies(self) -> Sequence[str]:
         """Names of latencies that the run cannot determine."""
         return ()
-
-    @property
-    def origin(self) -> dict[str, Any]:
-        """Entries of the document's provenance that are specific to this kind of session."""
-        return {}
-
-    @property
-    @abstractmethod
-    def longest(self) -> int:
-        """Number of tokens of the longest text, new ones included."""
 
     @abstractmethod
     def varied(self, spec: RunSpec) -> Self:
@@ -137,6 +82,32 @@ class Session(ABC):
         Raises:
             BudgetError, UsageError: it does not fit.
         """
+
+    def close(self) -> None:
+        """Close the opened inputs."""
+
+
+@dataclass(slots=True, kw_only=True)
+class Session(Prepared):
+    """A run on the engine: live, a replay, or one that answers an evaluator's requests.
+
+    Attributes:
+        system: built once, for this run alone.
+        wrap: put around the model, for example to record what it returns.
+    """
+
+    system: System
+    wrap: Callable[[Model], Model] = lambda model: model
+
+    @property
+    def origin(self) -> dict[str, Any]:
+        """Entries of the document's provenance that are specific to this kind of session."""
+        return {}
+
+    @property
+    @abstractmethod
+    def longest(self) -> int:
+        """Number of tokens of the longest text, new ones included."""
 
     @abstractmethod
     def learnable(self, scratch: Path, progress: Callable[[int, int], None]) -> Learnable:
@@ -167,6 +138,3 @@ class Session(ABC):
     @abstractmethod
     def accuracy(self) -> dict[str, Any]:
         """Return the ``accuracy`` part of the document, after all batches were run."""
-
-    def close(self) -> None:
-        """Close the opened inputs."""

@@ -81,17 +81,15 @@ class OpenWeights:
             learn.source(spec),
             learn.texts(spec, system, data_dir),
             learn.LosslessModel(
-                self.sharing().decoder,
-                self.sharing().differentiable,
-                self.hashes["weights"] + (self.expert_dtype or ""),
-                self.tokenizer,
+                self.sharing().decoder, self.sharing().differentiable,
+                self.hashes["weights"] + (self.expert_dtype or ""), self.tokenizer,
                 self.end if spec.scoring == "generation" else None,
             ),
             learn.folder(scratch),
             progress,
             learn.learnt_from(system.policies.values()),
             system.lookaheads,
-        )
+        )  # fmt: skip
 
     def resident(self, scoring: str, system: System) -> tuple[Decoder, Model]:
         """Return a decoder with all experts in memory, and the model that the engine calls.
@@ -123,18 +121,11 @@ class OpenWeights:
                 "numbers that these stand for, in fp32"
             )
         return StageRequest(
-            spec=spec,
-            system=system,
-            full=self.full,
-            longest=longest,
-            model=model,
-            weights=self.checkpoint,
-            weights_name=self.hashes["weights"],
-            ran=named(spec, self.checkpoint),
-            scratch=scratch,
-            keep_timeline=keep_timeline,
+            spec=spec, system=system, full=self.full, longest=longest, model=model,
+            weights=self.checkpoint, weights_name=self.hashes["weights"],
+            ran=named(spec, self.checkpoint), scratch=scratch, keep_timeline=keep_timeline,
             notes=notes,
-        )
+        )  # fmt: skip
 
 
 def named(spec: RunSpec, checkpoint: Checkpoint) -> str:
@@ -148,33 +139,22 @@ def named(spec: RunSpec, checkpoint: Checkpoint) -> str:
 
 
 def open_weights(spec: RunSpec) -> OpenWeights:
-    """Open a run's weights and tokenizer.
-
-    Raises:
-        MoeBenchError: one line that says what, where and what is allowed.
-    """
+    """Open a run's weights and tokenizer."""
     full = model_shape(spec.model)
     checkpoint = open_checkpoint(weights_path(spec))
     check_topology(full, checkpoint.shape, checkpoint.path)
     texts = read_texts(weights_path(spec), spec.plain_prompts)
     hashes = {
-        "weights": checkpoint.content_hash(),
-        "tokenizer": _hash(texts.tokenizer.to_str()),
-        "model": _hash(full.model_dump_json()),
-        "profile": profile_hash(spec),
-        "torch": torch.__version__,
-        "numpy": np.__version__,
-    }
+        "weights": checkpoint.content_hash(), "tokenizer": _hash(texts.tokenizer.to_str()),
+        "model": _hash(full.model_dump_json()), "profile": profile_hash(spec),
+        "torch": torch.__version__, "numpy": np.__version__,
+    }  # fmt: skip
     if texts.template is not None:
         hashes["chat template"] = _hash(texts.template.source)
     return OpenWeights(
-        full=full,
-        checkpoint=checkpoint,
-        texts=texts,
-        hashes=hashes,
-        expert_dtype=spec.expert_dtype,
-        remember=spec.weights is None,
-    )
+        full=full, checkpoint=checkpoint, texts=texts, hashes=hashes,
+        expert_dtype=spec.expert_dtype, remember=spec.weights is None,
+    )  # fmt: skip
 
 
 def computing_system(spec: RunSpec) -> System:

@@ -26,12 +26,9 @@ class TrainingState:
     """Saves a training run's state and loss log, and resumes from them."""
 
     def __init__(
-        self,
-        out: Path,
-        model: nn.Module,
-        optimizers: Sequence[torch.optim.Optimizer],
+        self, out: Path, model: nn.Module, optimizers: Sequence[torch.optim.Optimizer],
         identity: dict[str, str],
-    ) -> None:
+    ) -> None:  # fmt: skip
         self._optimizers = optimizers
         self._model, self._identity = model, identity
         self._checkpoint, self._losses = out / "checkpoint.safetensors", out / "loss.csv"

@@ -92,11 +92,9 @@ def write_entry(path: Path, measured: dict[str, Any] | None) -> dict[str, Any]:
     entry: dict[str, Any] = {
         "files": file_hashes(path),
         "bytes": sum((path / name).stat().st_size for name in SCALE_FILES),
-        "parameters": read_shape(path / "config.json").total_params,
-        "training": training,
-        "data": data if training.get("recipe") else None,
-        "measured": measured,
-    }
+        "parameters": read_shape(path / "config.json").total_params, "training": training,
+        "data": data if training.get("recipe") else None, "measured": measured,
+    }  # fmt: skip
     everything = read_manifest(path.parent) | {path.name: entry}
     text = json.dumps(everything, indent=1, sort_keys=True) + "\n"
     write_in_place(manifest_file(path.parent), text)

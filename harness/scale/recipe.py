@@ -92,12 +92,8 @@ def second_training(name: str, first: Mapping[str, Any]) -> TrainingRecipe:
     weights = LOCALITY[name]
     return before.model_copy(
         update={
-            "text_tokens": before.text_tokens or before.tokens,
-            "learning_rate": 2e-3,
-            "warmup_steps": 20,
-            "chunk": 600,
-            "checkpoint_every": 100,
-            "balance_end": weights["balance"],
-            **weights,
+            "text_tokens": before.text_tokens or before.tokens, "learning_rate": 2e-3,
+            "warmup_steps": 20, "chunk": 600, "checkpoint_every": 100,
+            "balance_end": weights["balance"], **weights,
         }
-    )
+    )  # fmt: skip

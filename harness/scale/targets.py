@@ -54,11 +54,9 @@ WITHIN = (
         for s in ("quarter", "half")
         for policy in ("lru", "lfu", "belady")
     ),
-    "popularity_within.gini",
-    "popularity_within.max_over_mean",
-    "prefill_decode_similarity",
+    "popularity_within.gini", "popularity_within.max_over_mean", "prefill_decode_similarity",
     "weight_by_rank.1",
-)
+)  # fmt: skip
 #: Statistics over several texts.
 SIMILARITY = "sequence_similarity"
 OVER_ALL = ("popularity.gini", "popularity.max_over_mean", SIMILARITY)
@@ -73,7 +71,6 @@ class Family:
 
     Attributes:
         models: catalogue names of models with the same number of experts and top-k.
-        traces: folders of recordings.
         why: how the recorded model is related to ``models``.
         totals: folder of totals by expert.
         without: statistics of the recordings that do not apply to ``models``.

@@ -97,12 +97,10 @@ def _pieces(text: str, size: int = 2000) -> Iterator[str]:
 def _training_example(record: dict[str, object]) -> Example:
     solution = record.get("solution")
     return Example(
-        id=str(record["id"]),
-        prompt=str(record["prompt"]),
-        choices=None,
+        id=str(record["id"]), prompt=str(record["prompt"]), choices=None,
         answer=_written_answer(record),
         solution=None if solution is None else without_calculator_marks(str(solution)),
-    )
+    )  # fmt: skip
 
 
 def _written_answer(record: dict[str, object]) -> str:
@@ -133,15 +131,9 @@ class _Tokens(NamedTuple):
 
 
 def training_text(
-    data_dir: Path,
-    vocab_size: int,
-    tokens: int,
-    held_out: int,
-    exercise_share: float,
-    seed: int,
-    chunk: int = 0,
-    tokenizer: Tokenizer | None = None,
-) -> TrainingText:
+    data_dir: Path, vocab_size: int, tokens: int, held_out: int, exercise_share: float, seed: int,
+    chunk: int = 0, tokenizer: Tokenizer | None = None,
+) -> TrainingText:  # fmt: skip
     """Return about ``tokens`` shuffled training tokens, ``exercise_share`` of them exercises.
 
     Real text is used once: if there is too little, the stream is shorter and its reader restarts
@@ -223,10 +215,8 @@ def train_tokenizer(texts: list[str], vocab_size: int) -> Tokenizer:
     )
     tokenizer.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
-        vocab_size=vocab_size,
-        special_tokens=[END_OF_TEXT],
-        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
-        show_progress=False,
-    )
+        vocab_size=vocab_size, special_tokens=[END_OF_TEXT],
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(), show_progress=False,
+    )  # fmt: skip
     tokenizer.train_from_iterator(texts, trainer)
     return tokenizer

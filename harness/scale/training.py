@@ -77,14 +77,9 @@ class Start(NamedTuple):
 
 
 def train(
-    name: str,
-    data_dir: Path,
-    out: Path,
-    recipe: TrainingRecipe,
-    start: Path | None = None,
-    device: str = "cpu",
-    report: Callable[[Progress], None] = lambda progress: None,
-) -> dict[str, object]:
+    name: str, data_dir: Path, out: Path, recipe: TrainingRecipe, start: Path | None = None,
+    device: str = "cpu", report: Callable[[Progress], None] = lambda progress: None,
+) -> dict[str, object]:  # fmt: skip
     """Train the scale model of a full-size model, resuming from a checkpoint in ``out`` if any.
 
     Writes ``config.json``, ``tokenizer.json``, ``model.safetensors``, ``training.json``, the loss
@@ -107,14 +102,10 @@ def train(
 
 
 def train_config(
-    config: dict[str, object],
-    data_dir: Path,
-    out: Path,
-    recipe: TrainingRecipe,
-    start: Path | None = None,
-    device: str = "cpu",
+    config: dict[str, object], data_dir: Path, out: Path, recipe: TrainingRecipe,
+    start: Path | None = None, device: str = "cpu",
     report: Callable[[Progress], None] = lambda progress: None,
-) -> dict[str, object]:
+) -> dict[str, object]:  # fmt: skip
     """Train as `train` does, with the ``config.json`` content of any supported model family."""
     steps = recipe.steps
     if not steps:
@@ -176,12 +167,9 @@ def train_config(
 
 
 def _step(
-    model: TrainableDecoder,
-    optimizers: Sequence[torch.optim.Optimizer],
-    text: TrainingText,
-    recipe: TrainingRecipe,
-    step: int,
-) -> Tensor:
+    model: TrainableDecoder, optimizers: Sequence[torch.optim.Optimizer], text: TrainingText,
+    recipe: TrainingRecipe, step: int,
+) -> Tensor:  # fmt: skip
     """Train on one batch and return its weighted next-token loss."""
     for optimizer in optimizers:
         for group in optimizer.param_groups:
@@ -201,12 +189,9 @@ def _step(
 
 
 def _gate_losses(
-    model: TrainableDecoder,
-    gates: list[Tensor],
-    chosen: list[Tensor],
-    recipe: TrainingRecipe,
+    model: TrainableDecoder, gates: list[Tensor], chosen: list[Tensor], recipe: TrainingRecipe,
     step: int,
-) -> Tensor:
+) -> Tensor:  # fmt: skip
     """Return the weighted sum of the losses on the gates (balance, z-loss, locality)."""
     usage_LE = usage(model.shape, chosen)
     total = recipe.balance_at(step) * balance_loss(gates, usage_LE)

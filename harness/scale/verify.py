@@ -116,14 +116,12 @@ def _accuracy(model: ScaleModel, family: str, count: int) -> dict[str, Any]:
     margin = np.concatenate(by_batch)
     share = sum(right) / count
     return {
-        "score": round(share, 4),
-        "stderr": round(math.sqrt(share * (1 - share) / count), 4),
-        "n": count,
-        "chance": round(_CHANCE.get(family, chance_of_mentioned(asked)), 4),
+        "score": round(share, 4), "stderr": round(math.sqrt(share * (1 - share) / count), 4),
+        "n": count, "chance": round(_CHANCE.get(family, chance_of_mentioned(asked)), 4),
         "margin": round(float(np.median(margin)), 2) if len(margin) else None,
         "unsure": round(float(np.mean(margin < UNSURE)), 4) if len(margin) else None,
         "answers": "".join("01"[flag] for flag in right),
-    }
+    }  # fmt: skip
 
 
 def chance_of_mentioned(asked: Sequence[Example]) -> float:
@@ -184,14 +182,12 @@ def judged(model: str, statistics: dict[str, Any]) -> dict[str, dict[str, Any]]:
     """
     return {
         key: {
-            "value": value,
-            "low": target.low,
-            "high": target.high,
+            "value": value, "low": target.low, "high": target.high,
             "judgement": judge(value, target),
         }
         for key, target in targets(model).items()
         if (value := value_at(statistics, key)) is not None
-    }
+    }  # fmt: skip
 
 
 # ----------------------------------------------------------------------------- comparison

@@ -34,15 +34,11 @@ for _one in [
 
 models = [
     {
-        "type": MoeBenchModel,
-        "abbr": "moebench",
-        "path": task["socket"],
-        "max_seq_len": task["max_seq_len"],
-        "max_out_len": 64,
-        "batch_size": task["batch"],
+        "type": MoeBenchModel, "abbr": "moebench", "path": task["socket"],
+        "max_seq_len": task["max_seq_len"], "max_out_len": 64, "batch_size": task["batch"],
         "run_cfg": {"num_gpus": 0},
     }
-]
+]  # fmt: skip
 
 infer = {
     "partitioner": {"type": NaivePartitioner},

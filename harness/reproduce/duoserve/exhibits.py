@@ -153,12 +153,6 @@ def _fig_6(evidence: Evidence) -> Exhibit:
 
 
 EXHIBITS = (
-    Show(_table_1),
-    Show(_table_2, BOTH),
-    Show(_table_3, BOTH),
-    Show(_fig_2a, (SMALL,)),
-    Show(_fig_2b, (SMALL,)),
-    Show(_fig_4, (SMALL,)),
-    Show(_fig_5, BOTH),
-    Show(_fig_6, BOTH),
-)
+    Show(_table_1), Show(_table_2, BOTH), Show(_table_3, BOTH), Show(_fig_2a, (SMALL,)),
+    Show(_fig_2b, (SMALL,)), Show(_fig_4, (SMALL,)), Show(_fig_5, BOTH), Show(_fig_6, BOTH),
+)  # fmt: skip

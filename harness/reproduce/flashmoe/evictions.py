@@ -71,7 +71,6 @@ class Regret:
     """Statistics of a policy's evictions.
 
     Attributes:
-        evictions: number of evictions.
         refetched: share of evicted experts used again within the next few tokens (§2.3: 5).
         idle: mean tokens between an expert's last use and its eviction ("eviction delay").
     """

@@ -194,13 +194,7 @@ def _by_eviction(runs: Runs) -> dict[str, Runs]:
 
 
 EXHIBITS = (
-    Show(table_1, (EVICTIONS,)),
-    Show(table_2),
-    Show(figure_2, (EVICTIONS,)),
-    Show(figure_5, (EVICTIONS,)),
-    Show(figure_6, (EVICTIONS,)),
-    Show(used_experts),
-    Show(figure_7a, (SYSTEMS,)),
-    Show(figure_7b, (EVICTIONS,)),
-    Show(figure_7c, (SYSTEMS,)),
-)
+    Show(table_1, (EVICTIONS,)), Show(table_2), Show(figure_2, (EVICTIONS,)),
+    Show(figure_5, (EVICTIONS,)), Show(figure_6, (EVICTIONS,)), Show(used_experts),
+    Show(figure_7a, (SYSTEMS,)), Show(figure_7b, (EVICTIONS,)), Show(figure_7c, (SYSTEMS,)),
+)  # fmt: skip

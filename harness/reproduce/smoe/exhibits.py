@@ -273,18 +273,9 @@ def _fig_18(evidence: Evidence) -> Exhibit:
 
 
 EXHIBITS = (
-    *TABLES,
-    Show(_fig_4, (e.ABLATION,)),
-    Show(_fig_6, (e.ABLATION,)),
-    Show(_fig_8),
-    Show(_fig_10, (e.THRESHOLDS,)),
-    Show(_fig_11, (e.MAIN,)),
-    Show(_fig_12, (e.MAIN,)),
-    Show(_fig_13, (e.MAIN,)),
-    Show(_fig_14_tpot, (e.ABLATION,)),
-    Show(_fig_14_ratio, (e.ABLATION,)),
-    Show(_fig_15, (e.ABLATION,)),
-    Show(_fig_16, (e.ABLATION,)),
-    Show(_fig_17, (e.PREDICTION,)),
+    *TABLES, Show(_fig_4, (e.ABLATION,)), Show(_fig_6, (e.ABLATION,)), Show(_fig_8),
+    Show(_fig_10, (e.THRESHOLDS,)), Show(_fig_11, (e.MAIN,)), Show(_fig_12, (e.MAIN,)),
+    Show(_fig_13, (e.MAIN,)), Show(_fig_14_tpot, (e.ABLATION,)), Show(_fig_14_ratio, (e.ABLATION,)),
+    Show(_fig_15, (e.ABLATION,)), Show(_fig_16, (e.ABLATION,)), Show(_fig_17, (e.PREDICTION,)),
     Show(_fig_18, (e.ABLATION,)),
-)
+)  # fmt: skip

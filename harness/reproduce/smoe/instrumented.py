@@ -69,7 +69,6 @@ class Watched:
     Attributes:
         run_id: id of the cell's ordinary run.
         options: ``--set`` options, without α.
-        seed: seed of the prompts.
         score_by_rank: mean gate score, relative to the highest.
         reuse_by_rank: share of experts of a rank that are chosen within the next 3 tokens.
     """

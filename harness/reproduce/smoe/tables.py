@@ -101,8 +101,5 @@ def _fig_14_steps(evidence: Evidence) -> Exhibit:
 
 
 TABLES = (
-    Show(_table_1, (ABLATION,)),
-    Show(_table_3),
-    Show(_table_4),
-    Show(_fig_14_steps, (ABLATION,)),
-)
+    Show(_table_1, (ABLATION,)), Show(_table_3), Show(_table_4), Show(_fig_14_steps, (ABLATION,)),
+)  # fmt: skip
