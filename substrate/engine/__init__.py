@@ -1,1 +1,1 @@
-"""The five decisions, the loop that asks them, and expert transfers."""
+"""The engine: a system's five decisions, the loop that calls them, and expert transfers."""

@@ -1,4 +1,4 @@
-"""What the engine counts beside time."""
+"""Counts of what happened to experts and prefetches: hits, loads, host computations and more."""
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
@@ -20,20 +20,20 @@ from moebench.substrate.terms import Ids, Phase
 
 @dataclass(slots=True)
 class Counts:
-    """What became of active experts and prefetches, summed over layers and passes of one phase."""
+    """Counts of active experts and prefetches, summed over layers and passes of one phase."""
 
     active: int = 0
     hits: int = 0
     in_flight: int = 0
-    #: How many were complete on the device, or being copied, when their layer's gate was known.
+    #: Active experts complete on the device, or being copied, when their layer's gate was known.
     begun: int = 0
     loads: int = 0
     host: int = 0
-    #: Of those on the host, how many were on the device.
+    #: Experts computed on the host although they were complete on the device.
     host_resident: int = 0
     #: Outputs that were added one MoE layer later.
     deferred: int = 0
-    #: Experts that a layer fetched though no token had chosen them.
+    #: Experts that a layer fetched although no token had chosen them.
     unchosen: int = 0
     #: Places (row, rank) whose expert the system replaced, or left empty.
     replaced: int = 0
@@ -41,29 +41,29 @@ class Counts:
     prefetched_top_score: int = 0
     prefetched_active: int = 0
     prefetched_used: int = 0
-    #: Places (row, rank) that were routed one layer ahead, those of them whose expert was really
-    #: chosen, and those whose expert the system replaced.
+    #: Places (row, rank) that were routed one layer ahead; how many of their experts the gate chose
+    #: in the end, and how many the system replaced.
     routed_ahead: int = 0
     routed_ahead_right: int = 0
     degraded: int = 0
-    #: Decoded rows of layers for which experts were asked ahead; those of them whose own experts
-    #: were all among the asked ones, and those of which at least one was.
+    #: Decoded rows of layers for which experts were prefetched; rows whose experts were all among
+    #: the requested ones, and rows of which at least one expert was.
     asked: int = 0
     asked_all: int = 0
     asked_any: int = 0
 
 
 class Tally:
-    """Counts by phase, and what was asked ahead for layers that have not come yet."""
+    """The counts of each phase, and the experts that were requested ahead for each later layer."""
 
     def __init__(self) -> None:
         self.by_phase: dict[Phase, Counts] = {"prefill": Counts(), "decode": Counts()}
         self._asked: dict[int, set[int | None]] = {}
 
     def ask(self, wanted: Sequence[Fetch], layer: int, discipline: str) -> None:
-        """Count requested prefetches; ``layer`` is the next one, which may have no request.
+        """Note which experts are requested ahead; ``layer``, the next one, may have no request.
 
-        Speculative requests replace those that were made before for a layer, committed ones add up.
+        Speculative requests replace earlier ones for the same layer, committed ones add up.
         """
         adds_up = discipline == "committed"
         layers = {layer, *map(LAYER_OF, wanted)}
@@ -75,9 +75,9 @@ class Tally:
             self._asked[later] = asked
 
     def experts(self, phase: Phase, rows: Mapping[int, int], active: Active, plan: Plan) -> None:
-        """Count where a layer's experts were computed, and what copied them to the device.
+        """Count where a layer's experts were computed, and which were loaded for it.
 
-        Those of ``rows`` that are not in ``active`` had begun on the host one layer ahead.
+        Experts of ``rows`` that are not in ``active`` had begun on the host one layer ahead.
         """
         c = self.by_phase[phase]
         hits, in_flight = len(active.resident), len(active.in_flight)
@@ -106,12 +106,12 @@ class Tally:
     ) -> None:
         """Count which prefetches for a layer were used, now that its experts are known.
 
-        Of several transfers of one expert, one at most is.
+        Of several transfers of one expert, at most one counts as used.
         """
         c = self.by_phase[view.phase]
         asked = self._asked.pop(view.layer, None)
         if asked:
-            asked.discard(None)  # common weights
+            asked.discard(None)  # a request for non-expert weights
         if not began and not asked:
             return
         topk, top = view.topk, routed.top_score
@@ -121,7 +121,7 @@ class Tally:
                 own = expert in chain.from_iterable(topk)
                 c.prefetched_active += own
                 c.prefetched_top_score += own if top is None else expert in top
-                # What was evicted before its layer came is not used.
+                # An expert that was evicted before its layer began was not used.
                 c.prefetched_used += expert in active and expert not in view.absent
         if asked and view.phase == "decode":
             for chosen in topk:
@@ -132,7 +132,7 @@ class Tally:
                     c.asked_all += right == len(chosen)
 
     def routing(self, view: LayerView, routed: Routed) -> bool:
-        """Count choices that are not the model's own; returns whether there was any."""
+        """Count chosen experts that are not the model's own; return whether there was any."""
         if routed.ids_TK is view.topk_ids_TK:
             return False
         differs = routed.ids_TK != view.topk_ids_TK
@@ -140,7 +140,7 @@ class Tally:
         return True
 
     def routed_ahead(self, expected_TK: Ids, routed: Routed, own_TK: Ids) -> None:
-        """Count how many choices of a layer routed ahead were right."""
+        """Count how many experts of a layer that was routed ahead were predicted correctly."""
         c = self.by_phase["decode"]
         c.routed_ahead += expected_TK.size
         pairs = zip(expected_TK.tolist(), own_TK.tolist(), strict=True)

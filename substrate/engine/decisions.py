@@ -1,4 +1,4 @@
-"""What decisions are given and what they return: plain values; the engine carries them out.
+"""The inputs and return values of decisions, as plain values that the engine carries out.
 
 Shape letters: T rows (all tokens of a pass), E experts, K chosen experts a token, H hidden, B
 sequences.
@@ -29,8 +29,8 @@ class Fetch(NamedTuple):
     """A request to copy an expert to the device.
 
     Attributes:
-        expert: None is the layer's common weights, where these are streamed.
-        instead_of: the expert of the same layer whose slot it takes; None asks `Eviction`.
+        expert: None is the layer's non-expert weights, where these are streamed.
+        instead_of: the expert of the same layer whose slot it takes; None lets `Eviction` choose.
         keep: whether it stays until it is evicted; otherwise its slot is free again as soon as it
             has been computed.
         form: the form in which the record is copied and held, an index into `System.forms`.
@@ -43,12 +43,12 @@ class Fetch(NamedTuple):
     form: int = 0
 
 
-#: To `map` over many fetches: their layers, and their experts.
+#: Getters of a fetch's layer and expert, for `map` over many fetches.
 LAYER_OF, EXPERT_OF = itemgetter(0), itemgetter(1)
 
 
 class _Plain(dict[int, Fetch]):
-    """Plain fetches of one layer by expert: they come again with every token."""
+    """Cached plain fetches of one layer by expert: the same ones are made with every token."""
 
     def __init__(self, layer: int) -> None:
         super().__init__()
@@ -60,7 +60,7 @@ class _Plain(dict[int, Fetch]):
 
 
 class _PlainOfLayers(dict[int, _Plain]):
-    """Plain fetches by layer, then by expert."""
+    """Cached plain fetches by layer, then by expert."""
 
     def __missing__(self, layer: int) -> _Plain:
         plain = self[layer] = _Plain(layer)
@@ -71,13 +71,13 @@ _PLAIN = _PlainOfLayers()
 
 
 def fetches(layer: int, experts: Iterable[int]) -> list[Fetch]:
-    """Plain fetches of experts of one layer, in this order."""
+    """Return a fetch with default options for each of these experts of one layer, in this order."""
     plain = _PLAIN[layer]
     return [plain[expert] for expert in experts]
 
 
 class Routed(NamedTuple):
-    """The experts that the tokens use.
+    """The result of a routing decision: the experts that each row uses.
 
     Attributes:
         ids_TK: the experts of each row, without repetition within a row; `NO_EXPERT` where a row
@@ -93,12 +93,12 @@ class Routed(NamedTuple):
 
 
 class Active:
-    """The experts that a layer's tokens use, and where they are when its gate is known.
+    """The experts that a layer's tokens use, divided by residency when the gate is known.
 
     Attributes:
         rows: rows of each expert, ascending.
-        resident, in_flight, absent: those that are complete on the device, on their way to it, and
-            neither, each ascending.
+        resident, in_flight, absent: the experts that are complete on the device, that are being
+            copied to it, and all others, each ascending.
     """
 
     __slots__ = ("_best", "_view", "absent", "in_flight", "resident", "rows")
@@ -110,7 +110,7 @@ class Active:
 
     @property
     def best(self) -> list[float]:
-        """Each expert's best gate score over the rows."""
+        """Each expert's highest gate score over the rows, as a list of E numbers."""
         if self._best is None:
             scores = self._view.scores
             self._best = scores[0] if len(scores) == 1 else list(map(max, *scores))
@@ -118,7 +118,7 @@ class Active:
 
 
 def best_scores(scores_TE: Scores) -> Scores:
-    """Each expert's highest score over the rows, ``[E]``."""
+    """Return each expert's highest score over the rows, ``[E]``."""
     best: Scores = scores_TE.max(axis=0)
     return best
 
@@ -128,17 +128,17 @@ IN_FORM_0: Mapping[int, int] = {}
 
 
 class Plan(NamedTuple):
-    """What happens to a layer's active experts; each stands in exactly one of the three lists.
+    """The plan of a layer: each active expert is in exactly one of the first three lists.
 
     Attributes:
-        device: computed on the device, in this order.  Leading ones that are there are one
-            operation; each that is not there yet is waited for when its turn comes.
-        host: computed on the host, in this order, residents too if need be.
+        device: computed on the device, in this order.  Leading experts that are resident are one
+            operation; the device waits for each other one when its turn comes.
+        host: computed on the host, in this order; resident experts may be among them.
         deferred: computed on the host; their outputs are added one MoE layer later, which the last
             one does not have.
         load: transfers, in this order: every absent expert of ``device``, and whatever else of
             this layer is absent.
-        again: experts of ``load`` that are copied once more, each as often as it stands here: a
+        again: experts of ``load`` that are copied once more, each as often as it is listed: a
             prompt is computed in micro-batches, and the device keeps no copy between them.
         forms: by expert, the form in which it is computed.  Another one is computed in the best
             form that is complete on the device, or that ``load`` brings; on the host in form 0.
@@ -153,9 +153,9 @@ class Plan(NamedTuple):
 
 
 def split(active: Active, load: Sequence[Fetch] = (), host: Sequence[int] = ()) -> Plan:
-    """The usual plan: the device computes all but ``host``, and loads these fetches.
+    """Return the usual plan: the device computes all but ``host``, and loads these fetches.
 
-    It computes what is there first, then what is on its way, then what is loaded, in their order.
+    It computes resident experts first, then those in flight, then loaded ones, in their order.
     """
     device = [*active.resident, *active.in_flight]
     if host and not set(host).isdisjoint(device):
@@ -165,7 +165,7 @@ def split(active: Active, load: Sequence[Fetch] = (), host: Sequence[int] = ()) 
 
 
 class Prompts(NamedTuple):
-    """The sequences of a batch at their beginning.
+    """The prompts of a batch.
 
     Attributes:
         lengths: tokens of each prompt.
@@ -177,22 +177,22 @@ class Prompts(NamedTuple):
 
 
 class Lanes(Protocol):
-    """The part of the machine that decisions can ask."""
+    """The part of the machine that decisions can query."""
 
     @property
     def load_path(self) -> tuple[Lane, ...]:
-        """Lanes that an expert crosses on its way to the device, in order."""
+        """Lanes that an expert's transfer to the device occupies, in order."""
 
     def backlog_ns(self, lane: Lane) -> int:
-        """How long a lane will still be busy with what was submitted to it."""
+        """Return how long a lane will still be busy with submitted operations, in ns."""
 
 
 @dataclass(slots=True, kw_only=True)
 class ForwardPass:
-    """One pass over all layers: whole prompts, or one token of each sequence.
+    """The sizes and routing so far of one forward pass: whole prompts, or one token a sequence.
 
     Attributes:
-        phase: told, never guessed from the number of rows.
+        phase: prefill or decode, as the engine sets it, never guessed from the number of rows.
         sequences: rows of each sequence; together they are T.
         context: cached tokens that attention reads, over all sequences.
         pairs: products of a query with a key that attention computes, over all sequences.
@@ -209,7 +209,7 @@ class ForwardPass:
 
 @dataclass(slots=True, kw_only=True)
 class LayerView:
-    """What a decision about one layer may look at.
+    """The inputs of a decision about one layer.
 
     Attributes:
         layer: index among all layers of the decoder.
@@ -223,11 +223,11 @@ class LayerView:
         costs: measured durations.
         lanes: how busy the machine's lanes are.
         ahead: whether the layer is routed while the one before it is computed.
-        whole_layers: whether a layer's experts are brought as one, as the system's assignment says.
-        hidden_TH: the state that the gate reads, for policies that say ``reads_hidden``.
+        whole_layers: whether a layer's experts are loaded as one (`Assignment.whole_layers`).
+        hidden_TH: the state that the gate reads, for policies that have ``reads_hidden``.
         whereabouts: where this layer's experts are, from `Policy.observe` on: one by one, or as
             masks ``resident_E`` and ``in_flight_E``, in any form; its ``forms`` has each form's.
-        absent: the experts in use that were neither, once these are known.
+        absent: active experts that are neither resident nor in flight, once routing is decided.
     """
 
     layer: int
@@ -250,24 +250,24 @@ class LayerView:
 
     @property
     def scores(self) -> list[list[float]]:
-        """``scores_TE`` as plain lists, one a row: loops over a few rows are faster on them."""
+        """``scores_TE`` as one plain list for each row, on which loops over few rows are faster."""
         if self._scores is None:
             self._scores = self.scores_TE.tolist()
         return self._scores
 
     @property
     def topk(self) -> list[list[int]]:
-        """``topk_ids_TK`` as plain lists, one a row."""
+        """``topk_ids_TK`` as one plain list for each row."""
         if self._topk is None:
             self._topk = self.topk_ids_TK.tolist()
         return self._topk
 
     @property
     def resident_E(self) -> Mask:
-        """Which experts of this layer are complete on the device."""
+        """Mask ``[E]`` of the experts of this layer that are complete on the device."""
         return self.whereabouts.resident_E
 
     @property
     def in_flight_E(self) -> Mask:
-        """Which experts of this layer are on their way to it."""
+        """Mask ``[E]`` of the experts of this layer that are being copied to the device."""
         return self.whereabouts.in_flight_E

@@ -1,4 +1,4 @@
-"""The engine: runs tokens through the layers, for every system, model and machine.
+"""The loop: runs tokens through the layers, for every system, model and machine.
 
     attend → gate → (stale prefetches dropped) → route → assign
            → loads and host experts go to their lanes; resident and shared experts compute
@@ -52,7 +52,7 @@ from moebench.substrate.models.protocol import Model
 from moebench.substrate.progress_events import tell
 from moebench.substrate.terms import Gate, Phase
 
-#: An enum's member is looked up by a Python function, and these come with every layer.
+#: Enum members as globals: an enum looks them up in a Python function, and every layer needs them.
 _ATTEND, _GATE, _EXPERT, _SHARED = OpKind.ATTEND, OpKind.GATE, OpKind.EXPERT, OpKind.SHARED
 
 
@@ -60,9 +60,8 @@ class Engine:
     """Runs a system's decisions for a model on a machine.
 
     Args:
-        homes: where each layer's common weights are, and the head; on the device, unless it says
-            otherwise.
-        streams_from_disk: those that are streamed are on the disk.
+        homes: where each layer's non-expert weights are, and the head; empty is the device for all.
+        streams_from_disk: whether streamed non-expert weights are read from the disk.
     """
 
     def __init__(
@@ -72,7 +71,7 @@ class Engine:
         self.system, self.model, self.machine = system, model, machine
         self.cache, self.timeline, self.homes = cache, timeline, homes
         self.tally = Tally()
-        #: Entered for each batch: measures from outside what the machine's clock does not.
+        #: Entered for each batch, to measure what the machine's clock does not, such as energy.
         self.measured_by: AbstractContextManager[object] = nullcontext()
         timeline.costs.estimate(machine)
         self.transfers = Transfers(system.evict, machine, cache, timeline, homes, streams_from_disk)
@@ -80,7 +79,7 @@ class Engine:
         self._prefetches = Prefetches(
             system.prefetch, model.shape, self._ops, self.transfers, self.tally
         )
-        # Asked once: a property costs as much as what it guards, and these come with every layer.
+        # Read once: every layer needs these values, and a property takes as long as using one.
         self._alpha = system.alpha_in_use
         self._routes_ahead = type(system.route).routes_ahead is not Routing.routes_ahead
         self._lossless = system.lossless
@@ -92,9 +91,9 @@ class Engine:
         self._reads_embedding = system.reads_embedding
 
     def start(self) -> int:
-        """Fill the device as the system places experts; returns how many were placed.
+        """Put experts on the device as the system places them; return how many were placed.
 
-        This is loading time, before the clock of any request: nothing is charged to a lane.
+        This is loading time, before the clock of any request: no lane is charged for it.
         """
         self.system.start(self.model.shape, self.cache)
         self._predictor = self.system.prefetch.predictor
@@ -115,7 +114,7 @@ class Engine:
         Args:
             forced: for each prompt, tokens taken instead of its own first choices.
             end: a token that ends a sequence; the batch stops when all of its sequences ended.
-            stop: asked after each token, of all sequences' new tokens, whether the batch is done.
+            stop: called after each token with all sequences' new tokens; True ends the batch.
         """
         with self.measured_by:
             return self._generate(prompts, new_tokens, forced, end, stop)
@@ -155,7 +154,7 @@ class Engine:
         return out
 
     def _forward(self, phase: Phase) -> list[int]:
-        """One pass: the whole prompts, or one token of each sequence."""
+        """Run one pass over the whole prompts, or over one token of each sequence."""
         model, shape = self.model, self.model.shape
         p = self._pass = self._begin_pass(phase, model.embed(phase))
         self._prefetches.open(phase)
@@ -174,7 +173,7 @@ class Engine:
         prefill = phase == "prefill"
         if not prefill:
             self._lengths = [n + 1 for n in self._lengths]
-        # A prompt's rows each look back to its start; a decoded row sees the whole sequence.
+        # Each row of a prompt attends to all positions up to its own, a decoded row to all.
         pairs = sum(n * (n + 1) // 2 if prefill else n for n in self._lengths)
         self._ops.begin(self.system.assign.host_copies(rows))
         self._ahead: Ahead | None = None
@@ -190,10 +189,10 @@ class Engine:
     # ------------------------------------------------------------------ a layer with experts
 
     def _moe(self, layer: int) -> None:
-        """One layer: gate, decisions, transfers, computation, sum."""
+        """Run one MoE layer: gate, decisions, transfers, computation, sum."""
         ahead, self._ahead = self._ahead, None
         view = self._gate(layer, ahead)
-        self.machine.cancel(layer)  # prefetches for it that have not begun
+        self.machine.cancel(layer)  # drops prefetches for this layer that have not begun
         if self._routes_ahead:
             self._route_ahead(view)
         now = self._decide(view, ahead)
@@ -202,14 +201,14 @@ class Engine:
         reads = self._compute_here(now)
         self._compute_shared(layer)
         predicted = self._ops.predict(self._predictor, view, now.here) if self._predictor else None
-        if self._prefetches.speculative:  # behind all that is needed
+        if self._prefetches.speculative:  # behind the loads that this layer needs
             self._prefetches.ask(view, predicted)
         if self._synchronises:
             self._wait(now, loads, on_host)
         self._compute_arrivals(now, loads, reads)
         self._combine(layer, on_host)
         self.transfers.drop_unused(layer)
-        if self._ahead:  # into slots that this layer's computations leave, as the next ones
+        if self._ahead:  # into slots that this layer's experts leave free
             self.transfers.commit(self._ahead.plan.load)
         if self._prefetches.committed:
             self._prefetches.ask(view, predicted)
@@ -225,7 +224,7 @@ class Engine:
         return self._view(layer, gated.value)
 
     def _route_ahead(self, view: LayerView) -> None:
-        """Route the next layer by what is predicted of it; its host experts start at once."""
+        """Route the next layer by its predicted scores, and start its host experts at once."""
         route, layer = self.system.route, view.next_layer
         if layer is None or view.phase == "prefill" or not route.routes_ahead(layer):
             return
@@ -250,7 +249,7 @@ class Engine:
         self._ahead = Ahead(expected_TK, routed, plan, on_host)
 
     def _decide(self, view: LayerView, ahead: Ahead | None) -> Layer:
-        """Ask which experts the tokens use, and what happens to each."""
+        """Let the system route the tokens and assign each active expert; check its plan."""
         system, layer = self.system, view.layer
         with self.machine.lock:
             self._locate(view)
@@ -262,7 +261,7 @@ class Engine:
             view.absent = active.absent
             plan = system.assign.assign(view, active)
             keys = self.cache.keys(layer, rows)
-            # An expert that the host computes may leave the device at any time.
+            # An expert that the host computes may be evicted from the device at any time.
             there, coming, forms = active.resident, active.in_flight, IN_FORM_0
             if self._several:
                 forms, there, coming = self._choose_forms(view, plan, rows, there)
@@ -282,7 +281,7 @@ class Engine:
     def _choose_forms(
         self, view: LayerView, plan: Plan, rows: Iterable[int], resident: Iterable[int]
     ) -> tuple[dict[int, int], list[int], list[int]]:
-        """Choose each expert's form where records have several; protect and use these records.
+        """Choose the form of each expert, where records have several, and protect these records.
 
         Returns:
             forms that are not 0, by expert; experts that are complete in their form, and those that
@@ -299,7 +298,7 @@ class Engine:
         return forms, there, coming
 
     def _load(self, now: Layer) -> Loads:
-        """Submit transfers: first, as they take longest and cost the control thread least."""
+        """Submit the layer's transfers, before computations because they take longest."""
         arrivals, load = {}, now.plan.load
         if not (load or now.coming):
             return NO_LOADS
@@ -308,7 +307,7 @@ class Engine:
                 arrivals[e] = self.transfers.arrival(now.view.layer, e, now.forms.get(e, 0))
         loaded = self.transfers.demand(load) if load else {}
         waiting = load[len(loaded) :]
-        if self._several:  # what comes in another form than it is computed in is for later layers
+        if self._several:  # an expert does not wait for a record in a form that it does not use
             loaded = {e: at for e, at in loaded.items() if at.op.form == now.forms.get(e, 0)}
         arrivals |= loaded
         for e in now.plan.again:
@@ -322,7 +321,7 @@ class Engine:
         if not (plan.host or plan.deferred or now.ahead):
             return NOT_ON_HOST
         due = list(now.ahead.on_host.values()) if now.ahead else []
-        # Otherwise the control thread has waited for the gate, which follows the attention.
+        # A layer routed ahead is not waited for at its gate, so that attention may still run.
         after = (self._attended,) if now.ahead else ()
         ops, forms = self._ops, now.forms
         due += [ops.host_expert(layer, e, rows[e], after, form=forms.get(e, 0)) for e in plan.host]
@@ -335,7 +334,7 @@ class Engine:
         return HostWork(due, deferred)
 
     def _compute_here(self, now: Layer) -> list[Span]:
-        """Compute experts that are on the device already, as one operation of each form."""
+        """Compute the leading resident experts of the plan, as one operation for each form."""
         if not now.here:
             return []
         here, rows = now.here, now.rows
@@ -355,7 +354,7 @@ class Engine:
             self._ops.common(_SHARED, layer, self._pass.rows, self.model.shared)
 
     def _wait(self, now: Layer, loads: Loads, on_host: HostWork) -> None:
-        """Wait for the host's outputs, then for every transfer of the layer, wanted or not."""
+        """Wait for the host's outputs, then for all of the layer's transfers, used or not."""
         view, host_ns, load_ns = now.view, 0, 0
         for back in on_host.due:
             self.machine.wait(back)
@@ -366,14 +365,14 @@ class Engine:
             for e in np.flatnonzero(where.in_flight_E).tolist()
         ]
         brought = [loads.arrivals[e] for e in map(EXPERT_OF, now.plan.load) if e in loads.arrivals]
-        if coming or brought:  # the link is in order
+        if coming or brought:  # the link keeps their order: the last one ends last
             self.machine.wait([*coming, *brought][-1])
         if brought:
             load_ns = cast(int, brought[-1].end_ns)
         self.system.assign.waited(view, now.plan, host_ns, load_ns)
 
     def _compute_arrivals(self, now: Layer, loads: Loads, reads: list[Span]) -> None:
-        """Compute the device's other experts in their order, each as soon as it is there."""
+        """Compute the device's remaining experts in plan order, each once its transfer ended."""
         layer, rows, arrivals, forms = now.view.layer, now.rows, loads.arrivals, now.forms
         for e in now.plan.device[len(now.here) :]:
             form = forms.get(e, 0) if forms else 0
@@ -382,7 +381,7 @@ class Engine:
             elif e in now.there:
                 reads.append(self._ops.device_expert(layer, e, rows[e], (), form))
         self.transfers.computed(reads)
-        # More loads than slots: each waits for a computed expert to leave.
+        # There are more loads than slots: each of these waits until a computed expert is evicted.
         for fetch in loads.waiting:
             arrival = self.transfers.demand_when_free(fetch)
             e, form = cast(int, fetch.expert), fetch.form
@@ -391,14 +390,14 @@ class Engine:
                 self.transfers.computed([read])
 
     def _combine(self, layer: int, on_host: HostWork) -> None:
-        """Sum the outputs once the host's are back, with those deferred by the layer before."""
+        """Sum the expert outputs, once the host's are back, and those deferred one layer ago."""
         due, self._carried = [*on_host.due, *self._carried], on_host.deferred
         combined = self._ops.combine(layer, self._pass.rows, due)
         if self._synchronises:
             self.machine.wait(combined)
 
     def _close(self, now: Layer) -> None:
-        """The layer's experts can be evicted again; what happened is counted."""
+        """End the protection of the layer's experts, and count what happened to them."""
         view, routed, tally = now.view, now.routed, self.tally
         self.transfers.layer_ends(now.keys)
         if now.forms:
@@ -438,5 +437,5 @@ class Engine:
         )
 
     def _locate(self, view: LayerView) -> None:
-        """Where the layer's experts are at this moment."""
+        """Set the view's residency of the layer's experts to their state at this moment."""
         view.whereabouts = self.cache.whereabouts(view.layer, self.machine.now_ns())

@@ -1,4 +1,4 @@
-"""Submits a layer's operations to the lanes where their weights are."""
+"""Submission of a layer's operations to the lanes where their weights are."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -10,16 +10,16 @@ from moebench.substrate.machines.protocol import Lane, Machine, Op, OpKind, Span
 from moebench.substrate.memory.capacity import Home
 from moebench.substrate.models.protocol import Model
 
-#: An enum's member is looked up by a Python function, and these come with every operation.
+#: Enum members as globals: an enum looks them up in a Python function, too slow for each operation.
 _DEVICE, _HOST, _D2H = Lane.DEVICE, Lane.HOST, Lane.D2H
 _EXPERT, _COMBINE, _RETURN = OpKind.EXPERT, OpKind.COMBINE, OpKind.RETURN
 
-#: Experts' operations that are kept: of one row, or a few, all of a large model's experts.
+#: How many operations of experts are cached: those of all experts of a large model, for few rows.
 _KEPT = 1 << 16
 
 
 class _LayerOps(dict[tuple[OpKind, int, int], Op]):
-    """An operation of a layer by kind, layer and rows: hundreds are asked for with each token."""
+    """Cache of operations by kind, layer and rows: each token needs hundreds of them."""
 
     def __missing__(self, key: tuple[OpKind, int, int]) -> Op:
         kind, layer, rows = key
@@ -28,7 +28,7 @@ class _LayerOps(dict[tuple[OpKind, int, int], Op]):
 
 
 class _ExpertOps(dict[tuple[int, int, int, int], Op]):
-    """An operation of one expert by layer, expert, rows and form: thousands come in a second."""
+    """Cache of operations of one expert by layer, expert, rows and form."""
 
     def __init__(self, kind: OpKind) -> None:
         super().__init__()
@@ -42,63 +42,63 @@ class _ExpertOps(dict[tuple[int, int, int, int], Op]):
         return op
 
 
-#: These come again with every token, of every run.
+#: Shared by all runs of a process, because every token repeats these operations.
 _LAYER_OPS, _EXPERT_OPS, _RETURN_OPS = _LayerOps(), _ExpertOps(_EXPERT), _ExpertOps(_RETURN)
 
 
 class Operations:
-    """Common work, experts and predictions of one run whose common weights are on the device.
+    """Submits a run's operations where all non-expert weights are on the device.
 
     Args:
-        evict: is told what is predicted.
+        evict: its `foresee` gets each forecast that the control thread reads.
     """
 
     def __init__(self, model: Model, machine: Machine, evict: Eviction) -> None:
         self._model, self._machine, self._evict = model, machine, evict
-        # Most policies do not listen, and to speak to one takes the machine's lock.
+        # Most policies leave `foresee` empty, and calling it takes the machine's lock.
         self._tells_evict = type(evict).foresee is not Eviction.foresee
-        #: What was predicted in this layer, and the prediction that was read last.
+        #: The predictions that this layer submitted, and the one that was read last.
         self._predicted: list[tuple[Predictor, Span]] = []
         self._read: Span | None = None
-        #: The last one that was made in the background.
+        #: The last prediction that runs in the background.
         self._background: Span | None = None
 
     def begin(self, host_copies: int) -> None:
-        """A pass begins, for which common weights on the host are copied so often."""
+        """Called when a pass begins that copies host non-expert weights ``host_copies`` times."""
 
     def attend(self, op: Op, layer: int) -> Span:
-        """Attention, with which a layer begins."""
+        """Submit a layer's attention."""
         return self._machine.submit(op, _DEVICE, (), self._model.attend, layer)
 
     def common(self, kind: OpKind, layer: int, rows: int, work: Work) -> Span:
-        """A part of a layer that is no routed expert, where its weights are."""
+        """Submit a part of a layer that is no routed expert, such as the gate or shared experts."""
         op = _LAYER_OPS[kind, layer, rows]
         return self._machine.submit(op, _DEVICE, (), work, layer)
 
     def combine(self, layer: int, rows: int, after: Sequence[Span]) -> Span:
-        """The sum of all outputs, with which a layer ends."""
+        """Submit the sum of all expert outputs of a layer."""
         op = _LAYER_OPS[_COMBINE, layer, rows]
         return self._machine.submit(op, _DEVICE, after, self._model.combine, layer)
 
     def head(self, op: Op) -> Span:
-        """The head, with which a pass ends."""
+        """Submit the output head."""
         return self.device(op, (), self._model.head)
 
     def device(self, op: Op, after: Sequence[Span], work: Work, *args: Any) -> Span:
-        """An operation on the device."""
+        """Submit an operation on the device."""
         return self._machine.submit(op, _DEVICE, after, work, *args)
 
     # ------------------------------------------------------------------ experts
 
     def device_experts(self, op: Op) -> Span:
-        """Several experts of a layer that are on the device."""
+        """Submit the computation of several resident experts of a layer, as one operation."""
         work = self._model.compute
         return self._machine.submit(op, _DEVICE, (), work, op.layer, op.experts, op.form)
 
     def device_expert(
         self, layer: int, expert: int, rows: int, after: Sequence[Span], form: int = 0
     ) -> Span:
-        """One expert on the device, once it is there."""
+        """Submit the computation of one expert on the device, behind its transfer (``after``)."""
         op = _EXPERT_OPS[layer, expert, rows, form]
         work = self._model.compute
         return self._machine.submit(op, _DEVICE, after, work, layer, op.experts, form)
@@ -107,9 +107,9 @@ class Operations:
         self, layer: int, expert: int, rows: int, after: Sequence[Span] = (), early: bool = False,
         form: int = 0,
     ) -> Span:  # fmt: skip
-        """One expert on the host; its small output comes back over d2h.
+        """Submit one expert on the host; return the transfer of its small output over d2h.
 
-        An ``early`` one is of a layer that is routed ahead.
+        ``early``: the layer is routed ahead and not dispatched yet.
         """
         op, work = _EXPERT_OPS[layer, expert, rows, form], self._model.compute_on_host
         span = self._machine.submit(op, _HOST, after, work, layer, op.experts, early, form)
@@ -120,7 +120,7 @@ class Operations:
     def predict(
         self, predictor: Predictor | None, view: LayerView, done: Sequence[int]
     ) -> Span | None:
-        """Have a predictor look ahead from a layer; one that was asked there has answered."""
+        """Submit a prediction from a layer, or return the span of an equal predictor's."""
         if predictor is None or (view.next_layer is None and not predictor.wraps):
             return None
         if not predictor.asked(view):
@@ -139,10 +139,10 @@ class Operations:
         return span
 
     def forecast(self, predicted: Span | None, waits: bool = True) -> Forecast:
-        """A prediction's result, for which the control thread waits once; empty without one.
+        """Return a prediction's result, after waiting for it once; empty without a prediction.
 
         Args:
-            waits: whether it also waits for one that is made in the background.
+            waits: whether the control thread also waits for a prediction in the background.
         """
         if predicted is None:
             return {}
@@ -157,15 +157,15 @@ class Operations:
         return forecast
 
     def next_layer(self) -> None:
-        """Forget what was predicted in the layer before."""
+        """Forget the predictions of the layer before."""
         self._predicted = []
 
 
 class DividedOperations(Operations):
-    """The same where common weights of some layers are on the host, or streamed.
+    """Submits a run's operations where non-expert weights of some layers are not on the device.
 
     Args:
-        homes: where each layer's common weights are; after them, the head.
+        homes: where each layer's non-expert weights are, then the head's: device, host or stream.
     """
 
     def __init__(
@@ -178,20 +178,20 @@ class DividedOperations(Operations):
     ) -> None:
         super().__init__(model, machine, evict)
         self._transfers, self._homes = transfers, homes
-        #: How often this pass copies common weights from the host to the device.
+        #: How often this pass copies host non-expert weights to the device.
         self._host_copies = 0
-        #: The last computation on the device; common work on the host whose state the device has
-        #: not got; the transfer that brings it, until the device waits for that.
+        #: The last computation on the device; the last one on the host whose state was not sent to
+        #: the device; the transfer of that state, until a device operation waits for it.
         self._last_on_device: Span | None = None
         self._on_host: Span | None = None
         self._coming: Span | None = None
 
     def begin(self, host_copies: int) -> None:
-        """Common weights on the host may be streamed as well, in this pass."""
+        """Note how often this pass copies host non-expert weights to the device."""
         self._host_copies = host_copies
 
     def attend(self, op: Op, layer: int) -> Span:
-        """Attention, once the layer's common weights have come, if they are streamed."""
+        """Submit attention, behind the copy of the layer's weights if they are streamed."""
         copies = {"device": 0, "host": self._host_copies, "stream": 1}[self._homes[layer]]
         streams = [self._transfers.common(layer) for _ in range(copies)]
         if streams:
@@ -199,17 +199,17 @@ class DividedOperations(Operations):
         return self._common(op, self._model.attend)
 
     def head(self, op: Op) -> Span:
-        """The head, once it has come, if it is streamed."""
+        """Submit the head, behind the copy of its weights if they are streamed."""
         streamed = "stream" in self._homes[self._model.shape.num_layers :]
         after = (self._transfers.common(op.layer),) if streamed else ()
         return self.device(op, after, self._model.head)
 
     def common(self, kind: OpKind, layer: int, rows: int, work: Work) -> Span:
-        """The same; on the host, operations are in order."""
+        """Submit a part of a layer that is no routed expert, on the host or the device."""
         return self._common(_LAYER_OPS[kind, layer, rows], work)
 
     def _common(self, op: Op, work: Work) -> Span:
-        """A layer's first part reads what the device computed last, if the host did not do that."""
+        """Submit non-expert work; a layer's first part on the host waits for the device's state."""
         if self._homes[op.layer] != "host" or self._host_copies:
             return self.device(op, (), work, op.layer)
         first = op.kind is OpKind.ATTEND and self._on_host is None
@@ -218,7 +218,7 @@ class DividedOperations(Operations):
         return self._on_host
 
     def device(self, op: Op, after: Sequence[Span], work: Work, *args: Any) -> Span:
-        """On the device, to which the state comes over if the host had it."""
+        """Submit an operation on the device, behind the transfer of the host's state if any."""
         self._send()
         if self._coming is not None:
             after = (*after, self._coming)
@@ -227,17 +227,17 @@ class DividedOperations(Operations):
         return span
 
     def combine(self, layer: int, rows: int, after: Sequence[Span]) -> Span:
-        """The same of a layer's sum."""
+        """Submit a layer's sum on the device."""
         return self.device(_LAYER_OPS[_COMBINE, layer, rows], after, self._model.combine, layer)
 
     def device_experts(self, op: Op) -> Span:
-        """The same of several experts."""
+        """Submit several resident experts of a layer on the device."""
         return self.device(op, (), self._model.compute, op.layer, op.experts, op.form)
 
     def device_expert(
         self, layer: int, expert: int, rows: int, after: Sequence[Span], form: int = 0
     ) -> Span:
-        """The same of an expert."""
+        """Submit one expert on the device, behind its transfer."""
         op = _EXPERT_OPS[layer, expert, rows, form]
         return self.device(op, after, self._model.compute, layer, op.experts, form)
 
@@ -245,7 +245,7 @@ class DividedOperations(Operations):
         self, layer: int, expert: int, rows: int, after: Sequence[Span] = (), early: bool = False,
         form: int = 0,
     ) -> Span:  # fmt: skip
-        """The same as elsewhere; the device gets the layer's state before any expert's output."""
+        """Submit one expert on the host, after sending the layer's state to the device."""
         self._send()
         return super().host_expert(layer, expert, rows, after, early, form)
 
@@ -260,7 +260,7 @@ class DividedOperations(Operations):
 def operations(
     model: Model, machine: Machine, evict: Eviction, transfers: Transfers, homes: Sequence[Home]
 ) -> Operations:
-    """Those that a run needs whose common weights have these homes; none is the device."""
+    """Return the `Operations` for non-expert weights with these homes; empty is the device."""
     if any(home != "device" for home in homes):
         return DividedOperations(model, machine, evict, transfers, homes)
     return Operations(model, machine, evict)

@@ -1,6 +1,6 @@
-"""The five decisions and the predictor that two of them may share, as classes to derive from.
+"""Base classes of the five decisions, and of the predictor that two of them may share.
 
-The engine asks them at fixed moments of a token's way through a layer.  A policy is a dataclass:
+The engine calls them at fixed moments of a token's way through a layer.  A policy is a dataclass:
 its fields are its options, its state is made in `start`.  Policies name actions and never price or
 perform them.
 
@@ -34,43 +34,41 @@ from moebench.substrate.terms import Learnt, Lookahead, Phase, RoutedSequence
 
 
 class Policy(ABC):
-    """A decision.  Subclasses are dataclasses whose fields are their options."""
+    """Base of all decisions.  Subclasses are dataclasses whose fields are their options."""
 
-    #: Whether it looks at `LayerView.hidden_TH`, or at `Prompts.embedding_BH`.
+    #: Whether the policy reads `LayerView.hidden_TH`, and `Prompts.embedding_BH`.
     reads_hidden: ClassVar[bool] = False
     reads_embedding: ClassVar[bool] = False
-    #: Whether the policy learns from recorded routing: `calibrate` then comes before `start`.
+    #: Whether the policy learns from recorded routing: `calibrate` is then called before `start`.
     calibrates: ClassVar[bool] = False
-    #: What `calibrate` reads of a sequence beside ``ids_TLK`` and ``prefill``: ``scores_TLE``,
-    #: ``hidden_TLH``, ``embedding_H``, ``predicted_TLE`` or ``sensitivity_L``, which a recorded one
-    #: lacks.  What nobody asks for is neither kept nor given.
+    #: Fields of a sequence that `calibrate` reads in addition to ``ids_TLK`` and ``prefill``:
+    #: ``scores_TLE``, ``hidden_TLH``, ``embedding_H``, ``predicted_TLE`` or ``sensitivity_L``; no
+    #: trace has the last one.  Fields that no policy reads are not recorded.
     learns_from: ClassVar[frozenset[Learnt]] = frozenset()
-    #: How many texts it is shown unless the user says it: its paper's number.  16 is ours, for
-    #: papers that name none.
+    #: Default number of texts to learn from: the paper's number, or 16 if the paper names none.
     calibration_texts: ClassVar[int] = 16
-    #: A trace that it learns from, its folder or the name of one that ships; "" leaves the choice.
+    #: Trace to learn from: a folder, or the name of a trace that ships; "" leaves the choice.
     calibration_trace: str = ""
-    #: Slots that placement must leave empty for it, known from `start` on.
+    #: Slots that placement must leave empty for this policy, known from `start` on.
     reserve: int = 0
-    #: Options with which it learns in moments, as ``--set`` takes them: for checks of what it does,
-    #: not for how well.
+    #: Options, as of ``--set``, with which it learns in moments, for tests of correctness alone.
     quick: ClassVar[Mapping[str, str]] = {}
 
     @property
     def reads_scores(self) -> bool:
-        """Whether it looks at gate scores, which not every trace holds."""
+        """Whether the policy reads gate scores, which not every trace holds."""
         return type(self).observe is not Policy.observe
 
     @property
     def device_bytes(self) -> int:
-        """Device memory that it needs for itself, beside slots."""
+        """Bytes of device memory that the policy needs in addition to slots."""
         return 0
 
     @property
     def learnt(self) -> Mapping[str, str]:
-        """How `calibrate` went, for the run's provenance: epochs, loss, what it learnt from.
+        """Outcome of `calibrate` for the run's provenance: epochs, loss, source of the texts.
 
-        A ``note`` is what every reader of the run's figures must know of it.
+        A ``note`` is printed with the run's figures.
         """
         return {}
 
@@ -81,62 +79,62 @@ class Policy(ABC):
         artefacts: Path,
         progress: Callable[[int, int], None],
     ) -> None:
-        """Learn from how other texts than the run's own were routed.
+        """Learn from the recorded routing of other texts than the run's own.
 
         Args:
-            sequences: with all that it ``learns_from``.  H is theirs, not ``shape``'s: ``shape`` is
-                the model that is charged, and a scale model may have computed.
-            artefacts: a folder in which what was learnt may be kept, by the hash of all it is from.
-            progress: told of steps done and to do.
+            sequences: with all fields that it ``learns_from``.  Their H may be another than that of
+                ``shape``, the model that is charged: a scale model may have computed.
+            artefacts: a folder for trained parameters, named by the hash of all their inputs.
+            progress: called with the steps done and to do.
         """
 
     def full_size(self, shape: ModelShape) -> None:
-        """Learn the model whose bytes are charged, before `start`.
+        """Called before `start` with the shape of the model whose bytes are charged.
 
-        What computes, and is all that `start` and views know, may be smaller.
+        The model that computes, whose shape `start` and views have, may be smaller.
         """
 
     def start(self, shape: ModelShape, cache: ExpertCache) -> None:
-        """Make fresh state for a run."""
+        """Called when a run begins: create the policy's state."""
 
     def begin_sequences(self, prompts: Prompts) -> None:
-        """A batch begins: the sequences of a batch begin and end together."""
+        """Called when a batch begins; the sequences of a batch begin and end together."""
 
     def end_sequences(self) -> None:
-        """The batch has ended."""
+        """Called when a batch has ended."""
 
     def observe(self, view: LayerView) -> None:
-        """A layer's gate is known (called for every layer of every pass, before `Routing`)."""
+        """Called in every MoE layer of every pass when its gate is known, before `Routing`."""
 
 
 class Predictor(ABC):
-    """Expects which experts later layers will use.  Of equal ones, one is asked in a layer."""
+    """Predicts the experts of later layers.  Of equal predictors, a layer runs one."""
 
-    #: Where it runs: on the device among its operations, beside it, or on the host.
+    #: Lane of the prediction: the device, a stream next to it (PREDICT), or the host.
     lane: ClassVar[Lane] = Lane.DEVICE
-    #: What it asks of the model, and a trace must therefore have recorded.
+    #: Kind of prediction that it needs from the model, which a trace must have recorded.
     lookahead: ClassVar[Lookahead] = Lookahead.NONE
-    #: Of how many of the MoE layers that follow it asks the model.
+    #: How many of the following MoE layers it predicts with the model.
     layers: int = 1
-    #: Whether it is asked in prefill too.
+    #: Whether it also predicts in prefill.
     in_prefill: ClassVar[bool] = False
-    #: Whether it is asked in a pass's last MoE layer too, where it can speak of the next pass.
+    #: Whether it also predicts in a pass's last MoE layer, for the next pass.
     wraps: ClassVar[bool] = False
-    #: Whether the control thread goes on without it.  Speculative fetches that were not asked for
-    #: before then begin once it has been made; whoever needs it at once waits for it all the same.
+    #: Whether the control thread goes on without the result.  New speculative fetches then begin
+    #: once the prediction has ended; a decision that needs it at once still waits for it.
     in_background: ClassVar[bool] = False
 
     def asked(self, view: LayerView) -> bool:
-        """Whether it predicts from this layer."""
+        """Return whether a prediction is made in this layer."""
         return view.phase == "decode" or self.in_prefill
 
     @abstractmethod
     def op(self, view: LayerView) -> Op:
-        """What a prediction costs: a ``PREDICT`` operation with its sizes."""
+        """Return the ``PREDICT`` operation, with its sizes, as which a prediction is charged."""
 
     @abstractmethod
     def forecast(self, view: LayerView, model: Model, done: Sequence[int]) -> Forecast:
-        """What it expects of later layers; of this one and those before it, in the next pass.
+        """Return expected scores of later layers; for this or earlier layers, in the next pass.
 
         Args:
             done: active experts of this layer that have been computed by then.
@@ -144,172 +142,172 @@ class Predictor(ABC):
 
 
 class Placement(Policy):
-    """Places experts before the first token."""
+    """Base of placements: choose the experts on the device before the first token."""
 
     def homes(self, shape: ModelShape, budget: Budget) -> Sequence[Home]:
-        """Where each layer's common weights are; one home more is the head's."""
+        """Return where each layer's non-expert weights are, and optionally the head's."""
         on_device: Home = "device"
         return (on_device,) * shape.num_layers
 
     def slots(self, shape: ModelShape, slots: int) -> Sequence[int] | None:
-        """How many of the slots each MoE layer has; None shares them as the system's scope says."""
+        """Return how many of the slots each MoE layer has; None shares them by `System.scope`."""
         return None
 
     @abstractmethod
     def place(self, shape: ModelShape, slots: int, scope: Scope) -> Iterable[tuple[int, int]]:
-        """At most ``slots`` pairs (layer, expert) to hold when the run starts."""
+        """Return at most ``slots`` pairs (layer, expert) to hold when the run starts."""
 
     def keep_on_host(self, shape: ModelShape, records: int) -> Iterable[tuple[int, int]]:
-        """At most so many pairs that host memory holds for good, where not all experts fit there.
+        """Return at most ``records`` pairs (layer, expert) to keep in host memory all the run.
 
-        The others are on the disk; what passes through host memory is kept as a cache does.
+        Called where not all experts fit there.  The rest of host memory caches the disk.
         """
         return ()
 
     def after_prefill(self) -> Sequence[Fetch]:
-        """Experts to exchange between a batch's prefill and its decode."""
+        """Return fetches to make between a batch's prefill and its decode."""
         return ()
 
 
 class Routing(Policy):
-    """Chooses the experts that the tokens use."""
+    """Base of routings: choose the experts that the tokens use."""
 
-    #: Unless a subclass says that it does not.
+    #: True unless a subclass overrides it.
     reads_scores = True
-    #: Whether it goes as far as the system's α.
+    #: Whether the routing uses the system's α.
     has_alpha: ClassVar[bool] = False
 
     def lossless_at(self, alpha: float) -> bool:
-        """Whether the experts, at the system's α, are always the model's own."""
+        """Return whether the experts, at this α, are always the model's own choice."""
         return True
 
     @property
     def predictor(self) -> Predictor | None:
-        """What layers are routed ahead by."""
+        """The predictor by whose scores layers are routed ahead; None if none is."""
         return None
 
     def routes_ahead(self, layer: int) -> bool:
-        """Whether this layer is routed while the one before it is computed (decode only)."""
+        """Return whether this layer is routed while the one before it computes (decode only)."""
         return False
 
     def route(self, view: LayerView) -> Routed:
-        """Choose; the default is the model's own top-k."""
+        """Return the experts of each row; the default is the model's own top-k."""
         return Routed(view.topk_ids_TK, view.topk_ids_TK)
 
 
 class Assignment(Policy):
-    """Divides a layer's active experts between the device and the host."""
+    """Base of assignments: divide a layer's active experts between the device and the host."""
 
     reads_scores = True
-    #: Whether it ever computes on the host.
+    #: Whether experts may be computed on the host.
     uses_host: bool = False
-    #: Whether outputs are always added in their own layer.
+    #: Whether outputs are always added in their own layer, which deferring does not do.
     lossless: ClassVar[bool] = True
 
     def whole_layers(self, shape: ModelShape) -> bool:
-        """Whether a layer's experts are one module, of which all are brought or none."""
+        """Return whether a layer's experts are one module, loaded completely or not at all."""
         return False
 
     def host_copies(self, rows: int) -> int:
-        """How often common weights on the host are copied to the device, in a pass of these rows.
+        """Return how often a pass of these rows copies host non-expert weights to the device.
 
-        0 leaves their work to the host.  The placement must leave room for one layer's.
+        0 computes them on the host.  Otherwise placement must leave room for one layer's.
         """
         return 0
 
     @abstractmethod
     def assign(self, view: LayerView, active: Active) -> Plan:
-        """What happens to each of the active experts.
+        """Return the plan for the active experts.
 
-        Of a layer that is routed ahead it is asked twice: when it is routed, to begin host
-        computations and loads early, and at the layer's own turn for what the host has not got.
+        Called twice for a layer that is routed ahead: when it is routed, to begin host
+        computations and loads early, and at the layer's own turn for experts not on the host.
         """
 
     def waited(self, view: LayerView, plan: Plan, host_ns: int, load_ns: int) -> None:
-        """The control thread has waited for the host and for all transfers of a layer.
+        """Called after the control thread has waited for the host and for a layer's transfers.
 
-        Told where the system ``synchronises``: when the host's last output was back, and when the
-        last of the plan's loads was complete; 0 where there was none.
+        Only if the system ``synchronises``.  ``host_ns`` is when the host's last output was back,
+        ``load_ns`` when the last of the plan's loads was complete; 0 if there was none.
         """
 
 
 class Prefetching(Policy):
-    """Selects experts to fetch for later layers."""
+    """Base of prefetchings: select experts to fetch for later layers."""
 
     reads_scores = True
-    #: How its transfers go.  ``speculative``: behind everything needed; what has not begun is
-    #: dropped when its layer's gate is known, and asking again replaces what is queued.
+    #: How its transfers are queued.  ``speculative``: behind all needed ones; a fetch that has not
+    #: begun is dropped when its layer's gate is known, or when new fetches replace queued ones.
     #: ``committed``: first in, first out with needed loads; each waits for a slot that the current
     #: layer frees, and none is dropped.
     discipline: ClassVar[Literal["speculative", "committed"]] = "speculative"
-    #: In how many chunks a speculative transfer goes: between them, needed loads go first.
+    #: Number of chunks of a speculative transfer: needed loads are copied between them.
     chunks: int = 1
 
     @property
     def predictor(self) -> Predictor | None:
-        """What `prefetch` is told of later layers."""
+        """The predictor whose forecast `prefetch` gets; None if it uses none."""
         return None
 
     def opening(self, phase: Phase, layer: int) -> Sequence[Fetch]:
-        """Fetches at the beginning of a pass, whose first MoE layer is ``layer``.
+        """Return fetches for the beginning of a pass, whose first MoE layer is ``layer``.
 
-        In decode, none leaves what was asked for in the pass before.
+        In decode, an empty result keeps the fetches of the pass before queued.
         """
         return ()
 
     def prefetch(self, view: LayerView, forecast: Forecast) -> Sequence[Fetch]:
-        """Fetches in the order to make them; what is on the device already is skipped.
+        """Return fetches in the order to make them; experts already on the device are skipped.
 
-        Asked where there is a next layer with experts, and where a predictor that ``wraps`` has
-        spoken of the next pass.  ``forecast`` is empty where nothing was predicted.
+        Called where a layer with experts follows, or where a predictor that ``wraps`` has predicted
+        the next pass.  ``forecast`` is empty where nothing was predicted.
         """
         return ()
 
 
 class Eviction(Policy):
-    """Chooses the expert to evict."""
+    """Base of evictions: choose the expert to evict."""
 
-    #: So many slots are for experts that are not kept: where all others are taken, an expert that
-    #: is kept replaces another even if these are free.  Where layers share slots.
+    #: Slots for experts that are not kept: once all other slots are taken, an expert that is kept
+    #: replaces another, even if these are free.  Used where layers share slots.
     transient: int = 0
     #: Whether an evicted expert's weights are copied back to the host before its slot is reused.
     writes_back: bool = False
-    #: Whether it must know the future, which a replay alone can tell it before `start`.
+    #: Whether it must know future routing, which only a replay passes to `set_future`.
     clairvoyant: ClassVar[bool] = False
 
     def set_future(
         self, steps: Sequence[tuple[int, Sequence[int]]], may_refuse: bool = False
     ) -> None:
-        """Learn all steps to come: a layer and the experts that it uses.
+        """Called before `start` in a replay with all future steps: a layer and its experts.
 
         Args:
-            may_refuse: whether a requested expert can do without a slot (where only hits count).
+            may_refuse: whether a requested expert may get no slot (where only hits count).
         """
 
     def foresee(self, forecast: Forecast) -> None:
-        """What a predictor expects, as soon as the control thread has read it, or goes on."""
+        """Called with a forecast once the control thread has read it or goes on without it."""
 
     def placed(self, key: int) -> None:
-        """An expert was given a slot by placement."""
+        """Called when placement has given an expert a slot."""
         self.arrived(key)
 
     def used(self, layer: int, experts: Iterable[int]) -> None:
-        """A layer uses these experts, wherever they were.
+        """Called when a layer uses these experts, resident or not.
 
-        Where records have several forms, ``layer`` is ``form · layers + layer``, as in keys, and
-        each form is told of its own.
+        Where records have several forms it is called for each, and ``layer`` is
+        ``form · layers + layer``, as in keys.
         """
 
     def arrived(self, key: int) -> None:
-        """An expert was given a slot by a transfer."""
+        """Called when a transfer has claimed a slot for an expert."""
 
     def left(self, key: int) -> None:
-        """An expert lost its slot."""
+        """Called when an expert has lost its slot."""
 
     def grows(self, incoming: int) -> bool:
-        """Whether an expert may take a free slot; otherwise one leaves for it, if any can."""
+        """Return whether an expert may take a free slot; if not, one is evicted, if any can be."""
         return True
 
     @abstractmethod
     def victim(self, allowed: Mask, incoming: int) -> int | None:
-        """One of the allowed keys, or None: to refuse, or because none is allowed."""
+        """Return the allowed key to evict, or None: to refuse, or because none is allowed."""

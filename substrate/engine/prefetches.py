@@ -1,4 +1,4 @@
-"""Asks what to fetch for later layers, and queues it as its discipline says."""
+"""Prefetches: queues what the prefetching policy returns, as its discipline requires."""
 
 from moebench.substrate.engine.counts import Tally
 from moebench.substrate.engine.decisions import LayerView
@@ -11,7 +11,7 @@ from moebench.substrate.terms import Phase
 
 
 class Prefetches:
-    """Fetches for later layers in one run."""
+    """Calls the prefetching policy of a run and queues its fetches for later layers."""
 
     def __init__(
         self, policy: Prefetching, shape: ModelShape, ops: Operations, transfers: Transfers,
@@ -19,25 +19,25 @@ class Prefetches:
     ) -> None:  # fmt: skip
         self._policy, self._ops, self._transfers, self._tally = policy, ops, transfers, tally
         self._lock, self._first = transfers.machine.lock, shape.moe_layers[0]
-        asks = type(policy).prefetch is not Prefetching.prefetch  # most policies fetch nothing
+        asks = type(policy).prefetch is not Prefetching.prefetch  # most policies prefetch nothing
         self._commits = policy.discipline == "committed"
-        #: Whether layers ask for transfers in idle time, or for loads that begin early.
+        #: Whether fetches are transfers in a lane's idle time, or loads that begin early.
         self.speculative, self.committed = asks and not self._commits, asks and self._commits
 
     def open(self, phase: Phase) -> None:
-        """A pass begins."""
+        """Queue the policy's opening fetches at the beginning of a pass."""
         opening = self._policy.opening(phase, self._first)
         if not opening and phase == "decode":
             return
         if self._commits:
             self._transfers.commit(opening)
-        else:  # instead of what is queued by now: that is of the pass that did not come
+        else:  # replace queued fetches, which are for a pass that did not happen
             with self._lock:
                 self._transfers.speculate(opening, self._policy.chunks)
         self._tally.ask(opening, self._first, self._policy.discipline)
 
     def ask(self, view: LayerView, predicted: Span | None) -> None:
-        """A layer's own loads are queued: fetch for later ones, once the prediction is known."""
+        """Queue fetches for later layers, behind the layer's own loads."""
         layer = view.next_layer
         if layer is None and predicted is None:
             return

@@ -1,4 +1,4 @@
-"""What the engine keeps of a layer on its way through the loop, and of a batch."""
+"""Records of the engine: a layer's decisions and transfers, a batch's outcome; checks of plans."""
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -22,9 +22,9 @@ from moebench.substrate.terms import Ids
 
 
 class Ahead(NamedTuple):
-    """A layer that was routed while the one before it was computed.
+    """The routing and plan of a layer that was routed while the one before it computed.
 
-    ``on_host`` holds, by expert, when the host's outputs are back.
+    ``on_host`` holds, by expert, the transfer that returns the host's output.
     """
 
     expected_TK: Ids
@@ -34,12 +34,12 @@ class Ahead(NamedTuple):
 
 
 class Layer(NamedTuple):
-    """What was decided about one layer.
+    """The decisions about one layer.
 
-    ``rows`` and ``keys`` are of all its experts, ascending; ``active`` and ``plan`` of those that
-    had not begun on the host already.  ``there`` are those that the device can compute at once, and
-    ``here`` those of them that lead the plan: it does.  ``coming`` are those on their way, and
-    ``forms`` holds the form in which an expert is computed, where that is not form 0.
+    ``rows`` and ``keys`` are of all its experts, ascending; ``active`` and ``plan`` of experts that
+    had not begun on the host already.  The device can compute the experts ``there`` at once, and
+    does so with ``here``, those of them that lead the plan.  The experts ``coming`` are in flight.
+    ``forms`` holds the form in which an expert is computed, if it is not form 0.
     """
 
     view: LayerView
@@ -56,7 +56,7 @@ class Layer(NamedTuple):
 
 
 class Loads(NamedTuple):
-    """A layer's transfers: by expert those under way, and fetches that wait for a slot."""
+    """A layer's transfers: by expert the submitted ones, and fetches that wait for a slot."""
 
     arrivals: Mapping[int, Span]
     waiting: Sequence[Fetch]
@@ -66,7 +66,7 @@ NO_LOADS = Loads({}, ())
 
 
 class HostWork(NamedTuple):
-    """Outputs that come back from the host: for this layer's sum, and for the next one's."""
+    """Transfers of the host's outputs: those due in this layer's sum, and in the next one's."""
 
     due: Sequence[Span]
     deferred: Sequence[Span]
@@ -77,7 +77,7 @@ NOT_ON_HOST = HostWork((), ())
 
 @dataclass(slots=True)
 class Generation:
-    """One batch's outcome; times in ns of the machine's clock."""
+    """The generated tokens of a batch, with their times in ns of the machine's clock."""
 
     tokens: list[list[int]]
     started_ns: int
@@ -87,28 +87,28 @@ class Generation:
 
     @property
     def ttft_ns(self) -> int:
-        """Time to the first token."""
+        """Time from the batch's start to the first token, in ns."""
         return self.token_ends_ns[0] - self.started_ns
 
     @property
     def steps_ns(self) -> list[int]:
-        """Time of each further token."""
+        """Time of each further token, in ns."""
         ends = self.token_ends_ns
         return [b - a for a, b in pairwise(ends)]
 
 
 def rows_of(routed: Routed) -> dict[int, int]:
-    """Rows of each expert, ascending."""
+    """Return the number of rows of each expert, by ascending expert."""
     counts = Counter(routed.ids_TK.ravel().tolist())
     del counts[NO_EXPERT]
     return dict(sorted(counts.items()))
 
 
 def check(plan: Plan, active: Active, view: LayerView) -> None:
-    """Every active expert stands in the plan once, and what the device lacks is fetched.
+    """Check that a plan has every active expert once, and loads those that the device lacks.
 
     Raises:
-        UsageError: the system's assignment made a mistake.
+        UsageError: the system's assignment returned an invalid plan.
     """
     device, host, deferred, load, again, _ = plan
     planned = [*device, *host, *deferred] if host or deferred else device

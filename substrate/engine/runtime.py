@@ -1,4 +1,4 @@
-"""What a system asks of the machine that runs it, and what a kind of machine supports."""
+"""Runtime options that a system needs from its machine, and those that a machine supports."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -48,7 +48,7 @@ class Runtime:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Supports:
-    """What a kind of machine can do for a system.
+    """The runtime options that a kind of machine supports.
 
     Attributes:
         where: the machine, as the command line names it.
@@ -63,7 +63,7 @@ class Supports:
 
 
 def check_forms(forms: Sequence[Form]) -> None:
-    """Check the forms that a system declares.
+    """Check the forms of records that a system declares.
 
     Raises:
         UsageError: names the first that it cannot have.
@@ -79,7 +79,7 @@ def check_forms(forms: Sequence[Form]) -> None:
 
 
 def refuse(system: str, runtime: Runtime, supports: Supports) -> None:
-    """Refuse a system that asks for what a machine does not support.
+    """Refuse a system whose runtime options or forms a machine does not support.
 
     Args:
         system: its name, for the message.

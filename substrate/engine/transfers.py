@@ -1,4 +1,4 @@
-"""Schedules expert transfers and allocates slots: the machine's client for both.
+"""Scheduling of expert transfers and allocation of slots: the machine's transfer client.
 
 A needed load claims its slot when it is submitted.  A speculative prefetch claims when its lane
 really starts it, so that a cancelled one has evicted no expert; if none can be evicted at that
@@ -19,7 +19,7 @@ from moebench.substrate.memory.capacity import Home
 
 
 class _LoadOps(dict[int, Op]):
-    """The transfer of each expert by its key: thousands are asked for in a second."""
+    """Cache of the transfer operation of each record by its key."""
 
     def __init__(self, cache: ExpertCache) -> None:
         super().__init__()
@@ -32,11 +32,11 @@ class _LoadOps(dict[int, Op]):
 
 
 class Transfers:
-    """Slots, evictions and transfers of one run; see the module's docstring.
+    """Manages slots, evictions and transfers of one run; see the module's docstring.
 
     Args:
-        homes: where each layer's common weights are; none is the device.
-        streams_from_disk: streamed common weights are read from the disk first.
+        homes: where each layer's non-expert weights are; empty is the device for all.
+        streams_from_disk: whether streamed non-expert weights are read from the disk first.
     """
 
     def __init__(
@@ -51,31 +51,31 @@ class Transfers:
         #: Keys of one form of records.
         self._keys = cache.key(0, 0, form=1)
         self._ops = _LoadOps(cache)
-        #: The last transfer of each key, from when it is under way.
+        #: The last transfer of each key, once it has begun.
         self._arrivals: dict[int, Span] = {}
-        #: Prefetches that began, by layer, since they were last asked for.  An expert that was
-        #: evicted before its layer came may be there more than once.
+        #: By layer, the experts of prefetches that began since `take_started`.  An expert that was
+        #: evicted before its layer began may be listed more than once.
         self._started: dict[int, list[int]] = defaultdict(list)
-        #: The last speculative request, by key: these do not evict each other.
+        #: The last speculative request, by key: its experts do not evict each other.
         self._wanted: dict[int, Fetch] = {}
-        #: When those of these can begin that wait for a prediction.
+        #: By key, when fetches of that request can begin that wait for a prediction.
         self._since_ns: dict[int, int] = {}
         #: Keys of speculative transfers under way, and of experts that are not kept.
         self._speculative: set[int] = set()
         self._passing: set[int] = set()
-        #: Of the latter, those that had not come when their layer ended, or when the computation
-        #: was submitted that is their last use.
+        #: Experts that are not kept and were incomplete when their layer ended; and by key, the last
+        #: use of those that were incomplete when it was submitted.
         self._missed: set[int] = set()
         self._leaving: dict[int, Span] = {}
-        #: Slots that only experts pass through which are not kept.
+        #: Slots that only experts which are not kept may use.
         self._transient = 0
         #: How many experts have a slot.
         self._holding = 0
-        #: Streams of common weights under way, by layer.
+        #: By layer, the transfer of streamed non-expert weights that has been submitted.
         self._streams: dict[int, Span] = {}
 
     def start(self, placement: Placement, reserve: int) -> int:
-        """Fill device and host memory before the run; returns how many are on the device.
+        """Fill device and host memory before the run; return how many experts are on the device.
 
         Args:
             reserve: slots that stay empty.
@@ -92,7 +92,7 @@ class Transfers:
         return placed
 
     def _place(self, layer: int, expert: int) -> None:
-        """Put an expert into a free slot; nothing is charged to a lane."""
+        """Put an expert into a free slot, without charging a lane."""
         key = self.cache.key(layer, expert)
         self.cache.claim(key, None)
         self._holding += 1
@@ -106,12 +106,12 @@ class Transfers:
         """Load experts that their layer needs, in this order.
 
         Returns:
-            by expert, its transfer; none from the first one on for which no slot can be had without
-            waiting.
+            by expert, its transfer; none from the first expert on for which no slot can be claimed
+            without waiting.
         """
         machine = self.machine
         arrivals: dict[int, Span] = {}
-        with machine.lock:  # a machine that waits for what a load follows lets go of it meanwhile
+        with machine.lock:  # a machine that waits within `load` releases the lock meanwhile
             for fetch in wanted:
                 key = fetch[0] * self._experts + fetch[1]  # type: ignore[operator]
                 if fetch[4]:
@@ -124,9 +124,9 @@ class Transfers:
         return arrivals
 
     def demand_when_free(self, fetch: Fetch) -> Span:
-        """The same, into the slot of an expert whose computation was submitted already.
+        """Load an expert into the slot of one whose computation was already submitted.
 
-        Where all that could be evicted is still arriving, the control thread waits for it.
+        Where all evictable experts are still in flight, the control thread waits for the first.
         """
         cache, key = self.cache, self._key(fetch)
         while True:
@@ -148,19 +148,19 @@ class Transfers:
             self.machine.wait(self._arrival(arriving[0]))
 
     def again(self, layer: int, expert: int, form: int = 0) -> Span:
-        """Copy an expert's record once more, to where it is."""
+        """Copy an expert's record into its slot once more."""
         return self.machine.submit(self._ops[self.cache.key(layer, expert, form)], Lane.H2D)
 
     def arrival(self, layer: int, expert: int, form: int = 0) -> Span:
-        """The transfer that is bringing an expert, which its layer needs now."""
+        """Return the transfer of an expert in flight, which its layer needs now."""
         return self._arrival(self.cache.key(layer, expert, form))
 
     def common(self, layer: int) -> Span:
-        """The transfer that brings a layer's common weights, or (-1) the head, for this pass."""
+        """Return the transfer of a layer's non-expert weights, or the head's (-1), for this pass."""
         return self._streams.pop(layer, None) or self._stream(layer)
 
     def computed(self, reads: Sequence[Span]) -> None:
-        """Computations were submitted: experts that are not kept free their slots after them."""
+        """Note submitted computations, after which experts that are not kept free their slots."""
         cache = self.cache
         with self.machine.lock:
             cache.read_by(reads)
@@ -170,9 +170,9 @@ class Transfers:
                         self._let_go(key, span)
 
     def drop_unused(self, layer: int) -> None:
-        """The layer has submitted all its computations: what it did not keep and did not use goes.
+        """Free the slots of a layer's experts that are not kept and were not used.
 
-        Its slots are free once it has come, for the fetches that follow.
+        Called when all its computations are submitted.  A slot is free once its transfer has ended.
         """
         if not self._passing:
             return
@@ -184,19 +184,19 @@ class Transfers:
                     self._missed.add(key)
 
     def layer_ends(self, keys: list[int]) -> None:
-        """These experts of a layer, which has submitted all its computations, can be evicted."""
+        """End the protection of a layer's experts, once all its computations are submitted."""
         with self.machine.lock:
             self.cache.unpin(keys)
 
     # ------------------------------------------------------------------ ahead of its layer
 
     def speculate(self, wanted: Sequence[Fetch], chunks: int = 1, since_ns: int = 0) -> None:
-        """Queue fetches behind everything needed, in this order and instead of what is queued.
+        """Queue fetches behind all needed transfers, in this order and in place of queued ones.
 
-        The caller holds the machine's lock: a loader asks what is queued, and what is wanted.
+        The caller holds the machine's lock, because a loader thread reads the queue.
 
         Args:
-            since_ns: when those can begin that were not asked for before: now, if that is later.
+            since_ns: when fetches that are new in the queue can begin; now, if that is later.
         """
         experts, keys, ops, held = self._experts, self._keys, self._ops, self.cache.held
         try:
@@ -225,7 +225,7 @@ class Transfers:
         self.machine.prefetch(absent, self, chunks, since)
 
     def commit(self, wanted: Sequence[Fetch]) -> None:
-        """Begin fetches in this order, each as soon as a slot can be had."""
+        """Begin fetches in this order, each as soon as a slot can be claimed."""
         for fetch in [f for f in wanted if not self._is_here(f)]:
             if fetch.expert is None:
                 self._streams[fetch.layer] = self._stream(fetch.layer)
@@ -234,13 +234,13 @@ class Transfers:
                 self._started[fetch.layer].append(fetch.expert)
 
     def take_started(self, layer: int) -> list[int]:
-        """The prefetches for a layer that really began."""
+        """Return the experts of a layer's prefetches that began, and forget them."""
         return self._started.pop(layer, [])
 
     # ------------------------------------------------------------------ the machine's questions
 
     def claim(self, op: Op, now_ns: int) -> tuple[Span, ...] | None:
-        """Give a prefetch a slot, unless the expert has one or none can be evicted."""
+        """Claim a slot for a prefetch, unless the expert has one or none can be evicted."""
         layer, expert = op.layer, op.experts[0]
         key = op.form * self._keys + layer * self._experts + expert
         if self.cache.holds(key):
@@ -256,14 +256,14 @@ class Transfers:
         return after
 
     def under_way(self, op: Op, span: Span) -> None:
-        """Remember what a computation that needs the expert must wait for."""
+        """Remember the transfer for which computations of the expert must wait."""
         key = op.layer * self._experts + op.experts[0]
         if op.form:
             key += op.form * self._keys
         self._arrivals[key] = span
 
     def arrived(self, op: Op, start_ns: int, end_ns: int) -> None:
-        """The record can be read from ``end_ns`` on."""
+        """Mark the record as complete from ``end_ns`` on."""
         key = op.layer * self._experts + op.experts[0]
         if op.form:
             key += op.form * self._keys
@@ -276,16 +276,16 @@ class Transfers:
             self._pass_on(key)
 
     def _pass_on(self, key: int) -> None:
-        """An expert has come; if it was not kept and its last use is known, its slot is free."""
+        """Free the slot of an expert that has arrived, is not kept and has a known last use."""
         last_use = self._leaving.pop(key, None)
         if key in self._missed:
             self._missed.remove(key)
             last_use = last_use or self._arrivals[key]
-        if last_use is not None and not self.cache.is_pinned(key):  # by the next pass's layer
+        if last_use is not None and not self.cache.is_pinned(key):  # unless the next pass's layer needs it
             self._let_go(key, last_use)
 
     def slot_of(self, op: Op) -> int:
-        """Where the record goes."""
+        """Return the slot that the transfer's record is copied to."""
         return self.cache.slot_of(self.cache.key(op.layer, op.experts[0]))
 
     # ------------------------------------------------------------------ slots
@@ -293,12 +293,12 @@ class Transfers:
     def _claim(
         self, fetch: Fetch, key: int, now_ns: int, spare: Collection[int] = ()
     ) -> tuple[Span, ...] | None:
-        """Give an expert a slot at this instant, evicting if need be.
+        """Claim a slot for an expert at this instant, evicting another if necessary.
 
-        Keys in ``spare`` stay, whatever the policy thinks of them.
+        Keys in ``spare`` are never evicted.
 
         Returns:
-            what the transfer must wait for; None if no expert can be evicted.
+            the spans that the transfer must wait for; None if no expert can be evicted.
         """
         cache = self.cache
         if fetch.instead_of is not None and (named := self._named(fetch)) is not None:
@@ -319,7 +319,7 @@ class Transfers:
         return self._give(fetch, key, victim, now_ns)
 
     def _claim_soon(self, fetch: Fetch, key: int, now_ns: int) -> tuple[Span, ...] | None:
-        """The same, counting experts that leave when what was submitted has been computed."""
+        """Claim a slot, counting experts as evictable once submitted computations have ended."""
         cache, named = self.cache, self._named(fetch)
         grows = named is None and self._may_grow(fetch)
         if grows and (last_use := cache.await_slot(key)) is not None:
@@ -327,7 +327,7 @@ class Transfers:
         allowed = cache.evictable_soon(key, now_ns)
         if named is None:
             victim = self.evict.victim(allowed, key)
-            if victim is None and grows:  # what only passes through makes room last
+            if victim is None and grows:  # experts that are not kept are evicted last
                 victim = min((k for k in self._passing if allowed[k]), default=None)
         else:
             victim = named if allowed[named] else None
@@ -340,13 +340,13 @@ class Transfers:
         return (reader, *self._give(fetch, key, victim, idle_ns))
 
     def _may_grow(self, fetch: Fetch) -> bool:
-        """Whether a fetch may have a slot without one that is kept leaving its own."""
+        """Return whether a fetch may take a slot without evicting an expert that is kept."""
         if not (self._transient and fetch.keep):
             return True
         return self._holding - len(self._passing) < self.cache.capacity - self._transient
 
     def _named(self, fetch: Fetch) -> int | None:
-        """The key of the expert that a fetch replaces, if it is still there."""
+        """Return the key of the expert that a fetch names to replace, if it still has a slot."""
         if fetch.instead_of is None:
             return None
         key = self.cache.key(fetch.layer, fetch.instead_of, fetch.form)
@@ -394,7 +394,7 @@ class Transfers:
         return self.cache.key(fetch.layer, fetch.expert, fetch.form)
 
     def _is_here(self, fetch: Fetch) -> bool:
-        """Whether what a fetch brings is on the device or on its way."""
+        """Return whether a fetch's weights are on the device or being copied to it."""
         if fetch.expert is None:
             streamed = bool(self._homes) and self._homes[fetch.layer] == "stream"
             return not streamed or fetch.layer in self._streams
